@@ -1,0 +1,109 @@
+//! What the core tells a flow cache: paths, entries, and why they go (DESIGN §3.2, §7).
+//!
+//! Misses go up to [`Sal::handle_app_packet`](crate::Sal::handle_app_packet) and
+//! [`Sal::handle_datagram`](crate::Sal::handle_datagram); entries come down as [`EntryUpdate`]s. A cache may forget any
+//! entry at any time: the next packet misses and brings it back.
+
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+
+use margay_wire::FlowId;
+
+/// A five-tuple as the application's own packets carry it when they leave `sal0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tuple {
+    /// IP protocol number: 6 (TCP) or 17 (UDP).
+    pub protocol: u8,
+    /// The application's own virtual address and port.
+    pub source: SocketAddr,
+    /// The virtual address and port that the application talks to.
+    pub destination: SocketAddr,
+}
+
+impl Tuple {
+    /// The same five-tuple as packets *to* the application carry it.
+    pub const fn reversed(self) -> Self {
+        Self { protocol: self.protocol, source: self.destination, destination: self.source }
+    }
+}
+
+impl fmt::Display for Tuple {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protocol = match self.protocol {
+            6 => "tcp",
+            17 => "udp",
+            _ => "ip",
+        };
+        write!(f, "{protocol} {} > {}", self.source, self.destination)
+    }
+}
+
+/// Index of a path record. Flows name the path, never the address, so that one swap moves them all (DESIGN §7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PathId(pub u32);
+
+/// Where the packets of an association go now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Which record this is.
+    pub id: PathId,
+    /// The peer's UDP address.
+    pub remote: SocketAddr,
+    /// The local address to send from, where the choice matters.
+    pub local: Option<IpAddr>,
+    /// Largest UDP payload, in bytes, that fits both ends' links.
+    pub datagram_max: u16,
+}
+
+/// How the flow cache carries one established flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// This host's identifier of the flow: what DATA from the peer names as destination.
+    pub flow: FlowId,
+    /// Rises with every change of the flow; an older update never replaces a newer one.
+    pub generation: u32,
+    /// The application's five-tuple. Ingress packets are given [`Tuple::reversed`] of it.
+    pub app: Tuple,
+    /// The peer's identifier of the flow: what our DATA names as destination.
+    pub peer_flow: FlowId,
+    /// The association's path record.
+    pub path: PathId,
+}
+
+/// Why an entry left the cache. Numbers are stable: metrics and eBPF maps carry them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum RemoveReason {
+    /// Both sides closed in order and the linger time is over.
+    Closed = 1,
+    /// A RST passed.
+    Reset = 2,
+    /// Nothing passed for the flow's idle time.
+    Idle = 3,
+    /// The peer said that it does not know the flow, or failed it.
+    PeerFailed = 4,
+    /// The peer's host restarted: an authenticated newer boot.
+    PeerRebooted = 5,
+    /// The flow was not proved in time, or its proof was refused.
+    Unproved = 6,
+    /// The operator closed it.
+    Operator = 7,
+}
+
+/// One change for the flow cache. Apply in the order received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryUpdate {
+    /// Add or replace a path record.
+    Path(Path),
+    /// Forget a path record; no entry names it any more.
+    RemovePath(PathId),
+    /// Add an entry, or replace one of a lower generation.
+    Install(Entry),
+    /// Forget an entry.
+    Remove {
+        /// The local identifier of the flow.
+        flow: FlowId,
+        /// Why.
+        reason: RemoveReason,
+    },
+}

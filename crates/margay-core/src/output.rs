@@ -1,0 +1,141 @@
+//! What the core asks of its caller, and what it says about a packet.
+
+use core::fmt;
+use core::net::SocketAddr;
+
+use margay_wire::FlowId;
+
+use crate::entry::EntryUpdate;
+
+/// One thing for the caller to do. They come in one ordered queue: an entry is installed before the packet that needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Send `buf[..len]` as a UDP datagram from the SAL port.
+    Transmit {
+        /// Destination.
+        to: SocketAddr,
+        /// Bytes of the datagram.
+        len: usize,
+    },
+    /// Write the IP packet `buf[..len]` to `sal0`; its checksums are complete.
+    Inject {
+        /// Bytes of the packet.
+        len: usize,
+    },
+    /// An application's packet that was held: carry `buf[..len]` as if it had just been read from `sal0`.
+    Egress {
+        /// Bytes of the IP packet.
+        len: usize,
+    },
+    /// A DATA datagram that was held: process `buf[..len]` as if it had just been received.
+    Ingress {
+        /// Who sent it.
+        from: SocketAddr,
+        /// Bytes of the datagram.
+        len: usize,
+    },
+    /// Change the flow cache.
+    Update(EntryUpdate),
+}
+
+/// What became of an application's packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AppVerdict {
+    /// The core took it: it is held, carried in signalling or answered.
+    Consumed,
+    /// The flow is known; its entry is in the output queue. Drain the queue and look the packet up once more.
+    Forward(FlowId),
+    /// Not carried, and why.
+    Drop(DropReason),
+}
+
+/// Which way a packet went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the application to the peer.
+    Egress,
+    /// From the peer to the application.
+    Ingress,
+}
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal;)*) => {
+        /// Why a packet was dropped. Numbers are stable and never reused; metrics, traces and eBPF share them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum DropReason { $($(#[$doc])* $name = $number,)* }
+
+        impl DropReason {
+            /// Every reason, by number.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+
+            /// The name that metrics carry: lower case, words joined by `_`.
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// The datagram does not follow the format.
+    Malformed = 1, "malformed";
+    /// A version that this program does not speak.
+    Version = 2, "version";
+    /// A message that must be authenticated carries no tag.
+    Untagged = 3, "untagged";
+    /// The tag names no association.
+    UnknownAssociation = 4, "unknown_association";
+    /// The tag is wrong.
+    BadTag = 5, "bad_tag";
+    /// Sent under an epoch that the sender has left.
+    OldEpoch = 6, "old_epoch";
+    /// Seen before, or too old to tell.
+    Replayed = 7, "replayed";
+    /// No flow of that identifier.
+    UnknownFlow = 8, "unknown_flow";
+    /// A message that does not fit the state of its flow.
+    Unexpected = 9, "unexpected";
+    /// The hop tag is missing or wrong where one is needed.
+    BadHopTag = 10, "bad_hop_tag";
+    /// The hop limit ran out.
+    HopLimit = 11, "hop_limit";
+    /// A cookie was asked for.
+    CookieWanted = 12, "cookie_wanted";
+    /// The cookie is wrong or too old.
+    BadCookie = 13, "bad_cookie";
+    /// A table or queue is at its bound.
+    Full = 14, "full";
+    /// The service table says DROP.
+    ServiceDrop = 15, "service_drop";
+    /// Nobody serves the name.
+    NoService = 16, "no_service";
+    /// The handshake failed: garbage, or made for another session.
+    BadHandshake = 17, "bad_handshake";
+    /// The certificate does not let the host answer for the name.
+    BadCertificate = 18, "bad_certificate";
+    /// The peer may not connect.
+    NotAllowed = 19, "not_allowed";
+    /// A protocol that Margay does not carry.
+    Protocol = 20, "protocol";
+    /// The address is not one of a name.
+    NoName = 21, "no_name";
+    /// The source of a DATA packet is not on the flow's paths.
+    WrongPath = 22, "wrong_path";
+    /// A part of a fragmented packet or of a train did not come in time.
+    Incomplete = 23, "incomplete";
+    /// A critical extension that this program does not know.
+    UnknownCritical = 24, "unknown_critical";
+    /// Over the rate at which such messages are answered.
+    RateLimited = 25, "rate_limited";
+    /// TCP-MD5 or TCP-AO signs addresses, which Margay rewrites.
+    SignedTcp = 26, "signed_tcp";
+    /// The operating system refused to send or write it.
+    Environment = 27, "environment";
+}
+
+impl fmt::Display for DropReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}

@@ -1,0 +1,2 @@
+//! margay
+fn main() {}

@@ -6,8 +6,42 @@
 
 extern crate alloc;
 
+pub mod association;
+pub mod auth;
+pub mod certificate;
+mod closing;
 pub mod config;
+mod control;
+pub mod cookie;
+mod counters;
 pub mod entry;
 pub mod event;
+mod flow;
+mod forward;
+pub mod handover;
+pub mod handshake;
+pub mod hop;
+pub mod key;
+pub mod name;
 pub mod output;
+mod packet;
+mod queue;
+mod rate;
+pub mod rng;
+mod sal;
+pub mod session;
+mod setup;
+pub mod state;
+mod surrogate;
+pub mod table;
 pub mod time;
+
+pub use config::{Config, Limits};
+pub use control::AssociationSetup;
+pub use counters::Counters;
+pub use entry::{Entry, EntryUpdate, Path, PathId, RemoveReason, Tuple};
+pub use event::{AssociationInfo, Event, FlowInfo, Lifecycle, Role};
+pub use flow::{LIFE, LifeEvent};
+pub use output::{AppVerdict, Direction, DropReason, Output};
+pub use sal::Sal;
+pub use time::Instant;

@@ -1,0 +1,292 @@
+//! How flows end: in order, by reset, by silence, or because the peer cannot carry them any more (DESIGN §3.8, §7, §18).
+
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::time::Duration;
+
+use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, Message};
+
+use crate::auth;
+use crate::entry::{EntryUpdate, RemoveReason};
+use crate::event::{Event, Lifecycle, Role};
+use crate::flow::{LifeEvent, Setup, seen};
+use crate::output::{AppVerdict, Direction, DropReason};
+use crate::packet::{self, AppPacket, Unreachable, tcp_flags};
+use crate::sal::Sal;
+use crate::setup::Draft;
+use crate::time::Instant;
+
+/// After both FINs: late retransmissions still pass.
+const LINGER: Duration = Duration::from_secs(10);
+/// After a RST: it may have to be sent again.
+const LINGER_RESET: Duration = Duration::from_secs(2);
+/// How long a failed flow waits for its application's TCP to show its numbers.
+const LINGER_FAILED: Duration = Duration::from_secs(60);
+/// UDP flows without traffic, as RFC 4787 has it for NATs (REQ-5: not under two minutes).
+const IDLE_UDP: Duration = Duration::from_secs(180);
+/// TCP flows without traffic (RFC 5382 REQ-5: two hours and four minutes).
+const IDLE_TCP: Duration = Duration::from_secs(7440);
+/// How often idle flows are looked for.
+pub(crate) const SWEEP: Duration = Duration::from_secs(10);
+
+impl Sal {
+    /// A packet of an application that missed the cache although its flow is known.
+    pub(crate) fn app_packet_of_flow(&mut self, id: FlowId, packet: &AppPacket<'_>) -> AppVerdict {
+        let held_max = self.config.limits.held_per_flow;
+        let Some(flow) = self.flows.get_mut(id) else { return AppVerdict::Drop(DropReason::UnknownFlow) };
+        if flow.has(seen::FAILED) {
+            return self.answer_failed(id, packet);
+        }
+        if flow.carries_data() {
+            let (entry, association) = (flow.entry(), flow.association);
+            self.announce_path(association);
+            self.queue.update(EntryUpdate::Install(entry));
+            return AppVerdict::Forward(id);
+        }
+        match &mut flow.setup {
+            // The application's own retransmission; ours runs on its own clock.
+            Setup::Initiator(_) if packet.is_tcp_syn() => AppVerdict::Consumed,
+            Setup::Initiator(setup) if !packet.is_tcp() => {
+                if setup.held.len() >= held_max {
+                    self.counters.held_full += 1;
+                    return AppVerdict::Drop(DropReason::Full);
+                }
+                setup.held.push(packet.whole.to_vec());
+                AppVerdict::Consumed
+            }
+            Setup::Responder(_) => match self.handle_listener_packet(id, packet) {
+                Ok(()) => AppVerdict::Consumed,
+                Err(reason) => AppVerdict::Drop(reason),
+            },
+            _ => AppVerdict::Drop(DropReason::Unexpected),
+        }
+    }
+
+    /// The application's TCP showed its numbers: the exact RST ends it (RFC 5961).
+    fn answer_failed(&mut self, id: FlowId, packet: &AppPacket<'_>) -> AppVerdict {
+        if packet.tcp_flags() & tcp_flags::RST == 0 {
+            self.refuse(packet, Unreachable::Port);
+            self.counters.resets += 1;
+        }
+        self.flows.remove(id);
+        AppVerdict::Consumed
+    }
+
+    /// The cache carried a FIN or RST.
+    pub(crate) fn transport_event(&mut self, now: Instant, id: FlowId, direction: Direction, flags: u8) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        if flags & tcp_flags::RST != 0 {
+            self.advance(id, LifeEvent::Reset, now + LINGER_RESET);
+            return;
+        }
+        if flags & tcp_flags::FIN == 0 {
+            return;
+        }
+        let bit = if direction == Direction::Egress { seen::FIN_EGRESS } else { seen::FIN_INGRESS };
+        let before = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS);
+        flow.seen |= bit;
+        let after = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS);
+        if before != 0 && after != before {
+            self.advance(id, LifeEvent::SecondFin, now + LINGER);
+        } else if before == 0
+            && let Some(next) = flow.lifecycle.after(LifeEvent::FirstFin)
+        {
+            flow.lifecycle = next;
+        }
+    }
+
+    fn advance(&mut self, id: FlowId, event: LifeEvent, until: Instant) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        if let Some(next) = flow.lifecycle.after(event) {
+            flow.lifecycle = next;
+            self.flows.set_deadline(id, Some(until));
+        }
+    }
+
+    /// Removes a flow and says why.
+    pub(crate) fn remove_flow(&mut self, id: FlowId, reason: RemoveReason) {
+        let Some(flow) = self.flows.remove(id) else { return };
+        if matches!(flow.setup, Setup::Responder(_)) {
+            self.half_open = self.half_open.saturating_sub(1);
+        } else if flow.association != 0 {
+            self.associations.release(flow.association);
+        }
+        self.counters.removed(reason);
+        self.queue.update(EntryUpdate::Remove { flow: id, reason });
+        let info = self.describe(&flow);
+        self.events.push(Event::FlowClosed { flow: info, reason });
+    }
+
+    /// Ends an established flow that cannot go on: its application gets a RST now (DESIGN §10, §18).
+    pub(crate) fn fail_flow(&mut self, now: Instant, id: FlowId, reason: RemoveReason) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        if flow.lifecycle == Lifecycle::Connecting {
+            match flow.role {
+                Role::Initiator => self.fail_connecting(id, Unreachable::Port, "the peer ended the connection"),
+                Role::Responder => self.drop_half_open(id),
+            }
+            return;
+        }
+        let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+        if flow.app.protocol != 6 || !is_open {
+            self.remove_flow(id, reason);
+            return;
+        }
+        flow.seen |= seen::FAILED;
+        flow.lifecycle = Lifecycle::Closed;
+        flow.setup = Setup::Done;
+        let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
+        let info = self.flows.get(id).map(|flow| self.describe(flow));
+        self.associations.release(association);
+        self.flows.set_deadline(id, Some(now + LINGER_FAILED));
+        self.counters.removed(reason);
+        self.queue.update(EntryUpdate::Remove { flow: id, reason });
+        if let Some(probe) = packet::stale_ack(&to_app) {
+            self.queue.inject(probe);
+        }
+        self.events.extend(info.map(|flow| Event::FlowClosed { flow, reason }));
+    }
+
+    /// Tells the peer that this end can carry the flow no more.
+    pub(crate) fn say_fail(&mut self, id: FlowId, code: ErrorCode) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let (peer_flow, association) = (flow.peer_flow, flow.association);
+        let extensions = [Extension::Error(ErrorRepr { code, text: "" })];
+        let mut draft = Draft::new(Kind::Fail, peer_flow, id);
+        draft.extensions = &extensions;
+        self.seal_and_send(association, draft);
+    }
+
+    /// A tagged FAIL or RST of the peer.
+    pub(crate) fn handle_fail(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
+        if message.kind == Kind::Rst && self.is_half_open_here(message.dst_flow) {
+            return self.handle_ack(now, from, message);
+        }
+        let association = auth::authenticate(&mut self.associations, message, now)?;
+        let id = if message.dst_flow.0 != 0 {
+            message.dst_flow
+        } else {
+            // The peer knows only its own number of a flow that it has lost.
+            let lost = |flow: &&crate::flow::Flow| flow.peer_flow == message.src_flow && flow.association == association;
+            self.flows.iter().find(lost).map(|flow| flow.id).ok_or(DropReason::UnknownFlow)?
+        };
+        let flow = self.flows.get(id).filter(|flow| flow.association == association).ok_or(DropReason::UnknownFlow)?;
+        // A refusal of the peer's listener after the answer was given, or a true failure: the same for the application.
+        let reason = if flow.has(seen::CONFIRMED) { RemoveReason::PeerFailed } else { RemoveReason::Unproved };
+        self.fail_flow(now, id, reason);
+        Ok(())
+    }
+
+    fn is_half_open_here(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_some_and(|flow| matches!(flow.setup, Setup::Responder(_)))
+    }
+
+    /// DATA that the cache could not place.
+    pub(crate) fn handle_data_miss(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
+        let data = DataRepr::parse(datagram).map_err(|_| DropReason::Malformed)?;
+        let held_max = self.config.limits.held_per_flow;
+        let Some(flow) = self.flows.get_mut(data.dst_flow) else {
+            self.say_unknown(now, from, data.dst_flow);
+            return Err(DropReason::UnknownFlow);
+        };
+        if flow.has(seen::FAILED) {
+            return Err(DropReason::UnknownFlow);
+        }
+        if flow.carries_data() {
+            let (entry, association) = (flow.entry(), flow.association);
+            let is_from_peer = self.associations.get(association).is_some_and(|association| association.remote == from);
+            if !is_from_peer {
+                return Err(DropReason::WrongPath);
+            }
+            self.announce_path(association);
+            self.queue.update(EntryUpdate::Install(entry));
+            self.queue.ingress(from, datagram.to_vec());
+            return Ok(());
+        }
+        let Setup::Responder(setup) = &mut flow.setup else { return Err(DropReason::Unexpected) };
+        if setup.held.len() >= held_max {
+            self.counters.held_full += 1;
+            return Err(DropReason::Full);
+        }
+        setup.held.push((from, datagram.to_vec()));
+        Ok(())
+    }
+
+    /// Tells a known peer that a flow it still sends on is gone here, so that its application need not wait for a time-out.
+    fn say_unknown(&mut self, now: Instant, from: SocketAddr, flow: FlowId) {
+        let Some(local_id) = self.associations.at_address(from).next().map(|association| association.local_id) else { return };
+        if !self.answers.take(now) {
+            return;
+        }
+        let extensions = [Extension::Error(ErrorRepr { code: ErrorCode::UnknownFlow, text: "" })];
+        let mut draft = Draft::new(Kind::Fail, FlowId(0), flow);
+        draft.extensions = &extensions;
+        self.seal_and_send(local_id, draft);
+    }
+
+    /// The peer's host started anew: nothing of its older boot lives any more (DESIGN §7, boot identity).
+    pub(crate) fn reset_flows_of(&mut self, now: Instant, associations: &[u32]) {
+        let gone: Vec<FlowId> =
+            self.flows.iter().filter(|flow| associations.contains(&flow.association)).map(|flow| flow.id).collect();
+        for id in gone {
+            self.fail_flow(now, id, RemoveReason::PeerRebooted);
+        }
+    }
+
+    /// Ends every flow, here and at the peers: the agent is taken off this host for good.
+    pub fn shutdown(&mut self, now: Instant) {
+        let all: Vec<FlowId> = self.flows.iter().map(|flow| flow.id).collect();
+        for id in all {
+            if self.flows.get(id).is_some_and(|flow| flow.association != 0 && flow.lifecycle != Lifecycle::Closed) {
+                self.say_fail(id, ErrorCode::Closed);
+            }
+            self.fail_flow(now, id, RemoveReason::Operator);
+        }
+    }
+
+    /// Ends one flow by order of the operator, at both ends. False when there is no such flow.
+    pub fn close_flow(&mut self, now: Instant, id: FlowId) -> bool {
+        if self.flows.get(id).is_none() {
+            return false;
+        }
+        self.say_fail(id, ErrorCode::Closed);
+        self.fail_flow(now, id, RemoveReason::Operator);
+        true
+    }
+
+    /// A flow's own deadline passed.
+    pub(crate) fn flow_due(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        if matches!(flow.lifecycle, Lifecycle::Closed | Lifecycle::TimedOut) {
+            if flow.has(seen::FAILED) {
+                self.flows.remove(id);
+                return;
+            }
+            let in_order = flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
+            self.remove_flow(id, if in_order { RemoveReason::Closed } else { RemoveReason::Reset });
+            return;
+        }
+        match &flow.setup {
+            Setup::Initiator(setup) if now < setup.give_up => self.send_syn(now, id),
+            Setup::Initiator(_) => {
+                let why = "nobody answered in time; `margay check` looks for the cause";
+                self.fail_connecting(id, Unreachable::Host, why);
+            }
+            Setup::Responder(_) => self.drop_half_open(id),
+            Setup::Late(_) => self.retry_ack(now, id),
+            Setup::Done => {}
+        }
+    }
+
+    /// Looks for flows that nothing has passed on for their idle time.
+    pub(crate) fn sweep(&mut self, now: Instant) {
+        let is_idle = |flow: &crate::flow::Flow| {
+            let idle = if flow.app.protocol == 6 { IDLE_TCP } else { IDLE_UDP };
+            flow.carries_data() && now.since(flow.active) >= idle
+        };
+        let idle: Vec<FlowId> = self.flows.iter().filter(|flow| is_idle(flow)).map(|flow| flow.id).collect();
+        for id in idle {
+            self.remove_flow(id, RemoveReason::Idle);
+        }
+    }
+}

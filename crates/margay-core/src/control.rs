@@ -1,0 +1,280 @@
+//! What the control plane and the operator ask of the core. Nothing here touches a bound flow, unless it is about that flow
+//! (DESIGN §3.9).
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use margay_wire::{FlowId, Kind, Message};
+
+use crate::association::Association;
+use crate::certificate::TrustAnchor;
+use crate::counters::Counters;
+use crate::event::{AssociationInfo, Event, FlowInfo};
+use crate::flow::Flow;
+use crate::handshake::{Introduction, Keys};
+use crate::key::{HostId, HostPublic};
+use crate::name::{Prefix, ServiceId};
+use crate::output::DropReason;
+use crate::sal::Sal;
+use crate::setup::Draft;
+use crate::table::{Resolution, Rule, RuleId, TableError};
+use crate::time::Instant;
+
+/// An association that was agreed outside the SAL: over the authenticated registration stream of a router and a host.
+#[derive(Clone, Debug)]
+pub struct AssociationSetup {
+    /// The peer's public key.
+    pub host_key: [u8; 32],
+    /// The shared key.
+    pub key: [u8; 32],
+    /// Index by which the peer names it to us. Random, not zero.
+    pub local_id: u32,
+    /// Index by which we name it to the peer.
+    pub remote_id: u32,
+    /// The peer's epoch.
+    pub peer_epoch: u32,
+    /// The peer's SAL address.
+    pub remote: SocketAddr,
+    /// Key of the hop tags between router and host.
+    pub hop_key: Option<[u8; 16]>,
+    /// One end is the other's service router.
+    pub router: bool,
+    /// Whether this end opened the stream.
+    pub initiator: bool,
+}
+
+impl Sal {
+    /// Trusts an authority's key for its block of names.
+    pub fn add_trust_anchor(&mut self, anchor: TrustAnchor) {
+        self.trust.add(anchor);
+    }
+
+    /// Sets the encoded certificate chain that shows peers which authority this host belongs to.
+    pub fn set_membership(&mut self, chain: Vec<u8>) {
+        self.membership = chain;
+    }
+
+    /// Sets the encoded certificate chain that lets this host answer for `prefix`; an empty one takes it away.
+    pub fn set_service_certificate(&mut self, prefix: Prefix, chain: Vec<u8>) {
+        self.certificates.retain(|(of, _)| *of != prefix);
+        if !chain.is_empty() {
+            self.certificates.push((prefix, chain));
+        }
+    }
+
+    /// The chain of the longest prefix that covers `service`; empty when there is none.
+    pub(crate) fn certificate_for(&self, service: &ServiceId) -> Vec<u8> {
+        let covering = self.certificates.iter().filter(|(prefix, _)| prefix.contains(service));
+        covering.max_by_key(|(prefix, _)| prefix.bits).map(|(_, chain)| chain.clone()).unwrap_or_default()
+    }
+
+    /// Adds a rule to the service table.
+    ///
+    /// # Errors
+    ///
+    /// The table is full.
+    pub fn add_rule(&mut self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        self.table.insert(prefix, rule)
+    }
+
+    /// Takes a rule out. Flows that it made live on.
+    pub fn remove_rule(&mut self, id: RuleId) -> bool {
+        self.table.remove(id).is_some()
+    }
+
+    /// Every rule, in no order.
+    pub fn rules(&self) -> impl Iterator<Item = (Prefix, RuleId, &Rule)> {
+        self.table.iter()
+    }
+
+    /// What would happen now to a first packet to `service` from this host, for TCP and any port.
+    pub fn resolve(&self, service: &ServiceId) -> Resolution<'_> {
+        self.table.resolve(service, 0, |_| true)
+    }
+
+    /// Installs or renews an association that the registration stream agreed.
+    pub fn install_association(&mut self, now: Instant, setup: AssociationSetup) {
+        self.now = now;
+        let keys = Keys { root: setup.key };
+        let peer = HostPublic(setup.host_key);
+        let mut association =
+            Association::new(setup.local_id, setup.remote_id, peer, keys, setup.initiator, setup.remote);
+        association.peer_epoch = setup.peer_epoch;
+        association.hop_key = setup.hop_key;
+        association.router = setup.router;
+        association.heard = now;
+        association.datagram_max = self.config.datagram_max;
+        let host = association.host;
+        // The stream proved the peer just now, so an older association is superseded; its flows keep theirs.
+        let earlier = self.associations.by_host(host).and_then(|known| known.membership.clone());
+        association.membership = earlier;
+        if self.associations.insert(association).is_err() {
+            self.counters.drop(DropReason::Full);
+            return;
+        }
+        self.announce_path(setup.local_id);
+        self.events.push(Event::AssociationUp(host));
+    }
+
+    /// The association of this host with itself: client and server on one host (DESIGN §18).
+    pub(crate) fn meet_self(&mut self, now: Instant) {
+        let local_id = self.associations.fresh_id(&mut self.rng);
+        let keys = Keys { root: self.rng.bytes() };
+        let (peer, remote) = (self.config.host_key.public(), self.loopback());
+        let mut association = Association::new(local_id, local_id, peer, keys, true, remote).with_itself();
+        association.peer_epoch = self.config.epoch;
+        association.heard = now;
+        association.datagram_max = self.config.datagram_max;
+        // An empty table has room for one.
+        if self.associations.insert(association).is_ok() {
+            self.announce_path(local_id);
+        }
+    }
+
+    /// Adopts a peer that finished a full handshake: a new association, and what its epoch and boot say of older ones.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn adopt_peer(
+        &mut self,
+        now: Instant,
+        peer: &HostPublic,
+        theirs: &Introduction,
+        local_id: u32,
+        keys: &Keys,
+        message: &Message<'_>,
+        from: SocketAddr,
+        initiator: bool,
+    ) -> Result<(), DropReason> {
+        let host = peer.id();
+        let known = self.associations.by_host(host).filter(|known| !known.is_self());
+        let older = known.map(|known| (known.local_id, known.peer_epoch, known.boot_id));
+        if let Some((_, epoch, boot_id)) = older {
+            let is_clone = theirs.epoch < epoch || (theirs.epoch == epoch && boot_id.is_some_and(|id| id != theirs.boot_id));
+            if is_clone {
+                self.events.push(Event::Quarantined(host));
+                return Err(DropReason::OldEpoch);
+            }
+        }
+        let mut association = Association::new(local_id, theirs.assoc_id, *peer, keys.clone(), initiator, from);
+        association.peer_epoch = theirs.epoch;
+        association.boot_id = Some(theirs.boot_id);
+        association.heard = now;
+        association.datagram_max = self.config.datagram_max;
+        if let Some(known) = older.and_then(|(id, _, _)| self.associations.get(id)) {
+            association.hop_key = known.hop_key;
+            association.router = known.router;
+            association.membership = known.membership.clone();
+        }
+        self.associations.insert(association).map_err(|_| DropReason::Full)?;
+        if !initiator && let Err(reason) = crate::auth::authenticate(&mut self.associations, message, now) {
+            self.associations.remove(local_id);
+            return Err(reason);
+        }
+        self.events.push(Event::AssociationUp(host));
+        if let Some((old_id, epoch, Some(boot_id))) = older
+            && theirs.epoch > epoch
+            && boot_id != theirs.boot_id
+        {
+            self.reset_flows_of(now, &[old_id]);
+            self.events.push(Event::PeerRebooted(host));
+        }
+        Ok(())
+    }
+
+    /// Keeps what a peer showed of its authority, if it is true.
+    pub(crate) fn note_membership(&mut self, association: u32, chain: &[u8]) {
+        if chain.is_empty() {
+            return;
+        }
+        let unix_s = self.unix_s();
+        let Some(host_key) = self.associations.get(association).map(|association| association.host_key.0) else { return };
+        match self.trust.verify_member(chain, &host_key, unix_s) {
+            Ok(membership) => {
+                if let Some(association) = self.associations.get_mut(association) {
+                    association.membership = Some(membership);
+                }
+            }
+            Err(_) => self.counters.drop(DropReason::BadCertificate),
+        }
+    }
+
+    /// Tells the core which addresses are this host's own.
+    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) {
+        self.config.local_addresses = addresses;
+    }
+
+    /// Leases: packets to `address` are for `service`.
+    pub fn bind_name(&mut self, address: IpAddr, service: ServiceId) {
+        self.names.insert(address, service);
+    }
+
+    /// Takes a lease away. Flows live on.
+    pub fn unbind_name(&mut self, address: IpAddr) {
+        self.names.remove(&address);
+    }
+
+    pub(crate) fn describe(&self, flow: &Flow) -> FlowInfo {
+        let mut info = flow.info();
+        if let Some(association) = self.associations.get(flow.association) {
+            info.peer = Some(association.host);
+            info.remote = Some(association.remote);
+        }
+        info
+    }
+
+    /// Every flow, in no order.
+    pub fn flows(&self) -> impl Iterator<Item = FlowInfo> {
+        self.flows.iter().map(|flow| self.describe(flow))
+    }
+
+    /// How many flows there are.
+    pub fn flow_count(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Responder flows whose peer is not proved.
+    pub fn half_open_count(&self) -> usize {
+        self.half_open
+    }
+
+    /// One flow.
+    pub fn flow(&self, id: FlowId) -> Option<FlowInfo> {
+        self.flows.get(id).map(|flow| self.describe(flow))
+    }
+
+    /// Every association, in no order.
+    pub fn associations(&self) -> impl Iterator<Item = AssociationInfo> {
+        self.associations.iter().map(|association| AssociationInfo {
+            host: association.host,
+            remote: association.remote,
+            datagram_max: association.datagram_max,
+            epoch: association.peer_epoch,
+            flows: association.flows,
+            router: association.router,
+            heard: association.heard,
+        })
+    }
+
+    /// Asks a peer for a sign of life under its association; its answer moves [`AssociationInfo::heard`]. False when there
+    /// is no association with `host`.
+    pub fn probe(&mut self, now: Instant, host: HostId) -> bool {
+        self.now = now;
+        let Some(local_id) = self.associations.by_host(host).map(|association| association.local_id) else { return false };
+        self.seal_and_send(local_id, Draft::new(Kind::Probe, FlowId(0), FlowId(0)));
+        true
+    }
+
+    /// Counts since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Outputs that were lost because nobody polled in time.
+    pub fn overflowed(&self) -> u64 {
+        self.queue.overflowed
+    }
+
+    /// This host's identity.
+    pub fn host(&self) -> HostId {
+        self.host_id()
+    }
+}

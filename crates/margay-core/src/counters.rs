@@ -1,0 +1,92 @@
+//! What the core counts: for metrics, and for tests that must see that something did not happen.
+
+use margay_wire::Kind;
+
+use crate::entry::RemoveReason;
+use crate::output::DropReason;
+
+const KINDS: usize = 33;
+const DROPS: usize = 32;
+const REMOVALS: usize = 8;
+
+/// Monotonic counts since the start.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    received: Table<KINDS>,
+    sent: Table<KINDS>,
+    drops: Table<DROPS>,
+    removals: Table<REMOVALS>,
+    /// Cookies asked for.
+    pub cookies_sent: u64,
+    /// Applications whose connect failed.
+    pub connects_failed: u64,
+    /// Resolvable packets forwarded for others.
+    pub forwarded: u64,
+    /// Answers relayed for others.
+    pub relayed: u64,
+    /// Answers that would have been larger than their request, and were not sent.
+    pub answers_too_large: u64,
+    /// Times that a held packet found its flow's queue full.
+    pub held_full: u64,
+    /// Applications' TCP connections reset because their flow failed.
+    pub resets: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Table<const N: usize>([u64; N]);
+
+impl<const N: usize> Default for Table<N> {
+    fn default() -> Self {
+        Self([0; N])
+    }
+}
+
+impl<const N: usize> Table<N> {
+    fn add(&mut self, at: u8) {
+        if let Some(count) = self.0.get_mut(usize::from(at)) {
+            *count += 1;
+        }
+    }
+
+    fn get(&self, at: u8) -> u64 {
+        self.0.get(usize::from(at)).copied().unwrap_or(0)
+    }
+}
+
+impl Counters {
+    pub(crate) fn received(&mut self, kind: Kind) {
+        self.received.add(kind.into());
+    }
+
+    pub(crate) fn sent(&mut self, kind: Kind) {
+        self.sent.add(kind.into());
+    }
+
+    pub(crate) fn drop(&mut self, reason: DropReason) {
+        self.drops.add(reason as u8);
+    }
+
+    pub(crate) fn removed(&mut self, reason: RemoveReason) {
+        self.removals.add(reason as u8);
+    }
+
+    /// Messages of a kind that came in.
+    pub fn messages_received(&self, kind: Kind) -> u64 {
+        self.received.get(kind.into())
+    }
+
+    /// Messages of a kind that went out.
+    pub fn messages_sent(&self, kind: Kind) -> u64 {
+        self.sent.get(kind.into())
+    }
+
+    /// Packets dropped for a reason.
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.drops.get(reason as u8)
+    }
+
+    /// Flows removed for a reason.
+    pub fn removals(&self, reason: RemoveReason) -> u64 {
+        self.removals.get(reason as u8)
+    }
+}

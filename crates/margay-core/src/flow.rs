@@ -1,0 +1,397 @@
+//! Flows: one session of an application each, found by identifier, by five-tuple or (while a responder) by session.
+//!
+//! DESIGN §7. A flow is kept in one place, a slab; the indices hold slot numbers only, so that a flow costs a few hundred
+//! bytes and ten thousand of them a few megabytes.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use core::fmt;
+use core::hash::{BuildHasher, Hash};
+
+use hashbrown::HashTable;
+use margay_wire::{FlowId, SessionId};
+use siphasher::sip::SipHasher13;
+
+use crate::entry::{Entry, PathId, Tuple};
+use crate::event::{FlowInfo, Lifecycle, Role};
+use crate::name::ServiceId;
+use crate::setup::{InitiatorSetup, LateAnswers, ResponderSetup};
+use crate::time::Instant;
+
+/// SipHash under keys that strangers do not know: they choose ports and sessions, and must not choose collisions.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyedHash(pub u64, pub u64);
+
+impl BuildHasher for KeyedHash {
+    type Hasher = SipHasher13;
+
+    fn build_hasher(&self) -> SipHasher13 {
+        SipHasher13::new_with_keys(self.0, self.1)
+    }
+}
+
+/// What happens in the life of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LifeEvent {
+    /// Both ends are proved.
+    Proved,
+    /// A first FIN passed.
+    FirstFin,
+    /// A FIN of the other side passed too.
+    SecondFin,
+    /// A RST passed, or the flow was failed.
+    Reset,
+    /// Its deadline or idle time passed.
+    TimeOut,
+}
+
+impl LifeEvent {
+    /// All of them, for the matrix.
+    pub const ALL: [Self; 5] = [Self::Proved, Self::FirstFin, Self::SecondFin, Self::Reset, Self::TimeOut];
+}
+
+/// The declared transitions of a flow's life (DESIGN §7). What is not listed is ignored: late packets of a closed flow are normal.
+pub const LIFE: &[(Lifecycle, LifeEvent, Lifecycle)] = &[
+    (Lifecycle::Connecting, LifeEvent::Proved, Lifecycle::Established),
+    (Lifecycle::Connecting, LifeEvent::Reset, Lifecycle::Closed),
+    (Lifecycle::Connecting, LifeEvent::TimeOut, Lifecycle::TimedOut),
+    (Lifecycle::Established, LifeEvent::FirstFin, Lifecycle::HalfClosed),
+    (Lifecycle::Established, LifeEvent::SecondFin, Lifecycle::Closed),
+    (Lifecycle::Established, LifeEvent::Reset, Lifecycle::Closed),
+    (Lifecycle::Established, LifeEvent::TimeOut, Lifecycle::TimedOut),
+    (Lifecycle::HalfClosed, LifeEvent::SecondFin, Lifecycle::Closed),
+    (Lifecycle::HalfClosed, LifeEvent::Reset, Lifecycle::Closed),
+    (Lifecycle::HalfClosed, LifeEvent::TimeOut, Lifecycle::TimedOut),
+];
+
+impl Lifecycle {
+    /// The state after `event`, or `None` where the event changes nothing.
+    pub fn after(self, event: LifeEvent) -> Option<Self> {
+        LIFE.iter().find(|(from, on, _)| *from == self && *on == event).map(|(_, _, to)| *to)
+    }
+}
+
+/// Bits of [`Flow::seen`].
+pub(crate) mod seen {
+    pub const FIN_EGRESS: u8 = 1;
+    pub const FIN_INGRESS: u8 = 2;
+    pub const ACTIVE: u8 = 4;
+    pub const AUTHENTICATED: u8 = 8;
+    /// The flow is dead and its application is being told: any packet of it is answered with a RST.
+    pub const FAILED: u8 = 16;
+    /// The initiator has the peer's confirmation of its ACK.
+    pub const CONFIRMED: u8 = 32;
+}
+
+/// What a flow needs only while it is being set up or watched for late answers.
+pub(crate) enum Setup {
+    Done,
+    Initiator(Box<InitiatorSetup>),
+    Responder(Box<ResponderSetup>),
+    Late(Box<LateAnswers>),
+}
+
+pub(crate) struct Flow {
+    pub id: FlowId,
+    pub peer_flow: FlowId,
+    pub session: SessionId,
+    pub service: ServiceId,
+    pub role: Role,
+    pub lifecycle: Lifecycle,
+    pub app: Tuple,
+    /// Local index of the association; 0 while there is none.
+    pub association: u32,
+    pub generation: u32,
+    pub since: Instant,
+    pub active: Instant,
+    pub seen: u8,
+    pub setup: Setup,
+    /// The one deadline of the flow; kept here so that it can be found and replaced in the ordered set.
+    deadline: Option<Instant>,
+}
+
+impl Flow {
+    pub fn new(id: FlowId, session: SessionId, service: ServiceId, role: Role, app: Tuple, now: Instant) -> Self {
+        Self {
+            id,
+            peer_flow: FlowId(0),
+            session,
+            service,
+            role,
+            lifecycle: Lifecycle::Connecting,
+            app,
+            association: 0,
+            generation: 0,
+            since: now,
+            active: now,
+            seen: 0,
+            setup: Setup::Done,
+            deadline: None,
+        }
+    }
+
+    pub fn has(&self, bits: u8) -> bool {
+        self.seen & bits == bits
+    }
+
+    /// Whether data may pass: proved, and not failed.
+    pub fn carries_data(&self) -> bool {
+        matches!(self.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed | Lifecycle::Closed)
+            && self.association != 0
+            && !self.has(seen::FAILED)
+    }
+
+    pub fn entry(&self) -> Entry {
+        Entry {
+            flow: self.id,
+            generation: self.generation,
+            app: self.app,
+            peer_flow: self.peer_flow,
+            path: PathId(self.association),
+        }
+    }
+
+    pub fn info(&self) -> FlowInfo {
+        FlowInfo {
+            flow: self.id,
+            peer_flow: self.peer_flow,
+            session: self.session,
+            service: self.service,
+            role: self.role,
+            lifecycle: self.lifecycle,
+            app: self.app,
+            peer: None,
+            remote: None,
+            authenticated: self.has(seen::AUTHENTICATED),
+            since: self.since,
+        }
+    }
+}
+
+/// All flows of a host. Bounded by the caller through [`FlowTable::len`].
+pub(crate) struct FlowTable {
+    slots: Vec<Option<Flow>>,
+    free: Vec<u32>,
+    by_id: HashTable<u32>,
+    by_tuple: HashTable<u32>,
+    by_session: HashTable<u32>,
+    deadlines: BTreeSet<(Instant, FlowId)>,
+    hasher: KeyedHash,
+}
+
+impl fmt::Debug for FlowTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlowTable").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl FlowTable {
+    pub fn new(hasher: KeyedHash) -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_id: HashTable::new(),
+            by_tuple: HashTable::new(),
+            by_session: HashTable::new(),
+            deadlines: BTreeSet::new(),
+            hasher,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Flow> {
+        self.slots.iter().flatten()
+    }
+
+    fn at(&self, slot: u32) -> Option<&Flow> {
+        self.slots.get(slot as usize).and_then(Option::as_ref)
+    }
+
+    pub fn get(&self, id: FlowId) -> Option<&Flow> {
+        self.slot_of(id).and_then(|slot| self.at(slot))
+    }
+
+    pub fn get_mut(&mut self, id: FlowId) -> Option<&mut Flow> {
+        let slot = self.slot_of(id)?;
+        self.slots.get_mut(slot as usize).and_then(Option::as_mut)
+    }
+
+    fn slot_of(&self, id: FlowId) -> Option<u32> {
+        self.by_id.find(self.hasher.hash_one(id), |slot| self.at(*slot).is_some_and(|flow| flow.id == id)).copied()
+    }
+
+    /// The flow whose application sends packets of `tuple`.
+    pub fn by_tuple(&self, tuple: &Tuple) -> Option<FlowId> {
+        let found =
+            self.by_tuple.find(self.hasher.hash_one(tuple), |slot| self.at(*slot).is_some_and(|flow| flow.app == *tuple));
+        found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
+    }
+
+    /// The responder's flow of a session, so that a retransmitted SYN finds it.
+    pub fn by_session(&self, session: SessionId) -> Option<FlowId> {
+        let found = self
+            .by_session
+            .find(self.hasher.hash_one(session), |slot| self.at(*slot).is_some_and(|flow| flow.session == session));
+        found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
+    }
+
+    /// Adds a flow. Its identifier and tuple must be free: the callers choose them so.
+    pub fn insert(&mut self, flow: Flow) {
+        debug_assert!(self.get(flow.id).is_none() && self.by_tuple(&flow.app).is_none());
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        let (id, app, session, role) = (flow.id, flow.app, flow.session, flow.role);
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            *place = Some(flow);
+        }
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
+        self.by_id.insert_unique(hasher.hash_one(id), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.id)));
+        self.by_tuple.insert_unique(hasher.hash_one(app), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.app)));
+        if role == Role::Responder {
+            self.by_session
+                .insert_unique(hasher.hash_one(session), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.session)));
+        }
+    }
+
+    pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
+        let slot = self.slot_of(id)?;
+        let flow = self.slots.get_mut(slot as usize)?.take()?;
+        let forget = |table: &mut HashTable<u32>, hash: u64| {
+            if let Ok(entry) = table.find_entry(hash, |at| *at == slot) {
+                entry.remove();
+            }
+        };
+        forget(&mut self.by_id, self.hasher.hash_one(flow.id));
+        forget(&mut self.by_tuple, self.hasher.hash_one(flow.app));
+        if flow.role == Role::Responder {
+            forget(&mut self.by_session, self.hasher.hash_one(flow.session));
+        }
+        if let Some(deadline) = flow.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        self.free.push(slot);
+        Some(flow)
+    }
+
+    /// Sets or clears the flow's one deadline.
+    pub fn set_deadline(&mut self, id: FlowId, deadline: Option<Instant>) {
+        let Some(flow) = self.get_mut(id) else { return };
+        let old = core::mem::replace(&mut flow.deadline, deadline);
+        if let Some(old) = old {
+            self.deadlines.remove(&(old, id));
+        }
+        if let Some(deadline) = deadline {
+            self.deadlines.insert((deadline, id));
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// The next flow whose deadline is at or before `now`; its deadline is cleared.
+    pub fn pop_due(&mut self, now: Instant) -> Option<FlowId> {
+        let &(deadline, id) = self.deadlines.first()?;
+        if deadline > now {
+            return None;
+        }
+        self.deadlines.pop_first();
+        if let Some(flow) = self.get_mut(id) {
+            flow.deadline = None;
+        }
+        Some(id)
+    }
+}
+
+fn hash_of<T: Hash>(hasher: &KeyedHash, key: Option<T>) -> u64 {
+    // An index names only occupied slots, so the key is there whenever the table rehashes.
+    key.map_or(0, |key| hasher.hash_one(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::String;
+    use core::fmt::Write as _;
+
+    use super::*;
+
+    const STATES: [Lifecycle; 5] = [
+        Lifecycle::Connecting,
+        Lifecycle::Established,
+        Lifecycle::HalfClosed,
+        Lifecycle::Closed,
+        Lifecycle::TimedOut,
+    ];
+
+    #[test]
+    fn the_whole_matrix_of_a_flows_life() {
+        let mut matrix = String::new();
+        for state in STATES {
+            for event in LifeEvent::ALL {
+                let after = state.after(event).map_or(String::from("-"), |to| alloc::format!("{to:?}"));
+                writeln!(matrix, "{state:?} {event:?} {after}").expect("a String takes all");
+            }
+        }
+        let expected = "\
+Connecting Proved Established\nConnecting FirstFin -\nConnecting SecondFin -\nConnecting Reset Closed\nConnecting TimeOut TimedOut
+Established Proved -\nEstablished FirstFin HalfClosed\nEstablished SecondFin Closed\nEstablished Reset Closed\nEstablished TimeOut TimedOut
+HalfClosed Proved -\nHalfClosed FirstFin -\nHalfClosed SecondFin Closed\nHalfClosed Reset Closed\nHalfClosed TimeOut TimedOut
+Closed Proved -\nClosed FirstFin -\nClosed SecondFin -\nClosed Reset -\nClosed TimeOut -
+TimedOut Proved -\nTimedOut FirstFin -\nTimedOut SecondFin -\nTimedOut Reset -\nTimedOut TimeOut -\n";
+        assert_eq!(matrix, expected);
+    }
+
+    fn tuple(port: u16) -> Tuple {
+        Tuple {
+            protocol: 6,
+            source: core::net::SocketAddr::new([198, 18, 0, 1].into(), port),
+            destination: core::net::SocketAddr::new([198, 18, 1, 1].into(), 80),
+        }
+    }
+
+    fn flow(n: u32) -> Flow {
+        let port = u16::try_from(n).expect("small");
+        let session = SessionId([port as u8; 16]);
+        Flow::new(FlowId(n), session, ServiceId([0; 32]), Role::Responder, tuple(port), Instant::ZERO)
+    }
+
+    #[test]
+    fn flows_are_found_by_every_key_until_removed() {
+        let mut table = FlowTable::new(KeyedHash(1, 2));
+        for n in 1..200 {
+            table.insert(flow(n));
+        }
+        assert_eq!(table.len(), 199);
+        assert_eq!(table.by_tuple(&tuple(77)), Some(FlowId(77)));
+        assert_eq!(table.by_session(SessionId([77; 16])), Some(FlowId(77)));
+        assert!(table.remove(FlowId(77)).is_some());
+        assert!(table.get(FlowId(77)).is_none());
+        assert_eq!(table.by_tuple(&tuple(77)), None);
+        assert_eq!(table.by_session(SessionId([77; 16])), None);
+        table.insert(flow(77));
+        assert_eq!(table.by_tuple(&tuple(77)), Some(FlowId(77)));
+    }
+
+    #[test]
+    fn deadlines_come_in_order_and_each_flow_has_one() {
+        let mut table = FlowTable::new(KeyedHash(1, 2));
+        for n in 1..4 {
+            table.insert(flow(n));
+            table.set_deadline(FlowId(n), Some(Instant::from_millis(u64::from(10 - n))));
+        }
+        table.set_deadline(FlowId(1), Some(Instant::from_millis(1)));
+        assert_eq!(table.next_deadline(), Some(Instant::from_millis(1)));
+        assert_eq!(table.pop_due(Instant::from_millis(7)), Some(FlowId(1)));
+        assert_eq!(table.pop_due(Instant::from_millis(7)), Some(FlowId(3)));
+        assert_eq!(table.pop_due(Instant::from_millis(7)), None);
+        table.remove(FlowId(2));
+        assert_eq!(table.next_deadline(), None);
+    }
+}

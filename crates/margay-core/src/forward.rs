@@ -1,0 +1,160 @@
+//! What a service router does for others: send a resolvable packet on to an instance, and relay the answer back
+//! (DESIGN §6, first contact). Stateless: no flow is made here.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, RESOLVABLE_OFFSET, ResolvableRepr};
+
+use crate::hop;
+use crate::key::HostId;
+use crate::name::ServiceId;
+use crate::output::DropReason;
+use crate::sal::Sal;
+use crate::setup::{Draft, Reply};
+use crate::table::{Action, Resolution};
+use crate::time::Instant;
+
+/// Stands for "the router that sent this": it does not know which of its addresses the next hop sees.
+const VIA_SENDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), margay_wire::PORT);
+
+impl Sal {
+    /// A SYN from the network: for a listener here, to be forwarded, or for nobody.
+    pub(crate) fn handle_syn(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+        datagram: &[u8],
+    ) -> Result<(), DropReason> {
+        let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
+        let session = message.session().ok_or(DropReason::Malformed)?;
+        let service = ServiceId(resolvable.service);
+        let sticky = crate::setup::sticky(message.src_flow, resolvable.nonce);
+        match self.pick(&service, sticky, session.protocol, session.service_port, false) {
+            Resolution::Demux(_, demux) => {
+                let demux = demux.clone();
+                let reply = self.reply_path(from, &resolvable, datagram);
+                let syn_len = datagram.len();
+                let arrival = crate::setup::Arrival { message, service, reply, syn_len, nonce: resolvable.nonce };
+                self.respond(now, &arrival, &demux)
+            }
+            Resolution::Forward(_, hop) => {
+                let (to, host) = (hop.address, hop.host);
+                self.forward(from, &resolvable, datagram, to, host)
+            }
+            Resolution::Drop(_) => Err(DropReason::ServiceDrop),
+            Resolution::None => {
+                self.answer_no_service(now, from, message, &service, session.protocol);
+                Err(DropReason::NoService)
+            }
+        }
+    }
+
+    /// Where answers to a resolvable packet go. A reply-to that differs from the sender counts only on a tagged hop.
+    fn reply_path(&mut self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> Reply {
+        let Some(reply_to) = resolvable.reply_to else { return Reply { direct: from, via: None } };
+        if !self.is_hop_tagged(from, resolvable, datagram) {
+            self.counters.drop(DropReason::BadHopTag);
+            return Reply { direct: from, via: None };
+        }
+        let via = resolvable.via.filter(|via| !via.ip().is_unspecified()).unwrap_or(from);
+        Reply { direct: reply_to, via: Some(via) }
+    }
+
+    fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
+        let tagged = datagram.get(..margay_wire::HOP_TAGGED_LEN);
+        match (self.hop_key_of(from), tagged) {
+            (Some(key), Some(tagged)) => hop::is_valid(&key, tagged, &resolvable.hop_tag),
+            _ => false,
+        }
+    }
+
+    /// The hop key shared with the router or host at `address`.
+    pub(crate) fn hop_key_of(&self, address: SocketAddr) -> Option<[u8; 16]> {
+        self.associations.at_address(address).find_map(|association| association.hop_key)
+    }
+
+    fn forward(
+        &mut self,
+        from: SocketAddr,
+        resolvable: &ResolvableRepr,
+        datagram: &[u8],
+        to: SocketAddr,
+        host: Option<HostId>,
+    ) -> Result<(), DropReason> {
+        if resolvable.hop_limit <= 1 {
+            return Err(DropReason::HopLimit);
+        }
+        let mut onward = *resolvable;
+        onward.hop_limit -= 1;
+        let passed_a_router = resolvable.via.is_some() && self.is_hop_tagged(from, resolvable, datagram);
+        if passed_a_router {
+            onward.via = resolvable.via.map(|via| if via.ip().is_unspecified() { from } else { via });
+        } else {
+            onward.reply_to = Some(from);
+            onward.via = Some(VIA_SENDER);
+        }
+        let hop_key = host.and_then(|host| self.associations.by_host(host)).and_then(|association| association.hop_key);
+        let copy = rewrite(datagram, &onward, hop_key).ok_or(DropReason::Malformed)?;
+        self.counters.forwarded += 1;
+        self.transmit(to, copy, Kind::Syn);
+        Ok(())
+    }
+
+    /// Says at once that nobody serves the name; believed only by a host that shares an association with this router.
+    fn answer_no_service(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>, service: &ServiceId, protocol: u8) {
+        let claimed = message.key_exchange().map(|exchange| HostId(exchange.host_id));
+        let Some(local_id) = claimed.and_then(|host| self.associations.by_host(host)).map(|a| a.local_id) else { return };
+        if !self.answers.take(now) {
+            return;
+        }
+        // The service is here but not this port of it: that is a refusal, not an absence.
+        let is_here = self.table.lookup(service).is_some_and(|set| {
+            set.iter().any(|(_, rule)| matches!(&rule.action, Action::Demux(demux) if demux.protocol.is_none_or(|p| p == protocol)))
+        });
+        let code = if is_here { ErrorCode::Refused } else { ErrorCode::NoService };
+        let extensions = [Extension::Error(ErrorRepr { code, text: "" })];
+        let mut draft = Draft::new(Kind::Error, message.src_flow, FlowId(0));
+        draft.extensions = &extensions;
+        let epoch = self.config.epoch;
+        let Some(association) = self.associations.get_mut(local_id) else { return };
+        if let Some(datagram) = draft.seal(association, epoch) {
+            self.transmit(from, datagram, Kind::Error);
+        }
+    }
+
+    /// An answer that an instance asks this router to relay to the initiator, whose NAT or firewall lets only us in.
+    pub(crate) fn relay(&mut self, from: SocketAddr, message: &Message<'_>, datagram: &[u8]) -> Result<(), DropReason> {
+        let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
+        let initiator = resolvable.reply_to.ok_or(DropReason::Malformed)?;
+        if !self.is_hop_tagged(from, &resolvable, datagram) {
+            return Err(DropReason::BadHopTag);
+        }
+        if resolvable.hop_limit <= 1 {
+            return Err(DropReason::HopLimit);
+        }
+        let mut onward = resolvable;
+        onward.hop_limit -= 1;
+        // The initiator sends its ACK straight to where the answer came from.
+        onward.via = Some(from);
+        let copy = rewrite(datagram, &onward, None).ok_or(DropReason::Malformed)?;
+        self.counters.relayed += 1;
+        self.transmit(initiator, copy, message.kind);
+        Ok(())
+    }
+}
+
+/// The datagram with another resolvable part, tagged for the next hop. Tags between end hosts leave that part out.
+fn rewrite(datagram: &[u8], resolvable: &ResolvableRepr, hop_key: Option<[u8; 16]>) -> Option<Vec<u8>> {
+    let mut copy = datagram.to_vec();
+    resolvable.emit(copy.get_mut(RESOLVABLE_OFFSET..RESOLVABLE_OFFSET + margay_wire::RESOLVABLE_LEN)?);
+    Sal::tag_hop(&mut copy, hop_key);
+    Some(copy)
+}
+
+/// Whether a router's answer is for this host rather than to be relayed.
+pub(crate) fn is_relay_request(message: &Message<'_>) -> bool {
+    // Set by the router itself once it has relayed: the initiator sees where the answer came from.
+    message.flags.contains(Flags::RELAY) && message.resolvable.is_some_and(|resolvable| resolvable.via.is_none())
+}

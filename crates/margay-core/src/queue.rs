@@ -1,0 +1,112 @@
+//! The one ordered queue of everything that the core asks of its caller.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use crate::entry::EntryUpdate;
+use crate::output::Output;
+
+enum Item {
+    Transmit(SocketAddr, Vec<u8>),
+    Inject(Vec<u8>),
+    Egress(Vec<u8>),
+    Ingress(SocketAddr, Vec<u8>),
+    Update(EntryUpdate),
+}
+
+/// Bounded in packets; entry updates always fit, since a cache that misses one would carry a dead flow.
+pub(crate) struct OutputQueue {
+    items: VecDeque<Item>,
+    packets: usize,
+    packets_max: usize,
+    /// Packets that found the queue full.
+    pub overflowed: u64,
+}
+
+impl OutputQueue {
+    pub fn new(packets_max: usize) -> Self {
+        Self { items: VecDeque::new(), packets: 0, packets_max, overflowed: 0 }
+    }
+
+    fn push(&mut self, item: Item) {
+        if self.packets >= self.packets_max {
+            self.overflowed += 1;
+            return;
+        }
+        self.packets += 1;
+        self.items.push_back(item);
+    }
+
+    pub fn transmit(&mut self, to: SocketAddr, datagram: Vec<u8>) {
+        self.push(Item::Transmit(to, datagram));
+    }
+
+    pub fn inject(&mut self, packet: Vec<u8>) {
+        self.push(Item::Inject(packet));
+    }
+
+    pub fn egress(&mut self, packet: Vec<u8>) {
+        self.push(Item::Egress(packet));
+    }
+
+    pub fn ingress(&mut self, from: SocketAddr, datagram: Vec<u8>) {
+        self.push(Item::Ingress(from, datagram));
+    }
+
+    pub fn update(&mut self, update: EntryUpdate) {
+        self.items.push_back(Item::Update(update));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Takes the next item, copying its bytes into `buf`. What does not fit `buf` is left out and counted.
+    pub fn pop(&mut self, buf: &mut [u8]) -> Option<Output> {
+        loop {
+            let item = self.items.pop_front()?;
+            if let Item::Update(update) = item {
+                return Some(Output::Update(update));
+            }
+            self.packets -= 1;
+            let (Item::Transmit(_, bytes) | Item::Inject(bytes) | Item::Egress(bytes) | Item::Ingress(_, bytes)) = &item
+            else {
+                continue;
+            };
+            let len = bytes.len();
+            let Some(place) = buf.get_mut(..len) else {
+                self.overflowed += 1;
+                continue;
+            };
+            place.copy_from_slice(bytes);
+            return Some(match item {
+                Item::Transmit(to, _) => Output::Transmit { to, len },
+                Item::Inject(_) => Output::Inject { len },
+                Item::Egress(_) => Output::Egress { len },
+                Item::Ingress(from, _) => Output::Ingress { from, len },
+                Item::Update(update) => Output::Update(update),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::PathId;
+
+    #[test]
+    fn updates_keep_their_place_and_are_never_refused() {
+        let mut queue = OutputQueue::new(1);
+        queue.inject(alloc::vec![1, 2, 3]);
+        queue.update(EntryUpdate::RemovePath(PathId(7)));
+        queue.inject(alloc::vec![4]);
+        let mut buf = [0; 16];
+        assert_eq!(queue.pop(&mut buf), Some(Output::Inject { len: 3 }));
+        assert_eq!(buf[..3], [1, 2, 3]);
+        assert_eq!(queue.pop(&mut buf), Some(Output::Update(EntryUpdate::RemovePath(PathId(7)))));
+        assert_eq!(queue.pop(&mut buf), None);
+        assert_eq!(queue.overflowed, 1);
+    }
+}

@@ -1,0 +1,371 @@
+//! [`Sal`]: the Service Access Layer of one host.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use hashbrown::HashMap;
+use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, Message};
+
+use crate::association::AssociationTable;
+use crate::auth;
+use crate::certificate::TrustStore;
+use crate::closing::SWEEP;
+use crate::config::Config;
+use crate::cookie::CookieJar;
+use crate::counters::Counters;
+use crate::event::Event;
+use crate::flow::{FlowTable, KeyedHash, seen};
+use crate::forward::is_relay_request;
+use crate::name::{Prefix, ServiceId, service_of_v6};
+use crate::output::{AppVerdict, Direction, DropReason, Output};
+use crate::packet::{self, Parsed, Unreachable};
+use crate::queue::OutputQueue;
+use crate::rate::RateLimit;
+use crate::rng::Rng;
+use crate::setup::Draft;
+use crate::table::{Action, Resolution, Rule, ServiceTable};
+use crate::time::Instant;
+
+/// Events that wait to be polled; when nobody listens the oldest go.
+const EVENTS_MAX: usize = 4096;
+
+/// The Service Access Layer of one host, as a pure state machine.
+///
+/// # Contract
+///
+/// *Inputs* are the `handle_*` methods; each takes `now`, which must never go backwards, and none blocks. *Outputs* are
+/// taken by polling, after every input and in this order:
+///
+/// 1. [`poll`](Self::poll) until it gives `None`: one ordered queue of datagrams to send, packets to deliver and changes
+///    to the flow cache. Carry them out in that order; an entry comes before the packet that needs it.
+/// 2. [`poll_event`](Self::poll_event) until `None`: for logs and watchers.
+/// 3. [`poll_timeout`](Self::poll_timeout): the one instant at which [`handle_timeout`](Self::handle_timeout) wants to be
+///    called. It may have moved either way.
+///
+/// Established data does not come through here: the flow cache carries it, filled by
+/// [`EntryUpdate`](crate::EntryUpdate)s. What misses the cache comes up through
+/// [`handle_app_packet`](Self::handle_app_packet) and [`handle_datagram`](Self::handle_datagram). A TCP SYN without ACK
+/// always comes up, since it may begin a new flow on an old five-tuple.
+pub struct Sal {
+    pub(crate) config: Config,
+    pub(crate) rng: Rng,
+    /// The latest `now` that any input brought.
+    pub(crate) now: Instant,
+    wall: (Instant, u64),
+    pub(crate) table: ServiceTable,
+    pub(crate) flows: FlowTable,
+    pub(crate) associations: AssociationTable,
+    pub(crate) trust: TrustStore,
+    /// Encoded chain that shows which authority this host belongs to.
+    pub(crate) membership: Vec<u8>,
+    /// Encoded chains that let this host answer for prefixes.
+    pub(crate) certificates: Vec<(Prefix, Vec<u8>)>,
+    /// Leases: virtual addresses that stand for names.
+    pub(crate) names: HashMap<IpAddr, ServiceId, KeyedHash>,
+    pub(crate) queue: OutputQueue,
+    pub(crate) events: EventQueue,
+    pub(crate) counters: Counters,
+    pub(crate) cookies: CookieJar,
+    /// Responder flows whose peer is not proved.
+    pub(crate) half_open: usize,
+    pub(crate) answers: RateLimit,
+    next_sweep: Instant,
+}
+
+/// Events in order, bounded: the oldest go first, since nothing depends on them.
+pub(crate) struct EventQueue(alloc::collections::VecDeque<Event>);
+
+impl EventQueue {
+    pub fn push(&mut self, event: Event) {
+        if self.0.len() >= EVENTS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(event);
+    }
+
+    pub fn extend(&mut self, events: impl IntoIterator<Item = Event>) {
+        for event in events {
+            self.push(event);
+        }
+    }
+}
+
+impl Sal {
+    /// A core for the host that `config` describes. `unix_s` is the wall clock at `now`, for certificates; `seed` must be
+    /// unpredictable and never used twice.
+    pub fn new(config: Config, now: Instant, unix_s: u64, seed: [u8; 32]) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut hasher = || KeyedHash(rng.u64(), rng.u64());
+        let (flow_hasher, name_hasher) = (hasher(), hasher());
+        let limits = config.limits;
+        let mut sal = Self {
+            now,
+            wall: (now, unix_s),
+            table: ServiceTable::new(limits.rules),
+            flows: FlowTable::new(flow_hasher),
+            associations: AssociationTable::new(limits.associations),
+            trust: TrustStore::default(),
+            membership: Vec::new(),
+            certificates: Vec::new(),
+            names: HashMap::with_hasher(name_hasher),
+            queue: OutputQueue::new(limits.outputs),
+            events: EventQueue(alloc::collections::VecDeque::new()),
+            counters: Counters::default(),
+            cookies: CookieJar::new(rng.bytes()),
+            half_open: 0,
+            answers: RateLimit::new(limits.answers_per_s, now),
+            next_sweep: now + SWEEP,
+            rng,
+            config,
+        };
+        sal.meet_self(now);
+        sal
+    }
+
+    /// A packet that an application sent to `sal0` and that missed the flow cache: a whole IP packet, no fragment. Its
+    /// transport checksum may be partial.
+    pub fn handle_app_packet(&mut self, now: Instant, packet: &[u8]) -> AppVerdict {
+        self.now = now;
+        let verdict = match packet::parse(packet) {
+            Err(reason) => AppVerdict::Drop(reason),
+            Ok(Parsed::IcmpError { quoted, port_unreachable }) => {
+                self.handle_icmp_error(now, &quoted.reversed(), port_unreachable);
+                AppVerdict::Consumed
+            }
+            Ok(Parsed::Other { source, destination, echo }) => {
+                let error = if echo && self.service_of(destination).is_some() {
+                    packet::unreachable_for(packet, source, destination, Unreachable::Prohibited)
+                } else {
+                    None
+                };
+                if let Some(error) = error {
+                    self.queue.inject(error);
+                }
+                AppVerdict::Drop(DropReason::Protocol)
+            }
+            Ok(Parsed::Transport(packet)) => self.handle_transport_packet(now, &packet),
+        };
+        if let AppVerdict::Drop(reason) = verdict {
+            self.counters.drop(reason);
+        }
+        verdict
+    }
+
+    fn handle_transport_packet(&mut self, now: Instant, packet: &packet::AppPacket<'_>) -> AppVerdict {
+        if let Some(id) = self.flows.by_tuple(&packet.tuple) {
+            let is_over = self.flows.get(id).is_some_and(|flow| flow.lifecycle >= crate::event::Lifecycle::Closed);
+            if !(packet.is_tcp_syn() && is_over) {
+                return self.app_packet_of_flow(id, packet);
+            }
+            // The program uses its port again; the old flow had only late packets left.
+            if self.flows.get(id).is_some_and(|flow| flow.has(seen::FAILED)) {
+                self.flows.remove(id);
+            } else {
+                self.remove_flow(id, crate::entry::RemoveReason::Closed);
+            }
+        }
+        if packet.is_tcp() && !packet.is_tcp_syn() {
+            self.refuse(packet, Unreachable::Port);
+            return AppVerdict::Drop(DropReason::UnknownFlow);
+        }
+        self.initiate(now, packet)
+    }
+
+    /// The local stack refused what it was given. `app` is the tuple of the refusing side.
+    fn handle_icmp_error(&mut self, now: Instant, app: &crate::entry::Tuple, port_unreachable: bool) {
+        let Some(id) = self.flows.by_tuple(app) else { return };
+        if !port_unreachable {
+            return;
+        }
+        if self.flows.get(id).is_some_and(|flow| flow.lifecycle == crate::event::Lifecycle::Connecting) {
+            self.answer(id, &[], Some(ErrorCode::Refused));
+            self.drop_half_open(id);
+        } else {
+            self.say_fail(id, ErrorCode::Refused);
+            self.fail_flow(now, id, crate::entry::RemoveReason::PeerFailed);
+        }
+    }
+
+    /// A datagram from the SAL port: signalling, or DATA that missed the flow cache.
+    ///
+    /// # Errors
+    ///
+    /// Why it was dropped; already counted. Nothing needs to be done about it.
+    pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
+        self.now = now;
+        let result = self.dispatch(now, from, datagram);
+        if let Err(reason) = result {
+            self.counters.drop(reason);
+        }
+        result
+    }
+
+    fn dispatch(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
+        if datagram.first().is_some_and(|version| *version != margay_wire::VERSION) {
+            return Err(DropReason::Version);
+        }
+        let kind = margay_wire::kind_of(datagram).map_err(|_| DropReason::Malformed)?;
+        self.counters.received(kind);
+        if kind == Kind::Data {
+            return self.handle_data_miss(now, from, datagram);
+        }
+        let message = Message::parse(datagram).map_err(|_| DropReason::Malformed)?;
+        if message.unknown_critical().is_some() {
+            self.answer_unknown_critical(now, from, &message);
+            return Err(DropReason::UnknownCritical);
+        }
+        if is_relay_request(&message) {
+            return if self.config.router { self.relay(from, &message, datagram) } else { Err(DropReason::Unexpected) };
+        }
+        match kind {
+            Kind::Syn => self.handle_syn(now, from, &message, datagram),
+            Kind::SynAck => self.handle_syn_ack(now, from, &message),
+            Kind::Ack => self.handle_ack(now, from, &message),
+            Kind::Error => self.handle_error(now, &message),
+            Kind::Fail | Kind::Rst => self.handle_fail(now, from, &message),
+            Kind::Probe => self.handle_probe(now, from, &message),
+            // Moves and locks come with mobility and chains; until then a peer that sends them is told nothing.
+            _ => Err(DropReason::Unexpected),
+        }
+    }
+
+    /// Nobody may bypass a chain, say, by not knowing the word (DESIGN §6).
+    fn answer_unknown_critical(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) {
+        if message.kind != Kind::Syn || !self.answers.take(now) {
+            return;
+        }
+        let extensions = [Extension::Error(ErrorRepr { code: ErrorCode::UnknownCritical, text: "" })];
+        let mut draft = Draft::new(Kind::Error, message.src_flow, FlowId(0));
+        draft.extensions = &extensions;
+        if let Some(datagram) = draft.write(None) {
+            self.transmit(from, datagram, Kind::Error);
+        }
+    }
+
+    /// A tagged PROBE is answered by a tagged confirmation: the association and its path work.
+    fn handle_probe(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
+        let association = auth::authenticate(&mut self.associations, message, now)?;
+        if message.flags.contains(margay_wire::Flags::CONFIRM) {
+            return Ok(());
+        }
+        let epoch = self.config.epoch;
+        let mut draft = Draft::new(Kind::Probe, message.src_flow, message.dst_flow);
+        draft.flags = margay_wire::Flags::CONFIRM;
+        let Some(association) = self.associations.get_mut(association) else { return Ok(()) };
+        if let Some(datagram) = draft.seal(association, epoch) {
+            self.transmit(from, datagram, Kind::Probe);
+        }
+        Ok(())
+    }
+
+    /// The flow cache carried a segment with FIN or RST set, in this direction. `flags` is the TCP flags byte.
+    pub fn handle_transport(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
+        self.now = now;
+        self.transport_event(now, flow, direction, flags);
+    }
+
+    /// The flow carried data since it was last asked about.
+    pub fn handle_activity(&mut self, now: Instant, flow: FlowId) {
+        self.now = now;
+        if let Some(flow) = self.flows.get_mut(flow) {
+            flow.active = now;
+        }
+    }
+
+    /// The instant that [`poll_timeout`](Self::poll_timeout) gave has come.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
+        while let Some(id) = self.flows.pop_due(now) {
+            self.flow_due(now, id);
+        }
+        if now >= self.next_sweep {
+            self.next_sweep = now + SWEEP;
+            self.sweep(now);
+        }
+    }
+
+    /// The next thing to do, its bytes in `buf`, which holds at least 65,536 bytes.
+    pub fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {
+        self.queue.pop(buf)
+    }
+
+    /// Whether [`poll`](Self::poll) has something.
+    pub fn has_output(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.0.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout), unless something else comes first.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let sweep = (self.flows.len() > 0).then_some(self.next_sweep);
+        self.flows.next_deadline().into_iter().chain(sweep).min()
+    }
+
+    pub(crate) fn transmit(&mut self, to: SocketAddr, datagram: Vec<u8>, kind: Kind) {
+        self.counters.sent(kind);
+        self.queue.transmit(to, datagram);
+    }
+
+    /// Seals `draft` under an association and sends it to the association's address.
+    pub(crate) fn seal_and_send(&mut self, association: u32, draft: Draft<'_>) {
+        let (epoch, kind) = (self.config.epoch, draft.kind);
+        let Some(association) = self.associations.get_mut(association) else { return };
+        let to = association.remote;
+        if let Some(datagram) = draft.seal(association, epoch) {
+            self.transmit(to, datagram, kind);
+        }
+    }
+
+    /// What the service table says of a first packet: longest prefix, highest priority, by weight and `sticky`.
+    /// `forwards`: whether this host may send it on although it came from elsewhere.
+    pub(crate) fn pick(&self, service: &ServiceId, sticky: u64, protocol: u8, port: u16, own: bool) -> Resolution<'_> {
+        let forwards = own || self.config.router;
+        self.table.resolve(service, sticky, |rule: &Rule| match &rule.action {
+            Action::Demux(demux) => {
+                demux.protocol.is_none_or(|wanted| wanted == protocol) && demux.service_port.is_none_or(|wanted| wanted == port)
+            }
+            Action::Forward(_) => forwards,
+            Action::Drop => true,
+        })
+    }
+
+    /// The name behind a virtual address: a lease, or the /96 that an IPv6 address spells out.
+    pub(crate) fn service_of(&self, address: IpAddr) -> Option<ServiceId> {
+        if let Some(service) = self.names.get(&address) {
+            return Some(*service);
+        }
+        match address {
+            IpAddr::V6(address) => service_of_v6(address),
+            IpAddr::V4(_) => None,
+        }
+    }
+
+    /// A flow identifier that is random and free: knowing one says nothing of others (DESIGN §3.5).
+    pub(crate) fn fresh_flow_id(&mut self) -> FlowId {
+        loop {
+            let id = FlowId(self.rng.u32());
+            if id.0 != 0 && self.flows.get(id).is_none() {
+                return id;
+            }
+        }
+    }
+
+    pub(crate) fn loopback(&self) -> SocketAddr {
+        SocketAddr::new(Ipv4Addr::LOCALHOST.into(), margay_wire::PORT)
+    }
+
+    /// The wall clock now, in seconds since 1970.
+    pub(crate) fn unix_s(&self) -> u64 {
+        self.wall.1.saturating_add(self.now.since(self.wall.0).as_secs())
+    }
+
+    /// Sets the wall clock, which certificates are checked against.
+    pub fn set_wall_clock(&mut self, now: Instant, unix_s: u64) {
+        self.now = now;
+        self.wall = (now, unix_s);
+    }
+}

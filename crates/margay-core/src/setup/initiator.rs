@@ -1,0 +1,520 @@
+//! The connecting side.
+
+use alloc::boxed::Box;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use margay_wire::{ErrorCode, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
+    SessionRepr};
+
+use super::{Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, SETUP_TIMEOUT, SYN_LEN, next_protocol, prologue,
+    retry_after};
+use crate::association::Association;
+use crate::auth;
+use crate::entry::EntryUpdate;
+use crate::event::{Event, Lifecycle, Role};
+use crate::flow::{Flow, LifeEvent, Setup, seen};
+use crate::handshake::{Initiator, Introduction};
+use crate::key::HostPublic;
+use crate::name::ServiceId;
+use crate::output::{AppVerdict, DropReason};
+use crate::packet::{self, AppPacket, Parsed, Unreachable};
+use crate::rng::Rng;
+use crate::sal::Sal;
+use crate::table::Resolution;
+use crate::time::Instant;
+
+/// What a SYN-ACK proved: the association that it came under, and where it came from.
+struct Answer {
+    association: u32,
+    /// Third handshake message, when the hosts had not met.
+    message_3: Option<Vec<u8>>,
+}
+
+impl Sal {
+    /// Takes an application's first packet to a name.
+    pub(crate) fn initiate(&mut self, now: Instant, packet: &AppPacket<'_>) -> AppVerdict {
+        if packet.is_signed_tcp() {
+            self.refuse(packet, Unreachable::Prohibited);
+            return AppVerdict::Drop(DropReason::SignedTcp);
+        }
+        let Some(service) = self.service_of(packet.tuple.destination.ip()) else {
+            self.refuse(packet, Unreachable::Host);
+            return AppVerdict::Drop(DropReason::NoName);
+        };
+        if self.flows.len() >= self.config.limits.flows {
+            self.refuse(packet, Unreachable::Host);
+            return AppVerdict::Drop(DropReason::Full);
+        }
+        let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
+        let port = packet.tuple.destination.port();
+        let next_hop = match self.pick(&service, sticky(id, nonce), packet.tuple.protocol, port, true) {
+            Resolution::Forward(_, hop) => hop.address,
+            // The same host serves it: over the loopback address, never a NIC (DESIGN §18).
+            Resolution::Demux(..) => self.loopback(),
+            Resolution::Drop(_) => {
+                self.refuse(packet, Unreachable::Prohibited);
+                return AppVerdict::Drop(DropReason::ServiceDrop);
+            }
+            Resolution::None => {
+                self.refuse(packet, Unreachable::Port);
+                let why = "no instance serves this name, and no service router is known; see `margay status`";
+                self.connect_failed(service, packet, why.to_string());
+                return AppVerdict::Drop(DropReason::NoService);
+            }
+        };
+        self.begin(now, id, service, packet, next_hop, nonce);
+        AppVerdict::Consumed
+    }
+
+    fn begin(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        service: ServiceId,
+        packet: &AppPacket<'_>,
+        next_hop: SocketAddr,
+        nonce: u64,
+    ) {
+        let session = margay_wire::SessionId(self.rng.bytes());
+        let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
+        flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
+            nonce,
+            next_hop,
+            first: packet.whole.to_vec(),
+            held: Vec::new(),
+            retries: 0,
+            first_carried: false,
+            give_up: now + SETUP_TIMEOUT,
+            handshake_seed: self.rng.bytes(),
+            association: self.associations.fresh_id(&mut self.rng),
+            cookie: None,
+            full: false,
+        }));
+        self.flows.insert(flow);
+        self.send_syn(now, id);
+    }
+
+    /// Sends the SYN of a connecting flow, and arms the next try.
+    pub(crate) fn send_syn(&mut self, now: Instant, id: FlowId) {
+        let Some((datagram, carried)) = self.write_syn(id) else {
+            self.fail_connecting(id, Unreachable::Host, "the first packet does not fit a SYN; lower the MTU of sal0");
+            return;
+        };
+        let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
+        let (to, wait) = (setup.next_hop, retry_after(setup.retries));
+        setup.retries += 1;
+        setup.first_carried = carried;
+        let next = (now + wait).min(setup.give_up);
+        self.flows.set_deadline(id, Some(next));
+        self.transmit(to, datagram, Kind::Syn);
+    }
+
+    /// The SYN, and whether it carries the first packet.
+    fn write_syn(&self, id: FlowId) -> Option<(Vec<u8>, bool)> {
+        let flow = self.flows.get(id)?;
+        let Setup::Initiator(setup) = &flow.setup else { return None };
+        let (_, message_1) = self.handshake_of(flow, setup.association, &setup.handshake_seed);
+        let host_id = self.host_id().0;
+        let client = self.config.local_addresses.first().map(|ip| SocketAddr::new(*ip, flow.app.source.port()));
+        let session = SessionRepr {
+            session: flow.session,
+            client: client.unwrap_or(flow.app.source),
+            service_port: flow.app.destination.port(),
+            protocol: flow.app.protocol,
+        };
+        let mut extensions = alloc::vec![
+            Extension::Session(session),
+            self.capabilities(),
+            Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: setup.association, message: &message_1 }),
+        ];
+        extensions.extend(setup.cookie.map(Extension::Cookie));
+        let mut draft = Draft::new(Kind::Syn, FlowId(0), id);
+        draft.flags = if setup.full { Flags::RESOLVABLE | Flags::FULL } else { Flags::RESOLVABLE };
+        draft.resolvable = Some(ResolvableRepr {
+            hop_limit: HOP_LIMIT,
+            reply_to: None,
+            via: None,
+            service: flow.service.0,
+            nonce: setup.nonce,
+            hop_tag: [0; 8],
+        });
+        draft.extensions = &extensions;
+        let datagram_max = usize::from(self.config.datagram_max);
+        draft.pad_to = SYN_LEN.min(datagram_max);
+        draft.payload = (next_protocol(&setup.first), &setup.first);
+        // A large first datagram waits for the answer; the SYN goes without it.
+        let fits = |datagram: &Vec<u8>| datagram.len() <= datagram_max;
+        if let Some(datagram) = draft.write(None).filter(fits) {
+            return Some((datagram, true));
+        }
+        draft.payload = (NextProtocol::None, &[]);
+        let without = draft.write(None).filter(fits)?;
+        (flow.app.protocol == 17).then_some((without, false))
+    }
+
+    /// The handshake of a flow, made again from its seed: the same first message every time.
+    fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
+        let prologue = prologue(flow.session, &flow.service, flow.id, association);
+        Initiator::start(&self.config.host_key, &mut Rng::new(*seed), &prologue)
+    }
+
+    /// A SYN-ACK came, straight or through a router.
+    pub(crate) fn handle_syn_ack(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
+        let id = message.dst_flow;
+        let flow = self.flows.get(id).filter(|flow| flow.role == Role::Initiator).ok_or(DropReason::UnknownFlow)?;
+        match &flow.setup {
+            Setup::Initiator(_) => {}
+            Setup::Late(late) => {
+                return if message.src_flow == flow.peer_flow {
+                    // The peer has not seen our ACK yet.
+                    self.send_ack_again(id);
+                    Ok(())
+                } else {
+                    let (association, seed) = (late.association, late.handshake_seed);
+                    self.reset_late(from, message, association, &seed)
+                };
+            }
+            Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
+        }
+        let answer = match self.prove_answer(now, message, from) {
+            Err(DropReason::UnknownAssociation) => {
+                self.ask_full_handshake(now, id);
+                return Err(DropReason::UnknownAssociation);
+            }
+            other => other?,
+        };
+        if let Some(error) = message.error() {
+            let why = unreachable_of(error.code);
+            self.fail_connecting(id, why, error_text(error.code));
+            return Ok(());
+        }
+        self.accept_answer(now, from, message, answer)
+    }
+
+    /// The peer tags with a key that we no longer hold: ask once for a full handshake.
+    fn ask_full_handshake(&mut self, now: Instant, id: FlowId) {
+        let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
+        if !core::mem::replace(&mut setup.full, true) {
+            self.send_syn(now, id);
+        }
+    }
+
+    /// Checks who answered: by the association's tag, or by finishing the handshake.
+    fn prove_answer(&mut self, now: Instant, message: &Message<'_>, from: SocketAddr) -> Result<Answer, DropReason> {
+        let Some(exchange) = message.key_exchange() else {
+            let association = auth::authenticate(&mut self.associations, message, now)?;
+            return Ok(Answer { association, message_3: None });
+        };
+        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
+        let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
+        let (seed, local_id) = (setup.handshake_seed, setup.association);
+        let (initiator, _) = self.handshake_of(flow, local_id, &seed);
+        let mine = self.introduction(local_id, [0; 32], true);
+        let finished = initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
+        let (peer, theirs, message_3, keys) = finished;
+        auth::verify_with_key(&theirs.tag_key, message)?;
+        self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, from, true)?;
+        Ok(Answer { association: local_id, message_3: Some(message_3) })
+    }
+
+    fn accept_answer(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+        answer: Answer,
+    ) -> Result<(), DropReason> {
+        let id = message.dst_flow;
+        let authenticated = match self.check_right_to_answer(id, message, answer.association) {
+            Ok(authenticated) => authenticated,
+            Err(why) => {
+                self.say_reset(answer.association, message, answer.message_3.as_deref());
+                self.fail_connecting(id, Unreachable::Prohibited, &why);
+                return Err(DropReason::BadCertificate);
+            }
+        };
+        // Through a router the answer's own source is the router; it wrote down where the answer came from.
+        let relayed = message.flags.contains(Flags::RELAY);
+        let remote = if relayed { message.resolvable.and_then(|resolvable| resolvable.via) } else { Some(from) };
+        self.place_association(answer.association, remote.unwrap_or(from), message, relayed);
+        self.announce_path(answer.association);
+        self.associations.hold(answer.association);
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        flow.peer_flow = message.src_flow;
+        flow.association = answer.association;
+        flow.generation += 1;
+        flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
+        flow.seen |= if authenticated { seen::AUTHENTICATED } else { 0 };
+        let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
+            return Err(DropReason::Unexpected);
+        };
+        let (entry, app) = (flow.entry(), flow.app);
+        let ack = self.write_ack(id, answer.message_3.as_deref()).unwrap_or_default();
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.setup = Setup::Late(Box::new(LateAnswers {
+                handshake_seed: setup.handshake_seed,
+                association: setup.association,
+                ack: answer.message_3.unwrap_or_default(),
+                retries: 1,
+                give_up: now + SETUP_TIMEOUT,
+            }));
+        }
+        self.flows.set_deadline(id, Some(now + retry_after(0)));
+        let to = self.associations.get(answer.association).map_or(from, |association| association.remote);
+        self.transmit(to, ack, Kind::Ack);
+        self.queue.update(EntryUpdate::Install(entry));
+        self.deliver_answer(message, &app.reversed(), answer.association);
+        if !setup.first_carried {
+            self.queue.egress(setup.first);
+        }
+        for packet in setup.held {
+            self.queue.egress(packet);
+        }
+        self.events.push(Event::FlowOpened(id));
+        Ok(())
+    }
+
+    /// Gives the application the answer that came inside the SYN-ACK.
+    fn deliver_answer(&mut self, message: &Message<'_>, to_app: &crate::entry::Tuple, association: u32) {
+        let datagram_max = self.associations.get(association).map_or(self.config.datagram_max, |a| a.datagram_max);
+        if let Ok(Parsed::Transport(inner)) = packet::parse(message.payload)
+            && let Some(out) = packet::readdress(&inner, to_app, Self::inner_max(datagram_max))
+        {
+            self.queue.inject(out);
+        }
+    }
+
+    /// The path as this answer shows it.
+    fn place_association(&mut self, local_id: u32, remote: SocketAddr, message: &Message<'_>, relayed: bool) {
+        let own_max = self.config.datagram_max;
+        let Some(association) = self.associations.get_mut(local_id) else { return };
+        if let Some(capabilities) = message.capabilities() {
+            association.datagram_max = capabilities.mtu.clamp(600, own_max);
+        }
+        // A relayed answer says less about the path than what an older association already knows.
+        if !relayed || association.flows == 0 {
+            self.associations.set_remote(local_id, remote);
+        }
+    }
+
+    /// Whether the host behind `association` may answer for the flow's name (DESIGN §7). `Ok(false)`: nobody here can tell.
+    fn check_right_to_answer(&mut self, id: FlowId, message: &Message<'_>, association: u32) -> Result<bool, String> {
+        let Some(service) = self.flows.get(id).map(|flow| flow.service) else { return Ok(false) };
+        let Some(host_key) = self.associations.get(association).map(|association| association.host_key.0) else {
+            return Ok(false);
+        };
+        if host_key == self.config.host_key.public().0 {
+            return Ok(true);
+        }
+        let chain = message.certificate().unwrap_or_default();
+        let unix_s = self.unix_s();
+        self.trust.verify_service(chain, &service, &host_key, unix_s).map(|proof| proof.is_proved()).map_err(|error| {
+            alloc::format!("the host that answered may not speak for this name: {error}")
+        })
+    }
+
+    fn write_ack(&mut self, id: FlowId, message_3: Option<&[u8]>) -> Option<Vec<u8>> {
+        let flow = self.flows.get(id)?;
+        let (peer_flow, local_id) = (flow.peer_flow, flow.association);
+        let host_id = self.host_id().0;
+        let exchange = message_3.filter(|message| !message.is_empty());
+        let mut extensions = alloc::vec![self.capabilities()];
+        extensions
+            .extend(exchange.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: local_id, message })));
+        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
+        draft.extensions = &extensions;
+        let epoch = self.config.epoch;
+        draft.seal(self.associations.get_mut(local_id)?, epoch)
+    }
+
+    fn send_ack_again(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let Setup::Late(late) = &flow.setup else { return };
+        if flow.has(seen::CONFIRMED) {
+            return;
+        }
+        let message_3 = late.ack.clone();
+        let to = self.associations.get(flow.association).map(|association| association.remote);
+        if let (Some(to), Some(ack)) = (to, self.write_ack(id, Some(&message_3))) {
+            self.transmit(to, ack, Kind::Ack);
+        }
+    }
+
+    /// An ACK that was not confirmed in time: again, or the end.
+    pub(crate) fn retry_ack(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let confirmed = flow.has(seen::CONFIRMED);
+        let Setup::Late(late) = &mut flow.setup else { return };
+        if now >= late.give_up || (confirmed && late.retries == u32::MAX) {
+            flow.setup = Setup::Done;
+            if !confirmed {
+                self.fail_flow(now, id, crate::entry::RemoveReason::Unproved);
+            }
+            return;
+        }
+        let wait = retry_after(late.retries);
+        late.retries += 1;
+        let next = (now + wait).min(late.give_up);
+        self.flows.set_deadline(id, Some(next));
+        self.send_ack_again(id);
+    }
+
+    /// The responder has our ACK.
+    pub(crate) fn handle_confirm(&mut self, now: Instant, message: &Message<'_>, association: u32) -> Result<(), DropReason> {
+        let id = message.dst_flow;
+        let flow = self.flows.get_mut(id).filter(|flow| flow.association == association).ok_or(DropReason::UnknownFlow)?;
+        if flow.role != Role::Initiator || flow.lifecycle == Lifecycle::Connecting {
+            return Err(DropReason::Unexpected);
+        }
+        flow.seen |= seen::CONFIRMED;
+        if let Setup::Late(late) = &mut flow.setup {
+            late.retries = u32::MAX;
+            late.give_up = now + LATE_WINDOW;
+            let until = late.give_up;
+            if flow.lifecycle != Lifecycle::Closed {
+                self.flows.set_deadline(id, Some(until));
+            }
+        }
+        if let Some(chain) = message.certificate() {
+            self.note_membership(association, chain);
+        }
+        Ok(())
+    }
+
+    /// A second instance answered a retransmitted SYN: it is told so, and forgets its half (DESIGN §7).
+    fn reset_late(
+        &mut self,
+        from: SocketAddr,
+        message: &Message<'_>,
+        association: u32,
+        seed: &[u8; 32],
+    ) -> Result<(), DropReason> {
+        let Some(exchange) = message.key_exchange() else {
+            let now = self.now;
+            let association = auth::authenticate(&mut self.associations, message, now)?;
+            self.say_reset(association, message, None);
+            return Ok(());
+        };
+        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
+        let (initiator, _) = self.handshake_of(flow, association, seed);
+        let mine = self.introduction(association, [0; 32], true);
+        let (peer, theirs, message_3, keys) =
+            initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
+        auth::verify_with_key(&theirs.tag_key, message)?;
+        let mut once = Association::new(association, theirs.assoc_id, peer, keys, true, from);
+        if let Some(reset) = self.write_reset(&mut once, message, Some(&message_3)) {
+            self.transmit(from, reset, Kind::Rst);
+        }
+        Ok(())
+    }
+
+    /// Tells the host that sent `message` that its half of the flow is not wanted.
+    fn say_reset(&mut self, association: u32, message: &Message<'_>, message_3: Option<&[u8]>) {
+        let Some(mut held) = self.associations.take_out(association) else { return };
+        let datagram = self.write_reset(&mut held, message, message_3);
+        let to = held.remote;
+        self.associations.put_back(held);
+        if let Some(datagram) = datagram {
+            self.transmit(to, datagram, Kind::Rst);
+        }
+    }
+
+    fn write_reset(&self, association: &mut Association, message: &Message<'_>, message_3: Option<&[u8]>) -> Option<Vec<u8>> {
+        let exchange = message_3.map(|message_3| {
+            let (host_id, assoc_id) = (self.host_id().0, association.local_id);
+            Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id, message: message_3 })
+        });
+        let mut draft = Draft::new(Kind::Rst, message.src_flow, message.dst_flow);
+        draft.extensions = exchange.as_slice();
+        draft.seal(association, self.config.epoch)
+    }
+
+    /// An ERROR about a SYN of ours: a cookie to bring, or a refusal by our router.
+    pub(crate) fn handle_error(&mut self, now: Instant, message: &Message<'_>) -> Result<(), DropReason> {
+        let error = message.error().ok_or(DropReason::Malformed)?;
+        let id = message.dst_flow;
+        if error.code == ErrorCode::CookieWanted {
+            let cookie = message.cookie().ok_or(DropReason::Malformed)?;
+            let flow = self.flows.get_mut(id).ok_or(DropReason::UnknownFlow)?;
+            let Setup::Initiator(setup) = &mut flow.setup else { return Err(DropReason::Unexpected) };
+            // Untagged, so it may cost a retransmission and no more; the second cookie waits for the timer.
+            if setup.cookie.replace(cookie).is_none() {
+                self.send_syn(now, id);
+            }
+            return Ok(());
+        }
+        auth::authenticate(&mut self.associations, message, now)?;
+        let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
+        if !matches!(flow.setup, Setup::Initiator(_)) {
+            return Err(DropReason::Unexpected);
+        }
+        self.fail_connecting(id, unreachable_of(error.code), error_text(error.code));
+        Ok(())
+    }
+
+    /// Ends a flow that never came to be: its application gets a clear error at once (DESIGN §3.8).
+    pub(crate) fn fail_connecting(&mut self, id: FlowId, how: Unreachable, why: &str) {
+        let Some(flow) = self.flows.remove(id) else { return };
+        let Setup::Initiator(setup) = flow.setup else { return };
+        if let Ok(Parsed::Transport(first)) = packet::parse(&setup.first) {
+            self.refuse(&first, how);
+        }
+        self.counters.connects_failed += 1;
+        self.events.push(Event::ConnectFailed { service: flow.service, app: flow.app, why: String::from(why) });
+    }
+
+    /// Answers an application's packet with a refusal: RST to TCP where the port is refused, else ICMP.
+    pub(crate) fn refuse(&mut self, packet: &AppPacket<'_>, how: Unreachable) {
+        let (source, destination) = (packet.tuple.source.ip(), packet.tuple.destination.ip());
+        let answer = if packet.is_tcp() && how == Unreachable::Port {
+            packet::reset_for(packet)
+        } else {
+            packet::unreachable_for(packet.whole, source, destination, how)
+        };
+        if let Some(answer) = answer {
+            self.queue.inject(answer);
+        }
+    }
+
+    fn connect_failed(&mut self, service: ServiceId, packet: &AppPacket<'_>, why: String) {
+        self.counters.connects_failed += 1;
+        self.events.push(Event::ConnectFailed { service, app: packet.tuple, why });
+    }
+
+    /// What this host says of itself inside a handshake. The initiator shows its membership, which a responder needs; the
+    /// responder keeps its answer small and shows its own later.
+    pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], with_membership: bool) -> Introduction {
+        let certificate = if with_membership { self.membership.clone() } else { Vec::new() };
+        Introduction { epoch: self.config.epoch, boot_id: self.config.boot_id, assoc_id, tag_key, certificate }
+    }
+
+    pub(crate) fn host_id(&self) -> crate::key::HostId {
+        HostPublic::id(&self.config.host_key.public())
+    }
+}
+
+/// By what a router picks an instance: the same for every copy of one SYN (DESIGN §7).
+pub(crate) fn sticky(flow: FlowId, nonce: u64) -> u64 {
+    nonce ^ (u64::from(flow.0) << 32 | u64::from(flow.0))
+}
+
+fn unreachable_of(code: ErrorCode) -> Unreachable {
+    match code {
+        ErrorCode::NotAllowed | ErrorCode::BadCertificate => Unreachable::Prohibited,
+        ErrorCode::HopLimit | ErrorCode::Overloaded => Unreachable::Host,
+        _ => Unreachable::Port,
+    }
+}
+
+fn error_text(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::NoService => "nobody serves this name now; `margay service resolve NAME` shows what the router knows",
+        ErrorCode::Refused => "the instance refused: nothing listens on that port of the service",
+        ErrorCode::NotAllowed => "this host may not connect to the service; its operator's `allow` list decides",
+        ErrorCode::HopLimit => "the routers forward this name in a circle; their operators must mend the rules",
+        ErrorCode::Overloaded => "the instance is overloaded; try again",
+        _ => "the peer refused the connection",
+    }
+}

@@ -1,0 +1,231 @@
+//! Setting a flow up: SYN, SYN-ACK, ACK, and the confirmation of the ACK (DESIGN §6, §7).
+//!
+//! The SYN carries the application's first packet to whoever the service table picks; the instance's SYN-ACK carries the
+//! answer straight back; the ACK proves the initiator. Between hosts that have never met the three also carry a Noise XX
+//! handshake, between others they are tagged under the association. The responder confirms the ACK, so that a lost ACK is
+//! sent again even when the application has nothing to say.
+
+mod initiator;
+mod responder;
+
+pub(crate) use initiator::sticky;
+pub(crate) use responder::Arrival;
+
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::time::Duration;
+
+use margay_wire::{
+    AuthRepr, CapabilitiesRepr, Extension, Flags, FlowId, Kind, MessageWriter, NextProtocol, ResolvableRepr, SessionId,
+};
+
+use crate::association::Association;
+use crate::auth;
+use crate::entry::{EntryUpdate, Path, PathId};
+use crate::handshake::Responder;
+use crate::hop;
+use crate::key::HostId;
+use crate::name::ServiceId;
+use crate::sal::Sal;
+use crate::table::Allow;
+use crate::time::Instant;
+
+/// A SYN is padded to this many bytes, so that no answer to it is larger than itself (DESIGN §6).
+pub(crate) const SYN_LEN: usize = 1200;
+/// Resolvable packets start with this many hops to go.
+pub(crate) const HOP_LIMIT: u8 = 16;
+/// First wait for an answer; doubles up to [`RETRY_MAX`].
+pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(150);
+pub(crate) const RETRY_MAX: Duration = Duration::from_millis(1000);
+/// An application is told of failure after this long without an answer.
+pub(crate) const SETUP_TIMEOUT: Duration = Duration::from_millis(5000);
+/// A second instance's answer is still recognised, and reset, for this long.
+pub(crate) const LATE_WINDOW: Duration = Duration::from_millis(3000);
+/// Bit of the CAPABILITIES word: carries `encap`.
+pub(crate) const STACK_ENCAP: u32 = 1 << 2;
+/// Bytes that DATA and train headers take of a datagram.
+pub(crate) const ENCAP_OVERHEAD: u16 = 24;
+const SCRATCH_LEN: usize = 65_536;
+
+/// What the initiator keeps until it has the answer.
+pub(crate) struct InitiatorSetup {
+    pub nonce: u64,
+    pub next_hop: SocketAddr,
+    /// The application's own first packet.
+    pub first: Vec<u8>,
+    /// Whether the SYN as sent last had room for it.
+    pub first_carried: bool,
+    /// Its later packets, UDP only.
+    pub held: Vec<Vec<u8>>,
+    pub retries: u32,
+    pub give_up: Instant,
+    /// From which the handshake state can be made again: garbage in a SYN-ACK must not use it up.
+    pub handshake_seed: [u8; 32],
+    /// The index that the peer shall use for a new association.
+    pub association: u32,
+    pub cookie: Option<[u8; 24]>,
+    /// The peer shall not count on an older association.
+    pub full: bool,
+}
+
+/// What the responder keeps until the initiator is proved.
+pub(crate) struct ResponderSetup {
+    pub initiator_flow: FlowId,
+    pub claimed: HostId,
+    /// Index that the initiator wants for a new association.
+    pub initiator_association: u32,
+    pub reply: Reply,
+    pub syn_len: usize,
+    pub message_1: Vec<u8>,
+    pub handshake: Option<Responder>,
+    /// The index reserved here for a new association.
+    pub association: u32,
+    pub datagram_max: u16,
+    pub allow: Allow,
+    /// SYN-ACK datagrams as sent, to be sent again.
+    pub answers: Vec<(SocketAddr, Vec<u8>)>,
+    /// The application's SYN-ACK, from which it can be reset.
+    pub app_answer: Option<Vec<u8>>,
+    /// The first datagram, delivered once the peer is proved.
+    pub first: Option<Vec<u8>>,
+    /// DATA that overtook the ACK.
+    pub held: Vec<(SocketAddr, Vec<u8>)>,
+}
+
+/// What an established initiator keeps to reset late second instances, and to send its ACK again.
+pub(crate) struct LateAnswers {
+    pub handshake_seed: [u8; 32],
+    pub association: u32,
+    pub ack: Vec<u8>,
+    pub retries: u32,
+    pub give_up: Instant,
+}
+
+/// Where answers to a SYN go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    pub direct: SocketAddr,
+    /// The router that relays to the initiator.
+    pub via: Option<SocketAddr>,
+}
+
+/// The wait before try number `retries` + 1.
+pub(crate) fn retry_after(retries: u32) -> Duration {
+    RETRY_FIRST.saturating_mul(1 << retries.min(8)).min(RETRY_MAX)
+}
+
+/// What binds a handshake to its session: neither half can be used for another.
+pub(crate) fn prologue(session: SessionId, service: &ServiceId, initiator_flow: FlowId, association: u32) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(76);
+    bytes.extend_from_slice(b"margay sal 1");
+    bytes.extend_from_slice(&session.0);
+    bytes.extend_from_slice(&service.0);
+    bytes.extend_from_slice(&initiator_flow.0.to_be_bytes());
+    bytes.extend_from_slice(&association.to_be_bytes());
+    bytes
+}
+
+/// A message before it is written: who, what, and the tag that goes on it.
+pub(crate) struct Draft<'a> {
+    pub kind: Kind,
+    pub flags: Flags,
+    pub dst_flow: FlowId,
+    pub src_flow: FlowId,
+    pub control_seq: u32,
+    pub resolvable: Option<ResolvableRepr>,
+    pub extensions: &'a [Extension<'a>],
+    pub payload: (NextProtocol, &'a [u8]),
+    pub pad_to: usize,
+}
+
+impl<'a> Draft<'a> {
+    pub fn new(kind: Kind, dst_flow: FlowId, src_flow: FlowId) -> Self {
+        Self {
+            kind,
+            flags: Flags::empty(),
+            dst_flow,
+            src_flow,
+            control_seq: 0,
+            resolvable: None,
+            extensions: &[],
+            payload: (NextProtocol::None, &[]),
+            pad_to: 0,
+        }
+    }
+
+    /// The finished datagram; with `auth`, it ends its extensions with an AUTH whose tag is still zero.
+    /// `None` when it would not fit: our own messages are bounded, so that is an oversized certificate or packet.
+    pub fn write(&self, auth: Option<(u32, u32)>) -> Option<Vec<u8>> {
+        let mut buf = alloc::vec![0; SCRATCH_LEN.min(2048 + self.payload.1.len())];
+        let mut writer = MessageWriter::new(&mut buf, self.kind, self.dst_flow, self.src_flow, self.control_seq);
+        writer.flags(self.flags);
+        if let Some(resolvable) = &self.resolvable {
+            writer.resolvable(resolvable).ok()?;
+        }
+        for extension in self.extensions {
+            writer.extension(extension).ok()?;
+        }
+        if let Some((assoc_id, epoch)) = auth {
+            writer.extension(&Extension::Auth(AuthRepr { assoc_id, epoch, tag: [0; 16] })).ok()?;
+        }
+        writer.payload(self.payload.0, self.payload.1).ok()?;
+        if self.pad_to > 0 {
+            writer.pad_to(self.pad_to);
+        }
+        let len = writer.finish().ok()?;
+        buf.truncate(len);
+        Some(buf)
+    }
+
+    /// Written and tagged under `association`.
+    pub fn seal(mut self, association: &mut Association, epoch: u32) -> Option<Vec<u8>> {
+        self.control_seq = association.next_seq();
+        let mut datagram = self.write(Some((association.remote_id, epoch)))?;
+        auth::sign(association, &mut datagram).ok()?;
+        Some(datagram)
+    }
+}
+
+/// The protocol number that stands for an IP packet of this version.
+pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
+    match packet.first().map(|byte| byte >> 4) {
+        Some(4) => NextProtocol::Ipv4,
+        Some(6) => NextProtocol::Ipv6,
+        _ => NextProtocol::None,
+    }
+}
+
+impl Sal {
+    /// What this host can do, for the peer.
+    pub(crate) fn capabilities(&self) -> Extension<'static> {
+        Extension::Capabilities(CapabilitiesRepr { stacks: STACK_ENCAP, mtu: self.config.datagram_max })
+    }
+
+    /// Largest inner packet in bytes that fits one datagram of `datagram_max`.
+    pub(crate) fn inner_max(datagram_max: u16) -> u16 {
+        datagram_max.saturating_sub(ENCAP_OVERHEAD)
+    }
+
+    /// Tells the cache where an association's packets go now.
+    pub(crate) fn announce_path(&mut self, local_id: u32) {
+        let Some(association) = self.associations.get(local_id) else { return };
+        let path = Path {
+            id: PathId(local_id),
+            remote: association.remote,
+            local: None,
+            datagram_max: association.datagram_max,
+        };
+        self.queue.update(EntryUpdate::Path(path));
+    }
+
+    /// Puts a hop tag on a finished datagram for the router or host behind `hop_key`.
+    pub(crate) fn tag_hop(datagram: &mut [u8], hop_key: Option<[u8; 16]>) {
+        let tag = match (hop_key, datagram.get(..margay_wire::HOP_TAGGED_LEN)) {
+            (Some(key), Some(tagged)) => hop::hop_tag(&key, tagged),
+            _ => [0; 8],
+        };
+        if let Some(place) = datagram.get_mut(margay_wire::HOP_TAGGED_LEN..margay_wire::HOP_TAGGED_LEN + 8) {
+            place.copy_from_slice(&tag);
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! The listening side.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol,
+    ResolvableRepr};
+
+use super::{Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, next_protocol, prologue};
+use crate::auth;
+use crate::entry::{EntryUpdate, RemoveReason, Tuple};
+use crate::event::{Event, Lifecycle, Role};
+use crate::flow::{Flow, LifeEvent, Setup};
+use crate::handshake::Responder;
+use crate::key::HostId;
+use crate::name::ServiceId;
+use crate::output::DropReason;
+use crate::packet::{self, AppPacket, Parsed};
+use crate::sal::Sal;
+use crate::surrogate::responder_tuple;
+use crate::table::{Allow, AllowItem, Demux};
+use crate::time::Instant;
+
+/// A SYN that reached a listener here, read and checked for form.
+pub(crate) struct Arrival<'a> {
+    pub message: &'a Message<'a>,
+    pub service: ServiceId,
+    pub reply: Reply,
+    pub syn_len: usize,
+    pub nonce: u64,
+}
+
+impl Sal {
+    /// A SYN for a service that listens here.
+    pub(crate) fn respond(&mut self, now: Instant, arrival: &Arrival<'_>, demux: &Demux) -> Result<(), DropReason> {
+        let message = arrival.message;
+        let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
+        let session = message.session().ok_or(DropReason::Malformed)?;
+        if let Some(id) = self.flows.by_session(session.session) {
+            return self.answer_again(id, message.src_flow);
+        }
+        self.check_cookie(now, arrival)?;
+        if self.half_open >= self.config.limits.half_open || self.flows.len() >= self.config.limits.flows {
+            return Err(DropReason::Full);
+        }
+        let claimed = HostId(exchange.host_id);
+        let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
+        let inner = inner_packet(message, session.protocol)?;
+        if let Some(association) = known
+            && !self.is_allowed(association, &arrival.service, &demux.allow)
+        {
+            // The claim is not proved yet, so this refuses whoever makes it; an honest host loses nothing.
+            self.refuse_syn(arrival, association, ErrorCode::NotAllowed);
+            return Err(DropReason::NotAllowed);
+        }
+        let client = SocketAddr::new(arrival.reply.direct.ip(), session.client.port());
+        let (random, flows) = (self.rng.u32(), &self.flows);
+        let taken = |tuple: &Tuple| flows.by_tuple(tuple).is_some();
+        let local = &self.config.local_addresses;
+        let app = responder_tuple(session.protocol, client, demux.listener, local, random, taken).ok_or(DropReason::Full)?;
+        let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
+        let id = self.fresh_flow_id();
+        let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, app, now);
+        flow.peer_flow = message.src_flow;
+        flow.association = known.unwrap_or(0);
+        let first = inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), Self::inner_max(datagram_max)));
+        let is_tcp = session.protocol == 6;
+        flow.setup = Setup::Responder(Box::new(ResponderSetup {
+            initiator_flow: message.src_flow,
+            claimed,
+            initiator_association: exchange.assoc_id,
+            reply: arrival.reply,
+            syn_len: arrival.syn_len,
+            message_1: exchange.message.to_vec(),
+            handshake: None,
+            association: if known.is_some() { 0 } else { self.associations.fresh_id(&mut self.rng) },
+            datagram_max,
+            allow: demux.allow.clone(),
+            answers: Vec::new(),
+            app_answer: None,
+            first: if is_tcp { None } else { first.clone() },
+            held: Vec::new(),
+        }));
+        self.flows.insert(flow);
+        self.half_open += 1;
+        self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
+        match (is_tcp, first) {
+            (true, Some(syn)) => self.queue.inject(syn),
+            (true, None) => return Err(DropReason::Malformed),
+            // A datagram service says nothing of its own: answer at once, deliver when the peer is proved.
+            (false, _) => self.answer(id, &[], None),
+        }
+        Ok(())
+    }
+
+    /// The same SYN again: the same answer, if there is one yet (DESIGN §7).
+    fn answer_again(&mut self, id: FlowId, initiator_flow: FlowId) -> Result<(), DropReason> {
+        let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
+        let Setup::Responder(setup) = &flow.setup else { return Ok(()) };
+        if setup.initiator_flow != initiator_flow {
+            return Err(DropReason::Unexpected);
+        }
+        for (to, datagram) in setup.answers.clone() {
+            self.transmit(to, datagram, Kind::SynAck);
+        }
+        Ok(())
+    }
+
+    /// Under load a SYN must bring a cookie before any state is kept or key work done (DESIGN §7).
+    fn check_cookie(&mut self, now: Instant, arrival: &Arrival<'_>) -> Result<(), DropReason> {
+        if self.half_open < self.config.limits.half_open_cookie {
+            return Ok(());
+        }
+        let (from, flow, nonce) = (arrival.reply.direct, arrival.message.src_flow, arrival.nonce);
+        match arrival.message.cookie() {
+            Some(cookie) if self.cookies.is_valid(now, &cookie, from, flow, nonce) => return Ok(()),
+            Some(_) => self.counters.drop(DropReason::BadCookie),
+            None => {}
+        }
+        if !self.answers.take(now) {
+            return Err(DropReason::RateLimited);
+        }
+        let cookie = self.cookies.issue(now, from, flow, nonce);
+        let extensions = [
+            Extension::Error(ErrorRepr { code: ErrorCode::CookieWanted, text: "" }),
+            Extension::Cookie(cookie),
+        ];
+        self.counters.cookies_sent += 1;
+        let mut draft = Draft::new(Kind::Error, flow, FlowId(0));
+        draft.extensions = &extensions;
+        self.send_both_ways(arrival.reply, draft);
+        Err(DropReason::CookieWanted)
+    }
+
+    /// Sends an untagged message straight and through the router.
+    fn send_both_ways(&mut self, reply: Reply, mut draft: Draft<'_>) {
+        let kind = draft.kind;
+        if let Some(datagram) = draft.write(None) {
+            self.transmit(reply.direct, datagram, kind);
+        }
+        if let Some(via) = reply.via {
+            draft.flags = Flags::RESOLVABLE | Flags::RELAY;
+            draft.resolvable = Some(relay_part(reply.direct));
+            if let Some(mut datagram) = draft.write(None) {
+                Self::tag_hop(&mut datagram, self.hop_key_of(via));
+                self.transmit(via, datagram, kind);
+            }
+        }
+    }
+
+    /// Refuses a SYN under an association that the claimed sender shares with this host.
+    fn refuse_syn(&mut self, arrival: &Arrival<'_>, association: u32, code: ErrorCode) {
+        let extensions = [Extension::Error(ErrorRepr { code, text: "" })];
+        let mut draft = Draft::new(Kind::SynAck, arrival.message.src_flow, FlowId(0));
+        draft.extensions = &extensions;
+        let epoch = self.config.epoch;
+        let Some(association) = self.associations.get_mut(association) else { return };
+        if let Some(datagram) = draft.seal(association, epoch) {
+            self.transmit(arrival.reply.direct, datagram, Kind::SynAck);
+        }
+    }
+
+    /// The association that a claimed host-ID would use, if its right to connect is still proved.
+    fn known_host(&self, claimed: HostId) -> Option<u32> {
+        let association = self.associations.by_host(claimed)?;
+        let unix_s = self.unix_s();
+        let is_self = claimed == self.host_id();
+        let is_member = association.membership.as_ref().is_some_and(|membership| membership.not_after_s > unix_s);
+        (is_self || is_member || self.trust.is_empty()).then_some(association.local_id)
+    }
+
+    /// The listening program answered: its SYN-ACK goes inside ours, its RST refuses.
+    pub(crate) fn handle_listener_packet(&mut self, id: FlowId, packet: &AppPacket<'_>) -> Result<(), DropReason> {
+        let Some(Setup::Responder(setup)) = self.flows.get(id).map(|flow| &flow.setup) else {
+            return Err(DropReason::Unexpected);
+        };
+        if packet.tcp_flags() & packet::tcp_flags::RST != 0 {
+            self.answer(id, &[], Some(ErrorCode::Refused));
+            self.drop_half_open(id);
+            return Ok(());
+        }
+        if !packet.is_tcp_syn_ack() {
+            return Err(DropReason::Unexpected);
+        }
+        if setup.answers.is_empty() {
+            self.answer(id, packet.whole, None);
+        } else {
+            let again = setup.answers.clone();
+            for (to, datagram) in again {
+                self.transmit(to, datagram, Kind::SynAck);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the SYN-ACK, with the program's own answer or a refusal inside, straight and through the router.
+    pub(crate) fn answer(&mut self, id: FlowId, app_answer: &[u8], error: Option<ErrorCode>) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let (session, service, known) = (flow.session, flow.service, flow.association);
+        let Setup::Responder(setup) = &flow.setup else { return };
+        let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
+        let (reply, syn_len) = (setup.reply, setup.syn_len);
+        let mut tag_key = [0; 32];
+        let mut message_2 = Vec::new();
+        if known == 0 {
+            tag_key = self.rng.bytes();
+            let mine = self.introduction(reserved, tag_key, false);
+            let message_1 = match self.flows.get(id).map(|flow| &flow.setup) {
+                Some(Setup::Responder(setup)) => setup.message_1.clone(),
+                _ => return,
+            };
+            let prologue = prologue(session, &service, initiator_flow, wanted);
+            let answered = Responder::answer(&self.config.host_key, &mut self.rng, &prologue, &message_1, &mine);
+            let Ok((handshake, answer)) = answered else {
+                self.counters.drop(DropReason::BadHandshake);
+                return;
+            };
+            message_2 = answer;
+            if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
+                setup.handshake = Some(handshake);
+            }
+        }
+        let host_id = self.host_id().0;
+        let exchange = KeyExchangeRepr { host_id, assoc_id: reserved, message: &message_2 };
+        let chain = self.certificate_for(&service);
+        let mut extensions = alloc::vec![self.capabilities()];
+        extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
+        extensions.extend((!chain.is_empty()).then_some(Extension::Certificate(&chain)));
+        extensions.extend(error.map(|code| Extension::Error(ErrorRepr { code, text: "" })));
+        let mut draft = Draft::new(Kind::SynAck, initiator_flow, id);
+        draft.extensions = &extensions;
+        draft.payload = if app_answer.is_empty() {
+            (NextProtocol::None, &[])
+        } else {
+            (next_protocol(app_answer), app_answer)
+        };
+        let key = (known == 0).then_some((tag_key, wanted));
+        let answers = self.write_answers(draft, known, key, reply, syn_len);
+        for (to, datagram) in &answers {
+            self.transmit(*to, datagram.clone(), Kind::SynAck);
+        }
+        if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
+            setup.answers = answers;
+            setup.app_answer = (!app_answer.is_empty()).then(|| app_answer.to_vec());
+        }
+    }
+
+    /// Both copies of a SYN-ACK, together no larger than the SYN: nobody can be made to flood a third (DESIGN §6).
+    fn write_answers(
+        &mut self,
+        draft: Draft<'_>,
+        known: u32,
+        first_contact: Option<([u8; 32], u32)>,
+        reply: Reply,
+        syn_len: usize,
+    ) -> Vec<(SocketAddr, Vec<u8>)> {
+        let mut budget = syn_len;
+        let mut answers = Vec::new();
+        let routes = reply.via.map(|via| (via, true)).into_iter().chain([(reply.direct, false)]);
+        for (to, relayed) in routes {
+            let mut copy = Draft { ..Draft::new(draft.kind, draft.dst_flow, draft.src_flow) };
+            copy.extensions = draft.extensions;
+            copy.payload = draft.payload;
+            if relayed {
+                copy.flags = Flags::RESOLVABLE | Flags::RELAY;
+                copy.resolvable = Some(relay_part(reply.direct));
+            }
+            let epoch = self.config.epoch;
+            let sealed = match (first_contact, self.associations.get_mut(known)) {
+                (Some((tag_key, assoc_id)), _) => copy.write(Some((assoc_id, epoch))).and_then(|mut datagram| {
+                    auth::sign_with_key(&tag_key, &mut datagram).ok()?;
+                    Some(datagram)
+                }),
+                (None, Some(association)) => copy.seal(association, epoch),
+                (None, None) => None,
+            };
+            let Some(mut datagram) = sealed else { continue };
+            if relayed {
+                Self::tag_hop(&mut datagram, self.hop_key_of(to));
+            }
+            if datagram.len() > budget {
+                self.counters.answers_too_large += 1;
+                continue;
+            }
+            budget -= datagram.len();
+            answers.push((to, datagram));
+        }
+        answers
+    }
+
+    /// The ACK: the peer is proved, or not.
+    pub(crate) fn handle_ack(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
+        if message.flags.contains(Flags::CONFIRM) {
+            let association = auth::authenticate(&mut self.associations, message, now)?;
+            return self.handle_confirm(now, message, association);
+        }
+        let id = message.dst_flow;
+        let flow = self.flows.get(id).filter(|flow| flow.role == Role::Responder).ok_or(DropReason::UnknownFlow)?;
+        let fresh = matches!(&flow.setup, Setup::Responder(setup) if setup.handshake.is_some());
+        let association = if fresh { self.finish_handshake(now, from, message)? } else {
+            auth::authenticate(&mut self.associations, message, now)?
+        };
+        let flow = self.flows.get_mut(id).ok_or(DropReason::UnknownFlow)?;
+        if flow.lifecycle != Lifecycle::Connecting {
+            if flow.association != association {
+                return Err(DropReason::Unexpected);
+            }
+            self.confirm(id, association, false);
+            return Ok(());
+        }
+        if !fresh && flow.association != association {
+            return Err(DropReason::Unexpected);
+        }
+        if message.kind == Kind::Rst {
+            self.drop_half_open(id);
+            return Ok(());
+        }
+        self.admit(now, from, id, association, fresh)
+    }
+
+    /// Reads the third handshake message and adopts the association that it makes; the one check then sees its tag.
+    fn finish_handshake(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<u32, DropReason> {
+        let exchange = message.key_exchange().ok_or(DropReason::Untagged)?;
+        let flow = self.flows.get_mut(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
+        let Setup::Responder(setup) = &mut flow.setup else { return Err(DropReason::Unexpected) };
+        let handshake = setup.handshake.as_mut().ok_or(DropReason::Unexpected)?;
+        let (peer, theirs, keys) = handshake.finish(exchange.message).map_err(|_| DropReason::BadHandshake)?;
+        let (reserved, datagram_max, claimed) = (setup.association, setup.datagram_max, setup.claimed);
+        if peer.id() != claimed || peer.id().0 != exchange.host_id {
+            return Err(DropReason::BadHandshake);
+        }
+        self.adopt_peer(now, &peer, &theirs, reserved, &keys, message, from, false)?;
+        if let Some(association) = self.associations.get_mut(reserved) {
+            association.datagram_max = datagram_max;
+        }
+        self.note_membership(reserved, &theirs.certificate);
+        Ok(reserved)
+    }
+
+    /// A proved peer: may it connect? Then the flow is established and what was held is let go.
+    fn admit(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        id: FlowId,
+        association: u32,
+        fresh: bool,
+    ) -> Result<(), DropReason> {
+        let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
+        let service = flow.service;
+        let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
+        let allow = setup.allow.clone();
+        self.associations.set_remote(association, from);
+        if !self.is_allowed(association, &service, &allow) {
+            if let Some(flow) = self.flows.get_mut(id) {
+                flow.association = association;
+            }
+            self.say_fail(id, ErrorCode::NotAllowed);
+            self.drop_half_open(id);
+            return Err(DropReason::NotAllowed);
+        }
+        self.announce_path(association);
+        self.associations.hold(association);
+        self.half_open = self.half_open.saturating_sub(1);
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        flow.association = association;
+        flow.generation += 1;
+        flow.active = now;
+        flow.seen |= crate::flow::seen::AUTHENTICATED;
+        flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
+        let entry = flow.entry();
+        let setup = core::mem::replace(&mut flow.setup, Setup::Done);
+        self.flows.set_deadline(id, None);
+        self.queue.update(EntryUpdate::Install(entry));
+        if let Setup::Responder(setup) = setup {
+            if let Some(first) = setup.first {
+                self.queue.inject(first);
+            }
+            for (from, datagram) in setup.held {
+                self.queue.ingress(from, datagram);
+            }
+        }
+        self.confirm(id, association, fresh);
+        self.events.push(Event::FlowOpened(id));
+        Ok(())
+    }
+
+    /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.
+    fn confirm(&mut self, id: FlowId, association: u32, fresh: bool) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let membership = if fresh { self.membership.clone() } else { Vec::new() };
+        let extensions = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
+        let mut draft = Draft::new(Kind::Ack, flow.peer_flow, id);
+        draft.flags = Flags::CONFIRM;
+        draft.extensions = extensions.as_slice();
+        self.seal_and_send(association, draft);
+    }
+
+    /// Forgets a half-open flow; a program that waits for the client's ACK gets a RST instead.
+    pub(crate) fn drop_half_open(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.remove(id) else { return };
+        self.half_open = self.half_open.saturating_sub(1);
+        self.counters.removed(RemoveReason::Unproved);
+        let Setup::Responder(setup) = flow.setup else { return };
+        if let Some(answer) = setup.app_answer
+            && let Ok(Parsed::Transport(answer)) = packet::parse(&answer)
+            && let Some(reset) = packet::reset_for(&answer)
+        {
+            self.queue.inject(reset);
+        }
+    }
+
+    /// Whether the proved host behind `association` is on the allow list (DESIGN §7, "Who may connect").
+    fn is_allowed(&self, association: u32, service: &ServiceId, allow: &Allow) -> bool {
+        let Some(association) = self.associations.get(association) else { return false };
+        if association.host == self.host_id() {
+            return true;
+        }
+        let unix_s = self.unix_s();
+        let membership = association.membership.as_ref().filter(|membership| membership.not_after_s > unix_s);
+        let is_of = |authority: &[u8]| membership.is_some_and(|membership| membership.authority[..] == *authority);
+        match allow {
+            Allow::Any => true,
+            Allow::Authority => is_of(&service.0[..8]),
+            Allow::List(items) => items.iter().any(|item| match item {
+                AllowItem::Host(host) => association.host == *host,
+                AllowItem::Group(group) => {
+                    is_of(&service.0[..8]) && membership.is_some_and(|membership| membership.groups.contains(group))
+                }
+                AllowItem::Authority(authority) => is_of(&authority[..]),
+            }),
+        }
+    }
+}
+
+/// The resolvable part of an answer that a router shall relay to `initiator`.
+fn relay_part(initiator: SocketAddr) -> ResolvableRepr {
+    ResolvableRepr {
+        hop_limit: HOP_LIMIT,
+        reply_to: Some(initiator),
+        via: None,
+        service: [0; 32],
+        nonce: 0,
+        hop_tag: [0; 8],
+    }
+}
+
+/// The application's first packet inside a SYN; only UDP may come without one.
+fn inner_packet<'a>(message: &Message<'a>, protocol: u8) -> Result<Option<AppPacket<'a>>, DropReason> {
+    if message.payload.is_empty() && protocol == 17 {
+        return Ok(None);
+    }
+    match packet::parse(message.payload)? {
+        Parsed::Transport(inner) if inner.tuple.protocol == protocol && (protocol == 17 || inner.is_tcp_syn()) => {
+            Ok(Some(inner))
+        }
+        _ => Err(DropReason::Malformed),
+    }
+}

@@ -1,0 +1,126 @@
+//! The virtual five-tuple that a responder gives a flow (DESIGN §5, §18): the client's real address where the host can take
+//! it, else a surrogate from a pool that nothing else uses.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::entry::Tuple;
+use crate::name::{HOST_V4, HOST_V6, is_virtual};
+
+/// Surrogate IPv4 addresses: 198.19.0.0/16.
+const SURROGATES_V4: u32 = 0xc613_0000;
+/// Surrogate IPv6 addresses: authority block 0, last 32 bits with the top bit set.
+const SURROGATES_V6: u128 = 0xfd5a_4c00_0000_0000_0000_0000_8000_0000;
+/// Other ports that are tried before a surrogate is taken.
+const PORT_TRIES: u16 = 32;
+const SURROGATE_TRIES: u32 = 256;
+const PORT_MIN: u16 = 1024;
+
+/// Whether a packet from `address` could be delivered here as coming from a stranger.
+fn is_presentable(address: IpAddr, listener: IpAddr, local: &[IpAddr]) -> bool {
+    let same_family = address.is_ipv4() == listener.is_ipv4();
+    // Replies to a real address reach sal0 only through the rule on the virtual local address, which a listener with an
+    // address of its own does not use.
+    same_family
+        && listener.is_unspecified()
+        && !address.is_loopback()
+        && !address.is_unspecified()
+        && !address.is_multicast()
+        && !is_virtual(address)
+        && !local.contains(&address)
+}
+
+/// Where packets to `listener` are delivered: the host's virtual address for a wildcard, else the listener's own.
+fn local_side(listener: SocketAddr) -> SocketAddr {
+    match listener.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(HOST_V4.into(), listener.port()),
+        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(HOST_V6.into(), listener.port()),
+        _ => listener,
+    }
+}
+
+fn surrogate(v4: bool, n: u32) -> IpAddr {
+    if v4 {
+        // .0.0 and .255.255 look like network and broadcast addresses; stay between.
+        Ipv4Addr::from(SURROGATES_V4 + 1 + n % 0xfffe).into()
+    } else {
+        Ipv6Addr::from(SURROGATES_V6 + u128::from(n & 0x7fff_ffff)).into()
+    }
+}
+
+/// The tuple of the flow as the listening application's packets will carry it, or `None` when every try was taken.
+///
+/// `client` is the client's address as this host sees it with the port that its program uses; `random` spreads surrogates.
+pub(crate) fn responder_tuple(
+    protocol: u8,
+    client: SocketAddr,
+    listener: SocketAddr,
+    local: &[IpAddr],
+    random: u32,
+    is_taken: impl Fn(&Tuple) -> bool,
+) -> Option<Tuple> {
+    let source = local_side(listener);
+    let free = |destination: SocketAddr| {
+        let tuple = Tuple { protocol, source, destination };
+        (!is_taken(&tuple)).then_some(tuple)
+    };
+    if is_presentable(client.ip(), listener.ip(), local) {
+        let other_ports = (0..PORT_TRIES).map(|n| {
+            let spread = (random as u16).wrapping_add(n.wrapping_mul(7919));
+            PORT_MIN + spread % (u16::MAX - PORT_MIN)
+        });
+        let ports = core::iter::once(client.port()).chain(other_ports);
+        if let Some(tuple) = ports.filter(|port| *port != 0).find_map(|port| free(SocketAddr::new(client.ip(), port))) {
+            return Some(tuple);
+        }
+    }
+    let port = client.port().max(1);
+    (0..SURROGATE_TRIES)
+        .find_map(|n| free(SocketAddr::new(surrogate(source.is_ipv4(), random.wrapping_add(n)), port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("literal")
+    }
+
+    #[test]
+    fn a_stranger_keeps_its_address_and_port() {
+        let tuple = responder_tuple(6, address("10.0.1.5:4000"), address("0.0.0.0:80"), &[], 9, |_| false);
+        let tuple = tuple.expect("free");
+        assert_eq!(tuple.destination, address("10.0.1.5:4000"));
+        assert_eq!(tuple.source, address("198.18.0.1:80"));
+    }
+
+    #[test]
+    fn a_taken_port_gives_another_port_of_the_same_address() {
+        let taken = |tuple: &Tuple| tuple.destination.port() == 4000;
+        let tuple = responder_tuple(6, address("10.0.1.5:4000"), address("0.0.0.0:80"), &[], 9, taken).expect("free");
+        assert_eq!(tuple.destination.ip(), address("10.0.1.5:1").ip());
+        assert_ne!(tuple.destination.port(), 4000);
+    }
+
+    #[test]
+    fn own_addresses_other_families_and_bound_listeners_get_surrogates() {
+        let own = ["10.0.1.5".parse().expect("literal")];
+        for (client, listener, local) in [
+            ("10.0.1.5:4000", "0.0.0.0:80", &own[..]),
+            ("127.0.0.1:4000", "0.0.0.0:80", &[][..]),
+            ("10.0.1.5:4000", "[::]:80", &[][..]),
+            ("[fd00::9]:4000", "0.0.0.0:80", &[][..]),
+            ("10.0.1.5:4000", "10.0.0.2:80", &[][..]),
+        ] {
+            let tuple = responder_tuple(6, address(client), address(listener), local, 70_000, |_| false).expect("free");
+            assert!(is_virtual(tuple.destination.ip()), "{client} to {listener} gave {tuple}");
+            assert_eq!(tuple.destination.port(), 4000);
+            assert_eq!(tuple.source.is_ipv4(), tuple.destination.is_ipv4());
+        }
+    }
+
+    #[test]
+    fn when_everything_is_taken_there_is_no_tuple() {
+        assert!(responder_tuple(17, address("10.0.1.5:4000"), address("0.0.0.0:80"), &[], 1, |_| true).is_none());
+    }
+}

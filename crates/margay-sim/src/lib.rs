@@ -1,1 +1,17 @@
-//! sim
+//! A whole network of Margay hosts in virtual time, from one seed (DESIGN §3.4, §16).
+//!
+//! Every host runs the [`Sal`](margay_core::Sal) that ships; only clock, network and programs are simulated. The same seed
+//! gives the same run, packet for packet. [`World`] is the network, [`Host`] one machine on it, [`program`] the tiny TCP and
+//! UDP programs that the hosts run, and [`check`] judges a run from outside.
+
+pub mod cache;
+pub mod check;
+pub mod host;
+pub mod network;
+pub mod program;
+pub mod world;
+
+pub use host::{Host, HostId};
+pub use network::Weather;
+pub use program::Outcome;
+pub use world::World;

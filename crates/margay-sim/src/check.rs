@@ -1,0 +1,88 @@
+//! Independent checkers: what must hold of a run, judged from the programs and the tables alone.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use margay_core::Lifecycle;
+
+use crate::program::Outcome;
+use crate::world::World;
+
+/// Nothing hangs: every client ended, and none later than `bound`.
+///
+/// # Errors
+///
+/// Names the first that did not.
+pub fn all_ended_within(world: &World, bound: Duration) -> Result<(), String> {
+    for (host, machine) in world.hosts.iter().enumerate() {
+        for (client, program) in machine.clients.iter().enumerate() {
+            match program.took() {
+                None => return Err(format!("client {client} of host {host} never ended")),
+                Some(took) if took > bound => {
+                    return Err(format!("client {client} of host {host} took {took:?}: {:?}", program.outcome));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Both ends of every session agree: same session, same service, each names the other's flow.
+///
+/// # Errors
+///
+/// Names the first disagreement.
+pub fn ends_agree(world: &World) -> Result<(), String> {
+    let mut ends = HashMap::new();
+    for (host, machine) in world.hosts.iter().enumerate() {
+        for flow in machine.sal.flows().filter(|flow| flow.lifecycle == Lifecycle::Established) {
+            let key = (flow.session, flow.role);
+            if let Some((other, _)) = ends.insert(key, (host, flow.clone())) {
+                return Err(format!("session {:?} has two {:?}s: hosts {other} and {host}", flow.session, flow.role));
+            }
+        }
+    }
+    for ((session, role), (host, flow)) in &ends {
+        let other = match role {
+            margay_core::Role::Initiator => margay_core::Role::Responder,
+            margay_core::Role::Responder => margay_core::Role::Initiator,
+        };
+        if let Some((peer_host, peer)) = ends.get(&(*session, other))
+            && (peer.peer_flow != flow.flow || flow.peer_flow != peer.flow || peer.service != flow.service)
+        {
+            return Err(format!("hosts {host} and {peer_host} disagree on session {session:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// After quiet nothing is left of what was never proved, and the caches hold no more than the tables.
+///
+/// # Errors
+///
+/// Names the first leak.
+pub fn nothing_left_over(world: &World) -> Result<(), String> {
+    for (host, machine) in world.hosts.iter().enumerate() {
+        if machine.sal.half_open_count() != 0 {
+            return Err(format!("host {host} keeps {} half-open flows", machine.sal.half_open_count()));
+        }
+        let connecting = machine.sal.flows().filter(|flow| flow.lifecycle == Lifecycle::Connecting).count();
+        if connecting != 0 {
+            return Err(format!("host {host} keeps {connecting} connecting flows"));
+        }
+        if machine.cache.len() > machine.sal.flow_count() {
+            return Err(format!("the cache of host {host} holds more flows than its table"));
+        }
+    }
+    Ok(())
+}
+
+/// How many clients ended each way.
+pub fn tally(world: &World) -> HashMap<Outcome, usize> {
+    let mut tally = HashMap::new();
+    for client in world.hosts.iter().flat_map(|host| &host.clients) {
+        *tally.entry(client.outcome).or_insert(0) += 1;
+    }
+    tally
+}

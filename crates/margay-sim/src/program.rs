@@ -1,0 +1,237 @@
+//! Programs on simulated hosts: a TCP of three states, just enough to connect, ask once, be answered and close.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use margay_core::{Instant, Tuple};
+
+pub(crate) const FIN: u8 = 1;
+pub(crate) const SYN: u8 = 2;
+pub(crate) const RST: u8 = 4;
+pub(crate) const ACK: u8 = 16;
+
+const RETRY: Duration = Duration::from_millis(300);
+const GIVE_UP: Duration = Duration::from_secs(20);
+
+/// How a client's attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Outcome {
+    /// Still trying.
+    Pending,
+    /// Answered by the server with this number.
+    Answered(u32),
+    /// Refused: RST or ICMP, before it was connected.
+    Refused,
+    /// Connected, then reset.
+    Reset,
+    /// The program's own patience ran out.
+    TimedOut,
+}
+
+/// One TCP segment, as the programs see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub tuple: Tuple,
+    pub sequence: u32,
+    pub acknowledgement: u32,
+    pub flags: u8,
+    pub data: Vec<u8>,
+}
+
+impl Segment {
+    pub fn emit(&self) -> Vec<u8> {
+        let mut packet = Vec::new();
+        let len = 20 + self.data.len();
+        match (self.tuple.source, self.tuple.destination) {
+            (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
+                packet.extend_from_slice(&[0x45, 0]);
+                packet.extend_from_slice(&(20 + len as u16).to_be_bytes());
+                packet.extend_from_slice(&[0, 0, 0x40, 0, 64, self.tuple.protocol, 0, 0]);
+                packet.extend_from_slice(&source.ip().octets());
+                packet.extend_from_slice(&destination.ip().octets());
+            }
+            (SocketAddr::V6(source), SocketAddr::V6(destination)) => {
+                packet.extend_from_slice(&[0x60, 0, 0, 0]);
+                packet.extend_from_slice(&(len as u16).to_be_bytes());
+                packet.extend_from_slice(&[self.tuple.protocol, 64]);
+                packet.extend_from_slice(&source.ip().octets());
+                packet.extend_from_slice(&destination.ip().octets());
+            }
+            _ => return packet,
+        }
+        packet.extend_from_slice(&self.tuple.source.port().to_be_bytes());
+        packet.extend_from_slice(&self.tuple.destination.port().to_be_bytes());
+        packet.extend_from_slice(&self.sequence.to_be_bytes());
+        packet.extend_from_slice(&self.acknowledgement.to_be_bytes());
+        packet.extend_from_slice(&[5 << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+        packet.extend_from_slice(&self.data);
+        packet
+    }
+
+    pub fn parse(packet: &[u8]) -> Option<Self> {
+        let (at, source, destination, protocol) = match packet.first()? >> 4 {
+            4 => {
+                let octets = |at: usize| -> Option<[u8; 4]> { packet.get(at..at + 4)?.try_into().ok() };
+                (20, octets(12)?.into(), octets(16)?.into(), *packet.get(9)?)
+            }
+            6 => {
+                let octets = |at: usize| -> Option<[u8; 16]> { packet.get(at..at + 16)?.try_into().ok() };
+                (40, octets(8)?.into(), octets(24)?.into(), *packet.get(6)?)
+            }
+            _ => return None,
+        };
+        if protocol != 6 {
+            return None;
+        }
+        let word = |at: usize| Some(u32::from_be_bytes(packet.get(at..at + 4)?.try_into().ok()?));
+        let port = |at: usize| Some(u16::from_be_bytes(packet.get(at..at + 2)?.try_into().ok()?));
+        let header_len = usize::from(packet.get(at + 12)? >> 4) * 4;
+        Some(Self {
+            tuple: Tuple {
+                protocol,
+                source: SocketAddr::new(source, port(at)?),
+                destination: SocketAddr::new(destination, port(at + 2)?),
+            },
+            sequence: word(at + 4)?,
+            acknowledgement: word(at + 8)?,
+            flags: *packet.get(at + 13)?,
+            data: packet.get(at + header_len..)?.to_vec(),
+        })
+    }
+
+    /// The same packet with other addresses.
+    pub fn readdressed(mut self, tuple: Tuple) -> Self {
+        self.tuple = tuple;
+        self
+    }
+}
+
+/// A client: connects, asks, takes the answer, closes.
+pub struct Client {
+    tuple: Tuple,
+    started: Instant,
+    next_try: Instant,
+    connected: bool,
+    /// How it went.
+    pub outcome: Outcome,
+    /// When it knew.
+    pub ended: Option<Instant>,
+}
+
+impl Client {
+    pub(crate) fn new(tuple: Tuple, now: Instant) -> Self {
+        Self { tuple, started: now, next_try: now, connected: false, outcome: Outcome::Pending, ended: None }
+    }
+
+    pub(crate) fn tuple(&self) -> &Tuple {
+        &self.tuple
+    }
+
+    /// From start to end.
+    pub fn took(&self) -> Option<Duration> {
+        self.ended.map(|ended| ended.since(self.started))
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        (self.outcome == Outcome::Pending).then_some(self.next_try)
+    }
+
+    fn end(&mut self, now: Instant, outcome: Outcome) {
+        self.outcome = outcome;
+        self.ended = Some(now);
+    }
+
+    fn segment(&self, flags: u8, data: &[u8]) -> Segment {
+        let sequence = if flags & SYN != 0 { 100 } else { 101 };
+        Segment { tuple: self.tuple, sequence, acknowledgement: 501, flags, data: data.to_vec() }
+    }
+
+    pub(crate) fn poll(&mut self, now: Instant) -> Vec<Segment> {
+        if self.outcome != Outcome::Pending || now < self.next_try {
+            return Vec::new();
+        }
+        if now.since(self.started) > GIVE_UP {
+            self.end(now, Outcome::TimedOut);
+            return Vec::new();
+        }
+        self.next_try = now + RETRY;
+        vec![if self.connected { self.segment(ACK, b"who?") } else { self.segment(SYN, b"") }]
+    }
+
+    pub(crate) fn handle(&mut self, now: Instant, segment: &Segment) -> Vec<Segment> {
+        if self.outcome != Outcome::Pending {
+            // As a kernel does for a connection that it has closed: late answers are acknowledged, a FIN too.
+            return Vec::new();
+        }
+        if segment.flags & RST != 0 {
+            self.end(now, if self.connected { Outcome::Reset } else { Outcome::Refused });
+            return Vec::new();
+        }
+        if segment.flags & (SYN | ACK) == SYN | ACK {
+            self.connected = true;
+            self.next_try = now + RETRY;
+            return vec![self.segment(ACK, b""), self.segment(ACK, b"who?")];
+        }
+        if let Ok(number) = <[u8; 4]>::try_from(&segment.data[..]) {
+            self.end(now, Outcome::Answered(u32::from_be_bytes(number)));
+            return vec![self.segment(ACK | FIN, b"")];
+        }
+        Vec::new()
+    }
+
+    /// An ICMP error came for it.
+    pub(crate) fn unreachable(&mut self, now: Instant) {
+        if self.outcome == Outcome::Pending && !self.connected {
+            self.end(now, Outcome::Refused);
+        }
+    }
+}
+
+/// A server: takes every connection, says its number, closes when the client closes.
+pub struct Server {
+    /// Where it listens.
+    pub port: u16,
+    /// What it answers.
+    pub number: u32,
+    /// Connections whose handshake it saw finish, by the peer that it saw.
+    pub accepted: std::collections::HashSet<SocketAddr>,
+    half_open: std::collections::HashSet<SocketAddr>,
+}
+
+impl Server {
+    pub(crate) fn new(port: u16, number: u32) -> Self {
+        Self { port, number, accepted: Default::default(), half_open: Default::default() }
+    }
+
+    pub(crate) fn handle(&mut self, segment: &Segment) -> Vec<Segment> {
+        let peer = segment.tuple.source;
+        let answer = |flags: u8, data: &[u8]| Segment {
+            tuple: segment.tuple.reversed(),
+            sequence: if flags & SYN != 0 { 500 } else { 501 },
+            acknowledgement: 101,
+            flags,
+            data: data.to_vec(),
+        };
+        if segment.flags & RST != 0 {
+            self.half_open.remove(&peer);
+            self.accepted.remove(&peer);
+            return Vec::new();
+        }
+        if segment.flags & SYN != 0 {
+            self.half_open.insert(peer);
+            return vec![answer(SYN | ACK, b"")];
+        }
+        if self.half_open.remove(&peer) {
+            self.accepted.insert(peer);
+        } else if !self.accepted.contains(&peer) {
+            // The exact reset that RFC 9293 gives a segment without a connection.
+            let mut reset = answer(RST, b"");
+            reset.sequence = segment.acknowledgement;
+            return vec![reset];
+        }
+        if segment.flags & FIN != 0 {
+            return vec![answer(ACK | FIN, b"")];
+        }
+        if segment.data == b"who?" { vec![answer(ACK, &self.number.to_be_bytes())] } else { Vec::new() }
+    }
+}

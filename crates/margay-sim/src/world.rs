@@ -1,0 +1,201 @@
+//! The world: hosts, the network between them, and time that jumps from event to event.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use margay_core::name::{Name, ServiceId, virtual_v6};
+use margay_core::table::Allow;
+use margay_core::{AssociationSetup, Instant, Limits};
+use margay_wire::PORT;
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+
+use crate::host::{Host, HostId, Start};
+use crate::network::{Network, Weather};
+
+/// A datagram in flight.
+struct InFlight {
+    from: SocketAddr,
+    to: SocketAddr,
+    bytes: Vec<u8>,
+}
+
+/// Hosts and a network, from one seed.
+pub struct World {
+    /// Virtual time.
+    pub now: Instant,
+    /// Between the hosts.
+    pub network: Network,
+    /// The machines.
+    pub hosts: Vec<Host>,
+    rng: ChaCha8Rng,
+    by_address: HashMap<IpAddr, HostId>,
+    in_flight: BTreeMap<(Instant, u64), InFlight>,
+    sent: u64,
+    /// Every datagram that was sent, for replays, when asked for.
+    pub recording: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
+    /// Bounds of hosts made from now on.
+    pub limits: Limits,
+}
+
+impl World {
+    /// An empty world.
+    pub fn new(seed: u64, weather: Weather) -> Self {
+        Self {
+            now: Instant::from_millis(1),
+            network: Network::new(weather),
+            hosts: Vec::new(),
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            by_address: HashMap::new(),
+            in_flight: BTreeMap::new(),
+            sent: 0,
+            recording: None,
+            limits: Limits::default(),
+        }
+    }
+
+    /// A number from the world's seed.
+    pub fn random(&mut self) -> u32 {
+        self.rng.next_u32()
+    }
+
+    fn seed(&mut self) -> [u8; 32] {
+        let mut seed = [0; 32];
+        self.rng.fill_bytes(&mut seed);
+        seed
+    }
+
+    /// Adds a host; the first gets 10.0.0.1, and so on.
+    pub fn add_host(&mut self, router: bool) -> HostId {
+        let id = HostId(self.hosts.len());
+        let address = IpAddr::V4(Ipv4Addr::new(10, 0, (id.0 >> 8) as u8, id.0 as u8 + 1));
+        let start = Start { key_seed: self.seed(), epoch: 1, boot: 1, router };
+        self.start_host(id, address, start);
+        id
+    }
+
+    /// Puts a host at `address`, in the place of the one that had this number: a restart, or a new machine.
+    pub fn start_host(&mut self, id: HostId, address: IpAddr, start: Start) {
+        let seed = self.seed();
+        let host = Host::new(address, start, self.now, seed, self.limits);
+        if id.0 < self.hosts.len() {
+            self.hosts[id.0] = host;
+        } else {
+            self.hosts.push(host);
+        }
+        self.by_address.insert(address, id);
+    }
+
+    /// The host.
+    pub fn host(&mut self, id: HostId) -> &mut Host {
+        &mut self.hosts[id.0]
+    }
+
+    /// What the registration stream does: an association between a router and a host, and a default rule at the host.
+    pub fn register(&mut self, router: HostId, host: HostId) {
+        let (key, hop_key) = (self.seed(), self.seed());
+        let hop_key: [u8; 16] = hop_key[..16].try_into().expect("sixteen of thirty-two");
+        let ids = [self.random() | 1, self.random() | 1];
+        for (own, peer, own_id, peer_id) in [(router, host, ids[0], ids[1]), (host, router, ids[1], ids[0])] {
+            let setup = AssociationSetup {
+                host_key: self.hosts[peer.0].public_key(),
+                key,
+                local_id: own_id,
+                remote_id: peer_id,
+                peer_epoch: 1,
+                remote: SocketAddr::new(self.hosts[peer.0].address, PORT),
+                hop_key: Some(hop_key),
+                router: true,
+                initiator: own == host,
+            };
+            let now = self.now;
+            self.hosts[own.0].sal.install_association(now, setup);
+        }
+        let address = self.hosts[router.0].address;
+        self.hosts[host.0].forward(margay_core::name::Prefix::default(), address, None);
+    }
+
+    /// Serves `name` on `host` and tells the router.
+    pub fn publish(&mut self, router: HostId, host: HostId, name: &str, number: u32) -> ServiceId {
+        let service = service(name);
+        self.hosts[host.0].serve(service, 80, number, Allow::Any);
+        let (address, key) = (self.hosts[host.0].address, self.hosts[host.0].public_key());
+        self.hosts[router.0].forward(service.into(), address, Some(key));
+        service
+    }
+
+    /// Starts a client on `host` towards `name`.
+    pub fn connect(&mut self, host: HostId, name: &str) -> usize {
+        let now = self.now;
+        let to = SocketAddr::new(virtual_v6(&service(name)).into(), 80);
+        self.hosts[host.0].connect(now, to)
+    }
+
+    /// Sends a datagram as if from `from`, whoever that is: for attackers.
+    pub fn inject(&mut self, from: SocketAddr, to: SocketAddr, bytes: Vec<u8>) {
+        let at = self.now + Duration::from_micros(100);
+        self.sent += 1;
+        self.in_flight.insert((at, self.sent), InFlight { from, to, bytes });
+    }
+
+    fn collect(&mut self, id: usize) {
+        let outbox = std::mem::take(&mut self.hosts[id].outbox);
+        let own = SocketAddr::new(self.hosts[id].address, PORT);
+        for (to, bytes) in outbox {
+            let from = if to.ip().is_loopback() { SocketAddr::new(to.ip(), PORT) } else { own };
+            if let Some(recording) = &mut self.recording {
+                recording.push((from, to, bytes.clone()));
+            }
+            for arrival in self.network.send(&mut self.rng, from, to) {
+                self.sent += 1;
+                let to = if arrival.to.ip().is_loopback() { SocketAddr::new(own.ip(), PORT) } else { arrival.to };
+                let datagram = InFlight { from: arrival.from, to, bytes: bytes.clone() };
+                self.in_flight.insert((self.now + arrival.after, self.sent), datagram);
+            }
+        }
+    }
+
+    /// Lets time pass until nothing happens before `until`. Gives the number of events.
+    pub fn run_until(&mut self, until: Instant) -> u64 {
+        let mut events = 0;
+        loop {
+            let datagram = self.in_flight.first_key_value().map(|((at, _), _)| *at);
+            let timer = self.hosts.iter().filter_map(Host::next_deadline).min();
+            let Some(next) = datagram.into_iter().chain(timer).min().filter(|next| *next <= until) else { break };
+            self.now = self.now.max(next);
+            events += 1;
+            if datagram.is_some_and(|at| at <= self.now)
+                && let Some((_, datagram)) = self.in_flight.pop_first()
+            {
+                if let Some(id) = self.by_address.get(&datagram.to.ip()).copied() {
+                    self.hosts[id.0].handle_datagram(self.now, datagram.from, &datagram.bytes);
+                    self.collect(id.0);
+                }
+                continue;
+            }
+            for id in 0..self.hosts.len() {
+                if self.hosts[id].next_deadline().is_some_and(|deadline| deadline <= self.now) {
+                    self.hosts[id].handle_time(self.now);
+                    self.collect(id);
+                }
+            }
+        }
+        self.now = self.now.max(until);
+        events
+    }
+
+    /// Lets `time` pass.
+    pub fn run_for(&mut self, time: Duration) -> u64 {
+        self.run_until(self.now + time)
+    }
+}
+
+/// The serviceID of a written name.
+///
+/// # Panics
+///
+/// On a name that is none: worlds are made of literals.
+pub fn service(name: &str) -> ServiceId {
+    name.parse::<Name>().expect("a literal name").service_id()
+}

@@ -1,1 +1,17 @@
-//! wire
+//! Formats of the Service Access Layer (DESIGN §6): parse and emit, nothing else.
+#![no_std]
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod address;
+mod data;
+mod extension;
+mod header;
+mod message;
+mod resolvable;
+
+pub use data::{DATA_HEADER_LEN, DataRepr, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
+pub use extension::*;
+pub use header::*;
+pub use message::{Message, MessageWriter};
+pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};

@@ -1,0 +1,155 @@
+//! DATA: encapsulated packets. One super-packet is a train of equal chunks, each behind a header of sixteen bytes; the first
+//! chunk starts with a train header of eight.
+
+use crate::header::{Error, FlowId, Kind, VERSION};
+
+/// Bytes of the header before each chunk.
+pub const DATA_HEADER_LEN: usize = 16;
+/// Bytes of the train header at the start of chunk 0.
+pub const TRAIN_HEADER_LEN: usize = 8;
+/// Flag: the sender's last encapsulated packet before it sends direct (DESIGN §18).
+pub const FENCE: u8 = 1;
+const PARTIAL_CHECKSUM: u8 = 1;
+
+mod field {
+    use core::ops::Range;
+
+    pub const VERSION: usize = 0;
+    pub const KIND: usize = 1;
+    pub const STACK: usize = 2;
+    pub const FLAGS: usize = 3;
+    pub const DST_FLOW: Range<usize> = 4..8;
+    pub const PACKET_NUMBER: Range<usize> = 8..12;
+    pub const INDEX: Range<usize> = 12..14;
+    pub const COUNT: Range<usize> = 14..16;
+
+    pub const GSO: usize = 0;
+    pub const TRAIN_FLAGS: usize = 1;
+    pub const SEGMENT_SIZE: Range<usize> = 2..4;
+    pub const INNER_LEN: Range<usize> = 4..8;
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
+}
+
+fn half(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |sum, byte| sum << 8 | u16::from(*byte))
+}
+
+/// The header of one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataRepr {
+    /// How the flow is carried: 2 is `encap`.
+    pub stack: u8,
+    /// [`FENCE`].
+    pub flags: u8,
+    /// The receiver's flow.
+    pub dst_flow: FlowId,
+    /// Low 32 bits of the sender's chunk count for this flow.
+    pub packet_number: u32,
+    /// Place of the chunk in its train.
+    pub index: u16,
+    /// Chunks of the train.
+    pub count: u16,
+}
+
+impl DataRepr {
+    /// Reads the header at the start of `datagram`.
+    ///
+    /// # Errors
+    ///
+    /// Too short, not DATA of this version, or a place outside the train.
+    pub fn parse(datagram: &[u8]) -> Result<Self, Error> {
+        let header = datagram.get(..DATA_HEADER_LEN).ok_or(Error)?;
+        let repr = Self {
+            stack: header[field::STACK],
+            flags: header[field::FLAGS],
+            dst_flow: FlowId(word(&header[field::DST_FLOW])),
+            packet_number: word(&header[field::PACKET_NUMBER]),
+            index: half(&header[field::INDEX]),
+            count: half(&header[field::COUNT]),
+        };
+        let is_data = header[field::VERSION] == VERSION && header[field::KIND] == u8::from(Kind::Data);
+        if is_data && repr.index < repr.count { Ok(repr) } else { Err(Error) }
+    }
+
+    /// Writes the header into the first [`DATA_HEADER_LEN`] bytes of `out`.
+    ///
+    /// # Panics
+    ///
+    /// When `out` is shorter.
+    pub fn emit(&self, out: &mut [u8]) {
+        out[field::VERSION] = VERSION;
+        out[field::KIND] = Kind::Data.into();
+        out[field::STACK] = self.stack;
+        out[field::FLAGS] = self.flags;
+        out[field::DST_FLOW].copy_from_slice(&self.dst_flow.0.to_be_bytes());
+        out[field::PACKET_NUMBER].copy_from_slice(&self.packet_number.to_be_bytes());
+        out[field::INDEX].copy_from_slice(&self.index.to_be_bytes());
+        out[field::COUNT].copy_from_slice(&self.count.to_be_bytes());
+    }
+}
+
+/// How the super-packet is to be segmented.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GsoKind {
+    /// It is one packet.
+    None,
+    /// TCP segments.
+    Tcp,
+    /// UDP datagrams.
+    Udp,
+}
+
+/// What the receiver needs to give the whole packet to its kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainRepr {
+    /// Segmentation.
+    pub gso: GsoKind,
+    /// The transport checksum holds the pseudo-header's sum only.
+    pub partial_checksum: bool,
+    /// Transport payload bytes per segment; zero without segmentation.
+    pub segment_size: u16,
+    /// Bytes of the whole inner IP packet.
+    pub inner_len: u32,
+}
+
+impl TrainRepr {
+    /// Reads the train header at the start of chunk 0's payload.
+    ///
+    /// # Errors
+    ///
+    /// Too short, or an unknown segmentation.
+    pub fn parse(chunk: &[u8]) -> Result<Self, Error> {
+        let header = chunk.get(..TRAIN_HEADER_LEN).ok_or(Error)?;
+        let gso = match header[field::GSO] {
+            0 => GsoKind::None,
+            1 => GsoKind::Tcp,
+            2 => GsoKind::Udp,
+            _ => return Err(Error),
+        };
+        Ok(Self {
+            gso,
+            partial_checksum: header[field::TRAIN_FLAGS] & PARTIAL_CHECKSUM != 0,
+            segment_size: half(&header[field::SEGMENT_SIZE]),
+            inner_len: word(&header[field::INNER_LEN]),
+        })
+    }
+
+    /// Writes the header into the first [`TRAIN_HEADER_LEN`] bytes of `out`.
+    ///
+    /// # Panics
+    ///
+    /// When `out` is shorter.
+    pub fn emit(&self, out: &mut [u8]) {
+        out[field::GSO] = match self.gso {
+            GsoKind::None => 0,
+            GsoKind::Tcp => 1,
+            GsoKind::Udp => 2,
+        };
+        out[field::TRAIN_FLAGS] = if self.partial_checksum { PARTIAL_CHECKSUM } else { 0 };
+        out[field::SEGMENT_SIZE].copy_from_slice(&self.segment_size.to_be_bytes());
+        out[field::INNER_LEN].copy_from_slice(&self.inner_len.to_be_bytes());
+    }
+}

@@ -1,0 +1,371 @@
+//! Extensions: type, length, value, padded to four bytes. An unknown one is skipped unless its critical bit is set.
+
+use core::net::SocketAddr;
+
+use crate::address::{emit_ip, parse_socket};
+use crate::header::{Error, SessionId};
+
+/// Bit of the type byte: who does not know this extension must not act on the message.
+pub const CRITICAL: u8 = 0x80;
+/// Bytes of a whole AUTH extension.
+pub const AUTH_EXT_LEN: usize = 28;
+/// Longest text of an ERROR, in bytes.
+pub const ERROR_TEXT_MAX: usize = 128;
+const PREFIX_LEN: usize = 4;
+const ADDRESS_LEN: usize = 20;
+
+/// Type bytes, critical bit included.
+pub mod extension_type {
+    #![allow(missing_docs)]
+    use super::CRITICAL;
+    pub const SOURCE_SERVICE: u8 = 1;
+    pub const SESSION: u8 = 2;
+    pub const ADDRESSES: u8 = 3;
+    pub const CAPABILITIES: u8 = 4;
+    pub const KEY_EXCHANGE: u8 = 5;
+    pub const CERTIFICATE: u8 = 6 | CRITICAL;
+    pub const CHAIN: u8 = 7 | CRITICAL;
+    pub const RENDEZVOUS: u8 = 8;
+    pub const ERROR: u8 = 9;
+    pub const AUTH: u8 = 10 | CRITICAL;
+    pub const COOKIE: u8 = 11 | CRITICAL;
+    pub const STACK: u8 = 12 | CRITICAL;
+}
+use extension_type as kind;
+
+macro_rules! error_codes {
+    ($($(#[$doc:meta])* $name:ident = $number:literal;)*) => {
+        /// Why something was refused.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum ErrorCode { $($(#[$doc])* $name,)* /// A number that this program does not know.
+            Other(u16) }
+
+        impl From<u16> for ErrorCode {
+            fn from(number: u16) -> Self {
+                match number { $($number => Self::$name,)* other => Self::Other(other) }
+            }
+        }
+
+        impl From<ErrorCode> for u16 {
+            fn from(code: ErrorCode) -> Self {
+                match code { $(ErrorCode::$name => $number,)* ErrorCode::Other(other) => other }
+            }
+        }
+    };
+}
+
+error_codes! {
+    /// Nobody serves the name.
+    NoService = 1;
+    /// Nothing listens there.
+    Refused = 2;
+    /// The peer may not connect.
+    NotAllowed = 3;
+    /// The certificate does not cover the name.
+    BadCertificate = 4;
+    /// Come again with this cookie.
+    CookieWanted = 5;
+    /// A critical extension is not known.
+    UnknownCritical = 6;
+    /// No such flow.
+    UnknownFlow = 7;
+    /// The hop limit ran out.
+    HopLimit = 8;
+    /// Too busy.
+    Overloaded = 9;
+    /// Another version is spoken here.
+    Version = 10;
+    /// The shared key is lost.
+    FullHandshakeWanted = 11;
+    /// No such association.
+    UnknownAssociation = 12;
+    /// Ended by an operator.
+    Closed = 13;
+}
+
+/// SESSION: which session, and its header as middleboxes shall see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionRepr {
+    /// The same on all hosts.
+    pub session: SessionId,
+    /// The client's address, and the port that its program uses.
+    pub client: SocketAddr,
+    /// The port of the service.
+    pub service_port: u16,
+    /// IP protocol of the application: 6 or 17.
+    pub protocol: u8,
+}
+
+/// CAPABILITIES: what the sender can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapabilitiesRepr {
+    /// One bit per stack number.
+    pub stacks: u32,
+    /// Largest UDP payload in bytes that the sender's path takes.
+    pub mtu: u16,
+}
+
+/// KEY_EXCHANGE: one message of a Noise XX handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyExchangeRepr<'a> {
+    /// The sender's host-ID, claimed.
+    pub host_id: [u8; 16],
+    /// The index by which the peer shall name a new association; zero for none.
+    pub assoc_id: u32,
+    /// The handshake message.
+    pub message: &'a [u8],
+}
+
+/// ERROR: why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorRepr<'a> {
+    /// The decision.
+    pub code: ErrorCode,
+    /// An explanation; at most [`ERROR_TEXT_MAX`] bytes.
+    pub text: &'a str,
+}
+
+/// AUTH: the tag that every message but a SYN needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuthRepr {
+    /// The receiver's index of the association.
+    pub assoc_id: u32,
+    /// The sender's epoch.
+    pub epoch: u32,
+    /// Over header and payload with tag and resolvable part as zero.
+    pub tag: [u8; 16],
+}
+
+/// ADDRESSES: where else the sender can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses<'a>(&'a [u8]);
+
+impl<'a> Addresses<'a> {
+    /// Around the value of an extension.
+    ///
+    /// # Errors
+    ///
+    /// Not a whole number of addresses.
+    pub fn parse(value: &'a [u8]) -> Result<Self, Error> {
+        if value.len().is_multiple_of(ADDRESS_LEN) { Ok(Self(value)) } else { Err(Error) }
+    }
+
+    /// Address and flags, in order of preference.
+    pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, u16)> + 'a {
+        self.0.chunks_exact(ADDRESS_LEN).map(|entry| {
+            (parse_socket(&entry[..16], &entry[16..18]), u16::from_be_bytes([entry[18], entry[19]]))
+        })
+    }
+}
+
+/// One extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extension<'a> {
+    /// The sender's own name.
+    SourceService([u8; 32]),
+    /// The session.
+    Session(SessionRepr),
+    /// The sender's addresses.
+    Addresses(Addresses<'a>),
+    /// What the sender can do.
+    Capabilities(CapabilitiesRepr),
+    /// A handshake message.
+    KeyExchange(KeyExchangeRepr<'a>),
+    /// A certificate chain.
+    Certificate(&'a [u8]),
+    /// The sender's rendezvous router.
+    Rendezvous(SocketAddr),
+    /// Why not.
+    Error(ErrorRepr<'a>),
+    /// The tag.
+    Auth(AuthRepr),
+    /// A cookie, to be brought back.
+    Cookie([u8; 24]),
+    /// The stack that shall carry the flow.
+    Stack(u8),
+    /// A critical one that this program does not know, by type byte.
+    UnknownCritical(u8),
+}
+
+fn array<const N: usize>(value: &[u8]) -> Result<[u8; N], Error> {
+    value.get(..N).and_then(|bytes| bytes.try_into().ok()).ok_or(Error)
+}
+
+fn exactly(value: &[u8], len: usize) -> Result<(), Error> {
+    if value.len() == len { Ok(()) } else { Err(Error) }
+}
+
+fn u32_at(value: &[u8], at: usize) -> Result<u32, Error> {
+    Ok(u32::from_be_bytes(array(value.get(at..).ok_or(Error)?)?))
+}
+
+impl<'a> Extension<'a> {
+    /// Reads one extension from the start of `bytes`. Gives it (`None` for an unknown one that may be skipped), its type
+    /// byte, and the bytes that it takes.
+    ///
+    /// # Errors
+    ///
+    /// Cut short, or a value of the wrong length.
+    pub fn parse(bytes: &'a [u8]) -> Result<(Option<Self>, u8, usize), Error> {
+        let prefix: [u8; PREFIX_LEN] = array(bytes)?;
+        let value_len = usize::from(u16::from_be_bytes([prefix[2], prefix[3]]));
+        let value = bytes.get(PREFIX_LEN..PREFIX_LEN + value_len).ok_or(Error)?;
+        let taken = PREFIX_LEN + value_len.next_multiple_of(4);
+        if taken > bytes.len() {
+            return Err(Error);
+        }
+        Ok((Self::parse_value(prefix[0], value)?, prefix[0], taken))
+    }
+
+    fn parse_value(kind_byte: u8, value: &'a [u8]) -> Result<Option<Self>, Error> {
+        Ok(Some(match kind_byte {
+            kind::SOURCE_SERVICE => {
+                exactly(value, 32)?;
+                Self::SourceService(array(value)?)
+            }
+            kind::SESSION => Self::parse_session(value)?,
+            kind::ADDRESSES => Self::Addresses(Addresses::parse(value)?),
+            kind::CAPABILITIES => {
+                exactly(value, 8)?;
+                let mtu = u16::from_be_bytes([value[4], value[5]]);
+                Self::Capabilities(CapabilitiesRepr { stacks: u32_at(value, 0)?, mtu })
+            }
+            kind::KEY_EXCHANGE => Self::KeyExchange(KeyExchangeRepr {
+                host_id: array(value)?,
+                assoc_id: u32_at(value, 16)?,
+                message: value.get(20..).ok_or(Error)?,
+            }),
+            kind::CERTIFICATE => Self::Certificate(value),
+            kind::RENDEZVOUS => {
+                exactly(value, ADDRESS_LEN)?;
+                Self::Rendezvous(parse_socket(&value[..16], &value[16..18]))
+            }
+            kind::ERROR => {
+                let code: [u8; 2] = array(value)?;
+                let text = value.get(4..).filter(|text| text.len() <= ERROR_TEXT_MAX).ok_or(Error)?;
+                let text = core::str::from_utf8(text).map_err(|_| Error)?;
+                Self::Error(ErrorRepr { code: u16::from_be_bytes(code).into(), text })
+            }
+            kind::AUTH => {
+                exactly(value, 24)?;
+                let tag = array(&value[8..])?;
+                Self::Auth(AuthRepr { assoc_id: u32_at(value, 0)?, epoch: u32_at(value, 4)?, tag })
+            }
+            kind::COOKIE => {
+                exactly(value, 24)?;
+                Self::Cookie(array(value)?)
+            }
+            kind::STACK => {
+                exactly(value, 4)?;
+                Self::Stack(value[0])
+            }
+            unknown if unknown & CRITICAL != 0 => Self::UnknownCritical(unknown),
+            _ => return Ok(None),
+        }))
+    }
+
+    fn parse_session(value: &'a [u8]) -> Result<Self, Error> {
+        exactly(value, 40)?;
+        Ok(Self::Session(SessionRepr {
+            session: SessionId(array(value)?),
+            client: parse_socket(&value[16..32], &value[32..34]),
+            service_port: u16::from_be_bytes([value[34], value[35]]),
+            protocol: value[36],
+        }))
+    }
+
+    /// The type byte.
+    pub const fn type_byte(&self) -> u8 {
+        match self {
+            Self::SourceService(_) => kind::SOURCE_SERVICE,
+            Self::Session(_) => kind::SESSION,
+            Self::Addresses(_) => kind::ADDRESSES,
+            Self::Capabilities(_) => kind::CAPABILITIES,
+            Self::KeyExchange(_) => kind::KEY_EXCHANGE,
+            Self::Certificate(_) => kind::CERTIFICATE,
+            Self::Rendezvous(_) => kind::RENDEZVOUS,
+            Self::Error(_) => kind::ERROR,
+            Self::Auth(_) => kind::AUTH,
+            Self::Cookie(_) => kind::COOKIE,
+            Self::Stack(_) => kind::STACK,
+            Self::UnknownCritical(byte) => *byte,
+        }
+    }
+
+    fn value_len(&self) -> usize {
+        match self {
+            Self::SourceService(_) => 32,
+            Self::Session(_) => 40,
+            Self::Addresses(addresses) => addresses.0.len(),
+            Self::Capabilities(_) => 8,
+            Self::KeyExchange(exchange) => 20 + exchange.message.len(),
+            Self::Certificate(chain) => chain.len(),
+            Self::Rendezvous(_) => ADDRESS_LEN,
+            Self::Error(error) => 4 + error.text.len(),
+            Self::Auth(_) | Self::Cookie(_) => 24,
+            Self::Stack(_) => 4,
+            Self::UnknownCritical(_) => 0,
+        }
+    }
+
+    /// Bytes of the whole extension.
+    pub fn buffer_len(&self) -> usize {
+        PREFIX_LEN + self.value_len().next_multiple_of(4)
+    }
+
+    /// Writes the extension at the start of `out`; gives the bytes it took.
+    ///
+    /// # Errors
+    ///
+    /// `out` is too small, or the value is too long for its length field.
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, Error> {
+        let len = self.buffer_len();
+        let out = out.get_mut(..len).ok_or(Error)?;
+        out.fill(0);
+        out[0] = self.type_byte();
+        let value_len = u16::try_from(self.value_len()).map_err(|_| Error)?;
+        out[2..4].copy_from_slice(&value_len.to_be_bytes());
+        self.emit_value(&mut out[PREFIX_LEN..]);
+        Ok(len)
+    }
+
+    fn emit_value(&self, value: &mut [u8]) {
+        match self {
+            Self::SourceService(service) => value.copy_from_slice(service),
+            Self::Session(session) => {
+                value[..16].copy_from_slice(&session.session.0);
+                emit_ip(session.client.ip(), &mut value[16..32]);
+                value[32..34].copy_from_slice(&session.client.port().to_be_bytes());
+                value[34..36].copy_from_slice(&session.service_port.to_be_bytes());
+                value[36] = session.protocol;
+            }
+            Self::Addresses(addresses) => value[..addresses.0.len()].copy_from_slice(addresses.0),
+            Self::Capabilities(capabilities) => {
+                value[..4].copy_from_slice(&capabilities.stacks.to_be_bytes());
+                value[4..6].copy_from_slice(&capabilities.mtu.to_be_bytes());
+            }
+            Self::KeyExchange(exchange) => {
+                value[..16].copy_from_slice(&exchange.host_id);
+                value[16..20].copy_from_slice(&exchange.assoc_id.to_be_bytes());
+                value[20..20 + exchange.message.len()].copy_from_slice(exchange.message);
+            }
+            Self::Certificate(chain) => value[..chain.len()].copy_from_slice(chain),
+            Self::Rendezvous(address) => {
+                emit_ip(address.ip(), &mut value[..16]);
+                value[16..18].copy_from_slice(&address.port().to_be_bytes());
+            }
+            Self::Error(error) => {
+                value[..2].copy_from_slice(&u16::from(error.code).to_be_bytes());
+                value[4..4 + error.text.len()].copy_from_slice(error.text.as_bytes());
+            }
+            Self::Auth(auth) => {
+                value[..4].copy_from_slice(&auth.assoc_id.to_be_bytes());
+                value[4..8].copy_from_slice(&auth.epoch.to_be_bytes());
+                value[8..24].copy_from_slice(&auth.tag);
+            }
+            Self::Cookie(cookie) => value.copy_from_slice(cookie),
+            Self::Stack(stack) => value[0] = *stack,
+            Self::UnknownCritical(_) => {}
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! A whole message: base header, resolvable part, extensions, payload.
+
+use core::net::SocketAddr;
+
+use crate::extension::{AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, KeyExchangeRepr,
+    SessionRepr, extension_type};
+use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
+use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
+
+const TAG_LEN: usize = 16;
+
+/// A checked message. Once [`Message::parse`] has succeeded no accessor fails.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// What it is.
+    pub kind: Kind,
+    /// Flags.
+    pub flags: Flags,
+    /// What the payload is.
+    pub next_protocol: NextProtocol,
+    /// The receiver's flow.
+    pub dst_flow: FlowId,
+    /// The sender's flow.
+    pub src_flow: FlowId,
+    /// For the replay window.
+    pub control_seq: u32,
+    /// Present when the flags say so.
+    pub resolvable: Option<ResolvableRepr>,
+    extensions: &'a [u8],
+    /// Usually an IP packet of an application.
+    pub payload: &'a [u8],
+    signed: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// Reads and checks a datagram.
+    ///
+    /// # Errors
+    ///
+    /// It does not follow the format; an extension comes twice; AUTH is not the last; or it is DATA.
+    pub fn parse(datagram: &'a [u8]) -> Result<Self, Error> {
+        let header = HeaderRepr::parse(datagram)?;
+        let header_len = usize::from(header.header_len);
+        let signed = &datagram[..header_len + usize::from(header.payload_len)];
+        let rest = &datagram[HEADER_LEN..header_len];
+        let (resolvable, extensions) = if header.flags.contains(Flags::RESOLVABLE) {
+            (Some(ResolvableRepr::parse(rest)?), &rest[RESOLVABLE_LEN..])
+        } else {
+            (None, rest)
+        };
+        check_extensions(extensions)?;
+        Ok(Self {
+            kind: header.kind,
+            flags: header.flags,
+            next_protocol: header.next_protocol,
+            dst_flow: header.dst_flow,
+            src_flow: header.src_flow,
+            control_seq: header.control_seq,
+            resolvable,
+            extensions,
+            payload: &signed[header_len..],
+            signed,
+        })
+    }
+
+    /// The extensions in order; unknown ones that are not critical are left out.
+    pub fn extensions(&self) -> impl Iterator<Item = Extension<'a>> {
+        walk(self.extensions).filter_map(|(extension, _)| extension)
+    }
+
+    fn find<T>(&self, pick: impl FnMut(Extension<'a>) -> Option<T>) -> Option<T> {
+        self.extensions().find_map(pick)
+    }
+
+    /// SESSION.
+    pub fn session(&self) -> Option<SessionRepr> {
+        self.find(|extension| if let Extension::Session(session) = extension { Some(session) } else { None })
+    }
+
+    /// SOURCE_SERVICE.
+    pub fn source_service(&self) -> Option<[u8; 32]> {
+        self.find(|extension| if let Extension::SourceService(service) = extension { Some(service) } else { None })
+    }
+
+    /// ADDRESSES.
+    pub fn addresses(&self) -> Option<Addresses<'a>> {
+        self.find(|extension| if let Extension::Addresses(addresses) = extension { Some(addresses) } else { None })
+    }
+
+    /// CAPABILITIES.
+    pub fn capabilities(&self) -> Option<CapabilitiesRepr> {
+        self.find(|extension| if let Extension::Capabilities(capabilities) = extension { Some(capabilities) } else { None })
+    }
+
+    /// KEY_EXCHANGE.
+    pub fn key_exchange(&self) -> Option<KeyExchangeRepr<'a>> {
+        self.find(|extension| if let Extension::KeyExchange(exchange) = extension { Some(exchange) } else { None })
+    }
+
+    /// The value of CERTIFICATE: a chain.
+    pub fn certificate(&self) -> Option<&'a [u8]> {
+        self.find(|extension| if let Extension::Certificate(chain) = extension { Some(chain) } else { None })
+    }
+
+    /// RENDEZVOUS.
+    pub fn rendezvous(&self) -> Option<SocketAddr> {
+        self.find(|extension| if let Extension::Rendezvous(address) = extension { Some(address) } else { None })
+    }
+
+    /// ERROR.
+    pub fn error(&self) -> Option<ErrorRepr<'a>> {
+        self.find(|extension| if let Extension::Error(error) = extension { Some(error) } else { None })
+    }
+
+    /// AUTH.
+    pub fn auth(&self) -> Option<AuthRepr> {
+        self.find(|extension| if let Extension::Auth(auth) = extension { Some(auth) } else { None })
+    }
+
+    /// COOKIE.
+    pub fn cookie(&self) -> Option<[u8; 24]> {
+        self.find(|extension| if let Extension::Cookie(cookie) = extension { Some(cookie) } else { None })
+    }
+
+    /// The type byte of the first critical extension that this program does not know.
+    pub fn unknown_critical(&self) -> Option<u8> {
+        self.find(|extension| if let Extension::UnknownCritical(byte) = extension { Some(byte) } else { None })
+    }
+
+    /// Header and payload without the padding: what the tag is about.
+    pub fn signed_bytes(&self) -> &'a [u8] {
+        self.signed
+    }
+
+    /// Where the tag's bytes lie in [`signed_bytes`](Self::signed_bytes).
+    pub fn auth_tag_offset(&self) -> Option<usize> {
+        self.auth().map(|_| self.signed.len() - self.payload.len() - TAG_LEN)
+    }
+}
+
+/// Extension (or `None`, skipped) and type byte, until the end; the bytes were checked.
+fn walk<'a>(mut bytes: &'a [u8]) -> impl Iterator<Item = (Option<Extension<'a>>, u8)> {
+    core::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let (extension, byte, taken) = Extension::parse(bytes).ok()?;
+        bytes = &bytes[taken..];
+        Some((extension, byte))
+    })
+}
+
+fn check_extensions(mut bytes: &[u8]) -> Result<(), Error> {
+    let mut seen = [0_u128; 2];
+    while !bytes.is_empty() {
+        let (_, byte, taken) = Extension::parse(bytes)?;
+        let (word, bit) = (usize::from(byte >> 7), 1_u128 << (byte & 127));
+        if seen[word] & bit != 0 {
+            return Err(Error);
+        }
+        seen[word] |= bit;
+        bytes = &bytes[taken..];
+        if byte == extension_type::AUTH && !bytes.is_empty() {
+            return Err(Error);
+        }
+    }
+    Ok(())
+}
+
+/// Writes a message into a buffer of the caller: resolvable part, extensions, payload, padding, in this order.
+pub struct MessageWriter<'b> {
+    buf: &'b mut [u8],
+    header: HeaderRepr,
+    at: usize,
+    has_payload: bool,
+    pad_to: usize,
+}
+
+impl<'b> MessageWriter<'b> {
+    /// Starts a message.
+    pub fn new(buf: &'b mut [u8], kind: Kind, dst_flow: FlowId, src_flow: FlowId, control_seq: u32) -> Self {
+        let header = HeaderRepr {
+            kind,
+            flags: Flags::empty(),
+            next_protocol: NextProtocol::None,
+            header_len: 0,
+            payload_len: 0,
+            dst_flow,
+            src_flow,
+            control_seq,
+        };
+        Self { buf, header, at: HEADER_LEN, has_payload: false, pad_to: 0 }
+    }
+
+    /// Adds flags.
+    pub fn flags(&mut self, flags: Flags) -> &mut Self {
+        self.header.flags |= flags;
+        self
+    }
+
+    /// Adds the resolvable part, before any extension.
+    ///
+    /// # Errors
+    ///
+    /// The buffer is too small, or something came before.
+    pub fn resolvable(&mut self, resolvable: &ResolvableRepr) -> Result<&mut Self, Error> {
+        let place = self.buf.get_mut(self.at..self.at + RESOLVABLE_LEN).ok_or(Error)?;
+        if self.at != HEADER_LEN || self.has_payload {
+            return Err(Error);
+        }
+        resolvable.emit(place);
+        self.header.flags |= Flags::RESOLVABLE;
+        self.at += RESOLVABLE_LEN;
+        Ok(self)
+    }
+
+    /// Adds an extension.
+    ///
+    /// # Errors
+    ///
+    /// The buffer is too small, or the payload is already there.
+    pub fn extension(&mut self, extension: &Extension<'_>) -> Result<&mut Self, Error> {
+        if self.has_payload {
+            return Err(Error);
+        }
+        self.at += extension.emit(self.buf.get_mut(self.at..).ok_or(Error)?)?;
+        Ok(self)
+    }
+
+    /// Adds the payload.
+    ///
+    /// # Errors
+    ///
+    /// The buffer is too small, a length does not fit its field, or there is a payload already.
+    pub fn payload(&mut self, next_protocol: NextProtocol, payload: &[u8]) -> Result<&mut Self, Error> {
+        let place = self.buf.get_mut(self.at..self.at + payload.len()).ok_or(Error)?;
+        if self.has_payload {
+            return Err(Error);
+        }
+        place.copy_from_slice(payload);
+        self.header.next_protocol = next_protocol;
+        self.header.header_len = u16::try_from(self.at).map_err(|_| Error)?;
+        self.header.payload_len = u16::try_from(payload.len()).map_err(|_| Error)?;
+        self.at += payload.len();
+        self.has_payload = true;
+        Ok(self)
+    }
+
+    /// Pads the finished datagram with zeros to at least `len` bytes.
+    pub fn pad_to(&mut self, len: usize) -> &mut Self {
+        self.pad_to = len;
+        self
+    }
+
+    /// Writes the header and gives the datagram's length.
+    ///
+    /// # Errors
+    ///
+    /// The buffer is too small.
+    pub fn finish(mut self) -> Result<usize, Error> {
+        if !self.has_payload {
+            self.payload(NextProtocol::None, &[])?;
+        }
+        let end = self.at.max(self.pad_to);
+        self.buf.get_mut(self.at..end).ok_or(Error)?.fill(0);
+        self.header.emit(self.buf.get_mut(..HEADER_LEN).ok_or(Error)?);
+        Ok(end)
+    }
+}
+
+const _: () = assert!(AUTH_EXT_LEN == 4 + 8 + TAG_LEN);

@@ -1,0 +1,436 @@
+//! Tests of whole journeys: a packet is cut into a train, the train is dropped, doubled, mixed up and split over
+//! receives, and what the other end writes must be right packets, which smoltcp judges.
+
+use margay_core::entry::{PathId, Tuple};
+use margay_core::output::DropReason;
+use margay_core::time::Instant;
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
+use proptest::prelude::*;
+
+use crate::offload;
+use crate::outbox::{self, Outbox};
+use crate::packet::{self, ACK, CWR, FIN, FlowKey, PSH, Packet, TCP, UDP};
+use crate::sample::{self, Checksum, Seen};
+use crate::table::{Destination, EgressRoute};
+use crate::train::{Assembler, Delivered, Piece, pieces};
+use crate::udp::{SEGMENTS_MAX, SEND_MAX};
+use crate::vnet::{self, Gso, Vnet};
+
+fn route(datagram_max: u16, packet_number: u32) -> EgressRoute {
+    let remote = "10.0.0.2:54324".parse().expect("literal");
+    let to = Destination { path: PathId(1), remote, local: None, datagram_max };
+    EgressRoute { flow: FlowId(1), peer_flow: FlowId(2), packet_number, to }
+}
+
+/// How the kernel would describe the packet; `segment` is zero for one that is not to be cut.
+fn described(packet: &[u8], segment: u16, partial: bool) -> Vnet {
+    let v4 = packet[0] >> 4 == 4;
+    let protocol = if v4 { packet[9] } else { packet[6] };
+    Vnet {
+        partial_checksum: partial,
+        gso: match (segment, protocol) {
+            (0, _) => Gso::None,
+            (_, TCP) if v4 => Gso::Tcp4,
+            (_, TCP) => Gso::Tcp6,
+            _ => Gso::Udp,
+        },
+        segment_size: segment,
+        checksum_start: if !partial {
+            0
+        } else if v4 {
+            20
+        } else {
+            40
+        },
+        checksum_offset: if !partial {
+            0
+        } else if protocol == TCP {
+            16
+        } else {
+            6
+        },
+        ..Vnet::default()
+    }
+}
+
+/// Cuts packets as T1 does; gives the datagrams of every send.
+fn cut(packets: &[(Vec<u8>, Vnet)], expected: u16, datagram_max: u16) -> Vec<Vec<u8>> {
+    let mut outbox = Outbox::new(expected);
+    let mut datagrams = Vec::new();
+    let mut send = |bytes: &[u8], segment: usize, to: &Destination| {
+        assert!(bytes.len() <= SEND_MAX && bytes.len().div_ceil(segment) <= SEGMENTS_MAX);
+        assert!(segment <= usize::from(to.datagram_max));
+        datagrams.extend(bytes.chunks(segment).map(<[u8]>::to_vec));
+    };
+    for (number, (packet, vnet)) in packets.iter().enumerate() {
+        let loaded = outbox.load(*vnet, packet).expect("short enough");
+        let Ok(Packet::Transport(found)) = packet::parse(outbox.head(&loaded), loaded.len) else { panic!("parse") };
+        assert_eq!(outbox.whole(&loaded), packet);
+        let train = outbox::train_header(vnet, &found).expect("consistent");
+        outbox.carry(&loaded, &train, &route(datagram_max, number as u32), &mut send);
+    }
+    outbox.flush(&mut send);
+    datagrams
+}
+
+/// Gives datagrams to an assembler in receives of at most `batch` datagrams of one size, as UDP GRO joins them.
+fn receive(datagrams: &[Vec<u8>], batch: usize, to: &FlowKey) -> (Vec<Vec<u8>>, Vec<Result<Delivered, DropReason>>) {
+    let (mut assembler, mut written, mut results) = (Assembler::default(), Vec::new(), Vec::new());
+    let mut rest = datagrams;
+    while let Some(first) = rest.first() {
+        let mut count = 1;
+        while count < batch.min(rest.len()) && rest[count].len() <= first.len() {
+            count += 1;
+            if rest[count - 1].len() < first.len() {
+                break;
+            }
+        }
+        let received = rest[..count].concat();
+        for piece in pieces(&received, first.len()) {
+            let Piece::Run(run) = piece else {
+                results.push(Err(DropReason::Malformed));
+                continue;
+            };
+            results.push(assembler.accept(
+                &run,
+                to,
+                || Instant::ZERO,
+                |parts| {
+                    written.push(parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>());
+                    Ok(())
+                },
+            ));
+        }
+        rest = &rest[count..];
+    }
+    (written, results)
+}
+
+/// Judges a written packet: completes its checksum as the kernel would, and lets smoltcp look.
+fn judge(written: &[u8]) -> (Vnet, Seen) {
+    let (header, packet) = written.split_at(vnet::LEN);
+    let vnet = Vnet::parse(header.try_into().expect("its length")).expect("known kind");
+    let mut packet = packet.to_vec();
+    if vnet.partial_checksum {
+        assert!(offload::complete(&vnet, &mut packet));
+    } else {
+        assert_eq!(vnet.gso, Gso::None);
+    }
+    if vnet.gso != Gso::None {
+        assert!(vnet.segment_size > 0 && usize::from(vnet.header_len) < packet.len());
+    }
+    (vnet, sample::see(&packet))
+}
+
+fn tuple(v4: bool, protocol: u8) -> Tuple {
+    if v4 { sample::tuple4(protocol) } else { sample::tuple6(protocol) }
+}
+
+fn numbered(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at % 251) as u8 ^ (at >> 8) as u8).collect()
+}
+
+/// The sequence number of the samples.
+const START: u32 = 0xffff_f000;
+
+#[test]
+fn literal_single_chunk() {
+    let packet = sample::packet(sample::tuple4(UDP), 0, b"hi", Checksum::Complete);
+    let datagrams = cut(&[(packet.clone(), described(&packet, 0, false))], 1472, 1472);
+    let header = [1, 32, 2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1];
+    let train = [0, 0, 0, 0, 0, 0, 0, 30];
+    assert_eq!(datagrams, [[&header[..], &train, &packet].concat()]);
+}
+
+#[test]
+fn datagrams_with_an_absent_checksum_get_one_only_in_ipv6() {
+    let packet = sample::packet(sample::tuple4(UDP), 0, b"odd", Checksum::Absent);
+    let datagrams = cut(&[(packet.clone(), described(&packet, 0, false))], 1472, 1472);
+    let to = tuple(true, UDP).reversed();
+    let (written, _) = receive(&datagrams, 1, &to.into());
+    assert_eq!(written[0][vnet::LEN + 26..vnet::LEN + 28], [0, 0]);
+    let to = tuple(false, UDP).reversed();
+    let (written, _) = receive(&datagrams, 1, &to.into());
+    assert_eq!(judge(&written[0]).1.payload, b"odd");
+}
+
+#[test]
+fn small_packets_to_one_place_share_a_send() {
+    let packets: Vec<_> = [10, 10, 10, 4, 10, 11]
+        .map(|len| {
+            let packet = sample::packet(sample::tuple4(UDP), 0, &vec![1; len], Checksum::Complete);
+            (packet.clone(), described(&packet, 0, false))
+        })
+        .to_vec();
+    let mut outbox = Outbox::new(1472);
+    let mut sends = Vec::new();
+    let mut send = |bytes: &[u8], segment: usize, _: &Destination| sends.push((bytes.len(), segment));
+    for (packet, vnet) in &packets {
+        let loaded = outbox.load(*vnet, packet).expect("short");
+        let Ok(Packet::Transport(found)) = packet::parse(outbox.head(&loaded), loaded.len) else { panic!("parse") };
+        let train = outbox::train_header(vnet, &found).expect("consistent");
+        outbox.carry(&loaded, &train, &route(1472, 0), &mut send);
+    }
+    outbox.flush(&mut send);
+    // 62 = 16 + 8 + 28 + 10.
+    assert_eq!(sends, [(62 * 3 + 56, 62), (62, 62), (63, 63)]);
+}
+
+#[test]
+fn a_lost_chunk_leaves_the_rest_of_a_tcp_train() {
+    let payload = numbered(10_000);
+    let packet = sample::packet(sample::tuple4(TCP), FIN | PSH | ACK | CWR, &payload, Checksum::Partial);
+    let mut datagrams = cut(&[(packet.clone(), described(&packet, 1400, true))], 1472, 1472);
+    datagrams.remove(3);
+    let (written, _) = receive(&datagrams, 64, &tuple(false, TCP).reversed().into());
+    let shape: Vec<_> = written
+        .iter()
+        .map(|packet| {
+            let (vnet, seen) = judge(packet);
+            (vnet.gso, vnet.ecn, seen.sequence.wrapping_sub(START), seen.flags, seen.payload.len())
+        })
+        .collect();
+    // Chunk 0 holds 1456 bytes less the train header (8) and 52 of headers; chunk 4 begins at 4 * 1456 - 60.
+    let expected = [(Gso::Tcp6, true, 0, CWR | ACK, 4308), (Gso::Tcp6, false, 5764, FIN | PSH | ACK, 4236)];
+    assert_eq!(shape, expected);
+}
+
+#[test]
+fn a_train_too_large_for_its_path_is_cut_anew() {
+    let payload = numbered(20_000);
+    let packet = sample::packet(sample::tuple6(TCP), ACK, &payload, Checksum::Partial);
+    let datagrams = cut(&[(packet.clone(), described(&packet, 1400, true))], 1472, 1472);
+    let again: Vec<_> = outbox::recut(&datagrams.concat(), 1472, 1252)
+        .into_iter()
+        .flat_map(|(bytes, stride)| bytes.chunks(stride).map(<[u8]>::to_vec).collect::<Vec<_>>())
+        .collect();
+    assert!(again.iter().all(|datagram| datagram.len() <= 1252) && again.len() > datagrams.len());
+    let (written, _) = receive(&again, 64, &tuple(false, TCP).reversed().into());
+    assert_eq!(written.len(), 1);
+    assert_eq!(judge(&written[0]).1.payload, payload);
+}
+
+#[test]
+fn an_ipv6_packet_too_long_for_ipv4_is_split_only_if_it_is_tcp() {
+    for (protocol, parts, len) in [(TCP, 2, 65_500), (UDP, 0, 65_520)] {
+        let payload = numbered(len);
+        let packet = sample::packet(tuple(false, protocol), 0, &payload, Checksum::Partial);
+        let segment = if protocol == TCP { 1400 } else { 0 };
+        let datagrams = cut(&[(packet.clone(), described(&packet, segment, true))], 1472, 1472);
+        let (written, _) = receive(&datagrams, 64, &tuple(true, protocol).reversed().into());
+        assert_eq!(written.len(), parts, "protocol {protocol}");
+        let bytes: Vec<u8> = written.iter().flat_map(|packet| judge(packet).1.payload).collect();
+        assert!(parts == 0 || bytes == payload);
+    }
+}
+
+#[test]
+fn every_chunk_of_an_unsplittable_train_is_waited_for() {
+    let packet = sample::packet(sample::tuple4(UDP), 0, &numbered(5000), Checksum::Complete);
+    let mut datagrams = cut(&[(packet.clone(), described(&packet, 0, false))], 1472, 1472);
+    datagrams.reverse();
+    let to = tuple(true, UDP).reversed();
+    let (written, _) = receive(&datagrams[..3], 1, &to.into());
+    assert!(written.is_empty());
+    let (written, _) = receive(&datagrams, 1, &to.into());
+    assert_eq!(judge(&written[0]).1.payload, numbered(5000));
+}
+
+/// One way in which a train may be sent.
+#[derive(Clone, Debug)]
+struct Case {
+    from_v4: bool,
+    to_v4: bool,
+    protocol: u8,
+    len: usize,
+    segment: u16,
+    expected: u16,
+    datagram_max: u16,
+    batch: usize,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let size = || prop_oneof![Just(548u16), Just(1232), Just(1472), Just(8972), Just(65_000)];
+    let len = prop_oneof![0usize..3000, 0usize..64_000];
+    let segment = prop_oneof![Just(0u16), 500u16..1500];
+    let protocol = prop_oneof![Just(TCP), Just(UDP)];
+    let families = (any::<bool>(), any::<bool>());
+    (families, protocol, len, segment, size(), size(), 1usize..70).prop_map(
+        |((from_v4, to_v4), protocol, len, segment, expected, datagram_max, batch)| {
+            let segment = if usize::from(segment) < len { segment } else { 0 };
+            Case { from_v4, to_v4, protocol, len, segment, expected, datagram_max, batch }
+        },
+    )
+}
+
+impl Case {
+    fn datagrams(&self, checksum: Checksum) -> Vec<Vec<u8>> {
+        let flags = if self.protocol == TCP { FIN | PSH | ACK | CWR } else { 0 };
+        let packet = sample::packet(tuple(self.from_v4, self.protocol), flags, &numbered(self.len), checksum);
+        let vnet = described(&packet, self.segment, checksum == Checksum::Partial);
+        cut(&[(packet, vnet)], self.expected, self.datagram_max)
+    }
+
+    fn to(&self) -> Tuple {
+        tuple(self.to_v4, self.protocol).reversed()
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_lost(case in case(), complete: bool) {
+        let checksum = if complete && case.segment == 0 { Checksum::Complete } else { Checksum::Partial };
+        let (written, results) = receive(&case.datagrams(checksum), case.batch, &case.to().into());
+        prop_assert!(results.iter().all(Result::is_ok), "{results:?}");
+        let mut payload = Vec::new();
+        for (at, packet) in written.iter().enumerate() {
+            let (vnet, seen) = judge(packet);
+            prop_assert_eq!(seen.tuple, case.to());
+            prop_assert_eq!((seen.traffic_class, seen.hop_limit), (0x0a, 63));
+            if case.protocol == TCP {
+                prop_assert_eq!(seen.sequence, START.wrapping_add(payload.len() as u32));
+                let last = at + 1 == written.len();
+                prop_assert_eq!(seen.flags & (FIN | PSH) == FIN | PSH, last);
+                prop_assert_eq!(seen.flags & CWR != 0, at == 0);
+            }
+            let cut = case.segment > 0 && seen.payload.len() > usize::from(case.segment);
+            prop_assert_eq!(vnet.segment_size, if cut { case.segment } else { 0 });
+            payload.extend(seen.payload);
+        }
+        prop_assert_eq!(payload, numbered(case.len));
+        let delivered: usize = results.iter().flatten().map(|delivered| delivered.bytes).sum();
+        prop_assert_eq!(delivered, case.len);
+    }
+
+    #[test]
+    fn lost_doubled_and_mixed_up(
+        case in case(),
+        fates in proptest::collection::vec((0u8..8, 0usize..12), 150),
+    ) {
+        let datagrams = case.datagrams(Checksum::Partial);
+        // Fate 0 loses a chunk, 1 doubles it; the number moves it back by so many places.
+        let mut arriving: Vec<(usize, &Vec<u8>)> = Vec::new();
+        for ((at, datagram), (fate, late)) in datagrams.iter().enumerate().zip(fates.iter().cycle()) {
+            let copies = match fate { 0 => 0, 1 => 2, _ => 1 };
+            let late = if *fate == 2 { *late } else { 0 };
+            arriving.extend((0..copies).map(|copy| (at + late + copy, datagram)));
+        }
+        arriving.sort_by_key(|(at, _)| *at);
+        let arriving: Vec<Vec<u8>> = arriving.into_iter().map(|(_, datagram)| datagram.clone()).collect();
+        let (written, _) = receive(&arriving, case.batch, &case.to().into());
+        let original = numbered(case.len);
+        let mut given = vec![0u8; case.len];
+        let segment = usize::from(case.segment);
+        for packet in &written {
+            let (_, seen) = judge(packet);
+            let at = if case.protocol == TCP {
+                seen.sequence.wrapping_sub(START) as usize
+            } else {
+                // Datagrams have no numbers: find where these bytes belong.
+                let unit = segment.max(1);
+                let starts = (0..=case.len).step_by(if segment > 0 { unit } else { case.len.max(1) });
+                let mut fitting = starts.filter(|&at| original[at..].starts_with(&seen.payload));
+                fitting.next().expect("whole datagrams of the original")
+            };
+            prop_assert!(original[at..].starts_with(&seen.payload));
+            given[at..at + seen.payload.len()].iter_mut().for_each(|count| *count += 1);
+        }
+        if case.protocol == TCP && datagrams.len() > 1 {
+            // With the first chunk, every byte that came is given on, again only when the whole train came twice;
+            // without it, none.
+            let first_came = arriving.iter().any(|datagram| datagram[12..14] == [0, 0]);
+            let overhead = TRAIN_HEADER_LEN + if case.from_v4 { 52 } else { 72 };
+            let chunk = datagrams[0].len() - DATA_HEADER_LEN;
+            let mut came = vec![0u8; case.len];
+            for datagram in arriving.iter().filter(|_| first_came) {
+                let header = DataRepr::parse(datagram).expect("ours");
+                let begin = usize::from(header.index) * chunk;
+                let end = begin + datagram.len() - DATA_HEADER_LEN;
+                came[begin.saturating_sub(overhead)..end.saturating_sub(overhead)].fill(1);
+            }
+            let wrong = (0..case.len).find(|&at| (given[at] > 0) != (came[at] > 0));
+            prop_assert_eq!(wrong, None);
+        }
+    }
+
+    #[test]
+    fn several_flows_in_one_receive(lens in proptest::collection::vec(0usize..4000, 1..20), batch in 1usize..70) {
+        let packets: Vec<_> = lens
+            .iter()
+            .map(|&len| {
+                let packet = sample::packet(sample::tuple6(TCP), ACK, &numbered(len), Checksum::Partial);
+                let vnet = described(&packet, if len > 1400 { 1400 } else { 0 }, true);
+                (packet, vnet)
+            })
+            .collect();
+        let datagrams = cut(&packets, 1472, 1472);
+        let (written, results) = receive(&datagrams, batch, &tuple(true, TCP).reversed().into());
+        prop_assert!(results.iter().all(Result::is_ok));
+        let total: usize = written.iter().map(|packet| judge(packet).1.payload.len()).sum();
+        prop_assert_eq!(total, lens.iter().sum::<usize>());
+        if batch > 1 {
+            prop_assert!(written.len() <= datagrams.len());
+        }
+    }
+
+    #[test]
+    fn strangers_never_panic(
+        bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        damage in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
+        stride in 1usize..200,
+        case in case(),
+    ) {
+        let to = case.to().into();
+        let mut assembler = Assembler::default();
+        let mut take = |received: &[u8], stride: usize| {
+            for piece in pieces(received, stride) {
+                if let Piece::Run(run) = piece {
+                    let _ = assembler.accept(&run, &to, || Instant::ZERO, |_| Ok(()));
+                }
+            }
+        };
+        take(&bytes, stride);
+        let mut datagrams = case.datagrams(Checksum::Partial);
+        for (at, value) in damage {
+            let datagram = &mut datagrams[at % 3 % case.datagrams(Checksum::Partial).len()];
+            let at = at % datagram.len();
+            datagram[at] = value;
+        }
+        for datagram in &datagrams {
+            take(datagram, datagram.len());
+        }
+        let size = datagrams[0].len();
+        take(&datagrams.concat(), size);
+    }
+}
+
+#[test]
+fn hostile_trains_are_refused() {
+    let packet = sample::packet(sample::tuple4(TCP), ACK, &numbered(100), Checksum::Complete);
+    let good = &cut(&[(packet.clone(), described(&packet, 0, false))], 1472, 1472)[0];
+    let to = tuple(true, TCP).reversed();
+    let accept = |datagram: &[u8]| receive(&[datagram.to_vec()], 1, &to.into()).1[0];
+    assert!(accept(good).is_ok());
+    let changed = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut datagram = good.clone();
+        change(&mut datagram);
+        accept(&datagram)
+    };
+    let train = |train: TrainRepr| move |datagram: &mut Vec<u8>| train.emit(&mut datagram[16..]);
+    let right = TrainRepr { gso: GsoKind::None, partial_checksum: false, segment_size: 0, inner_len: 152 };
+    assert!(changed(&train(right)).is_ok());
+    let wrong = Err(DropReason::Malformed);
+    assert_eq!(changed(&train(TrainRepr { inner_len: 151, ..right })), wrong);
+    assert_eq!(changed(&train(TrainRepr { inner_len: u32::MAX, ..right })), wrong);
+    assert_eq!(
+        changed(&train(TrainRepr { gso: GsoKind::Udp, partial_checksum: true, segment_size: 9, ..right })),
+        wrong
+    );
+    assert_eq!(changed(&train(TrainRepr { gso: GsoKind::Tcp, segment_size: 9, ..right })), wrong);
+    assert_eq!(changed(&|datagram| datagram[13] = 1), wrong, "index beyond count");
+    assert_eq!(changed(&|datagram| datagram[15] = 0), wrong, "no chunks");
+    assert_eq!(changed(&|datagram| datagram[14] = 2), wrong, "too many chunks");
+    assert_eq!(changed(&|datagram| datagram[2] = 3), Err(DropReason::Protocol), "another stack");
+    assert_eq!(changed(&|datagram| datagram[24 + 9] = UDP), wrong, "another protocol");
+    assert_eq!(changed(&|datagram| datagram.truncate(60)), wrong);
+}

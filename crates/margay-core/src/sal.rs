@@ -96,14 +96,14 @@ impl Sal {
     pub fn new(config: Config, now: Instant, unix_s: u64, seed: [u8; 32]) -> Self {
         let mut rng = Rng::new(seed);
         let mut hasher = || KeyedHash(rng.u64(), rng.u64());
-        let (flow_hasher, name_hasher) = (hasher(), hasher());
+        let (flow_hasher, name_hasher, association_hasher) = (hasher(), hasher(), hasher());
         let limits = config.limits;
         let mut sal = Self {
             now,
             wall: (now, unix_s),
             table: ServiceTable::new(limits.rules),
             flows: FlowTable::new(flow_hasher),
-            associations: AssociationTable::new(limits.associations),
+            associations: AssociationTable::with_hasher(limits.associations, association_hasher),
             trust: TrustStore::default(),
             membership: Vec::new(),
             certificates: Vec::new(),

@@ -404,7 +404,8 @@ impl Sal {
             initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&theirs.tag_key, message)?;
         let mut once = Association::new(association, theirs.assoc_id, peer, keys, true, from);
-        if let Some(reset) = self.write_reset(&mut once, message, Some(&message_3)) {
+        let (host_id, epoch) = (self.host_id().0, self.config.epoch);
+        if let Some(reset) = write_reset(host_id, epoch, &mut once, message, Some(&message_3)) {
             self.transmit(from, reset, Kind::Rst);
         }
         Ok(())
@@ -412,23 +413,12 @@ impl Sal {
 
     /// Tells the host that sent `message` that its half of the flow is not wanted.
     fn say_reset(&mut self, association: u32, message: &Message<'_>, message_3: Option<&[u8]>) {
-        let Some(mut held) = self.associations.take_out(association) else { return };
-        let datagram = self.write_reset(&mut held, message, message_3);
-        let to = held.remote;
-        self.associations.put_back(held);
-        if let Some(datagram) = datagram {
+        let (host_id, epoch) = (self.host_id().0, self.config.epoch);
+        let Some(association) = self.associations.get_mut(association) else { return };
+        let to = association.remote;
+        if let Some(datagram) = write_reset(host_id, epoch, association, message, message_3) {
             self.transmit(to, datagram, Kind::Rst);
         }
-    }
-
-    fn write_reset(&self, association: &mut Association, message: &Message<'_>, message_3: Option<&[u8]>) -> Option<Vec<u8>> {
-        let exchange = message_3.map(|message_3| {
-            let (host_id, assoc_id) = (self.host_id().0, association.local_id);
-            Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id, message: message_3 })
-        });
-        let mut draft = Draft::new(Kind::Rst, message.src_flow, message.dst_flow);
-        draft.extensions = exchange.as_slice();
-        draft.seal(association, self.config.epoch)
     }
 
     /// An ERROR about a SYN of ours: a cookie to bring, or a refusal by our router.
@@ -493,6 +483,21 @@ impl Sal {
     pub(crate) fn host_id(&self) -> crate::key::HostId {
         HostPublic::id(&self.config.host_key.public())
     }
+}
+
+/// A RST for the sender of `message`; with `message_3` it also ends the handshake that the sender still holds.
+fn write_reset(
+    host_id: [u8; 16],
+    epoch: u32,
+    association: &mut Association,
+    message: &Message<'_>,
+    message_3: Option<&[u8]>,
+) -> Option<Vec<u8>> {
+    let assoc_id = association.local_id;
+    let exchange = message_3.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id, message }));
+    let mut draft = Draft::new(Kind::Rst, message.src_flow, message.dst_flow);
+    draft.extensions = exchange.as_slice();
+    draft.seal(association, epoch)
 }
 
 /// By what a router picks an instance: the same for every copy of one SYN (DESIGN §7).

@@ -1,0 +1,377 @@
+//! Associations: what two hosts share (DESIGN §7). All flows between two hosts use one; a path of it is where they go.
+
+use core::net::SocketAddr;
+
+use hashbrown::HashMap;
+
+use crate::certificate::Membership;
+use crate::flow::KeyedHash;
+use crate::handshake::Keys;
+use crate::key::{HostId, HostPublic};
+use crate::output::DropReason;
+use crate::rng::Rng;
+use crate::time::Instant;
+
+/// How far behind the newest a control sequence number may come.
+const WINDOW: u32 = 64;
+
+/// Which sequence numbers of a peer were seen: the newest, and the 64 up to it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReplayWindow {
+    newest: u32,
+    seen: u64,
+}
+
+impl ReplayWindow {
+    /// Whether `sequence` is new.
+    pub fn is_new(&self, sequence: u32) -> bool {
+        if sequence > self.newest {
+            return true;
+        }
+        let behind = self.newest - sequence;
+        sequence != 0 && behind < WINDOW && self.seen & (1 << behind) == 0
+    }
+
+    /// Marks it seen.
+    pub fn note(&mut self, sequence: u32) {
+        if sequence > self.newest {
+            let ahead = sequence - self.newest;
+            self.seen = if ahead < WINDOW { self.seen << ahead } else { 0 };
+            self.newest = sequence;
+        }
+        let behind = self.newest - sequence;
+        if behind < WINDOW {
+            self.seen |= 1 << behind;
+        }
+    }
+}
+
+/// What this host shares with a peer.
+pub struct Association {
+    /// Index by which the peer names it to us.
+    pub local_id: u32,
+    /// Index by which we name it to the peer.
+    pub remote_id: u32,
+    /// The peer.
+    pub host: HostId,
+    /// The peer's public key.
+    pub host_key: HostPublic,
+    keys: Keys,
+    /// Which of the two directions is ours.
+    initiator: bool,
+    /// Sending and receiving keys with the epochs that they are of.
+    send_key: Option<(u32, [u8; 32])>,
+    receive_key: Option<(u32, [u8; 32])>,
+    sent: u32,
+    /// The newest epoch of the peer.
+    pub peer_epoch: u32,
+    /// What came under it.
+    pub window: ReplayWindow,
+    /// The peer's boot, once it said so.
+    pub boot_id: Option<[u8; 16]>,
+    /// The peer's UDP address.
+    pub remote: SocketAddr,
+    /// Largest UDP payload that fits both ends.
+    pub datagram_max: u16,
+    /// What the peer has proved of its authority.
+    pub membership: Option<Membership>,
+    /// Flows that use it.
+    pub flows: u32,
+    /// When a right tag came last.
+    pub heard: Instant,
+    /// Key of hop tags, between router and host.
+    pub hop_key: Option<[u8; 16]>,
+    /// One end is the other's service router.
+    pub router: bool,
+    with_itself: bool,
+}
+
+impl Association {
+    /// A new association. `initiator`: this end started the handshake.
+    pub fn new(local_id: u32, remote_id: u32, peer: HostPublic, keys: Keys, initiator: bool, remote: SocketAddr) -> Self {
+        Self {
+            local_id,
+            remote_id,
+            host: peer.id(),
+            host_key: peer,
+            keys,
+            initiator,
+            send_key: None,
+            receive_key: None,
+            sent: 0,
+            peer_epoch: 0,
+            window: ReplayWindow::default(),
+            boot_id: None,
+            remote,
+            datagram_max: 1200,
+            membership: None,
+            flows: 0,
+            heard: Instant::ZERO,
+            hop_key: None,
+            router: false,
+            with_itself: false,
+        }
+    }
+
+    /// The association of a host with itself: both directions are one.
+    pub fn with_itself(mut self) -> Self {
+        self.with_itself = true;
+        self
+    }
+
+    /// Whether the peer is this host.
+    pub fn is_self(&self) -> bool {
+        self.with_itself
+    }
+
+    /// The next control sequence number. Four thousand million control messages do not pass in one epoch of one pair.
+    pub fn next_seq(&mut self) -> u32 {
+        self.sent = self.sent.saturating_add(1);
+        self.sent
+    }
+
+    fn derive(&self, from_initiator: bool, epoch: u32) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("margay 2026 control tag");
+        hasher.update(&self.keys.root).update(&[u8::from(from_initiator)]).update(&epoch.to_be_bytes());
+        *hasher.finalize().as_bytes()
+    }
+
+    /// The key of our own tags under our `epoch`.
+    pub fn sending_key(&mut self, epoch: u32) -> [u8; 32] {
+        match self.send_key {
+            Some((of, key)) if of == epoch => key,
+            _ => {
+                let key = self.derive(self.initiator, epoch);
+                self.send_key = Some((epoch, key));
+                key
+            }
+        }
+    }
+
+    /// The key of the peer's tags under its `epoch`. Kept only for the epoch that the peer is known to be in: a stranger who
+    /// names others must not push it out.
+    pub fn receiving_key(&mut self, epoch: u32) -> [u8; 32] {
+        match self.receive_key {
+            Some((of, key)) if of == epoch => key,
+            _ => {
+                let key = self.derive(self.with_itself == self.initiator, epoch);
+                if epoch == self.peer_epoch {
+                    self.receive_key = Some((epoch, key));
+                }
+                key
+            }
+        }
+    }
+}
+
+/// Every association of a host: by our index, by peer, by the peer's address.
+pub struct AssociationTable {
+    by_id: HashMap<u32, Association, KeyedHash>,
+    /// The newest association with each host.
+    by_host: HashMap<HostId, u32, KeyedHash>,
+    /// Several hosts may share an address (DESIGN §18).
+    by_address: HashMap<SocketAddr, alloc::vec::Vec<u32>, KeyedHash>,
+    limit: usize,
+}
+
+impl AssociationTable {
+    /// An empty table for at most `limit`; `hasher` keeps strangers from choosing collisions.
+    pub(crate) fn with_hasher(limit: usize, hasher: KeyedHash) -> Self {
+        Self {
+            by_id: HashMap::with_hasher(hasher),
+            by_host: HashMap::with_hasher(hasher),
+            by_address: HashMap::with_hasher(hasher),
+            limit,
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// All of them, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Association> {
+        self.by_id.values()
+    }
+
+    /// By our index.
+    pub fn get(&self, local_id: u32) -> Option<&Association> {
+        self.by_id.get(&local_id)
+    }
+
+    /// By our index.
+    pub fn get_mut(&mut self, local_id: u32) -> Option<&mut Association> {
+        self.by_id.get_mut(&local_id)
+    }
+
+    /// The newest with a host.
+    pub fn by_host(&self, host: HostId) -> Option<&Association> {
+        self.by_host.get(&host).and_then(|id| self.by_id.get(id))
+    }
+
+    /// Those whose peer is at `address`.
+    pub fn at_address(&self, address: SocketAddr) -> impl Iterator<Item = &Association> {
+        self.by_address.get(&address).into_iter().flatten().filter_map(|id| self.by_id.get(id))
+    }
+
+    /// An index that is random, free and not zero.
+    pub fn fresh_id(&self, rng: &mut Rng) -> u32 {
+        loop {
+            let id = rng.u32();
+            if id != 0 && !self.by_id.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    /// Adds one; it is now the one that new flows with the host use. One without flows that it supersedes goes.
+    ///
+    /// # Errors
+    ///
+    /// The table is full of associations in use.
+    pub fn insert(&mut self, association: Association) -> Result<(), DropReason> {
+        let (id, host, remote) = (association.local_id, association.host, association.remote);
+        if let Some(older) = self.by_host.get(&host).copied().filter(|older| *older != id)
+            && self.get(older).is_some_and(|older| older.flows == 0)
+        {
+            self.remove(older);
+        }
+        if self.by_id.len() >= self.limit && !self.make_room() {
+            return Err(DropReason::Full);
+        }
+        self.remove(id);
+        self.by_id.insert(id, association);
+        self.by_host.insert(host, id);
+        self.by_address.entry(remote).or_default().push(id);
+        Ok(())
+    }
+
+    /// Lets the longest unheard association without flows go.
+    fn make_room(&mut self) -> bool {
+        let idle = self.by_id.values().filter(|association| association.flows == 0 && !association.router && !association.with_itself);
+        let oldest = idle.min_by_key(|association| (association.heard, association.local_id)).map(|association| association.local_id);
+        oldest.is_some_and(|id| self.remove(id).is_some())
+    }
+
+    /// Takes one out.
+    pub fn remove(&mut self, local_id: u32) -> Option<Association> {
+        let association = self.by_id.remove(&local_id)?;
+        if self.by_host.get(&association.host) == Some(&local_id) {
+            self.by_host.remove(&association.host);
+        }
+        self.forget_address(association.remote, local_id);
+        Some(association)
+    }
+
+    fn forget_address(&mut self, address: SocketAddr, local_id: u32) {
+        if let Some(ids) = self.by_address.get_mut(&address) {
+            ids.retain(|id| *id != local_id);
+            if ids.is_empty() {
+                self.by_address.remove(&address);
+            }
+        }
+    }
+
+    /// The peer is at another address now.
+    pub fn set_remote(&mut self, local_id: u32, remote: SocketAddr) {
+        let Some(association) = self.by_id.get_mut(&local_id) else { return };
+        let old = core::mem::replace(&mut association.remote, remote);
+        if old != remote {
+            self.forget_address(old, local_id);
+            self.by_address.entry(remote).or_default().push(local_id);
+        }
+    }
+
+    /// A flow uses it.
+    pub fn hold(&mut self, local_id: u32) {
+        if let Some(association) = self.by_id.get_mut(&local_id) {
+            association.flows += 1;
+        }
+    }
+
+    /// A flow uses it no more. One that is not the newest of its host and has no flows left goes; gives whether it went.
+    pub fn release(&mut self, local_id: u32) -> bool {
+        let Some(association) = self.by_id.get_mut(&local_id) else { return false };
+        association.flows = association.flows.saturating_sub(1);
+        let is_over = association.flows == 0 && self.by_host.get(&association.host) != Some(&local_id);
+        is_over && self.remove(local_id).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::collections::BTreeSet;
+
+    use super::*;
+
+    fn association(id: u32, host: u8) -> Association {
+        let remote = SocketAddr::new([10, 0, 0, host].into(), 54324);
+        Association::new(id, id, HostPublic([host; 32]), Keys { root: [1; 32] }, true, remote)
+    }
+
+    fn table(limit: usize) -> AssociationTable {
+        AssociationTable::with_hasher(limit, KeyedHash(1, 2))
+    }
+
+    #[test]
+    fn the_window_takes_each_number_once() {
+        let mut rng = Rng::new([4; 32]);
+        let (mut window, mut naive) = (ReplayWindow::default(), BTreeSet::new());
+        let mut newest = 0;
+        for _ in 0..10_000 {
+            let sequence = (newest + 1).saturating_sub(rng.u32() % 100) + rng.u32() % 8;
+            let wanted = sequence != 0 && !naive.contains(&sequence) && newest < sequence + WINDOW;
+            assert_eq!(window.is_new(sequence), wanted, "{sequence} after {newest}");
+            if wanted {
+                window.note(sequence);
+                naive.insert(sequence);
+                newest = newest.max(sequence);
+            }
+        }
+    }
+
+    #[test]
+    fn the_newest_association_of_a_host_serves_and_older_ones_go_with_their_flows() {
+        let mut table = table(10);
+        table.insert(association(1, 5)).expect("room");
+        table.hold(1);
+        table.insert(association(2, 5)).expect("room");
+        let host = HostPublic([5; 32]).id();
+        assert_eq!(table.by_host(host).map(|association| association.local_id), Some(2));
+        assert!(table.get(1).is_some(), "it has a flow");
+        assert!(table.release(1));
+        assert!(table.get(1).is_none());
+        assert_eq!(table.at_address(SocketAddr::new([10, 0, 0, 5].into(), 54324)).count(), 1);
+    }
+
+    #[test]
+    fn a_full_table_lets_idle_ones_go_and_refuses_when_none_is() {
+        let mut table = table(2);
+        table.insert(association(1, 1)).expect("room");
+        table.insert(association(2, 2)).expect("room");
+        table.hold(2);
+        table.insert(association(3, 3)).expect("the first is idle");
+        assert!(table.get(1).is_none());
+        table.hold(3);
+        assert_eq!(table.insert(association(4, 4)), Err(DropReason::Full));
+    }
+
+    #[test]
+    fn each_direction_and_epoch_has_its_own_key() {
+        let mut here = association(1, 5);
+        let remote = here.remote;
+        let mut there = Association::new(1, 1, HostPublic([6; 32]), Keys { root: [1; 32] }, false, remote);
+        assert_eq!(here.sending_key(3), there.receiving_key(3));
+        assert_eq!(there.sending_key(3), here.receiving_key(3));
+        assert_ne!(here.sending_key(3), here.receiving_key(3));
+        assert_ne!(here.sending_key(3), here.sending_key(4));
+        let mut own = association(1, 5).with_itself();
+        assert_eq!(own.sending_key(3), own.receiving_key(3));
+    }
+}

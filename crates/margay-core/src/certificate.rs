@@ -1,0 +1,456 @@
+//! Certificates: who may answer for a name, and who belongs to an authority (DESIGN §7).
+//!
+//! ```text
+//!  0 version = 1 | 1 kind | 2..4 prefix bits | 4..36 prefix | 36..68 host key
+//!  68..76 not before | 76..84 not after (seconds since 1970)
+//!  84 delegated key present | 85 groups (count) | 86..88 zero | 88..120 issuer | 120..152 delegated key
+//!  152.. groups, four bytes each | signature, 64 bytes, over all before it
+//! ```
+//! Numbers are big-endian. A chain goes from the trusted key down: each certificate but the last delegates signing to the
+//! issuer of the next, within its own prefix and time.
+
+use alloc::vec::Vec;
+
+use crate::key::{SigningKey, VerifyingKey};
+use crate::name::{Prefix, SERVICE_BITS, ServiceId};
+
+const VERSION: u8 = 1;
+const FIXED_LEN: usize = 152;
+const SIGNATURE_LEN: usize = 64;
+const GROUPS_MAX: usize = 16;
+/// Certificates in a chain.
+pub const CHAIN_MAX: usize = 3;
+
+/// What a certificate lets its host do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CertificateKind {
+    /// It belongs to the authority, and may connect as such.
+    Member,
+    /// It may answer for the prefix.
+    Service,
+}
+
+/// One signed statement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// What for.
+    pub kind: CertificateKind,
+    /// Of which names.
+    pub prefix: Prefix,
+    /// The host's X25519 key; zero in a certificate that only delegates.
+    pub host_key: [u8; 32],
+    /// From when, in seconds since 1970.
+    pub not_before_s: u64,
+    /// Until when.
+    pub not_after_s: u64,
+    /// Groups of the host, as [`crate::name::group_number`] counts them.
+    pub groups: Vec<u32>,
+    /// The key that signed.
+    pub issuer: VerifyingKey,
+    /// A key that may sign within this prefix and time.
+    pub delegate: Option<VerifyingKey>,
+    /// Over all of it.
+    pub signature: [u8; 64],
+}
+
+/// Why a certificate does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateError {
+    /// Not of this format.
+    #[error("the certificate is malformed")]
+    Malformed,
+    /// None was shown.
+    #[error("it showed no certificate; register the service with a router that holds a grant for it")]
+    Missing,
+    /// Too late.
+    #[error("its certificate has expired; check both clocks, and that the host still reaches its router")]
+    Expired,
+    /// Too early.
+    #[error("its certificate is not valid yet; check both clocks")]
+    NotYet,
+    /// Of another host.
+    #[error("its certificate is for another host")]
+    WrongHost,
+    /// Of other names, or for another purpose.
+    #[error("its certificate is not for this name")]
+    WrongPrefix,
+    /// Not signed by who is named.
+    #[error("the signature on its certificate is wrong")]
+    BadSignature,
+    /// Signed by someone who may not.
+    #[error("its certificate was not signed by the authority of the name, nor by the key that the name certifies")]
+    NotTrusted,
+}
+
+impl Certificate {
+    /// Fills in issuer and signature.
+    pub fn sign(mut self, key: &SigningKey) -> Self {
+        self.issuer = key.public();
+        self.signature = key.sign(&self.signed_bytes());
+        self
+    }
+
+    fn signed_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(FIXED_LEN + 4 * self.groups.len() + SIGNATURE_LEN);
+        let kind = match self.kind {
+            CertificateKind::Member => 1,
+            CertificateKind::Service => 2,
+        };
+        bytes.extend_from_slice(&[VERSION, kind]);
+        bytes.extend_from_slice(&self.prefix.bits.to_be_bytes());
+        bytes.extend_from_slice(&self.prefix.id.0);
+        bytes.extend_from_slice(&self.host_key);
+        bytes.extend_from_slice(&self.not_before_s.to_be_bytes());
+        bytes.extend_from_slice(&self.not_after_s.to_be_bytes());
+        let groups = &self.groups[..self.groups.len().min(GROUPS_MAX)];
+        bytes.extend_from_slice(&[u8::from(self.delegate.is_some()), groups.len() as u8, 0, 0]);
+        bytes.extend_from_slice(&self.issuer.0);
+        bytes.extend_from_slice(&self.delegate.map_or([0; 32], |key| key.0));
+        for group in groups {
+            bytes.extend_from_slice(&group.to_be_bytes());
+        }
+        bytes
+    }
+
+    /// The bytes of the certificate.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.signed_bytes();
+        bytes.extend_from_slice(&self.signature);
+        bytes
+    }
+
+    /// Reads a certificate; says nothing of its truth.
+    ///
+    /// # Errors
+    ///
+    /// Not of this format.
+    pub fn decode(bytes: &[u8]) -> Result<Self, CertificateError> {
+        let bad = CertificateError::Malformed;
+        let fixed: &[u8; FIXED_LEN] = bytes.get(..FIXED_LEN).and_then(|fixed| fixed.try_into().ok()).ok_or(bad)?;
+        let groups_len = usize::from(fixed[85]);
+        let whole = FIXED_LEN + 4 * groups_len + SIGNATURE_LEN;
+        let reserved = fixed[86] == 0 && fixed[87] == 0 && fixed[84] < 2;
+        if fixed[0] != VERSION || groups_len > GROUPS_MAX || bytes.len() != whole || !reserved {
+            return Err(bad);
+        }
+        let kind = match fixed[1] {
+            1 => CertificateKind::Member,
+            2 => CertificateKind::Service,
+            _ => return Err(bad),
+        };
+        let key = |at: usize| -> [u8; 32] { core::array::from_fn(|byte| fixed[at + byte]) };
+        let number = |at: usize| u64::from_be_bytes(core::array::from_fn(|byte| fixed[at + byte]));
+        let bits = u16::from_be_bytes([fixed[2], fixed[3]]);
+        let id = ServiceId(key(4));
+        let prefix = Prefix::new(id, bits);
+        // A prefix has one form: stray bits would be signed but mean nothing.
+        if bits > 256 || prefix.id != id || (fixed[84] == 0 && key(120) != [0; 32]) {
+            return Err(bad);
+        }
+        let group = |at: &[u8]| at.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
+        let groups = bytes[FIXED_LEN..whole - SIGNATURE_LEN].chunks_exact(4).map(group).collect();
+        let mut signature = [0; 64];
+        signature.copy_from_slice(&bytes[whole - SIGNATURE_LEN..]);
+        Ok(Self {
+            kind,
+            prefix,
+            host_key: key(36),
+            not_before_s: number(68),
+            not_after_s: number(76),
+            groups,
+            issuer: VerifyingKey(key(88)),
+            delegate: (fixed[84] == 1).then(|| VerifyingKey(key(120))),
+            signature,
+        })
+    }
+
+    fn check_signature_and_time(&self, unix_s: u64) -> Result<(), CertificateError> {
+        if unix_s < self.not_before_s {
+            return Err(CertificateError::NotYet);
+        }
+        if unix_s > self.not_after_s {
+            return Err(CertificateError::Expired);
+        }
+        if !self.issuer.verify(&self.signed_bytes(), &self.signature) {
+            return Err(CertificateError::BadSignature);
+        }
+        Ok(())
+    }
+}
+
+/// A chain as the CERTIFICATE extension carries it: count, three zeros, then length and bytes of each.
+pub fn encode_chain(chain: &[Certificate]) -> Vec<u8> {
+    let chain = &chain[..chain.len().min(CHAIN_MAX)];
+    let mut bytes = alloc::vec![chain.len() as u8, 0, 0, 0];
+    for certificate in chain {
+        let encoded = certificate.encode();
+        // At most 152 + 16 groups + signature: 280 bytes.
+        bytes.extend_from_slice(&(encoded.len() as u16).to_be_bytes());
+        bytes.extend_from_slice(&encoded);
+    }
+    bytes
+}
+
+/// Reads a chain.
+///
+/// # Errors
+///
+/// Not of this format, empty, or longer than [`CHAIN_MAX`].
+pub fn decode_chain(bytes: &[u8]) -> Result<Vec<Certificate>, CertificateError> {
+    let bad = CertificateError::Malformed;
+    let (head, mut rest) = bytes.split_at_checked(4).ok_or(bad)?;
+    let count = usize::from(head[0]);
+    if count == 0 || count > CHAIN_MAX || head[1..] != [0; 3] {
+        return Err(bad);
+    }
+    let mut chain = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (len, after) = rest.split_at_checked(2).ok_or(bad)?;
+        let len = usize::from(u16::from_be_bytes([len[0], len[1]]));
+        let (encoded, after) = after.split_at_checked(len).ok_or(bad)?;
+        chain.push(Certificate::decode(encoded)?);
+        rest = after;
+    }
+    if rest.is_empty() { Ok(chain) } else { Err(bad) }
+}
+
+/// An authority whose key this host trusts for its block of names. It came with the join token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrustAnchor {
+    /// The authority's block.
+    pub authority: [u8; 8],
+    /// Its key.
+    pub key: VerifyingKey,
+}
+
+/// What is known of a host's right to answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Authenticated {
+    /// It was proved.
+    Yes,
+    /// Nobody here trusts anyone for this name.
+    No,
+}
+
+impl Authenticated {
+    /// Whether it was proved.
+    pub fn is_proved(self) -> bool {
+        self == Self::Yes
+    }
+}
+
+/// What a host has proved of its authority.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// The authority.
+    pub authority: [u8; 8],
+    /// Its groups there.
+    pub groups: Vec<u32>,
+    /// Until when.
+    pub not_after_s: u64,
+}
+
+/// Whom this host trusts.
+#[derive(Clone, Debug, Default)]
+pub struct TrustStore {
+    anchors: Vec<TrustAnchor>,
+}
+
+impl TrustStore {
+    /// Trusts one more key.
+    pub fn add(&mut self, anchor: TrustAnchor) {
+        if !self.anchors.contains(&anchor) {
+            self.anchors.push(anchor);
+        }
+    }
+
+    /// Whether nobody is trusted.
+    pub fn is_empty(&self) -> bool {
+        self.anchors.is_empty()
+    }
+
+    fn trusts(&self, authority: [u8; 8], key: &VerifyingKey) -> bool {
+        self.anchors.iter().any(|anchor| anchor.authority == authority && anchor.key == *key)
+    }
+
+    /// Whether the host of `host_key` may answer for `service`.
+    ///
+    /// # Errors
+    ///
+    /// Why it may not.
+    pub fn verify_service(
+        &self,
+        chain: &[u8],
+        service: &ServiceId,
+        host_key: &[u8; 32],
+        unix_s: u64,
+    ) -> Result<Authenticated, CertificateError> {
+        let is_self_certified = service.tail().iter().any(|byte| *byte != 0);
+        let is_known = self.anchors.iter().any(|anchor| anchor.authority == service.authority());
+        if chain.is_empty() {
+            return if is_known { Err(CertificateError::Missing) } else { Ok(Authenticated::No) };
+        }
+        let chain = decode_chain(chain)?;
+        let root = chain.first().ok_or(CertificateError::Malformed)?;
+        let is_own_key = is_self_certified && service.is_certified_by(&root.issuer);
+        if !is_own_key && !self.trusts(service.authority(), &root.issuer) {
+            return if is_known { Err(CertificateError::NotTrusted) } else { Ok(Authenticated::No) };
+        }
+        let leaf = check_chain(&chain, host_key, unix_s)?;
+        let is_for_name = leaf.kind == CertificateKind::Service && leaf.prefix.contains(service);
+        if is_for_name { Ok(Authenticated::Yes) } else { Err(CertificateError::WrongPrefix) }
+    }
+
+    /// What the host of `host_key` proves of its authority.
+    ///
+    /// # Errors
+    ///
+    /// Why it proves nothing.
+    pub fn verify_member(&self, chain: &[u8], host_key: &[u8; 32], unix_s: u64) -> Result<Membership, CertificateError> {
+        let chain = decode_chain(chain)?;
+        let root = chain.first().ok_or(CertificateError::Malformed)?;
+        let leaf = check_chain(&chain, host_key, unix_s)?;
+        let authority = leaf.prefix.id.authority();
+        if !self.trusts(authority, &root.issuer) {
+            return Err(CertificateError::NotTrusted);
+        }
+        // Membership is of a whole authority or of a part of it, never of more.
+        if leaf.kind != CertificateKind::Member || leaf.prefix.bits < 64 || leaf.prefix.bits > SERVICE_BITS {
+            return Err(CertificateError::WrongPrefix);
+        }
+        let not_after_s = chain.iter().map(|certificate| certificate.not_after_s).min().unwrap_or(0);
+        Ok(Membership { authority, groups: leaf.groups.clone(), not_after_s })
+    }
+}
+
+/// Signatures, times, delegation and the host of a chain; gives its last certificate.
+fn check_chain<'a>(chain: &'a [Certificate], host_key: &[u8; 32], unix_s: u64) -> Result<&'a Certificate, CertificateError> {
+    for certificate in chain {
+        certificate.check_signature_and_time(unix_s)?;
+    }
+    for pair in chain.windows(2) {
+        if pair[0].delegate != Some(pair[1].issuer) || !pair[0].prefix.covers(&pair[1].prefix) || pair[0].kind != pair[1].kind {
+            return Err(CertificateError::NotTrusted);
+        }
+    }
+    let leaf = chain.last().ok_or(CertificateError::Malformed)?;
+    if leaf.host_key == *host_key { Ok(leaf) } else { Err(CertificateError::WrongHost) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::{Name, self_certifying_tail};
+    use crate::rng::Rng;
+
+    const HOST: [u8; 32] = [8; 32];
+
+    fn key(n: u8) -> SigningKey {
+        SigningKey::generate(&mut Rng::new([n; 32]))
+    }
+
+    fn service() -> ServiceId {
+        "web.shop".parse::<Name>().expect("literal").service_id()
+    }
+
+    fn certificate(kind: CertificateKind, bits: u16) -> Certificate {
+        Certificate {
+            kind,
+            prefix: Prefix::new(service(), bits),
+            host_key: HOST,
+            not_before_s: 100,
+            not_after_s: 200,
+            groups: alloc::vec![5, 6],
+            issuer: VerifyingKey([0; 32]),
+            delegate: None,
+            signature: [0; 64],
+        }
+    }
+
+    fn store() -> TrustStore {
+        let mut store = TrustStore::default();
+        store.add(TrustAnchor { authority: service().authority(), key: key(1).public() });
+        store
+    }
+
+    fn one(certificate: Certificate) -> Vec<u8> {
+        encode_chain(&[certificate.sign(&key(1))])
+    }
+
+    #[test]
+    fn the_authority_says_who_may_answer_and_for_how_long() {
+        let chain = one(certificate(CertificateKind::Service, 96));
+        assert_eq!(store().verify_service(&chain, &service(), &HOST, 150), Ok(Authenticated::Yes));
+        assert_eq!(store().verify_service(&chain, &service(), &HOST, 99), Err(CertificateError::NotYet));
+        assert_eq!(store().verify_service(&chain, &service(), &HOST, 201), Err(CertificateError::Expired));
+        assert_eq!(store().verify_service(&chain, &service(), &[9; 32], 150), Err(CertificateError::WrongHost));
+        let other = "mail.shop".parse::<Name>().expect("literal").service_id();
+        assert_eq!(store().verify_service(&chain, &other, &HOST, 150), Err(CertificateError::WrongPrefix));
+        let foreign = encode_chain(&[certificate(CertificateKind::Service, 96).sign(&key(2))]);
+        assert_eq!(store().verify_service(&foreign, &service(), &HOST, 150), Err(CertificateError::NotTrusted));
+        assert_eq!(store().verify_service(&[], &service(), &HOST, 150), Err(CertificateError::Missing));
+        assert_eq!(TrustStore::default().verify_service(&chain, &service(), &HOST, 150), Ok(Authenticated::No));
+        let member = one(certificate(CertificateKind::Member, 64));
+        assert_eq!(store().verify_service(&member, &service(), &HOST, 150), Err(CertificateError::WrongPrefix));
+    }
+
+    #[test]
+    fn membership_names_authority_and_groups() {
+        let chain = one(certificate(CertificateKind::Member, 64));
+        let membership = store().verify_member(&chain, &HOST, 150).expect("signed by the authority");
+        assert_eq!((membership.authority, &membership.groups[..]), (service().authority(), &[5, 6][..]));
+        assert_eq!(store().verify_member(&chain, &[1; 32], 150), Err(CertificateError::WrongHost));
+        let service = one(certificate(CertificateKind::Service, 96));
+        assert_eq!(store().verify_member(&service, &HOST, 150), Err(CertificateError::WrongPrefix));
+    }
+
+    #[test]
+    fn a_delegate_signs_within_its_prefix() {
+        let mut root = certificate(CertificateKind::Service, 64);
+        root.delegate = Some(key(3).public());
+        let root = root.sign(&key(1));
+        let leaf = certificate(CertificateKind::Service, 96).sign(&key(3));
+        let good = encode_chain(&[root.clone(), leaf.clone()]);
+        assert_eq!(store().verify_service(&good, &service(), &HOST, 150), Ok(Authenticated::Yes));
+        let mut narrow = root.clone();
+        narrow.prefix = Prefix::new("mail.shop".parse::<Name>().expect("literal").service_id(), 96);
+        let bad = encode_chain(&[narrow.sign(&key(1)), leaf]);
+        assert_eq!(store().verify_service(&bad, &service(), &HOST, 150), Err(CertificateError::NotTrusted));
+    }
+
+    #[test]
+    fn a_name_that_certifies_itself_needs_no_authority() {
+        let mut id = service();
+        let head = id.0[..12].try_into().expect("twelve");
+        id.0[12..].copy_from_slice(&self_certifying_tail(&key(4).public(), &head));
+        let mut own = certificate(CertificateKind::Service, 96);
+        own.prefix = id.into();
+        let chain = encode_chain(&[own.clone().sign(&key(4))]);
+        assert_eq!(TrustStore::default().verify_service(&chain, &id, &HOST, 150), Ok(Authenticated::Yes));
+        let forged = encode_chain(&[own.sign(&key(5))]);
+        assert_eq!(store().verify_service(&forged, &id, &HOST, 150), Err(CertificateError::NotTrusted));
+    }
+
+    #[test]
+    fn no_flipped_bit_and_no_cut_verifies() {
+        let good = one(certificate(CertificateKind::Service, 96));
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_ne!(store().verify_service(&bad, &service(), &HOST, 150), Ok(Authenticated::Yes), "bit {bit}");
+        }
+        for len in 1..good.len() {
+            assert_eq!(store().verify_service(&good[..len], &service(), &HOST, 150), Err(CertificateError::Malformed));
+        }
+    }
+
+    #[test]
+    fn the_format_is_as_written_above() {
+        let encoded = certificate(CertificateKind::Service, 96).sign(&key(1)).encode();
+        assert_eq!(encoded[..4], [1, 2, 0, 96]);
+        assert_eq!(encoded[68..88], [0, 0, 0, 0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 200, 0, 2, 0, 0]);
+        assert_eq!(encoded[152..160], [0, 0, 0, 5, 0, 0, 0, 6]);
+        assert_eq!(encoded.len(), 160 + 64);
+        assert_eq!(Certificate::decode(&encoded).map(|certificate| certificate.encode()), Ok(encoded));
+    }
+}

@@ -1,0 +1,238 @@
+//! Noise XX between two hosts, inside SYN, SYN-ACK and ACK (DESIGN §7).
+//!
+//! The second and third messages carry an [`Introduction`]: what each says of itself, encrypted and bound to the handshake.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use snow::params::{CipherChoice, DHChoice, HashChoice, NoiseParams};
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::types::{Cipher, Dh, Hash, Random};
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+use crate::key::{HostPublic, HostSecret};
+use crate::rng::Rng;
+
+const PATTERN: &str = "Noise_XX_25519_ChaChaPoly_BLAKE2s";
+const INTRODUCTION_FIXED_LEN: usize = 4 + 16 + 4 + 32;
+const MESSAGE_MAX: usize = 2048;
+
+/// The handshake came to nothing: garbage, or made for another session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the peer's handshake message is garbage or belongs to another session")]
+pub struct HandshakeError;
+
+impl From<snow::Error> for HandshakeError {
+    fn from(_: snow::Error) -> Self {
+        Self
+    }
+}
+
+/// What a host says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// The start of its agent.
+    pub epoch: u32,
+    /// The boot of its host.
+    pub boot_id: [u8; 16],
+    /// The index by which the peer shall name the new association to it.
+    pub assoc_id: u32,
+    /// In message 2: the key of that datagram's tag. Zero in message 3.
+    pub tag_key: [u8; 32],
+    /// Encoded chain that shows its authority; may be empty.
+    pub certificate: Vec<u8>,
+}
+
+impl Introduction {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(INTRODUCTION_FIXED_LEN + self.certificate.len());
+        bytes.extend_from_slice(&self.epoch.to_be_bytes());
+        bytes.extend_from_slice(&self.boot_id);
+        bytes.extend_from_slice(&self.assoc_id.to_be_bytes());
+        bytes.extend_from_slice(&self.tag_key);
+        bytes.extend_from_slice(&self.certificate);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, HandshakeError> {
+        let (fixed, certificate) = bytes.split_at_checked(INTRODUCTION_FIXED_LEN).ok_or(HandshakeError)?;
+        let word = |at: usize| fixed[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
+        let (mut boot_id, mut tag_key) = ([0; 16], [0; 32]);
+        boot_id.copy_from_slice(&fixed[4..20]);
+        tag_key.copy_from_slice(&fixed[24..]);
+        Ok(Self { epoch: word(0), boot_id, assoc_id: word(20), tag_key, certificate: certificate.to_vec() })
+    }
+}
+
+/// What both hold after the handshake.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct Keys {
+    /// The association's key, from which sending keys derive.
+    pub root: [u8; 32],
+}
+
+impl Keys {
+    fn of(state: &mut snow::HandshakeState) -> Self {
+        let (first, second) = state.dangerously_get_raw_split();
+        let mut hasher = blake3::Hasher::new_derive_key("margay 2026 association root");
+        hasher.update(&first).update(&second);
+        Self { root: *hasher.finalize().as_bytes() }
+    }
+}
+
+/// snow's algorithms, with our stream of random bytes: the core may not ask the operating system.
+struct Seeded([u8; 32]);
+
+impl CryptoResolver for Seeded {
+    fn resolve_rng(&self) -> Option<Box<dyn Random>> {
+        Some(Box::new(Rng::new(self.0)))
+    }
+
+    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
+        DefaultResolver.resolve_dh(choice)
+    }
+
+    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
+        DefaultResolver.resolve_hash(choice)
+    }
+
+    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
+        DefaultResolver.resolve_cipher(choice)
+    }
+}
+
+fn build(secret: &HostSecret, rng: &mut Rng, prologue: &[u8], initiator: bool) -> Result<snow::HandshakeState, HandshakeError> {
+    let params: NoiseParams = PATTERN.parse()?;
+    let key = secret.to_bytes();
+    let builder = snow::Builder::with_resolver(params, Box::new(Seeded(rng.bytes())));
+    let builder = builder.local_private_key(&key[..])?.prologue(prologue)?;
+    Ok(if initiator { builder.build_initiator()? } else { builder.build_responder()? })
+}
+
+fn peer_of(state: &snow::HandshakeState) -> Result<HostPublic, HandshakeError> {
+    let key = state.get_remote_static().ok_or(HandshakeError)?;
+    Ok(HostPublic(key.try_into().map_err(|_| HandshakeError)?))
+}
+
+/// The connecting side, between messages 1 and 3.
+pub struct Initiator(Result<snow::HandshakeState, HandshakeError>);
+
+impl Initiator {
+    /// Starts a handshake: the state, and message 1. The same `rng` state gives the same message.
+    pub fn start(secret: &HostSecret, rng: &mut Rng, prologue: &[u8]) -> (Self, Vec<u8>) {
+        let mut message = alloc::vec![0; 64];
+        let started = build(secret, rng, prologue, true).and_then(|mut state| {
+            let len = state.write_message(&[], &mut message)?;
+            message.truncate(len);
+            Ok(state)
+        });
+        (Self(started), message)
+    }
+
+    /// Reads message 2 and writes message 3: the peer's key, what it says, message 3, and the keys.
+    ///
+    /// # Errors
+    ///
+    /// Message 2 is garbage or belongs to another session.
+    pub fn finish(self, message_2: &[u8], mine: &Introduction) -> Result<(HostPublic, Introduction, Vec<u8>, Keys), HandshakeError> {
+        let mut state = self.0?;
+        let mut payload = alloc::vec![0; MESSAGE_MAX];
+        let len = state.read_message(message_2, &mut payload)?;
+        let theirs = Introduction::decode(payload.get(..len).ok_or(HandshakeError)?)?;
+        let mut message_3 = alloc::vec![0; MESSAGE_MAX];
+        let len = state.write_message(&mine.encode(), &mut message_3)?;
+        message_3.truncate(len);
+        let keys = Keys::of(&mut state);
+        Ok((peer_of(&state)?, theirs, message_3, keys))
+    }
+}
+
+/// The answering side, between messages 2 and 3.
+pub struct Responder(snow::HandshakeState);
+
+impl Responder {
+    /// Reads message 1 and writes message 2.
+    ///
+    /// # Errors
+    ///
+    /// Message 1 is garbage.
+    pub fn answer(
+        secret: &HostSecret,
+        rng: &mut Rng,
+        prologue: &[u8],
+        message_1: &[u8],
+        mine: &Introduction,
+    ) -> Result<(Self, Vec<u8>), HandshakeError> {
+        let mut state = build(secret, rng, prologue, false)?;
+        state.read_message(message_1, &mut [])?;
+        let mut message_2 = alloc::vec![0; MESSAGE_MAX];
+        let len = state.write_message(&mine.encode(), &mut message_2)?;
+        message_2.truncate(len);
+        Ok((Self(state), message_2))
+    }
+
+    /// Reads message 3: the peer's key, what it says, and the keys. Garbage leaves the handshake as it was.
+    ///
+    /// # Errors
+    ///
+    /// Message 3 is garbage or belongs to another session.
+    pub fn finish(&mut self, message_3: &[u8]) -> Result<(HostPublic, Introduction, Keys), HandshakeError> {
+        let mut payload = alloc::vec![0; MESSAGE_MAX];
+        let len = self.0.read_message(message_3, &mut payload)?;
+        let theirs = Introduction::decode(payload.get(..len).ok_or(HandshakeError)?)?;
+        let keys = Keys::of(&mut self.0);
+        Ok((peer_of(&self.0)?, theirs, keys))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn introduction(n: u8) -> Introduction {
+        let certificate = alloc::vec![n; 40];
+        Introduction { epoch: n.into(), boot_id: [n; 16], assoc_id: 7, tag_key: [n; 32], certificate }
+    }
+
+    fn secrets() -> (HostSecret, HostSecret) {
+        let mut rng = Rng::new([9; 32]);
+        (HostSecret::generate(&mut rng), HostSecret::generate(&mut rng))
+    }
+
+    #[test]
+    fn both_learn_who_the_other_is_and_hold_one_key() {
+        let (alice, bob) = secrets();
+        let (initiator, message_1) = Initiator::start(&alice, &mut Rng::new([1; 32]), b"p");
+        assert_eq!(message_1, Initiator::start(&alice, &mut Rng::new([1; 32]), b"p").1, "made again from its seed");
+        let answer = Responder::answer(&bob, &mut Rng::new([2; 32]), b"p", &message_1, &introduction(2));
+        let (mut responder, message_2) = answer.expect("message 1 is whole");
+        let (peer, theirs, message_3, keys) = initiator.finish(&message_2, &introduction(1)).expect("message 2 is whole");
+        assert_eq!((peer, theirs), (bob.public(), introduction(2)));
+        let mut garbage = message_3.clone();
+        garbage[5] ^= 1;
+        assert!(responder.finish(&garbage).is_err());
+        let (peer, theirs, same) = responder.finish(&message_3).expect("garbage did not use it up");
+        assert_eq!((peer, theirs), (alice.public(), introduction(1)));
+        assert_eq!(keys.root, same.root);
+    }
+
+    #[test]
+    fn another_session_or_any_flipped_bit_fails() {
+        let (alice, bob) = secrets();
+        let (_, message_1) = Initiator::start(&alice, &mut Rng::new([1; 32]), b"p");
+        let answer = |prologue: &[u8]| Responder::answer(&bob, &mut Rng::new([2; 32]), prologue, &message_1, &introduction(2));
+        let (_, other) = answer(b"q").expect("message 1 proves nothing");
+        let finish = |message_2: &[u8]| {
+            Initiator::start(&alice, &mut Rng::new([1; 32]), b"p").0.finish(message_2, &introduction(1)).is_ok()
+        };
+        assert!(!finish(&other));
+        let (_, good) = answer(b"p").expect("message 1 is whole");
+        assert!(finish(&good));
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x40;
+            assert!(!finish(&bad), "byte {at}");
+        }
+        assert!(!finish(&[]));
+    }
+}

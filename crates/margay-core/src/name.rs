@@ -1,0 +1,352 @@
+//! Names of services (DESIGN §5): 256 bits, how people write them, and the virtual addresses that stand for them on a host.
+
+use alloc::string::{String, ToString};
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::str::FromStr;
+
+use crate::key::{VerifyingKey, to_hex};
+
+/// The host's own virtual IPv4 address on `sal0`: the same on every host.
+pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+/// The host's own virtual IPv6 address on `sal0`: authority block 0.
+pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 1);
+/// First four bytes of every virtual IPv6 address.
+const PREFIX_V6: [u8; 4] = [0xfd, 0x5a, 0x4c, 0x00];
+/// Bits of an authority.
+pub const AUTHORITY_BITS: u16 = 64;
+/// Bits of a service.
+pub const SERVICE_BITS: u16 = 96;
+const LABEL_MAX: usize = 63;
+
+/// The 256-bit name of a service, most significant bit first.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceId(pub [u8; 32]);
+
+impl ServiceId {
+    /// The block of whoever owns the name.
+    pub fn authority(&self) -> [u8; 8] {
+        let mut block = [0; 8];
+        block.copy_from_slice(&self.0[..8]);
+        block
+    }
+
+    /// Bits 96 to 255: a self-certifying tail, a key's hash, or zero.
+    pub fn tail(&self) -> &[u8] {
+        &self.0[12..]
+    }
+
+    /// Whether the tail says that `key` speaks for this name.
+    pub fn is_certified_by(&self, key: &VerifyingKey) -> bool {
+        let mut head = [0; 12];
+        head.copy_from_slice(&self.0[..12]);
+        self.tail() == self_certifying_tail(key, &head)
+    }
+}
+
+impl fmt::Display for ServiceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sid:{}", to_hex(&self.0))
+    }
+}
+
+impl fmt::Debug for ServiceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// The tail that makes a name certify itself: truncated BLAKE3 of the service's public key and bits 0 to 95.
+pub fn self_certifying_tail(key: &VerifyingKey, head: &[u8; 12]) -> [u8; 20] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&key.0).update(head);
+    let mut tail = [0; 20];
+    tail.copy_from_slice(&hasher.finalize().as_bytes()[..20]);
+    tail
+}
+
+/// The block of an authority: the first 64 bits of the BLAKE3 of its name.
+pub fn authority_block(name: &str) -> [u8; 8] {
+    let mut block = [0; 8];
+    block.copy_from_slice(&blake3::hash(name.as_bytes()).as_bytes()[..8]);
+    block
+}
+
+/// The number that a certificate carries for a group: 32 bits of the BLAKE3 of its name.
+pub fn group_number(name: &str) -> u32 {
+    let hash = blake3::hash(name.as_bytes());
+    hash.as_bytes()[..4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
+}
+
+/// The leading bits of a name. Bits beyond are zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Prefix {
+    /// The name, its bits beyond `bits` zero.
+    pub id: ServiceId,
+    /// How many bits count: 0 to 256.
+    pub bits: u16,
+}
+
+impl Prefix {
+    /// The first `bits` bits of `id`; more than 256 count as 256.
+    pub fn new(id: ServiceId, bits: u16) -> Self {
+        let bits = bits.min(256);
+        let mut masked = id;
+        for (at, byte) in masked.0.iter_mut().enumerate() {
+            let kept = usize::from(bits).saturating_sub(at * 8).min(8);
+            *byte &= u8::try_from(0xff00_u16 >> kept & 0xff).unwrap_or(0xff);
+        }
+        Self { id: masked, bits }
+    }
+
+    /// Whether `id` begins with these bits.
+    pub fn contains(&self, id: &ServiceId) -> bool {
+        Self::new(*id, self.bits).id == self.id
+    }
+
+    /// Whether every name under `other` is under this one.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.bits <= other.bits && self.contains(&other.id)
+    }
+}
+
+impl From<ServiceId> for Prefix {
+    fn from(id: ServiceId) -> Self {
+        Self { id, bits: 256 }
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.id, self.bits)
+    }
+}
+
+impl FromStr for Prefix {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        text.parse::<Name>().map(|name| name.prefix())
+    }
+}
+
+/// What is wrong with a written name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// Nothing there.
+    #[error("the name is empty; write service.authority, for example web.shop")]
+    Empty,
+    /// Not of the form service.authority.
+    #[error("`{0}` has no authority; write service.authority, for example web.shop")]
+    NoAuthority(String),
+    /// A character that labels do not have.
+    #[error("character {at} of `{name}` is {found:?}; labels have a-z, 0-9 and - inside")]
+    Character {
+        /// The name.
+        name: String,
+        /// Which character, from 1.
+        at: usize,
+        /// What stands there.
+        found: char,
+    },
+    /// A label of the wrong length.
+    #[error("a label of `{0}` is empty or longer than 63 characters")]
+    Label(String),
+    /// After the slash comes something else than `key:`.
+    #[error("after the / of `{0}` comes key:…, for example web.shop/key:user42")]
+    Tail(String),
+    /// Not hexadecimal, or too long.
+    #[error("`{0}` is not sid: with up to 64 hexadecimal digits and an optional /bits")]
+    Hex(String),
+    /// A prefix length out of range.
+    #[error("the prefix length of `{0}` is not a number from 0 to 256")]
+    Bits(String),
+}
+
+/// A name as people write it: `web.shop`, `web.shop/key:user42`, or `sid:<hex>[/bits]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name {
+    written: String,
+    prefix: Prefix,
+}
+
+impl Name {
+    /// The bits that it stands for: all 256, unless a prefix was written.
+    pub fn prefix(&self) -> Prefix {
+        self.prefix
+    }
+
+    /// The serviceID (the prefix's bits, then zeros).
+    pub fn service_id(&self) -> ServiceId {
+        self.prefix.id
+    }
+
+    /// As it was written, in lower case.
+    pub fn written(&self) -> &str {
+        &self.written
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written)
+    }
+}
+
+impl FromStr for Name {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        if text.is_empty() {
+            return Err(NameError::Empty);
+        }
+        let written = text.to_string();
+        if let Some(rest) = text.strip_prefix("sid:") {
+            return Ok(Self { prefix: parse_sid(text, rest)?, written });
+        }
+        let written = written.to_ascii_lowercase();
+        let (host, tail) = match written.split_once('/') {
+            None => (&written[..], None),
+            Some((host, tail)) => {
+                let key = tail.strip_prefix("key:").filter(|key| !key.is_empty());
+                (host, Some(key.ok_or_else(|| NameError::Tail(text.to_string()))?))
+            }
+        };
+        check_labels(host)?;
+        let (service, authority) = host.split_once('.').ok_or_else(|| NameError::NoAuthority(text.to_string()))?;
+        let mut id = [0; 32];
+        id[..8].copy_from_slice(&authority_block(authority));
+        id[8..12].copy_from_slice(&blake3::hash(service.as_bytes()).as_bytes()[..4]);
+        if let Some(key) = tail {
+            id[12..].copy_from_slice(&blake3::hash(key.as_bytes()).as_bytes()[..20]);
+        }
+        let prefix = Prefix::from(ServiceId(id));
+        Ok(Self { prefix, written })
+    }
+}
+
+fn check_labels(host: &str) -> Result<(), NameError> {
+    for (at, found) in host.chars().enumerate() {
+        if !matches!(found, 'a'..='z' | '0'..='9' | '-' | '.') {
+            return Err(NameError::Character { name: host.to_string(), at: at + 1, found });
+        }
+    }
+    let is_good = |label: &str| !label.is_empty() && label.len() <= LABEL_MAX && !label.starts_with('-') && !label.ends_with('-');
+    if host.split('.').all(is_good) { Ok(()) } else { Err(NameError::Label(host.to_string())) }
+}
+
+fn parse_sid(text: &str, rest: &str) -> Result<Prefix, NameError> {
+    let (hex, bits) = match rest.split_once('/') {
+        None => (rest, 256),
+        Some((hex, bits)) => {
+            let bits = bits.parse().ok().filter(|bits| *bits <= 256);
+            (hex, bits.ok_or_else(|| NameError::Bits(text.to_string()))?)
+        }
+    };
+    let mut id = [0; 32];
+    if hex.len() > 64 || !hex.len().is_multiple_of(2) {
+        return Err(NameError::Hex(text.to_string()));
+    }
+    for (byte, pair) in id.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+        let digit = |at: usize| char::from(pair[at]).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        let (Some(high), Some(low)) = (digit(0), digit(1)) else { return Err(NameError::Hex(text.to_string())) };
+        *byte = high << 4 | low;
+    }
+    Ok(Prefix::new(ServiceId(id), bits))
+}
+
+/// The computed IPv6 address of a name's first 96 bits.
+pub fn virtual_v6(service: &ServiceId) -> Ipv6Addr {
+    let mut octets = [0; 16];
+    octets[..4].copy_from_slice(&PREFIX_V6);
+    octets[4..].copy_from_slice(&service.0[..12]);
+    octets.into()
+}
+
+/// Whether a name's bits are all in its computed IPv6 address, so that it needs no lease there.
+pub fn is_computable(service: &ServiceId) -> bool {
+    service.tail().iter().all(|byte| *byte == 0) && service.authority() != [0; 8]
+}
+
+/// The name that a computed address spells out. `None` for other addresses, and for authority block 0, which is the
+/// agents' own.
+pub fn service_of_v6(address: Ipv6Addr) -> Option<ServiceId> {
+    let octets = address.octets();
+    let mut id = [0; 32];
+    id[..12].copy_from_slice(&octets[4..]);
+    let service = ServiceId(id);
+    (octets[..4] == PREFIX_V6 && service.authority() != [0; 8]).then_some(service)
+}
+
+/// Whether an address belongs to Margay's own ranges, 198.18.0.0/15 and fd5a:4c00::/32.
+pub fn is_virtual(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.octets()[0] == 198 && v4.octets()[1] & 0xfe == 18,
+        IpAddr::V6(v6) => v6.octets()[..4] == PREFIX_V6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::SigningKey;
+    use crate::rng::Rng;
+
+    fn name(text: &str) -> Name {
+        text.parse().expect("a literal name")
+    }
+
+    #[test]
+    fn names_have_their_fields_where_the_design_says() {
+        let web = name("web.shop").service_id();
+        assert_eq!(web.authority(), authority_block("shop"));
+        assert_eq!(web.0[8..12], blake3::hash(b"web").as_bytes()[..4]);
+        assert_eq!(web.tail(), [0; 20]);
+        let user = name("web.shop/key:user42").service_id();
+        assert_eq!(user.0[..12], web.0[..12]);
+        assert_ne!(user.tail(), [0; 20]);
+        assert_eq!(name("WEB.Shop").written(), "web.shop");
+    }
+
+    #[test]
+    fn bad_names_say_where_they_are_bad() {
+        assert_eq!("".parse::<Name>(), Err(NameError::Empty));
+        assert_eq!("web".parse::<Name>(), Err(NameError::NoAuthority("web".into())));
+        let bad = NameError::Character { name: "we b.shop".into(), at: 3, found: ' ' };
+        assert_eq!("we b.shop".parse::<Name>(), Err(bad));
+        assert_eq!("web..shop".parse::<Name>(), Err(NameError::Label("web..shop".into())));
+        assert_eq!("web.shop/x".parse::<Name>(), Err(NameError::Tail("web.shop/x".into())));
+        assert_eq!("sid:0g".parse::<Name>(), Err(NameError::Hex("sid:0g".into())));
+        assert_eq!("sid:00/257".parse::<Name>(), Err(NameError::Bits("sid:00/257".into())));
+    }
+
+    #[test]
+    fn a_prefix_masks_and_is_read_as_it_is_written() {
+        let prefix: Prefix = "sid:ffff/9".parse().expect("literal");
+        assert_eq!(prefix.id.0[..2], [0xff, 0x80]);
+        assert_eq!(alloc::format!("{prefix}").parse(), Ok(prefix));
+        assert!(prefix.contains(&ServiceId([0xff; 32])));
+        assert!(Prefix::default().covers(&prefix) && !prefix.covers(&Prefix::default()));
+    }
+
+    #[test]
+    fn computed_addresses_go_both_ways_but_block_zero_is_ours() {
+        let web = name("web.shop").service_id();
+        assert_eq!(service_of_v6(virtual_v6(&web)), Some(web));
+        assert_eq!(service_of_v6(HOST_V6), None);
+        assert!(is_virtual(HOST_V6.into()) && is_virtual(HOST_V4.into()));
+        assert!(is_virtual(Ipv4Addr::new(198, 19, 255, 255).into()));
+        assert!(!is_virtual(Ipv4Addr::new(198, 20, 0, 1).into()));
+    }
+
+    #[test]
+    fn a_self_certifying_name_knows_its_key() {
+        let key = SigningKey::generate(&mut Rng::new([1; 32])).public();
+        let mut id = name("web.shop").service_id();
+        let head = id.0[..12].try_into().expect("twelve");
+        id.0[12..].copy_from_slice(&self_certifying_tail(&key, &head));
+        assert!(id.is_certified_by(&key));
+        assert!(!id.is_certified_by(&VerifyingKey([7; 32])));
+        assert!(!is_computable(&id));
+    }
+}

@@ -1,0 +1,326 @@
+//! The service table: prefix → rules, longest prefix first (DESIGN §8; Serval §4.2).
+//!
+//! Within a prefix the highest priority with a usable rule wins; among its rules an instance is picked by weighted rendezvous
+//! hashing of the packet's sticky number, so that a retransmission finds the same instance and a change of the set moves only
+//! what it must. Where nothing is usable the next priority answers, then the next shorter prefix.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use crate::key::HostId;
+use crate::name::{Prefix, ServiceId};
+
+/// Names a rule. Never used again once the rule is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RuleId(pub u64);
+
+/// The table is at its bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the service table is full: {limit} rules; withdraw services, or raise the limit")]
+pub struct TableError {
+    /// The bound.
+    pub limit: usize,
+}
+
+/// Where a FORWARD rule sends a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextHop {
+    /// SAL address of the host or router.
+    pub address: SocketAddr,
+    /// The host, where it is known: its hop key tags the packet.
+    pub host: Option<HostId>,
+    /// It is a router, which resolves further.
+    pub router: bool,
+}
+
+/// Who may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AllowItem {
+    /// This host.
+    Host(HostId),
+    /// Members of the service's authority in this group.
+    Group(u32),
+    /// Members of this authority.
+    Authority([u8; 8]),
+}
+
+/// The allow list of a listener (DESIGN §7).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Allow {
+    /// Members of the service's own authority.
+    #[default]
+    Authority,
+    /// Everybody who can prove a host key.
+    Any,
+    /// Only these.
+    List(Vec<AllowItem>),
+}
+
+/// A listening socket on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Demux {
+    /// Where it listens; an unspecified address is a wildcard.
+    pub listener: SocketAddr,
+    /// The port of the service that it answers; `None`: every port.
+    pub service_port: Option<u16>,
+    /// IP protocol 6 or 17; `None`: both.
+    pub protocol: Option<u8>,
+    /// Who may connect.
+    pub allow: Allow,
+}
+
+/// What to do with a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send it on.
+    Forward(NextHop),
+    /// Give it to a listener here.
+    Demux(Demux),
+    /// Discard it.
+    Drop,
+}
+
+/// One rule of a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Higher first.
+    pub priority: u32,
+    /// Share among rules of the same priority; zero takes no new flows.
+    pub weight: u32,
+    /// What to do.
+    pub action: Action,
+}
+
+/// The rules of one prefix, highest priority first.
+#[derive(Clone, Debug, Default)]
+pub struct RuleSet(Vec<(RuleId, Rule)>);
+
+impl RuleSet {
+    /// In order of priority.
+    pub fn iter(&self) -> impl Iterator<Item = (RuleId, &Rule)> {
+        self.0.iter().map(|(id, rule)| (*id, rule))
+    }
+
+    /// The rule for `sticky` among the usable ones of the highest priority that has any.
+    fn pick(&self, sticky: u64, usable: &impl Fn(&Rule) -> bool) -> Option<&(RuleId, Rule)> {
+        let fit = |(_, rule): &&(RuleId, Rule)| rule.weight > 0 && usable(rule);
+        let priority = self.0.iter().find(fit)?.1.priority;
+        let level = self.0.iter().filter(|(_, rule)| rule.priority == priority).filter(fit);
+        level.max_by_key(|(id, rule)| (score(sticky, *id, rule.weight), *id))
+    }
+}
+
+/// Weighted rendezvous hashing: the highest of −weight / ln(u) wins, with u uniform in (0, 1) from the pair. As −1/ln is
+/// increasing, ln is taken in base 2 and fixed point; floats would differ between hosts and are absent from the core.
+fn score(sticky: u64, id: RuleId, weight: u32) -> u128 {
+    let mut mixed = sticky ^ id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for multiplier in [0xbf58_476d_1ce4_e5b9_u64, 0x94d0_49bb_1331_11eb] {
+        mixed = (mixed ^ mixed >> 31).wrapping_mul(multiplier);
+    }
+    let u = mixed ^ mixed >> 29 | 1;
+    (u128::from(weight) << 64) / u128::from(negative_log2(u).max(1))
+}
+
+/// −log2(u / 2^64) with 32 fractional bits.
+fn negative_log2(u: u64) -> u64 {
+    let zeros = u.leading_zeros();
+    // The mantissa in [1, 2) with 63 fractional bits; squaring it yields one bit of the logarithm at a time.
+    let mut mantissa = u << zeros;
+    let mut fraction = 0_u64;
+    for _ in 0..32 {
+        let square = u128::from(mantissa) * u128::from(mantissa);
+        fraction <<= 1;
+        if square >> 127 != 0 {
+            fraction |= 1;
+            mantissa = u64::try_from(square >> 64).unwrap_or(u64::MAX);
+        } else {
+            mantissa = u64::try_from(square >> 63).unwrap_or(u64::MAX);
+        }
+    }
+    (u64::from(zeros) + 1 << 32) - fraction
+}
+
+/// What the table says of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolution<'a> {
+    /// A listener here.
+    Demux(RuleId, &'a Demux),
+    /// Elsewhere.
+    Forward(RuleId, &'a NextHop),
+    /// Discard.
+    Drop(RuleId),
+    /// No rule.
+    None,
+}
+
+/// The table.
+#[derive(Debug)]
+pub struct ServiceTable {
+    /// Lengths in use, longest first; a lookup is one search per length. Real tables have few lengths.
+    by_bits: BTreeMap<u16, BTreeMap<ServiceId, RuleSet>>,
+    by_id: BTreeMap<RuleId, Prefix>,
+    next_id: u64,
+    limit: usize,
+}
+
+impl ServiceTable {
+    /// An empty table for at most `limit` rules.
+    pub fn new(limit: usize) -> Self {
+        Self { by_bits: BTreeMap::new(), by_id: BTreeMap::new(), next_id: 1, limit }
+    }
+
+    /// Adds a rule.
+    ///
+    /// # Errors
+    ///
+    /// The table is full.
+    pub fn insert(&mut self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        if self.by_id.len() >= self.limit {
+            return Err(TableError { limit: self.limit });
+        }
+        let prefix = Prefix::new(prefix.id, prefix.bits);
+        let id = RuleId(self.next_id);
+        self.next_id += 1;
+        let set = self.by_bits.entry(prefix.bits).or_default().entry(prefix.id).or_default();
+        let at = set.0.partition_point(|(_, known)| known.priority >= rule.priority);
+        set.0.insert(at, (id, rule));
+        self.by_id.insert(id, prefix);
+        Ok(id)
+    }
+
+    /// Takes a rule out.
+    pub fn remove(&mut self, id: RuleId) -> Option<(Prefix, Rule)> {
+        let prefix = self.by_id.remove(&id)?;
+        let of_length = self.by_bits.get_mut(&prefix.bits)?;
+        let set = of_length.get_mut(&prefix.id)?;
+        let at = set.0.iter().position(|(known, _)| *known == id)?;
+        let (_, rule) = set.0.remove(at);
+        if set.0.is_empty() {
+            of_length.remove(&prefix.id);
+        }
+        if of_length.is_empty() {
+            self.by_bits.remove(&prefix.bits);
+        }
+        Some((prefix, rule))
+    }
+
+    /// How many rules there are.
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// Every rule, longest prefixes last.
+    pub fn iter(&self) -> impl Iterator<Item = (Prefix, RuleId, &Rule)> {
+        self.by_bits.iter().flat_map(|(bits, sets)| {
+            sets.iter().flat_map(move |(id, set)| set.iter().map(move |(rule_id, rule)| (Prefix { id: *id, bits: *bits }, rule_id, rule)))
+        })
+    }
+
+    /// The sets of rules that cover `service`, longest prefix first.
+    fn covering(&self, service: ServiceId) -> impl Iterator<Item = &RuleSet> {
+        self.by_bits.iter().rev().filter_map(move |(bits, sets)| sets.get(&Prefix::new(service, *bits).id))
+    }
+
+    /// The rules of the longest prefix that covers `service`.
+    pub fn lookup(&self, service: &ServiceId) -> Option<&RuleSet> {
+        self.covering(*service).next()
+    }
+
+    /// What to do with a packet to `service`, among rules that are `usable` for it.
+    pub fn resolve(&self, service: &ServiceId, sticky: u64, usable: impl Fn(&Rule) -> bool) -> Resolution<'_> {
+        match self.covering(*service).find_map(|set| set.pick(sticky, &usable)) {
+            None => Resolution::None,
+            Some((id, rule)) => match &rule.action {
+                Action::Demux(demux) => Resolution::Demux(*id, demux),
+                Action::Forward(hop) => Resolution::Forward(*id, hop),
+                Action::Drop => Resolution::Drop(*id),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hop(n: u8) -> Action {
+        Action::Forward(NextHop { address: SocketAddr::new([10, 0, 0, n].into(), 54324), host: None, router: false })
+    }
+
+    fn rule(priority: u32, weight: u32, n: u8) -> Rule {
+        Rule { priority, weight, action: hop(n) }
+    }
+
+    fn prefix(text: &str) -> Prefix {
+        text.parse().expect("literal")
+    }
+
+    #[test]
+    fn the_longest_prefix_wins_and_what_is_unusable_falls_through() {
+        let mut table = ServiceTable::new(10);
+        let any = table.insert(prefix("sid:/0"), rule(1, 1, 1)).expect("room");
+        let narrow = table.insert(prefix("sid:abcd/16"), rule(1, 1, 2)).expect("room");
+        let mut id = ServiceId([0; 32]);
+        id.0[..2].copy_from_slice(&[0xab, 0xcd]);
+        assert!(matches!(table.resolve(&id, 5, |_| true), Resolution::Forward(rule, _) if rule == narrow));
+        assert!(matches!(table.resolve(&id, 5, |rule| rule.action == hop(1)), Resolution::Forward(rule, _) if rule == any));
+        assert!(matches!(table.resolve(&ServiceId([0; 32]), 5, |_| true), Resolution::Forward(rule, _) if rule == any));
+        assert_eq!(table.resolve(&id, 5, |_| false), Resolution::None);
+        assert!(table.remove(narrow).is_some() && table.remove(narrow).is_none());
+        assert!(matches!(table.resolve(&id, 5, |_| true), Resolution::Forward(rule, _) if rule == any));
+    }
+
+    #[test]
+    fn priorities_come_first_and_weight_zero_takes_nothing() {
+        let mut table = ServiceTable::new(10);
+        let low = table.insert(prefix("sid:/0"), rule(1, 1, 1)).expect("room");
+        let high = table.insert(prefix("sid:/0"), rule(9, 1, 2)).expect("room");
+        table.insert(prefix("sid:/0"), rule(20, 0, 3)).expect("room");
+        assert!(matches!(table.resolve(&ServiceId([1; 32]), 5, |_| true), Resolution::Forward(rule, _) if rule == high));
+        table.remove(high);
+        assert!(matches!(table.resolve(&ServiceId([1; 32]), 5, |_| true), Resolution::Forward(rule, _) if rule == low));
+    }
+
+    #[test]
+    fn instances_share_by_weight_and_a_change_moves_only_what_it_must() {
+        let mut table = ServiceTable::new(10);
+        let service = ServiceId([1; 32]);
+        let ids: Vec<RuleId> =
+            [1, 1, 2].into_iter().map(|weight| table.insert(Prefix::from(service), rule(1, weight, 1)).expect("room")).collect();
+        let picked = |table: &ServiceTable, sticky: u64| match table.resolve(&service, sticky, |_| true) {
+            Resolution::Forward(id, _) => id,
+            other => panic!("not forwarded: {other:?}"),
+        };
+        let before: Vec<RuleId> = (0..8000_u64).map(|n| picked(&table, n.wrapping_mul(0x1234_5678_9abc_def1))).collect();
+        let share = |id: RuleId| before.iter().filter(|at| **at == id).count();
+        assert!((1800..2200).contains(&share(ids[0])), "{}", share(ids[0]));
+        assert!((3700..4300).contains(&share(ids[2])), "{}", share(ids[2]));
+        table.remove(ids[0]);
+        for (n, old) in before.iter().enumerate() {
+            let now = picked(&table, (n as u64).wrapping_mul(0x1234_5678_9abc_def1));
+            assert!(*old == ids[0] || now == *old);
+        }
+    }
+
+    #[test]
+    fn the_logarithm_is_right() {
+        assert_eq!(negative_log2(1 << 63), 1 << 32);
+        assert_eq!(negative_log2(1), 64 << 32);
+        // log2(3/4) = −0.41504
+        let got = negative_log2(3 << 62);
+        assert!(got.abs_diff(1_782_568_000) < 200_000, "{got}");
+    }
+
+    #[test]
+    fn a_full_table_says_so() {
+        let mut table = ServiceTable::new(1);
+        table.insert(Prefix::default(), rule(1, 1, 1)).expect("room");
+        assert_eq!(table.insert(Prefix::default(), rule(1, 1, 1)), Err(TableError { limit: 1 }));
+    }
+}

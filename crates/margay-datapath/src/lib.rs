@@ -1,10 +1,16 @@
 //! Everything between the kernel and the core: `sal0`, the UDP sockets, encapsulation and the user-space flow cache
 //! (DESIGN §2, the engine path's first stack).
 
+mod backlog;
 pub mod checksum;
 pub mod clock;
+mod core_thread;
+pub mod counters;
+pub mod driver;
+mod egress;
 pub mod error;
 pub mod fragment;
+mod ingress;
 #[cfg(test)]
 mod journey;
 pub mod offload;
@@ -19,3 +25,9 @@ pub mod train;
 pub mod tun;
 pub mod udp;
 pub mod vnet;
+mod wait;
+
+pub use counters::Counters;
+pub use driver::{Core, Datapath, DatapathConfig};
+pub use error::Error;
+pub use table::FlowCounters;

@@ -293,7 +293,8 @@ impl Udp {
                 _ => Err(error),
             };
         };
-        let segment = segment_size(&message).filter(|&size| size > 0).unwrap_or(len);
+        // An empty datagram is one datagram, too.
+        let segment = segment_size(&message).filter(|&size| size > 0).unwrap_or(len).max(1);
         Ok(Some(Received { from: parse_address(&address), len, segment }))
     }
 

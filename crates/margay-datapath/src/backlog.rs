@@ -1,0 +1,161 @@
+//! What the packet threads hand to the thread of the core: misses, and what they saw of transports. Bounded, so that a
+//! flood of one kind is dropped here and costs the packet threads no more than a copy (DESIGN §3.11).
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use margay_core::output::{Direction, DropReason};
+use margay_wire::FlowId;
+use parking_lot::Mutex;
+
+use crate::vnet::Vnet;
+use crate::wait::Wake;
+
+/// Most packets of applications that wait, and most bytes of them.
+const PACKETS_MAX: usize = 4096;
+const PACKET_BYTES_MAX: usize = 16 << 20;
+/// Most datagrams that wait.
+const DATAGRAMS_MAX: usize = 512;
+/// Most notices that wait; a lost one leaves a closed flow in the cache until it is idle.
+const NOTICES_MAX: usize = 1 << 16;
+
+/// A packet of an application that missed the cache.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Missed {
+    /// What the kernel says of it.
+    pub vnet: Vnet,
+    /// The packet.
+    pub packet: Vec<u8>,
+}
+
+/// A segment with FIN, RST or SYN that was carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// The local flow.
+    pub flow: FlowId,
+    /// Which way it went.
+    pub direction: Direction,
+    /// The TCP flags byte.
+    pub flags: u8,
+}
+
+/// All that waits, by kind, each in order.
+#[derive(Debug, Default)]
+pub struct Waiting {
+    /// Segments that were carried.
+    pub passed: VecDeque<Passed>,
+    /// Packets of applications.
+    pub packets: VecDeque<Missed>,
+    /// Datagrams of peers.
+    pub datagrams: VecDeque<(SocketAddr, Vec<u8>)>,
+    bytes: usize,
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.passed.is_empty() && self.packets.is_empty() && self.datagrams.is_empty()
+    }
+}
+
+/// The hand-over point.
+#[derive(Debug)]
+pub struct Backlog {
+    waiting: Mutex<Waiting>,
+    wake: Wake,
+}
+
+impl Backlog {
+    /// An empty one.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { waiting: Mutex::default(), wake: Wake::new()? })
+    }
+
+    /// Hands over a packet of an application.
+    pub fn packet(&self, vnet: Vnet, packet: &[u8]) -> Result<(), DropReason> {
+        self.push(|waiting| {
+            if waiting.packets.len() >= PACKETS_MAX || waiting.bytes + packet.len() > PACKET_BYTES_MAX {
+                return Err(DropReason::Full);
+            }
+            waiting.bytes += packet.len();
+            waiting.packets.push_back(Missed { vnet, packet: packet.to_vec() });
+            Ok(())
+        })
+    }
+
+    /// Hands over a datagram.
+    pub fn datagram(&self, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
+        self.push(|waiting| {
+            if waiting.datagrams.len() >= DATAGRAMS_MAX {
+                return Err(DropReason::Full);
+            }
+            waiting.datagrams.push_back((from, datagram.to_vec()));
+            Ok(())
+        })
+    }
+
+    /// Reports a segment that was carried.
+    pub fn passed(&self, passed: Passed) -> Result<(), DropReason> {
+        self.push(|waiting| {
+            if waiting.passed.len() >= NOTICES_MAX {
+                return Err(DropReason::Full);
+            }
+            waiting.passed.push_back(passed);
+            Ok(())
+        })
+    }
+
+    /// Takes all that waits.
+    pub fn take(&self) -> Waiting {
+        self.wake.clear();
+        std::mem::take(&mut *self.waiting.lock())
+    }
+
+    fn push(&self, add: impl FnOnce(&mut Waiting) -> Result<(), DropReason>) -> Result<(), DropReason> {
+        let mut waiting = self.waiting.lock();
+        let was_empty = waiting.is_empty();
+        add(&mut waiting)?;
+        drop(waiting);
+        // Only the first one wakes: the taker clears before it takes, so nothing is left behind.
+        if was_empty {
+            self.wake.set();
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Backlog {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_its_own_bound() {
+        let backlog = Backlog::new().expect("descriptors");
+        let from = "10.0.0.2:1".parse().expect("literal");
+        let refused = (0..DATAGRAMS_MAX + 10).filter(|_| backlog.datagram(from, &[1]).is_err()).count();
+        assert_eq!(refused, 10);
+        assert_eq!(backlog.packet(Vnet::default(), &[1]), Ok(()));
+        let refused = (0..300).filter(|_| backlog.packet(Vnet::default(), &[0; 65_000]).is_err()).count();
+        assert_eq!(refused, 300 - (PACKET_BYTES_MAX - 1) / 65_000);
+        let waiting = backlog.take();
+        assert_eq!(waiting.datagrams.len(), DATAGRAMS_MAX);
+        assert!(backlog.take().is_empty());
+        assert_eq!(backlog.packet(Vnet::default(), &[1]), Ok(()), "taking makes room");
+    }
+
+    #[test]
+    fn the_first_wakes() {
+        let backlog = Backlog::new().expect("descriptors");
+        let passed = Passed { flow: FlowId(1), direction: Direction::Egress, flags: 1 };
+        backlog.passed(passed).expect("room");
+        assert_eq!(crate::wait::readable([backlog.as_fd()]).expect("poll"), [true]);
+        assert_eq!(backlog.take().passed, [passed]);
+    }
+}

@@ -1,0 +1,248 @@
+//! The thread of the core: signalling, misses and timers go in, outputs are carried out in order.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use margay_core::Event;
+use margay_core::output::{AppVerdict, DropReason, Output};
+use margay_core::time::Instant;
+use margay_wire::{DataRepr, FlowId};
+
+use crate::backlog::{Missed, Passed, Waiting};
+use crate::driver::{Core, DatapathConfig, Shared};
+use crate::egress::{carry, sender};
+use crate::outbox::{self, Outbox};
+use crate::packet::{self, ACK, Packet, SYN};
+use crate::train::{Assembler, Run};
+use crate::udp::{RECEIVE_MAX, SendError};
+use crate::vnet::{Gso, Vnet};
+use crate::wait::readable;
+use crate::{clock, ingress, offload};
+
+/// Receives of signalling between two looks at the rest.
+const SIGNALLING_BURST: usize = 64;
+/// When what the kernel learned of a path has expired there too (`net.ipv4.route.mtu_expires`).
+const PATHS_RESTORED: Duration = Duration::from_secs(600);
+
+/// The core, and what it takes to carry out what it asks for. Whoever holds its lock drains it.
+pub(crate) struct CoreSide<C> {
+    pub core: C,
+    on_event: Box<dyn FnMut(Event) + Send>,
+    buffer: Box<[u8]>,
+    outbox: Outbox,
+    assembler: Assembler,
+    armed: Option<Instant>,
+    next_scan: Instant,
+    scan: Duration,
+    next_restore: Instant,
+}
+
+impl<C: Core> CoreSide<C> {
+    pub fn new(core: C, on_event: Box<dyn FnMut(Event) + Send>, config: &DatapathConfig) -> Self {
+        let scan = Duration::from_millis(config.activity_scan_ms.max(1));
+        let now = clock::now();
+        Self {
+            core,
+            on_event,
+            buffer: vec![0; RECEIVE_MAX].into_boxed_slice(),
+            outbox: Outbox::new(config.datagram_max),
+            assembler: Assembler::default(),
+            armed: None,
+            next_scan: now + scan,
+            scan,
+            next_restore: now + PATHS_RESTORED,
+        }
+    }
+
+    /// Carries out what the core asks for, until it asks for nothing; then passes its events on and sets the timer.
+    pub fn drain(&mut self, shared: &Shared<C>) {
+        while let Some(output) = self.core.poll(&mut self.buffer) {
+            match output {
+                Output::Transmit { to, len } => transmit(shared, to, &self.buffer[..len]),
+                Output::Inject { len } => shared.inject(&self.buffer[..len]),
+                Output::Egress { len } => {
+                    let buffer = std::mem::take(&mut self.buffer);
+                    self.carry_cached(shared, Vnet::default(), &buffer[..len]);
+                    self.buffer = buffer;
+                }
+                Output::Ingress { from, len } => self.ingress(shared, from, len),
+                Output::Update(update) => {
+                    shared.table.write().apply(update);
+                }
+            }
+        }
+        self.outbox.flush(&mut sender(shared, false));
+        while let Some(event) = self.core.poll_event() {
+            (self.on_event)(event);
+        }
+        self.set_timer(shared);
+    }
+
+    /// A packet of an application, from the backlog.
+    fn app_packet(&mut self, shared: &Shared<C>, missed: Missed) {
+        let Missed { vnet, mut packet } = missed;
+        let found = match packet::parse(&packet, packet.len()) {
+            Ok(Packet::Transport(found)) => Some(found),
+            _ => None,
+        };
+        // Its entry may have come while it waited here.
+        let is_syn = found.is_some_and(|found| found.flags & (SYN | ACK) == SYN);
+        if found.is_some() && !is_syn && self.carry_cached(shared, vnet, &packet) {
+            return;
+        }
+        if let Some(found) = found.filter(|_| vnet.gso != Gso::None) {
+            let cut = outbox::train_header(&vnet, &found)
+                .ok_or(DropReason::Malformed)
+                .and_then(|train| offload::segments(&train, &found.key, &packet[..found.total_len]));
+            match cut {
+                Ok(segments) => segments.iter().for_each(|segment| self.plain_packet(shared, segment)),
+                Err(reason) => shared.counting.drop(reason),
+            }
+            return;
+        }
+        if vnet.partial_checksum && !offload::complete(&vnet, &mut packet) {
+            shared.counting.drop(DropReason::Malformed);
+            return;
+        }
+        self.plain_packet(shared, &packet);
+    }
+
+    /// A packet as it would be on a wire: the core decides.
+    fn plain_packet(&mut self, shared: &Shared<C>, packet: &[u8]) {
+        let verdict = self.core.handle_app_packet(clock::now(), packet);
+        self.drain(shared);
+        match verdict {
+            AppVerdict::Consumed => {}
+            AppVerdict::Forward(flow) => {
+                if !self.carry_cached(shared, Vnet::default(), packet) {
+                    tracing::debug!(flow = flow.0, "the core forwards a packet of a flow that it did not install");
+                    shared.counting.drop(DropReason::UnknownFlow);
+                }
+                self.outbox.flush(&mut sender(shared, false));
+            }
+            AppVerdict::Drop(reason) => tracing::trace!(%reason, "application packet dropped"),
+        }
+    }
+
+    /// Carries a packet if its flow is cached. False if not; a packet that is refused for another reason is counted.
+    fn carry_cached(&mut self, shared: &Shared<C>, vnet: Vnet, packet: &[u8]) -> bool {
+        let Ok(Packet::Transport(found)) = packet::parse(packet, packet.len()) else { return false };
+        let Some(loaded) = self.outbox.load(vnet, packet) else { return false };
+        let result = carry(shared, &mut self.outbox, loaded, &found, false);
+        result != Err(DropReason::UnknownFlow)
+    }
+
+    /// A DATA datagram that the core has held: as if received now.
+    fn ingress(&mut self, shared: &Shared<C>, from: SocketAddr, len: usize) {
+        let datagram = &self.buffer[..len];
+        let result = DataRepr::parse(datagram)
+            .map_err(|_| DropReason::Malformed)
+            .and_then(|header| ingress::accept(shared, &mut self.assembler, &Run::single(header, datagram), from));
+        if let Err(reason) = result {
+            shared.counting.drop(reason);
+        }
+    }
+
+    fn datagram(&mut self, shared: &Shared<C>, from: SocketAddr, datagram: &[u8]) {
+        self.core.handle_datagram(clock::now(), from, datagram);
+        self.drain(shared);
+    }
+
+    fn passed(&mut self, shared: &Shared<C>, passed: Passed) {
+        self.core.handle_transport(clock::now(), passed.flow, passed.direction, passed.flags);
+        self.drain(shared);
+    }
+
+    /// The timer fired: whatever is due.
+    fn due(&mut self, shared: &Shared<C>) {
+        self.armed = None;
+        let now = clock::now();
+        if self.core.poll_timeout().is_some_and(|at| at <= now) {
+            self.core.handle_timeout(now);
+        }
+        if self.next_scan <= now {
+            self.next_scan = now + self.scan;
+            self.scan_activity(shared, now);
+        }
+        if self.next_restore <= now {
+            self.next_restore = now + PATHS_RESTORED;
+            shared.table.read().restore_paths();
+        }
+        self.drain(shared);
+    }
+
+    fn scan_activity(&mut self, shared: &Shared<C>, now: Instant) {
+        let blocks = shared.table.read().blocks();
+        let mut flows: Vec<FlowId> = Vec::new();
+        // Block by block, so that an update need not wait for the whole table.
+        for block in 0..blocks {
+            shared.table.read().take_active(block, &mut flows);
+            flows.drain(..).for_each(|flow| self.core.handle_activity(now, flow));
+        }
+    }
+
+    fn set_timer(&mut self, shared: &Shared<C>) {
+        let next = self.core.poll_timeout().map_or(self.next_scan, |at| at.min(self.next_scan));
+        // A timer that fires too early does no harm: `due` looks, and arms it again.
+        if self.armed.is_none_or(|armed| next < armed) {
+            match shared.timer.arm(next) {
+                Ok(()) => self.armed = Some(next),
+                Err(error) => tracing::error!(%error, "cannot set the timer"),
+            }
+        }
+    }
+}
+
+/// Runs until the datapath stops.
+pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
+    let mut buffer = vec![0; RECEIVE_MAX].into_boxed_slice();
+    let signalling = &shared.sockets.signalling;
+    while !shared.is_stopping() {
+        let [has_backlog, has_signalling, is_due, _] =
+            readable([shared.backlog.as_fd(), signalling.as_fd(), shared.timer.as_fd(), shared.stop.as_fd()])?;
+        if has_backlog {
+            work_off(shared, shared.backlog.take());
+        }
+        if has_signalling {
+            for _ in 0..SIGNALLING_BURST {
+                let Some(received) = signalling.receive(&mut buffer)? else { break };
+                for datagram in buffer[..received.len].chunks(received.segment) {
+                    shared.counting.signalling_received.add(1);
+                    shared.core.lock().datagram(shared, received.from, datagram);
+                }
+            }
+        }
+        if is_due {
+            shared.timer.clear();
+            shared.core.lock().due(shared);
+        }
+    }
+    Ok(())
+}
+
+fn work_off<C: Core>(shared: &Shared<C>, waiting: Waiting) {
+    // The lock is let go between items, so that the control side gets its turn.
+    for passed in waiting.passed {
+        shared.core.lock().passed(shared, passed);
+    }
+    for missed in waiting.packets {
+        shared.core.lock().app_packet(shared, missed);
+    }
+    for (from, datagram) in waiting.datagrams {
+        shared.core.lock().datagram(shared, from, &datagram);
+    }
+}
+
+fn transmit<C>(shared: &Shared<C>, to: SocketAddr, datagram: &[u8]) {
+    shared.counting.signalling_sent.add(1);
+    match shared.sockets.signalling.send(datagram, datagram.len(), to, None) {
+        Ok(()) => {}
+        Err(SendError::Full) => shared.counting.drop(DropReason::Full),
+        Err(error) => {
+            tracing::debug!(%to, ?error, "signalling refused");
+            shared.counting.drop(DropReason::Environment);
+        }
+    }
+}

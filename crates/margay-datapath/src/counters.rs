@@ -1,0 +1,115 @@
+//! What the datapath counts: for metrics, and for tests that must see that something did not happen.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use margay_core::output::DropReason;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts since the start, shared by the threads.
+        #[derive(Debug, Default)]
+        pub struct Counting {
+            $(pub(crate) $name: Count,)*
+            drops: [Count; 32],
+        }
+
+        /// Counts since the start, at one moment.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: u64,)*
+            drops: [u64; 32],
+        }
+
+        impl Counting {
+            /// The counts now.
+            pub fn read(&self) -> Counters {
+                Counters {
+                    $($name: self.$name.get(),)*
+                    drops: std::array::from_fn(|at| self.drops[at].get()),
+                }
+            }
+        }
+
+        impl Counters {
+            /// Every count with the name that metrics carry, drops apart.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets and super-packets of applications that were sent to peers.
+    egress_packets,
+    /// Bytes of them after the transport header.
+    egress_bytes,
+    /// Sends of DATA; each carries up to 64 datagrams.
+    egress_sends,
+    /// Runs of chunks that peers sent.
+    ingress_runs,
+    /// Bytes given to applications, after the transport header.
+    ingress_bytes,
+    /// Packets of applications that missed the cache.
+    egress_misses,
+    /// DATA datagrams that missed the cache.
+    ingress_misses,
+    /// Datagrams of signalling received.
+    signalling_received,
+    /// Datagrams of signalling sent.
+    signalling_sent,
+    /// Times that a path turned out narrower than thought.
+    paths_shrunk,
+    /// Packets that had to be copied because their path has another datagram size than the one before.
+    relaid,
+    /// Fragments of applications.
+    fragments,
+}
+
+/// One count.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn add(&self, number: u64) {
+        self.0.fetch_add(number, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Counting {
+    pub(crate) fn drop(&self, reason: DropReason) {
+        self.drop_many(reason, 1);
+    }
+
+    pub(crate) fn drop_many(&self, reason: DropReason, number: u64) {
+        // Reasons are stable numbers below 32; a new one would be caught by the test below.
+        if let Some(count) = self.drops.get(reason as usize) {
+            count.add(number);
+        }
+    }
+}
+
+impl Counters {
+    /// What the datapath itself dropped for a reason. The core counts its own drops.
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.drops.get(reason as usize).copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_its_place() {
+        let counting = Counting::default();
+        for &reason in DropReason::ALL {
+            counting.drop(reason);
+            assert_eq!(counting.read().drops(reason), 1, "{reason}");
+        }
+    }
+}

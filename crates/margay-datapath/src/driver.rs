@@ -1,0 +1,312 @@
+//! The threads: one from `sal0` to UDP, one from UDP to `sal0`, and one for the core.
+//!
+//! ```text
+//!   sal0 ──▶ egress ──────hit──────▶ UDP          UDP, DATA ──▶ ingress ──────hit──────▶ sal0
+//!              │ miss, FIN, RST                                    │ miss, FIN, RST
+//!              └────────────▶ backlog ──▶ core thread ◀── backlog ─┘
+//!                       UDP, signalling ──▶ │  ▲ timer
+//!                                           ▼
+//!                            Sal, then its outputs in order
+//! ```
+//!
+//! The packet threads never take the core's lock: they read the flow cache under a shared lock and hand everything else
+//! over. So neither a flood of signalling nor a slow handshake delays established flows.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use margay_core::output::{AppVerdict, Direction, DropReason, Output};
+use margay_core::time::Instant;
+use margay_core::{Event, Sal};
+use margay_wire::FlowId;
+use parking_lot::{Mutex, RwLock};
+
+use crate::backlog::{Backlog, Passed};
+use crate::core_thread::{self, CoreSide};
+use crate::counters::{Counters, Counting};
+use crate::error::Error;
+use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
+use crate::packet::{FIN, RST, SYN};
+use crate::table::{Destination, FlowCounters, Table};
+use crate::tun::Tun;
+use crate::udp::{SendError, Sockets};
+use crate::vnet::{self, Vnet};
+use crate::wait::{Timer, Wake, writable};
+use crate::{clock, egress, ingress};
+
+/// What the datapath needs of the core: [`Sal`], or in tests something smaller.
+pub trait Core: Send + 'static {
+    /// See [`Sal::handle_app_packet`].
+    fn handle_app_packet(&mut self, now: Instant, packet: &[u8]) -> AppVerdict;
+    /// See [`Sal::handle_datagram`]; what it drops it counts itself.
+    fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]);
+    /// See [`Sal::handle_transport`].
+    fn handle_transport(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8);
+    /// See [`Sal::handle_activity`].
+    fn handle_activity(&mut self, now: Instant, flow: FlowId);
+    /// See [`Sal::handle_timeout`].
+    fn handle_timeout(&mut self, now: Instant);
+    /// See [`Sal::poll`].
+    fn poll(&mut self, buf: &mut [u8]) -> Option<Output>;
+    /// See [`Sal::poll_event`].
+    fn poll_event(&mut self) -> Option<Event>;
+    /// See [`Sal::poll_timeout`].
+    fn poll_timeout(&self) -> Option<Instant>;
+}
+
+impl Core for Sal {
+    fn handle_app_packet(&mut self, now: Instant, packet: &[u8]) -> AppVerdict {
+        self.handle_app_packet(now, packet)
+    }
+
+    fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
+        if let Err(reason) = self.handle_datagram(now, from, datagram) {
+            tracing::trace!(%from, %reason, "datagram dropped");
+        }
+    }
+
+    fn handle_transport(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
+        self.handle_transport(now, flow, direction, flags);
+    }
+
+    fn handle_activity(&mut self, now: Instant, flow: FlowId) {
+        self.handle_activity(now, flow);
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        self.handle_timeout(now);
+    }
+
+    fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {
+        self.poll(buf)
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        self.poll_event()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.poll_timeout()
+    }
+}
+
+/// Where the datapath sits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatapathConfig {
+    /// The TUN; made if there is none (it then goes away with the datapath).
+    pub tun_name: String,
+    /// The SAL's UDP port.
+    pub udp_port: u16,
+    /// The usual largest UDP payload in bytes of this host's links; only a hint for laying out buffers, the paths decide.
+    pub datagram_max: u16,
+    /// How often flows are asked whether they carried something, in milliseconds.
+    pub activity_scan_ms: u64,
+}
+
+impl Default for DatapathConfig {
+    fn default() -> Self {
+        Self { tun_name: "sal0".to_owned(), udp_port: margay_wire::PORT, datagram_max: 1472, activity_scan_ms: 5000 }
+    }
+}
+
+/// What the threads share.
+pub(crate) struct Shared<C> {
+    pub tun: Tun,
+    pub sockets: Sockets,
+    pub table: RwLock<Table>,
+    pub counting: Counting,
+    pub backlog: Backlog,
+    pub timer: Timer,
+    pub stop: Wake,
+    pub stopping: AtomicBool,
+    pub core: Mutex<CoreSide<C>>,
+    failure: Mutex<Option<String>>,
+}
+
+/// A running datapath. Dropping it stops it.
+pub struct Datapath<C: Core = Sal> {
+    shared: Arc<Shared<C>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<C: Core> Datapath<C> {
+    /// Opens the TUN and the UDP port and starts the threads. `core`'s clock must be [`clock::now`]. `on_event` is
+    /// called on whichever thread drains the core, under its lock: it must be quick and must not call back.
+    pub fn start(config: DatapathConfig, core: C, on_event: Box<dyn FnMut(Event) + Send>) -> Result<Self, Error> {
+        if !(DATAGRAM_MIN..=DATAGRAM_MAX).contains(&config.datagram_max) {
+            let (low, high) = (DATAGRAM_MIN, DATAGRAM_MAX);
+            return Err(Error::DatagramMax { value: config.datagram_max, low, high });
+        }
+        let descriptors = |error| Error::system("make event descriptors", error);
+        let shared = Arc::new(Shared {
+            tun: Tun::open(&config.tun_name)?,
+            sockets: Sockets::open(config.udp_port)?,
+            table: RwLock::default(),
+            counting: Counting::default(),
+            backlog: Backlog::new().map_err(descriptors)?,
+            timer: Timer::new().map_err(descriptors)?,
+            stop: Wake::new().map_err(descriptors)?,
+            stopping: AtomicBool::new(false),
+            core: Mutex::new(CoreSide::new(core, on_event, &config)),
+            failure: Mutex::new(None),
+        });
+        let mut datapath = Self { shared, threads: Vec::new() };
+        let datagram_max = config.datagram_max;
+        datapath.spawn("margay-egress", move |shared| egress::run(shared, datagram_max))?;
+        datapath.spawn("margay-ingress", ingress::run)?;
+        datapath.spawn("margay-core", core_thread::run)?;
+        // The core may have something to say already, and a first deadline.
+        datapath.with_sal(|_, _| ());
+        Ok(datapath)
+    }
+
+    fn spawn<F>(&mut self, name: &'static str, work: F) -> Result<(), Error>
+    where
+        F: FnOnce(&Shared<C>) -> io::Result<()> + Send + 'static,
+    {
+        let shared = Arc::clone(&self.shared);
+        let body = move || {
+            if let Err(error) = work(&shared) {
+                tracing::error!(thread = name, %error, "the datapath stops");
+                *shared.failure.lock() = Some(format!("{name}: {error}"));
+                shared.halt();
+            }
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
+        self.threads.push(thread.map_err(|error| Error::system("start a thread", error))?);
+        Ok(())
+    }
+
+    /// Runs `act` on the core, then carries out what the core asks for. For the control side.
+    pub fn with_sal<R>(&self, act: impl FnOnce(&mut C, Instant) -> R) -> R {
+        let mut side = self.shared.core.lock();
+        let result = act(&mut side.core, clock::now());
+        side.drain(&self.shared);
+        result
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> Counters {
+        self.shared.counting.read()
+    }
+
+    /// What a cached flow has carried.
+    pub fn flow_counters(&self, flow: FlowId) -> Option<FlowCounters> {
+        self.shared.table.read().counters(flow)
+    }
+
+    /// Number of cached flows.
+    pub fn cached_flows(&self) -> usize {
+        self.shared.table.read().len()
+    }
+
+    /// Empties the flow cache: every flow goes on, its next packet brings its entry back (DESIGN §3.2).
+    pub fn clear_cache(&self) {
+        self.shared.table.write().clear();
+    }
+
+    /// Why the threads ended by themselves, if they did: the interface was deleted, say.
+    pub fn failure(&self) -> Option<String> {
+        self.shared.failure.lock().clone()
+    }
+
+    /// Stops the threads and waits for them.
+    pub fn stop(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        self.shared.halt();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a datapath thread panicked");
+            }
+        }
+    }
+}
+
+impl<C: Core> Drop for Datapath<C> {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+impl<C> Shared<C> {
+    fn halt(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.stop.set();
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Sends datagrams of `segment` bytes each on their path. With `patient`, a full send buffer is waited for, so that
+    /// the TUN's queue fills instead: the only back-pressure there is.
+    pub fn send_data(&self, datagrams: &[u8], segment: usize, to: &Destination, patient: bool) {
+        self.counting.egress_sends.add(1);
+        match self.try_send(datagrams, segment, to, patient) {
+            Ok(()) => {}
+            Err(SendError::TooLarge) => self.send_smaller(datagrams, segment, to, patient),
+            Err(SendError::Full) => self.counting.drop(DropReason::Full),
+            Err(SendError::System(error)) => {
+                tracing::debug!(to = %to.remote, %error, "send refused");
+                self.counting.drop(DropReason::Environment);
+            }
+        }
+    }
+
+    fn try_send(&self, datagrams: &[u8], segment: usize, to: &Destination, patient: bool) -> Result<(), SendError> {
+        loop {
+            match self.sockets.data.send(datagrams, segment, to.remote, to.local) {
+                Err(SendError::Full) if patient && !self.is_stopping() => {
+                    writable(self.sockets.data.as_fd(), self.stop.as_fd()).map_err(SendError::System)?;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// The path is narrower than thought: learn how narrow, and send again in smaller chunks. Chunks have nothing to do
+    /// with the inner segments, so this is possible at any time.
+    fn send_smaller(&self, datagrams: &[u8], segment: usize, to: &Destination, patient: bool) {
+        let largest = self.sockets.data.path_mtu(to.remote).filter(|&largest| usize::from(largest) < segment);
+        let Some(largest) = largest else {
+            self.counting.drop(DropReason::Environment);
+            return;
+        };
+        if largest < to.datagram_max {
+            tracing::info!(to = %to.remote, datagram_max = largest, "path is narrower than thought");
+            self.counting.paths_shrunk.add(1);
+            self.table.read().shrink_path(to.path, largest);
+        }
+        for (bytes, segment) in outbox::recut(datagrams, segment, largest) {
+            if self.try_send(&bytes, segment, to, patient).is_err() {
+                self.counting.drop(DropReason::Environment);
+            }
+        }
+    }
+
+    /// Writes a packet whose checksums are complete to `sal0`.
+    pub fn inject(&self, packet: &[u8]) {
+        let header: [u8; vnet::LEN] = Vnet::default().emit();
+        if let Err(error) = self.tun.write(&[IoSlice::new(&header), IoSlice::new(packet)]) {
+            tracing::debug!(%error, "sal0 refused a packet");
+            self.counting.drop(DropReason::Environment);
+        }
+    }
+
+    /// Tells the core of a segment that was carried, if it matters to a flow's life.
+    pub fn report(&self, flow: FlowId, direction: Direction, flags: u8) {
+        if flags & (FIN | RST | SYN) == 0 {
+            return;
+        }
+        if let Err(reason) = self.backlog.passed(Passed { flow, direction, flags }) {
+            self.counting.drop(reason);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A core that needs no signalling: both hosts give a flow the number of its client's port, so each can install what it
+//! sees. It exercises the datapath's contract with the core, with misses, held packets and notices.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use margay_core::{
+    AppVerdict, Direction, DropReason, Entry, EntryUpdate, Event, Instant, Output, Path, PathId, RemoveReason, Tuple,
+};
+use margay_datapath::Core;
+use margay_datapath::packet::{Packet, parse};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, TRAIN_HEADER_LEN};
+
+/// Ports below this are servers'.
+const CLIENTS_FROM: u16 = 10_000;
+
+/// See the module.
+pub struct Mirror {
+    path: Path,
+    flows: HashMap<FlowId, Entry>,
+    outputs: VecDeque<(Output, Vec<u8>)>,
+    /// Virtual addresses here, for packets that come from a host with other ones.
+    translate: fn(Tuple) -> Tuple,
+    /// What was reported of transports.
+    pub passed: Vec<(FlowId, Direction, u8)>,
+    /// Packets that came up.
+    pub app_packets: usize,
+    /// Flows that were reported active.
+    pub active: usize,
+    /// Datagrams that were not DATA.
+    pub signalling: Vec<Vec<u8>>,
+    /// When it wants to be called.
+    pub deadline: Option<Instant>,
+    /// How often it was.
+    pub timeouts: usize,
+}
+
+impl Mirror {
+    /// A core whose one peer is at `remote`. `translate` turns the peer's five-tuple of a flow into that of this host.
+    pub fn new(remote: SocketAddr, datagram_max: u16, translate: fn(Tuple) -> Tuple) -> Self {
+        let path = Path { id: PathId(1), remote, local: None, datagram_max };
+        let mut mirror = Self {
+            path,
+            flows: HashMap::new(),
+            outputs: VecDeque::new(),
+            translate,
+            passed: Vec::new(),
+            app_packets: 0,
+            active: 0,
+            signalling: Vec::new(),
+            deadline: None,
+            timeouts: 0,
+        };
+        mirror.update(EntryUpdate::Path(path));
+        mirror
+    }
+
+    fn update(&mut self, update: EntryUpdate) {
+        self.outputs.push_back((Output::Update(update), Vec::new()));
+    }
+
+    fn install(&mut self, app: Tuple) -> FlowId {
+        let ports = [app.source.port(), app.destination.port()];
+        let client = ports.into_iter().find(|&port| port >= CLIENTS_FROM).unwrap_or(ports[0]);
+        let flow = FlowId(u32::from(client));
+        let new = Entry { flow, generation: 1, app, peer_flow: flow, path: self.path.id };
+        let entry = *self.flows.entry(flow).or_insert(new);
+        self.update(EntryUpdate::Install(entry));
+        flow
+    }
+
+    /// Makes a datagram leave as signalling.
+    pub fn transmit(&mut self, datagram: &[u8]) {
+        let output = Output::Transmit { to: self.path.remote, len: datagram.len() };
+        self.outputs.push_back((output, datagram.to_vec()));
+    }
+
+    /// Moves the path.
+    pub fn set_path(&mut self, datagram_max: u16) {
+        self.path.datagram_max = datagram_max;
+        self.update(EntryUpdate::Path(self.path));
+    }
+
+    /// Takes a flow out of the cache and forgets it.
+    pub fn remove(&mut self, flow: FlowId) {
+        self.flows.remove(&flow);
+        self.update(EntryUpdate::Remove { flow, reason: RemoveReason::Operator });
+    }
+}
+
+impl Core for Mirror {
+    fn handle_app_packet(&mut self, _now: Instant, packet: &[u8]) -> AppVerdict {
+        self.app_packets += 1;
+        match parse(packet, packet.len()) {
+            Ok(Packet::Transport(found)) => AppVerdict::Forward(self.install(found.key.tuple())),
+            _ => AppVerdict::Drop(DropReason::Protocol),
+        }
+    }
+
+    fn handle_datagram(&mut self, _now: Instant, from: SocketAddr, datagram: &[u8]) {
+        let Ok(header) = DataRepr::parse(datagram) else {
+            self.signalling.push(datagram.to_vec());
+            return;
+        };
+        let inner = datagram.get(DATA_HEADER_LEN + TRAIN_HEADER_LEN..).unwrap_or(&[]);
+        let total = |inner: &[u8]| match inner {
+            [first, _, high, low, ..] if first >> 4 == 4 => usize::from(u16::from_be_bytes([*high, *low])),
+            [_, _, _, _, high, low, ..] => 40 + usize::from(u16::from_be_bytes([*high, *low])),
+            _ => 0,
+        };
+        if header.index == 0
+            && let Ok(Packet::Transport(found)) = parse(inner, total(inner).max(inner.len()))
+        {
+            self.install((self.translate)(found.key.tuple()).reversed());
+        }
+        if self.flows.contains_key(&header.dst_flow) {
+            self.outputs.push_back((Output::Ingress { from, len: datagram.len() }, datagram.to_vec()));
+        }
+    }
+
+    fn handle_transport(&mut self, _now: Instant, flow: FlowId, direction: Direction, flags: u8) {
+        self.passed.push((flow, direction, flags));
+    }
+
+    fn handle_activity(&mut self, _now: Instant, _flow: FlowId) {
+        self.active += 1;
+    }
+
+    fn handle_timeout(&mut self, _now: Instant) {
+        self.timeouts += 1;
+        self.deadline = None;
+    }
+
+    fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {
+        let (output, bytes) = self.outputs.pop_front()?;
+        buf[..bytes.len()].copy_from_slice(&bytes);
+        Some(output)
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        None
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.deadline
+    }
+}

@@ -76,7 +76,6 @@ impl Lifecycle {
 pub(crate) mod seen {
     pub const FIN_EGRESS: u8 = 1;
     pub const FIN_INGRESS: u8 = 2;
-    pub const ACTIVE: u8 = 4;
     pub const AUTHENTICATED: u8 = 8;
     /// The flow is dead and its application is being told: any packet of it is answered with a RST.
     pub const FAILED: u8 = 16;

@@ -121,14 +121,14 @@ fn parse_v6(packet: &[u8]) -> Result<Parsed<'_>, DropReason> {
     classify(packet, body, u8::from(ip.next_header()), source, destination, (ip.traffic_class(), ip.hop_limit()))
 }
 
-fn classify(
-    whole: &[u8],
-    body: &[u8],
+fn classify<'a>(
+    whole: &'a [u8],
+    body: &'a [u8],
     protocol: u8,
     source: IpAddr,
     destination: IpAddr,
     (class, hop_limit): (u8, u8),
-) -> Result<Parsed<'_>, DropReason> {
+) -> Result<Parsed<'a>, DropReason> {
     match protocol {
         TCP | UDP => {
             let minimum = if protocol == TCP { 20 } else { 8 };

@@ -133,7 +133,10 @@ mod tests {
 
     #[test]
     fn an_unsound_declaration_is_found_out() {
-        let twice = Machine { transitions: &[(Door::Shut, Act::Push, Door::Open), (Door::Shut, Act::Push, Door::Shut)], ..DOOR };
+        let twice = Machine {
+            transitions: &[(Door::Shut, Act::Push, Door::Open), (Door::Shut, Act::Push, Door::Shut)],
+            ..DOOR
+        };
         assert_eq!(twice.faults(), ["Shut Push is listed twice"]);
         let unknown = Machine { transitions: &[(Door::Shut, Act::Push, Door::Gone)], ..DOOR };
         let faults = ["Shut Push Gone names something that is not declared", "Open is never reached"];

@@ -323,7 +323,7 @@ mod tests {
     fn the_window_takes_each_number_once() {
         let mut rng = Rng::new([4; 32]);
         let (mut window, mut naive) = (ReplayWindow::default(), BTreeSet::new());
-        let mut newest = 0;
+        let mut newest = 0_u32;
         for _ in 0..10_000 {
             let sequence = (newest + 1).saturating_sub(rng.u32() % 100) + rng.u32() % 8;
             let wanted = sequence != 0 && !naive.contains(&sequence) && newest < sequence + WINDOW;

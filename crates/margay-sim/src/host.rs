@@ -80,6 +80,11 @@ impl Host {
         HostSecret::generate(&mut Rng::new(self.secret_seed)).public().0
     }
 
+    /// From which its key was made: the same machine can start again with it.
+    pub fn key_seed(&self) -> [u8; 32] {
+        self.secret_seed
+    }
+
     /// Starts a server, reachable as `service`.
     pub fn serve(&mut self, service: ServiceId, port: u16, number: u32, allow: Allow) -> Option<RuleId> {
         self.servers.push(Server::new(port, number));

@@ -1,0 +1,347 @@
+//! The core's main stories in virtual time: a router, instances, clients; and what must not happen.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use margay_core::certificate::{Certificate, CertificateKind, TrustAnchor, encode_chain};
+use margay_core::key::{SigningKey, VerifyingKey};
+use margay_core::name::Prefix;
+use margay_core::rng::Rng;
+use margay_core::table::Allow;
+use margay_core::{DropReason, Event, Limits, RemoveReason};
+use margay_sim::check::{all_ended_within, ends_agree, nothing_left_over};
+use margay_sim::host::Start;
+use margay_sim::world::service;
+use margay_sim::{HostId, Outcome, Weather, World};
+use margay_wire::{Kind, PORT};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A router, two instances of web.shop that answer 1 and 2, one client host.
+struct Shop {
+    world: World,
+    router: HostId,
+    instances: [HostId; 2],
+    client: HostId,
+}
+
+fn shop(seed: u64, weather: Weather) -> Shop {
+    let mut world = World::new(seed, weather);
+    let router = world.add_host(true);
+    let instances = [world.add_host(false), world.add_host(false)];
+    let client = world.add_host(false);
+    for host in [instances[0], instances[1], client] {
+        world.register(router, host);
+    }
+    for (number, instance) in [1, 2].into_iter().zip(instances) {
+        world.publish(router, instance, "web.shop", number);
+    }
+    Shop { world, router, instances, client }
+}
+
+fn outcome(world: &mut World, host: HostId, client: usize) -> Outcome {
+    world.host(host).clients[client].outcome
+}
+
+#[test]
+fn the_first_packet_goes_through_the_router_and_nothing_else_does() {
+    let mut shop = shop(1, Weather::FAIR);
+    shop.world.recording = Some(Vec::new());
+    let client = shop.world.connect(shop.client, "web.shop");
+    shop.world.run_for(SECOND);
+    assert!(matches!(outcome(&mut shop.world, shop.client, client), Outcome::Answered(1 | 2)));
+    let router: IpAddr = shop.world.host(shop.router).address;
+    let sent = shop.world.recording.take().expect("recording");
+    let kinds = |to: bool| -> Vec<Kind> {
+        let mine = sent.iter().filter(|(from, dest, _)| (if to { dest } else { from }).ip() == router);
+        mine.filter_map(|(_, _, bytes)| margay_wire::kind_of(bytes).ok()).collect()
+    };
+    assert_eq!(kinds(true), [Kind::Syn, Kind::SynAck], "one SYN, and one answer to relay");
+    assert_eq!(kinds(false), [Kind::Syn, Kind::SynAck]);
+    ends_agree(&shop.world).expect("both ends agree");
+}
+
+#[test]
+fn connections_spread_over_the_instances_and_follow_a_withdrawal() {
+    let mut shop = shop(2, Weather::FAIR);
+    for _ in 0..60 {
+        shop.world.connect(shop.client, "web.shop");
+        shop.world.run_for(Duration::from_millis(20));
+    }
+    let answered = |world: &mut World, number: u32| {
+        world.host(shop.client).clients.iter().filter(|client| client.outcome == Outcome::Answered(number)).count()
+    };
+    let (one, two) = (answered(&mut shop.world, 1), answered(&mut shop.world, 2));
+    assert_eq!(one + two, 60);
+    assert!(one >= 15 && two >= 15, "{one} and {two}");
+    let rule = shop.world.host(shop.router).sal.rules().find(|(prefix, ..)| prefix.bits == 256).map(|(_, id, _)| id);
+    assert!(shop.world.host(shop.router).sal.remove_rule(rule.expect("published")));
+    for _ in 0..20 {
+        shop.world.connect(shop.client, "web.shop");
+        shop.world.run_for(Duration::from_millis(20));
+    }
+    let now = [answered(&mut shop.world, 1) - one, answered(&mut shop.world, 2) - two];
+    assert_eq!(now.iter().sum::<usize>(), 20);
+    assert!(now.contains(&0), "the withdrawn instance got a connection: {now:?}");
+}
+
+#[test]
+fn a_second_connection_to_a_known_host_needs_no_key_work() {
+    let mut shop = shop(3, Weather::FAIR);
+    for _ in 0..6 {
+        shop.world.connect(shop.client, "web.shop");
+        shop.world.run_for(SECOND);
+    }
+    shop.world.recording = Some(Vec::new());
+    let client = shop.world.connect(shop.client, "web.shop");
+    shop.world.run_for(SECOND);
+    assert!(matches!(outcome(&mut shop.world, shop.client, client), Outcome::Answered(_)));
+    let sent = shop.world.recording.take().expect("recording");
+    let answers = sent.iter().filter_map(|(_, _, bytes)| margay_wire::Message::parse(bytes).ok());
+    let mut answers = answers.filter(|message| message.kind == Kind::SynAck).peekable();
+    assert!(answers.peek().is_some());
+    assert!(answers.all(|message| message.key_exchange().is_none() && message.auth().is_some()));
+}
+
+#[test]
+fn a_name_that_nobody_serves_is_refused_at_once() {
+    let mut shop = shop(4, Weather::FAIR);
+    let client = shop.world.connect(shop.client, "mail.shop");
+    shop.world.run_for(SECOND);
+    assert_eq!(outcome(&mut shop.world, shop.client, client), Outcome::Refused);
+    all_ended_within(&shop.world, Duration::from_millis(20)).expect("at once");
+}
+
+#[test]
+fn a_silent_network_ends_in_an_error_and_leaves_nothing() {
+    let mut shop = shop(5, Weather::FAIR);
+    let (router, client_address) = (shop.world.host(shop.router).address, shop.world.host(shop.client).address);
+    shop.world.network.cut(router, client_address);
+    let client = shop.world.connect(shop.client, "web.shop");
+    shop.world.run_for(30 * SECOND);
+    assert_eq!(outcome(&mut shop.world, shop.client, client), Outcome::Refused);
+    all_ended_within(&shop.world, 6 * SECOND).expect("in bounded time");
+    nothing_left_over(&shop.world).expect("nothing is left");
+}
+
+#[test]
+fn first_contact_works_through_a_nat_and_a_firewall() {
+    let mut shop = shop(6, Weather::FAIR);
+    let guarded = shop.world.add_host(false);
+    let walled = shop.world.add_host(false);
+    let (private, wall) = (shop.world.host(guarded).address, shop.world.host(walled).address);
+    shop.world.network.put_behind_nat(private, [192, 0, 2, 1].into());
+    shop.world.network.put_behind_firewall(wall);
+    for host in [guarded, walled] {
+        shop.world.register(shop.router, host);
+        for _ in 0..10 {
+            shop.world.connect(host, "web.shop");
+        }
+    }
+    shop.world.run_for(3 * SECOND);
+    for host in [guarded, walled] {
+        let clients = &shop.world.host(host).clients;
+        assert!(clients.iter().all(|client| matches!(client.outcome, Outcome::Answered(_))));
+    }
+    all_ended_within(&shop.world, Duration::from_millis(200)).expect("without waiting for a retry");
+}
+
+#[test]
+fn client_and_server_on_one_host() {
+    let mut shop = shop(7, Weather::FAIR);
+    let mut ended = Vec::new();
+    for _ in 0..8 {
+        let client = shop.world.connect(shop.instances[0], "web.shop");
+        shop.world.run_for(SECOND);
+        ended.push(outcome(&mut shop.world, shop.instances[0], client));
+    }
+    assert_eq!(ended, [Outcome::Answered(1); 8], "its own instance is nearest: it is in the host's own table");
+}
+
+#[test]
+fn an_emptied_cache_costs_a_miss_and_no_more() {
+    let mut shop = shop(8, Weather::FAIR);
+    let client = shop.world.connect(shop.client, "web.shop");
+    shop.world.run_for(Duration::from_millis(3));
+    for host in 0..shop.world.hosts.len() {
+        shop.world.hosts[host].cache.clear();
+    }
+    shop.world.run_for(SECOND);
+    assert!(matches!(outcome(&mut shop.world, shop.client, client), Outcome::Answered(_)));
+}
+
+#[test]
+fn closed_flows_go_after_their_linger() {
+    let mut shop = shop(9, Weather::FAIR);
+    for _ in 0..10 {
+        shop.world.connect(shop.client, "web.shop");
+    }
+    shop.world.run_for(30 * SECOND);
+    for host in &shop.world.hosts {
+        assert_eq!(host.sal.flow_count(), 0);
+        assert_eq!(host.sal.counters().removals(RemoveReason::Idle), 0);
+        assert!(host.cache.is_empty());
+    }
+}
+
+#[test]
+fn a_peer_that_rebooted_resets_the_flows_of_its_older_boot() {
+    let mut shop = shop(10, Weather::FAIR);
+    let client_host = shop.client;
+    let client = shop.world.connect(client_host, "web.shop");
+    shop.world.run_for(Duration::from_millis(4));
+    let now_known = shop.world.host(client_host).sal.flows().next().expect("connected");
+    let instance = shop.instances.into_iter().find(|id| {
+        let address = shop.world.host(*id).address;
+        now_known.remote.is_some_and(|remote| remote.ip() == address)
+    });
+    let instance = instance.expect("one of the two");
+    let (address, old_seed) = (shop.world.host(instance).address, key_seed_of(&mut shop.world, instance));
+    let start = Start { key_seed: old_seed, epoch: 2, boot: 2, router: false };
+    shop.world.start_host(instance, address, start);
+    shop.world.register(shop.router, instance);
+    shop.world.host(instance).serve(service("web.shop"), 80, 9, Allow::Any);
+    let _ = outcome(&mut shop.world, client_host, client);
+    for _ in 0..8 {
+        shop.world.connect(client_host, "web.shop");
+    }
+    shop.world.run_for(8 * SECOND);
+    let events = &shop.world.host(client_host).events;
+    assert!(events.iter().any(|event| matches!(event, Event::PeerRebooted(_))), "{events:?}");
+    let again = shop.world.host(client_host).clients.iter().filter(|client| client.outcome == Outcome::Answered(9));
+    assert!(again.count() > 0);
+}
+
+fn key_seed_of(world: &mut World, host: HostId) -> [u8; 32] {
+    world.host(host).key_seed()
+}
+
+#[test]
+fn under_a_flood_honest_clients_bring_a_cookie_and_get_through() {
+    let mut world = World::new(11, Weather::FAIR);
+    world.limits = Limits { half_open_cookie: 4, half_open: 16, ..Limits::default() };
+    let server = world.add_host(false);
+    let client = world.add_host(false);
+    world.host(server).serve(service("web.shop"), 80, 1, Allow::Any);
+    let (address, key) = (world.host(server).address, world.host(server).public_key());
+    world.host(client).forward(service("web.shop").into(), address, Some(key));
+    // A well-formed SYN, caught from an honest client and sent again with other flows, sessions and sources.
+    world.recording = Some(Vec::new());
+    world.connect(client, "web.shop");
+    world.run_for(SECOND);
+    let caught = world.recording.take().expect("recording");
+    let syn = caught.iter().find(|(_, _, bytes)| margay_wire::kind_of(bytes) == Ok(Kind::Syn)).expect("a SYN").2.clone();
+    for n in 0..2000_u32 {
+        let mut forged = syn.clone();
+        forged[12..16].copy_from_slice(&n.to_be_bytes());
+        forged[112..116].copy_from_slice(&n.to_be_bytes());
+        let from = SocketAddr::new([203, 0, 113, (n % 250) as u8].into(), 1000 + (n % 5000) as u16);
+        world.inject(from, SocketAddr::new(address, PORT), forged);
+        if n % 100 == 0 {
+            world.connect(client, "web.shop");
+        }
+        world.run_for(Duration::from_millis(1));
+    }
+    world.run_for(20 * SECOND);
+    let server = world.host(server);
+    assert!(server.sal.counters().cookies_sent > 1000);
+    assert!(server.sal.counters().drops(DropReason::Full) == 0);
+    let clients = &world.host(client).clients;
+    assert!(clients.iter().all(|client| client.outcome == Outcome::Answered(1)), "{:?}", margay_sim::check::tally(&world));
+    nothing_left_over(&world).expect("nothing is left");
+}
+
+/// A shop whose names have an authority: members may connect, certified hosts may answer.
+fn certified(seed: u64) -> (Shop, SigningKey) {
+    let mut shop = shop(seed, Weather::FAIR);
+    let authority = SigningKey::generate(&mut Rng::new([77; 32]));
+    let name = service("web.shop");
+    for host in [shop.router, shop.instances[0], shop.instances[1], shop.client] {
+        let sal = &mut shop.world.host(host).sal;
+        sal.add_trust_anchor(TrustAnchor { authority: name.authority(), key: authority.public() });
+    }
+    for host in shop.instances {
+        let chain = certificate(&mut shop.world, host, CertificateKind::Service, &authority, 4_000_000_000);
+        shop.world.host(host).sal.set_service_certificate(Prefix::new(name, 96), chain);
+        let rules: Vec<_> = shop.world.host(host).sal.rules().filter(|(prefix, ..)| prefix.bits == 256).map(|(_, id, _)| id).collect();
+        for rule in rules {
+            shop.world.host(host).sal.remove_rule(rule);
+        }
+    }
+    for (number, host) in [1, 2].into_iter().zip(shop.instances) {
+        shop.world.host(host).servers.clear();
+        shop.world.host(host).serve(name, 80, number, Allow::Authority);
+    }
+    (shop, authority)
+}
+
+fn certificate(world: &mut World, host: HostId, kind: CertificateKind, key: &SigningKey, not_after_s: u64) -> Vec<u8> {
+    let bits = if kind == CertificateKind::Member { 64 } else { 96 };
+    let certificate = Certificate {
+        kind,
+        prefix: Prefix::new(service("web.shop"), bits),
+        host_key: world.host(host).public_key(),
+        not_before_s: 0,
+        not_after_s,
+        groups: Vec::new(),
+        issuer: VerifyingKey([0; 32]),
+        delegate: None,
+        signature: [0; 64],
+    };
+    encode_chain(&[certificate.sign(key)])
+}
+
+fn connect_once(shop: &mut Shop) -> Outcome {
+    let client = shop.world.connect(shop.client, "web.shop");
+    shop.world.run_for(2 * SECOND);
+    outcome(&mut shop.world, shop.client, client)
+}
+
+fn accepted(shop: &mut Shop) -> usize {
+    let instances = shop.instances;
+    instances.into_iter().map(|host| shop.world.host(host).servers[0].accepted.len()).sum()
+}
+
+#[test]
+fn members_connect_and_others_do_not() {
+    let (mut shop, authority) = certified(12);
+    assert!(matches!(connect_once(&mut shop), Outcome::Refused | Outcome::Reset));
+    assert_eq!(accepted(&mut shop), 0, "accept never returns an unproved peer");
+    let expired = certificate(&mut shop.world, shop.client, CertificateKind::Member, &authority, 1);
+    shop.world.host(shop.client).sal.set_membership(expired);
+    assert!(matches!(connect_once(&mut shop), Outcome::Refused | Outcome::Reset));
+    let foreign = SigningKey::generate(&mut Rng::new([78; 32]));
+    let forged = certificate(&mut shop.world, shop.client, CertificateKind::Member, &foreign, 4_000_000_000);
+    shop.world.host(shop.client).sal.set_membership(forged);
+    assert!(matches!(connect_once(&mut shop), Outcome::Refused | Outcome::Reset));
+    assert_eq!(accepted(&mut shop), 0);
+    let good = certificate(&mut shop.world, shop.client, CertificateKind::Member, &authority, 4_000_000_000);
+    shop.world.host(shop.client).sal.set_membership(good);
+    for _ in 0..4 {
+        assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
+    }
+    assert!(shop.world.host(shop.client).sal.flows().all(|flow| flow.authenticated));
+}
+
+#[test]
+fn a_host_without_the_right_certificate_does_not_answer() {
+    let (mut shop, authority) = certified(13);
+    let member = certificate(&mut shop.world, shop.client, CertificateKind::Member, &authority, 4_000_000_000);
+    shop.world.host(shop.client).sal.set_membership(member);
+    let foreign = SigningKey::generate(&mut Rng::new([78; 32]));
+    let prefix = Prefix::new(service("web.shop"), 96);
+    let instances = shop.instances;
+    for host in instances {
+        let other_host = certificate(&mut shop.world, shop.client, CertificateKind::Service, &authority, 4_000_000_000);
+        let expired = certificate(&mut shop.world, host, CertificateKind::Service, &authority, 1);
+        let forged = certificate(&mut shop.world, host, CertificateKind::Service, &foreign, 4_000_000_000);
+        for bad in [Vec::new(), other_host, expired, forged] {
+            for both in instances {
+                shop.world.host(both).sal.set_service_certificate(prefix, bad.clone());
+            }
+            assert_eq!(connect_once(&mut shop), Outcome::Refused);
+        }
+    }
+    assert_eq!(accepted(&mut shop), 0);
+    all_ended_within(&shop.world, Duration::from_millis(100)).expect("a clear error at once");
+}

@@ -138,7 +138,7 @@ fn negative_log2(u: u64) -> u64 {
             mantissa = u64::try_from(square >> 63).unwrap_or(u64::MAX);
         }
     }
-    (u64::from(zeros) + 1 << 32) - fraction
+    ((u64::from(zeros) + 1) << 32) - fraction
 }
 
 /// What the table says of a packet.

@@ -35,7 +35,7 @@ use crate::table::{Destination, FlowCounters, Table};
 use crate::tun::Tun;
 use crate::udp::{SendError, Sockets};
 use crate::vnet::{self, Vnet};
-use crate::wait::{Timer, Wake, writable};
+use crate::wait::{Timer, Wake, readable, writable};
 use crate::{clock, egress, ingress};
 
 /// What the datapath needs of the core: [`Sal`], or in tests something smaller.
@@ -212,6 +212,14 @@ impl<C: Core> Datapath<C> {
     /// Why the threads ended by themselves, if they did: the interface was deleted, say.
     pub fn failure(&self) -> Option<String> {
         self.shared.failure.lock().clone()
+    }
+
+    /// Waits until the datapath ends by itself; [`failure`](Self::failure) then says why.
+    pub fn wait(&self) {
+        // Nobody clears this signal, so any number may wait for it. A refused poll is no reason to wait for ever.
+        if let Err(error) = readable([self.shared.stop.as_fd()]) {
+            tracing::error!(%error, "cannot wait for the datapath");
+        }
     }
 
     /// Stops the threads and waits for them.

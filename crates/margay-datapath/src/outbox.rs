@@ -275,7 +275,7 @@ pub fn train_header(vnet: &Vnet, found: &Transport) -> Option<TrainRepr> {
 pub fn recut(datagrams: &[u8], segment: usize, datagram_max: u16) -> Vec<(Vec<u8>, usize)> {
     let stride = usize::from(clamp(datagram_max));
     let whole_trains = train::pieces(datagrams, segment).filter_map(|piece| match piece {
-        Piece::Run(run) if run.header.index == 0 && run.len() == usize::from(run.header.count) => Some(run),
+        Piece::Run(run) if run.header.index == 0 && run.chunks() == usize::from(run.header.count) => Some(run),
         _ => None,
     });
     let recut_one = |run: train::Run<'_>| {

@@ -6,7 +6,8 @@ use std::path::Path;
 /// The process that has the UDP port open in this network namespace, as "pid 12 (name)"; "another process" when it
 /// cannot be found.
 pub fn holder(port: u16) -> String {
-    ["/proc/net/udp6", "/proc/net/udp"]
+    // The thread's own namespace, which need not be the process's.
+    ["/proc/thread-self/net/udp6", "/proc/thread-self/net/udp"]
         .iter()
         .filter_map(|path| fs::read_to_string(path).ok())
         .find_map(|table| inode_of(&table, port))

@@ -92,7 +92,7 @@ impl<'a> Run<'a> {
     }
 
     /// Number of chunks.
-    pub const fn len(&self) -> usize {
+    pub const fn chunks(&self) -> usize {
         self.datagrams.len().div_ceil(self.stride)
     }
 
@@ -110,7 +110,7 @@ impl<'a> Run<'a> {
 
     /// Whether all chunks but the train's last have `chunk_len` bytes, and the last ends where the train ends.
     fn fits(&self, chunk_len: usize, stream_len: usize) -> bool {
-        let last = self.len() - 1;
+        let last = self.chunks() - 1;
         let index = usize::from(self.header.index) + last;
         let tail = self.chunk(last).len();
         let others = last == 0 || self.stride - DATA_HEADER_LEN == chunk_len;
@@ -255,7 +255,7 @@ impl Assembler {
     where
         W: FnMut(&[IoSlice<'_>]) -> io::Result<()>,
     {
-        let (header, len) = (&run.header, run.len());
+        let (header, len) = (&run.header, run.chunks());
         if header.stack != STACK_ENCAP {
             return Err(DropReason::Protocol);
         }
@@ -366,8 +366,8 @@ impl Pending {
     {
         let base = usize::from(run.header.index);
         let mut at = 0;
-        while at < run.len() {
-            let new = (at..run.len()).take_while(|&chunk| !self.has_seen(base + chunk)).count();
+        while at < run.chunks() {
+            let new = (at..run.chunks()).take_while(|&chunk| !self.has_seen(base + chunk)).count();
             if new > 0 {
                 self.accept_new(&run.part(at..at + new), sink)?;
             }
@@ -380,7 +380,7 @@ impl Pending {
     where
         W: FnMut(&[IoSlice<'_>]) -> io::Result<()>,
     {
-        let indexes = usize::from(run.header.index)..usize::from(run.header.index) + run.len();
+        let indexes = usize::from(run.header.index)..usize::from(run.header.index) + run.chunks();
         let begins = self.first.is_none() && run.header.index == 0;
         if begins {
             let first = First::parse(run)?;
@@ -425,7 +425,7 @@ where
     W: FnMut(&[IoSlice<'_>]) -> io::Result<()>,
 {
     let begin = usize::from(run.header.index) * first.chunk_len;
-    let end = (begin + run.len() * first.chunk_len).min(first.stream_len);
+    let end = (begin + run.chunks() * first.chunk_len).min(first.stream_len);
     let part = begin.saturating_sub(first.payload_at())..end.saturating_sub(first.payload_at());
     let whole = whole_units(&first.template, &part);
     if whole.is_empty() {

@@ -3,16 +3,28 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
-use margay_core::{
-    AppVerdict, Direction, DropReason, Entry, EntryUpdate, Event, Instant, Output, Path, PathId, RemoveReason, Tuple,
-};
+use margay_core::{AppVerdict, Direction, DropReason, Entry, EntryUpdate, Event, Instant, Output, Path, PathId, Tuple};
 use margay_datapath::Core;
 use margay_datapath::packet::{Packet, parse};
 use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, TRAIN_HEADER_LEN};
 
 /// Ports below this are servers'.
 const CLIENTS_FROM: u16 = 10_000;
+
+/// What the datapath told the core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A segment with FIN, RST or SYN passed.
+    Passed(FlowId, Direction, u8),
+    /// A datagram that is not DATA.
+    Signalling(Vec<u8>),
+    /// A flow carried something.
+    Active(FlowId),
+    /// The deadline came.
+    Timeout,
+}
 
 /// See the module.
 pub struct Mirror {
@@ -21,38 +33,20 @@ pub struct Mirror {
     outputs: VecDeque<(Output, Vec<u8>)>,
     /// Virtual addresses here, for packets that come from a host with other ones.
     translate: fn(Tuple) -> Tuple,
-    /// What was reported of transports.
-    pub passed: Vec<(FlowId, Direction, u8)>,
-    /// Packets that came up.
-    pub app_packets: usize,
-    /// Flows that were reported active.
-    pub active: usize,
-    /// Datagrams that were not DATA.
-    pub signalling: Vec<Vec<u8>>,
+    heard: Sender<Heard>,
     /// When it wants to be called.
     pub deadline: Option<Instant>,
-    /// How often it was.
-    pub timeouts: usize,
 }
 
 impl Mirror {
     /// A core whose one peer is at `remote`. `translate` turns the peer's five-tuple of a flow into that of this host.
-    pub fn new(remote: SocketAddr, datagram_max: u16, translate: fn(Tuple) -> Tuple) -> Self {
+    pub fn new(remote: SocketAddr, datagram_max: u16, translate: fn(Tuple) -> Tuple) -> (Self, Receiver<Heard>) {
         let path = Path { id: PathId(1), remote, local: None, datagram_max };
-        let mut mirror = Self {
-            path,
-            flows: HashMap::new(),
-            outputs: VecDeque::new(),
-            translate,
-            passed: Vec::new(),
-            app_packets: 0,
-            active: 0,
-            signalling: Vec::new(),
-            deadline: None,
-            timeouts: 0,
-        };
+        let (heard, receiver) = channel();
+        let mut mirror =
+            Self { path, flows: HashMap::new(), outputs: VecDeque::new(), translate, heard, deadline: None };
         mirror.update(EntryUpdate::Path(path));
-        mirror
+        (mirror, receiver)
     }
 
     fn update(&mut self, update: EntryUpdate) {
@@ -75,22 +69,14 @@ impl Mirror {
         self.outputs.push_back((output, datagram.to_vec()));
     }
 
-    /// Moves the path.
-    pub fn set_path(&mut self, datagram_max: u16) {
-        self.path.datagram_max = datagram_max;
-        self.update(EntryUpdate::Path(self.path));
-    }
-
-    /// Takes a flow out of the cache and forgets it.
-    pub fn remove(&mut self, flow: FlowId) {
-        self.flows.remove(&flow);
-        self.update(EntryUpdate::Remove { flow, reason: RemoveReason::Operator });
+    /// Tells the test; it may have stopped listening.
+    fn tell(&self, heard: Heard) {
+        let _ = self.heard.send(heard);
     }
 }
 
 impl Core for Mirror {
     fn handle_app_packet(&mut self, _now: Instant, packet: &[u8]) -> AppVerdict {
-        self.app_packets += 1;
         match parse(packet, packet.len()) {
             Ok(Packet::Transport(found)) => AppVerdict::Forward(self.install(found.key.tuple())),
             _ => AppVerdict::Drop(DropReason::Protocol),
@@ -99,7 +85,7 @@ impl Core for Mirror {
 
     fn handle_datagram(&mut self, _now: Instant, from: SocketAddr, datagram: &[u8]) {
         let Ok(header) = DataRepr::parse(datagram) else {
-            self.signalling.push(datagram.to_vec());
+            self.tell(Heard::Signalling(datagram.to_vec()));
             return;
         };
         let inner = datagram.get(DATA_HEADER_LEN + TRAIN_HEADER_LEN..).unwrap_or(&[]);
@@ -119,16 +105,16 @@ impl Core for Mirror {
     }
 
     fn handle_transport(&mut self, _now: Instant, flow: FlowId, direction: Direction, flags: u8) {
-        self.passed.push((flow, direction, flags));
+        self.tell(Heard::Passed(flow, direction, flags));
     }
 
-    fn handle_activity(&mut self, _now: Instant, _flow: FlowId) {
-        self.active += 1;
+    fn handle_activity(&mut self, _now: Instant, flow: FlowId) {
+        self.tell(Heard::Active(flow));
     }
 
     fn handle_timeout(&mut self, _now: Instant) {
-        self.timeouts += 1;
         self.deadline = None;
+        self.tell(Heard::Timeout);
     }
 
     fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {

@@ -1,0 +1,332 @@
+//! Two hosts, each a network namespace with a real TUN and a real UDP port, and real programs' sockets on both.
+//!
+//! Every test runs itself once more inside of namespaces of its own (`unshare`), as root or without.
+#![allow(clippy::unwrap_used)] // A test may say so: any failure here is a failed test.
+
+mod mirror;
+
+use std::env;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use margay_core::{Direction, Tuple};
+use margay_datapath::{Counters, Datapath, DatapathConfig, Error, clock, tun};
+use mirror::{Heard, Mirror};
+use nix::sched::{CloneFlags, unshare};
+
+const INSIDE: &str = "MARGAY_TEST_NAMESPACE";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs `body` in new namespaces: this very test again, in a child process.
+fn isolated(test: &str, body: fn()) {
+    if env::var_os(INSIDE).is_some() {
+        return body();
+    }
+    let mut command = Command::new("unshare");
+    if !nix::unistd::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    let status = command.arg("--net").arg(env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
+    let status = status.env(INSIDE, "1").status().expect("unshare of util-linux");
+    assert!(status.success(), "{test} failed in its namespace: {status}");
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output().expect("iproute2");
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// A thread in a network namespace of its own.
+struct Host {
+    tasks: Sender<Task>,
+    thread_id: i32,
+}
+
+impl Host {
+    fn new() -> Self {
+        let (tasks, inbox) = channel::<Task>();
+        let (ready, is_ready) = channel();
+        thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            ready.send(nix::unistd::gettid().as_raw()).unwrap();
+            inbox.iter().for_each(|task| task());
+        });
+        Self { tasks, thread_id: is_ready.recv().unwrap() }
+    }
+
+    fn run<R: Send + 'static>(&self, task: impl FnOnce() -> R + Send + 'static) -> R {
+        let (result, outcome) = channel();
+        self.tasks.send(Box::new(move || drop(result.send(task())))).unwrap();
+        outcome.recv().expect("the task did not panic")
+    }
+}
+
+struct Network {
+    hosts: [Host; 2],
+    datapaths: [Datapath<Mirror>; 2],
+    heard: [Receiver<Heard>; 2],
+}
+
+/// The host's own virtual address, the same on every host.
+const OWN_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 1);
+/// What the client calls the server, and the server the client.
+const PEER_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 9);
+const PEER_V6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 9);
+
+/// The server's five-tuple of a flow whose client has `tuple`, in IPv4 or IPv6.
+fn translated(tuple: Tuple, v4: bool) -> Tuple {
+    let (client, server) = if v4 { (PEER_V4.into(), OWN_V4.into()) } else { (PEER_V6.into(), OWN_V6.into()) };
+    let translate = |address: SocketAddr| {
+        let is_server = [IpAddr::from(PEER_V4), IpAddr::from(PEER_V6)].contains(&address.ip());
+        SocketAddr::new(if is_server { server } else { client }, address.port())
+    };
+    Tuple { protocol: tuple.protocol, source: translate(tuple.source), destination: translate(tuple.destination) }
+}
+
+fn network(remote: [&'static str; 2], to_v4: bool, scan_ms: u64) -> Network {
+    let hosts = [Host::new(), Host::new()];
+    let other = hosts[1].thread_id;
+    hosts[0].run(move || ip(&format!("link add eth0 type veth peer name eth0 netns {other}")));
+    for (host, number) in hosts.iter().zip([1, 2]) {
+        host.run(move || {
+            ip("link set lo up");
+            ip("link set eth0 up");
+            ip(&format!("address add 10.77.0.{number}/24 dev eth0"));
+            ip(&format!("address add fd77::{number}/64 dev eth0 nodad"));
+            tun::create_persistent("sal0").unwrap();
+            ip("link set sal0 mtu 1446 up");
+            ip(&format!("address add {OWN_V4}/32 dev sal0"));
+            ip(&format!("address add {OWN_V6}/128 dev sal0 nodad"));
+            ip(&format!("route add 198.18.0.0/15 dev sal0 src {OWN_V4}"));
+            ip(&format!("route add fd5a:4c00::/32 dev sal0 src {OWN_V6}"));
+        });
+    }
+    let translate: fn(Tuple) -> Tuple =
+        if to_v4 { |tuple| translated(tuple, true) } else { |tuple| translated(tuple, false) };
+    let mut started = [0, 1].map(|at| {
+        let (mirror, heard) = Mirror::new(remote[at].parse().unwrap(), 1452, translate);
+        let config = DatapathConfig { activity_scan_ms: scan_ms, ..DatapathConfig::default() };
+        let datapath = hosts[at].run(move || Datapath::start(config, mirror, Box::new(|_| ())).unwrap());
+        Some((datapath, heard))
+    });
+    let [first, second] = [0, 1].map(|at| started[at].take().unwrap());
+    Network { hosts, datapaths: [first.0, second.0], heard: [first.1, second.1] }
+}
+
+const UNDERLAY_V4: [&str; 2] = ["10.77.0.2:54324", "10.77.0.1:54324"];
+const UNDERLAY_V6: [&str; 2] = ["[fd77::2]:54324", "[fd77::1]:54324"];
+
+fn server_address(v4: bool) -> IpAddr {
+    if v4 { PEER_V4.into() } else { PEER_V6.into() }
+}
+
+fn own_address(v4: bool) -> IpAddr {
+    if v4 { OWN_V4.into() } else { OWN_V6.into() }
+}
+
+/// Bytes that do not repeat where a lost or doubled piece would show nothing.
+fn pattern(len: usize) -> Vec<u8> {
+    let mut state = 1u32;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        })
+        .collect()
+}
+
+/// A client on the first host, a server on the second that sends back what it gets; `midway` is called when about half
+/// has passed.
+fn echo(network: &Network, from_v4: bool, to_v4: bool, len: usize, midway: impl FnOnce()) -> SocketAddr {
+    let listener = network.hosts[1].run(move || TcpListener::bind((own_address(to_v4), 80)).unwrap());
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            match stream.read(&mut buffer).unwrap() {
+                0 => return,
+                count => stream.write_all(&buffer[..count]).unwrap(),
+            }
+        }
+    });
+    let address = SocketAddr::new(server_address(from_v4), 80);
+    let mut stream = network.hosts[0].run(move || TcpStream::connect(address).unwrap());
+    let own = stream.local_addr().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut writer = stream.try_clone().unwrap();
+    let sender = thread::spawn(move || {
+        writer.write_all(&pattern(len)).unwrap();
+        writer.shutdown(std::net::Shutdown::Write).unwrap();
+    });
+    let mut received = vec![0; len / 2];
+    stream.read_exact(&mut received).unwrap();
+    midway();
+    stream.read_to_end(&mut received).unwrap();
+    assert!(received == pattern(len), "the bytes are the same");
+    sender.join().unwrap();
+    server.join().unwrap();
+    own
+}
+
+fn counters(network: &Network) -> [Counters; 2] {
+    [0, 1].map(|at| network.datapaths[at].counters())
+}
+
+/// Waits until the datapath of a host has told its core something that `wanted` picks.
+fn hear(network: &Network, host: usize, wanted: impl Fn(&Heard) -> bool) -> Heard {
+    loop {
+        let heard = network.heard[host].recv_timeout(PATIENCE).expect("the core hears of it in time");
+        if wanted(&heard) {
+            return heard;
+        }
+    }
+}
+
+#[test]
+fn streams_of_every_family_over_every_underlay() {
+    isolated("streams_of_every_family_over_every_underlay", || {
+        for (underlay, to_v4) in [(UNDERLAY_V4, true), (UNDERLAY_V4, false), (UNDERLAY_V6, true), (UNDERLAY_V6, false)]
+        {
+            let network = network(underlay, to_v4, 60_000);
+            for from_v4 in [true, false] {
+                let own = echo(&network, from_v4, to_v4, 12 << 20, || ());
+                let flow = margay_wire::FlowId(own.port().into());
+                // Both FINs are reported on both hosts, once the segments have passed.
+                for host in [0, 1] {
+                    let mut ways = Vec::new();
+                    while !(ways.contains(&Direction::Egress) && ways.contains(&Direction::Ingress)) {
+                        let is_fin = |heard: &Heard| matches!(heard, Heard::Passed(id, _, flags) if *id == flow && flags & 1 != 0);
+                        if let Heard::Passed(_, way, _) = hear(&network, host, is_fin) {
+                            ways.push(way);
+                        }
+                    }
+                }
+                let carried = network.datapaths[0].flow_counters(flow).unwrap();
+                assert!(carried.egress_bytes >= 12 << 20 && carried.ingress_bytes >= 12 << 20, "{carried:?}");
+                // Super-packets, not segments, pass through user space.
+                let [first, _] = counters(&network);
+                assert!(first.egress_packets < carried.egress_segments, "{first:?} {carried:?}");
+            }
+            network.datapaths.into_iter().for_each(Datapath::stop);
+        }
+    });
+}
+
+#[test]
+fn an_emptied_cache_costs_no_byte() {
+    isolated("an_emptied_cache_costs_no_byte", || {
+        let network = network(UNDERLAY_V4, true, 60_000);
+        echo(&network, true, true, 8 << 20, || {
+            network.datapaths.iter().for_each(Datapath::clear_cache);
+        });
+        let [first, second] = counters(&network);
+        assert!(first.egress_misses > 1 && second.ingress_misses > 1, "{first:?} {second:?}");
+    });
+}
+
+#[test]
+fn a_path_that_shrinks() {
+    isolated("a_path_that_shrinks", || {
+        for underlay in [UNDERLAY_V4, UNDERLAY_V6] {
+            let network = network(underlay, true, 60_000);
+            echo(&network, true, true, 8 << 20, || {
+                for host in &network.hosts {
+                    host.run(|| ip("link set eth0 mtu 1300"));
+                }
+            });
+            let [first, second] = counters(&network);
+            assert!(first.paths_shrunk > 0 || second.paths_shrunk > 0, "{first:?} {second:?}");
+        }
+    });
+}
+
+#[test]
+fn datagrams_of_every_size() {
+    isolated("datagrams_of_every_size", || {
+        for to_v4 in [true, false] {
+            let network = network(UNDERLAY_V4, to_v4, 50);
+            let server = network.hosts[1].run(move || UdpSocket::bind((own_address(to_v4), 53)).unwrap());
+            server.set_read_timeout(Some(PATIENCE)).unwrap();
+            for from_v4 in [true, false] {
+                let client = network.hosts[0].run(move || UdpSocket::bind((own_address(from_v4), 0)).unwrap());
+                client.set_read_timeout(Some(PATIENCE)).unwrap();
+                let to = SocketAddr::new(server_address(from_v4), 53);
+                for len in [0, 1, 1400, 1430, 1500, 9000, 60_000] {
+                    client.send_to(&pattern(len), to).unwrap();
+                    let mut buffer = vec![0; 65_536];
+                    let (count, from) = server.recv_from(&mut buffer).unwrap();
+                    assert!(buffer[..count] == pattern(len), "{len} bytes arrive");
+                    server.send_to(&buffer[..count], from).unwrap();
+                    let (count, from) = client.recv_from(&mut buffer).unwrap();
+                    assert!(from == to && buffer[..count] == pattern(len), "{len} bytes come back");
+                }
+                let flow = margay_wire::FlowId(client.local_addr().unwrap().port().into());
+                hear(&network, 0, |heard| *heard == Heard::Active(flow));
+            }
+            assert!(counters(&network)[0].fragments > 0);
+        }
+    });
+}
+
+#[test]
+fn signalling_and_timers_reach_the_core() {
+    isolated("signalling_and_timers_reach_the_core", || {
+        let network = network(UNDERLAY_V6, true, 60_000);
+        let datagram = [1, 1, 0, 59, 0, 20, 0, 0];
+        network.datapaths[0].with_sal(|core, _| core.transmit(&datagram));
+        let heard = hear(&network, 1, |heard| matches!(heard, Heard::Signalling(_)));
+        assert_eq!(heard, Heard::Signalling(datagram.to_vec()));
+        network.datapaths[1].with_sal(|core, now| core.deadline = Some(now + Duration::from_millis(30)));
+        let before = clock::now();
+        hear(&network, 1, |heard| *heard == Heard::Timeout);
+        assert!(clock::now().since(before) < Duration::from_secs(2));
+        // Strangers' garbage harms nobody: an empty datagram, one byte, DATA that is none.
+        network.hosts[0].run(|| {
+            let stranger = UdpSocket::bind("[::]:0").unwrap();
+            for bytes in [&[][..], &[1], &[1, 32], &[0xff; 1200], &[1, 32, 2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]] {
+                stranger.send_to(bytes, "[fd77::2]:54324").unwrap();
+            }
+        });
+        let garbage = hear(&network, 1, |heard| matches!(heard, Heard::Signalling(_)));
+        assert_eq!(garbage, Heard::Signalling(vec![0xff; 1200]));
+        echo(&network, true, true, 1 << 20, || ());
+    });
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    isolated("errors_say_what_to_do", || {
+        let network = network(UNDERLAY_V4, true, 60_000);
+        let second = network.hosts[0].run(|| {
+            let mirror = || Mirror::new("10.77.0.2:54324".parse().unwrap(), 1472, |tuple| tuple).0;
+            let start = |config| Datapath::start(config, mirror(), Box::new(|_| ())).map(Datapath::stop).unwrap_err();
+            let same = start(DatapathConfig::default());
+            let other_tun = start(DatapathConfig { tun_name: "sal1".to_owned(), ..DatapathConfig::default() });
+            let small = start(DatapathConfig { datagram_max: 100, ..DatapathConfig::default() });
+            let not_a_tun = start(DatapathConfig { tun_name: "eth0".to_owned(), ..DatapathConfig::default() });
+            [same, other_tun, small, not_a_tun]
+        });
+        let [same, other_tun, small, not_a_tun] = second;
+        assert!(matches!(same, Error::TunBusy { .. }), "{same}");
+        let holder = format!("pid {}", std::process::id());
+        assert!(
+            matches!(&other_tun, Error::PortInUse { holder: found, .. } if found.starts_with(&holder)),
+            "{other_tun}"
+        );
+        assert!(matches!(small, Error::DatagramMax { value: 100, .. }), "{small}");
+        assert!(matches!(not_a_tun, Error::NotATun { .. }), "{not_a_tun}");
+        // Taking the interface away ends the datapath, and says so.
+        network.hosts[1].run(|| ip("link delete sal0"));
+        let [_, second] = network.datapaths;
+        second.wait();
+        assert!(second.failure().unwrap().starts_with("margay-"), "{:?}", second.failure());
+    });
+}

@@ -38,7 +38,10 @@ impl Sal {
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
         if let Some(id) = self.flows.by_session(session.session) {
-            return self.answer_again(id, message.src_flow);
+            if !self.is_superseded(id, message) {
+                return self.answer_again(id, message.src_flow);
+            }
+            self.drop_half_open(id);
         }
         self.check_cookie(now, arrival)?;
         if self.half_open >= self.config.limits.half_open || self.flows.len() >= self.config.limits.flows {
@@ -92,6 +95,13 @@ impl Sal {
             (false, _) => self.answer(id, &[], None),
         }
         Ok(())
+    }
+
+    /// Whether the initiator could not read the tagged answer that a half-open flow gave, and now asks for a full handshake.
+    fn is_superseded(&self, id: FlowId, message: &Message<'_>) -> bool {
+        let is_half_open = |flow: &&Flow| matches!(&flow.setup, Setup::Responder(setup) if setup.association == 0);
+        message.flags.contains(Flags::FULL)
+            && self.flows.get(id).filter(is_half_open).is_some_and(|flow| flow.peer_flow == message.src_flow)
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).
@@ -313,6 +323,10 @@ impl Sal {
             return Err(DropReason::Unexpected);
         }
         if message.kind == Kind::Rst {
+            if fresh {
+                // The initiator proved itself only to say no, and keeps no association: nor do we.
+                self.associations.remove(association);
+            }
             self.drop_half_open(id);
             return Ok(());
         }

@@ -9,6 +9,7 @@ pub mod check;
 pub mod host;
 pub mod network;
 pub mod program;
+pub mod small;
 pub mod world;
 
 pub use host::{Host, HostId};

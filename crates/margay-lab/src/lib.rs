@@ -1,1 +1,26 @@
-//! lab
+//! The lab: hosts as network namespaces, real agents and real programs on them, scenarios that give figures.
+//!
+//! `margay lab` calls [`run`] (words of a command line) or [`execute`] (words that were parsed with [`Command`]).
+//! Reading order: [`topology`], [`fabric`] (processes and namespaces), [`host`], [`wire`] and [`pump`] (links), [`lab`],
+//! [`agent`] (all invocations of Margay itself), [`scenario`].
+
+pub mod agent;
+pub mod command;
+pub mod fabric;
+pub mod figure;
+pub mod filter;
+pub mod host;
+pub mod lab;
+pub mod observe;
+pub mod program;
+pub mod pump;
+pub mod report;
+pub mod route;
+pub mod scenario;
+pub mod shadow;
+pub mod standing;
+pub mod topology;
+pub mod traffic;
+pub mod wire;
+
+pub use command::{Command, execute, run};

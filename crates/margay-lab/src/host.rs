@@ -1,0 +1,233 @@
+//! A host: a holder process with network, mount and UTS namespaces of its own, and the programs that run in it.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::sethostname;
+
+use crate::fabric::{margay_program, own_command};
+use crate::program::Program;
+use crate::shadow::{Own, shadow};
+use crate::topology;
+
+const READY: &str = "ready";
+
+/// A running host. Its namespaces live as long as its holder and its programs.
+pub struct Host {
+    /// As in the topology.
+    pub plan: topology::Host,
+    /// Logs and files of this host, outside of its private directories.
+    pub dir: PathBuf,
+    holder: Child,
+    /// The holder ends when this closes.
+    _leash: ChildStdin,
+}
+
+impl Host {
+    /// Starts the holder. The host has a loopback interface and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// Namespaces or private mounts are refused.
+    pub fn start(plan: &topology::Host, lab_dir: &Path, hosts_file: &str) -> Result<Self> {
+        let dir = lab_dir.join(&plan.name);
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let mut holder = own_command()?
+            .args(["hold", &plan.name, "--dir"])
+            .arg(&dir)
+            .args((plan.role == topology::Role::Gateway).then_some("--forwarding"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a host's holder")?;
+        let mut leash = holder.stdin.take().context("the holder has no input")?;
+        let mut answer = BufReader::new(holder.stdout.take().context("the holder has no output")?);
+        writeln!(leash, "{}", serde_json::to_string(hosts_file)?).context("the holder does not listen")?;
+        let mut line = String::new();
+        answer.read_line(&mut line)?;
+        if line.trim() != READY {
+            holder.wait()?;
+            bail!("host {} could not be set up; its holder says why above", plan.name);
+        }
+        Ok(Self { plan: plan.clone(), dir, holder, _leash: leash })
+    }
+
+    /// The name in the topology.
+    pub fn name(&self) -> &str {
+        &self.plan.name
+    }
+
+    /// Process that holds the namespaces.
+    pub fn holder_pid(&self) -> u32 {
+        self.holder.id()
+    }
+
+    /// A command that runs in this host. Its process id stays that of the program.
+    pub fn command<I, S>(&self, argv: I) -> Command
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let mut command = Command::new("nsenter");
+        command.arg("--target").arg(self.holder.id().to_string()).args(["--net", "--mount", "--uts", "--"]).args(argv);
+        command.current_dir(&self.dir).stdin(Stdio::null());
+        Self::set_path(&mut command);
+        command
+    }
+
+    /// Lets `margay` be found by its name, the one that this lab runs.
+    pub fn set_path(command: &mut Command) {
+        let Ok(program) = margay_program() else { return };
+        let dirs = program.parent().into_iter().map(Path::to_owned);
+        let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin:/sbin:/bin".into());
+        if let Ok(joined) = std::env::join_paths(dirs.chain(std::env::split_paths(&path))) {
+            command.env("PATH", joined);
+        }
+    }
+
+    /// Runs a program to its end, whatever it says.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started.
+    pub fn output<I, S>(&self, argv: I) -> Result<Output>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        self.command(argv).output().with_context(|| format!("cannot run a program on {}", self.name()))
+    }
+
+    /// Runs a program to its end and gives its standard output.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started, or it fails; the message has what it wrote to standard error.
+    pub fn run<I, S>(&self, argv: I) -> Result<String>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let argv: Vec<S> = argv.into_iter().collect();
+        let output = self.output(&argv)?;
+        if !output.status.success() {
+            let words: Vec<_> = argv.iter().map(|word| word.as_ref().to_string_lossy()).collect();
+            bail!(
+                "on {}: `{}` failed ({}): {}{}",
+                self.name(),
+                words.join(" "),
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim(),
+                String::from_utf8_lossy(&output.stdout).trim()
+            );
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs a shell script to its end and gives its standard output. It stops at the first command that fails.
+    ///
+    /// # Errors
+    ///
+    /// As for [`run`](Self::run).
+    pub fn shell(&self, script: &str) -> Result<String> {
+        self.run(["bash", "-euo", "pipefail", "-c", script])
+    }
+
+    /// Starts a program; what it prints goes to the file `<log>.log` of this host. It ends when the handle is dropped.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started.
+    pub fn spawn<I, S>(&self, log: &str, argv: I) -> Result<Program>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        Program::start(self.command(argv), &self.dir.join(format!("{log}.log")))
+    }
+
+    /// Runs a hidden traffic program of the lab in this host.
+    ///
+    /// # Errors
+    ///
+    /// The path of this program is not known.
+    pub fn traffic<I, S>(&self, args: I) -> Result<Command>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let own = own_command()?;
+        let mut command = self.command([own.get_program()]);
+        command.args(own.get_args()).arg("traffic").args(args);
+        Ok(command)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // A holder that is gone already is what we want.
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+/// The holder process: makes the namespaces, says "ready", and waits for its input to close.
+///
+/// # Errors
+///
+/// Namespaces or private mounts are refused.
+pub fn hold(name: &str, dir: &Path, forwarding: bool) -> Result<()> {
+    let mut input = std::io::stdin().lines();
+    let hosts_file: String = serde_json::from_str(&input.next().context("no input")??)?;
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS)
+        .with_context(|| format!("cannot make the namespaces of host {name}"))?;
+    sethostname(name).context("cannot set the host name")?;
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("cannot make mounts private")?;
+    let own_etc = [
+        Own::Directory("margay"),
+        Own::File("hostname", format!("{name}\n")),
+        Own::File("hosts", hosts_file),
+        Own::File("resolv.conf", String::new()),
+    ];
+    shadow(Path::new("/etc"), &dir.join("etc"), &own_etc)?;
+    shadow(Path::new("/run"), &dir.join("run"), &[Own::Directory("margay")])?;
+    shadow(Path::new("/var/lib"), &dir.join("var-lib"), &[Own::Directory("margay")])?;
+    // Machines may reserve it to the first network namespace; comparisons ask for it per socket, where it is free.
+    let _ = sysctl("net/ipv4/tcp_congestion_control", "cubic");
+    // Hosts talk at once: nobody else can have their addresses.
+    for which in ["all", "default"] {
+        sysctl(&format!("net/ipv6/conf/{which}/accept_dad"), "0")?;
+        sysctl(&format!("net/ipv6/conf/{which}/accept_ra"), "0")?;
+    }
+    if forwarding {
+        sysctl("net/ipv4/ip_forward", "1")?;
+        sysctl("net/ipv6/conf/all/forwarding", "1")?;
+    }
+    write_line(READY)?;
+    for line in input {
+        line?;
+    }
+    Ok(())
+}
+
+fn sysctl(key: &str, value: &str) -> Result<()> {
+    let path = Path::new("/proc/sys").join(key);
+    std::fs::write(&path, value).with_context(|| format!("cannot set {} to {value}", path.display()))
+}
+
+/// One line for the process that reads our standard output.
+///
+/// # Errors
+///
+/// It does not listen any more.
+pub fn write_line(text: &str) -> Result<()> {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{text}")?;
+    Ok(output.flush()?)
+}

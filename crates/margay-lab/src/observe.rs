@@ -1,0 +1,157 @@
+//! What is seen from outside of Margay: packet counters of the kernel, memory and processor time of processes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::host::Host;
+
+const TABLE: &str = "inet lab_count";
+
+/// Where a packet is counted.
+#[derive(Clone, Copy, Debug)]
+pub enum Passing {
+    /// Received by the host.
+    In,
+    /// Sent by the host.
+    Out,
+}
+
+/// Packets and bytes of a counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Count {
+    /// Packets; a super-packet of an offload counts once.
+    pub packets: f64,
+    /// IP bytes.
+    pub bytes: f64,
+}
+
+/// Starts to count on a host the packets that match an nft expression, under a name.
+///
+/// # Errors
+///
+/// `nft` refuses.
+pub fn count(host: &Host, name: &str, passing: Passing, matching: &str) -> Result<()> {
+    let (chain, hook) = match passing {
+        Passing::In => ("seen", "prerouting priority -500"),
+        Passing::Out => ("sent", "postrouting priority 500"),
+    };
+    let script = format!(
+        "add table {TABLE}; add chain {TABLE} {chain} {{ type filter hook {hook}; }}; add counter {TABLE} {name}; \
+         add rule {TABLE} {chain} {matching} counter name {name}"
+    );
+    host.run(["nft", &script]).map(drop)
+}
+
+/// All counters of a host.
+///
+/// # Errors
+///
+/// `nft` refuses, or answers what cannot be read.
+pub fn counts(host: &Host) -> Result<BTreeMap<String, Count>> {
+    let text = host.run(["nft", "-j", "list", "counters", "table", "inet", "lab_count"])?;
+    let answer: Value = serde_json::from_str(&text).context("nft did not answer with JSON")?;
+    let entries = answer["nftables"].as_array().cloned().unwrap_or_default();
+    let counters = entries.iter().filter_map(|entry| entry.get("counter"));
+    Ok(counters
+        .filter_map(|counter| {
+            let count = Count { packets: counter["packets"].as_f64()?, bytes: counter["bytes"].as_f64()? };
+            Some((counter["name"].as_str()?.to_owned(), count))
+        })
+        .collect())
+}
+
+/// The kernel's counters of a host's network namespace, by `nstat`.
+///
+/// # Errors
+///
+/// `nstat` refuses, or answers what cannot be read.
+pub fn nstat(host: &Host) -> Result<BTreeMap<String, f64>> {
+    let text = host.run(["nstat", "-a", "-z", "-s", "-j"])?;
+    let answer: Value = serde_json::from_str(&text).context("nstat did not answer with JSON")?;
+    let numbers = answer["kernel"].as_object().context("nstat has no counters")?;
+    Ok(numbers.iter().filter_map(|(name, number)| Some((name.clone(), number.as_f64()?))).collect())
+}
+
+/// Connections that the host's TCP reset or that were reset under it, since its start.
+///
+/// # Errors
+///
+/// As for [`nstat`].
+pub fn tcp_resets(host: &Host) -> Result<f64> {
+    let numbers = nstat(host)?;
+    let of = |name: &str| numbers.get(name).copied().unwrap_or_default();
+    Ok(of("TcpEstabResets") + of("TcpOutRsts"))
+}
+
+/// Resident memory of a process in bytes.
+///
+/// # Errors
+///
+/// There is no such process.
+pub fn resident_bytes(pid: u32) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("no process {pid}"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the process has no memory")?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().context("unreadable VmRSS")?;
+    Ok(kib * 1024.0)
+}
+
+/// Processor time that a process has used, in seconds; user and system.
+///
+/// # Errors
+///
+/// There is no such process.
+pub fn processor_seconds(pid: u32) -> Result<f64> {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("no process {pid}"))?;
+    let rest = stat.rsplit_once(')').context("unreadable stat")?.1;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or_default();
+    Ok((ticks(11) + ticks(12)) / TICKS_PER_SECOND)
+}
+
+/// Busy processor time of the whole machine in seconds, soft interrupts included.
+///
+/// # Errors
+///
+/// `/proc/stat` cannot be read.
+pub fn machine_busy_seconds() -> Result<f64> {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    let line = stat.lines().next().context("/proc/stat is empty")?;
+    let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+    // Fields 3 and 4 are idle and waiting for a disk.
+    Ok(ticks.iter().take(8).sum::<f64>() / TICKS_PER_SECOND - (ticks.get(3).copied().unwrap_or_default()
+        + ticks.get(4).copied().unwrap_or_default()) / TICKS_PER_SECOND)
+}
+
+/// Processes in a host's network namespace whose command line satisfies `wanted`.
+///
+/// # Errors
+///
+/// The host is gone.
+pub fn processes(host: &Host, wanted: impl Fn(&[String]) -> bool) -> Result<Vec<u32>> {
+    let namespace = |pid: &str| std::fs::read_link(Path::new("/proc").join(pid).join("ns/net"));
+    let ours = namespace(&host.holder_pid().to_string()).context("the host is gone")?;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(text) = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())) else { continue };
+        // A process may end while we look.
+        if !namespace(text).is_ok_and(|theirs| theirs == ours) {
+            continue;
+        }
+        let line = std::fs::read(format!("/proc/{text}/cmdline")).unwrap_or_default();
+        let words: Vec<String> = line
+            .split(|byte| *byte == 0)
+            .filter(|word| !word.is_empty())
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect();
+        if !words.is_empty() && wanted(&words) {
+            found.push(text.parse()?);
+        }
+    }
+    Ok(found)
+}

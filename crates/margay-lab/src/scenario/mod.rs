@@ -1,0 +1,78 @@
+//! The scenarios: each builds its lab, does real work with real programs, and gives figures.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::command::progress;
+use crate::host::write_line;
+use crate::report::{Bound, Figures, Report};
+
+/// A scenario.
+pub struct Scenario {
+    /// Its fixed name.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub summary: &'static str,
+    /// What its figures must reach.
+    pub bounds: &'static [Bound],
+    /// Does it.
+    pub run: fn(&Path, &mut Findings) -> Result<()>,
+}
+
+/// What a scenario has found so far. What was found before an error is reported too.
+#[derive(Default)]
+pub struct Findings {
+    /// Numbers by name.
+    pub figures: Figures,
+    /// Sentences.
+    pub notes: Vec<String>,
+}
+
+impl Findings {
+    /// Sets a figure.
+    pub fn set(&mut self, name: &str, value: f64) {
+        self.figures.set(name, value);
+    }
+
+    /// Says a sentence in the report and on standard error.
+    pub fn note(&mut self, text: impl Into<String>) {
+        let text = text.into();
+        progress(&text);
+        self.notes.push(text);
+    }
+}
+
+/// All scenarios, in the order in which they are run.
+pub const ALL: &[Scenario] = &[];
+
+/// The scenario of this name.
+///
+/// # Errors
+///
+/// There is none; the message names those that there are.
+pub fn find(name: &str) -> Result<&'static Scenario> {
+    ALL.iter().find(|scenario| scenario.name == name).ok_or_else(|| {
+        let names: Vec<_> = ALL.iter().map(|scenario| scenario.name).collect();
+        anyhow::anyhow!("there is no scenario \"{name}\"; there are: {}", names.join(", "))
+    })
+}
+
+/// Runs a scenario in the lab's namespaces and prints its report as JSON. Returns the exit status.
+///
+/// # Errors
+///
+/// The report cannot be printed.
+pub fn work(name: &str, dir: &Path) -> Result<u8> {
+    let scenario = find(name)?;
+    let mut findings = Findings::default();
+    let result = (scenario.run)(dir, &mut findings);
+    if let Err(error) = &result {
+        findings.note(format!("{error:#}"));
+        findings.figures.add("failed", 1.0);
+    }
+    let mut report = Report::judge(name, findings.figures, &findings.notes, scenario.bounds);
+    report.pass &= result.is_ok();
+    write_line(&serde_json::to_string(&report)?)?;
+    Ok(u8::from(!report.pass))
+}

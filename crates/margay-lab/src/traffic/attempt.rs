@@ -1,0 +1,119 @@
+//! Connections one after the other, with what became of each.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpSocket, UdpSocket};
+use tokio::sync::Semaphore;
+
+use crate::host::write_line;
+use crate::pump::Dice;
+use crate::traffic::{any_of, echo, resolve};
+
+/// What to attempt.
+pub struct Plan {
+    pub host: String,
+    pub port: u16,
+    pub udp: bool,
+    pub bytes: usize,
+    pub from: Option<SocketAddr>,
+    pub timeout_ms: u64,
+    pub pause_ms: u64,
+}
+
+/// What became of the attempts.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    /// All bytes came back.
+    pub ok: u64,
+    /// Reasons of the others.
+    pub errors: BTreeMap<String, u64>,
+    /// How long the successful ones took, in milliseconds.
+    pub ok_ms: Vec<f64>,
+    /// How long the others took.
+    pub error_ms: Vec<f64>,
+}
+
+impl Outcome {
+    fn add(&mut self, result: &Result<()>, took_ms: f64) {
+        match result {
+            Ok(()) => {
+                self.ok += 1;
+                self.ok_ms.push(took_ms);
+            }
+            Err(error) => {
+                *self.errors.entry(error.root_cause().to_string()).or_default() += 1;
+                self.error_ms.push(took_ms);
+            }
+        }
+    }
+}
+
+/// Prints an [`Outcome`] as JSON.
+pub async fn repeat(plan: Plan, count: usize, parallel: usize) -> Result<()> {
+    let plan = Arc::new(plan);
+    let outcome = Arc::new(Mutex::new(Outcome::default()));
+    let slots = Arc::new(Semaphore::new(parallel.max(1)));
+    for number in 0..count {
+        let (slot, plan, outcome) = (slots.clone().acquire_owned().await?, plan.clone(), outcome.clone());
+        tokio::spawn(async move {
+            let start = Instant::now();
+            let limit = Duration::from_millis(plan.timeout_ms);
+            let result = match tokio::time::timeout(limit, attempt(&plan, number)).await {
+                Ok(result) => result,
+                Err(_) => Err(anyhow::anyhow!("timed out")),
+            };
+            let took_ms = start.elapsed().as_secs_f64() * 1e3;
+            // A panic elsewhere does not make the counts wrong.
+            outcome.lock().unwrap_or_else(PoisonError::into_inner).add(&result, took_ms);
+            tokio::time::sleep(Duration::from_millis(plan.pause_ms)).await;
+            drop(slot);
+        });
+    }
+    let all = slots.acquire_many(u32::try_from(parallel.max(1))?).await?;
+    drop(all);
+    let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+    write_line(&serde_json::to_string(&*outcome)?)
+}
+
+async fn attempt(plan: &Plan, number: usize) -> Result<()> {
+    let to = resolve(&plan.host, plan.port).await?;
+    let mut dice = Dice::new(number as u64 + 1);
+    let message: Vec<u8> = (0..plan.bytes).map(|_| dice.roll() as u8).collect();
+    if plan.udp { datagram(plan, to, &message).await } else { connection(plan, to, &message).await }
+}
+
+async fn connection(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
+    let socket = if to.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
+    if let Some(from) = plan.from {
+        socket.set_reuseaddr(true)?;
+        socket.bind(from).with_context(|| format!("cannot bind {from}"))?;
+    }
+    let mut stream = socket.connect(to).await?;
+    if !echo::exchange(&mut stream, message).await? {
+        bail!("wrong bytes came back");
+    }
+    // The port may be wanted again at once: no TIME-WAIT, and a close that the other side sees.
+    Ok(())
+}
+
+async fn datagram(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
+    let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    let from = plan.from.unwrap_or_else(|| SocketAddr::new(any_of(to.ip()), 0));
+    socket.bind(&from.into()).with_context(|| format!("cannot bind {from}"))?;
+    let socket = UdpSocket::from_std(socket.into())?;
+    socket.connect(to).await?;
+    socket.send(message).await?;
+    let mut back = vec![0; message.len() + 1];
+    let length = socket.recv(&mut back).await?;
+    if back[..length] != *message {
+        bail!("wrong bytes came back");
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! Small traffic programs that no package has: started by scenarios as hidden commands, on a host.
+
+mod attempt;
+mod echo;
+mod flows;
+mod pingpong;
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+
+/// Which program.
+#[derive(Debug, Subcommand)]
+pub enum Traffic {
+    /// TCP and UDP echo server
+    Echo {
+        /// Where to listen; may be given more than once
+        #[arg(long, required = true)]
+        listen: Vec<SocketAddr>,
+        /// Send this text to each new connection, before anything else
+        #[arg(long)]
+        greeting: Option<String>,
+    },
+    /// Open many TCP connections to an echo server, hold them, and send on each now and then
+    Flows {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// How many
+        #[arg(long)]
+        count: usize,
+    },
+    /// Measure round trips of one byte on one TCP connection to an echo server
+    Pingpong {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// How many
+        #[arg(long)]
+        count: usize,
+    },
+    /// Connect, exchange some bytes with an echo server, close; again and again
+    Attempt {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// How often
+        #[arg(long)]
+        count: usize,
+        /// How many at once
+        #[arg(long, default_value_t = 1)]
+        parallel: usize,
+        /// Use UDP
+        #[arg(long)]
+        udp: bool,
+        /// Bytes to exchange
+        #[arg(long, default_value_t = 64)]
+        bytes: usize,
+        /// Source address and port
+        #[arg(long)]
+        from: Option<SocketAddr>,
+        /// When an attempt counts as failed
+        #[arg(long, default_value_t = 5_000)]
+        timeout_ms: u64,
+        /// Pause after each attempt
+        #[arg(long, default_value_t = 0)]
+        pause_ms: u64,
+    },
+}
+
+/// Runs a traffic program.
+///
+/// # Errors
+///
+/// What it was asked for cannot be done at all. Single failures are counted, not raised.
+pub fn perform(traffic: Traffic) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no event loop")?;
+    match traffic {
+        Traffic::Echo { listen, greeting } => runtime.block_on(echo::serve(&listen, greeting)),
+        Traffic::Flows { host, port, count } => runtime.block_on(flows::hold(&host, port, count)),
+        Traffic::Pingpong { host, port, count } => pingpong::measure(&host, port, count),
+        Traffic::Attempt { host, port, count, parallel, udp, bytes, from, timeout_ms, pause_ms } => {
+            let plan = attempt::Plan { host, port, udp, bytes, from, timeout_ms, pause_ms };
+            runtime.block_on(attempt::repeat(plan, count, parallel))
+        }
+    }
+}
+
+/// The first address of a name, as the host's resolver gives it.
+async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
+    let mut found = tokio::net::lookup_host((host, port)).await.with_context(|| format!("cannot resolve {host}"))?;
+    found.next().with_context(|| format!("{host} has no address"))
+}
+
+/// The unspecified address of a family.
+fn any_of(family: IpAddr) -> IpAddr {
+    if family.is_ipv6() { IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED) }
+}

@@ -6,7 +6,10 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::hash::Hasher;
+use core::net::{IpAddr, SocketAddr};
+
+use siphasher::sip::SipHasher13;
 
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
@@ -92,29 +95,78 @@ pub struct Rule {
     pub action: Action,
 }
 
+impl Action {
+    /// A number that stands for where the action leads: the same on every router and after every restart, so that all of
+    /// them pick the same instance for a copy of one SYN. `ordinal` tells apart rules that lead to one place.
+    fn point(&self, ordinal: u32) -> u64 {
+        // Written byte by byte: `Hash` may differ between machines and compilers.
+        let mut hasher = SipHasher13::new();
+        let place = |address: &SocketAddr| {
+            let mut bytes = [0; 18];
+            let ip = match address.ip() {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => v6,
+            };
+            bytes[..16].copy_from_slice(&ip.octets());
+            bytes[16..].copy_from_slice(&address.port().to_be_bytes());
+            bytes
+        };
+        hasher.write(&ordinal.to_be_bytes());
+        match self {
+            // A host keeps its place in the order when it comes back from another address.
+            Self::Forward(NextHop { host: Some(host), .. }) => hasher.write(&host.0),
+            Self::Forward(NextHop { address, .. }) => hasher.write(&place(address)),
+            Self::Demux(demux) => hasher.write(&place(&demux.listener)),
+            Self::Drop => {}
+        }
+        hasher.finish()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Seat {
+    id: RuleId,
+    rule: Rule,
+    /// See [`Action::point`]; no two seats of a set have the same.
+    point: u64,
+}
+
 /// The rules of one prefix, highest priority first.
 #[derive(Clone, Debug, Default)]
-pub struct RuleSet(Vec<(RuleId, Rule)>);
+pub struct RuleSet(Vec<Seat>);
 
 impl RuleSet {
     /// In order of priority.
     pub fn iter(&self) -> impl Iterator<Item = (RuleId, &Rule)> {
-        self.0.iter().map(|(id, rule)| (*id, rule))
+        self.0.iter().map(|seat| (seat.id, &seat.rule))
+    }
+
+    fn insert(&mut self, id: RuleId, rule: Rule) {
+        let is_free = |point: &u64| self.0.iter().all(|seat| seat.point != *point);
+        let point = (0..).map(|ordinal| rule.action.point(ordinal)).find(is_free).unwrap_or(id.0);
+        let at = self.0.partition_point(|seat| seat.rule.priority >= rule.priority);
+        self.0.insert(at, Seat { id, rule, point });
+    }
+
+    fn remove(&mut self, id: RuleId) -> Option<Rule> {
+        let at = self.0.iter().position(|seat| seat.id == id)?;
+        Some(self.0.remove(at).rule)
     }
 
     /// The rule for `sticky` among the usable ones of the highest priority that has any.
-    fn pick(&self, sticky: u64, usable: &impl Fn(&Rule) -> bool) -> Option<&(RuleId, Rule)> {
-        let fit = |(_, rule): &&(RuleId, Rule)| rule.weight > 0 && usable(rule);
-        let priority = self.0.iter().find(fit)?.1.priority;
-        let level = self.0.iter().filter(|(_, rule)| rule.priority == priority).filter(fit);
-        level.max_by_key(|(id, rule)| (score(sticky, *id, rule.weight), *id))
+    fn pick(&self, sticky: u64, usable: &impl Fn(&Rule) -> bool) -> Option<&Seat> {
+        let fit = |seat: &&Seat| seat.rule.weight > 0 && usable(&seat.rule);
+        let first = self.0.iter().position(|seat| fit(&seat))?;
+        let priority = self.0[first].rule.priority;
+        let level = self.0[first..].iter().take_while(|seat| seat.rule.priority == priority).filter(fit);
+        level.max_by_key(|seat| (score(sticky, seat.point, seat.rule.weight), seat.point))
     }
 }
 
 /// Weighted rendezvous hashing: the highest of −weight / ln(u) wins, with u uniform in (0, 1) from the pair. As −1/ln is
 /// increasing, ln is taken in base 2 and fixed point; floats would differ between hosts and are absent from the core.
-fn score(sticky: u64, id: RuleId, weight: u32) -> u128 {
-    let mut mixed = sticky ^ id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+fn score(sticky: u64, point: u64, weight: u32) -> u128 {
+    let mut mixed = sticky ^ point;
     for multiplier in [0xbf58_476d_1ce4_e5b9_u64, 0x94d0_49bb_1331_11eb] {
         mixed = (mixed ^ mixed >> 31).wrapping_mul(multiplier);
     }
@@ -122,21 +174,18 @@ fn score(sticky: u64, id: RuleId, weight: u32) -> u128 {
     (u128::from(weight) << 64) / u128::from(negative_log2(u).max(1))
 }
 
-/// −log2(u / 2^64) with 32 fractional bits.
+/// −log2(u / 2^64) with 32 fractional bits. `u` is not zero.
 fn negative_log2(u: u64) -> u64 {
     let zeros = u.leading_zeros();
     // The mantissa in [1, 2) with 63 fractional bits; squaring it yields one bit of the logarithm at a time.
-    let mut mantissa = u << zeros;
+    let mut mantissa = u128::from(u << zeros);
     let mut fraction = 0_u64;
     for _ in 0..32 {
-        let square = u128::from(mantissa) * u128::from(mantissa);
-        fraction <<= 1;
-        if square >> 127 != 0 {
-            fraction |= 1;
-            mantissa = u64::try_from(square >> 64).unwrap_or(u64::MAX);
-        } else {
-            mantissa = u64::try_from(square >> 63).unwrap_or(u64::MAX);
-        }
+        let square = mantissa * mantissa;
+        // Without a branch: the bits are random, and every guess would be wrong half of the time.
+        let bit = u64::from(square >> 127 != 0);
+        fraction = fraction << 1 | bit;
+        mantissa = square >> (63 + bit);
     }
     ((u64::from(zeros) + 1) << 32) - fraction
 }
@@ -182,9 +231,7 @@ impl ServiceTable {
         let prefix = Prefix::new(prefix.id, prefix.bits);
         let id = RuleId(self.next_id);
         self.next_id += 1;
-        let set = self.by_bits.entry(prefix.bits).or_default().entry(prefix.id).or_default();
-        let at = set.0.partition_point(|(_, known)| known.priority >= rule.priority);
-        set.0.insert(at, (id, rule));
+        self.by_bits.entry(prefix.bits).or_default().entry(prefix.id).or_default().insert(id, rule);
         self.by_id.insert(id, prefix);
         Ok(id)
     }
@@ -194,8 +241,7 @@ impl ServiceTable {
         let prefix = self.by_id.remove(&id)?;
         let of_length = self.by_bits.get_mut(&prefix.bits)?;
         let set = of_length.get_mut(&prefix.id)?;
-        let at = set.0.iter().position(|(known, _)| *known == id)?;
-        let (_, rule) = set.0.remove(at);
+        let rule = set.remove(id)?;
         if set.0.is_empty() {
             of_length.remove(&prefix.id);
         }
@@ -218,7 +264,9 @@ impl ServiceTable {
     /// Every rule, longest prefixes last.
     pub fn iter(&self) -> impl Iterator<Item = (Prefix, RuleId, &Rule)> {
         self.by_bits.iter().flat_map(|(bits, sets)| {
-            sets.iter().flat_map(move |(id, set)| set.iter().map(move |(rule_id, rule)| (Prefix { id: *id, bits: *bits }, rule_id, rule)))
+            sets.iter().flat_map(move |(id, set)| {
+                set.iter().map(move |(rule_id, rule)| (Prefix { id: *id, bits: *bits }, rule_id, rule))
+            })
         })
     }
 
@@ -236,10 +284,10 @@ impl ServiceTable {
     pub fn resolve(&self, service: &ServiceId, sticky: u64, usable: impl Fn(&Rule) -> bool) -> Resolution<'_> {
         match self.covering(*service).find_map(|set| set.pick(sticky, &usable)) {
             None => Resolution::None,
-            Some((id, rule)) => match &rule.action {
-                Action::Demux(demux) => Resolution::Demux(*id, demux),
-                Action::Forward(hop) => Resolution::Forward(*id, hop),
-                Action::Drop => Resolution::Drop(*id),
+            Some(seat) => match &seat.rule.action {
+                Action::Demux(demux) => Resolution::Demux(seat.id, demux),
+                Action::Forward(hop) => Resolution::Forward(seat.id, hop),
+                Action::Drop => Resolution::Drop(seat.id),
             },
         }
     }
@@ -269,7 +317,9 @@ mod tests {
         let mut id = ServiceId([0; 32]);
         id.0[..2].copy_from_slice(&[0xab, 0xcd]);
         assert!(matches!(table.resolve(&id, 5, |_| true), Resolution::Forward(rule, _) if rule == narrow));
-        assert!(matches!(table.resolve(&id, 5, |rule| rule.action == hop(1)), Resolution::Forward(rule, _) if rule == any));
+        assert!(
+            matches!(table.resolve(&id, 5, |rule| rule.action == hop(1)), Resolution::Forward(rule, _) if rule == any)
+        );
         assert!(matches!(table.resolve(&ServiceId([0; 32]), 5, |_| true), Resolution::Forward(rule, _) if rule == any));
         assert_eq!(table.resolve(&id, 5, |_| false), Resolution::None);
         assert!(table.remove(narrow).is_some() && table.remove(narrow).is_none());
@@ -282,7 +332,9 @@ mod tests {
         let low = table.insert(prefix("sid:/0"), rule(1, 1, 1)).expect("room");
         let high = table.insert(prefix("sid:/0"), rule(9, 1, 2)).expect("room");
         table.insert(prefix("sid:/0"), rule(20, 0, 3)).expect("room");
-        assert!(matches!(table.resolve(&ServiceId([1; 32]), 5, |_| true), Resolution::Forward(rule, _) if rule == high));
+        assert!(
+            matches!(table.resolve(&ServiceId([1; 32]), 5, |_| true), Resolution::Forward(rule, _) if rule == high)
+        );
         table.remove(high);
         assert!(matches!(table.resolve(&ServiceId([1; 32]), 5, |_| true), Resolution::Forward(rule, _) if rule == low));
     }
@@ -291,13 +343,16 @@ mod tests {
     fn instances_share_by_weight_and_a_change_moves_only_what_it_must() {
         let mut table = ServiceTable::new(10);
         let service = ServiceId([1; 32]);
-        let ids: Vec<RuleId> =
-            [1, 1, 2].into_iter().map(|weight| table.insert(Prefix::from(service), rule(1, weight, 1)).expect("room")).collect();
+        let ids: Vec<RuleId> = [1, 1, 2]
+            .into_iter()
+            .map(|weight| table.insert(Prefix::from(service), rule(1, weight, 1)).expect("room"))
+            .collect();
         let picked = |table: &ServiceTable, sticky: u64| match table.resolve(&service, sticky, |_| true) {
             Resolution::Forward(id, _) => id,
             other => panic!("not forwarded: {other:?}"),
         };
-        let before: Vec<RuleId> = (0..8000_u64).map(|n| picked(&table, n.wrapping_mul(0x1234_5678_9abc_def1))).collect();
+        let before: Vec<RuleId> =
+            (0..8000_u64).map(|n| picked(&table, n.wrapping_mul(0x1234_5678_9abc_def1))).collect();
         let share = |id: RuleId| before.iter().filter(|at| **at == id).count();
         assert!((1800..2200).contains(&share(ids[0])), "{}", share(ids[0]));
         assert!((3700..4300).contains(&share(ids[2])), "{}", share(ids[2]));
@@ -305,6 +360,27 @@ mod tests {
         for (n, old) in before.iter().enumerate() {
             let now = picked(&table, (n as u64).wrapping_mul(0x1234_5678_9abc_def1));
             assert!(*old == ids[0] || now == *old);
+        }
+    }
+
+    #[test]
+    fn routers_that_learnt_the_instances_in_another_order_pick_the_same() {
+        let service = ServiceId([1; 32]);
+        let table = |order: [u8; 4]| {
+            let mut table = ServiceTable::new(10);
+            for n in order {
+                // Two of the instances live on one host.
+                table.insert(Prefix::from(service), rule(1, u32::from(n), n / 2)).expect("room");
+            }
+            table
+        };
+        let (one, other) = (table([2, 3, 4, 6]), table([6, 2, 3, 4]));
+        for sticky in 0..1000 {
+            let hop = |table: &ServiceTable| match table.resolve(&service, sticky, |_| true) {
+                Resolution::Forward(_, hop) => hop.address,
+                other => panic!("not forwarded: {other:?}"),
+            };
+            assert_eq!(hop(&one), hop(&other), "{sticky}");
         }
     }
 

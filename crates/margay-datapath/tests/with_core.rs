@@ -1,0 +1,198 @@
+//! Two hosts with the core that ships: connections by name between programs' own sockets.
+#![allow(clippy::unwrap_used)] // A test may say so: any failure here is a failed test.
+
+mod namespace;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Instant as Stopwatch;
+
+use margay_core::key::HostSecret;
+use margay_core::name::{Name, ServiceId, virtual_v6};
+use margay_core::rng::Rng;
+use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
+use margay_core::{Config, Event, Limits, Sal};
+use margay_datapath::{Datapath, DatapathConfig, clock};
+use namespace::{Host, PATIENCE, isolated, pattern, two_hosts};
+
+const WEB_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 5, 5);
+const NOBODY_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 5, 6);
+const UNIX_S: u64 = 1_800_000_000;
+
+struct Network {
+    hosts: [Host; 2],
+    datapaths: [Datapath; 2],
+    events: [Receiver<Event>; 2],
+}
+
+fn service(name: &str) -> ServiceId {
+    name.parse::<Name>().unwrap().service_id()
+}
+
+fn start(host: &Host, number: u8) -> (Datapath, Receiver<Event>) {
+    let (events, receiver) = channel();
+    let datapath = host.run(move || {
+        let config = Config {
+            host_key: HostSecret::generate(&mut Rng::new([number; 32])),
+            epoch: 1,
+            boot_id: [number; 16],
+            router: false,
+            datagram_max: 1472,
+            local_addresses: vec![Ipv4Addr::new(10, 77, 0, number).into()],
+            limits: Limits::default(),
+        };
+        let sal = Sal::new(config, clock::now(), UNIX_S, [number + 100; 32]);
+        let tell = Box::new(move |event| drop(events.send(event)));
+        Datapath::start(DatapathConfig::default(), sal, tell).unwrap()
+    });
+    (datapath, receiver)
+}
+
+/// A client on the first host that knows where the service is; the second host serves it at `listener`.
+fn network(listener: SocketAddr) -> Network {
+    let hosts = two_hosts();
+    let [first, second] = [start(&hosts[0], 1), start(&hosts[1], 2)];
+    let web = service("web.shop");
+    first.0.with_sal(|sal, _| {
+        let hop = NextHop { address: "10.77.0.2:54324".parse().unwrap(), host: None, router: false };
+        sal.add_rule(web.into(), Rule { priority: 1, weight: 1, action: Action::Forward(hop) }).unwrap();
+        sal.bind_name(WEB_V4.into(), web);
+        sal.bind_name(NOBODY_V4.into(), service("nobody.shop"));
+    });
+    second.0.with_sal(|sal, _| {
+        let demux = Demux { listener, service_port: None, protocol: None, allow: Allow::Any };
+        sal.add_rule(web.into(), Rule { priority: 1, weight: 1, action: Action::Demux(demux) }).unwrap();
+    });
+    Network { hosts, datapaths: [first.0, second.0], events: [first.1, second.1] }
+}
+
+/// Serves `count` connections, each of which gets back what it sends; gives the clients' addresses as the server saw them.
+fn serve(network: &Network, listener: SocketAddr, count: usize) -> thread::JoinHandle<Vec<SocketAddr>> {
+    let listener = network.hosts[1].run(move || TcpListener::bind(listener).unwrap());
+    thread::spawn(move || {
+        let serve_one = |_| {
+            let (mut stream, from) = listener.accept().unwrap();
+            let serving = thread::spawn(move || {
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut buffer = vec![0; 1 << 16];
+                loop {
+                    match stream.read(&mut buffer).unwrap() {
+                        0 => return,
+                        len => stream.write_all(&buffer[..len]).unwrap(),
+                    }
+                }
+            });
+            (from, serving)
+        };
+        let served: Vec<_> = (0..count).map(serve_one).collect();
+        served
+            .into_iter()
+            .map(|(from, serving)| {
+                serving.join().unwrap();
+                from
+            })
+            .collect()
+    })
+}
+
+fn exchange(mut stream: TcpStream, len: usize) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut writer = stream.try_clone().unwrap();
+    let writing = thread::spawn(move || {
+        writer.write_all(&pattern(len)).unwrap();
+        writer.shutdown(std::net::Shutdown::Write).unwrap();
+    });
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    writing.join().unwrap();
+    assert!(received == pattern(len), "the bytes are the same");
+}
+
+#[test]
+fn connections_by_name() {
+    isolated("connections_by_name", || {
+        for listener in ["0.0.0.0:80", "[::]:80"] {
+            let listener: SocketAddr = listener.parse().unwrap();
+            let network = network(listener);
+            let server = serve(&network, listener, 12);
+            for to in [IpAddr::from(WEB_V4), virtual_v6(&service("web.shop")).into()] {
+                for at in 0..6 {
+                    let stream = network.hosts[0]
+                        .run(move || TcpStream::connect_timeout(&SocketAddr::new(to, 80), PATIENCE).unwrap());
+                    exchange(stream, if at == 0 { 8 << 20 } else { 1000 });
+                }
+            }
+            let clients = server.join().unwrap();
+            assert_eq!(clients.len(), 12);
+            if listener.is_ipv4() {
+                let real: IpAddr = Ipv4Addr::new(10, 77, 0, 1).into();
+                assert!(clients.iter().all(|client| client.ip() == real), "{clients:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn many_at_once_and_through_an_empty_cache() {
+    isolated("many_at_once_and_through_an_empty_cache", || {
+        let listener: SocketAddr = "0.0.0.0:80".parse().unwrap();
+        let network = network(listener);
+        let server = serve(&network, listener, 100);
+        let clients: Vec<_> = (0..100)
+            .map(|_| {
+                let connect = || TcpStream::connect_timeout(&(WEB_V4, 80).into(), PATIENCE).unwrap();
+                let stream = network.hosts[0].run(connect);
+                thread::spawn(move || exchange(stream, 200_000))
+            })
+            .collect();
+        for _ in 0..20 {
+            network.datapaths.iter().for_each(Datapath::clear_cache);
+            network.events[0].try_iter().for_each(drop);
+        }
+        clients.into_iter().for_each(|client| client.join().unwrap());
+        assert_eq!(server.join().unwrap().len(), 100);
+    });
+}
+
+#[test]
+fn failures_are_clear_and_at_once() {
+    isolated("failures_are_clear_and_at_once", || {
+        let network = network("0.0.0.0:80".parse().unwrap());
+        // Nobody serves one name; the other is served by a host whose program does not listen.
+        for (to, kinds) in [
+            (NOBODY_V4, [ErrorKind::ConnectionRefused, ErrorKind::HostUnreachable]),
+            (WEB_V4, [ErrorKind::ConnectionRefused; 2]),
+        ] {
+            let begun = Stopwatch::now();
+            let error =
+                network.hosts[0].run(move || TcpStream::connect_timeout(&(to, 80).into(), PATIENCE).unwrap_err());
+            assert!(kinds.contains(&error.kind()), "{to}: {error}");
+            assert!(begun.elapsed().as_secs() < 1, "{to}: {:?}", begun.elapsed());
+        }
+        let failed = network.events[0].iter().find(|event| matches!(event, Event::ConnectFailed { .. }));
+        assert!(failed.is_some());
+    });
+}
+
+#[test]
+fn datagrams_by_name() {
+    isolated("datagrams_by_name", || {
+        let listener: SocketAddr = "0.0.0.0:53".parse().unwrap();
+        let network = network(listener);
+        let server = network.hosts[1].run(|| UdpSocket::bind((namespace::OWN_V4, 53)).unwrap());
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let client = network.hosts[0].run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        for len in [1, 500, 1400, 20_000, 3] {
+            client.send_to(&pattern(len), (WEB_V4, 53)).unwrap();
+            let mut buffer = vec![0; 65_536];
+            let (count, from) = server.recv_from(&mut buffer).unwrap();
+            assert!(buffer[..count] == pattern(len), "{len} bytes arrive");
+            server.send_to(&buffer[..count], from).unwrap();
+            let (count, from) = client.recv_from(&mut buffer).unwrap();
+            assert_eq!((count, from), (len, (WEB_V4, 53).into()));
+        }
+    });
+}

@@ -1,0 +1,46 @@
+# The one command surface; CI calls it too.
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+MARGAY := $(TARGET)/release/margay
+DESTDIR ?=
+PREFIX ?= /usr/local
+
+.PHONY: help build demo test test-long bench figures fmt lint setup install
+
+help: ## name the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+build: ## build the program
+	$(CARGO) build --release --locked -p margay
+
+demo: setup build ## show the main job on real programs, as root or not
+	@$(MARGAY) lab demo
+
+test: ## everything that must hold; ends with "N passed, N failed"
+	@scripts/test
+
+test-long: ## what takes longer: more seeds, larger worlds, every scenario three times
+	@scripts/test --long
+
+bench: setup build ## comparisons that run both sides in one run
+	@$(MARGAY) lab run encap-throughput
+
+figures: setup build ## run every scenario and write docs/figures
+	@$(MARGAY) lab figures --out docs/figures
+
+fmt: ## format the code
+	$(CARGO) fmt --all
+
+lint: ## formatting and lints, as CI wants them
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check licenses bans sources; \
+	else echo "lint: cargo-deny is not installed; licences and sources of dependencies were not checked"; fi
+
+setup: ## install what build, tests and demo need (Debian, root)
+	@scripts/setup
+
+install: build ## install the program, its systemd unit and shell completions
+	install -D -m 755 $(MARGAY) $(DESTDIR)$(PREFIX)/bin/margay
+	scripts/install-files $(MARGAY) "$(DESTDIR)" "$(PREFIX)"

@@ -1,0 +1,96 @@
+//! The house rules that a compiler does not check: file and function length, leftovers, purity of the core.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const FILE_LINES_MAX: usize = 800;
+const FUNCTION_LINES_MAX: usize = 70;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/margay is two below").to_path_buf()
+}
+
+/// Files that git tracks, or would if they were added, with one of these endings.
+fn files(endings: &[&str]) -> Vec<(PathBuf, String)> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .expect("git is there");
+    let names = String::from_utf8(output.stdout).expect("names are UTF-8");
+    let wanted = names.lines().filter(|name| endings.iter().any(|ending| name.ends_with(ending)));
+    wanted.filter_map(|name| Some((name.into(), fs::read_to_string(root().join(name)).ok()?))).collect()
+}
+
+fn complain(found: &[String]) {
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn files_stay_small() {
+    let long = files(&[".rs", ".c", ".h", ".py", ".sh", ".lua"]).into_iter().filter_map(|(name, text)| {
+        let lines = text.lines().count();
+        (lines > FILE_LINES_MAX).then(|| format!("{}: {lines} lines; is there a seam to cut?", name.display()))
+    });
+    complain(&long.collect::<Vec<_>>());
+}
+
+#[test]
+fn functions_stay_small() {
+    let mut found = Vec::new();
+    for (name, text) in files(&[".rs"]) {
+        let lines: Vec<&str> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            let code = line.trim_start();
+            let is_function = ["fn ", "pub fn ", "pub(crate) fn ", "async fn ", "pub async fn ", "pub(super) fn "];
+            if !is_function.iter().any(|start| code.starts_with(start)) || line.trim_end().ends_with(';') {
+                continue;
+            }
+            let indent = line.len() - code.len();
+            let closing = format!("{}}}", " ".repeat(indent));
+            let Some(end) = lines[at..].iter().position(|line| *line == closing) else { continue };
+            if end + 1 > FUNCTION_LINES_MAX {
+                found.push(format!("{}:{}: {} lines", name.display(), at + 1, end + 1));
+            }
+        }
+    }
+    complain(&found);
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let words = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK"), concat!("#[ig", "nore")];
+    let mut found = Vec::new();
+    for (name, text) in files(&[".rs", ".c", ".h", ".py", ".sh", ".toml", "Makefile"]) {
+        for (at, line) in text.lines().enumerate() {
+            if words.iter().any(|word| line.contains(word)) {
+                found.push(format!("{}:{}: {}", name.display(), at + 1, line.trim()));
+            }
+        }
+    }
+    complain(&found);
+}
+
+#[test]
+fn the_core_asks_nobody() {
+    let impure = ["std::", "tokio", "getrandom", "Instant::now", "SystemTime"];
+    let mut found = Vec::new();
+    for (name, text) in files(&[".rs"]) {
+        let is_core = name.starts_with("crates/margay-core/src") || name.starts_with("crates/margay-wire/src");
+        for (at, line) in text.lines().enumerate().filter(|_| is_core) {
+            let code = line.split("//").next().unwrap_or_default();
+            if impure.iter().any(|word| code.contains(word)) {
+                found.push(format!("{}:{}: {}", name.display(), at + 1, line.trim()));
+            }
+        }
+    }
+    complain(&found);
+}
+
+#[test]
+fn every_crate_takes_the_lints_of_the_workspace() {
+    let manifests = files(&["Cargo.toml"]).into_iter().filter(|(name, _)| name.starts_with("crates"));
+    let without = manifests.filter(|(_, text)| !text.contains("[lints]\nworkspace = true"));
+    complain(&without.map(|(name, _)| name.display().to_string()).collect::<Vec<_>>());
+}

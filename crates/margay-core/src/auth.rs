@@ -1,7 +1,7 @@
 //! The one check that guards all signalling (DESIGN §3.5): a message that is to change anything comes through
 //! [`authenticate`] first, whatever its type.
 
-use margay_wire::{Message, RESOLVABLE_LEN, RESOLVABLE_OFFSET};
+use margay_wire::{HeaderRepr, Message, RESOLVABLE_LEN, RESOLVABLE_OFFSET};
 
 use crate::association::{Association, AssociationTable};
 use crate::output::DropReason;
@@ -92,12 +92,25 @@ pub fn sign(association: &mut Association, datagram: &mut [u8]) -> Result<(), No
     sign_with_key(&key, datagram)
 }
 
+/// Makes a datagram that was tagged before fit to be sent again: under the next sequence number, since by now newer
+/// messages may have pushed the old one out of the peer's window.
+///
+/// # Errors
+///
+/// The datagram has no AUTH extension.
+pub fn sign_again(association: &mut Association, datagram: &mut [u8]) -> Result<(), NotTaggable> {
+    let mut header = HeaderRepr::parse(datagram).map_err(|_| NotTaggable)?;
+    header.control_seq = association.next_seq();
+    header.emit(datagram);
+    sign(association, datagram)
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::vec::Vec;
     use core::net::SocketAddr;
 
-    use margay_wire::{AuthRepr, Extension, FlowId, Kind, MessageWriter, NextProtocol};
+    use margay_wire::{AuthRepr, Extension, FlowId, Kind, MessageWriter, NextProtocol, ResolvableRepr};
 
     use super::*;
     use crate::flow::KeyedHash;
@@ -148,5 +161,41 @@ mod tests {
         assert_eq!(check(&mut table, &newer), Ok(7));
         assert_eq!(check(&mut table, &late), Err(DropReason::OldEpoch));
         assert_eq!(check(&mut table, &newer), Err(DropReason::Replayed));
+    }
+    #[test]
+    fn a_message_that_is_sent_again_passes_however_much_came_between() {
+        let (mut sender, mut table) = pair();
+        let mut lost = message(&mut sender, 1);
+        for _ in 0..200 {
+            let between = message(&mut sender, 1);
+            assert_eq!(check(&mut table, &between), Ok(7));
+        }
+        assert_eq!(check(&mut table, &lost), Err(DropReason::Replayed));
+        sign_again(&mut sender, &mut lost).expect("it has AUTH");
+        assert_eq!(check(&mut table, &lost), Ok(7));
+    }
+
+    #[test]
+    fn routers_may_rewrite_the_resolvable_part_and_nothing_else() {
+        let (mut sender, mut table) = pair();
+        let mut buf = alloc::vec![0; 512];
+        let mut writer = MessageWriter::new(&mut buf, Kind::SynAck, FlowId(1), FlowId(2), sender.next_seq());
+        let part = ResolvableRepr { hop_limit: 9, reply_to: None, via: None, service: [3; 32], nonce: 4, hop_tag: [0; 8] };
+        let auth = AuthRepr { assoc_id: sender.remote_id, epoch: 1, tag: [0; 16] };
+        writer.resolvable(&part).and_then(|writer| writer.extension(&Extension::Auth(auth))).expect("room");
+        writer.payload(NextProtocol::None, b"xyz").expect("room").pad_to(300);
+        let len = writer.finish().expect("room");
+        buf.truncate(len);
+        sign(&mut sender, &mut buf).expect("it has AUTH");
+        let signed_len = Message::parse(&buf).expect("our own").signed_bytes().len();
+        for at in 0..buf.len() {
+            let mut changed = buf.clone();
+            changed[at] ^= 0x10;
+            let is_resolvable = (RESOLVABLE_OFFSET..RESOLVABLE_OFFSET + RESOLVABLE_LEN).contains(&at);
+            let (_, mut fresh) = pair();
+            let passes = check(&mut fresh, &changed).is_ok();
+            assert_eq!(passes, is_resolvable || at >= signed_len, "byte {at}");
+        }
+        assert_eq!(check(&mut table, &buf), Ok(7));
     }
 }

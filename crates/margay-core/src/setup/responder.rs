@@ -111,10 +111,27 @@ impl Sal {
         if setup.initiator_flow != initiator_flow {
             return Err(DropReason::Unexpected);
         }
-        for (to, datagram) in setup.answers.clone() {
+        self.send_answers_again(id);
+        Ok(())
+    }
+
+    /// Sends the SYN-ACK once more, as it was but for the sequence number of its tag.
+    fn send_answers_again(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let Setup::Responder(setup) = &flow.setup else { return };
+        let association = flow.association;
+        for (to, mut datagram) in setup.answers.clone() {
+            // At first contact the tag's key came with the handshake and has no window.
+            if let Some(association) = self.associations.get_mut(association) {
+                if auth::sign_again(association, &mut datagram).is_err() {
+                    continue;
+                }
+                if is_relay_datagram(&datagram) {
+                    Self::tag_hop(&mut datagram, self.hop_key_of(to));
+                }
+            }
             self.transmit(to, datagram, Kind::SynAck);
         }
-        Ok(())
     }
 
     /// Under load a SYN must bring a cookie before any state is kept or key work done (DESIGN §7).
@@ -196,10 +213,7 @@ impl Sal {
         if setup.answers.is_empty() {
             self.answer(id, packet.whole, None);
         } else {
-            let again = setup.answers.clone();
-            for (to, datagram) in again {
-                self.transmit(to, datagram, Kind::SynAck);
-            }
+            self.send_answers_again(id);
         }
         Ok(())
     }
@@ -458,6 +472,11 @@ fn relay_part(initiator: SocketAddr) -> ResolvableRepr {
         nonce: 0,
         hop_tag: [0; 8],
     }
+}
+
+/// Whether a finished answer of ours goes through a router.
+fn is_relay_datagram(datagram: &[u8]) -> bool {
+    Message::parse(datagram).is_ok_and(|message| message.resolvable.is_some())
 }
 
 /// The application's first packet inside a SYN; only UDP may come without one.

@@ -12,6 +12,9 @@ use crate::output::DropReason;
 use crate::rng::Rng;
 use crate::time::Instant;
 
+/// Associations without flows that may share one UDP address. A NAT reuses its ports, so a few may; without a bound one
+/// address could make every look-up of it slow.
+const IDLE_PER_ADDRESS_MAX: usize = 16;
 /// How far behind the newest a control sequence number may come.
 const WINDOW: u32 = 64;
 
@@ -88,7 +91,14 @@ pub struct Association {
 
 impl Association {
     /// A new association. `initiator`: this end started the handshake.
-    pub fn new(local_id: u32, remote_id: u32, peer: HostPublic, keys: Keys, initiator: bool, remote: SocketAddr) -> Self {
+    pub fn new(
+        local_id: u32,
+        remote_id: u32,
+        peer: HostPublic,
+        keys: Keys,
+        initiator: bool,
+        remote: SocketAddr,
+    ) -> Self {
         Self {
             local_id,
             remote_id,
@@ -122,6 +132,15 @@ impl Association {
     /// Whether the peer is this host.
     pub fn is_self(&self) -> bool {
         self.with_itself
+    }
+
+    /// Whether this end started the handshake.
+    pub fn is_initiator(&self) -> bool {
+        self.initiator
+    }
+
+    pub(crate) fn root_key(&self) -> [u8; 32] {
+        self.keys.root
     }
 
     /// The next control sequence number. Four thousand million control messages do not pass in one epoch of one pair.
@@ -215,6 +234,11 @@ impl AssociationTable {
         self.by_host.get(&host).and_then(|id| self.by_id.get(id))
     }
 
+    /// Whether two associations are with one host: an older flow may belong to an older association.
+    pub fn is_same_peer(&self, one: u32, other: u32) -> bool {
+        one == other || self.get(one).zip(self.get(other)).is_some_and(|(one, other)| one.host == other.host)
+    }
+
     /// Those whose peer is at `address`.
     pub fn at_address(&self, address: SocketAddr) -> impl Iterator<Item = &Association> {
         self.by_address.get(&address).into_iter().flatten().filter_map(|id| self.by_id.get(id))
@@ -246,17 +270,27 @@ impl AssociationTable {
             return Err(DropReason::Full);
         }
         self.remove(id);
+        self.thin_out(remote);
         self.by_id.insert(id, association);
         self.by_host.insert(host, id);
         self.by_address.entry(remote).or_default().push(id);
         Ok(())
     }
 
-    /// Lets the longest unheard association without flows go.
+    /// Lets the longest unheard association that nothing needs go.
     fn make_room(&mut self) -> bool {
-        let idle = self.by_id.values().filter(|association| association.flows == 0 && !association.router && !association.with_itself);
-        let oldest = idle.min_by_key(|association| (association.heard, association.local_id)).map(|association| association.local_id);
+        let oldest = oldest_idle(self.by_id.values());
         oldest.is_some_and(|id| self.remove(id).is_some())
+    }
+
+    /// Makes room at one address, if idle associations crowd it.
+    fn thin_out(&mut self, address: SocketAddr) {
+        let crowd = self.by_address.get(&address).map_or(0, alloc::vec::Vec::len);
+        if crowd >= IDLE_PER_ADDRESS_MAX
+            && let Some(id) = oldest_idle(self.at_address(address))
+        {
+            self.remove(id);
+        }
     }
 
     /// Takes one out.
@@ -302,6 +336,12 @@ impl AssociationTable {
         let is_over = association.flows == 0 && self.by_host.get(&association.host) != Some(&local_id);
         is_over && self.remove(local_id).is_some()
     }
+}
+
+/// The longest unheard association without flows that is neither a router's nor the host's own.
+fn oldest_idle<'a>(among: impl Iterator<Item = &'a Association>) -> Option<u32> {
+    let idle = among.filter(|association| association.flows == 0 && !association.router && !association.with_itself);
+    idle.map(|association| (association.heard, association.local_id)).min().map(|(_, id)| id)
 }
 
 #[cfg(test)]
@@ -373,5 +413,59 @@ mod tests {
         assert_ne!(here.sending_key(3), here.sending_key(4));
         let mut own = association(1, 5).with_itself();
         assert_eq!(own.sending_key(3), own.receiving_key(3));
+    }
+    #[test]
+    fn idle_associations_do_not_crowd_an_address_and_busy_ones_stay() {
+        let mut table = table(1000);
+        let crowd = SocketAddr::new([10, 0, 0, 99].into(), 54324);
+        for n in 1..=200 {
+            let mut one = association(n, n as u8);
+            one.remote = crowd;
+            one.heard = Instant::from_millis(n.into());
+            table.insert(one).expect("room");
+            if n <= 40 {
+                table.hold(n);
+            }
+        }
+        assert!((1..=40).all(|n| table.get(n).is_some()));
+        assert_eq!(table.at_address(crowd).count(), 41, "the newest is always there");
+        assert!(table.get(200).is_some());
+    }
+
+    /// The three indices say the same after whatever happened, and the bound holds.
+    #[test]
+    fn the_indices_agree_after_any_history() {
+        let mut rng = Rng::new([11; 32]);
+        let mut table = table(12);
+        for step in 0..20_000_u64 {
+            let n = rng.u32() % 20 + 1;
+            match rng.u32() % 6 {
+                0 | 1 => {
+                    let mut one = association(n, (rng.u32() % 6) as u8);
+                    one.heard = Instant::from_millis(step);
+                    let host = one.host;
+                    if table.insert(one).is_ok() {
+                        assert_eq!(table.by_host(host).map(|known| known.local_id), Some(n));
+                    }
+                }
+                2 => table.hold(n),
+                3 => {
+                    let was = table.get(n).map(|known| known.flows);
+                    assert!(!table.release(n) || was.is_some_and(|flows| flows <= 1));
+                }
+                4 => {
+                    table.remove(n);
+                }
+                _ => table.set_remote(n, SocketAddr::new([10, 0, 0, (rng.u32() % 6) as u8].into(), 54324)),
+            }
+            assert!(table.len() <= 12);
+            let by_address: usize = table.by_address.values().map(alloc::vec::Vec::len).sum();
+            assert_eq!(by_address, table.len());
+            for known in table.iter() {
+                assert!(table.at_address(known.remote).any(|at| at.local_id == known.local_id));
+                assert!(known.flows == 0 || table.get(known.local_id).is_some());
+            }
+            assert!(table.by_host.iter().all(|(host, id)| table.get(*id).is_some_and(|known| known.host == *host)));
+        }
     }
 }

@@ -129,7 +129,10 @@ mod tests {
         let mut buf = alloc::vec![0; 256];
         let mut writer = MessageWriter::new(&mut buf, Kind::Probe, FlowId(1), FlowId(2), sender.next_seq());
         let auth = AuthRepr { assoc_id: sender.remote_id, epoch, tag: [0; 16] };
-        writer.extension(&Extension::Auth(auth)).and_then(|writer| writer.payload(NextProtocol::None, b"x")).expect("room");
+        writer
+            .extension(&Extension::Auth(auth))
+            .and_then(|writer| writer.payload(NextProtocol::None, b"x"))
+            .expect("room");
         let len = writer.finish().expect("room");
         buf.truncate(len);
         sign(sender, &mut buf).expect("it has AUTH");
@@ -180,7 +183,8 @@ mod tests {
         let (mut sender, mut table) = pair();
         let mut buf = alloc::vec![0; 512];
         let mut writer = MessageWriter::new(&mut buf, Kind::SynAck, FlowId(1), FlowId(2), sender.next_seq());
-        let part = ResolvableRepr { hop_limit: 9, reply_to: None, via: None, service: [3; 32], nonce: 4, hop_tag: [0; 8] };
+        let part =
+            ResolvableRepr { hop_limit: 9, reply_to: None, via: None, service: [3; 32], nonce: 4, hop_tag: [0; 8] };
         let auth = AuthRepr { assoc_id: sender.remote_id, epoch: 1, tag: [0; 16] };
         writer.resolvable(&part).and_then(|writer| writer.extension(&Extension::Auth(auth))).expect("room");
         writer.payload(NextProtocol::None, b"xyz").expect("room").pad_to(300);

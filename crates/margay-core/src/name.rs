@@ -18,6 +18,8 @@ pub const AUTHORITY_BITS: u16 = 64;
 /// Bits of a service.
 pub const SERVICE_BITS: u16 = 96;
 const LABEL_MAX: usize = 63;
+/// Longest written name, in bytes: what DNS takes, less room for a zone.
+const WRITTEN_MAX: usize = 200;
 
 /// The 256-bit name of a service, most significant bit first.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -155,9 +157,27 @@ pub enum NameError {
     /// After the slash comes something else than `key:`.
     #[error("after the / of `{0}` comes key:…, for example web.shop/key:user42")]
     Tail(String),
-    /// Not hexadecimal, or too long.
-    #[error("`{0}` is not sid: with up to 64 hexadecimal digits and an optional /bits")]
-    Hex(String),
+    /// Longer than any resolver would carry.
+    #[error("the name has {0} bytes; at most 200 can be looked up")]
+    TooLong(usize),
+    /// Something else than a hexadecimal digit.
+    #[error("character {at} of `{name}` is {found:?}; after sid: come hexadecimal digits and an optional /bits")]
+    Hex {
+        /// The name.
+        name: String,
+        /// Which character, from 1.
+        at: usize,
+        /// What stands there.
+        found: char,
+    },
+    /// Half a byte, or more than 256 bits.
+    #[error("`{name}` has {digits} hexadecimal digits; write an even number of them, at most 64")]
+    Digits {
+        /// The name.
+        name: String,
+        /// How many there are.
+        digits: usize,
+    },
     /// A prefix length out of range.
     #[error("the prefix length of `{0}` is not a number from 0 to 256")]
     Bits(String),
@@ -181,7 +201,7 @@ impl Name {
         self.prefix.id
     }
 
-    /// As it was written, in lower case.
+    /// As it was written; all but a key in lower case.
     pub fn written(&self) -> &str {
         &self.written
     }
@@ -200,28 +220,28 @@ impl FromStr for Name {
         if text.is_empty() {
             return Err(NameError::Empty);
         }
-        let written = text.to_string();
-        if let Some(rest) = text.strip_prefix("sid:") {
-            return Ok(Self { prefix: parse_sid(text, rest)?, written });
+        if text.len() > WRITTEN_MAX {
+            return Err(NameError::TooLong(text.len()));
         }
-        let written = written.to_ascii_lowercase();
-        let (host, tail) = match written.split_once('/') {
-            None => (&written[..], None),
-            Some((host, tail)) => {
-                let key = tail.strip_prefix("key:").filter(|key| !key.is_empty());
-                (host, Some(key.ok_or_else(|| NameError::Tail(text.to_string()))?))
-            }
-        };
-        check_labels(host)?;
-        let (service, authority) = host.split_once('.').ok_or_else(|| NameError::NoAuthority(text.to_string()))?;
+        if let Some(rest) = text.strip_prefix("sid:") {
+            return Ok(Self { prefix: parse_sid(text, rest)?, written: text.to_ascii_lowercase() });
+        }
+        let (host, tail) = text.split_once('/').map_or((text, None), |(host, tail)| (host, Some(tail)));
+        // DNS knows no case, so names have none; keys are the service's own data.
+        let mut written = host.to_ascii_lowercase();
+        check_labels(&written)?;
+        let (service, authority) = written.split_once('.').ok_or_else(|| NameError::NoAuthority(text.to_string()))?;
         let mut id = [0; 32];
         id[..8].copy_from_slice(&authority_block(authority));
         id[8..12].copy_from_slice(&blake3::hash(service.as_bytes()).as_bytes()[..4]);
-        if let Some(key) = tail {
+        if let Some(tail) = tail {
+            let key = tail.strip_prefix("key:").filter(|key| !key.is_empty());
+            let key = key.ok_or_else(|| NameError::Tail(text.to_string()))?;
             id[12..].copy_from_slice(&blake3::hash(key.as_bytes()).as_bytes()[..20]);
+            written.push_str("/key:");
+            written.push_str(key);
         }
-        let prefix = Prefix::from(ServiceId(id));
-        Ok(Self { prefix, written })
+        Ok(Self { prefix: Prefix::from(ServiceId(id)), written })
     }
 }
 
@@ -231,7 +251,8 @@ fn check_labels(host: &str) -> Result<(), NameError> {
             return Err(NameError::Character { name: host.to_string(), at: at + 1, found });
         }
     }
-    let is_good = |label: &str| !label.is_empty() && label.len() <= LABEL_MAX && !label.starts_with('-') && !label.ends_with('-');
+    let is_good =
+        |label: &str| !label.is_empty() && label.len() <= LABEL_MAX && !label.starts_with('-') && !label.ends_with('-');
     if host.split('.').all(is_good) { Ok(()) } else { Err(NameError::Label(host.to_string())) }
 }
 
@@ -243,14 +264,16 @@ fn parse_sid(text: &str, rest: &str) -> Result<Prefix, NameError> {
             (hex, bits.ok_or_else(|| NameError::Bits(text.to_string()))?)
         }
     };
-    let mut id = [0; 32];
-    if hex.len() > 64 || !hex.len().is_multiple_of(2) {
-        return Err(NameError::Hex(text.to_string()));
+    let digit = |found: char| found.to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    if let Some((at, found)) = hex.chars().enumerate().find(|(_, found)| digit(*found).is_none()) {
+        return Err(NameError::Hex { name: text.to_string(), at: "sid:".len() + at + 1, found });
     }
-    for (byte, pair) in id.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-        let digit = |at: usize| char::from(pair[at]).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-        let (Some(high), Some(low)) = (digit(0), digit(1)) else { return Err(NameError::Hex(text.to_string())) };
-        *byte = high << 4 | low;
+    if hex.len() > 64 || !hex.len().is_multiple_of(2) {
+        return Err(NameError::Digits { name: text.to_string(), digits: hex.len() });
+    }
+    let mut id = [0; 32];
+    for (at, value) in hex.chars().filter_map(digit).enumerate() {
+        id[at / 2] = id[at / 2] << 4 | value;
     }
     Ok(Prefix::new(ServiceId(id), bits))
 }
@@ -306,6 +329,8 @@ mod tests {
         assert_eq!(user.0[..12], web.0[..12]);
         assert_ne!(user.tail(), [0; 20]);
         assert_eq!(name("WEB.Shop").written(), "web.shop");
+        assert_eq!(name("WEB.Shop/key:User42").written(), "web.shop/key:User42");
+        assert_ne!(name("web.shop/key:User42").service_id(), user);
     }
 
     #[test]
@@ -316,7 +341,15 @@ mod tests {
         assert_eq!("we b.shop".parse::<Name>(), Err(bad));
         assert_eq!("web..shop".parse::<Name>(), Err(NameError::Label("web..shop".into())));
         assert_eq!("web.shop/x".parse::<Name>(), Err(NameError::Tail("web.shop/x".into())));
-        assert_eq!("sid:0g".parse::<Name>(), Err(NameError::Hex("sid:0g".into())));
+        let bad = NameError::Hex { name: "sid:00g0".into(), at: 7, found: 'g' };
+        assert_eq!("sid:00g0".parse::<Name>(), Err(bad.clone()));
+        let said = "character 7 of `sid:00g0` is 'g'; after sid: come hexadecimal digits and an optional /bits";
+        assert_eq!(bad.to_string(), said);
+        assert_eq!("sid:0é".parse::<Name>(), Err(NameError::Hex { name: "sid:0é".into(), at: 6, found: 'é' }));
+        let odd = "sid:00000".parse::<Name>();
+        assert_eq!(odd, Err(NameError::Digits { name: "sid:00000".into(), digits: 5 }));
+        let long = alloc::format!("web.{}", "shop.".repeat(40));
+        assert_eq!(long.parse::<Name>(), Err(NameError::TooLong(204)));
         assert_eq!("sid:00/257".parse::<Name>(), Err(NameError::Bits("sid:00/257".into())));
     }
 

@@ -167,10 +167,13 @@ impl Sal {
             message.dst_flow
         } else {
             // The peer knows only its own number of a flow that it has lost.
-            let lost = |flow: &&crate::flow::Flow| flow.peer_flow == message.src_flow && flow.association == association;
+            let lost = |flow: &&crate::flow::Flow| {
+                flow.peer_flow == message.src_flow && self.associations.is_same_peer(flow.association, association)
+            };
             self.flows.iter().find(lost).map(|flow| flow.id).ok_or(DropReason::UnknownFlow)?
         };
-        let flow = self.flows.get(id).filter(|flow| flow.association == association).ok_or(DropReason::UnknownFlow)?;
+        let of_peer = |flow: &&crate::flow::Flow| self.associations.is_same_peer(flow.association, association);
+        let flow = self.flows.get(id).filter(of_peer).ok_or(DropReason::UnknownFlow)?;
         // A refusal of the peer's listener after the answer was given, or a true failure: the same for the application.
         let reason = if flow.has(seen::CONFIRMED) { RemoveReason::PeerFailed } else { RemoveReason::Unproved };
         self.fail_flow(now, id, reason);

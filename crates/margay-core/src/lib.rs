@@ -20,6 +20,7 @@ mod flow;
 mod forward;
 pub mod handshake;
 pub mod hop;
+pub mod keepsake;
 pub mod key;
 pub mod name;
 pub mod output;

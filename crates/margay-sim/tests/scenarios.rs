@@ -345,3 +345,38 @@ fn a_host_without_the_right_certificate_does_not_answer() {
     assert_eq!(accepted(&mut shop), 0);
     all_ended_within(&shop.world, Duration::from_millis(100)).expect("a clear error at once");
 }
+
+#[test]
+fn a_restarted_agent_ends_flows_of_its_older_start_cleanly() {
+    let mut shop = shop(14, Weather::FAIR);
+    let client_host = shop.client;
+    for _ in 0..8 {
+        shop.world.connect(client_host, "web.shop");
+        shop.world.run_for(2 * SECOND);
+    }
+    shop.world.run_for(30 * SECOND);
+    let client = shop.world.connect(client_host, "web.shop");
+    // The client has its answer and has asked; the question is on its way.
+    shop.world.run_for(Duration::from_micros(3500));
+    let remote = shop.world.host(client_host).sal.flows().next().and_then(|flow| flow.remote).expect("answered");
+    let instance = shop.instances.into_iter().find(|id| shop.world.host(*id).address == remote.ip()).expect("one of two");
+    let (address, key_seed) = (shop.world.host(instance).address, shop.world.host(instance).key_seed());
+    let kept = shop.world.host(instance).sal.keep_associations();
+    shop.world.start_host(instance, address, Start { key_seed, epoch: 2, boot: 1, router: false });
+    let now = shop.world.now;
+    assert_eq!(shop.world.host(instance).sal.take_up_associations(now, &kept), Ok(2));
+    shop.world.run_for(2 * SECOND);
+    assert_eq!(outcome(&mut shop.world, client_host, client), Outcome::Reset, "at the next data, not after a time-out");
+    shop.world.host(instance).serve(service("web.shop"), 80, 9, Allow::Any);
+    shop.world.recording = Some(Vec::new());
+    for _ in 0..6 {
+        shop.world.connect(client_host, "web.shop");
+    }
+    shop.world.run_for(2 * SECOND);
+    let again = shop.world.host(client_host).clients.iter().filter(|client| client.outcome == Outcome::Answered(9)).count();
+    assert!(again > 0);
+    let sent = shop.world.recording.take().expect("recording");
+    let from_instance = sent.iter().filter(|(from, ..)| from.ip() == address);
+    let messages: Vec<_> = from_instance.filter_map(|(_, _, bytes)| margay_wire::Message::parse(bytes).ok()).collect();
+    assert!(messages.iter().all(|message| message.key_exchange().is_none()), "the kept key serves");
+}

@@ -1,0 +1,148 @@
+//! What an agent leaves for its next start, in root-only memory that a reboot forgets: its associations (DESIGN §7, §18).
+//!
+//! The next start has a greater epoch, so its tags use other keys and its numbers may begin again. The replay window is not
+//! kept: a message that a peer sent before and that is replayed now names flows that no longer exist.
+//!
+//! ```text
+//!  0 version = 1 | 1 flags (1 initiator, 2 router, 4 boot known, 8 hop key) | 2..4 datagram_max
+//!  4..8 local index | 8..12 remote index | 12..16 peer epoch | 16..48 peer's key | 48..80 root key
+//!  80..96 boot | 96..112 hop key | 112..128 address | 128..130 port | 130..132 zero
+//! ```
+
+use alloc::vec::Vec;
+use core::net::{Ipv6Addr, SocketAddr};
+
+use zeroize::Zeroizing;
+
+use crate::association::Association;
+use crate::handshake::Keys;
+use crate::key::HostPublic;
+use crate::sal::Sal;
+use crate::time::Instant;
+
+const VERSION: u8 = 1;
+/// Bytes of one association.
+pub const KEEPSAKE_LEN: usize = 132;
+const INITIATOR: u8 = 1;
+const ROUTER: u8 = 2;
+const BOOT: u8 = 4;
+const HOP_KEY: u8 = 8;
+
+/// The bytes are not of this version or cut short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the kept associations are of another version or damaged; they are left alone, and peers will be met anew")]
+pub struct BadKeepsake;
+
+fn encode(association: &Association, out: &mut Vec<u8>) {
+    let flag = |bit: u8, is_set: bool| if is_set { bit } else { 0 };
+    let flags = flag(INITIATOR, association.is_initiator())
+        | flag(ROUTER, association.router)
+        | flag(BOOT, association.boot_id.is_some())
+        | flag(HOP_KEY, association.hop_key.is_some());
+    let ip = match association.remote.ip() {
+        core::net::IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        core::net::IpAddr::V6(v6) => v6,
+    };
+    out.extend_from_slice(&[VERSION, flags]);
+    out.extend_from_slice(&association.datagram_max.to_be_bytes());
+    for number in [association.local_id, association.remote_id, association.peer_epoch] {
+        out.extend_from_slice(&number.to_be_bytes());
+    }
+    out.extend_from_slice(&association.host_key.0);
+    out.extend_from_slice(&association.root_key());
+    out.extend_from_slice(&association.boot_id.unwrap_or_default());
+    out.extend_from_slice(&association.hop_key.unwrap_or_default());
+    out.extend_from_slice(&ip.octets());
+    out.extend_from_slice(&association.remote.port().to_be_bytes());
+    out.extend_from_slice(&[0; 2]);
+}
+
+fn decode(record: &[u8; KEEPSAKE_LEN]) -> Result<Association, BadKeepsake> {
+    let array = |at: usize| -> [u8; 16] { core::array::from_fn(|byte| record[at + byte]) };
+    let key = |at: usize| -> [u8; 32] { core::array::from_fn(|byte| record[at + byte]) };
+    let word = |at: usize| record[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
+    let half = |at: usize| u16::from_be_bytes([record[at], record[at + 1]]);
+    let flags = record[1];
+    if record[0] != VERSION || flags > 15 || word(4) == 0 {
+        return Err(BadKeepsake);
+    }
+    let remote = SocketAddr::new(Ipv6Addr::from(array(112)).to_canonical(), half(128));
+    let keys = Keys { root: key(48) };
+    let mut association = Association::new(word(4), word(8), HostPublic(key(16)), keys, flags & INITIATOR != 0, remote);
+    association.peer_epoch = word(12);
+    association.datagram_max = half(2).max(600);
+    association.router = flags & ROUTER != 0;
+    association.boot_id = (flags & BOOT != 0).then(|| array(80));
+    association.hop_key = (flags & HOP_KEY != 0).then(|| array(96));
+    Ok(association)
+}
+
+impl Sal {
+    /// The associations, for the next start on this boot. Secret: to be kept where only root reads, and where a reboot
+    /// forgets.
+    pub fn keep_associations(&self) -> Zeroizing<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(self.associations.len() * KEEPSAKE_LEN);
+        for association in self.associations.iter().filter(|association| !association.is_self()) {
+            encode(association, &mut bytes);
+        }
+        Zeroizing::new(bytes)
+    }
+
+    /// Takes up the associations of the start before. Peers need no new handshake; what they still send on flows of that
+    /// start is answered with a FAIL that they believe. Gives how many there were.
+    ///
+    /// # Errors
+    ///
+    /// The bytes are damaged or of another version; nothing has changed then.
+    pub fn take_up_associations(&mut self, now: Instant, bytes: &[u8]) -> Result<usize, BadKeepsake> {
+        self.now = now;
+        let (records, rest) = bytes.as_chunks::<KEEPSAKE_LEN>();
+        if !rest.is_empty() {
+            return Err(BadKeepsake);
+        }
+        let associations = records.iter().map(decode).collect::<Result<Vec<_>, _>>()?;
+        let count = associations.len();
+        for mut association in associations {
+            association.heard = now;
+            let id = association.local_id;
+            // A table at its bound refuses the rest: those peers are met anew.
+            if self.associations.insert(association).is_ok() {
+                self.announce_path(id);
+            }
+        }
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn association() -> Association {
+        let remote = "[2001:db8::7]:54324".parse().expect("literal");
+        let mut association = Association::new(7, 8, HostPublic([9; 32]), Keys { root: [3; 32] }, true, remote);
+        association.peer_epoch = 5;
+        association.boot_id = Some([1; 16]);
+        association.hop_key = Some([2; 16]);
+        association
+    }
+
+    #[test]
+    fn an_association_comes_back_as_it_was() {
+        let mut bytes = Vec::new();
+        encode(&association(), &mut bytes);
+        assert_eq!(bytes[..16], [1, 13, 4, 176, 0, 0, 0, 7, 0, 0, 0, 8, 0, 0, 0, 5]);
+        let record = bytes.as_slice().try_into().expect("one record");
+        let mut again = Vec::new();
+        encode(&decode(record).expect("whole"), &mut again);
+        assert_eq!(bytes, again);
+    }
+
+    #[test]
+    fn another_version_is_refused() {
+        let mut bytes = Vec::new();
+        encode(&association(), &mut bytes);
+        bytes[0] = 2;
+        assert!(decode(bytes.as_slice().try_into().expect("one record")).is_err());
+    }
+}

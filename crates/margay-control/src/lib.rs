@@ -1,1 +1,22 @@
-//! control
+//! The control plane of one agent: keys, join tokens, the embedded store, virtual addresses, registration between hosts and routers, DNS, and
+//! the gRPC API.
+//!
+//! Nothing here owns the datapath: what the control plane decides reaches the core through [`SalControl`], which the
+//! program implements.
+
+pub mod api;
+pub mod clock;
+pub mod dns;
+pub mod entropy;
+pub mod identity;
+pub mod keyring;
+pub mod lease;
+pub mod registration;
+pub mod sal_control;
+pub mod state_dir;
+pub mod store;
+pub mod token;
+
+pub use clock::Clock;
+pub use sal_control::SalControl;
+pub use state_dir::{StateDir, StateError};

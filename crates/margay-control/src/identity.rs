@@ -1,0 +1,159 @@
+//! Who this host is: its key, how often its agent has started, and which boot this is (DESIGN §7).
+
+use std::path::Path;
+
+use margay_core::key::{HostId, HostSecret, from_hex, to_hex};
+use zeroize::Zeroizing;
+
+use crate::clock::Clock;
+use crate::entropy;
+use crate::state_dir::{StateDir, StateError, damaged};
+
+const KEY_FILE: &str = "host.key";
+const KEY_MAGIC: &str = "margay-host-key-1";
+const EPOCH_FILE: &str = "epoch";
+/// Where Linux tells which boot this is.
+pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The host's identity, for one start of the agent.
+#[derive(Debug)]
+pub struct Identity {
+    /// The host's private key.
+    pub host_key: HostSecret,
+    /// This start of the agent; greater than that of every earlier one, and on disk already.
+    pub epoch: u32,
+    /// The boot of the host.
+    pub boot_id: [u8; 16],
+}
+
+impl Identity {
+    /// Reads the identity, or makes one on the first start; takes the next epoch and syncs it to disk before it returns.
+    ///
+    /// Call it once per start, before anything is sent: sending keys derive from the epoch.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read or written, or holds something else. Names the file and says what to do.
+    pub fn start(dir: &StateDir, boot_id: &Path, clock: &Clock) -> Result<Self, StateError> {
+        let boot_id = read_boot_id(boot_id)?;
+        let known = read_key(dir)?;
+        let epoch = next_epoch(dir, known.is_some(), clock)?;
+        dir.write(EPOCH_FILE, format!("{epoch}\n").as_bytes())?;
+        let host_key = match known {
+            Some(key) => key,
+            None => make_key(dir)?,
+        };
+        Ok(Self { host_key, epoch, boot_id })
+    }
+
+    /// The host's name on the wire.
+    pub fn host_id(&self) -> HostId {
+        self.host_key.public().id()
+    }
+}
+
+/// Reads the host's key without starting anything: for `margay id` on a host whose agent is down.
+///
+/// # Errors
+///
+/// The file cannot be read, or holds something else.
+pub fn read_key(dir: &StateDir) -> Result<Option<HostSecret>, StateError> {
+    let Some(text) = dir.read(KEY_FILE)? else { return Ok(None) };
+    let digits = text.trim_end().strip_prefix(KEY_MAGIC).map(str::trim_start);
+    let bytes = digits.and_then(|digits| from_hex::<32>(digits).ok()).ok_or_else(|| {
+        let what =
+            format!("not `{KEY_MAGIC}` and 64 hexadecimal digits; restore it, or remove it to become a new host");
+        damaged(&dir.join(KEY_FILE), what)
+    })?;
+    Ok(Some(HostSecret::from_bytes(bytes)))
+}
+
+fn make_key(dir: &StateDir) -> Result<HostSecret, StateError> {
+    let key = HostSecret::generate(&mut entropy::rng()?);
+    let text = Zeroizing::new(format!("{KEY_MAGIC} {}\n", to_hex(&key.to_bytes()[..])));
+    dir.write(KEY_FILE, text.as_bytes())?;
+    Ok(key)
+}
+
+fn next_epoch(dir: &StateDir, has_key: bool, clock: &Clock) -> Result<u32, StateError> {
+    let path = dir.join(EPOCH_FILE);
+    let Some(text) = dir.read(EPOCH_FILE)? else {
+        if !has_key {
+            return Ok(1);
+        }
+        // The counter is gone but the key is not: peers know greater epochs. An agent starts less than once a second, so the
+        // clock is ahead of every epoch that was.
+        tracing::warn!(path = %path.display(), "the epoch counter is missing; it continues from the clock");
+        return u32::try_from(clock.unix_s()).map_err(|_| damaged(&path, "missing, and the clock is beyond 2106"));
+    };
+    let advice = "not a number; remove it, and the agent continues from the clock";
+    let last: u32 = text.trim_end().parse().map_err(|_| damaged(&path, advice))?;
+    last.checked_add(1)
+        .ok_or_else(|| damaged(&path, "the last epoch is used up; remove the host key to become a new host"))
+}
+
+fn read_boot_id(path: &Path) -> Result<[u8; 16], StateError> {
+    let io_error = |error| StateError::Io { path: path.to_owned(), act: "read the boot's identity", error };
+    let text = std::fs::read_to_string(path).map_err(io_error)?;
+    let digits: String = text.trim_end().chars().filter(|digit| *digit != '-').collect();
+    from_hex(&digits).map_err(|_| damaged(path, "not the identity of a boot"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clock() -> Clock {
+        Clock::from_fn(|| 1_700_000_000)
+    }
+
+    fn start(dir: &StateDir) -> Result<Identity, StateError> {
+        Identity::start(dir, Path::new(BOOT_ID), &clock())
+    }
+
+    #[test]
+    fn a_host_keeps_its_key_and_every_start_is_a_new_epoch() {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = StateDir::open(base.path().join("s")).expect("made");
+        let first = start(&dir).expect("started");
+        let second = start(&dir).expect("started");
+        assert_eq!(first.host_id(), second.host_id());
+        assert_eq!((first.epoch, second.epoch), (1, 2));
+        assert_ne!(first.boot_id, [0; 16]);
+    }
+
+    #[test]
+    fn a_lost_epoch_never_goes_backwards() {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = StateDir::open(base.path().join("s")).expect("made");
+        start(&dir).expect("started");
+        std::fs::remove_file(dir.join(EPOCH_FILE)).expect("removed");
+        assert_eq!(start(&dir).expect("started").epoch, 1_700_000_000);
+    }
+
+    #[test]
+    fn damaged_files_are_named() {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = StateDir::open(base.path().join("s")).expect("made");
+        start(&dir).expect("started");
+        for (file, content) in
+            [(EPOCH_FILE, "seven\n"), (EPOCH_FILE, "4294967295\n"), (KEY_FILE, "margay-host-key-1 12\n")]
+        {
+            let before = dir.read(file).expect("readable").expect("is there");
+            dir.write(file, content.as_bytes()).expect("written");
+            let error = start(&dir).expect_err("refused").to_string();
+            assert!(error.contains(file), "{error}");
+            dir.write(file, before.as_bytes()).expect("written");
+        }
+        assert!(start(&dir).is_ok());
+    }
+
+    #[test]
+    fn keys_are_not_printed() {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = StateDir::open(base.path().join("s")).expect("made");
+        let identity = start(&dir).expect("started");
+        let secret = to_hex(&identity.host_key.to_bytes()[..]);
+        assert!(!format!("{identity:?}").contains(&secret));
+    }
+}

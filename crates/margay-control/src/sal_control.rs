@@ -1,0 +1,33 @@
+//! What the control plane asks of the core.
+
+use std::net::IpAddr;
+
+use margay_core::AssociationSetup;
+use margay_core::certificate::TrustAnchor;
+use margay_core::name::{Prefix, ServiceId};
+use margay_core::table::{Rule, RuleId, TableError};
+
+/// The control side of [`margay_core::Sal`]. The program implements it with its lock around the core and its own `now`; every call
+/// is short and must not call back.
+pub trait SalControl: Send + Sync + 'static {
+    /// See [`margay_core::Sal::install_association`].
+    fn install_association(&self, setup: AssociationSetup);
+    /// See [`margay_core::Sal::add_trust_anchor`].
+    fn add_trust_anchor(&self, anchor: TrustAnchor);
+    /// See [`margay_core::Sal::set_membership`].
+    fn set_membership(&self, chain: Vec<u8>);
+    /// See [`margay_core::Sal::set_service_certificate`]; an empty chain takes it away.
+    fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>);
+    /// See [`margay_core::Sal::add_rule`].
+    ///
+    /// # Errors
+    ///
+    /// The table is full.
+    fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError>;
+    /// See [`margay_core::Sal::remove_rule`].
+    fn remove_rule(&self, id: RuleId) -> bool;
+    /// See [`margay_core::Sal::bind_name`].
+    fn bind_name(&self, address: IpAddr, service: ServiceId);
+    /// See [`margay_core::Sal::unbind_name`].
+    fn unbind_name(&self, address: IpAddr);
+}

@@ -18,6 +18,7 @@ pub mod entry;
 pub mod event;
 mod flow;
 mod forward;
+pub mod handover;
 pub mod handshake;
 pub mod hop;
 pub mod keepsake;

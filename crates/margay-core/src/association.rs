@@ -86,6 +86,8 @@ pub struct Association {
     pub hop_key: Option<[u8; 16]>,
     /// One end is the other's service router.
     pub router: bool,
+    /// When the peer was last greeted.
+    pub greeted: Option<Instant>,
     with_itself: bool,
 }
 
@@ -119,6 +121,7 @@ impl Association {
             heard: Instant::ZERO,
             hop_key: None,
             router: false,
+            greeted: None,
             with_itself: false,
         }
     }

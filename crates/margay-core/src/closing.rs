@@ -10,6 +10,7 @@ use crate::auth;
 use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{LifeEvent, Setup, seen};
+use crate::greeting::GREETING;
 use crate::output::{AppVerdict, Direction, DropReason};
 use crate::packet::{self, AppPacket, Unreachable, tcp_flags};
 use crate::sal::Sal;
@@ -111,6 +112,9 @@ impl Sal {
         } else if flow.association != 0 {
             self.associations.release(flow.association);
         }
+        if flow.app.protocol == GREETING {
+            return;
+        }
         self.counters.removed(reason);
         self.queue.update(EntryUpdate::Remove { flow: id, reason });
         let info = self.describe(&flow);
@@ -158,7 +162,12 @@ impl Sal {
     }
 
     /// A tagged FAIL or RST of the peer.
-    pub(crate) fn handle_fail(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
+    pub(crate) fn handle_fail(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+    ) -> Result<(), DropReason> {
         if message.kind == Kind::Rst && self.is_half_open_here(message.dst_flow) {
             return self.handle_ack(now, from, message);
         }
@@ -185,11 +194,16 @@ impl Sal {
     }
 
     /// DATA that the cache could not place.
-    pub(crate) fn handle_data_miss(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
+    pub(crate) fn handle_data_miss(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        datagram: &[u8],
+    ) -> Result<(), DropReason> {
         let data = DataRepr::parse(datagram).map_err(|_| DropReason::Malformed)?;
         let held_max = self.config.limits.held_per_flow;
         let Some(flow) = self.flows.get_mut(data.dst_flow) else {
-            self.say_unknown(now, from, data.dst_flow);
+            self.say_unknown(now, from, data.dst_flow, datagram.len());
             return Err(DropReason::UnknownFlow);
         };
         if flow.has(seen::FAILED) {
@@ -216,8 +230,11 @@ impl Sal {
     }
 
     /// Tells a known peer that a flow it still sends on is gone here, so that its application need not wait for a time-out.
-    fn say_unknown(&mut self, now: Instant, from: SocketAddr, flow: FlowId) {
-        let Some(local_id) = self.associations.at_address(from).next().map(|association| association.local_id) else { return };
+    fn say_unknown(&mut self, now: Instant, from: SocketAddr, flow: FlowId, len: usize) {
+        let Some(local_id) = self.associations.at_address(from).next().map(|association| association.local_id) else {
+            self.say_unknown_association(now, from, flow, len);
+            return;
+        };
         if !self.answers.take(now) {
             return;
         }

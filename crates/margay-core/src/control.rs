@@ -11,6 +11,7 @@ use crate::certificate::TrustAnchor;
 use crate::counters::Counters;
 use crate::event::{AssociationInfo, Event, FlowInfo};
 use crate::flow::Flow;
+use crate::greeting::GREETING;
 use crate::handshake::{Introduction, Keys};
 use crate::key::{HostId, HostPublic};
 use crate::name::{Prefix, ServiceId};
@@ -148,7 +149,8 @@ impl Sal {
         let known = self.associations.by_host(host).filter(|known| !known.is_self());
         let older = known.map(|known| (known.local_id, known.peer_epoch, known.boot_id));
         if let Some((_, epoch, boot_id)) = older {
-            let is_clone = theirs.epoch < epoch || (theirs.epoch == epoch && boot_id.is_some_and(|id| id != theirs.boot_id));
+            let is_clone =
+                theirs.epoch < epoch || (theirs.epoch == epoch && boot_id.is_some_and(|id| id != theirs.boot_id));
             if is_clone {
                 self.events.push(Event::Quarantined(host));
                 return Err(DropReason::OldEpoch);
@@ -186,7 +188,9 @@ impl Sal {
             return;
         }
         let unix_s = self.unix_s();
-        let Some(host_key) = self.associations.get(association).map(|association| association.host_key.0) else { return };
+        let Some(host_key) = self.associations.get(association).map(|association| association.host_key.0) else {
+            return;
+        };
         match self.trust.verify_member(chain, &host_key, unix_s) {
             Ok(membership) => {
                 if let Some(association) = self.associations.get_mut(association) {
@@ -223,7 +227,7 @@ impl Sal {
 
     /// Every flow, in no order.
     pub fn flows(&self) -> impl Iterator<Item = FlowInfo> {
-        self.flows.iter().map(|flow| self.describe(flow))
+        self.flows.iter().filter(|flow| flow.app.protocol != GREETING).map(|flow| self.describe(flow))
     }
 
     /// How many flows there are.
@@ -258,7 +262,9 @@ impl Sal {
     /// is no association with `host`.
     pub fn probe(&mut self, now: Instant, host: HostId) -> bool {
         self.now = now;
-        let Some(local_id) = self.associations.by_host(host).map(|association| association.local_id) else { return false };
+        let Some(local_id) = self.associations.by_host(host).map(|association| association.local_id) else {
+            return false;
+        };
         self.seal_and_send(local_id, Draft::new(Kind::Probe, FlowId(0), FlowId(0)));
         true
     }

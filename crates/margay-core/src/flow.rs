@@ -225,8 +225,9 @@ impl FlowTable {
 
     /// The flow whose application sends packets of `tuple`.
     pub fn by_tuple(&self, tuple: &Tuple) -> Option<FlowId> {
-        let found =
-            self.by_tuple.find(self.hasher.hash_one(tuple), |slot| self.at(*slot).is_some_and(|flow| flow.app == *tuple));
+        let found = self
+            .by_tuple
+            .find(self.hasher.hash_one(tuple), |slot| self.at(*slot).is_some_and(|flow| flow.app == *tuple));
         found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
     }
 
@@ -252,10 +253,12 @@ impl FlowTable {
         let (slots, hasher) = (&self.slots, &self.hasher);
         let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
         self.by_id.insert_unique(hasher.hash_one(id), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.id)));
-        self.by_tuple.insert_unique(hasher.hash_one(app), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.app)));
+        self.by_tuple
+            .insert_unique(hasher.hash_one(app), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.app)));
         if role == Role::Responder {
-            self.by_session
-                .insert_unique(hasher.hash_one(session), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.session)));
+            self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
+                hash_of(hasher, flow_at(slot).map(|flow| flow.session))
+            });
         }
     }
 
@@ -321,13 +324,8 @@ mod tests {
 
     use super::*;
 
-    const STATES: [Lifecycle; 5] = [
-        Lifecycle::Connecting,
-        Lifecycle::Established,
-        Lifecycle::HalfClosed,
-        Lifecycle::Closed,
-        Lifecycle::TimedOut,
-    ];
+    const STATES: [Lifecycle; 5] =
+        [Lifecycle::Connecting, Lifecycle::Established, Lifecycle::HalfClosed, Lifecycle::Closed, Lifecycle::TimedOut];
 
     #[test]
     fn the_whole_matrix_of_a_flows_life() {

@@ -6,6 +6,7 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, RESOLVABLE_OFFSET, ResolvableRepr};
 
+use crate::greeting::GREETING;
 use crate::hop;
 use crate::key::HostId;
 use crate::name::ServiceId;
@@ -30,6 +31,12 @@ impl Sal {
         let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
         let service = ServiceId(resolvable.service);
+        if session.protocol == GREETING {
+            return self.handle_greeting(now, from, message, resolvable.nonce, datagram.len());
+        }
+        if !matches!(session.protocol, 6 | 17) {
+            return Err(DropReason::Protocol);
+        }
         let sticky = crate::setup::sticky(message.src_flow, resolvable.nonce);
         match self.pick(&service, sticky, session.protocol, session.service_port, false) {
             Resolution::Demux(_, demux) => {
@@ -103,9 +110,18 @@ impl Sal {
     }
 
     /// Says at once that nobody serves the name; believed only by a host that shares an association with this router.
-    fn answer_no_service(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>, service: &ServiceId, protocol: u8) {
+    fn answer_no_service(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+        service: &ServiceId,
+        protocol: u8,
+    ) {
         let claimed = message.key_exchange().map(|exchange| HostId(exchange.host_id));
-        let Some(local_id) = claimed.and_then(|host| self.associations.by_host(host)).map(|a| a.local_id) else { return };
+        let Some(local_id) = claimed.and_then(|host| self.associations.by_host(host)).map(|a| a.local_id) else {
+            return;
+        };
         if !self.answers.take(now) {
             return;
         }

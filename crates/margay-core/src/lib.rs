@@ -18,6 +18,7 @@ pub mod entry;
 pub mod event;
 mod flow;
 mod forward;
+mod greeting;
 pub mod handover;
 pub mod handshake;
 pub mod hop;

@@ -8,8 +8,8 @@ use core::net::{IpAddr, SocketAddr};
 
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
-    Icmpv4DstUnreachable, Icmpv4Packet, Icmpv4Repr, Icmpv6DstUnreachable, Icmpv6Packet, Icmpv6Repr, IpAddress, IpProtocol,
-    Ipv4Packet, Ipv4Repr, Ipv6Packet, Ipv6Repr, TcpPacket, UdpPacket,
+    Icmpv4DstUnreachable, Icmpv4Packet, Icmpv4Repr, Icmpv6DstUnreachable, Icmpv6Packet, Icmpv6Repr, IpAddress,
+    IpProtocol, Ipv4Packet, Ipv4Repr, Ipv6Packet, Ipv6Repr, TcpPacket, UdpPacket,
 };
 
 use crate::entry::Tuple;
@@ -247,13 +247,15 @@ fn ip_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usize, hop_
     match (source, destination) {
         (IpAddr::V4(src_addr), IpAddr::V4(dst_addr)) if len + 20 <= 65_535 => {
             let mut header = alloc::vec![0; 20];
-            let repr = Ipv4Repr { src_addr, dst_addr, next_header: IpProtocol::from(protocol), payload_len: len, hop_limit };
+            let repr =
+                Ipv4Repr { src_addr, dst_addr, next_header: IpProtocol::from(protocol), payload_len: len, hop_limit };
             repr.emit(&mut Ipv4Packet::new_unchecked(&mut header[..]), &ChecksumCapabilities::default());
             Some(header)
         }
         (IpAddr::V6(src_addr), IpAddr::V6(dst_addr)) if len <= 65_535 => {
             let mut header = alloc::vec![0; 40];
-            let repr = Ipv6Repr { src_addr, dst_addr, next_header: IpProtocol::from(protocol), payload_len: len, hop_limit };
+            let repr =
+                Ipv6Repr { src_addr, dst_addr, next_header: IpProtocol::from(protocol), payload_len: len, hop_limit };
             repr.emit(&mut Ipv6Packet::new_unchecked(&mut header[..]));
             Some(header)
         }
@@ -276,7 +278,8 @@ pub(crate) fn reset_for(packet: &AppPacket<'_>) -> Option<Vec<u8>> {
     if !packet.is_tcp() || flags & tcp_flags::RST != 0 {
         return None;
     }
-    let field = |at: usize| -> u32 { packet.transport[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)) };
+    let field =
+        |at: usize| -> u32 { packet.transport[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)) };
     let header_len = usize::from(packet.transport[12] >> 4) * 4;
     let (sequence, acknowledgement, out_flags) = if flags & tcp_flags::ACK != 0 {
         (field(8), 0, tcp_flags::RST)

@@ -70,7 +70,8 @@ impl OutputQueue {
                 return Some(Output::Update(update));
             }
             self.packets -= 1;
-            let (Item::Transmit(_, bytes) | Item::Inject(bytes) | Item::Egress(bytes) | Item::Ingress(_, bytes)) = &item
+            let (Item::Transmit(_, bytes) | Item::Inject(bytes) | Item::Egress(bytes) | Item::Ingress(_, bytes)) =
+                &item
             else {
                 continue;
             };

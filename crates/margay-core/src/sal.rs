@@ -221,7 +221,7 @@ impl Sal {
             Kind::Syn => self.handle_syn(now, from, &message, datagram),
             Kind::SynAck => self.handle_syn_ack(now, from, &message),
             Kind::Ack => self.handle_ack(now, from, &message),
-            Kind::Error => self.handle_error(now, &message),
+            Kind::Error => self.handle_error(now, from, &message),
             Kind::Fail | Kind::Rst => self.handle_fail(now, from, &message),
             Kind::Probe => self.handle_probe(now, from, &message),
             // Moves and locks come with mobility and chains; until then a peer that sends them is told nothing.
@@ -326,7 +326,8 @@ impl Sal {
         let forwards = own || self.config.router;
         self.table.resolve(service, sticky, |rule: &Rule| match &rule.action {
             Action::Demux(demux) => {
-                demux.protocol.is_none_or(|wanted| wanted == protocol) && demux.service_port.is_none_or(|wanted| wanted == port)
+                demux.protocol.is_none_or(|wanted| wanted == protocol)
+                    && demux.service_port.is_none_or(|wanted| wanted == port)
             }
             Action::Forward(_) => forwards,
             Action::Drop => true,

@@ -74,8 +74,7 @@ pub(crate) fn responder_tuple(
         }
     }
     let port = client.port().max(1);
-    (0..SURROGATE_TRIES)
-        .find_map(|n| free(SocketAddr::new(surrogate(source.is_ipv4(), random.wrapping_add(n)), port)))
+    (0..SURROGATE_TRIES).find_map(|n| free(SocketAddr::new(surrogate(source.is_ipv4(), random.wrapping_add(n)), port)))
 }
 
 #[cfg(test)]

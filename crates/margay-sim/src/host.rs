@@ -212,13 +212,14 @@ impl Host {
 
     fn deliver(&mut self, now: Instant, segment: Segment) {
         let to = segment.tuple.destination;
-        let answers = if let Some(client) = self.clients.iter_mut().find(|client| client.tuple().reversed() == segment.tuple) {
-            client.handle(now, &segment)
-        } else if let Some(server) = self.servers.iter_mut().find(|server| server.port == to.port()) {
-            server.handle(&segment)
-        } else {
-            Vec::new()
-        };
+        let answers =
+            if let Some(client) = self.clients.iter_mut().find(|client| client.tuple().reversed() == segment.tuple) {
+                client.handle(now, &segment)
+            } else if let Some(server) = self.servers.iter_mut().find(|server| server.port == to.port()) {
+                server.handle(&segment)
+            } else {
+                Vec::new()
+            };
         for answer in answers {
             self.egress(now, &answer.emit());
         }

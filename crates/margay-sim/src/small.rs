@@ -192,7 +192,8 @@ impl SmallWorld {
 
     /// The server holds two established flows of the one session.
     pub fn is_doubled(&self) -> bool {
-        let established = |flow: &margay_core::FlowInfo| flow.role == Role::Responder && flow.lifecycle == Lifecycle::Established;
+        let established =
+            |flow: &margay_core::FlowInfo| flow.role == Role::Responder && flow.lifecycle == Lifecycle::Established;
         self.hosts[1].sal.flows().filter(established).count() > 1
     }
 
@@ -209,10 +210,12 @@ impl SmallWorld {
         in_flight.sort();
         in_flight.hash(&mut hasher);
         for host in &self.hosts {
-            let mut flows: Vec<_> = host.sal.flows().map(|flow| (flow.flow, flow.peer_flow, flow.lifecycle as u8)).collect();
+            let mut flows: Vec<_> =
+                host.sal.flows().map(|flow| (flow.flow, flow.peer_flow, flow.lifecycle as u8)).collect();
             flows.sort();
             flows.hash(&mut hasher);
-            let mut associations: Vec<_> = host.sal.associations().map(|peer| (peer.host, peer.flows, peer.epoch)).collect();
+            let mut associations: Vec<_> =
+                host.sal.associations().map(|peer| (peer.host, peer.flows, peer.epoch)).collect();
             associations.sort();
             associations.hash(&mut hasher);
             host.next_deadline().hash(&mut hasher);

@@ -230,7 +230,8 @@ fn under_a_flood_honest_clients_bring_a_cookie_and_get_through() {
     world.connect(client, "web.shop");
     world.run_for(SECOND);
     let caught = world.recording.take().expect("recording");
-    let syn = caught.iter().find(|(_, _, bytes)| margay_wire::kind_of(bytes) == Ok(Kind::Syn)).expect("a SYN").2.clone();
+    let syn =
+        caught.iter().find(|(_, _, bytes)| margay_wire::kind_of(bytes) == Ok(Kind::Syn)).expect("a SYN").2.clone();
     for n in 0..2000_u32 {
         let mut forged = syn.clone();
         forged[12..16].copy_from_slice(&n.to_be_bytes());
@@ -247,7 +248,11 @@ fn under_a_flood_honest_clients_bring_a_cookie_and_get_through() {
     assert!(server.sal.counters().cookies_sent > 1000);
     assert!(server.sal.counters().drops(DropReason::Full) == 0);
     let clients = &world.host(client).clients;
-    assert!(clients.iter().all(|client| client.outcome == Outcome::Answered(1)), "{:?}", margay_sim::check::tally(&world));
+    assert!(
+        clients.iter().all(|client| client.outcome == Outcome::Answered(1)),
+        "{:?}",
+        margay_sim::check::tally(&world)
+    );
     nothing_left_over(&world).expect("nothing is left");
 }
 
@@ -263,7 +268,8 @@ fn certified(seed: u64) -> (Shop, SigningKey) {
     for host in shop.instances {
         let chain = certificate(&mut shop.world, host, CertificateKind::Service, &authority, 4_000_000_000);
         shop.world.host(host).sal.set_service_certificate(Prefix::new(name, 96), chain);
-        let rules: Vec<_> = shop.world.host(host).sal.rules().filter(|(prefix, ..)| prefix.bits == 256).map(|(_, id, _)| id).collect();
+        let rules: Vec<_> =
+            shop.world.host(host).sal.rules().filter(|(prefix, ..)| prefix.bits == 256).map(|(_, id, _)| id).collect();
         for rule in rules {
             shop.world.host(host).sal.remove_rule(rule);
         }
@@ -359,7 +365,8 @@ fn a_restarted_agent_ends_flows_of_its_older_start_cleanly() {
     // The client has its answer and has asked; the question is on its way.
     shop.world.run_for(Duration::from_micros(3500));
     let remote = shop.world.host(client_host).sal.flows().next().and_then(|flow| flow.remote).expect("answered");
-    let instance = shop.instances.into_iter().find(|id| shop.world.host(*id).address == remote.ip()).expect("one of two");
+    let instance =
+        shop.instances.into_iter().find(|id| shop.world.host(*id).address == remote.ip()).expect("one of two");
     let (address, key_seed) = (shop.world.host(instance).address, shop.world.host(instance).key_seed());
     let kept = shop.world.host(instance).sal.keep_associations();
     shop.world.start_host(instance, address, Start { key_seed, epoch: 2, boot: 1, router: false });
@@ -373,10 +380,34 @@ fn a_restarted_agent_ends_flows_of_its_older_start_cleanly() {
         shop.world.connect(client_host, "web.shop");
     }
     shop.world.run_for(2 * SECOND);
-    let again = shop.world.host(client_host).clients.iter().filter(|client| client.outcome == Outcome::Answered(9)).count();
+    let again =
+        shop.world.host(client_host).clients.iter().filter(|client| client.outcome == Outcome::Answered(9)).count();
     assert!(again > 0);
     let sent = shop.world.recording.take().expect("recording");
     let from_instance = sent.iter().filter(|(from, ..)| from.ip() == address);
     let messages: Vec<_> = from_instance.filter_map(|(_, _, bytes)| margay_wire::Message::parse(bytes).ok()).collect();
     assert!(messages.iter().all(|message| message.key_exchange().is_none()), "the kept key serves");
+}
+
+#[test]
+fn a_host_that_lost_everything_is_greeted_and_its_old_flows_are_reset() {
+    for boot in [1, 2] {
+        let mut shop = shop(15, Weather::FAIR);
+        let client_host = shop.client;
+        for _ in 0..8 {
+            shop.world.connect(client_host, "web.shop");
+            shop.world.run_for(2 * SECOND);
+        }
+        shop.world.run_for(30 * SECOND);
+        let client = shop.world.connect(client_host, "web.shop");
+        shop.world.run_for(Duration::from_micros(3500));
+        let remote = shop.world.host(client_host).sal.flows().next().and_then(|flow| flow.remote).expect("answered");
+        let instance =
+            shop.instances.into_iter().find(|id| shop.world.host(*id).address == remote.ip()).expect("one of two");
+        let (address, key_seed) = (shop.world.host(instance).address, shop.world.host(instance).key_seed());
+        shop.world.start_host(instance, address, Start { key_seed, epoch: 2, boot, router: false });
+        shop.world.run_for(3 * SECOND);
+        assert_eq!(outcome(&mut shop.world, client_host, client), Outcome::Reset, "boot {boot}");
+        nothing_left_over(&shop.world).expect("the greeting is over");
+    }
 }

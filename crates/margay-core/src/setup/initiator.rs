@@ -5,16 +5,20 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use margay_wire::{ErrorCode, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
-    SessionRepr};
+use margay_wire::{
+    ErrorCode, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr, SessionRepr,
+};
 
-use super::{Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, SETUP_TIMEOUT, SYN_LEN, next_protocol, prologue,
-    retry_after};
+use super::{
+    Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, SETUP_TIMEOUT, SYN_LEN, next_protocol, prologue,
+    retry_after,
+};
 use crate::association::Association;
 use crate::auth;
-use crate::entry::EntryUpdate;
+use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
+use crate::greeting::GREETING;
 use crate::handshake::{Initiator, Introduction};
 use crate::key::HostPublic;
 use crate::name::ServiceId;
@@ -30,6 +34,16 @@ struct Answer {
     association: u32,
     /// Third handshake message, when the hosts had not met.
     message_3: Option<Vec<u8>>,
+}
+
+/// Where a new flow begins.
+pub(crate) struct Start {
+    pub nonce: u64,
+    pub next_hop: SocketAddr,
+    /// The application's own first packet.
+    pub first: Vec<u8>,
+    /// Whether no older association shall be counted on.
+    pub full: bool,
 }
 
 impl Sal {
@@ -64,25 +78,19 @@ impl Sal {
                 return AppVerdict::Drop(DropReason::NoService);
             }
         };
-        self.begin(now, id, service, packet, next_hop, nonce);
+        let session = margay_wire::SessionId(self.rng.bytes());
+        let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
+        self.start_setup(now, flow, Start { nonce, next_hop, first: packet.whole.to_vec(), full: false });
         AppVerdict::Consumed
     }
 
-    fn begin(
-        &mut self,
-        now: Instant,
-        id: FlowId,
-        service: ServiceId,
-        packet: &AppPacket<'_>,
-        next_hop: SocketAddr,
-        nonce: u64,
-    ) {
-        let session = margay_wire::SessionId(self.rng.bytes());
-        let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
+    /// Sends the first SYN of a new flow.
+    pub(crate) fn start_setup(&mut self, now: Instant, mut flow: Flow, start: Start) {
+        let id = flow.id;
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
-            nonce,
-            next_hop,
-            first: packet.whole.to_vec(),
+            nonce: start.nonce,
+            next_hop: start.next_hop,
+            first: start.first,
             held: Vec::new(),
             retries: 0,
             first_carried: false,
@@ -90,7 +98,7 @@ impl Sal {
             handshake_seed: self.rng.bytes(),
             association: self.associations.fresh_id(&mut self.rng),
             cookie: None,
-            full: false,
+            full: start.full,
         }));
         self.flows.insert(flow);
         self.send_syn(now, id);
@@ -161,7 +169,12 @@ impl Sal {
     }
 
     /// A SYN-ACK came, straight or through a router.
-    pub(crate) fn handle_syn_ack(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
+    pub(crate) fn handle_syn_ack(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+    ) -> Result<(), DropReason> {
         let id = message.dst_flow;
         let flow = self.flows.get(id).filter(|flow| flow.role == Role::Initiator).ok_or(DropReason::UnknownFlow)?;
         match &flow.setup {
@@ -264,6 +277,9 @@ impl Sal {
         self.flows.set_deadline(id, Some(now + retry_after(0)));
         let to = self.associations.get(answer.association).map_or(from, |association| association.remote);
         self.transmit(to, ack, Kind::Ack);
+        if app.protocol == GREETING {
+            return Ok(());
+        }
         self.queue.update(EntryUpdate::Install(entry));
         self.deliver_answer(message, &app.reversed(), answer.association);
         if !setup.first_carried {
@@ -310,9 +326,10 @@ impl Sal {
         }
         let chain = message.certificate().unwrap_or_default();
         let unix_s = self.unix_s();
-        self.trust.verify_service(chain, &service, &host_key, unix_s).map(|proof| proof.is_proved()).map_err(|error| {
-            alloc::format!("the host that answered may not speak for this name: {error}")
-        })
+        self.trust
+            .verify_service(chain, &service, &host_key, unix_s)
+            .map(|proof| proof.is_proved())
+            .map_err(|error| alloc::format!("the host that answered may not speak for this name: {error}"))
     }
 
     fn write_ack(&mut self, id: FlowId, message_3: Option<&[u8]>) -> Option<Vec<u8>> {
@@ -321,8 +338,9 @@ impl Sal {
         let host_id = self.host_id().0;
         let exchange = message_3.filter(|message| !message.is_empty());
         let mut extensions = alloc::vec![self.capabilities()];
-        extensions
-            .extend(exchange.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: local_id, message })));
+        extensions.extend(
+            exchange.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: local_id, message })),
+        );
         let mut draft = Draft::new(Kind::Ack, peer_flow, id);
         draft.extensions = &extensions;
         let epoch = self.config.epoch;
@@ -350,7 +368,7 @@ impl Sal {
         if now >= late.give_up || (confirmed && late.retries == u32::MAX) {
             flow.setup = Setup::Done;
             if !confirmed {
-                self.fail_flow(now, id, crate::entry::RemoveReason::Unproved);
+                self.fail_flow(now, id, RemoveReason::Unproved);
             }
             return;
         }
@@ -362,13 +380,23 @@ impl Sal {
     }
 
     /// The responder has our ACK.
-    pub(crate) fn handle_confirm(&mut self, now: Instant, message: &Message<'_>, association: u32) -> Result<(), DropReason> {
+    pub(crate) fn handle_confirm(
+        &mut self,
+        now: Instant,
+        message: &Message<'_>,
+        association: u32,
+    ) -> Result<(), DropReason> {
         let id = message.dst_flow;
-        let flow = self.flows.get_mut(id).filter(|flow| flow.association == association).ok_or(DropReason::UnknownFlow)?;
+        let flow =
+            self.flows.get_mut(id).filter(|flow| flow.association == association).ok_or(DropReason::UnknownFlow)?;
         if flow.role != Role::Initiator || flow.lifecycle == Lifecycle::Connecting {
             return Err(DropReason::Unexpected);
         }
         flow.seen |= seen::CONFIRMED;
+        if flow.app.protocol == GREETING {
+            self.remove_flow(id, RemoveReason::Closed);
+            return Ok(());
+        }
         if let Setup::Late(late) = &mut flow.setup {
             late.retries = u32::MAX;
             late.give_up = now + LATE_WINDOW;
@@ -422,9 +450,17 @@ impl Sal {
     }
 
     /// An ERROR about a SYN of ours: a cookie to bring, or a refusal by our router.
-    pub(crate) fn handle_error(&mut self, now: Instant, message: &Message<'_>) -> Result<(), DropReason> {
+    pub(crate) fn handle_error(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+    ) -> Result<(), DropReason> {
         let error = message.error().ok_or(DropReason::Malformed)?;
         let id = message.dst_flow;
+        if error.code == ErrorCode::UnknownAssociation && message.auth().is_none() {
+            return self.consider_greeting(now, from);
+        }
         if error.code == ErrorCode::CookieWanted {
             let cookie = message.cookie().ok_or(DropReason::Malformed)?;
             let flow = self.flows.get_mut(id).ok_or(DropReason::UnknownFlow)?;
@@ -448,6 +484,9 @@ impl Sal {
     pub(crate) fn fail_connecting(&mut self, id: FlowId, how: Unreachable, why: &str) {
         let Some(flow) = self.flows.remove(id) else { return };
         let Setup::Initiator(setup) = flow.setup else { return };
+        if flow.app.protocol == GREETING {
+            return;
+        }
         if let Ok(Parsed::Transport(first)) = packet::parse(&setup.first) {
             self.refuse(&first, how);
         }
@@ -515,7 +554,9 @@ fn unreachable_of(code: ErrorCode) -> Unreachable {
 
 fn error_text(code: ErrorCode) -> &'static str {
     match code {
-        ErrorCode::NoService => "nobody serves this name now; `margay service resolve NAME` shows what the router knows",
+        ErrorCode::NoService => {
+            "nobody serves this name now; `margay service resolve NAME` shows what the router knows"
+        }
         ErrorCode::Refused => "the instance refused: nothing listens on that port of the service",
         ErrorCode::NotAllowed => "this host may not connect to the service; its operator's `allow` list decides",
         ErrorCode::HopLimit => "the routers forward this name in a circle; their operators must mend the rules",

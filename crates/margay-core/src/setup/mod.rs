@@ -8,7 +8,7 @@
 mod initiator;
 mod responder;
 
-pub(crate) use initiator::sticky;
+pub(crate) use initiator::{Start, sticky};
 pub(crate) use responder::Arrival;
 
 use alloc::vec::Vec;

@@ -4,14 +4,16 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr};
+use margay_wire::{
+    ErrorCode, ErrorRepr, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
+};
 
 use super::{Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, next_protocol, prologue};
 use crate::auth;
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup};
+use crate::greeting::{GREETING, tuple_of};
 use crate::handshake::Responder;
 use crate::key::HostId;
 use crate::name::ServiceId;
@@ -61,13 +63,15 @@ impl Sal {
         let (random, flows) = (self.rng.u32(), &self.flows);
         let taken = |tuple: &Tuple| flows.by_tuple(tuple).is_some();
         let local = &self.config.local_addresses;
-        let app = responder_tuple(session.protocol, client, demux.listener, local, random, taken).ok_or(DropReason::Full)?;
+        let chosen = responder_tuple(session.protocol, client, demux.listener, local, random, taken);
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
         let id = self.fresh_flow_id();
+        let app = if session.protocol == GREETING { tuple_of(id) } else { chosen.ok_or(DropReason::Full)? };
         let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, app, now);
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
-        let first = inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), Self::inner_max(datagram_max)));
+        let first =
+            inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), Self::inner_max(datagram_max)));
         let is_tcp = session.protocol == 6;
         flow.setup = Setup::Responder(Box::new(ResponderSetup {
             initiator_flow: message.src_flow,
@@ -149,10 +153,8 @@ impl Sal {
             return Err(DropReason::RateLimited);
         }
         let cookie = self.cookies.issue(now, from, flow, nonce);
-        let extensions = [
-            Extension::Error(ErrorRepr { code: ErrorCode::CookieWanted, text: "" }),
-            Extension::Cookie(cookie),
-        ];
+        let extensions =
+            [Extension::Error(ErrorRepr { code: ErrorCode::CookieWanted, text: "" }), Extension::Cookie(cookie)];
         self.counters.cookies_sent += 1;
         let mut draft = Draft::new(Kind::Error, flow, FlowId(0));
         draft.extensions = &extensions;
@@ -254,11 +256,8 @@ impl Sal {
         extensions.extend(error.map(|code| Extension::Error(ErrorRepr { code, text: "" })));
         let mut draft = Draft::new(Kind::SynAck, initiator_flow, id);
         draft.extensions = &extensions;
-        draft.payload = if app_answer.is_empty() {
-            (NextProtocol::None, &[])
-        } else {
-            (next_protocol(app_answer), app_answer)
-        };
+        draft.payload =
+            if app_answer.is_empty() { (NextProtocol::None, &[]) } else { (next_protocol(app_answer), app_answer) };
         let key = (known == 0).then_some((tag_key, wanted));
         let answers = self.write_answers(draft, known, key, reply, syn_len);
         for (to, datagram) in &answers {
@@ -314,7 +313,12 @@ impl Sal {
     }
 
     /// The ACK: the peer is proved, or not.
-    pub(crate) fn handle_ack(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
+    pub(crate) fn handle_ack(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+    ) -> Result<(), DropReason> {
         if message.flags.contains(Flags::CONFIRM) {
             let association = auth::authenticate(&mut self.associations, message, now)?;
             return self.handle_confirm(now, message, association);
@@ -322,7 +326,9 @@ impl Sal {
         let id = message.dst_flow;
         let flow = self.flows.get(id).filter(|flow| flow.role == Role::Responder).ok_or(DropReason::UnknownFlow)?;
         let fresh = matches!(&flow.setup, Setup::Responder(setup) if setup.handshake.is_some());
-        let association = if fresh { self.finish_handshake(now, from, message)? } else {
+        let association = if fresh {
+            self.finish_handshake(now, from, message)?
+        } else {
             auth::authenticate(&mut self.associations, message, now)?
         };
         let flow = self.flows.get_mut(id).ok_or(DropReason::UnknownFlow)?;
@@ -400,6 +406,11 @@ impl Sal {
         let entry = flow.entry();
         let setup = core::mem::replace(&mut flow.setup, Setup::Done);
         self.flows.set_deadline(id, None);
+        if entry.app.protocol == GREETING {
+            self.confirm(id, association, fresh);
+            self.remove_flow(id, RemoveReason::Closed);
+            return Ok(());
+        }
         self.queue.update(EntryUpdate::Install(entry));
         if let Setup::Responder(setup) = setup {
             if let Some(first) = setup.first {
@@ -479,9 +490,9 @@ fn is_relay_datagram(datagram: &[u8]) -> bool {
     Message::parse(datagram).is_ok_and(|message| message.resolvable.is_some())
 }
 
-/// The application's first packet inside a SYN; only UDP may come without one.
+/// The application's first packet inside a SYN; only TCP must have one.
 fn inner_packet<'a>(message: &Message<'a>, protocol: u8) -> Result<Option<AppPacket<'a>>, DropReason> {
-    if message.payload.is_empty() && protocol == 17 {
+    if message.payload.is_empty() && protocol != 6 {
         return Ok(None);
     }
     match packet::parse(message.payload)? {

@@ -1,0 +1,88 @@
+//! Greetings: a handshake for its own sake, when a peer says that it no longer knows us (DESIGN §7).
+//!
+//! A host that lost its keys cannot prove that it lost them: its UNKNOWN is untagged and changes nothing here. It makes us
+//! ask, once in a while, for a full handshake. What that proves (a newer boot, say) decides over the flows.
+//!
+//! On the wire a greeting is a SYN, SYN-ACK and ACK of protocol 0 to the empty name, without an application's packet.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::time::Duration;
+
+use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, Message};
+
+use crate::entry::Tuple;
+use crate::event::Role;
+use crate::flow::Flow;
+use crate::name::ServiceId;
+use crate::output::DropReason;
+use crate::sal::Sal;
+use crate::setup::{Arrival, Draft, Reply, Start};
+use crate::table::{Allow, Demux};
+use crate::time::Instant;
+
+/// How often one peer is greeted at most.
+const GREETING_REST: Duration = Duration::from_secs(5);
+/// Bytes of an UNKNOWN: nothing shorter is answered with one.
+const UNKNOWN_LEN: usize = 28;
+/// The protocol number that no application has.
+pub(crate) const GREETING: u8 = 0;
+
+/// A tuple that no packet carries, so that greetings fit the flow table.
+pub(crate) fn tuple_of(id: FlowId) -> Tuple {
+    let nowhere = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+    let number = SocketAddr::new(IpAddr::V6(Ipv6Addr::from(u128::from(id.0))), 0);
+    Tuple { protocol: GREETING, source: nowhere, destination: number }
+}
+
+impl Sal {
+    /// DATA came for a flow that is not here, from a host that is not known here: say so, without proof.
+    pub(crate) fn say_unknown_association(&mut self, now: Instant, from: SocketAddr, flow: FlowId, len: usize) {
+        if len < UNKNOWN_LEN || !self.answers.take(now) {
+            return;
+        }
+        let extensions = [Extension::Error(ErrorRepr { code: ErrorCode::UnknownAssociation, text: "" })];
+        let mut draft = Draft::new(Kind::Error, FlowId(0), flow);
+        draft.extensions = &extensions;
+        if let Some(datagram) = draft.write(None) {
+            self.transmit(from, datagram, Kind::Error);
+        }
+    }
+
+    /// Somebody at `from` says that it does not know us. If we know somebody there, and have flows with it: greet.
+    pub(crate) fn consider_greeting(&mut self, now: Instant, from: SocketAddr) -> Result<(), DropReason> {
+        let is_due = |greeted: Option<Instant>| greeted.is_none_or(|at| now.since(at) >= GREETING_REST);
+        let known =
+            self.associations.at_address(from).find(|association| association.flows > 0 && is_due(association.greeted));
+        let local_id = known.map(|association| association.local_id).ok_or(DropReason::UnknownAssociation)?;
+        if self.flows.len() >= self.config.limits.flows {
+            return Err(DropReason::Full);
+        }
+        if let Some(association) = self.associations.get_mut(local_id) {
+            association.greeted = Some(now);
+        }
+        let id = self.fresh_flow_id();
+        let session = margay_wire::SessionId(self.rng.bytes());
+        let flow = Flow::new(id, session, ServiceId::default(), Role::Initiator, tuple_of(id), now);
+        let nonce = self.rng.u64();
+        self.start_setup(now, flow, Start { nonce, next_hop: from, first: Vec::new(), full: true });
+        Ok(())
+    }
+
+    /// A greeting came: answered as any SYN, with nothing behind it.
+    pub(crate) fn handle_greeting(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+        nonce: u64,
+        syn_len: usize,
+    ) -> Result<(), DropReason> {
+        let reply = Reply { direct: from, via: None };
+        let arrival = Arrival { message, service: ServiceId::default(), reply, syn_len, nonce };
+        // Whoever proves its key may share an association; what it may do with it is asked at each connection.
+        let nowhere = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+        let demux = Demux { listener: nowhere, service_port: None, protocol: None, allow: Allow::Any };
+        self.respond(now, &arrival, &demux)
+    }
+}

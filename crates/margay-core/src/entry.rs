@@ -90,6 +90,25 @@ pub enum RemoveReason {
     Operator = 7,
 }
 
+impl RemoveReason {
+    /// Every reason, by number.
+    pub const ALL: [Self; 7] =
+        [Self::Closed, Self::Reset, Self::Idle, Self::PeerFailed, Self::PeerRebooted, Self::Unproved, Self::Operator];
+
+    /// The name that lists and metrics carry.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Reset => "reset",
+            Self::Idle => "idle",
+            Self::PeerFailed => "peer_failed",
+            Self::PeerRebooted => "peer_rebooted",
+            Self::Unproved => "unproved",
+            Self::Operator => "operator",
+        }
+    }
+}
+
 /// One change for the flow cache. Apply in the order received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryUpdate {

@@ -306,7 +306,12 @@ impl TrustStore {
     /// # Errors
     ///
     /// Why it proves nothing.
-    pub fn verify_member(&self, chain: &[u8], host_key: &[u8; 32], unix_s: u64) -> Result<Membership, CertificateError> {
+    pub fn verify_member(
+        &self,
+        chain: &[u8],
+        host_key: &[u8; 32],
+        unix_s: u64,
+    ) -> Result<Membership, CertificateError> {
         let chain = decode_chain(chain)?;
         let root = chain.first().ok_or(CertificateError::Malformed)?;
         let leaf = check_chain(&chain, host_key, unix_s)?;
@@ -324,12 +329,19 @@ impl TrustStore {
 }
 
 /// Signatures, times, delegation and the host of a chain; gives its last certificate.
-fn check_chain<'a>(chain: &'a [Certificate], host_key: &[u8; 32], unix_s: u64) -> Result<&'a Certificate, CertificateError> {
+fn check_chain<'a>(
+    chain: &'a [Certificate],
+    host_key: &[u8; 32],
+    unix_s: u64,
+) -> Result<&'a Certificate, CertificateError> {
     for certificate in chain {
         certificate.check_signature_and_time(unix_s)?;
     }
     for pair in chain.windows(2) {
-        if pair[0].delegate != Some(pair[1].issuer) || !pair[0].prefix.covers(&pair[1].prefix) || pair[0].kind != pair[1].kind {
+        if pair[0].delegate != Some(pair[1].issuer)
+            || !pair[0].prefix.covers(&pair[1].prefix)
+            || pair[0].kind != pair[1].kind
+        {
             return Err(CertificateError::NotTrusted);
         }
     }

@@ -101,7 +101,12 @@ impl CryptoResolver for Seeded {
     }
 }
 
-fn build(secret: &HostSecret, rng: &mut Rng, prologue: &[u8], initiator: bool) -> Result<snow::HandshakeState, HandshakeError> {
+fn build(
+    secret: &HostSecret,
+    rng: &mut Rng,
+    prologue: &[u8],
+    initiator: bool,
+) -> Result<snow::HandshakeState, HandshakeError> {
     let params: NoiseParams = PATTERN.parse()?;
     let key = secret.to_bytes();
     let builder = snow::Builder::with_resolver(params, Box::new(Seeded(rng.bytes())));
@@ -134,7 +139,11 @@ impl Initiator {
     /// # Errors
     ///
     /// Message 2 is garbage or belongs to another session.
-    pub fn finish(self, message_2: &[u8], mine: &Introduction) -> Result<(HostPublic, Introduction, Vec<u8>, Keys), HandshakeError> {
+    pub fn finish(
+        self,
+        message_2: &[u8],
+        mine: &Introduction,
+    ) -> Result<(HostPublic, Introduction, Vec<u8>, Keys), HandshakeError> {
         let mut state = self.0?;
         let mut payload = alloc::vec![0; MESSAGE_MAX];
         let len = state.read_message(message_2, &mut payload)?;
@@ -206,7 +215,8 @@ mod tests {
         assert_eq!(message_1, Initiator::start(&alice, &mut Rng::new([1; 32]), b"p").1, "made again from its seed");
         let answer = Responder::answer(&bob, &mut Rng::new([2; 32]), b"p", &message_1, &introduction(2));
         let (mut responder, message_2) = answer.expect("message 1 is whole");
-        let (peer, theirs, message_3, keys) = initiator.finish(&message_2, &introduction(1)).expect("message 2 is whole");
+        let (peer, theirs, message_3, keys) =
+            initiator.finish(&message_2, &introduction(1)).expect("message 2 is whole");
         assert_eq!((peer, theirs), (bob.public(), introduction(2)));
         let mut garbage = message_3.clone();
         garbage[5] ^= 1;
@@ -220,7 +230,8 @@ mod tests {
     fn another_session_or_any_flipped_bit_fails() {
         let (alice, bob) = secrets();
         let (_, message_1) = Initiator::start(&alice, &mut Rng::new([1; 32]), b"p");
-        let answer = |prologue: &[u8]| Responder::answer(&bob, &mut Rng::new([2; 32]), prologue, &message_1, &introduction(2));
+        let answer =
+            |prologue: &[u8]| Responder::answer(&bob, &mut Rng::new([2; 32]), prologue, &message_1, &introduction(2));
         let (_, other) = answer(b"q").expect("message 1 proves nothing");
         let finish = |message_2: &[u8]| {
             Initiator::start(&alice, &mut Rng::new([1; 32]), b"p").0.finish(message_2, &introduction(1)).is_ok()

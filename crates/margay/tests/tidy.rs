@@ -60,7 +60,8 @@ fn functions_stay_small() {
 
 #[test]
 fn nothing_is_left_for_later() {
-    let words = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK"), concat!("#[ig", "nore")];
+    let words =
+        [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK"), concat!("#[ig", "nore")];
     let mut found = Vec::new();
     for (name, text) in files(&[".rs", ".c", ".h", ".py", ".sh", ".toml", "Makefile"]) {
         for (at, line) in text.lines().enumerate() {

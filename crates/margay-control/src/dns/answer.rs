@@ -1,0 +1,320 @@
+//! From the bytes of a question to the bytes of its answer.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::PTR;
+use hickory_proto::rr::rdata::opt::EdnsOption;
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
+use margay_core::name::{self, is_computable, service_of_v6, virtual_v6};
+
+use super::zone::{self, FALLBACK_TTL_S, Place, TTL_S, Zones};
+use super::{Directory, DnsCounters};
+use crate::lease::{LeaseError, Leases};
+
+/// Length of the header: less is no DNS.
+const HEADER: usize = 12;
+/// Largest datagram that is sent: fits every path, and needs no fragments (DNS flag day 2020).
+const DATAGRAM_MAX: u16 = 1232;
+/// What everybody takes.
+const DATAGRAM_MIN: u16 = 512;
+/// How long the directory may think. Whoever asks gives up after some seconds, and virtual addresses are never wrong.
+const DIRECTORY_WAIT: Duration = Duration::from_secs(2);
+/// RFC 8914: an extended error, and its code "other".
+const EXTENDED_ERROR: u16 = 15;
+const EXTENDED_TEXT_MAX: usize = 300;
+
+/// How the question came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    Datagram,
+    Stream,
+}
+
+#[derive(Default)]
+struct Counts {
+    queries: AtomicU64,
+    answered: AtomicU64,
+    refused: AtomicU64,
+    failed: AtomicU64,
+    malformed: AtomicU64,
+}
+
+pub(super) struct Answers {
+    zones: Zones,
+    leases: Arc<Leases>,
+    directory: Arc<dyn Directory>,
+    counts: Counts,
+}
+
+/// What was found out about a question.
+enum Found {
+    Records(Vec<Record>),
+    /// The name is there, but has nothing of this type; how long that holds.
+    Nothing(u32),
+    NoSuchName,
+    NotOurs,
+    Failed(LeaseError),
+}
+
+/// A question's name, read as one of Margay's.
+enum Spelled {
+    Service(name::Name),
+    /// One label: an authority, under which there may be services.
+    Authority,
+    Malformed,
+}
+
+impl Answers {
+    pub(super) fn new(zones: Zones, leases: Arc<Leases>, directory: Arc<dyn Directory>) -> Self {
+        Self { zones, leases, directory, counts: Counts::default() }
+    }
+
+    pub(super) fn counters(&self) -> DnsCounters {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        DnsCounters {
+            queries: read(&self.counts.queries),
+            answered: read(&self.counts.answered),
+            refused: read(&self.counts.refused),
+            failed: read(&self.counts.failed),
+            malformed: read(&self.counts.malformed),
+        }
+    }
+
+    /// The answer to what came. `None` where there shall be none: too short for DNS, or itself an answer.
+    pub(super) async fn reply(&self, bytes: &[u8], carrier: Carrier) -> Option<Vec<u8>> {
+        let is_query = bytes.len() >= HEADER && bytes[2] & 0x80 == 0;
+        if !is_query {
+            self.counts.malformed.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        let Some((request, query)) = parse(bytes) else {
+            self.counts.malformed.fetch_add(1, Ordering::Relaxed);
+            return Some(format_error(bytes));
+        };
+        self.counts.queries.fetch_add(1, Ordering::Relaxed);
+        let mut response = self.respond(&request, query).await;
+        let count = match response.metadata.response_code {
+            ResponseCode::NoError | ResponseCode::NXDomain => &self.counts.answered,
+            ResponseCode::ServFail => &self.counts.failed,
+            _ => &self.counts.refused,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        let limit = match carrier {
+            Carrier::Stream => u16::MAX,
+            Carrier::Datagram => request.max_payload().clamp(DATAGRAM_MIN, DATAGRAM_MAX),
+        };
+        if let Some(asked) = &request.edns {
+            let edns = response.edns.get_or_insert_with(Edns::new);
+            edns.set_max_payload(DATAGRAM_MAX).set_version(0).set_dnssec_ok(asked.flags().dnssec_ok);
+        } else {
+            response.edns = None;
+        }
+        Some(encode(&response, limit).unwrap_or_else(|| format_error(bytes)))
+    }
+
+    async fn respond(&self, request: &Message, query: Query) -> Message {
+        let mut response = Message::new(request.metadata.id, MessageType::Response, request.metadata.op_code);
+        response.metadata = Metadata::response_from_request(&request.metadata);
+        let code = if request.version() > 0 {
+            ResponseCode::BADVERS
+        } else if request.metadata.op_code != OpCode::Query {
+            ResponseCode::NotImp
+        } else {
+            self.look_up(&query, &mut response).await
+        };
+        response.metadata.response_code = code;
+        response.add_query(query);
+        response
+    }
+
+    async fn look_up(&self, query: &Query, response: &mut Message) -> ResponseCode {
+        let (found, zone) = self.find(query).await;
+        response.metadata.authoritative = zone.is_some();
+        let mut add_soa = |ttl_s| {
+            if let Some(zone) = zone {
+                response.add_authority(self.zones.soa(zone, ttl_s));
+            }
+        };
+        match found {
+            Found::Records(records) => {
+                response.add_answers(records);
+                ResponseCode::NoError
+            }
+            Found::Nothing(ttl_s) => {
+                add_soa(ttl_s);
+                ResponseCode::NoError
+            }
+            Found::NoSuchName => {
+                add_soa(TTL_S);
+                ResponseCode::NXDomain
+            }
+            Found::NotOurs => {
+                response.metadata.authoritative = false;
+                ResponseCode::Refused
+            }
+            Found::Failed(error) => {
+                response.metadata.authoritative = false;
+                response.set_edns(extended_error(&error));
+                ResponseCode::ServFail
+            }
+        }
+    }
+
+    async fn find(&self, query: &Query) -> (Found, Option<&Name>) {
+        let is_ours = matches!(query.query_class, DNSClass::IN | DNSClass::ANY)
+            && !matches!(query.query_type, RecordType::AXFR | RecordType::IXFR);
+        if !is_ours {
+            return (Found::NotOurs, None);
+        }
+        match self.zones.place(&query.name) {
+            Place::Elsewhere => (Found::NotOurs, None),
+            Place::Apex(zone) => (self.apex(zone, query.query_type), Some(zone)),
+            Place::Reverse(zone) => (self.pointer(query), Some(zone)),
+            Place::Forward(zone) => (self.forward(query, zone).await, Some(zone)),
+        }
+    }
+
+    fn apex(&self, zone: &Name, kind: RecordType) -> Found {
+        match kind {
+            RecordType::SOA => Found::Records(vec![self.zones.soa(zone, TTL_S)]),
+            RecordType::NS => Found::Records(vec![self.zones.ns(zone)]),
+            RecordType::ANY => Found::Records(vec![self.zones.soa(zone, TTL_S), self.zones.ns(zone)]),
+            _ => Found::Nothing(TTL_S),
+        }
+    }
+
+    async fn forward(&self, query: &Query, zone: &Name) -> Found {
+        let (owner, kind) = (&query.name, query.query_type);
+        if self.zones.is_server(owner) {
+            return of_kind(
+                self.zones.listen().map(|ip| zone::address(owner, TTL_S, ip)).into_iter().collect(),
+                kind,
+                TTL_S,
+            );
+        }
+        let service = match spelled(owner, zone) {
+            Spelled::Service(service) => service,
+            Spelled::Authority => return Found::Nothing(TTL_S),
+            Spelled::Malformed => return Found::NoSuchName,
+        };
+        if !matches!(kind, RecordType::A | RecordType::AAAA | RecordType::ANY) {
+            return Found::Nothing(TTL_S);
+        }
+        let plain = tokio::time::timeout(DIRECTORY_WAIT, self.directory.fallback(&service)).await.unwrap_or_default();
+        if !plain.is_empty() {
+            let records = plain.into_iter().map(|address| zone::address(owner, FALLBACK_TTL_S, address)).collect();
+            return of_kind(records, kind, FALLBACK_TTL_S);
+        }
+        let mut records = Vec::new();
+        if kind != RecordType::AAAA {
+            match self.lease(&service).await {
+                Ok(address) => records.push(zone::a(owner, TTL_S, address)),
+                Err(error) => return Found::Failed(error),
+            }
+        }
+        let id = service.service_id();
+        if kind != RecordType::A && is_computable(&id) {
+            records.push(zone::aaaa(owner, TTL_S, virtual_v6(&id)));
+        }
+        of_kind(records, kind, TTL_S)
+    }
+
+    async fn lease(&self, service: &name::Name) -> Result<Ipv4Addr, LeaseError> {
+        if let Some(address) = self.leases.used(service) {
+            return Ok(address);
+        }
+        let (leases, wanted) = (Arc::clone(&self.leases), service.clone());
+        let leased = tokio::task::spawn_blocking(move || leases.lease(&wanted)).await;
+        // Only where the runtime is going down is the task not run.
+        let leased = leased.unwrap_or_else(|_| Err(LeaseError::Stopping(service.written().to_owned())));
+        if let Err(error @ LeaseError::Store { .. }) = &leased {
+            tracing::warn!(%error, "a name was not answered");
+        }
+        leased
+    }
+
+    /// The name behind a virtual address, for logs.
+    fn pointer(&self, query: &Query) -> Found {
+        let Ok(net) = query.name.parse_arpa_name() else { return Found::NoSuchName };
+        if net.prefix_len() < net.max_prefix_len() {
+            return Found::Nothing(TTL_S);
+        }
+        let written = match net.addr() {
+            IpAddr::V4(v4) => self.leases.name_of(v4),
+            IpAddr::V6(v6) => service_of_v6(v6).and_then(|service| self.leases.written(&service)),
+        };
+        let Some(name) = written.and_then(|written| self.zones.spelling(&written)) else { return Found::NoSuchName };
+        let record = Record::from_rdata(query.name.clone(), TTL_S, RData::PTR(PTR(name)));
+        of_kind(vec![record], query.query_type, TTL_S)
+    }
+}
+
+/// Those of `records` that were asked for.
+fn of_kind(mut records: Vec<Record>, kind: RecordType, ttl_s: u32) -> Found {
+    records.retain(|record| kind == RecordType::ANY || record.record_type() == kind);
+    if records.is_empty() { Found::Nothing(ttl_s) } else { Found::Records(records) }
+}
+
+fn spelled(owner: &Name, zone: &Name) -> Spelled {
+    let own = usize::from(owner.num_labels()).saturating_sub(usize::from(zone.num_labels()));
+    let mut text = String::new();
+    for label in owner.iter().take(own) {
+        // A dot inside a label, or a key behind a slash, would read as something else.
+        let is_plain = label.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-');
+        let (true, Ok(label)) = (is_plain, std::str::from_utf8(label)) else { return Spelled::Malformed };
+        if !text.is_empty() {
+            text.push('.');
+        }
+        text.push_str(label);
+    }
+    if own == 1 {
+        let is_good = format!("x.{text}").parse::<name::Name>().is_ok();
+        return if is_good { Spelled::Authority } else { Spelled::Malformed };
+    }
+    text.parse().map_or(Spelled::Malformed, Spelled::Service)
+}
+
+/// The message and its one question.
+fn parse(bytes: &[u8]) -> Option<(Message, Query)> {
+    // Looked at first: the parser would make room for as many questions as the header claims.
+    if bytes[4..6] != [0, 1] {
+        return None;
+    }
+    let message = Message::from_vec(bytes).ok()?;
+    let query = message.queries.first()?.clone();
+    Some((message, query))
+}
+
+/// "Format error", to what has the header of a question and nothing else that can be read.
+fn format_error(bytes: &[u8]) -> Vec<u8> {
+    let mut answer = vec![0; HEADER];
+    answer[..2].copy_from_slice(&bytes[..2]);
+    // QR, and of the question's flags opcode and RD.
+    answer[2] = 0x80 | bytes[2] & 0x79;
+    answer[3] = u8::try_from(u16::from(ResponseCode::FormErr)).unwrap_or(1);
+    answer
+}
+
+fn encode(message: &Message, limit: u16) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(usize::from(DATAGRAM_MIN));
+    let mut encoder = BinEncoder::new(&mut bytes);
+    encoder.set_max_size(limit);
+    message.emit(&mut encoder).ok()?;
+    Some(bytes)
+}
+
+fn extended_error(error: &LeaseError) -> Edns {
+    let mut text = error.to_string();
+    let end = text.floor_char_boundary(EXTENDED_TEXT_MAX);
+    text.truncate(end);
+    let mut value = vec![0, 0];
+    value.extend_from_slice(text.as_bytes());
+    let mut edns = Edns::new();
+    edns.options_mut().insert(EdnsOption::Unknown(EXTENDED_ERROR, value));
+    edns
+}

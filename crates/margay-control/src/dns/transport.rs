@@ -1,0 +1,153 @@
+//! The sockets of the responder: bounded in what they hold, and patient with nobody.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::answer::{Answers, Carrier};
+use crate::lease::Leases;
+
+/// Longest question: more than a name, its type and some options is none.
+const QUESTION_MAX: usize = 4096;
+/// Questions that wait for the disk or the directory at once. More are dropped, and asked again by who has them.
+const WAITING_MAX: usize = 256;
+/// Connections at once. More are closed at once, so that who asks goes elsewhere.
+const CONNECTIONS_MAX: usize = 64;
+/// For a whole question to come, and for its answer to go.
+const IDLE: Duration = Duration::from_secs(10);
+/// After an error of the system, so that a lasting one does not fill the log.
+const PAUSE: Duration = Duration::from_millis(200);
+const KEEP_USES_EVERY: Duration = Duration::from_secs(60);
+/// How often to look for a port that both UDP and TCP have free.
+const PORT_TRIES: usize = 16;
+
+pub(super) async fn bind(listen: SocketAddr) -> io::Result<(UdpSocket, TcpListener)> {
+    let mut tries = PORT_TRIES;
+    loop {
+        let udp = UdpSocket::bind(listen).await?;
+        match TcpListener::bind(udp.local_addr()?).await {
+            Ok(tcp) => return Ok((udp, tcp)),
+            Err(error) if listen.port() == 0 && error.kind() == io::ErrorKind::AddrInUse && tries > 0 => tries -= 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Waits until the responder was stopped or dropped.
+async fn ended(stopped: &mut watch::Receiver<()>) {
+    // Nothing is ever sent: this returns when the sender is gone.
+    while stopped.changed().await.is_ok() {}
+}
+
+fn reap(tasks: &mut JoinSet<()>) {
+    while tasks.try_join_next().is_some() {}
+}
+
+pub(super) async fn serve_udp(socket: UdpSocket, answers: Arc<Answers>, mut stopped: watch::Receiver<()>) {
+    let (socket, waiting) = (Arc::new(socket), Arc::new(Semaphore::new(WAITING_MAX)));
+    let mut tasks = JoinSet::new();
+    let mut buffer = vec![0; QUESTION_MAX];
+    loop {
+        let received = tokio::select! {
+            received = socket.recv_from(&mut buffer) => received,
+            () = ended(&mut stopped) => break,
+        };
+        reap(&mut tasks);
+        let (len, from) = match received {
+            Ok(received) => received,
+            Err(error) => {
+                tracing::warn!(%error, "DNS over UDP");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&waiting).try_acquire_owned() else { continue };
+        let (socket, answers, question) = (Arc::clone(&socket), Arc::clone(&answers), buffer[..len].to_vec());
+        tasks.spawn(async move {
+            if let Some(answer) = answers.reply(&question, Carrier::Datagram).await {
+                // Who asked may be gone, or have a port that nobody can answer to.
+                let sent = socket.send_to(&answer, from).await;
+                tracing::trace!(?sent, %from, "answered");
+            }
+            drop(permit);
+        });
+    }
+    tasks.shutdown().await;
+}
+
+pub(super) async fn serve_tcp(listener: TcpListener, answers: Arc<Answers>, mut stopped: watch::Receiver<()>) {
+    let open = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut tasks = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = ended(&mut stopped) => break,
+        };
+        reap(&mut tasks);
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "DNS over TCP");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&open).try_acquire_owned() else { continue };
+        let answers = Arc::clone(&answers);
+        tasks.spawn(async move {
+            if let Err(error) = serve_stream(stream, &answers).await {
+                tracing::debug!(%error, "a DNS connection ended");
+            }
+            drop(permit);
+        });
+    }
+    tasks.shutdown().await;
+}
+
+/// One question after the other (RFC 7766), until the peer closes, is idle, or says something that is no question.
+async fn serve_stream(mut stream: TcpStream, answers: &Answers) -> io::Result<()> {
+    let mut question = Vec::new();
+    loop {
+        let read = async {
+            let len = stream.read_u16().await?;
+            if usize::from(len) > QUESTION_MAX {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            question.resize(usize::from(len), 0);
+            stream.read_exact(&mut question).await
+        };
+        match timeout(IDLE, read).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Ok(()),
+        }
+        let Some(answer) = answers.reply(&question, Carrier::Stream).await else { return Ok(()) };
+        let Ok(len) = u16::try_from(answer.len()) else { return Ok(()) };
+        let framed = [&len.to_be_bytes()[..], &answer].concat();
+        timeout(IDLE, stream.write_all(&framed)).await??;
+    }
+}
+
+/// Writes down now and then when names were last used.
+pub(super) async fn keep_uses(leases: Arc<Leases>, mut stopped: watch::Receiver<()>) {
+    let mut every = interval(KEEP_USES_EVERY);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = every.tick() => {}
+            () = ended(&mut stopped) => return,
+        }
+        let leases = Arc::clone(&leases);
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || leases.keep_uses()).await {
+            tracing::warn!(%error, "when names were last used was not written down");
+        }
+    }
+}

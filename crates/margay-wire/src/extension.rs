@@ -152,9 +152,9 @@ impl<'a> Addresses<'a> {
 
     /// Address and flags, in order of preference.
     pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, u16)> + 'a {
-        self.0.chunks_exact(ADDRESS_LEN).map(|entry| {
-            (parse_socket(&entry[..16], &entry[16..18]), u16::from_be_bytes([entry[18], entry[19]]))
-        })
+        self.0
+            .chunks_exact(ADDRESS_LEN)
+            .map(|entry| (parse_socket(&entry[..16], &entry[16..18]), u16::from_be_bytes([entry[18], entry[19]])))
     }
 }
 

@@ -2,8 +2,10 @@
 
 use core::net::SocketAddr;
 
-use crate::extension::{AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, KeyExchangeRepr,
-    SessionRepr, extension_type};
+use crate::extension::{
+    AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, KeyExchangeRepr, SessionRepr,
+    extension_type,
+};
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
 
@@ -89,7 +91,9 @@ impl<'a> Message<'a> {
 
     /// CAPABILITIES.
     pub fn capabilities(&self) -> Option<CapabilitiesRepr> {
-        self.find(|extension| if let Extension::Capabilities(capabilities) = extension { Some(capabilities) } else { None })
+        self.find(
+            |extension| if let Extension::Capabilities(capabilities) = extension { Some(capabilities) } else { None },
+        )
     }
 
     /// KEY_EXCHANGE.

@@ -120,7 +120,7 @@ impl TrainRepr {
     ///
     /// # Errors
     ///
-    /// Too short, or an unknown segmentation.
+    /// Too short, an unknown segmentation, or segments of no size.
     pub fn parse(chunk: &[u8]) -> Result<Self, Error> {
         let header = chunk.get(..TRAIN_HEADER_LEN).ok_or(Error)?;
         let gso = match header[field::GSO] {
@@ -129,12 +129,14 @@ impl TrainRepr {
             2 => GsoKind::Udp,
             _ => return Err(Error),
         };
-        Ok(Self {
+        let repr = Self {
             gso,
             partial_checksum: header[field::TRAIN_FLAGS] & PARTIAL_CHECKSUM != 0,
             segment_size: half(&header[field::SEGMENT_SIZE]),
             inner_len: word(&header[field::INNER_LEN]),
-        })
+        };
+        let is_cut_into_nothing = repr.gso != GsoKind::None && repr.segment_size == 0;
+        if is_cut_into_nothing { Err(Error) } else { Ok(repr) }
     }
 
     /// Writes the header into the first [`TRAIN_HEADER_LEN`] bytes of `out`.

@@ -187,6 +187,11 @@ pub enum Extension<'a> {
     UnknownCritical(u8),
 }
 
+/// CHAIN is reserved, and not yet known.
+const fn is_unknown_critical(byte: u8) -> bool {
+    byte & CRITICAL != 0 && !matches!(byte, kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK)
+}
+
 fn array<const N: usize>(value: &[u8]) -> Result<[u8; N], Error> {
     value.get(..N).and_then(|bytes| bytes.try_into().ok()).ok_or(Error)
 }
@@ -259,7 +264,7 @@ impl<'a> Extension<'a> {
                 exactly(value, 4)?;
                 Self::Stack(value[0])
             }
-            unknown if unknown & CRITICAL != 0 => Self::UnknownCritical(unknown),
+            unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
     }
@@ -317,8 +322,13 @@ impl<'a> Extension<'a> {
     ///
     /// # Errors
     ///
-    /// `out` is too small, or the value is too long for its length field.
+    /// `out` is too small, the value is too long for its length field or its bound, or an unknown extension is a known one.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, Error> {
+        match self {
+            Self::Error(error) if error.text.len() > ERROR_TEXT_MAX => return Err(Error),
+            Self::UnknownCritical(byte) if !is_unknown_critical(*byte) => return Err(Error),
+            _ => {}
+        }
         let len = self.buffer_len();
         let out = out.get_mut(..len).ok_or(Error)?;
         out.fill(0);

@@ -154,19 +154,32 @@ fn walk<'a>(mut bytes: &'a [u8]) -> impl Iterator<Item = (Option<Extension<'a>>,
     })
 }
 
+/// The extensions of one message so far: each may come once, and nothing after AUTH.
+#[derive(Default)]
+struct Order {
+    seen: [u128; 2],
+}
+
+impl Order {
+    fn admit(&mut self, byte: u8) -> Result<(), Error> {
+        if self.has(byte) || self.has(extension_type::AUTH) {
+            return Err(Error);
+        }
+        self.seen[usize::from(byte >> 7)] |= 1 << (byte & 127);
+        Ok(())
+    }
+
+    fn has(&self, byte: u8) -> bool {
+        self.seen[usize::from(byte >> 7)] & 1 << (byte & 127) != 0
+    }
+}
+
 fn check_extensions(mut bytes: &[u8]) -> Result<(), Error> {
-    let mut seen = [0_u128; 2];
+    let mut order = Order::default();
     while !bytes.is_empty() {
         let (_, byte, taken) = Extension::parse(bytes)?;
-        let (word, bit) = (usize::from(byte >> 7), 1_u128 << (byte & 127));
-        if seen[word] & bit != 0 {
-            return Err(Error);
-        }
-        seen[word] |= bit;
+        order.admit(byte)?;
         bytes = &bytes[taken..];
-        if byte == extension_type::AUTH && !bytes.is_empty() {
-            return Err(Error);
-        }
     }
     Ok(())
 }
@@ -176,6 +189,8 @@ pub struct MessageWriter<'b> {
     buf: &'b mut [u8],
     header: HeaderRepr,
     at: usize,
+    order: Order,
+    has_resolvable: bool,
     has_payload: bool,
     pad_to: usize,
 }
@@ -193,7 +208,8 @@ impl<'b> MessageWriter<'b> {
             src_flow,
             control_seq,
         };
-        Self { buf, header, at: HEADER_LEN, has_payload: false, pad_to: 0 }
+        let order = Order::default();
+        Self { buf, header, at: HEADER_LEN, order, has_resolvable: false, has_payload: false, pad_to: 0 }
     }
 
     /// Adds flags.
@@ -214,6 +230,7 @@ impl<'b> MessageWriter<'b> {
         }
         resolvable.emit(place);
         self.header.flags |= Flags::RESOLVABLE;
+        self.has_resolvable = true;
         self.at += RESOLVABLE_LEN;
         Ok(self)
     }
@@ -222,11 +239,13 @@ impl<'b> MessageWriter<'b> {
     ///
     /// # Errors
     ///
-    /// The buffer is too small, or the payload is already there.
+    /// The buffer is too small, the value does not follow the format, the extension was written already, or AUTH or the
+    /// payload was.
     pub fn extension(&mut self, extension: &Extension<'_>) -> Result<&mut Self, Error> {
         if self.has_payload {
             return Err(Error);
         }
+        self.order.admit(extension.type_byte())?;
         self.at += extension.emit(self.buf.get_mut(self.at..).ok_or(Error)?)?;
         Ok(self)
     }
@@ -260,10 +279,14 @@ impl<'b> MessageWriter<'b> {
     ///
     /// # Errors
     ///
-    /// The buffer is too small.
+    /// The buffer is too small; or the message is one that no reader would take: DATA, which has a format of its own, or with
+    /// the flag of a resolvable part that was not written.
     pub fn finish(mut self) -> Result<usize, Error> {
         if !self.has_payload {
             self.payload(NextProtocol::None, &[])?;
+        }
+        if self.header.kind == Kind::Data || self.header.flags.contains(Flags::RESOLVABLE) != self.has_resolvable {
+            return Err(Error);
         }
         let end = self.at.max(self.pad_to);
         self.buf.get_mut(self.at..end).ok_or(Error)?.fill(0);
@@ -273,3 +296,64 @@ impl<'b> MessageWriter<'b> {
 }
 
 const _: () = assert!(AUTH_EXT_LEN == 4 + 8 + TAG_LEN);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extension::ErrorCode;
+
+    const AUTH: Extension<'_> = Extension::Auth(AuthRepr { assoc_id: 1, epoch: 2, tag: [3; 16] });
+    const STACK: Extension<'_> = Extension::Stack(2);
+
+    fn writer(buf: &mut [u8]) -> MessageWriter<'_> {
+        MessageWriter::new(buf, Kind::Syn, FlowId(0), FlowId(7), 0)
+    }
+
+    #[test]
+    fn nothing_is_written_that_no_reader_takes() {
+        let mut buf = [0; 512];
+        assert!(writer(&mut buf).extension(&STACK).and_then(|writer| writer.extension(&STACK)).is_err(), "twice");
+        assert!(writer(&mut buf).extension(&AUTH).and_then(|writer| writer.extension(&STACK)).is_err(), "after AUTH");
+        for byte in [extension_type::STACK, extension_type::SESSION, 0x55] {
+            assert!(writer(&mut buf).extension(&Extension::UnknownCritical(byte)).is_err(), "{byte} is not that");
+        }
+        let long = [b'x'; 129];
+        let text = core::str::from_utf8(&long).expect("letters");
+        let error = Extension::Error(ErrorRepr { code: ErrorCode::Closed, text });
+        assert!(writer(&mut buf).extension(&error).is_err(), "text too long");
+        let mut flagged = writer(&mut buf);
+        flagged.flags(Flags::RESOLVABLE);
+        assert_eq!(flagged.finish(), Err(Error), "a flag without its part");
+        assert_eq!(MessageWriter::new(&mut buf, Kind::Data, FlowId(0), FlowId(0), 0).finish(), Err(Error));
+        let mut ended = writer(&mut buf);
+        ended.payload(NextProtocol::None, &[]).expect("fits");
+        assert!(ended.extension(&STACK).is_err(), "after the payload");
+        assert!(ended.payload(NextProtocol::None, &[]).is_err(), "two payloads");
+    }
+
+    #[test]
+    fn a_buffer_of_any_size_is_enough_or_said_not_to_be() {
+        for len in 0..80 {
+            let mut buf = [0; 80];
+            let mut writer = writer(&mut buf[..len]);
+            let written =
+                writer.extension(&AUTH).and_then(|writer| writer.payload(NextProtocol::Ipv4, &[9; 4])).is_ok();
+            writer.pad_to(60);
+            let finished = writer.finish();
+            assert_eq!((written, finished.is_ok()), (len >= 52, len >= 60), "{len}");
+        }
+    }
+
+    #[test]
+    fn the_tag_lies_where_it_is_said_to() {
+        let mut buf = [0; 80];
+        let mut writer = writer(&mut buf);
+        writer.extension(&AUTH).and_then(|writer| writer.payload(NextProtocol::Ipv4, &[9; 5])).expect("fits");
+        writer.pad_to(64);
+        let len = writer.finish().expect("fits");
+        let message = Message::parse(&buf[..len]).expect("ours");
+        assert_eq!((len, message.signed_bytes().len()), (64, 53));
+        let at = message.auth_tag_offset().expect("tagged");
+        assert_eq!(message.signed_bytes()[at..at + TAG_LEN], [3; 16]);
+    }
+}

@@ -1,0 +1,300 @@
+//! Between messages and the fields of a vector, both ways.
+
+use std::net::SocketAddr;
+
+use margay_wire::{
+    Addresses, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId,
+    GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter, NextProtocol, ResolvableRepr, SessionId, SessionRepr,
+    TRAIN_HEADER_LEN, TrainRepr,
+};
+use serde_json::{Value, json};
+
+use crate::vector::{hex, unhex};
+
+const KINDS: [(Kind, &str); 16] = [
+    (Kind::Syn, "SYN"),
+    (Kind::SynAck, "SYN_ACK"),
+    (Kind::Ack, "ACK"),
+    (Kind::Rsyn, "RSYN"),
+    (Kind::RsynAck, "RSYN_ACK"),
+    (Kind::RsynDone, "RSYN_DONE"),
+    (Kind::Fin, "FIN"),
+    (Kind::Rst, "RST"),
+    (Kind::Fail, "FAIL"),
+    (Kind::Probe, "PROBE"),
+    (Kind::Error, "ERROR"),
+    (Kind::RequestLock, "REQUEST_LOCK"),
+    (Kind::AckLock, "ACK_LOCK"),
+    (Kind::NackLock, "NACK_LOCK"),
+    (Kind::CancelLock, "CANCEL_LOCK"),
+    (Kind::AckCancel, "ACK_CANCEL"),
+];
+const FLAGS: [(Flags, &str); 4] =
+    [(Flags::RESOLVABLE, "RESOLVABLE"), (Flags::FULL, "FULL"), (Flags::CONFIRM, "CONFIRM"), (Flags::RELAY, "RELAY")];
+
+/// The fields of a message that was read from `len` bytes.
+pub fn of_message(message: &Message<'_>, len: usize) -> Value {
+    let kind = KINDS.iter().find(|(kind, _)| *kind == message.kind).expect("every kind has a name");
+    let flags: Vec<&str> =
+        FLAGS.iter().filter(|(flag, _)| message.flags.contains(*flag)).map(|(_, name)| *name).collect();
+    let mut header = json!({
+        "type": kind.1,
+        "flags": flags,
+        "next_protocol": u8::from(message.next_protocol),
+        "dst_flow": message.dst_flow.to_string(),
+        "src_flow": message.src_flow.to_string(),
+        "control_seq": message.control_seq,
+    });
+    let unknown_flags = message.flags.bits() & 0xf0;
+    if unknown_flags != 0 {
+        header["unknown_flags"] = unknown_flags.into();
+    }
+    let extensions: Vec<Value> = message.extensions().map(|extension| of_extension(&extension)).collect();
+    let mut fields = json!({
+        "header": header,
+        "extensions": extensions,
+        "payload": hex(message.payload),
+        "padding": len - message.signed_bytes().len(),
+    });
+    if let Some(resolvable) = &message.resolvable {
+        fields["resolvable"] = json!({
+            "hop_limit": resolvable.hop_limit,
+            "reply_to": resolvable.reply_to.map(|address| address.to_string()),
+            "via": resolvable.via.map(|address| address.to_string()),
+            "service": hex(&resolvable.service),
+            "nonce": format!("{:016x}", resolvable.nonce),
+            "hop_tag": hex(&resolvable.hop_tag),
+        });
+    }
+    fields
+}
+
+fn of_extension(extension: &Extension<'_>) -> Value {
+    match extension {
+        Extension::SourceService(service) => json!({"type": "SOURCE_SERVICE", "service": hex(service)}),
+        Extension::Session(session) => json!({
+            "type": "SESSION",
+            "session": session.session.to_string(),
+            "client": session.client.to_string(),
+            "service_port": session.service_port,
+            "protocol": session.protocol,
+        }),
+        Extension::Addresses(addresses) => {
+            let entry = |(address, flags): (SocketAddr, u16)| json!({"address": address.to_string(), "flags": flags});
+            json!({"type": "ADDRESSES", "addresses": addresses.iter().map(entry).collect::<Vec<_>>()})
+        }
+        Extension::Capabilities(capabilities) => {
+            json!({"type": "CAPABILITIES", "stacks": capabilities.stacks, "mtu": capabilities.mtu})
+        }
+        Extension::KeyExchange(exchange) => json!({
+            "type": "KEY_EXCHANGE",
+            "host_id": hex(&exchange.host_id),
+            "assoc_id": exchange.assoc_id,
+            "message": hex(exchange.message),
+        }),
+        Extension::Certificate(chain) => json!({"type": "CERTIFICATE", "chain": hex(chain)}),
+        Extension::Rendezvous(address) => json!({"type": "RENDEZVOUS", "address": address.to_string()}),
+        Extension::Error(error) => json!({"type": "ERROR", "code": u16::from(error.code), "text": error.text}),
+        Extension::Auth(auth) => {
+            json!({"type": "AUTH", "assoc_id": auth.assoc_id, "epoch": auth.epoch, "tag": hex(&auth.tag)})
+        }
+        Extension::Cookie(cookie) => json!({"type": "COOKIE", "cookie": hex(cookie)}),
+        Extension::Stack(stack) => json!({"type": "STACK", "stack": stack}),
+        Extension::UnknownCritical(byte) => json!({"type": "UNKNOWN_CRITICAL", "number": byte}),
+    }
+}
+
+fn text<'v>(value: &'v Value, key: &str) -> &'v str {
+    value[key].as_str().unwrap_or_else(|| panic!("no text {key} in {value}"))
+}
+
+fn number<T: TryFrom<u64>>(value: &Value, key: &str) -> T {
+    let number = value[key].as_u64().and_then(|number| T::try_from(number).ok());
+    number.unwrap_or_else(|| panic!("no number {key} in {value}"))
+}
+
+fn bytes<const N: usize>(value: &Value, key: &str) -> [u8; N] {
+    unhex(text(value, key)).try_into().unwrap_or_else(|_| panic!("{key} of {value} has not {N} bytes"))
+}
+
+fn socket(value: &Value) -> SocketAddr {
+    value.as_str().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{value} is no address and port"))
+}
+
+fn flow(value: &Value, key: &str) -> FlowId {
+    FlowId(u32::from_be_bytes(bytes(value, key)))
+}
+
+/// The datagram that has these fields.
+///
+/// # Errors
+///
+/// The writer refuses.
+pub fn to_message(fields: &Value) -> Result<Vec<u8>, Error> {
+    // The buffer is dirty: the writer must not count on zeros.
+    let mut buf = vec![0xee; 140_000];
+    let bare = write_message(&mut buf, fields, 0)?;
+    let padded = bare + number::<usize>(fields, "padding");
+    let len = write_message(&mut buf, fields, padded)?;
+    assert_eq!(len, padded, "padded to where it was asked to");
+    buf.truncate(len);
+    Ok(buf)
+}
+
+fn write_message(buf: &mut [u8], fields: &Value, pad_to: usize) -> Result<usize, Error> {
+    let header = &fields["header"];
+    let kind = KINDS.iter().find(|(_, name)| *name == text(header, "type")).expect("a known type").0;
+    let (dst_flow, src_flow) = (flow(header, "dst_flow"), flow(header, "src_flow"));
+    let mut writer = MessageWriter::new(buf, kind, dst_flow, src_flow, number(header, "control_seq"));
+    for name in header["flags"].as_array().expect("a list of flags") {
+        writer.flags(FLAGS.iter().find(|(_, known)| name == known).expect("a known flag").0);
+    }
+    if !header["unknown_flags"].is_null() {
+        writer.flags(Flags::from_bits_retain(number(header, "unknown_flags")));
+    }
+    if let Some(part) = fields.get("resolvable") {
+        let address = |key: &str| (!part[key].is_null()).then(|| socket(&part[key]));
+        writer.resolvable(&ResolvableRepr {
+            hop_limit: number(part, "hop_limit"),
+            reply_to: address("reply_to"),
+            via: address("via"),
+            service: bytes(part, "service"),
+            nonce: u64::from_be_bytes(bytes(part, "nonce")),
+            hop_tag: bytes(part, "hop_tag"),
+        })?;
+    }
+    for extension in fields["extensions"].as_array().expect("a list of extensions") {
+        write_extension(&mut writer, extension)?;
+    }
+    let payload = unhex(text(fields, "payload"));
+    writer.payload(NextProtocol::from(number::<u8>(header, "next_protocol")), &payload)?;
+    writer.pad_to(pad_to);
+    writer.finish()
+}
+
+fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), Error> {
+    let long;
+    let extension = match text(value, "type") {
+        "SOURCE_SERVICE" => Extension::SourceService(bytes(value, "service")),
+        "SESSION" => Extension::Session(SessionRepr {
+            session: SessionId(bytes(value, "session")),
+            client: socket(&value["client"]),
+            service_port: number(value, "service_port"),
+            protocol: number(value, "protocol"),
+        }),
+        "ADDRESSES" => {
+            long = addresses(&value["addresses"]);
+            Extension::Addresses(Addresses::parse(&long)?)
+        }
+        "CAPABILITIES" => {
+            Extension::Capabilities(CapabilitiesRepr { stacks: number(value, "stacks"), mtu: number(value, "mtu") })
+        }
+        "KEY_EXCHANGE" => {
+            long = unhex(text(value, "message"));
+            let (host_id, assoc_id) = (bytes(value, "host_id"), number(value, "assoc_id"));
+            Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id, message: &long })
+        }
+        "CERTIFICATE" => {
+            long = unhex(text(value, "chain"));
+            Extension::Certificate(&long)
+        }
+        "RENDEZVOUS" => Extension::Rendezvous(socket(&value["address"])),
+        "ERROR" => Extension::Error(ErrorRepr { code: number::<u16>(value, "code").into(), text: text(value, "text") }),
+        "AUTH" => {
+            let (assoc_id, epoch) = (number(value, "assoc_id"), number(value, "epoch"));
+            Extension::Auth(AuthRepr { assoc_id, epoch, tag: bytes(value, "tag") })
+        }
+        "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
+        "STACK" => Extension::Stack(number(value, "stack")),
+        "UNKNOWN_CRITICAL" => Extension::UnknownCritical(number(value, "number")),
+        other => panic!("{other} is no extension"),
+    };
+    writer.extension(&extension).map(|_| ())
+}
+
+/// The value of ADDRESSES; the format has no writer of its own.
+fn addresses(list: &Value) -> Vec<u8> {
+    let mut value = Vec::new();
+    for entry in list.as_array().expect("a list of addresses") {
+        let address = socket(&entry["address"]);
+        let octets = match address.ip() {
+            std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            std::net::IpAddr::V6(v6) => v6.octets(),
+        };
+        value.extend_from_slice(&octets);
+        value.extend_from_slice(&address.port().to_be_bytes());
+        value.extend_from_slice(&number::<u16>(entry, "flags").to_be_bytes());
+    }
+    value
+}
+
+/// The fields of DATA.
+///
+/// # Errors
+///
+/// The header, or that of the train, is malformed.
+pub fn of_data(datagram: &[u8]) -> Result<Value, Error> {
+    let header = DataRepr::parse(datagram)?;
+    let chunk = &datagram[DATA_HEADER_LEN..];
+    let mut fields = json!({
+        "header": {
+            "stack": header.stack,
+            "flags": header.flags,
+            "dst_flow": header.dst_flow.to_string(),
+            "packet_number": header.packet_number,
+            "index": header.index,
+            "count": header.count,
+        },
+        "chunk": hex(chunk),
+    });
+    if header.index == 0 {
+        let train = TrainRepr::parse(chunk)?;
+        let gso = match train.gso {
+            GsoKind::None => "none",
+            GsoKind::Tcp => "tcp",
+            GsoKind::Udp => "udp",
+        };
+        fields["train"] = json!({
+            "gso": gso,
+            "partial_checksum": train.partial_checksum,
+            "segment_size": train.segment_size,
+            "inner_len": train.inner_len,
+        });
+        fields["chunk"] = hex(&chunk[TRAIN_HEADER_LEN..]).into();
+    }
+    Ok(fields)
+}
+
+/// The datagram that has these fields.
+pub fn to_data(fields: &Value) -> Vec<u8> {
+    let header = &fields["header"];
+    let mut datagram = vec![0xee; DATA_HEADER_LEN];
+    DataRepr {
+        stack: number(header, "stack"),
+        flags: number(header, "flags"),
+        dst_flow: flow(header, "dst_flow"),
+        packet_number: number(header, "packet_number"),
+        index: number(header, "index"),
+        count: number(header, "count"),
+    }
+    .emit(&mut datagram);
+    if let Some(train) = fields.get("train") {
+        let gso = match text(train, "gso") {
+            "none" => GsoKind::None,
+            "tcp" => GsoKind::Tcp,
+            "udp" => GsoKind::Udp,
+            other => panic!("{other} is no segmentation"),
+        };
+        let mut bytes = [0xee; TRAIN_HEADER_LEN];
+        TrainRepr {
+            gso,
+            partial_checksum: train["partial_checksum"].as_bool().expect("true or false"),
+            segment_size: number(train, "segment_size"),
+            inner_len: number(train, "inner_len"),
+        }
+        .emit(&mut bytes);
+        datagram.extend_from_slice(&bytes);
+    }
+    datagram.extend_from_slice(&unhex(text(fields, "chunk")));
+    datagram
+}

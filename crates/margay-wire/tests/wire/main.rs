@@ -1,0 +1,7 @@
+//! The formats from outside: golden vectors, properties, mutated vectors, and the dissector.
+
+mod golden;
+mod json;
+mod mutation;
+mod property;
+mod vector;

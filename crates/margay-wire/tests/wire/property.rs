@@ -1,0 +1,184 @@
+//! Properties of any message, not only of those that somebody thought of.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use margay_wire::{DataRepr, Message};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use serde_json::{Value, json};
+
+use crate::json;
+use crate::mutation;
+use crate::vector::hex;
+
+const TYPES: [&str; 16] = [
+    "SYN",
+    "SYN_ACK",
+    "ACK",
+    "RSYN",
+    "RSYN_ACK",
+    "RSYN_DONE",
+    "FIN",
+    "RST",
+    "FAIL",
+    "PROBE",
+    "ERROR",
+    "REQUEST_LOCK",
+    "ACK_LOCK",
+    "NACK_LOCK",
+    "CANCEL_LOCK",
+    "ACK_CANCEL",
+];
+
+fn bytes(len: usize) -> impl Strategy<Value = String> {
+    vec(any::<u8>(), len).prop_map(|bytes| hex(&bytes))
+}
+
+fn some_bytes() -> impl Strategy<Value = String> {
+    vec(any::<u8>(), 0..300).prop_map(|bytes| hex(&bytes))
+}
+
+fn socket() -> impl Strategy<Value = String> {
+    let v4 = any::<[u8; 4]>().prop_map(|octets| Ipv4Addr::from(octets).into());
+    let v6 = any::<[u8; 16]>().prop_map(|octets| Ipv6Addr::from(octets).to_canonical());
+    (prop_oneof![v4, v6], any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port).to_string())
+}
+
+/// At most one of each, in any order, AUTH last.
+fn extensions() -> impl Strategy<Value = Vec<Value>> {
+    let session = (bytes(16), socket(), any::<u16>(), any::<u8>()).prop_map(|(session, client, service_port, protocol)| {
+        json!({"type": "SESSION", "session": session, "client": client, "service_port": service_port, "protocol": protocol})
+    });
+    let addresses = vec((socket(), any::<u16>()), 0..5).prop_map(|all| {
+        let all: Vec<Value> = all.iter().map(|(address, flags)| json!({"address": address, "flags": flags})).collect();
+        json!({"type": "ADDRESSES", "addresses": all})
+    });
+    let capabilities = (any::<u32>(), any::<u16>())
+        .prop_map(|(stacks, mtu)| json!({"type": "CAPABILITIES", "stacks": stacks, "mtu": mtu}));
+    let exchange = (bytes(16), any::<u32>(), some_bytes()).prop_map(|(host_id, assoc_id, message)| {
+        json!({"type": "KEY_EXCHANGE", "host_id": host_id, "assoc_id": assoc_id, "message": message})
+    });
+    let error =
+        (any::<u16>(), "\\PC{0,32}").prop_map(|(code, text)| json!({"type": "ERROR", "code": code, "text": text}));
+    let critical = (0x8d..=0xff_u8).prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
+    let first = (
+        bytes(32).prop_map(|service| json!({"type": "SOURCE_SERVICE", "service": service})),
+        session,
+        addresses,
+        capabilities,
+        exchange,
+        some_bytes().prop_map(|chain| json!({"type": "CERTIFICATE", "chain": chain})),
+    );
+    let second = (
+        socket().prop_map(|address| json!({"type": "RENDEZVOUS", "address": address})),
+        error,
+        bytes(24).prop_map(|cookie| json!({"type": "COOKIE", "cookie": cookie})),
+        any::<u8>().prop_map(|stack| json!({"type": "STACK", "stack": stack})),
+        critical,
+    );
+    let all = (first, second).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k))| vec![a, b, c, d, e, f, g, h, i, j, k]);
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=11)).prop_shuffle();
+    let auth = (any::<u32>(), any::<u32>(), bytes(16))
+        .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
+    (some, option::of(auth)).prop_map(|(mut some, auth)| {
+        some.extend(auth);
+        some
+    })
+}
+
+fn resolvable() -> impl Strategy<Value = Value> {
+    let (reply_to, via) = (option::of(socket()), option::of(socket()));
+    (any::<u8>(), reply_to, via, bytes(32), bytes(8), bytes(8)).prop_map(
+        |(hop_limit, reply_to, via, service, nonce, hop_tag)| {
+            json!({
+                "hop_limit": hop_limit, "reply_to": reply_to, "via": via, "service": service, "nonce": nonce,
+                "hop_tag": hop_tag,
+            })
+        },
+    )
+}
+
+fn message() -> impl Strategy<Value = Value> {
+    let flags = subsequence(vec!["FULL", "CONFIRM", "RELAY"], 0..=3);
+    let header = (select(&TYPES[..]), flags, any::<u8>(), bytes(4), bytes(4), any::<u32>(), 0..16_u8);
+    let parts = (header, option::of(resolvable()), extensions(), some_bytes(), 0..200_usize);
+    parts.prop_map(|(header, resolvable, extensions, payload, padding)| {
+        let (kind, mut flags, next_protocol, dst_flow, src_flow, control_seq, unknown_flags) = header;
+        if resolvable.is_some() {
+            flags.insert(0, "RESOLVABLE");
+        }
+        let mut fields = json!({
+            "header": {
+                "type": kind, "flags": flags, "next_protocol": next_protocol, "dst_flow": dst_flow,
+                "src_flow": src_flow, "control_seq": control_seq,
+            },
+            "extensions": extensions, "payload": payload, "padding": padding,
+        });
+        if unknown_flags != 0 {
+            fields["header"]["unknown_flags"] = (unknown_flags << 4).into();
+        }
+        if let Some(resolvable) = resolvable {
+            fields["resolvable"] = resolvable;
+        }
+        fields
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(fields in message()) {
+        let datagram = json::to_message(&fields).expect("well-formed");
+        let message = Message::parse(&datagram).expect("ours");
+        prop_assert_eq!(json::of_message(&message, datagram.len()), fields);
+        prop_assert!(mutation::check(&datagram));
+    }
+
+    #[test]
+    fn a_byte_changed_is_seen_or_refused(fields in message(), at in any::<prop::sample::Index>(), flip in 1..=255_u8) {
+        let mut datagram = json::to_message(&fields).expect("well-formed");
+        let at = at.index(datagram.len());
+        datagram[at] ^= flip;
+        mutation::check(&datagram);
+    }
+
+    #[test]
+    fn no_bytes_are_too_odd(bytes in vec(any::<u8>(), 0..600)) {
+        mutation::check(&bytes);
+    }
+
+    #[test]
+    fn nor_behind_a_good_header(kind in 0..40_u8, flags in 0..2_u8, len in 20..200_u16, rest in vec(any::<u8>(), 12..300)) {
+        let len = len.to_be_bytes();
+        let bytes = [&[1, kind, flags, 4, len[0], len[1], 0, 9], &rest[..]].concat();
+        mutation::check(&bytes);
+    }
+
+    #[test]
+    fn data_is_read_as_written(
+        stack in any::<u8>(), flags in any::<u8>(), flow in bytes(4), packet_number in any::<u32>(),
+        index in prop_oneof![Just(0), 0..u16::MAX],
+        more in any::<u16>(), gso in select(&["none", "tcp", "udp"][..]), partial in any::<bool>(), size in 1..u16::MAX,
+        inner_len in any::<u32>(), chunk in some_bytes(),
+    ) {
+        let count = index.saturating_add(more).max(index + 1);
+        let mut fields = json!({
+            "header": {
+                "stack": stack, "flags": flags, "dst_flow": flow, "packet_number": packet_number, "index": index,
+                "count": count,
+            },
+            "chunk": chunk,
+        });
+        if index == 0 {
+            fields["train"] =
+                json!({"gso": gso, "partial_checksum": partial, "segment_size": size, "inner_len": inner_len});
+        }
+        let datagram = json::to_data(&fields);
+        prop_assert_eq!(json::of_data(&datagram).expect("ours"), fields);
+        prop_assert!(mutation::check(&datagram));
+        let mut outside = datagram.clone();
+        outside[12..14].copy_from_slice(&count.to_be_bytes());
+        prop_assert!(DataRepr::parse(&outside).is_err(), "behind its train");
+    }
+}

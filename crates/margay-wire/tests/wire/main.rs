@@ -1,5 +1,6 @@
 //! The formats from outside: golden vectors, properties, mutated vectors, and the dissector.
 
+mod dissector;
 mod golden;
 mod json;
 mod mutation;

@@ -1,0 +1,387 @@
+//! The Wireshark dissector reads what the vectors say, and refuses what the parsers refuse.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::mutation::{self, Numbers};
+use crate::vector::{data, hex, malformed, messages};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/wireshark/margay.lua");
+const PORT: u16 = 54324;
+/// Between fields, and between several values of one: neither is in any text of the vectors.
+const BETWEEN: char = '\t';
+const BETWEEN_VALUES: char = '|';
+/// pcap: addresses and what follows are IP, without a link layer.
+const LINKTYPE_RAW: u32 = 101;
+/// Fields that are read for every datagram.
+const FIELDS: [&str; 55] = [
+    "margay.refusal",
+    "margay.version",
+    "margay.type",
+    "margay.flags",
+    "margay.flags.resolvable",
+    "margay.flags.full",
+    "margay.flags.confirm",
+    "margay.flags.relay",
+    "margay.next_protocol",
+    "margay.header_len",
+    "margay.payload_len",
+    "margay.dst_flow",
+    "margay.src_flow",
+    "margay.control_seq",
+    "margay.payload",
+    "margay.resolvable.hop_limit",
+    "margay.resolvable.reply_to",
+    "margay.resolvable.reply_to_port",
+    "margay.resolvable.via",
+    "margay.resolvable.via_port",
+    "margay.resolvable.service",
+    "margay.resolvable.nonce",
+    "margay.resolvable.hop_tag",
+    "margay.ext.type",
+    "margay.source_service",
+    "margay.session.id",
+    "margay.session.client",
+    "margay.session.client_port",
+    "margay.session.service_port",
+    "margay.session.protocol",
+    "margay.addresses.address",
+    "margay.addresses.port",
+    "margay.addresses.flags",
+    "margay.capabilities.stacks",
+    "margay.capabilities.mtu",
+    "margay.key_exchange.host_id",
+    "margay.key_exchange.assoc_id",
+    "margay.key_exchange.message",
+    "margay.certificate.chain",
+    "margay.rendezvous.address",
+    "margay.rendezvous.port",
+    "margay.error.code",
+    "margay.error.text",
+    "margay.auth.assoc_id",
+    "margay.auth.epoch",
+    "margay.auth.tag",
+    "margay.cookie",
+    "margay.stack",
+    "margay.data.stack",
+    "margay.data.flags",
+    "margay.data.packet_number",
+    "margay.data.index",
+    "margay.data.count",
+    "margay.data.chunk",
+    "margay.train.gso",
+];
+const MORE_FIELDS: [&str; 7] = [
+    "margay.train.flags.partial",
+    "margay.train.segment_size",
+    "margay.train.inner_len",
+    "_ws.expert.message",
+    "_ws.lua.error",
+    "tcp.dstport",
+    "udp.dstport",
+];
+
+type Fields = BTreeMap<String, String>;
+
+/// The datagrams as UDP between two hosts, in a capture file.
+fn pcap(datagrams: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = Vec::new();
+    for word in [0xa1b2_c3d4, 0x0002_0004, 0, 0, 0x0004_0000, LINKTYPE_RAW] {
+        file.extend_from_slice(&u32::to_be_bytes(word));
+    }
+    for (number, datagram) in (0_u32..).zip(datagrams) {
+        let udp_len = u16::try_from(8 + datagram.len()).expect("a datagram");
+        let ip_len = 20 + udp_len;
+        for word in [number, 0, u32::from(ip_len), u32::from(ip_len)] {
+            file.extend_from_slice(&word.to_be_bytes());
+        }
+        let len = ip_len.to_be_bytes();
+        file.extend_from_slice(&[0x45, 0, len[0], len[1], 0, 0, 0, 0, 64, 17, 0, 0]);
+        file.extend_from_slice(&[192, 0, 2, 1, 192, 0, 2, 2]);
+        for half in [PORT, PORT, udp_len, 0] {
+            file.extend_from_slice(&half.to_be_bytes());
+        }
+        file.extend_from_slice(datagram);
+    }
+    file
+}
+
+/// What tshark reads from each datagram, by field.
+fn dissect(datagrams: &[Vec<u8>]) -> Vec<Fields> {
+    let base = tempfile::tempdir().expect("a directory");
+    let capture = base.path().join("vectors.pcap");
+    std::fs::write(&capture, pcap(datagrams)).expect("written");
+    assert!(Path::new(SCRIPT).is_file(), "{SCRIPT} is gone");
+    let fields = || FIELDS.iter().chain(&MORE_FIELDS);
+    let mut command = Command::new("tshark");
+    // Nobody's own settings or plugins.
+    command.env("WIRESHARK_CONFIG_DIR", base.path()).env("HOME", base.path()).env("LC_ALL", "C.UTF-8");
+    command.arg("-n").arg("-r").arg(&capture).arg("-X").arg(format!("lua_script:{SCRIPT}"));
+    command.args(["-T", "fields", "-E", "separator=/t", "-E", "occurrence=a", "-E"]);
+    command.arg(format!("aggregator={BETWEEN_VALUES}"));
+    for field in fields() {
+        command.args(["-e", field]);
+    }
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => panic!("tshark cannot be run ({error}): scripts/setup installs it"),
+    };
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "tshark failed: {complaints}");
+    assert!(!complaints.contains("Lua"), "the script does not load: {complaints}");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let read = |line: &str| {
+        let values: Vec<&str> = line.split(BETWEEN).collect();
+        assert_eq!(values.len(), fields().count(), "{line}");
+        let some = fields().zip(values).filter(|(_, value)| !value.is_empty());
+        some.map(|(field, value)| ((*field).to_owned(), value.to_owned())).collect()
+    };
+    let all: Vec<Fields> = text.lines().map(read).collect();
+    assert_eq!(all.len(), datagrams.len());
+    all
+}
+
+/// As versions of tshark differ in how they write: numbers in decimal, bytes without colons, truth as 1, addresses as Rust writes them.
+fn normal(field: &str, value: &str) -> String {
+    let one = |value: &str| {
+        if let Some(number) = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok()) {
+            return number.to_string();
+        }
+        match value {
+            "True" => return "1".to_owned(),
+            "False" => return "0".to_owned(),
+            _ => {}
+        }
+        if field == "margay.error.text" || field == "margay.refusal" {
+            return value.to_owned();
+        }
+        match value.parse::<Ipv6Addr>() {
+            Ok(address) => address.to_string(),
+            Err(_) => value.replace(':', ""),
+        }
+    };
+    value.split(BETWEEN_VALUES).map(one).collect::<Vec<_>>().join("|")
+}
+
+/// What the vector says that tshark reads.
+#[derive(Default)]
+struct Expected(Fields);
+
+impl Expected {
+    fn put(&mut self, field: &str, value: impl ToString) {
+        let value = value.to_string();
+        if value.is_empty() {
+            return;
+        }
+        let all = self.0.entry(format!("margay.{field}")).or_default();
+        if !all.is_empty() {
+            all.push(BETWEEN_VALUES);
+        }
+        all.push_str(&value);
+    }
+
+    fn text(&mut self, field: &str, value: &Value) {
+        self.put(field, value.as_str().expect("text"));
+    }
+
+    fn number(&mut self, field: &str, value: &Value) {
+        self.put(field, value.as_u64().expect("a number"));
+    }
+
+    /// Hexadecimal digits that tshark shows as one number.
+    fn word(&mut self, field: &str, value: &Value) {
+        self.put(field, u64::from_str_radix(value.as_str().expect("text"), 16).expect("hexadecimal"));
+    }
+
+    fn socket(&mut self, address: &str, port: &str, value: &Value) {
+        let Some(text) = value.as_str() else { return };
+        let socket: SocketAddr = text.parse().expect("an address and a port");
+        let v6 = match socket.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        self.put(address, v6);
+        self.put(port, socket.port());
+    }
+
+    fn message(&mut self, bytes: &[u8], fields: &Value) {
+        let header = &fields["header"];
+        let half = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        self.put("version", 1);
+        self.put("type", bytes[1]);
+        self.put("flags", bytes[2]);
+        for flag in ["RESOLVABLE", "FULL", "CONFIRM", "RELAY"] {
+            let is_set = header["flags"].as_array().expect("a list").iter().any(|set| set == flag);
+            self.put(&format!("flags.{}", flag.to_lowercase()), u8::from(is_set));
+        }
+        self.number("next_protocol", &header["next_protocol"]);
+        self.put("header_len", half(4));
+        self.put("payload_len", half(6));
+        self.word("dst_flow", &header["dst_flow"]);
+        self.word("src_flow", &header["src_flow"]);
+        self.number("control_seq", &header["control_seq"]);
+        self.text("payload", &fields["payload"]);
+        if let Some(part) = fields.get("resolvable") {
+            self.number("resolvable.hop_limit", &part["hop_limit"]);
+            self.socket("resolvable.reply_to", "resolvable.reply_to_port", &part["reply_to"]);
+            self.socket("resolvable.via", "resolvable.via_port", &part["via"]);
+            self.text("resolvable.service", &part["service"]);
+            self.word("resolvable.nonce", &part["nonce"]);
+            self.text("resolvable.hop_tag", &part["hop_tag"]);
+        }
+        for extension in fields["extensions"].as_array().expect("a list") {
+            self.extension(extension);
+        }
+    }
+
+    fn extension(&mut self, value: &Value) {
+        let kind = match value["type"].as_str().expect("text") {
+            "SOURCE_SERVICE" => 1,
+            "SESSION" => 2,
+            "ADDRESSES" => 3,
+            "CAPABILITIES" => 4,
+            "KEY_EXCHANGE" => 5,
+            "CERTIFICATE" => 0x86,
+            "RENDEZVOUS" => 8,
+            "ERROR" => 9,
+            "AUTH" => 0x8a,
+            "COOKIE" => 0x8b,
+            "STACK" => 0x8c,
+            _ => value["number"].as_u64().expect("a number"),
+        };
+        self.put("ext.type", kind);
+        match kind {
+            1 => self.text("source_service", &value["service"]),
+            2 => {
+                self.text("session.id", &value["session"]);
+                self.socket("session.client", "session.client_port", &value["client"]);
+                self.number("session.service_port", &value["service_port"]);
+                self.number("session.protocol", &value["protocol"]);
+            }
+            3 => {
+                for entry in value["addresses"].as_array().expect("a list") {
+                    self.socket("addresses.address", "addresses.port", &entry["address"]);
+                    self.number("addresses.flags", &entry["flags"]);
+                }
+            }
+            4 => {
+                self.number("capabilities.stacks", &value["stacks"]);
+                self.number("capabilities.mtu", &value["mtu"]);
+            }
+            5 => {
+                self.text("key_exchange.host_id", &value["host_id"]);
+                self.number("key_exchange.assoc_id", &value["assoc_id"]);
+                self.text("key_exchange.message", &value["message"]);
+            }
+            0x86 => self.text("certificate.chain", &value["chain"]),
+            8 => self.socket("rendezvous.address", "rendezvous.port", &value["address"]),
+            9 => {
+                self.number("error.code", &value["code"]);
+                self.text("error.text", &value["text"]);
+            }
+            0x8a => {
+                self.number("auth.assoc_id", &value["assoc_id"]);
+                self.number("auth.epoch", &value["epoch"]);
+                self.text("auth.tag", &value["tag"]);
+            }
+            0x8b => self.text("cookie", &value["cookie"]),
+            0x8c => self.number("stack", &value["stack"]),
+            _ => {}
+        }
+    }
+
+    fn data(&mut self, fields: &Value) {
+        let header = &fields["header"];
+        self.put("version", 1);
+        self.put("type", 32);
+        self.number("data.stack", &header["stack"]);
+        self.number("data.flags", &header["flags"]);
+        self.word("dst_flow", &header["dst_flow"]);
+        self.number("data.packet_number", &header["packet_number"]);
+        self.number("data.index", &header["index"]);
+        self.number("data.count", &header["count"]);
+        self.text("data.chunk", &fields["chunk"]);
+        if let Some(train) = fields.get("train") {
+            let gso = ["none", "tcp", "udp"].iter().position(|name| train["gso"] == *name).expect("known");
+            self.put("train.gso", gso);
+            self.put("train.flags.partial", u8::from(train["partial_checksum"].as_bool().expect("true or false")));
+            self.number("train.segment_size", &train["segment_size"]);
+            self.number("train.inner_len", &train["inner_len"]);
+        }
+    }
+}
+
+/// The fields of this protocol alone, as they are compared.
+fn own(fields: &Fields) -> Fields {
+    let own = fields.iter().filter(|(field, _)| field.starts_with("margay."));
+    own.map(|(field, value)| (field.clone(), normal(field, value))).collect()
+}
+
+#[test]
+fn it_reads_what_the_vectors_say() {
+    let (messages, data) = (messages(), data());
+    let datagrams: Vec<Vec<u8>> = messages.iter().chain(&data).map(|vector| vector.bytes.clone()).collect();
+    let found = dissect(&datagrams);
+    for (at, vector) in messages.iter().chain(&data).enumerate() {
+        let mut expected = Expected::default();
+        if at < messages.len() {
+            expected.message(&vector.bytes, &vector.fields);
+        } else {
+            expected.data(&vector.fields);
+        }
+        let mut own = own(&found[at]);
+        if vector.name == "unknown-skipped" {
+            assert_eq!(own.remove("margay.ext.type").as_deref(), Some("85|138"), "shown, though nobody acts on it");
+            expected.0.remove("margay.ext.type");
+        }
+        assert_eq!(own, expected.0, "{}", vector.name);
+        assert_eq!(found[at].get("_ws.lua.error"), None, "{}", vector.name);
+        let warns = found[at].get("_ws.expert.message").is_some_and(|text| text.contains("UNKNOWN_CRITICAL"));
+        assert_eq!(warns, ["unknown-critical", "chain-reserved"].contains(&&vector.name[..]), "{}", vector.name);
+    }
+    let of = |name: &str| {
+        let at = messages.iter().chain(&data).position(|vector| vector.name == name);
+        &found[at.expect("there")]
+    };
+    for (name, field, value) in [
+        ("syn", "tcp.dstport", "80"),
+        ("one-packet", "tcp.dstport", "80"),
+        ("one-packet-v6", "udp.dstport", "54324|5300"),
+    ] {
+        assert_eq!(
+            of(name).get(field).map(String::as_str),
+            Some(value),
+            "{name}: the program's own packet is read too"
+        );
+    }
+}
+
+#[test]
+fn it_says_why_the_malformed_are_refused() {
+    let all = malformed();
+    let datagrams: Vec<Vec<u8>> = all.iter().map(|vector| vector.bytes.clone()).collect();
+    for (vector, found) in all.iter().zip(dissect(&datagrams)) {
+        assert_eq!(found.get("margay.refusal"), Some(&vector.refusal), "{}", vector.name);
+        let marked = found.get("_ws.expert.message").expect("marked");
+        assert!(marked.contains(&format!("Malformed: {}", vector.refusal)), "{}: {marked}", vector.name);
+        assert_eq!(found.get("_ws.lua.error"), None, "{}", vector.name);
+    }
+}
+
+#[test]
+fn it_refuses_what_the_parsers_refuse_and_nothing_else() {
+    let corpus = mutation::corpus();
+    let mut numbers = Numbers::new(0);
+    // An empty datagram is nobody's: tshark shows it to no dissector.
+    let datagrams: Vec<Vec<u8>> =
+        (0..4000).map(|_| mutation::mutant(&mut numbers, &corpus)).filter(|bytes| !bytes.is_empty()).collect();
+    for (bytes, found) in datagrams.iter().zip(dissect(&datagrams)) {
+        assert_eq!(found.get("_ws.lua.error"), None, "{}", hex(bytes));
+        let refusal = found.get("margay.refusal");
+        assert_eq!(refusal.is_none(), mutation::check(bytes), "{refusal:?} {}", hex(bytes));
+    }
+}

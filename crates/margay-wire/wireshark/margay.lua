@@ -1,0 +1,409 @@
+-- Wireshark dissector of the Service Access Layer over UDP port 54324: every message, its extensions by name, DATA and trains.
+--
+--   wireshark -X lua_script:margay.lua capture.pcap
+--
+-- or copy it to the personal Lua plugins (Help > About > Folders). Other ports: Analyze > Decode As. What the format's parsers
+-- would refuse is marked as malformed, with the reason in `margay.refusal`. Tested against the golden vectors.
+
+local PORT = 54324
+local VERSION = 1
+local HEADER_LEN = 20
+local RESOLVABLE_LEN = 88
+local DATA_HEADER_LEN = 16
+local TRAIN_HEADER_LEN = 8
+local DATA = 32
+local CRITICAL = 0x80
+local AUTH = 0x8a
+local ERROR_TEXT_MAX = 128
+
+local types = {
+    [1] = "SYN", [2] = "SYN-ACK", [3] = "ACK", [4] = "RSYN", [5] = "RSYN-ACK", [6] = "RSYN-DONE", [7] = "FIN", [8] = "RST",
+    [9] = "FAIL", [10] = "PROBE", [11] = "ERROR", [12] = "requestLock", [13] = "ackLock", [14] = "nackLock",
+    [15] = "cancelLock", [16] = "ackCancel", [DATA] = "DATA",
+}
+local protocols = { [4] = "IPv4 packet", [41] = "IPv6 packet", [59] = "none" }
+local extension_types = {
+    [1] = "SOURCE_SERVICE", [2] = "SESSION", [3] = "ADDRESSES", [4] = "CAPABILITIES", [5] = "KEY_EXCHANGE",
+    [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
+    [0x8c] = "STACK",
+}
+local error_codes = {
+    [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
+    [6] = "UNKNOWN_CRITICAL", [7] = "UNKNOWN_FLOW", [8] = "HOP_LIMIT", [9] = "OVERLOADED", [10] = "VERSION",
+    [11] = "FULL_HANDSHAKE_WANTED", [12] = "UNKNOWN_ASSOCIATION", [13] = "CLOSED",
+}
+local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure" }
+local segmentations = { [0] = "none", [1] = "TCP", [2] = "UDP" }
+local ip_protocols = { [6] = "TCP", [17] = "UDP" }
+
+local margay = Proto("margay", "Margay Service Access Layer")
+local f = {
+    refusal = ProtoField.string("margay.refusal", "Malformed"),
+    version = ProtoField.uint8("margay.version", "Version"),
+    type = ProtoField.uint8("margay.type", "Type", base.DEC, types),
+    flags = ProtoField.uint8("margay.flags", "Flags", base.HEX),
+    flag_resolvable = ProtoField.bool("margay.flags.resolvable", "Resolvable part present", 8, nil, 0x01),
+    flag_full = ProtoField.bool("margay.flags.full", "Full handshake wanted", 8, nil, 0x02),
+    flag_confirm = ProtoField.bool("margay.flags.confirm", "Answers the same type", 8, nil, 0x04),
+    flag_relay = ProtoField.bool("margay.flags.relay", "Relay to reply-to", 8, nil, 0x08),
+    next_protocol = ProtoField.uint8("margay.next_protocol", "Next protocol", base.DEC, protocols),
+    header_len = ProtoField.uint16("margay.header_len", "Header length", base.UNIT_STRING, { " bytes" }),
+    payload_len = ProtoField.uint16("margay.payload_len", "Payload length", base.UNIT_STRING, { " bytes" }),
+    dst_flow = ProtoField.uint32("margay.dst_flow", "Destination flowID", base.HEX),
+    src_flow = ProtoField.uint32("margay.src_flow", "Source flowID", base.HEX),
+    control_seq = ProtoField.uint32("margay.control_seq", "Control sequence number"),
+    payload = ProtoField.bytes("margay.payload", "Payload"),
+    padding = ProtoField.bytes("margay.padding", "Padding"),
+
+    resolvable = ProtoField.none("margay.resolvable", "Resolvable part"),
+    hop_limit = ProtoField.uint8("margay.resolvable.hop_limit", "Hop limit"),
+    present = ProtoField.uint8("margay.resolvable.present", "Addresses present", base.HEX),
+    has_reply_to = ProtoField.bool("margay.resolvable.present.reply_to", "Reply-to", 8, nil, 0x01),
+    has_via = ProtoField.bool("margay.resolvable.present.via", "Via", 8, nil, 0x02),
+    reply_to = ProtoField.ipv6("margay.resolvable.reply_to", "Reply-to"),
+    reply_to_port = ProtoField.uint16("margay.resolvable.reply_to_port", "Reply-to port"),
+    via = ProtoField.ipv6("margay.resolvable.via", "Via"),
+    via_port = ProtoField.uint16("margay.resolvable.via_port", "Via port"),
+    service = ProtoField.bytes("margay.resolvable.service", "Destination serviceID"),
+    nonce = ProtoField.uint64("margay.resolvable.nonce", "Nonce", base.HEX),
+    hop_tag = ProtoField.bytes("margay.resolvable.hop_tag", "Hop tag"),
+
+    extension = ProtoField.none("margay.ext", "Extension"),
+    ext_type = ProtoField.uint8("margay.ext.type", "Type", base.HEX, extension_types),
+    ext_critical = ProtoField.bool("margay.ext.critical", "Critical", 8, nil, CRITICAL),
+    ext_len = ProtoField.uint16("margay.ext.len", "Length", base.UNIT_STRING, { " bytes" }),
+    ext_unknown = ProtoField.bytes("margay.ext.unknown", "Value of an unknown extension"),
+
+    source_service = ProtoField.bytes("margay.source_service", "Source serviceID"),
+    session = ProtoField.bytes("margay.session.id", "Session"),
+    session_client = ProtoField.ipv6("margay.session.client", "Client"),
+    session_client_port = ProtoField.uint16("margay.session.client_port", "Client port"),
+    session_service_port = ProtoField.uint16("margay.session.service_port", "Service port"),
+    session_protocol = ProtoField.uint8("margay.session.protocol", "Protocol", base.DEC, ip_protocols),
+    address = ProtoField.ipv6("margay.addresses.address", "Address"),
+    address_port = ProtoField.uint16("margay.addresses.port", "Port"),
+    address_flags = ProtoField.uint16("margay.addresses.flags", "Flags", base.HEX),
+    stacks = ProtoField.uint32("margay.capabilities.stacks", "Stacks", base.HEX),
+    mtu = ProtoField.uint16("margay.capabilities.mtu", "Largest datagram", base.UNIT_STRING, { " bytes" }),
+    host_id = ProtoField.bytes("margay.key_exchange.host_id", "Host-ID"),
+    new_assoc_id = ProtoField.uint32("margay.key_exchange.assoc_id", "Association wanted", base.HEX),
+    noise = ProtoField.bytes("margay.key_exchange.message", "Noise message"),
+    chain = ProtoField.bytes("margay.certificate.chain", "Certificate chain"),
+    rendezvous = ProtoField.ipv6("margay.rendezvous.address", "Rendezvous"),
+    rendezvous_port = ProtoField.uint16("margay.rendezvous.port", "Rendezvous port"),
+    error_code = ProtoField.uint16("margay.error.code", "Code", base.DEC, error_codes),
+    error_text = ProtoField.string("margay.error.text", "Text"),
+    assoc_id = ProtoField.uint32("margay.auth.assoc_id", "Association", base.HEX),
+    epoch = ProtoField.uint32("margay.auth.epoch", "Epoch"),
+    tag = ProtoField.bytes("margay.auth.tag", "Tag"),
+    cookie = ProtoField.bytes("margay.cookie", "Cookie"),
+    stack = ProtoField.uint8("margay.stack", "Stack", base.DEC, stacks),
+
+    data_stack = ProtoField.uint8("margay.data.stack", "Stack", base.DEC, stacks),
+    data_flags = ProtoField.uint8("margay.data.flags", "Flags", base.HEX),
+    data_fence = ProtoField.bool("margay.data.flags.fence", "Fence: the last before direct packets", 8, nil, 0x01),
+    packet_number = ProtoField.uint32("margay.data.packet_number", "Packet number (low 32 bits)"),
+    index = ProtoField.uint16("margay.data.index", "Chunk"),
+    count = ProtoField.uint16("margay.data.count", "Chunks of the train"),
+    chunk = ProtoField.bytes("margay.data.chunk", "Chunk"),
+    train = ProtoField.none("margay.train", "Train"),
+    gso = ProtoField.uint8("margay.train.gso", "Segmentation", base.DEC, segmentations),
+    train_flags = ProtoField.uint8("margay.train.flags", "Flags", base.HEX),
+    partial = ProtoField.bool("margay.train.flags.partial", "Transport checksum is partial", 8, nil, 0x01),
+    segment_size = ProtoField.uint16("margay.train.segment_size", "Segment size", base.UNIT_STRING, { " bytes" }),
+    inner_len = ProtoField.uint32("margay.train.inner_len", "Inner packet", base.UNIT_STRING, { " bytes" }),
+}
+margay.fields = f
+
+local malformed = ProtoExpert.new("margay.malformed", "Malformed", expert.group.MALFORMED, expert.severity.ERROR)
+local unknown_critical = ProtoExpert.new(
+    "margay.unknown_critical", "Critical extension that version 1 does not know: is answered with ERROR UNKNOWN_CRITICAL",
+    expert.group.PROTOCOL, expert.severity.WARN)
+margay.experts = { malformed, unknown_critical }
+
+local inner = { [4] = Dissector.get("ip"), [6] = Dissector.get("ipv6") }
+
+-- Says why the format's parsers refuse the datagram. Nothing after it is read.
+local function refuse(tree, pinfo, why)
+    tree:add(f.refusal, why):set_generated()
+    tree:add_proto_expert_info(malformed, "Malformed: " .. why)
+    pinfo.cols.info:append(" [Malformed: " .. why .. "]")
+    return false
+end
+
+-- RFC 3629: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+local function is_utf8(text)
+    local at, len = 1, #text
+    while at <= len do
+        local lead = text:byte(at)
+        local more, low, high = 0, 0x80, 0xbf
+        if lead >= 0xc2 and lead <= 0xdf then
+            more = 1
+        elseif lead >= 0xe0 and lead <= 0xef then
+            more = 2
+            if lead == 0xe0 then low = 0xa0 elseif lead == 0xed then high = 0x9f end
+        elseif lead >= 0xf0 and lead <= 0xf4 then
+            more = 3
+            if lead == 0xf0 then low = 0x90 elseif lead == 0xf4 then high = 0x8f end
+        elseif lead >= 0x80 then
+            return false
+        end
+        for step = 1, more do
+            local byte = text:byte(at + step)
+            if not byte or byte < low or byte > high then return false end
+            low, high = 0x80, 0xbf
+        end
+        at = at + 1 + more
+    end
+    return true
+end
+
+local function is_mapped(range)
+    return range:bytes():tohex():sub(1, 24):lower() == "00000000000000000000ffff"
+end
+
+-- An address of sixteen bytes, IPv4 as v4-mapped, and a port.
+local function socket_text(address, port)
+    if is_mapped(address) then
+        return tostring(address(12, 4):ipv4()) .. ":" .. port:uint()
+    end
+    return "[" .. tostring(address:ipv6()) .. "]:" .. port:uint()
+end
+
+local function add_socket(tree, address_field, port_field, address, port)
+    tree:add(address_field, address):append_text("  " .. socket_text(address, port))
+    tree:add(port_field, port)
+end
+
+local function add_bytes(tree, field, range_of, at, len)
+    if len > 0 then tree:add(field, range_of(at, len)) end
+end
+
+-- How each extension's value is read: `len` is what its length must be, `add` puts it into the tree and may say what is wrong.
+local readers = {
+    [1] = { len = 32, add = function(tree, value) tree:add(f.source_service, value(0, 32)) end },
+    [2] = { len = 40, add = function(tree, value)
+        tree:add(f.session, value(0, 16))
+        add_socket(tree, f.session_client, f.session_client_port, value(16, 16), value(32, 2))
+        tree:add(f.session_service_port, value(34, 2))
+        tree:add(f.session_protocol, value(36, 1))
+    end },
+    [3] = { each = 20, add = function(tree, value, len)
+        for at = 0, len - 20, 20 do
+            add_socket(tree, f.address, f.address_port, value(at, 16), value(at + 16, 2))
+            tree:add(f.address_flags, value(at + 18, 2))
+        end
+    end },
+    [4] = { len = 8, add = function(tree, value)
+        local bits = tree:add(f.stacks, value(0, 4))
+        local names = {}
+        for stack = 0, 31 do
+            if value(0, 4):bitfield(31 - stack, 1) == 1 then names[#names + 1] = stacks[stack] or tostring(stack) end
+        end
+        bits:append_text(" (" .. table.concat(names, ", ") .. ")")
+        tree:add(f.mtu, value(4, 2))
+    end },
+    [5] = { least = 20, add = function(tree, value, len)
+        tree:add(f.host_id, value(0, 16))
+        tree:add(f.new_assoc_id, value(16, 4))
+        add_bytes(tree, f.noise, value, 20, len - 20)
+    end },
+    [0x86] = { least = 0, add = function(tree, value, len) add_bytes(tree, f.chain, value, 0, len) end },
+    [8] = { len = 20, add = function(tree, value)
+        add_socket(tree, f.rendezvous, f.rendezvous_port, value(0, 16), value(16, 2))
+    end },
+    [9] = { least = 4, add = function(tree, value, len)
+        tree:add(f.error_code, value(0, 2))
+        if len - 4 > ERROR_TEXT_MAX then return "the text is longer than 128 bytes" end
+        if len > 4 then
+            if not is_utf8(value(4, len - 4):raw()) then return "the text is not UTF-8" end
+            tree:add_packet_field(f.error_text, value(4, len - 4), ENC_UTF_8 + ENC_NA)
+        end
+    end },
+    [AUTH] = { len = 24, add = function(tree, value)
+        tree:add(f.assoc_id, value(0, 4))
+        tree:add(f.epoch, value(4, 4))
+        tree:add(f.tag, value(8, 16))
+    end },
+    [0x8b] = { len = 24, add = function(tree, value) tree:add(f.cookie, value(0, 24)) end },
+    [0x8c] = { len = 4, add = function(tree, value) tree:add(f.stack, value(0, 1)) end },
+}
+
+local function has_length(reader, len)
+    if reader.len then return len == reader.len end
+    if reader.each then return len % reader.each == 0 end
+    return len >= reader.least
+end
+
+local function dissect_value(tree, pinfo, kind, tvb, at, len)
+    local reader = readers[kind]
+    if not reader then
+        add_bytes(tree, f.ext_unknown, function(from, n) return tvb(at + from, n) end, 0, len)
+        if kind >= CRITICAL then tree:add_proto_expert_info(unknown_critical) end
+        return true
+    end
+    if not has_length(reader, len) then return refuse(tree, pinfo, "the value has the wrong length") end
+    local why = reader.add(tree, function(from, n) return tvb(at + from, n) end, len)
+    if why then return refuse(tree, pinfo, why) end
+    return true
+end
+
+local function dissect_extensions(tvb, pinfo, tree, at, until_)
+    local seen = {}
+    while at < until_ do
+        if until_ - at < 4 then return refuse(tree, pinfo, "an extension is cut short") end
+        local kind, len = tvb(at, 1):uint(), tvb(at + 2, 2):uint()
+        local taken = 4 + len + (-len) % 4
+        if at + taken > until_ then return refuse(tree, pinfo, "an extension is cut short") end
+        local name = extension_types[kind] or string.format("unknown (0x%02x)", kind)
+        local branch = tree:add(f.extension, tvb(at, taken))
+        branch:set_text("Extension: " .. name)
+        branch:add(f.ext_type, tvb(at, 1))
+        branch:add(f.ext_critical, tvb(at, 1))
+        branch:add(f.ext_len, tvb(at + 2, 2))
+        if not dissect_value(branch, pinfo, kind, tvb, at + 4, len) then return false end
+        if seen[kind] then return refuse(branch, pinfo, "an extension comes twice") end
+        if seen[AUTH] then return refuse(branch, pinfo, "an extension comes after AUTH") end
+        seen[kind] = true
+        at = at + taken
+    end
+    return true
+end
+
+local function dissect_resolvable(tvb, tree)
+    local at = HEADER_LEN
+    local branch = tree:add(f.resolvable, tvb(at, RESOLVABLE_LEN))
+    branch:add(f.hop_limit, tvb(at, 1))
+    local present = branch:add(f.present, tvb(at + 1, 1))
+    present:add(f.has_reply_to, tvb(at + 1, 1))
+    present:add(f.has_via, tvb(at + 1, 1))
+    local bits = tvb(at + 1, 1):uint()
+    if bits % 2 == 1 then add_socket(branch, f.reply_to, f.reply_to_port, tvb(at + 4, 16), tvb(at + 2, 2)) end
+    if bits % 4 >= 2 then add_socket(branch, f.via, f.via_port, tvb(at + 24, 16), tvb(at + 20, 2)) end
+    branch:add(f.service, tvb(at + 40, 32))
+    branch:add(f.nonce, tvb(at + 72, 8))
+    branch:add(f.hop_tag, tvb(at + 80, 8))
+end
+
+-- An IP packet of a program. It is dissected as such; that it may be odd itself is not this format's fault.
+local function dissect_inner(tvb, pinfo, root, at, len)
+    local dissector = len > 0 and inner[math.floor(tvb(at, 1):uint() / 16)]
+    if not dissector then return end
+    pinfo.cols.info:append("  ")
+    pinfo.cols.info:fence()
+    pcall(function() dissector:call(tvb(at, len):tvb(), pinfo, root) end)
+    pinfo.cols.protocol = "Margay"
+end
+
+local function dissect_header(tvb, tree)
+    tree:add(f.version, tvb(0, 1))
+    tree:add(f.type, tvb(1, 1))
+    local flags = tree:add(f.flags, tvb(2, 1))
+    for _, flag in ipairs({ f.flag_resolvable, f.flag_full, f.flag_confirm, f.flag_relay }) do flags:add(flag, tvb(2, 1)) end
+    tree:add(f.next_protocol, tvb(3, 1))
+    tree:add(f.header_len, tvb(4, 2))
+    tree:add(f.payload_len, tvb(6, 2))
+    tree:add(f.dst_flow, tvb(8, 4))
+    tree:add(f.src_flow, tvb(12, 4))
+    tree:add(f.control_seq, tvb(16, 4))
+end
+
+local function dissect_message(tvb, pinfo, tree, root)
+    local len = tvb:reported_len()
+    if len < HEADER_LEN then return refuse(tree, pinfo, "too short for a header") end
+    dissect_header(tvb, tree)
+    local flow = string.format(" %08x > %08x", tvb(12, 4):uint(), tvb(8, 4):uint())
+    pinfo.cols.info:append(flow)
+    tree:append_text(flow)
+    local header_len, payload_len = tvb(4, 2):uint(), tvb(6, 2):uint()
+    if header_len < HEADER_LEN then return refuse(tree, pinfo, "the header length is less than 20") end
+    if header_len + payload_len > len then
+        return refuse(tree, pinfo, "header and payload are longer than the datagram")
+    end
+    if header_len % 4 ~= 0 then return refuse(tree, pinfo, "the header length is not a multiple of 4") end
+    local at = HEADER_LEN
+    if tvb(2, 1):uint() % 2 == 1 then
+        if header_len < HEADER_LEN + RESOLVABLE_LEN then
+            return refuse(tree, pinfo, "the resolvable part is cut short")
+        end
+        dissect_resolvable(tvb, tree)
+        at = at + RESOLVABLE_LEN
+    end
+    if not dissect_extensions(tvb, pinfo, tree, at, header_len) then return false end
+    local padding = len - header_len - payload_len
+    if payload_len > 0 then tree:add(f.payload, tvb(header_len, payload_len)) end
+    if padding > 0 then tree:add(f.padding, tvb(header_len + payload_len, padding)) end
+    local next_protocol = tvb(3, 1):uint()
+    if next_protocol == 4 or next_protocol == 41 then dissect_inner(tvb, pinfo, root, header_len, payload_len) end
+    return true
+end
+
+local function dissect_train(tvb, pinfo, tree)
+    if tvb:reported_len() < DATA_HEADER_LEN + TRAIN_HEADER_LEN then
+        return refuse(tree, pinfo, "the train header is cut short")
+    end
+    local at = DATA_HEADER_LEN
+    local branch = tree:add(f.train, tvb(at, TRAIN_HEADER_LEN))
+    branch:add(f.gso, tvb(at, 1))
+    branch:add(f.train_flags, tvb(at + 1, 1)):add(f.partial, tvb(at + 1, 1))
+    branch:add(f.segment_size, tvb(at + 2, 2))
+    branch:add(f.inner_len, tvb(at + 4, 4))
+    local gso = tvb(at, 1):uint()
+    if not segmentations[gso] then return refuse(branch, pinfo, "unknown segmentation") end
+    if gso ~= 0 and tvb(at + 2, 2):uint() == 0 then return refuse(branch, pinfo, "segments have no size") end
+    return true
+end
+
+local function dissect_data(tvb, pinfo, tree, root)
+    local len = tvb:reported_len()
+    if len < DATA_HEADER_LEN then return refuse(tree, pinfo, "too short for a header") end
+    tree:add(f.version, tvb(0, 1))
+    tree:add(f.type, tvb(1, 1))
+    tree:add(f.data_stack, tvb(2, 1))
+    tree:add(f.data_flags, tvb(3, 1)):add(f.data_fence, tvb(3, 1))
+    tree:add(f.dst_flow, tvb(4, 4))
+    tree:add(f.packet_number, tvb(8, 4))
+    tree:add(f.index, tvb(12, 2))
+    tree:add(f.count, tvb(14, 2))
+    local index, count = tvb(12, 2):uint(), tvb(14, 2):uint()
+    local place = string.format(" > %08x, number %u, chunk %u of %u", tvb(4, 4):uint(), tvb(8, 4):uint(), index + 1, count)
+    pinfo.cols.info:append(place)
+    tree:append_text(place)
+    if index >= count then return refuse(tree, pinfo, "the chunk lies outside its train") end
+    local at = DATA_HEADER_LEN
+    if index == 0 then
+        if not dissect_train(tvb, pinfo, tree) then return false end
+        at = at + TRAIN_HEADER_LEN
+    end
+    if len > at then tree:add(f.chunk, tvb(at, len - at)) end
+    -- Only a train of one chunk is a packet by itself, and `secure` shows nothing.
+    if count == 1 and tvb(2, 1):uint() <= 2 then dissect_inner(tvb, pinfo, root, at, len - at) end
+    return true
+end
+
+function margay.dissector(tvb, pinfo, root)
+    pinfo.cols.protocol = "Margay"
+    pinfo.cols.info:clear()
+    local tree = root:add(margay, tvb())
+    if tvb:reported_len() < 2 then return refuse(tree, pinfo, "too short for a header") end
+    local kind = tvb(1, 1):uint()
+    local name = types[kind] or "unknown type " .. kind
+    if tvb(0, 1):uint() ~= VERSION then
+        tree:add(f.version, tvb(0, 1))
+        return refuse(tree, pinfo, "another version")
+    end
+    pinfo.cols.info:append(name)
+    tree:append_text(", " .. name)
+    if not types[kind] then
+        tree:add(f.version, tvb(0, 1))
+        tree:add(f.type, tvb(1, 1))
+        return refuse(tree, pinfo, "unknown type")
+    end
+    if kind == DATA then
+        dissect_data(tvb, pinfo, tree, root)
+    else
+        dissect_message(tvb, pinfo, tree, root)
+    end
+end
+
+DissectorTable.get("udp.port"):add(PORT, margay)

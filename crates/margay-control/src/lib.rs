@@ -9,6 +9,7 @@ pub mod clock;
 pub mod dns;
 pub mod entropy;
 pub mod identity;
+pub mod issue;
 pub mod keyring;
 pub mod lease;
 pub mod registration;

@@ -101,7 +101,12 @@ impl CryptoResolver for Seeded {
     }
 }
 
-fn build(
+/// The Noise XX state for one end: also what the registration stream runs on. `rng` gives the ephemeral key.
+///
+/// # Errors
+///
+/// Never with the algorithms that are compiled in.
+pub fn noise_xx(
     secret: &HostSecret,
     rng: &mut Rng,
     prologue: &[u8],
@@ -126,7 +131,7 @@ impl Initiator {
     /// Starts a handshake: the state, and message 1. The same `rng` state gives the same message.
     pub fn start(secret: &HostSecret, rng: &mut Rng, prologue: &[u8]) -> (Self, Vec<u8>) {
         let mut message = alloc::vec![0; 64];
-        let started = build(secret, rng, prologue, true).and_then(|mut state| {
+        let started = noise_xx(secret, rng, prologue, true).and_then(|mut state| {
             let len = state.write_message(&[], &mut message)?;
             message.truncate(len);
             Ok(state)
@@ -172,7 +177,7 @@ impl Responder {
         message_1: &[u8],
         mine: &Introduction,
     ) -> Result<(Self, Vec<u8>), HandshakeError> {
-        let mut state = build(secret, rng, prologue, false)?;
+        let mut state = noise_xx(secret, rng, prologue, false)?;
         state.read_message(message_1, &mut [])?;
         let mut message_2 = alloc::vec![0; MESSAGE_MAX];
         let len = state.write_message(&mine.encode(), &mut message_2)?;

@@ -1,1 +1,65 @@
-//! stub
+//! Hosts register with service routers over one authenticated stream; its lease decides about *new* connections only
+//! (DESIGN §7, §8).
+//!
+//! [`stream`] is the transport, [`host`] the host's end, [`router`] the router's, [`roll`] who is registered there now.
+
+mod host;
+mod roll;
+mod router;
+mod stream;
+
+use std::net::SocketAddr;
+
+use margay_core::key::{HostId, HostSecret};
+use margay_core::name::Prefix;
+
+pub use host::{Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState};
+pub use router::{Router, RouterConfig, RouterError};
+
+/// Messages of `proto/registration.proto`.
+#[allow(missing_docs, clippy::all, clippy::unwrap_used)]
+mod proto {
+    tonic::include_proto!("margay.registration.v1");
+}
+
+/// Version of the protocol in `Hello` and `Welcome`.
+const VERSION: u32 = 1;
+
+/// A host that serves a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The host.
+    pub host: HostId,
+    /// What it calls itself.
+    pub host_name: String,
+    /// Where it hears SAL.
+    pub address: SocketAddr,
+    /// The name as written.
+    pub name: String,
+    /// Its bits.
+    pub prefix: Prefix,
+    /// Share among instances of one priority.
+    pub weight: u32,
+    /// Higher first.
+    pub priority: u32,
+}
+
+/// Who this agent is, for both ends.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// The host's key.
+    pub host_key: HostSecret,
+    /// This start of the agent.
+    pub epoch: u32,
+    /// The boot of the host.
+    pub boot_id: [u8; 16],
+    /// UDP port where SAL is heard.
+    pub sal_port: u16,
+    /// What people call the host.
+    pub host_name: String,
+    /// Name and version of the program.
+    pub software: String,
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,688 @@
+//! The host's end: joins, registers what the host serves, renews, and comes back whenever the stream breaks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_core::AssociationSetup;
+use margay_core::certificate::{TrustAnchor, decode_chain};
+use margay_core::key::{HostPublic, VerifyingKey};
+use margay_core::name::{Prefix, ServiceId, authority_block};
+use margay_core::table::{Action, NextHop, Rule, RuleId};
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+
+use super::proto::{self, Code, from_host, from_router};
+use super::stream::{Reader, StreamError, Writer, open};
+use super::{Instance, Local, VERSION};
+use crate::store::{Joined, Store};
+use crate::token::{TokenHash, TokenSecret};
+use crate::{Clock, SalControl, entropy};
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+/// A router that says no will say no again until somebody does something.
+const RETRY_REFUSED: Duration = Duration::from_secs(30);
+/// Bounds of what a router may ask for.
+const LEASE_RANGE_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
+
+/// The router, and what is known of it.
+#[derive(Clone, Debug)]
+pub struct HomeConfig {
+    /// `host:port`; looked up each time.
+    pub router_address: String,
+    /// Nobody else can pose as it.
+    pub router_key: HostPublic,
+    /// The authority that the host belongs to there.
+    pub authority: String,
+    /// Its key.
+    pub authority_key: VerifyingKey,
+    /// The secret of a join token; none when the host is a member.
+    pub secret: Option<TokenSecret>,
+}
+
+/// How it stands with a router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not heard yet.
+    Connecting,
+    /// Welcomed, and heard within the lease.
+    Connected,
+    /// The router says no.
+    Refused,
+    /// The stream broke or cannot be opened.
+    Unreachable,
+}
+
+/// How it stands with a router, why, and since when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HomeState {
+    /// How.
+    pub phase: Phase,
+    /// Why, where it is not connected.
+    pub why: String,
+    /// Since when, in seconds since 1970.
+    pub since_unix_s: u64,
+}
+
+/// A prefix that this host serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// As written.
+    pub name: String,
+    /// Its bits.
+    pub prefix: Prefix,
+    /// Share among instances of one priority.
+    pub weight: u32,
+    /// Higher first.
+    pub priority: u32,
+    /// For names that certify themselves: the chain that their key signed.
+    pub proof: Vec<u8>,
+}
+
+/// How it stands with a registration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistrationState {
+    /// `registered`, `pending` or `refused`.
+    pub state: &'static str,
+    /// Why it was refused.
+    pub why: String,
+    /// Since when, in seconds since 1970.
+    pub since_unix_s: u64,
+    /// End of its certificate; zero without one.
+    pub certificate_expires_unix_s: u64,
+}
+
+/// A router did not answer a question.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HomeError {
+    /// There is no stream.
+    #[error("not connected; `margay status` says why")]
+    Down,
+    /// It did not answer.
+    #[error("no answer in {ANSWER_LIMIT:?}")]
+    Timeout,
+}
+
+enum Order {
+    Register(Prefix),
+    Withdraw(Prefix, oneshot::Sender<()>),
+    Resolve(ServiceId, oneshot::Sender<Vec<Instance>>),
+    Stop,
+}
+
+enum Pending {
+    Registered(Prefix),
+    Withdrawn(oneshot::Sender<()>),
+    Resolved(oneshot::Sender<Vec<Instance>>),
+    Membership,
+}
+
+/// What the task and the handle share.
+struct Shared {
+    config: HomeConfig,
+    local: Local,
+    store: Arc<Store>,
+    sal: Arc<dyn SalControl>,
+    clock: Clock,
+    wanted: Mutex<BTreeMap<Prefix, Registration>>,
+    states: Mutex<BTreeMap<Prefix, RegistrationState>>,
+    state: watch::Sender<HomeState>,
+    /// Rules that lead to the router, and where they lead.
+    rules: Mutex<(Option<SocketAddr>, Vec<RuleId>)>,
+    is_member: Mutex<bool>,
+}
+
+/// One router of this host, for one authority.
+pub struct Home {
+    shared: Arc<Shared>,
+    orders: mpsc::UnboundedSender<Order>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Why a stream ended.
+enum End {
+    Stopped,
+    Refused(String),
+    Broke(String),
+}
+
+impl From<StreamError> for End {
+    fn from(error: StreamError) -> Self {
+        match error {
+            // Trying again soon changes nothing.
+            StreamError::WrongKey(_) => Self::Refused(error.to_string()),
+            _ => Self::Broke(error.to_string()),
+        }
+    }
+}
+
+impl Home {
+    /// Joins or comes back, and goes on until [`stop`](Self::stop).
+    pub fn start(config: HomeConfig, local: Local, store: Arc<Store>, sal: Arc<dyn SalControl>, clock: Clock) -> Self {
+        let (orders, receiver) = mpsc::unbounded_channel();
+        let first = HomeState { phase: Phase::Connecting, why: String::new(), since_unix_s: clock.unix_s() };
+        let is_member = Mutex::new(config.secret.is_none());
+        let shared = Arc::new(Shared {
+            config,
+            local,
+            store,
+            sal,
+            clock,
+            wanted: Mutex::default(),
+            states: Mutex::default(),
+            state: watch::channel(first).0,
+            rules: Mutex::default(),
+            is_member,
+        });
+        let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
+        Self { shared, orders, task }
+    }
+
+    /// The router.
+    pub fn config(&self) -> &HomeConfig {
+        &self.shared.config
+    }
+
+    /// How it stands now.
+    pub fn state(&self) -> HomeState {
+        self.shared.state.borrow().clone()
+    }
+
+    /// Told of every change.
+    pub fn changed(&self) -> watch::Receiver<HomeState> {
+        self.shared.state.subscribe()
+    }
+
+    /// Registers a prefix, now and whenever the stream comes back; again, to change weight or priority.
+    pub fn register(&self, registration: Registration) {
+        let prefix = registration.prefix;
+        self.shared.wanted.lock().insert(prefix, registration);
+        self.shared.note(prefix, "pending", String::new(), 0);
+        self.order(Order::Register(prefix));
+    }
+
+    /// Withdraws a prefix; returns when the router has acknowledged it, or cannot.
+    pub async fn withdraw(&self, prefix: Prefix) {
+        self.shared.states.lock().remove(&prefix);
+        let was_wanted = self.shared.wanted.lock().remove(&prefix).is_some();
+        if was_wanted {
+            let (done, acknowledged) = oneshot::channel();
+            self.order(Order::Withdraw(prefix, done));
+            // Without an answer the lease ends it.
+            let _ = timeout(ANSWER_LIMIT, acknowledged).await;
+        }
+    }
+
+    /// How it stands with a prefix; `None` when it was not registered.
+    pub fn registration(&self, prefix: &Prefix) -> Option<RegistrationState> {
+        self.shared.states.lock().get(prefix).cloned()
+    }
+
+    /// Instances of a service, as the router knows them.
+    ///
+    /// # Errors
+    ///
+    /// There is no stream, or no answer.
+    pub async fn resolve(&self, service: ServiceId) -> Result<Vec<Instance>, HomeError> {
+        let (done, answer) = oneshot::channel();
+        self.order(Order::Resolve(service, done));
+        match timeout(ANSWER_LIMIT, answer).await {
+            Err(_) => Err(HomeError::Timeout),
+            Ok(Err(_)) => Err(HomeError::Down),
+            Ok(Ok(instances)) => Ok(instances),
+        }
+    }
+
+    /// Ends the stream and takes the rules that lead to the router out.
+    pub async fn stop(&self) {
+        self.order(Order::Stop);
+        let task = self.task.lock().take();
+        if let Some(task) = task
+            && task.await.is_err()
+        {
+            tracing::error!(router = self.shared.config.router_address, "the registration ended badly");
+        }
+    }
+
+    fn order(&self, order: Order) {
+        // The task has ended: whoever waits for an answer learns it by the dropped sender.
+        let _ = self.orders.send(order);
+    }
+}
+
+impl Shared {
+    fn note(&self, prefix: Prefix, state: &'static str, why: String, certificate_expires_unix_s: u64) {
+        let since_unix_s = self.clock.unix_s();
+        let state = RegistrationState { state, why, since_unix_s, certificate_expires_unix_s };
+        self.states.lock().insert(prefix, state);
+    }
+
+    fn enter(&self, phase: Phase, why: String) {
+        let since_unix_s = self.clock.unix_s();
+        self.state.send_if_modified(|state| {
+            let is_new = state.phase != phase || state.why != why;
+            if is_new {
+                *state = HomeState { phase, why, since_unix_s };
+            }
+            is_new
+        });
+        if phase != Phase::Connected {
+            let mut states = self.states.lock();
+            for state in states.values_mut().filter(|state| state.state == "registered") {
+                (state.state, state.since_unix_s) = ("pending", since_unix_s);
+            }
+        }
+    }
+
+    /// First packets of this authority's names, and of all others that are not known here, go to the router.
+    fn lead_to(&self, router: SocketAddr) {
+        let mut rules = self.rules.lock();
+        if rules.0 == Some(router) {
+            return;
+        }
+        let hop = NextHop { address: router, host: Some(self.config.router_key.id()), router: true };
+        let rule = Rule { priority: 0, weight: 1, action: Action::Forward(hop) };
+        let mut id = [0; 32];
+        id[..8].copy_from_slice(&authority_block(&self.config.authority));
+        let own = Prefix::new(ServiceId(id), margay_core::name::AUTHORITY_BITS);
+        let everything = Prefix::new(ServiceId([0; 32]), 0);
+        let added = [own, everything].into_iter().filter_map(|prefix| match self.sal.add_rule(prefix, rule.clone()) {
+            Ok(rule) => Some(rule),
+            Err(error) => {
+                tracing::error!(%error, "no rule leads to the router");
+                None
+            }
+        });
+        let old = std::mem::replace(&mut *rules, (Some(router), added.collect()));
+        for rule in old.1 {
+            self.sal.remove_rule(rule);
+        }
+    }
+}
+
+async fn live(shared: Arc<Shared>, mut orders: mpsc::UnboundedReceiver<Order>) {
+    let mut wait = RETRY_FIRST;
+    loop {
+        let end = one_stream(&shared, &mut orders, &mut wait).await;
+        let rest = match end {
+            End::Stopped => break,
+            End::Refused(why) => {
+                tracing::warn!(router = shared.config.router_address, why, "the router says no");
+                shared.enter(Phase::Refused, why);
+                RETRY_REFUSED
+            }
+            End::Broke(why) => {
+                if shared.state.borrow().phase != Phase::Unreachable {
+                    tracing::warn!(router = shared.config.router_address, why, "the router is not reached");
+                }
+                shared.enter(Phase::Unreachable, why);
+                wait = (wait * 2).min(RETRY_MAX);
+                jittered(wait)
+            }
+        };
+        if is_stopped_during(&mut orders, Instant::now() + rest).await {
+            break;
+        }
+    }
+    for rule in std::mem::take(&mut shared.rules.lock().1) {
+        shared.sal.remove_rule(rule);
+    }
+}
+
+/// Hosts that lost their router at the same moment do not come back at the same moment.
+fn jittered(wait: Duration) -> Duration {
+    let part = entropy::rng().map_or(128, |mut rng| rng.u32() % 256);
+    wait / 2 + wait * part / 512
+}
+
+/// What is ordered without a stream: registrations are remembered already, questions have no answer.
+async fn is_stopped_during(orders: &mut mpsc::UnboundedReceiver<Order>, until: Instant) -> bool {
+    loop {
+        tokio::select! {
+            () = sleep_until(until) => return false,
+            order = orders.recv() => match order {
+                None | Some(Order::Stop) => return true,
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+async fn one_stream(shared: &Arc<Shared>, orders: &mut mpsc::UnboundedReceiver<Order>, wait: &mut Duration) -> End {
+    let meeting = timeout(CONNECT_LIMIT, meet(shared));
+    tokio::pin!(meeting);
+    let met = loop {
+        tokio::select! {
+            met = &mut meeting => break met,
+            order = orders.recv() => if matches!(order, None | Some(Order::Stop)) { return End::Stopped },
+        }
+    };
+    let (reader, writer, welcome) = match met {
+        Err(_) => return End::Broke(format!("no answer in {CONNECT_LIMIT:?}")),
+        Ok(Err(end)) => return end,
+        Ok(Ok(met)) => met,
+    };
+    *wait = RETRY_FIRST;
+    shared.enter(Phase::Connected, String::new());
+    tracing::info!(router = shared.config.router_address, authority = shared.config.authority, "joined");
+    let (sender, answers) = mpsc::channel(64);
+    let reading = tokio::spawn(read_all(reader, sender));
+    let end = Conversation::new(shared, writer, &welcome).hold(orders, answers).await;
+    reading.abort();
+    end
+}
+
+/// Reading is a task of its own: a read that is cut off half-way would lose its place.
+async fn read_all(mut reader: Reader, sender: mpsc::Sender<Result<proto::FromRouter, StreamError>>) {
+    loop {
+        let read = reader.read().await;
+        let is_last = read.is_err();
+        if sender.send(read).await.is_err() || is_last {
+            return;
+        }
+    }
+}
+
+/// Connects, says hello, and is welcomed.
+async fn meet(shared: &Arc<Shared>) -> Result<(Reader, Writer, proto::Welcome), End> {
+    let config = &shared.config;
+    let stream = TcpStream::connect(&config.router_address).await;
+    let stream = stream.map_err(|error| End::Broke(format!("{}: {error}", config.router_address)))?;
+    let router = stream.peer_addr().map_err(|error| End::Broke(error.to_string()))?;
+    let (mut reader, mut writer) = open(stream, &shared.local.host_key, &config.router_key).await?;
+    let mut rng = entropy::rng().map_err(|error| End::Broke(error.to_string()))?;
+    let association_id = rng.u32().max(1);
+    let secret = if *shared.is_member.lock() { None } else { config.secret.as_ref() };
+    let hello = proto::Hello {
+        version: VERSION,
+        secret: secret.map(|secret| secret.as_bytes().to_vec()).unwrap_or_default(),
+        authority: authority_block(&config.authority).to_vec(),
+        epoch: shared.local.epoch,
+        boot_id: shared.local.boot_id.to_vec(),
+        association_id,
+        sal_port: shared.local.sal_port.into(),
+        host_name: shared.local.host_name.clone(),
+        software: shared.local.software.clone(),
+    };
+    writer.write(&proto::FromHost { body: Some(from_host::Body::Hello(hello)) }).await?;
+    let answer: proto::FromRouter = reader.read().await?;
+    let welcome = match answer.body {
+        Some(from_router::Body::Welcome(welcome)) => welcome,
+        Some(from_router::Body::Refusal(refusal)) => return Err(refused(&refusal)),
+        _ => return Err(StreamError::Garbage.into()),
+    };
+    adopt(shared, &welcome, association_id, router)?;
+    remember(shared).await?;
+    Ok((reader, writer, welcome))
+}
+
+fn refused(refusal: &proto::Refusal) -> End {
+    match refusal.code() {
+        // These pass by themselves.
+        Code::GoingDown | Code::Superseded | Code::Limit | Code::Store => End::Broke(refusal.text.clone()),
+        _ => End::Refused(refusal.text.clone()),
+    }
+}
+
+/// Makes what the router said true here.
+fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: SocketAddr) -> Result<(), End> {
+    let garbage = || End::from(StreamError::Garbage);
+    let key: [u8; 32] = welcome.association_key[..].try_into().map_err(|_| garbage())?;
+    let hop_key: [u8; 16] = welcome.hop_key[..].try_into().map_err(|_| garbage())?;
+    let sal_port = u16::try_from(welcome.sal_port).map_err(|_| garbage())?;
+    if welcome.version != VERSION || welcome.association_id == 0 {
+        return Err(garbage());
+    }
+    let config = &shared.config;
+    let remote = SocketAddr::new(router.ip(), sal_port);
+    let authority = authority_block(&config.authority);
+    shared.sal.add_trust_anchor(TrustAnchor { authority, key: config.authority_key });
+    shared.sal.set_membership(welcome.membership.clone());
+    shared.sal.install_association(AssociationSetup {
+        host_key: config.router_key.0,
+        key,
+        local_id,
+        remote_id: welcome.association_id,
+        peer_epoch: welcome.epoch,
+        remote,
+        hop_key: Some(hop_key),
+        router: true,
+        initiator: true,
+    });
+    shared.lead_to(remote);
+    Ok(())
+}
+
+/// The token is used: from now on the router knows this host by its key, also after a restart.
+async fn remember(shared: &Arc<Shared>) -> Result<(), End> {
+    if *shared.is_member.lock() {
+        return Ok(());
+    }
+    let config = &shared.config;
+    let joined = Joined {
+        router_key: config.router_key,
+        router_address: config.router_address.clone(),
+        authority: config.authority.clone(),
+        authority_key: config.authority_key,
+        joined_s: shared.clock.unix_s(),
+        token: config.secret.as_ref().map_or(TokenHash([0; 32]), TokenSecret::hash),
+    };
+    let store = Arc::clone(&shared.store);
+    match tokio::task::spawn_blocking(move || store.note_joined(&joined)).await {
+        Ok(Ok(())) => *shared.is_member.lock() = true,
+        Ok(Err(error)) => return Err(End::Broke(error.to_string())),
+        Err(_) => return Err(End::Broke("the store ended badly".to_owned())),
+    }
+    Ok(())
+}
+
+/// One stream while it lasts.
+struct Conversation<'a> {
+    shared: &'a Arc<Shared>,
+    writer: Writer,
+    lease: Duration,
+    heartbeat: Duration,
+    next_request: u64,
+    pending: HashMap<u64, Pending>,
+    /// When what must be signed again: prefixes, and the membership.
+    renewals: BTreeMap<Prefix, u64>,
+    membership_renewal_s: u64,
+}
+
+impl<'a> Conversation<'a> {
+    fn new(shared: &'a Arc<Shared>, writer: Writer, welcome: &proto::Welcome) -> Self {
+        let within = |ms: u32| ms.clamp(*LEASE_RANGE_MS.start(), *LEASE_RANGE_MS.end());
+        let mut this = Self {
+            shared,
+            writer,
+            lease: Duration::from_millis(within(welcome.lease_ms).into()),
+            heartbeat: Duration::from_millis(within(welcome.heartbeat_ms).into()),
+            next_request: 1,
+            pending: HashMap::new(),
+            renewals: BTreeMap::new(),
+            membership_renewal_s: 0,
+        };
+        this.plan_membership(&welcome.membership);
+        this
+    }
+
+    /// Half of a certificate's life from now.
+    fn half_way(&self, not_after_s: u64) -> u64 {
+        let now = self.shared.clock.unix_s();
+        now + not_after_s.saturating_sub(now) / 2
+    }
+
+    fn plan_membership(&mut self, chain: &[u8]) {
+        let ends = decode_chain(chain).ok().and_then(|chain| chain.iter().map(|one| one.not_after_s).min());
+        self.membership_renewal_s = ends.map_or(u64::MAX, |end| self.half_way(end));
+    }
+
+    async fn hold(
+        mut self,
+        orders: &mut mpsc::UnboundedReceiver<Order>,
+        mut answers: mpsc::Receiver<Result<proto::FromRouter, StreamError>>,
+    ) -> End {
+        let wanted: Vec<Prefix> = self.shared.wanted.lock().keys().copied().collect();
+        for prefix in wanted {
+            if let Err(error) = self.register(prefix).await {
+                return error.into();
+            }
+        }
+        let mut beats = interval(self.heartbeat);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut silent_at = Instant::now() + self.lease;
+        loop {
+            let done = tokio::select! {
+                _ = beats.tick() => self.beat().await,
+                order = orders.recv() => match order {
+                    None | Some(Order::Stop) => return End::Stopped,
+                    Some(order) => self.carry_out(order).await,
+                },
+                answer = answers.recv() => {
+                    silent_at = Instant::now() + self.lease;
+                    match answer {
+                        None => return End::Broke("the stream ended".to_owned()),
+                        Some(Err(error)) => return error.into(),
+                        Some(Ok(answer)) => match self.take(answer) {
+                            Some(end) => return end,
+                            None => Ok(()),
+                        },
+                    }
+                },
+                () = sleep_until(silent_at) => return End::Broke(format!("silent for {:?}", self.lease)),
+            };
+            if let Err(error) = done {
+                return error.into();
+            }
+        }
+    }
+
+    async fn send(&mut self, body: from_host::Body) -> Result<(), StreamError> {
+        self.writer.write(&proto::FromHost { body: Some(body) }).await
+    }
+
+    fn request(&mut self, pending: Pending) -> u64 {
+        let request = self.next_request;
+        self.next_request += 1;
+        self.pending.insert(request, pending);
+        request
+    }
+
+    async fn beat(&mut self) -> Result<(), StreamError> {
+        let now = self.shared.clock.unix_s();
+        let due: Vec<Prefix> = self.renewals.iter().filter(|(_, at)| **at <= now).map(|(prefix, _)| *prefix).collect();
+        for prefix in due {
+            self.renewals.remove(&prefix);
+            self.register(prefix).await?;
+        }
+        if self.membership_renewal_s <= now {
+            self.membership_renewal_s = u64::MAX;
+            let request = self.request(Pending::Membership);
+            self.send(from_host::Body::RenewMembership(proto::RenewMembership { request })).await?;
+        }
+        self.send(from_host::Body::Heartbeat(proto::Heartbeat {})).await
+    }
+
+    async fn register(&mut self, prefix: Prefix) -> Result<(), StreamError> {
+        let Some(wanted) = self.shared.wanted.lock().get(&prefix).cloned() else { return Ok(()) };
+        let request = self.request(Pending::Registered(prefix));
+        self.send(from_host::Body::Register(proto::Register {
+            request,
+            name: wanted.name,
+            service_id: prefix.id.0.to_vec(),
+            bits: prefix.bits.into(),
+            weight: wanted.weight,
+            priority: wanted.priority,
+            proof: wanted.proof,
+        }))
+        .await
+    }
+
+    async fn carry_out(&mut self, order: Order) -> Result<(), StreamError> {
+        match order {
+            Order::Register(prefix) => self.register(prefix).await,
+            Order::Withdraw(prefix, done) => {
+                self.renewals.remove(&prefix);
+                let request = self.request(Pending::Withdrawn(done));
+                let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
+                self.send(from_host::Body::Withdraw(proto::Withdraw { request, service_id, bits })).await
+            }
+            Order::Resolve(service, done) => {
+                let request = self.request(Pending::Resolved(done));
+                let service_id = service.0.to_vec();
+                self.send(from_host::Body::Resolve(proto::Resolve { request, service_id })).await
+            }
+            Order::Stop => Ok(()),
+        }
+    }
+
+    /// Gives the end, when the router ends the stream.
+    fn take(&mut self, message: proto::FromRouter) -> Option<End> {
+        use from_router::Body;
+        match message.body? {
+            Body::Heartbeat(_) | Body::Welcome(_) => {}
+            Body::Registered(answer) => self.registered(&answer),
+            Body::Withdrawn(answer) => {
+                if let Some(Pending::Withdrawn(done)) = self.pending.remove(&answer.request) {
+                    // Whoever ordered it has stopped waiting.
+                    let _ = done.send(());
+                }
+            }
+            Body::Resolved(answer) => {
+                if let Some(Pending::Resolved(done)) = self.pending.remove(&answer.request) {
+                    let mut instances: Vec<Instance> = answer.instances.into_iter().filter_map(instance_of).collect();
+                    // Of its own host the router knows no address that it could tell: we know it.
+                    let router = (self.shared.config.router_key.id(), self.shared.rules.lock().0);
+                    for instance in instances.iter_mut().filter(|instance| instance.host == router.0) {
+                        instance.address = router.1.unwrap_or(instance.address);
+                    }
+                    let _ = done.send(instances);
+                }
+            }
+            Body::Membership(answer) => {
+                self.pending.remove(&answer.request);
+                self.plan_membership(&answer.chain);
+                self.shared.sal.set_membership(answer.chain);
+            }
+            Body::Refusal(refusal) if refusal.request == 0 => return Some(refused(&refusal)),
+            Body::Refusal(refusal) => {
+                if let Some(Pending::Registered(prefix)) = self.pending.remove(&refusal.request) {
+                    tracing::warn!(%prefix, why = refusal.text, "the router does not register it");
+                    self.shared.note(prefix, "refused", refusal.text, 0);
+                }
+            }
+        }
+        None
+    }
+
+    fn registered(&mut self, answer: &proto::Registered) {
+        let Some(Pending::Registered(prefix)) = self.pending.remove(&answer.request) else { return };
+        if !self.shared.wanted.lock().contains_key(&prefix) {
+            return;
+        }
+        if !answer.certificate.is_empty() {
+            self.shared.sal.set_service_certificate(prefix, answer.certificate.clone());
+            self.renewals.insert(prefix, self.half_way(answer.not_after_unix_s));
+        }
+        self.shared.note(prefix, "registered", String::new(), answer.not_after_unix_s);
+    }
+}
+
+fn instance_of(found: proto::Instance) -> Option<Instance> {
+    Some(Instance {
+        host: margay_core::key::HostId(found.host.try_into().ok()?),
+        host_name: found.host_name,
+        address: found.address.parse().ok()?,
+        name: found.name,
+        prefix: Prefix::new(ServiceId(found.service_id.try_into().ok()?), u16::try_from(found.bits).ok()?.min(256)),
+        weight: found.weight,
+        priority: found.priority,
+    })
+}

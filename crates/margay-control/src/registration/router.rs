@@ -1,0 +1,551 @@
+//! The router's end: lets hosts in, takes down what they serve, and forgets them when they fall silent.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_core::AssociationSetup;
+use margay_core::certificate::TrustStore;
+use margay_core::key::{HostId, HostPublic};
+use margay_core::name::{Name, Prefix, ServiceId};
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::proto::{self, Code, from_host, from_router};
+use super::roll::{Place, Roll, RollError, Seat};
+use super::stream::{Reader, StreamError, Writer, accept};
+use super::{Instance, Local, VERSION};
+use crate::keyring::Keyring;
+use crate::store::{AdmitError, Member, MemberKey, NameError, Store};
+use crate::token::hash_secret;
+use crate::{Clock, SalControl, entropy, issue};
+
+/// From the first byte to the welcome.
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
+/// Streams that were not welcomed yet: all, and of one address.
+const STRANGERS_MAX: usize = 256;
+const STRANGERS_OF_ADDRESS_MAX: usize = 32;
+/// Instances in one answer.
+const INSTANCES_MAX: usize = 64;
+const WEIGHT_MAX: u32 = 65_535;
+const HOST_NAME_MAX: usize = 253;
+
+/// How the router is set up.
+#[derive(Clone, Debug)]
+pub struct RouterConfig {
+    /// TCP address for registrations.
+    pub listen: SocketAddr,
+    /// Silence after which a host is gone.
+    pub lease_ms: u32,
+    /// Time between signs of life.
+    pub heartbeat_ms: u32,
+}
+
+/// Why a router cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum RouterError {
+    /// Another program has the port.
+    #[error(
+        "TCP {0} is taken by another program (`ss -ltnp` names it); stop that, or set [router] listen in the configuration"
+    )]
+    PortInUse(SocketAddr),
+    /// The system refuses.
+    #[error("registrations cannot be heard at TCP {address}: {error}; correct [router] listen in the configuration")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What it said.
+        error: io::Error,
+    },
+}
+
+/// What all streams share.
+struct Shared {
+    config: RouterConfig,
+    local: Local,
+    keyring: Keyring,
+    store: Arc<Store>,
+    sal: Arc<dyn SalControl>,
+    clock: Clock,
+    roll: Mutex<Roll>,
+    strangers: Mutex<HashMap<IpAddr, usize>>,
+    stopping: watch::Sender<bool>,
+}
+
+/// A service router.
+pub struct Router {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Router {
+    /// Listens for hosts until [`stop`](Self::stop).
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be had.
+    pub async fn start(
+        config: RouterConfig,
+        local: Local,
+        keyring: Keyring,
+        store: Arc<Store>,
+        sal: Arc<dyn SalControl>,
+        clock: Clock,
+    ) -> Result<Arc<Self>, RouterError> {
+        let address = config.listen;
+        let listener = TcpListener::bind(address).await.map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => RouterError::PortInUse(address),
+            _ => RouterError::Listen { address, error },
+        })?;
+        let address = listener.local_addr().map_err(|error| RouterError::Listen { address, error })?;
+        let shared = Arc::new(Shared {
+            config,
+            local,
+            keyring,
+            store,
+            sal,
+            clock,
+            roll: Mutex::default(),
+            strangers: Mutex::default(),
+            stopping: watch::channel(false).0,
+        });
+        let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
+        Ok(Arc::new(Self { shared, address, task }))
+    }
+
+    /// Where it listens.
+    pub fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Everything that hosts have registered.
+    pub fn instances(&self) -> Vec<Instance> {
+        self.shared.roll.lock().instances()
+    }
+
+    /// Who serves a name now.
+    pub fn instances_of(&self, service: &ServiceId) -> Vec<Instance> {
+        self.shared.roll.lock().instances_of(service)
+    }
+
+    /// What the router's own host serves. Its rules are the caller's.
+    pub fn set_own(&self, own: Vec<Instance>) {
+        self.shared.roll.lock().set_own(own);
+    }
+
+    /// SAL address of a host, if its stream is up.
+    pub fn connected(&self, host: HostId) -> Option<SocketAddr> {
+        self.shared.roll.lock().address_of(host)
+    }
+
+    /// Hosts whose stream is up.
+    pub fn host_count(&self) -> usize {
+        self.shared.roll.lock().len()
+    }
+
+    /// Ends the stream of a host that is no member any more, and all that it serves.
+    pub fn remove_host(&self, host: HostId) {
+        self.shared.roll.lock().expel(host, &*self.shared.sal);
+    }
+
+    /// Tells every host that the router goes, ends their streams, and takes their rules out.
+    pub async fn stop(&self) {
+        self.shared.stopping.send_replace(true);
+        let task = self.task.lock().take();
+        if let Some(task) = task
+            && task.await.is_err()
+        {
+            tracing::error!("the router ended badly");
+        }
+    }
+}
+
+async fn listen(shared: Arc<Shared>, listener: TcpListener) {
+    let mut streams = JoinSet::new();
+    let mut stopping = shared.stopping.subscribe();
+    loop {
+        tokio::select! {
+            () = told(&mut stopping) => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, from)) => {
+                    if let Some(stranger) = Stranger::admit(&shared, from.ip()) {
+                        streams.spawn(serve(Arc::clone(&shared), stream, from, stranger));
+                    }
+                }
+                Err(error) => {
+                    // Mostly: no more descriptors. Those that are there go on; a moment later there may be some.
+                    tracing::warn!(%error, "a host cannot be heard");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            Some(_) = streams.join_next() => {}
+        }
+    }
+    while streams.join_next().await.is_some() {}
+}
+
+/// Waits until the router goes down.
+async fn told(stopping: &mut watch::Receiver<bool>) {
+    // The sender lives as long as the router.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
+}
+
+/// Room for one stream that was not welcomed yet.
+struct Stranger {
+    shared: Arc<Shared>,
+    address: IpAddr,
+}
+
+impl Stranger {
+    fn admit(shared: &Arc<Shared>, address: IpAddr) -> Option<Self> {
+        let mut strangers = shared.strangers.lock();
+        let all: usize = strangers.values().sum();
+        let of_address = strangers.entry(address).or_default();
+        if all >= STRANGERS_MAX || *of_address >= STRANGERS_OF_ADDRESS_MAX {
+            tracing::debug!(%address, "too many strangers");
+            return None;
+        }
+        *of_address += 1;
+        Some(Self { shared: Arc::clone(shared), address })
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let mut strangers = self.shared.strangers.lock();
+        if let Some(count) = strangers.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                strangers.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// A no with its number and its words.
+struct No(Code, String);
+
+impl From<AdmitError> for No {
+    fn from(error: AdmitError) -> Self {
+        let code = match error {
+            AdmitError::UnknownToken | AdmitError::Expired | AdmitError::UsedUp | AdmitError::OtherAuthority => {
+                Code::Token
+            }
+            AdmitError::NotAMember => Code::NotAMember,
+            AdmitError::TooMuch => Code::Limit,
+            AdmitError::Store(_) => Code::Store,
+        };
+        Self(code, error.to_string())
+    }
+}
+
+impl From<RollError> for No {
+    fn from(error: RollError) -> Self {
+        let code = match error {
+            RollError::Hosts | RollError::Prefixes | RollError::Table(_) => Code::Limit,
+            RollError::Clone => Code::Quarantined,
+            RollError::Superseded => Code::Superseded,
+        };
+        Self(code, error.to_string())
+    }
+}
+
+impl From<NameError> for No {
+    fn from(error: NameError) -> Self {
+        let code = if matches!(error, NameError::Store(_)) { Code::Store } else { Code::NameTaken };
+        Self(code, error.to_string())
+    }
+}
+
+fn invalid(text: &str) -> No {
+    No(Code::Invalid, text.to_owned())
+}
+
+fn refusal(request: u64, No(code, text): No) -> proto::FromRouter {
+    let refusal = proto::Refusal { request, code: code.into(), text };
+    proto::FromRouter { body: Some(from_router::Body::Refusal(refusal)) }
+}
+
+/// One stream from its first byte to its end.
+async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, stranger: Stranger) {
+    let greeted = timeout(HELLO_LIMIT, async {
+        let (mut reader, writer, host) = accept(stream, &shared.local.host_key).await?;
+        let hello: proto::FromHost = reader.read().await?;
+        Ok::<_, StreamError>((reader, writer, host, hello))
+    });
+    let (reader, mut writer, host, hello) = match greeted.await {
+        Ok(Ok(greeted)) => greeted,
+        Ok(Err(error)) => return tracing::debug!(%from, %error, "no registration"),
+        Err(_) => return tracing::debug!(%from, "no registration: too slow"),
+    };
+    let guest = match Guest::welcome(&shared, host, hello, from).await {
+        Ok(guest) => guest,
+        Err(no) => {
+            tracing::warn!(%from, host = %host.id(), why = no.1, "host refused");
+            // The host learns by the end of the stream, too.
+            let _ = timeout(HELLO_LIMIT, writer.write(&refusal(0, no))).await;
+            return;
+        }
+    };
+    drop(stranger);
+    let (place, stream) = (guest.place, guest.seat.stream);
+    let why = guest.hold(reader, writer).await;
+    if shared.roll.lock().depart(place, stream, &*shared.sal) {
+        tracing::info!(host = %place.host, why, "host gone");
+    }
+}
+
+/// A host that was let in.
+struct Guest {
+    shared: Arc<Shared>,
+    host: HostPublic,
+    member: Member,
+    place: Place,
+    seat: Seat,
+    welcome: proto::Welcome,
+}
+
+impl Guest {
+    async fn welcome(
+        shared: &Arc<Shared>,
+        host: HostPublic,
+        first: proto::FromHost,
+        from: SocketAddr,
+    ) -> Result<Self, No> {
+        let Some(from_host::Body::Hello(hello)) = first.body else {
+            return Err(invalid("the first message is no hello"));
+        };
+        if hello.version != VERSION {
+            let text =
+                format!("the host speaks version {}, this router version {VERSION}; update the older", hello.version);
+            return Err(No(Code::Version, text));
+        }
+        let authority: [u8; 8] = hello.authority[..].try_into().map_err(|_| invalid("no authority"))?;
+        let boot_id: [u8; 16] = hello.boot_id[..].try_into().map_err(|_| invalid("no boot identity"))?;
+        let sal_port =
+            u16::try_from(hello.sal_port).ok().filter(|port| *port != 0).ok_or_else(|| invalid("no SAL port"))?;
+        if hello.association_id == 0 || hello.host_name.len() > HOST_NAME_MAX {
+            return Err(invalid("the hello makes no sense"));
+        }
+        let key = MemberKey { host, authority };
+        let token = (!hello.secret.is_empty()).then(|| hash_secret(&hello.secret));
+        let (store, name, unix_s) = (Arc::clone(&shared.store), hello.host_name.clone(), shared.clock.unix_s());
+        let admitted = blocking(move || store.admit(&key, &name, token, unix_s)).await?;
+        let member = admitted?;
+        let place = Place { host: host.id(), authority };
+        let membership = membership_of(shared, &member)?;
+        let address = SocketAddr::new(from.ip(), sal_port);
+        let seat = shared.roll.lock().arrive(place, &member.host_name, address, boot_id, Instant::now())?;
+        let mut rng = entropy::rng().map_err(|error| No(Code::Store, error.to_string()))?;
+        let (association_key, hop_key, association_id) = (rng.bytes::<32>(), rng.bytes::<16>(), rng.u32().max(1));
+        // Before the host learns the key: its first packet finds the association.
+        shared.sal.install_association(AssociationSetup {
+            host_key: host.0,
+            key: association_key,
+            local_id: association_id,
+            remote_id: hello.association_id,
+            peer_epoch: hello.epoch,
+            remote: address,
+            hop_key: Some(hop_key),
+            router: true,
+            initiator: false,
+        });
+        let welcome = proto::Welcome {
+            version: VERSION,
+            epoch: shared.local.epoch,
+            association_id,
+            association_key: association_key.to_vec(),
+            hop_key: hop_key.to_vec(),
+            sal_port: shared.local.sal_port.into(),
+            membership,
+            unix_s,
+            lease_ms: shared.config.lease_ms,
+            heartbeat_ms: shared.config.heartbeat_ms,
+        };
+        tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
+        Ok(Self { shared: Arc::clone(shared), host, member, place, seat, welcome })
+    }
+
+    /// Answers the host until it is gone; says why it is.
+    async fn hold(mut self, reader: Reader, mut writer: Writer) -> String {
+        let lease = Duration::from_millis(self.shared.config.lease_ms.into());
+        let welcome = std::mem::take(&mut self.welcome);
+        let welcome = proto::FromRouter { body: Some(from_router::Body::Welcome(welcome)) };
+        if let Err(error) = writer.write(&welcome).await {
+            return error.to_string();
+        }
+        let (sender, mut messages) = tokio::sync::mpsc::channel(64);
+        let reading = tokio::spawn(read_all(reader, sender));
+        let mut stopping = self.shared.stopping.subscribe();
+        let (mut silent_at, sweep_at) = (Instant::now() + lease, Instant::now() + lease);
+        let mut swept = false;
+        let why = loop {
+            let answer = tokio::select! {
+                () = told(&mut stopping) => {
+                    let no = No(Code::GoingDown, "the router is going down".to_owned());
+                    let _ = timeout(lease, writer.write(&refusal(0, no))).await;
+                    break "the router goes down".to_owned();
+                }
+                () = self.seat.end.notified() => {
+                    let _ = timeout(lease, writer.write(&refusal(0, RollError::Superseded.into()))).await;
+                    break "another stream took over, or the host was put out".to_owned();
+                }
+                () = sleep_until(sweep_at), if !swept => {
+                    swept = true;
+                    self.shared.roll.lock().sweep(self.place, self.seat.stream, &*self.shared.sal);
+                    continue;
+                }
+                () = sleep_until(silent_at) => break format!("silent for {lease:?}"),
+                message = messages.recv() => match message {
+                    None => break "the stream ended".to_owned(),
+                    Some(Err(error)) => break StreamError::to_string(&error),
+                    Some(Ok(message)) => {
+                        silent_at = Instant::now() + lease;
+                        self.answer(message).await
+                    }
+                },
+            };
+            match timeout(lease, writer.write(&answer)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => break error.to_string(),
+                Err(_) => break "the host does not read".to_owned(),
+            }
+        };
+        reading.abort();
+        why
+    }
+
+    async fn answer(&self, message: proto::FromHost) -> proto::FromRouter {
+        use from_host::Body as Asked;
+        use from_router::Body as Answer;
+        let body = match message.body {
+            Some(Asked::Heartbeat(_)) => Answer::Heartbeat(proto::Heartbeat {}),
+            Some(Asked::Register(asked)) => {
+                let request = asked.request;
+                match self.register(asked).await {
+                    Ok(registered) => Answer::Registered(registered),
+                    Err(no) => {
+                        tracing::warn!(host = %self.place.host, why = no.1, "registration refused");
+                        return refusal(request, no);
+                    }
+                }
+            }
+            Some(Asked::Withdraw(asked)) => match prefix_of(&asked.service_id, asked.bits) {
+                Ok(prefix) => {
+                    self.shared.roll.lock().withdraw(self.place, self.seat.stream, &prefix, &*self.shared.sal);
+                    tracing::info!(host = %self.place.host, %prefix, "withdrawn");
+                    Answer::Withdrawn(proto::Withdrawn { request: asked.request })
+                }
+                Err(no) => return refusal(asked.request, no),
+            },
+            Some(Asked::Resolve(asked)) => match <[u8; 32]>::try_from(asked.service_id) {
+                Ok(service) => self.resolve(asked.request, &ServiceId(service)),
+                Err(_) => return refusal(asked.request, invalid("no serviceID")),
+            },
+            Some(Asked::RenewMembership(asked)) => match membership_of(&self.shared, &self.member) {
+                Ok(chain) => Answer::Membership(proto::Membership { request: asked.request, chain }),
+                Err(no) => return refusal(asked.request, no),
+            },
+            Some(Asked::Hello(_)) | None => return refusal(0, invalid("the message makes no sense here")),
+        };
+        proto::FromRouter { body: Some(body) }
+    }
+
+    async fn register(&self, asked: proto::Register) -> Result<proto::Registered, No> {
+        let prefix = prefix_of(&asked.service_id, asked.bits)?;
+        let name: Name =
+            asked.name.parse().map_err(|error: margay_core::name::NameError| invalid(&error.to_string()))?;
+        if asked.weight > WEIGHT_MAX {
+            return Err(invalid("the weight is out of range"));
+        }
+        let unix_s = self.shared.clock.unix_s();
+        let is_proved = !asked.proof.is_empty();
+        if is_proved {
+            // A name that certifies itself needs no authority's leave; the key's own word is enough.
+            let proved = TrustStore::default().verify_service(&asked.proof, &prefix.id, &self.host.0, unix_s);
+            if prefix.bits != 256 || !proved.is_ok_and(|proved| proved.is_proved()) {
+                return Err(No(Code::Proof, format!("{name} is not certified by the key that it names")));
+            }
+        } else if !self.member.may_register(&prefix) {
+            let text = format!(
+                "this host has no grant for {name}; join again with a token that has: `margay id token create --grant`"
+            );
+            return Err(No(Code::NoGrant, text));
+        }
+        if name.prefix() != prefix && !is_proved {
+            return Err(invalid("the name does not stand for these bits"));
+        }
+        let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
+        blocking(move || store.claim_name(&claimed)).await??;
+        let (stream, rank) = (self.seat.stream, (asked.weight, asked.priority));
+        self.shared.roll.lock().register(self.place, stream, prefix, name.written(), rank, &*self.shared.sal)?;
+        let mut registered = proto::Registered {
+            request: asked.request,
+            certificate: Vec::new(),
+            not_after_unix_s: unix_s + issue::LIFETIME_S,
+        };
+        if !is_proved && let Some(authority) = authority_of(&self.shared, self.place.authority)? {
+            (registered.certificate, registered.not_after_unix_s) =
+                issue::service(&authority, prefix, &self.host, unix_s);
+        }
+        tracing::info!(host = %self.place.host, %name, weight = asked.weight, priority = asked.priority, "registered");
+        Ok(registered)
+    }
+
+    fn resolve(&self, request: u64, service: &ServiceId) -> from_router::Body {
+        let found = self.shared.roll.lock().instances_of(service);
+        let truncated = found.len() > INSTANCES_MAX;
+        let instances = found.into_iter().take(INSTANCES_MAX).map(|instance| proto::Instance {
+            host: instance.host.0.to_vec(),
+            host_name: instance.host_name,
+            address: instance.address.to_string(),
+            name: instance.name,
+            service_id: instance.prefix.id.0.to_vec(),
+            bits: instance.prefix.bits.into(),
+            weight: instance.weight,
+            priority: instance.priority,
+        });
+        from_router::Body::Resolved(proto::Resolved { request, instances: instances.collect(), truncated })
+    }
+}
+
+async fn read_all(mut reader: Reader, sender: tokio::sync::mpsc::Sender<Result<proto::FromHost, StreamError>>) {
+    loop {
+        let read = reader.read().await;
+        let is_last = read.is_err();
+        if sender.send(read).await.is_err() || is_last {
+            return;
+        }
+    }
+}
+
+/// Runs what waits for the disk.
+async fn blocking<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> Result<R, No> {
+    let done = tokio::task::spawn_blocking(act).await;
+    done.map_err(|_| No(Code::Store, "the router's store ended badly; its log says why".to_owned()))
+}
+
+fn authority_of(shared: &Shared, block: [u8; 8]) -> Result<Option<crate::keyring::Authority>, No> {
+    shared.keyring.authority_of(block).map_err(|error| No(Code::Store, error.to_string()))
+}
+
+fn membership_of(shared: &Shared, member: &Member) -> Result<Vec<u8>, No> {
+    let block = margay_core::name::authority_block(&member.authority);
+    let authority = authority_of(shared, block)?.ok_or_else(|| {
+        No(Code::NotAMember, format!("the key of the authority {} is not on this router any more", member.authority))
+    })?;
+    Ok(issue::membership(&authority, &member.host, &member.groups, shared.clock.unix_s()).0)
+}
+
+fn prefix_of(service_id: &[u8], bits: u32) -> Result<Prefix, No> {
+    let id: [u8; 32] = service_id.try_into().map_err(|_| invalid("no serviceID"))?;
+    let bits = u16::try_from(bits).ok().filter(|bits| *bits <= 256).ok_or_else(|| invalid("no prefix length"))?;
+    let prefix = Prefix::new(ServiceId(id), bits);
+    if prefix.id.0 == id { Ok(prefix) } else { Err(invalid("bits beyond the prefix are not zero")) }
+}

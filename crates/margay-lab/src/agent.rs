@@ -35,7 +35,9 @@ impl Agents {
             if token.is_empty() {
                 margay(router, ["up", "--router"])?;
                 margay(router, ["id", "authority", "create", &lab.topology.authority])?;
-                token = margay(router, ["id", "token", "create", &lab.topology.authority])?.trim().to_owned();
+                token = margay(router, ["id", "token", "create", &lab.topology.authority, "--uses", "100"])?
+                    .trim()
+                    .to_owned();
             } else {
                 margay(router, ["up", "--router", "--join", &token])?;
             }
@@ -98,4 +100,70 @@ pub fn pid(host: &Host) -> Result<u32> {
         [pid] => Ok(pid),
         _ => bail!("{} agents run on {}, not one", found.len(), host.name()),
     }
+}
+
+/// Publishes a service of this host, and waits until it is registered.
+///
+/// # Errors
+///
+/// The agent refuses, or the router does.
+pub fn publish(host: &Host, service: &str, listen: &str, options: &[&str]) -> Result<()> {
+    margay(host, ["service", "publish", service, "--listen", listen].iter().chain(options).copied())?;
+    wait_for(&format!("registration of {service} by {}", host.name()), READY_LIMIT, || {
+        let shown: Value = serde_json::from_str(&margay(host, ["service", "show", service, "--json"])?)?;
+        match shown["service"]["state"].as_str() {
+            Some("registered" | "local") => Ok(()),
+            state => bail!("its state is {state:?}: {shown}"),
+        }
+    })
+}
+
+/// Withdraws all of this host's listeners of a service.
+///
+/// # Errors
+///
+/// The agent refuses.
+pub fn withdraw(host: &Host, service: &str) -> Result<()> {
+    margay(host, ["service", "withdraw", service]).map(drop)
+}
+
+/// What would happen to a first packet to a name.
+///
+/// # Errors
+///
+/// No agent runs, or the name is none.
+pub fn resolve(host: &Host, service: &str) -> Result<Value> {
+    serde_json::from_str(&margay(host, ["service", "resolve", service, "--json"])?).context("resolve is not JSON")
+}
+
+/// Waits until a host finds this many instances of a service.
+///
+/// # Errors
+///
+/// It does not in time.
+pub fn await_instances(host: &Host, service: &str, count: usize) -> Result<()> {
+    wait_for(&format!("{count} instances of {service}"), READY_LIMIT, || {
+        let found = resolve(host, service)?["instances"].as_array().map_or(0, Vec::len);
+        if found == count { Ok(()) } else { bail!("there are {found}") }
+    })
+}
+
+/// The host's virtual addresses of a service: IPv4 (a lease) and IPv6.
+///
+/// # Errors
+///
+/// As for [`resolve`].
+pub fn virtual_addresses(host: &Host, service: &str) -> Result<(String, String)> {
+    let found = resolve(host, service)?;
+    let text = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
+    Ok((text("virtual_v4"), text("virtual_v6")))
+}
+
+/// Takes a host down.
+///
+/// # Errors
+///
+/// It does not go.
+pub fn down(host: &Host) -> Result<()> {
+    margay(host, ["down"]).map(drop)
 }

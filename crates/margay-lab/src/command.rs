@@ -169,7 +169,10 @@ fn perform(command: Command) -> Result<u8> {
         Command::Inside { outlive, work } => fabric::be_init(outlive, &work),
         Command::Work(Work::Up { file, dir }) => standing::work(&file, &dir).map(|()| 0),
         Command::Work(Work::Run { scenario, dir }) => scenario::work(&scenario, &dir),
-        Command::Work(Work::Demo { dir }) => { drop(dir); Ok(0) },
+        Command::Work(Work::Demo { dir }) => {
+            drop(dir);
+            Ok(0)
+        }
         Command::Hold { name, dir, forwarding } => host::hold(&name, &dir, forwarding).map(|()| 0),
         Command::Traffic(traffic) => traffic::perform(traffic).map(|()| 0),
     }

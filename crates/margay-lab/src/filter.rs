@@ -25,7 +25,8 @@ pub fn install(host: &Host) -> Result<()> {
         rules.push("add table inet lab_firewall".to_owned());
         rules.push("add chain inet lab_firewall forward { type filter hook forward priority filter; }".into());
         rules.push("add rule inet lab_firewall forward ct state invalid drop".into());
-        rules.push(format!("add rule inet lab_firewall forward iifname eth{outer} ct state established,related accept"));
+        rules
+            .push(format!("add rule inet lab_firewall forward iifname eth{outer} ct state established,related accept"));
         rules.push(format!("add rule inet lab_firewall forward iifname eth{outer} drop"));
     }
     if rules.is_empty() {

@@ -17,6 +17,7 @@ pub mod pump;
 pub mod report;
 pub mod route;
 pub mod scenario;
+pub mod server;
 pub mod shadow;
 pub mod standing;
 pub mod topology;

@@ -123,8 +123,8 @@ pub fn machine_busy_seconds() -> Result<f64> {
     let line = stat.lines().next().context("/proc/stat is empty")?;
     let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
     // Fields 3 and 4 are idle and waiting for a disk.
-    Ok(ticks.iter().take(8).sum::<f64>() / TICKS_PER_SECOND - (ticks.get(3).copied().unwrap_or_default()
-        + ticks.get(4).copied().unwrap_or_default()) / TICKS_PER_SECOND)
+    Ok(ticks.iter().take(8).sum::<f64>() / TICKS_PER_SECOND
+        - (ticks.get(3).copied().unwrap_or_default() + ticks.get(4).copied().unwrap_or_default()) / TICKS_PER_SECOND)
 }
 
 /// Processes in a host's network namespace whose command line satisfies `wanted`.

@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -124,4 +125,31 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut ready: impl FnMut() -> Resul
             Err(_) => std::thread::sleep(POLL),
         }
     }
+}
+
+/// Runs a command to its end, whatever its status, with its output.
+///
+/// # Errors
+///
+/// It cannot be started, or takes longer than `limit`.
+pub fn output_within(command: &mut Command, limit: Duration) -> Result<Output> {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let (done, waiting) = mpsc::channel::<()>();
+    // The thread ends the program when nobody says in time that it is done.
+    let guard = std::thread::spawn(move || {
+        let late = waiting.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
+        if late {
+            // One that ended just now is what we want.
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+        late
+    });
+    let output = child.wait_with_output().context("cannot wait for a program")?;
+    drop(done);
+    if guard.join().unwrap_or(false) {
+        bail!("{command:?} did not end within {limit:?}");
+    }
+    Ok(output)
 }

@@ -65,12 +65,7 @@ struct Way {
     arrived: Condvar,
 }
 
-fn carry(
-    from: &Arc<SyncDevice>,
-    to: &Arc<SyncDevice>,
-    treatment: Treatment,
-    overflows: &Arc<AtomicU64>,
-) -> Result<()> {
+fn carry(from: &Arc<SyncDevice>, to: &Arc<SyncDevice>, treatment: Treatment, overflows: &Arc<AtomicU64>) -> Result<()> {
     let way = Arc::new(Way::default());
     let (entry, from, overflows) = (way.clone(), from.clone(), overflows.clone());
     let named = |name: &str| std::thread::Builder::new().name(name.to_owned());

@@ -59,8 +59,8 @@ fn start_time(pid: u32) -> Option<u64> {
 fn running(name: &str) -> Result<Option<State>> {
     let path = state_file(name)?;
     let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) };
-    let state: State = serde_json::from_str(&text)
-        .with_context(|| format!("{} is not a lab's state; remove it", path.display()))?;
+    let state: State =
+        serde_json::from_str(&text).with_context(|| format!("{} is not a lab's state; remove it", path.display()))?;
     Ok((start_time(state.init_pid) == Some(state.init_started)).then_some(state))
 }
 
@@ -120,7 +120,8 @@ pub fn work(file: &Path, dir: &Path) -> Result<()> {
 ///
 /// There is no such lab or host, or the command cannot be started.
 pub fn exec(name: &str, host: &str, argv: &[OsString]) -> Result<()> {
-    let state = running(name)?.with_context(|| format!("no lab \"{name}\" runs; start one with `margay lab up FILE`"))?;
+    let state =
+        running(name)?.with_context(|| format!("no lab \"{name}\" runs; start one with `margay lab up FILE`"))?;
     let Some(holder) = state.hosts.get(host) else {
         let names: Vec<_> = state.hosts.keys().map(String::as_str).collect();
         bail!("there is no host \"{host}\"; there are: {}", names.join(", "));

@@ -422,8 +422,7 @@ fn check_host(
         if links.iter().any(|other| other.subnet == subnet) {
             return Err((format!("host {} has two links to this subnet", name.get_ref()), link.subnet.span()));
         }
-        let shape =
-            change_shape(shapes[subnet], &link.mtu, &link.rate_mbit, &link.delay_ms, &link.loss, link.offload)?;
+        let shape = change_shape(shapes[subnet], &link.mtu, &link.rate_mbit, &link.delay_ms, &link.loss, link.offload)?;
         check_v6_mtu(shape, subnets[subnet].v6.is_some(), &link.mtu)?;
         let full = || (format!("the subnet {} has no address left", subnets[subnet].name), link.subnet.span());
         let v4 = match (link.v4, subnets[subnet].v4) {
@@ -444,9 +443,7 @@ fn check_host(
     let gateway = form.role == Role::Gateway;
     let side = |which: Option<Spanned<String>>, word: &str| match which {
         None => Ok(None),
-        Some(subnet) if !gateway => {
-            Err((format!("{word} is for a host with role = \"gateway\""), subnet.span()))
-        }
+        Some(subnet) if !gateway => Err((format!("{word} is for a host with role = \"gateway\""), subnet.span())),
         Some(subnet) => {
             let index = find_subnet(&subnet, subnets)?;
             if links.iter().any(|link| link.subnet == index) {

@@ -79,11 +79,15 @@ fn join_bridge(hosts: &[Host], subnet: usize, ports: &[Port], pumps: &mut Vec<Pu
         let pid = hosts[port.host].holder_pid();
         let (inner, outer) = (format!("h{subnet}-{number}"), format!("p{subnet}-{number}"));
         if port.shape.needs_pump() {
-            pumps.push(Pump::start(&inner, &outer, Treatment {
-                delay: Duration::from_secs_f64(port.shape.delay_ms / 1000.0),
-                loss: port.shape.loss,
-                seed: (subnet * 1000 + number + 1) as u64,
-            })?);
+            pumps.push(Pump::start(
+                &inner,
+                &outer,
+                Treatment {
+                    delay: Duration::from_secs_f64(port.shape.delay_ms / 1000.0),
+                    loss: port.shape.loss,
+                    seed: (subnet * 1000 + number + 1) as u64,
+                },
+            )?);
             writeln!(script, "link set {inner} netns {pid} name eth{}", port.index)?;
         } else {
             writeln!(script, "link add {outer} type veth peer name eth{} netns {pid}", port.index)?;
@@ -127,7 +131,8 @@ fn shape_device(host: Option<&Host>, device: &str, shape: Shape) -> Result<()> {
     }
     if let Some(rate_mbit) = shape.rate_mbit {
         let burst = (u64::from(rate_mbit) * 1_000_000 / 8 / 250).max(BURST_MIN_BYTES);
-        let words = format!("qdisc replace dev {device} root tbf rate {rate_mbit}mbit burst {burst} latency {QUEUE_MS}ms");
+        let words =
+            format!("qdisc replace dev {device} root tbf rate {rate_mbit}mbit burst {burst} latency {QUEUE_MS}ms");
         run(host, "tc", words.split(' '))?;
     }
     Ok(())

@@ -1,2 +1,17 @@
-//! margay
-fn main() {}
+//! One program: the agent, and the command line that talks to it.
+
+mod agent;
+mod allow;
+mod cli;
+mod config;
+mod down;
+mod host;
+mod listener;
+mod start;
+mod up;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

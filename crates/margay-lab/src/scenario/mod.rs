@@ -1,5 +1,8 @@
 //! The scenarios: each builds its lab, does real work with real programs, and gives figures.
 
+mod encap_throughput;
+mod late_binding;
+
 use std::path::Path;
 
 use anyhow::Result;
@@ -44,7 +47,7 @@ impl Findings {
 }
 
 /// All scenarios, in the order in which they are run.
-pub const ALL: &[Scenario] = &[];
+pub const ALL: &[Scenario] = &[late_binding::SCENARIO, encap_throughput::SCENARIO];
 
 /// The scenario of this name.
 ///

@@ -98,5 +98,9 @@ async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
 
 /// The unspecified address of a family.
 fn any_of(family: IpAddr) -> IpAddr {
-    if family.is_ipv6() { IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED) }
+    if family.is_ipv6() {
+        IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED)
+    } else {
+        IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED)
+    }
 }

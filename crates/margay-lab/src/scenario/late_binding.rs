@@ -1,0 +1,105 @@
+//! `late-binding`: two instances of a service, found by their name. The first packet of each connection goes through the
+//! router, the data does not; when an instance goes, the next connection lands on the other.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use super::{Findings, Scenario};
+use crate::agent::{self, Agents};
+use crate::command::progress;
+use crate::lab::Lab;
+use crate::observe::{self, Passing};
+use crate::report::Limit::{AtLeast, AtMost, Below, Exactly};
+use crate::report::{Bound, bound};
+use crate::server::{Nginx, fetch, fetch_text, noise, sha256};
+use crate::topology::Topology;
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "late-binding",
+    summary: "200 fetches by name from two instances behind a router; then one instance is withdrawn",
+    bounds: &BOUNDS,
+    run,
+};
+
+const BOUNDS: [Bound; 6] = [
+    bound("ok", Exactly(FETCHES as f64)),
+    bound("share_min", AtLeast(0.35)),
+    bound("router_byte_share", AtMost(0.01)),
+    bound("next_connect_ms", Below(1000.0)),
+    bound("wrong_bytes", Exactly(0.0)),
+    bound("failed", Exactly(0.0)),
+];
+
+const FETCHES: usize = 200;
+const FILE_BYTES: usize = 10_000_000;
+const AFTERWARDS: usize = 20;
+const URL: &str = "http://web.shop.sal.internal";
+const SERVICE: &str = "web.shop";
+
+/// One subnet; also what the demonstration uses.
+pub const TOPOLOGY: &str = include_str!("../../../../examples/web-shop.toml");
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = Lab::build(Topology::parse("examples/web-shop.toml", TOPOLOGY)?, dir)?;
+    let _agents = Agents::start(&lab)?;
+    let (client, router) = (lab.host("client")?, lab.host("router")?);
+    let content = noise(FILE_BYTES, 1);
+    let mut servers = Vec::new();
+    for name in ["web1", "web2"] {
+        let server = Nginx::start(lab.host(name)?, &["0.0.0.0:80"])?;
+        server.put("file", &content)?;
+        agent::publish(lab.host(name)?, SERVICE, "0.0.0.0:80", &[])?;
+        servers.push(server);
+    }
+    agent::await_instances(router, SERVICE, 2)?;
+    let expected = sha256(client, &servers[0].root.join("file"))?;
+    observe::count(router, "seen", Passing::In, "iifname eth0")?;
+    observe::count(router, "sent", Passing::Out, "oifname eth0")?;
+
+    let (mut ok, mut wrong_bytes) = (0, 0);
+    for number in 0..FETCHES {
+        let got = fetch(client, &[], &format!("{URL}/file"))?;
+        match (got.status, got.is(&expected)) {
+            (0, true) => ok += 1,
+            (0, false) => wrong_bytes += 1,
+            _ => findings.note(format!("fetch {number}: {}", got.error)),
+        }
+    }
+    let counts = observe::counts(router)?;
+    let router_bytes: f64 = counts.values().map(|count| count.bytes).sum();
+    let served: Vec<usize> = servers.iter().map(|server| server.served("file")).collect();
+    progress(&format!("served: {served:?}; router saw {router_bytes} bytes"));
+    findings.set("ok", f64::from(ok));
+    findings.set("wrong_bytes", f64::from(wrong_bytes));
+    findings.set("share_min", served.iter().copied().min().unwrap_or_default() as f64 / FETCHES as f64);
+    findings.set("router_byte_share", router_bytes / (FETCHES * FILE_BYTES) as f64);
+    findings.figures.add("failed", (FETCHES - ok as usize) as f64);
+    withdraw_one(&lab, findings)
+}
+
+/// Time from the word "withdraw" until a new connection was answered by the other instance; and none after it goes wrong.
+fn withdraw_one(lab: &Lab, findings: &mut Findings) -> Result<()> {
+    let client = lab.host("client")?;
+    let start = Instant::now();
+    agent::withdraw(lab.host("web2")?, SERVICE)?;
+    let mut first = None;
+    while first.is_none() {
+        match fetch_text(client, &format!("{URL}/host"))?.as_str() {
+            "web1" => first = Some(start.elapsed()),
+            _ if start.elapsed() > Duration::from_secs(5) => bail!("the withdrawn instance still gets connections"),
+            _ => {}
+        }
+    }
+    findings.set("next_connect_ms", first.unwrap_or_default().as_secs_f64() * 1e3);
+    for _ in 0..AFTERWARDS {
+        let answered = fetch_text(client, &format!("{URL}/host"));
+        if !matches!(answered.as_deref(), Ok("web1")) {
+            findings.note(format!("after the withdrawal: {answered:?}"));
+            findings.figures.add("failed", 1.0);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! Real servers and clients: nginx, curl, and our own echo server.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::host::Host;
+use crate::program::{Program, wait_for};
+
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// A web server that runs, with its files and its access log.
+pub struct Nginx {
+    /// The one process.
+    pub program: Program,
+    /// Where its files are.
+    pub root: PathBuf,
+    access_log: PathBuf,
+}
+
+impl Nginx {
+    /// Starts nginx on a host with one process, on these addresses (`0.0.0.0:80`, `[::]:80`). The file `/host` has the
+    /// host's name. Returns when it listens.
+    ///
+    /// # Errors
+    ///
+    /// nginx is not installed, or does not listen in time.
+    pub fn start(host: &Host, listen: &[&str]) -> Result<Self> {
+        let dir = host.dir.join("nginx");
+        let root = dir.join("files");
+        fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
+        fs::write(root.join("host"), format!("{}\n", host.name()))?;
+        let access_log = dir.join("access.log");
+        let config = dir.join("nginx.conf");
+        fs::write(&config, nginx_config(&dir, &root, &access_log, listen)?)?;
+        let argv = ["nginx", "-e", "stderr", "-c"].map(Path::new);
+        let mut program = host.spawn("nginx", argv.into_iter().chain([config.as_path()]))?;
+        for address in listen {
+            let port = address.rsplit(':').next().context("an address without a port")?.to_owned();
+            await_listener(host, &mut program, &port)?;
+        }
+        Ok(Self { program, root, access_log })
+    }
+
+    /// Puts a file into the server's root.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written.
+    pub fn put(&self, name: &str, content: &[u8]) -> Result<()> {
+        fs::write(self.root.join(name), content).with_context(|| format!("cannot write {name}"))
+    }
+
+    /// How often `/path` was fetched completely, by nginx's own log.
+    pub fn served(&self, path: &str) -> usize {
+        let wanted = format!("GET /{path} 200");
+        fs::read_to_string(&self.access_log).unwrap_or_default().lines().filter(|line| line.contains(&wanted)).count()
+    }
+}
+
+fn nginx_config(dir: &Path, root: &Path, access_log: &Path, listen: &[&str]) -> Result<String> {
+    let dir = dir.display();
+    let mut text =
+        format!("daemon off;\nmaster_process off;\npid {dir}/nginx.pid;\nevents {{ worker_connections 4096; }}\n");
+    text.push_str("http {\n  sendfile on;\n  default_type application/octet-stream;\n  keepalive_timeout 30;\n");
+    // One line per finished request, written at once: who asked, for what, and what became of it.
+    writeln!(text, "  log_format plain '$remote_addr $remote_port $request_method $uri $status $body_bytes_sent';")?;
+    writeln!(text, "  access_log {} plain;", access_log.display())?;
+    for temporary in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+        writeln!(text, "  {temporary}_temp_path {dir}/{temporary};")?;
+    }
+    text.push_str("  server {\n");
+    for address in listen {
+        let only = if address.starts_with('[') { " ipv6only=on" } else { "" };
+        writeln!(text, "    listen {address}{only};")?;
+    }
+    writeln!(text, "    root {};\n  }}\n}}", root.display())?;
+    Ok(text)
+}
+
+fn await_listener(host: &Host, program: &mut Program, port: &str) -> Result<()> {
+    let filter = format!("sport = :{port}");
+    wait_for(&format!("a listener on port {port} of {}", host.name()), START_LIMIT, || {
+        if program.ended()?.is_some() {
+            bail!("the server has ended: {}", program.log());
+        }
+        if host.run(["ss", "-Hltn", &filter])?.trim().is_empty() { bail!("nobody listens") } else { Ok(()) }
+    })
+}
+
+/// Starts an echo server on a host, TCP and UDP. Returns when it listens.
+///
+/// # Errors
+///
+/// It does not listen in time.
+pub fn echo(host: &Host, listen: &[SocketAddr]) -> Result<Program> {
+    let mut command = host.traffic(["echo"])?;
+    for address in listen {
+        command.arg("--listen").arg(address.to_string());
+    }
+    let name = listen.first().map(|address| address.port()).unwrap_or_default();
+    let mut program = Program::start(command, &host.dir.join(format!("echo-{name}.log")))?;
+    wait_for(&format!("the echo server on {}", host.name()), START_LIMIT, || {
+        if program.ended()?.is_some() {
+            bail!("the server has ended: {}", program.log());
+        }
+        if program.log().contains("ready") { Ok(()) } else { bail!("it is not ready") }
+    })?;
+    Ok(program)
+}
+
+/// One fetch by curl.
+#[derive(Clone, Debug, Default)]
+pub struct Fetch {
+    /// curl's exit status; 7 is "connection refused", 28 is a time-out.
+    pub status: i32,
+    /// SHA-256 of what came.
+    pub sha256: String,
+    /// What curl said about an error.
+    pub error: String,
+    /// How long it took, by curl's clock.
+    pub took_ms: f64,
+}
+
+impl Fetch {
+    /// Whether exactly the expected bytes came.
+    pub fn is(&self, sha256: &str) -> bool {
+        self.status == 0 && self.sha256 == sha256
+    }
+}
+
+/// Fetches an address with curl, hashed by sha256sum.
+///
+/// # Errors
+///
+/// curl cannot be run at all. A failed fetch is not an error.
+pub fn fetch(host: &Host, options: &[&str], url: &str) -> Result<Fetch> {
+    const SCRIPT: &str = r#"set -o pipefail
+        curl -sS --fail --max-time 30 -w '%{stderr}%{time_total}\n' "$@" | sha256sum | cut -d ' ' -f 1"#;
+    let argv = ["bash", "-c", SCRIPT, "fetch"].into_iter().chain(options.iter().copied()).chain([url]);
+    let output = host.output(argv)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let seconds = said.lines().last().and_then(|line| line.trim().parse::<f64>().ok());
+    Ok(Fetch {
+        status: output.status.code().context("curl was ended by a signal")?,
+        sha256: String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        error: said.lines().next().unwrap_or_default().to_owned(),
+        took_ms: seconds.unwrap_or_default() * 1e3,
+    })
+}
+
+/// Fetches a short text with curl.
+///
+/// # Errors
+///
+/// The fetch fails.
+pub fn fetch_text(host: &Host, url: &str) -> Result<String> {
+    Ok(host.run(["curl", "-sS", "--fail", "--max-time", "30", url])?.trim().to_owned())
+}
+
+/// SHA-256 of bytes, by sha256sum.
+///
+/// # Errors
+///
+/// sha256sum cannot be run.
+pub fn sha256(host: &Host, path: &Path) -> Result<String> {
+    let text = host.run([Path::new("sha256sum"), path])?;
+    Ok(text.split_whitespace().next().unwrap_or_default().to_owned())
+}
+
+/// Bytes that do not repeat and cannot be compressed.
+pub fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut dice = crate::pump::Dice::new(seed);
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        bytes.extend_from_slice(&dice.roll().to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}

@@ -1,0 +1,187 @@
+//! Flows.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use margay_control::api::v1::{FlowCloseReply, FlowEvent, FlowInfo, FlowListReply, FlowListRequest};
+use margay_core::name::{Name, Prefix, ServiceId};
+use margay_core::{Event, Instant, Lifecycle, Role};
+use margay_datapath::clock;
+use margay_wire::FlowId;
+use tokio::sync::broadcast::error::RecvError;
+use tonic::Status;
+
+use super::{Streamed, misuse, not_found};
+use crate::agent::Agent;
+
+/// Flows in one list unless more are asked for.
+const LIST_MAX: u32 = 10_000;
+/// Flows that belong to the description of a service.
+const SHOWN_MAX: usize = 20;
+
+fn wanted(service: &str) -> Result<Option<Prefix>, Status> {
+    if service.is_empty() {
+        return Ok(None);
+    }
+    service.parse::<Name>().map(|name| Some(name.prefix())).map_err(misuse)
+}
+
+fn parse_id(text: &str) -> Result<FlowId, Status> {
+    let id = u32::from_str_radix(text, 16).ok().filter(|id| *id != 0);
+    id.map(FlowId).ok_or_else(|| {
+        misuse(format!("`{text}` is no flow; `margay flow list` shows them, eight hexadecimal digits each"))
+    })
+}
+
+fn unknown(id: FlowId) -> Status {
+    not_found(format!("there is no flow {id}; `margay flow list` shows those that there are"))
+}
+
+pub(super) fn list(agent: &Agent, request: &FlowListRequest) -> Result<FlowListReply, Status> {
+    let wanted = wanted(&request.service)?;
+    let limit = if request.limit == 0 { LIST_MAX } else { request.limit };
+    let (found, total) = collect(agent, wanted.as_ref(), limit as usize);
+    Ok(FlowListReply { flows: found, total: total as u64 })
+}
+
+/// The oldest flows of a prefix, and how many there are.
+fn collect(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInfo>, usize) {
+    let is_wanted = |flow: &margay_core::FlowInfo| wanted.is_none_or(|prefix| prefix.contains(&flow.service));
+    let mut found: Vec<_> = agent.core.0.with_sal(|sal, _| sal.flows().filter(is_wanted).collect());
+    let total = found.len();
+    found.sort_by_key(|flow| (flow.since, flow.flow));
+    found.truncate(limit);
+    (found.iter().map(|flow| info(agent, flow)).collect(), total)
+}
+
+pub(super) fn of_service(agent: &Agent, prefix: &Prefix) -> Vec<FlowInfo> {
+    collect(agent, Some(prefix), SHOWN_MAX).0
+}
+
+pub(super) fn show(agent: &Agent, flow: &str) -> Result<FlowInfo, Status> {
+    let id = parse_id(flow)?;
+    let found = agent.core.0.with_sal(|sal, _| sal.flow(id));
+    found.map(|flow| info(agent, &flow)).ok_or_else(|| unknown(id))
+}
+
+pub(super) fn close(agent: &Agent, flow: &str) -> Result<FlowCloseReply, Status> {
+    let id = parse_id(flow)?;
+    let was_there = agent.core.0.with_sal(|sal, now| sal.close_flow(now, id));
+    if was_there { Ok(FlowCloseReply {}) } else { Err(unknown(id)) }
+}
+
+fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
+    let carried = agent.core.0.flow_counters(flow.flow).unwrap_or_default();
+    let role = match flow.role {
+        Role::Initiator => "initiator",
+        Role::Responder => "responder",
+    };
+    let protocol = match flow.app.protocol {
+        6 => "tcp",
+        17 => "udp",
+        _ => "",
+    };
+    FlowInfo {
+        flow: flow.flow.to_string(),
+        peer_flow: flow.peer_flow.to_string(),
+        session: flow.session.to_string(),
+        service: flow.service.to_string(),
+        name: name_of(agent, flow),
+        role: role.to_owned(),
+        lifecycle: lifecycle(flow.lifecycle).to_owned(),
+        protocol: protocol.to_owned(),
+        app_source: flow.app.source.to_string(),
+        app_destination: flow.app.destination.to_string(),
+        peer: flow.peer.map(|peer| peer.to_string()).unwrap_or_default(),
+        remote: flow.remote.map(|remote| remote.to_string()).unwrap_or_default(),
+        authenticated: flow.authenticated,
+        stack: "encap".to_owned(),
+        age_ms: age_ms(flow.since),
+        sent_bytes: carried.egress_bytes,
+        received_bytes: carried.ingress_bytes,
+        sent_packets: carried.egress_segments,
+        received_packets: carried.ingress_segments,
+    }
+}
+
+fn age_ms(since: Instant) -> u64 {
+    u64::try_from(clock::now().since(since).as_millis()).unwrap_or(u64::MAX)
+}
+
+const fn lifecycle(lifecycle: Lifecycle) -> &'static str {
+    match lifecycle {
+        Lifecycle::Connecting => "connecting",
+        Lifecycle::Established => "established",
+        Lifecycle::HalfClosed => "half-closed",
+        Lifecycle::Closed => "closed",
+        Lifecycle::TimedOut => "timed-out",
+    }
+}
+
+/// The written name, where this host knows it: it publishes it, or a program here looked it up.
+fn name_of(agent: &Agent, flow: &margay_core::FlowInfo) -> String {
+    let published = agent.services.list();
+    let own = published.iter().filter(|service| service.name.prefix().contains(&flow.service));
+    if let Some(own) = own.max_by_key(|service| service.name.prefix().bits) {
+        return own.name.written().to_owned();
+    }
+    let leased = match flow.app.destination.ip() {
+        std::net::IpAddr::V4(v4) => agent.leases.name_of(v4),
+        std::net::IpAddr::V6(_) => None,
+    };
+    leased.unwrap_or_default()
+}
+
+/// Events from now on, until the agent goes down.
+pub(super) fn watch(agent: &Arc<Agent>, service: &str) -> Result<Streamed<FlowEvent>, Status> {
+    let wanted = wanted(service)?;
+    let receiver = agent.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
+    let start = (Arc::clone(agent), receiver, wanted);
+    Ok(Box::pin(futures_util::stream::unfold(start, |(agent, mut receiver, wanted)| async move {
+        loop {
+            let event = match receiver.recv().await {
+                Ok(event) => event,
+                Err(RecvError::Closed) => return None,
+                Err(RecvError::Lagged(count)) => {
+                    let missed = FlowEvent { kind: "missed".to_owned(), count, ..blank() };
+                    return Some((Ok(missed), (agent, receiver, wanted)));
+                }
+            };
+            if let Some(event) = describe(&agent, event, wanted.as_ref()) {
+                return Some((Ok(event), (agent, receiver, wanted)));
+            }
+        }
+    })))
+}
+
+fn blank() -> FlowEvent {
+    let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    FlowEvent { unix_ms: u64::try_from(unix_ms).unwrap_or(u64::MAX), ..FlowEvent::default() }
+}
+
+fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<FlowEvent> {
+    let is_wanted = |service: &ServiceId| wanted.is_none_or(|prefix| prefix.contains(service));
+    match event {
+        Event::FlowOpened(id) => {
+            // One that is gone again already will be told of by its end.
+            let flow = agent.core.0.with_sal(|sal, _| sal.flow(id)).filter(|flow| is_wanted(&flow.service))?;
+            Some(FlowEvent { kind: "opened".to_owned(), flow: Some(info(agent, &flow)), ..blank() })
+        }
+        Event::FlowClosed { flow, reason } => is_wanted(&flow.service).then(|| FlowEvent {
+            kind: "closed".to_owned(),
+            flow: Some(info(agent, &flow)),
+            why: reason.label().to_owned(),
+            ..blank()
+        }),
+        Event::ConnectFailed { service, app, why } => is_wanted(&service).then(|| {
+            let flow = FlowInfo {
+                service: service.to_string(),
+                app_source: app.source.to_string(),
+                app_destination: app.destination.to_string(),
+                ..FlowInfo::default()
+            };
+            FlowEvent { kind: "connect-failed".to_owned(), flow: Some(flow), why, ..blank() }
+        }),
+        Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Quarantined(_) => None,
+    }
+}

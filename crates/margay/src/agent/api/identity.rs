@@ -1,0 +1,213 @@
+//! Keys, authorities, join tokens and members.
+
+use std::net::SocketAddr;
+
+use margay_control::SalControl;
+use margay_control::api::v1::*;
+use margay_control::entropy;
+use margay_control::keyring::{Authority, ServiceKey, written_key};
+use margay_control::store::{Member, Token, TokenState};
+use margay_control::token::{JoinToken, TokenSecret};
+use margay_core::certificate::TrustAnchor;
+use margay_core::key::{HostId, to_hex};
+use margay_core::name::{Name, Prefix};
+use tonic::Status;
+
+use super::{blocking, environment, misuse, not_found};
+use crate::agent::{Agent, authority};
+use crate::host;
+
+const DAY_S: u64 = 24 * 60 * 60;
+const LIFETIME_MAX_S: u64 = 366 * DAY_S;
+
+pub(super) fn reply(agent: &Agent) -> Result<IdentityReply, Status> {
+    let authorities = agent.keyring.authorities().map_err(environment)?;
+    let joined = blocking(|| agent.store.joined()).map_err(environment)?;
+    let mut infos: Vec<AuthorityInfo> = authorities.iter().map(authority_info).collect();
+    for home in joined {
+        if infos.iter().all(|info| info.name != home.authority) {
+            infos.push(AuthorityInfo {
+                block: to_hex(&margay_core::name::authority_block(&home.authority)),
+                name: home.authority,
+                key: written_key(&home.authority_key),
+                signs: false,
+            });
+        }
+    }
+    Ok(IdentityReply {
+        host_id: agent.identity.host_id().to_string(),
+        host_key: to_hex(&agent.local.host_key.public().0),
+        epoch: agent.identity.epoch,
+        boot_id: to_hex(&agent.identity.boot_id),
+        authorities: infos,
+        service_keys: agent.keyring.service_keys().map_err(environment)?.iter().map(key_info).collect(),
+    })
+}
+
+fn authority_info(authority: &Authority) -> AuthorityInfo {
+    AuthorityInfo {
+        name: authority.name.clone(),
+        block: to_hex(&authority.block()),
+        key: written_key(&authority.key.public()),
+        signs: true,
+    }
+}
+
+fn key_info(key: &ServiceKey) -> ServiceKeyInfo {
+    ServiceKeyInfo { name: key.name.clone(), service_id: key.service.to_string(), key: written_key(&key.key.public()) }
+}
+
+pub(super) fn create_authority(agent: &Agent, name: &str) -> Result<AuthorityInfo, Status> {
+    let made = blocking(|| agent.keyring.create_authority(name)).map_err(misuse)?;
+    agent.core.add_trust_anchor(TrustAnchor { authority: made.block(), key: made.key.public() });
+    let has_home = !agent.services.homes().is_empty();
+    let host = agent.local.host_key.public();
+    authority::adopt(&agent.core, &agent.keyring, &host, &agent.clock, has_home).map_err(environment)?;
+    // What is published under this authority is signed for from now on.
+    agent.services.renew();
+    tracing::info!(authority = name, "authority made");
+    Ok(authority_info(&made))
+}
+
+pub(super) fn create_service_key(agent: &Agent, name: &str) -> Result<ServiceKeyInfo, Status> {
+    blocking(|| agent.keyring.create_service_key(name)).map(|made| key_info(&made)).map_err(misuse)
+}
+
+pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> Result<TokenCreateReply, Status> {
+    if agent.router.is_none() {
+        let advice = "this host is no router, so nobody could join here; run `margay up --router`, or use the router";
+        return Err(environment(advice));
+    }
+    let found = agent.keyring.authority(&request.authority).map_err(misuse)?;
+    let authority = found.ok_or_else(|| {
+        not_found(format!(
+            "the key of `{0}` is not here; `margay id authority create {0}` makes one",
+            request.authority
+        ))
+    })?;
+    let grants = request.grants.iter().map(|grant| parse_grant(grant, &authority)).collect::<Result<Vec<_>, _>>()?;
+    let lifetime_s = if request.lifetime_s == 0 { DAY_S } else { request.lifetime_s };
+    if lifetime_s > LIFETIME_MAX_S {
+        return Err(misuse("a token lives a year at most"));
+    }
+    let token = JoinToken {
+        router_address: router_address(agent, request.router_address).await?,
+        router_key: agent.local.host_key.public(),
+        authority: authority.name.clone(),
+        authority_key: authority.key.public(),
+        secret: TokenSecret::new(entropy::rng().map_err(environment)?.bytes()),
+    };
+    token.check().map_err(misuse)?;
+    let now = agent.clock.unix_s();
+    let kept = Token {
+        hash: token.secret.hash(),
+        authority: authority.name.clone(),
+        grants: if grants.is_empty() { vec![authority_prefix(&authority)] } else { grants },
+        groups: request.groups,
+        uses_left: request.uses.max(1),
+        created_s: now,
+        expires_s: now + lifetime_s,
+    };
+    blocking(|| agent.store.add_token(&kept)).map_err(environment)?;
+    tracing::info!(token = kept.hash.id(), authority = authority.name, uses = kept.uses_left, "token made");
+    Ok(TokenCreateReply { token: token.to_string(), info: Some(token_info(&kept, now)) })
+}
+
+fn authority_prefix(authority: &Authority) -> Prefix {
+    let mut id = [0; 32];
+    id[..8].copy_from_slice(&authority.block());
+    Prefix::new(margay_core::name::ServiceId(id), margay_core::name::AUTHORITY_BITS)
+}
+
+fn parse_grant(text: &str, authority: &Authority) -> Result<Prefix, Status> {
+    let name: Name = text.parse().map_err(misuse)?;
+    if !authority_prefix(authority).covers(&name.prefix()) {
+        return Err(misuse(format!("`{text}` is not of the authority {}", authority.name)));
+    }
+    // A service's grant covers its keys and its own tail, too.
+    let prefix = name.prefix();
+    let is_plain = !text.contains(['/', ':']);
+    Ok(if is_plain { Prefix::new(prefix.id, margay_core::name::SERVICE_BITS) } else { prefix })
+}
+
+/// Where hosts find this router: as asked for, or the first address of this host.
+async fn router_address(agent: &Agent, asked: String) -> Result<String, Status> {
+    if !asked.is_empty() {
+        return Ok(asked);
+    }
+    let listen = agent.config.router.listen;
+    if !listen.ip().is_unspecified() {
+        return Ok(listen.to_string());
+    }
+    let addresses = host::local_addresses().await.map_err(environment)?;
+    let usable = addresses.into_iter().find(|address| listen.is_ipv6() || address.is_ipv4());
+    let address = usable.ok_or_else(|| {
+        environment("this host has no address that others could use; name one with --router-address ADDRESS:PORT")
+    })?;
+    Ok(SocketAddr::new(address, listen.port()).to_string())
+}
+
+fn token_info(token: &Token, unix_s: u64) -> TokenInfo {
+    let state = match token.state(unix_s) {
+        TokenState::Usable => "usable",
+        TokenState::Expired => "expired",
+        TokenState::UsedUp => "used-up",
+    };
+    TokenInfo {
+        id: token.hash.id(),
+        authority: token.authority.clone(),
+        grants: token.grants.iter().map(Prefix::to_string).collect(),
+        groups: token.groups.clone(),
+        uses_left: token.uses_left,
+        created_unix_s: token.created_s,
+        expires_unix_s: token.expires_s,
+        state: state.to_owned(),
+    }
+}
+
+pub(super) fn list_tokens(agent: &Agent) -> Result<TokenListReply, Status> {
+    let now = agent.clock.unix_s();
+    let tokens = blocking(|| agent.store.tokens()).map_err(environment)?;
+    Ok(TokenListReply { tokens: tokens.iter().map(|token| token_info(token, now)).collect() })
+}
+
+pub(super) fn revoke_token(agent: &Agent, id: &str) -> Result<TokenInfo, Status> {
+    let now = agent.clock.unix_s();
+    let revoked = blocking(|| agent.store.revoke_token(id, now)).map_err(environment)?;
+    let revoked =
+        revoked.ok_or_else(|| not_found(format!("there is no token `{id}`; `margay id token list` shows them")))?;
+    Ok(token_info(&revoked, now))
+}
+
+fn member_info(agent: &Agent, member: &Member) -> MemberInfo {
+    let connected = agent.router.as_ref().and_then(|router| router.connected(member.host.id()));
+    MemberInfo {
+        host_id: member.host.id().to_string(),
+        host_name: member.host_name.clone(),
+        authority: member.authority.clone(),
+        grants: member.grants.iter().map(Prefix::to_string).collect(),
+        groups: member.groups.clone(),
+        joined_unix_s: member.joined_s,
+        connected: connected.is_some(),
+        address: connected.map(|address| address.to_string()).unwrap_or_default(),
+    }
+}
+
+pub(super) fn list_members(agent: &Agent) -> Result<MemberListReply, Status> {
+    let members = blocking(|| agent.store.members()).map_err(environment)?;
+    Ok(MemberListReply { members: members.iter().map(|member| member_info(agent, member)).collect() })
+}
+
+pub(super) fn remove_member(agent: &Agent, host: &str) -> Result<MemberInfo, Status> {
+    let id: HostId =
+        host.parse().map_err(|error| misuse(format!("`{host}`: {error}; `margay id member list` shows them")))?;
+    let removed = blocking(|| agent.store.remove_member(id, agent.clock.unix_s())).map_err(environment)?;
+    let first =
+        removed.first().ok_or_else(|| not_found(format!("{id} is no member; `margay id member list` shows them")))?;
+    let mut info = member_info(agent, first);
+    if let Some(router) = &agent.router {
+        router.remove_host(id);
+    }
+    info.connected = false;
+    Ok(info)
+}

@@ -1,0 +1,141 @@
+//! The calls of the API (`proto/margay.proto`), each in the module of its noun.
+
+mod flow;
+mod identity;
+mod service;
+mod status;
+
+pub(crate) use status::phase;
+
+use std::fmt::Display;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::Stream;
+use margay_control::api::v1::agent_server::Agent as Calls;
+use margay_control::api::v1::*;
+use tonic::{Request, Response, Status};
+
+use super::Agent;
+use super::{check, metrics};
+
+/// The API of a running agent.
+pub struct Api(pub Arc<Agent>);
+
+type Answer<T> = Result<Response<T>, Status>;
+type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// The caller is at fault.
+fn misuse(error: impl Display) -> Status {
+    Status::invalid_argument(error.to_string())
+}
+
+/// The thing is not there.
+fn not_found(error: impl Display) -> Status {
+    Status::not_found(error.to_string())
+}
+
+/// This host is at fault: its disk, its keys.
+fn environment(error: impl Display) -> Status {
+    Status::failed_precondition(error.to_string())
+}
+
+/// Runs what waits for the disk, without holding up other calls.
+fn blocking<R>(act: impl FnOnce() -> R) -> R {
+    tokio::task::block_in_place(act)
+}
+
+#[tonic::async_trait]
+impl Calls for Api {
+    type CheckStream = Streamed<CheckStep>;
+    type FlowWatchStream = Streamed<FlowEvent>;
+
+    async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusReply> {
+        Ok(Response::new(status::reply(&self.0)))
+    }
+
+    async fn check(&self, request: Request<CheckRequest>) -> Answer<Self::CheckStream> {
+        Ok(Response::new(check::stream(Arc::clone(&self.0), request.into_inner().peer)))
+    }
+
+    async fn service_publish(&self, request: Request<ServicePublishRequest>) -> Answer<ServiceInfo> {
+        service::publish(&self.0, request.into_inner()).map(Response::new)
+    }
+
+    async fn service_withdraw(&self, request: Request<ServiceWithdrawRequest>) -> Answer<ServiceWithdrawReply> {
+        service::withdraw(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn service_list(&self, _: Request<ServiceListRequest>) -> Answer<ServiceListReply> {
+        Ok(Response::new(service::list(&self.0)))
+    }
+
+    async fn service_show(&self, request: Request<ServiceShowRequest>) -> Answer<ServiceShowReply> {
+        service::show(&self.0, &request.into_inner().name).await.map(Response::new)
+    }
+
+    async fn service_resolve(&self, request: Request<ServiceResolveRequest>) -> Answer<ServiceResolveReply> {
+        service::resolve(&self.0, &request.into_inner().name).await.map(Response::new)
+    }
+
+    async fn flow_list(&self, request: Request<FlowListRequest>) -> Answer<FlowListReply> {
+        flow::list(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn flow_show(&self, request: Request<FlowShowRequest>) -> Answer<FlowInfo> {
+        flow::show(&self.0, &request.into_inner().flow).map(Response::new)
+    }
+
+    async fn flow_watch(&self, request: Request<FlowWatchRequest>) -> Answer<Self::FlowWatchStream> {
+        flow::watch(&self.0, &request.into_inner().service).map(Response::new)
+    }
+
+    async fn flow_close(&self, request: Request<FlowCloseRequest>) -> Answer<FlowCloseReply> {
+        flow::close(&self.0, &request.into_inner().flow).map(Response::new)
+    }
+
+    async fn identity(&self, _: Request<IdentityRequest>) -> Answer<IdentityReply> {
+        identity::reply(&self.0).map(Response::new)
+    }
+
+    async fn authority_create(&self, request: Request<AuthorityCreateRequest>) -> Answer<AuthorityInfo> {
+        identity::create_authority(&self.0, &request.into_inner().name).map(Response::new)
+    }
+
+    async fn service_key_create(&self, request: Request<ServiceKeyCreateRequest>) -> Answer<ServiceKeyInfo> {
+        identity::create_service_key(&self.0, &request.into_inner().name).map(Response::new)
+    }
+
+    async fn token_create(&self, request: Request<TokenCreateRequest>) -> Answer<TokenCreateReply> {
+        identity::create_token(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn token_list(&self, _: Request<TokenListRequest>) -> Answer<TokenListReply> {
+        identity::list_tokens(&self.0).map(Response::new)
+    }
+
+    async fn token_revoke(&self, request: Request<TokenRevokeRequest>) -> Answer<TokenInfo> {
+        identity::revoke_token(&self.0, &request.into_inner().id).map(Response::new)
+    }
+
+    async fn member_list(&self, _: Request<MemberListRequest>) -> Answer<MemberListReply> {
+        identity::list_members(&self.0).map(Response::new)
+    }
+
+    async fn member_remove(&self, request: Request<MemberRemoveRequest>) -> Answer<MemberInfo> {
+        identity::remove_member(&self.0, &request.into_inner().host_id).map(Response::new)
+    }
+
+    async fn association_list(&self, _: Request<AssociationListRequest>) -> Answer<AssociationListReply> {
+        Ok(Response::new(status::associations(&self.0)))
+    }
+
+    async fn metrics(&self, _: Request<MetricsRequest>) -> Answer<MetricsReply> {
+        Ok(Response::new(MetricsReply { text: metrics::text(&self.0) }))
+    }
+
+    async fn shutdown(&self, _: Request<ShutdownRequest>) -> Answer<ShutdownReply> {
+        self.0.shutdown.notify_one();
+        Ok(Response::new(ShutdownReply {}))
+    }
+}

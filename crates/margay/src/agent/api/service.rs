@@ -1,0 +1,195 @@
+//! Services: published here, or found elsewhere.
+
+use std::net::SocketAddr;
+
+use margay_control::api::v1::*;
+use margay_control::registration::Instance;
+use margay_core::name::{Name, is_computable, virtual_v6};
+use margay_core::table::Resolution;
+use tonic::Status;
+
+use super::{blocking, environment, flow, misuse, not_found};
+use crate::agent::service::{Listener, Publication, PublishError, Published};
+use crate::agent::{Agent, home};
+use crate::listener::Protocol;
+
+const DEFAULT_WEIGHT: u32 = 100;
+const DEFAULT_PRIORITY: u32 = 100;
+
+fn parse_name(text: &str) -> Result<Name, Status> {
+    text.parse().map_err(misuse)
+}
+
+fn refusal(error: PublishError) -> Status {
+    match error {
+        PublishError::Misuse(_) | PublishError::Name(_) => misuse(error),
+        PublishError::Unknown(_) => not_found(error),
+        PublishError::Table(_) | PublishError::State(_) => environment(error),
+    }
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, Status> {
+    text.parse()
+        .map_err(|_| misuse(format!("`{text}` is no address with a port; write for example 0.0.0.0:8080 or [::]:8080")))
+}
+
+fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
+    let port = |number: u32| u16::try_from(number).ok().filter(|port| *port != 0);
+    let service_port = match request.service_port {
+        Some(number) => Some(port(number).ok_or_else(|| misuse(format!("{number} is no port; it is 1 to 65535")))?),
+        None => None,
+    };
+    let protocol = match request.protocol.as_str() {
+        "" => None,
+        "tcp" => Some(Protocol::Tcp),
+        "udp" => Some(Protocol::Udp),
+        other => return Err(misuse(format!("`{other}` is no protocol; it is tcp, udp, or both when left out"))),
+    };
+    Ok(Publication {
+        name: parse_name(&request.name)?,
+        listener: Listener {
+            address: parse_address(&request.listener)?,
+            service_port,
+            protocol,
+            allow: request.allow,
+            configured: false,
+        },
+        weight: request.weight.unwrap_or(DEFAULT_WEIGHT),
+        priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
+    })
+}
+
+pub(super) fn publish(agent: &Agent, request: ServicePublishRequest) -> Result<ServiceInfo, Status> {
+    let publication = publication(request)?;
+    let name = publication.name.clone();
+    blocking(|| agent.services.publish(publication)).map_err(refusal)?;
+    tracing::info!(%name, "published");
+    let published = agent.services.find(&name).ok_or_else(|| not_found(format!("{name} was withdrawn meanwhile")))?;
+    Ok(info(agent, &published))
+}
+
+pub(super) async fn withdraw(agent: &Agent, request: ServiceWithdrawRequest) -> Result<ServiceWithdrawReply, Status> {
+    let name = parse_name(&request.name)?;
+    let listener = if request.listener.is_empty() { None } else { Some(parse_address(&request.listener)?) };
+    let count = agent.services.withdraw(&name, listener).await.map_err(refusal)?;
+    tracing::info!(%name, listeners = count, "withdrawn");
+    Ok(ServiceWithdrawReply { listeners: u32::try_from(count).unwrap_or(u32::MAX) })
+}
+
+pub(super) fn list(agent: &Agent) -> ServiceListReply {
+    let own = agent.identity.host_id();
+    let registered = agent.router.as_ref().map(|router| router.instances()).unwrap_or_default();
+    ServiceListReply {
+        services: agent.services.list().iter().map(|published| info(agent, published)).collect(),
+        registered: registered.iter().filter(|found| found.host != own).map(|found| instance(agent, found)).collect(),
+    }
+}
+
+fn info(agent: &Agent, published: &Published) -> ServiceInfo {
+    let prefix = published.name.prefix();
+    let registrations: Vec<RegistrationInfo> = agent
+        .services
+        .homes_of(&published.name)
+        .iter()
+        .filter_map(|home| {
+            let state = home.registration(&prefix)?;
+            Some(RegistrationInfo {
+                router: home.config().router_address.clone(),
+                state: state.state.to_owned(),
+                why: state.why,
+                since_unix_s: state.since_unix_s,
+                certificate_expires_unix_s: state.certificate_expires_unix_s,
+            })
+        })
+        .collect();
+    let state = ["refused", "pending", "registered"]
+        .into_iter()
+        .find(|state| registrations.iter().any(|registration| registration.state == *state));
+    let flows = agent.core.0.with_sal(|sal, _| sal.flows().filter(|flow| prefix.contains(&flow.service)).count());
+    ServiceInfo {
+        name: published.name.written().to_owned(),
+        prefix: prefix.to_string(),
+        listeners: published.listeners.iter().map(listener_info).collect(),
+        weight: published.weight,
+        priority: published.priority,
+        state: state.unwrap_or("local").to_owned(),
+        registrations,
+        flows: flows as u64,
+    }
+}
+
+fn listener_info(listener: &Listener) -> ListenerInfo {
+    let allow = if listener.allow.is_empty() { vec!["authority".to_owned()] } else { listener.allow.clone() };
+    ListenerInfo {
+        address: listener.address.to_string(),
+        service_port: listener.service_port.map(u32::from),
+        protocol: listener.protocol.map(Protocol::label).unwrap_or_default().to_owned(),
+        allow,
+    }
+}
+
+fn instance(agent: &Agent, found: &Instance) -> InstanceInfo {
+    InstanceInfo {
+        host_id: found.host.to_string(),
+        host_name: found.host_name.clone(),
+        address: found.address.to_string(),
+        name: found.name.clone(),
+        prefix: found.prefix.to_string(),
+        weight: found.weight,
+        priority: found.priority,
+        local: found.host == agent.identity.host_id(),
+    }
+}
+
+pub(super) async fn show(agent: &Agent, name: &str) -> Result<ServiceShowReply, Status> {
+    let parsed = parse_name(name)?;
+    let resolution = resolve(agent, name).await?;
+    let published = agent.services.find(&parsed);
+    if published.is_none() && resolution.instances.is_empty() && resolution.fallback.is_empty() {
+        return Err(not_found(format!(
+            "nobody serves {parsed} ({}); `margay service list` shows what is published here",
+            {
+                if resolution.why.is_empty() {
+                    format!("asked {}", resolution.answered_by)
+                } else {
+                    resolution.why.clone()
+                }
+            }
+        )));
+    }
+    Ok(ServiceShowReply {
+        service: published.map(|published| info(agent, &published)),
+        resolution: Some(resolution),
+        flows: flow::of_service(agent, &parsed.prefix()),
+    })
+}
+
+pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveReply, Status> {
+    let name = parse_name(name)?;
+    let id = name.service_id();
+    let virtual_v4 = blocking(|| agent.leases.lease(&name)).map_err(environment)?;
+    let (rule, next_hop) = agent.core.0.with_sal(|sal, _| match sal.resolve(&id) {
+        Resolution::Demux(_, demux) => ("demux", demux.listener.to_string()),
+        Resolution::Forward(_, hop) => ("forward", hop.address.to_string()),
+        Resolution::Drop(_) => ("drop", String::new()),
+        Resolution::None => ("none", String::new()),
+    });
+    let (found, answered_by, why) = match home::instances(&agent.services, agent.router.as_deref(), &name).await {
+        Ok((found, by)) => (found, by, String::new()),
+        Err(why) => (Vec::new(), String::new(), why),
+    };
+    let fallback = agent.config.fallback.iter().map(|section| section.get_ref());
+    let fallback = fallback.filter(|section| section.name.0.prefix() == name.prefix());
+    Ok(ServiceResolveReply {
+        name: name.written().to_owned(),
+        service_id: id.to_string(),
+        virtual_v4: virtual_v4.to_string(),
+        virtual_v6: if is_computable(&id) { virtual_v6(&id).to_string() } else { String::new() },
+        rule: rule.to_owned(),
+        next_hop,
+        instances: found.iter().map(|found| instance(agent, found)).collect(),
+        answered_by,
+        fallback: fallback.map(|section| section.address.to_string()).collect(),
+        why,
+    })
+}

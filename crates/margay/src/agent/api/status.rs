@@ -1,0 +1,101 @@
+//! The agent as a whole.
+
+use margay_control::api::v1::{AssociationInfo, AssociationListReply, DropCount, RouterInfo, StatusReply};
+use margay_control::registration::{Home, Phase};
+
+use crate::agent::start::sal_address;
+use crate::agent::{Agent, INTERFACE, home, metrics};
+
+pub(super) fn reply(agent: &Agent) -> StatusReply {
+    let (flows, half_open, associations) =
+        agent.core.0.with_sal(|sal, _| (sal.flows().count(), sal.half_open_count(), sal.associations().count()));
+    let homes = agent.services.homes();
+    let signs = agent.keyring.authorities().is_ok_and(|authorities| !authorities.is_empty());
+    let joined = if homes.is_empty() { signs } else { homes.iter().any(|home| home::is_connected(home)) };
+    StatusReply {
+        host_id: agent.identity.host_id().to_string(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        epoch: agent.identity.epoch,
+        uptime_s: agent.started.elapsed().as_secs(),
+        router: agent.router.is_some(),
+        interface: INTERFACE.to_owned(),
+        sal_address: sal_address(&agent.config).to_string(),
+        addresses: vec![margay_core::name::HOST_V4.to_string(), margay_core::name::HOST_V6.to_string()],
+        datapath: "user-space".to_owned(),
+        zone: agent.config.dns.zone.clone(),
+        dns_address: agent.dns.as_ref().map(|dns| dns.local_address().to_string()).unwrap_or_default(),
+        flows: flows as u64,
+        half_open: half_open as u64,
+        associations: associations as u64,
+        leases: agent.leases.len() as u64,
+        services: agent.services.list().len() as u64,
+        hosts: agent.router.as_ref().map_or(0, |router| router.host_count() as u64),
+        routers: homes.iter().map(|home| router_info(home)).collect(),
+        warnings: warnings(agent, joined),
+        joined,
+        drops: drops(agent),
+    }
+}
+
+fn router_info(home: &Home) -> RouterInfo {
+    let (config, state) = (home.config(), home.state());
+    RouterInfo {
+        address: config.router_address.clone(),
+        host_id: config.router_key.id().to_string(),
+        authority: config.authority.clone(),
+        state: phase(state.phase).to_owned(),
+        why: state.why,
+        since_unix_s: state.since_unix_s,
+    }
+}
+
+/// As lists show it.
+pub(crate) const fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Connecting => "connecting",
+        Phase::Connected => "connected",
+        Phase::Refused => "refused",
+        Phase::Unreachable => "unreachable",
+    }
+}
+
+fn warnings(agent: &Agent, joined: bool) -> Vec<String> {
+    let mut warnings = agent.warnings.clone();
+    if !joined && agent.services.homes().is_empty() {
+        warnings.push(if agent.router.is_some() {
+            "this router signs for no authority: `margay id authority create NAME` makes one".to_owned()
+        } else {
+            "this host belongs to no authority: `margay id token create` on a router prints a token for `margay up --join`"
+                .to_owned()
+        });
+    }
+    let overflowed = agent.core.0.with_sal(|sal, _| sal.overflowed());
+    if overflowed > 0 {
+        warnings.push(format!(
+            "{overflowed} packets of signalling were lost since the start because the agent was too slow"
+        ));
+    }
+    warnings
+}
+
+fn drops(agent: &Agent) -> Vec<DropCount> {
+    let all = metrics::drops(agent).into_iter().filter(|(_, packets)| *packets > 0);
+    all.map(|(reason, packets)| DropCount { reason: reason.to_owned(), packets }).collect()
+}
+
+pub(super) fn associations(agent: &Agent) -> AssociationListReply {
+    let mut associations = agent.core.0.with_sal(|sal, now| {
+        let info = |known: margay_core::AssociationInfo| AssociationInfo {
+            host_id: known.host.to_string(),
+            remote: known.remote.to_string(),
+            datagram_max_bytes: known.datagram_max.into(),
+            epoch: known.epoch,
+            flows: known.flows,
+            router: known.router,
+            heard_ms_ago: u64::try_from(now.since(known.heard).as_millis()).unwrap_or(u64::MAX),
+        };
+        sal.associations().map(info).collect::<Vec<_>>()
+    });
+    associations.sort_by(|one, other| one.host_id.cmp(&other.host_id));
+    AssociationListReply { associations }
+}

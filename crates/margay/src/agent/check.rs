@@ -1,0 +1,196 @@
+//! `margay check`: looks at everything between a program on this host and its peer, step by step, and names the cause.
+
+mod peer;
+mod sockets;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::Stream;
+use margay_control::api::v1::CheckStep;
+use margay_control::registration::Phase;
+use margay_core::name::is_virtual;
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::api::phase;
+use super::{Agent, INTERFACE};
+use crate::host::{self, change::State};
+
+/// Longer than any resolver that works.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(3);
+
+/// What a step has found.
+enum Finding {
+    Ok(String),
+    Warning(String, String),
+    Failed(String, String),
+}
+
+impl Finding {
+    fn failed(detail: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self::Failed(detail.into(), advice.into())
+    }
+
+    fn warning(detail: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self::Warning(detail.into(), advice.into())
+    }
+}
+
+/// Gives steps to the caller as they are done.
+struct Steps {
+    sender: mpsc::Sender<CheckStep>,
+    since: Instant,
+}
+
+impl Steps {
+    async fn say(&mut self, name: &str, finding: Finding) {
+        let (state, detail, advice) = match finding {
+            Finding::Ok(detail) => ("ok", detail, String::new()),
+            Finding::Warning(detail, advice) => ("warning", detail, advice),
+            Finding::Failed(detail, advice) => ("failed", detail, advice),
+        };
+        let elapsed_us = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let step = CheckStep { name: name.to_owned(), state: state.to_owned(), detail, advice, elapsed_us };
+        // Whoever asked may have gone away; the rest of the steps harm nobody.
+        let _ = self.sender.send(step).await;
+        self.since = Instant::now();
+    }
+}
+
+/// All steps; with a peer, those on the way to it, too.
+pub fn stream(agent: Arc<Agent>, peer: String) -> Pin<Box<dyn Stream<Item = Result<CheckStep, Status>> + Send>> {
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move {
+        let mut steps = Steps { sender, since: Instant::now() };
+        this_host(&agent, &mut steps).await;
+        if !peer.is_empty() {
+            peer::look(&agent, &mut steps, &peer).await;
+        }
+    });
+    let steps = futures_util::stream::unfold(receiver, |mut receiver| async move {
+        receiver.recv().await.map(|step| (Ok(step), receiver))
+    });
+    Box::pin(steps)
+}
+
+async fn this_host(agent: &Agent, steps: &mut Steps) {
+    steps.say("kernel", kernel()).await;
+    match host::inspect(&agent.config).await {
+        Err(error) => steps.say("host", Finding::failed(error.to_string(), "run `margay up` again")).await,
+        Ok(changes) => {
+            let wrong: Vec<_> = changes.iter().filter(|(_, state)| *state != State::Present).collect();
+            if wrong.is_empty() {
+                let text = format!("all {} changes of `margay up` are in place", changes.len());
+                steps.say("host", Finding::Ok(text)).await;
+            }
+            for (what, state) in wrong {
+                let how = match state {
+                    State::Differs(how) => format!("{what}: {how}"),
+                    _ => format!("{what}: is missing"),
+                };
+                steps.say("host", Finding::failed(how, "`margay up` puts it back")).await;
+            }
+        }
+    }
+    steps.say("datapath", datapath(agent)).await;
+    steps.say("dns", dns(agent).await).await;
+    routers(agent, steps).await;
+    for service in agent.services.list() {
+        for listener in &service.listeners {
+            let found = sockets::is_listening(listener.address, listener.protocol);
+            let what = format!("{} at {}", service.name, listener.address);
+            let finding = if found {
+                Finding::Ok(format!("{what}: a program listens"))
+            } else {
+                Finding::warning(
+                    format!("{what}: no program listens there, so connections are refused"),
+                    "start the program, or `margay service withdraw` the listener",
+                )
+            };
+            steps.say("service", finding).await;
+        }
+    }
+}
+
+fn kernel() -> Finding {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < (6, 2) {
+        let advice = "it works; from 6.2 on a TUN carries large UDP packets whole";
+        return Finding::warning(format!("Linux {release}"), advice);
+    }
+    Finding::Ok(format!("Linux {release}"))
+}
+
+fn datapath(agent: &Agent) -> Finding {
+    if let Some(failure) = agent.core.0.failure() {
+        return Finding::failed(failure, "`margay down`, then `margay up`");
+    }
+    let counted = agent.core.0.counters();
+    let carried = format!(
+        "{INTERFACE} and UDP port {}: {} packets out, {} runs in",
+        agent.config.host.port, counted.egress_packets, counted.ingress_runs
+    );
+    if Path::new("/sys/class/net").join(INTERFACE).exists() {
+        Finding::Ok(carried)
+    } else {
+        Finding::failed(format!("{INTERFACE} is gone"), "`margay down`, then `margay up`")
+    }
+}
+
+/// A name of the zone, as a program would look it up.
+async fn dns(agent: &Agent) -> Finding {
+    if agent.dns.is_none() {
+        return match agent.config.dns.enabled {
+            false => Finding::Ok("off by configuration; programs use virtual addresses".to_owned()),
+            true => Finding::failed(agent.warnings.join("; "), "free the address, or set [dns] listen"),
+        };
+    }
+    let name = format!("check.margay.{}", agent.config.dns.zone);
+    let looked_up = tokio::time::timeout(LOOKUP_LIMIT, tokio::net::lookup_host((name.as_str(), 80))).await;
+    let advice = "programs of this host do not ask the agent: `margay up` sets /etc/resolv.conf or systemd-resolved; \
+                  another program may have rewritten it";
+    match looked_up {
+        Err(_) => Finding::failed(format!("{name}: no answer in {LOOKUP_LIMIT:?}"), advice),
+        Ok(Err(error)) => Finding::failed(format!("{name}: {error}"), advice),
+        Ok(Ok(addresses)) => {
+            let found: Vec<IpAddr> = addresses.map(|address| address.ip()).collect();
+            if found.iter().any(|address| is_virtual(*address)) {
+                Finding::Ok(format!("names of {} are found", agent.config.dns.zone))
+            } else {
+                Finding::failed(format!("{name}: answered by somebody else with {found:?}"), advice)
+            }
+        }
+    }
+}
+
+async fn routers(agent: &Agent, steps: &mut Steps) {
+    let homes = agent.services.homes();
+    if homes.is_empty() && agent.router.is_none() {
+        let advice = "`margay id token create AUTHORITY` on a router prints a token for `margay up --join`";
+        steps.say("router", Finding::warning("this host has joined no router", advice)).await;
+    }
+    if let Some(router) = &agent.router {
+        let text = format!("this host is a router; {} hosts are registered", router.host_count());
+        steps.say("router", Finding::Ok(text)).await;
+    }
+    for home in homes {
+        let (config, state) = (home.config(), home.state());
+        let text = format!("{} of {}: {}", config.router_address, config.authority, phase(state.phase));
+        let finding = match state.phase {
+            Phase::Connected => Finding::Ok(text),
+            Phase::Connecting => Finding::warning(format!("{text} {}", state.why), "look again in a moment"),
+            Phase::Refused => Finding::failed(format!("{text}: {}", state.why), "a new join token may be needed"),
+            Phase::Unreachable => Finding::failed(
+                format!("{text}: {}", state.why),
+                "is the router up, and does a firewall let TCP and UDP port 54324 through?",
+            ),
+        };
+        steps.say("router", finding).await;
+    }
+}

@@ -1,0 +1,127 @@
+//! The way to a peer: a name, a host-ID or an address.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use margay_core::AssociationInfo;
+use margay_core::key::HostId;
+use tokio::net::TcpStream;
+use tokio::time::{interval, timeout};
+
+use super::{Finding, Steps};
+use crate::agent::{Agent, home};
+use crate::listener::{ServiceName, name_and_port};
+
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How often the association is looked at while an answer is awaited.
+const LOOK: Duration = Duration::from_millis(5);
+
+pub(super) async fn look(agent: &Agent, steps: &mut Steps, peer: &str) {
+    if let Ok(host) = peer.parse::<HostId>() {
+        let known = find(agent, |known| known.host == host);
+        return reach(agent, steps, known, &format!("host {host}")).await;
+    }
+    if let Ok(address) = peer.parse::<IpAddr>() {
+        let known = find(agent, |known| known.remote.ip() == address);
+        return reach(agent, steps, known, &format!("the host at {address}")).await;
+    }
+    match name_and_port(peer) {
+        Err(error) => {
+            let advice = "a peer is a name (web.shop or web.shop:80), a host-ID or an address";
+            steps.say("peer", Finding::failed(error, advice)).await;
+        }
+        Ok((name, port)) => look_at_name(agent, steps, &name, port).await,
+    }
+}
+
+fn find(agent: &Agent, is_wanted: impl Fn(&AssociationInfo) -> bool) -> Option<AssociationInfo> {
+    agent.core.0.with_sal(|sal, _| sal.associations().find(is_wanted))
+}
+
+/// Asks a known peer for a sign of life.
+async fn reach(agent: &Agent, steps: &mut Steps, known: Option<AssociationInfo>, what: &str) {
+    let Some(known) = known else {
+        let advice =
+            "the first connection to a service of it makes their acquaintance; check the service's name instead";
+        return steps.say("peer", Finding::warning(format!("{what} and this host share no keys yet"), advice)).await;
+    };
+    let start = Instant::now();
+    let host = known.host;
+    agent.core.0.with_sal(|sal, now| sal.probe(now, host));
+    let mut looks = interval(LOOK);
+    let answered = timeout(ANSWER_LIMIT, async {
+        loop {
+            looks.tick().await;
+            if find(agent, |now| now.host == host).is_some_and(|now| now.heard > known.heard) {
+                return;
+            }
+        }
+    });
+    let finding = match answered.await {
+        Ok(()) => Finding::Ok(format!(
+            "{what} answers from {} in {} ms; {} bytes per datagram, {} flows",
+            known.remote,
+            start.elapsed().as_millis(),
+            known.datagram_max,
+            known.flows
+        )),
+        Err(_) => Finding::failed(
+            format!("{what} does not answer at {}", known.remote),
+            "is its agent up, and does a firewall let UDP port 54324 through, both ways?",
+        ),
+    };
+    steps.say("peer", finding).await;
+}
+
+async fn look_at_name(agent: &Agent, steps: &mut Steps, name: &ServiceName, port: Option<u16>) {
+    let instances = match home::instances(&agent.services, agent.router.as_deref(), &name.0).await {
+        Err(why) => {
+            return steps.say("name", Finding::failed(why, "the router must be reached first; see above")).await;
+        }
+        Ok((instances, by)) if instances.is_empty() => {
+            let advice = "publish it on a host that serves it: `margay service publish`";
+            return steps.say("name", Finding::failed(format!("{by} knows no instance of {name}"), advice)).await;
+        }
+        Ok((instances, by)) => {
+            let text = format!("{name} has {} instances, says {by}", instances.len());
+            steps.say("name", Finding::Ok(text)).await;
+            instances
+        }
+    };
+    for instance in &instances {
+        if instance.host == agent.identity.host_id() {
+            steps.say("instance", Finding::Ok(format!("{} is this host", instance.host_name))).await;
+        } else if let Some(known) = find(agent, |known| known.host == instance.host) {
+            reach(agent, steps, Some(known), &format!("instance {}", instance.host_name)).await;
+        } else {
+            let text = format!("{} at {} was not met yet", instance.host_name, instance.address);
+            steps.say("instance", Finding::Ok(text)).await;
+        }
+    }
+    if let Some(port) = port {
+        steps.say("connect", connect(agent, name, port).await).await;
+    }
+}
+
+/// A connection as a program would make it, through the virtual interface.
+async fn connect(agent: &Agent, name: &ServiceName, port: u16) -> Finding {
+    let address = match tokio::task::block_in_place(|| agent.leases.lease(&name.0)) {
+        Ok(address) => SocketAddr::new(address.into(), port),
+        Err(error) => return Finding::failed(error.to_string(), "see the agent's log"),
+    };
+    let start = Instant::now();
+    match timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
+        Ok(Ok(_)) => {
+            Finding::Ok(format!("TCP to {name} port {port} ({address}) in {} ms", start.elapsed().as_millis()))
+        }
+        Ok(Err(error)) => Finding::failed(
+            format!("TCP to {name} port {port} ({address}): {error}"),
+            "`margay flow watch` on both hosts tells why; the service may not listen on this port, or not let this host in",
+        ),
+        Err(_) => Finding::failed(
+            format!("TCP to {name} port {port} ({address}): no answer in {CONNECT_LIMIT:?}"),
+            "first packets or answers are lost: does a firewall let UDP port 54324 through between all hosts?",
+        ),
+    }
+}

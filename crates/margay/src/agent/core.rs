@@ -1,0 +1,52 @@
+//! The control side of the running core: every call takes the core's lock for a moment, and carries out what the core asks for.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use margay_control::SalControl;
+use margay_core::certificate::TrustAnchor;
+use margay_core::name::{Prefix, ServiceId};
+use margay_core::table::{Rule, RuleId, TableError};
+use margay_core::{AssociationSetup, Sal};
+use margay_datapath::Datapath;
+
+/// The datapath with the core that ships.
+pub type Running = Datapath<Sal>;
+
+/// The running core.
+#[derive(Clone)]
+pub struct CoreHandle(pub Arc<Running>);
+
+impl SalControl for CoreHandle {
+    fn install_association(&self, setup: AssociationSetup) {
+        self.0.with_sal(|sal, now| sal.install_association(now, setup));
+    }
+
+    fn add_trust_anchor(&self, anchor: TrustAnchor) {
+        self.0.with_sal(|sal, _| sal.add_trust_anchor(anchor));
+    }
+
+    fn set_membership(&self, chain: Vec<u8>) {
+        self.0.with_sal(|sal, _| sal.set_membership(chain));
+    }
+
+    fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
+        self.0.with_sal(|sal, _| sal.set_service_certificate(prefix, chain));
+    }
+
+    fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        self.0.with_sal(|sal, _| sal.add_rule(prefix, rule))
+    }
+
+    fn remove_rule(&self, id: RuleId) -> bool {
+        self.0.with_sal(|sal, _| sal.remove_rule(id))
+    }
+
+    fn bind_name(&self, address: IpAddr, service: ServiceId) {
+        self.0.with_sal(|sal, _| sal.bind_name(address, service));
+    }
+
+    fn unbind_name(&self, address: IpAddr) {
+        self.0.with_sal(|sal, _| sal.unbind_name(address));
+    }
+}

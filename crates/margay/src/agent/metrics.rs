@@ -1,0 +1,141 @@
+//! What the agent counts, as OpenMetrics text: `/metrics`, and `margay` itself.
+
+use std::fmt::Error;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
+use margay_core::{DropReason, RemoveReason};
+use margay_wire::Kind;
+use miette::{IntoDiagnostic, Result, WrapErr};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::Agent;
+
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Serves `/metrics`, where the configuration says so.
+///
+/// # Errors
+///
+/// The address cannot be had.
+pub async fn start(agent: &Arc<Agent>) -> Result<Option<JoinHandle<()>>> {
+    let Some(listen) = agent.config.metrics.listen else { return Ok(None) };
+    let listener = TcpListener::bind(listen).await.into_diagnostic();
+    let listener = listener.wrap_err_with(|| {
+        format!("metrics cannot be served at {listen}; correct [metrics] listen in the configuration")
+    })?;
+    let agent = Arc::clone(agent);
+    let answer = move || {
+        let text = text(&agent);
+        async move { ([(CONTENT_TYPE, OPENMETRICS)], text) }
+    };
+    let app = Router::new().route("/metrics", get(answer));
+    Ok(Some(tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, app).await {
+            tracing::warn!(%error, "metrics are no longer served");
+        }
+    })))
+}
+
+/// All of it, now.
+pub fn text(agent: &Arc<Agent>) -> String {
+    let mut registry = Registry::with_prefix("margay");
+    registry.register_collector(Box::new(Figures(Arc::clone(agent))));
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
+    text
+}
+
+/// Drops of the core and of the datapath together, by reason.
+pub fn drops(agent: &Agent) -> Vec<(&'static str, u64)> {
+    let of_datapath = agent.core.0.counters();
+    let of_core = agent.core.0.with_sal(|sal, _| sal.counters().clone());
+    let both = |reason: &DropReason| (reason.label(), of_core.drops(*reason) + of_datapath.drops(*reason));
+    DropReason::ALL.iter().map(both).collect()
+}
+
+struct Figures(Arc<Agent>);
+
+impl std::fmt::Debug for Figures {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Figures")
+    }
+}
+
+/// Rows of one metric: the value of its label, and the count.
+type Rows = Vec<(String, u64)>;
+
+impl Collector for Figures {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let agent = &self.0;
+        let (core, flows, half_open, associations) = agent.core.0.with_sal(|sal, _| {
+            (sal.counters().clone(), sal.flow_count(), sal.half_open_count(), sal.associations().count())
+        });
+        for (name, help, value) in [
+            ("flows", "Flows of all kinds", flows),
+            ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
+            ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),
+            ("associations", "Hosts that this host shares keys with", associations),
+            ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
+            ("services", "Services published by this host", agent.services.list().len()),
+            (
+                "hosts",
+                "Hosts registered with this router",
+                agent.router.as_ref().map_or(0, |router| router.host_count()),
+            ),
+        ] {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;
+        }
+        for (name, help, value) in [
+            ("cookies", "Cookies asked for under load", core.cookies_sent),
+            ("connects_failed", "Connects of programs that failed", core.connects_failed),
+            ("forwarded", "First packets forwarded for others", core.forwarded),
+            ("relayed", "Answers relayed for others", core.relayed),
+            ("resets", "TCP connections of programs reset because their flow failed", core.resets),
+        ] {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            ConstCounter::new(value).encode(metric)?;
+        }
+        for (name, value) in agent.core.0.counters().named() {
+            let name = format!("datapath_{name}");
+            let metric = encoder.encode_descriptor(&name, "What the datapath carried", None, MetricType::Counter)?;
+            ConstCounter::new(value).encode(metric)?;
+        }
+        let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
+            Kind::ALL.iter().map(|kind| (format!("{kind:?}").to_lowercase(), count(*kind))).collect()
+        };
+        family(
+            &mut encoder,
+            "messages_received",
+            "Signalling received",
+            "kind",
+            kinds(&|kind| core.messages_received(kind)),
+        )?;
+        family(&mut encoder, "messages_sent", "Signalling sent", "kind", kinds(&|kind| core.messages_sent(kind)))?;
+        let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
+        family(&mut encoder, "flows_removed", "Flows that ended", "reason", removed.collect())?;
+        let dropped = drops(agent).into_iter().map(|(reason, count)| (reason.to_owned(), count));
+        family(&mut encoder, "drops", "Packets dropped", "reason", dropped.collect())
+    }
+}
+
+fn family(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, label: &str, rows: Rows) -> Result<(), Error> {
+    let mut descriptor = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (value, count) in rows {
+        let row = [(label, value.as_str())];
+        let metric = descriptor.encode_family(&row)?;
+        ConstCounter::new(count).encode(metric)?;
+    }
+    Ok(())
+}

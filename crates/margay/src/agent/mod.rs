@@ -1,0 +1,70 @@
+//! The agent: the core on its threads, and around it everything that decides. Started by `margay up` or by systemd.
+//!
+//! Reading order: [`start`] (what comes up in which order, and goes down), [`core`], [`service`], [`watch`], [`api`].
+
+pub mod api;
+pub mod authority;
+pub mod check;
+pub mod core;
+pub mod home;
+pub mod keepsake;
+pub mod metrics;
+pub mod service;
+pub mod start;
+pub mod upkeep;
+pub mod watch;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use margay_control::dns::Responder;
+use margay_control::identity::Identity;
+use margay_control::keyring::Keyring;
+use margay_control::lease::Leases;
+use margay_control::registration::{Local, Router};
+use margay_control::store::Store;
+use margay_control::{Clock, StateDir};
+use tokio::sync::Notify;
+
+use crate::config::Config;
+
+pub use start::run;
+
+/// Name of the virtual interface (DESIGN §4).
+pub const INTERFACE: &str = "sal0";
+
+/// A running agent, as its API, metrics and upkeep see it.
+pub struct Agent {
+    /// What it was told.
+    pub config: Config,
+    /// Who it is.
+    pub identity: Identity,
+    /// The same, for the registration.
+    pub local: Local,
+    /// The core and the datapath.
+    pub core: core::CoreHandle,
+    /// Who wants to know what happens.
+    pub watchers: watch::Watchers,
+    /// What this host publishes.
+    pub services: Arc<service::Services>,
+    /// The router on this host.
+    pub router: Option<Arc<Router>>,
+    /// Virtual addresses.
+    pub leases: Arc<Leases>,
+    /// The DNS responder.
+    pub dns: Option<Responder>,
+    /// Keys of authorities and services.
+    pub keyring: Keyring,
+    /// The store.
+    pub store: Arc<Store>,
+    /// The state directory.
+    pub state_dir: StateDir,
+    /// The wall clock.
+    pub clock: Clock,
+    /// When it started.
+    pub started: Instant,
+    /// Somebody asked it to go down.
+    pub shutdown: Notify,
+    /// What could not be set up, and what to do.
+    pub warnings: Vec<String>,
+}

@@ -1,0 +1,462 @@
+//! The services that this host publishes: rules in its own table, certificates, and registrations with its routers.
+//!
+//! What is published while the agent runs is kept on disk, so that a restart of the agent changes nothing.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use margay_control::keyring::Keyring;
+use margay_control::registration::{Home, Instance, Local, Registration, Router};
+use margay_control::store::{NameError, Store};
+use margay_control::{Clock, SalControl, StateDir, StateError, issue};
+use margay_core::name::{Name, Prefix, authority_block};
+use margay_core::table::{Action, Demux, Rule, RuleId, TableError};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::allow;
+use crate::config::ServiceSection;
+use crate::listener::{self, Protocol, WEIGHT_MAX};
+
+const FILE: &str = "services.json";
+const VERSION: u32 = 1;
+/// More listeners of one host are a mistake.
+const LISTENERS_MAX: usize = 10_000;
+
+/// A listening socket of a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Listener {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Port that clients use; none: every port.
+    pub service_port: Option<u16>,
+    /// `None`: TCP and UDP.
+    pub protocol: Option<Protocol>,
+    /// Who may connect, as written.
+    pub allow: Vec<String>,
+    /// It comes from the configuration, which alone keeps it.
+    #[serde(skip)]
+    pub configured: bool,
+}
+
+/// What somebody publishes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publication {
+    /// The name.
+    pub name: Name,
+    /// Where it is served.
+    pub listener: Listener,
+    /// Share among instances of one priority.
+    pub weight: u32,
+    /// Higher first.
+    pub priority: u32,
+}
+
+impl Publication {
+    /// What the configuration says.
+    pub fn of_section(section: &ServiceSection) -> Self {
+        Self {
+            name: section.name.0.clone(),
+            listener: Listener {
+                address: section.listen,
+                service_port: Some(section.service_port()),
+                protocol: section.protocol,
+                allow: section.allow.clone(),
+                configured: true,
+            },
+            weight: section.weight,
+            priority: section.priority,
+        }
+    }
+}
+
+/// A published service.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// The name.
+    pub name: Name,
+    /// Share among instances of one priority.
+    pub weight: u32,
+    /// Higher first.
+    pub priority: u32,
+    /// Its listeners.
+    pub listeners: Vec<Listener>,
+    rules: Vec<RuleId>,
+}
+
+/// Why a service is not published.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The request makes no sense.
+    #[error("{0}")]
+    Misuse(String),
+    /// Another written name has the same bits.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The service table.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// The disk.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// Nothing of it is here.
+    #[error("{0} is not published by this host; `margay service list` shows what is")]
+    Unknown(String),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    version: u32,
+    services: Vec<KeptService>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptService {
+    name: String,
+    weight: u32,
+    priority: u32,
+    listeners: Vec<Listener>,
+}
+
+/// All of them.
+pub struct Services {
+    core: Arc<dyn SalControl>,
+    local: Local,
+    keyring: Keyring,
+    store: Arc<Store>,
+    clock: Clock,
+    dir: StateDir,
+    router: Option<Arc<Router>>,
+    homes: Mutex<Vec<Arc<Home>>>,
+    published: Mutex<Vec<Published>>,
+}
+
+/// What the services need of the rest of the agent.
+pub struct Surroundings {
+    /// The core.
+    pub core: Arc<dyn SalControl>,
+    /// Who this agent is.
+    pub local: Local,
+    /// Keys that this host has.
+    pub keyring: Keyring,
+    /// The store.
+    pub store: Arc<Store>,
+    /// The wall clock.
+    pub clock: Clock,
+    /// Where publications are kept.
+    pub dir: StateDir,
+    /// The router on this host.
+    pub router: Option<Arc<Router>>,
+}
+
+impl Services {
+    /// Nothing is published yet.
+    pub fn new(around: Surroundings) -> Self {
+        let Surroundings { core, local, keyring, store, clock, dir, router } = around;
+        let (homes, published) = (Mutex::default(), Mutex::default());
+        Self { core, local, keyring, store, clock, dir, router, homes, published }
+    }
+
+    /// Publishes what was published before the restart, then what the configuration says, which wins.
+    ///
+    /// # Errors
+    ///
+    /// The file is damaged, or something in it is refused.
+    pub fn restore(&self, configured: &[Publication]) -> Result<(), PublishError> {
+        for publication in self.kept()?.into_iter().chain(configured.iter().cloned()) {
+            self.put(publication)?;
+        }
+        self.keep()
+    }
+
+    fn kept(&self) -> Result<Vec<Publication>, PublishError> {
+        let Some(text) = self.dir.read(FILE)? else { return Ok(Vec::new()) };
+        let damaged = |what: String| {
+            let what = format!("{what}; remove the file, and publish the services again");
+            PublishError::State(StateError::Damaged { path: self.dir.join(FILE), what })
+        };
+        let kept: Kept = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+        if kept.version != VERSION {
+            return Err(damaged(format!("it has version {}, this program reads {VERSION}", kept.version)));
+        }
+        let mut publications = Vec::new();
+        for service in kept.services {
+            let name: Name = service.name.parse().map_err(|error| damaged(format!("{}: {error}", service.name)))?;
+            publications.extend(service.listeners.into_iter().map(|listener| Publication {
+                name: name.clone(),
+                listener,
+                weight: service.weight,
+                priority: service.priority,
+            }));
+        }
+        Ok(publications)
+    }
+
+    fn keep(&self) -> Result<(), PublishError> {
+        let kept_of = |service: &Published| KeptService {
+            name: service.name.written().to_owned(),
+            weight: service.weight,
+            priority: service.priority,
+            listeners: service.listeners.iter().filter(|listener| !listener.configured).cloned().collect(),
+        };
+        let services: Vec<KeptService> = self.published.lock().iter().map(kept_of).collect();
+        let services = services.into_iter().filter(|service| !service.listeners.is_empty()).collect();
+        let kept = Kept { version: VERSION, services };
+        // Plain data: it always has a JSON form.
+        let text = serde_json::to_vec_pretty(&kept).unwrap_or_default();
+        Ok(self.dir.write(FILE, &text)?)
+    }
+
+    /// Adds a router that services are registered with.
+    pub fn add_home(&self, home: Arc<Home>) {
+        self.homes.lock().push(Arc::clone(&home));
+        for service in self.list() {
+            if self.homes_of(&service.name).iter().any(|known| Arc::ptr_eq(known, &home)) {
+                home.register(self.registration_of(&service));
+            }
+        }
+    }
+
+    /// The routers.
+    pub fn homes(&self) -> Vec<Arc<Home>> {
+        self.homes.lock().clone()
+    }
+
+    /// The routers of a name's authority; all of them for a name of an authority that nobody here knows: they will say why
+    /// not.
+    pub fn homes_of(&self, name: &Name) -> Vec<Arc<Home>> {
+        let block = name.service_id().authority();
+        let all = self.homes();
+        let of_authority: Vec<Arc<Home>> =
+            all.iter().filter(|home| authority_block(&home.config().authority) == block).cloned().collect();
+        if of_authority.is_empty() && !self.signs(block) { all } else { of_authority }
+    }
+
+    fn signs(&self, block: [u8; 8]) -> bool {
+        matches!(self.keyring.authority_of(block), Ok(Some(_)))
+    }
+
+    /// Publishes, or changes what was published.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong; nothing has changed then.
+    pub fn publish(&self, publication: Publication) -> Result<(), PublishError> {
+        let name = publication.name.clone();
+        let before = self.find(&name);
+        self.put(publication)?;
+        self.keep().inspect_err(|_| {
+            // What cannot be kept is not published: a restart would lose it silently.
+            self.take(&name.prefix());
+            if let Some(before) = before {
+                for listener in before.listeners {
+                    let (weight, priority) = (before.weight, before.priority);
+                    let again = Publication { name: name.clone(), listener, weight, priority };
+                    if let Err(error) = self.put(again) {
+                        tracing::error!(%name, %error, "what was published before cannot be put back");
+                    }
+                }
+            }
+        })
+    }
+
+    fn put(&self, publication: Publication) -> Result<(), PublishError> {
+        let Publication { name, listener, weight, priority } = publication;
+        listener::deliverable(listener.address).map_err(PublishError::Misuse)?;
+        if weight > WEIGHT_MAX {
+            return Err(PublishError::Misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
+        }
+        allow::parse(&listener.allow).map_err(PublishError::Misuse)?;
+        self.store.claim_name(&name)?;
+        {
+            let mut published = self.published.lock();
+            let total: usize = published.iter().map(|service| service.listeners.len()).sum();
+            if total >= LISTENERS_MAX {
+                let text = format!("this host publishes {LISTENERS_MAX} listeners already; withdraw some");
+                return Err(PublishError::Misuse(text));
+            }
+            let at = published.iter().position(|service| service.name.prefix() == name.prefix());
+            let mut service = match at {
+                Some(at) => published[at].clone(),
+                None => Published { name, weight, priority, listeners: Vec::new(), rules: Vec::new() },
+            };
+            (service.weight, service.priority) = (weight, priority);
+            service.listeners.retain(|known| !is_same_place(known, &listener));
+            service.listeners.push(listener);
+            // New rules first: the table is never without one for the name.
+            let old = std::mem::take(&mut service.rules);
+            service.rules = self.add_rules(&service)?;
+            for rule in old {
+                self.core.remove_rule(rule);
+            }
+            self.certify(&service.name);
+            self.announce(&service);
+            match at {
+                Some(at) => published[at] = service,
+                None => published.push(service),
+            }
+        }
+        self.tell_router();
+        Ok(())
+    }
+
+    fn add_rules(&self, service: &Published) -> Result<Vec<RuleId>, PublishError> {
+        let mut added = Vec::new();
+        for listener in &service.listeners {
+            let demux = Demux {
+                listener: listener.address,
+                service_port: listener.service_port,
+                protocol: listener.protocol.map(Protocol::number),
+                // Checked when it was published.
+                allow: allow::parse(&listener.allow).unwrap_or_default(),
+            };
+            let rule = Rule { priority: service.priority, weight: service.weight, action: Action::Demux(demux) };
+            match self.core.add_rule(service.name.prefix(), rule) {
+                Ok(id) => added.push(id),
+                Err(error) => {
+                    for id in added {
+                        self.core.remove_rule(id);
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(added)
+    }
+
+    /// Signs for the name where a key for it is here: the authority's, or the service's own.
+    fn certify(&self, name: &Name) {
+        let (prefix, host, unix_s) = (name.prefix(), self.local.host_key.public(), self.clock.unix_s());
+        if let Some(proof) = self.proof(name) {
+            self.core.set_service_certificate(prefix, proof);
+        } else if let Ok(Some(authority)) = self.keyring.authority_of(prefix.id.authority()) {
+            self.core.set_service_certificate(prefix, issue::service(&authority, prefix, &host, unix_s).0);
+        }
+    }
+
+    fn proof(&self, name: &Name) -> Option<Vec<u8>> {
+        let key = self.keyring.service_key_of(&name.service_id()).ok().flatten()?;
+        Some(issue::service_by_key(&key, &self.local.host_key.public(), self.clock.unix_s()).0)
+    }
+
+    fn registration_of(&self, service: &Published) -> Registration {
+        Registration {
+            name: service.name.written().to_owned(),
+            prefix: service.name.prefix(),
+            weight: service.weight,
+            priority: service.priority,
+            proof: self.proof(&service.name).unwrap_or_default(),
+        }
+    }
+
+    fn announce(&self, service: &Published) {
+        for home in self.homes_of(&service.name) {
+            home.register(self.registration_of(service));
+        }
+    }
+
+    /// Gives certificates and registrations made by keys of this host another life, before the old one ends.
+    pub fn renew(&self) {
+        for service in self.published.lock().clone() {
+            self.certify(&service.name);
+            if self.proof(&service.name).is_some() {
+                self.announce(&service);
+            }
+        }
+    }
+
+    fn tell_router(&self) {
+        let Some(router) = &self.router else { return };
+        router.set_own(self.own_instances());
+    }
+
+    /// This host as an instance of what it publishes.
+    pub fn own_instances(&self) -> Vec<Instance> {
+        let instance = |service: &Published| Instance {
+            host: self.local.host_key.public().id(),
+            host_name: self.local.host_name.clone(),
+            address: SocketAddr::new(margay_core::name::HOST_V4.into(), self.local.sal_port),
+            name: service.name.written().to_owned(),
+            prefix: service.name.prefix(),
+            weight: service.weight,
+            priority: service.priority,
+        };
+        self.published.lock().iter().map(instance).collect()
+    }
+
+    /// Withdraws one listener of a name, or all of it; gives how many. New connections go elsewhere, running ones stay.
+    ///
+    /// # Errors
+    ///
+    /// There is no such thing here, or the disk refuses.
+    pub async fn withdraw(&self, name: &Name, listener: Option<SocketAddr>) -> Result<usize, PublishError> {
+        let prefix = name.prefix();
+        let found = self.find(name).ok_or_else(|| PublishError::Unknown(name.to_string()))?;
+        let kept: Vec<Listener> = found
+            .listeners
+            .iter()
+            .filter(|known| listener.is_some_and(|gone| known.address != gone))
+            .cloned()
+            .collect();
+        let gone = found.listeners.len() - kept.len();
+        if gone == 0 {
+            let listener = listener.map(|listener| format!(" at {listener}")).unwrap_or_default();
+            return Err(PublishError::Unknown(format!("{name}{listener}")));
+        }
+        if kept.is_empty() {
+            // The router first: it stops sending before the listener is gone from the table.
+            for home in self.homes() {
+                home.withdraw(prefix).await;
+            }
+            self.take(&prefix);
+            self.core.set_service_certificate(prefix, Vec::new());
+        } else {
+            let mut published = self.published.lock();
+            if let Some(service) = published.iter_mut().find(|service| service.name.prefix() == prefix) {
+                service.listeners = kept;
+                let old = std::mem::take(&mut service.rules);
+                service.rules = self.add_rules(service)?;
+                for rule in old {
+                    self.core.remove_rule(rule);
+                }
+            }
+        }
+        self.tell_router();
+        self.keep()?;
+        Ok(gone)
+    }
+
+    fn take(&self, prefix: &Prefix) {
+        let mut published = self.published.lock();
+        if let Some(at) = published.iter().position(|service| service.name.prefix() == *prefix) {
+            for rule in published.remove(at).rules {
+                self.core.remove_rule(rule);
+            }
+        }
+        drop(published);
+        self.tell_router();
+    }
+
+    /// Everything that is published, by name.
+    pub fn list(&self) -> Vec<Published> {
+        let mut all = self.published.lock().clone();
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        all
+    }
+
+    /// One of them.
+    pub fn find(&self, name: &Name) -> Option<Published> {
+        self.published.lock().iter().find(|service| service.name.prefix() == name.prefix()).cloned()
+    }
+}
+
+fn is_same_place(one: &Listener, other: &Listener) -> bool {
+    one.address == other.address && one.service_port == other.service_port && one.protocol == other.protocol
+}
+
+#[cfg(test)]
+#[path = "service_test.rs"]
+mod test;

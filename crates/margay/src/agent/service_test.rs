@@ -1,0 +1,178 @@
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use margay_core::AssociationSetup;
+use margay_core::certificate::TrustAnchor;
+use margay_core::key::HostSecret;
+use margay_core::name::ServiceId;
+use margay_core::rng::Rng;
+
+use super::*;
+
+/// A core that remembers what it was told.
+#[derive(Default)]
+struct Recorder {
+    rules: Mutex<BTreeMap<RuleId, (Prefix, Rule)>>,
+    certificates: Mutex<Vec<(Prefix, bool)>>,
+    next: Mutex<u64>,
+    full: Mutex<bool>,
+}
+
+impl SalControl for Recorder {
+    fn install_association(&self, _: AssociationSetup) {}
+    fn add_trust_anchor(&self, _: TrustAnchor) {}
+    fn set_membership(&self, _: Vec<u8>) {}
+    fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
+        self.certificates.lock().push((prefix, !chain.is_empty()));
+    }
+    fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        if *self.full.lock() {
+            return Err(TableError { limit: 0 });
+        }
+        *self.next.lock() += 1;
+        let id = RuleId(*self.next.lock());
+        self.rules.lock().insert(id, (prefix, rule));
+        Ok(id)
+    }
+    fn remove_rule(&self, id: RuleId) -> bool {
+        self.rules.lock().remove(&id).is_some()
+    }
+    fn bind_name(&self, _: IpAddr, _: ServiceId) {}
+    fn unbind_name(&self, _: IpAddr) {}
+}
+
+struct Host {
+    _base: tempfile::TempDir,
+    dir: StateDir,
+    store: Arc<Store>,
+    core: Arc<Recorder>,
+}
+
+fn host() -> Host {
+    let base = tempfile::tempdir().expect("a directory");
+    let dir = StateDir::open(base.path().join("state")).expect("made");
+    let store = Arc::new(Store::open(&dir).expect("made"));
+    Host { _base: base, dir, store, core: Arc::default() }
+}
+
+impl Host {
+    /// What a start of the agent makes.
+    fn services(&mut self) -> Services {
+        self.core = Arc::default();
+        let local = Local {
+            host_key: HostSecret::generate(&mut Rng::new([7; 32])),
+            epoch: 1,
+            boot_id: [1; 16],
+            sal_port: 54324,
+            host_name: "alpha".into(),
+            software: "test".into(),
+        };
+        Services::new(Surroundings {
+            core: Arc::clone(&self.core) as Arc<dyn SalControl>,
+            local,
+            keyring: Keyring::open(&self.dir).expect("opened"),
+            store: Arc::clone(&self.store),
+            clock: Clock::from_fn(|| 1_700_000_000),
+            dir: self.dir.clone(),
+            router: None,
+        })
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        let rules = self.core.rules.lock();
+        rules
+            .values()
+            .filter_map(|(_, rule)| match &rule.action {
+                Action::Demux(demux) => Some(demux.listener.port()),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+fn publication(name: &str, listen: &str) -> Publication {
+    let address: SocketAddr = listen.parse().expect("literal");
+    let listener = Listener { address, service_port: Some(80), protocol: None, allow: Vec::new(), configured: false };
+    Publication { name: name.parse().expect("literal"), listener, weight: 100, priority: 100 }
+}
+
+#[tokio::test]
+async fn what_is_published_comes_back_after_a_restart() {
+    let mut host = host();
+    let services = host.services();
+    services.publish(publication("web.shop", "0.0.0.0:8080")).expect("published");
+    services.publish(publication("web.shop", "0.0.0.0:8081")).expect("published");
+    assert_eq!(host.ports(), [8080, 8081]);
+
+    let services = host.services();
+    services.restore(&[]).expect("restored");
+    assert_eq!(host.ports(), [8080, 8081]);
+    let name: Name = "web.shop".parse().expect("literal");
+    assert_eq!(services.withdraw(&name, Some("0.0.0.0:8080".parse().expect("literal"))).await.expect("withdrawn"), 1);
+    assert_eq!(host.ports(), [8081]);
+    assert_eq!(services.withdraw(&name, None).await.expect("withdrawn"), 1);
+    assert!(host.ports().is_empty());
+    assert!(matches!(services.withdraw(&name, None).await, Err(PublishError::Unknown(_))));
+
+    let services = host.services();
+    services.restore(&[]).expect("restored");
+    assert!(services.list().is_empty());
+}
+
+#[test]
+fn the_configuration_alone_keeps_its_services() {
+    let mut host = host();
+    let mut configured = publication("db.shop", "0.0.0.0:5432");
+    configured.listener.configured = true;
+    host.services().restore(&[configured]).expect("restored");
+    assert_eq!(host.ports(), [5432]);
+    host.services().restore(&[]).expect("restored");
+    assert!(host.ports().is_empty());
+}
+
+#[test]
+fn publishing_again_changes_weight_and_leaves_one_rule() {
+    let mut host = host();
+    let services = host.services();
+    services.publish(publication("web.shop", "0.0.0.0:8080")).expect("published");
+    services.publish(Publication { weight: 7, ..publication("web.shop", "0.0.0.0:8080") }).expect("published");
+    let rules = host.core.rules.lock();
+    let weights: Vec<u32> = rules.values().map(|(_, rule)| rule.weight).collect();
+    assert_eq!(weights, [7]);
+}
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let mut host = host();
+    let services = host.services();
+    services.publish(publication("web.shop", "0.0.0.0:8080")).expect("published");
+    let mut stranger = publication("web.shop", "0.0.0.0:8081");
+    stranger.listener.allow = vec!["everybody".into()];
+    assert!(matches!(services.publish(stranger), Err(PublishError::Misuse(_))));
+    assert!(matches!(services.publish(publication("web.shop", "127.0.0.1:80")), Err(PublishError::Misuse(_))));
+    let heavy = Publication { weight: WEIGHT_MAX + 1, ..publication("web.shop", "0.0.0.0:8081") };
+    assert!(matches!(services.publish(heavy), Err(PublishError::Misuse(_))));
+    *host.core.full.lock() = true;
+    assert!(matches!(services.publish(publication("web.shop", "0.0.0.0:8081")), Err(PublishError::Table(_))));
+    assert_eq!(host.ports(), [8080]);
+}
+
+#[test]
+fn a_holder_of_the_authority_s_key_signs_for_itself() {
+    let mut host = host();
+    let services = host.services();
+    services.keyring.create_authority("shop").expect("made");
+    services.publish(publication("web.shop", "0.0.0.0:8080")).expect("published");
+    services.publish(publication("web.other", "0.0.0.0:8081")).expect("published");
+    let shop: Name = "web.shop".parse().expect("literal");
+    assert_eq!(*host.core.certificates.lock(), [(shop.prefix(), true)]);
+}
+
+#[test]
+fn a_damaged_file_is_named_and_kept() {
+    let mut host = host();
+    host.dir.write(FILE, b"{\"version\":9,\"services\":[]}").expect("written");
+    let error = host.services().restore(&[]).expect_err("refused").to_string();
+    assert!(error.contains(FILE) && error.contains("version 9"), "{error}");
+    assert!(host.dir.read(FILE).expect("readable").is_some());
+}

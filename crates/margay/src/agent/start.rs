@@ -1,0 +1,242 @@
+//! What comes up in which order, and goes down.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use margay_control::dns::Responder;
+use margay_control::identity::{BOOT_ID, Identity};
+use margay_control::keyring::Keyring;
+use margay_control::lease::Leases;
+use margay_control::registration::{Local, Router, RouterConfig};
+use margay_control::store::Store;
+use margay_control::{Clock, SalControl, StateDir, api as transport, entropy};
+use margay_core::{Limits, Sal};
+use margay_datapath::{Datapath, DatapathConfig, clock};
+use miette::{IntoDiagnostic, Result, WrapErr, miette};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
+
+use super::api::Api;
+use super::core::CoreHandle;
+use super::keepsake::Keepsake;
+use super::service::{Publication, Services, Surroundings};
+use super::watch::Watchers;
+use super::{Agent, INTERFACE, authority, home, metrics, upkeep};
+use crate::config::Config;
+use crate::{host, start};
+
+/// Silence after which a host or a router takes the other for gone.
+const LEASE_MS: u32 = 900;
+/// Time between signs of life.
+const HEARTBEAT_MS: u32 = 200;
+
+/// Runs an agent until it is told to stop, or its datapath fails.
+///
+/// # Errors
+///
+/// What keeps it from running. Nothing is half-started then.
+pub async fn run(config: Config) -> Result<()> {
+    let _lock = start::lock(&config).into_diagnostic()?;
+    let agent = bring_up(config).await?;
+    let result = serve(&agent).await;
+    take_down(&agent).await;
+    result
+}
+
+async fn bring_up(config: Config) -> Result<Arc<Agent>> {
+    let interface = Path::new("/sys/class/net").join(INTERFACE);
+    if !interface.exists() {
+        return Err(miette!(
+            help =
+                "`margay up` prepares the host and starts the agent; `margay up --dry-run` shows what it would change",
+            "there is no interface {INTERFACE}"
+        ));
+    }
+    let clock_of_wall = Clock::system();
+    let state_dir = StateDir::open(&config.host.state_dir).into_diagnostic()?;
+    let store = Arc::new(Store::open(&state_dir).into_diagnostic()?);
+    let keyring = Keyring::open(&state_dir).into_diagnostic()?;
+    let identity = Identity::start(&state_dir, Path::new(BOOT_ID), &clock_of_wall).into_diagnostic()?;
+    let local = Local {
+        host_key: identity.host_key.clone(),
+        epoch: identity.epoch,
+        boot_id: identity.boot_id,
+        sal_port: config.host.port,
+        host_name: host_name(&config),
+        software: concat!("margay ", env!("CARGO_PKG_VERSION")).to_owned(),
+    };
+    let watchers = Watchers::default();
+    let core = start_core(&config, &identity, &clock_of_wall, &watchers).await?;
+    let control: Arc<dyn SalControl> = Arc::new(core.clone());
+    let tokens = home::candidates(&config, &state_dir, &store)?;
+    authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
+        .into_diagnostic()?;
+    let router = start_router(&config, &local, &keyring, &store, &control, &clock_of_wall).await?;
+    let services = Arc::new(Services::new(Surroundings {
+        core: Arc::clone(&control),
+        local: local.clone(),
+        keyring: keyring.clone(),
+        store: Arc::clone(&store),
+        clock: clock_of_wall.clone(),
+        dir: state_dir.clone(),
+        router: router.clone(),
+    }));
+    let configured: Vec<Publication> =
+        config.service.iter().map(|section| Publication::of_section(section.get_ref())).collect();
+    services.restore(&configured).into_diagnostic().wrap_err("services cannot be published")?;
+    for candidate in tokens {
+        services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall));
+    }
+    let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
+    let mut warnings = Vec::new();
+    let dns = start_dns(&config, &leases, &services, &router, &mut warnings).await?;
+    Ok(Arc::new(Agent {
+        config,
+        identity,
+        local,
+        core,
+        watchers,
+        services,
+        router,
+        leases,
+        dns,
+        keyring,
+        store,
+        state_dir,
+        clock: clock_of_wall,
+        started: Instant::now(),
+        shutdown: Notify::new(),
+        warnings,
+    }))
+}
+
+fn host_name(config: &Config) -> String {
+    let of_kernel = || nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    config.host.name.clone().unwrap_or_else(of_kernel)
+}
+
+async fn start_core(config: &Config, identity: &Identity, wall: &Clock, watchers: &Watchers) -> Result<CoreHandle> {
+    let plan = host::plan(config).await.into_diagnostic()?;
+    let local_addresses =
+        host::local_addresses().await.into_diagnostic().wrap_err("cannot read this host's addresses")?;
+    let datagram_max = plan.datagram_max();
+    let core_config = margay_core::Config {
+        host_key: identity.host_key.clone(),
+        epoch: identity.epoch,
+        boot_id: identity.boot_id,
+        router: config.router.enabled,
+        datagram_max,
+        local_addresses,
+        limits: Limits::default(),
+    };
+    let now = clock::now();
+    let mut sal = Sal::new(core_config, now, wall.unix_s(), entropy::seed().into_diagnostic()?);
+    Keepsake::new(&config.host.runtime_dir).take_up(&mut sal, now);
+    let datapath_config = DatapathConfig {
+        tun_name: INTERFACE.to_owned(),
+        udp_port: config.host.port,
+        datagram_max,
+        ..DatapathConfig::default()
+    };
+    let datapath = Datapath::start(datapath_config, sal, watchers.on_event()).into_diagnostic()?;
+    Ok(CoreHandle(Arc::new(datapath)))
+}
+
+async fn start_router(
+    config: &Config,
+    local: &Local,
+    keyring: &Keyring,
+    store: &Arc<Store>,
+    control: &Arc<dyn SalControl>,
+    wall: &Clock,
+) -> Result<Option<Arc<Router>>> {
+    if !config.router.enabled {
+        return Ok(None);
+    }
+    let router_config = RouterConfig { listen: config.router.listen, lease_ms: LEASE_MS, heartbeat_ms: HEARTBEAT_MS };
+    let (store, control) = (Arc::clone(store), Arc::clone(control));
+    let router = Router::start(router_config, local.clone(), keyring.clone(), store, control, wall.clone()).await;
+    router.map(Some).into_diagnostic()
+}
+
+/// The responder is a convenience: where its address is taken, the agent runs without it and says so.
+async fn start_dns(
+    config: &Config,
+    leases: &Arc<Leases>,
+    services: &Arc<Services>,
+    router: &Option<Arc<Router>>,
+    warnings: &mut Vec<String>,
+) -> Result<Option<Responder>> {
+    if !config.dns.enabled {
+        return Ok(None);
+    }
+    let directory = Arc::new(home::Fallbacks::new(config, Arc::clone(services), router.clone()));
+    match Responder::start(config.dns.listen, &config.dns.zone, Arc::clone(leases), directory).await {
+        Ok(responder) => Ok(Some(responder)),
+        Err(error) => {
+            tracing::warn!(%error, "names of the zone are not answered");
+            warnings.push(format!("names of the zone {} are not answered: {error}", config.dns.zone));
+            Ok(None)
+        }
+    }
+}
+
+async fn serve(agent: &Arc<Agent>) -> Result<()> {
+    let listener = transport::bind(&agent.config.socket(), agent.config.host.group.as_deref()).into_diagnostic()?;
+    let metrics = metrics::start(agent).await?;
+    let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
+    let (mut terminate, mut interrupt) =
+        (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
+    let datapath = Arc::clone(&agent.core.0);
+    let datapath_ended = tokio::task::spawn_blocking(move || datapath.wait());
+    tracing::info!(host = %agent.identity.host_id(), epoch = agent.identity.epoch, router = agent.router.is_some(), "up");
+    start::notify(&format!("READY=1\nSTATUS=host {}", agent.identity.host_id()));
+    let until = async {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("asked to stop"),
+            _ = interrupt.recv() => tracing::info!("interrupted"),
+            () = agent.shutdown.notified() => tracing::info!("asked to stop by the API"),
+            _ = datapath_ended => {}
+        }
+        start::notify("STOPPING=1");
+        // Watchers of flows would keep their streams open, and the server with them.
+        agent.watchers.close();
+    };
+    let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
+    upkeep.abort();
+    if let Some(metrics) = metrics {
+        metrics.abort();
+    }
+    match agent.core.0.failure() {
+        Some(failure) => Err(miette!(
+            help = "`margay check` looks at the host; `margay down` and `margay up` set it up again",
+            "the datapath ended: {failure}"
+        )),
+        None => served,
+    }
+}
+
+async fn take_down(agent: &Agent) {
+    if let Some(router) = &agent.router {
+        router.stop().await;
+    }
+    for home in agent.services.homes() {
+        home.stop().await;
+    }
+    let kept = agent.core.0.with_sal(|sal, now| {
+        // Programs learn at once that their connections are gone; peers, too.
+        sal.shutdown(now);
+        sal.keep_associations()
+    });
+    Keepsake::new(&agent.config.host.runtime_dir).write(&kept);
+    // Whatever else lies there is gone with the directory at the next boot.
+    let _ = std::fs::remove_file(agent.config.socket());
+    tracing::info!("down");
+}
+
+/// Where SAL is heard.
+pub fn sal_address(config: &Config) -> SocketAddr {
+    SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), config.host.port)
+}

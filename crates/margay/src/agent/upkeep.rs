@@ -1,0 +1,96 @@
+//! What an agent does from time to time, besides what it is asked for.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_control::SalControl;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::keepsake::Keepsake;
+use super::{Agent, authority, home};
+use crate::host;
+use crate::start::TOKEN_FILE;
+
+/// How often it looks around.
+const ROUND: Duration = Duration::from_secs(2);
+/// Rounds between looks at the clock.
+const CLOCK_ROUNDS: u64 = 15;
+/// Rounds between looks at which leases are in use; one without use for an hour may be taken back.
+const LEASE_ROUNDS: u64 = 300;
+/// Rounds between renewals of certificates that this host signs itself; they live a day.
+const RENEWAL_ROUNDS: u64 = 3600;
+
+/// Goes on until it is aborted.
+pub async fn run(agent: Arc<Agent>) {
+    let mut rounds = interval(ROUND);
+    rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let keepsake = Keepsake::new(&agent.config.host.runtime_dir);
+    let mut addresses = Vec::new();
+    for round in 1_u64.. {
+        rounds.tick().await;
+        if agent.watchers.take_associations_changed() {
+            keepsake.write(&agent.core.0.with_sal(|sal, _| sal.keep_associations()));
+        }
+        match host::local_addresses().await {
+            Ok(now) if now != addresses => {
+                agent.core.0.with_sal(|sal, _| sal.set_local_addresses(now.clone()));
+                addresses = now;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "cannot read this host's addresses"),
+        }
+        if round.is_multiple_of(LEASE_ROUNDS) {
+            keep_leases(&agent).await;
+        }
+        if round.is_multiple_of(CLOCK_ROUNDS) {
+            let unix_s = agent.clock.unix_s();
+            agent.core.0.with_sal(|sal, now| sal.set_wall_clock(now, unix_s));
+        }
+        if round.is_multiple_of(RENEWAL_ROUNDS) {
+            renew(&agent);
+        }
+        forget_used_token(&agent);
+    }
+}
+
+/// A lease that a flow still uses is not given to another name.
+async fn keep_leases(agent: &Arc<Agent>) {
+    let used: Vec<_> = agent.core.0.with_sal(|sal, _| sal.flows().map(|flow| flow.app.destination.ip()).collect());
+    for address in used {
+        if let IpAddr::V4(address) = address {
+            agent.leases.touch(address);
+        }
+    }
+    let leases = Arc::clone(&agent.leases);
+    match tokio::task::spawn_blocking(move || leases.keep_uses()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "uses of leases cannot be kept"),
+        Err(error) => tracing::error!(%error, "uses of leases cannot be kept"),
+    }
+}
+
+fn renew(agent: &Agent) {
+    let core: &dyn SalControl = &agent.core;
+    let has_home = !agent.services.homes().is_empty();
+    let host = agent.local.host_key.public();
+    if let Err(error) = authority::adopt(core, &agent.keyring, &host, &agent.clock, has_home) {
+        tracing::warn!(%error, "memberships cannot be renewed");
+    }
+    agent.services.renew();
+}
+
+/// A token is a secret that is of no more use once every router has welcomed this host.
+fn forget_used_token(agent: &Agent) {
+    let homes = agent.services.homes();
+    if homes.is_empty() || !homes.iter().all(|home| home::is_connected(home)) {
+        return;
+    }
+    match fs::remove_file(agent.state_dir.join(TOKEN_FILE)) {
+        Ok(()) => tracing::info!("the join token is used; its file is removed"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!(%error, "the used join token cannot be removed"),
+    }
+}

@@ -1,0 +1,151 @@
+//! `margay flow`.
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use margay_control::api::v1::*;
+use miette::Result;
+
+use super::output::{bytes, span};
+use super::{Client, Json, Out, refused};
+use crate::listener::ServiceName;
+
+#[derive(Subcommand)]
+pub enum FlowVerb {
+    /// Flows of this host, oldest first
+    List {
+        /// Only flows of this name
+        name: Option<ServiceName>,
+        /// At most so many
+        #[arg(long, default_value_t = 100)]
+        limit: u32,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// All about one flow
+    Show {
+        /// The flow, as `list` shows it
+        flow: String,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Flows as they come and go
+    Watch {
+        /// Only flows of this name
+        name: Option<ServiceName>,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// End a flow at both ends, now
+    Close {
+        /// The flow, as `list` shows it
+        flow: String,
+    },
+}
+
+pub async fn flow(mut client: Client, verb: FlowVerb, out: &mut Out) -> Result<()> {
+    match verb {
+        FlowVerb::List { name, limit, json } => {
+            let request = FlowListRequest { service: written(name), limit };
+            let reply = client.flow_list(request).await.map_err(refused)?.into_inner();
+            if json.json {
+                return out.json(&reply);
+            }
+            table(&reply.flows, out)?;
+            let listed = reply.flows.len() as u64;
+            if listed < reply.total {
+                out.line(&format!("{} more; --limit {} lists all", reply.total - listed, reply.total))?;
+            }
+            Ok(())
+        }
+        FlowVerb::Show { flow, json } => {
+            let reply = client.flow_show(FlowShowRequest { flow }).await.map_err(refused)?.into_inner();
+            if json.json { out.json(&reply) } else { show(&reply, out) }
+        }
+        FlowVerb::Watch { name, json } => watch(client, written(name), json, out).await,
+        FlowVerb::Close { flow } => {
+            client.flow_close(FlowCloseRequest { flow: flow.clone() }).await.map_err(refused)?;
+            out.line(&format!("{flow} is closed"))
+        }
+    }
+}
+
+fn written(name: Option<ServiceName>) -> String {
+    name.map(|name| name.to_string()).unwrap_or_default()
+}
+
+/// What people call the service.
+fn label(flow: &FlowInfo) -> String {
+    if flow.name.is_empty() { flow.service.chars().take(16).chain("…".chars()).collect() } else { flow.name.clone() }
+}
+
+/// Flows, one per row.
+pub fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
+    let rows = flows.iter().map(|flow| {
+        let way = if flow.role == "initiator" { "to" } else { "from" };
+        vec![
+            flow.flow.clone(),
+            label(flow),
+            flow.protocol.clone(),
+            format!("{way} {}", if flow.remote.is_empty() { "?" } else { &flow.remote }),
+            flow.lifecycle.clone(),
+            span(Duration::from_millis(flow.age_ms)),
+            bytes(flow.sent_bytes),
+            bytes(flow.received_bytes),
+        ]
+    });
+    out.table(&["FLOW", "SERVICE", "PROTO", "PEER", "STATE", "AGE", "SENT", "RECEIVED"], rows.collect(), "no flows")
+}
+
+fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
+    let proof =
+        if flow.authenticated { "its right to the name was checked" } else { "its right to the name was not checked" };
+    out.facts(&[
+        ("flow", format!("{} (peer's: {}), session {}", flow.flow, flow.peer_flow, flow.session)),
+        ("service", format!("{} {}", flow.name, flow.service).trim().to_owned()),
+        ("role", flow.role.clone()),
+        ("state", format!("{}, for {}", flow.lifecycle, span(Duration::from_millis(flow.age_ms)))),
+        ("program", format!("{} {} > {}", flow.protocol, flow.app_source, flow.app_destination)),
+        (
+            "peer",
+            if flow.peer.is_empty() {
+                "not proved yet".into()
+            } else {
+                format!("{} at {}; {proof}", flow.peer, flow.remote)
+            },
+        ),
+        ("carried", flow.stack.clone()),
+        ("sent", format!("{} in {} packets", bytes(flow.sent_bytes), flow.sent_packets)),
+        ("received", format!("{} in {} packets", bytes(flow.received_bytes), flow.received_packets)),
+    ])
+}
+
+async fn watch(mut client: Client, service: String, json: Json, out: &mut Out) -> Result<()> {
+    let mut events = client.flow_watch(FlowWatchRequest { service }).await.map_err(refused)?.into_inner();
+    while let Some(event) = events.message().await.map_err(refused)? {
+        if json.json {
+            out.json_line(&event)?;
+            continue;
+        }
+        let flow = event.flow.unwrap_or_default();
+        let text = match event.kind.as_str() {
+            "missed" => format!("… {} events were missed", event.count),
+            "connect-failed" => {
+                format!("failed  {} {} > {}: {}", label(&flow), flow.app_source, flow.app_destination, event.why)
+            }
+            "closed" => format!(
+                "closed  {} {} {} after {}, {} sent, {} received: {}",
+                flow.flow,
+                label(&flow),
+                flow.remote,
+                span(Duration::from_millis(flow.age_ms)),
+                bytes(flow.sent_bytes),
+                bytes(flow.received_bytes),
+                event.why
+            ),
+            kind => format!("{kind}  {} {} {} ({})", flow.flow, label(&flow), flow.remote, flow.role),
+        };
+        out.line(&text)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! `margay id`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use margay_control::api::v1::*;
+use miette::Result;
+
+use super::output::{moment, span};
+use super::{Client, Json, Out, refused};
+
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct IdArgs {
+    #[command(flatten)]
+    json: Json,
+    #[command(subcommand)]
+    verb: Option<IdVerb>,
+}
+
+#[derive(Subcommand)]
+enum IdVerb {
+    /// Authorities: who owns the second half of names
+    #[command(subcommand)]
+    Authority(AuthorityVerb),
+    /// Keys of services whose names certify themselves
+    #[command(subcommand)]
+    Key(KeyVerb),
+    /// Join tokens
+    #[command(subcommand)]
+    Token(TokenVerb),
+    /// Hosts that have joined this router
+    #[command(subcommand)]
+    Member(MemberVerb),
+    /// Hosts that this host shares keys with
+    Peers(Json),
+}
+
+#[derive(Subcommand)]
+enum AuthorityVerb {
+    /// Make an authority's key on this host
+    Create {
+        /// What stands after the service in its names: shop, for web.shop
+        name: String,
+        #[command(flatten)]
+        json: Json,
+    },
+}
+
+#[derive(Subcommand)]
+enum KeyVerb {
+    /// Make a service's key, and with it a name that nobody else can serve
+    Create {
+        /// service.authority
+        name: String,
+        #[command(flatten)]
+        json: Json,
+    },
+}
+
+#[derive(Subcommand)]
+enum TokenVerb {
+    /// Make a join token; it is printed once
+    Create(TokenArgs),
+    /// Tokens that were made here
+    List(Json),
+    /// Take a token back; hosts that used it stay members
+    Revoke {
+        /// As `list` shows it
+        id: String,
+    },
+}
+
+#[derive(Args)]
+struct TokenArgs {
+    /// The authority that hosts join with it
+    authority: String,
+    /// How many hosts may join with it
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    uses: u32,
+    /// How long it holds: 90m, 12h, 7d
+    #[arg(long, default_value = "1d", value_name = "TIME", value_parser = lifetime)]
+    lifetime: Duration,
+    /// A name that hosts may serve; all of the authority unless given, may be repeated
+    #[arg(long, value_name = "NAME")]
+    grant: Vec<String>,
+    /// A group that hosts belong to, for allow lists; may be repeated
+    #[arg(long, value_name = "NAME")]
+    group: Vec<String>,
+    /// Where hosts reach this router; its first address unless given
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    router_address: Option<String>,
+    #[command(flatten)]
+    json: Json,
+}
+
+#[derive(Subcommand)]
+enum MemberVerb {
+    /// All of them
+    List(Json),
+    /// Put a host out: its registrations end now, its certificates within a day
+    Remove {
+        /// Its host-ID
+        host: String,
+    },
+}
+
+fn lifetime(text: &str) -> Result<Duration, String> {
+    let parsed =
+        humantime::parse_duration(text).map_err(|error| format!("{error}; write for example 90m, 12h or 7d"))?;
+    if parsed.as_secs() == 0 { Err("a token lives a second at least".into()) } else { Ok(parsed) }
+}
+
+pub async fn id(client: Client, args: IdArgs, out: &mut Out) -> Result<()> {
+    match args.verb {
+        None => identity(client, args.json, out).await,
+        Some(IdVerb::Authority(AuthorityVerb::Create { name, json })) => authority(client, name, json, out).await,
+        Some(IdVerb::Key(KeyVerb::Create { name, json })) => key(client, name, json, out).await,
+        Some(IdVerb::Token(verb)) => token(client, verb, out).await,
+        Some(IdVerb::Member(verb)) => member(client, verb, out).await,
+        Some(IdVerb::Peers(json)) => peers(client, json, out).await,
+    }
+}
+
+async fn identity(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
+    let reply = client.identity(IdentityRequest {}).await.map_err(refused)?.into_inner();
+    if json.json {
+        return out.json(&reply);
+    }
+    out.facts(&[("host", reply.host_id), ("key", reply.host_key), ("epoch", reply.epoch.to_string())])?;
+    for authority in reply.authorities {
+        let how = if authority.signs { "its key is here" } else { "joined" };
+        out.line(&format!("authority {} ({how}), key {}", authority.name, authority.key))?;
+    }
+    for key in reply.service_keys {
+        out.line(&format!("service key {}: {}", key.name, key.service_id))?;
+    }
+    Ok(())
+}
+
+async fn authority(mut client: Client, name: String, json: Json, out: &mut Out) -> Result<()> {
+    let made = client.authority_create(AuthorityCreateRequest { name }).await.map_err(refused)?.into_inner();
+    if json.json {
+        return out.json(&made);
+    }
+    out.line(&format!("authority {} is made; its key is on this host only: keep a copy in a safe place", made.name))?;
+    out.line(&format!("`margay id token create {}` prints a token for a host that shall join", made.name))
+}
+
+async fn key(mut client: Client, name: String, json: Json, out: &mut Out) -> Result<()> {
+    let made = client.service_key_create(ServiceKeyCreateRequest { name }).await.map_err(refused)?.into_inner();
+    if json.json { out.json(&made) } else { out.line(&made.service_id) }
+}
+
+async fn token(mut client: Client, verb: TokenVerb, out: &mut Out) -> Result<()> {
+    match verb {
+        TokenVerb::Create(args) => {
+            let request = TokenCreateRequest {
+                authority: args.authority,
+                router_address: args.router_address.unwrap_or_default(),
+                grants: args.grant,
+                groups: args.group,
+                uses: args.uses,
+                lifetime_s: args.lifetime.as_secs(),
+            };
+            let reply = client.token_create(request).await.map_err(refused)?.into_inner();
+            if args.json.json { out.json(&reply) } else { out.line(&reply.token) }
+        }
+        TokenVerb::List(json) => {
+            let reply = client.token_list(TokenListRequest {}).await.map_err(refused)?.into_inner();
+            if json.json {
+                return out.json(&reply);
+            }
+            let rows = reply.tokens.into_iter().map(|token| {
+                let (uses, ends) = (token.uses_left.to_string(), moment(token.expires_unix_s));
+                vec![token.id, token.authority, token.state, uses, ends, token.groups.join(" ")]
+            });
+            let header = ["TOKEN", "AUTHORITY", "STATE", "USES LEFT", "ENDS", "GROUPS"];
+            out.table(&header, rows.collect(), "no tokens; `margay id token create AUTHORITY` makes one")
+        }
+        TokenVerb::Revoke { id } => {
+            let gone = client.token_revoke(TokenRevokeRequest { id }).await.map_err(refused)?.into_inner();
+            out.line(&format!("token {} is revoked", gone.id))
+        }
+    }
+}
+
+async fn member(mut client: Client, verb: MemberVerb, out: &mut Out) -> Result<()> {
+    match verb {
+        MemberVerb::List(json) => {
+            let reply = client.member_list(MemberListRequest {}).await.map_err(refused)?.into_inner();
+            if json.json {
+                return out.json(&reply);
+            }
+            let rows = reply.members.into_iter().map(|member| {
+                let state = if member.connected { member.address } else { "not connected".into() };
+                vec![
+                    member.host_name,
+                    member.host_id,
+                    member.authority,
+                    state,
+                    moment(member.joined_unix_s),
+                    member.groups.join(" "),
+                ]
+            });
+            let header = ["HOST", "HOST-ID", "AUTHORITY", "ADDRESS", "JOINED", "GROUPS"];
+            out.table(&header, rows.collect(), "no host has joined here")
+        }
+        MemberVerb::Remove { host } => {
+            let gone = client.member_remove(MemberRemoveRequest { host_id: host }).await.map_err(refused)?.into_inner();
+            out.line(&format!("{} ({}) is no member any more", gone.host_name, gone.host_id))
+        }
+    }
+}
+
+async fn peers(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
+    let reply = client.association_list(AssociationListRequest {}).await.map_err(refused)?.into_inner();
+    if json.json {
+        return out.json(&reply);
+    }
+    let rows = reply.associations.into_iter().map(|peer| {
+        let role = if peer.router { "router" } else { "" };
+        let heard = format!("{} ago", span(Duration::from_millis(peer.heard_ms_ago)));
+        vec![peer.host_id, peer.remote, role.into(), peer.flows.to_string(), peer.datagram_max_bytes.to_string(), heard]
+    });
+    let header = ["HOST-ID", "ADDRESS", "ROLE", "FLOWS", "DATAGRAM BYTES", "HEARD"];
+    out.table(&header, rows.collect(), "this host shares keys with nobody yet")
+}

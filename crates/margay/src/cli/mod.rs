@@ -1,0 +1,199 @@
+//! The command line: one verb per module, each with `--json` where it lists.
+
+mod check;
+mod flow;
+mod id;
+mod output;
+mod service;
+mod status;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use margay_control::api;
+use margay_control::api::v1::agent_client::AgentClient;
+use miette::{IntoDiagnostic, Report, Result, WrapErr, miette};
+use tonic::transport::Channel;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::config::{Config, LogSection};
+use crate::{agent, down, up};
+
+pub use output::Out;
+
+/// Connect to service names, not to addresses.
+///
+/// Programs stay as they are: they look up web.shop.sal.internal, connect, and reach one of the hosts that serve web.shop, chosen when
+/// the first packet passes a service router. Data then flows between the two hosts, without the router.
+#[derive(Parser)]
+#[command(
+    name = "margay",
+    version,
+    after_help = "First steps:\n  \
+        margay up --dry-run                            what would change on this host\n  \
+        margay up --router                             a service router\n  \
+        margay id authority create shop                an authority, on the router\n  \
+        margay id token create shop                    a token for another host, which says: margay up --join TOKEN\n  \
+        margay service publish web.shop --listen 0.0.0.0:80\n  \
+        curl http://web.shop.sal.internal/\n  \
+        margay check web.shop:80                       when something does not work\n\n\
+        `margay lab demo` shows all of it on this machine alone."
+)]
+struct Cli {
+    /// Configuration file (TOML); /etc/margay/margay.toml unless given
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    verb: Option<Verb>,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Prepare this host and start the agent
+    Up(up::UpArgs),
+    /// Stop the agent and restore this host
+    Down(down::DownArgs),
+    /// Run the agent in the foreground (what `up` and systemd start)
+    Agent(AgentArgs),
+    /// How the agent is doing
+    Status(status::StatusArgs),
+    /// Look for what is wrong: on this host, and on the way to a peer
+    Check(check::CheckArgs),
+    /// Services: publish, withdraw, list, show, resolve
+    #[command(subcommand)]
+    Service(service::ServiceVerb),
+    /// Flows: list, show, watch, close
+    #[command(subcommand)]
+    Flow(flow::FlowVerb),
+    /// Identity: keys, authorities, join tokens, members
+    Id(id::IdArgs),
+    /// Hosts as network namespaces on this machine: demonstration, scenarios, your own topologies
+    #[command(subcommand)]
+    Lab(margay_lab::Command),
+    /// Completions for a shell, to standard output
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Args)]
+struct AgentArgs {
+    /// Be a service router, also when the configuration does not say so
+    #[arg(long)]
+    router: bool,
+}
+
+/// Whether lists are for programs.
+#[derive(Args, Clone, Copy)]
+pub struct Json {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Parses the command line and does what it says. Must be called while the process has one thread.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.verb {
+        None => {
+            // Nothing can be done when even this cannot be printed.
+            let _ = Cli::command().print_long_help();
+            ExitCode::SUCCESS
+        }
+        // The kernel lets only a process of one thread make user namespaces.
+        Some(Verb::Lab(command)) => margay_lab::execute(command),
+        Some(verb) => report(perform(verb, cli.config)),
+    }
+}
+
+fn report(result: Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        if is_broken_pipe(&error) {
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("{error:?}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Whoever read our output has had enough.
+fn is_broken_pipe(error: &Report) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn perform(verb: Verb, config_path: Option<PathBuf>) -> Result<ExitCode> {
+    let mut out = Out::new();
+    if let Verb::Completions { shell } = verb {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "margay", &mut script);
+        out.write_all(&script).into_diagnostic()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut config = Config::load(config_path.as_deref())?;
+    let is_agent = matches!(verb, Verb::Agent(_));
+    let mut builder = if is_agent {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    let runtime = builder.enable_all().build().into_diagnostic().wrap_err("cannot start the runtime")?;
+    runtime.block_on(async {
+        match verb {
+            Verb::Up(args) => up::up(&config, config_path, args, &mut out).await.map(|()| ExitCode::SUCCESS),
+            Verb::Down(args) => down::down(&config, args, &mut out).await.map(|()| ExitCode::SUCCESS),
+            Verb::Agent(args) => {
+                start_log(&config.log);
+                config.router.enabled |= args.router;
+                agent::run(config).await.map(|()| ExitCode::SUCCESS)
+            }
+            verb => ask(verb, connect(&config).await?, &mut out).await,
+        }
+    })
+}
+
+async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
+    match verb {
+        Verb::Status(args) => status::status(client, args, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Check(args) => check::check(client, args, out).await,
+        Verb::Service(verb) => service::service(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Up(_) | Verb::Down(_) | Verb::Agent(_) | Verb::Lab(_) | Verb::Completions { .. } => {
+            Err(miette!("this verb does not ask the agent"))
+        }
+    }
+}
+
+/// A client of the agent.
+pub type Client = AgentClient<Channel>;
+
+async fn connect(config: &Config) -> Result<Client> {
+    api::connect(&config.socket()).await.into_diagnostic()
+}
+
+/// What the agent says, without the transport's words.
+pub fn refused(status: tonic::Status) -> Report {
+    miette!("{}", status.message())
+}
+
+/// To the journal under systemd, to standard error otherwise.
+fn start_log(section: &LogSection) {
+    let level = section.level.tracing();
+    let filter = ["margay", "margay_control", "margay_core", "margay_datapath"]
+        .into_iter()
+        .fold(Targets::new().with_default(tracing::Level::WARN), |filter, target| filter.with_target(target, level));
+    let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
+    let plain =
+        journal.is_none().then(|| tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false));
+    // Fails only when a subscriber is set already: this is the only place that sets one.
+    let _ = tracing_subscriber::registry()
+        .with(journal.with_filter(filter.clone()))
+        .with(plain.with_filter(filter))
+        .try_init();
+}

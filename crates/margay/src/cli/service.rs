@@ -1,0 +1,207 @@
+//! `margay service`.
+
+use std::net::SocketAddr;
+
+use clap::{Args, Subcommand};
+use margay_control::api::v1::*;
+use miette::{Result, miette};
+
+use super::output::moment;
+use super::{Client, Json, Out, flow, refused};
+use crate::listener::{Protocol, ServiceName, name_and_port};
+
+#[derive(Subcommand)]
+pub enum ServiceVerb {
+    /// Serve a name: connections to it reach a program that listens on this host
+    Publish(PublishArgs),
+    /// Take no more new connections for a name; running ones stay
+    Withdraw {
+        /// The name
+        name: ServiceName,
+        /// Only this listener
+        #[arg(long, value_name = "ADDRESS:PORT")]
+        listen: Option<SocketAddr>,
+    },
+    /// Services of this host; on a router those of others, too
+    List(Json),
+    /// All about one service
+    Show {
+        /// The name
+        name: ServiceName,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// What would happen now to a connection to a name
+    Resolve {
+        /// The name
+        name: ServiceName,
+        #[command(flatten)]
+        json: Json,
+    },
+}
+
+#[derive(Args)]
+pub struct PublishArgs {
+    /// The name, and the port that clients use where it is not the listener's: web.shop or web.shop:80
+    #[arg(value_name = "NAME[:PORT]", value_parser = name_and_port)]
+    name: (ServiceName, Option<u16>),
+    /// Where the program listens
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Only this protocol
+    #[arg(long)]
+    protocol: Option<Protocol>,
+    /// Who may connect: authority (the name's, the default), any, host:<id>, group:<name>, authority:<name>; may be repeated
+    #[arg(long, value_name = "WHO")]
+    allow: Vec<String>,
+    /// Share among instances of one priority; 0 takes no new connections
+    #[arg(long, value_name = "NUMBER")]
+    weight: Option<u32>,
+    /// Instances of the highest priority take all connections, as long as there are any
+    #[arg(long, value_name = "NUMBER")]
+    priority: Option<u32>,
+    #[command(flatten)]
+    json: Json,
+}
+
+pub async fn service(mut client: Client, verb: ServiceVerb, out: &mut Out) -> Result<()> {
+    match verb {
+        ServiceVerb::Publish(args) => publish(client, args, out).await,
+        ServiceVerb::Withdraw { name, listen } => {
+            let listener = listen.map(|listen| listen.to_string()).unwrap_or_default();
+            let request = ServiceWithdrawRequest { name: name.to_string(), listener };
+            let reply = client.service_withdraw(request).await.map_err(refused)?.into_inner();
+            out.line(&format!("{name}: {} withdrawn", count(u64::from(reply.listeners), "listener")))
+        }
+        ServiceVerb::List(json) => list(client, json, out).await,
+        ServiceVerb::Show { name, json } => show(client, &name, json, out).await,
+        ServiceVerb::Resolve { name, json } => {
+            let request = ServiceResolveRequest { name: name.to_string() };
+            let reply = client.service_resolve(request).await.map_err(refused)?.into_inner();
+            if json.json { out.json(&reply) } else { describe(&reply, out) }
+        }
+    }
+}
+
+async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result<()> {
+    let (name, port) = args.name;
+    let request = ServicePublishRequest {
+        name: name.to_string(),
+        listener: args.listen.to_string(),
+        service_port: Some(u32::from(port.unwrap_or(args.listen.port()))),
+        protocol: args.protocol.map(Protocol::label).unwrap_or_default().to_owned(),
+        allow: args.allow,
+        weight: args.weight,
+        priority: args.priority,
+    };
+    let info = client.service_publish(request).await.map_err(refused)?.into_inner();
+    if args.json.json {
+        return out.json(&info);
+    }
+    out.line(&format!("{} is published: {}", info.name, state(&info)))
+}
+
+fn state(info: &ServiceInfo) -> String {
+    let why: Vec<&str> =
+        info.registrations.iter().map(|known| known.why.as_str()).filter(|why| !why.is_empty()).collect();
+    let text = match info.state.as_str() {
+        "pending" => "the router is being told",
+        "local" => "known to this host alone, which has joined no router of the authority",
+        other => other,
+    };
+    if why.is_empty() { text.to_owned() } else { format!("{text} ({})", why.join("; ")) }
+}
+
+fn count(number: u64, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
+async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
+    let reply = client.service_list(ServiceListRequest {}).await.map_err(refused)?.into_inner();
+    if json.json {
+        return out.json(&reply);
+    }
+    let mut rows = Vec::new();
+    for service in &reply.services {
+        for listener in &service.listeners {
+            rows.push(vec![
+                service.name.clone(),
+                listener.service_port.map_or("any".into(), |port| port.to_string()),
+                "this host".into(),
+                listener.address.clone(),
+                format!("{}/{}", service.priority, service.weight),
+                service.state.clone(),
+            ]);
+        }
+    }
+    for found in &reply.registered {
+        rows.push(vec![
+            found.name.clone(),
+            String::new(),
+            found.host_name.clone(),
+            found.address.clone(),
+            format!("{}/{}", found.priority, found.weight),
+            "registered".into(),
+        ]);
+    }
+    let nothing = "nothing is published here; `margay service publish NAME --listen ADDRESS:PORT` does";
+    out.table(&["NAME", "PORT", "HOST", "ADDRESS", "PRIORITY/WEIGHT", "STATE"], rows, nothing)
+}
+
+async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out) -> Result<()> {
+    let request = ServiceShowRequest { name: name.to_string() };
+    let reply = client.service_show(request).await.map_err(refused)?.into_inner();
+    if json.json {
+        return out.json(&reply);
+    }
+    if let Some(service) = &reply.service {
+        out.line(&format!("published by this host: {}", state(service)))?;
+        for listener in &service.listeners {
+            let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));
+            let protocol = if listener.protocol.is_empty() { "tcp and udp" } else { &listener.protocol };
+            let who = listener.allow.join(", ");
+            out.line(&format!("  {port} ({protocol}) at {}, for {who}", listener.address))?;
+        }
+        for known in service.registrations.iter().filter(|known| known.certificate_expires_unix_s > 0) {
+            out.line(&format!(
+                "  router {}: certificate ends {}",
+                known.router,
+                moment(known.certificate_expires_unix_s)
+            ))?;
+        }
+    }
+    let resolution =
+        reply.resolution.ok_or_else(|| miette!("the agent's answer has no resolution; update the agent"))?;
+    describe(&resolution, out)?;
+    if !reply.flows.is_empty() {
+        out.line("")?;
+        flow::table(&reply.flows, out)?;
+    }
+    Ok(())
+}
+
+fn describe(reply: &ServiceResolveReply, out: &mut Out) -> Result<()> {
+    let next = match reply.rule.as_str() {
+        "demux" => format!("to the listener here at {}", reply.next_hop),
+        "forward" => format!("to {}, which knows more", reply.next_hop),
+        "drop" => "discarded, by a rule".to_owned(),
+        _ => "nowhere: this host knows no router".to_owned(),
+    };
+    out.facts(&[
+        ("name", reply.name.clone()),
+        ("service", reply.service_id.clone()),
+        ("addresses", [reply.virtual_v4.as_str(), &reply.virtual_v6].join(" ").trim().to_owned()),
+        ("first packet", next),
+        ("asked", if reply.why.is_empty() { reply.answered_by.clone() } else { reply.why.clone() }),
+        ("fallback", reply.fallback.join(" ")),
+    ])?;
+    let rows = reply.instances.iter().map(|found| {
+        let host = if found.local { format!("{} (this host)", found.host_name) } else { found.host_name.clone() };
+        vec![host, found.address.clone(), format!("{}/{}", found.priority, found.weight), found.host_id.clone()]
+    });
+    out.table(
+        &["INSTANCE", "ADDRESS", "PRIORITY/WEIGHT", "HOST-ID"],
+        rows.collect(),
+        "no instance: a connection is refused",
+    )
+}

@@ -1,0 +1,72 @@
+//! `margay status`.
+
+use std::time::Duration;
+
+use clap::Args;
+use margay_control::api::v1::{MetricsRequest, StatusRequest};
+use miette::Result;
+
+use super::output::{moment, span};
+use super::{Client, Json, Out, refused};
+
+#[derive(Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    json: Json,
+    /// Print all counts as OpenMetrics text
+    #[arg(long, conflicts_with = "json")]
+    metrics: bool,
+}
+
+pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Result<()> {
+    if args.metrics {
+        let reply = client.metrics(MetricsRequest {}).await.map_err(refused)?.into_inner();
+        return out.line(reply.text.trim_end());
+    }
+    let reply = client.status(StatusRequest {}).await.map_err(refused)?.into_inner();
+    if args.json.json {
+        return out.json(&reply);
+    }
+    let role = if reply.router { format!("router, {} hosts registered", reply.hosts) } else { "host".to_owned() };
+    out.facts(&[
+        ("host", reply.host_id),
+        ("role", role),
+        (
+            "agent",
+            format!(
+                "margay {}, up {}, epoch {}",
+                reply.version,
+                span(Duration::from_secs(reply.uptime_s)),
+                reply.epoch
+            ),
+        ),
+        ("interface", format!("{} ({}), SAL at {}", reply.interface, reply.addresses.join(", "), reply.sal_address)),
+        ("datapath", reply.datapath),
+        (
+            "names",
+            if reply.dns_address.is_empty() {
+                "not answered".into()
+            } else {
+                format!("*.{} at {}", reply.zone, reply.dns_address)
+            },
+        ),
+        ("flows", format!("{} ({} half-open), {} peers known", reply.flows, reply.half_open, reply.associations)),
+        ("services", format!("{} published here", reply.services)),
+    ])?;
+    for router in reply.routers {
+        let why = if router.why.is_empty() { String::new() } else { format!(": {}", router.why) };
+        let since = moment(router.since_unix_s);
+        out.line(&format!(
+            "router     {} of {}: {} since {since}{why}",
+            router.address, router.authority, router.state
+        ))?;
+    }
+    if !reply.drops.is_empty() {
+        let drops: Vec<String> = reply.drops.iter().map(|drop| format!("{} {}", drop.packets, drop.reason)).collect();
+        out.line(&format!("dropped    {}", drops.join(", ")))?;
+    }
+    for warning in reply.warnings {
+        out.line(&format!("warning: {warning}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,405 @@
+//! The one configuration file (TOML). Every field has a default; an unknown word is an error that points at its line.
+//!
+//! ```toml
+//! [join]
+//! token_file = "/etc/margay/join-token"
+//!
+//! [[service]]
+//! name = "web.shop"
+//! listen = "0.0.0.0:8080"
+//! port = 80
+//! ```
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use margay_core::name::HOST_V4;
+use miette::{Diagnostic, NamedSource, SourceSpan};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+use toml::Spanned;
+
+use crate::allow;
+use crate::listener::{self, Protocol, ServiceName};
+
+/// Where it lies unless `--config` says otherwise.
+pub const DEFAULT_PATH: &str = "/etc/margay/margay.toml";
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where this host keeps things.
+    pub host: HostSection,
+    /// Whether this host is a service router.
+    pub router: RouterSection,
+    /// The router that this host registers with.
+    pub join: JoinSection,
+    /// Services published by this host.
+    pub service: Vec<Spanned<ServiceSection>>,
+    /// Plain addresses for names whose service has no instance.
+    pub fallback: Vec<Spanned<FallbackSection>>,
+    /// The DNS responder.
+    pub dns: DnsSection,
+    /// `/metrics`.
+    pub metrics: MetricsSection,
+    /// Logs.
+    pub log: LogSection,
+}
+
+/// `[host]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HostSection {
+    /// Keys, leases, registry and the journal of what `up` changed. Root only.
+    pub state_dir: PathBuf,
+    /// Socket, lock and log of a running agent.
+    pub runtime_dir: PathBuf,
+    /// UDP port of the SAL.
+    #[serde(deserialize_with = "port")]
+    pub port: u16,
+    /// What lists call this host; the kernel's host name unless given.
+    pub name: Option<String>,
+    /// A group whose members may use the API, too.
+    pub group: Option<String>,
+}
+
+impl Default for HostSection {
+    fn default() -> Self {
+        Self {
+            state_dir: margay_control::state_dir::DEFAULT.into(),
+            runtime_dir: "/run/margay".into(),
+            port: margay_wire::PORT,
+            name: None,
+            group: None,
+        }
+    }
+}
+
+/// `[router]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouterSection {
+    /// Take registrations, and forward first packets for others.
+    pub enabled: bool,
+    /// TCP address for registrations.
+    pub listen: SocketAddr,
+}
+
+impl Default for RouterSection {
+    fn default() -> Self {
+        Self { enabled: false, listen: (Ipv4Addr::UNSPECIFIED, margay_wire::PORT).into() }
+    }
+}
+
+/// `[join]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct JoinSection {
+    /// Address of the router; the token names one, which this replaces.
+    pub router: Option<SocketAddr>,
+    /// The join token, as `margay id token create` printed it.
+    pub token: Option<String>,
+    /// A file that holds it.
+    pub token_file: Option<PathBuf>,
+}
+
+/// `[[service]]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceSection {
+    /// `service.authority`.
+    pub name: ServiceName,
+    /// Address and port of the listening socket.
+    #[serde(deserialize_with = "listen")]
+    pub listen: SocketAddr,
+    /// Port of the service that clients use; the listener's unless given.
+    #[serde(default, deserialize_with = "some_port")]
+    pub port: Option<u16>,
+    /// `tcp`, `udp`; both unless given.
+    #[serde(default)]
+    pub protocol: Option<Protocol>,
+    /// Share among instances of one priority.
+    #[serde(default = "default_weight", deserialize_with = "weight")]
+    pub weight: u32,
+    /// Higher first.
+    #[serde(default = "default_priority")]
+    pub priority: u32,
+    /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
+    #[serde(default, deserialize_with = "allow_list")]
+    pub allow: Vec<String>,
+}
+
+/// `[[fallback]]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FallbackSection {
+    /// `service.authority`.
+    pub name: ServiceName,
+    /// Plain address of a server without an agent.
+    pub address: IpAddr,
+}
+
+/// `[dns]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DnsSection {
+    /// Answer names of the zone, and put the responder before the host's resolvers.
+    pub enabled: bool,
+    /// The zone under which names are found.
+    #[serde(deserialize_with = "zone")]
+    pub zone: String,
+    /// Where to answer.
+    pub listen: SocketAddr,
+}
+
+impl Default for DnsSection {
+    fn default() -> Self {
+        Self { enabled: true, zone: "sal.internal".into(), listen: (HOST_V4, 53).into() }
+    }
+}
+
+/// `[metrics]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsSection {
+    /// TCP address that serves `/metrics`; none unless given.
+    pub listen: Option<SocketAddr>,
+}
+
+/// `[log]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogSection {
+    /// How much to say.
+    pub level: Level,
+}
+
+/// How much to say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// What failed.
+    Error,
+    /// And what may.
+    Warn,
+    /// And what happens.
+    #[default]
+    Info,
+    /// And why.
+    Debug,
+    /// And every packet that was dropped.
+    Trace,
+}
+
+impl Level {
+    /// As tracing has it.
+    pub const fn tracing(self) -> tracing::Level {
+        match self {
+            Self::Error => tracing::Level::ERROR,
+            Self::Warn => tracing::Level::WARN,
+            Self::Info => tracing::Level::INFO,
+            Self::Debug => tracing::Level::DEBUG,
+            Self::Trace => tracing::Level::TRACE,
+        }
+    }
+}
+
+impl ServiceSection {
+    /// Port that clients use.
+    pub fn service_port(&self) -> u16 {
+        self.port.unwrap_or(self.listen.port())
+    }
+}
+
+const fn default_weight() -> u32 {
+    100
+}
+
+const fn default_priority() -> u32 {
+    100
+}
+
+fn port<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    match u16::deserialize(from)? {
+        0 => Err(D::Error::custom("a port is 1 to 65535")),
+        port => Ok(port),
+    }
+}
+
+fn some_port<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+    port(from).map(Some)
+}
+
+fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let weight = u32::deserialize(from)?;
+    if weight > listener::WEIGHT_MAX {
+        return Err(D::Error::custom(format!("a weight is 0 to {}; 0 takes no new connections", listener::WEIGHT_MAX)));
+    }
+    Ok(weight)
+}
+
+fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(from)?;
+    let address = text.parse().map_err(|_| {
+        D::Error::custom(format!(
+            "`{text}` is no address with a port; write for example \"0.0.0.0:8080\" or \"[::]:8080\""
+        ))
+    })?;
+    listener::deliverable(address).map_err(D::Error::custom)?;
+    Ok(address)
+}
+
+fn allow_list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let words = Vec::<String>::deserialize(from)?;
+    allow::parse(&words).map_err(D::Error::custom)?;
+    Ok(words)
+}
+
+fn zone<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let zone = String::deserialize(from)?.trim_end_matches('.').to_ascii_lowercase();
+    let is_label = |label: &str| {
+        !label.is_empty() && label.len() <= 63 && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    if zone.len() > 128 || !zone.split('.').all(is_label) {
+        return Err(D::Error::custom(format!("`{zone}` is no DNS zone; write for example \"sal.internal\"")));
+    }
+    Ok(zone)
+}
+
+/// What is wrong with the file, and where.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("cannot read {}: {error}", path.display())]
+    #[diagnostic(help("{advice}"))]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+        /// What to do.
+        advice: String,
+    },
+    /// Its content is wrong.
+    #[error("{what}")]
+    Wrong {
+        /// What is wrong.
+        what: String,
+        /// The file.
+        #[source_code]
+        source_code: NamedSource<String>,
+        /// Where.
+        #[label("here")]
+        at: Option<SourceSpan>,
+        /// What to do.
+        #[help]
+        advice: String,
+    },
+}
+
+impl Config {
+    /// Reads `path`; without one the default path, which may be absent.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or its content is wrong.
+    #[expect(clippy::result_large_err, reason = "made once, and shown")]
+    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        let chosen = path.unwrap_or(Path::new(DEFAULT_PATH));
+        match fs::read_to_string(chosen) {
+            Ok(text) => Self::parse(&text, chosen),
+            Err(error) if path.is_none() && error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => {
+                let advice = match error.kind() {
+                    std::io::ErrorKind::NotFound => "name a file that exists with --config, or leave the option out",
+                    std::io::ErrorKind::PermissionDenied => "run as root, or let this user read the file",
+                    _ => "give --config a TOML file",
+                };
+                Err(ConfigError::Unreadable { path: chosen.to_owned(), error, advice: advice.into() })
+            }
+        }
+    }
+
+    /// Reads `text`, which came from `path`.
+    ///
+    /// # Errors
+    ///
+    /// Its content is wrong.
+    #[expect(clippy::result_large_err, reason = "made once, and shown")]
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let wrong = |what: String, at: Option<std::ops::Range<usize>>, advice: String| ConfigError::Wrong {
+            what,
+            source_code: NamedSource::new(path.display().to_string(), text.to_owned()).with_language("toml"),
+            at: at.map(SourceSpan::from),
+            advice,
+        };
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let what = error.message().to_owned();
+            let advice = advise(&what);
+            wrong(what, error.span(), advice)
+        })?;
+        config.check_whole().map_err(|(what, at, advice)| wrong(what, at, advice))?;
+        Ok(config)
+    }
+
+    /// What no single field can know.
+    fn check_whole(&self) -> Result<(), (String, Option<std::ops::Range<usize>>, String)> {
+        for (at, service) in self.service.iter().enumerate() {
+            let this = service.get_ref();
+            let twin = self.service[..at].iter().map(Spanned::get_ref).find(|earlier| {
+                earlier.name == this.name
+                    && earlier.listen == this.listen
+                    && earlier.service_port() == this.service_port()
+                    && (earlier.protocol == this.protocol || earlier.protocol.is_none() || this.protocol.is_none())
+            });
+            if twin.is_some() {
+                let what = format!("{} is published twice with the listener {}", this.name, this.listen);
+                return Err((what, Some(service.span()), "remove one of the two [[service]] sections".into()));
+            }
+        }
+        for (at, fallback) in self.fallback.iter().enumerate() {
+            let this = fallback.get_ref();
+            let is_twin = |earlier: &FallbackSection| {
+                earlier.name == this.name && earlier.address.is_ipv4() == this.address.is_ipv4()
+            };
+            if self.fallback[..at].iter().map(Spanned::get_ref).any(is_twin) {
+                let what = format!("{} has two plain addresses of one kind", this.name);
+                return Err((what, Some(fallback.span()), "keep one; a fallback is the last resort".into()));
+            }
+        }
+        if self.join.token.is_some() && self.join.token_file.is_some() {
+            let advice = "keep token_file, so that the configuration holds no secret".into();
+            return Err(("[join] has both token and token_file".into(), None, advice));
+        }
+        Ok(())
+    }
+
+    /// Path of the API's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.host.runtime_dir.join("api.sock")
+    }
+}
+
+/// What to do about a message of the TOML reader.
+fn advise(what: &str) -> String {
+    let quoted: Vec<&str> = what.split('`').skip(1).step_by(2).collect();
+    if what.starts_with("unknown field")
+        && let [unknown, known @ ..] = &quoted[..]
+    {
+        let near = known.iter().map(|word| (strsim::damerau_levenshtein(unknown, word), word)).min();
+        return match near {
+            Some((distance, word)) if distance <= 2 => format!("did you mean `{word}`?"),
+            _ => format!("remove it, or write one of: {}", known.join(", ")),
+        };
+    }
+    if let Some(field) = what.strip_prefix("missing field ") {
+        return format!("add a line for {field}");
+    }
+    "correct this line; the book's page on configuration lists every field with its default".into()
+}
+
+#[cfg(test)]
+#[path = "config_test.rs"]
+mod test;

@@ -1,0 +1,87 @@
+use std::path::Path;
+
+use miette::Diagnostic;
+
+use super::*;
+
+#[expect(clippy::result_large_err, reason = "made once, and shown")]
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text, Path::new("margay.toml"))
+}
+
+/// The message, the text that it points at, and the advice.
+fn wrong(text: &str) -> (String, String, String) {
+    let error = parse(text).expect_err("refused");
+    let advice = error.help().map(|help| help.to_string()).unwrap_or_default();
+    let ConfigError::Wrong { what, at, .. } = error else { panic!("{error}") };
+    let pointed = at.map(|at| text[at.offset()..at.offset() + at.len()].to_owned()).unwrap_or_default();
+    (what, pointed, advice)
+}
+
+#[test]
+fn an_empty_file_is_all_defaults() {
+    let config = parse("").expect("read");
+    assert_eq!(config, Config::default());
+    assert_eq!(config.host.port, 54324);
+    assert_eq!(config.dns.listen.to_string(), "198.18.0.1:53");
+    assert_eq!(config.socket(), Path::new("/run/margay/api.sock"));
+}
+
+#[test]
+fn every_field_of_the_book_is_read() {
+    let book = include_str!("../../../docs/book/configuration.md");
+    let example = book.split("```").nth(1).and_then(|block| block.strip_prefix("toml\n")).expect("an example");
+    let config = parse(example).expect("the book's example is right");
+    assert!(config.router.enabled);
+    assert_eq!(config.service[0].get_ref().service_port(), 80);
+    assert_eq!(config.fallback[0].get_ref().address.to_string(), "192.0.2.7");
+    assert_eq!(config.log.level.tracing(), tracing::Level::INFO);
+}
+
+#[test]
+fn mistakes_are_pointed_at() {
+    let (what, at, advice) = wrong("[host]\nprot = 1\n");
+    assert!(what.contains("unknown field `prot`"), "{what}");
+    assert_eq!((at.as_str(), advice.as_str()), ("prot", "did you mean `port`?"));
+
+    let (what, at, _) = wrong("[host]\nport = 0\n");
+    assert!(what.contains("1 to 65535"), "{what}");
+    assert_eq!(at, "0");
+
+    let (what, at, _) = wrong("[[service]]\nname = \"web\"\nlisten = \"0.0.0.0:80\"\n");
+    assert!(what.contains("no authority"), "{what}");
+    assert_eq!(at, "\"web\"");
+
+    let (what, ..) = wrong("[[service]]\nname = \"web.shop\"\nlisten = \"127.0.0.1:80\"\n");
+    assert!(what.contains("loopback"), "{what}");
+
+    let (what, _, advice) = wrong("[[service]]\nname = \"web.shop\"\n");
+    assert!(what.contains("missing field `listen`"), "{what}");
+    assert!(advice.contains("listen"), "{advice}");
+
+    let (what, ..) = wrong("[dns]\nzone = \"a b\"\n");
+    assert!(what.contains("no DNS zone"), "{what}");
+
+    let (_, _, advice) = wrong("[host\n");
+    assert!(!advice.is_empty());
+}
+
+#[test]
+fn what_no_field_alone_can_know() {
+    let twice = "[[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\"\n";
+    let (what, at, _) = wrong(&format!("{twice}{twice}"));
+    assert!(what.contains("twice"), "{what}");
+    assert!(!at.is_empty());
+    let (what, ..) = wrong("[join]\ntoken = \"x\"\ntoken_file = \"y\"\n");
+    assert!(what.contains("both"), "{what}");
+    let fallback = "[[fallback]]\nname = \"web.shop\"\naddress = \"192.0.2.1\"\n";
+    let (what, ..) = wrong(&format!("{fallback}{fallback}"));
+    assert!(what.contains("two plain addresses"), "{what}");
+}
+
+#[test]
+fn a_missing_file_is_an_error_only_when_it_was_named() {
+    let error = Config::load(Some(Path::new("/nowhere/margay.toml"))).expect_err("refused");
+    assert!(error.to_string().contains("/nowhere/margay.toml"));
+    assert!(error.help().is_some());
+}

@@ -1,0 +1,36 @@
+//! `margay down`: stops the agent and restores this host.
+
+use std::io::Write;
+
+use clap::Args;
+use miette::{IntoDiagnostic, Report, Result};
+use serde_json::json;
+
+use crate::config::Config;
+use crate::{host, start};
+
+/// The words after `down`.
+#[derive(Args, Debug)]
+pub struct DownArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does it.
+pub async fn down(config: &Config, args: DownArgs, out: &mut dyn Write) -> Result<()> {
+    let was_running = start::stop(config).await.into_diagnostic()?;
+    let remarks = host::restore(config).await.into_diagnostic()?;
+    let mut line = |text: &str| writeln!(out, "{text}").map_err(Report::from_err);
+    if args.json {
+        return line(&json!({ "was_running": was_running, "remarks": remarks }).to_string());
+    }
+    for remark in &remarks {
+        line(remark)?;
+    }
+    line(if was_running {
+        "the agent is stopped, and the host is as it was"
+    } else {
+        "no agent ran; the host is as it was"
+    })
+}

@@ -1,0 +1,362 @@
+//! What `up` changes on a host, as data: each change says what it is, does it, looks whether it is there, and undoes it
+//! (DESIGN §3.10).
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::netlink::{Block, Link, Netlink, Route, Rule};
+use super::resolv_conf::{self, Before, Undone};
+use super::{resolved, sysctl};
+
+/// One change. It carries what is needed to undo it, since the undoing process is another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum Change {
+    /// A persistent TUN: it outlives the agent, and flows with it.
+    Tun {
+        /// Its name.
+        interface: String,
+    },
+    /// Sizes of the TUN.
+    Sizes {
+        /// Which.
+        interface: String,
+        /// Largest packet in bytes.
+        mtu: u32,
+        /// Largest super-packet in bytes: what one UDP send carries.
+        gso_max_size: u32,
+    },
+    /// A parameter of the TUN; it goes with it.
+    Parameter {
+        /// Path under `/proc/sys`.
+        key: String,
+        /// What it is set to.
+        value: String,
+    },
+    /// An address of the TUN.
+    Address {
+        /// Which.
+        interface: String,
+        /// The address.
+        block: Block,
+    },
+    /// The TUN set up.
+    Up {
+        /// Which.
+        interface: String,
+    },
+    /// A route to the TUN.
+    Route {
+        /// Which.
+        interface: String,
+        /// Table.
+        table: u32,
+        /// Where to.
+        destination: Block,
+        /// Source address of what has none yet.
+        source: Option<IpAddr>,
+    },
+    /// A policy rule.
+    Rule {
+        /// Packets from this address
+        from: IpAddr,
+        /// ask this table,
+        table: u32,
+        /// in this place.
+        priority: u32,
+    },
+    /// A port that the kernel no longer gives out by itself.
+    ReservedPort {
+        /// The port.
+        port: u16,
+        /// The list of such ports before.
+        before: String,
+    },
+    /// The agent's responder as first server.
+    ResolvConf {
+        /// Which file.
+        path: PathBuf,
+        /// The responder.
+        server: IpAddr,
+        /// What was there.
+        before: Before,
+    },
+    /// The zone sent to the agent's responder by systemd-resolved.
+    Resolved {
+        /// The TUN.
+        interface: String,
+        /// The responder.
+        server: IpAddr,
+        /// The zone.
+        zone: String,
+    },
+}
+
+/// Whether a change is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// As it shall be.
+    Present,
+    /// Not at all.
+    Absent,
+    /// Otherwise; how.
+    Differs(String),
+}
+
+impl State {
+    fn when(present: bool) -> Self {
+        if present { Self::Present } else { Self::Absent }
+    }
+}
+
+/// A change that the host refused.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what}: {error}")]
+pub struct Refused {
+    /// What was tried.
+    pub what: String,
+    /// What the system said.
+    pub error: io::Error,
+    /// What to do; empty when there is nothing but the error itself.
+    pub advice: String,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tun { interface } => write!(f, "make the virtual interface {interface} (a persistent TUN)"),
+            Self::Sizes { interface, mtu, gso_max_size } => {
+                write!(f, "set {interface} to MTU {mtu} and gso_max_size {gso_max_size}")
+            }
+            Self::Parameter { key, value } => write!(f, "set {} to {value}", key.replace('/', ".")),
+            Self::Address { interface, block } => write!(f, "give {interface} the address {block}"),
+            Self::Up { interface } => write!(f, "set {interface} up"),
+            Self::Route { interface, table, destination, source } => {
+                write!(f, "route {destination} to {interface}")?;
+                if *table != MAIN_TABLE {
+                    write!(f, " in table {table}")?;
+                }
+                source.map_or(Ok(()), |source| write!(f, ", source {source}"))
+            }
+            Self::Rule { from, table, priority } => {
+                write!(f, "let packets from {from} ask table {table} (rule {priority}): answers to clients go to sal0")
+            }
+            Self::ReservedPort { port, .. } => {
+                write!(f, "add {port} to net.ipv4.ip_local_reserved_ports: the kernel must not give it out by itself")
+            }
+            Self::ResolvConf { path, server, before } => match before {
+                Before::Link(target) => write!(
+                    f,
+                    "put a file in the place of the link {} -> {}, with nameserver {server} first and the same servers after it",
+                    path.display(),
+                    target.display()
+                ),
+                _ => write!(f, "put nameserver {server} first in {}; the servers there stay after it", path.display()),
+            },
+            Self::Resolved { interface, server, zone } => {
+                write!(f, "tell systemd-resolved to ask {server} on {interface} for names under {zone}")
+            }
+        }
+    }
+}
+
+/// The kernel's main routing table.
+pub const MAIN_TABLE: u32 = 254;
+
+impl Change {
+    /// Whether it lives in the kernel and is gone after a reboot.
+    pub const fn dies_with_boot(&self) -> bool {
+        !matches!(self, Self::ResolvConf { .. })
+    }
+
+    /// Whether it holds what was there before: an older memory of it is the better one.
+    pub const fn remembers(&self) -> bool {
+        matches!(self, Self::ReservedPort { .. } | Self::ResolvConf { .. })
+    }
+
+    /// Whether the agent is of use without it: names can be resolved otherwise, and the port is rarely given out by chance.
+    pub const fn is_optional(&self) -> bool {
+        matches!(self, Self::ResolvConf { .. } | Self::Resolved { .. } | Self::ReservedPort { .. })
+    }
+
+    /// Whether `other` is about the same thing, perhaps with another value.
+    pub fn is_same_thing(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Parameter { key: a, .. }, Self::Parameter { key: b, .. }) => a == b,
+            (Self::Address { block: a, .. }, Self::Address { block: b, .. }) => a == b,
+            (Self::Route { table: a, destination: of_a, .. }, Self::Route { table: b, destination: of_b, .. }) => {
+                (a, of_a) == (b, of_b)
+            }
+            (Self::Rule { from: a, .. }, Self::Rule { from: b, .. }) => a == b,
+            (Self::ReservedPort { port: a, .. }, Self::ReservedPort { port: b, .. }) => a == b,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+
+    fn refused(&self, error: io::Error) -> Refused {
+        let advice = match (self, error.kind()) {
+            (Self::ResolvConf { .. }, _) => resolv_conf::advice(&error).into(),
+            (_, io::ErrorKind::PermissionDenied) => "run as root; in a container give it CAP_NET_ADMIN".into(),
+            (Self::Rule { .. } | Self::Route { .. }, _) => {
+                "the kernel needs policy routing (CONFIG_IP_MULTIPLE_TABLES, CONFIG_IPV6_MULTIPLE_TABLES)".into()
+            }
+            _ => String::new(),
+        };
+        Refused { what: self.to_string(), error, advice }
+    }
+
+    /// Looks at the host.
+    pub async fn state(&self, net: &Netlink) -> Result<State, Refused> {
+        self.look(net).await.map_err(|error| Refused { what: format!("see whether to {self}"), ..self.refused(error) })
+    }
+
+    async fn look(&self, net: &Netlink) -> io::Result<State> {
+        match self {
+            Self::Tun { interface } => Ok(State::when(net.link(interface).await?.is_some())),
+            Self::Sizes { interface, mtu, gso_max_size } => Ok(match net.link(interface).await? {
+                None => State::Absent,
+                Some(link) if (link.mtu, link.gso_max_size) == (*mtu, *gso_max_size) => State::Present,
+                Some(link) => State::Differs(format!("MTU {}, gso_max_size {}", link.mtu, link.gso_max_size)),
+            }),
+            Self::Parameter { key, value } => Ok(match sysctl::read(key)? {
+                None => State::Absent,
+                Some(now) if now == *value => State::Present,
+                Some(now) => State::Differs(now),
+            }),
+            Self::Address { interface, block } => {
+                let Some(link) = net.link(interface).await? else { return Ok(State::Absent) };
+                let wanted = |found: &super::netlink::Address| {
+                    (found.index, found.address, found.bits) == (link.index, block.address, block.bits)
+                };
+                Ok(State::when(net.addresses().await?.iter().any(wanted)))
+            }
+            Self::Up { interface } => Ok(State::when(net.link(interface).await?.is_some_and(|link| link.up))),
+            Self::Route { interface, table, destination, source } => {
+                let Some(link) = net.link(interface).await? else { return Ok(State::Absent) };
+                let wanted = Route { table: *table, destination: *destination, index: link.index, source: *source };
+                Ok(State::when(net.routes(*table).await?.contains(&wanted)))
+            }
+            Self::Rule { from, table, priority } => {
+                let wanted = Rule { priority: *priority, from: *from, table: *table };
+                Ok(State::when(net.rules().await?.contains(&wanted)))
+            }
+            Self::ReservedPort { port, .. } => {
+                let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
+                Ok(State::when(sysctl::has_port(&list, *port)))
+            }
+            Self::ResolvConf { path, server, .. } => {
+                let servers = resolv_conf::servers(&resolv_conf::look(path)?.effective);
+                Ok(match servers.iter().position(|found| *found == server.to_string()) {
+                    Some(0) => State::Present,
+                    Some(_) => State::Differs("the agent's responder is not the first server".into()),
+                    None => State::Absent,
+                })
+            }
+            Self::Resolved { interface, server, zone } => resolved::state(interface, *server, zone),
+        }
+    }
+
+    /// Does it. Done already is well, too.
+    pub async fn apply(&self, net: &Netlink) -> Result<(), Refused> {
+        if let Self::Tun { interface } = self {
+            return margay_datapath::tun::create_persistent(interface).map_err(|error| Refused {
+                what: self.to_string(),
+                error: io::Error::other(error.to_string()),
+                advice: String::new(),
+            });
+        }
+        match self.act(net).await {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            result => result.map_err(|error| self.refused(error)),
+        }
+    }
+
+    async fn act(&self, net: &Netlink) -> io::Result<()> {
+        match self {
+            // Made by the datapath, which knows what flags it opens it with.
+            Self::Tun { .. } => Ok(()),
+            Self::Sizes { interface, mtu, gso_max_size } => {
+                net.set_link(need(net, interface).await?.index, *mtu, *gso_max_size).await
+            }
+            Self::Parameter { key, value } => sysctl::write(key, value),
+            Self::Address { interface, block } => net.add_address(need(net, interface).await?.index, *block).await,
+            Self::Up { interface } => net.set_up(need(net, interface).await?.index).await,
+            Self::Route { interface, table, destination, source } => {
+                let index = need(net, interface).await?.index;
+                net.add_route(&Route { table: *table, destination: *destination, index, source: *source }).await
+            }
+            Self::Rule { from, table, priority } => {
+                net.add_rule(&Rule { priority: *priority, from: *from, table: *table }).await
+            }
+            Self::ReservedPort { port, .. } => {
+                let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
+                if sysctl::has_port(&list, *port) {
+                    return Ok(());
+                }
+                sysctl::write(sysctl::RESERVED_PORTS, &sysctl::with_port(&list, *port))
+            }
+            Self::ResolvConf { path, server, before } => resolv_conf::apply(path, before, *server),
+            Self::Resolved { interface, server, zone } => resolved::apply(interface, *server, zone),
+        }
+    }
+
+    /// Undoes it; gives a remark where the host is not quite as before, since somebody else has changed it meanwhile.
+    pub async fn undo(&self, net: &Netlink) -> Result<Option<String>, Refused> {
+        let undone = self.act_back(net).await;
+        undone.map_err(|error| Refused { what: format!("undo: {self}"), ..self.refused(error) })
+    }
+
+    async fn act_back(&self, net: &Netlink) -> io::Result<Option<String>> {
+        match self {
+            Self::Tun { interface } => match net.link(interface).await? {
+                Some(link) => gone_is_well(net.remove_link(link.index).await),
+                None => Ok(None),
+            },
+            Self::Rule { from, table, priority } => {
+                gone_is_well(net.remove_rule(&Rule { priority: *priority, from: *from, table: *table }).await)
+            }
+            Self::ReservedPort { port, before } => {
+                let now = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
+                if now == *before || !sysctl::has_port(&now, *port) {
+                    return Ok(None);
+                }
+                sysctl::write(sysctl::RESERVED_PORTS, &sysctl::without_port(&now, *port))?;
+                Ok(None)
+            }
+            Self::ResolvConf { path, server, before } => Ok(match resolv_conf::undo(path, before, *server)? {
+                Undone::NothingToDo | Undone::Restored => None,
+                Undone::OnlyOurs => {
+                    Some(format!("{} was changed since `up`: only the agent's line was taken out", path.display()))
+                }
+                Undone::Foreign => Some(format!("{} was replaced since `up` and left as it is", path.display())),
+            }),
+            Self::Resolved { interface, .. } => resolved::undo(interface).map(|()| None),
+            // They go with the TUN, which is removed last.
+            Self::Sizes { .. }
+            | Self::Parameter { .. }
+            | Self::Address { .. }
+            | Self::Up { .. }
+            | Self::Route { .. } => Ok(None),
+        }
+    }
+}
+
+fn gone_is_well(result: io::Result<()>) -> io::Result<Option<String>> {
+    match result {
+        Err(error) if !is_gone(&error) => Err(error),
+        _ => Ok(None),
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    use nix::errno::Errno;
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ENOENT | Errno::ENODEV | Errno::ESRCH))
+}
+
+async fn need(net: &Netlink, interface: &str) -> io::Result<Link> {
+    net.link(interface).await?.ok_or_else(|| io::Error::other(format!("there is no interface {interface}")))
+}

@@ -1,0 +1,204 @@
+//! This host: what `up` changes on it, and how that is undone (DESIGN §3.10).
+//!
+//! [`plan`] looks at the host and decides; [`change`] has the changes as data; [`journal`] remembers them on disk before they are made.
+
+pub mod change;
+mod journal;
+pub mod netlink;
+mod plan;
+mod resolv_conf;
+mod resolved;
+mod sysctl;
+
+use std::io;
+use std::net::IpAddr;
+
+use margay_control::{StateDir, StateError};
+use margay_core::name::is_virtual;
+
+use self::change::{Change, Refused, State};
+use self::journal::{Journal, JournalError};
+use self::netlink::Netlink;
+use crate::config::Config;
+
+pub use self::plan::{Plan, plan};
+
+/// The host cannot be prepared or restored.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// This user may not.
+    #[error("this needs root: {what}; run it with sudo, or in a container with CAP_NET_ADMIN")]
+    NotRoot {
+        /// What.
+        what: String,
+    },
+    /// The kernel has no TUN.
+    #[error(
+        "there is no /dev/net/tun: load the module (`modprobe tun`), or give the container the device (`--device /dev/net/tun`)"
+    )]
+    NoTun,
+    /// Another program's interface has the name.
+    #[error(
+        "the interface {0} is there and is not Margay's: remove it, or find out whose it is (`ip -d link show {0}`)"
+    )]
+    InterfaceTaken(String),
+    /// The kernel's tables cannot be read.
+    #[error("cannot read this host's {what}: {error}")]
+    Look {
+        /// Which.
+        what: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A change was refused; all that this run has done is undone.
+    #[error("{error}{advice}; nothing was left behind")]
+    Refused {
+        /// Which, and why.
+        error: Refused,
+        /// What to do.
+        advice: String,
+    },
+    /// Some of it cannot be undone.
+    #[error("not all could be undone: {}; run `margay down` again when the cause is mended", .0.join("; "))]
+    NotUndone(Vec<String>),
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The state directory.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+fn look(what: &'static str) -> impl Fn(io::Error) -> HostError {
+    move |error| HostError::Look { what, error }
+}
+
+fn need_root(what: &str) -> Result<(), HostError> {
+    if nix::unistd::geteuid().is_root() { Ok(()) } else { Err(HostError::NotRoot { what: what.to_owned() }) }
+}
+
+/// Carries out a plan: the journal first, then each change. What is there already costs nothing.
+///
+/// # Errors
+///
+/// The host refuses a change; what this run did is undone then.
+pub async fn apply(config: &Config, plan: &Plan, mut progress: impl FnMut(&str)) -> Result<(), HostError> {
+    need_root("`margay up` changes interfaces and routes")?;
+    if !std::path::Path::new("/dev/net/tun").exists() {
+        return Err(HostError::NoTun);
+    }
+    let net = Netlink::connect().map_err(look("interfaces"))?;
+    let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
+    let before = journal.changes().to_vec();
+    // What an earlier `up` found is what `down` must bring back.
+    let mut noted = before.clone();
+    for change in plan.changes() {
+        match noted.iter().position(|known| known.is_same_thing(change)) {
+            Some(at) if !change.remembers() => noted[at] = change.clone(),
+            Some(_) => {}
+            None => noted.push(change.clone()),
+        }
+    }
+    journal.write(noted)?;
+    let mut done: Vec<&Change> = Vec::new();
+    for change in plan.changes() {
+        let made = match change.state(&net).await {
+            Ok(State::Present) => continue,
+            Ok(_) => change.apply(&net).await,
+            Err(error) => Err(error),
+        };
+        match made {
+            Ok(()) => {
+                progress(&change.to_string());
+                done.push(change);
+            }
+            Err(refused) if change.is_optional() => progress(&format!("warning: {refused}")),
+            Err(refused) => {
+                done.push(change);
+                let left = undo_all(&net, &done).await.1;
+                if left.is_empty() {
+                    journal.write(before)?;
+                    let advice =
+                        if refused.advice.is_empty() { String::new() } else { format!("; {}", refused.advice) };
+                    return Err(HostError::Refused { error: refused, advice });
+                }
+                return Err(HostError::NotUndone([vec![refused.to_string()], left].concat()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Undoes in reverse order; gives remarks, and what could not be undone.
+async fn undo_all(net: &Netlink, changes: &[&Change]) -> (Vec<String>, Vec<String>) {
+    let (mut remarks, mut left) = (Vec::new(), Vec::new());
+    for change in changes.iter().rev() {
+        match change.undo(net).await {
+            Ok(remark) => remarks.extend(remark),
+            Err(refused) => left.push(refused.to_string()),
+        }
+    }
+    (remarks, left)
+}
+
+/// Brings the host back to what it was before `up`; also after a crash, a reboot, or a second time. Gives remarks about what
+/// somebody else has changed meanwhile.
+///
+/// # Errors
+///
+/// Something cannot be undone; the journal keeps it for the next attempt.
+pub async fn restore(config: &Config) -> Result<Vec<String>, HostError> {
+    if !config.host.state_dir.exists() {
+        return Ok(Vec::new());
+    }
+    need_root("`margay down` changes interfaces and routes")?;
+    let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
+    if journal.changes().is_empty() {
+        return Ok(Vec::new());
+    }
+    let net = Netlink::connect().map_err(look("interfaces"))?;
+    let changes: Vec<&Change> = journal.changes().iter().collect();
+    let (remarks, left) = undo_all(&net, &changes).await;
+    if !left.is_empty() {
+        return Err(HostError::NotUndone(left));
+    }
+    journal.clear()?;
+    Ok(remarks)
+}
+
+/// What the plan wants, and whether it is so: for `margay check`.
+///
+/// # Errors
+///
+/// The host cannot be looked at.
+pub async fn inspect(config: &Config) -> Result<Vec<(String, State)>, HostError> {
+    let plan = plan(config).await?;
+    let net = Netlink::connect().map_err(look("interfaces"))?;
+    let mut found = Vec::new();
+    for change in plan.changes() {
+        match change.state(&net).await {
+            Ok(state) => found.push((change.to_string(), state)),
+            Err(refused) => found.push((change.to_string(), State::Differs(refused.to_string()))),
+        }
+    }
+    Ok(found)
+}
+
+/// Addresses of this host that others could use, those of the interface with the default route first.
+///
+/// # Errors
+///
+/// The kernel's tables cannot be read.
+pub async fn local_addresses() -> io::Result<Vec<IpAddr>> {
+    let net = Netlink::connect()?;
+    let links = net.links().await?;
+    let routes = net.routes(change::MAIN_TABLE).await?;
+    let leads_out: Vec<u32> =
+        routes.iter().filter(|route| route.destination.bits == 0).map(|route| route.index).collect();
+    let is_usable = |index: u32| links.iter().any(|link| link.index == index && link.up && !link.loopback);
+    let addresses = net.addresses().await?.into_iter();
+    let mut found: Vec<_> =
+        addresses.filter(|found| !found.link_local && is_usable(found.index) && !is_virtual(found.address)).collect();
+    found.sort_by_key(|found| (!leads_out.contains(&found.index), found.address.is_ipv6(), found.index));
+    Ok(found.into_iter().map(|found| found.address).collect())
+}

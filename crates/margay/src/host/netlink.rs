@@ -1,0 +1,328 @@
+//! The kernel's links, addresses, routes and rules, as far as `up` and `check` need them. No other program is run for it:
+//! a small container may not have `ip`.
+
+use std::io;
+use std::net::IpAddr;
+
+use futures_util::{Stream, TryStreamExt};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rtnetlink::{Handle, IpVersion, LinkUnspec};
+use serde::{Deserialize, Serialize};
+
+/// A connection to the kernel.
+pub struct Netlink {
+    handle: Handle,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Kernel's number.
+    pub index: u32,
+    /// Name.
+    pub name: String,
+    /// Largest packet, in bytes.
+    pub mtu: u32,
+    /// Largest super-packet that the kernel hands to it, in bytes.
+    pub gso_max_size: u32,
+    /// Administratively up.
+    pub up: bool,
+    /// `lo`.
+    pub loopback: bool,
+}
+
+/// An address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Interface.
+    pub index: u32,
+    /// The address.
+    pub address: IpAddr,
+    /// Its prefix length.
+    pub bits: u8,
+    /// Valid on the link only.
+    pub link_local: bool,
+}
+
+/// An address block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    /// First address.
+    pub address: IpAddr,
+    /// Leading bits that count.
+    pub bits: u8,
+}
+
+impl std::fmt::Display for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.bits == 0 { f.write_str("default") } else { write!(f, "{}/{}", self.address, self.bits) }
+    }
+}
+
+/// A route through an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Table.
+    pub table: u32,
+    /// Where to.
+    pub destination: Block,
+    /// Interface.
+    pub index: u32,
+    /// Source address of packets that have none yet.
+    pub source: Option<IpAddr>,
+}
+
+/// A policy rule: packets from one address look into one table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Lower is asked first.
+    pub priority: u32,
+    /// Source address, whole.
+    pub from: IpAddr,
+    /// Table.
+    pub table: u32,
+}
+
+impl Netlink {
+    /// Opens a connection to the kernel of the network namespace of the calling thread. Needs a tokio runtime.
+    pub fn connect() -> io::Result<Self> {
+        let (connection, handle, _) = rtnetlink::new_connection()?;
+        tokio::spawn(connection);
+        Ok(Self { handle })
+    }
+
+    /// All interfaces.
+    pub async fn links(&self) -> io::Result<Vec<Link>> {
+        Ok(all(self.handle.link().get().execute()).await?.iter().map(link_of).collect())
+    }
+
+    /// The interface of that name.
+    pub async fn link(&self, name: &str) -> io::Result<Option<Link>> {
+        Ok(self.links().await?.into_iter().find(|link| link.name == name))
+    }
+
+    /// Sets size limits of an interface.
+    pub async fn set_link(&self, index: u32, mtu: u32, gso_max_size: u32) -> io::Result<()> {
+        let message = LinkUnspec::new_with_index(index)
+            .mtu(mtu)
+            .append_extra_attribute(LinkAttribute::GsoMaxSize(gso_max_size))
+            .build();
+        self.handle.link().set(message).execute().await.map_err(to_io)
+    }
+
+    /// Sets an interface up.
+    pub async fn set_up(&self, index: u32) -> io::Result<()> {
+        self.handle.link().set(LinkUnspec::new_with_index(index).up().build()).execute().await.map_err(to_io)
+    }
+
+    /// Removes an interface.
+    pub async fn remove_link(&self, index: u32) -> io::Result<()> {
+        self.handle.link().del(index).execute().await.map_err(to_io)
+    }
+
+    /// All addresses.
+    pub async fn addresses(&self) -> io::Result<Vec<Address>> {
+        Ok(all(self.handle.address().get().execute()).await?.iter().filter_map(address_of).collect())
+    }
+
+    /// Adds an address, ready at once: nobody else can have it on a link without neighbours.
+    pub async fn add_address(&self, index: u32, block: Block) -> io::Result<()> {
+        let mut request = self.handle.address().add(index, block.address, block.bits);
+        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+        request.execute().await.map_err(to_io)
+    }
+
+    /// Routes of one table, of both families.
+    pub async fn routes(&self, table: u32) -> io::Result<Vec<Route>> {
+        let mut routes = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut query = RouteMessage::default();
+            query.header.address_family = family;
+            let found = all(self.handle.route().get(query).execute()).await?;
+            routes.extend(found.iter().filter_map(route_of).filter(|route| route.table == table));
+        }
+        Ok(routes)
+    }
+
+    /// Adds a route.
+    pub async fn add_route(&self, route: &Route) -> io::Result<()> {
+        self.handle.route().add(route_message(route)).execute().await.map_err(to_io)
+    }
+
+    /// Policy rules that name a whole source address and a table, of both families.
+    pub async fn rules(&self) -> io::Result<Vec<Rule>> {
+        let mut rules = Vec::new();
+        for version in [IpVersion::V4, IpVersion::V6] {
+            match all(self.handle.rule().get(version).execute()).await {
+                Ok(found) => rules.extend(found.iter().filter_map(rule_of)),
+                // A kernel without IPv6 has no rules for it.
+                Err(error) if matches!(error.raw_os_error(), Some(AFNOSUPPORT | OPNOTSUPP)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(rules)
+    }
+
+    /// Adds a rule.
+    pub async fn add_rule(&self, rule: &Rule) -> io::Result<()> {
+        let mut request = self.handle.rule().add();
+        *request.message_mut() = rule_message(rule);
+        request.execute().await.map_err(to_io)
+    }
+
+    /// Removes a rule.
+    pub async fn remove_rule(&self, rule: &Rule) -> io::Result<()> {
+        self.handle.rule().del(rule_message(rule)).execute().await.map_err(to_io)
+    }
+}
+
+const AFNOSUPPORT: i32 = nix::errno::Errno::EAFNOSUPPORT as i32;
+const OPNOTSUPP: i32 = nix::errno::Errno::EOPNOTSUPP as i32;
+
+async fn all<T>(stream: impl Stream<Item = Result<T, rtnetlink::Error>>) -> io::Result<Vec<T>> {
+    stream.try_collect().await.map_err(to_io)
+}
+
+fn to_io(error: rtnetlink::Error) -> io::Error {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => message.to_io(),
+        other => io::Error::other(other.to_string()),
+    }
+}
+
+fn link_of(message: &LinkMessage) -> Link {
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        mtu: 0,
+        gso_max_size: 0,
+        up: message.header.flags.contains(LinkFlags::Up),
+        loopback: message.header.flags.contains(LinkFlags::Loopback),
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            LinkAttribute::GsoMaxSize(size) => link.gso_max_size = *size,
+            _ => {}
+        }
+    }
+    link
+}
+
+fn address_of(message: &AddressMessage) -> Option<Address> {
+    let find = |local: bool| {
+        message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Local(address) if local => Some(*address),
+            AddressAttribute::Address(address) if !local => Some(*address),
+            _ => None,
+        })
+    };
+    Some(Address {
+        index: message.header.index,
+        // On a link with a peer, `Address` is the peer's.
+        address: find(true).or_else(|| find(false))?,
+        bits: message.header.prefix_len,
+        link_local: message.header.scope != AddressScope::Universe,
+    })
+}
+
+fn to_ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
+        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
+        _ => None,
+    }
+}
+
+fn from_ip(address: IpAddr) -> RouteAddress {
+    match address {
+        IpAddr::V4(v4) => RouteAddress::Inet(v4),
+        IpAddr::V6(v6) => RouteAddress::Inet6(v6),
+    }
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+fn route_of(message: &RouteMessage) -> Option<Route> {
+    let header = &message.header;
+    if header.kind != RouteType::Unicast {
+        return None;
+    }
+    let any: IpAddr = match header.address_family {
+        AddressFamily::Inet => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        AddressFamily::Inet6 => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        _ => return None,
+    };
+    let mut destination = Block { address: any, bits: header.destination_prefix_length };
+    let mut route = Route { table: u32::from(header.table), destination, index: 0, source: None };
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Table(table) => route.table = *table,
+            RouteAttribute::Oif(index) => route.index = *index,
+            RouteAttribute::Destination(address) => destination.address = to_ip(address)?,
+            RouteAttribute::PrefSource(address) => route.source = to_ip(address),
+            _ => {}
+        }
+    }
+    route.destination = destination;
+    (route.index != 0).then_some(route)
+}
+
+fn route_message(route: &Route) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(route.destination.address);
+    message.header.destination_prefix_length = route.destination.bits;
+    // Tables above 255 are named by the attribute alone.
+    message.header.table = u8::try_from(route.table).unwrap_or(0);
+    message.header.protocol = RouteProtocol::Static;
+    message.header.scope = if route.destination.address.is_ipv4() { RouteScope::Link } else { RouteScope::Universe };
+    message.header.kind = RouteType::Unicast;
+    message.attributes = vec![RouteAttribute::Table(route.table), RouteAttribute::Oif(route.index)];
+    if route.destination.bits > 0 {
+        message.attributes.push(RouteAttribute::Destination(from_ip(route.destination.address)));
+    }
+    if let Some(source) = route.source {
+        message.attributes.push(RouteAttribute::PrefSource(from_ip(source)));
+    }
+    message
+}
+
+fn rule_of(message: &RuleMessage) -> Option<Rule> {
+    let mut rule = Rule { priority: 0, from: message_source(message)?, table: u32::from(message.header.table) };
+    for attribute in &message.attributes {
+        match attribute {
+            RuleAttribute::Priority(priority) => rule.priority = *priority,
+            RuleAttribute::Table(table) => rule.table = *table,
+            _ => {}
+        }
+    }
+    let whole = if rule.from.is_ipv4() { 32 } else { 128 };
+    (message.header.src_len == whole && message.header.action == RuleAction::ToTable).then_some(rule)
+}
+
+fn message_source(message: &RuleMessage) -> Option<IpAddr> {
+    message.attributes.iter().find_map(|attribute| match attribute {
+        RuleAttribute::Source(address) => Some(*address),
+        _ => None,
+    })
+}
+
+fn rule_message(rule: &Rule) -> RuleMessage {
+    let mut message = RuleMessage::default();
+    message.header.family = family(rule.from);
+    message.header.src_len = if rule.from.is_ipv4() { 32 } else { 128 };
+    message.header.action = RuleAction::ToTable;
+    message.attributes = vec![
+        RuleAttribute::Source(rule.from),
+        RuleAttribute::Table(rule.table),
+        RuleAttribute::Priority(rule.priority),
+    ];
+    message
+}

@@ -1,0 +1,239 @@
+//! What `up` will change, decided by what the host is like.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use margay_core::name::{HOST_V4, HOST_V6};
+
+use super::change::{Change, MAIN_TABLE};
+use super::netlink::{Block, Link, Netlink};
+use super::{HostError, look, resolv_conf, resolved, sysctl};
+use crate::agent::INTERFACE;
+use crate::config::Config;
+
+/// Table and priority of the rules that send answers back to `sal0`: the port's number, easy to recognise.
+const TABLE: u32 = 54_324;
+const RULE_PRIORITY: u32 = 5_432;
+/// What one UDP send carries, less its headers.
+const GSO_MAX_BYTES: u32 = 62_500;
+/// IP (the larger of the two) and UDP headers below ours.
+const IPV6_UDP_BYTES: u32 = 48;
+const IPV4_UDP_BYTES: u32 = 28;
+/// The DATA header, and that of a train, before an inner packet.
+const ENCAP_BYTES: u32 = 24;
+/// IPv6 needs this much.
+const MTU_MIN: u32 = 1_280;
+const USUAL_MTU: u32 = 1_500;
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+
+/// What will be changed, in this order.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    changes: Vec<Change>,
+    remarks: Vec<String>,
+    datagram_max: u16,
+}
+
+impl Plan {
+    /// The changes.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// What the operator should know.
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
+    }
+
+    /// The largest UDP payload, in bytes, that this host's links take.
+    pub fn datagram_max(&self) -> u16 {
+        self.datagram_max
+    }
+}
+
+/// What a plan is made from.
+struct Facts {
+    /// Smallest MTU of the links that lead out.
+    underlay_mtu: u32,
+    has_ipv6_underlay: bool,
+    ipv6_enabled: bool,
+    reserved_ports: Option<String>,
+    resolver: Resolver,
+}
+
+enum Resolver {
+    Off,
+    Resolved,
+    File(resolv_conf::Present),
+}
+
+/// Looks at the host, changes nothing, and needs no rights.
+///
+/// # Errors
+///
+/// The kernel's tables cannot be read, or another program's interface has our name.
+pub async fn plan(config: &Config) -> Result<Plan, HostError> {
+    let net = Netlink::connect().map_err(look("interfaces"))?;
+    let links = net.links().await.map_err(look("interfaces"))?;
+    if links.iter().any(|link| link.name == INTERFACE) && !is_tun(INTERFACE) {
+        return Err(HostError::InterfaceTaken(INTERFACE.to_owned()));
+    }
+    let addresses = net.addresses().await.map_err(look("addresses"))?;
+    let carries = |link: &&Link| {
+        link.up && !link.loopback && link.name != INTERFACE && addresses.iter().any(|found| found.index == link.index)
+    };
+    let underlay_mtu = links.iter().filter(carries).map(|link| link.mtu).min().unwrap_or(USUAL_MTU);
+    let has_ipv6_underlay = addresses.iter().any(|found| found.address.is_ipv6() && !found.link_local);
+    let disabled = sysctl::read("net/ipv6/conf/all/disable_ipv6").map_err(look("parameters"))?;
+    let resolver = if !config.dns.enabled {
+        Resolver::Off
+    } else if resolved::is_used(Path::new(RESOLV_CONF)) {
+        Resolver::Resolved
+    } else {
+        Resolver::File(resolv_conf::look(Path::new(RESOLV_CONF)).map_err(look("/etc/resolv.conf"))?)
+    };
+    let facts = Facts {
+        underlay_mtu,
+        has_ipv6_underlay,
+        ipv6_enabled: disabled.as_deref() == Some("0"),
+        reserved_ports: sysctl::read(sysctl::RESERVED_PORTS).map_err(look("parameters"))?,
+        resolver,
+    };
+    Ok(decide(config, facts))
+}
+
+fn is_tun(interface: &str) -> bool {
+    Path::new("/sys/class/net").join(interface).join("tun_flags").exists()
+}
+
+fn decide(config: &Config, facts: Facts) -> Plan {
+    let below = if facts.has_ipv6_underlay { IPV6_UDP_BYTES } else { IPV4_UDP_BYTES };
+    let datagram = facts.underlay_mtu.saturating_sub(below);
+    let mtu = datagram.saturating_sub(ENCAP_BYTES).clamp(MTU_MIN, 65_000);
+    let interface = || INTERFACE.to_owned();
+    let mut changes = vec![
+        Change::Tun { interface: interface() },
+        Change::Sizes { interface: interface(), mtu, gso_max_size: GSO_MAX_BYTES },
+    ];
+    for (key, value) in [("rp_filter", "0"), ("send_redirects", "0"), ("accept_redirects", "0")] {
+        let key = format!("net/ipv4/conf/{INTERFACE}/{key}");
+        changes.push(Change::Parameter { key, value: value.to_owned() });
+    }
+    if facts.ipv6_enabled {
+        // No link-local address: nobody is on that link, and solicitations would wake the agent.
+        let key = format!("net/ipv6/conf/{INTERFACE}/addr_gen_mode");
+        changes.push(Change::Parameter { key, value: "1".to_owned() });
+    }
+    let families: [(IpAddr, u8, IpAddr, u8, IpAddr, bool); 2] = [
+        (HOST_V4.into(), 32, Ipv4Addr::new(198, 18, 0, 0).into(), 15, Ipv4Addr::UNSPECIFIED.into(), true),
+        (
+            HOST_V6.into(),
+            128,
+            Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 0).into(),
+            32,
+            Ipv6Addr::UNSPECIFIED.into(),
+            facts.ipv6_enabled,
+        ),
+    ];
+    let families = || families.into_iter().filter(|family| family.5);
+    for (address, bits, ..) in families() {
+        changes.push(Change::Address { interface: interface(), block: Block { address, bits } });
+    }
+    changes.push(Change::Up { interface: interface() });
+    for (host, _, network, bits, nowhere, _) in families() {
+        let route = |table, destination, source| Change::Route { interface: interface(), table, destination, source };
+        changes.push(route(MAIN_TABLE, Block { address: network, bits }, Some(host)));
+        changes.push(route(TABLE, Block { address: nowhere, bits: 0 }, None));
+        changes.push(Change::Rule { from: host, table: TABLE, priority: RULE_PRIORITY });
+    }
+    if let Some(before) = facts.reserved_ports {
+        changes.push(Change::ReservedPort { port: config.host.port, before });
+    }
+    let mut remarks = Vec::new();
+    resolver(config, facts.resolver, &mut changes, &mut remarks);
+    if datagram < MTU_MIN + ENCAP_BYTES {
+        remarks.push(format!(
+            "a link of this host has an MTU of {} only; packets are cut in two on the way",
+            facts.underlay_mtu
+        ));
+    }
+    let datagram_max = u16::try_from(datagram.min(65_000)).unwrap_or(u16::MAX).max(576);
+    Plan { changes, remarks, datagram_max }
+}
+
+fn resolver(config: &Config, resolver: Resolver, changes: &mut Vec<Change>, remarks: &mut Vec<String>) {
+    let server = config.dns.listen.ip();
+    if !matches!(resolver, Resolver::Off) && config.dns.listen.port() != 53 {
+        remarks.push(format!(
+            "the responder is at port {}: resolvers ask port 53, so the zone must be sent there by your own resolver",
+            config.dns.listen.port()
+        ));
+        return;
+    }
+    match resolver {
+        Resolver::Off => {}
+        Resolver::Resolved => {
+            changes.push(Change::Resolved { interface: INTERFACE.to_owned(), server, zone: config.dns.zone.clone() })
+        }
+        Resolver::File(present) => {
+            let is_ours = resolv_conf::servers(&present.effective).first() == Some(&server.to_string());
+            if !is_ours {
+                remarks.extend(resolv_conf::remark(&present.effective));
+            }
+            changes.push(Change::ResolvConf { path: PathBuf::from(RESOLV_CONF), server, before: present.before });
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn facts(underlay_mtu: u32, has_ipv6_underlay: bool, ipv6_enabled: bool) -> Facts {
+        Facts {
+            underlay_mtu,
+            has_ipv6_underlay,
+            ipv6_enabled,
+            reserved_ports: Some(String::new()),
+            resolver: Resolver::Off,
+        }
+    }
+
+    fn mtu(plan: &Plan) -> u32 {
+        let sizes = plan.changes.iter().find_map(|change| match change {
+            Change::Sizes { mtu, .. } => Some(*mtu),
+            _ => None,
+        });
+        sizes.expect("sizes are set")
+    }
+
+    #[test]
+    fn sizes_fit_the_link_below() {
+        let config = Config::default();
+        let plan = decide(&config, facts(1500, false, true));
+        assert_eq!((mtu(&plan), plan.datagram_max()), (1448, 1472));
+        let plan = decide(&config, facts(1500, true, true));
+        assert_eq!((mtu(&plan), plan.datagram_max()), (1428, 1452));
+        let plan = decide(&config, facts(9000, false, true));
+        assert_eq!((mtu(&plan), plan.datagram_max()), (8948, 8972));
+        let plan = decide(&config, facts(1280, true, true));
+        assert_eq!((mtu(&plan), plan.datagram_max()), (1280, 1232));
+        assert_eq!(plan.remarks().len(), 1);
+    }
+
+    #[test]
+    fn a_host_without_ipv6_gets_none() {
+        let plan = decide(&Config::default(), facts(1500, false, false));
+        let texts: Vec<String> = plan.changes.iter().map(Change::to_string).collect();
+        assert!(texts.iter().any(|text| text.contains("198.18.0.1")));
+        assert!(!texts.iter().any(|text| text.contains("fd5a")), "{texts:?}");
+    }
+
+    #[test]
+    fn the_port_is_the_configured_one() {
+        let mut config = Config::default();
+        config.host.port = 6000;
+        let plan = decide(&config, facts(1500, false, true));
+        assert!(plan.changes.iter().any(|change| matches!(change, Change::ReservedPort { port: 6000, .. })));
+    }
+}

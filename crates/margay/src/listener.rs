@@ -1,0 +1,156 @@
+//! What people say of a service that they publish: its name, its listening socket, the protocol.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use margay_core::name::{Name, NameError, is_virtual};
+use serde::de::{Deserialize, Deserializer, Error as _};
+
+/// Greatest weight; enough for any ratio that matters.
+pub const WEIGHT_MAX: u32 = 65_535;
+
+/// A written name, checked.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ServiceName(pub Name);
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for ServiceName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        text.parse().map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ServiceName {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// A transport protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Protocol {
+    /// IP protocol number.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+        }
+    }
+
+    /// As lists show it.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// Whether packets from `sal0` can reach a socket that is bound to `address`.
+///
+/// They carry the host's virtual address as destination, or a local address that the core rewrites to. The kernel drops
+/// what comes to a loopback address from another interface ("martian destination"); listeners on loopback need delivery by
+/// socket lookup.
+///
+/// # Errors
+///
+/// They cannot; the message says what to bind instead.
+pub fn deliverable(address: SocketAddr) -> Result<(), String> {
+    let ip = address.ip();
+    if address.port() == 0 {
+        return Err(format!("`{address}` has no port; write the port on which the service listens"));
+    }
+    let is_loopback = match ip {
+        IpAddr::V4(v4) => v4.is_loopback(),
+        IpAddr::V6(v6) => v6.is_loopback() || v6.to_ipv4_mapped().is_some_and(|v4| v4.is_loopback()),
+    };
+    if is_loopback {
+        return Err(format!(
+            "`{address}` is a loopback address, and the kernel drops what other interfaces bring there; let the service \
+             listen on {any}:{port} or on {virtual_address}:{port}, which other hosts cannot reach from outside",
+            any = if ip.is_ipv4() { "0.0.0.0" } else { "[::]" },
+            virtual_address = if ip.is_ipv4() { "198.18.0.1" } else { "[fd5a:4c00::1]" },
+            port = address.port(),
+        ));
+    }
+    if ip.is_multicast() || (is_virtual(ip) && !is_host_address(ip)) {
+        return Err(format!("`{address}` is no address that a socket of this host can have"));
+    }
+    Ok(())
+}
+
+fn is_host_address(ip: IpAddr) -> bool {
+    ip == IpAddr::V4(margay_core::name::HOST_V4) || ip == IpAddr::V6(margay_core::name::HOST_V6)
+}
+
+/// `NAME[:PORT]` of the command line.
+///
+/// # Errors
+///
+/// The name or the port is wrong.
+pub fn name_and_port(text: &str) -> Result<(ServiceName, Option<u16>), String> {
+    // A written sid: has a colon of its own.
+    let (name, port) = match text.rsplit_once(':') {
+        Some((name, port)) if !name.is_empty() && name != "sid" && !name.ends_with("/key") => (name, Some(port)),
+        _ => (text, None),
+    };
+    let name = name.parse().map_err(|error: NameError| error.to_string())?;
+    let port = match port {
+        None => None,
+        Some(port) => Some(
+            port.parse()
+                .ok()
+                .filter(|port| *port != 0)
+                .ok_or_else(|| format!("`{port}` is no port; it is 1 to 65535"))?,
+        ),
+    };
+    Ok((name, port))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn names_with_ports() {
+        let parse = |text: &str| name_and_port(text).map(|(name, port)| (name.to_string(), port));
+        assert_eq!(parse("web.shop"), Ok(("web.shop".into(), None)));
+        assert_eq!(parse("web.shop:80"), Ok(("web.shop".into(), Some(80))));
+        assert_eq!(parse("web.shop/key:user42"), Ok(("web.shop/key:user42".into(), None)));
+        assert_eq!(parse("web.shop/key:user42:80"), Ok(("web.shop/key:user42".into(), Some(80))));
+        assert_eq!(parse("sid:0011/16"), Ok(("sid:0011/16".into(), None)));
+        assert_eq!(parse("sid:0011/16:80"), Ok(("sid:0011/16".into(), Some(80))));
+        assert_eq!(parse("web.shop:0"), Err("`0` is no port; it is 1 to 65535".into()));
+        assert_eq!(parse("web.shop:http"), Err("`http` is no port; it is 1 to 65535".into()));
+    }
+
+    #[test]
+    fn loopback_is_refused_with_a_way_out() {
+        for text in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80", "127.8.9.1:80"] {
+            let error = deliverable(text.parse().expect("an address")).expect_err("refused");
+            assert!(error.contains("loopback") && error.contains("listen on"), "{error}");
+        }
+        for text in ["0.0.0.0:80", "[::]:80", "10.0.0.1:80", "198.18.0.1:80", "[fd5a:4c00::1]:80"] {
+            assert_eq!(deliverable(text.parse().expect("an address")), Ok(()), "{text}");
+        }
+        for text in ["0.0.0.0:0", "198.18.3.4:80", "224.0.0.1:80"] {
+            assert!(deliverable(text.parse().expect("an address")).is_err(), "{text}");
+        }
+    }
+}

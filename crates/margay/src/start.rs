@@ -1,0 +1,324 @@
+//! The agent as a process: one per host, started by `up` or by systemd, and told to be ready by whom it started.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixDatagram as StdDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use margay_control::{StateDir, StateError};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::net::UnixDatagram;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::config::Config;
+
+/// Where a join token waits in the state directory until it is used.
+pub const TOKEN_FILE: &str = "join-token";
+const LOCK_FILE: &str = "agent.lock";
+const LOG_FILE: &str = "agent.log";
+/// Keys are made and the disk is synced on the first start.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+/// The agent says goodbye to its routers and peers.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+const STOP_LOOK: Duration = Duration::from_millis(20);
+const LOG_TAIL_BYTES: u64 = 4096;
+const UNIT: &str = "margay.service";
+
+/// What the command line adds to the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct StartOptions {
+    /// `--config`.
+    pub config_path: Option<PathBuf>,
+    /// `--router`.
+    pub router: bool,
+    /// `--join`.
+    pub join: Option<String>,
+}
+
+/// A started agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// `systemd` or `process`.
+    pub how: &'static str,
+    /// It was there already.
+    pub was_running: bool,
+}
+
+/// The agent cannot be started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Another one runs.
+    #[error("an agent runs on this host already (process {pid}); `margay down` stops it, `margay status` asks it")]
+    Running {
+        /// Its process.
+        pid: String,
+    },
+    /// The operating system refused.
+    #[error("{}: cannot {act}: {error}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What was tried.
+        act: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// It ended at once.
+    #[error("the agent does not start:\n{said}\nAll that it said is in {}", log.display())]
+    Ended {
+        /// Last lines of its log.
+        said: String,
+        /// The log.
+        log: PathBuf,
+    },
+    /// It does not get ready.
+    #[error("the agent is not ready after {READY_LIMIT:?}; {} says what it waits for", log.display())]
+    Slow {
+        /// The log.
+        log: PathBuf,
+    },
+    /// It does not end.
+    #[error("the agent (process {pid}) does not end; `kill -9 {pid}` ends it")]
+    Stuck {
+        /// Its process.
+        pid: String,
+    },
+    /// systemd says no.
+    #[error("systemctl {verb} margay: {said}; `journalctl -u margay` says more")]
+    Systemd {
+        /// What was asked.
+        verb: &'static str,
+        /// What it said.
+        said: String,
+    },
+    /// The state directory.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+fn io_error(path: &Path, act: &'static str) -> impl FnOnce(io::Error) -> StartError {
+    move |error| StartError::Io { path: path.to_owned(), act, error }
+}
+
+/// While it lives, no other agent starts on this host.
+#[derive(Debug)]
+pub struct AgentLock {
+    /// The kernel gives the lock back with the last descriptor, however the process ends.
+    _file: File,
+}
+
+fn open_lock(config: &Config) -> Result<(PathBuf, File), StartError> {
+    let dir = &config.host.runtime_dir;
+    fs::create_dir_all(dir).map_err(io_error(dir, "make it"))?;
+    let path = dir.join(LOCK_FILE);
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
+    let file = file.map_err(io_error(&path, "open it"))?;
+    Ok((path, file))
+}
+
+/// Takes the lock, and notes the process in it.
+///
+/// # Errors
+///
+/// Another agent has it.
+pub fn lock(config: &Config) -> Result<AgentLock, StartError> {
+    let (path, mut file) = open_lock(config)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(StartError::Running { pid: read_pid(&mut file) }),
+        Err(TryLockError::Error(error)) => return Err(io_error(&path, "lock it")(error)),
+    }
+    let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    written.map_err(io_error(&path, "write it"))?;
+    Ok(AgentLock { _file: file })
+}
+
+fn read_pid(file: &mut File) -> String {
+    let mut text = String::new();
+    // Only for the message: the lock itself says that somebody is there.
+    let _ = file.rewind().and_then(|()| file.read_to_string(&mut text));
+    text.trim().to_owned()
+}
+
+/// The process of a running agent.
+///
+/// # Errors
+///
+/// The lock cannot be looked at.
+pub fn running(config: &Config) -> Result<Option<String>, StartError> {
+    let path = config.host.runtime_dir.join(LOCK_FILE);
+    let mut file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io_error(&path, "open it")(error)),
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(None),
+        Err(TryLockError::WouldBlock) => Ok(Some(read_pid(&mut file))),
+        Err(TryLockError::Error(error)) => Err(io_error(&path, "look at its lock")(error)),
+    }
+}
+
+/// Tells whoever started this process how it goes, as systemd wants it (`sd_notify`). Without one, nothing happens.
+pub fn notify(state: &str) {
+    let Some(place) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let sent = StdDatagram::unbound().and_then(|socket| match place.to_str().and_then(|name| name.strip_prefix('@')) {
+        Some(name) => {
+            use std::os::linux::net::SocketAddrExt;
+            let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+            socket.send_to_addr(state.as_bytes(), &address)
+        }
+        None => socket.send_to(state.as_bytes(), &place),
+    });
+    if let Err(error) = sent {
+        tracing::warn!(%error, "nobody hears that the agent is ready");
+    }
+}
+
+/// Starts the agent and waits until it is ready.
+///
+/// # Errors
+///
+/// It does not start; the message has its last words.
+pub async fn start(config: &Config, options: &StartOptions) -> Result<Started, StartError> {
+    if let Some(token) = &options.join {
+        StateDir::open(&config.host.state_dir)?.write(TOKEN_FILE, token.as_bytes())?;
+    }
+    let by_systemd = has_unit().await;
+    let how = if by_systemd { "systemd" } else { "process" };
+    if running(config)?.is_some() {
+        return Ok(Started { how, was_running: true });
+    }
+    if by_systemd {
+        let words: Vec<&str> = if options.router { vec!["--router"] } else { vec![] };
+        let path = config.host.runtime_dir.join("options");
+        fs::create_dir_all(&config.host.runtime_dir).map_err(io_error(&config.host.runtime_dir, "make it"))?;
+        let text = format!("MARGAY_OPTIONS=\"{}\"\n", words.join(" "));
+        fs::write(&path, text).map_err(io_error(&path, "write it"))?;
+        systemctl("start").await?;
+    } else {
+        spawn(config, options).await?;
+    }
+    Ok(Started { how, was_running: false })
+}
+
+async fn has_unit() -> bool {
+    if !Path::new("/run/systemd/system").is_dir() {
+        return false;
+    }
+    let asked = Command::new("systemctl").args(["cat", UNIT]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    asked.await.is_ok_and(|status| status.success())
+}
+
+async fn systemctl(verb: &'static str) -> Result<(), StartError> {
+    let output = Command::new("systemctl").args([verb, UNIT]).output().await;
+    let output = output.map_err(|error| StartError::Systemd { verb, said: error.to_string() })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(StartError::Systemd { verb, said: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
+}
+
+async fn spawn(config: &Config, options: &StartOptions) -> Result<(), StartError> {
+    let dir = &config.host.runtime_dir;
+    fs::create_dir_all(dir).map_err(io_error(dir, "make it"))?;
+    let log_path = dir.join(LOG_FILE);
+    let log = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&log_path);
+    let log = log.map_err(io_error(&log_path, "open it"))?;
+    let notify_path = dir.join(format!("ready.{}", std::process::id()));
+    let socket = UnixDatagram::bind(&notify_path).map_err(io_error(&notify_path, "make it"))?;
+    let program = std::env::current_exe().map_err(io_error(Path::new("/proc/self/exe"), "find this program"))?;
+    let mut command = Command::new(&program);
+    command.arg("agent");
+    if let Some(path) = &options.config_path {
+        command.arg("--config").arg(path);
+    }
+    if options.router {
+        command.arg("--router");
+    }
+    let copy = log.try_clone().map_err(io_error(&log_path, "open it"))?;
+    command.env("NOTIFY_SOCKET", &notify_path).current_dir("/");
+    // A group of its own: what ends `up` in a terminal does not end the agent.
+    command.process_group(0).stdin(Stdio::null()).stdout(log).stderr(copy);
+    let child = command.spawn().map_err(io_error(&program, "run it"));
+    let result = match child {
+        Ok(child) => await_ready(child, &socket, &log_path).await,
+        Err(error) => Err(error),
+    };
+    // One more file in a directory of the runtime harms nobody.
+    let _ = fs::remove_file(&notify_path);
+    result
+}
+
+async fn await_ready(mut child: Child, socket: &UnixDatagram, log: &Path) -> Result<(), StartError> {
+    let mut buffer = [0; 512];
+    let ready = timeout(READY_LIMIT, async {
+        loop {
+            tokio::select! {
+                received = socket.recv(&mut buffer) => {
+                    let len = received.unwrap_or(0);
+                    if String::from_utf8_lossy(&buffer[..len]).lines().any(|line| line == "READY=1") {
+                        return true;
+                    }
+                }
+                _ = child.wait() => return false,
+            }
+        }
+    });
+    match ready.await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(StartError::Ended { said: tail(log), log: log.to_owned() }),
+        Err(_) => {
+            // What does not get ready must not hold the lock.
+            let _ = child.kill().await;
+            Err(StartError::Slow { log: log.to_owned() })
+        }
+    }
+}
+
+fn tail(log: &Path) -> String {
+    let read = File::open(log).and_then(|mut file| {
+        let len = file.metadata()?.len();
+        file.seek(io::SeekFrom::Start(len.saturating_sub(LOG_TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+    });
+    read.unwrap_or_else(|error| format!("(its log cannot be read: {error})"))
+}
+
+/// Stops the agent; gives whether one ran.
+///
+/// # Errors
+///
+/// It does not end.
+pub async fn stop(config: &Config) -> Result<bool, StartError> {
+    if has_unit().await {
+        // Also when it does not run: systemd must not start it again.
+        systemctl("stop").await?;
+    }
+    let Some(pid) = running(config)? else { return Ok(false) };
+    let stuck = || StartError::Stuck { pid: pid.clone() };
+    let process = Pid::from_raw(pid.parse().map_err(|_| stuck())?);
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        match kill(process, signal) {
+            Ok(()) | Err(nix::errno::Errno::ESRCH) => {}
+            Err(error) => {
+                return Err(io_error(&config.host.runtime_dir.join(LOCK_FILE), "end the agent")(error.into()));
+            }
+        }
+        let until = Instant::now() + STOP_LIMIT;
+        while Instant::now() < until {
+            if running(config)?.is_none() {
+                return Ok(true);
+            }
+            sleep(STOP_LOOK).await;
+        }
+    }
+    Err(stuck())
+}

@@ -4,7 +4,6 @@ mod peer;
 mod sockets;
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use futures_util::Stream;
 use margay_control::api::v1::CheckStep;
 use margay_control::registration::Phase;
 use margay_core::name::is_virtual;
+use nix::net::if_::if_nametoindex;
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -136,7 +136,7 @@ fn datapath(agent: &Agent) -> Finding {
         "{INTERFACE} and UDP port {}: {} packets out, {} runs in",
         agent.config.host.port, counted.egress_packets, counted.ingress_runs
     );
-    if Path::new("/sys/class/net").join(INTERFACE).exists() {
+    if if_nametoindex(INTERFACE).is_ok() {
         Finding::Ok(carried)
     } else {
         Finding::failed(format!("{INTERFACE} is gone"), "`margay down`, then `margay up`")

@@ -15,6 +15,7 @@ use margay_control::{Clock, SalControl, StateDir, api as transport, entropy};
 use margay_core::{Limits, Sal};
 use margay_datapath::{Datapath, DatapathConfig, clock};
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
+use nix::net::if_::if_nametoindex;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -46,8 +47,7 @@ pub async fn run(config: Config) -> Result<()> {
 }
 
 async fn bring_up(config: Config) -> Result<Arc<Agent>> {
-    let interface = Path::new("/sys/class/net").join(INTERFACE);
-    if !interface.exists() {
+    if if_nametoindex(INTERFACE).is_err() {
         return Err(miette!(
             help =
                 "`margay up` prepares the host and starts the agent; `margay up --dry-run` shows what it would change",

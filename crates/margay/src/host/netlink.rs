@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use futures_util::{Stream, TryStreamExt};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType};
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{Handle, IpVersion, LinkUnspec};
@@ -33,6 +33,8 @@ pub struct Link {
     pub up: bool,
     /// `lo`.
     pub loopback: bool,
+    /// A TUN.
+    pub tun: bool,
 }
 
 /// An address of an interface.
@@ -202,12 +204,14 @@ fn link_of(message: &LinkMessage) -> Link {
         gso_max_size: 0,
         up: message.header.flags.contains(LinkFlags::Up),
         loopback: message.header.flags.contains(LinkFlags::Loopback),
+        tun: false,
     };
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::GsoMaxSize(size) => link.gso_max_size = *size,
+            LinkAttribute::LinkInfo(info) => link.tun = info.contains(&LinkInfo::Kind(InfoKind::Tun)),
             _ => {}
         }
     }

@@ -75,7 +75,7 @@ enum Resolver {
 pub async fn plan(config: &Config) -> Result<Plan, HostError> {
     let net = Netlink::connect().map_err(look("interfaces"))?;
     let links = net.links().await.map_err(look("interfaces"))?;
-    if links.iter().any(|link| link.name == INTERFACE) && !is_tun(INTERFACE) {
+    if links.iter().any(|link| link.name == INTERFACE && !link.tun) {
         return Err(HostError::InterfaceTaken(INTERFACE.to_owned()));
     }
     let addresses = net.addresses().await.map_err(look("addresses"))?;
@@ -100,10 +100,6 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
         resolver,
     };
     Ok(decide(config, facts))
-}
-
-fn is_tun(interface: &str) -> bool {
-    Path::new("/sys/class/net").join(interface).join("tun_flags").exists()
 }
 
 fn decide(config: &Config, facts: Facts) -> Plan {

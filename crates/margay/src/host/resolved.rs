@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use nix::net::if_::if_nametoindex;
+
 use super::change::State;
 use super::resolv_conf;
 
@@ -50,7 +52,7 @@ pub fn apply(interface: &str, server: IpAddr, zone: &str) -> io::Result<()> {
 
 /// Takes it away.
 pub fn undo(interface: &str) -> io::Result<()> {
-    if !Path::new("/sys/class/net").join(interface).exists() {
+    if if_nametoindex(interface).is_err() {
         return Ok(());
     }
     resolvectl(&["revert", interface]).map(|_| ())

@@ -14,7 +14,7 @@ use crate::program::wait_for;
 use crate::topology::Role;
 
 /// How long an agent may take to be up and joined.
-const READY_LIMIT: Duration = Duration::from_secs(15);
+pub const READY_LIMIT: Duration = Duration::from_secs(15);
 
 /// The agents of a lab.
 pub struct Agents {
@@ -110,7 +110,7 @@ pub fn pid(host: &Host) -> Result<u32> {
 pub fn publish(host: &Host, service: &str, listen: &str, options: &[&str]) -> Result<()> {
     margay(host, ["service", "publish", service, "--listen", listen].iter().chain(options).copied())?;
     wait_for(&format!("registration of {service} by {}", host.name()), READY_LIMIT, || {
-        let shown: Value = serde_json::from_str(&margay(host, ["service", "show", service, "--json"])?)?;
+        let shown = show(host, service)?;
         match shown["service"]["state"].as_str() {
             Some("registered" | "local") => Ok(()),
             state => bail!("its state is {state:?}: {shown}"),
@@ -134,6 +134,15 @@ pub fn withdraw(host: &Host, service: &str) -> Result<()> {
 /// No agent runs, or the name is none.
 pub fn resolve(host: &Host, service: &str) -> Result<Value> {
     serde_json::from_str(&margay(host, ["service", "resolve", service, "--json"])?).context("resolve is not JSON")
+}
+
+/// `margay service show NAME --json`.
+///
+/// # Errors
+///
+/// Nobody knows the service.
+pub fn show(host: &Host, service: &str) -> Result<Value> {
+    serde_json::from_str(&margay(host, ["service", "show", service, "--json"])?).context("show is not JSON")
 }
 
 /// Waits until a host finds this many instances of a service.

@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 use crate::fabric::{self, Privilege};
-use crate::{figure, host, report, scenario, standing, traffic};
+use crate::report::Report;
+use crate::scenario::{self, Scenario};
+use crate::{demo, figure, host, standing, traffic};
 
 /// Exit status for a wrong command line, as clap has it.
 const USAGE: u8 = 2;
@@ -169,10 +171,7 @@ fn perform(command: Command) -> Result<u8> {
         Command::Inside { outlive, work } => fabric::be_init(outlive, &work),
         Command::Work(Work::Up { file, dir }) => standing::work(&file, &dir).map(|()| 0),
         Command::Work(Work::Run { scenario, dir }) => scenario::work(&scenario, &dir),
-        Command::Work(Work::Demo { dir }) => {
-            drop(dir);
-            Ok(0)
-        }
+        Command::Work(Work::Demo { dir }) => demo::perform(&dir),
         Command::Hold { name, dir, forwarding } => host::hold(&name, &dir, forwarding).map(|()| 0),
         Command::Traffic(traffic) => traffic::perform(traffic).map(|()| 0),
     }
@@ -189,22 +188,32 @@ pub fn fresh_dir(name: &str) -> Result<PathBuf> {
     Ok(dir)
 }
 
-fn run_scenario(name: &str, json: bool, keep: bool) -> Result<u8> {
-    let scenario = scenario::find(name)?;
+/// Runs a scenario in a lab of its own. Its files stay when it failed, or shall.
+///
+/// # Errors
+///
+/// The lab cannot be started at all.
+pub fn run_in_lab(scenario: &Scenario, keep: bool) -> Result<Report> {
+    let name = scenario.name;
     let dir = fresh_dir(name)?;
     progress(&format!("{name}: {} ({})", scenario.summary, Privilege::of_this_process().sentence()));
     let init = fabric::start([OsString::from("run"), name.into(), dir.clone().into()], false, |command| {
         command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
     })?;
     let output = init.wait_with_output().context("cannot wait for the lab")?;
-    let report = report::Report::from_json(&output.stdout)
-        .unwrap_or_else(|error| report::Report::broken(name, &format!("{error:#}")));
+    let report = Report::from_json(&output.stdout).unwrap_or_else(|error| Report::broken(name, &format!("{error:#}")));
+    tidy(&dir, keep || !report.pass);
+    Ok(report)
+}
+
+fn run_scenario(name: &str, json: bool, keep: bool) -> Result<u8> {
+    let scenario = scenario::find(name)?;
+    let report = run_in_lab(scenario, keep)?;
     if json {
         host::write_line(&serde_json::to_string(&report)?)?;
     } else {
         host::write_line(&report.table(scenario.bounds))?;
     }
-    tidy(&dir, keep || !report.pass);
     Ok(u8::from(!report.pass))
 }
 

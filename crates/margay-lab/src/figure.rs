@@ -1,6 +1,139 @@
-//! `docs/figures`.
+//! `docs/figures`: every scenario's report as JSON, and a page that shows them side by side.
+
+use std::fmt::Write as _;
+use std::fs;
 use std::path::Path;
-/// Writes all.
-pub fn write_all(_out: &Path, _scenarios: &[String]) -> anyhow::Result<u8> {
-    Ok(0)
+
+use anyhow::{Context, Result};
+
+use crate::command::{progress, run_in_lab};
+use crate::report::{Limit, Report};
+use crate::scenario::{self, Scenario};
+
+const BAR_WIDTH: f64 = 420.0;
+const ROW_HEIGHT: usize = 26;
+const LEFT: usize = 240;
+
+/// Runs scenarios (all, unless some are named) and writes their results to `out`. Returns the exit status.
+///
+/// # Errors
+///
+/// A name is none, or a file cannot be written.
+pub fn write_all(out: &Path, names: &[String]) -> Result<u8> {
+    let wanted: Vec<&Scenario> = if names.is_empty() {
+        scenario::ALL.iter().collect()
+    } else {
+        names.iter().map(|name| scenario::find(name)).collect::<Result<_>>()?
+    };
+    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let mut status = 0;
+    for scenario in wanted {
+        let report = run_in_lab(scenario, false)?;
+        status |= u8::from(!report.pass);
+        progress(&report.table(scenario.bounds));
+        let text = format!("{}\n", serde_json::to_string_pretty(&report)?);
+        write(out, &format!("{}.json", scenario.name), &text)?;
+    }
+    let reports = read_all(out)?;
+    write(out, "README.md", &page(&reports))?;
+    write(out, "ratios.svg", &picture(&reports))?;
+    Ok(status)
+}
+
+fn write(out: &Path, name: &str, text: &str) -> Result<()> {
+    let path = out.join(name);
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The reports that are there, also those of other days.
+fn read_all(out: &Path) -> Result<Vec<(&'static Scenario, Report)>> {
+    let mut reports = Vec::new();
+    for scenario in scenario::ALL {
+        if let Ok(text) = fs::read(out.join(format!("{}.json", scenario.name))) {
+            reports.push((scenario, Report::from_json(&text)?));
+        }
+    }
+    Ok(reports)
+}
+
+fn page(reports: &[(&Scenario, Report)]) -> String {
+    let mut text = "# Figures\n\nAs the scenarios measured them (`make figures`); each `.json` is what `margay lab run NAME --json` \
+                    printed.\n\n![ratios](ratios.svg)\n"
+        .to_owned();
+    for (scenario, report) in reports {
+        let verdict = if report.pass { "passed" } else { "**failed**" };
+        // Writing into a string cannot fail.
+        let _ = write!(
+            text,
+            "\n## {}: {verdict}\n\n{}.\n\n| figure | measured | wanted |\n|---|---|---|\n",
+            scenario.name, scenario.summary
+        );
+        for (name, figure) in &report.figures.0 {
+            let limit = scenario.bounds.iter().find(|bound| bound.figure == name);
+            let wanted = limit.map(|bound| bound.limit.to_string()).unwrap_or_default();
+            let _ = writeln!(text, "| `{name}` | {figure} | {wanted} |");
+        }
+        if !report.notes.is_empty() {
+            let _ = writeln!(text, "\n{}", report.notes);
+        }
+    }
+    text
+}
+
+/// Figures between nothing and one, as bars with a mark where they must reach.
+fn picture(reports: &[(&Scenario, Report)]) -> String {
+    let mut rows = Vec::new();
+    for (scenario, report) in reports {
+        for bound in scenario.bounds {
+            let limit = match bound.limit {
+                Limit::AtLeast(limit) if limit > 0.0 && limit <= 1.0 => limit,
+                _ => continue,
+            };
+            rows.push((format!("{} {}", scenario.name, bound.figure), report.figures.get(bound.figure), limit));
+        }
+    }
+    let height = rows.len() * ROW_HEIGHT + 10;
+    let width = LEFT + BAR_WIDTH as usize + 70;
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" \
+         font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
+    );
+    for (row, (name, figure, limit)) in rows.iter().enumerate() {
+        let y = row * ROW_HEIGHT + 8;
+        let bar = figure.clamp(0.0, 1.0) * BAR_WIDTH;
+        let colour = if figure >= limit { "#4c8c6b" } else { "#b5473c" };
+        let mark = LEFT as f64 + limit * BAR_WIDTH;
+        let _ = writeln!(text, "<text x=\"8\" y=\"{}\">{name}</text>", y + 13);
+        let _ = writeln!(text, "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{bar:.0}\" height=\"16\" fill=\"{colour}\"/>");
+        let _ = writeln!(
+            text,
+            "<line x1=\"{mark:.0}\" x2=\"{mark:.0}\" y1=\"{}\" y2=\"{}\" stroke=\"#222222\" stroke-width=\"2\"/>",
+            y - 3,
+            y + 19
+        );
+        let _ = writeln!(text, "<text x=\"{:.0}\" y=\"{}\">{figure}</text>", LEFT as f64 + bar + 8.0, y + 13);
+    }
+    text.push_str("</svg>\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Figures;
+
+    #[test]
+    fn pages_and_pictures_have_every_bound() {
+        let scenario = &scenario::ALL[0];
+        let mut figures = Figures::default();
+        for bound in scenario.bounds {
+            figures.set(bound.figure, 0.5);
+        }
+        let report = Report::judge(scenario.name, figures, &["a note".to_owned()], scenario.bounds);
+        let reports = [(scenario, report)];
+        let text = page(&reports);
+        assert!(scenario.bounds.iter().all(|bound| text.contains(bound.figure)), "{text}");
+        assert!(text.contains("**failed**") && text.contains("a note"));
+        assert!(picture(&reports).contains("share_min"));
+    }
 }

@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod command;
+pub mod demo;
 pub mod fabric;
 pub mod figure;
 pub mod filter;

@@ -1,7 +1,10 @@
 //! The scenarios: each builds its lab, does real work with real programs, and gives figures.
 
+mod acl;
 mod encap_throughput;
-mod late_binding;
+mod flow_memory;
+pub mod late_binding;
+mod up_down;
 
 use std::path::Path;
 
@@ -47,7 +50,8 @@ impl Findings {
 }
 
 /// All scenarios, in the order in which they are run.
-pub const ALL: &[Scenario] = &[late_binding::SCENARIO, encap_throughput::SCENARIO];
+pub const ALL: &[Scenario] =
+    &[late_binding::SCENARIO, encap_throughput::SCENARIO, acl::SCENARIO, flow_memory::SCENARIO, up_down::SCENARIO];
 
 /// The scenario of this name.
 ///

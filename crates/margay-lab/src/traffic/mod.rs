@@ -10,6 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
+pub use attempt::Outcome;
+
 /// Which program.
 #[derive(Debug, Subcommand)]
 pub enum Traffic {

@@ -1,0 +1,238 @@
+//! `acl`: who must not connect, does not; who must not answer, is not believed; all of them learn it at once, and honest hosts
+//! do not notice.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::{Findings, Scenario};
+use crate::agent::{self, READY_LIMIT, margay};
+use crate::host::Host;
+use crate::lab::Lab;
+use crate::program::{output_within, wait_for};
+use crate::report::Limit::{Below, Exactly};
+use crate::report::{Bound, bound, percentile};
+use crate::server;
+use crate::topology::Topology;
+use crate::traffic::Outcome;
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "acl",
+    summary: "hosts that may not connect or may not answer: strangers, missing grants, wrong keys, expired certificates",
+    bounds: &BOUNDS,
+    run,
+};
+
+const BOUNDS: [Bound; 4] = [
+    bound("accepted", Exactly(0.0)),
+    bound("error_ms_p99", Below(1000.0)),
+    bound("honest_failed", Exactly(0.0)),
+    bound("failed", Exactly(0.0)),
+];
+
+const TRIES: usize = 25;
+const LIMIT: Duration = Duration::from_secs(60);
+/// Clocks that differ by more than a certificate lives.
+const LATE: &str = "+3d";
+
+const TOPOLOGY: &str = r#"
+authority = "shop"
+
+[subnet.site]
+v4 = "10.1.0.0/24"
+
+[host.router]
+role = "plain"
+links = [{ subnet = "site" }]
+
+[host.server]
+role = "plain"
+links = [{ subnet = "site" }]
+
+# A member of shop, in the group ops.
+[host.friend]
+role = "plain"
+links = [{ subnet = "site" }]
+
+# A member of shop, in no group, that may serve nothing but mail.shop.
+[host.other]
+role = "plain"
+links = [{ subnet = "site" }]
+
+# A member of another authority.
+[host.stranger]
+role = "plain"
+links = [{ subnet = "site" }]
+
+# A member of shop whose clock is days ahead: all certificates have ended for it.
+[host.late]
+role = "plain"
+links = [{ subnet = "site" }]
+
+# Calls itself the router of shop, with a key of its own.
+[host.rogue]
+role = "plain"
+links = [{ subnet = "site" }]
+"#;
+
+/// What was tried, and what came of it.
+#[derive(Default)]
+struct Tally {
+    accepted: u64,
+    error_ms: Vec<f64>,
+    honest_failed: u64,
+}
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = Lab::build(Topology::parse("acl", TOPOLOGY)?, dir)?;
+    let [router, server, friend, other, stranger, late] =
+        ["router", "server", "friend", "other", "stranger", "late"].map(|name| lab.host(name));
+    let (router, server, friend, other) = (router?, server?, friend?, other?);
+    margay(router, ["up", "--router"])?;
+    for authority in ["shop", "evil"] {
+        margay(router, ["id", "authority", "create", authority])?;
+    }
+    agent::join(server, &token(router, &["shop"])?)?;
+    agent::join(friend, &token(router, &["shop", "--group", "ops"])?)?;
+    agent::join(other, &token(router, &["shop", "--grant", "mail.shop"])?)?;
+    agent::join(stranger?, &token(router, &["evil"])?)?;
+    let friend_id = host_id(friend)?;
+    let mut echoes = Vec::new();
+    for (port, name, allow) in [
+        (7, "open.shop", "authority".to_owned()),
+        (8, "ops.shop", "group:ops".to_owned()),
+        (9, "one.shop", format!("host:{friend_id}")),
+    ] {
+        echoes.push(server::echo(server, &[format!("0.0.0.0:{port}").parse()?])?);
+        agent::publish(server, name, &format!("0.0.0.0:{port}"), &["--allow", &allow])?;
+    }
+    let mut tally = Tally::default();
+    for (name, port) in [("open.shop", 7), ("ops.shop", 8), ("one.shop", 9)] {
+        honest(friend, name, port, &mut tally, findings)?;
+    }
+    honest(other, "open.shop", 7, &mut tally, findings)?;
+    refused(other, "ops.shop", 8, "a member outside the group", &mut tally, findings)?;
+    refused(other, "one.shop", 9, "a member that is not the host named", &mut tally, findings)?;
+    refused(lab.host("stranger")?, "open.shop", 7, "a member of another authority", &mut tally, findings)?;
+    forged_registration(other, friend, &mut tally, findings)?;
+    expired(router, late?, &mut tally, findings)?;
+    honest(friend, "open.shop", 7, &mut tally, findings)?;
+    rogue_router(router, lab.host("rogue")?, friend, &mut tally, findings)?;
+    findings.set("accepted", tally.accepted as f64);
+    findings.set("error_ms_p99", percentile(&tally.error_ms, 99.0));
+    findings.set("honest_failed", tally.honest_failed as f64);
+    findings.set("refusals", tally.error_ms.len() as f64);
+    findings.figures.add("failed", 0.0);
+    Ok(())
+}
+
+fn token(router: &Host, words: &[&str]) -> Result<String> {
+    let words = ["id", "token", "create"].into_iter().chain(words.iter().copied());
+    Ok(margay(router, words)?.trim().to_owned())
+}
+
+fn host_id(host: &Host) -> Result<String> {
+    let status = agent::status(host)?;
+    Ok(status["host_id"].as_str().context("the agent has no host-ID")?.to_owned())
+}
+
+fn attempts(host: &Host, name: &str, port: u16) -> Result<Outcome> {
+    let (name, port, count) = (format!("{name}.sal.internal"), port.to_string(), TRIES.to_string());
+    let mut command = host.traffic(["attempt", &name, &port, "--count", &count])?;
+    let output = output_within(&mut command, LIMIT)?;
+    let said = || String::from_utf8_lossy(&output.stderr).into_owned();
+    serde_json::from_slice(&output.stdout).with_context(said)
+}
+
+fn honest(host: &Host, name: &str, port: u16, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let outcome = attempts(host, name, port)?;
+    if outcome.ok != TRIES as u64 {
+        findings.note(format!("{} to {name}: {:?}", host.name(), outcome.errors));
+    }
+    tally.honest_failed += TRIES as u64 - outcome.ok;
+    Ok(())
+}
+
+fn refused(host: &Host, name: &str, port: u16, who: &str, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let outcome = attempts(host, name, port)?;
+    tally.accepted += outcome.ok;
+    let slowest = outcome.error_ms.iter().copied().fold(0.0, f64::max);
+    findings.note(format!("{who}: {:?}, at the latest after {slowest:.1} ms", outcome.errors));
+    tally.error_ms.extend(outcome.error_ms);
+    Ok(())
+}
+
+/// A member publishes a name that it has no grant for: the router refuses, and nobody is sent there.
+fn forged_registration(other: &Host, friend: &Host, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let _echo = server::echo(other, &["0.0.0.0:10".parse()?])?;
+    margay(other, ["service", "publish", "bank.shop", "--listen", "0.0.0.0:10"])?;
+    wait_for("the router's refusal", READY_LIMIT, || {
+        let shown = agent::show(other, "bank.shop")?;
+        match shown["service"]["state"].as_str() {
+            Some("refused") => Ok(()),
+            state => bail!("the state of bank.shop is {state:?}"),
+        }
+    })?;
+    refused(friend, "bank.shop", 10, "a name whose only server has no grant", tally, findings)?;
+    agent::withdraw(other, "bank.shop")
+}
+
+/// A host whose clock is beyond the end of every certificate believes nobody; and a token that has expired admits nobody.
+fn expired(router: &Host, late: &Host, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let short = token(router, &["shop", "--lifetime", "1s"])?;
+    wait_for("the end of the token", READY_LIMIT, || {
+        let listed = margay(router, ["id", "token", "list"])?;
+        if listed.contains("expired") { Ok(()) } else { bail!("no token has expired: {listed}") }
+    })?;
+    margay(late, ["up", "--join", &short])?;
+    wait_for("the refusal of the expired token", READY_LIMIT, || {
+        let status = agent::status(late)?;
+        match status["routers"][0]["state"].as_str() {
+            Some("refused") => Ok(()),
+            Some("connected") => bail!("a host has joined with an expired token"),
+            state => bail!("its state is {state:?}"),
+        }
+    })?;
+    agent::down(late)?;
+    let library = late.shell("ls /usr/lib/*/faketime/libfaketime.so.1 | head -n 1")?;
+    let good = token(router, &["shop"])?;
+    let (preload, clock) = (format!("LD_PRELOAD={}", library.trim()), format!("FAKETIME={LATE}"));
+    let program = crate::fabric::margay_program()?;
+    let program = program.to_str().context("the program's path is no text")?;
+    // The program's clocks that only measure time are left alone.
+    late.run(["env", &preload, &clock, "DONT_FAKE_MONOTONIC=1", program, "up", "--join", &good])?;
+    wait_for("joining of late", READY_LIMIT, || {
+        if agent::status(late)?["joined"].as_bool() == Some(true) { Ok(()) } else { bail!("it has not joined") }
+    })?;
+    refused(late, "open.shop", 7, "a host for which all certificates have expired", tally, findings)
+}
+
+/// Another host takes the router's address, calls itself router of shop, and answers for its names with a key of its own.
+fn rogue_router(router: &Host, rogue: &Host, friend: &Host, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let address = router.plan.address().context("the router has no address")?;
+    let _echo = server::echo(rogue, &["0.0.0.0:7".parse()?])?;
+    agent::down(router)?;
+    router.run(["ip", "addr", "del", &format!("{address}/24"), "dev", "eth0"])?;
+    rogue.run(["ip", "addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
+    rogue.run([
+        "ping",
+        "-c",
+        "1",
+        "-I",
+        &address.to_string(),
+        &friend.plan.address().context("no address")?.to_string(),
+    ])?;
+    margay(rogue, ["up", "--router"])?;
+    margay(rogue, ["id", "authority", "create", "shop"])?;
+    margay(rogue, ["service", "publish", "open.shop", "--listen", "0.0.0.0:7"])?;
+    wait_for("the friend's distrust of the rogue", READY_LIMIT, || {
+        let status = agent::status(friend)?;
+        match status["routers"][0]["state"].as_str() {
+            Some("refused") => Ok(()),
+            state => bail!("its router is {state:?}"),
+        }
+    })?;
+    refused(friend, "open.shop", 7, "an impostor at the router's address, with a key of its own", tally, findings)
+}

@@ -1,0 +1,144 @@
+//! `up-down`: hosts with a firewall, a resolver and routes of their own are after `down` what they were before `up`.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use super::{Findings, Scenario};
+use crate::agent::{self, READY_LIMIT, margay};
+use crate::host::Host;
+use crate::lab::Lab;
+use crate::program::wait_for;
+use crate::report::Limit::Exactly;
+use crate::report::{Bound, bound};
+use crate::topology::Topology;
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "up-down",
+    summary: "up and down on hosts with a firewall, a resolver and routes of their own",
+    bounds: &BOUNDS,
+    run,
+};
+
+const BOUNDS: [Bound; 2] = [bound("differences", Exactly(0.0)), bound("failed", Exactly(0.0))];
+
+const TOPOLOGY: &str = r#"
+[subnet.site]
+v4 = "10.1.0.0/24"
+v6 = "fd01::/64"
+
+[host.bare]
+role = "plain"
+links = [{ subnet = "site" }]
+
+[host.busy]
+role = "plain"
+links = [{ subnet = "site" }]
+
+[host.linked]
+role = "plain"
+links = [{ subnet = "site" }]
+"#;
+
+/// A host that has had a life of its own.
+const BUSY: &str = r#"
+    nft 'add table inet own; add chain inet own in { type filter hook input priority 0; policy accept; };
+         add rule inet own in tcp dport 23 drop; add counter inet own seen'
+    ip rule add from 10.7.0.0/16 lookup 100 priority 1000
+    ip -6 rule add from fd77::/64 lookup 100 priority 1000
+    ip route add 10.8.0.0/16 via 10.1.0.1 dev eth0 onlink table 100
+    ip route add 10.9.0.0/16 via 10.1.0.1 dev eth0 onlink
+    ip link add own0 type dummy && ip link set own0 up && ip addr add 10.77.0.1/24 dev own0
+    echo 20000-20010,30000 > /proc/sys/net/ipv4/ip_local_reserved_ports
+    printf '# by hand\nsearch example.org\nnameserver 192.0.2.53\noptions timeout:1' > /etc/resolv.conf
+    chmod 640 /etc/resolv.conf
+"#;
+
+/// A host whose resolver file belongs to another program.
+const LINKED: &str = r#"
+    mkdir -p /run/other && printf 'nameserver 192.0.2.54\n' > /run/other/resolv.conf
+    rm /etc/resolv.conf && ln -s /run/other/resolv.conf /etc/resolv.conf
+"#;
+
+/// Everything that `up` could touch, as text.
+const SNAPSHOT: &str = r#"
+    nft list ruleset
+    for family in -4 -6; do
+        ip $family -o addr show; ip $family rule show; ip $family route show table all
+    done
+    ip -d -o link show
+    ls -ld --time-style=+ /etc/resolv.conf /run/margay 2>/dev/null | sed 's/ [0-9]* *\(root\|nobody\) / \1 /' || true
+    cat /etc/resolv.conf 2>/dev/null || echo 'no resolv.conf'
+    cat /run/other/resolv.conf 2>/dev/null || true
+    for key in ipv4/ip_local_reserved_ports ipv4/ip_forward ipv4/ip_local_port_range; do
+        echo "$key $(cat /proc/sys/net/$key)"
+    done
+    grep -r . /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf 2>/dev/null | grep -v stable_secret | sort
+    ss -Hlnptu | sed 's/ *users.*//' | sort
+"#;
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = Lab::build(Topology::parse("up-down", TOPOLOGY)?, dir)?;
+    let (bare, busy, linked) = (lab.host("bare")?, lab.host("busy")?, lab.host("linked")?);
+    bare.shell("rm /etc/resolv.conf")?;
+    busy.shell(BUSY)?;
+    linked.shell(LINKED)?;
+    findings.figures.add("differences", 0.0);
+    findings.figures.add("failed", 0.0);
+    for host in [bare, busy, linked] {
+        if let Err(error) = come_and_go(host, findings) {
+            findings.note(format!("{error:#}"));
+            findings.figures.add("failed", 1.0);
+        }
+    }
+    Ok(())
+}
+
+fn come_and_go(host: &Host, findings: &mut Findings) -> Result<()> {
+    // The directories that hold the agent's state and runtime files are made by the lab, and the log stays.
+    let before = host.shell(SNAPSHOT)?;
+    margay(host, ["up", "--dry-run"])?;
+    compare(host, "--dry-run", &before, findings)?;
+
+    margay(host, ["up", "--router"])?;
+    if host.shell(SNAPSHOT)? == before {
+        bail!("{}: `up` is not seen in the snapshot, so its undoing proves nothing", host.name());
+    }
+    margay(host, ["up"])?;
+    agent::down(host)?;
+    compare(host, "up, up, down", &before, findings)?;
+    agent::down(host)?;
+    compare(host, "a second down", &before, findings)?;
+
+    margay(host, ["up", "--router"])?;
+    let pid = agent::pid(host)?;
+    host.run(["kill", "-9", &pid.to_string()])?;
+    wait_for("the end of the agent", READY_LIMIT, || {
+        if agent::pid(host).is_err() { Ok(()) } else { bail!("it is there") }
+    })?;
+    agent::down(host)?;
+    compare(host, "kill -9, down", &before, findings)?;
+
+    margay(host, ["up", "--router"])?;
+    host.run(["ip", "link", "del", "sal0"])?;
+    agent::down(host)?;
+    compare(host, "sal0 deleted by somebody, down", &before, findings)
+}
+
+fn compare(host: &Host, after: &str, before: &str, findings: &mut Findings) -> Result<()> {
+    let now = host.shell(SNAPSHOT)?;
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let (old, new) = (lines(before), lines(&now));
+    let gone = old.iter().filter(|line| !new.contains(line)).map(|line| format!("- {line}"));
+    let come = new.iter().filter(|line| !old.contains(line)).map(|line| format!("+ {line}"));
+    let mut differences: Vec<String> = gone.chain(come).collect();
+    if differences.is_empty() && old != new {
+        differences.push("the same lines in another order or number".to_owned());
+    }
+    findings.figures.add("differences", differences.len() as f64);
+    for difference in differences.iter().take(8) {
+        findings.note(format!("{} after {after}: {difference}", host.name()));
+    }
+    Ok(())
+}

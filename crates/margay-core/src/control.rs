@@ -245,9 +245,10 @@ impl Sal {
         self.flows.get(id).map(|flow| self.describe(flow))
     }
 
-    /// Every association, in no order.
+    /// Every association with another host, in no order.
     pub fn associations(&self) -> impl Iterator<Item = AssociationInfo> {
-        self.associations.iter().map(|association| AssociationInfo {
+        let others = self.associations.iter().filter(|association| !association.is_self());
+        others.map(|association| AssociationInfo {
             host: association.host,
             remote: association.remote,
             datagram_max: association.datagram_max,

@@ -15,12 +15,18 @@ const PORT_TRIES: u16 = 32;
 const SURROGATE_TRIES: u32 = 256;
 const PORT_MIN: u16 = 1024;
 
+const TCP: u8 = 6;
+
 /// Whether a packet from `address` could be delivered here as coming from a stranger.
-fn is_presentable(address: IpAddr, listener: IpAddr, local: &[IpAddr]) -> bool {
+fn is_presentable(protocol: u8, address: IpAddr, listener: IpAddr, local: &[IpAddr]) -> bool {
+    // A datagram socket that is bound to no address answers from the address of whatever interface leads to its peer: only
+    // a surrogate leads to sal0. A connection keeps the address at which it was accepted.
+    let answers_from_where_it_was_asked = protocol == TCP;
     let same_family = address.is_ipv4() == listener.is_ipv4();
     // Replies to a real address reach sal0 only through the rule on the virtual local address, which a listener with an
     // address of its own does not use.
-    same_family
+    answers_from_where_it_was_asked
+        && same_family
         && listener.is_unspecified()
         && !address.is_loopback()
         && !address.is_unspecified()
@@ -63,7 +69,7 @@ pub(crate) fn responder_tuple(
         let tuple = Tuple { protocol, source, destination };
         (!is_taken(&tuple)).then_some(tuple)
     };
-    if is_presentable(client.ip(), listener.ip(), local) {
+    if is_presentable(protocol, client.ip(), listener.ip(), local) {
         let other_ports = (0..PORT_TRIES).map(|n| {
             let spread = (random as u16).wrapping_add(n.wrapping_mul(7919));
             PORT_MIN + spread % (u16::MAX - PORT_MIN)
@@ -116,6 +122,14 @@ mod tests {
             assert_eq!(tuple.destination.port(), 4000);
             assert_eq!(tuple.source.is_ipv4(), tuple.destination.is_ipv4());
         }
+    }
+
+    #[test]
+    fn a_datagram_comes_from_where_answers_find_back() {
+        let tuple =
+            responder_tuple(17, address("10.0.1.5:4000"), address("0.0.0.0:53"), &[], 9, |_| false).expect("free");
+        assert!(is_virtual(tuple.destination.ip()), "{tuple}");
+        assert_eq!(tuple.source, address("198.18.0.1:53"));
     }
 
     #[test]

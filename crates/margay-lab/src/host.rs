@@ -170,6 +170,9 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        // What the agent logged lies in the host's own /run, which goes with it. Hosts without an agent have none.
+        let log = format!("/proc/{}/root/run/margay/agent.log", self.holder.id());
+        let _ = std::fs::copy(log, self.dir.join("agent.log"));
         // A holder that is gone already is what we want.
         let _ = self.holder.kill();
         let _ = self.holder.wait();

@@ -4,14 +4,17 @@ use std::fmt::Write as _;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::host::Host;
-use crate::program::{Program, wait_for};
+use crate::program::{Program, output_within, wait_for};
+pub use crate::traffic::Outcome;
 
 const START_LIMIT: Duration = Duration::from_secs(10);
+const ATTEMPTS_LIMIT: Duration = Duration::from_secs(90);
 
 /// A web server that runs, with its files and its access log.
 pub struct Nginx {
@@ -111,6 +114,27 @@ pub fn echo(host: &Host, listen: &[SocketAddr]) -> Result<Program> {
         if program.log().contains("ready") { Ok(()) } else { bail!("it is not ready") }
     })?;
     Ok(program)
+}
+
+/// Runs attempts of [`crate::traffic`] from a host: connections (or, with `--udp`, datagrams) to an echo server.
+///
+/// # Errors
+///
+/// They cannot be made at all. A failed attempt is not an error.
+pub fn attempt(host: &Host, to: &str, port: u16, options: &[&str]) -> Result<Outcome> {
+    let port = port.to_string();
+    let mut command = host.traffic(["attempt", to, &port].iter().chain(options))?;
+    outcome(output_within(&mut command, ATTEMPTS_LIMIT)?)
+}
+
+/// Reads what a program of attempts printed.
+///
+/// # Errors
+///
+/// It printed no outcome.
+pub fn outcome(output: Output) -> Result<Outcome> {
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("no outcome: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// One fetch by curl.

@@ -2,7 +2,6 @@
 //! do not notice.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -10,7 +9,7 @@ use super::{Findings, Scenario};
 use crate::agent::{self, READY_LIMIT, margay};
 use crate::host::Host;
 use crate::lab::Lab;
-use crate::program::{output_within, wait_for};
+use crate::program::wait_for;
 use crate::report::Limit::{Below, Exactly};
 use crate::report::{Bound, bound, percentile};
 use crate::server;
@@ -33,7 +32,6 @@ const BOUNDS: [Bound; 4] = [
 ];
 
 const TRIES: usize = 25;
-const LIMIT: Duration = Duration::from_secs(60);
 /// Clocks that differ by more than a certificate lives.
 const LATE: &str = "+3d";
 
@@ -139,11 +137,7 @@ fn host_id(host: &Host) -> Result<String> {
 }
 
 fn attempts(host: &Host, name: &str, port: u16) -> Result<Outcome> {
-    let (name, port, count) = (format!("{name}.sal.internal"), port.to_string(), TRIES.to_string());
-    let mut command = host.traffic(["attempt", &name, &port, "--count", &count])?;
-    let output = output_within(&mut command, LIMIT)?;
-    let said = || String::from_utf8_lossy(&output.stderr).into_owned();
-    serde_json::from_slice(&output.stdout).with_context(said)
+    server::attempt(host, &format!("{name}.sal.internal"), port, &["--count", &TRIES.to_string()])
 }
 
 fn honest(host: &Host, name: &str, port: u16, tally: &mut Tally, findings: &mut Findings) -> Result<()> {

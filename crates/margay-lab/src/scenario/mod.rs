@@ -4,6 +4,8 @@ mod acl;
 mod encap_throughput;
 mod flow_memory;
 pub mod late_binding;
+mod nat_first_contact;
+mod odd_hosts;
 mod up_down;
 
 use std::path::Path;
@@ -50,8 +52,15 @@ impl Findings {
 }
 
 /// All scenarios, in the order in which they are run.
-pub const ALL: &[Scenario] =
-    &[late_binding::SCENARIO, encap_throughput::SCENARIO, acl::SCENARIO, flow_memory::SCENARIO, up_down::SCENARIO];
+pub const ALL: &[Scenario] = &[
+    late_binding::SCENARIO,
+    encap_throughput::SCENARIO,
+    nat_first_contact::SCENARIO,
+    acl::SCENARIO,
+    flow_memory::SCENARIO,
+    odd_hosts::SCENARIO,
+    up_down::SCENARIO,
+];
 
 /// The scenario of this name.
 ///

@@ -68,13 +68,13 @@ const SNAPSHOT: &str = r#"
         ip $family -o addr show; ip $family rule show; ip $family route show table all
     done
     ip -d -o link show
-    ls -ld --time-style=+ /etc/resolv.conf /run/margay 2>/dev/null | sed 's/ [0-9]* *\(root\|nobody\) / \1 /' || true
+    stat -c '%F %a %U %G %s %N' /etc/resolv.conf 2>/dev/null || true
     cat /etc/resolv.conf 2>/dev/null || echo 'no resolv.conf'
     cat /run/other/resolv.conf 2>/dev/null || true
     for key in ipv4/ip_local_reserved_ports ipv4/ip_forward ipv4/ip_local_port_range; do
         echo "$key $(cat /proc/sys/net/$key)"
     done
-    grep -r . /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf 2>/dev/null | grep -v stable_secret | sort
+    { grep -r . /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf 2>/dev/null || true; } | sort
     ss -Hlnptu | sed 's/ *users.*//' | sort
 "#;
 
@@ -96,7 +96,6 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 }
 
 fn come_and_go(host: &Host, findings: &mut Findings) -> Result<()> {
-    // The directories that hold the agent's state and runtime files are made by the lab, and the log stays.
     let before = host.shell(SNAPSHOT)?;
     margay(host, ["up", "--dry-run"])?;
     compare(host, "--dry-run", &before, findings)?;

@@ -17,12 +17,19 @@ use crate::traffic::{any_of, echo, resolve};
 
 /// What to attempt.
 pub struct Plan {
+    /// Server's name or address.
     pub host: String,
+    /// Server's port.
     pub port: u16,
+    /// Datagrams instead of a connection.
     pub udp: bool,
+    /// Bytes to exchange.
     pub bytes: usize,
+    /// Source address and port.
     pub from: Option<SocketAddr>,
+    /// When an attempt counts as failed.
     pub timeout_ms: u64,
+    /// Pause after each attempt.
     pub pause_ms: u64,
 }
 
@@ -40,6 +47,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// How many did not succeed.
+    pub fn failed(&self) -> u64 {
+        self.errors.values().sum()
+    }
+
     fn add(&mut self, result: &Result<()>, took_ms: f64) {
         match result {
             Ok(()) => {

@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 pub use attempt::Outcome;
 
@@ -80,6 +81,7 @@ pub enum Traffic {
 ///
 /// What it was asked for cannot be done at all. Single failures are counted, not raised.
 pub fn perform(traffic: Traffic) -> Result<()> {
+    raise_descriptors();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no event loop")?;
     match traffic {
         Traffic::Echo { listen, greeting } => runtime.block_on(echo::serve(&listen, greeting)),
@@ -89,6 +91,14 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             let plan = attempt::Plan { host, port, udp, bytes, from, timeout_ms, pause_ms };
             runtime.block_on(attempt::repeat(plan, count, parallel))
         }
+    }
+}
+
+/// Ten thousand connections need as many descriptors: as many as the host allows.
+fn raise_descriptors() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // Who needs more than there are says so when they run out.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
 }
 

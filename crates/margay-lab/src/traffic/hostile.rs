@@ -1,0 +1,390 @@
+//! Somebody who wishes us ill: datagrams that are garbage, mutated, replayed or forged, from whatever address they like.
+//!
+//! IPv4 only, by a raw socket that takes the whole IP packet. What is forged under an honest host's address is signalling, or
+//! exactly what that host once sent. Mutated DATA comes from other addresses: who reads data on the wire and can forge its
+//! sender's address can inject into it as into plain TCP (DESIGN §18), and no scenario would tell us more.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use margay_core::name::Name;
+use margay_wire::{
+    AuthRepr, CapabilitiesRepr, ErrorCode, ErrorRepr, Extension, FlowId, KeyExchangeRepr, Kind, Message, MessageWriter,
+    NextProtocol, PORT, ResolvableRepr, SessionId, SessionRepr,
+};
+use serde_json::json;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::host::write_line;
+use crate::pump::Dice;
+
+/// Largest UDP payload of a link with an MTU of 1500.
+const DATAGRAM_MAX: usize = 1472;
+const IP_UDP_LEN: usize = 28;
+/// As long as real ones are.
+const SYN_LEN: usize = 1200;
+/// `IPPROTO_RAW`: the kernel takes our IP header.
+const RAW: i32 = 255;
+/// Packets between two looks at the clock.
+const BATCH: usize = 64;
+
+/// Whom to trouble, and how much.
+pub struct Plan {
+    /// Hosts whose SAL port gets it.
+    pub targets: Vec<Ipv4Addr>,
+    /// Hosts whose address is forged.
+    pub honest: Vec<Ipv4Addr>,
+    /// Other addresses are taken from the 65,536 from here on.
+    pub strangers: Ipv4Addr,
+    /// Datagrams in all.
+    pub count: u64,
+    /// Datagrams per second.
+    pub rate: u64,
+}
+
+/// A real datagram, and who sent it.
+struct Captured {
+    from: Ipv4Addr,
+    bytes: Vec<u8>,
+}
+
+/// Sends garbage, mutations, replays and forged signalling, made from a capture of real traffic (pcap). Prints how many of each.
+pub fn noise(plan: &Plan, capture: &Path) -> Result<()> {
+    let captured = read_capture(capture)?;
+    let ids = flow_ids(&captured);
+    if ids.is_empty() {
+        bail!("{} has no signalling to learn from", capture.display());
+    }
+    let mut forger = Forger::new(plan)?;
+    forger.send_all(plan, |forger, buf| {
+        let real = &captured[forger.dice.below(captured.len())];
+        let stranger = forger.stranger();
+        match forger.dice.below(5) {
+            0 => ("random", stranger, garbage(&mut forger.dice, buf)),
+            1 => ("random behind a real header", stranger, garbage_behind_a_header(&mut forger.dice, buf)),
+            2 => {
+                let is_data = real.bytes.get(1) == Some(&u8::from(Kind::Data));
+                let from = if is_data || forger.dice.hits(0.5) { stranger } else { real.from };
+                ("mutated", from, mutated(&mut forger.dice, &real.bytes, buf))
+            }
+            3 => {
+                let from = if forger.dice.hits(0.5) { stranger } else { real.from };
+                ("replayed", from, copied(&real.bytes, buf))
+            }
+            _ => {
+                let from = forger.honest[forger.dice.below(forger.honest.len())];
+                ("forged signalling", from, signalling(&mut forger.dice, &ids, buf))
+            }
+        }
+    })
+}
+
+/// Sends well-formed SYNs for a service, each of another session.
+pub fn syns(plan: &Plan, service: &str, port: u16) -> Result<()> {
+    let name: Name = service.parse().with_context(|| format!("{service} is no name"))?;
+    let service = name.service_id().0;
+    let mut forger = Forger::new(plan)?;
+    forger.send_all(plan, |forger, buf| {
+        let from = forger.stranger();
+        let length = syn(&mut forger.dice, from, service, port, &mut buf[..SYN_LEN]).unwrap_or_default();
+        ("SYN", from, length)
+    })
+}
+
+struct Forger {
+    socket: Socket,
+    dice: Dice,
+    targets: Vec<Ipv4Addr>,
+    honest: Vec<Ipv4Addr>,
+    strangers: u32,
+}
+
+impl Forger {
+    fn new(plan: &Plan) -> Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(RAW)));
+        let socket = socket.context("cannot open a raw socket; is this a host of a lab?")?;
+        socket.set_send_buffer_size(4 << 20)?;
+        if plan.targets.is_empty() || plan.honest.is_empty() {
+            bail!("nobody to trouble");
+        }
+        let (targets, honest) = (plan.targets.clone(), plan.honest.clone());
+        Ok(Self { socket, dice: Dice::new(42), targets, honest, strangers: u32::from(plan.strangers) })
+    }
+
+    fn stranger(&mut self) -> Ipv4Addr {
+        Ipv4Addr::from(self.strangers + 1 + self.dice.below(65_000) as u32)
+    }
+
+    /// Sends at the rate that was asked for; `make` writes a datagram and gives its kind, its sender and its length.
+    fn send_all(
+        &mut self,
+        plan: &Plan,
+        mut make: impl FnMut(&mut Self, &mut [u8]) -> (&'static str, Ipv4Addr, usize),
+    ) -> Result<()> {
+        let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
+        let (mut packet, mut sent, mut refused) = ([0; IP_UDP_LEN + DATAGRAM_MAX], 0_u64, 0_u64);
+        let start = Instant::now();
+        while sent < plan.count {
+            for _ in 0..BATCH {
+                let (kind, from, length) = make(self, &mut packet[IP_UDP_LEN..]);
+                let to = self.targets[self.dice.below(self.targets.len())];
+                // Half come from the port that agents use, and so pass where only that is asked.
+                let port = if self.dice.hits(0.5) { PORT } else { 1024 + self.dice.below(60_000) as u16 };
+                envelope(&mut packet, SocketAddrV4::new(from, port), to, length);
+                let target = SocketAddr::from((to, 0));
+                match self.socket.send_to(&packet[..IP_UDP_LEN + length], &target.into()) {
+                    Ok(_) => *kinds.entry(kind).or_default() += 1,
+                    // A full queue loses it; the count says so.
+                    Err(_) => refused += 1,
+                }
+                sent += 1;
+            }
+            let due = Duration::from_secs_f64(sent as f64 / plan.rate as f64);
+            if let Some(wait) = due.checked_sub(start.elapsed()) {
+                std::thread::sleep(wait);
+            }
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        write_line(&json!({"sent": sent - refused, "refused": refused, "seconds": seconds, "kinds": kinds}).to_string())
+    }
+}
+
+/// IP and UDP headers before a datagram of this length. The kernel fills in the IP checksum; UDP goes without.
+fn envelope(packet: &mut [u8], from: SocketAddrV4, to: Ipv4Addr, length: usize) {
+    packet[..IP_UDP_LEN].fill(0);
+    packet[0] = 0x45;
+    packet[2..4].copy_from_slice(&((IP_UDP_LEN + length) as u16).to_be_bytes());
+    packet[8] = 64;
+    packet[9] = 17;
+    packet[12..16].copy_from_slice(&from.ip().octets());
+    packet[16..20].copy_from_slice(&to.octets());
+    packet[20..22].copy_from_slice(&from.port().to_be_bytes());
+    packet[22..24].copy_from_slice(&PORT.to_be_bytes());
+    packet[24..26].copy_from_slice(&((8 + length) as u16).to_be_bytes());
+}
+
+fn fill(dice: &mut Dice, bytes: &mut [u8]) {
+    for chunk in bytes.chunks_mut(8) {
+        let roll = dice.roll().to_le_bytes();
+        chunk.copy_from_slice(&roll[..chunk.len()]);
+    }
+}
+
+fn garbage(dice: &mut Dice, buf: &mut [u8]) -> usize {
+    let length = dice.below(DATAGRAM_MAX + 1);
+    fill(dice, &mut buf[..length]);
+    length
+}
+
+/// Version, type and lengths are right: the parsers behind them get something to read.
+fn garbage_behind_a_header(dice: &mut Dice, buf: &mut [u8]) -> usize {
+    let length = 20 + 4 * dice.below(300);
+    fill(dice, &mut buf[..length]);
+    let kind = Kind::ALL[dice.below(Kind::ALL.len())];
+    buf[0] = margay_wire::VERSION;
+    buf[1] = kind.into();
+    buf[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+    buf[6..8].fill(0);
+    length
+}
+
+fn copied(real: &[u8], buf: &mut [u8]) -> usize {
+    buf[..real.len()].copy_from_slice(real);
+    real.len()
+}
+
+/// A few bytes changed, or the end cut off, or something added.
+fn mutated(dice: &mut Dice, real: &[u8], buf: &mut [u8]) -> usize {
+    let mut length = copied(real, buf);
+    for _ in 0..1 + dice.below(8) {
+        // The front matters most.
+        let reach = if dice.hits(0.5) { length.min(160) } else { length };
+        if reach > 0 {
+            let at = dice.below(reach);
+            buf[at] ^= 1 << dice.below(8);
+        }
+    }
+    if dice.hits(0.2) {
+        length = dice.below(length + 1);
+    } else if dice.hits(0.1) {
+        length = (length + dice.below(64)).min(DATAGRAM_MAX);
+    }
+    length
+}
+
+/// Says that a flow is over, was refused, has moved; for flows that exist or existed.
+fn signalling(dice: &mut Dice, ids: &[(FlowId, FlowId)], buf: &mut [u8]) -> usize {
+    const KINDS: [Kind; 9] = [
+        Kind::Fin,
+        Kind::Rst,
+        Kind::Fail,
+        Kind::Error,
+        Kind::Rsyn,
+        Kind::RsynDone,
+        Kind::Probe,
+        Kind::Ack,
+        Kind::SynAck,
+    ];
+    let (known_dst, known_src) = ids[dice.below(ids.len())];
+    let guessed = dice.hits(0.5);
+    let dst = if guessed { FlowId(dice.roll() as u32) } else { known_dst };
+    let src = if guessed { FlowId(dice.roll() as u32) } else { known_src };
+    let code = ErrorCode::from(1 + dice.below(13) as u16);
+    let mut writer = MessageWriter::new(buf, KINDS[dice.below(KINDS.len())], dst, src, dice.roll() as u32);
+    let mut tag = [0; 16];
+    fill(dice, &mut tag);
+    let auth = AuthRepr { assoc_id: dice.roll() as u32, epoch: 1 + dice.below(3) as u32, tag };
+    let mut written = writer.extension(&Extension::Error(ErrorRepr { code, text: "" })).map(drop);
+    if written.is_ok() && dice.hits(0.7) {
+        written = writer.extension(&Extension::Auth(auth)).map(drop);
+    }
+    // All of it fits; what would not is not sent.
+    written.and_then(|()| writer.finish()).unwrap_or_default()
+}
+
+/// A SYN that nothing is wrong with but its sender.
+fn syn(
+    dice: &mut Dice,
+    from: Ipv4Addr,
+    service: [u8; 32],
+    port: u16,
+    buf: &mut [u8],
+) -> Result<usize, margay_wire::Error> {
+    let (mut session, mut ephemeral, mut host_id) = ([0; 16], [0; 32], [0; 16]);
+    fill(dice, &mut session);
+    fill(dice, &mut ephemeral);
+    fill(dice, &mut host_id);
+    let client_port = 1024 + dice.below(60_000) as u16;
+    let client = SocketAddr::from((from, client_port));
+    let session = SessionRepr { session: SessionId(session), client, service_port: port, protocol: 6 };
+    let exchange = KeyExchangeRepr { host_id, assoc_id: dice.roll() as u32 | 1, message: &ephemeral };
+    let nonce = dice.roll();
+    let resolvable = ResolvableRepr { hop_limit: 16, reply_to: None, via: None, service, nonce, hop_tag: [0; 8] };
+    let mut writer = MessageWriter::new(buf, Kind::Syn, FlowId(0), FlowId(dice.roll() as u32 | 1), 0);
+    writer
+        .resolvable(&resolvable)?
+        .extension(&Extension::Session(session))?
+        .extension(&Extension::Capabilities(CapabilitiesRepr { stacks: 4, mtu: DATAGRAM_MAX as u16 }))?
+        .extension(&Extension::KeyExchange(exchange))?
+        .payload(NextProtocol::Ipv4, &tcp_syn(client_port, port, dice.roll() as u32))?
+        .pad_to(SYN_LEN);
+    writer.finish()
+}
+
+/// A TCP SYN with an MSS option, from the virtual address of a host to a leased one.
+fn tcp_syn(client_port: u16, port: u16, sequence: u32) -> [u8; 44] {
+    const TCP_AT: usize = 20;
+    let mut packet = [0; 44];
+    packet[0] = 0x45;
+    packet[3] = 44;
+    packet[8] = 64;
+    packet[9] = 6;
+    packet[12..16].copy_from_slice(&[198, 18, 0, 1]);
+    packet[16..20].copy_from_slice(&[198, 18, 0, 2]);
+    let header_sum = checksum(&packet[..TCP_AT], 0);
+    packet[10..12].copy_from_slice(&header_sum.to_be_bytes());
+    packet[20..22].copy_from_slice(&client_port.to_be_bytes());
+    packet[22..24].copy_from_slice(&port.to_be_bytes());
+    packet[24..28].copy_from_slice(&sequence.to_be_bytes());
+    packet[32] = 6 << 4;
+    packet[33] = 2;
+    packet[34..36].copy_from_slice(&64_240_u16.to_be_bytes());
+    packet[40..44].copy_from_slice(&[2, 4, 5, 0x78]);
+    // Pseudo header: addresses, protocol, length.
+    let pseudo = packet[12..20].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum::<u32>();
+    let tcp_sum = checksum(&packet[TCP_AT..], pseudo + 6 + 24);
+    packet[36..38].copy_from_slice(&tcp_sum.to_be_bytes());
+    packet
+}
+
+fn checksum(bytes: &[u8], start: u32) -> u16 {
+    let mut sum = start;
+    for pair in bytes.chunks(2) {
+        sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or_default()]));
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// The flows that a capture shows: identifiers as the receiver and the sender know them.
+fn flow_ids(captured: &[Captured]) -> Vec<(FlowId, FlowId)> {
+    let messages = captured.iter().filter_map(|one| Message::parse(&one.bytes).ok());
+    messages.filter(|message| message.dst_flow.0 != 0).map(|message| (message.dst_flow, message.src_flow)).collect()
+}
+
+/// UDP payloads to or from the SAL port in a pcap file with Ethernet frames, IPv4.
+fn read_capture(path: &Path) -> Result<Vec<Captured>> {
+    const FILE_HEADER: usize = 24;
+    const RECORD_HEADER: usize = 16;
+    const ETHERNET: usize = 14;
+    let file = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if file.get(..4) != Some(&0xa1b2_c3d4_u32.to_le_bytes()) {
+        bail!("{} is no pcap file of this machine", path.display());
+    }
+    let mut rest = &file[FILE_HEADER.min(file.len())..];
+    let mut captured = Vec::new();
+    while rest.len() > RECORD_HEADER {
+        let mut length = [0; 4];
+        length.copy_from_slice(&rest[8..12]);
+        let Some(frame) = rest.get(RECORD_HEADER..RECORD_HEADER + u32::from_le_bytes(length) as usize) else { break };
+        rest = &rest[RECORD_HEADER + frame.len()..];
+        let Some(packet) = frame.get(ETHERNET..).filter(|packet| packet.len() > IP_UDP_LEN && packet[0] == 0x45) else {
+            continue;
+        };
+        let end = usize::from(u16::from_be_bytes([packet[2], packet[3]])).min(packet.len());
+        // Super-packets of an offload are longer than any datagram on the wire.
+        if let Some(bytes) = packet.get(IP_UDP_LEN..end).filter(|bytes| bytes.len() <= DATAGRAM_MAX) {
+            let from = Ipv4Addr::new(packet[12], packet[13], packet[14], packet[15]);
+            captured.push(Captured { from, bytes: bytes.to_vec() });
+        }
+    }
+    Ok(captured)
+}
+
+#[cfg(test)]
+mod tests {
+    use margay_wire::{Kind, Message};
+
+    use super::{DATAGRAM_MAX, SYN_LEN, checksum, garbage_behind_a_header, mutated, signalling, syn, tcp_syn};
+    use crate::pump::Dice;
+
+    #[test]
+    fn forged_syns_are_well_formed() {
+        let mut buf = [0; SYN_LEN];
+        let length = syn(&mut Dice::new(1), [10, 99, 0, 1].into(), [7; 32], 7, &mut buf).expect("it fits");
+        assert_eq!(length, SYN_LEN);
+        let message = Message::parse(&buf).expect("well-formed");
+        assert_eq!(message.kind, Kind::Syn);
+        assert!(message.session().is_some() && message.key_exchange().is_some() && message.resolvable.is_some());
+        assert_eq!(message.payload.len(), 44);
+        assert_eq!(checksum(&tcp_syn(1, 2, 3)[..20], 0), 0);
+    }
+
+    #[test]
+    fn forged_signalling_is_well_formed() {
+        let ids = [(margay_wire::FlowId(1), margay_wire::FlowId(2))];
+        let mut dice = Dice::new(3);
+        for _ in 0..100 {
+            let mut buf = [0; DATAGRAM_MAX];
+            let length = signalling(&mut dice, &ids, &mut buf);
+            let message = Message::parse(&buf[..length]).expect("well-formed");
+            assert_ne!(message.kind, Kind::Syn);
+        }
+    }
+
+    #[test]
+    fn what_is_malformed_fits_the_wire() {
+        let mut dice = Dice::new(5);
+        let mut buf = [0; DATAGRAM_MAX];
+        for _ in 0..1_000 {
+            assert!(garbage_behind_a_header(&mut dice, &mut buf) <= DATAGRAM_MAX);
+            assert!(mutated(&mut dice, &[9; 1_440], &mut buf) <= DATAGRAM_MAX);
+            assert!(mutated(&mut dice, &[], &mut buf) <= DATAGRAM_MAX);
+        }
+    }
+}

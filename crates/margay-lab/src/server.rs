@@ -68,7 +68,8 @@ impl Nginx {
 fn nginx_config(dir: &Path, root: &Path, access_log: &Path, listen: &[&str]) -> Result<String> {
     let dir = dir.display();
     let mut text =
-        format!("daemon off;\nmaster_process off;\npid {dir}/nginx.pid;\nevents {{ worker_connections 4096; }}\n");
+        // The one user that every user namespace has; nginx would give its directories to `nobody`.
+        format!("user root root;\ndaemon off;\nmaster_process off;\npid {dir}/nginx.pid;\nevents {{ worker_connections 4096; }}\n");
     text.push_str("http {\n  sendfile on;\n  default_type application/octet-stream;\n  keepalive_timeout 30;\n");
     // One line per finished request, written at once: who asked, for what, and what became of it.
     writeln!(text, "  log_format plain '$remote_addr $remote_port $request_method $uri $status $body_bytes_sent';")?;

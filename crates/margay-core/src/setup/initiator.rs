@@ -228,7 +228,7 @@ impl Sal {
         let finished = initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
         let (peer, theirs, message_3, keys) = finished;
         auth::verify_with_key(&theirs.tag_key, message)?;
-        self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, from, true)?;
+        self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, answered_from(message, from), true)?;
         Ok(Answer { association: local_id, message_3: Some(message_3) })
     }
 
@@ -248,10 +248,8 @@ impl Sal {
                 return Err(DropReason::BadCertificate);
             }
         };
-        // Through a router the answer's own source is the router; it wrote down where the answer came from.
         let relayed = message.flags.contains(Flags::RELAY);
-        let remote = if relayed { message.resolvable.and_then(|resolvable| resolvable.via) } else { Some(from) };
-        self.place_association(answer.association, remote.unwrap_or(from), message, relayed);
+        self.place_association(answer.association, answered_from(message, from), message, relayed);
         self.announce_path(answer.association);
         self.associations.hold(answer.association);
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
@@ -563,4 +561,10 @@ fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::Overloaded => "the instance is overloaded; try again",
         _ => "the peer refused the connection",
     }
+}
+
+/// Where an answer set out. Through a router its own source is the router, which wrote down where it came from.
+fn answered_from(message: &Message<'_>, from: SocketAddr) -> SocketAddr {
+    let via = message.resolvable.and_then(|resolvable| resolvable.via);
+    if message.flags.contains(Flags::RELAY) { via.unwrap_or(from) } else { from }
 }

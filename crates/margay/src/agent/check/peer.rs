@@ -84,7 +84,14 @@ async fn look_at_name(agent: &Agent, steps: &mut Steps, name: &ServiceName, port
             return steps.say("name", Finding::failed(format!("{by} knows no instance of {name}"), advice)).await;
         }
         Ok((instances, by)) => {
-            let text = format!("{name} has {} instances, says {by}", instances.len());
+            let text = format!(
+                "{name}: {} known to {by}",
+                if instances.len() == 1 {
+                    "1 instance is".into()
+                } else {
+                    format!("{} instances are", instances.len())
+                }
+            );
             steps.say("name", Finding::Ok(text)).await;
             instances
         }

@@ -218,7 +218,7 @@ impl Host {
             } else if let Some(server) = self.servers.iter_mut().find(|server| server.port == to.port()) {
                 server.handle(&segment)
             } else {
-                Vec::new()
+                Server::refuse(&segment)
             };
         for answer in answers {
             self.egress(now, &answer.emit());

@@ -203,6 +203,21 @@ impl Server {
         Self { port, number, accepted: Default::default(), half_open: Default::default() }
     }
 
+    /// What the kernel says where no program listens (RFC 9293 §3.10.7.1).
+    pub(crate) fn refuse(segment: &Segment) -> Vec<Segment> {
+        if segment.flags & (SYN | ACK | RST) != SYN {
+            return Vec::new();
+        }
+        let acknowledgement = segment.sequence.wrapping_add(1);
+        vec![Segment {
+            tuple: segment.tuple.reversed(),
+            sequence: 0,
+            acknowledgement,
+            flags: RST | ACK,
+            data: Vec::new(),
+        }]
+    }
+
     pub(crate) fn handle(&mut self, segment: &Segment) -> Vec<Segment> {
         let peer = segment.tuple.source;
         let answer = |flags: u8, data: &[u8]| Segment {

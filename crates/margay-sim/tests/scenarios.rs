@@ -147,6 +147,27 @@ fn first_contact_works_through_a_nat_and_a_firewall() {
 }
 
 #[test]
+fn a_refusal_through_the_router_shows_the_peer_where_it_is() {
+    let mut shop = shop(8, Weather::FAIR);
+    let instance = shop.instances[0];
+    shop.world.publish(shop.router, instance, "off.shop", 3);
+    shop.world.host(instance).servers.clear();
+    let walled = shop.world.add_host(false);
+    let wall = shop.world.host(walled).address;
+    // The instance's own answer does not get in; the one by way of the router does.
+    shop.world.network.put_behind_firewall(wall);
+    shop.world.register(shop.router, walled);
+    let client = shop.world.connect(walled, "off.shop");
+    shop.world.run_for(SECOND);
+    assert_eq!(outcome(&mut shop.world, walled, client), Outcome::Refused);
+    all_ended_within(&shop.world, Duration::from_millis(20)).expect("at once");
+    let (address, key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
+    let peer = margay_core::key::HostPublic(key).id();
+    let known = shop.world.host(walled).sal.associations().find(|known| known.host == peer);
+    assert_eq!(known.map(|known| known.remote), Some(SocketAddr::new(address, PORT)));
+}
+
+#[test]
 fn client_and_server_on_one_host() {
     let mut shop = shop(7, Weather::FAIR);
     let mut ended = Vec::new();

@@ -35,7 +35,8 @@ pub struct Count {
 /// `nft` refuses.
 pub fn count(host: &Host, name: &str, passing: Passing, matching: &str) -> Result<()> {
     let (chain, hook) = match passing {
-        Passing::In => ("seen", "prerouting priority -500"),
+        // Right after connection tracking, so that an expression may ask for that, too.
+        Passing::In => ("seen", "prerouting priority -150"),
         Passing::Out => ("sent", "postrouting priority 500"),
     };
     let script = format!(

@@ -106,8 +106,8 @@ pub fn echo(host: &Host, listen: &[SocketAddr]) -> Result<Program> {
     for address in listen {
         command.arg("--listen").arg(address.to_string());
     }
-    let name = listen.first().map(|address| address.port()).unwrap_or_default();
-    let mut program = Program::start(command, &host.dir.join(format!("echo-{name}.log")))?;
+    let name: Vec<_> = listen.iter().map(SocketAddr::to_string).collect();
+    let mut program = Program::start(command, &host.dir.join(format!("echo-{}.log", name.join("-"))))?;
     wait_for(&format!("the echo server on {}", host.name()), START_LIMIT, || {
         if program.ended()?.is_some() {
             bail!("the server has ended: {}", program.log());

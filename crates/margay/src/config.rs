@@ -11,7 +11,7 @@
 //! ```
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use margay_core::name::HOST_V4;
@@ -83,13 +83,13 @@ impl Default for HostSection {
 pub struct RouterSection {
     /// Take registrations, and forward first packets for others.
     pub enabled: bool,
-    /// TCP address for registrations.
+    /// TCP address for registrations; `[::]` is every address of both families.
     pub listen: SocketAddr,
 }
 
 impl Default for RouterSection {
     fn default() -> Self {
-        Self { enabled: false, listen: (Ipv4Addr::UNSPECIFIED, margay_wire::PORT).into() }
+        Self { enabled: false, listen: (Ipv6Addr::UNSPECIFIED, margay_wire::PORT).into() }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,7 +99,14 @@ impl Router {
         clock: Clock,
     ) -> Result<Arc<Self>, RouterError> {
         let address = config.listen;
-        let listener = TcpListener::bind(address).await.map_err(|error| match error.kind() {
+        let listener = match TcpListener::bind(address).await {
+            // "Every address" on a host whose kernel has no IPv6.
+            Err(error) if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && has_no_v6(&error) => {
+                TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+            }
+            other => other,
+        };
+        let listener = listener.map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => RouterError::PortInUse(address),
             _ => RouterError::Listen { address, error },
         })?;
@@ -174,6 +181,8 @@ async fn listen(shared: Arc<Shared>, listener: TcpListener) {
             () = told(&mut stopping) => break,
             accepted = listener.accept() => match accepted {
                 Ok((stream, from)) => {
+                    // One socket hears both families, and shows IPv4 as mapped.
+                    let from = SocketAddr::new(from.ip().to_canonical(), from.port());
                     if let Some(stranger) = Stranger::admit(&shared, from.ip()) {
                         streams.spawn(serve(Arc::clone(&shared), stream, from, stranger));
                     }
@@ -188,6 +197,12 @@ async fn listen(shared: Arc<Shared>, listener: TcpListener) {
         }
     }
     while streams.join_next().await.is_some() {}
+}
+
+/// Whether the kernel says that it has no IPv6, or none on this host.
+fn has_no_v6(error: &io::Error) -> bool {
+    const EAFNOSUPPORT: i32 = 97;
+    error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(EAFNOSUPPORT)
 }
 
 /// Waits until the router goes down.

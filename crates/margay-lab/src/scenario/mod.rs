@@ -3,6 +3,7 @@
 mod acl;
 mod encap_throughput;
 mod flow_memory;
+mod hostile_packets;
 pub mod late_binding;
 mod nat_first_contact;
 mod odd_hosts;
@@ -60,6 +61,7 @@ pub const ALL: &[Scenario] = &[
     flow_memory::SCENARIO,
     odd_hosts::SCENARIO,
     up_down::SCENARIO,
+    hostile_packets::SCENARIO,
 ];
 
 /// The scenario of this name.

@@ -126,7 +126,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = Lab::build(Topology::parse("odd-hosts", TOPOLOGY)?, dir)?;
     let server = lab.host("server")?;
     // An address of the server that is also one of a client, behind a NAT.
-    server.shell("ip link add own0 type dummy && ip link set own0 up && ip addr add 192.168.1.77/32 dev own0")?;
+    server.shell("ip link add own0 type bridge && ip link set own0 up && ip addr add 192.168.1.77/32 dev own0")?;
     let _agents = Agents::start(&lab)?;
     let mut echoes = Vec::new();
     publish(server, "server", &mut echoes)?;

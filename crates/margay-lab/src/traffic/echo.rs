@@ -29,7 +29,7 @@ pub async fn serve(listen: &[SocketAddr], greeting: Option<String>) -> Result<()
                 }
             }
         });
-        let socket = UdpSocket::bind(address).await.with_context(|| format!("cannot bind UDP {address}"))?;
+        let socket = datagram_socket(*address).with_context(|| format!("cannot bind UDP {address}"))?;
         tokio::spawn(echo_datagrams(socket));
     }
     write_line("ready")?;
@@ -47,6 +47,16 @@ fn listener(address: SocketAddr) -> Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(TcpListener::from_std(socket.into())?)
+}
+
+fn datagram_socket(address: SocketAddr) -> Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    Ok(UdpSocket::from_std(socket.into())?)
 }
 
 async fn echo(mut stream: TcpStream, greeting: Option<Arc<str>>) -> std::io::Result<()> {

@@ -3,11 +3,13 @@
 mod attempt;
 mod echo;
 mod flows;
+mod hostile;
 mod pingpong;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -73,6 +75,33 @@ pub enum Traffic {
         #[arg(long, default_value_t = 0)]
         pause_ms: u64,
     },
+    /// Trouble hosts: garbage and forgeries made from a capture, or well-formed SYNs for a service
+    Hostile {
+        /// Host whose SAL port gets it; may be given more than once
+        #[arg(long, required = true)]
+        target: Vec<Ipv4Addr>,
+        /// Host whose address is forged; may be given more than once
+        #[arg(long, required = true)]
+        honest: Vec<Ipv4Addr>,
+        /// Other senders' addresses: the 65,536 from here on
+        #[arg(long)]
+        strangers: Ipv4Addr,
+        /// Datagrams
+        #[arg(long)]
+        count: u64,
+        /// Datagrams per second
+        #[arg(long)]
+        rate: u64,
+        /// Real traffic (pcap) to mutate and replay
+        #[arg(long, required_unless_present = "service")]
+        capture: Option<PathBuf>,
+        /// Send SYNs for this service instead
+        #[arg(long, conflicts_with = "capture")]
+        service: Option<String>,
+        /// Port of the service
+        #[arg(long, default_value_t = 7)]
+        port: u16,
+    },
 }
 
 /// Runs a traffic program.
@@ -90,6 +119,14 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Attempt { host, port, count, parallel, udp, bytes, from, timeout_ms, pause_ms } => {
             let plan = attempt::Plan { host, port, udp, bytes, from, timeout_ms, pause_ms };
             runtime.block_on(attempt::repeat(plan, count, parallel))
+        }
+        Traffic::Hostile { target, honest, strangers, count, rate, capture, service, port } => {
+            let plan = hostile::Plan { targets: target, honest, strangers, count, rate };
+            match (capture, service) {
+                (Some(capture), _) => hostile::noise(&plan, &capture),
+                (None, Some(service)) => hostile::syns(&plan, &service, port),
+                (None, None) => bail!("give --capture or --service"),
+            }
         }
     }
 }

@@ -201,7 +201,9 @@ impl Sal {
         datagram: &[u8],
     ) -> Result<(), DropReason> {
         let data = DataRepr::parse(datagram).map_err(|_| DropReason::Malformed)?;
-        let held_max = self.config.limits.held_per_flow;
+        let limits = &self.config.limits;
+        let is_calm = self.half_open < limits.half_open_cookie;
+        let held_max = if is_calm { limits.held_data_per_flow } else { limits.held_per_flow };
         let Some(flow) = self.flows.get_mut(data.dst_flow) else {
             self.say_unknown(now, from, data.dst_flow, datagram.len());
             return Err(DropReason::UnknownFlow);

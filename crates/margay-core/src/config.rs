@@ -37,8 +37,11 @@ pub struct Limits {
     pub associations: usize,
     /// Rules of the service table.
     pub rules: usize,
-    /// Packets held for one flow that is being set up.
+    /// Packets of an application held for one flow that is being set up.
     pub held_per_flow: usize,
+    /// DATA datagrams held for one flow whose peer is not proved yet: the longest inner packet comes in 47. While cookies
+    /// are asked for, only `held_per_flow`.
+    pub held_data_per_flow: usize,
     /// Outputs waiting to be polled; beyond it transmissions are dropped, never entry updates.
     pub outputs: usize,
     /// Unauthenticated answers (cookies, errors) per second.
@@ -54,6 +57,7 @@ impl Default for Limits {
             associations: 1 << 16,
             rules: 1 << 20,
             held_per_flow: 8,
+            held_data_per_flow: 64,
             outputs: 8192,
             answers_per_s: 20_000,
         }

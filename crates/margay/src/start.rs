@@ -28,6 +28,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 const STOP_LOOK: Duration = Duration::from_millis(20);
 const LOG_TAIL_BYTES: u64 = 4096;
 const UNIT: &str = "margay.service";
+/// Where the unit reads what the command line adds; its place is fixed in the unit.
+const UNIT_OPTIONS: &str = "/run/margay/options";
 
 /// What the command line adds to the configuration.
 #[derive(Clone, Debug, Default)]
@@ -195,16 +197,39 @@ pub async fn start(config: &Config, options: &StartOptions) -> Result<Started, S
         return Ok(Started { how, was_running: true });
     }
     if by_systemd {
-        let words: Vec<&str> = if options.router { vec!["--router"] } else { vec![] };
-        let path = config.host.runtime_dir.join("options");
-        fs::create_dir_all(&config.host.runtime_dir).map_err(io_error(&config.host.runtime_dir, "make it"))?;
-        let text = format!("MARGAY_OPTIONS=\"{}\"\n", words.join(" "));
-        fs::write(&path, text).map_err(io_error(&path, "write it"))?;
+        write_unit_options(options)?;
         systemctl("start").await?;
     } else {
         spawn(config, options).await?;
     }
     Ok(Started { how, was_running: false })
+}
+
+fn write_unit_options(options: &StartOptions) -> Result<(), StartError> {
+    let path = Path::new(UNIT_OPTIONS);
+    let text = unit_options(options).map_err(io_error(path, "write it"))?;
+    let dir = path.parent().unwrap_or(path);
+    fs::create_dir_all(dir).map_err(io_error(dir, "make it"))?;
+    fs::write(path, text).map_err(io_error(path, "write it"))
+}
+
+/// An environment file with one variable, which the unit splits at blanks.
+fn unit_options(options: &StartOptions) -> io::Result<String> {
+    let mut words = Vec::new();
+    if let Some(path) = &options.config_path {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,@".contains(&byte);
+        let path = path.to_str().filter(|path| path.bytes().all(plain)).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "systemd cannot be told a path of the configuration with blanks or quotes in it; give the file another place",
+            )
+        })?;
+        words.extend(["--config", path]);
+    }
+    if options.router {
+        words.push("--router");
+    }
+    Ok(format!("MARGAY_OPTIONS=\"{}\"\n", words.join(" ")))
 }
 
 async fn has_unit() -> bool {
@@ -298,11 +323,12 @@ fn tail(log: &Path) -> String {
 ///
 /// It does not end.
 pub async fn stop(config: &Config) -> Result<bool, StartError> {
+    let was_running = running(config)?.is_some();
     if has_unit().await {
         // Also when it does not run: systemd must not start it again.
         systemctl("stop").await?;
     }
-    let Some(pid) = running(config)? else { return Ok(false) };
+    let Some(pid) = running(config)? else { return Ok(was_running) };
     let stuck = || StartError::Stuck { pid: pid.clone() };
     let process = Pid::from_raw(pid.parse().map_err(|_| stuck())?);
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -321,4 +347,24 @@ pub async fn stop(config: &Config) -> Result<bool, StartError> {
         }
     }
     Err(stuck())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_unit_is_told_what_the_command_line_says() {
+        let told = |config_path: Option<&str>, router| {
+            unit_options(&StartOptions { config_path: config_path.map(PathBuf::from), router, join: None })
+        };
+        assert_eq!(told(None, false).expect("told"), "MARGAY_OPTIONS=\"\"\n");
+        assert_eq!(
+            told(Some("/srv/a-b/margay.toml"), true).expect("told"),
+            "MARGAY_OPTIONS=\"--config /srv/a-b/margay.toml --router\"\n"
+        );
+        for path in ["/srv/a b", "/srv/\"", "/srv/$HOME", "/srv/\\", "/srv/%i", "/srv/\n"] {
+            assert!(told(Some(path), false).is_err(), "{path}");
+        }
+    }
 }

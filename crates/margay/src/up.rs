@@ -47,6 +47,7 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
             "an agent runs on this host already, and takes --join and --router only when it starts"
         ));
     }
+    let was_prepared = host::is_prepared(config).into_diagnostic()?;
     let mut said = Vec::new();
     host::apply(config, &plan, |text| said.push(text.to_owned())).await.into_diagnostic()?;
     if !args.json {
@@ -77,8 +78,8 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
         ),
         Err(error) => {
             let mut report = error.to_string();
-            if !was_running && !said.is_empty() {
-                // Nothing half-applied: a host that was not up before is not up after a failed start.
+            if !was_running && !was_prepared {
+                // Nothing half-applied: a host that was not prepared before is not after a failed start.
                 match host::restore(config).await {
                     Ok(_) => report.push_str("\nThe host is as it was before."),
                     Err(error) => report.push_str(&format!("\nThe host could not be restored: {error}")),

@@ -193,7 +193,18 @@ impl Change {
             }
             (Self::Rule { from: a, .. }, Self::Rule { from: b, .. }) => a == b,
             (Self::ReservedPort { port: a, .. }, Self::ReservedPort { port: b, .. }) => a == b,
+            // Another responder comes on top of the first, and remembers it: they are undone one after the other.
+            (Self::ResolvConf { server: a, .. }, Self::ResolvConf { server: b, .. }) => a == b,
             _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+
+    /// Whether an interrupted `up` has made only a part of it, so that what is there now is not what was there before.
+    pub fn is_half_made(&self) -> bool {
+        match self {
+            // What cannot be read cannot be mended either; doing the change says why.
+            Self::ResolvConf { path, server, before } => resolv_conf::is_torn(path, before, *server).unwrap_or(false),
+            _ => false,
         }
     }
 
@@ -247,6 +258,9 @@ impl Change {
             Self::ReservedPort { port, .. } => {
                 let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
                 Ok(State::when(sysctl::has_port(&list, *port)))
+            }
+            Self::ResolvConf { .. } if self.is_half_made() => {
+                Ok(State::Differs("half-written by an interrupted `margay up`".into()))
             }
             Self::ResolvConf { path, server, .. } => {
                 let servers = resolv_conf::servers(&resolv_conf::look(path)?.effective);
@@ -321,7 +335,7 @@ impl Change {
             }
             Self::ReservedPort { port, before } => {
                 let now = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
-                if now == *before || !sysctl::has_port(&now, *port) {
+                if sysctl::has_port(before, *port) || !sysctl::has_port(&now, *port) {
                     return Ok(None);
                 }
                 sysctl::write(sysctl::RESERVED_PORTS, &sysctl::without_port(&now, *port))?;

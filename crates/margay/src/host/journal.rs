@@ -52,7 +52,7 @@ pub enum JournalError {
     State(#[from] StateError),
     /// Not ours.
     #[error(
-        "{path}: {why}; `margay down` cannot know what to undo: remove `ip link del sal0` and the file by hand, or restore it"
+        "{path}: {why}; nobody knows what to undo: restore the file, or remove it and undo by hand (`ip link del sal0`; the book's page on what `up` changes has the rest)"
     )]
     Damaged {
         /// Which file.

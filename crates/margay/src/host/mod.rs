@@ -90,18 +90,11 @@ pub async fn apply(config: &Config, plan: &Plan, mut progress: impl FnMut(&str))
     let net = Netlink::connect().map_err(look("interfaces"))?;
     let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
     let before = journal.changes().to_vec();
-    // What an earlier `up` found is what `down` must bring back.
-    let mut noted = before.clone();
-    for change in plan.changes() {
-        match noted.iter().position(|known| known.is_same_thing(change)) {
-            Some(at) if !change.remembers() => noted[at] = change.clone(),
-            Some(_) => {}
-            None => noted.push(change.clone()),
-        }
-    }
-    journal.write(noted)?;
+    journal.write(merge(&before, plan.changes()))?;
+    // What an interrupted `up` has left half-written, the plan takes for what was there before. The journal knows better.
+    let better = |change: &&Change| before.iter().find(|known| known.is_same_thing(change) && known.is_half_made());
     let mut done: Vec<&Change> = Vec::new();
-    for change in plan.changes() {
+    for change in plan.changes().iter().map(|change| better(&change).unwrap_or(change)) {
         let made = match change.state(&net).await {
             Ok(State::Present) => continue,
             Ok(_) => change.apply(&net).await,
@@ -117,7 +110,11 @@ pub async fn apply(config: &Config, plan: &Plan, mut progress: impl FnMut(&str))
                 done.push(change);
                 let left = undo_all(&net, &done).await.1;
                 if left.is_empty() {
-                    journal.write(before)?;
+                    if before.is_empty() {
+                        journal.clear()?
+                    } else {
+                        journal.write(before)?
+                    }
                     let advice =
                         if refused.advice.is_empty() { String::new() } else { format!("; {}", refused.advice) };
                     return Err(HostError::Refused { error: refused, advice });
@@ -127,6 +124,32 @@ pub async fn apply(config: &Config, plan: &Plan, mut progress: impl FnMut(&str))
         }
     }
     Ok(())
+}
+
+/// What an earlier `up` found is what `down` must bring back.
+fn merge(before: &[Change], changes: &[Change]) -> Vec<Change> {
+    let mut noted = before.to_vec();
+    for change in changes {
+        match noted.iter().position(|known| known.is_same_thing(change)) {
+            Some(at) if !change.remembers() => noted[at] = change.clone(),
+            Some(_) => {}
+            None => noted.push(change.clone()),
+        }
+    }
+    noted
+}
+
+/// Whether an earlier `up` has prepared this host, and no `down` came since.
+///
+/// # Errors
+///
+/// The journal cannot be read.
+pub fn is_prepared(config: &Config) -> Result<bool, HostError> {
+    if !config.host.state_dir.exists() {
+        return Ok(false);
+    }
+    need_root("`margay up` changes interfaces and routes")?;
+    Ok(!Journal::open(StateDir::open(&config.host.state_dir)?)?.changes().is_empty())
 }
 
 /// Undoes in reverse order; gives remarks, and what could not be undone.
@@ -154,6 +177,8 @@ pub async fn restore(config: &Config) -> Result<Vec<String>, HostError> {
     need_root("`margay down` changes interfaces and routes")?;
     let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
     if journal.changes().is_empty() {
+        // There may be one of another boot, with nothing left to undo.
+        journal.clear()?;
         return Ok(Vec::new());
     }
     let net = Netlink::connect().map_err(look("interfaces"))?;

@@ -141,6 +141,14 @@ pub fn apply(path: &Path, before: &Before, server: IpAddr) -> io::Result<()> {
     }
 }
 
+/// Whether an interrupted write has left only a part of what [`apply`] writes. Such a file is no memory of what was there.
+pub fn is_torn(path: &Path, before: &Before, server: IpAddr) -> io::Result<bool> {
+    // The other two are put in place whole.
+    let Before::File(content) = before else { return Ok(false) };
+    let (now, ours) = (look(path)?.effective, with_server(content.as_bytes(), server));
+    Ok(now.len() < ours.len() && ours.starts_with(&now))
+}
+
 /// Puts back what was there. A file that somebody else has written since is left to them, but for our lines.
 pub fn undo(path: &Path, before: &Before, server: IpAddr) -> io::Result<Undone> {
     remove_left_over(&temporary(path))?;

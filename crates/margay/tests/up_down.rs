@@ -1,0 +1,336 @@
+//! `margay up --host-only` and `margay down` on a host of their own: private user, network and mount namespaces, so that
+//! neither this machine's network nor its `/etc`, `/run` and `/var` are touched. What `down` leaves must be what `up` found.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A host with a life of its own, and words to speak about it. `$dir` is on disk; everything else goes with the namespaces.
+const HOST: &str = r#"
+set -euo pipefail
+mount --bind "$dir/etc" /etc
+# Without /run/systemd, neither systemd nor its resolver of the machine below is ever asked.
+mount -t tmpfs none /run
+ip link set lo up
+ip link add eth0 type veth peer name peer0
+# Nothing that comes by itself, and later: no link-local addresses.
+for link in eth0 peer0; do
+    if [ -e /proc/sys/net/ipv6 ]; then ip link set $link addrgenmode none; fi
+    ip link set $link up
+done
+ip addr add 10.1.0.5/24 dev eth0
+ip -6 addr add fd01::5/64 dev eth0 nodad 2>/dev/null || true
+ip route add default via 10.1.0.1 dev eth0
+ip route add 10.9.0.0/16 via 10.1.0.1 dev eth0
+ip rule add from 10.7.0.0/16 lookup 100 priority 1000
+echo 20000-20010,30000 >/proc/sys/net/ipv4/ip_local_reserved_ports
+
+margay() { "$margay_program" --config "$dir/margay.toml" "$@"; }
+
+snapshot() {
+    for family in -4 -6; do
+        ip $family -o addr show
+        ip $family rule show
+        ip $family route show table all
+    done
+    ip -d -o link show
+    stat -c '%F %a %u %g %s %N' /etc/resolv.conf 2>/dev/null || true
+    # With the last line end, or without it.
+    if [ -e /etc/resolv.conf ]; then od -c /etc/resolv.conf; fi
+    ls -A /etc
+    cat /proc/sys/net/ipv4/ip_local_reserved_ports /proc/sys/net/ipv4/ip_forward
+    { grep -r . /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf 2>/dev/null || true; } | sort
+}
+
+as_before() {
+    snapshot >"$dir/now"
+    diff "$dir/before" "$dir/now" || { echo "after $1 the host is not as before"; exit 1; }
+    [ ! -e "$journal" ] || { echo "after $1 the journal is still there"; exit 1; }
+}
+
+changed() {
+    snapshot >"$dir/now"
+    if diff -q "$dir/before" "$dir/now" >/dev/null; then echo "up changed nothing: its undoing proves nothing"; exit 1; fi
+    # Not `grep -q`: it would end before the writer does.
+    ip rule show | grep '^5432:.*from 198.18.0.1 lookup 54324' >/dev/null
+    [ "$(sed -n 's/^nameserver //p' /etc/resolv.conf | head -n 1)" = 198.18.0.1 ]
+}
+
+refused() {
+    if "$@" >"$dir/said" 2>&1; then cat "$dir/said"; echo "not refused: $*"; exit 1; fi
+}
+
+said() {
+    # Lines of errors are folded.
+    tr -s '\n │' ' ' <"$dir/said" | grep -F "$1" >/dev/null || { cat "$dir/said"; echo "does not say: $1"; exit 1; }
+}
+
+journal=$dir/state/host-changes.json
+snapshot >"$dir/before"
+"#;
+
+/// One host, on disk.
+struct Host {
+    dir: tempfile::TempDir,
+}
+
+impl Host {
+    fn new(resolv_conf: Option<&str>) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let etc = dir.path().join("etc");
+        std::fs::create_dir(&etc).expect("made");
+        if let Some(text) = resolv_conf {
+            std::fs::write(etc.join("resolv.conf"), text).expect("written");
+        }
+        let config = format!("[host]\nstate_dir = \"{}/state\"\nruntime_dir = \"/run/margay\"\n", dir.path().display());
+        std::fs::write(dir.path().join("margay.toml"), config).expect("written");
+        Self { dir }
+    }
+
+    /// Boots it, in effect: new namespaces over the same disk. `before` runs first, as part of the host's own life.
+    fn boot(&self, before: &str, script: &str) {
+        let output = Command::new("unshare")
+            .args(["-rnm", "bash", "-c", &format!("{before}\n{HOST}\n{script}")])
+            .env("dir", self.dir.path())
+            .env("margay_program", PathBuf::from(env!("CARGO_BIN_EXE_margay")))
+            .output()
+            .expect("unshare (util-linux) can be run");
+        assert!(
+            output.status.success(),
+            "{script}\n{}\n{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+/// No line end at the end: it must stay so.
+const BY_HAND: &str = "# by hand\nsearch example.org\nnameserver 192.0.2.53\noptions timeout:1";
+
+#[test]
+fn down_brings_everything_back_and_again() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r"
+        margay up --dry-run >/dev/null; as_before 'a dry run'
+        for round in 1 2; do
+            margay up --host-only >/dev/null; changed
+            margay up --host-only >$dir/again; changed
+            [ ! -s $dir/again ] || { cat $dir/again; echo 'a second up found something to do'; exit 1; }
+            if margay up --dry-run | grep '^would'; then echo 'a dry run after up finds something to do'; exit 1; fi
+            margay down >/dev/null; as_before down
+            margay down >/dev/null; as_before 'a second down'
+        done
+        ",
+    );
+}
+
+#[test]
+fn a_host_without_resolv_conf_has_none_afterwards() {
+    Host::new(None).boot("", "margay up --host-only >/dev/null; changed; margay down >/dev/null; as_before down");
+}
+
+#[test]
+fn a_link_comes_back_as_a_link() {
+    let host = Host::new(None);
+    let target = host.dir.path().join("others.conf");
+    std::fs::write(&target, "nameserver 192.0.2.54\n").expect("written");
+    std::os::unix::fs::symlink(&target, host.dir.path().join("etc/resolv.conf")).expect("linked");
+    host.boot("", "margay up --host-only >/dev/null; changed; margay down >/dev/null; as_before down");
+    assert_eq!(std::fs::read_to_string(&target).expect("there"), "nameserver 192.0.2.54\n");
+}
+
+#[test]
+fn a_crash_in_the_middle_is_undone_from_wherever_it_got() {
+    // `up` writes its journal first, then works downwards. So a crash is: the whole journal, and the last of its changes not made.
+    // Each step takes one more of them back by hand.
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        original=$(cat /etc/resolv.conf; echo x); original=${original%x}
+        steps=(
+            'printf %s "${changed_file:0:40}" >/etc/resolv.conf'
+            'printf "" >/etc/resolv.conf'
+            'printf %s "$original" >/etc/resolv.conf'
+            'echo 20000-20010,30000 >/proc/sys/net/ipv4/ip_local_reserved_ports'
+            'ip rule del from 198.18.0.1 lookup 54324'
+            'ip route flush table 54324'
+            'ip link set sal0 down'
+            'ip addr flush dev sal0'
+            'ip link del sal0; ip -6 rule del from fd5a:4c00::1 lookup 54324'
+        )
+        for mend in 'true' 'margay up --host-only >/dev/null; changed'; do
+            for ((last = 0; last < ${#steps[@]}; last++)); do
+                margay up --host-only >/dev/null; changed
+                changed_file=$(cat /etc/resolv.conf)
+                for ((at = 0; at <= last; at++)); do eval "${steps[at]}"; done
+                eval "$mend"
+                margay down >/dev/null; as_before "a crash (${steps[last]}), $mend, down"
+            done
+        done
+        "#,
+    );
+}
+
+#[test]
+fn a_reboot_leaves_the_file_to_restore_and_nothing_else() {
+    let restored = |host: &Host| {
+        let now = std::fs::read_to_string(host.dir.path().join("etc/resolv.conf")).expect("there");
+        assert_eq!(now, BY_HAND);
+        assert!(!host.dir.path().join("state/host-changes.json").exists());
+    };
+    let another_boot = r#"sed -i 's/"boot_id": ".*"/"boot_id": "earlier"/' "$journal""#;
+    let host = Host::new(Some(BY_HAND));
+    let up = format!("margay up --host-only >/dev/null; changed; {another_boot}");
+
+    host.boot("", &up);
+    host.boot("", "margay down >/dev/null");
+    restored(&host);
+
+    // What the first `up` found is what comes back, not what the second one did.
+    host.boot("", &up);
+    host.boot("", &up);
+    host.boot("", "margay up --host-only >/dev/null; changed; margay down >/dev/null");
+    restored(&host);
+}
+
+#[test]
+fn a_host_without_ipv6_gets_none() {
+    let no_ipv6 =
+        "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6";
+    Host::new(Some(BY_HAND)).boot(
+        no_ipv6,
+        r"
+        margay up --host-only >/dev/null; changed
+        if ip -6 rule show | grep fd5a; then echo 'an IPv6 rule on a host without IPv6'; exit 1; fi
+        margay down >/dev/null; as_before down
+        ",
+    );
+}
+
+#[test]
+fn what_others_changed_meanwhile_stays() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r"
+        margay up --host-only >/dev/null; changed
+        echo 'nameserver 192.0.2.99' >>/etc/resolv.conf
+        echo 40000,54324 >/proc/sys/net/ipv4/ip_local_reserved_ports
+        margay down >$dir/said; said 'only the agent'
+        [ $(cat /proc/sys/net/ipv4/ip_local_reserved_ports) = 40000 ]
+        grep 192.0.2.99 /etc/resolv.conf >/dev/null
+        if grep 198.18 /etc/resolv.conf; then exit 1; fi
+        ",
+    );
+}
+
+#[test]
+fn what_was_there_before_is_not_taken_away() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        # A port that the operator has reserved already.
+        echo 30000,54324 >/proc/sys/net/ipv4/ip_local_reserved_ports
+        snapshot >"$dir/before"
+        margay up --host-only >/dev/null; changed
+        echo 30000,40000,54324 >/proc/sys/net/ipv4/ip_local_reserved_ports
+        margay down >/dev/null
+        [ "$(cat /proc/sys/net/ipv4/ip_local_reserved_ports)" = 30000,40000,54324 ]
+        "#,
+    );
+}
+
+#[test]
+fn a_responder_that_moved_leaves_no_line_behind() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        margay up --host-only >/dev/null; changed
+        printf '\n[dns]\nlisten = "127.0.0.7:53"\n' >>"$dir/margay.toml"
+        margay up --host-only >/dev/null
+        [ "$(sed -n 's/^nameserver //p' /etc/resolv.conf | head -n 1)" = 127.0.0.7 ]
+        margay down >/dev/null; as_before 'a responder that moved'
+        "#,
+    );
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_and_changes_nothing() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        # Another user of the same host: what would change may be seen, not done.
+        unshare -U "$margay_program" --config "$dir/margay.toml" up --dry-run >"$dir/said"; said 'would make the virtual interface sal0'
+        refused unshare -U "$margay_program" --config "$dir/margay.toml" up --host-only; said 'needs root'
+        as_before 'up without root'
+
+        ip link add sal0 type veth peer name other0
+        refused margay up --host-only; said "is not Margay's"
+        refused margay up --dry-run; said "is not Margay's"
+        ip link del sal0
+        as_before 'up with another sal0'
+
+        mkdir -m 700 "$dir/state"
+        echo '{' >"$journal"
+        refused margay up --host-only; said 'host-changes.json'
+        refused margay down; said 'host-changes.json'
+        rm "$journal"
+        as_before 'a damaged journal'
+
+        # A change in the middle is refused: all before it are undone.
+        mount --bind -o ro /proc/sys/net/ipv4 /proc/sys/net/ipv4
+        mount -o remount,ro,bind /proc/sys/net/ipv4
+        refused margay up --host-only; said 'nothing was left behind'
+        umount /proc/sys/net/ipv4
+        margay down >/dev/null; as_before 'a refused change'
+
+        mount -t tmpfs none /dev/net
+        refused margay up --host-only; said '/dev/net/tun'
+        as_before 'up without TUN'
+        "#,
+    );
+}
+
+#[test]
+fn an_agent_that_does_not_start_leaves_the_host_as_it_was() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        coproc taken { python3 -c '
+import socket, sys
+taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+taken.bind(("", 54324))
+print("ready", flush=True)
+sys.stdin.read()'; }
+        read -r ready <&"${taken[0]}"; [ "$ready" = ready ]
+        refused margay up; said 54324
+        as_before 'up without an agent'
+
+        trap 'margay down >/dev/null 2>&1 || true' EXIT
+        # Prepared before: stays so, for the next attempt.
+        margay up --host-only >/dev/null; changed
+        refused margay up; said 54324; changed
+        ip link set sal0 mtu 1400
+        refused margay up; said 54324; changed
+        margay down >/dev/null; as_before down
+        "#,
+    );
+}
+
+#[test]
+fn one_agent_per_host() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        trap 'margay down >/dev/null 2>&1 || true' EXIT
+        margay up >"$dir/said"; said 'the agent runs'
+        pid=$(cat /run/margay/agent.lock)
+        margay up >"$dir/said"; said 'the agent runs already'
+        refused margay agent; said "process $pid"
+        refused margay up --router; said 'runs on this host already'
+        margay down >"$dir/said"; said 'the agent is stopped'
+        [ ! -d "/proc/$pid" ] || grep '^State:.*Z' "/proc/$pid/status"
+        as_before down
+        margay down >"$dir/said"; said 'no agent ran'
+        "#,
+    );
+}

@@ -49,7 +49,9 @@ const BUSY: &str = r#"
     ip -6 rule add from fd77::/64 lookup 100 priority 1000
     ip route add 10.8.0.0/16 via 10.1.0.1 dev eth0 onlink table 100
     ip route add 10.9.0.0/16 via 10.1.0.1 dev eth0 onlink
-    ip link add own0 type dummy && ip link set own0 up && ip addr add 10.77.0.1/24 dev own0
+    ip link add own0 type bridge
+    ip link set own0 up
+    ip addr add 10.77.0.1/24 dev own0
     echo 20000-20010,30000 > /proc/sys/net/ipv4/ip_local_reserved_ports
     printf '# by hand\nsearch example.org\nnameserver 192.0.2.53\noptions timeout:1' > /etc/resolv.conf
     chmod 640 /etc/resolv.conf

@@ -16,6 +16,7 @@ use crate::egress::{carry, sender};
 use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, Packet, SYN};
 use crate::train::{Assembler, Run};
+use crate::tun::PACKET_MAX;
 use crate::udp::{RECEIVE_MAX, SendError};
 use crate::vnet::{Gso, Vnet};
 use crate::wait::readable;
@@ -46,7 +47,7 @@ impl<C: Core> CoreSide<C> {
         Self {
             core,
             on_event,
-            buffer: vec![0; RECEIVE_MAX].into_boxed_slice(),
+            buffer: vec![0; RECEIVE_MAX.max(PACKET_MAX)].into_boxed_slice(),
             outbox: Outbox::new(config.datagram_max),
             assembler: Assembler::default(),
             armed: None,

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
     ErrorCode, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr, SessionRepr,
@@ -191,6 +191,10 @@ impl Sal {
             }
             Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
         }
+        // The router knows the peer by a family that this host has not: the direct answer shows a path, or there is none.
+        if message.error().is_none() && !self.has_family_of(answered_from(message, from).ip()) {
+            return Err(DropReason::WrongPath);
+        }
         let answer = match self.prove_answer(now, message, from) {
             Err(DropReason::UnknownAssociation) => {
                 self.ask_full_handshake(now, id);
@@ -204,6 +208,11 @@ impl Sal {
             return Ok(());
         }
         self.accept_answer(now, from, message, answer)
+    }
+
+    fn has_family_of(&self, remote: IpAddr) -> bool {
+        let own = &self.config.local_addresses;
+        own.is_empty() || remote.is_loopback() || own.iter().any(|own| own.is_ipv4() == remote.is_ipv4())
     }
 
     /// The peer tags with a key that we no longer hold: ask once for a full handshake.

@@ -241,7 +241,7 @@ fn drops(hosts: [&Host; 3]) -> Result<Vec<(String, u64)>> {
     Ok(sums.into_iter().filter(|(_, packets)| *packets > 0).collect())
 }
 
-/// tcpdump, at the SAL port of a host.
+/// dumpcap, at the SAL port of a host.
 struct Recorder {
     program: Program,
     file: PathBuf,
@@ -252,11 +252,12 @@ impl Recorder {
         let file = host.dir.join("sal.pcap");
         let path = file.to_str().context("a path that is no text")?;
         let count = CAPTURED.to_string();
-        let argv =
-            ["tcpdump", "-i", "eth0", "-U", "-Z", "root", "-c", &count, "-w", path, "udp port 54324 and less 1514"];
-        let program = host.spawn("tcpdump", argv)?;
-        wait_for("tcpdump", Duration::from_secs(5), || {
-            if program.log().contains("listening on") { Ok(()) } else { bail!("it does not listen: {}", program.log()) }
+        // Unlike tcpdump, it also runs where no other user exists: in a user namespace.
+        let filter = "udp port 54324 and less 1514";
+        let argv = ["dumpcap", "-q", "-P", "-i", "eth0", "-f", filter, "-c", &count, "-w", path];
+        let program = host.spawn("dumpcap", argv)?;
+        wait_for("dumpcap", Duration::from_secs(5), || {
+            if program.log().contains("File:") { Ok(()) } else { bail!("it does not listen: {}", program.log()) }
         })?;
         Ok(Self { program, file })
     }

@@ -193,7 +193,7 @@ pub fn fresh_dir(name: &str) -> Result<PathBuf> {
 /// # Errors
 ///
 /// The lab cannot be started at all.
-pub fn run_in_lab(scenario: &Scenario, keep: bool) -> Result<Report> {
+fn run_in_lab(scenario: &Scenario, keep: bool) -> Result<Report> {
     let name = scenario.name;
     let dir = fresh_dir(name)?;
     progress(&format!("{name}: {} ({})", scenario.summary, Privilege::of_this_process().sentence()));

@@ -170,6 +170,19 @@ fn a_path_that_shrinks() {
     });
 }
 
+/// Sends until something arrives: the kernel discards what is sent to a TUN before it has noticed that somebody holds it.
+fn await_passage(client: &UdpSocket, server: &UdpSocket, to: SocketAddr) {
+    let mut buffer = [0; 16];
+    server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut tries = 0..200;
+    while server.recv_from(&mut buffer).is_err() {
+        tries.next().expect("a datagram arrives within twenty seconds");
+        client.send_to(b"hello", to).unwrap();
+    }
+    while server.recv_from(&mut buffer).is_ok() {}
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+}
+
 #[test]
 fn datagrams_of_every_size() {
     isolated("datagrams_of_every_size", || {
@@ -181,6 +194,7 @@ fn datagrams_of_every_size() {
                 let client = network.hosts[0].run(move || UdpSocket::bind((own_address(from_v4), 0)).unwrap());
                 client.set_read_timeout(Some(PATIENCE)).unwrap();
                 let to = SocketAddr::new(server_address(from_v4), 53);
+                await_passage(&client, &server, to);
                 for len in [0, 1, 1400, 1430, 1500, 9000, 60_000] {
                     client.send_to(&pattern(len), to).unwrap();
                     let mut buffer = vec![0; 65_536];

@@ -191,6 +191,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
     let datapath = Arc::clone(&agent.core.0);
     let datapath_ended = tokio::task::spawn_blocking(move || datapath.wait());
+    host::await_running().await.into_diagnostic()?;
     tracing::info!(host = %agent.identity.host_id(), epoch = agent.identity.epoch, router = agent.router.is_some(), "up");
     start::notify(&format!("READY=1\nSTATUS=host {}", agent.identity.host_id()));
     let until = async {

@@ -69,6 +69,10 @@ pub enum HostError {
     State(#[from] StateError),
 }
 
+/// How often, and how many times, the interface is looked at while it comes up.
+const RUNNING_LOOK: std::time::Duration = std::time::Duration::from_millis(5);
+const RUNNING_LOOKS: usize = 400;
+
 fn look(what: &'static str) -> impl Fn(io::Error) -> HostError {
     move |error| HostError::Look { what, error }
 }
@@ -207,6 +211,23 @@ pub async fn inspect(config: &Config) -> Result<Vec<(String, State)>, HostError>
         }
     }
     Ok(found)
+}
+
+/// Waits until the kernel has noticed that the datapath holds the interface: until then it discards what programs send there,
+/// and the first connection would wait for a retransmission.
+///
+/// # Errors
+///
+/// The kernel's tables cannot be read. That it takes too long is none: packets will pass a little later.
+pub async fn await_running() -> io::Result<()> {
+    let net = Netlink::connect()?;
+    for _ in 0..RUNNING_LOOKS {
+        if net.link(crate::agent::INTERFACE).await?.is_some_and(|link| link.running) {
+            break;
+        }
+        tokio::time::sleep(RUNNING_LOOK).await;
+    }
+    Ok(())
 }
 
 /// Addresses of this host that others could use, those of the interface with the default route first.

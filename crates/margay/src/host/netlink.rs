@@ -31,6 +31,8 @@ pub struct Link {
     pub gso_max_size: u32,
     /// Administratively up.
     pub up: bool,
+    /// Packets that are sent to it get somewhere: a TUN is held by a process, and the kernel has noticed.
+    pub running: bool,
     /// `lo`.
     pub loopback: bool,
     /// A TUN.
@@ -203,6 +205,7 @@ fn link_of(message: &LinkMessage) -> Link {
         mtu: 0,
         gso_max_size: 0,
         up: message.header.flags.contains(LinkFlags::Up),
+        running: message.header.flags.contains(LinkFlags::Running),
         loopback: message.header.flags.contains(LinkFlags::Loopback),
         tun: false,
     };

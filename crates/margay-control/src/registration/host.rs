@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::proto::{self, Code, from_host, from_router};
-use super::stream::{Reader, StreamError, Writer, open};
+use super::stream::{Reader, StreamError, Writer, open, read_all};
 use super::{Instance, Local, VERSION};
 use crate::store::{Joined, Store};
 use crate::token::{TokenHash, TokenSecret};
@@ -377,17 +377,6 @@ async fn one_stream(shared: &Arc<Shared>, orders: &mut mpsc::UnboundedReceiver<O
     let end = Conversation::new(shared, writer, &welcome).hold(orders, answers).await;
     reading.abort();
     end
-}
-
-/// Reading is a task of its own: a read that is cut off half-way would lose its place.
-async fn read_all(mut reader: Reader, sender: mpsc::Sender<Result<proto::FromRouter, StreamError>>) {
-    loop {
-        let read = reader.read().await;
-        let is_last = read.is_err();
-        if sender.send(read).await.is_err() || is_last {
-            return;
-        }
-    }
 }
 
 /// Connects, says hello, and is welcomed.

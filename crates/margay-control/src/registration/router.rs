@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::proto::{self, Code, from_host, from_router};
 use super::roll::{Place, Roll, RollError, Seat};
-use super::stream::{Reader, StreamError, Writer, accept};
+use super::stream::{Reader, StreamError, Writer, accept, read_all};
 use super::{Instance, Local, VERSION};
 use crate::keyring::Keyring;
 use crate::store::{AdmitError, Member, MemberKey, NameError, Store};
@@ -527,16 +527,6 @@ impl Guest {
             priority: instance.priority,
         });
         from_router::Body::Resolved(proto::Resolved { request, instances: instances.collect(), truncated })
-    }
-}
-
-async fn read_all(mut reader: Reader, sender: tokio::sync::mpsc::Sender<Result<proto::FromHost, StreamError>>) {
-    loop {
-        let read = reader.read().await;
-        let is_last = read.is_err();
-        if sender.send(read).await.is_err() || is_last {
-            return;
-        }
     }
 }
 

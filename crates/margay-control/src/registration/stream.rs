@@ -11,6 +11,7 @@ use snow::StatelessTransportState;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc;
 
 use crate::entropy::{self, NoEntropy};
 
@@ -149,5 +150,17 @@ impl Writer {
         let len = self.noise.write_message(self.nonce, &plain, &mut sealed)?;
         self.nonce += 1;
         write_frame(&mut self.half, &sealed[..len]).await
+    }
+}
+
+/// Hands on all messages, and the error that ends them. Reading is a task of its own: a read that is cut off half-way would
+/// lose its place.
+pub async fn read_all<M: Message + Default>(mut reader: Reader, sender: mpsc::Sender<Result<M, StreamError>>) {
+    loop {
+        let read = reader.read().await;
+        let is_last = read.is_err();
+        if sender.send(read).await.is_err() || is_last {
+            return;
+        }
     }
 }

@@ -1,1 +1,308 @@
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
+use margay_core::AssociationSetup;
+use margay_core::certificate::{TrustAnchor, TrustStore};
+use margay_core::key::HostSecret;
+use margay_core::name::{Name, ServiceId, authority_block};
+use margay_core::rng::Rng;
+use margay_core::table::{Action, Rule, RuleId, TableError};
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::*;
+use crate::issue::authority_prefix;
+use crate::keyring::Keyring;
+use crate::store::{Store, Token};
+use crate::token::TokenSecret;
+use crate::{Clock, SalControl, StateDir};
+
+const NOW_S: u64 = 1_700_000_000;
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A core that remembers what it was told.
+#[derive(Default)]
+struct Recorder {
+    associations: Mutex<Vec<AssociationSetup>>,
+    rules: Mutex<BTreeMap<RuleId, (Prefix, Rule)>>,
+    next: Mutex<u64>,
+    certificates: Mutex<BTreeMap<Prefix, Vec<u8>>>,
+    membership: Mutex<Vec<u8>>,
+    /// How many rules there were for a prefix at the least, since it first had one.
+    fewest: Mutex<BTreeMap<Prefix, usize>>,
+}
+
+impl Recorder {
+    fn rules_of(&self, prefix: &Prefix) -> Vec<Rule> {
+        self.rules.lock().values().filter(|(of, _)| of == prefix).map(|(_, rule)| rule.clone()).collect()
+    }
+}
+
+impl SalControl for Recorder {
+    fn install_association(&self, setup: AssociationSetup) {
+        self.associations.lock().push(setup);
+    }
+    fn add_trust_anchor(&self, _: TrustAnchor) {}
+    fn set_membership(&self, chain: Vec<u8>) {
+        *self.membership.lock() = chain;
+    }
+    fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
+        self.certificates.lock().insert(prefix, chain);
+    }
+    fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        let mut next = self.next.lock();
+        *next += 1;
+        self.rules.lock().insert(RuleId(*next), (prefix, rule));
+        Ok(RuleId(*next))
+    }
+    fn remove_rule(&self, id: RuleId) -> bool {
+        let Some((prefix, _)) = self.rules.lock().remove(&id) else { return false };
+        let left = self.rules_of(&prefix).len();
+        let mut fewest = self.fewest.lock();
+        let least = fewest.entry(prefix).or_insert(left);
+        *least = left.min(*least);
+        true
+    }
+    fn bind_name(&self, _: IpAddr, _: ServiceId) {}
+    fn unbind_name(&self, _: IpAddr) {}
+}
+
+/// A host or a router: its directory, store and core.
+struct Party {
+    _base: tempfile::TempDir,
+    keyring: Keyring,
+    store: Arc<Store>,
+    core: Arc<Recorder>,
+    local: Local,
+}
+
+fn party(seed: u8, name: &str) -> Party {
+    let base = tempfile::tempdir().expect("a directory");
+    let dir = StateDir::open(base.path().join("state")).expect("made");
+    let local = Local {
+        host_key: HostSecret::generate(&mut Rng::new([seed; 32])),
+        epoch: 1,
+        boot_id: [seed; 16],
+        sal_port: 54_324,
+        host_name: name.to_owned(),
+        software: "test".to_owned(),
+    };
+    let keyring = Keyring::open(&dir).expect("opened");
+    let store = Arc::new(Store::open(&dir).expect("made"));
+    Party { _base: base, keyring, store, core: Arc::default(), local }
+}
+
+fn clock() -> Clock {
+    Clock::from_fn(|| NOW_S)
+}
+
+impl Party {
+    async fn route(&self, lease_ms: u32) -> Arc<Router> {
+        let config =
+            RouterConfig { listen: "127.0.0.1:0".parse().expect("literal"), lease_ms, heartbeat_ms: lease_ms / 4 };
+        let (store, core) = (Arc::clone(&self.store), Arc::clone(&self.core) as Arc<dyn SalControl>);
+        Router::start(config, self.local.clone(), self.keyring.clone(), store, core, clock()).await.expect("started")
+    }
+
+    fn token(&self, uses: u32, seed: u8, grants: Vec<Prefix>) -> TokenSecret {
+        let secret = TokenSecret::new([seed; 16]);
+        let token = Token {
+            hash: secret.hash(),
+            authority: "shop".to_owned(),
+            grants,
+            groups: vec!["front".to_owned()],
+            uses_left: uses,
+            created_s: NOW_S,
+            expires_s: NOW_S + 60,
+        };
+        self.store.add_token(&token).expect("kept");
+        secret
+    }
+
+    fn join(&self, router: &Party, at: &Router, secret: Option<TokenSecret>) -> Home {
+        let authority = router.keyring.authority("shop").expect("readable").expect("made");
+        let config = HomeConfig {
+            router_address: at.local_address().to_string(),
+            router_key: router.local.host_key.public(),
+            authority: "shop".to_owned(),
+            authority_key: authority.key.public(),
+            secret,
+        };
+        let (store, core) = (Arc::clone(&self.store), Arc::clone(&self.core) as Arc<dyn SalControl>);
+        Home::start(config, self.local.clone(), store, core, clock())
+    }
+}
+
+/// A router of shop with one host that joined.
+async fn shop() -> (Party, Arc<Router>, Party, Home) {
+    let (router, host) = (party(1, "router"), party(2, "web1"));
+    let authority = router.keyring.create_authority("shop").expect("made");
+    let at = router.route(60_000).await;
+    let secret = router.token(1, 9, vec![authority_prefix(&authority)]);
+    let home = host.join(&router, &at, Some(secret));
+    await_phase(&home, Phase::Connected).await;
+    (router, at, host, home)
+}
+
+async fn await_phase(home: &Home, phase: Phase) {
+    let mut changed = home.changed();
+    let reached = changed.wait_for(|state| state.phase == phase);
+    timeout(LIMIT, reached).await.unwrap_or_else(|_| panic!("it is {:?}", home.state())).expect("it lives");
+}
+
+async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let reached = async {
+        while !done() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(LIMIT, reached).await.unwrap_or_else(|_| panic!("{what}: not in time"));
+}
+
+fn registration(name: &str, weight: u32) -> Registration {
+    let parsed: Name = name.parse().expect("literal");
+    Registration { name: name.to_owned(), prefix: parsed.prefix(), weight, priority: 100, proof: Vec::new() }
+}
+
+fn state_of(home: &Home, name: &str) -> &'static str {
+    let prefix = name.parse::<Name>().expect("literal").prefix();
+    home.registration(&prefix).map_or("none", |state| state.state)
+}
+
+#[tokio::test]
+async fn both_ends_hold_one_association_and_the_host_finds_the_router() {
+    let (router, at, host, home) = shop().await;
+    let (ours, theirs) = (host.core.associations.lock()[0].clone(), router.core.associations.lock()[0].clone());
+    assert_eq!((ours.local_id, ours.remote_id, ours.key), (theirs.remote_id, theirs.local_id, theirs.key));
+    assert_eq!((ours.hop_key, ours.initiator, theirs.initiator), (theirs.hop_key, true, false));
+    let mut trust = TrustStore::default();
+    trust.add(TrustAnchor { authority: authority_block("shop"), key: home.config().authority_key });
+    let membership = host.core.membership.lock().clone();
+    assert!(trust.verify_member(&membership, &host.local.host_key.public().0, NOW_S).is_ok());
+    let mut lengths: Vec<u16> = host.core.rules.lock().values().map(|(prefix, _)| prefix.bits).collect();
+    lengths.sort_unstable();
+    assert_eq!(lengths, [0, 64]);
+    assert_eq!(at.host_count(), 1);
+    home.stop().await;
+    assert!(host.core.rules.lock().is_empty());
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_name_is_registered_resolved_changed_and_withdrawn() {
+    let (router, at, host, home) = shop().await;
+    let web: Name = "web.shop".parse().expect("literal");
+    home.register(registration("web.shop", 100));
+    until("registration", || state_of(&home, "web.shop") == "registered").await;
+    let rules = router.core.rules_of(&web.prefix());
+    let Action::Forward(hop) = &rules[0].action else { panic!("{rules:?}") };
+    assert_eq!((rules.len(), hop.host, hop.address.port()), (1, Some(host.local.host_key.public().id()), 54_324));
+    let found = home.resolve(web.service_id()).await.expect("answered");
+    assert_eq!((found.len(), found[0].host_name.as_str()), (1, "web1"));
+    assert!(!host.core.certificates.lock()[&web.prefix()].is_empty());
+
+    home.register(registration("web.shop", 7));
+    until("the new weight", || router.core.rules_of(&web.prefix()).iter().any(|rule| rule.weight == 7)).await;
+    until("the old rule's end", || router.core.rules_of(&web.prefix()).len() == 1).await;
+    assert_eq!(router.core.fewest.lock()[&web.prefix()], 1, "there was always a rule");
+
+    home.withdraw(web.prefix()).await;
+    assert!(router.core.rules_of(&web.prefix()).is_empty());
+    assert!(home.resolve(web.service_id()).await.expect("answered").is_empty());
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn what_no_grant_covers_is_refused_and_says_why() {
+    let (_router, at, _host, home) = shop().await;
+    home.register(registration("web.other", 100));
+    until("the refusal", || state_of(&home, "web.other") == "refused").await;
+    let prefix = "web.other".parse::<Name>().expect("literal").prefix();
+    assert!(home.registration(&prefix).expect("known").why.contains("no grant"));
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_is_good_for_as_many_hosts_as_it_says_and_a_member_needs_none() {
+    let (router, at, host, home) = shop().await;
+    let late = party(3, "late");
+    let second = late.join(&router, &at, Some(TokenSecret::new([9; 16])));
+    await_phase(&second, Phase::Refused).await;
+    assert!(second.state().why.contains("used up"), "{}", second.state().why);
+    home.stop().await;
+    until("the host's end", || at.host_count() == 0).await;
+    let again = host.join(&router, &at, None);
+    await_phase(&again, Phase::Connected).await;
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_takes_its_names_with_it() {
+    let (router, at, _host, home) = shop().await;
+    home.register(registration("web.shop", 100));
+    until("registration", || state_of(&home, "web.shop") == "registered").await;
+    home.stop().await;
+    until("the rule's end", || router.core.rules.lock().is_empty()).await;
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn another_key_at_the_router_s_address_is_not_believed() {
+    let (router, at, host, home) = shop().await;
+    home.stop().await;
+    at.stop().await;
+    let rogue = party(4, "rogue");
+    rogue.keyring.create_authority("shop").expect("made");
+    let at = rogue.route(60_000).await;
+    let misled = host.join(&router, &at, None);
+    await_phase(&misled, Phase::Refused).await;
+    assert!(misled.state().why.contains("another host answers"), "{}", misled.state().why);
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn garbage_ends_its_own_stream_and_no_other() {
+    let (_router, at, _host, home) = shop().await;
+    for bytes in [vec![0; 2], vec![0xff; 600], b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0, 4, 1, 2, 3, 4]] {
+        let mut stream = TcpStream::connect(at.local_address()).await.expect("connected");
+        stream.write_all(&bytes).await.expect("written");
+        stream.shutdown().await.expect("no more");
+        let mut rest = Vec::new();
+        // It may be reset, too: either way it is over.
+        let _ = timeout(LIMIT, stream.read_to_end(&mut rest)).await.expect("the router ends it");
+    }
+    assert_eq!((home.state().phase, at.host_count()), (Phase::Connected, 1));
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_falls_silent_is_gone_after_its_lease() {
+    let (router, host) = (party(1, "router"), party(2, "web1"));
+    let authority = router.keyring.create_authority("shop").expect("made");
+    let at = router.route(200).await;
+    let secret = router.token(1, 9, vec![authority_prefix(&authority)]);
+    // A host that says hello, and then nothing.
+    let stream = TcpStream::connect(at.local_address()).await.expect("connected");
+    let opened = super::stream::open(stream, &host.local.host_key, &router.local.host_key.public()).await;
+    let (_reader, mut writer) = opened.expect("opened");
+    let hello = super::proto::Hello {
+        version: VERSION,
+        secret: secret.as_bytes().to_vec(),
+        authority: authority_block("shop").to_vec(),
+        epoch: 1,
+        boot_id: vec![2; 16],
+        association_id: 5,
+        sal_port: 54_324,
+        host_name: "web1".to_owned(),
+        software: String::new(),
+    };
+    let body = Some(super::proto::from_host::Body::Hello(hello));
+    writer.write(&super::proto::FromHost { body }).await.expect("written");
+    until("the host's arrival", || at.host_count() == 1).await;
+    until("the end of its lease", || at.host_count() == 0).await;
+    at.stop().await;
+}

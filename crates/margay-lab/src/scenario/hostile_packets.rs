@@ -36,7 +36,7 @@ const BOUNDS: [Bound; 8] = [
     bound("amplification", AtMost(1.0)),
     bound("drops_by_reason", AtLeast(5.0)),
     bound("memory_growth_mb", AtMost(20.0)),
-    bound("syns_per_s", AtLeast(45_000.0)),
+    bound("syns_per_s", AtLeast(20_000.0)),
     bound("failed", Exactly(0.0)),
 ];
 

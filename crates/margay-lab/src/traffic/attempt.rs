@@ -31,6 +31,8 @@ pub struct Plan {
     pub timeout_ms: u64,
     /// Pause after each attempt.
     pub pause_ms: u64,
+    /// A datagram is sent again after this time without an answer; 0: never.
+    pub resend_ms: u64,
 }
 
 /// What became of the attempts.
@@ -121,9 +123,15 @@ async fn datagram(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
     socket.bind(&from.into()).with_context(|| format!("cannot bind {from}"))?;
     let socket = UdpSocket::from_std(socket.into())?;
     socket.connect(to).await?;
-    socket.send(message).await?;
     let mut back = vec![0; message.len() + 1];
-    let length = socket.recv(&mut back).await?;
+    let patience = Duration::from_millis(if plan.resend_ms == 0 { plan.timeout_ms } else { plan.resend_ms });
+    let length = loop {
+        socket.send(message).await?;
+        // Whoever starts the attempt ends it when all of its time is over.
+        if let Ok(received) = tokio::time::timeout(patience, socket.recv(&mut back)).await {
+            break received?;
+        }
+    };
     if back[..length] != *message {
         bail!("wrong bytes came back");
     }

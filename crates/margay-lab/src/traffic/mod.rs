@@ -74,6 +74,9 @@ pub enum Traffic {
         /// Pause after each attempt
         #[arg(long, default_value_t = 0)]
         pause_ms: u64,
+        /// Send a datagram again after this time without an answer; 0: never
+        #[arg(long, default_value_t = 0)]
+        resend_ms: u64,
     },
     /// Trouble hosts: garbage and forgeries made from a capture, or well-formed SYNs for a service
     Hostile {
@@ -116,8 +119,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Echo { listen, greeting } => runtime.block_on(echo::serve(&listen, greeting)),
         Traffic::Flows { host, port, count } => runtime.block_on(flows::hold(&host, port, count)),
         Traffic::Pingpong { host, port, count } => pingpong::measure(&host, port, count),
-        Traffic::Attempt { host, port, count, parallel, udp, bytes, from, timeout_ms, pause_ms } => {
-            let plan = attempt::Plan { host, port, udp, bytes, from, timeout_ms, pause_ms };
+        Traffic::Attempt { host, port, count, parallel, udp, bytes, from, timeout_ms, pause_ms, resend_ms } => {
+            let plan = attempt::Plan { host, port, udp, bytes, from, timeout_ms, pause_ms, resend_ms };
             runtime.block_on(attempt::repeat(plan, count, parallel))
         }
         Traffic::Hostile { target, honest, strangers, count, rate, capture, service, port } => {

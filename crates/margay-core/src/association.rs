@@ -88,6 +88,10 @@ pub struct Association {
     pub router: bool,
     /// When the peer was last greeted.
     pub greeted: Option<Instant>,
+    /// The path record that direct flows name: this one's index, or that of an older association at the same address.
+    pub wire_path: u32,
+    /// When a flow last proved that direct packets pass both ways; `None` once one was stopped.
+    pub direct_proved: Option<Instant>,
     with_itself: bool,
 }
 
@@ -122,6 +126,8 @@ impl Association {
             hop_key: None,
             router: false,
             greeted: None,
+            wire_path: 0,
+            direct_proved: None,
             with_itself: false,
         }
     }

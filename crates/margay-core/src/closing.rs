@@ -69,7 +69,7 @@ impl Sal {
             self.refuse(packet, Unreachable::Port);
             self.counters.resets += 1;
         }
-        self.flows.remove(id);
+        self.take_flow(id);
         AppVerdict::Consumed
     }
 
@@ -104,9 +104,16 @@ impl Sal {
         }
     }
 
+    /// Takes a flow out of every table.
+    pub(crate) fn take_flow(&mut self, id: FlowId) -> Option<crate::flow::Flow> {
+        let flow = self.flows.remove(id)?;
+        self.forget_direct(&flow);
+        Some(flow)
+    }
+
     /// Removes a flow and says why.
     pub(crate) fn remove_flow(&mut self, id: FlowId, reason: RemoveReason) {
-        let Some(flow) = self.flows.remove(id) else { return };
+        let Some(flow) = self.take_flow(id) else { return };
         if matches!(flow.setup, Setup::Responder(_)) {
             self.half_open = self.half_open.saturating_sub(1);
         } else if flow.association != 0 {
@@ -281,7 +288,7 @@ impl Sal {
         let Some(flow) = self.flows.get(id) else { return };
         if matches!(flow.lifecycle, Lifecycle::Closed | Lifecycle::TimedOut) {
             if flow.has(seen::FAILED) {
-                self.flows.remove(id);
+                self.take_flow(id);
                 return;
             }
             let in_order = flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);

@@ -55,6 +55,21 @@ pub struct Path {
     pub datagram_max: u16,
 }
 
+/// How a flow's packets look between the hosts when they go direct: real addresses (the path's) and flow ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    /// The record of the address pair; flows of several associations with one peer share it.
+    pub path: PathId,
+    /// This end's flow port.
+    pub local_port: u16,
+    /// The peer's.
+    pub remote_port: u16,
+    /// Whether this end sends direct. If not, and for what the cache cannot send direct, packets are encapsulated.
+    pub sending: bool,
+    /// Whether direct packets go straight to the application. If not, they come up as misses.
+    pub accepting: bool,
+}
+
 /// How the flow cache carries one established flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -68,6 +83,8 @@ pub struct Entry {
     pub peer_flow: FlowId,
     /// The association's path record.
     pub path: PathId,
+    /// The direct path, where both ends have agreed on flow ports.
+    pub wire: Option<Wire>,
 }
 
 /// Why an entry left the cache. Numbers are stable: metrics and eBPF maps carry them.

@@ -5,6 +5,7 @@ use core::net::SocketAddr;
 
 use margay_wire::{FlowId, SessionId};
 
+use crate::direct::{Carriage, Why};
 use crate::entry::{RemoveReason, Tuple};
 use crate::key::HostId;
 use crate::name::ServiceId;
@@ -88,6 +89,12 @@ pub struct FlowInfo {
     pub authenticated: bool,
     /// When it began.
     pub since: Instant,
+    /// Which path it is on.
+    pub carriage: Carriage,
+    /// Since when.
+    pub carriage_since: Instant,
+    /// Why.
+    pub why: Why,
 }
 
 /// An association as lists show it.

@@ -13,6 +13,7 @@ use hashbrown::HashTable;
 use margay_wire::{FlowId, SessionId};
 use siphasher::sip::SipHasher13;
 
+use crate::direct::{Direct, Why};
 use crate::entry::{Entry, PathId, Tuple};
 use crate::event::{FlowInfo, Lifecycle, Role};
 use crate::name::ServiceId;
@@ -106,6 +107,7 @@ pub(crate) struct Flow {
     pub active: Instant,
     pub seen: u8,
     pub setup: Setup,
+    pub direct: Direct,
     /// The one deadline of the flow; kept here so that it can be found and replaced in the ordered set.
     deadline: Option<Instant>,
 }
@@ -126,6 +128,7 @@ impl Flow {
             active: now,
             seen: 0,
             setup: Setup::Done,
+            direct: Direct::never(Why::NoCache, now),
             deadline: None,
         }
     }
@@ -148,6 +151,7 @@ impl Flow {
             app: self.app,
             peer_flow: self.peer_flow,
             path: PathId(self.association),
+            wire: self.direct.wire(),
         }
     }
 
@@ -164,6 +168,9 @@ impl Flow {
             remote: None,
             authenticated: self.has(seen::AUTHENTICATED),
             since: self.since,
+            carriage: self.direct.carriage,
+            carriage_since: self.direct.since,
+            why: self.direct.why,
         }
     }
 }

@@ -36,6 +36,12 @@ pub enum Output {
     },
     /// Change the flow cache.
     Update(EntryUpdate),
+    /// Send a bare TCP segment of this flow on its flow ports, with the numbers that its application has shown.
+    Pinhole(FlowId),
+    /// Once everything of this flow that was read from `sal0` before is sent, send an empty DATA with FENCE.
+    Fence(FlowId),
+    /// Send an empty DATA without FENCE now: the peer learns that this end encapsulates again, even if it has no data.
+    Back(FlowId),
 }
 
 /// What became of an application's packet.

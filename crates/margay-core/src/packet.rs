@@ -76,6 +76,13 @@ impl<'a> AppPacket<'a> {
         self.tuple.protocol == TCP
     }
 
+    /// A TCP segment that only acknowledges: no data, and neither SYN, FIN nor RST.
+    pub fn is_bare_ack(&self) -> bool {
+        let header_len = self.transport.get(12).map_or(0, |byte| usize::from(byte >> 4) * 4);
+        let marks = tcp_flags::SYN | tcp_flags::FIN | tcp_flags::RST;
+        self.is_tcp() && self.transport.len() == header_len && self.tcp_flags() & marks == 0
+    }
+
     /// Whether this opens a TCP connection: SYN without ACK.
     pub fn is_tcp_syn(&self) -> bool {
         self.is_tcp() && self.tcp_flags() & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN

@@ -4,6 +4,8 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
+use margay_wire::FlowId;
+
 use crate::entry::EntryUpdate;
 use crate::output::Output;
 
@@ -12,10 +14,11 @@ enum Item {
     Inject(Vec<u8>),
     Egress(Vec<u8>),
     Ingress(SocketAddr, Vec<u8>),
-    Update(EntryUpdate),
+    /// Without bytes of its own.
+    Plain(Output),
 }
 
-/// Bounded in packets; entry updates always fit, since a cache that misses one would carry a dead flow.
+/// Bounded in packets; what has no bytes always fits, since a cache that misses an update would carry a dead flow.
 pub(crate) struct OutputQueue {
     items: VecDeque<Item>,
     packets: usize,
@@ -55,7 +58,19 @@ impl OutputQueue {
     }
 
     pub fn update(&mut self, update: EntryUpdate) {
-        self.items.push_back(Item::Update(update));
+        self.items.push_back(Item::Plain(Output::Update(update)));
+    }
+
+    pub fn pinhole(&mut self, flow: FlowId) {
+        self.items.push_back(Item::Plain(Output::Pinhole(flow)));
+    }
+
+    pub fn fence(&mut self, flow: FlowId) {
+        self.items.push_back(Item::Plain(Output::Fence(flow)));
+    }
+
+    pub fn back(&mut self, flow: FlowId) {
+        self.items.push_back(Item::Plain(Output::Back(flow)));
     }
 
     pub fn is_empty(&self) -> bool {
@@ -66,8 +81,8 @@ impl OutputQueue {
     pub fn pop(&mut self, buf: &mut [u8]) -> Option<Output> {
         loop {
             let item = self.items.pop_front()?;
-            if let Item::Update(update) = item {
-                return Some(Output::Update(update));
+            if let Item::Plain(output) = item {
+                return Some(output);
             }
             self.packets -= 1;
             let (Item::Transmit(_, bytes) | Item::Inject(bytes) | Item::Egress(bytes) | Item::Ingress(_, bytes)) =
@@ -86,7 +101,7 @@ impl OutputQueue {
                 Item::Inject(_) => Output::Inject { len },
                 Item::Egress(_) => Output::Egress { len },
                 Item::Ingress(from, _) => Output::Ingress { from, len },
-                Item::Update(update) => Output::Update(update),
+                Item::Plain(output) => output,
             });
         }
     }

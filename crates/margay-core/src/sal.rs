@@ -13,6 +13,7 @@ use crate::closing::SWEEP;
 use crate::config::Config;
 use crate::cookie::CookieJar;
 use crate::counters::Counters;
+use crate::direct::FlowPorts;
 use crate::event::Event;
 use crate::flow::{FlowTable, KeyedHash, seen};
 use crate::forward::is_relay_request;
@@ -68,6 +69,7 @@ pub struct Sal {
     pub(crate) cookies: CookieJar,
     /// Responder flows whose peer is not proved.
     pub(crate) half_open: usize,
+    pub(crate) ports: FlowPorts,
     pub(crate) answers: RateLimit,
     next_sweep: Instant,
 }
@@ -96,7 +98,7 @@ impl Sal {
     pub fn new(config: Config, now: Instant, unix_s: u64, seed: [u8; 32]) -> Self {
         let mut rng = Rng::new(seed);
         let mut hasher = || KeyedHash(rng.u64(), rng.u64());
-        let (flow_hasher, name_hasher, association_hasher) = (hasher(), hasher(), hasher());
+        let (flow_hasher, name_hasher, association_hasher, port_hasher) = (hasher(), hasher(), hasher(), hasher());
         let limits = config.limits;
         let mut sal = Self {
             now,
@@ -113,6 +115,7 @@ impl Sal {
             counters: Counters::default(),
             cookies: CookieJar::new(rng.bytes()),
             half_open: 0,
+            ports: FlowPorts::new(port_hasher),
             answers: RateLimit::new(limits.answers_per_s, now),
             next_sweep: now + SWEEP,
             rng,
@@ -159,10 +162,13 @@ impl Sal {
             }
             // The program uses its port again; the old flow had only late packets left.
             if self.flows.get(id).is_some_and(|flow| flow.has(seen::FAILED)) {
-                self.flows.remove(id);
+                self.take_flow(id);
             } else {
                 self.remove_flow(id, crate::entry::RemoveReason::Closed);
             }
+        }
+        if let Some(verdict) = self.direct_packet(now, packet) {
+            return verdict;
         }
         if packet.is_tcp() && !packet.is_tcp_syn() {
             self.refuse(packet, Unreachable::Port);
@@ -278,6 +284,7 @@ impl Sal {
         while let Some(id) = self.flows.pop_due(now) {
             self.flow_due(now, id);
         }
+        self.direct_due(now);
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
             self.sweep(now);
@@ -302,7 +309,7 @@ impl Sal {
     /// When to call [`handle_timeout`](Self::handle_timeout), unless something else comes first.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let sweep = (self.flows.len() > 0).then_some(self.next_sweep);
-        self.flows.next_deadline().into_iter().chain(sweep).min()
+        self.flows.next_deadline().into_iter().chain(self.ports.next_deadline()).chain(sweep).min()
     }
 
     pub(crate) fn transmit(&mut self, to: SocketAddr, datagram: Vec<u8>, kind: Kind) {

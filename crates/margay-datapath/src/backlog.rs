@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use margay_core::direct::DirectEvent;
 use margay_core::output::{Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::Mutex;
@@ -41,11 +42,22 @@ pub struct Passed {
     pub flags: u8,
 }
 
+/// Something that the packet threads saw of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A segment with FIN, RST or SYN was carried.
+    Passed(Passed),
+    /// Something happened to its direct path.
+    Direct(FlowId, DirectEvent),
+    /// A packet of it came to user space although it is sent direct.
+    Beside(FlowId),
+}
+
 /// All that waits, by kind, each in order.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// Segments that were carried.
-    pub passed: VecDeque<Passed>,
+    /// What was seen of flows.
+    pub notices: VecDeque<Notice>,
     /// Packets of applications.
     pub packets: VecDeque<Missed>,
     /// Datagrams of peers.
@@ -55,7 +67,7 @@ pub struct Waiting {
 
 impl Waiting {
     fn is_empty(&self) -> bool {
-        self.passed.is_empty() && self.packets.is_empty() && self.datagrams.is_empty()
+        self.notices.is_empty() && self.packets.is_empty() && self.datagrams.is_empty()
     }
 }
 
@@ -95,13 +107,17 @@ impl Backlog {
         })
     }
 
-    /// Reports a segment that was carried.
-    pub fn passed(&self, passed: Passed) -> Result<(), DropReason> {
+    /// Reports what was seen of a flow.
+    pub fn notice(&self, notice: Notice) -> Result<(), DropReason> {
         self.push(|waiting| {
-            if waiting.passed.len() >= NOTICES_MAX {
+            if waiting.notices.len() >= NOTICES_MAX {
                 return Err(DropReason::Full);
             }
-            waiting.passed.push_back(passed);
+            // A busy flow says the same many times before it is heard.
+            if !matches!(notice, Notice::Passed(_)) && waiting.notices.back() == Some(&notice) {
+                return Ok(());
+            }
+            waiting.notices.push_back(notice);
             Ok(())
         })
     }
@@ -154,8 +170,10 @@ mod test {
     fn the_first_wakes() {
         let backlog = Backlog::new().expect("descriptors");
         let passed = Passed { flow: FlowId(1), direction: Direction::Egress, flags: 1 };
-        backlog.passed(passed).expect("room");
+        backlog.notice(Notice::Passed(passed)).expect("room");
         assert_eq!(crate::wait::readable([backlog.as_fd()]).expect("poll"), [true]);
-        assert_eq!(backlog.take().passed, [passed]);
+        backlog.notice(Notice::Beside(FlowId(1))).expect("room");
+        backlog.notice(Notice::Beside(FlowId(1))).expect("room");
+        assert_eq!(backlog.take().notices, [Notice::Passed(passed), Notice::Beside(FlowId(1))]);
     }
 }

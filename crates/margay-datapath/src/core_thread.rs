@@ -6,11 +6,14 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use margay_core::Event;
+use margay_core::direct::DirectEvent;
+use margay_core::entry::EntryUpdate;
 use margay_core::output::{AppVerdict, DropReason, Output};
 use margay_core::time::Instant;
 use margay_wire::{DataRepr, FlowId};
 
-use crate::backlog::{Missed, Passed, Waiting};
+use crate::backlog::{Missed, Notice, Passed, Waiting};
+use crate::direct::events_fd;
 use crate::driver::{Core, DatapathConfig, Shared};
 use crate::egress::{carry, sender};
 use crate::outbox::{self, Outbox};
@@ -24,6 +27,8 @@ use crate::{clock, ingress, offload};
 
 /// Receives of signalling between two looks at the rest.
 const SIGNALLING_BURST: usize = 64;
+/// How often the kernel's cache is told that the agent is alive.
+const BEAT: Duration = Duration::from_millis(500);
 /// When what the kernel learned of a path has expired there too (`net.ipv4.route.mtu_expires`).
 const PATHS_RESTORED: Duration = Duration::from_secs(600);
 
@@ -38,6 +43,9 @@ pub(crate) struct CoreSide<C> {
     next_scan: Instant,
     scan: Duration,
     next_restore: Instant,
+    next_beat: Instant,
+    /// When the kernel's cache was asked for activity last, on its clock.
+    scanned_ns: u64,
 }
 
 impl<C: Core> CoreSide<C> {
@@ -54,6 +62,8 @@ impl<C: Core> CoreSide<C> {
             next_scan: now + scan,
             scan,
             next_restore: now + PATHS_RESTORED,
+            next_beat: now,
+            scanned_ns: 0,
         }
     }
 
@@ -69,9 +79,10 @@ impl<C: Core> CoreSide<C> {
                     self.buffer = buffer;
                 }
                 Output::Ingress { from, len } => self.ingress(shared, from, len),
-                Output::Update(update) => {
-                    shared.table.write().apply(update);
-                }
+                Output::Update(update) => apply(shared, update),
+                Output::Pinhole(flow) => shared.send_pinhole(flow),
+                Output::Fence(flow) => shared.direct.fence(flow),
+                Output::Back(flow) => shared.send_mark(flow, 0),
             }
         }
         self.outbox.flush(&mut sender(shared, false));
@@ -151,8 +162,27 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
     }
 
-    fn passed(&mut self, shared: &Shared<C>, passed: Passed) {
-        self.core.handle_transport(clock::now(), passed.flow, passed.direction, passed.flags);
+    fn notice(&mut self, shared: &Shared<C>, notice: Notice) {
+        let now = clock::now();
+        match notice {
+            Notice::Passed(Passed { flow, direction, flags }) => {
+                self.core.handle_transport(now, flow, direction, flags);
+            }
+            Notice::Direct(flow, event) => self.core.handle_direct(now, flow, event),
+            Notice::Beside(flow) => {
+                let wanted = shared.table.read().wire(flow);
+                if shared.direct.is_stalled(flow, wanted) {
+                    self.core.handle_direct(now, flow, DirectEvent::Stalled);
+                }
+            }
+        }
+        self.drain(shared);
+    }
+
+    /// The kernel's cache saw connections end.
+    fn cache_events(&mut self, shared: &Shared<C>) {
+        let now = clock::now();
+        shared.direct.take_events(|flow, direction, flags| self.core.handle_transport(now, flow, direction, flags));
         self.drain(shared);
     }
 
@@ -166,6 +196,12 @@ impl<C: Core> CoreSide<C> {
         if self.next_scan <= now {
             self.next_scan = now + self.scan;
             self.scan_activity(shared, now);
+        }
+        if self.next_beat <= now {
+            self.next_beat = now + BEAT;
+            if let Some(cache) = shared.direct.cache() {
+                cache.heartbeat();
+            }
         }
         if self.next_restore <= now {
             self.next_restore = now + PATHS_RESTORED;
@@ -182,10 +218,16 @@ impl<C: Core> CoreSide<C> {
             shared.table.read().take_active(block, &mut flows);
             flows.drain(..).for_each(|flow| self.core.handle_activity(now, flow));
         }
+        if let Some(cache) = shared.direct.cache() {
+            let since = std::mem::replace(&mut self.scanned_ns, clock::now().micros() * 1000);
+            let active = cache.entries().filter(|state| state.last_ns >= since);
+            active.for_each(|state| self.core.handle_activity(now, state.flow));
+        }
     }
 
     fn set_timer(&mut self, shared: &Shared<C>) {
-        let next = self.core.poll_timeout().map_or(self.next_scan, |at| at.min(self.next_scan));
+        let own = self.next_scan.min(self.next_beat);
+        let next = self.core.poll_timeout().map_or(own, |at| at.min(own));
         // A timer that fires too early does no harm: `due` looks, and arms it again.
         if self.armed.is_none_or(|armed| next < armed) {
             match shared.timer.arm(next) {
@@ -201,8 +243,23 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     let mut buffer = vec![0; RECEIVE_MAX].into_boxed_slice();
     let signalling = &shared.sockets.signalling;
     while !shared.is_stopping() {
-        let [has_backlog, has_signalling, is_due, _] =
-            readable([shared.backlog.as_fd(), signalling.as_fd(), shared.timer.as_fd(), shared.stop.as_fd()])?;
+        let cache = shared.direct.cache();
+        // Without a cache the place of its events is taken by a signal that only its coming sets.
+        let events = cache.as_deref().map_or(shared.reload.as_fd(), events_fd);
+        let [has_backlog, has_signalling, is_due, has_events, is_reloaded, _] = readable([
+            shared.backlog.as_fd(),
+            signalling.as_fd(),
+            shared.timer.as_fd(),
+            events,
+            shared.reload.as_fd(),
+            shared.stop.as_fd(),
+        ])?;
+        if is_reloaded {
+            shared.reload.clear();
+        }
+        if has_events {
+            shared.core.lock().cache_events(shared);
+        }
         if has_backlog {
             work_off(shared, shared.backlog.take());
         }
@@ -225,14 +282,47 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
 
 fn work_off<C: Core>(shared: &Shared<C>, waiting: Waiting) {
     // The lock is let go between items, so that the control side gets its turn.
-    for passed in waiting.passed {
-        shared.core.lock().passed(shared, passed);
+    for notice in waiting.notices {
+        shared.core.lock().notice(shared, notice);
     }
     for missed in waiting.packets {
         shared.core.lock().app_packet(shared, missed);
     }
     for (from, datagram) in waiting.datagrams {
         shared.core.lock().datagram(shared, from, &datagram);
+    }
+}
+
+/// Brings a change to the table and to the kernel's cache. What is lifted enters the table first, so that whatever still
+/// comes to user space is marked; what goes back leaves the kernel first (DESIGN §18).
+fn apply<C>(shared: &Shared<C>, update: EntryUpdate) {
+    match update {
+        EntryUpdate::Path(path) => {
+            shared.table.write().apply(update);
+            shared.direct.set_path(&path);
+        }
+        EntryUpdate::RemovePath(id) => {
+            shared.direct.remove_path(id);
+            shared.table.write().apply(update);
+        }
+        EntryUpdate::Install(entry) => {
+            let is_direct = entry.wire.is_some_and(|wire| wire.sending || wire.accepting);
+            if is_direct {
+                shared.table.write().apply(update);
+            }
+            let wanted = entry.wire.map(|wire| (entry.app.into(), entry.generation, wire));
+            let counted = shared.direct.follow(entry.flow, wanted);
+            if !is_direct {
+                shared.table.write().apply(update);
+            }
+            if let Some(counted) = counted {
+                shared.table.read().add_counters(entry.flow, &counted);
+            }
+        }
+        EntryUpdate::Remove { flow, .. } => {
+            shared.direct.follow(flow, None);
+            shared.table.write().apply(update);
+        }
     }
 }
 

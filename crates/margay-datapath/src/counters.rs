@@ -62,6 +62,8 @@ counters! {
     paths_shrunk,
     /// Packets that had to be copied because their path has another datagram size than the one before.
     relaid,
+    /// Pinholes for direct paths sent.
+    pinholes,
     /// Fragments of applications.
     fragments,
 }

@@ -19,19 +19,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use margay_core::direct::DirectEvent;
 use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::time::Instant;
 use margay_core::{Event, Sal};
-use margay_wire::FlowId;
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId};
 use parking_lot::{Mutex, RwLock};
 
-use crate::backlog::{Backlog, Passed};
+use crate::backlog::{Backlog, Notice, Passed};
 use crate::core_thread::{self, CoreSide};
 use crate::counters::{Counters, Counting};
+use crate::direct::{Direct, RouteLookup};
 use crate::error::Error;
+use crate::kernel::KernelCache;
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
 use crate::packet::{FIN, RST, SYN};
 use crate::table::{Destination, FlowCounters, Table};
+use crate::train::STACK_ENCAP;
 use crate::tun::Tun;
 use crate::udp::{SendError, Sockets};
 use crate::vnet::{self, Vnet};
@@ -46,6 +50,8 @@ pub trait Core: Send + 'static {
     fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]);
     /// See [`Sal::handle_transport`].
     fn handle_transport(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8);
+    /// See [`Sal::handle_direct`].
+    fn handle_direct(&mut self, now: Instant, flow: FlowId, event: DirectEvent);
     /// See [`Sal::handle_activity`].
     fn handle_activity(&mut self, now: Instant, flow: FlowId);
     /// See [`Sal::handle_timeout`].
@@ -73,6 +79,10 @@ impl Core for Sal {
         self.handle_transport(now, flow, direction, flags);
     }
 
+    fn handle_direct(&mut self, now: Instant, flow: FlowId, event: DirectEvent) {
+        self.handle_direct(now, flow, event);
+    }
+
     fn handle_activity(&mut self, now: Instant, flow: FlowId) {
         self.handle_activity(now, flow);
     }
@@ -95,7 +105,6 @@ impl Core for Sal {
 }
 
 /// Where the datapath sits.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatapathConfig {
     /// The TUN; made if there is none (it then goes away with the datapath).
     pub tun_name: String,
@@ -105,11 +114,19 @@ pub struct DatapathConfig {
     pub datagram_max: u16,
     /// How often flows are asked whether they carried something, in milliseconds.
     pub activity_scan_ms: u64,
+    /// How to find out where packets leave this host; without it every flow is encapsulated.
+    pub route: Option<RouteLookup>,
 }
 
 impl Default for DatapathConfig {
     fn default() -> Self {
-        Self { tun_name: "sal0".to_owned(), udp_port: margay_wire::PORT, datagram_max: 1472, activity_scan_ms: 5000 }
+        Self {
+            tun_name: "sal0".to_owned(),
+            udp_port: margay_wire::PORT,
+            datagram_max: 1472,
+            activity_scan_ms: 5000,
+            route: None,
+        }
     }
 }
 
@@ -120,8 +137,11 @@ pub(crate) struct Shared<C> {
     pub table: RwLock<Table>,
     pub counting: Counting,
     pub backlog: Backlog,
+    pub direct: Direct,
     pub timer: Timer,
     pub stop: Wake,
+    /// The kernel's cache came or went.
+    pub reload: Wake,
     pub stopping: AtomicBool,
     pub core: Mutex<CoreSide<C>>,
     failure: Mutex<Option<String>>,
@@ -136,7 +156,7 @@ pub struct Datapath<C: Core = Sal> {
 impl<C: Core> Datapath<C> {
     /// Opens the TUN and the UDP port and starts the threads. `core`'s clock must be [`clock::now`]. `on_event` is
     /// called on whichever thread drains the core, under its lock: it must be quick and must not call back.
-    pub fn start(config: DatapathConfig, core: C, on_event: Box<dyn FnMut(Event) + Send>) -> Result<Self, Error> {
+    pub fn start(mut config: DatapathConfig, core: C, on_event: Box<dyn FnMut(Event) + Send>) -> Result<Self, Error> {
         if !(DATAGRAM_MIN..=DATAGRAM_MAX).contains(&config.datagram_max) {
             let (low, high) = (DATAGRAM_MIN, DATAGRAM_MAX);
             return Err(Error::DatagramMax { value: config.datagram_max, low, high });
@@ -148,8 +168,10 @@ impl<C: Core> Datapath<C> {
             table: RwLock::default(),
             counting: Counting::default(),
             backlog: Backlog::new().map_err(descriptors)?,
+            direct: Direct::new(config.route.take()).map_err(descriptors)?,
             timer: Timer::new().map_err(descriptors)?,
             stop: Wake::new().map_err(descriptors)?,
+            reload: Wake::new().map_err(descriptors)?,
             stopping: AtomicBool::new(false),
             core: Mutex::new(CoreSide::new(core, on_event, &config)),
             failure: Mutex::new(None),
@@ -196,7 +218,27 @@ impl<C: Core> Datapath<C> {
 
     /// What a cached flow has carried.
     pub fn flow_counters(&self, flow: FlowId) -> Option<FlowCounters> {
-        self.shared.table.read().counters(flow)
+        let counted = self.shared.table.read().counters(flow)?;
+        Some(self.shared.direct.counters(flow).map_or(counted, |direct| counted + direct))
+    }
+
+    /// Uses the kernel's flow cache from now on, or (`None`) no more: flows that are direct are encapsulated again first.
+    /// Brings it every entry that it should hold.
+    pub fn use_cache(&self, cache: Option<Arc<KernelCache>>) {
+        self.shared.direct.use_cache(cache);
+        self.shared.direct.follow_all(&self.shared.table.read());
+        // The core's thread waits on another set of descriptors now.
+        self.shared.reload.set();
+    }
+
+    /// The kernel's flow cache, while it is in use.
+    pub fn cache(&self) -> Option<Arc<KernelCache>> {
+        self.shared.direct.cache()
+    }
+
+    /// The host's addresses or routes have changed: asks where the packets of every path leave now.
+    pub fn refresh_routes(&self) {
+        self.shared.direct.refresh_paths();
     }
 
     /// Number of cached flows.
@@ -207,6 +249,7 @@ impl<C: Core> Datapath<C> {
     /// Empties the flow cache: every flow goes on, its next packet brings its entry back (DESIGN §3.2).
     pub fn clear_cache(&self) {
         self.shared.table.write().clear();
+        self.shared.direct.clear();
     }
 
     /// Why the threads ended by themselves, if they did: the interface was deleted, say.
@@ -313,8 +356,33 @@ impl<C> Shared<C> {
         if flags & (FIN | RST | SYN) == 0 {
             return;
         }
-        if let Err(reason) = self.backlog.passed(Passed { flow, direction, flags }) {
+        self.notice(Notice::Passed(Passed { flow, direction, flags }));
+    }
+
+    /// Tells the core's thread what was seen of a flow.
+    pub fn notice(&self, notice: Notice) {
+        if let Err(reason) = self.backlog.notice(notice) {
             self.counting.drop(reason);
+        }
+    }
+
+    /// Sends an empty DATA of a flow with these flags.
+    pub fn send_mark(&self, flow: FlowId, flags: u8) {
+        let Some(route) = self.table.read().mark_route(flow) else { return };
+        let mut datagram = [0; DATA_HEADER_LEN];
+        let (dst_flow, packet_number) = (route.peer_flow, route.packet_number);
+        DataRepr { stack: STACK_ENCAP, flags, dst_flow, packet_number, index: 0, count: 1 }.emit(&mut datagram);
+        self.send_data(&datagram, DATA_HEADER_LEN, &route.to, false);
+    }
+
+    /// Sends a pinhole of a flow, now or with its application's next packet.
+    pub fn send_pinhole(&self, flow: FlowId) {
+        let found = self.table.read().pinhole(flow);
+        if let Some((wire, numbers)) = found {
+            self.counting.pinholes.add(1);
+            if let Err(reason) = self.direct.send_pinhole(&wire, numbers) {
+                self.counting.drop(reason);
+            }
         }
     }
 }

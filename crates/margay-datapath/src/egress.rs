@@ -4,13 +4,15 @@ use std::io;
 use std::os::fd::AsFd;
 
 use margay_core::output::{Direction, DropReason};
+use margay_wire::FENCE;
 
+use crate::backlog::Notice;
 use crate::clock;
 use crate::driver::{Core, Shared};
 use crate::fragment::Reassembler;
 use crate::outbox::{self, Loaded, Outbox};
-use crate::packet::{self, ACK, FIN, Packet, RST, SYN, Transport};
-use crate::table::Destination;
+use crate::packet::{self, ACK, FIN, Packet, RST, SYN, TCP, Transport};
+use crate::table::{Destination, TcpNumbers};
 use crate::vnet::{Gso, Vnet};
 use crate::wait::readable;
 
@@ -18,15 +20,24 @@ use crate::wait::readable;
 pub(crate) fn run<C: Core>(shared: &Shared<C>, datagram_max: u16) -> io::Result<()> {
     let mut outbox = Outbox::new(datagram_max);
     let mut reassembler = Reassembler::default();
+    let mut reads = 0;
     while !shared.is_stopping() {
-        match outbox.read(&shared.tun) {
+        let read = outbox.read(&shared.tun);
+        let fences = shared.direct.due_fences(&mut reads, matches!(read, Ok(None)));
+        match read {
             Ok(Some(loaded)) => take(shared, &mut outbox, &mut reassembler, loaded),
             Ok(None) => {
                 outbox.flush(&mut sender(shared, true));
-                readable([shared.tun.as_fd(), shared.stop.as_fd()])?;
+                if fences.is_empty() {
+                    readable([shared.tun.as_fd(), shared.direct.wake.as_fd(), shared.stop.as_fd()])?;
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => shared.counting.drop(DropReason::Protocol),
             Err(error) => return Err(error),
+        }
+        if !fences.is_empty() {
+            outbox.flush(&mut sender(shared, true));
+            fences.into_iter().for_each(|flow| shared.send_mark(flow, FENCE));
         }
     }
     Ok(())
@@ -84,7 +95,11 @@ pub(crate) fn carry<C: Core>(
         Gso::None => 1,
         _ => bytes.div_ceil(usize::from(loaded.vnet.segment_size)).max(1),
     };
-    let route = shared.table.read().egress(&found.key, bytes, segments).ok_or(DropReason::UnknownFlow)?;
+    let numbers = numbers(outbox.head(&loaded), found);
+    let route = shared.table.read().egress(&found.key, bytes, segments, numbers).ok_or(DropReason::UnknownFlow)?;
+    if route.is_beside {
+        shared.notice(Notice::Beside(route.flow));
+    }
     shared.counting.egress_packets.add(1);
     shared.counting.egress_bytes.add(bytes as u64);
     let before = outbox.relaid();
@@ -95,7 +110,21 @@ pub(crate) fn carry<C: Core>(
         outbox.flush(&mut sender(shared, patient));
         shared.report(route.flow, Direction::Egress, found.flags);
     }
+    if route.wants_pinhole {
+        shared.send_pinhole(route.flow);
+    }
     Ok(())
+}
+
+/// What a TCP segment says of its connection.
+fn numbers(head: &[u8], found: &Transport) -> Option<TcpNumbers> {
+    if found.key.protocol != TCP {
+        return None;
+    }
+    let tcp = head.get(found.ip_len..)?;
+    let number = |at: usize| Some(u32::from_be_bytes(tcp.get(at..at + 4)?.try_into().ok()?));
+    let sequence = number(4)?.wrapping_add(found.payload_len() as u32);
+    Some(TcpNumbers { sequence, acknowledgement: number(8)? })
 }
 
 fn miss<C>(shared: &Shared<C>, outbox: &mut Outbox, vnet: Vnet, len: usize) {

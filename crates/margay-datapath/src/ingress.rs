@@ -4,9 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
+use margay_core::direct::DirectEvent;
 use margay_core::output::{Direction, DropReason};
-use margay_wire::Kind;
+use margay_wire::{FENCE, Kind};
 
+use crate::backlog::Notice;
 use crate::clock;
 use crate::driver::{Core, Shared};
 use crate::train::{Assembler, Piece, Run, pieces};
@@ -48,9 +50,19 @@ pub(crate) fn accept<C: Core>(
     from: SocketAddr,
 ) -> Result<(), DropReason> {
     let flow = run.header.dst_flow;
-    let to = shared.table.read().ingress(flow, from)?;
+    let route = shared.table.read().ingress(flow, from, &run.header)?;
+    if run.header.flags & FENCE != 0 {
+        // Everything before it has been written to `sal0`: this thread takes them in order.
+        shared.table.read().note_fence(flow, run.header.packet_number);
+        shared.notice(Notice::Direct(flow, DirectEvent::PeerDirect));
+    } else if route.is_back {
+        shared.notice(Notice::Direct(flow, DirectEvent::PeerBack));
+    }
+    if run.is_mark() {
+        return Ok(());
+    }
     shared.counting.ingress_runs.add(1);
-    let delivered = assembler.accept(run, &to, clock::now, |parts| shared.tun.write(parts));
+    let delivered = assembler.accept(run, &route.key, clock::now, |parts| shared.tun.write(parts));
     shared.counting.drop_many(DropReason::Incomplete, assembler.take_incomplete());
     let delivered = delivered?;
     if delivered.segments > 0 {

@@ -19,7 +19,7 @@ use crate::vnet::{self, Gso, Vnet};
 fn route(datagram_max: u16, packet_number: u32) -> EgressRoute {
     let remote = "10.0.0.2:54324".parse().expect("literal");
     let to = Destination { path: PathId(1), remote, local: None, datagram_max };
-    EgressRoute { flow: FlowId(1), peer_flow: FlowId(2), packet_number, to }
+    EgressRoute { flow: FlowId(1), peer_flow: FlowId(2), packet_number, to, is_beside: false, wants_pinhole: false }
 }
 
 /// How the kernel would describe the packet; `segment` is zero for one that is not to be cut.

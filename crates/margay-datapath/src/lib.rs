@@ -6,6 +6,7 @@ pub mod checksum;
 pub mod clock;
 mod core_thread;
 pub mod counters;
+pub mod direct;
 pub mod driver;
 mod egress;
 pub mod error;
@@ -13,9 +14,11 @@ pub mod fragment;
 mod ingress;
 #[cfg(test)]
 mod journey;
+pub mod kernel;
 pub mod offload;
 pub mod outbox;
 pub mod packet;
+mod pinhole;
 mod port_owner;
 #[cfg(test)]
 mod sample;

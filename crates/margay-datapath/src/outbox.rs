@@ -6,7 +6,7 @@
 
 use std::io::{self, IoSliceMut};
 
-use margay_wire::{DATA_HEADER_LEN, DataRepr, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
+use margay_wire::{BESIDE, DATA_HEADER_LEN, DataRepr, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
 
 use crate::packet::{HEADERS_MAX, TCP, Transport, UDP};
 use crate::table::{Destination, EgressRoute};
@@ -183,7 +183,7 @@ impl Outbox {
     fn stamp(&mut self, train: &TrainRepr, route: &EgressRoute, stride: usize, count: usize) {
         let mut header = DataRepr {
             stack: STACK_ENCAP,
-            flags: 0,
+            flags: if route.is_beside { BESIDE } else { 0 },
             dst_flow: route.peer_flow,
             packet_number: route.packet_number,
             index: 0,

@@ -4,12 +4,12 @@
 //! Entries lie in blocks that never move or grow, about 110 bytes each; both indexes hold block numbers only.
 
 use core::net::{IpAddr, SocketAddr};
-use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
-use margay_core::entry::{Entry, EntryUpdate, Path, PathId, RemoveReason};
+use margay_core::entry::{Entry, EntryUpdate, Path, PathId, RemoveReason, Wire};
 use margay_core::output::DropReason;
-use margay_wire::FlowId;
+use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};
 use std::hash::BuildHasher;
 
 use crate::packet::FlowKey;
@@ -30,6 +30,19 @@ pub struct FlowCounters {
     pub ingress_segments: u64,
 }
 
+impl core::ops::Add for FlowCounters {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            egress_bytes: self.egress_bytes + other.egress_bytes,
+            egress_segments: self.egress_segments + other.egress_segments,
+            ingress_bytes: self.ingress_bytes + other.ingress_bytes,
+            ingress_segments: self.ingress_segments + other.ingress_segments,
+        }
+    }
+}
+
 /// All that a packet on its way out needs, copied, so that no lock is held while it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EgressRoute {
@@ -41,6 +54,28 @@ pub struct EgressRoute {
     pub packet_number: u32,
     /// Where it goes.
     pub to: Destination,
+    /// The flow is sent direct: only what the kernel's cache left comes this way.
+    pub is_beside: bool,
+    /// A pinhole with this packet's numbers is wanted.
+    pub wants_pinhole: bool,
+}
+
+/// What a DATA packet is for its flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IngressRoute {
+    /// The five-tuple that the packet gets.
+    pub key: FlowKey,
+    /// The peer, which sent this flow direct, encapsulates again.
+    pub is_back: bool,
+}
+
+/// A TCP flow's numbers as its application showed them last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpNumbers {
+    /// The next sequence number.
+    pub sequence: u32,
+    /// The acknowledgement.
+    pub acknowledgement: u32,
 }
 
 /// Where datagrams of a path go now.
@@ -54,6 +89,16 @@ pub struct Destination {
     pub local: Option<IpAddr>,
     /// Largest UDP payload in bytes.
     pub datagram_max: u16,
+}
+
+impl TcpNumbers {
+    const fn packed(self) -> u64 {
+        (self.sequence as u64) << 32 | self.acknowledgement as u64
+    }
+
+    const fn unpacked(packed: u64) -> Self {
+        Self { sequence: (packed >> 32) as u32, acknowledgement: packed as u32 }
+    }
 }
 
 /// One cached flow. Counters are plain atomics: readers of the table count while others read.
@@ -70,6 +115,12 @@ struct Slot {
     egress_segments: AtomicU64,
     ingress_bytes: AtomicU64,
     ingress_segments: AtomicU64,
+    wire: Option<Wire>,
+    /// Packet number of the peer's FENCE: what came before it says nothing.
+    fence: AtomicU32,
+    /// [`TcpNumbers`], sequence number first; zero while unknown.
+    numbers: AtomicU64,
+    wants_pinhole: AtomicBool,
 }
 
 const VACANT_KEY: FlowKey =
@@ -90,6 +141,10 @@ impl Slot {
             egress_segments: AtomicU64::new(0),
             ingress_bytes: AtomicU64::new(0),
             ingress_segments: AtomicU64::new(0),
+            wire: None,
+            fence: AtomicU32::new(0),
+            numbers: AtomicU64::new(0),
+            wants_pinhole: AtomicBool::new(false),
         }
     }
 
@@ -150,7 +205,13 @@ impl Table {
     }
 
     /// The route of a packet that leaves the application, and its counting: `bytes` of payload in `segments`.
-    pub fn egress(&self, key: &FlowKey, bytes: usize, segments: usize) -> Option<EgressRoute> {
+    pub fn egress(
+        &self,
+        key: &FlowKey,
+        bytes: usize,
+        segments: usize,
+        numbers: Option<TcpNumbers>,
+    ) -> Option<EgressRoute> {
         let hash = self.hasher.hash_one(key);
         let slot = self.slot(*self.by_key.find(hash, |&index| self.slot(index).key == *key)?);
         let to = self.destination(slot.path)?;
@@ -158,19 +219,70 @@ impl Table {
         slot.egress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         slot.egress_segments.fetch_add(segments as u64, Ordering::Relaxed);
         slot.mark_active();
-        Some(EgressRoute { flow: slot.flow, peer_flow: slot.peer_flow, packet_number, to })
+        let mut wants_pinhole = false;
+        if let Some(numbers) = numbers.filter(|_| slot.wire.is_some()) {
+            slot.numbers.store(numbers.packed(), Ordering::Relaxed);
+            wants_pinhole =
+                slot.wants_pinhole.load(Ordering::Relaxed) && slot.wants_pinhole.swap(false, Ordering::Relaxed);
+        }
+        let is_beside = slot.wire.is_some_and(|wire| wire.sending);
+        Some(EgressRoute { flow: slot.flow, peer_flow: slot.peer_flow, packet_number, to, is_beside, wants_pinhole })
+    }
+
+    /// The route of a packet of the cache's own, such as a FENCE, that counts for nobody.
+    pub fn mark_route(&self, flow: FlowId) -> Option<EgressRoute> {
+        let slot = self.find(flow)?;
+        let (to, packet_number) =
+            (self.destination(slot.path)?, slot.next_packet.fetch_add(1, Ordering::Relaxed) as u32);
+        let peer_flow = slot.peer_flow;
+        Some(EgressRoute { flow, peer_flow, packet_number, to, is_beside: false, wants_pinhole: false })
+    }
+
+    /// The flow's direct path and five-tuple, and the numbers for a pinhole; if they are not known yet, the next packet of
+    /// the application will ask for it.
+    pub fn pinhole(&self, flow: FlowId) -> Option<(Wire, TcpNumbers)> {
+        let slot = self.find(flow)?;
+        let wire = slot.wire?;
+        match slot.numbers.load(Ordering::Relaxed) {
+            0 => {
+                slot.wants_pinhole.store(true, Ordering::Relaxed);
+                None
+            }
+            packed => Some((wire, TcpNumbers::unpacked(packed))),
+        }
+    }
+
+    /// What the kernel's cache is to hold for the flow.
+    pub fn wire(&self, flow: FlowId) -> Option<(FlowKey, u32, Wire)> {
+        let slot = self.find(flow)?;
+        Some((slot.key, slot.generation, slot.wire?))
+    }
+
+    /// Every cached flow that has a direct path.
+    pub fn wired(&self) -> impl Iterator<Item = FlowId> {
+        self.blocks.iter().flatten().filter(|slot| slot.occupied && slot.wire.is_some()).map(|slot| slot.flow)
+    }
+
+    /// Takes note of the peer's FENCE.
+    pub fn note_fence(&self, flow: FlowId, packet_number: u32) {
+        if let Some(slot) = self.find(flow) {
+            slot.fence.store(packet_number, Ordering::Relaxed);
+        }
     }
 
     /// The five-tuple that DATA for `flow` gets, if it comes from where the flow's path leads (DESIGN §18).
     /// [`DropReason::UnknownFlow`] is a miss: the core may know the flow.
-    pub fn ingress(&self, flow: FlowId, from: SocketAddr) -> Result<FlowKey, DropReason> {
+    pub fn ingress(&self, flow: FlowId, from: SocketAddr, data: &DataRepr) -> Result<IngressRoute, DropReason> {
         let slot = self.find(flow).ok_or(DropReason::UnknownFlow)?;
         let record = self.paths.get(&slot.path).ok_or(DropReason::UnknownFlow)?;
         if record.path.remote.ip() != from.ip() || record.path.remote.port() != from.port() {
             return Err(DropReason::WrongPath);
         }
         slot.mark_active();
-        Ok(slot.key.reversed())
+        let is_later = data.packet_number.wrapping_sub(slot.fence.load(Ordering::Relaxed)).cast_signed() > 0;
+        let is_encapsulating = is_later && data.flags & (BESIDE | FENCE) == 0;
+        let is_back = is_encapsulating && slot.wire.is_some_and(|wire| wire.accepting);
+        Ok(IngressRoute { key: slot.key.reversed(), is_back })
     }
 
     /// Counts what was given to the application.
@@ -178,6 +290,16 @@ impl Table {
         if let Some(slot) = self.find(flow) {
             slot.ingress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
             slot.ingress_segments.fetch_add(segments as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds what the kernel's cache had counted.
+    pub fn add_counters(&self, flow: FlowId, counted: &FlowCounters) {
+        if let Some(slot) = self.find(flow) {
+            slot.egress_bytes.fetch_add(counted.egress_bytes, Ordering::Relaxed);
+            slot.egress_segments.fetch_add(counted.egress_segments, Ordering::Relaxed);
+            slot.ingress_bytes.fetch_add(counted.ingress_bytes, Ordering::Relaxed);
+            slot.ingress_segments.fetch_add(counted.ingress_segments, Ordering::Relaxed);
         }
     }
 
@@ -296,6 +418,7 @@ impl Table {
         slot.peer_flow = entry.peer_flow;
         slot.generation = entry.generation;
         slot.path = entry.path;
+        slot.wire = entry.wire;
     }
 
     fn remove(&mut self, flow: FlowId, reason: RemoveReason) -> Applied {
@@ -367,11 +490,15 @@ mod test {
     fn entry(flow: u32, generation: u32, port: u16) -> Entry {
         let mut app = sample::tuple4(TCP);
         app.source.set_port(port);
-        Entry { flow: FlowId(flow), generation, app, peer_flow: FlowId(flow + 1000), path: PathId(1) }
+        Entry { flow: FlowId(flow), generation, app, peer_flow: FlowId(flow + 1000), path: PathId(1), wire: None }
     }
 
     fn path(remote: &str, datagram_max: u16) -> Path {
         Path { id: PathId(1), remote: remote.parse().expect("literal"), local: None, datagram_max }
+    }
+
+    fn data(packet_number: u32, flags: u8) -> DataRepr {
+        DataRepr { stack: 2, flags, dst_flow: FlowId(7), packet_number, index: 0, count: 1 }
     }
 
     fn table() -> Table {
@@ -385,16 +512,17 @@ mod test {
         let mut table = table();
         assert_eq!(table.apply(EntryUpdate::Install(entry(7, 1, 100))), Applied::Done);
         let key = FlowKey::from(entry(7, 1, 100).app);
-        let first = table.egress(&key, 10, 1).expect("installed");
-        let second = table.egress(&key, 20, 2).expect("installed");
+        let first = table.egress(&key, 10, 1, None).expect("installed");
+        let second = table.egress(&key, 20, 2, None).expect("installed");
         assert_eq!((first.packet_number, second.packet_number), (0, 1));
         assert_eq!((first.peer_flow, first.to.datagram_max), (FlowId(1007), 1472));
         let from = "10.0.0.2:54324".parse().expect("literal");
-        assert_eq!(table.ingress(FlowId(7), from), Ok(key.reversed()));
+        let route = IngressRoute { key: key.reversed(), is_back: false };
+        assert_eq!(table.ingress(FlowId(7), from, &data(0, 0)), Ok(route));
         table.count_ingress(FlowId(7), 5, 1);
         let counters = FlowCounters { egress_bytes: 30, egress_segments: 3, ingress_bytes: 5, ingress_segments: 1 };
         assert_eq!(table.counters(FlowId(7)), Some(counters));
-        assert_eq!(table.egress(&key.reversed(), 1, 1), None);
+        assert_eq!(table.egress(&key.reversed(), 1, 1, None), None);
     }
 
     #[test]
@@ -402,10 +530,13 @@ mod test {
         let mut table = table();
         table.apply(EntryUpdate::Install(entry(7, 1, 100)));
         for from in ["10.0.0.3:54324", "10.0.0.2:54325", "[::1]:54324"] {
-            assert_eq!(table.ingress(FlowId(7), from.parse().expect("literal")), Err(DropReason::WrongPath));
+            assert_eq!(
+                table.ingress(FlowId(7), from.parse().expect("literal"), &data(0, 0)),
+                Err(DropReason::WrongPath)
+            );
         }
         let right = "10.0.0.2:54324".parse().expect("literal");
-        assert_eq!(table.ingress(FlowId(8), right), Err(DropReason::UnknownFlow));
+        assert_eq!(table.ingress(FlowId(8), right, &data(0, 0)), Err(DropReason::UnknownFlow));
     }
 
     #[test]
@@ -413,10 +544,10 @@ mod test {
         let mut table = table();
         table.apply(EntryUpdate::Install(entry(7, 5, 100)));
         assert_eq!(table.apply(EntryUpdate::Install(entry(7, 4, 200))), Applied::Stale);
-        assert!(table.egress(&FlowKey::from(entry(7, 4, 200).app), 1, 1).is_none());
+        assert!(table.egress(&FlowKey::from(entry(7, 4, 200).app), 1, 1, None).is_none());
         assert_eq!(table.apply(EntryUpdate::Install(entry(7, 5, 300))), Applied::Done);
-        assert!(table.egress(&FlowKey::from(entry(7, 5, 100).app), 1, 1).is_none());
-        assert!(table.egress(&FlowKey::from(entry(7, 5, 300).app), 1, 1).is_some());
+        assert!(table.egress(&FlowKey::from(entry(7, 5, 100).app), 1, 1, None).is_none());
+        assert!(table.egress(&FlowKey::from(entry(7, 5, 300).app), 1, 1, None).is_some());
         assert_eq!(table.len(), 1);
     }
 
@@ -426,7 +557,10 @@ mod test {
         table.apply(EntryUpdate::Install(entry(7, 1, 100)));
         table.apply(EntryUpdate::Install(entry(8, 1, 100)));
         assert_eq!(table.len(), 1);
-        assert_eq!(table.egress(&FlowKey::from(entry(8, 1, 100).app), 1, 1).map(|route| route.flow), Some(FlowId(8)));
+        assert_eq!(
+            table.egress(&FlowKey::from(entry(8, 1, 100).app), 1, 1, None).map(|route| route.flow),
+            Some(FlowId(8))
+        );
         assert_eq!(table.counters(FlowId(7)), None);
     }
 
@@ -443,7 +577,7 @@ mod test {
         table.apply(EntryUpdate::Path(path("10.9.0.2:54324", 1472)));
         assert_eq!(size(&table), Some(1472));
         let key = FlowKey::from(entry(7, 1, 100).app);
-        let remote = table.egress(&key, 1, 1).map(|route| route.to.remote.to_string());
+        let remote = table.egress(&key, 1, 1, None).map(|route| route.to.remote.to_string());
         assert_eq!(remote.as_deref(), Some("10.9.0.2:54324"));
     }
 
@@ -452,7 +586,7 @@ mod test {
         let mut table = table();
         table.apply(EntryUpdate::Install(entry(7, 1, 100)));
         table.apply(EntryUpdate::Install(entry(8, 1, 101)));
-        let _ = table.egress(&FlowKey::from(entry(7, 1, 100).app), 1, 1);
+        let _ = table.egress(&FlowKey::from(entry(7, 1, 100).app), 1, 1, None);
         let mut flows = Vec::new();
         table.take_active(0, &mut flows);
         assert_eq!(flows, [FlowId(7)]);
@@ -462,9 +596,39 @@ mod test {
     }
 
     #[test]
+    fn a_peer_that_encapsulates_again_is_noticed_once_its_fence_has_passed() {
+        let mut table = table();
+        let wire = Wire { path: PathId(1), local_port: 61_001, remote_port: 61_002, sending: true, accepting: true };
+        table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
+        let from = "10.0.0.2:54324".parse().expect("literal");
+        let is_back = |table: &Table, packet_number, flags| {
+            table.ingress(FlowId(7), from, &data(packet_number, flags)).map(|route| route.is_back)
+        };
+        table.note_fence(FlowId(7), 20);
+        assert_eq!(is_back(&table, 19, 0), Ok(false), "sent before the fence");
+        assert_eq!(is_back(&table, 21, BESIDE), Ok(false), "too large to go direct");
+        assert_eq!(is_back(&table, 21, 0), Ok(true));
+        table.apply(EntryUpdate::Install(Entry { wire: Some(Wire { accepting: false, ..wire }), ..entry(7, 2, 100) }));
+        assert_eq!(is_back(&table, 22, 0), Ok(false), "known already");
+    }
+
+    #[test]
+    fn a_pinhole_waits_for_the_applications_numbers() {
+        let mut table = table();
+        let wire = Wire { path: PathId(1), local_port: 61_001, remote_port: 61_002, sending: false, accepting: false };
+        table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
+        let key = FlowKey::from(entry(7, 1, 100).app);
+        let numbers = TcpNumbers { sequence: 5, acknowledgement: 6 };
+        let asks = |table: &Table| table.egress(&key, 1, 1, Some(numbers)).map(|route| route.wants_pinhole);
+        assert_eq!(table.pinhole(FlowId(7)), None);
+        assert_eq!((asks(&table), asks(&table)), (Some(true), Some(false)));
+        assert_eq!(table.pinhole(FlowId(7)), Some((wire, numbers)));
+    }
+
+    #[test]
     fn an_entry_is_small() {
         // 800 bytes per flow are for the whole agent; the two indexes add about 20 bytes each at their emptiest.
-        assert!(size_of::<Slot>() <= 112, "{}", size_of::<Slot>());
+        assert!(size_of::<Slot>() <= 144, "{}", size_of::<Slot>());
     }
 
     #[test]
@@ -495,7 +659,7 @@ mod test {
             for port in 0..20 {
                 let tuple = entry(0, 0, port).app;
                 let expected = model.iter().find(|(_, held)| held.1 == tuple).map(|(&flow, _)| FlowId(flow));
-                prop_assert_eq!(table.egress(&FlowKey::from(tuple), 1, 1).map(|route| route.flow), expected);
+                prop_assert_eq!(table.egress(&FlowKey::from(tuple), 1, 1, None).map(|route| route.flow), expected);
             }
         }
     }

@@ -86,6 +86,11 @@ impl<'a> Run<'a> {
         Self { header, datagrams: datagram, stride: datagram.len() }
     }
 
+    /// Whether it carries nothing but its header: a FENCE, or word that the sender encapsulates again.
+    pub const fn is_mark(&self) -> bool {
+        self.datagrams.len() == DATA_HEADER_LEN
+    }
+
     /// Every datagram of the run.
     pub fn datagrams(&self) -> impl Iterator<Item = &'a [u8]> {
         self.datagrams.chunks(self.stride)

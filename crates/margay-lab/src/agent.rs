@@ -51,6 +51,27 @@ impl Agents {
         }
         Ok(Self { token })
     }
+
+    /// As [`start`](Self::start), with all flows encapsulated: for what measures or counts that.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub fn start_encapsulated(lab: &Lab) -> Result<Self> {
+        for host in lab.hosts.iter().filter(|host| matches!(host.plan.role, Role::Router | Role::Agent)) {
+            keep_encapsulated(host)?;
+        }
+        Self::start(lab)
+    }
+}
+
+/// Configures a host whose agent does not run yet: none of its flows goes direct.
+///
+/// # Errors
+///
+/// The configuration cannot be written.
+pub fn keep_encapsulated(host: &Host) -> Result<()> {
+    host.shell("printf 'direct = false\n' >> /etc/margay/margay.toml").map(drop)
 }
 
 /// Brings a host up as a member of whose token it is, and waits until it has joined.
@@ -60,6 +81,10 @@ impl Agents {
 /// The agent does not start or does not join.
 pub fn join(host: &Host, token: &str) -> Result<()> {
     margay(host, ["up", "--join", token])?;
+    await_joined(host)
+}
+
+fn await_joined(host: &Host) -> Result<()> {
     wait_for(&format!("joining of {}", host.name()), READY_LIMIT, || match status(host)?["joined"].as_bool() {
         Some(true) => Ok(()),
         _ => bail!("it has not joined"),
@@ -84,6 +109,94 @@ pub fn margay<'a>(host: &Host, words: impl IntoIterator<Item = &'a str>) -> Resu
 /// No agent runs on the host.
 pub fn status(host: &Host) -> Result<Value> {
     serde_json::from_str(&margay(host, ["status", "--json"])?).context("status is not JSON")
+}
+
+/// What carries established data on a host, and why it is not the kernel where it is not.
+///
+/// # Errors
+///
+/// As for [`status`].
+pub fn datapath(host: &Host) -> Result<(String, String)> {
+    let status = status(host)?;
+    let text = |field: &str| status[field].as_str().unwrap_or_default().to_owned();
+    Ok((text("datapath"), text("datapath_why")))
+}
+
+/// Live flows of a host, at most ten thousand of them.
+///
+/// # Errors
+///
+/// No agent runs on the host.
+pub fn flows(host: &Host) -> Result<Vec<Value>> {
+    let text = margay(host, ["flow", "list", "--json", "--limit", "10000"])?;
+    let answer: Value = serde_json::from_str(&text).context("flow list is not JSON")?;
+    Ok(answer["flows"].as_array().cloned().unwrap_or_default())
+}
+
+/// How many of a host's flows are direct, and how many there are.
+///
+/// # Errors
+///
+/// As for [`flows`].
+pub fn direct_flows(host: &Host) -> Result<(usize, usize)> {
+    let flows = flows(host)?;
+    Ok((flows.iter().filter(|flow| flow["path"] == "direct").count(), flows.len()))
+}
+
+/// Waits until all flows of these hosts are direct, at least `count` of them on each; or until none is.
+///
+/// # Errors
+///
+/// They are not in time; the message says how they go, and why.
+pub fn await_paths(hosts: &[&Host], direct: bool, count: usize, limit: Duration) -> Result<()> {
+    let wanted = if direct { "direct" } else { "encapsulated" };
+    wait_for(&format!("{count} flows, all {wanted}"), limit, || {
+        for host in hosts {
+            let flows = flows(host)?;
+            let other = flows.iter().find(|flow| flow["path"] != wanted);
+            if let Some(other) = other {
+                bail!("on {} one is {}: {}", host.name(), other["path"], other["path_why"]);
+            }
+            if flows.len() < count {
+                bail!("{} has {}", host.name(), flows.len());
+            }
+        }
+        Ok(())
+    })
+}
+
+/// `margay stack ACT`: `clear-cache`, `unload` or `load`.
+///
+/// # Errors
+///
+/// The agent refuses.
+pub fn stack(host: &Host, act: &str) -> Result<()> {
+    margay(host, ["stack", act]).map(drop)
+}
+
+/// Ends a host's agent as nothing else could: it has no time to say goodbye. Returns when it is gone.
+///
+/// # Errors
+///
+/// None runs, or it does not end.
+pub fn kill(host: &Host) -> Result<()> {
+    let pid = pid(host)?;
+    host.run(["kill", "-9", &pid.to_string()])?;
+    wait_for(&format!("the end of the agent of {}", host.name()), READY_LIMIT, || {
+        if self::pid(host).is_err() { Ok(()) } else { bail!("it is there") }
+    })
+}
+
+/// Starts the agent of a host that was up before, with the state and runtime directories that it left. Returns when it is
+/// ready, and a member again.
+///
+/// # Errors
+///
+/// It does not start, or does not join.
+pub fn start_again(host: &Host) -> Result<()> {
+    let words = if host.plan.role == Role::Router { &["up", "--router"][..] } else { &["up"][..] };
+    margay(host, words.iter().copied())?;
+    await_joined(host)
 }
 
 /// Process id of the host's agent, found from outside.

@@ -11,6 +11,7 @@ pub mod fabric;
 pub mod figure;
 pub mod filter;
 pub mod host;
+pub mod iperf;
 pub mod lab;
 pub mod observe;
 pub mod program;

@@ -99,6 +99,70 @@ pub fn resident_bytes(pid: u32) -> Result<f64> {
     Ok(kib * 1024.0)
 }
 
+/// A map of eBPF, as the kernel describes a process's descriptor of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BpfMap {
+    /// Memory that the kernel charges for it, in bytes. It grows and shrinks with the entries of a hash that is not
+    /// allocated beforehand.
+    pub bytes: f64,
+    /// What one entry of a hash takes at least: its key and its value.
+    pub entry_bytes: f64,
+}
+
+/// The eBPF maps of a process by their number, from its descriptors (`/proc/PID/fdinfo`).
+///
+/// # Errors
+///
+/// There is no such process.
+pub fn bpf_maps(pid: u32) -> Result<BTreeMap<u32, BpfMap>> {
+    let dir = format!("/proc/{pid}/fdinfo");
+    let mut maps = BTreeMap::new();
+    for entry in std::fs::read_dir(&dir).with_context(|| format!("no process {pid}"))? {
+        // A descriptor may be closed while we look.
+        let text = std::fs::read_to_string(entry?.path()).unwrap_or_default();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|value| value.trim().parse::<f64>().ok())
+        };
+        if let (Some(id), Some(bytes)) = (field("map_id"), field("memlock")) {
+            let entry_bytes = field("key_size").unwrap_or_default() + field("value_size").unwrap_or_default();
+            maps.insert(id as u32, BpfMap { bytes, entry_bytes });
+        }
+    }
+    Ok(maps)
+}
+
+/// Memory of all eBPF maps of a process in bytes.
+///
+/// # Errors
+///
+/// As for [`bpf_maps`].
+pub fn bpf_bytes(pid: u32) -> Result<f64> {
+    Ok(bpf_maps(pid)?.values().map(|map| map.bytes).sum())
+}
+
+/// Starts to count, on a host, TCP resets between its programs and the virtual interface, in either direction. What is direct
+/// passes there, too; connections that are none of Margay's flows do not.
+///
+/// # Errors
+///
+/// `nft` refuses.
+pub fn count_virtual_resets(host: &Host) -> Result<()> {
+    count(host, "resets_in", Passing::In, "iifname sal0 tcp flags & rst == rst")?;
+    count(host, "resets_out", Passing::Out, "oifname sal0 tcp flags & rst == rst")
+}
+
+/// What [`count_virtual_resets`] has counted.
+///
+/// # Errors
+///
+/// As for [`counts`].
+pub fn virtual_resets(host: &Host) -> Result<f64> {
+    let counts = counts(host)?;
+    let of = |name: &str| counts.get(name).copied().unwrap_or_default().packets;
+    Ok(of("resets_in") + of("resets_out"))
+}
+
 /// Processor time that a process has used, in seconds; user and system.
 ///
 /// # Errors

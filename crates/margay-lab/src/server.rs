@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::Host;
 use crate::program::{Program, output_within, wait_for};
-pub use crate::traffic::Outcome;
+pub use crate::traffic::{Outcome, RoundTrips};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
 const ATTEMPTS_LIMIT: Duration = Duration::from_secs(90);
@@ -126,6 +126,19 @@ pub fn attempt(host: &Host, to: &str, port: u16, options: &[&str]) -> Result<Out
     let port = port.to_string();
     let mut command = host.traffic(["attempt", to, &port].iter().chain(options))?;
     outcome(output_within(&mut command, ATTEMPTS_LIMIT)?)
+}
+
+/// Measures round trips of one byte on one connection to the echo server at port 7 (with `--udp`, datagrams).
+///
+/// # Errors
+///
+/// One of them fails.
+pub fn round_trips(host: &Host, to: &str, count: usize, options: &[&str]) -> Result<RoundTrips> {
+    let count = count.to_string();
+    let mut command = host.traffic(["pingpong", to, "7", "--count", &count].iter().chain(options))?;
+    let output = output_within(&mut command, ATTEMPTS_LIMIT)?;
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("no round trips to {to}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// Reads what a program of attempts printed.

@@ -129,13 +129,21 @@ fn shape_device(host: Option<&Host>, device: &str, shape: Shape) -> Result<()> {
     if !shape.offload && !shape.needs_pump() {
         set_offload(host, device, false)?;
     }
-    if let Some(rate_mbit) = shape.rate_mbit {
-        let burst = (u64::from(rate_mbit) * 1_000_000 / 8 / 250).max(BURST_MIN_BYTES);
-        let words =
-            format!("qdisc replace dev {device} root tbf rate {rate_mbit}mbit burst {burst} latency {QUEUE_MS}ms");
-        run(host, "tc", words.split(' '))?;
+    match shape.rate_mbit {
+        Some(rate_mbit) => set_rate(host, device, rate_mbit),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Holds what a device sends to a rate, by a token bucket.
+///
+/// # Errors
+///
+/// `tc` refuses.
+pub fn set_rate(host: Option<&Host>, device: &str, rate_mbit: u32) -> Result<()> {
+    let burst = (u64::from(rate_mbit) * 1_000_000 / 8 / 250).max(BURST_MIN_BYTES);
+    let words = format!("qdisc replace dev {device} root tbf rate {rate_mbit}mbit burst {burst} latency {QUEUE_MS}ms");
+    run(host, "tc", words.split(' '))
 }
 
 /// Whether segmentation is left to the far end. Off: as nearly as veth can to a wire, segments are cut by the sender and

@@ -9,6 +9,8 @@ pub const DATA_HEADER_LEN: usize = 16;
 pub const TRAIN_HEADER_LEN: usize = 8;
 /// Flag: the sender's last encapsulated packet before it sends direct (DESIGN §18).
 pub const FENCE: u8 = 1;
+/// Flag: the sender sends this flow direct, and only this packet could not go so.
+pub const BESIDE: u8 = 2;
 const PARTIAL_CHECKSUM: u8 = 1;
 
 mod field {

@@ -11,6 +11,8 @@ pub const CRITICAL: u8 = 0x80;
 pub const AUTH_EXT_LEN: usize = 28;
 /// Longest text of an ERROR, in bytes.
 pub const ERROR_TEXT_MAX: usize = 128;
+/// Bit of FLOW_PORT's flags byte.
+const STARTS: u8 = 1;
 const PREFIX_LEN: usize = 4;
 const ADDRESS_LEN: usize = 20;
 
@@ -30,6 +32,7 @@ pub mod extension_type {
     pub const AUTH: u8 = 10 | CRITICAL;
     pub const COOKIE: u8 = 11 | CRITICAL;
     pub const STACK: u8 = 12 | CRITICAL;
+    pub const FLOW_PORT: u8 = 13;
 }
 use extension_type as kind;
 
@@ -116,6 +119,15 @@ pub struct KeyExchangeRepr<'a> {
     pub message: &'a [u8],
 }
 
+/// FLOW_PORT: the sender's port of the flow's direct packets (DESIGN §7). Who does not know it stays encapsulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowPortRepr {
+    /// The port.
+    pub port: u16,
+    /// The sender sends direct from here on, and has encapsulated nothing of this flow.
+    pub starts: bool,
+}
+
 /// ERROR: why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorRepr<'a> {
@@ -183,6 +195,8 @@ pub enum Extension<'a> {
     Cookie([u8; 24]),
     /// The stack that shall carry the flow.
     Stack(u8),
+    /// The sender's flow port.
+    FlowPort(FlowPortRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -264,6 +278,11 @@ impl<'a> Extension<'a> {
                 exactly(value, 4)?;
                 Self::Stack(value[0])
             }
+            kind::FLOW_PORT => {
+                exactly(value, 4)?;
+                let port = u16::from_be_bytes([value[0], value[1]]);
+                Self::FlowPort(FlowPortRepr { port, starts: value[2] & STARTS != 0 })
+            }
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -293,6 +312,7 @@ impl<'a> Extension<'a> {
             Self::Auth(_) => kind::AUTH,
             Self::Cookie(_) => kind::COOKIE,
             Self::Stack(_) => kind::STACK,
+            Self::FlowPort(_) => kind::FLOW_PORT,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -308,7 +328,7 @@ impl<'a> Extension<'a> {
             Self::Rendezvous(_) => ADDRESS_LEN,
             Self::Error(error) => 4 + error.text.len(),
             Self::Auth(_) | Self::Cookie(_) => 24,
-            Self::Stack(_) => 4,
+            Self::Stack(_) | Self::FlowPort(_) => 4,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -375,6 +395,10 @@ impl<'a> Extension<'a> {
             }
             Self::Cookie(cookie) => value.copy_from_slice(cookie),
             Self::Stack(stack) => value[0] = *stack,
+            Self::FlowPort(port) => {
+                value[..2].copy_from_slice(&port.port.to_be_bytes());
+                value[2] = if port.starts { STARTS } else { 0 };
+            }
             Self::UnknownCritical(_) => {}
         }
     }

@@ -10,7 +10,7 @@ mod header;
 mod message;
 mod resolvable;
 
-pub use data::{DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
+pub use data::{BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
 pub use extension::*;
 pub use header::*;
 pub use message::{Message, MessageWriter};

@@ -3,8 +3,8 @@
 use core::net::SocketAddr;
 
 use crate::extension::{
-    AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, KeyExchangeRepr, SessionRepr,
-    extension_type,
+    AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, FlowPortRepr, KeyExchangeRepr,
+    SessionRepr, extension_type,
 };
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
@@ -124,6 +124,11 @@ impl<'a> Message<'a> {
     /// COOKIE.
     pub fn cookie(&self) -> Option<[u8; 24]> {
         self.find(|extension| if let Extension::Cookie(cookie) = extension { Some(cookie) } else { None })
+    }
+
+    /// FLOW_PORT.
+    pub fn flow_port(&self) -> Option<FlowPortRepr> {
+        self.find(|extension| if let Extension::FlowPort(port) = extension { Some(port) } else { None })
     }
 
     /// The type byte of the first critical extension that this program does not know.

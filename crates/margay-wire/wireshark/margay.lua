@@ -25,7 +25,7 @@ local protocols = { [4] = "IPv4 packet", [41] = "IPv6 packet", [59] = "none" }
 local extension_types = {
     [1] = "SOURCE_SERVICE", [2] = "SESSION", [3] = "ADDRESSES", [4] = "CAPABILITIES", [5] = "KEY_EXCHANGE",
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
-    [0x8c] = "STACK",
+    [0x8c] = "STACK", [13] = "FLOW_PORT",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -98,10 +98,13 @@ local f = {
     tag = ProtoField.bytes("margay.auth.tag", "Tag"),
     cookie = ProtoField.bytes("margay.cookie", "Cookie"),
     stack = ProtoField.uint8("margay.stack", "Stack", base.DEC, stacks),
+    flow_port = ProtoField.uint16("margay.flow_port.port", "Flow port"),
+    starts = ProtoField.bool("margay.flow_port.starts", "Sends direct from here on", 8, nil, 0x01),
 
     data_stack = ProtoField.uint8("margay.data.stack", "Stack", base.DEC, stacks),
     data_flags = ProtoField.uint8("margay.data.flags", "Flags", base.HEX),
     data_fence = ProtoField.bool("margay.data.flags.fence", "Fence: the last before direct packets", 8, nil, 0x01),
+    data_beside = ProtoField.bool("margay.data.flags.beside", "Beside: the flow is sent direct", 8, nil, 0x02),
     packet_number = ProtoField.uint32("margay.data.packet_number", "Packet number (low 32 bits)"),
     index = ProtoField.uint16("margay.data.index", "Chunk"),
     count = ProtoField.uint16("margay.data.count", "Chunks of the train"),
@@ -227,6 +230,10 @@ local readers = {
     end },
     [0x8b] = { len = 24, add = function(tree, value) tree:add(f.cookie, value(0, 24)) end },
     [0x8c] = { len = 4, add = function(tree, value) tree:add(f.stack, value(0, 1)) end },
+    [13] = { len = 4, add = function(tree, value)
+        tree:add(f.flow_port, value(0, 2))
+        tree:add(f.starts, value(2, 1))
+    end },
 }
 
 local function has_length(reader, len)
@@ -360,7 +367,9 @@ local function dissect_data(tvb, pinfo, tree, root)
     tree:add(f.version, tvb(0, 1))
     tree:add(f.type, tvb(1, 1))
     tree:add(f.data_stack, tvb(2, 1))
-    tree:add(f.data_flags, tvb(3, 1)):add(f.data_fence, tvb(3, 1))
+    local flags = tree:add(f.data_flags, tvb(3, 1))
+    flags:add(f.data_fence, tvb(3, 1))
+    flags:add(f.data_beside, tvb(3, 1))
     tree:add(f.dst_flow, tvb(4, 4))
     tree:add(f.packet_number, tvb(8, 4))
     tree:add(f.index, tvb(12, 2))

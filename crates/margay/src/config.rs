@@ -27,9 +27,11 @@ use crate::listener::{self, Protocol, ServiceName};
 pub const DEFAULT_PATH: &str = "/etc/margay/margay.toml";
 
 /// The whole file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// Whether flows may go direct, carried by the kernel; otherwise all are encapsulated.
+    pub direct: bool,
     /// Where this host keeps things.
     pub host: HostSection,
     /// Whether this host is a service router.
@@ -46,6 +48,22 @@ pub struct Config {
     pub metrics: MetricsSection,
     /// Logs.
     pub log: LogSection,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            direct: true,
+            host: HostSection::default(),
+            router: RouterSection::default(),
+            join: JoinSection::default(),
+            service: Vec::new(),
+            fallback: Vec::new(),
+            dns: DnsSection::default(),
+            metrics: MetricsSection::default(),
+            log: LogSection::default(),
+        }
+    }
 }
 
 /// `[host]`

@@ -7,7 +7,7 @@ use miette::{IntoDiagnostic, Report, Result};
 use serde_json::json;
 
 use crate::config::Config;
-use crate::{host, start};
+use crate::{agent, host, start};
 
 /// The words after `down`.
 #[derive(Args, Debug)]
@@ -20,6 +20,7 @@ pub struct DownArgs {
 /// Does it.
 pub async fn down(config: &Config, args: DownArgs, out: &mut dyn Write) -> Result<()> {
     let was_running = start::stop(config).await.into_diagnostic()?;
+    agent::direct::remove_pins(&config.host.runtime_dir);
     let remarks = host::restore(config).await.into_diagnostic()?;
     let mut line = |text: &str| writeln!(out, "{text}").map_err(Report::from_err);
     if args.json {

@@ -6,15 +6,17 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    ErrorCode, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr, SessionRepr,
+    ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
+    SessionRepr,
 };
 
 use super::{
     Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, SETUP_TIMEOUT, SYN_LEN, next_protocol, prologue,
-    retry_after,
+    retry_after, starts_direct,
 };
 use crate::association::Association;
 use crate::auth;
+use crate::direct::{DirectEvent, Why};
 use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
@@ -99,6 +101,7 @@ impl Sal {
             association: self.associations.fresh_id(&mut self.rng),
             cookie: None,
             full: start.full,
+            flow_port: self.offer_port(&flow.app),
         }));
         self.flows.insert(flow);
         self.send_syn(now, id);
@@ -137,6 +140,7 @@ impl Sal {
             self.capabilities(),
             Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: setup.association, message: &message_1 }),
         ];
+        extensions.extend(setup.flow_port.map(|port| Extension::FlowPort(FlowPortRepr { port, starts: false })));
         extensions.extend(setup.cookie.map(Extension::Cookie));
         let mut draft = Draft::new(Kind::Syn, FlowId(0), id);
         draft.flags = if setup.full { Flags::RESOLVABLE | Flags::FULL } else { Flags::RESOLVABLE };
@@ -270,7 +274,10 @@ impl Sal {
         let Setup::Initiator(setup) = core::mem::replace(&mut flow.setup, Setup::Done) else {
             return Err(DropReason::Unexpected);
         };
-        let (entry, app) = (flow.entry(), flow.app);
+        let app = flow.app;
+        self.settle_ports(now, id, setup.flow_port, message.flow_port());
+        self.begin_direct(now, id, false);
+        let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let ack = self.write_ack(id, answer.message_3.as_deref()).unwrap_or_default();
         if let Some(flow) = self.flows.get_mut(id) {
             flow.setup = Setup::Late(Box::new(LateAnswers {
@@ -295,6 +302,7 @@ impl Sal {
         for packet in setup.held {
             self.queue.egress(packet);
         }
+        self.open_pinhole(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }
@@ -345,6 +353,7 @@ impl Sal {
         let host_id = self.host_id().0;
         let exchange = message_3.filter(|message| !message.is_empty());
         let mut extensions = alloc::vec![self.capabilities()];
+        extensions.extend(self.flow_port(id));
         extensions.extend(
             exchange.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: local_id, message })),
         );
@@ -400,6 +409,10 @@ impl Sal {
             return Err(DropReason::Unexpected);
         }
         flow.seen |= seen::CONFIRMED;
+        if starts_direct(message) {
+            self.direct_event(now, id, DirectEvent::PeerDirect, Why::Hinted);
+        }
+        let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
         if flow.app.protocol == GREETING {
             self.remove_flow(id, RemoveReason::Closed);
             return Ok(());
@@ -489,7 +502,7 @@ impl Sal {
 
     /// Ends a flow that never came to be: its application gets a clear error at once (DESIGN §3.8).
     pub(crate) fn fail_connecting(&mut self, id: FlowId, how: Unreachable, why: &str) {
-        let Some(flow) = self.flows.remove(id) else { return };
+        let Some(flow) = self.take_flow(id) else { return };
         let Setup::Initiator(setup) = flow.setup else { return };
         if flow.app.protocol == GREETING {
             return;

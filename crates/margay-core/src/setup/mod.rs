@@ -16,7 +16,8 @@ use core::net::SocketAddr;
 use core::time::Duration;
 
 use margay_wire::{
-    AuthRepr, CapabilitiesRepr, Extension, Flags, FlowId, Kind, MessageWriter, NextProtocol, ResolvableRepr, SessionId,
+    AuthRepr, CapabilitiesRepr, Extension, Flags, FlowId, FlowPortRepr, Kind, Message, MessageWriter, NextProtocol,
+    ResolvableRepr, SessionId,
 };
 
 use crate::association::Association;
@@ -66,6 +67,8 @@ pub(crate) struct InitiatorSetup {
     pub cookie: Option<[u8; 24]>,
     /// The peer shall not count on an older association.
     pub full: bool,
+    /// The flow port that the SYN offers.
+    pub flow_port: Option<u16>,
 }
 
 /// What the responder keeps until the initiator is proved.
@@ -90,6 +93,8 @@ pub(crate) struct ResponderSetup {
     pub first: Option<Vec<u8>>,
     /// DATA that overtook the ACK.
     pub held: Vec<(SocketAddr, Vec<u8>)>,
+    /// Direct packets that overtook the ACK.
+    pub held_direct: Vec<Vec<u8>>,
 }
 
 /// What an established initiator keeps to reset late second instances, and to send its ACK again.
@@ -186,6 +191,11 @@ impl<'a> Draft<'a> {
     }
 }
 
+/// Whether the sender says that it sends direct from the start.
+pub(crate) fn starts_direct(message: &Message<'_>) -> bool {
+    message.flow_port().is_some_and(|port| port.starts)
+}
+
 /// The protocol number that stands for an IP packet of this version.
 pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
     match packet.first().map(|byte| byte >> 4) {
@@ -199,6 +209,13 @@ impl Sal {
     /// What this host can do, for the peer.
     pub(crate) fn capabilities(&self) -> Extension<'static> {
         Extension::Capabilities(CapabilitiesRepr { stacks: STACK_ENCAP, mtu: self.config.datagram_max })
+    }
+
+    /// This end's flow port, and whether it sends direct from the start.
+    pub(crate) fn flow_port(&self, id: FlowId) -> Option<Extension<'static>> {
+        let direct = &self.flows.get(id)?.direct;
+        let repr = FlowPortRepr { port: direct.local_port, starts: direct.carriage.sends() };
+        (direct.local_port != 0).then_some(Extension::FlowPort(repr))
     }
 
     /// Largest inner packet in bytes that fits one datagram of `datagram_max`.

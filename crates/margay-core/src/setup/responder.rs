@@ -8,7 +8,7 @@ use margay_wire::{
     ErrorCode, ErrorRepr, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
 };
 
-use super::{Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, next_protocol, prologue};
+use super::{Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, next_protocol, prologue, starts_direct};
 use crate::auth;
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
@@ -23,6 +23,16 @@ use crate::sal::Sal;
 use crate::surrogate::responder_tuple;
 use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
+
+/// What an ACK proved.
+#[derive(Clone, Copy)]
+struct Proof {
+    association: u32,
+    /// The handshake ended with it.
+    fresh: bool,
+    /// The initiator sends direct from the start.
+    starts: bool,
+}
 
 /// A SYN that reached a listener here, read and checked for form.
 pub(crate) struct Arrival<'a> {
@@ -88,8 +98,10 @@ impl Sal {
             app_answer: None,
             first: if is_tcp { None } else { first.clone() },
             held: Vec::new(),
+            held_direct: Vec::new(),
         }));
         self.flows.insert(flow);
+        self.answer_port(now, id, arrival.reply.direct.ip(), message.flow_port());
         self.half_open += 1;
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
         match (is_tcp, first) {
@@ -251,6 +263,7 @@ impl Sal {
         let exchange = KeyExchangeRepr { host_id, assoc_id: reserved, message: &message_2 };
         let chain = self.certificate_for(&service);
         let mut extensions = alloc::vec![self.capabilities()];
+        extensions.extend(self.flow_port(id));
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
         extensions.extend((!chain.is_empty()).then_some(Extension::Certificate(&chain)));
         extensions.extend(error.map(|code| Extension::Error(ErrorRepr { code, text: "" })));
@@ -350,7 +363,7 @@ impl Sal {
             self.drop_half_open(id);
             return Ok(());
         }
-        self.admit(now, from, id, association, fresh)
+        self.admit(now, from, id, Proof { association, fresh, starts: starts_direct(message) })
     }
 
     /// Reads the third handshake message and adopts the association that it makes; the one check then sees its tag.
@@ -373,14 +386,8 @@ impl Sal {
     }
 
     /// A proved peer: may it connect? Then the flow is established and what was held is let go.
-    fn admit(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        id: FlowId,
-        association: u32,
-        fresh: bool,
-    ) -> Result<(), DropReason> {
+    fn admit(&mut self, now: Instant, from: SocketAddr, id: FlowId, proof: Proof) -> Result<(), DropReason> {
+        let Proof { association, fresh, starts } = proof;
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         let service = flow.service;
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
@@ -403,14 +410,16 @@ impl Sal {
         flow.active = now;
         flow.seen |= crate::flow::seen::AUTHENTICATED;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
-        let entry = flow.entry();
+        let protocol = flow.app.protocol;
         let setup = core::mem::replace(&mut flow.setup, Setup::Done);
         self.flows.set_deadline(id, None);
-        if entry.app.protocol == GREETING {
+        if protocol == GREETING {
             self.confirm(id, association, fresh);
             self.remove_flow(id, RemoveReason::Closed);
             return Ok(());
         }
+        self.begin_direct(now, id, starts);
+        let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         self.queue.update(EntryUpdate::Install(entry));
         if let Setup::Responder(setup) = setup {
             if let Some(first) = setup.first {
@@ -418,6 +427,9 @@ impl Sal {
             }
             for (from, datagram) in setup.held {
                 self.queue.ingress(from, datagram);
+            }
+            for packet in setup.held_direct {
+                self.deliver_direct(id, &packet);
             }
         }
         self.confirm(id, association, fresh);
@@ -429,16 +441,17 @@ impl Sal {
     fn confirm(&mut self, id: FlowId, association: u32, fresh: bool) {
         let Some(flow) = self.flows.get(id) else { return };
         let membership = if fresh { self.membership.clone() } else { Vec::new() };
-        let extensions = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
+        let certificate = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
+        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(certificate).collect();
         let mut draft = Draft::new(Kind::Ack, flow.peer_flow, id);
         draft.flags = Flags::CONFIRM;
-        draft.extensions = extensions.as_slice();
+        draft.extensions = &extensions;
         self.seal_and_send(association, draft);
     }
 
     /// Forgets a half-open flow; a program that waits for the client's ACK gets a RST instead.
     pub(crate) fn drop_half_open(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.remove(id) else { return };
+        let Some(flow) = self.take_flow(id) else { return };
         self.half_open = self.half_open.saturating_sub(1);
         self.counters.removed(RemoveReason::Unproved);
         let Setup::Responder(setup) = flow.setup else { return };

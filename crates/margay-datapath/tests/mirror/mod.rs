@@ -5,7 +5,9 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use margay_core::{AppVerdict, Direction, DropReason, Entry, EntryUpdate, Event, Instant, Output, Path, PathId, Tuple};
+use margay_core::{
+    AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Instant, Output, Path, PathId, Tuple,
+};
 use margay_datapath::Core;
 use margay_datapath::packet::{Packet, parse};
 use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, TRAIN_HEADER_LEN};
@@ -57,7 +59,7 @@ impl Mirror {
         let ports = [app.source.port(), app.destination.port()];
         let client = ports.into_iter().find(|&port| port >= CLIENTS_FROM).unwrap_or(ports[0]);
         let flow = FlowId(u32::from(client));
-        let new = Entry { flow, generation: 1, app, peer_flow: flow, path: self.path.id };
+        let new = Entry { flow, generation: 1, app, peer_flow: flow, path: self.path.id, wire: None };
         let entry = *self.flows.entry(flow).or_insert(new);
         self.update(EntryUpdate::Install(entry));
         flow
@@ -107,6 +109,8 @@ impl Core for Mirror {
     fn handle_transport(&mut self, _now: Instant, flow: FlowId, direction: Direction, flags: u8) {
         self.tell(Heard::Passed(flow, direction, flags));
     }
+
+    fn handle_direct(&mut self, _: Instant, _: FlowId, _: DirectEvent) {}
 
     fn handle_activity(&mut self, _now: Instant, flow: FlowId) {
         self.tell(Heard::Active(flow));

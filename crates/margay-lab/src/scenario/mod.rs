@@ -1,12 +1,15 @@
 //! The scenarios: each builds its lab, does real work with real programs, and gives figures.
 
 mod acl;
+mod direct_throughput;
 mod encap_throughput;
 mod flow_memory;
 mod hostile_packets;
 pub mod late_binding;
 mod nat_first_contact;
 mod odd_hosts;
+pub mod pair;
+mod round_trips;
 mod up_down;
 
 use std::path::Path;
@@ -62,6 +65,8 @@ pub const ALL: &[Scenario] = &[
     odd_hosts::SCENARIO,
     up_down::SCENARIO,
     hostile_packets::SCENARIO,
+    direct_throughput::SCENARIO,
+    round_trips::SCENARIO,
 ];
 
 /// The scenario of this name.

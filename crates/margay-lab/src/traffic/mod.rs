@@ -14,6 +14,7 @@ use clap::Subcommand;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 pub use attempt::Outcome;
+pub use pingpong::RoundTrips;
 
 /// Which program.
 #[derive(Debug, Subcommand)]
@@ -46,6 +47,9 @@ pub enum Traffic {
         /// How many
         #[arg(long)]
         count: usize,
+        /// Use UDP
+        #[arg(long)]
+        udp: bool,
     },
     /// Connect, exchange some bytes with an echo server, close; again and again
     Attempt {
@@ -118,7 +122,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
     match traffic {
         Traffic::Echo { listen, greeting } => runtime.block_on(echo::serve(&listen, greeting)),
         Traffic::Flows { host, port, count } => runtime.block_on(flows::hold(&host, port, count)),
-        Traffic::Pingpong { host, port, count } => pingpong::measure(&host, port, count),
+        Traffic::Pingpong { host, port, count, udp } => pingpong::measure(&host, port, count, udp),
         Traffic::Attempt { host, port, count, parallel, udp, bytes, from, timeout_ms, pause_ms, resend_ms } => {
             let plan = attempt::Plan { host, port, udp, bytes, from, timeout_ms, pause_ms, resend_ms };
             runtime.block_on(attempt::repeat(plan, count, parallel))

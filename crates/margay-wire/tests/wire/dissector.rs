@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 55] = [
+const FIELDS: [&str; 57] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -67,6 +67,8 @@ const FIELDS: [&str; 55] = [
     "margay.auth.tag",
     "margay.cookie",
     "margay.stack",
+    "margay.flow_port.port",
+    "margay.flow_port.starts",
     "margay.data.stack",
     "margay.data.flags",
     "margay.data.packet_number",
@@ -251,6 +253,7 @@ impl Expected {
             "AUTH" => 0x8a,
             "COOKIE" => 0x8b,
             "STACK" => 0x8c,
+            "FLOW_PORT" => 13,
             _ => value["number"].as_u64().expect("a number"),
         };
         self.put("ext.type", kind);
@@ -290,6 +293,10 @@ impl Expected {
             }
             0x8b => self.text("cookie", &value["cookie"]),
             0x8c => self.number("stack", &value["stack"]),
+            13 => {
+                self.number("flow_port.port", &value["port"]);
+                self.put("flow_port.starts", u8::from(value["starts"].as_bool().expect("a flag")));
+            }
             _ => {}
         }
     }

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use margay_wire::{
     Addresses, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId,
-    GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter, NextProtocol, ResolvableRepr, SessionId, SessionRepr,
-    TRAIN_HEADER_LEN, TrainRepr,
+    FlowPortRepr, GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter, NextProtocol, ResolvableRepr, SessionId,
+    SessionRepr, TRAIN_HEADER_LEN, TrainRepr,
 };
 use serde_json::{Value, json};
 
@@ -100,6 +100,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         }
         Extension::Cookie(cookie) => json!({"type": "COOKIE", "cookie": hex(cookie)}),
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack}),
+        Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
         Extension::UnknownCritical(byte) => json!({"type": "UNKNOWN_CRITICAL", "number": byte}),
     }
 }
@@ -206,6 +207,10 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         }
         "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
         "STACK" => Extension::Stack(number(value, "stack")),
+        "FLOW_PORT" => {
+            let starts = value["starts"].as_bool().unwrap_or_else(|| panic!("no starts in {value}"));
+            Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts })
+        }
         "UNKNOWN_CRITICAL" => Extension::UnknownCritical(number(value, "number")),
         other => panic!("{other} is no extension"),
     };

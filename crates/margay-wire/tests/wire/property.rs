@@ -76,10 +76,13 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         error,
         bytes(24).prop_map(|cookie| json!({"type": "COOKIE", "cookie": cookie})),
         any::<u8>().prop_map(|stack| json!({"type": "STACK", "stack": stack})),
+        (any::<u16>(), any::<bool>())
+            .prop_map(|(port, starts)| json!({"type": "FLOW_PORT", "port": port, "starts": starts})),
         critical,
     );
-    let all = (first, second).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k))| vec![a, b, c, d, e, f, g, h, i, j, k]);
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=11)).prop_shuffle();
+    let all =
+        (first, second).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l))| vec![a, b, c, d, e, f, g, h, i, j, k, l]);
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=12)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

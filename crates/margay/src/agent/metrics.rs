@@ -112,6 +112,11 @@ impl Collector for Figures {
             let metric = encoder.encode_descriptor(&name, "What the datapath carried", None, MetricType::Counter)?;
             ConstCounter::new(value).encode(metric)?;
         }
+        for (name, value) in agent.direct.counters() {
+            let name = format!("kernel_{name}");
+            let metric = encoder.encode_descriptor(&name, "What the kernel carried", None, MetricType::Counter)?;
+            ConstCounter::new(value).encode(metric)?;
+        }
         let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
             Kind::ALL.iter().map(|kind| (format!("{kind:?}").to_lowercase(), count(*kind))).collect()
         };

@@ -6,6 +6,7 @@ pub mod api;
 pub mod authority;
 pub mod check;
 pub mod core;
+pub mod direct;
 pub mod home;
 pub mod keepsake;
 pub mod metrics;
@@ -43,6 +44,8 @@ pub struct Agent {
     pub local: Local,
     /// The core and the datapath.
     pub core: core::CoreHandle,
+    /// The kernel's flow cache.
+    pub direct: direct::DirectPath,
     /// Who wants to know what happens.
     pub watchers: watch::Watchers,
     /// What this host publishes.

@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 
 use super::api::Api;
 use super::core::CoreHandle;
+use super::direct::DirectPath;
 use super::keepsake::Keepsake;
 use super::service::{Publication, Services, Surroundings};
 use super::watch::Watchers;
@@ -69,6 +70,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     };
     let watchers = Watchers::default();
     let core = start_core(&config, &identity, &clock_of_wall, &watchers).await?;
+    let direct = DirectPath::start(&config, &core).await;
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
     let tokens = home::candidates(&config, &state_dir, &store)?;
     authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
@@ -97,6 +99,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         identity,
         local,
         core,
+        direct,
         watchers,
         services,
         router,
@@ -138,6 +141,7 @@ async fn start_core(config: &Config, identity: &Identity, wall: &Clock, watchers
         tun_name: INTERFACE.to_owned(),
         udp_port: config.host.port,
         datagram_max,
+        route: Some(Box::new(host::route::lookup)),
         ..DatapathConfig::default()
     };
     let datapath = Datapath::start(datapath_config, sal, watchers.on_event()).into_diagnostic()?;

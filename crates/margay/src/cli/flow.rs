@@ -89,12 +89,17 @@ pub fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
             flow.protocol.clone(),
             format!("{way} {}", if flow.remote.is_empty() { "?" } else { &flow.remote }),
             flow.lifecycle.clone(),
+            flow.path.clone(),
             span(Duration::from_millis(flow.age_ms)),
             bytes(flow.sent_bytes),
             bytes(flow.received_bytes),
         ]
     });
-    out.table(&["FLOW", "SERVICE", "PROTO", "PEER", "STATE", "AGE", "SENT", "RECEIVED"], rows.collect(), "no flows")
+    out.table(
+        &["FLOW", "SERVICE", "PROTO", "PEER", "STATE", "PATH", "AGE", "SENT", "RECEIVED"],
+        rows.collect(),
+        "no flows",
+    )
 }
 
 fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
@@ -114,7 +119,7 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
                 format!("{} at {}; {proof}", flow.peer, flow.remote)
             },
         ),
-        ("carried", flow.stack.clone()),
+        ("path", format!("{} for {}: {}", flow.path, span(Duration::from_millis(flow.path_since_ms)), flow.path_why)),
         ("sent", format!("{} in {} packets", bytes(flow.sent_bytes), flow.sent_packets)),
         ("received", format!("{} in {} packets", bytes(flow.received_bytes), flow.received_packets)),
     ])

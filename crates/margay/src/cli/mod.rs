@@ -5,6 +5,7 @@ mod flow;
 mod id;
 mod output;
 mod service;
+mod stack;
 mod status;
 
 use std::io::Write;
@@ -70,6 +71,9 @@ enum Verb {
     /// Flows: list, show, watch, close
     #[command(subcommand)]
     Flow(flow::FlowVerb),
+    /// The kernel's flow cache: empty it, take it off, put it on
+    #[command(subcommand)]
+    Stack(stack::StackVerb),
     /// Identity: keys, authorities, join tokens, members
     Id(id::IdArgs),
     /// Hosts as network namespaces on this machine: demonstration, scenarios, your own topologies
@@ -163,6 +167,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Check(args) => check::check(client, args, out).await,
         Verb::Service(verb) => service::service(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Up(_) | Verb::Down(_) | Verb::Agent(_) | Verb::Lab(_) | Verb::Completions { .. } => {
             Err(miette!("this verb does not ask the agent"))

@@ -41,7 +41,14 @@ pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Resu
             ),
         ),
         ("interface", format!("{} ({}), SAL at {}", reply.interface, reply.addresses.join(", "), reply.sal_address)),
-        ("datapath", reply.datapath),
+        (
+            "datapath",
+            [reply.datapath, reply.datapath_why]
+                .into_iter()
+                .filter(|part| !part.is_empty())
+                .collect::<Vec<_>>()
+                .join(": "),
+        ),
         (
             "names",
             if reply.dns_address.is_empty() {

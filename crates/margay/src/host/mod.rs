@@ -8,6 +8,7 @@ pub mod netlink;
 mod plan;
 mod resolv_conf;
 mod resolved;
+pub mod route;
 mod sysctl;
 
 use std::io;
@@ -228,6 +229,16 @@ pub async fn await_running() -> io::Result<()> {
         tokio::time::sleep(RUNNING_LOOK).await;
     }
     Ok(())
+}
+
+/// Network cards that may carry direct flows: what is up and is neither the loopback nor a TUN.
+///
+/// # Errors
+///
+/// The kernel's tables cannot be read.
+pub async fn interfaces() -> io::Result<Vec<u32>> {
+    let links = Netlink::connect()?.links().await?;
+    Ok(links.iter().filter(|link| link.up && !link.loopback && !link.tun).map(|link| link.index).collect())
 }
 
 /// Addresses of this host that others could use, those of the interface with the default route first.

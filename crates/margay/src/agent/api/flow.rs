@@ -95,12 +95,14 @@ fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
         peer: flow.peer.map(|peer| peer.to_string()).unwrap_or_default(),
         remote: flow.remote.map(|remote| remote.to_string()).unwrap_or_default(),
         authenticated: flow.authenticated,
-        stack: "encap".to_owned(),
+        path: if flow.carriage.sends() { "direct" } else { "encapsulated" }.to_owned(),
         age_ms: age_ms(flow.since),
         sent_bytes: carried.egress_bytes,
         received_bytes: carried.ingress_bytes,
         sent_packets: carried.egress_segments,
         received_packets: carried.ingress_segments,
+        path_since_ms: age_ms(flow.carriage_since),
+        path_why: flow.why.text().to_owned(),
     }
 }
 

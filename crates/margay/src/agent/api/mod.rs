@@ -3,6 +3,7 @@
 mod flow;
 mod identity;
 mod service;
+mod stack;
 mod status;
 
 pub(crate) use status::phase;
@@ -124,6 +125,10 @@ impl Calls for Api {
 
     async fn member_remove(&self, request: Request<MemberRemoveRequest>) -> Answer<MemberInfo> {
         identity::remove_member(&self.0, &request.into_inner().host_id).map(Response::new)
+    }
+
+    async fn stack(&self, request: Request<StackRequest>) -> Answer<StackReply> {
+        stack::act(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
     async fn association_list(&self, _: Request<AssociationListRequest>) -> Answer<AssociationListReply> {

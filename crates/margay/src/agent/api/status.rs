@@ -21,7 +21,8 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
         interface: INTERFACE.to_owned(),
         sal_address: sal_address(&agent.config).to_string(),
         addresses: vec![margay_core::name::HOST_V4.to_string(), margay_core::name::HOST_V6.to_string()],
-        datapath: "user-space".to_owned(),
+        datapath: datapath(agent).to_owned(),
+        datapath_why: agent.direct.why_not().unwrap_or_default(),
         zone: agent.config.dns.zone.clone(),
         dns_address: agent.dns.as_ref().map(|dns| dns.local_address().to_string()).unwrap_or_default(),
         flows: flows as u64,
@@ -35,6 +36,11 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
         joined,
         drops: drops(agent),
     }
+}
+
+/// What carries established data.
+pub(super) fn datapath(agent: &Agent) -> &'static str {
+    if agent.direct.why_not().is_none() { "kernel" } else { "user-space" }
 }
 
 fn router_info(home: &Home) -> RouterInfo {

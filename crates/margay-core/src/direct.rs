@@ -1,0 +1,644 @@
+//! The direct path: when a flow's packets go as they are, between the hosts' own addresses, and when they are
+//! encapsulated again (DESIGN §2, §18).
+//!
+//! Both ends choose a *flow port* in SYN and SYN-ACK. That alone proves nothing: a stateful firewall drops segments
+//! whose SYN it never saw, and holes in it are per flow. So each flow is proved by packets of its own kind:
+//!
+//! ```text
+//!   initiator                                   responder
+//!   Encapsulated ──── pinhole ────────────────▶ Encapsulated
+//!                ◀─────────────── pinhole ───── Offered
+//!   Sending ───────── direct data, FENCE ─────▶ Offered
+//!                ◀── direct data, FENCE ─────── Direct
+//!   Direct
+//! ```
+//!
+//! FENCE is the last encapsulated packet: what came direct before it waits behind it, so the change-over reorders nothing.
+//! Where the path was proved a short time ago by another flow, both start direct at once and watch for progress. A flow
+//! whose direct packets go unanswered goes back, and its peer follows when it sees encapsulated data again.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::ops::RangeInclusive;
+use core::time::Duration;
+
+use hashbrown::HashMap;
+use margay_wire::{FlowId, FlowPortRepr};
+
+use crate::entry::{EntryUpdate, PathId, Tuple, Wire};
+use crate::event::Role;
+use crate::flow::KeyedHash;
+use crate::output::{AppVerdict, Direction, DropReason};
+use crate::packet::{self, AppPacket};
+use crate::sal::Sal;
+use crate::time::Instant;
+
+/// A pair of flow ports is not used again for so long after its flow (DESIGN §7).
+const REST: Duration = Duration::from_secs(60);
+/// For so long a proof by one flow is a hint for the next.
+const HINT: Duration = Duration::from_secs(60);
+/// A lost FENCE holds direct packets up for so long at most.
+const FENCE_WAIT: Duration = Duration::from_millis(50);
+/// Direct packets that wait for a FENCE; the next ones go before it.
+const QUEUED_MAX: usize = 64;
+/// First wait for the answer to a pinhole, and the longest.
+const PINHOLE_FIRST: Duration = Duration::from_millis(500);
+const PINHOLE_MAX: Duration = Duration::from_secs(8);
+/// Wait before a FENCE is said again, and how often it is.
+const FENCE_AGAIN: Duration = Duration::from_millis(200);
+const FENCES_MAX: u8 = 5;
+/// Tries to find a free pair of ports.
+const PORT_TRIES: usize = 16;
+
+/// How an established flow is carried. The declared states of the direct path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Carriage {
+    /// Encapsulated, and it stays so; the reason is in [`Why`].
+    Never,
+    /// Encapsulated both ways.
+    Encapsulated,
+    /// Encapsulated; a pinhole came and was answered, so the peer may send direct at any time.
+    Offered,
+    /// This end sends direct, the peer does not yet.
+    Sending,
+    /// Direct both ways.
+    Direct,
+}
+
+/// What happens to a flow's direct path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectEvent {
+    /// The path was proved lately: start without proof.
+    Start,
+    /// A direct packet without data came.
+    Pinhole,
+    /// The peer sends direct from now on.
+    PeerDirect,
+    /// Direct packets of this end go unanswered.
+    Stalled,
+    /// The peer, which sent direct, encapsulates again.
+    PeerBack,
+}
+
+impl DirectEvent {
+    /// All of them, for the matrix.
+    pub const ALL: [Self; 5] = [Self::Start, Self::Pinhole, Self::PeerDirect, Self::Stalled, Self::PeerBack];
+}
+
+/// The declared transitions: state, event, and the next state of an initiator and of a responder. What is not listed
+/// changes nothing.
+pub const DIRECT: &[(Carriage, DirectEvent, Carriage, Carriage)] = &[
+    (Carriage::Encapsulated, DirectEvent::Start, Carriage::Sending, Carriage::Direct),
+    (Carriage::Encapsulated, DirectEvent::Pinhole, Carriage::Sending, Carriage::Offered),
+    (Carriage::Encapsulated, DirectEvent::PeerDirect, Carriage::Direct, Carriage::Direct),
+    (Carriage::Offered, DirectEvent::PeerDirect, Carriage::Direct, Carriage::Direct),
+    (Carriage::Offered, DirectEvent::PeerBack, Carriage::Encapsulated, Carriage::Encapsulated),
+    (Carriage::Sending, DirectEvent::PeerDirect, Carriage::Direct, Carriage::Direct),
+    (Carriage::Sending, DirectEvent::Stalled, Carriage::Encapsulated, Carriage::Encapsulated),
+    (Carriage::Direct, DirectEvent::Stalled, Carriage::Encapsulated, Carriage::Encapsulated),
+    (Carriage::Direct, DirectEvent::PeerBack, Carriage::Encapsulated, Carriage::Encapsulated),
+];
+
+impl Carriage {
+    /// The state after `event`, or `None` where it changes nothing.
+    pub fn after(self, event: DirectEvent, role: Role) -> Option<Self> {
+        let found = DIRECT.iter().find(|(from, on, _, _)| *from == self && *on == event);
+        found.map(|(_, _, initiator, responder)| if role == Role::Initiator { *initiator } else { *responder })
+    }
+
+    /// Whether this end sends direct.
+    pub const fn sends(self) -> bool {
+        matches!(self, Self::Sending | Self::Direct)
+    }
+
+    /// Whether the peer sends direct, and everything encapsulated before has passed.
+    pub const fn accepts(self) -> bool {
+        matches!(self, Self::Direct)
+    }
+
+    /// Whether direct data that comes now is to wait for a FENCE.
+    const fn expects_fence(self) -> bool {
+        matches!(self, Self::Offered | Self::Sending)
+    }
+}
+
+/// Why a flow is on its path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// No eBPF flow cache on this host.
+    NoCache,
+    /// The peer offered no flow port: it has no eBPF, or is of an older version.
+    PeerHasNone,
+    /// Datagrams are carried encapsulated.
+    Datagrams,
+    /// Both ends are on this host.
+    SameHost,
+    /// The application's addresses and the path's are of two families.
+    Families,
+    /// The pair of ports was taken.
+    PortsTaken,
+    /// Another host shares the peer's address.
+    SharedAddress,
+    /// No direct packet has come through yet.
+    Unproved,
+    /// Packets of its own kind came through both ways.
+    Proved,
+    /// Another flow had proved the path a moment before.
+    Hinted,
+    /// Direct packets went unanswered: a firewall, say.
+    Stalled,
+    /// The peer went back.
+    PeerBack,
+}
+
+impl Why {
+    /// A sentence for lists.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::NoCache => "this host has no eBPF flow cache; `margay check` says why",
+            Self::PeerHasNone => "the peer offers no direct path",
+            Self::Datagrams => "datagrams are carried encapsulated",
+            Self::SameHost => "both ends are on this host",
+            Self::Families => "the application and the network use two IP versions",
+            Self::PortsTaken => "its pair of flow ports is in use",
+            Self::SharedAddress => "several hosts share the peer's address",
+            Self::Unproved => "no direct packet of this flow has come through yet",
+            Self::Proved => "direct packets of this flow came through both ways",
+            Self::Hinted => "other flows had proved the path",
+            Self::Stalled => "direct packets went unanswered; a firewall between the hosts may drop them",
+            Self::PeerBack => "the peer went back to encapsulation",
+        }
+    }
+}
+
+/// What a flow keeps of its direct path.
+pub(crate) struct Direct {
+    pub carriage: Carriage,
+    pub why: Why,
+    pub since: Instant,
+    pub local_port: u16,
+    pub peer_port: u16,
+    /// The peer's address when the ports were agreed.
+    pub peer: Option<IpAddr>,
+    /// The path record that the cache's entry names: one per address pair and peer.
+    pub path: u32,
+    tries: u8,
+    due: Option<Instant>,
+    queued: Option<Box<Vec<Vec<u8>>>>,
+}
+
+impl Direct {
+    pub const fn never(why: Why, since: Instant) -> Self {
+        Self {
+            carriage: Carriage::Never,
+            why,
+            since,
+            local_port: 0,
+            peer_port: 0,
+            peer: None,
+            path: 0,
+            tries: 0,
+            due: None,
+            queued: None,
+        }
+    }
+
+    /// As the cache's entry has it.
+    pub fn wire(&self) -> Option<Wire> {
+        (self.carriage != Carriage::Never).then_some(Wire {
+            path: PathId(self.path),
+            local_port: self.local_port,
+            remote_port: self.peer_port,
+            sending: self.carriage.sends(),
+            accepting: self.carriage.accepts(),
+        })
+    }
+}
+
+/// The peer's address, this end's port, the peer's port.
+type Pair = (IpAddr, u16, u16);
+
+/// Flow ports in use, and those that rest.
+pub(crate) struct FlowPorts {
+    range: Option<RangeInclusive<u16>>,
+    /// Flow zero: the pair rests.
+    pairs: HashMap<Pair, FlowId, KeyedHash>,
+    resting: VecDeque<(Instant, Pair)>,
+    due: BTreeSet<(Instant, FlowId)>,
+}
+
+impl FlowPorts {
+    pub fn new(hasher: KeyedHash) -> Self {
+        Self { range: None, pairs: HashMap::with_hasher(hasher), resting: VecDeque::new(), due: BTreeSet::new() }
+    }
+
+    fn claim(&mut self, now: Instant, pair: Pair, flow: FlowId) -> bool {
+        while self.resting.front().is_some_and(|(until, _)| *until <= now) {
+            if let Some((_, rested)) = self.resting.pop_front() {
+                self.pairs.remove(&rested);
+            }
+        }
+        if self.pairs.contains_key(&pair) {
+            return false;
+        }
+        self.pairs.insert(pair, flow);
+        true
+    }
+
+    fn rest(&mut self, now: Instant, pair: Pair) {
+        if let Some(flow) = self.pairs.get_mut(&pair) {
+            *flow = FlowId(0);
+            self.resting.push_back((now + REST, pair));
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+}
+
+impl Sal {
+    /// Which ports direct flows may use; `None` while this host has no eBPF flow cache: then every flow is encapsulated.
+    /// Flows that are direct go back at once when it becomes `None`.
+    pub fn set_flow_ports(&mut self, now: Instant, range: Option<RangeInclusive<u16>>) {
+        self.now = now;
+        self.ports.range = range;
+        if self.ports.range.is_none() {
+            let all: Vec<FlowId> = self.flows.iter().map(|flow| flow.id).collect();
+            for id in all {
+                self.direct_event(now, id, DirectEvent::Stalled, Why::NoCache);
+            }
+        }
+    }
+
+    /// The initiator's port for a SYN, chosen before anybody knows who will answer.
+    pub(crate) fn offer_port(&mut self, app: &Tuple) -> Option<u16> {
+        let range = self.ports.range.clone().filter(|_| app.protocol == 6)?;
+        Some(self.random_port(&range))
+    }
+
+    fn random_port(&mut self, range: &RangeInclusive<u16>) -> u16 {
+        let span = u32::from(range.end() - range.start()) + 1;
+        range.start() + (self.rng.u32() % span) as u16
+    }
+
+    /// The responder's choice, once it knows the initiator's address and port.
+    pub(crate) fn answer_port(&mut self, now: Instant, id: FlowId, peer: IpAddr, offered: Option<FlowPortRepr>) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let app = flow.app;
+        let refused = self.refusal(&app, peer, offered.is_some());
+        let mut direct = Direct::never(refused.unwrap_or(Why::PortsTaken), now);
+        if let (None, Some(range), Some(offered)) = (refused, self.ports.range.clone(), offered) {
+            for _ in 0..PORT_TRIES {
+                let port = self.random_port(&range);
+                if self.ports.claim(now, (peer, port, offered.port), id) {
+                    direct.carriage = Carriage::Encapsulated;
+                    direct.why = Why::Unproved;
+                    (direct.local_port, direct.peer_port, direct.peer) = (port, offered.port, Some(peer));
+                    break;
+                }
+            }
+        }
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.direct = direct;
+        }
+    }
+
+    fn refusal(&self, app: &Tuple, peer: IpAddr, offered: bool) -> Option<Why> {
+        let own = &self.config.local_addresses;
+        match () {
+            () if app.protocol != 6 => Some(Why::Datagrams),
+            () if self.ports.range.is_none() => Some(Why::NoCache),
+            () if peer.is_loopback() || own.contains(&peer) => Some(Why::SameHost),
+            () if !offered => Some(Why::PeerHasNone),
+            () if app.source.is_ipv4() != peer.is_ipv4() => Some(Why::Families),
+            () => None,
+        }
+    }
+
+    /// What the initiator makes of the responder's answer; `local_port` is what its SYN offered.
+    pub(crate) fn settle_ports(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        local_port: Option<u16>,
+        answer: Option<FlowPortRepr>,
+    ) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let (app, association) = (flow.app, flow.association);
+        let Some(peer) = self.associations.get(association).map(|association| association.remote.ip()) else { return };
+        let mut direct = Direct::never(Why::PortsTaken, now);
+        match (self.refusal(&app, peer, answer.is_some()), local_port, answer) {
+            (Some(why), _, _) => direct.why = why,
+            (None, Some(port), Some(answer)) if self.ports.claim(now, (peer, port, answer.port), id) => {
+                direct.carriage = Carriage::Encapsulated;
+                direct.why = Why::Unproved;
+                (direct.local_port, direct.peer_port, direct.peer) = (port, answer.port, Some(peer));
+            }
+            _ => {}
+        }
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.direct = direct;
+        }
+    }
+
+    /// The flow is established at this end. `peer_starts`: the peer said that it sends direct from the start. Gives whether
+    /// this end does. Comes before the entry is installed, so that the entry says it.
+    pub(crate) fn begin_direct(&mut self, now: Instant, id: FlowId, peer_starts: bool) -> bool {
+        let Some(flow) = self.flows.get(id) else { return false };
+        let (association, role) = (flow.association, flow.role);
+        if flow.direct.carriage != Carriage::Encapsulated {
+            return false;
+        }
+        let Some(path) = self.wire_path(association) else {
+            if let Some(flow) = self.flows.get_mut(id) {
+                flow.direct.carriage = Carriage::Never;
+                flow.direct.why = Why::SharedAddress;
+            }
+            return false;
+        };
+        let hinted = self.is_hinted(now, association);
+        let Some(flow) = self.flows.get_mut(id) else { return false };
+        flow.direct.path = path;
+        let event = match (peer_starts, hinted) {
+            (true, _) => DirectEvent::PeerDirect,
+            (false, true) if role == Role::Initiator => DirectEvent::Start,
+            _ => return false,
+        };
+        if let Some(next) = flow.direct.carriage.after(event, role) {
+            flow.direct.carriage = next;
+            flow.direct.why = Why::Hinted;
+        }
+        flow.direct.carriage.sends()
+    }
+
+    /// After the entry is installed: an initiator without a hint opens its hole.
+    pub(crate) fn open_pinhole(&mut self, now: Instant, id: FlowId) {
+        let is_open = |flow: &&crate::flow::Flow| {
+            flow.role == Role::Initiator && flow.direct.carriage == Carriage::Encapsulated && flow.carries_data()
+        };
+        if self.ports.range.is_none() || self.flows.get(id).filter(is_open).is_none() {
+            return;
+        }
+        self.queue.pinhole(id);
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let wait = PINHOLE_FIRST.saturating_mul(1 << flow.direct.tries.min(8)).min(PINHOLE_MAX);
+        flow.direct.tries = flow.direct.tries.saturating_add(1);
+        self.set_direct_due(id, Some(now + wait));
+    }
+
+    /// The path record for the association's address pair: shared by all associations with the same peer there.
+    fn wire_path(&mut self, association: u32) -> Option<u32> {
+        let (remote, host, own) = {
+            let association = self.associations.get(association)?;
+            (association.remote, association.host, association.wire_path)
+        };
+        if own != 0 && self.associations.get(own).is_some_and(|owner| owner.remote == remote) {
+            return Some(own);
+        }
+        let mut found = association;
+        for other in self.associations.at_address(remote) {
+            if other.host != host {
+                return None;
+            }
+            if other.wire_path != 0
+                && self.associations.get(other.wire_path).is_some_and(|owner| owner.remote == remote)
+            {
+                found = other.wire_path;
+            }
+        }
+        if let Some(association) = self.associations.get_mut(association) {
+            association.wire_path = found;
+        }
+        Some(found)
+    }
+
+    fn is_hinted(&self, now: Instant, association: u32) -> bool {
+        let proved = self.associations.get(association).and_then(|association| association.direct_proved);
+        proved.is_some_and(|at| now.since(at) < HINT)
+    }
+
+    fn note_proof(&mut self, association: u32, proved: Option<Instant>) {
+        if let Some(association) = self.associations.get_mut(association) {
+            association.direct_proved = proved;
+        }
+    }
+
+    /// The flow cache saw something of a flow's direct path.
+    pub fn handle_direct(&mut self, now: Instant, id: FlowId, event: DirectEvent) {
+        self.now = now;
+        let why = match event {
+            DirectEvent::Stalled => Why::Stalled,
+            DirectEvent::PeerBack => Why::PeerBack,
+            _ => Why::Proved,
+        };
+        self.direct_event(now, id, event, why);
+    }
+
+    pub(crate) fn direct_event(&mut self, now: Instant, id: FlowId, event: DirectEvent, why: Why) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let (role, before, association) = (flow.role, flow.direct.carriage, flow.association);
+        let Some(next) = before.after(event, role).filter(|next| *next != before) else { return };
+        flow.direct.carriage = next;
+        flow.direct.tries = 0;
+        if next.sends() != before.sends() {
+            flow.direct.why = why;
+            flow.direct.since = now;
+        }
+        let queued = flow.direct.queued.take();
+        self.set_direct_due(id, None);
+        // What waited for the FENCE goes before whatever the new entry lets through.
+        for packet in queued.into_iter().flat_map(|queued| *queued) {
+            self.deliver_direct(id, &packet);
+        }
+        self.install_again(id);
+        if next.sends() && !before.sends() {
+            self.queue.fence(id);
+        }
+        if event == DirectEvent::Stalled {
+            self.queue.back(id);
+        }
+        match next {
+            Carriage::Direct => self.note_proof(association, Some(now)),
+            Carriage::Sending => self.set_direct_due(id, Some(now + FENCE_AGAIN)),
+            Carriage::Encapsulated => {
+                self.note_proof(association, None);
+                if role == Role::Initiator && self.ports.range.is_some() {
+                    self.set_direct_due(id, Some(now + PINHOLE_FIRST));
+                }
+            }
+            Carriage::Offered | Carriage::Never => {}
+        }
+    }
+
+    fn install_again(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        if flow.carries_data() {
+            flow.generation += 1;
+            let entry = flow.entry();
+            self.queue.update(EntryUpdate::Install(entry));
+        }
+    }
+
+    /// The flow that direct packets with these addresses and ports belong to. `tuple` is as they stand on the wire.
+    fn flow_on_wire(&self, tuple: &Tuple) -> Option<FlowId> {
+        let pair = (tuple.source.ip(), tuple.destination.port(), tuple.source.port());
+        self.ports.pairs.get(&pair).copied().filter(|id| id.0 != 0)
+    }
+
+    /// A packet of the wire on a flow port that the cache could not place; `None` if it is none.
+    pub(crate) fn direct_packet(&mut self, now: Instant, packet: &AppPacket<'_>) -> Option<AppVerdict> {
+        let range = self.ports.range.as_ref()?;
+        let own = &self.config.local_addresses;
+        if !range.contains(&packet.tuple.destination.port()) || !own.contains(&packet.tuple.destination.ip()) {
+            return None;
+        }
+        let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(AppVerdict::Drop(DropReason::UnknownFlow)) };
+        let flow = self.flows.get_mut(id)?;
+        if let crate::flow::Setup::Responder(setup) = &mut flow.setup {
+            // It overtook the ACK; what is held goes on when the peer is proved.
+            if setup.held_direct.len() >= self.config.limits.held_per_flow {
+                self.counters.held_full += 1;
+                return Some(AppVerdict::Drop(DropReason::Full));
+            }
+            setup.held_direct.push(packet.whole.to_vec());
+            return Some(AppVerdict::Consumed);
+        }
+        if !flow.carries_data() {
+            return Some(AppVerdict::Drop(DropReason::UnknownFlow));
+        }
+        let is_bare = packet.is_bare_ack();
+        let carriage = flow.direct.carriage;
+        if !is_bare && carriage.expects_fence() {
+            let queued = flow.direct.queued.get_or_insert_default();
+            if queued.len() < QUEUED_MAX {
+                queued.push(packet.whole.to_vec());
+                if queued.len() == 1 {
+                    self.set_direct_due(id, Some(now + FENCE_WAIT));
+                }
+                return Some(AppVerdict::Consumed);
+            }
+        }
+        if is_bare && !carriage.accepts() {
+            self.handle_pinhole(now, id);
+        }
+        self.deliver_direct(id, packet.whole);
+        if carriage.accepts() {
+            // The cache has forgotten it.
+            self.install_again(id);
+        }
+        Some(AppVerdict::Consumed)
+    }
+
+    fn handle_pinhole(&mut self, now: Instant, id: FlowId) {
+        if self.flows.get(id).is_some_and(|flow| flow.role == Role::Responder) {
+            self.queue.pinhole(id);
+        }
+        self.direct_event(now, id, DirectEvent::Pinhole, Why::Proved);
+    }
+
+    /// Gives a packet of the wire to the application.
+    pub(crate) fn deliver_direct(&mut self, id: FlowId, whole: &[u8]) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let to_app = flow.app.reversed();
+        let Ok(packet::Parsed::Transport(inner)) = packet::parse(whole) else { return };
+        if let Some(out) = packet::readdress(&inner, &to_app, u16::MAX) {
+            self.queue.inject(out);
+        }
+        let flags = inner.tcp_flags() & (packet::tcp_flags::FIN | packet::tcp_flags::RST);
+        if flags != 0 {
+            self.transport_event(self.now, id, Direction::Ingress, flags);
+        }
+    }
+
+    fn set_direct_due(&mut self, id: FlowId, due: Option<Instant>) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        if let Some(old) = core::mem::replace(&mut flow.direct.due, due) {
+            self.ports.due.remove(&(old, id));
+        }
+        if let Some(due) = due {
+            self.ports.due.insert((due, id));
+        }
+    }
+
+    /// Flows whose wait on the direct path is over.
+    pub(crate) fn direct_due(&mut self, now: Instant) {
+        while let Some(&(at, id)) = self.ports.due.first().filter(|(at, _)| *at <= now) {
+            self.ports.due.remove(&(at, id));
+            let Some(flow) = self.flows.get_mut(id) else { continue };
+            flow.direct.due = None;
+            let (carriage, tries) = (flow.direct.carriage, flow.direct.tries);
+            let is_waiting = flow.direct.queued.as_ref().is_some_and(|queued| !queued.is_empty());
+            match carriage {
+                // The FENCE is lost.
+                Carriage::Offered | Carriage::Sending if is_waiting => {
+                    self.direct_event(now, id, DirectEvent::PeerDirect, Why::Proved);
+                }
+                Carriage::Sending if tries < FENCES_MAX => {
+                    flow.direct.tries += 1;
+                    self.queue.fence(id);
+                    self.set_direct_due(id, Some(now + FENCE_AGAIN));
+                }
+                Carriage::Encapsulated => self.open_pinhole(now, id),
+                _ => {}
+            }
+        }
+    }
+
+    /// The flow is going: its ports rest, its waits end.
+    pub(crate) fn forget_direct(&mut self, flow: &crate::flow::Flow) {
+        if let Some(due) = flow.direct.due {
+            self.ports.due.remove(&(due, flow.id));
+        }
+        if let Some(peer) = flow.direct.peer {
+            self.ports.rest(self.now, (peer, flow.direct.local_port, flow.direct.peer_port));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::String;
+    use core::fmt::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn the_whole_matrix_of_the_direct_path() {
+        let states = [Carriage::Never, Carriage::Encapsulated, Carriage::Offered, Carriage::Sending, Carriage::Direct];
+        let mut matrix = String::new();
+        for state in states {
+            for event in DirectEvent::ALL {
+                let after = |role| state.after(event, role).map_or(String::from("-"), |to| alloc::format!("{to:?}"));
+                let (initiator, responder) = (after(Role::Initiator), after(Role::Responder));
+                if (initiator.as_str(), responder.as_str()) != ("-", "-") {
+                    writeln!(matrix, "{state:?} {event:?} {initiator} {responder}").expect("a String takes all");
+                }
+            }
+        }
+        let expected = "\
+Encapsulated Start Sending Direct
+Encapsulated Pinhole Sending Offered
+Encapsulated PeerDirect Direct Direct
+Offered PeerDirect Direct Direct
+Offered PeerBack Encapsulated Encapsulated
+Sending PeerDirect Direct Direct
+Sending Stalled Encapsulated Encapsulated
+Direct Stalled Encapsulated Encapsulated
+Direct PeerBack Encapsulated Encapsulated\n";
+        assert_eq!(matrix, expected);
+    }
+
+    #[test]
+    fn a_pair_of_ports_rests_after_use() {
+        let mut ports = FlowPorts::new(KeyedHash(1, 2));
+        let pair = (IpAddr::from([10, 0, 0, 1]), 61_000, 62_000);
+        assert!(ports.claim(Instant::ZERO, pair, FlowId(1)));
+        assert!(!ports.claim(Instant::ZERO, pair, FlowId(2)));
+        ports.rest(Instant::from_millis(1000), pair);
+        assert!(!ports.claim(Instant::from_millis(60_999), pair, FlowId(2)));
+        assert!(ports.claim(Instant::from_millis(61_000), pair, FlowId(2)));
+    }
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+#pragma once
+
+/* What the entry learns from a packet that it carries. Races between processors can lose a number, never a bit of `seen`. */
+static __always_inline void note_numbers(struct tcp_numbers *numbers, const struct packet *packet)
+{
+	bool is_newer = !(numbers->flags & 1) || (__s32)(packet->sequence - numbers->sequence) >= 0;
+
+	if (is_newer) {
+		numbers->sequence = packet->sequence;
+		numbers->length = packet->payload_len;
+		numbers->flags |= 1;
+	}
+	numbers->acknowledgement = packet->acknowledgement;
+	numbers->window = packet->window;
+}
+
+static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
+{
+	struct flow_event *event;
+
+	if (!bits || (entry->seen & bits) == bits)
+		return;
+	__sync_fetch_and_or(&entry->seen, bits);
+	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!event) {
+		count(COUNT_EVENT_LOST);
+		return;
+	}
+	event->flow = entry->flow;
+	event->seen = bits;
+	bpf_ringbuf_submit(event, 0);
+}
+
+static __always_inline __u32 segments_of(struct __sk_buff *skb)
+{
+	return skb->gso_segs ? skb->gso_segs : 1;
+}

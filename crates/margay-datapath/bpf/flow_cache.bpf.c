@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/*
+ * The flow cache (DESIGN §2, §7): established flows whose packets go direct are rewritten between the application's
+ * virtual five-tuple and the wire's, at the egress of sal0 and at the ingress of every network card. Everything else is the
+ * agent's: it reads what leaves sal0.
+ */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+/* Headers older than tcx (6.6) lack them. */
+#define TCX_NEXT -1
+#define TCX_DROP 2
+
+#include "layout.h"
+#include "maps.h"
+#include "parse.h"
+#include "rewrite.h"
+#include "account.h"
+
+/* Set before the programs are loaded. */
+const volatile __u32 sal0_ifindex = 0;
+const volatile __u16 flow_port_first = 0;
+const volatile __u16 flow_port_last = 0;
+/* Bytes before the IP header at sal0: none on a TUN. The kernel's test run knows Ethernet frames only, so tests say 14. */
+const volatile __u32 sal0_header_len = 0;
+
+/* Names the types that the agent shares, so that they are in the object's type information. */
+struct shared_layout {
+	struct app_key app;
+	struct wire_key wire;
+	struct flow_entry flow;
+	struct path_entry path;
+	struct pair_key pair;
+	struct flow_event event;
+};
+const volatile struct shared_layout shared_layout = {};
+const volatile __u32 layout_version = LAYOUT_VERSION;
+
+/* A wait for an answer is too long after this and twice the round trip; without a round trip known, after a second. */
+#define STALL_UNKNOWN_NS 1000000000ULL
+
+static __always_inline bool is_stalled(const struct flow_entry *entry, const struct path_entry *path, __u64 now)
+{
+	__u64 since = entry->unanswered_since_ns;
+	__u64 limit = entry->rtt_ns ? path->stall_ns + 2 * entry->rtt_ns : STALL_UNKNOWN_NS;
+
+	return since && now - since > limit && agent_is_alive(now);
+}
+
+static __always_inline bool is_too_large(struct __sk_buff *skb, const struct packet *packet, const struct path_entry *path)
+{
+	__u32 headers = skb->len - packet->ip_offset - packet->payload_len;
+	__u32 len = skb->gso_size ? headers + skb->gso_size : skb->len - packet->ip_offset;
+
+	return len > path->mtu;
+}
+
+/* Takes note of a packet on its way out; false when the agent is to have it. */
+static __always_inline bool account_egress(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *entry,
+					   const struct path_entry *path)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 ends = 0;
+
+	if (packet->protocol == IPPROTO_TCP) {
+		if (packet->payload_len || packet->tcp_flags & TCP_FIN) {
+			if (is_stalled(entry, path, now)) {
+				__sync_fetch_and_or(&entry->flags, FLOW_STALLED);
+				count(COUNT_LEFT_STALLED);
+				return false;
+			}
+			if (!entry->unanswered_since_ns)
+				entry->unanswered_since_ns = now;
+		}
+		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_EGRESS : 0;
+		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_EGRESS : 0;
+		note_end(entry, ends);
+		note_numbers(&entry->egress, packet);
+	}
+	entry->last_ns = now;
+	__sync_fetch_and_add(&entry->egress_bytes, packet->payload_len);
+	__sync_fetch_and_add(&entry->egress_segments, segments_of(skb));
+	return true;
+}
+
+static __always_inline int send_direct(struct __sk_buff *skb, const struct packet *packet, const struct wire_key *wire,
+				       const struct path_entry *path)
+{
+	struct ethhdr *ethernet;
+
+	if (!rewrite(skb, packet, (const __u32 *)path->local, (const __u32 *)path->remote, wire->local_port,
+		     wire->remote_port))
+		goto refused;
+	if (!packet->ip_offset) {
+		/* The neighbour is found for a frame, and a TUN's packet is none. */
+		if (bpf_skb_change_head(skb, sizeof(*ethernet), 0))
+			goto refused;
+		ethernet = (void *)(long)skb->data;
+		if ((void *)(ethernet + 1) > (void *)(long)skb->data_end)
+			goto refused;
+		ethernet->h_proto = packet->is_v4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	}
+	count(COUNT_EGRESS_PACKETS);
+	return bpf_redirect_neigh(path->ifindex, NULL, 0, 0);
+refused:
+	count(COUNT_DROP_REWRITE);
+	return TCX_DROP;
+}
+
+SEC("tcx/egress")
+int app_egress(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	struct app_key key = {};
+	struct flow_entry *entry;
+	struct path_entry *path;
+	struct wire_key *wire, on_wire;
+	__u32 path_id;
+
+	if (skb->mark == UP_MARK) {
+		skb->mark = 0;
+		return TCX_NEXT;
+	}
+	if (!parse(skb, sal0_header_len, &packet))
+		return TCX_NEXT;
+	/* It may begin a new flow on an old five-tuple. */
+	if (packet.tcp_flags & TCP_SYN)
+		return TCX_NEXT;
+	__builtin_memcpy(key.source, packet.source, 16);
+	__builtin_memcpy(key.destination, packet.destination, 16);
+	key.source_port = packet.source_port;
+	key.destination_port = packet.destination_port;
+	key.protocol = packet.protocol;
+	wire = bpf_map_lookup_elem(&apps, &key);
+	if (!wire)
+		return TCX_NEXT;
+	on_wire = *wire;
+	entry = bpf_map_lookup_elem(&flows, &on_wire);
+	if (!entry || (entry->flags & (FLOW_EGRESS | FLOW_STALLED)) != FLOW_EGRESS)
+		return TCX_NEXT;
+	path_id = on_wire.path;
+	path = bpf_map_lookup_elem(&paths, &path_id);
+	if (!path) {
+		count(COUNT_LEFT_NO_PATH);
+		return TCX_NEXT;
+	}
+	if (is_too_large(skb, &packet, path)) {
+		count(COUNT_LEFT_TOO_LARGE);
+		return TCX_NEXT;
+	}
+	if (!account_egress(skb, &packet, entry, path))
+		return TCX_NEXT;
+	return send_direct(skb, &packet, &on_wire, path);
+}
+
+/* To the agent, past everything of the host: its TCP must never see a packet on a flow port. */
+static __always_inline int send_up(struct __sk_buff *skb, __u32 why)
+{
+	if (!agent_is_alive(bpf_ktime_get_ns())) {
+		count(COUNT_DROP_AGENT_DEAD);
+		return TCX_DROP;
+	}
+	count(why);
+	skb->mark = UP_MARK;
+	return bpf_redirect(sal0_ifindex, 0);
+}
+
+static __always_inline void account_ingress(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *entry)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 since = entry->unanswered_since_ns;
+	__u32 ends = 0;
+
+	if (packet->protocol == IPPROTO_TCP) {
+		if (since) {
+			__u64 wait = now - since;
+
+			/* The longest counts at once and is forgotten slowly: too early a suspicion costs more than a late one. */
+			entry->rtt_ns = wait > entry->rtt_ns ? wait : entry->rtt_ns - (entry->rtt_ns - wait) / 8;
+			entry->unanswered_since_ns = 0;
+		}
+		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_INGRESS : 0;
+		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_INGRESS : 0;
+		note_end(entry, ends);
+		note_numbers(&entry->ingress, packet);
+	}
+	entry->last_ns = now;
+	__sync_fetch_and_add(&entry->ingress_bytes, packet->payload_len);
+	__sync_fetch_and_add(&entry->ingress_segments, segments_of(skb));
+}
+
+SEC("tcx/ingress")
+int wire_ingress(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	struct wire_key key = {};
+	struct pair_key pair = {};
+	struct flow_entry *entry;
+	__u32 *path;
+	__u16 port;
+
+	if (!parse(skb, ETH_HLEN, &packet))
+		return TCX_NEXT;
+	port = bpf_ntohs(packet.destination_port);
+	if (port < flow_port_first || port > flow_port_last)
+		return TCX_NEXT;
+	__builtin_memcpy(pair.remote, packet.source, 16);
+	__builtin_memcpy(pair.local, packet.destination, 16);
+	path = bpf_map_lookup_elem(&pairs, &pair);
+	/* Not between this host and a peer: none of ours. */
+	if (!path)
+		return TCX_NEXT;
+	key.path = *path;
+	key.local_port = packet.destination_port;
+	key.remote_port = packet.source_port;
+	key.protocol = packet.protocol;
+	entry = bpf_map_lookup_elem(&flows, &key);
+	if (!entry)
+		return send_up(skb, COUNT_UP_NO_FLOW);
+	if (!(entry->flags & FLOW_ACCEPT))
+		return send_up(skb, COUNT_UP_NOT_ACCEPTED);
+	account_ingress(skb, &packet, entry);
+	if (!rewrite(skb, &packet, (const __u32 *)entry->app.destination, (const __u32 *)entry->app.source,
+		     entry->app.destination_port, entry->app.source_port)) {
+		count(COUNT_DROP_REWRITE);
+		return TCX_DROP;
+	}
+	count(COUNT_INGRESS_PACKETS);
+	return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

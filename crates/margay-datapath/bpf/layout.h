@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+ *
+ * What lies in the maps. Rust has its types from this file, through the object's type information: there is no second
+ * definition. A change of any of these structures is a new LAYOUT_VERSION: pinned maps outlive the program that made them.
+ */
+#pragma once
+
+#define LAYOUT_VERSION 1
+
+/* Bits of flow_entry.flags. */
+#define FLOW_EGRESS 1 /* packets of the application go direct */
+#define FLOW_ACCEPT 2 /* direct packets of the peer go to the application */
+#define FLOW_STALLED 4 /* direct packets go unanswered; the agent has been given one */
+
+/* Bits of flow_entry.seen. */
+#define SEEN_FIN_EGRESS 1
+#define SEEN_RST_EGRESS 2
+#define SEEN_FIN_INGRESS 4
+#define SEEN_RST_INGRESS 8
+
+/* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
+#define UP_MARK 0x4d475550
+
+/* Value of `pairs` where several peers share the address pair. */
+#define PATH_SHARED 0xffffffff
+
+/* An application's five-tuple as its packets leave sal0. IPv4 addresses are v4-mapped. Network byte order. */
+struct app_key {
+	__u8 source[16];
+	__u8 destination[16];
+	__u16 source_port;
+	__u16 destination_port;
+	__u8 protocol;
+	__u8 zero[3];
+};
+
+/* A flow on the wire: the path record stands for the address pair. Ports in network byte order. */
+struct wire_key {
+	__u32 path;
+	__u16 local_port;
+	__u16 remote_port;
+	__u8 protocol;
+	__u8 zero[3];
+};
+
+/* What one direction of a TCP flow showed last. */
+struct tcp_numbers {
+	__u32 sequence; /* the highest, of a segment's first byte */
+	__u32 length; /* of that segment */
+	__u32 acknowledgement;
+	__u32 tsval; /* room: written with mobility */
+	__u32 tsecr;
+	__u16 window;
+	__u8 scale; /* room */
+	__u8 flags; /* 1: sequence is known */
+};
+
+struct flow_entry {
+	__u32 generation;
+	__u32 flow;
+	struct app_key app;
+	__u32 flags;
+	__u32 seen;
+	__u64 unanswered_since_ns; /* the first direct data that nothing has come back for; 0: none */
+	__u64 rtt_ns; /* longest wait for an answer lately; 0: not known */
+	__u64 last_ns; /* the last packet either way */
+	__u64 egress_bytes;
+	__u64 egress_segments;
+	__u64 ingress_bytes;
+	__u64 ingress_segments;
+	struct tcp_numbers egress;
+	struct tcp_numbers ingress;
+	__u32 own_path; /* room: a path of its own */
+	__u32 delta; /* room: a delta block */
+};
+
+/* The one record that is swapped when a peer moves. */
+struct path_entry {
+	__u8 local[16];
+	__u8 remote[16];
+	__u32 ifindex;
+	__u32 mtu;
+	__u64 stall_ns;
+};
+
+struct pair_key {
+	__u8 remote[16];
+	__u8 local[16];
+};
+
+/* What the agent hears of a flow. */
+struct flow_event {
+	__u32 flow;
+	__u32 seen;
+};
+
+/* What is counted, and why packets leave the fast path. Numbers are stable: metrics carry them. */
+enum counter {
+	COUNT_EGRESS_PACKETS = 0,
+	COUNT_INGRESS_PACKETS = 1,
+	COUNT_UP_NO_FLOW = 2, /* on a flow port of a known peer, no entry */
+	COUNT_UP_NOT_ACCEPTED = 3, /* an entry that does not accept yet */
+	COUNT_LEFT_TOO_LARGE = 4, /* larger than the path takes */
+	COUNT_LEFT_STALLED = 5, /* unanswered for too long */
+	COUNT_LEFT_NO_PATH = 6, /* no record of the path */
+	COUNT_DROP_AGENT_DEAD = 7, /* for the agent, which is not there */
+	COUNT_DROP_REWRITE = 8, /* the kernel refused to rewrite it */
+	COUNT_EVENT_LOST = 9, /* the ring of events was full; the agent's scan finds it */
+	COUNTERS = 10,
+};

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+#pragma once
+
+#define IP_DF 0x4000
+#define IP_FRAGMENT_MASK 0x3fff
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+
+/* A TCP or UDP packet whose headers are plain: no IPv4 options, no IPv6 extension headers, no fragment. */
+struct packet {
+	__u32 source[4]; /* v4-mapped, network byte order */
+	__u32 destination[4];
+	__u16 source_port;
+	__u16 destination_port;
+	__u32 ip_offset;
+	__u32 transport_offset;
+	__u32 payload_len;
+	__u32 sequence; /* host byte order, as are the next two */
+	__u32 acknowledgement;
+	__u16 window;
+	__u8 protocol;
+	__u8 tcp_flags;
+	bool is_v4;
+	bool no_checksum; /* UDP over IPv4 without one */
+};
+
+/* The most that the headers take: the helper makes them linear and writable, and fails for shorter packets. */
+#define HEADERS_V4 (sizeof(struct iphdr) + sizeof(struct udphdr))
+#define HEADERS_V6 (sizeof(struct ipv6hdr) + sizeof(struct udphdr))
+
+static __always_inline bool parse_transport(struct __sk_buff *skb, struct packet *packet, __u32 len)
+{
+	__u32 need = packet->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : sizeof(struct udphdr);
+	__u32 header_len;
+	void *data, *end;
+
+	if (bpf_skb_pull_data(skb, packet->transport_offset + need))
+		return false;
+	data = (void *)(long)skb->data;
+	end = (void *)(long)skb->data_end;
+	data += packet->transport_offset;
+	if (packet->protocol == IPPROTO_TCP) {
+		struct tcphdr *tcp = data;
+
+		if ((void *)(tcp + 1) > end)
+			return false;
+		header_len = tcp->doff * 4;
+		packet->source_port = tcp->source;
+		packet->destination_port = tcp->dest;
+		packet->sequence = bpf_ntohl(tcp->seq);
+		packet->acknowledgement = bpf_ntohl(tcp->ack_seq);
+		packet->window = bpf_ntohs(tcp->window);
+		packet->tcp_flags = ((__u8 *)tcp)[13];
+	} else {
+		struct udphdr *udp = data;
+
+		if ((void *)(udp + 1) > end)
+			return false;
+		header_len = sizeof(*udp);
+		packet->source_port = udp->source;
+		packet->destination_port = udp->dest;
+		packet->no_checksum = packet->is_v4 && udp->check == 0;
+	}
+	if (len < header_len)
+		return false;
+	packet->payload_len = len - header_len;
+	return true;
+}
+
+static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *packet)
+{
+	struct iphdr *ip;
+	__u32 len;
+
+	if (bpf_skb_pull_data(skb, packet->ip_offset + sizeof(*ip)))
+		return false;
+	ip = (void *)(long)skb->data + packet->ip_offset;
+	if ((void *)(ip + 1) > (void *)(long)skb->data_end)
+		return false;
+	if (ip->version != 4 || ip->ihl != 5 || bpf_ntohs(ip->frag_off) & IP_FRAGMENT_MASK)
+		return false;
+	packet->protocol = ip->protocol;
+	packet->is_v4 = true;
+	packet->source[2] = packet->destination[2] = bpf_htonl(0xffff);
+	packet->source[3] = ip->saddr;
+	packet->destination[3] = ip->daddr;
+	packet->transport_offset = packet->ip_offset + sizeof(*ip);
+	len = bpf_ntohs(ip->tot_len);
+	/* Super-packets of over 64 KiB have none. */
+	if (!len)
+		len = skb->len - packet->ip_offset;
+	return len >= sizeof(*ip) && parse_transport(skb, packet, len - sizeof(*ip));
+}
+
+static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *packet)
+{
+	struct ipv6hdr *ip;
+	__u32 len;
+
+	if (bpf_skb_pull_data(skb, packet->ip_offset + sizeof(*ip)))
+		return false;
+	ip = (void *)(long)skb->data + packet->ip_offset;
+	if ((void *)(ip + 1) > (void *)(long)skb->data_end)
+		return false;
+	if (ip->version != 6)
+		return false;
+	packet->protocol = ip->nexthdr;
+	__builtin_memcpy(packet->source, &ip->saddr, 16);
+	__builtin_memcpy(packet->destination, &ip->daddr, 16);
+	packet->transport_offset = packet->ip_offset + sizeof(*ip);
+	len = bpf_ntohs(ip->payload_len);
+	if (!len)
+		len = skb->len - packet->transport_offset;
+	return parse_transport(skb, packet, len);
+}
+
+/* False for everything that the fast path does not take. */
+static __always_inline bool parse(struct __sk_buff *skb, __u32 ip_offset, struct packet *packet)
+{
+	packet->ip_offset = ip_offset;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (!parse_v4(skb, packet))
+			return false;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if (!parse_v6(skb, packet))
+			return false;
+	} else {
+		return false;
+	}
+	return packet->protocol == IPPROTO_TCP || packet->protocol == IPPROTO_UDP;
+}

@@ -1,0 +1,268 @@
+//! The direct path: what the kernel's flow cache holds, kept in step with the core's entries (DESIGN §2, §7, §18).
+//!
+//! The user-space table says for every flow whether it is to be direct; this module carries that to the kernel's cache
+//! where there is one, and hears from it. Without a cache every flow is encapsulated, and nothing else changes.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use margay_core::entry::{Path, PathId, Wire};
+use margay_core::output::{Direction, DropReason};
+use margay_wire::FlowId;
+use parking_lot::{Mutex, RwLock};
+
+use crate::kernel::{KernelCache, WireFlow, WirePath};
+use crate::packet::{FIN, FlowKey, RST};
+use crate::pinhole::{self, Segment};
+use crate::table::{FlowCounters, Table, TcpNumbers};
+use crate::wait::Wake;
+
+/// Where packets to an address leave this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The address that they leave with.
+    pub local: IpAddr,
+    /// Index of the interface.
+    pub ifindex: u32,
+    /// The interface's MTU in bytes.
+    pub mtu: u32,
+}
+
+/// Asks the host's routing; `None` where there is no route. Called under the core's lock.
+pub type RouteLookup = Box<dyn Fn(IpAddr) -> Option<Route> + Send + Sync>;
+
+/// An unanswered packet is overdue after this long: just under the least retransmission time-out of the kernel's TCP,
+/// whose first retransmission then finds the flow stalled.
+const STALL_US: u32 = 190_000;
+/// Reads of `sal0` after which whatever was queued when a flow was lifted has been read: longer than its queue.
+const QUEUE_READS: u32 = 1024;
+
+/// A path record, and how its packets leave this host.
+struct KnownPath {
+    remote: SocketAddr,
+    wire: WirePath,
+    /// Flows may go direct on it: its address pair is in the kernel's cache. Two associations with one peer have one such record
+    /// between them, so that the pair leads to one path.
+    is_used: bool,
+}
+
+/// The kernel's cache, if there is one, and what waits to be said about flows.
+pub(crate) struct Direct {
+    cache: RwLock<Option<Arc<KernelCache>>>,
+    route: Option<RouteLookup>,
+    paths: Mutex<HashMap<PathId, KnownPath>>,
+    raw: pinhole::Sender,
+    fences: Mutex<Vec<FlowId>>,
+    fences_wait: AtomicBool,
+    /// Wakes the egress thread.
+    pub wake: Wake,
+}
+
+impl Direct {
+    pub fn new(route: Option<RouteLookup>) -> std::io::Result<Self> {
+        Ok(Self {
+            cache: RwLock::new(None),
+            route,
+            paths: Mutex::default(),
+            raw: pinhole::Sender::default(),
+            fences: Mutex::default(),
+            fences_wait: AtomicBool::new(false),
+            wake: Wake::new()?,
+        })
+    }
+
+    /// The cache that is in use.
+    pub fn cache(&self) -> Option<Arc<KernelCache>> {
+        self.cache.read().clone()
+    }
+
+    /// Uses `cache` from now on, or none.
+    pub fn use_cache(&self, cache: Option<Arc<KernelCache>>) {
+        if let Some(cache) = &cache {
+            for (id, path) in self.paths.lock().iter().filter(|(_, path)| path.is_used) {
+                set_path(cache, *id, &path.wire);
+            }
+        }
+        *self.cache.write() = cache;
+    }
+
+    /// A path record of the core: finds out how its packets leave this host.
+    pub fn set_path(&self, path: &Path) {
+        let Some(route) = &self.route else { return };
+        let mut paths = self.paths.lock();
+        let known = paths.get(&path.id);
+        if path.remote.ip().is_loopback() || known.is_some_and(|known| known.remote == path.remote) {
+            return;
+        }
+        let is_used = known.is_some_and(|known| known.is_used);
+        let Some(found) = route(path.remote.ip()) else { return };
+        let wire = WirePath {
+            local: found.local,
+            remote: path.remote.ip(),
+            ifindex: found.ifindex,
+            mtu: found.mtu,
+            stall_us: STALL_US,
+        };
+        if let Some(cache) = self.cache().filter(|_| is_used) {
+            set_path(&cache, path.id, &wire);
+        }
+        paths.insert(path.id, KnownPath { remote: path.remote, wire, is_used });
+    }
+
+    /// Asks the routing again for every path: the host's addresses or routes have changed.
+    pub fn refresh_paths(&self) {
+        let Some(route) = &self.route else { return };
+        for (id, known) in self.paths.lock().iter_mut() {
+            let Some(found) = route(known.remote.ip()) else { continue };
+            let wire = WirePath { local: found.local, ifindex: found.ifindex, mtu: found.mtu, ..known.wire };
+            if wire != known.wire {
+                known.wire = wire;
+                if let Some(cache) = self.cache().filter(|_| known.is_used) {
+                    set_path(&cache, *id, &wire);
+                }
+            }
+        }
+    }
+
+    pub fn remove_path(&self, id: PathId) {
+        self.paths.lock().remove(&id);
+        if let Some(cache) = self.cache() {
+            cache.remove_path(id);
+        }
+    }
+
+    /// Brings the kernel's entry of a flow in step with the table's. Gives what a removed one had counted.
+    pub fn follow(&self, flow: FlowId, wanted: Option<(FlowKey, u32, Wire)>) -> Option<FlowCounters> {
+        let cache = self.cache()?;
+        if let Some((_, _, wire)) = &wanted {
+            // From now on packets on its ports are the agent's, and never the host's TCP's.
+            self.use_path(&cache, wire.path);
+        }
+        match wanted {
+            Some((app, generation, wire)) if wire.sending || wire.accepting => {
+                if let Err(error) = cache.install(&wire_flow(flow, app, generation, &wire)) {
+                    tracing::debug!(flow = flow.0, %error, "the kernel's cache refused an entry");
+                }
+                None
+            }
+            _ => cache.remove(flow).map(|state| state.counters),
+        }
+    }
+
+    fn use_path(&self, cache: &KernelCache, id: PathId) {
+        if let Some(path) = self.paths.lock().get_mut(&id).filter(|path| !path.is_used) {
+            path.is_used = true;
+            set_path(cache, id, &path.wire);
+        }
+    }
+
+    /// A packet of a flow that is sent direct came to user space. True if the flow has stalled.
+    pub fn is_stalled(&self, flow: FlowId, wanted: Option<(FlowKey, u32, Wire)>) -> bool {
+        match self.cache().and_then(|cache| cache.state(flow)) {
+            Some(state) => state.stalled,
+            None => {
+                self.follow(flow, wanted);
+                false
+            }
+        }
+    }
+
+    /// What the kernel's cache has carried of a flow.
+    pub fn counters(&self, flow: FlowId) -> Option<FlowCounters> {
+        self.cache()?.state(flow).map(|state| state.counters)
+    }
+
+    /// A FENCE is to be sent once the egress thread has read what is queued now.
+    pub fn fence(&self, flow: FlowId) {
+        self.fences.lock().push(flow);
+        self.fences_wait.store(true, Ordering::Release);
+        self.wake.set();
+    }
+
+    /// The flows whose FENCE is due. `is_drained`: nothing is left in `sal0`.
+    pub fn due_fences(&self, reads: &mut u32, is_drained: bool) -> Vec<FlowId> {
+        if !self.fences_wait.load(Ordering::Acquire) {
+            *reads = 0;
+            return Vec::new();
+        }
+        *reads += 1;
+        if !is_drained && *reads < QUEUE_READS {
+            return Vec::new();
+        }
+        *reads = 0;
+        self.wake.clear();
+        self.fences_wait.store(false, Ordering::Release);
+        std::mem::take(&mut *self.fences.lock())
+    }
+
+    /// Sends a bare segment of the flow on its flow ports.
+    pub fn send_pinhole(&self, wire: &Wire, numbers: TcpNumbers) -> Result<(), DropReason> {
+        let path = self.paths.lock().get(&wire.path).map(|known| known.wire).ok_or(DropReason::Environment)?;
+        let segment = Segment {
+            source: SocketAddr::new(path.local, wire.local_port),
+            destination: SocketAddr::new(path.remote, wire.remote_port),
+            numbers,
+        };
+        self.raw.send(&segment).map_err(|error| {
+            tracing::debug!(%error, to = %segment.destination, "a pinhole could not be sent");
+            DropReason::Environment
+        })
+    }
+
+    /// Hears what the kernel's cache saw of connections ending.
+    pub fn take_events(&self, mut heard: impl FnMut(FlowId, Direction, u8)) {
+        let Some(cache) = self.cache() else { return };
+        cache.take_events(|event| {
+            let flags = |fin: bool, rst: bool| (if fin { FIN } else { 0 }) | (if rst { RST } else { 0 });
+            for (direction, flags) in [
+                (Direction::Egress, flags(event.seen.fin_egress(), event.seen.rst_egress())),
+                (Direction::Ingress, flags(event.seen.fin_ingress(), event.seen.rst_ingress())),
+            ] {
+                if flags != 0 {
+                    heard(event.flow, direction, flags);
+                }
+            }
+        });
+    }
+
+    /// Empties the kernel's cache.
+    pub fn clear(&self) {
+        if let Some(cache) = self.cache() {
+            cache.clear();
+        }
+    }
+
+    /// Brings every entry of the table to the kernel's cache: after it was loaded, or to mend what was lost.
+    pub fn follow_all(&self, table: &Table) {
+        for flow in table.wired() {
+            self.follow(flow, table.wire(flow));
+        }
+    }
+}
+
+fn set_path(cache: &KernelCache, id: PathId, path: &WirePath) {
+    if let Err(error) = cache.set_path(id, path) {
+        tracing::warn!(remote = %path.remote, %error, "flows to this address stay encapsulated");
+    }
+}
+
+fn wire_flow(flow: FlowId, app: FlowKey, generation: u32, wire: &Wire) -> WireFlow {
+    WireFlow {
+        flow,
+        generation,
+        app,
+        path: wire.path,
+        local_port: wire.local_port,
+        remote_port: wire.remote_port,
+        egress: wire.sending,
+        accept: wire.accepting,
+    }
+}
+
+/// The descriptor that becomes readable when the cache has something to tell.
+pub(crate) fn events_fd(cache: &KernelCache) -> BorrowedFd<'_> {
+    cache.events()
+}

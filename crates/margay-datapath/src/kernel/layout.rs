@@ -1,0 +1,157 @@
+//! What lies in the maps. The types come from `bpf/layout.h` through the object's type information; here are only the ways
+//! between them and Rust's.
+#![allow(unsafe_code)]
+
+use margay_core::entry::PathId;
+use margay_wire::FlowId;
+
+pub(super) use super::skeleton::types::{app_key, flow_entry, flow_event, pair_key, path_entry, wire_key};
+use super::{Seen, TcpSeen, WireFlow, WirePath, WireState};
+use crate::packet::{FlowKey, mapped};
+use crate::table::FlowCounters;
+
+/// As in `layout.h`; the loaded object says its own, which a test compares.
+pub(super) const LAYOUT_VERSION: u32 = 1;
+pub(super) const FLOW_EGRESS: u32 = 1;
+pub(super) const FLOW_ACCEPT: u32 = 2;
+pub(super) const FLOW_STALLED: u32 = 4;
+/// An address pair that several peers share.
+pub(super) const PATH_SHARED: u32 = u32::MAX;
+
+/// Names of the counters, by number (`enum counter`).
+pub(super) const COUNTERS: [&str; 10] = [
+    "egress_packets",
+    "ingress_packets",
+    "up_no_flow",
+    "up_not_accepted",
+    "left_too_large",
+    "left_stalled",
+    "left_no_path",
+    "drop_agent_dead",
+    "drop_rewrite",
+    "event_lost",
+];
+
+/// A structure of `layout.h`.
+///
+/// # Safety
+///
+/// It is `repr(C)`, has no padding, and every pattern of bits is a value of it.
+pub(super) unsafe trait Plain: Copy + Default {
+    /// Its bytes, as the maps have them.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the implementor has no padding, so all its bytes are initialised; the slice borrows it.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+
+    /// From bytes of a map; `None` when they are too few.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() < size_of::<Self>() {
+            return None;
+        }
+        // SAFETY: there are enough bytes, any of which make a value, and the read needs no alignment.
+        Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
+    }
+}
+
+// SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
+// add them up.
+unsafe impl Plain for app_key {}
+// SAFETY: as above.
+unsafe impl Plain for wire_key {}
+// SAFETY: as above.
+unsafe impl Plain for flow_entry {}
+// SAFETY: as above.
+unsafe impl Plain for path_entry {}
+// SAFETY: as above.
+unsafe impl Plain for pair_key {}
+// SAFETY: as above.
+unsafe impl Plain for flow_event {}
+
+const _: () = assert!(size_of::<app_key>() == 16 + 16 + 2 + 2 + 1 + 3);
+const _: () = assert!(size_of::<wire_key>() == 4 + 2 + 2 + 1 + 3);
+const _: () = assert!(size_of::<flow_entry>() == 8 + 40 + 8 + 7 * 8 + 2 * 24 + 8);
+const _: () = assert!(size_of::<path_entry>() == 16 + 16 + 4 + 4 + 8);
+const _: () = assert!(size_of::<pair_key>() == 32);
+const _: () = assert!(size_of::<flow_event>() == 8);
+
+pub(super) fn app_key_of(key: &FlowKey) -> app_key {
+    app_key {
+        source: key.source,
+        destination: key.destination,
+        source_port: key.source_port.to_be(),
+        destination_port: key.destination_port.to_be(),
+        protocol: key.protocol,
+        zero: [0; 3],
+    }
+}
+
+fn flow_key_of(key: &app_key) -> FlowKey {
+    FlowKey {
+        source: key.source,
+        destination: key.destination,
+        source_port: u16::from_be(key.source_port),
+        destination_port: u16::from_be(key.destination_port),
+        protocol: key.protocol,
+    }
+}
+
+pub(super) fn wire_key_of(flow: &WireFlow) -> wire_key {
+    wire_key {
+        path: flow.path.0,
+        local_port: flow.local_port.to_be(),
+        remote_port: flow.remote_port.to_be(),
+        protocol: flow.app.protocol,
+        zero: [0; 3],
+    }
+}
+
+pub(super) fn flags_of(flow: &WireFlow) -> u32 {
+    (if flow.egress { FLOW_EGRESS } else { 0 }) | (if flow.accept { FLOW_ACCEPT } else { 0 })
+}
+
+pub(super) fn path_entry_of(path: &WirePath) -> path_entry {
+    path_entry {
+        local: mapped(path.local),
+        remote: mapped(path.remote),
+        ifindex: path.ifindex,
+        mtu: path.mtu,
+        stall_ns: u64::from(path.stall_us) * 1000,
+    }
+}
+
+pub(super) fn pair_of(entry: &path_entry) -> pair_key {
+    pair_key { remote: entry.remote, local: entry.local }
+}
+
+pub(super) fn state_of(key: &wire_key, entry: &flow_entry) -> WireState {
+    let direction = |numbers: &super::skeleton::types::tcp_numbers| {
+        (numbers.flags & 1 != 0).then_some(TcpSeen {
+            sequence: numbers.sequence,
+            length: numbers.length,
+            acknowledgement: numbers.acknowledgement,
+            window: numbers.window,
+        })
+    };
+    WireState {
+        flow: FlowId(entry.flow),
+        generation: entry.generation,
+        app: flow_key_of(&entry.app),
+        path: PathId(key.path),
+        local_port: u16::from_be(key.local_port),
+        remote_port: u16::from_be(key.remote_port),
+        egress: entry.flags & FLOW_EGRESS != 0,
+        accept: entry.flags & FLOW_ACCEPT != 0,
+        stalled: entry.flags & FLOW_STALLED != 0,
+        seen: Seen(entry.seen),
+        counters: FlowCounters {
+            egress_bytes: entry.egress_bytes,
+            egress_segments: entry.egress_segments,
+            ingress_bytes: entry.ingress_bytes,
+            ingress_segments: entry.ingress_segments,
+        },
+        sent: direction(&entry.egress),
+        received: direction(&entry.ingress),
+        last_ns: entry.last_ns,
+    }
+}

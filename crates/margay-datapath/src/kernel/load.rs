@@ -1,0 +1,337 @@
+//! Loading, pinning and attaching (DESIGN §3.6): what a process before has left is taken over, so that traffic never meets a
+//! moment without a program.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{
+    AsRawLibbpf, ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject, RingBuffer, RingBufferBuilder,
+};
+use nix::mount::{MsFlags, mount, umount};
+use nix::sys::statfs::statfs;
+use parking_lot::Mutex;
+
+use super::layout::{LAYOUT_VERSION, Plain, flow_event};
+use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
+use super::{Adopted, CacheConfig, CacheError, Unavailable};
+
+/// Magic number of a bpffs.
+const BPF_FS: i64 = 0xcafe_4a11;
+/// Events waiting to be heard.
+const EVENTS_MAX: usize = 1 << 16;
+/// `BPF_F_BEFORE`: first in the chain, before other people's programs (DESIGN §18).
+const BEFORE: u32 = 1 << 3;
+
+/// The maps that this process reads and writes.
+pub(super) struct Maps {
+    pub apps: MapHandle,
+    pub flows: MapHandle,
+    pub paths: MapHandle,
+    pub pairs: MapHandle,
+    pub heartbeat: MapHandle,
+    pub counters: MapHandle,
+}
+
+/// Programs and maps in the kernel.
+pub(super) struct Loaded {
+    skeleton: FlowCacheSkel<'static>,
+    pub maps: Maps,
+    pub events: Events,
+    sal0: u32,
+    pin_dir: PathBuf,
+    interfaces: Mutex<Vec<u32>>,
+    /// By name of the pin.
+    links: Mutex<HashMap<String, Link>>,
+}
+
+/// The ring of events.
+pub(super) struct Events {
+    ring: Mutex<Ring>,
+    waiting: Arc<Mutex<Vec<flow_event>>>,
+    fd: MapHandle,
+}
+
+struct Ring(RingBuffer<'static>);
+
+// SAFETY: libbpf's ring buffer is a plain structure without ties to a thread; the mutex around it gives one user at a time,
+// and its callback is Send.
+unsafe impl Send for Ring {}
+
+impl Events {
+    fn new(map: MapHandle) -> libbpf_rs::Result<Self> {
+        let waiting = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&waiting);
+        let mut builder = RingBufferBuilder::new();
+        builder.add(&map, move |bytes| {
+            let mut waiting = heard.lock();
+            if let Some(event) = flow_event::read(bytes).filter(|_| waiting.len() < EVENTS_MAX) {
+                waiting.push(event);
+            }
+            0
+        })?;
+        let ring = builder.build()?;
+        Ok(Self { ring: Mutex::new(Ring(ring)), waiting, fd: map })
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub fn take(&self) -> Vec<flow_event> {
+        // What it refuses comes again: the kernel keeps it.
+        let _ = self.ring.lock().0.consume();
+        std::mem::take(&mut *self.waiting.lock())
+    }
+}
+
+impl Loaded {
+    pub fn open(config: &CacheConfig) -> Result<(Self, Adopted), Unavailable> {
+        quiet();
+        let sal0 = interface_index(&config.sal0)?;
+        prepare_pins(&config.pin_dir)?;
+        let mut adopted = pinned_version(&config.pin_dir);
+        let mut loaded = load(config, sal0);
+        if let (Err(error), Adopted::Kept) = (&loaded, adopted) {
+            // Of this layout by its own account, and yet not what the programs want: a bound changed, say.
+            tracing::warn!(%error, "the pinned maps cannot be used again");
+            remove_files(&config.pin_dir);
+            adopted = Adopted::Replaced { found: LAYOUT_VERSION };
+            loaded = load(config, sal0);
+        }
+        let skeleton = loaded?;
+        let handle = |map: &libbpf_rs::Map<'_>| {
+            MapHandle::try_from(map).map_err(|error| Unavailable::System { what: "open a map", why: error.to_string() })
+        };
+        let maps = Maps {
+            apps: handle(&skeleton.maps.apps)?,
+            flows: handle(&skeleton.maps.flows)?,
+            paths: handle(&skeleton.maps.paths)?,
+            pairs: handle(&skeleton.maps.pairs)?,
+            heartbeat: handle(&skeleton.maps.heartbeat)?,
+            counters: handle(&skeleton.maps.counters)?,
+        };
+        let system = |what| move |error: libbpf_rs::Error| Unavailable::System { what, why: error.to_string() };
+        let version = LAYOUT_VERSION.to_ne_bytes();
+        skeleton.maps.layout.update(&0_u32.to_ne_bytes(), &version, MapFlags::ANY).map_err(system("mark the maps"))?;
+        let events = Events::new(handle(&skeleton.maps.events)?).map_err(system("open the ring of events"))?;
+        let loaded = Self {
+            skeleton,
+            maps,
+            events,
+            sal0,
+            pin_dir: config.pin_dir.clone(),
+            interfaces: Mutex::new(config.interfaces.clone()),
+            links: Mutex::default(),
+        };
+        Ok((loaded, adopted))
+    }
+
+    /// Where the programs belong: name of the pin, interface, and whether it is `sal0`.
+    fn places(&self) -> Vec<(String, u32, bool)> {
+        let cards =
+            self.interfaces.lock().iter().map(|index| (format!("link_{index}"), *index, false)).collect::<Vec<_>>();
+        [(format!("link_sal0_{}", self.sal0), self.sal0, true)].into_iter().chain(cards).collect()
+    }
+
+    pub fn attach(&self) -> Result<(), CacheError> {
+        let mut links = self.links.lock();
+        let places = self.places();
+        for (name, index, is_sal0) in &places {
+            if !links.contains_key(name) {
+                match self.attach_one(name, *index, *is_sal0) {
+                    Ok(link) => {
+                        links.insert(name.clone(), link);
+                    }
+                    // Not every interface takes programs; `sal0` must.
+                    Err(error) if !is_sal0 => {
+                        tracing::warn!(interface = index, %error, "no direct packets over this interface");
+                    }
+                    Err(error) => return Err(CacheError::System(format!("sal0 takes no program: {error}"))),
+                }
+            }
+        }
+        let gone: Vec<String> =
+            links.keys().filter(|name| !places.iter().any(|(place, _, _)| place == *name)).cloned().collect();
+        for name in gone {
+            links.remove(&name);
+            remove_pin(&self.pin_dir.join(name));
+        }
+        Ok(())
+    }
+
+    fn attach_one(&self, name: &str, index: u32, is_sal0: bool) -> libbpf_rs::Result<Link> {
+        let pin = self.pin_dir.join(name);
+        let program = if is_sal0 { &self.skeleton.progs.app_egress } else { &self.skeleton.progs.wire_ingress };
+        if let Ok(mut link) = Link::open(&pin) {
+            match link.update_prog(program) {
+                Ok(()) => return Ok(link),
+                // Its interface is gone, and another has the number now.
+                Err(error) => tracing::debug!(%error, pin = %pin.display(), "a pinned link is of no more use"),
+            }
+            drop(link);
+            remove_pin(&pin);
+        }
+        let options = libbpf_sys::bpf_tcx_opts {
+            sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
+            flags: BEFORE,
+            ..Default::default()
+        };
+        // SAFETY: the program is loaded and lives as long as the skeleton; the options live across the call.
+        let link = unsafe {
+            libbpf_sys::bpf_program__attach_tcx(
+                program.as_libbpf_object().as_ptr(),
+                index.cast_signed(),
+                &raw const options,
+            )
+        };
+        let Some(link) = NonNull::new(link) else { return Err(io::Error::last_os_error().into()) };
+        // SAFETY: libbpf just gave us this link, and nobody else has it.
+        let mut link = unsafe { Link::from_ptr(link) };
+        link.pin(&pin)?;
+        Ok(link)
+    }
+
+    pub fn detach(&self) {
+        for (name, link) in self.links.lock().drain() {
+            if let Err(error) = link.detach() {
+                tracing::debug!(%error, link = name, "already off");
+            }
+            drop(link);
+            remove_pin(&self.pin_dir.join(name));
+        }
+    }
+
+    pub fn set_interfaces(&self, interfaces: &[u32]) {
+        if *self.interfaces.lock() == interfaces {
+            return;
+        }
+        *self.interfaces.lock() = interfaces.to_vec();
+        if let Err(error) = self.attach() {
+            tracing::warn!(%error, "the programs are not on every interface");
+        }
+    }
+}
+
+fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unavailable> {
+    // One object per process that opens a cache: it lives as long as the process.
+    let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
+    let mut open = FlowCacheSkelBuilder::default()
+        .open(storage)
+        .map_err(|error| Unavailable::System { what: "read the eBPF object", why: error.to_string() })?;
+    let set_up = |open: &mut OpenFlowCacheSkel<'_>| -> libbpf_rs::Result<()> {
+        if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
+            constants.sal0_ifindex = sal0;
+            constants.flow_port_first = *config.flow_ports.start();
+            constants.flow_port_last = *config.flow_ports.end();
+        }
+        open.maps.apps.set_max_entries(config.flows_max)?;
+        open.maps.flows.set_max_entries(config.flows_max)?;
+        open.maps.apps.set_pin_path(config.pin_dir.join("apps"))?;
+        open.maps.flows.set_pin_path(config.pin_dir.join("flows"))?;
+        open.maps.paths.set_pin_path(config.pin_dir.join("paths"))?;
+        open.maps.pairs.set_pin_path(config.pin_dir.join("pairs"))?;
+        open.maps.layout.set_pin_path(config.pin_dir.join("layout"))?;
+        open.maps.counters.set_pin_path(config.pin_dir.join("counters"))
+    };
+    set_up(&mut open).map_err(|error| Unavailable::System { what: "prepare the maps", why: error.to_string() })?;
+    open.load().map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied => Unavailable::Privilege,
+        ErrorKind::Unsupported => Unavailable::Kernel(error.to_string()),
+        _ => Unavailable::Verifier(format!("{error}; {}", last_words())),
+    })
+}
+
+fn interface_index(name: &str) -> Result<u32, Unavailable> {
+    nix::net::if_::if_nametoindex(name)
+        .map_err(|error| Unavailable::System { what: "find sal0", why: error.to_string() })
+}
+
+/// The layout of what is pinned; what is of another layout is removed.
+fn pinned_version(pin_dir: &Path) -> Adopted {
+    let found = MapHandle::from_pinned_path(pin_dir.join("layout"))
+        .ok()
+        .and_then(|map| map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok().flatten())
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u32::from_ne_bytes);
+    match found {
+        None => {
+            remove_files(pin_dir);
+            Adopted::Fresh
+        }
+        Some(LAYOUT_VERSION) => Adopted::Kept,
+        Some(found) => {
+            // Entries of another layout are of no use, but the links are: they keep flow ports from the host's TCP until the
+            // new programs take their place.
+            for name in ["apps", "flows", "paths", "pairs", "layout", "counters"] {
+                remove_pin(&pin_dir.join(name));
+            }
+            Adopted::Replaced { found }
+        }
+    }
+}
+
+/// Makes the directory a BPF file system, if it is none.
+fn prepare_pins(pin_dir: &Path) -> Result<(), Unavailable> {
+    let refuse = |source: io::Error| match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => Unavailable::Privilege,
+        _ => Unavailable::Pins { path: pin_dir.to_owned(), source },
+    };
+    fs::create_dir_all(pin_dir).map_err(refuse)?;
+    let kind = statfs(pin_dir).map_err(|error| refuse(error.into()))?.filesystem_type();
+    if i64::from(kind.0) == BPF_FS {
+        return Ok(());
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("bpf"), pin_dir, Some("bpf"), flags, Some("mode=0700")).map_err(|error| refuse(error.into()))
+}
+
+fn remove_pin(path: &Path) {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "a pin cannot be removed");
+        }
+        _ => {}
+    }
+}
+
+fn remove_files(pin_dir: &Path) {
+    let entries = fs::read_dir(pin_dir).into_iter().flatten().flatten();
+    entries.for_each(|entry| remove_pin(&entry.path()));
+}
+
+/// Takes everything out of the kernel that is pinned here: programs without a link go off.
+pub(super) fn remove_pins(pin_dir: &Path) {
+    if !pin_dir.is_dir() {
+        return;
+    }
+    remove_files(pin_dir);
+    // Not a mount of ours, or in use: an empty directory does no harm.
+    let _ = umount(pin_dir);
+    let _ = fs::remove_dir(pin_dir);
+}
+
+/// The last lines of libbpf's own messages: the verifier's log is among them.
+static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+const WORDS_MAX: usize = 20;
+
+fn quiet() {
+    let keep = |_: libbpf_rs::PrintLevel, line: String| {
+        let mut words = WORDS.lock();
+        words.extend(line.lines().map(str::to_owned));
+        let surplus = words.len().saturating_sub(WORDS_MAX);
+        words.drain(..surplus);
+    };
+    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, keep)));
+}
+
+fn last_words() -> String {
+    WORDS.lock().join(" | ")
+}

@@ -1,0 +1,461 @@
+//! The kernel's flow cache: two eBPF programs and their maps (DESIGN §2, §7). Flows that it holds are carried without this
+//! process; maps and programs are pinned, so they outlive it.
+//!
+//! Nothing depends on it: whatever it does not carry comes to user space.
+
+mod layout;
+mod load;
+#[cfg(test)]
+mod test;
+
+/// Generated from the object.
+#[allow(unsafe_code, missing_docs, unreachable_pub, dead_code, clippy::all, clippy::print_stdout, clippy::unwrap_used)]
+mod skeleton {
+    include!(concat!(env!("OUT_DIR"), "/flow_cache.skel.rs"));
+}
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::{ErrorKind, MapCore, MapFlags};
+use margay_core::entry::PathId;
+use margay_wire::FlowId;
+use parking_lot::Mutex;
+
+use crate::packet::FlowKey;
+use crate::table::FlowCounters;
+use layout::{PATH_SHARED, Plain, app_key, flow_entry, pair_key, path_entry, wire_key};
+use load::Loaded;
+
+/// Where the cache sits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Name of the virtual interface.
+    pub sal0: String,
+    /// Indices of the network cards.
+    pub interfaces: Vec<u32>,
+    /// Directory for pinned maps and links; a bpffs is mounted there if it is none.
+    pub pin_dir: PathBuf,
+    /// Ports of direct flows.
+    pub flow_ports: RangeInclusive<u16>,
+    /// Most flows.
+    pub flows_max: u32,
+}
+
+/// How packets of a path leave this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WirePath {
+    /// This host's address.
+    pub local: IpAddr,
+    /// The peer's; of the same family.
+    pub remote: IpAddr,
+    /// Interface that they leave by.
+    pub ifindex: u32,
+    /// Largest IP packet in bytes.
+    pub mtu: u32,
+    /// How much longer than two round trips an answer may take, in microseconds.
+    pub stall_us: u32,
+}
+
+/// What the cache is to hold for a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireFlow {
+    /// The local flow.
+    pub flow: FlowId,
+    /// Rises with every change.
+    pub generation: u32,
+    /// The application's five-tuple as it leaves `sal0`.
+    pub app: FlowKey,
+    /// The path record.
+    pub path: PathId,
+    /// This end's flow port.
+    pub local_port: u16,
+    /// The peer's.
+    pub remote_port: u16,
+    /// Send direct.
+    pub egress: bool,
+    /// Give direct packets to the application.
+    pub accept: bool,
+}
+
+/// What passed of a connection's end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen(u32);
+
+impl Seen {
+    /// The application's FIN.
+    pub const fn fin_egress(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// The application's RST.
+    pub const fn rst_egress(self) -> bool {
+        self.0 & 2 != 0
+    }
+
+    /// The peer's FIN.
+    pub const fn fin_ingress(self) -> bool {
+        self.0 & 4 != 0
+    }
+
+    /// The peer's RST.
+    pub const fn rst_ingress(self) -> bool {
+        self.0 & 8 != 0
+    }
+}
+
+/// What one direction of a TCP flow showed last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpSeen {
+    /// Highest sequence number.
+    pub sequence: u32,
+    /// Payload bytes of that segment.
+    pub length: u32,
+    /// Last acknowledgement.
+    pub acknowledgement: u32,
+    /// Last window, unscaled.
+    pub window: u16,
+}
+
+/// What the cache holds of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireState {
+    /// The local flow.
+    pub flow: FlowId,
+    /// Of the last change.
+    pub generation: u32,
+    /// The application's five-tuple.
+    pub app: FlowKey,
+    /// The path record.
+    pub path: PathId,
+    /// This end's flow port.
+    pub local_port: u16,
+    /// The peer's.
+    pub remote_port: u16,
+    /// Sends direct.
+    pub egress: bool,
+    /// Takes direct packets.
+    pub accept: bool,
+    /// Direct packets went unanswered for too long.
+    pub stalled: bool,
+    /// What passed of its end.
+    pub seen: Seen,
+    /// What it has carried.
+    pub counters: FlowCounters,
+    /// Last seen of the application, for TCP.
+    pub sent: Option<TcpSeen>,
+    /// Last seen of the peer, for TCP.
+    pub received: Option<TcpSeen>,
+    /// When it carried something last, on CLOCK_MONOTONIC.
+    pub last_ns: u64,
+}
+
+/// A connection's end passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowEvent {
+    /// The local flow.
+    pub flow: FlowId,
+    /// What passed.
+    pub seen: Seen,
+}
+
+/// What was there when the cache was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adopted {
+    /// Nothing.
+    Fresh,
+    /// Maps of this layout: their entries are kept.
+    Kept,
+    /// Maps of another layout: they are gone.
+    Replaced {
+        /// Theirs.
+        found: u32,
+    },
+}
+
+/// Why there is no cache. The flow path of user space carries everything.
+#[derive(Debug, thiserror::Error)]
+pub enum Unavailable {
+    /// Not root, or root of a user namespace only.
+    #[error("eBPF needs root of the host (CAP_BPF and CAP_NET_ADMIN), which this agent is not")]
+    Privilege,
+    /// A kernel before 6.6, or built without.
+    #[error("this kernel cannot attach eBPF programs to interfaces (tcx, Linux 6.6 and later): {0}")]
+    Kernel(String),
+    /// The verifier refused the programs.
+    #[error("the kernel refused the eBPF programs; report it with this log: {0}")]
+    Verifier(String),
+    /// No place for pins.
+    #[error("no BPF file system at {path}: {source}")]
+    Pins {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Anything else.
+    #[error("{what}: {why}")]
+    System {
+        /// What failed.
+        what: &'static str,
+        /// The system's word.
+        why: String,
+    },
+}
+
+/// Why the cache does not take something. The flow stays encapsulated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CacheError {
+    /// A map is at its bound.
+    #[error("the kernel's flow cache is full: {limit} {what}")]
+    Full {
+        /// Which.
+        what: &'static str,
+        /// The bound.
+        limit: u32,
+    },
+    /// Two families in one path.
+    #[error("{local} and {remote} are of two IP versions")]
+    Families {
+        /// This host.
+        local: IpAddr,
+        /// The peer.
+        remote: IpAddr,
+    },
+    /// The pair of flow ports belongs to another flow.
+    #[error("the pair of flow ports belongs to another flow")]
+    Taken,
+    /// Anything else.
+    #[error("{0}")]
+    System(String),
+}
+
+type Keys = (wire_key, app_key);
+
+/// A loaded cache. Dropping it leaves programs and maps in the kernel: they go with [`remove_pins`](Self::remove_pins).
+pub struct KernelCache {
+    loaded: Loaded,
+    adopted: Adopted,
+    /// Where each flow's entries lie.
+    index: Mutex<HashMap<FlowId, Keys>>,
+}
+
+impl KernelCache {
+    /// Loads the programs, or takes over what the last process has left pinned, and attaches them.
+    ///
+    /// # Errors
+    ///
+    /// Why not; nothing is attached then.
+    pub fn open(config: &CacheConfig) -> Result<Self, Unavailable> {
+        let (loaded, adopted) = Loaded::open(config)?;
+        let cache = Self { loaded, adopted, index: Mutex::default() };
+        let index = cache.entries_with_keys().map(|(key, entry)| (FlowId(entry.flow), (key, entry.app))).collect();
+        *cache.index.lock() = index;
+        cache.heartbeat();
+        cache.attach().map_err(|error| Unavailable::Kernel(error.to_string()))?;
+        Ok(cache)
+    }
+
+    /// What was there.
+    pub const fn adopted(&self) -> Adopted {
+        self.adopted
+    }
+
+    /// Attaches the programs to `sal0` and to every network card; where one is attached it is left, or replaced in place.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's word, with the interface.
+    pub fn attach(&self) -> Result<(), CacheError> {
+        self.loaded.attach()
+    }
+
+    /// Takes the programs off. The maps stay.
+    pub fn detach(&self) {
+        self.loaded.detach();
+    }
+
+    /// The network cards have changed.
+    pub fn set_interfaces(&self, interfaces: &[u32]) {
+        self.loaded.set_interfaces(interfaces);
+    }
+
+    /// Adds or replaces a path record: every flow on it follows.
+    ///
+    /// # Errors
+    ///
+    /// Full, or two families.
+    pub fn set_path(&self, id: PathId, path: &WirePath) -> Result<(), CacheError> {
+        if path.local.is_ipv4() != path.remote.is_ipv4() {
+            return Err(CacheError::Families { local: path.local, remote: path.remote });
+        }
+        let entry = layout::path_entry_of(path);
+        let pair = layout::pair_of(&entry);
+        let maps = &self.loaded.maps;
+        let before = get::<path_entry>(&maps.paths, &id.0.to_ne_bytes()).map(|entry| layout::pair_of(&entry));
+        // The new pair is known before anything is sent from it, and the old one until nothing is.
+        let owner = get_u32(&maps.pairs, pair.bytes()).filter(|owner| *owner != id.0);
+        let owner = if owner.is_some() { PATH_SHARED } else { id.0 };
+        put(&maps.pairs, pair.bytes(), &owner.to_ne_bytes(), "address pairs")?;
+        put(&maps.paths, &id.0.to_ne_bytes(), entry.bytes(), "paths")?;
+        if let Some(before) = before.filter(|before| before.bytes() != pair.bytes()) {
+            self.forget_pair(id, &before);
+        }
+        Ok(())
+    }
+
+    /// Forgets a path record. Flows that still name it are sent to user space.
+    pub fn remove_path(&self, id: PathId) {
+        let maps = &self.loaded.maps;
+        let Some(entry) = get::<path_entry>(&maps.paths, &id.0.to_ne_bytes()) else { return };
+        self.forget_pair(id, &layout::pair_of(&entry));
+        // Refused only when it is gone already.
+        let _ = maps.paths.delete(&id.0.to_ne_bytes());
+    }
+
+    fn forget_pair(&self, id: PathId, pair: &pair_key) {
+        if get_u32(&self.loaded.maps.pairs, pair.bytes()) == Some(id.0) {
+            // Refused only when it is gone already.
+            let _ = self.loaded.maps.pairs.delete(pair.bytes());
+        }
+    }
+
+    /// Adds an entry, or changes it; what it has counted and seen stays. Packets that pass in the same moment may not be counted.
+    ///
+    /// # Errors
+    ///
+    /// Full, or the ports are another flow's. An older generation than the one held is ignored.
+    pub fn install(&self, flow: &WireFlow) -> Result<(), CacheError> {
+        let (key, app) = (layout::wire_key_of(flow), layout::app_key_of(&flow.app));
+        let maps = &self.loaded.maps;
+        let mut index = self.index.lock();
+        if let Some((old_key, old_app)) = index.get(&flow.flow).copied()
+            && (old_key.bytes() != key.bytes() || old_app.bytes() != app.bytes())
+        {
+            self.delete(&old_key, &old_app);
+            index.remove(&flow.flow);
+        }
+        let mut entry = match get::<flow_entry>(&maps.flows, key.bytes()) {
+            Some(entry) if entry.flow != flow.flow.0 => return Err(CacheError::Taken),
+            Some(entry) if entry.generation > flow.generation => return Ok(()),
+            found => found.unwrap_or_default(),
+        };
+        entry.flow = flow.flow.0;
+        entry.generation = flow.generation;
+        entry.app = app;
+        entry.flags = layout::flags_of(flow);
+        entry.unanswered_since_ns = 0;
+        put(&maps.flows, key.bytes(), entry.bytes(), "flows")?;
+        if let Err(error) = put(&maps.apps, app.bytes(), key.bytes(), "flows") {
+            let _ = maps.flows.delete(key.bytes());
+            return Err(error);
+        }
+        index.insert(flow.flow, (key, app));
+        Ok(())
+    }
+
+    /// Forgets an entry; gives what it was.
+    pub fn remove(&self, flow: FlowId) -> Option<WireState> {
+        let (key, app) = self.index.lock().remove(&flow)?;
+        let state = self.read(&key);
+        self.delete(&key, &app);
+        state.filter(|state| state.flow == flow)
+    }
+
+    fn delete(&self, key: &wire_key, app: &app_key) {
+        let maps = &self.loaded.maps;
+        // The application's side first: what it sends now is the agent's. Refused only when they are gone already.
+        let _ = maps.apps.delete(app.bytes());
+        let _ = maps.flows.delete(key.bytes());
+    }
+
+    /// What is held of a flow.
+    pub fn state(&self, flow: FlowId) -> Option<WireState> {
+        let (key, app) = *self.index.lock().get(&flow)?;
+        // The two maps are one entry: without the application's side nothing finds it on the way out.
+        self.loaded.maps.apps.lookup(app.bytes(), MapFlags::ANY).ok().flatten()?;
+        self.read(&key).filter(|state| state.flow == flow)
+    }
+
+    fn read(&self, key: &wire_key) -> Option<WireState> {
+        get::<flow_entry>(&self.loaded.maps.flows, key.bytes()).map(|entry| layout::state_of(key, &entry))
+    }
+
+    /// Every entry.
+    pub fn entries(&self) -> impl Iterator<Item = WireState> {
+        self.entries_with_keys().map(|(key, entry)| layout::state_of(&key, &entry))
+    }
+
+    fn entries_with_keys(&self) -> impl Iterator<Item = (wire_key, flow_entry)> {
+        const BATCH: u32 = 512;
+        let batches = self.loaded.maps.flows.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY);
+        batches
+            .into_iter()
+            .flatten()
+            .filter_map(|(key, entry)| Some((wire_key::read(&key)?, flow_entry::read(&entry)?)))
+    }
+
+    /// Empties the cache; paths stay. Every flow goes on in user space, which brings its entry back.
+    pub fn clear(&self) {
+        let flows: Vec<FlowId> = self.index.lock().keys().copied().collect();
+        for flow in flows {
+            self.remove(flow);
+        }
+    }
+
+    /// The agent is alive. Without it for two seconds, packets that user space should have are dropped.
+    pub fn heartbeat(&self) {
+        let now_ns = crate::clock::now().micros() * 1000;
+        if let Err(error) =
+            self.loaded.maps.heartbeat.update(&0_u32.to_ne_bytes(), &now_ns.to_ne_bytes(), MapFlags::ANY)
+        {
+            tracing::error!(%error, "the kernel's cache does not hear that the agent is alive");
+        }
+    }
+
+    /// Readable when connections have ended.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        self.loaded.events.as_fd()
+    }
+
+    /// Hears of the ends of connections.
+    pub fn take_events(&self, mut heard: impl FnMut(FlowEvent)) {
+        for event in self.loaded.events.take() {
+            heard(FlowEvent { flow: FlowId(event.flow), seen: Seen(event.seen) });
+        }
+    }
+
+    /// Everything counted, by name, all processors together.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let count = |number: u32| {
+            let values = self.loaded.maps.counters.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY).ok().flatten();
+            let value = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_ne_bytes);
+            values.map_or(0, |values| values.iter().map(value).sum())
+        };
+        layout::COUNTERS.iter().zip(0..).map(|(name, number)| (*name, count(number))).collect()
+    }
+
+    /// Takes everything out of the kernel that a process has left pinned at `pin_dir`.
+    pub fn remove_pins(pin_dir: &Path) {
+        load::remove_pins(pin_dir);
+    }
+}
+
+fn get<T: Plain>(map: &impl MapCore, key: &[u8]) -> Option<T> {
+    T::read(&map.lookup(key, MapFlags::ANY).ok().flatten()?)
+}
+
+fn get_u32(map: &impl MapCore, key: &[u8]) -> Option<u32> {
+    let bytes = map.lookup(key, MapFlags::ANY).ok().flatten()?;
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+fn put(map: &impl MapCore, key: &[u8], value: &[u8], what: &'static str) -> Result<(), CacheError> {
+    map.update(key, value, MapFlags::ANY).map_err(|error| match error.kind() {
+        ErrorKind::TooBig => CacheError::Full { what, limit: map.max_entries() },
+        _ => CacheError::System(format!("the kernel refused an entry of {what}: {error}")),
+    })
+}

@@ -1,0 +1,145 @@
+//! Pinholes: a bare TCP segment on a flow's own ports, so that stateful firewalls on the way let the flow's direct packets
+//! pass, and the other end sees that they do (DESIGN §18).
+#![allow(unsafe_code)]
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use parking_lot::Mutex;
+
+use crate::checksum::{fold, pseudo, sum};
+use crate::packet::{ACK, IPV4_LEN, TCP, TCP_LEN};
+use crate::table::TcpNumbers;
+
+/// Hop limit of what this host sends itself.
+const HOP_LIMIT: u8 = 64;
+/// A window that neither opens nor closes anything: the receiver drops the segment before its TCP sees it.
+const WINDOW: u16 = 0x0400;
+
+/// What goes on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// This host, and its flow port.
+    pub source: SocketAddr,
+    /// The peer, and its flow port.
+    pub destination: SocketAddr,
+    /// The connection's numbers.
+    pub numbers: TcpNumbers,
+}
+
+impl Segment {
+    /// The whole IP packet, checksums complete; `None` when the addresses are of two families.
+    pub fn packet(&self) -> Option<Vec<u8>> {
+        let mut tcp = Vec::with_capacity(TCP_LEN);
+        tcp.extend(self.source.port().to_be_bytes());
+        tcp.extend(self.destination.port().to_be_bytes());
+        tcp.extend(self.numbers.sequence.to_be_bytes());
+        tcp.extend(self.numbers.acknowledgement.to_be_bytes());
+        tcp.extend([(TCP_LEN as u8 / 4) << 4, ACK]);
+        tcp.extend(WINDOW.to_be_bytes());
+        tcp.extend([0; 4]);
+        let mut packet = match (self.source.ip(), self.destination.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let total = (IPV4_LEN + TCP_LEN) as u16;
+                let mut header = vec![0x45, 0];
+                header.extend(total.to_be_bytes());
+                header.extend([0, 0, 0x40, 0, HOP_LIMIT, TCP, 0, 0]);
+                header.extend(source.octets());
+                header.extend(destination.octets());
+                let checksum = !fold(sum(&header));
+                header[10..12].copy_from_slice(&checksum.to_be_bytes());
+                header
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                let mut header = vec![0x60, 0, 0, 0];
+                header.extend((TCP_LEN as u16).to_be_bytes());
+                header.extend([TCP, HOP_LIMIT]);
+                header.extend(source.octets());
+                header.extend(destination.octets());
+                header
+            }
+            _ => return None,
+        };
+        let addresses = if self.source.is_ipv4() { sum(&packet[12..20]) } else { sum(&packet[8..40]) };
+        let checksum = !fold(addresses + pseudo(TCP, TCP_LEN as u32) + sum(&tcp));
+        tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
+        packet.extend(tcp);
+        Some(packet)
+    }
+}
+
+/// Raw sockets, opened when first needed: only root has them, and only root has a direct path.
+#[derive(Debug, Default)]
+pub struct Sender {
+    v4: Mutex<Option<OwnedFd>>,
+    v6: Mutex<Option<OwnedFd>>,
+}
+
+impl Sender {
+    /// Sends one segment. Errors are the system's: no privilege, no route, a firewall of this host.
+    pub fn send(&self, segment: &Segment) -> io::Result<()> {
+        let packet = segment.packet().ok_or(io::ErrorKind::InvalidInput)?;
+        let (slot, family) =
+            if segment.source.is_ipv4() { (&self.v4, libc::AF_INET) } else { (&self.v6, libc::AF_INET6) };
+        let mut slot = slot.lock();
+        let socket = match &mut *slot {
+            Some(socket) => socket,
+            empty => empty.insert(open(family)?),
+        };
+        // The port of a raw socket's address is a protocol number, and must be zero for IPv6.
+        let to = nix::sys::socket::SockaddrStorage::from(SocketAddr::new(segment.destination.ip(), 0));
+        let flags = nix::sys::socket::MsgFlags::MSG_DONTWAIT;
+        nix::sys::socket::sendto(socket.as_raw_fd(), &packet, &to, flags)?;
+        Ok(())
+    }
+}
+
+fn open(family: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it. (IPPROTO_RAW implies a whole header, for
+    // both families.)
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::packet::{self, Packet};
+
+    #[test]
+    fn literal_bytes() {
+        let numbers = TcpNumbers { sequence: 0x0102_0304, acknowledgement: 0x0506_0708 };
+        let source = "10.1.0.1:61001".parse().expect("literal");
+        let destination = "10.1.0.2:61002".parse().expect("literal");
+        let bytes = Segment { source, destination, numbers }.packet().expect("one family");
+        let expected = [
+            0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0x26, 0xcc, 10, 1, 0, 1, 10, 1, 0, 2, 0xee, 0x49, 0xee, 0x4a, 1, 2,
+            3, 4, 5, 6, 7, 8, 0x50, 0x10, 4, 0, 0xab, 0x27, 0, 0,
+        ];
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn checksums_hold_in_both_families() {
+        for (source, destination) in [("10.1.0.1:61001", "10.1.0.2:61002"), ("[fd00::1]:61001", "[fd00::2]:61002")] {
+            let numbers = TcpNumbers { sequence: 7, acknowledgement: 9 };
+            let (source, destination) = (source.parse().expect("literal"), destination.parse().expect("literal"));
+            let bytes = Segment { source, destination, numbers }.packet().expect("one family");
+            let Ok(Packet::Transport(found)) = packet::parse(&bytes, bytes.len()) else { panic!("parse") };
+            assert_eq!((found.payload_len(), found.flags), (0, ACK));
+            let addresses = if source.is_ipv4() { sum(&bytes[12..20]) } else { sum(&bytes[8..40]) };
+            assert_eq!(fold(addresses + pseudo(TCP, 20) + sum(&bytes[found.ip_len..])), 0xffff);
+        }
+        let mixed = Segment {
+            source: "10.1.0.1:1".parse().expect("literal"),
+            destination: "[fd00::2]:2".parse().expect("literal"),
+            numbers: TcpNumbers { sequence: 0, acknowledgement: 0 },
+        };
+        assert_eq!(mixed.packet(), None);
+    }
+}

@@ -1,0 +1,146 @@
+//! The kernel's flow cache as this host has it: loaded at the start where that is possible, taken off and put on again by
+//! order, and why it is not in use where it is not (DESIGN §3.2).
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_datapath::kernel::{Adopted, CacheConfig, KernelCache};
+use parking_lot::Mutex;
+
+use super::INTERFACE;
+use super::core::CoreHandle;
+use crate::config::Config;
+use crate::host;
+
+/// Ports of direct flows: above what kernels give out by themselves.
+pub const FLOW_PORTS: RangeInclusive<u16> = 61_000..=65_535;
+/// Directory of pinned maps and programs under the runtime directory.
+const PINS: &str = "bpf";
+/// Flows that the cache holds at most; more are carried encapsulated.
+const FLOWS_MAX: u32 = 1 << 17;
+/// Peers are told that flows are encapsulated again, and get so long to hear it, before the programs go.
+const GRACE: Duration = Duration::from_millis(300);
+
+/// Whether the direct path is in use here.
+enum State {
+    On(Arc<KernelCache>),
+    /// Loaded, and taken off by order.
+    TakenOff(Arc<KernelCache>),
+    Off(String),
+}
+
+/// The direct path of a running agent.
+pub struct DirectPath(Mutex<State>);
+
+impl DirectPath {
+    /// Loads the programs, or adopts those that the agent before has left, and lets flows go direct from now on.
+    pub async fn start(config: &Config, core: &CoreHandle) -> Self {
+        let state = match Self::open(config).await {
+            Ok(cache) => {
+                let cache = Arc::new(cache);
+                match cache.adopted() {
+                    Adopted::Fresh => tracing::info!("direct path: programs loaded"),
+                    Adopted::Kept => tracing::info!("direct path: programs and entries of the last agent adopted"),
+                    Adopted::Replaced { found } => {
+                        tracing::warn!(
+                            found,
+                            "direct path: entries of another version were dropped; flows are lifted again"
+                        );
+                    }
+                }
+                State::On(cache)
+            }
+            Err(why) => {
+                tracing::warn!(why, "no direct path; flows are encapsulated");
+                State::Off(why)
+            }
+        };
+        if let State::On(cache) = &state {
+            put_on(core, cache);
+        }
+        Self(Mutex::new(state))
+    }
+
+    async fn open(config: &Config) -> Result<KernelCache, String> {
+        if !config.direct {
+            return Err("the configuration says `direct = false`".to_owned());
+        }
+        let interfaces = host::interfaces().await.map_err(|error| format!("interfaces cannot be read: {error}"))?;
+        let cache_config = CacheConfig {
+            sal0: INTERFACE.to_owned(),
+            interfaces,
+            pin_dir: config.host.runtime_dir.join(PINS),
+            flow_ports: FLOW_PORTS,
+            flows_max: FLOWS_MAX,
+        };
+        KernelCache::open(&cache_config).map_err(|error| error.to_string())
+    }
+
+    /// Why flows are encapsulated; `None` while the direct path is in use.
+    pub fn why_not(&self) -> Option<String> {
+        match &*self.0.lock() {
+            State::On(_) => None,
+            State::TakenOff(_) => Some("taken off by `margay stack unload`; `margay stack load` puts it on".to_owned()),
+            State::Off(why) => Some(why.clone()),
+        }
+    }
+
+    /// Takes the programs off. Flows go back to encapsulation first.
+    pub async fn unload(&self, core: &CoreHandle) -> Result<(), String> {
+        let cache = match &*self.0.lock() {
+            State::On(cache) => Arc::clone(cache),
+            State::TakenOff(_) => return Ok(()),
+            State::Off(why) => return Err(why.clone()),
+        };
+        core.0.with_sal(|sal, now| sal.set_flow_ports(now, None));
+        tokio::time::sleep(GRACE).await;
+        core.0.use_cache(None);
+        cache.detach();
+        cache.clear();
+        *self.0.lock() = State::TakenOff(cache);
+        Ok(())
+    }
+
+    /// Puts the programs on again.
+    pub fn load(&self, core: &CoreHandle) -> Result<(), String> {
+        let mut state = self.0.lock();
+        let cache = match &*state {
+            State::TakenOff(cache) => Arc::clone(cache),
+            State::On(_) => return Ok(()),
+            State::Off(why) => return Err(why.clone()),
+        };
+        cache.attach().map_err(|error| error.to_string())?;
+        put_on(core, &cache);
+        *state = State::On(cache);
+        Ok(())
+    }
+
+    /// The host's interfaces or addresses have changed.
+    pub fn refresh(&self, core: &CoreHandle, interfaces: &[u32]) {
+        if let State::On(cache) = &*self.0.lock() {
+            cache.set_interfaces(interfaces);
+            core.0.refresh_routes();
+        }
+    }
+
+    /// What the kernel's programs have counted.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        match &*self.0.lock() {
+            State::On(cache) => cache.counters(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn put_on(core: &CoreHandle, cache: &Arc<KernelCache>) {
+    cache.heartbeat();
+    core.0.use_cache(Some(Arc::clone(cache)));
+    core.0.with_sal(|sal, now| sal.set_flow_ports(now, Some(FLOW_PORTS)));
+}
+
+/// Removes what the programs have left pinned: `margay down`.
+pub fn remove_pins(runtime_dir: &Path) {
+    KernelCache::remove_pins(&runtime_dir.join(PINS));
+}

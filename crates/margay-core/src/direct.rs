@@ -511,6 +511,12 @@ impl Sal {
         }
         let is_bare = packet.is_bare_ack();
         let carriage = flow.direct.carriage;
+        if packet.tcp_flags() & packet::tcp_flags::RST != 0
+            && matches!(carriage, Carriage::Encapsulated | Carriage::Never)
+        {
+            // The peer sends nothing direct: somebody on the way refuses pinholes.
+            return Some(AppVerdict::Drop(DropReason::Unexpected));
+        }
         if !is_bare && carriage.expects_fence() {
             let queued = flow.direct.queued.get_or_insert_default();
             if queued.len() < QUEUED_MAX {

@@ -41,6 +41,7 @@ struct shared_layout {
 	struct path_entry path;
 	struct pair_key pair;
 	struct flow_event event;
+	struct address_key address;
 };
 const volatile struct shared_layout shared_layout = {};
 const volatile __u32 layout_version = LAYOUT_VERSION;
@@ -198,6 +199,43 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 	__sync_fetch_and_add(&entry->ingress_segments, segments_of(skb));
 }
 
+/* Whether a packet on a flow port that no pair of addresses accounts for is none of ours: it is on its way through this host,
+ * or a socket of the host has the port, from before it was reserved. What is neither may be the first packet of a peer whose
+ * path is not known yet; the host's TCP would reset it.
+ */
+static __always_inline bool is_of_host(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct address_key local = {};
+	struct bpf_sock *socket;
+	__u32 len;
+
+	__builtin_memcpy(local.address, packet->destination, 16);
+	if (!bpf_map_lookup_elem(&locals, &local))
+		return true;
+	if (packet->is_v4) {
+		tuple.ipv4.saddr = packet->source[3];
+		tuple.ipv4.daddr = packet->destination[3];
+		tuple.ipv4.sport = packet->source_port;
+		tuple.ipv4.dport = packet->destination_port;
+		len = sizeof(tuple.ipv4);
+	} else {
+		__builtin_memcpy(tuple.ipv6.saddr, packet->source, 16);
+		__builtin_memcpy(tuple.ipv6.daddr, packet->destination, 16);
+		tuple.ipv6.sport = packet->source_port;
+		tuple.ipv6.dport = packet->destination_port;
+		len = sizeof(tuple.ipv6);
+	}
+	if (packet->protocol == IPPROTO_TCP)
+		socket = bpf_sk_lookup_tcp(skb, &tuple, len, BPF_F_CURRENT_NETNS, 0);
+	else
+		socket = bpf_sk_lookup_udp(skb, &tuple, len, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return false;
+	bpf_sk_release(socket);
+	return true;
+}
+
 SEC("tcx/ingress")
 int wire_ingress(struct __sk_buff *skb)
 {
@@ -216,9 +254,8 @@ int wire_ingress(struct __sk_buff *skb)
 	__builtin_memcpy(pair.remote, packet.source, 16);
 	__builtin_memcpy(pair.local, packet.destination, 16);
 	path = bpf_map_lookup_elem(&pairs, &pair);
-	/* Not between this host and a peer: none of ours. */
 	if (!path)
-		return TCX_NEXT;
+		return is_of_host(skb, &packet) ? TCX_NEXT : send_up(skb, COUNT_UP_NO_FLOW);
 	key.path = *path;
 	key.local_port = packet.destination_port;
 	key.remote_port = packet.source_port;

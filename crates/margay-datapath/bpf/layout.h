@@ -88,6 +88,10 @@ struct pair_key {
 	__u8 local[16];
 };
 
+struct address_key {
+	__u8 address[16];
+};
+
 /* What the agent hears of a flow. */
 struct flow_event {
 	__u32 flow;
@@ -98,7 +102,7 @@ struct flow_event {
 enum counter {
 	COUNT_EGRESS_PACKETS = 0,
 	COUNT_INGRESS_PACKETS = 1,
-	COUNT_UP_NO_FLOW = 2, /* on a flow port of a known peer, no entry */
+	COUNT_UP_NO_FLOW = 2, /* on a flow port, no entry */
 	COUNT_UP_NOT_ACCEPTED = 3, /* an entry that does not accept yet */
 	COUNT_LEFT_TOO_LARGE = 4, /* larger than the path takes */
 	COUNT_LEFT_STALLED = 5, /* unanswered for too long */

@@ -36,6 +36,15 @@ struct {
 	__type(value, __u32);
 } pairs SEC(".maps");
 
+/* This host's own addresses. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1024);
+	__type(key, struct address_key);
+	__type(value, __u32);
+} locals SEC(".maps");
+
 /* Element 0: LAYOUT_VERSION of whoever made the pinned maps. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

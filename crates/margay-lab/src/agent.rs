@@ -143,7 +143,7 @@ pub fn direct_flows(host: &Host) -> Result<(usize, usize)> {
     Ok((flows.iter().filter(|flow| flow["path"] == "direct").count(), flows.len()))
 }
 
-/// Waits until all flows of these hosts are direct, at least `count` of them on each; or until none is.
+/// Waits until all established flows of these hosts are direct, at least `count` of them on each; or until none is.
 ///
 /// # Errors
 ///
@@ -152,7 +152,8 @@ pub fn await_paths(hosts: &[&Host], direct: bool, count: usize, limit: Duration)
     let wanted = if direct { "direct" } else { "encapsulated" };
     wait_for(&format!("{count} flows, all {wanted}"), limit, || {
         for host in hosts {
-            let flows = flows(host)?;
+            let mut flows = flows(host)?;
+            flows.retain(|flow| flow["lifecycle"] == "established");
             let other = flows.iter().find(|flow| flow["path"] != wanted);
             if let Some(other) = other {
                 bail!("on {} one is {}: {}", host.name(), other["path"], other["path_why"]);

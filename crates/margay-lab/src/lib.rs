@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod command;
 pub mod demo;
+pub mod downloads;
 pub mod fabric;
 pub mod figure;
 pub mod filter;

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::Host;
 use crate::program::{Program, output_within, wait_for};
-pub use crate::traffic::{Outcome, RoundTrips};
+pub use crate::traffic::{Connects, Outcome, RoundTrips};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
 const ATTEMPTS_LIMIT: Duration = Duration::from_secs(90);
@@ -139,6 +139,19 @@ pub fn round_trips(host: &Host, to: &str, count: usize, options: &[&str]) -> Res
     let output = output_within(&mut command, ATTEMPTS_LIMIT)?;
     serde_json::from_slice(&output.stdout)
         .with_context(|| format!("no round trips to {to}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Sets up and closes connections to the echo server at port 7, so many at once.
+///
+/// # Errors
+///
+/// They cannot be made at all. A failed connection is not an error.
+pub fn connects(host: &Host, to: &str, count: usize, parallel: usize) -> Result<Connects> {
+    let (count, parallel) = (count.to_string(), parallel.to_string());
+    let mut command = host.traffic(["connects", to, "7", "--count", &count, "--parallel", &parallel])?;
+    let output = output_within(&mut command, ATTEMPTS_LIMIT)?;
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("no connections to {to}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// Reads what a program of attempts printed.

@@ -23,6 +23,10 @@ use super::layout::{LAYOUT_VERSION, Plain, flow_event};
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
 use super::{Adopted, CacheConfig, CacheError, Unavailable};
 
+/// Maps that outlive the process.
+const PINNED_MAPS: [&str; 6] = ["apps", "flows", "paths", "pairs", "layout", "counters"];
+/// How the names of pinned links begin.
+const LINK: &str = "link_";
 /// Magic number of a bpffs.
 const BPF_FS: i64 = 0xcafe_4a11;
 /// Events waiting to be heard.
@@ -36,6 +40,7 @@ pub(super) struct Maps {
     pub flows: MapHandle,
     pub paths: MapHandle,
     pub pairs: MapHandle,
+    pub locals: MapHandle,
     pub heartbeat: MapHandle,
     pub counters: MapHandle,
 }
@@ -115,6 +120,7 @@ impl Loaded {
             flows: handle(&skeleton.maps.flows)?,
             paths: handle(&skeleton.maps.paths)?,
             pairs: handle(&skeleton.maps.pairs)?,
+            locals: handle(&skeleton.maps.locals)?,
             heartbeat: handle(&skeleton.maps.heartbeat)?,
             counters: handle(&skeleton.maps.counters)?,
         };
@@ -137,8 +143,8 @@ impl Loaded {
     /// Where the programs belong: name of the pin, interface, and whether it is `sal0`.
     fn places(&self) -> Vec<(String, u32, bool)> {
         let cards =
-            self.interfaces.lock().iter().map(|index| (format!("link_{index}"), *index, false)).collect::<Vec<_>>();
-        [(format!("link_sal0_{}", self.sal0), self.sal0, true)].into_iter().chain(cards).collect()
+            self.interfaces.lock().iter().map(|index| (format!("{LINK}{index}"), *index, false)).collect::<Vec<_>>();
+        [(format!("{LINK}sal0_{}", self.sal0), self.sal0, true)].into_iter().chain(cards).collect()
     }
 
     pub fn attach(&self) -> Result<(), CacheError> {
@@ -270,9 +276,7 @@ fn pinned_version(pin_dir: &Path) -> Adopted {
         Some(found) => {
             // Entries of another layout are of no use, but the links are: they keep flow ports from the host's TCP until the
             // new programs take their place.
-            for name in ["apps", "flows", "paths", "pairs", "layout", "counters"] {
-                remove_pin(&pin_dir.join(name));
-            }
+            PINNED_MAPS.iter().for_each(|name| remove_pin(&pin_dir.join(name)));
             Adopted::Replaced { found }
         }
     }
@@ -303,8 +307,10 @@ fn remove_pin(path: &Path) {
 }
 
 fn remove_files(pin_dir: &Path) {
+    PINNED_MAPS.iter().for_each(|name| remove_pin(&pin_dir.join(name)));
     let entries = fs::read_dir(pin_dir).into_iter().flatten().flatten();
-    entries.for_each(|entry| remove_pin(&entry.path()));
+    let is_link = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LINK));
+    entries.map(|entry| entry.path()).filter(is_link).for_each(|path| remove_pin(&path));
 }
 
 /// Takes everything out of the kernel that is pinned here: programs without a link go off.

@@ -25,7 +25,7 @@ use margay_core::entry::PathId;
 use margay_wire::FlowId;
 use parking_lot::Mutex;
 
-use crate::packet::FlowKey;
+use crate::packet::{FlowKey, mapped};
 use crate::table::FlowCounters;
 use layout::{PATH_SHARED, Plain, app_key, flow_entry, pair_key, path_entry, wire_key};
 use load::Loaded;
@@ -281,6 +281,22 @@ impl KernelCache {
     /// The network cards have changed.
     pub fn set_interfaces(&self, interfaces: &[u32]) {
         self.loaded.set_interfaces(interfaces);
+    }
+
+    /// This host's addresses: only packets to them can be of direct flows.
+    pub fn set_local_addresses(&self, addresses: &[IpAddr]) {
+        let map = &self.loaded.maps.locals;
+        let wanted: Vec<[u8; 16]> = addresses.iter().map(|address| mapped(*address)).collect();
+        let gone: Vec<_> = map.keys().filter(|key| !wanted.iter().any(|wanted| wanted[..] == key[..])).collect();
+        for key in &wanted {
+            if let Err(error) = put(map, key, &1_u32.to_ne_bytes(), "local addresses") {
+                tracing::warn!(%error, "direct packets to an address of this host are not known as such");
+            }
+        }
+        for key in gone {
+            // Refused only when it is gone already.
+            let _ = map.delete(&key);
+        }
     }
 
     /// Adds or replaces a path record: every flow on it follows.

@@ -1,8 +1,11 @@
 //! The scenarios: each builds its lab, does real work with real programs, and gives figures.
 
 mod acl;
+mod agent_restart;
+mod cache_off;
 mod direct_throughput;
 mod encap_throughput;
+mod firewalled;
 mod flow_memory;
 mod hostile_packets;
 pub mod late_binding;
@@ -10,6 +13,7 @@ mod nat_first_contact;
 mod odd_hosts;
 pub mod pair;
 mod round_trips;
+mod setup_latency;
 mod up_down;
 
 use std::path::Path;
@@ -67,6 +71,10 @@ pub const ALL: &[Scenario] = &[
     hostile_packets::SCENARIO,
     direct_throughput::SCENARIO,
     round_trips::SCENARIO,
+    firewalled::SCENARIO,
+    agent_restart::SCENARIO,
+    setup_latency::SCENARIO,
+    cache_off::SCENARIO,
 ];
 
 /// The scenario of this name.

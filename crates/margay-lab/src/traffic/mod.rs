@@ -1,6 +1,9 @@
 //! Small traffic programs that no package has: started by scenarios as hidden commands, on a host.
 
 mod attempt;
+mod connects;
+mod dns;
+mod download;
 mod echo;
 mod flows;
 mod hostile;
@@ -14,6 +17,8 @@ use clap::Subcommand;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 pub use attempt::Outcome;
+pub use connects::Connects;
+pub use download::Download;
 pub use pingpong::RoundTrips;
 
 /// Which program.
@@ -50,6 +55,43 @@ pub enum Traffic {
         /// Use UDP
         #[arg(long)]
         udp: bool,
+    },
+    /// Measure how long connect() takes, and how many connections there are per second
+    Connects {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// How many
+        #[arg(long)]
+        count: usize,
+        /// How many at once
+        #[arg(long, default_value_t = 1)]
+        parallel: usize,
+    },
+    /// Many downloads at once from a web server, each hashed
+    Download {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// File on the server, without the first slash
+        path: String,
+        /// How many
+        #[arg(long)]
+        count: usize,
+        /// Bytes per second that each takes at most; 0: all that come
+        #[arg(long, default_value_t = 0)]
+        pace: u64,
+    },
+    /// Name server that gives one address for every name
+    Dns {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
+        /// The address
+        #[arg(long)]
+        answer: Ipv4Addr,
     },
     /// Connect, exchange some bytes with an echo server, close; again and again
     Attempt {
@@ -123,6 +165,11 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Echo { listen, greeting } => runtime.block_on(echo::serve(&listen, greeting)),
         Traffic::Flows { host, port, count } => runtime.block_on(flows::hold(&host, port, count)),
         Traffic::Pingpong { host, port, count, udp } => pingpong::measure(&host, port, count, udp),
+        Traffic::Connects { host, port, count, parallel } => connects::measure(&host, port, count, parallel),
+        Traffic::Download { host, port, path, count, pace } => {
+            download::run(download::Plan { host, port, path, count, pace })
+        }
+        Traffic::Dns { listen, answer } => dns::serve(listen, answer),
         Traffic::Attempt { host, port, count, parallel, udp, bytes, from, timeout_ms, pause_ms, resend_ms } => {
             let plan = attempt::Plan { host, port, udp, bytes, from, timeout_ms, pause_ms, resend_ms };
             runtime.block_on(attempt::repeat(plan, count, parallel))

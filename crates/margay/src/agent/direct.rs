@@ -1,6 +1,7 @@
 //! The kernel's flow cache as this host has it: loaded at the start where that is possible, taken off and put on again by
 //! order, and why it is not in use where it is not (DESIGN §3.2).
 
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
@@ -75,7 +76,10 @@ impl DirectPath {
             flow_ports: FLOW_PORTS,
             flows_max: FLOWS_MAX,
         };
-        KernelCache::open(&cache_config).map_err(|error| error.to_string())
+        let addresses = host::local_addresses().await.map_err(|error| format!("addresses cannot be read: {error}"))?;
+        let cache = KernelCache::open(&cache_config).map_err(|error| error.to_string())?;
+        cache.set_local_addresses(&addresses);
+        Ok(cache)
     }
 
     /// Why flows are encapsulated; `None` while the direct path is in use.
@@ -118,9 +122,10 @@ impl DirectPath {
     }
 
     /// The host's interfaces or addresses have changed.
-    pub fn refresh(&self, core: &CoreHandle, interfaces: &[u32]) {
+    pub fn refresh(&self, core: &CoreHandle, interfaces: &[u32], addresses: &[IpAddr]) {
         if let State::On(cache) = &*self.0.lock() {
             cache.set_interfaces(interfaces);
+            cache.set_local_addresses(addresses);
             core.0.refresh_routes();
         }
     }

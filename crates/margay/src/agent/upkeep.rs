@@ -38,7 +38,7 @@ pub async fn run(agent: Arc<Agent>) {
             Ok(now) if now != addresses => {
                 agent.core.0.with_sal(|sal, _| sal.set_local_addresses(now.clone()));
                 match host::interfaces().await {
-                    Ok(interfaces) => agent.direct.refresh(&agent.core, &interfaces),
+                    Ok(interfaces) => agent.direct.refresh(&agent.core, &interfaces, &now),
                     Err(error) => tracing::warn!(%error, "cannot read this host's interfaces"),
                 }
                 addresses = now;

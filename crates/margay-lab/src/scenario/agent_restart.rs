@@ -1,0 +1,314 @@
+//! `agent-restart`: agents are killed and started again under transfers, and once left dead while all flows are direct. Flows
+//! go on, those that end meanwhile end as they should, names of others are found as ever, and nothing is left behind.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Findings, Scenario, pair};
+use crate::agent::{self, Agents};
+use crate::command::progress;
+use crate::downloads::{self, Downloads, Order};
+use crate::host::Host;
+use crate::lab::Lab;
+use crate::observe;
+use crate::program::{Program, wait_for};
+use crate::report::Limit::{AtLeast, Exactly};
+use crate::report::{Bound, bound};
+use crate::server::{Nginx, noise, sha256};
+use crate::topology::Topology;
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "agent-restart",
+    summary: "100 transfers while agents are killed and started again, and while they are left dead",
+    bounds: &BOUNDS,
+    run,
+};
+
+const BOUNDS: [Bound; 8] = [
+    bound("resets", Exactly(0.0)),
+    bound("wrong_bytes", Exactly(0.0)),
+    bound("failed", Exactly(0.0)),
+    bound("kills", Exactly((3 * KILLS) as f64)),
+    bound("goodput_ratio_dead", AtLeast(0.95)),
+    bound("ended_while_dead", Exactly(SHORT_COUNT as f64)),
+    bound("names_found_while_dead", AtLeast(10.0)),
+    bound("leaked_entries", Exactly(0.0)),
+];
+
+const NAME: &str = "web.shop.sal.internal";
+const TRANSFERS: usize = 100;
+/// Of each agent.
+const KILLS: usize = 3;
+/// Of the link; all transfers together cannot be faster, however quick the machine.
+const LINK_BYTES_PER_S: f64 = 50e6;
+/// Long enough for all kills, at the link's rate.
+const FILE_BYTES: usize = 25_000_000;
+const DEAD: Duration = Duration::from_secs(30);
+/// Transfers that end while the agents are dead, by their pace; and those that do not.
+const SHORT_COUNT: usize = 20;
+const SHORT_BYTES: usize = 8_000_000;
+const SHORT_PACE: u64 = 250_000;
+const LONG_COUNT: usize = TRANSFERS - SHORT_COUNT;
+const OPEN_LIMIT: Duration = Duration::from_secs(30);
+const END_LIMIT: Duration = Duration::from_secs(180);
+/// What an agent that is dead may keep transfers from doing, before it is started again.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Pairs of ports rest for a minute after their flow.
+const LEAK_LIMIT: Duration = Duration::from_secs(90);
+const OTHER_NAME: &str = "www.example.org";
+const OTHER_ADDRESS: &str = "192.0.2.80";
+
+const TOPOLOGY: &str = r#"
+[subnet.site]
+v4 = "10.1.0.0/24"
+
+[host.router]
+role = "router"
+links = [{ subnet = "site" }]
+
+[host.server]
+role = "agent"
+links = [{ subnet = "site", rate_mbit = 400 }]
+
+[host.client]
+role = "agent"
+links = [{ subnet = "site" }]
+"#;
+
+struct Stage<'a> {
+    hosts: [&'a Host; 3],
+    client: &'a Host,
+    server: &'a Host,
+    root: PathBuf,
+}
+
+impl Stage<'_> {
+    fn ends(&self) -> [&Host; 2] {
+        [self.client, self.server]
+    }
+
+    fn downloads(&self, path: &str, count: usize, pace: u64) -> Result<Downloads> {
+        Downloads::start(self.client, Order { host: NAME, path, count, pace })
+    }
+
+    fn finish(&self, what: &str, path: &str, running: Downloads, findings: &mut Findings) -> Result<()> {
+        let results = running.finish(END_LIMIT)?;
+        downloads::judge(what, &results, &sha256(self.client, &self.root.join(path))?, findings);
+        let stall_ms = downloads::stall_ms_max(&results);
+        findings.set("stall_ms_max", findings.figures.get("stall_ms_max").max(stall_ms));
+        Ok(())
+    }
+}
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = Lab::build(Topology::parse("agent-restart", TOPOLOGY)?, dir)?;
+    let hosts = [lab.host("router")?, lab.host("server")?, lab.host("client")?];
+    let [router, server, client] = hosts;
+    let _dns = name_server(router, client)?;
+    let _agents = Agents::start(&lab)?;
+    pair::demand_kernel(&[client, server], findings)?;
+    let nginx = Nginx::start(server, &["0.0.0.0:80"])?;
+    nginx.put("long", &noise(FILE_BYTES, 1))?;
+    nginx.put("short", &noise(SHORT_BYTES, 2))?;
+    nginx.put("tiny", b"What the first of all flows needs is no leak.\n")?;
+    agent::publish(server, "web.shop", "0.0.0.0:80", &[])?;
+    let stage = Stage { hosts, client, server, root: nginx.root.clone() };
+    let warm_up = stage.downloads("tiny", 1, 0)?;
+    stage.finish("a warm-up", "tiny", warm_up, findings)?;
+    let before = Entries::settled(&stage)?;
+    stage.ends().iter().try_for_each(|host| observe::count_virtual_resets(host))?;
+
+    pair::attempt_part("agents killed and started again", findings, |findings| kill_each(&stage, findings));
+    // Whatever went wrong there, the next part starts with all of them.
+    stage.hosts.iter().try_for_each(|host| agent::pid(host).map(drop).or_else(|_| agent::start_again(host)))?;
+    pair::attempt_part("agents left dead", findings, |findings| leave_dead(&stage, findings));
+    stage.hosts.iter().try_for_each(|host| agent::pid(host).map(drop).or_else(|_| agent::start_again(host)))?;
+    findings.set("resets", observe::virtual_resets(client)? + observe::virtual_resets(server)?);
+    leaks(&stage, &before, findings)
+}
+
+/// Somebody else's name server, which the client asks for everything before Margay is there.
+fn name_server(at: &Host, client: &Host) -> Result<Program> {
+    let address = pair::address(at)?;
+    let command = at.traffic(["dns", "--listen", &format!("{address}:53"), "--answer", OTHER_ADDRESS])?;
+    let program = Program::start(command, &at.dir.join("dns.log"))?;
+    wait_for("the name server", OPEN_LIMIT, || {
+        if program.log().contains("ready") { Ok(()) } else { bail!("it is not ready: {}", program.log()) }
+    })?;
+    client.shell(&format!("echo 'nameserver {address}' > /etc/resolv.conf"))?;
+    find_other_name(client)?;
+    Ok(program)
+}
+
+/// As programs do, by the host's resolver.
+fn find_other_name(client: &Host) -> Result<()> {
+    let found = client.run(["getent", "ahostsv4", OTHER_NAME])?;
+    if found.contains(OTHER_ADDRESS) { Ok(()) } else { bail!("{OTHER_NAME} is found at {found:?}") }
+}
+
+/// Every agent three times, one after the other, at even distances of the transfers' way.
+fn kill_each(stage: &Stage, findings: &mut Findings) -> Result<()> {
+    let mut running = stage.downloads("long", TRANSFERS, 0)?;
+    running.await_open(OPEN_LIMIT)?;
+    let all = (TRANSFERS * FILE_BYTES) as f64;
+    let steps = stage.hosts.len() * KILLS;
+    findings.set("kills", 0.0);
+    for step in 0..steps {
+        let host = stage.hosts[step % stage.hosts.len()];
+        let mark = all * (step + 1) as f64 / (steps + 2) as f64;
+        running.await_progress("the next part of the transfers", END_LIMIT, |progress| progress.bytes >= mark)?;
+        agent::kill(host)?;
+        // Encapsulated flows pause now: so it is not an error when this does not come.
+        let dead_at = running.progress()?.bytes;
+        let _ = running.await_progress("transfers without it", PAUSE, |now| now.bytes > dead_at + LINK_BYTES_PER_S);
+        let carried = running.progress()?.bytes - dead_at;
+        let start = Instant::now();
+        agent::start_again(host)?;
+        progress(&format!(
+            "the agent of {} was killed; {:.1} MB were carried without it; it was back after {} ms",
+            host.name(),
+            carried / 1e6,
+            start.elapsed().as_millis()
+        ));
+        findings.figures.add("kills", 1.0);
+        let now = running.progress()?;
+        if now.ended > 0 && step + 1 < steps {
+            findings.note(format!("{} transfers ended before kill {}", now.ended, step + 2));
+        }
+    }
+    stage.finish("agents killed and started again", "long", running, findings)
+}
+
+/// All agents dead at once, for half a minute.
+fn leave_dead(stage: &Stage, findings: &mut Findings) -> Result<()> {
+    let mut long = stage.downloads("long", LONG_COUNT, 0)?;
+    let mut short = stage.downloads("short", SHORT_COUNT, SHORT_PACE)?;
+    long.await_open(OPEN_LIMIT)?;
+    short.await_open(OPEN_LIMIT)?;
+    agent::await_paths(&stage.ends(), true, TRANSFERS, OPEN_LIMIT)?;
+    let alive = goodput(&mut long, &mut short, 0.2, DEAD)?;
+    stage.hosts.iter().try_for_each(|host| agent::kill(host))?;
+    let start = Instant::now();
+    let dead = goodput(&mut long, &mut short, 0.2, DEAD);
+    pair::attempt_part("names while agents are dead", findings, |findings| names(stage, findings));
+    findings.set("goodput_ratio_dead", dead? / alive);
+    let before_end = DEAD.saturating_sub(start.elapsed());
+    let ended = short.await_progress("the short transfers' end", before_end, |now| now.ended == SHORT_COUNT);
+    findings.set("ended_while_dead", ended.unwrap_or_default().ended as f64);
+    let still = long.progress()?;
+    pair::attempt_part("connections that ended", findings, |_| closed_cleanly(stage, LONG_COUNT - still.ended));
+    // The rest of the time that they are to be dead: over when nothing comes from the kernel's counters but data.
+    let rest = DEAD.saturating_sub(start.elapsed());
+    let _ = long.await_progress("the end of the silence", rest, |_| false);
+    findings.set("dead_s", start.elapsed().as_secs_f64());
+    stage.hosts.iter().try_for_each(|host| agent::start_again(host))?;
+    stage.finish("agents left dead", "short", short, findings)?;
+    stage.finish("agents left dead", "long", long, findings)
+}
+
+/// Bytes per second of all transfers together, over this share of what is left to come.
+fn goodput(long: &mut Downloads, short: &mut Downloads, share: f64, limit: Duration) -> Result<f64> {
+    let total = |long: &mut Downloads, short: &mut Downloads| -> Result<f64> {
+        Ok(long.progress()?.bytes + short.progress()?.bytes)
+    };
+    let (start, first) = (Instant::now(), total(long, short)?);
+    let wanted = share * (LONG_COUNT * FILE_BYTES) as f64;
+    wait_for("a part of the transfers", limit, || {
+        let now = total(long, short)? - first;
+        if now >= wanted { Ok(now / start.elapsed().as_secs_f64()) } else { bail!("{now} bytes came") }
+    })
+}
+
+/// Names that are none of Margay's are found without it.
+fn names(stage: &Stage, findings: &mut Findings) -> Result<()> {
+    findings.set("names_found_while_dead", 0.0);
+    let mut slowest_ms = 0.0_f64;
+    for _ in 0..10 {
+        let start = Instant::now();
+        find_other_name(stage.client)?;
+        slowest_ms = slowest_ms.max(start.elapsed().as_secs_f64() * 1e3);
+        findings.figures.add("names_found_while_dead", 1.0);
+    }
+    findings.set("name_ms_max", slowest_ms);
+    Ok(())
+}
+
+/// On both hosts no connection hangs in its end, and not more are open than are meant to be.
+fn closed_cleanly(stage: &Stage, open: usize) -> Result<()> {
+    wait_for("the end of connections that are over", PAUSE, || {
+        for host in stage.ends() {
+            let text = host.run(["ss", "-Htan", "sport = :80 or dport = :80"])?;
+            let states: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+            let ending = ["FIN-WAIT-1", "FIN-WAIT-2", "LAST-ACK", "CLOSING", "CLOSE-WAIT"];
+            if let Some(state) = states.iter().find(|state| ending.contains(state)) {
+                bail!("on {} one is in {state}", host.name());
+            }
+            let established = states.iter().filter(|state| **state == "ESTAB").count();
+            if established > open {
+                bail!("on {} there are {established}, not {open}", host.name());
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What agents and kernels hold for flows.
+#[derive(Clone, Debug)]
+struct Entries {
+    flows: usize,
+    maps: Vec<std::collections::BTreeMap<u32, observe::BpfMap>>,
+}
+
+impl Entries {
+    fn now(stage: &Stage) -> Result<Self> {
+        let mut entries = Self { flows: 0, maps: Vec::new() };
+        for host in stage.ends() {
+            entries.flows += agent::flows(host)?.len();
+            entries.maps.push(observe::bpf_maps(agent::pid(host)?)?);
+        }
+        Ok(entries)
+    }
+
+    /// When all flows are gone.
+    fn settled(stage: &Stage) -> Result<Self> {
+        wait_for("the end of all flows", LEAK_LIMIT, || {
+            let entries = Self::now(stage)?;
+            if entries.flows == 0 { Ok(entries) } else { bail!("there are {}", entries.flows) }
+        })
+    }
+
+    /// How many more than these: flows that agents list, and entries of maps that are still the same ones.
+    fn more_than(&self, before: &Self) -> f64 {
+        let mut more = self.flows as f64 - before.flows as f64;
+        for (now, then) in self.maps.iter().zip(&before.maps) {
+            for (id, map) in now {
+                let Some(then) = then.get(id) else { continue };
+                more += ((map.bytes - then.bytes) / map.entry_bytes.max(1.0)).ceil().max(0.0);
+            }
+        }
+        more.max(0.0)
+    }
+}
+
+/// Waits until nothing is left of flows that have ended, and counts what is.
+fn leaks(stage: &Stage, before: &Entries, findings: &mut Findings) -> Result<()> {
+    let mut last = None;
+    let settled = wait_for("the end of all entries", LEAK_LIMIT, || {
+        let now = Entries::now(stage)?;
+        let leaked = now.more_than(before);
+        last = Some(now);
+        if leaked == 0.0 { Ok(()) } else { bail!("{leaked} are left") }
+    });
+    let now = last.context("no agent tells of its flows")?;
+    findings.set("leaked_entries", now.more_than(before));
+    // A map that another took the place of holds nothing of before; say so, since that is not what is meant.
+    let same = now.maps.iter().zip(&before.maps).filter(|(now, then)| now.keys().eq(then.keys())).count();
+    findings.set("hosts_with_maps_kept", same as f64);
+    if let Err(error) = settled {
+        findings.note(format!("{error:#}"));
+    }
+    Ok(())
+}

@@ -20,6 +20,9 @@
 #define TCX_NEXT -1
 #define TCX_DROP 2
 
+#define AF_INET 2
+#define AF_INET6 10
+
 #include "layout.h"
 #include "maps.h"
 #include "parse.h"
@@ -32,6 +35,9 @@ const volatile __u16 flow_port_first = 0;
 const volatile __u16 flow_port_last = 0;
 /* Bytes before the IP header at sal0: none on a TUN. The kernel's test run knows Ethernet frames only, so tests say 14. */
 const volatile __u32 sal0_header_len = 0;
+/* Whether direct packets stay on the card that they came by, rewritten: the host's stack is entered once less. Not where a
+ * strict reverse-path filter would ask why the virtual addresses come by that card. */
+const volatile bool in_place = false;
 
 /* Names the types that the agent shares, so that they are in the object's type information. */
 struct shared_layout {
@@ -93,6 +99,22 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 	return true;
 }
 
+/* With the next hop given, the kernel looks for the neighbour alone and for no route. */
+static __always_inline int to_next_hop(const struct path_entry *path)
+{
+	const __u32 *next_hop = (const __u32 *)path->next_hop;
+	struct bpf_redir_neigh neighbour = {};
+
+	if (!next_hop[0] && !next_hop[1] && next_hop[2] == bpf_htonl(0xffff)) {
+		neighbour.nh_family = AF_INET;
+		neighbour.ipv4_nh = next_hop[3];
+	} else {
+		neighbour.nh_family = AF_INET6;
+		__builtin_memcpy(neighbour.ipv6_nh, next_hop, 16);
+	}
+	return bpf_redirect_neigh(path->ifindex, &neighbour, sizeof(neighbour), 0);
+}
+
 static __always_inline int send_direct(struct __sk_buff *skb, const struct packet *packet, const struct wire_key *wire,
 				       const struct path_entry *path)
 {
@@ -111,7 +133,7 @@ static __always_inline int send_direct(struct __sk_buff *skb, const struct packe
 		ethernet->h_proto = packet->is_v4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
 	}
 	count(COUNT_EGRESS_PACKETS);
-	return bpf_redirect_neigh(path->ifindex, NULL, 0, 0);
+	return to_next_hop(path);
 refused:
 	count(COUNT_DROP_REWRITE);
 	return TCX_DROP;
@@ -272,6 +294,8 @@ int wire_ingress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	count(COUNT_INGRESS_PACKETS);
+	if (in_place)
+		return TCX_NEXT;
 	return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
 }
 

@@ -78,6 +78,7 @@ struct flow_entry {
 struct path_entry {
 	__u8 local[16];
 	__u8 remote[16];
+	__u8 next_hop[16]; /* v4-mapped where it is IPv4 */
 	__u32 ifindex;
 	__u32 mtu;
 	__u64 stall_ns;

@@ -25,9 +25,13 @@ struct packet {
 	bool no_checksum; /* UDP over IPv4 without one */
 };
 
-/* The most that the headers take: the helper makes them linear and writable, and fails for shorter packets. */
-#define HEADERS_V4 (sizeof(struct iphdr) + sizeof(struct udphdr))
-#define HEADERS_V6 (sizeof(struct ipv6hdr) + sizeof(struct udphdr))
+/* Whether the first bytes can be read, if need be after the kernel has put them together. */
+static __always_inline bool is_linear(struct __sk_buff *skb, __u32 len)
+{
+	if ((void *)(long)skb->data + len <= (void *)(long)skb->data_end)
+		return true;
+	return !bpf_skb_pull_data(skb, len);
+}
 
 static __always_inline bool parse_transport(struct __sk_buff *skb, struct packet *packet, __u32 len)
 {
@@ -35,7 +39,7 @@ static __always_inline bool parse_transport(struct __sk_buff *skb, struct packet
 	__u32 header_len;
 	void *data, *end;
 
-	if (bpf_skb_pull_data(skb, packet->transport_offset + need))
+	if (!is_linear(skb, packet->transport_offset + need))
 		return false;
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
@@ -73,7 +77,7 @@ static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *packe
 	struct iphdr *ip;
 	__u32 len;
 
-	if (bpf_skb_pull_data(skb, packet->ip_offset + sizeof(*ip)))
+	if (!is_linear(skb, packet->ip_offset + sizeof(*ip)))
 		return false;
 	ip = (void *)(long)skb->data + packet->ip_offset;
 	if ((void *)(ip + 1) > (void *)(long)skb->data_end)
@@ -98,7 +102,7 @@ static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *packe
 	struct ipv6hdr *ip;
 	__u32 len;
 
-	if (bpf_skb_pull_data(skb, packet->ip_offset + sizeof(*ip)))
+	if (!is_linear(skb, packet->ip_offset + sizeof(*ip)))
 		return false;
 	ip = (void *)(long)skb->data + packet->ip_offset;
 	if ((void *)(ip + 1) > (void *)(long)skb->data_end)

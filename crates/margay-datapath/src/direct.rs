@@ -25,6 +25,8 @@ use crate::wait::Wake;
 pub struct Route {
     /// The address that they leave with.
     pub local: IpAddr,
+    /// The neighbour that they are handed to: a gateway, or the remote end itself.
+    pub next_hop: IpAddr,
     /// Index of the interface.
     pub ifindex: u32,
     /// The interface's MTU in bytes.
@@ -102,6 +104,7 @@ impl Direct {
         let wire = WirePath {
             local: found.local,
             remote: path.remote.ip(),
+            next_hop: found.next_hop,
             ifindex: found.ifindex,
             mtu: found.mtu,
             stall_us: STALL_US,
@@ -117,7 +120,13 @@ impl Direct {
         let Some(route) = &self.route else { return };
         for (id, known) in self.paths.lock().iter_mut() {
             let Some(found) = route(known.remote.ip()) else { continue };
-            let wire = WirePath { local: found.local, ifindex: found.ifindex, mtu: found.mtu, ..known.wire };
+            let wire = WirePath {
+                local: found.local,
+                next_hop: found.next_hop,
+                ifindex: found.ifindex,
+                mtu: found.mtu,
+                ..known.wire
+            };
             if wire != known.wire {
                 known.wire = wire;
                 if let Some(cache) = self.cache().filter(|_| known.is_used) {

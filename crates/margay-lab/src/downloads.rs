@@ -91,10 +91,13 @@ impl Downloads {
         limit: Duration,
         enough: impl Fn(Progress) -> bool,
     ) -> Result<Progress> {
-        wait_for(what, limit, || {
+        let count = self.count;
+        let last = wait_for(what, limit, || {
             let progress = self.progress()?;
-            if enough(progress) { Ok(progress) } else { bail!("it is at {progress:?}") }
-        })
+            // All that there will be has come then.
+            if enough(progress) || progress.ended >= count { Ok(progress) } else { bail!("it is at {progress:?}") }
+        })?;
+        if enough(last) { Ok(last) } else { bail!("{what}: all downloads have ended before: {last:?}") }
     }
 
     /// Waits until all receive.

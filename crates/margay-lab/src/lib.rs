@@ -11,6 +11,7 @@ pub mod downloads;
 pub mod fabric;
 pub mod figure;
 pub mod filter;
+pub mod held;
 pub mod host;
 pub mod iperf;
 pub mod lab;

@@ -237,6 +237,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
             constants.sal0_ifindex = sal0;
             constants.flow_port_first = *config.flow_ports.start();
             constants.flow_port_last = *config.flow_ports.end();
+            constants.in_place = !has_strict_filter();
         }
         open.maps.apps.set_max_entries(config.flows_max)?;
         open.maps.flows.set_max_entries(config.flows_max)?;
@@ -253,6 +254,14 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
         ErrorKind::Unsupported => Unavailable::Kernel(error.to_string()),
         _ => Unavailable::Verifier(format!("{error}; {}", last_words())),
     })
+}
+
+/// Whether packets with virtual addresses would be dropped on any card: strict reverse-path filtering (RFC 3704 §2.2).
+fn has_strict_filter() -> bool {
+    let interfaces = fs::read_dir("/proc/sys/net/ipv4/conf").into_iter().flatten().flatten();
+    interfaces
+        .map(|entry| entry.path().join("rp_filter"))
+        .any(|path| fs::read_to_string(path).is_ok_and(|value| value.trim() == "1"))
 }
 
 fn interface_index(name: &str) -> Result<u32, Unavailable> {

@@ -52,6 +52,8 @@ pub struct WirePath {
     pub local: IpAddr,
     /// The peer's; of the same family.
     pub remote: IpAddr,
+    /// The neighbour that they are handed to.
+    pub next_hop: IpAddr,
     /// Interface that they leave by.
     pub ifindex: u32,
     /// Largest IP packet in bytes.

@@ -90,6 +90,11 @@ impl Stage<'_> {
         [self.client, self.server]
     }
 
+    /// Starts the agents that do not run.
+    fn start_missing(&self) -> Result<()> {
+        self.hosts.iter().try_for_each(|host| agent::pid(host).map(drop).or_else(|_| agent::start_again(host)))
+    }
+
     fn downloads(&self, path: &str, count: usize, pace: u64) -> Result<Downloads> {
         Downloads::start(self.client, Order { host: NAME, path, count, pace })
     }
@@ -123,9 +128,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 
     pair::attempt_part("agents killed and started again", findings, |findings| kill_each(&stage, findings));
     // Whatever went wrong there, the next part starts with all of them.
-    stage.hosts.iter().try_for_each(|host| agent::pid(host).map(drop).or_else(|_| agent::start_again(host)))?;
+    stage.start_missing()?;
     pair::attempt_part("agents left dead", findings, |findings| leave_dead(&stage, findings));
-    stage.hosts.iter().try_for_each(|host| agent::pid(host).map(drop).or_else(|_| agent::start_again(host)))?;
+    stage.start_missing()?;
     findings.set("resets", observe::virtual_resets(client)? + observe::virtual_resets(server)?);
     leaks(&stage, &before, findings)
 }
@@ -152,6 +157,13 @@ fn find_other_name(client: &Host) -> Result<()> {
 /// Every agent three times, one after the other, at even distances of the transfers' way.
 fn kill_each(stage: &Stage, findings: &mut Findings) -> Result<()> {
     let mut running = stage.downloads("long", TRANSFERS, 0)?;
+    let killed = kill_in_turn(stage, &mut running, findings);
+    // What became of the transfers is said in any case.
+    stage.finish("agents killed and started again", "long", running, findings)?;
+    killed
+}
+
+fn kill_in_turn(stage: &Stage, running: &mut Downloads, findings: &mut Findings) -> Result<()> {
     running.await_open(OPEN_LIMIT)?;
     let all = (TRANSFERS * FILE_BYTES) as f64;
     let steps = stage.hosts.len() * KILLS;
@@ -173,51 +185,55 @@ fn kill_each(stage: &Stage, findings: &mut Findings) -> Result<()> {
             carried / 1e6,
             start.elapsed().as_millis()
         ));
-        findings.figures.add("kills", 1.0);
         let now = running.progress()?;
-        if now.ended > 0 && step + 1 < steps {
-            findings.note(format!("{} transfers ended before kill {}", now.ended, step + 2));
+        if now.ended > 0 {
+            bail!("{} transfers ended before all agents had been killed {KILLS} times", now.ended);
         }
+        findings.figures.add("kills", 1.0);
     }
-    stage.finish("agents killed and started again", "long", running, findings)
+    Ok(())
 }
 
 /// All agents dead at once, for half a minute.
 fn leave_dead(stage: &Stage, findings: &mut Findings) -> Result<()> {
     let mut long = stage.downloads("long", LONG_COUNT, 0)?;
     let mut short = stage.downloads("short", SHORT_COUNT, SHORT_PACE)?;
+    let left = half_a_minute(stage, &mut long, &mut short, findings);
+    // Whatever came of that: only agents that live can carry the rest.
+    stage.start_missing()?;
+    stage.finish("agents left dead", "short", short, findings)?;
+    stage.finish("agents left dead", "long", long, findings)?;
+    left
+}
+
+fn half_a_minute(stage: &Stage, long: &mut Downloads, short: &mut Downloads, findings: &mut Findings) -> Result<()> {
     long.await_open(OPEN_LIMIT)?;
     short.await_open(OPEN_LIMIT)?;
     agent::await_paths(&stage.ends(), true, TRANSFERS, OPEN_LIMIT)?;
-    let alive = goodput(&mut long, &mut short, 0.2, DEAD)?;
+    let alive = goodput(long, short)?;
     stage.hosts.iter().try_for_each(|host| agent::kill(host))?;
     let start = Instant::now();
-    let dead = goodput(&mut long, &mut short, 0.2, DEAD);
+    let dead = goodput(long, short);
     pair::attempt_part("names while agents are dead", findings, |findings| names(stage, findings));
     findings.set("goodput_ratio_dead", dead? / alive);
-    let before_end = DEAD.saturating_sub(start.elapsed());
-    let ended = short.await_progress("the short transfers' end", before_end, |now| now.ended == SHORT_COUNT);
+    let rest = || DEAD.saturating_sub(start.elapsed());
+    let ended = short.await_progress("the short transfers' end", rest(), |now| now.ended == SHORT_COUNT);
     findings.set("ended_while_dead", ended.unwrap_or_default().ended as f64);
-    let still = long.progress()?;
-    pair::attempt_part("connections that ended", findings, |_| closed_cleanly(stage, LONG_COUNT - still.ended));
-    // The rest of the time that they are to be dead: over when nothing comes from the kernel's counters but data.
-    let rest = DEAD.saturating_sub(start.elapsed());
-    let _ = long.await_progress("the end of the silence", rest, |_| false);
+    let still = LONG_COUNT - long.progress()?.ended;
+    pair::attempt_part("connections that ended", findings, |_| closed_cleanly(stage, still));
+    // The rest of the time that they are to be dead.
+    let _ = long.await_progress("the end of it", rest(), |_| false);
     findings.set("dead_s", start.elapsed().as_secs_f64());
-    stage.hosts.iter().try_for_each(|host| agent::start_again(host))?;
-    stage.finish("agents left dead", "short", short, findings)?;
-    stage.finish("agents left dead", "long", long, findings)
+    Ok(())
 }
 
-/// Bytes per second of all transfers together, over this share of what is left to come.
-fn goodput(long: &mut Downloads, short: &mut Downloads, share: f64, limit: Duration) -> Result<f64> {
-    let total = |long: &mut Downloads, short: &mut Downloads| -> Result<f64> {
-        Ok(long.progress()?.bytes + short.progress()?.bytes)
-    };
-    let (start, first) = (Instant::now(), total(long, short)?);
-    let wanted = share * (LONG_COUNT * FILE_BYTES) as f64;
-    wait_for("a part of the transfers", limit, || {
-        let now = total(long, short)? - first;
+/// Bytes per second of all transfers together, over a fifth of their way.
+fn goodput(long: &mut Downloads, short: &mut Downloads) -> Result<f64> {
+    let first = long.progress()?.bytes + short.progress()?.bytes;
+    let start = Instant::now();
+    let wanted = (LONG_COUNT * FILE_BYTES) as f64 / 5.0;
+    wait_for("a fifth of the transfers", DEAD, || {
+        let now = long.progress()?.bytes + short.progress()?.bytes - first;
         if now >= wanted { Ok(now / start.elapsed().as_secs_f64()) } else { bail!("{now} bytes came") }
     })
 }

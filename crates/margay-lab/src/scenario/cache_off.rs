@@ -11,7 +11,6 @@ use crate::agent::{self, Agents};
 use crate::command::progress;
 use crate::downloads::{self, Downloads, Order};
 use crate::host::Host;
-use crate::lab::Lab;
 use crate::observe;
 use crate::pump::Dice;
 use crate::report::Limit::Exactly;
@@ -88,26 +87,23 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     }
     findings.set("acts", 0.0);
     findings.set("direct_again", 0.0);
-    pair::attempt_part("transfers", findings, |findings| {
-        let mut running = Downloads::start(client, Order { host: NAME, path: "file", count: TRANSFERS, pace: 0 })?;
-        running.await_open(OPEN_LIMIT)?;
-        disturb([client, server], &mut running, findings)?;
-        let direct = agent::await_paths(&[client, server], true, TRANSFERS, OPEN_LIMIT);
-        match direct {
-            Ok(()) => findings.set("direct_again", 1.0),
-            Err(error) => findings.note(format!("at the end: {error:#}")),
-        }
-        let results = running.finish(END_LIMIT)?;
-        downloads::judge("transfers", &results, &sha256(client, &nginx.root.join("file"))?, findings);
-        findings.set("stall_ms_max", downloads::stall_ms_max(&results));
+    let mut running = Downloads::start(client, Order { host: NAME, path: "file", count: TRANSFERS, pace: 0 })?;
+    pair::attempt_part("acts", findings, |findings| disturb([client, server], &mut running, findings));
+    pair::attempt_part("direct again", findings, |findings| {
+        agent::await_paths(&[client, server], true, TRANSFERS, OPEN_LIMIT)?;
+        findings.set("direct_again", 1.0);
         Ok(())
     });
+    let results = running.finish(END_LIMIT)?;
+    downloads::judge("transfers", &results, &sha256(client, &nginx.root.join("file"))?, findings);
+    findings.set("stall_ms_max", downloads::stall_ms_max(&results));
     findings.set("resets", observe::virtual_resets(client)? + observe::virtual_resets(server)?);
     Ok(())
 }
 
 /// Act after act, at even distances of the transfers' way.
 fn disturb(hosts: [&Host; 2], running: &mut Downloads, findings: &mut Findings) -> Result<()> {
+    running.await_open(OPEN_LIMIT)?;
     let mut dice = Dice::new(SEED);
     let mut cached = hosts.map(|host| Cached { host, is_on: true });
     // The last part of the way is for what comes after.

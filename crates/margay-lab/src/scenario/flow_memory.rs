@@ -1,26 +1,23 @@
-//! `flow-memory`: ten thousand TCP flows between two hosts, held open, all of them sending now and then; what they cost the agents.
+//! `flow-memory`: ten thousand TCP flows between two hosts, held open, all of them sending now and then; what they cost the
+//! agents. `many-flows` does the same with direct flows.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use anyhow::Result;
 
-use super::{Findings, Scenario};
+use super::{Findings, Scenario, pair};
 use crate::agent::{self, Agents};
+use crate::held::Held;
 use crate::host::Host;
-use crate::lab::Lab;
 use crate::observe;
 use crate::report::Limit::{AtMost, Exactly};
 use crate::report::{Bound, bound};
 use crate::server;
-use crate::topology::Topology;
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "flow-memory",
-    summary: "10,000 TCP flows between two hosts, held open and all sending now and then",
+    summary: "10,000 encapsulated TCP flows between two hosts, held open and all sending now and then",
     bounds: &BOUNDS,
     run,
 };
@@ -32,101 +29,64 @@ const BOUNDS: [Bound; 4] = [
     bound("agent_rss_mb", AtMost(120.0)),
 ];
 
-const FLOWS: usize = 10_000;
+/// How many are held.
+pub const FLOWS: usize = 10_000;
 /// Times that every flow says something.
 const ROUNDS: usize = 3;
 const NAME: &str = "echo.shop.sal.internal";
 
-const TOPOLOGY: &str = r#"
-[subnet.site]
-v4 = "10.1.0.0/24"
-
-# The server is its own router: two agents, and nothing else that could hold the flows.
-[host.server]
-role = "router"
-links = [{ subnet = "site" }]
-
-[host.client]
-role = "agent"
-links = [{ subnet = "site" }]
-"#;
-
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let lab = Lab::build(Topology::parse("flow-memory", TOPOLOGY)?, dir)?;
-    let _agents = Agents::start(&lab)?;
-    let (client, server) = (lab.host("client")?, lab.host("server")?);
+    let lab = pair::build("flow-memory", dir)?;
+    let _agents = Agents::start_encapsulated(&lab)?;
+    hold(lab.host("client")?, lab.host("server")?, findings, |_| Ok(()))
+}
+
+/// Holds the flows between two hosts, and measures. `open` looks at them while all are open and have talked.
+///
+/// # Errors
+///
+/// They cannot be held at all, or `open` fails.
+pub fn hold(
+    client: &Host,
+    server: &Host,
+    findings: &mut Findings,
+    open: impl FnOnce(&mut Findings) -> Result<()>,
+) -> Result<()> {
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
     agent::publish(server, "echo.shop", "0.0.0.0:7", &[])?;
     // One flow first: what both agents need for the first of all flows is not the price of the ten-thousandth.
-    Holder::open(client, 1)?.finish(findings)?;
+    findings.figures.add("failed", Held::open(client, NAME, 1)?.end()?);
     let agents = [agent::pid(client)?, agent::pid(server)?];
     let resident = || agents.iter().map(|pid| observe::resident_bytes(*pid)).collect::<Result<Vec<f64>>>();
+    let kernel = || agents.iter().map(|pid| observe::bpf_bytes(*pid)).collect::<Result<Vec<f64>>>();
     let resets_before = observe::tcp_resets(client)? + observe::tcp_resets(server)?;
-    let before = resident()?;
+    let (before, kernel_before) = (resident()?, kernel()?);
 
-    let mut holder = Holder::open(client, FLOWS)?;
-    let opened = holder.last["open"].as_u64().unwrap_or_default();
-    if opened != FLOWS as u64 {
-        findings.note(format!("{opened} flows opened: {}", holder.last));
+    let mut held = Held::open(client, NAME, FLOWS)?;
+    if held.open_count() != FLOWS as f64 {
+        findings.note(format!("not all flows opened: {}", held.said()));
     }
     for _ in 0..ROUNDS {
-        holder.round()?;
+        held.round()?;
     }
-    let after = resident()?;
+    let looked = open(findings);
+    let (after, kernel_after) = (resident()?, kernel()?);
     findings.set("flows_known", agent::status(server)?["flows"].as_f64().unwrap_or_default());
-    let grown = before.iter().zip(&after).map(|(before, after)| after - before).fold(0.0, f64::max);
-    findings.set("user_bytes_per_flow", grown / FLOWS as f64);
+    findings.set("user_bytes_per_flow", grown(&before, &after) / FLOWS as f64);
+    findings.set("kernel_bytes_per_flow", grown(&kernel_before, &kernel_after) / FLOWS as f64);
     findings.set("agent_rss_mb", after.iter().copied().fold(0.0, f64::max) / 1e6);
     findings.set("resets", observe::tcp_resets(client)? + observe::tcp_resets(server)? - resets_before);
-    findings.set("exchanges", holder.last["exchanges"].as_f64().unwrap_or_default());
-    holder.finish(findings)
+    findings.set("exchanges", held.exchanges());
+    let said = held.said();
+    let failed = held.end()?;
+    if failed > 0.0 {
+        findings.note(format!("{failed} flows failed; after the last round: {said}"));
+    }
+    findings.figures.add("failed", failed);
+    looked
 }
 
-/// The program that holds the flows.
-struct Holder {
-    child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-    last: Value,
-    wanted: usize,
-}
-
-impl Holder {
-    fn open(client: &Host, count: usize) -> Result<Self> {
-        let mut command = client.traffic(["flows", NAME, "7", "--count", &count.to_string()])?;
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start the flows")?;
-        let orders = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().context("the flows have no output")?);
-        let mut this = Self { child, orders, answers, last: Value::Null, wanted: count };
-        this.read()?;
-        Ok(this)
-    }
-
-    fn read(&mut self) -> Result<()> {
-        let mut line = String::new();
-        if self.answers.read_line(&mut line)? == 0 {
-            bail!("the program that holds the flows has ended");
-        }
-        self.last = serde_json::from_str(&line).with_context(|| format!("the flows said {line:?}"))?;
-        Ok(())
-    }
-
-    fn round(&mut self) -> Result<()> {
-        writeln!(self.orders.as_mut().context("the flows have no input")?)?;
-        self.read()
-    }
-
-    /// Ends it, and counts what went wrong in all of its time.
-    fn finish(mut self, findings: &mut Findings) -> Result<()> {
-        drop(self.orders.take());
-        self.read()?;
-        let missing = self.wanted as f64 - self.last["open"].as_f64().unwrap_or_default();
-        let failed = self.last["failed"].as_f64().unwrap_or_default().max(missing);
-        if failed > 0.0 {
-            findings.note(format!("at the end: {}", self.last));
-        }
-        findings.figures.add("failed", failed);
-        self.child.wait().context("the flows do not end").map(drop)
-    }
+/// By how much the one that has grown most has.
+fn grown(before: &[f64], after: &[f64]) -> f64 {
+    before.iter().zip(after).map(|(before, after)| after - before).fold(0.0, f64::max)
 }

@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Output, Stdio};
+use std::process::Output;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::{Findings, Scenario};
 use crate::agent::{self, Agents};
+use crate::held::Held;
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::observe::{self, Passing};
@@ -76,7 +77,7 @@ links = [{ subnet = "site" }]
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = Lab::build(Topology::parse("hostile-packets", TOPOLOGY)?, dir)?;
-    let _agents = Agents::start(&lab)?;
+    let _agents = Agents::start_encapsulated(&lab)?;
     let hosts = [lab.host("router")?, lab.host("server")?, lab.host("client")?];
     let [_, server, client] = hosts;
     let attacker = lab.host("attacker")?;
@@ -90,7 +91,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         observe::count(host, "answered", Passing::Out, "ip daddr 10.99.0.0/16 udp sport 54324")?;
     }
     let mut recorder = Recorder::start(server)?;
-    let mut held = Held::open(client)?;
+    let mut held = Held::open(client, NAME, HELD)?;
     let warm_up = server::attempt(client, NAME, 7, &["--count", "200"])?;
     let capture = recorder.finish()?;
     findings.figures.add("failed", warm_up.failed() as f64);
@@ -267,46 +268,5 @@ impl Recorder {
         let _ = self.program.signal(Signal::SIGINT);
         self.program.finish(Duration::from_secs(5))?;
         Ok(self.file.clone())
-    }
-}
-
-/// Connections that stay, and are used in between.
-struct Held {
-    child: Child,
-    lines: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
-    last: Value,
-}
-
-impl Held {
-    fn open(client: &Host) -> Result<Self> {
-        use std::io::BufRead;
-        let mut command = client.traffic(["flows", NAME, "7", "--count", &HELD.to_string()])?;
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot hold connections")?;
-        let lines = std::io::BufReader::new(child.stdout.take().context("no output")?).lines();
-        let mut held = Self { child, lines, last: Value::Null };
-        held.read()?;
-        Ok(held)
-    }
-
-    fn read(&mut self) -> Result<()> {
-        let line = self.lines.next().context("the program that holds connections has ended")??;
-        self.last = serde_json::from_str(&line)?;
-        Ok(())
-    }
-
-    fn round(&mut self) -> Result<()> {
-        use std::io::Write;
-        writeln!(self.child.stdin.as_mut().context("no input")?)
-            .context("the program that holds connections has ended")?;
-        self.read()
-    }
-
-    /// How many were lost in all.
-    fn end(mut self) -> Result<f64> {
-        drop(self.child.stdin.take());
-        self.read()?;
-        self.child.wait()?;
-        Ok(HELD as f64 - self.last["open"].as_f64().unwrap_or_default())
     }
 }

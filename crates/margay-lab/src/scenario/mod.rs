@@ -9,8 +9,10 @@ mod firewalled;
 mod flow_memory;
 mod hostile_packets;
 pub mod late_binding;
+mod many_flows;
 mod nat_first_contact;
 mod odd_hosts;
+mod odd_packets;
 pub mod pair;
 mod round_trips;
 mod setup_latency;
@@ -75,6 +77,8 @@ pub const ALL: &[Scenario] = &[
     agent_restart::SCENARIO,
     setup_latency::SCENARIO,
     cache_off::SCENARIO,
+    many_flows::SCENARIO,
+    odd_packets::SCENARIO,
 ];
 
 /// The scenario of this name.

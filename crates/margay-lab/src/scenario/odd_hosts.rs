@@ -14,7 +14,7 @@ use crate::program::{Program, output_within};
 use crate::report::Limit::{AtLeast, Exactly};
 use crate::report::{Bound, bound};
 use crate::server::{self, Outcome};
-use crate::topology::Topology;
+use crate::topology::{Role, Topology};
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
@@ -123,26 +123,65 @@ links = [{ subnet = "six" }]
 "#;
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let lab = Lab::build(Topology::parse("odd-hosts", TOPOLOGY)?, dir)?;
-    let server = lab.host("server")?;
+    let lab = build("odd-hosts", "", dir)?;
+    for host in lab.hosts.iter().filter(|host| host.plan.role != Role::Gateway) {
+        agent::keep_encapsulated(host)?;
+    }
+    let _echoes = start(&lab)?;
+    try_all(&lab, &mut Trials { findings, extra: &[] })
+}
+
+/// Builds the lab, with `more` hosts than these; no agent is started.
+///
+/// # Errors
+///
+/// As for [`Lab::build`].
+pub fn build(name: &str, more: &str, dir: &Path) -> Result<Lab> {
+    let lab = Lab::build(Topology::parse(name, &format!("{TOPOLOGY}{more}"))?, dir)?;
     // An address of the server that is also one of a client, behind a NAT.
-    server.shell("ip link add own0 type bridge && ip link set own0 up && ip addr add 192.168.1.77/32 dev own0")?;
-    let _agents = Agents::start(&lab)?;
+    let own = "ip link add own0 type bridge && ip link set own0 up && ip addr add 192.168.1.77/32 dev own0";
+    lab.host("server")?.shell(own)?;
+    Ok(lab)
+}
+
+/// Starts agents and echo servers.
+///
+/// # Errors
+///
+/// One of them does not start.
+pub fn start(lab: &Lab) -> Result<Vec<Program>> {
+    let _agents = Agents::start(lab)?;
     let mut echoes = Vec::new();
-    publish(server, "server", &mut echoes)?;
-    let six = ["six1", "six2"].map(|name| lab.host(name));
-    let [six1, six2] = six;
-    join_by_v6(&lab, &[six1?, six2?])?;
+    publish(lab.host("server")?, "server", &mut echoes)?;
+    let [six1, six2] = ["six1", "six2"].map(|name| lab.host(name));
+    join_by_v6(lab, &[six1?, six2?])?;
     for (host, name) in [("jumbo2", "jumbo"), ("tiny", "tiny"), ("six1", "six")] {
         publish(lab.host(host)?, name, &mut echoes)?;
     }
-    findings.figures.add("failed", 0.0);
-    one_host(&lab, findings)?;
-    families(lab.host("client")?, "a client", findings)?;
-    families(lab.host("behind1")?, "a client with an address of the server", findings)?;
-    same_port(&lab, findings)?;
-    sizes(&lab, findings)?;
-    tcp_options(&lab, findings)
+    Ok(echoes)
+}
+
+/// How attempts are made, and what became of them.
+pub struct Trials<'a> {
+    /// Where they are counted.
+    pub findings: &'a mut Findings,
+    /// Options of every attempt.
+    pub extra: &'a [&'a str],
+}
+
+/// All combinations.
+///
+/// # Errors
+///
+/// Attempts cannot be made at all. One that fails is counted.
+pub fn try_all(lab: &Lab, trials: &mut Trials) -> Result<()> {
+    trials.findings.figures.add("failed", 0.0);
+    trials.one_host(lab)?;
+    trials.families(lab.host("client")?, "a client")?;
+    trials.families(lab.host("behind1")?, "a client with an address of the server")?;
+    trials.same_port(lab)?;
+    trials.sizes(lab)?;
+    trials.tcp_options(lab)
 }
 
 /// Hosts without IPv4 join by an address that they can reach.
@@ -164,119 +203,126 @@ fn publish(host: &Host, name: &str, echoes: &mut Vec<Program>) -> Result<()> {
     Ok(())
 }
 
-/// Counts what became of one combination.
-fn judge(what: &str, outcome: &Outcome, findings: &mut Findings) {
-    findings.figures.add("combinations", 1.0);
-    findings.figures.add("attempts", (outcome.ok + outcome.failed()) as f64);
-    findings.figures.add("failed", outcome.failed() as f64);
-    if outcome.failed() > 0 {
-        findings.note(format!("{what}: {} of {} failed: {:?}", outcome.failed(), COUNT, outcome.errors));
-    }
-}
-
-/// Attempts of one combination, to a virtual address of a service.
-fn tries(from: &Host, service: &str, v6: bool, options: &[&str], what: &str, findings: &mut Findings) -> Result<()> {
-    let (four, six) = agent::virtual_addresses(from, &format!("{service}.shop"))?;
-    let to = if v6 { six } else { four };
-    let port = if service.starts_with("four") { 9 } else { 7 };
-    let count = COUNT.to_string();
-    let options: Vec<&str> = ["--count", &count].into_iter().chain(options.iter().copied()).collect();
-    let outcome = server::attempt(from, &to, port, &options)?;
-    judge(&format!("{what}, {} to {service} by {to}, {options:?}", from.name()), &outcome, findings);
-    Ok(())
-}
-
-/// IPv4 and IPv6 programs to listeners of both families, TCP and UDP.
-fn families(from: &Host, what: &str, findings: &mut Findings) -> Result<()> {
-    for kind in ["any", "six"] {
-        for v6 in [false, true] {
-            tries(from, &format!("{kind}-server"), v6, &[], what, findings)?;
-            tries(from, &format!("{kind}-server"), v6, &["--udp"], what, findings)?;
+impl Trials<'_> {
+    /// Counts what became of one combination.
+    pub fn judge(&mut self, what: &str, outcome: &Outcome) {
+        self.findings.figures.add("combinations", 1.0);
+        self.findings.figures.add("attempts", (outcome.ok + outcome.failed()) as f64);
+        self.findings.figures.add("failed", outcome.failed() as f64);
+        if outcome.failed() > 0 {
+            self.findings.note(format!("{what}: {} of {} failed: {:?}", outcome.failed(), COUNT, outcome.errors));
         }
     }
-    Ok(())
-}
 
-/// Client and server on one host: both families, both protocols, long and short.
-fn one_host(lab: &Lab, findings: &mut Findings) -> Result<()> {
-    let server = lab.host("server")?;
-    families(server, "one host", findings)?;
-    tries(server, "any-server", false, &["--bytes", LONG_BYTES], "one host", findings)?;
-    tries(server, "any-server", true, &["--udp", "--bytes", "8000"], "one host", findings)
-}
+    /// Attempts of one combination, to a virtual address of a service.
+    pub fn tries(&mut self, from: &Host, service: &str, v6: bool, options: &[&str], what: &str) -> Result<()> {
+        let (four, six) = agent::virtual_addresses(from, &format!("{service}.shop"))?;
+        let to = if v6 { six } else { four };
+        let port = if service.starts_with("four") { 9 } else { 7 };
+        let count = COUNT.to_string();
+        let options: Vec<&str> = ["--count", &count].iter().chain(self.extra).chain(options).copied().collect();
+        let outcome = server::attempt(from, &to, port, &options)?;
+        self.judge(&format!("{what}, {} to {service} by {to}, {options:?}", from.name()), &outcome);
+        Ok(())
+    }
 
-/// Clients on different hosts, two of them behind one NAT, use one source port at the same time and again.
-fn same_port(lab: &Lab, findings: &mut Findings) -> Result<()> {
-    let from = format!("0.0.0.0:{SAME_PORT}");
-    let count = COUNT.to_string();
-    for protocol in [&[][..], &["--udp"][..]] {
-        let hosts = ["client", "behind1", "behind1b", "behind2", "jumbo", "tiny", "server"];
-        let outputs = std::thread::scope(|scope| -> Result<Vec<Result<Output>>> {
-            let mut running = Vec::new();
-            for name in hosts {
-                let host = lab.host(name)?;
-                let (to, _) = agent::virtual_addresses(host, "four-server.shop")?;
-                let mut command = host.traffic(["attempt", &to, "9", "--count", &count, "--from", &from])?;
-                command.args(protocol).args(["--bytes", "5000", "--pause-ms", "50"]);
-                running.push(scope.spawn(move || output_within(&mut command, LIMIT)));
+    /// IPv4 and IPv6 programs to listeners of both families, TCP and UDP.
+    fn families(&mut self, from: &Host, what: &str) -> Result<()> {
+        for kind in ["any", "six"] {
+            for v6 in [false, true] {
+                self.tries(from, &format!("{kind}-server"), v6, &[], what)?;
+                self.tries(from, &format!("{kind}-server"), v6, &["--udp"], what)?;
             }
-            running.into_iter().map(|one| one.join().ok().context("a thread ended badly")).collect()
-        })?;
-        for (name, output) in hosts.iter().zip(outputs) {
-            judge(&format!("port {SAME_PORT} on {name} {protocol:?}"), &server::outcome(output?)?, findings);
         }
+        Ok(())
     }
-    Ok(())
+
+    /// Client and server on one host: both families, both protocols, long and short.
+    fn one_host(&mut self, lab: &Lab) -> Result<()> {
+        let server = lab.host("server")?;
+        self.families(server, "one host")?;
+        self.tries(server, "any-server", false, &["--bytes", LONG_BYTES], "one host")?;
+        self.tries(server, "any-server", true, &["--udp", "--bytes", "8000"], "one host")
+    }
+
+    /// Clients on different hosts, two of them behind one NAT, use one source port at the same time and again.
+    fn same_port(&mut self, lab: &Lab) -> Result<()> {
+        let from = format!("0.0.0.0:{SAME_PORT}");
+        let count = COUNT.to_string();
+        for protocol in [&[][..], &["--udp"][..]] {
+            let hosts = ["client", "behind1", "behind1b", "behind2", "jumbo", "tiny", "server"];
+            let outputs = std::thread::scope(|scope| -> Result<Vec<Result<Output>>> {
+                let mut running = Vec::new();
+                for name in hosts {
+                    let host = lab.host(name)?;
+                    let (to, _) = agent::virtual_addresses(host, "four-server.shop")?;
+                    let mut command = host.traffic(["attempt", &to, "9", "--count", &count, "--from", &from])?;
+                    command.args(protocol).args(["--bytes", "5000", "--pause-ms", "50"]).args(self.extra);
+                    running.push(scope.spawn(move || output_within(&mut command, LIMIT)));
+                }
+                running.into_iter().map(|one| one.join().ok().context("a thread ended badly")).collect()
+            })?;
+            for (name, output) in hosts.iter().zip(outputs) {
+                self.judge(&format!("port {SAME_PORT} on {name} {protocol:?}"), &server::outcome(output?)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// MTUs 1280 and 9000 at either end, with a gateway between; datagrams that fit and that come in fragments.
+    fn sizes(&mut self, lab: &Lab) -> Result<()> {
+        for (from, service) in [
+            ("tiny", "any-server"),
+            ("client", "any-tiny"),
+            ("jumbo", "any-server"),
+            ("client", "any-jumbo"),
+            ("jumbo", "any-tiny"),
+            ("tiny", "any-jumbo"),
+            ("jumbo", "any-jumbo"),
+            ("behind1", "any-server"),
+            ("six2", "any-six"),
+            ("six2", "any-server"),
+            ("client", "any-six"),
+        ] {
+            let host = lab.host(from)?;
+            for v6 in [false, true] {
+                self.tries(host, service, v6, &["--bytes", LONG_BYTES], "sizes")?;
+            }
+            for bytes in ["1", "1180", "1420", "1453", "3000", "8950", "20000"] {
+                self.tries(host, service, false, &["--udp", "--bytes", bytes], "sizes")?;
+            }
+            self.tries(host, service, true, &["--udp", "--bytes", "5000"], "sizes")?;
+        }
+        // Of its forty-six pieces none may be lost on a busy machine; as programs do, it is sent again.
+        let longest = ["--udp", "--bytes", LONGEST_V4, "--resend-ms", "500"];
+        self.tries(lab.host("client")?, "any-server", false, &longest, "the longest")
+    }
+
+    /// TCP without time stamps, without selective acknowledgements, and without either, at one end and at both.
+    fn tcp_options(&mut self, lab: &Lab) -> Result<()> {
+        let (client, server) = (lab.host("client")?, lab.host("server")?);
+        for ends in [&[client][..], &[server][..], &[client, server][..]] {
+            for off in [&["tcp_timestamps"][..], &["tcp_sack"][..], &["tcp_timestamps", "tcp_sack"][..]] {
+                set(ends, off, "0")?;
+                let what = format!("{off:?} off on {} hosts", ends.len());
+                self.tries(client, "any-server", false, &["--bytes", LONG_BYTES], &what)?;
+                self.tries(client, "any-server", true, &["--bytes", LONG_BYTES], &what)?;
+                set(ends, off, "1")?;
+            }
+        }
+        Ok(())
+    }
 }
 
-/// MTUs 1280 and 9000 at either end, with a gateway between; datagrams that fit and that come in fragments.
-fn sizes(lab: &Lab, findings: &mut Findings) -> Result<()> {
-    for (from, service) in [
-        ("tiny", "any-server"),
-        ("client", "any-tiny"),
-        ("jumbo", "any-server"),
-        ("client", "any-jumbo"),
-        ("jumbo", "any-tiny"),
-        ("tiny", "any-jumbo"),
-        ("jumbo", "any-jumbo"),
-        ("behind1", "any-server"),
-        ("six2", "any-six"),
-        ("six2", "any-server"),
-        ("client", "any-six"),
-    ] {
-        let host = lab.host(from)?;
-        for v6 in [false, true] {
-            tries(host, service, v6, &["--bytes", LONG_BYTES], "sizes", findings)?;
-        }
-        for bytes in ["1", "1180", "1420", "1453", "3000", "8950", "20000"] {
-            tries(host, service, false, &["--udp", "--bytes", bytes], "sizes", findings)?;
-        }
-        tries(host, service, true, &["--udp", "--bytes", "5000"], "sizes", findings)?;
-    }
-    // Of its forty-six pieces none may be lost on a busy machine; as programs do, it is sent again.
-    let longest = ["--udp", "--bytes", LONGEST_V4, "--resend-ms", "500"];
-    tries(lab.host("client")?, "any-server", false, &longest, "the longest", findings)
-}
-
-/// TCP without time stamps, without selective acknowledgements, and without either, at one end and at both.
-fn tcp_options(lab: &Lab, findings: &mut Findings) -> Result<()> {
-    let (client, server) = (lab.host("client")?, lab.host("server")?);
-    for ends in [&[client][..], &[server][..], &[client, server][..]] {
-        for off in [&["tcp_timestamps"][..], &["tcp_sack"][..], &["tcp_timestamps", "tcp_sack"][..]] {
-            set(ends, off, "0")?;
-            let what = format!("{off:?} off on {} hosts", ends.len());
-            tries(client, "any-server", false, &["--bytes", LONG_BYTES], &what, findings)?;
-            tries(client, "any-server", true, &["--bytes", LONG_BYTES], &what, findings)?;
-            set(ends, off, "1")?;
-        }
-    }
-    Ok(())
-}
-
-fn set(hosts: &[&Host], keys: &[&str], value: &str) -> Result<()> {
+/// Writes a key of `net.ipv4` on hosts.
+///
+/// # Errors
+///
+/// There is none such.
+pub fn set(hosts: &[&Host], keys: &[&str], value: &str) -> Result<()> {
     for host in hosts {
         for key in keys {
-            host.shell(&format!("echo {value} > /proc/sys/net/ipv4/{key}"))?;
+            host.shell(&format!("echo '{value}' > /proc/sys/net/ipv4/{key}"))?;
         }
     }
     Ok(())

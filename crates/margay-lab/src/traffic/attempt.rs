@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpSocket, UdpSocket};
 use tokio::sync::Semaphore;
 
@@ -31,8 +31,22 @@ pub struct Plan {
     pub timeout_ms: u64,
     /// Pause after each attempt.
     pub pause_ms: u64,
+    /// How often the bytes are exchanged.
+    pub rounds: usize,
+    /// Pause between two exchanges.
+    pub round_pause_ms: u64,
+    /// Largest segment of a connection; 0: as the kernel has it.
+    pub mss: u32,
     /// A datagram is sent again after this time without an answer; 0: never.
     pub resend_ms: u64,
+}
+
+impl Plan {
+    async fn pause_before(&self, round: usize) {
+        if round > 0 {
+            tokio::time::sleep(Duration::from_millis(self.round_pause_ms)).await;
+        }
+    }
 }
 
 /// What became of the attempts.
@@ -54,7 +68,7 @@ impl Outcome {
         self.errors.values().sum()
     }
 
-    fn add(&mut self, result: &Result<()>, took_ms: f64) {
+    pub(super) fn add(&mut self, result: &Result<()>, took_ms: f64) {
         match result {
             Ok(()) => {
                 self.ok += 1;
@@ -108,9 +122,15 @@ async fn connection(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
         socket.set_reuseaddr(true)?;
         socket.bind(from).with_context(|| format!("cannot bind {from}"))?;
     }
+    if plan.mss > 0 {
+        SockRef::from(&socket).set_tcp_mss(plan.mss).context("cannot set the segment size")?;
+    }
     let mut stream = socket.connect(to).await?;
-    if !echo::exchange(&mut stream, message).await? {
-        bail!("wrong bytes came back");
+    for round in 0..plan.rounds.max(1) {
+        plan.pause_before(round).await;
+        if !echo::exchange(&mut stream, message).await? {
+            bail!("wrong bytes came back");
+        }
     }
     // The port may be wanted again at once: no TIME-WAIT, and a close that the other side sees.
     Ok(())
@@ -123,6 +143,14 @@ async fn datagram(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
     socket.bind(&from.into()).with_context(|| format!("cannot bind {from}"))?;
     let socket = UdpSocket::from_std(socket.into())?;
     socket.connect(to).await?;
+    for round in 0..plan.rounds.max(1) {
+        plan.pause_before(round).await;
+        exchange_datagram(plan, &socket, message).await?;
+    }
+    Ok(())
+}
+
+async fn exchange_datagram(plan: &Plan, socket: &UdpSocket, message: &[u8]) -> Result<()> {
     let mut back = vec![0; message.len() + 1];
     let patience = Duration::from_millis(if plan.resend_ms == 0 { plan.timeout_ms } else { plan.resend_ms });
     let length = loop {

@@ -7,6 +7,7 @@ mod download;
 mod echo;
 mod flows;
 mod hostile;
+mod odd;
 mod pingpong;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -123,6 +124,41 @@ pub enum Traffic {
         /// Send a datagram again after this time without an answer; 0: never
         #[arg(long, default_value_t = 0)]
         resend_ms: u64,
+        /// How often each connection exchanges the bytes
+        #[arg(long, default_value_t = 1)]
+        rounds: usize,
+        /// Pause between two exchanges
+        #[arg(long, default_value_t = 0)]
+        round_pause_ms: u64,
+        /// Largest segment of a connection; 0: as the kernel has it
+        #[arg(long, default_value_t = 0)]
+        mss: u32,
+    },
+    /// Send urgent data between other data to an echo server
+    Urgent {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// How often
+        #[arg(long)]
+        count: usize,
+    },
+    /// Close connections in the same moment as the server does
+    Closing {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// How many
+        #[arg(long)]
+        count: usize,
+    },
+    /// The server for it
+    ClosingServer {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
     },
     /// Trouble hosts: garbage and forgeries made from a capture, or well-formed SYNs for a service
     Hostile {
@@ -170,10 +206,39 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             download::run(download::Plan { host, port, path, count, pace })
         }
         Traffic::Dns { listen, answer } => dns::serve(listen, answer),
-        Traffic::Attempt { host, port, count, parallel, udp, bytes, from, timeout_ms, pause_ms, resend_ms } => {
-            let plan = attempt::Plan { host, port, udp, bytes, from, timeout_ms, pause_ms, resend_ms };
+        Traffic::Attempt {
+            host,
+            port,
+            count,
+            parallel,
+            udp,
+            bytes,
+            from,
+            timeout_ms,
+            pause_ms,
+            resend_ms,
+            rounds,
+            round_pause_ms,
+            mss,
+        } => {
+            let plan = attempt::Plan {
+                host,
+                port,
+                udp,
+                bytes,
+                from,
+                timeout_ms,
+                pause_ms,
+                rounds,
+                round_pause_ms,
+                mss,
+                resend_ms,
+            };
             runtime.block_on(attempt::repeat(plan, count, parallel))
         }
+        Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),
+        Traffic::Closing { host, port, count } => odd::close_together(&host, port, count),
+        Traffic::ClosingServer { listen } => odd::serve_closing(listen),
         Traffic::Hostile { target, honest, strangers, count, rate, capture, service, port } => {
             let plan = hostile::Plan { targets: target, honest, strangers, count, rate };
             match (capture, service) {

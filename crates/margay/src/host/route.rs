@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use margay_datapath::direct::Route;
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
@@ -30,12 +30,16 @@ fn find(remote: IpAddr) -> io::Result<Option<Route>> {
     let RouteNetlinkMessage::NewRoute(answer) = ask(&socket, RouteNetlinkMessage::GetRoute(message))? else {
         return Ok(None);
     };
-    let (mut ifindex, mut local) = (None, None);
+    let (mut ifindex, mut local, mut next_hop) = (None, None, remote);
     for attribute in &answer.attributes {
         match attribute {
             RouteAttribute::Oif(index) => ifindex = Some(*index),
             RouteAttribute::PrefSource(RouteAddress::Inet(v4)) => local = Some(IpAddr::V4(*v4)),
             RouteAttribute::PrefSource(RouteAddress::Inet6(v6)) => local = Some(IpAddr::V6(*v6)),
+            RouteAttribute::Gateway(RouteAddress::Inet(v4)) => next_hop = IpAddr::V4(*v4),
+            RouteAttribute::Gateway(RouteAddress::Inet6(v6)) | RouteAttribute::Via(RouteVia::Inet6(v6)) => {
+                next_hop = IpAddr::V6(*v6);
+            }
             _ => {}
         }
     }
@@ -49,7 +53,7 @@ fn find(remote: IpAddr) -> io::Result<Option<Route>> {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,
     });
-    Ok(mtu.map(|mtu| Route { local, ifindex, mtu }))
+    Ok(mtu.map(|mtu| Route { local, next_hop, ifindex, mtu }))
 }
 
 fn ask(socket: &Socket, request: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {

@@ -135,8 +135,6 @@ pub enum Why {
     Datagrams,
     /// Both ends are on this host.
     SameHost,
-    /// The application's addresses and the path's are of two families.
-    Families,
     /// The pair of ports was taken.
     PortsTaken,
     /// Another host shares the peer's address.
@@ -161,7 +159,6 @@ impl Why {
             Self::PeerHasNone => "the peer offers no direct path",
             Self::Datagrams => "datagrams are carried encapsulated",
             Self::SameHost => "both ends are on this host",
-            Self::Families => "the application and the network use two IP versions",
             Self::PortsTaken => "its pair of flow ports is in use",
             Self::SharedAddress => "several hosts share the peer's address",
             Self::Unproved => "no direct packet of this flow has come through yet",
@@ -313,7 +310,6 @@ impl Sal {
             () if self.ports.range.is_none() => Some(Why::NoCache),
             () if peer.is_loopback() || own.contains(&peer) => Some(Why::SameHost),
             () if !offered => Some(Why::PeerHasNone),
-            () if app.source.is_ipv4() != peer.is_ipv4() => Some(Why::Families),
             () => None,
         }
     }

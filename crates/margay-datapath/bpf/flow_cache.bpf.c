@@ -65,8 +65,9 @@ static __always_inline bool is_stalled(const struct flow_entry *entry, const str
 
 static __always_inline bool is_too_large(struct __sk_buff *skb, const struct packet *packet, const struct path_entry *path)
 {
-	__u32 headers = skb->len - packet->ip_offset - packet->payload_len;
-	__u32 len = skb->gso_size ? headers + skb->gso_size : skb->len - packet->ip_offset;
+	__u32 ip_len = is_mapped((const __u32 *)path->remote) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	__u32 headers = ip_len + packet->transport_len - packet->payload_len;
+	__u32 len = headers + (skb->gso_size ? skb->gso_size : packet->payload_len);
 
 	return len > path->mtu;
 }
@@ -105,7 +106,7 @@ static __always_inline int to_next_hop(const struct path_entry *path)
 	const __u32 *next_hop = (const __u32 *)path->next_hop;
 	struct bpf_redir_neigh neighbour = {};
 
-	if (!next_hop[0] && !next_hop[1] && next_hop[2] == bpf_htonl(0xffff)) {
+	if (is_mapped(next_hop)) {
 		neighbour.nh_family = AF_INET;
 		neighbour.ipv4_nh = next_hop[3];
 	} else {
@@ -115,7 +116,7 @@ static __always_inline int to_next_hop(const struct path_entry *path)
 	return bpf_redirect_neigh(path->ifindex, &neighbour, sizeof(neighbour), 0);
 }
 
-static __always_inline int send_direct(struct __sk_buff *skb, const struct packet *packet, const struct wire_key *wire,
+static __always_inline int send_direct(struct __sk_buff *skb, struct packet *packet, const struct wire_key *wire,
 				       const struct path_entry *path)
 {
 	struct ethhdr *ethernet;
@@ -130,7 +131,7 @@ static __always_inline int send_direct(struct __sk_buff *skb, const struct packe
 		ethernet = (void *)(long)skb->data;
 		if ((void *)(ethernet + 1) > (void *)(long)skb->data_end)
 			goto refused;
-		ethernet->h_proto = packet->is_v4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+		ethernet->h_proto = skb->protocol;
 	}
 	count(COUNT_EGRESS_PACKETS);
 	return to_next_hop(path);

@@ -15,12 +15,15 @@ struct packet {
 	__u16 destination_port;
 	__u32 ip_offset;
 	__u32 transport_offset;
+	__u32 transport_len; /* header and payload */
 	__u32 payload_len;
 	__u32 sequence; /* host byte order, as are the next two */
 	__u32 acknowledgement;
 	__u16 window;
 	__u8 protocol;
 	__u8 tcp_flags;
+	__u8 traffic_class;
+	__u8 hop_limit;
 	bool is_v4;
 	bool no_checksum; /* UDP over IPv4 without one */
 };
@@ -68,6 +71,7 @@ static __always_inline bool parse_transport(struct __sk_buff *skb, struct packet
 	}
 	if (len < header_len)
 		return false;
+	packet->transport_len = len;
 	packet->payload_len = len - header_len;
 	return true;
 }
@@ -85,6 +89,8 @@ static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *packe
 	if (ip->version != 4 || ip->ihl != 5 || bpf_ntohs(ip->frag_off) & IP_FRAGMENT_MASK)
 		return false;
 	packet->protocol = ip->protocol;
+	packet->traffic_class = ip->tos;
+	packet->hop_limit = ip->ttl;
 	packet->is_v4 = true;
 	packet->source[2] = packet->destination[2] = bpf_htonl(0xffff);
 	packet->source[3] = ip->saddr;
@@ -110,6 +116,8 @@ static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *packe
 	if (ip->version != 6)
 		return false;
 	packet->protocol = ip->nexthdr;
+	packet->traffic_class = ip->priority << 4 | ip->flow_lbl[0] >> 4;
+	packet->hop_limit = ip->hop_limit;
 	__builtin_memcpy(packet->source, &ip->saddr, 16);
 	__builtin_memcpy(packet->destination, &ip->daddr, 16);
 	packet->transport_offset = packet->ip_offset + sizeof(*ip);

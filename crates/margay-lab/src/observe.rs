@@ -152,15 +152,21 @@ pub fn count_virtual_resets(host: &Host) -> Result<()> {
     count(host, "resets_out", Passing::Out, "oifname sal0 tcp flags & rst == rst")
 }
 
-/// What [`count_virtual_resets`] has counted.
+/// What [`count_virtual_resets`] has counted on these hosts: all together, and who sent how many.
 ///
 /// # Errors
 ///
 /// As for [`counts`].
-pub fn virtual_resets(host: &Host) -> Result<f64> {
-    let counts = counts(host)?;
-    let of = |name: &str| counts.get(name).copied().unwrap_or_default().packets;
-    Ok(of("resets_in") + of("resets_out"))
+pub fn virtual_resets(hosts: &[&Host]) -> Result<(f64, String)> {
+    let (mut sum, mut said) = (0.0, Vec::new());
+    for host in hosts {
+        let counts = counts(host)?;
+        let of = |name: &str| counts.get(name).copied().unwrap_or_default().packets;
+        let (received, sent) = (of("resets_in"), of("resets_out"));
+        sum += received + sent;
+        said.push(format!("{}: programs were sent {received}, and sent {sent}", host.name()));
+    }
+    Ok((sum, said.join("; ")))
 }
 
 /// Processor time that a process has used, in seconds; user and system.

@@ -141,7 +141,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     // Where that part failed, the firewall may still stand.
     let _ = stage.wall.down();
     pair::attempt_part("the firewall in the middle", findings, |findings| in_the_middle(&stage, findings));
-    findings.set("resets", observe::virtual_resets(client)? + observe::virtual_resets(server)?);
+    pair::report_resets(&[client, server], findings)?;
     Ok(())
 }
 

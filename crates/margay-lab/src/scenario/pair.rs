@@ -8,6 +8,7 @@ use super::Findings;
 use crate::agent;
 use crate::host::Host;
 use crate::lab::Lab;
+use crate::observe;
 use crate::topology::Topology;
 
 const TOPOLOGY: &str = r#"
@@ -55,6 +56,20 @@ pub fn demand_kernel(hosts: &[&Host], findings: &mut Findings) -> Result<()> {
             findings.note(format!("there is no direct path on {}: its datapath is {datapath}: {why}", host.name()));
             findings.figures.add("failed", 1.0);
         }
+    }
+    Ok(())
+}
+
+/// Sets `resets` to what [`observe::count_virtual_resets`] has counted on hosts, and says where they were.
+///
+/// # Errors
+///
+/// As for [`observe::virtual_resets`].
+pub fn report_resets(hosts: &[&Host], findings: &mut Findings) -> Result<()> {
+    let (resets, places) = observe::virtual_resets(hosts)?;
+    findings.set("resets", resets);
+    if resets > 0.0 {
+        findings.note(format!("resets: {places}"));
     }
     Ok(())
 }

@@ -53,6 +53,12 @@ fn topology() -> Result<Topology> {
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = Lab::build(topology()?, dir)?;
+    // Ten thousand connections that have just ended keep as many ports from the next ones.
+    for host in &lab.hosts {
+        host.shell(
+            "echo 10000 60999 > /proc/sys/net/ipv4/ip_local_port_range; echo 1 > /proc/sys/net/ipv4/tcp_tw_reuse",
+        )?;
+    }
     let _agents = Agents::start(&lab)?;
     // A router knows the instances of its names itself; programs on it find them without another hop.
     let (router, server, client) = (lab.host("router")?, lab.host("server")?, lab.host("client")?);

@@ -93,6 +93,7 @@ impl Sal {
             && let Some(next) = flow.lifecycle.after(LifeEvent::FirstFin)
         {
             flow.lifecycle = next;
+            self.events.push(Event::FlowChanged(id));
         }
     }
 

@@ -385,6 +385,49 @@ impl Sal {
         self.set_direct_due(id, Some(now + wait));
     }
 
+    /// A flow taken over with the ports that it had. Encapsulated, unless [`adopt_direct`](Self::adopt_direct) follows.
+    pub(crate) fn adopt_ports(&mut self, now: Instant, id: FlowId, ports: &Tuple) {
+        let (local_port, peer, peer_port) = (ports.source.port(), ports.destination.ip(), ports.destination.port());
+        if !self.ports.claim(now, (peer, local_port, peer_port), id) {
+            return;
+        }
+        let association = self.flows.get(id).map_or(0, |flow| flow.association);
+        let path = self.wire_path(association);
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        flow.direct = Direct::never(Why::SharedAddress, now);
+        (flow.direct.local_port, flow.direct.peer_port, flow.direct.peer) = (local_port, peer_port, Some(peer));
+        if let Some(path) = path {
+            flow.direct.path = path;
+            flow.direct.carriage = Carriage::Encapsulated;
+            flow.direct.why = Why::Unproved;
+            if flow.role == Role::Initiator {
+                self.set_direct_due(id, Some(now + PINHOLE_FIRST));
+            }
+        }
+    }
+
+    /// The kernel's cache has carried an adopted flow meanwhile: it goes on as it is. `generation` is that of the cache's entry.
+    /// False when this host knows no such flow: the entry is of no more use.
+    pub fn adopt_direct(&mut self, now: Instant, id: FlowId, generation: u32, wire: &Wire) -> bool {
+        self.now = now;
+        let Some(flow) = self.flows.get_mut(id) else { return false };
+        let is_same = (flow.direct.local_port, flow.direct.peer_port) == (wire.local_port, wire.remote_port);
+        if !is_same || flow.direct.carriage == Carriage::Never || !(wire.sending || wire.accepting) {
+            return false;
+        }
+        flow.generation = flow.generation.max(generation);
+        flow.direct.path = wire.path.0;
+        flow.direct.carriage = if wire.accepting { Carriage::Direct } else { Carriage::Sending };
+        flow.direct.why = Why::Proved;
+        let association = flow.association;
+        if let Some(association) = self.associations.get_mut(association) {
+            association.wire_path = wire.path.0;
+        }
+        self.set_direct_due(id, None);
+        self.install_again(id);
+        true
+    }
+
     /// The path record for the association's address pair: shared by all associations with the same peer there.
     fn wire_path(&mut self, association: u32) -> Option<u32> {
         let (remote, host, own) = {

@@ -16,6 +16,8 @@ use crate::time::Instant;
 pub enum Event {
     /// A flow is established and proved.
     FlowOpened(FlowId),
+    /// A flow's record has changed: one side has closed.
+    FlowChanged(FlowId),
     /// A flow is gone.
     FlowClosed {
         /// What it was, at its end.

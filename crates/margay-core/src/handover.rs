@@ -68,7 +68,7 @@ pub enum AdoptError {
     #[error("the flow is over, or was never set up; there is nothing to carry on")]
     NotAlive,
     /// Not the two legs of an end host's flow.
-    #[error("this host carries flows from sal0 to an encapsulating stack only; the record has other legs")]
+    #[error("this host carries flows from sal0 to an encapsulating stack or a card only; the record has other legs")]
     Legs,
     /// The identifier or the five-tuple is in use.
     #[error("another flow of this host has the same {0}; give the restored socket another tuple")]
@@ -262,10 +262,19 @@ impl HandoverRecord {
         self.legs.iter().find(|leg| leg.kind == LegKind::Sal0).and_then(|leg| leg.tuple)
     }
 
+    /// The flow ports, where it has agreed on some.
+    fn ports(&self) -> Option<Tuple> {
+        self.legs.iter().find(|leg| leg.kind == LegKind::Nic).and_then(|leg| leg.tuple)
+    }
+
     /// The keys of the leg to the network.
     fn keys(&self) -> Option<KeyReference> {
         self.legs.iter().find(|leg| leg.kind == LegKind::Stack && leg.stack == STACK_ENCAP).and_then(|leg| leg.keys)
     }
+}
+
+fn unspecified(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() { core::net::Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// Number of the stack that the DATA header knows as `encap`.
@@ -421,6 +430,14 @@ impl Sal {
         let app = Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(flow.app), flow: None, keys: None };
         let wire =
             Leg { kind: LegKind::Stack, stack: STACK_ENCAP, tuple: None, flow: Some(flow.peer_flow), keys: Some(keys) };
+        let ports = flow.direct.peer.map(|peer| Tuple {
+            protocol: flow.app.protocol,
+            // The route says with which address; only the port is the flow's own.
+            source: SocketAddr::new(unspecified(peer), flow.direct.local_port),
+            destination: SocketAddr::new(peer, flow.direct.peer_port),
+        });
+        let direct =
+            ports.map(|tuple| Leg { kind: LegKind::Nic, stack: 0, tuple: Some(tuple), flow: None, keys: None });
         let millis = |since: Instant| u64::try_from(now.since(since).as_millis()).unwrap_or(u64::MAX);
         Some(HandoverRecord {
             flow: flow.id,
@@ -436,7 +453,7 @@ impl Sal {
             idle_ms: millis(flow.active),
             egress: None,
             ingress: None,
-            legs: alloc::vec![app, wire],
+            legs: [app, wire].into_iter().chain(direct).collect(),
         })
     }
 
@@ -451,7 +468,8 @@ impl Sal {
             return Err(AdoptError::NotAlive);
         }
         let (app, keys) = record.app().zip(record.keys()).ok_or(AdoptError::Legs)?;
-        if record.legs.len() != 2 {
+        let ports = record.ports();
+        if record.legs.len() != 2 + usize::from(ports.is_some()) {
             return Err(AdoptError::Legs);
         }
         let limit = self.config.limits.flows;
@@ -480,9 +498,12 @@ impl Sal {
             | bit(seen::AUTHENTICATED, record.authenticated)
             | bit(seen::FIN_EGRESS, record.fins.0)
             | bit(seen::FIN_INGRESS, record.fins.1);
-        let entry = flow.entry();
         self.flows.insert(flow);
         self.associations.hold(association);
+        if let Some(ports) = ports {
+            self.adopt_ports(now, record.flow, &ports);
+        }
+        let Some(entry) = self.flows.get(record.flow).map(Flow::entry) else { return Ok(()) };
         self.announce_path(association);
         self.queue.update(EntryUpdate::Install(entry));
         Ok(())

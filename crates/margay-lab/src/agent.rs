@@ -150,16 +150,19 @@ pub fn direct_flows(host: &Host) -> Result<(usize, usize)> {
 /// They are not in time; the message says how they go, and why.
 pub fn await_paths(hosts: &[&Host], direct: bool, count: usize, limit: Duration) -> Result<()> {
     let wanted = if direct { "direct" } else { "encapsulated" };
+    let mut last_other = String::new();
     wait_for(&format!("{count} flows, all {wanted}"), limit, || {
         for host in hosts {
             let mut flows = flows(host)?;
             flows.retain(|flow| flow["lifecycle"] == "established");
-            let other = flows.iter().find(|flow| flow["path"] != wanted);
-            if let Some(other) = other {
-                bail!("on {} one is {}: {}", host.name(), other["path"], other["path_why"]);
+            let other = flows.iter().filter(|flow| flow["path"] != wanted);
+            let (others, first) = (other.clone().count(), other.clone().next());
+            if let Some(first) = first {
+                last_other = format!("on {} {others} of {} were not: {}", host.name(), flows.len(), first["path_why"]);
+                bail!("{last_other}");
             }
             if flows.len() < count {
-                bail!("{} has {}", host.name(), flows.len());
+                bail!("{} has {}; before, {last_other}", host.name(), flows.len());
             }
         }
         Ok(())

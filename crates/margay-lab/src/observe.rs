@@ -9,6 +9,10 @@ use serde_json::Value;
 use crate::host::Host;
 
 const TABLE: &str = "inet lab_count";
+/// `BPF_MAP_TYPE_HASH`.
+const HASH_MAP: f64 = 1.0;
+/// What the kernel adds to key and value of an entry: `struct htab_elem`.
+const HASH_ENTRY_BYTES: f64 = 48.0;
 
 /// Where a packet is counted.
 #[derive(Clone, Copy, Debug)]
@@ -105,8 +109,8 @@ pub struct BpfMap {
     /// Memory that the kernel charges for it, in bytes. It grows and shrinks with the entries of a hash that is not
     /// allocated beforehand.
     pub bytes: f64,
-    /// What one entry of a hash takes at least: its key and its value.
-    pub entry_bytes: f64,
+    /// What one entry of a hash takes; none for maps of other kinds.
+    pub entry_bytes: Option<f64>,
 }
 
 /// The eBPF maps of a process by their number, from its descriptors (`/proc/PID/fdinfo`).
@@ -125,8 +129,10 @@ pub fn bpf_maps(pid: u32) -> Result<BTreeMap<u32, BpfMap>> {
             line.and_then(|value| value.trim().parse::<f64>().ok())
         };
         if let (Some(id), Some(bytes)) = (field("map_id"), field("memlock")) {
-            let entry_bytes = field("key_size").unwrap_or_default() + field("value_size").unwrap_or_default();
-            maps.insert(id as u32, BpfMap { bytes, entry_bytes });
+            let padded = |name: &str| (field(name).unwrap_or_default() / 8.0).ceil() * 8.0;
+            let entry_bytes = HASH_ENTRY_BYTES + padded("key_size") + padded("value_size");
+            let is_hash = field("map_type") == Some(HASH_MAP);
+            maps.insert(id as u32, BpfMap { bytes, entry_bytes: is_hash.then_some(entry_bytes) });
         }
     }
     Ok(maps)

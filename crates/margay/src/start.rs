@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use margay_control::api::v1::ShutdownRequest;
 use margay_control::{StateDir, StateError};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -324,6 +325,9 @@ fn tail(log: &Path) -> String {
 /// It does not end.
 pub async fn stop(config: &Config) -> Result<bool, StartError> {
     let was_running = running(config)?.is_some();
+    if was_running {
+        end_flows(config).await;
+    }
     if has_unit().await {
         // Also when it does not run: systemd must not start it again.
         systemctl("stop").await?;
@@ -347,6 +351,22 @@ pub async fn stop(config: &Config) -> Result<bool, StartError> {
         }
     }
     Err(stuck())
+}
+
+/// An agent that is merely stopped leaves its flows for the next one; this one is to end them. One that does not answer is
+/// stopped without: then programs learn it from their own time-outs.
+async fn end_flows(config: &Config) {
+    let asked = async {
+        let mut client = margay_control::api::connect(&config.socket()).await.ok()?;
+        client.shutdown(ShutdownRequest {}).await.ok()
+    };
+    if tokio::time::timeout(STOP_LIMIT, asked).await.ok().flatten().is_none() {
+        return;
+    }
+    let until = Instant::now() + STOP_LIMIT;
+    while Instant::now() < until && running(config).is_ok_and(|running| running.is_some()) {
+        sleep(STOP_LOOK).await;
+    }
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
 use super::{Adopted, CacheConfig, CacheError, Unavailable};
 
 /// Maps that outlive the process.
-const PINNED_MAPS: [&str; 6] = ["apps", "flows", "paths", "pairs", "layout", "counters"];
+const PINNED_MAPS: [&str; 7] = ["apps", "flows", "paths", "pairs", "locals", "layout", "counters"];
 /// How the names of pinned links begin.
 const LINK: &str = "link_";
 /// Magic number of a bpffs.
@@ -245,6 +245,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
         open.maps.flows.set_pin_path(config.pin_dir.join("flows"))?;
         open.maps.paths.set_pin_path(config.pin_dir.join("paths"))?;
         open.maps.pairs.set_pin_path(config.pin_dir.join("pairs"))?;
+        open.maps.locals.set_pin_path(config.pin_dir.join("locals"))?;
         open.maps.layout.set_pin_path(config.pin_dir.join("layout"))?;
         open.maps.counters.set_pin_path(config.pin_dir.join("counters"))
     };

@@ -27,7 +27,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 8] = [
+const BOUNDS: [Bound; 9] = [
     bound("resets", Exactly(0.0)),
     bound("wrong_bytes", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
@@ -36,6 +36,7 @@ const BOUNDS: [Bound; 8] = [
     bound("ended_while_dead", Exactly(SHORT_COUNT as f64)),
     bound("names_found_while_dead", AtLeast(10.0)),
     bound("leaked_entries", Exactly(0.0)),
+    bound("hash_maps_lost", Exactly(0.0)),
 ];
 
 const NAME: &str = "web.shop.sal.internal";
@@ -302,11 +303,20 @@ impl Entries {
         let mut more = self.flows as f64 - before.flows as f64;
         for (now, then) in self.maps.iter().zip(&before.maps) {
             for (id, map) in now {
-                let Some(then) = then.get(id) else { continue };
-                more += ((map.bytes - then.bytes) / map.entry_bytes.max(1.0)).ceil().max(0.0);
+                let (Some(then), Some(entry_bytes)) = (then.get(id), map.entry_bytes) else { continue };
+                more += ((map.bytes - then.bytes) / entry_bytes).ceil().max(0.0);
             }
         }
         more.max(0.0)
+    }
+
+    /// How many hashes of then are no longer there.
+    fn lost_since(&self, before: &Self) -> f64 {
+        let hosts = self.maps.iter().zip(&before.maps);
+        let lost = hosts.map(|(now, then)| {
+            then.iter().filter(|(id, map)| map.entry_bytes.is_some() && !now.contains_key(id)).count()
+        });
+        lost.sum::<usize>() as f64
     }
 }
 
@@ -321,9 +331,8 @@ fn leaks(stage: &Stage, before: &Entries, findings: &mut Findings) -> Result<()>
     });
     let now = last.context("no agent tells of its flows")?;
     findings.set("leaked_entries", now.more_than(before));
-    // A map that another took the place of holds nothing of before; say so, since that is not what is meant.
-    let same = now.maps.iter().zip(&before.maps).filter(|(now, then)| now.keys().eq(then.keys())).count();
-    findings.set("hosts_with_maps_kept", same as f64);
+    // A map that another took the place of says nothing of what was before.
+    findings.set("hash_maps_lost", now.lost_since(before));
     if let Err(error) = settled {
         findings.note(format!("{error:#}"));
     }

@@ -110,7 +110,7 @@ fn disturb(hosts: [&Host; 2], running: &mut Downloads, findings: &mut Findings) 
     let mut dice = Dice::new(SEED);
     let mut cached = hosts.map(|host| Cached { host, is_on: true });
     // The rest of the way is for what comes after, and since some are faster than others.
-    let step = (TRANSFERS * FILE_BYTES) as f64 * 0.6 / ACTS as f64;
+    let step = (TRANSFERS * FILE_BYTES) as f64 * 0.4 / ACTS as f64;
     for number in 0..ACTS {
         let mark = step * (number + 1) as f64;
         running.await_progress("the next part of the transfers", STEP_LIMIT, |now| now.bytes >= mark)?;

@@ -140,6 +140,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::attempt_part("the firewall before transfers", findings, |findings| before(&stage, findings));
     // Where that part failed, the firewall may still stand.
     let _ = stage.wall.down();
+    findings.set("resets_before", observe::virtual_resets(&[client, server])?.0);
     pair::attempt_part("the firewall in the middle", findings, |findings| in_the_middle(&stage, findings));
     pair::report_resets(&[client, server], findings)?;
     Ok(())

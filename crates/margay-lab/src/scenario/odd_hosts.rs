@@ -210,7 +210,8 @@ impl Trials<'_> {
         self.findings.figures.add("attempts", (outcome.ok + outcome.failed()) as f64);
         self.findings.figures.add("failed", outcome.failed() as f64);
         if outcome.failed() > 0 {
-            self.findings.note(format!("{what}: {} of {} failed: {:?}", outcome.failed(), COUNT, outcome.errors));
+            let tried = outcome.ok + outcome.failed();
+            self.findings.note(format!("{what}: {} of {tried} failed: {:?}", outcome.failed(), outcome.errors));
         }
     }
 

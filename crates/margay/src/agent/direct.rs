@@ -7,7 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use margay_core::entry::Wire;
+use margay_core::output::Direction;
+use margay_core::{Instant, Sal};
 use margay_datapath::kernel::{Adopted, CacheConfig, KernelCache};
+use margay_datapath::packet::{FIN, RST};
 use parking_lot::Mutex;
 
 use super::INTERFACE;
@@ -36,11 +40,10 @@ enum State {
 pub struct DirectPath(Mutex<State>);
 
 impl DirectPath {
-    /// Loads the programs, or adopts those that the agent before has left, and lets flows go direct from now on.
-    pub async fn start(config: &Config, core: &CoreHandle) -> Self {
-        let state = match Self::open(config).await {
+    /// Loads the programs, or takes over those that the agent before has left. Before the datapath runs.
+    pub async fn open(config: &Config) -> Self {
+        let state = match Self::load_cache(config).await {
             Ok(cache) => {
-                let cache = Arc::new(cache);
                 match cache.adopted() {
                     Adopted::Fresh => tracing::info!("direct path: programs loaded"),
                     Adopted::Kept => tracing::info!("direct path: programs and entries of the last agent adopted"),
@@ -51,20 +54,50 @@ impl DirectPath {
                         );
                     }
                 }
-                State::On(cache)
+                State::On(Arc::new(cache))
             }
             Err(why) => {
                 tracing::warn!(why, "no direct path; flows are encapsulated");
                 State::Off(why)
             }
         };
-        if let State::On(cache) = &state {
-            put_on(core, cache);
-        }
         Self(Mutex::new(state))
     }
 
-    async fn open(config: &Config) -> Result<KernelCache, String> {
+    /// Tells the core which of the flows that it took up the kernel has carried meanwhile. Entries of flows that are over go.
+    pub fn hand_over(&self, sal: &mut Sal, now: Instant) {
+        let State::On(cache) = &*self.0.lock() else { return };
+        sal.set_flow_ports(now, Some(FLOW_PORTS));
+        let mut carried = 0_u64;
+        for state in cache.entries().collect::<Vec<_>>() {
+            let wire = Wire {
+                path: state.path,
+                local_port: state.local_port,
+                remote_port: state.remote_port,
+                sending: state.egress && !state.stalled,
+                accepting: state.accept,
+            };
+            if !sal.adopt_direct(now, state.flow, state.generation, &wire) {
+                cache.remove(state.flow);
+                continue;
+            }
+            carried += 1;
+            let flags = |fin: bool, rst: bool| (if fin { FIN } else { 0 }) | (if rst { RST } else { 0 });
+            let seen = state.seen;
+            sal.handle_transport(now, state.flow, Direction::Egress, flags(seen.fin_egress(), seen.rst_egress()));
+            sal.handle_transport(now, state.flow, Direction::Ingress, flags(seen.fin_ingress(), seen.rst_ingress()));
+        }
+        tracing::info!(carried, "flows that the kernel went on carrying");
+    }
+
+    /// Lets flows of the running datapath go direct.
+    pub fn start(&self, core: &CoreHandle) {
+        if let State::On(cache) = &*self.0.lock() {
+            put_on(core, cache);
+        }
+    }
+
+    async fn load_cache(config: &Config) -> Result<KernelCache, String> {
         if !config.direct {
             return Err("the configuration says `direct = false`".to_owned());
         }

@@ -7,6 +7,7 @@ pub mod authority;
 pub mod check;
 pub mod core;
 pub mod direct;
+pub mod flows;
 pub mod home;
 pub mod keepsake;
 pub mod metrics;
@@ -16,6 +17,7 @@ pub mod upkeep;
 pub mod watch;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use margay_control::dns::Responder;
@@ -66,8 +68,10 @@ pub struct Agent {
     pub clock: Clock,
     /// When it started.
     pub started: Instant,
-    /// Somebody asked it to go down.
+    /// Somebody asked it to go down for good.
     pub shutdown: Notify,
+    /// Flows end with it; otherwise they wait for the next start.
+    pub ends_flows: AtomicBool,
     /// What could not be set up, and what to do.
     pub warnings: Vec<String>,
 }

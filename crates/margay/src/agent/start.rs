@@ -2,7 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use margay_control::dns::Responder;
@@ -25,7 +26,7 @@ use super::direct::DirectPath;
 use super::keepsake::Keepsake;
 use super::service::{Publication, Services, Surroundings};
 use super::watch::Watchers;
-use super::{Agent, INTERFACE, authority, home, metrics, upkeep};
+use super::{Agent, INTERFACE, authority, flows, home, metrics, upkeep};
 use crate::config::Config;
 use crate::{host, start};
 
@@ -69,8 +70,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         software: concat!("margay ", env!("CARGO_PKG_VERSION")).to_owned(),
     };
     let watchers = Watchers::default();
-    let core = start_core(&config, &identity, &clock_of_wall, &watchers).await?;
-    let direct = DirectPath::start(&config, &core).await;
+    let direct = DirectPath::open(&config).await;
+    let core = start_core(&config, &identity, &clock_of_wall, &watchers, &direct).await?;
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
     let tokens = home::candidates(&config, &state_dir, &store)?;
     authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
@@ -111,6 +112,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         clock: clock_of_wall,
         started: Instant::now(),
         shutdown: Notify::new(),
+        ends_flows: AtomicBool::new(false),
         warnings,
     }))
 }
@@ -120,7 +122,13 @@ fn host_name(config: &Config) -> String {
     config.host.name.clone().unwrap_or_else(of_kernel)
 }
 
-async fn start_core(config: &Config, identity: &Identity, wall: &Clock, watchers: &Watchers) -> Result<CoreHandle> {
+async fn start_core(
+    config: &Config,
+    identity: &Identity,
+    wall: &Clock,
+    watchers: &Watchers,
+    direct: &DirectPath,
+) -> Result<CoreHandle> {
     let plan = host::plan(config).await.into_diagnostic()?;
     let local_addresses =
         host::local_addresses().await.into_diagnostic().wrap_err("cannot read this host's addresses")?;
@@ -136,7 +144,12 @@ async fn start_core(config: &Config, identity: &Identity, wall: &Clock, watchers
     };
     let now = clock::now();
     let mut sal = Sal::new(core_config, now, wall.unix_s(), entropy::seed().into_diagnostic()?);
-    Keepsake::new(&config.host.runtime_dir).take_up(&mut sal, now);
+    let runtime_dir = config.host.runtime_dir.clone();
+    Keepsake::new(&runtime_dir).take_up(&mut sal, now);
+    flows::take_up(&runtime_dir, &mut sal, now);
+    direct.hand_over(&mut sal, now);
+    let (keeper, changes) = mpsc::channel();
+    watchers.keep(keeper);
     let datapath_config = DatapathConfig {
         tun_name: INTERFACE.to_owned(),
         udp_port: config.host.port,
@@ -144,8 +157,13 @@ async fn start_core(config: &Config, identity: &Identity, wall: &Clock, watchers
         route: Some(Box::new(host::route::lookup)),
         ..DatapathConfig::default()
     };
-    let datapath = Datapath::start(datapath_config, sal, watchers.on_event()).into_diagnostic()?;
-    Ok(CoreHandle(Arc::new(datapath)))
+    let datapath = Arc::new(Datapath::start(datapath_config, sal, watchers.on_event()).into_diagnostic()?);
+    let kept = Arc::downgrade(&datapath);
+    let keep = move || flows::keep(&runtime_dir, kept, &changes);
+    std::thread::Builder::new().name("margay-flows".to_owned()).spawn(keep).into_diagnostic()?;
+    let core = CoreHandle(datapath);
+    direct.start(&core);
+    Ok(core)
 }
 
 async fn start_router(
@@ -202,7 +220,10 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         tokio::select! {
             _ = terminate.recv() => tracing::info!("asked to stop"),
             _ = interrupt.recv() => tracing::info!("interrupted"),
-            () = agent.shutdown.notified() => tracing::info!("asked to stop by the API"),
+            () = agent.shutdown.notified() => {
+                tracing::info!("asked to go down for good; flows are ended");
+                agent.ends_flows.store(true, Ordering::Relaxed);
+            }
             _ = datapath_ended => {}
         }
         start::notify("STOPPING=1");
@@ -230,12 +251,13 @@ async fn take_down(agent: &Agent) {
     for home in agent.services.homes() {
         home.stop().await;
     }
-    let kept = agent.core.0.with_sal(|sal, now| {
+    let runtime_dir = &agent.config.host.runtime_dir;
+    if agent.ends_flows.load(Ordering::Relaxed) {
         // Programs learn at once that their connections are gone; peers, too.
-        sal.shutdown(now);
-        sal.keep_associations()
-    });
-    Keepsake::new(&agent.config.host.runtime_dir).write(&kept);
+        agent.core.0.with_sal(|sal, now| sal.shutdown(now));
+        flows::forget(runtime_dir);
+    }
+    Keepsake::new(runtime_dir).write(&agent.core.0.with_sal(|sal, _| sal.keep_associations()));
     // Whatever else lies there is gone with the directory at the next boot.
     let _ = std::fs::remove_file(agent.config.socket());
     tracing::info!("down");

@@ -9,7 +9,6 @@ use std::time::Duration;
 use margay_control::SalControl;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::keepsake::Keepsake;
 use super::{Agent, authority, home};
 use crate::host;
 use crate::start::TOKEN_FILE;
@@ -27,13 +26,9 @@ const RENEWAL_ROUNDS: u64 = 3600;
 pub async fn run(agent: Arc<Agent>) {
     let mut rounds = interval(ROUND);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let keepsake = Keepsake::new(&agent.config.host.runtime_dir);
     let mut addresses = Vec::new();
     for round in 1_u64.. {
         rounds.tick().await;
-        if agent.watchers.take_associations_changed() {
-            keepsake.write(&agent.core.0.with_sal(|sal, _| sal.keep_associations()));
-        }
         match host::local_addresses().await {
             Ok(now) if now != addresses => {
                 agent.core.0.with_sal(|sal, _| sal.set_local_addresses(now.clone()));

@@ -1,11 +1,13 @@
 //! What happens in the core, for logs and for whoever watches.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 
 use margay_core::Event;
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
+
+use super::flows::Change;
 
 /// Events that a slow watcher may be behind; older ones are lost to it, and it is told how many.
 const BEHIND_MAX: usize = 8192;
@@ -15,14 +17,14 @@ const BEHIND_MAX: usize = 8192;
 pub struct Watchers {
     /// None once the agent goes down.
     sender: Arc<RwLock<Option<broadcast::Sender<Event>>>>,
-    /// Associations have changed since somebody asked.
-    associations_changed: Arc<AtomicBool>,
+    /// Whoever keeps flows for the next start.
+    keeper: Arc<OnceLock<Sender<Change>>>,
 }
 
 impl Default for Watchers {
     fn default() -> Self {
         let sender = Arc::new(RwLock::new(Some(broadcast::channel(BEHIND_MAX).0)));
-        Self { sender, associations_changed: Arc::default() }
+        Self { sender, keeper: Arc::default() }
     }
 }
 
@@ -32,8 +34,9 @@ impl Watchers {
         let this = self.clone();
         Box::new(move |event| {
             log(&event);
-            if matches!(event, Event::AssociationUp(_) | Event::PeerRebooted(_)) {
-                this.associations_changed.store(true, Ordering::Relaxed);
+            if let Some((keeper, change)) = this.keeper.get().zip(Change::of(&event)) {
+                // It ends with the process only.
+                let _ = keeper.send(change);
             }
             if let Some(sender) = &*this.sender.read() {
                 // Nobody listens: nothing is lost.
@@ -52,15 +55,17 @@ impl Watchers {
         *self.sender.write() = None;
     }
 
-    /// Whether associations have changed since the last call.
-    pub fn take_associations_changed(&self) -> bool {
-        self.associations_changed.swap(false, Ordering::Relaxed)
+    /// Tells `keeper` of every change from now on.
+    pub fn keep(&self, keeper: Sender<Change>) {
+        // Set once, at the start.
+        let _ = self.keeper.set(keeper);
     }
 }
 
 fn log(event: &Event) {
     match event {
         Event::FlowOpened(flow) => tracing::debug!(%flow, "flow opened"),
+        Event::FlowChanged(flow) => tracing::trace!(%flow, "one side has closed"),
         Event::FlowClosed { flow, reason } => {
             tracing::debug!(flow = %flow.flow, app = %flow.app, reason = reason.label(), "flow closed");
         }

@@ -184,6 +184,6 @@ fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<Flow
             };
             FlowEvent { kind: "connect-failed".to_owned(), flow: Some(flow), why, ..blank() }
         }),
-        Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Quarantined(_) => None,
+        Event::FlowChanged(_) | Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Quarantined(_) => None,
     }
 }

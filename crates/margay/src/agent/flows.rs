@@ -1,0 +1,293 @@
+//! The flows, kept for the next start of the agent where a reboot forgets them: under the runtime directory (DESIGN §3.6, §18).
+//!
+//! One thread hears of every flow that opens, changes or ends and writes its hand-over record into a slot of its own, or
+//! clears it. A record that was cut short by the end of the process does not bear its checksum and is ignored. Between a
+//! flow's beginning and its record lie some milliseconds: what is killed in them is lost.
+//!
+//! ```text
+//!  0 "MGFL" | 4..8 version = 1 | ... | 512: slots of 512 bytes
+//!  slot: 0..2 length of the record, 0 for none | 2..8 zero | 8..16 first bytes of BLAKE3 of the record | 16 the record
+//! ```
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Weak;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use margay_core::handover::HandoverRecord;
+use margay_core::{Event, Instant, Sal};
+use margay_wire::FlowId;
+
+use super::core::Running;
+use super::keepsake::Keepsake;
+
+const MAGIC: [u8; 4] = *b"MGFL";
+const VERSION: u32 = 1;
+const SLOT: u64 = 512;
+const HEAD: usize = 16;
+/// A flow of the initiator has no record until its peer has confirmed: it is asked for again after this long.
+const AGAIN: Duration = Duration::from_millis(20);
+/// How often it is asked for: a set-up that takes longer has failed.
+const TRIES_MAX: u32 = 300;
+
+/// What the keeper is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A flow has opened, or is another than before.
+    Flow(FlowId),
+    /// It is over.
+    Over(FlowId),
+    /// Associations have come, gone or changed.
+    Associations,
+}
+
+impl Change {
+    /// What an event means to the keeper, if anything.
+    pub fn of(event: &Event) -> Option<Self> {
+        match event {
+            Event::FlowOpened(flow) | Event::FlowChanged(flow) => Some(Self::Flow(*flow)),
+            Event::FlowClosed { flow, .. } => Some(Self::Over(flow.flow)),
+            Event::AssociationUp(_) | Event::PeerRebooted(_) => Some(Self::Associations),
+            Event::ConnectFailed { .. } | Event::Quarantined(_) => None,
+        }
+    }
+}
+
+/// The file.
+struct Journal {
+    file: File,
+    slots: HashMap<FlowId, u64>,
+    free: Vec<u64>,
+    next: u64,
+}
+
+fn path(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("flows")
+}
+
+impl Journal {
+    /// An empty one: what the file held has been taken up.
+    fn create(runtime_dir: &Path) -> io::Result<Self> {
+        let temporary = path(runtime_dir).with_extension("new");
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let mut head = [0; SLOT as usize];
+        head[..4].copy_from_slice(&MAGIC);
+        head[4..8].copy_from_slice(&VERSION.to_be_bytes());
+        file.write_all_at(&head, 0)?;
+        Ok(Self { file, slots: HashMap::new(), free: Vec::new(), next: 1 })
+    }
+
+    /// Puts the file in the place of the older one.
+    fn publish(&self, runtime_dir: &Path) -> io::Result<()> {
+        let path = path(runtime_dir);
+        fs::rename(path.with_extension("new"), path)
+    }
+
+    fn write(&mut self, flow: FlowId, record: &[u8]) -> io::Result<()> {
+        let slot = match self.slots.get(&flow) {
+            Some(slot) => *slot,
+            None => self.free.pop().unwrap_or_else(|| {
+                self.next += 1;
+                self.next - 1
+            }),
+        };
+        self.file.write_all_at(&slot_of(record), slot * SLOT)?;
+        self.slots.insert(flow, slot);
+        Ok(())
+    }
+
+    fn clear(&mut self, flow: FlowId) -> io::Result<()> {
+        let Some(slot) = self.slots.remove(&flow) else { return Ok(()) };
+        self.file.write_all_at(&[0; HEAD], slot * SLOT)?;
+        self.free.push(slot);
+        Ok(())
+    }
+}
+
+fn slot_of(record: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(record.len()).unwrap_or(u16::MAX);
+    let mut slot = vec![0; HEAD];
+    slot[..2].copy_from_slice(&len.to_be_bytes());
+    slot[8..16].copy_from_slice(&checksum(record));
+    slot.extend_from_slice(record);
+    slot
+}
+
+fn checksum(record: &[u8]) -> [u8; 8] {
+    let mut sum = [0; 8];
+    sum.copy_from_slice(&blake3::hash(record).as_bytes()[..8]);
+    sum
+}
+
+/// The whole records of a file; `None` when it is of another version.
+fn records(bytes: &[u8]) -> Option<Vec<&[u8]>> {
+    let (head, slots) = bytes.split_at_checked(SLOT as usize)?;
+    if head[..4] != MAGIC || head[4..8] != VERSION.to_be_bytes() {
+        return None;
+    }
+    let record = |slot: &'_ [u8]| -> Option<(usize, [u8; 8])> {
+        let len = usize::from(u16::from_be_bytes(slot.get(..2)?.try_into().ok()?));
+        Some((len, slot.get(8..16)?.try_into().ok()?)).filter(|(len, _)| *len > 0)
+    };
+    let whole = slots.chunks(SLOT as usize).filter_map(|slot| {
+        let (len, sum) = record(slot)?;
+        slot.get(HEAD..HEAD + len).filter(|record| checksum(record) == sum)
+    });
+    Some(whole.collect())
+}
+
+/// Hands the core the flows of the start before. Before the datapath runs, so that none of their packets meets a core that
+/// does not know them.
+pub fn take_up(runtime_dir: &Path, sal: &mut Sal, now: Instant) {
+    let path = path(runtime_dir);
+    let bytes = match fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        Err(error) => return tracing::warn!(path = %path.display(), %error, "flows cannot be read"),
+    };
+    let Some(records) = records(&bytes) else {
+        return tracing::warn!(path = %path.display(), "the kept flows are of another version; they end");
+    };
+    let (mut adopted, mut refused) = (0_u64, 0_u64);
+    for record in records {
+        let result = HandoverRecord::decode(record)
+            .map_err(|error| error.to_string())
+            .and_then(|record| sal.adopt_flow(now, &record).map_err(|error| error.to_string()));
+        match result {
+            Ok(()) => adopted += 1,
+            Err(error) => {
+                refused += 1;
+                tracing::info!(error, "a flow is not carried on");
+            }
+        }
+    }
+    tracing::info!(adopted, refused, "flows taken up");
+}
+
+/// Forgets all: the flows have been ended.
+pub fn forget(runtime_dir: &Path) {
+    // Absent as a rule, where nothing was kept.
+    let _ = fs::remove_file(path(runtime_dir));
+}
+
+/// Keeps the file true until the process ends or the datapath is gone.
+pub fn keep(runtime_dir: &Path, datapath: Weak<Running>, changes: &Receiver<Change>) {
+    if let Err(error) = run(runtime_dir, &datapath, changes) {
+        tracing::error!(%error, "flows are no longer kept for the next start of the agent");
+    }
+}
+
+fn run(runtime_dir: &Path, datapath: &Weak<Running>, changes: &Receiver<Change>) -> io::Result<()> {
+    let keepsake = Keepsake::new(runtime_dir);
+    let mut journal = Journal::create(runtime_dir)?;
+    let mut wanted: HashMap<FlowId, u32> = HashMap::new();
+    if let Some(datapath) = datapath.upgrade() {
+        // Flows that were taken up say nothing by themselves.
+        let known: Vec<FlowId> = datapath.with_sal(|sal, _| sal.flows().map(|flow| flow.flow).collect());
+        wanted.extend(known.into_iter().map(|flow| (flow, 0)));
+        export(&datapath, &mut journal, &mut wanted)?;
+    }
+    journal.publish(runtime_dir)?;
+    loop {
+        let first = if wanted.is_empty() {
+            changes.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            changes.recv_timeout(AGAIN)
+        };
+        let first = match first {
+            Ok(change) => Some(change),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        };
+        let Some(datapath) = datapath.upgrade() else { return Ok(()) };
+        let mut has_associations = false;
+        for change in first.into_iter().chain(changes.try_iter()) {
+            match change {
+                Change::Flow(flow) => {
+                    wanted.insert(flow, 0);
+                }
+                Change::Over(flow) => {
+                    wanted.remove(&flow);
+                    journal.clear(flow)?;
+                }
+                Change::Associations => has_associations = true,
+            }
+        }
+        // First: a flow without its association cannot be taken up.
+        if has_associations {
+            keepsake.write(&datapath.with_sal(|sal, _| sal.keep_associations()));
+        }
+        export(&datapath, &mut journal, &mut wanted)?;
+    }
+}
+
+/// Writes what has a record by now; the rest is asked for again, some times.
+fn export(datapath: &Running, journal: &mut Journal, wanted: &mut HashMap<FlowId, u32>) -> io::Result<()> {
+    let records: Vec<(FlowId, Option<HandoverRecord>)> =
+        datapath.with_sal(|sal, now| wanted.keys().map(|flow| (*flow, sal.export_flow(now, *flow))).collect());
+    for (flow, record) in records {
+        match record {
+            Some(record) => {
+                journal.write(flow, &record.encode())?;
+                wanted.remove(&flow);
+            }
+            None => {
+                if let Some(tries) = wanted.get_mut(&flow) {
+                    *tries += 1;
+                }
+            }
+        }
+    }
+    wanted.retain(|_, tries| *tries < TRIES_MAX);
+    Ok(())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_as_written_above() {
+        let slot = slot_of(b"abc");
+        assert_eq!(slot[..8], [0, 3, 0, 0, 0, 0, 0, 0]);
+        // The first bytes of BLAKE3 of "abc".
+        assert_eq!(slot[8..16], [0x64, 0x37, 0xb3, 0xac, 0x38, 0x46, 0x51, 0x33]);
+        assert_eq!(slot[16..], *b"abc");
+    }
+
+    #[test]
+    fn what_is_torn_or_cleared_is_left_out() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut journal = Journal::create(dir.path()).expect("created");
+        journal.publish(dir.path()).expect("published");
+        let read = || fs::read(dir.path().join("flows")).expect("there");
+        for (flow, record) in [(1, &b"one"[..]), (2, b"two"), (3, b"three")] {
+            journal.write(FlowId(flow), record).expect("written");
+        }
+        assert_eq!(records(&read()).expect("this version"), [&b"one"[..], b"two", b"three"]);
+        journal.clear(FlowId(1)).expect("cleared");
+        // The process ended in the middle of a write.
+        journal.file.write_all_at(b"TWO", 2 * SLOT + HEAD as u64).expect("written");
+        assert_eq!(records(&read()).expect("this version"), [&b"three"[..]]);
+        journal.write(FlowId(4), b"four").expect("written");
+        assert_eq!(records(&read()).expect("this version"), [&b"four"[..], b"three"], "a free slot is used again");
+        journal.write(FlowId(4), b"more").expect("written");
+        assert_eq!(records(&read()).expect("this version"), [&b"more"[..], b"three"], "a flow has one slot");
+    }
+
+    #[test]
+    fn another_version_is_refused() {
+        let mut bytes = vec![0; SLOT as usize];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[7] = 1;
+        assert_eq!(records(&bytes), Some(Vec::new()));
+        bytes[7] = 2;
+        assert_eq!(records(&bytes), None);
+        assert_eq!(records(b"MGFL"), None);
+    }
+}

@@ -28,7 +28,7 @@ use hashbrown::HashMap;
 use margay_wire::{FlowId, FlowPortRepr};
 
 use crate::entry::{EntryUpdate, PathId, Tuple, Wire};
-use crate::event::Role;
+use crate::event::{Lifecycle, Role};
 use crate::flow::KeyedHash;
 use crate::output::{AppVerdict, Direction, DropReason};
 use crate::packet::{self, AppPacket};
@@ -220,6 +220,8 @@ type Pair = (IpAddr, u16, u16);
 /// Flow ports in use, and those that rest.
 pub(crate) struct FlowPorts {
     range: Option<RangeInclusive<u16>>,
+    /// Whether flows may go direct now.
+    is_on: bool,
     /// Flow zero: the pair rests.
     pairs: HashMap<Pair, FlowId, KeyedHash>,
     resting: VecDeque<(Instant, Pair)>,
@@ -228,7 +230,13 @@ pub(crate) struct FlowPorts {
 
 impl FlowPorts {
     pub fn new(hasher: KeyedHash) -> Self {
-        Self { range: None, pairs: HashMap::with_hasher(hasher), resting: VecDeque::new(), due: BTreeSet::new() }
+        Self {
+            range: None,
+            is_on: false,
+            pairs: HashMap::with_hasher(hasher),
+            resting: VecDeque::new(),
+            due: BTreeSet::new(),
+        }
     }
 
     fn claim(&mut self, now: Instant, pair: Pair, flow: FlowId) -> bool {
@@ -258,21 +266,37 @@ impl FlowPorts {
 
 impl Sal {
     /// Which ports direct flows may use; `None` while this host has no eBPF flow cache: then every flow is encapsulated.
-    /// Flows that are direct go back at once when it becomes `None`.
+    /// Flows that are direct go back at once when it becomes `None`, and are tried again when it comes back. Packets that peers
+    /// go on sending direct meanwhile still find their flows.
     pub fn set_flow_ports(&mut self, now: Instant, range: Option<RangeInclusive<u16>>) {
         self.now = now;
-        self.ports.range = range;
-        if self.ports.range.is_none() {
-            let all: Vec<FlowId> = self.flows.iter().map(|flow| flow.id).collect();
-            for id in all {
+        self.ports.is_on = range.is_some();
+        self.ports.range = range.or(self.ports.range.take());
+        let all: Vec<FlowId> = self.flows.iter().map(|flow| flow.id).collect();
+        for id in all {
+            if !self.ports.is_on {
                 self.direct_event(now, id, DirectEvent::Stalled, Why::NoCache);
+            } else if self.is_waiting_for_proof(id) {
+                self.set_direct_due(id, Some(now + PINHOLE_FIRST));
             }
         }
     }
 
+    /// An initiator's flow that a pinhole could lift.
+    fn is_waiting_for_proof(&self, id: FlowId) -> bool {
+        let is_waiting = |flow: &&crate::flow::Flow| {
+            let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+            flow.role == Role::Initiator
+                && flow.direct.carriage == Carriage::Encapsulated
+                && is_open
+                && flow.carries_data()
+        };
+        self.ports.is_on && self.flows.get(id).filter(is_waiting).is_some()
+    }
+
     /// The initiator's port for a SYN, chosen before anybody knows who will answer.
     pub(crate) fn offer_port(&mut self, app: &Tuple) -> Option<u16> {
-        let range = self.ports.range.clone().filter(|_| app.protocol == 6)?;
+        let range = self.ports.range.clone().filter(|_| self.ports.is_on && app.protocol == 6)?;
         Some(self.random_port(&range))
     }
 
@@ -307,7 +331,7 @@ impl Sal {
         let own = &self.config.local_addresses;
         match () {
             () if app.protocol != 6 => Some(Why::Datagrams),
-            () if self.ports.range.is_none() => Some(Why::NoCache),
+            () if !self.ports.is_on => Some(Why::NoCache),
             () if peer.is_loopback() || own.contains(&peer) => Some(Why::SameHost),
             () if !offered => Some(Why::PeerHasNone),
             () => None,
@@ -372,10 +396,7 @@ impl Sal {
 
     /// After the entry is installed: an initiator without a hint opens its hole.
     pub(crate) fn open_pinhole(&mut self, now: Instant, id: FlowId) {
-        let is_open = |flow: &&crate::flow::Flow| {
-            flow.role == Role::Initiator && flow.direct.carriage == Carriage::Encapsulated && flow.carries_data()
-        };
-        if self.ports.range.is_none() || self.flows.get(id).filter(is_open).is_none() {
+        if !self.is_waiting_for_proof(id) {
             return;
         }
         self.queue.pinhole(id);
@@ -479,7 +500,10 @@ impl Sal {
     pub(crate) fn direct_event(&mut self, now: Instant, id: FlowId, event: DirectEvent, why: Why) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let (role, before, association) = (flow.role, flow.direct.carriage, flow.association);
-        let Some(next) = before.after(event, role).filter(|next| *next != before) else { return };
+        let may_send = self.ports.is_on;
+        let Some(next) = before.after(event, role).filter(|next| *next != before && (may_send || !next.sends())) else {
+            return;
+        };
         flow.direct.carriage = next;
         flow.direct.tries = 0;
         if next.sends() != before.sends() {
@@ -504,7 +528,7 @@ impl Sal {
             Carriage::Sending => self.set_direct_due(id, Some(now + FENCE_AGAIN)),
             Carriage::Encapsulated => {
                 self.note_proof(association, None);
-                if role == Role::Initiator && self.ports.range.is_some() {
+                if role == Role::Initiator && self.ports.is_on {
                     self.set_direct_due(id, Some(now + PINHOLE_FIRST));
                 }
             }

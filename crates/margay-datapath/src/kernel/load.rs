@@ -206,13 +206,13 @@ impl Loaded {
     }
 
     pub fn detach(&self) {
-        for (name, link) in self.links.lock().drain() {
-            if let Err(error) = link.detach() {
-                tracing::debug!(%error, link = name, "already off");
-            }
-            drop(link);
-            remove_pin(&self.pin_dir.join(name));
+        let name = format!("{LINK}sal0_{}", self.sal0);
+        let Some(link) = self.links.lock().remove(&name) else { return };
+        if let Err(error) = link.detach() {
+            tracing::debug!(%error, "already off");
         }
+        drop(link);
+        remove_pin(&self.pin_dir.join(name));
     }
 
     pub fn set_interfaces(&self, interfaces: &[u32]) {

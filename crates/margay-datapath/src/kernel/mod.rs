@@ -275,7 +275,8 @@ impl KernelCache {
         self.loaded.attach()
     }
 
-    /// Takes the programs off. The maps stay.
+    /// Takes the program off `sal0`: nothing is sent direct any more. Maps stay, and so do the programs on the cards, which keep
+    /// what peers still send direct from the host's TCP.
     pub fn detach(&self) {
         self.loaded.detach();
     }

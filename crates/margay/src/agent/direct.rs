@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use margay_core::entry::Wire;
 use margay_core::output::Direction;
@@ -25,8 +24,6 @@ pub const FLOW_PORTS: RangeInclusive<u16> = 61_000..=65_535;
 const PINS: &str = "bpf";
 /// Flows that the cache holds at most; more are carried encapsulated.
 const FLOWS_MAX: u32 = 1 << 17;
-/// Peers are told that flows are encapsulated again, and get so long to hear it, before the programs go.
-const GRACE: Duration = Duration::from_millis(300);
 
 /// Whether the direct path is in use here.
 enum State {
@@ -124,18 +121,16 @@ impl DirectPath {
         }
     }
 
-    /// Takes the programs off. Flows go back to encapsulation first.
-    pub async fn unload(&self, core: &CoreHandle) -> Result<(), String> {
+    /// Takes the fast path off. Flows go back to encapsulation first; what peers send direct meanwhile comes to user space: the
+    /// programs on the cards stay, since the host's TCP would reset it.
+    pub fn unload(&self, core: &CoreHandle) -> Result<(), String> {
         let cache = match &*self.0.lock() {
             State::On(cache) => Arc::clone(cache),
             State::TakenOff(_) => return Ok(()),
             State::Off(why) => return Err(why.clone()),
         };
         core.0.with_sal(|sal, now| sal.set_flow_ports(now, None));
-        tokio::time::sleep(GRACE).await;
-        core.0.use_cache(None);
         cache.detach();
-        cache.clear();
         *self.0.lock() = State::TakenOff(cache);
         Ok(())
     }

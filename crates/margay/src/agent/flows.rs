@@ -34,6 +34,9 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// How often it is asked for: a set-up that takes longer has failed.
 const TRIES_MAX: u32 = 300;
 
+/// Records that are written at once.
+const AT_ONCE: usize = 128;
+
 /// What the keeper is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -228,17 +231,22 @@ fn run(runtime_dir: &Path, datapath: &Weak<Running>, changes: &Receiver<Change>)
 
 /// Writes what has a record by now; the rest is asked for again, some times.
 fn export(datapath: &Running, journal: &mut Journal, wanted: &mut HashMap<FlowId, u32>) -> io::Result<()> {
-    let records: Vec<(FlowId, Option<HandoverRecord>)> =
-        datapath.with_sal(|sal, now| wanted.keys().map(|flow| (*flow, sal.export_flow(now, *flow))).collect());
-    for (flow, record) in records {
-        match record {
-            Some(record) => {
-                journal.write(flow, &record.encode())?;
-                wanted.remove(&flow);
-            }
-            None => {
-                if let Some(tries) = wanted.get_mut(&flow) {
-                    *tries += 1;
+    let flows: Vec<FlowId> = wanted.keys().copied().collect();
+    // Some at a time: neither the core's lock nor memory is held for all of them.
+    for some in flows.chunks(AT_ONCE) {
+        let records: Vec<Option<Vec<u8>>> = datapath.with_sal(|sal, now| {
+            some.iter().map(|flow| sal.export_flow(now, *flow).map(|record| record.encode())).collect()
+        });
+        for (flow, record) in some.iter().zip(records) {
+            match record {
+                Some(record) => {
+                    journal.write(*flow, &record)?;
+                    wanted.remove(flow);
+                }
+                None => {
+                    if let Some(tries) = wanted.get_mut(flow) {
+                        *tries += 1;
+                    }
                 }
             }
         }

@@ -128,7 +128,7 @@ impl Calls for Api {
     }
 
     async fn stack(&self, request: Request<StackRequest>) -> Answer<StackReply> {
-        stack::act(&self.0, &request.into_inner()).await.map(Response::new)
+        stack::act(&self.0, &request.into_inner()).map(Response::new)
     }
 
     async fn association_list(&self, _: Request<AssociationListRequest>) -> Answer<AssociationListReply> {

@@ -6,10 +6,10 @@ use tonic::Status;
 use super::{environment, misuse};
 use crate::agent::Agent;
 
-pub(super) async fn act(agent: &Agent, request: &StackRequest) -> Result<StackReply, Status> {
+pub(super) fn act(agent: &Agent, request: &StackRequest) -> Result<StackReply, Status> {
     match request.act.as_str() {
         "clear-cache" => agent.core.0.clear_cache(),
-        "unload" => agent.direct.unload(&agent.core).await.map_err(environment)?,
+        "unload" => agent.direct.unload(&agent.core).map_err(environment)?,
         "load" => agent.direct.load(&agent.core).map_err(environment)?,
         other => return Err(misuse(format!("`{other}` is not one of clear-cache, unload, load"))),
     }

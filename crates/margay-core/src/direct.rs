@@ -282,6 +282,11 @@ impl Sal {
         }
     }
 
+    /// Flows that this end sends direct.
+    pub fn direct_count(&self) -> usize {
+        self.flows.iter().filter(|flow| flow.direct.carriage.sends() && flow.carries_data()).count()
+    }
+
     /// An initiator's flow that a pinhole could lift.
     fn is_waiting_for_proof(&self, id: FlowId) -> bool {
         let is_waiting = |flow: &&crate::flow::Flow| {

@@ -57,7 +57,13 @@ pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Resu
                 format!("*.{} at {}", reply.zone, reply.dns_address)
             },
         ),
-        ("flows", format!("{} ({} half-open), {} peers known", reply.flows, reply.half_open, reply.associations)),
+        (
+            "flows",
+            format!(
+                "{} ({} direct, {} half-open), {} peers known",
+                reply.flows, reply.flows_direct, reply.half_open, reply.associations
+            ),
+        ),
         ("services", format!("{} published here", reply.services)),
     ])?;
     for router in reply.routers {

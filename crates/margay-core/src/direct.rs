@@ -579,6 +579,7 @@ impl Sal {
         }
         let is_bare = packet.is_bare_ack();
         let carriage = flow.direct.carriage;
+        let is_open = flow.lifecycle == Lifecycle::Established;
         if packet.tcp_flags() & packet::tcp_flags::RST != 0
             && matches!(carriage, Carriage::Encapsulated | Carriage::Never)
         {
@@ -598,7 +599,12 @@ impl Sal {
         if is_bare && !carriage.accepts() {
             self.handle_pinhole(now, id);
         }
-        self.deliver_direct(id, packet.whole);
+        // A pinhole is for the agents: a socket that has just closed would answer it with a RST. Where the peer may be sending
+        // direct already it may also be an acknowledgement, which an open connection takes either way.
+        let is_pinhole = is_bare && (carriage == Carriage::Encapsulated || (carriage.expects_fence() && !is_open));
+        if !is_pinhole {
+            self.deliver_direct(id, packet.whole);
+        }
         if carriage.accepts() {
             // The cache has forgotten it.
             self.install_again(id);

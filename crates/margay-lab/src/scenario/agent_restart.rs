@@ -46,7 +46,7 @@ const KILLS: usize = 3;
 /// Of the link; all transfers together cannot be faster, however quick the machine.
 const LINK_BYTES_PER_S: f64 = 50e6;
 /// Long enough for all kills, at the link's rate.
-const FILE_BYTES: usize = 25_000_000;
+const FILE_BYTES: usize = 45_000_000;
 const DEAD: Duration = Duration::from_secs(30);
 /// Transfers that end while the agents are dead, by their pace; and those that do not.
 const SHORT_COUNT: usize = 20;

@@ -24,7 +24,8 @@ test-long: ## what takes longer: more seeds, larger worlds, every scenario three
 	@scripts/test --long
 
 bench: setup build ## comparisons that run both sides in one run
-	@$(MARGAY) lab run encap-throughput
+	@status=0; for scenario in direct-throughput round-trips setup-latency encap-throughput; do \
+		$(MARGAY) lab run $$scenario || status=1; done; exit $$status
 
 figures: setup build ## run every scenario and write docs/figures
 	@$(MARGAY) lab figures --out docs/figures

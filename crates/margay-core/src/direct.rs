@@ -17,7 +17,6 @@
 //! Where the path was proved a short time ago by another flow, both start direct at once and watch for progress. A flow
 //! whose direct packets go unanswered goes back, and its peer follows when it sees encapsulated data again.
 
-use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -183,7 +182,8 @@ pub(crate) struct Direct {
     pub path: u32,
     tries: u8,
     due: Option<Instant>,
-    queued: Option<Box<Vec<Vec<u8>>>>,
+    /// Packets that wait for a FENCE.
+    queued: Vec<Vec<u8>>,
 }
 
 impl Direct {
@@ -198,7 +198,7 @@ impl Direct {
             path: 0,
             tries: 0,
             due: None,
-            queued: None,
+            queued: Vec::new(),
         }
     }
 
@@ -515,10 +515,10 @@ impl Sal {
             flow.direct.why = why;
             flow.direct.since = now;
         }
-        let queued = flow.direct.queued.take();
+        let queued = core::mem::take(&mut flow.direct.queued);
         self.set_direct_due(id, None);
         // What waited for the FENCE goes before whatever the new entry lets through.
-        for packet in queued.into_iter().flat_map(|queued| *queued) {
+        for packet in queued {
             self.deliver_direct(id, &packet);
         }
         self.install_again(id);
@@ -587,7 +587,7 @@ impl Sal {
             return Some(AppVerdict::Drop(DropReason::Unexpected));
         }
         if !is_bare && carriage.expects_fence() {
-            let queued = flow.direct.queued.get_or_insert_default();
+            let queued = &mut flow.direct.queued;
             if queued.len() < QUEUED_MAX {
                 queued.push(packet.whole.to_vec());
                 if queued.len() == 1 {
@@ -650,7 +650,7 @@ impl Sal {
             let Some(flow) = self.flows.get_mut(id) else { continue };
             flow.direct.due = None;
             let (carriage, tries) = (flow.direct.carriage, flow.direct.tries);
-            let is_waiting = flow.direct.queued.as_ref().is_some_and(|queued| !queued.is_empty());
+            let is_waiting = !flow.direct.queued.is_empty();
             match carriage {
                 // The FENCE is lost.
                 Carriage::Offered | Carriage::Sending if is_waiting => {

@@ -300,7 +300,7 @@ fn prepare_pins(pin_dir: &Path) -> Result<(), Unavailable> {
     };
     fs::create_dir_all(pin_dir).map_err(refuse)?;
     let kind = statfs(pin_dir).map_err(|error| refuse(error.into()))?.filesystem_type();
-    if i64::from(kind.0) == BPF_FS {
+    if kind.0 == BPF_FS {
         return Ok(());
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;

@@ -1,1 +1,226 @@
+//! The programs by test run: packets in, verdicts and packets out. They need root; without it they say so and pass.
+//!
+//! The kernel's test run knows Ethernet frames only, so the program of `sal0` is told that its packets have a header of 14
+//! bytes; everything after that is what ships.
 
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags, ProgramInput};
+use margay_core::entry::{PathId, Tuple};
+use margay_wire::FlowId;
+
+use super::layout::{self, COUNTERS, LAYOUT_VERSION, Plain, flow_entry};
+use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder};
+use super::{WireFlow, WirePath};
+use crate::packet::{ACK, FIN, FlowKey, SYN, TCP, UDP};
+use crate::sample::{self, Checksum, Seen};
+
+const ETHERNET: usize = 14;
+/// Verdicts of tcx.
+const NEXT: i32 = -1;
+const DROP: i32 = 2;
+const REDIRECT: i32 = 7;
+const SAL0: u32 = 1;
+const LOCAL_PORT: u16 = 61_001;
+const REMOTE_PORT: u16 = 62_002;
+const PATH: PathId = PathId(7);
+
+struct Rig(FlowCacheSkel<'static>);
+
+/// The programs with one flow and one path; `None` without root.
+fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
+    if !nix::unistd::Uid::effective().is_root() {
+        eprintln!("skipped: eBPF needs root");
+        return None;
+    }
+    let mut open = FlowCacheSkelBuilder::default().open(Box::leak(Box::new(MaybeUninit::uninit()))).expect("an object");
+    if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
+        constants.sal0_ifindex = SAL0;
+        constants.sal0_header_len = ETHERNET as u32;
+        (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
+        assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
+    }
+    let rig = Rig(open.load().expect("the verifier takes them"));
+    let flow = WireFlow {
+        flow: FlowId(99),
+        generation: 1,
+        app: app.into(),
+        path: PATH,
+        local_port: LOCAL_PORT,
+        remote_port: REMOTE_PORT,
+        egress,
+        accept,
+    };
+    let (key, app) = (layout::wire_key_of(&flow), layout::app_key_of(&flow.app));
+    let entry = flow_entry { flow: 99, generation: 1, app, flags: layout::flags_of(&flow), ..Default::default() };
+    let wire = wire(wire_v4);
+    let next_hop = wire.destination.ip();
+    let path =
+        WirePath { local: wire.source.ip(), remote: next_hop, next_hop, ifindex: 1, mtu: 1500, stall_us: 190_000 };
+    let path = layout::path_entry_of(&path);
+    let maps = &rig.0.maps;
+    put(&maps.flows, key.bytes(), entry.bytes());
+    put(&maps.apps, app.bytes(), key.bytes());
+    put(&maps.paths, &PATH.0.to_ne_bytes(), path.bytes());
+    put(&maps.pairs, layout::pair_of(&path).bytes(), &PATH.0.to_ne_bytes());
+    rig.beat(crate::clock::now().micros() * 1000);
+    Some(rig)
+}
+
+fn put(map: &impl MapCore, key: &[u8], value: &[u8]) {
+    map.update(key, value, MapFlags::ANY).expect("room");
+}
+
+/// The flow as its packets leave this host.
+fn wire(v4: bool) -> Tuple {
+    let (local, remote) = if v4 { ("10.1.0.2", "10.1.0.1") } else { ("fd00::2", "fd00::1") };
+    let address = |text: &str, port| SocketAddr::new(text.parse().expect("literal"), port);
+    Tuple { protocol: TCP, source: address(local, LOCAL_PORT), destination: address(remote, REMOTE_PORT) }
+}
+
+fn frame(packet: &[u8]) -> Vec<u8> {
+    let ethertype = if packet[0] >> 4 == 4 { [8, 0] } else { [0x86, 0xdd] };
+    [&[2; 12][..], &ethertype, packet].concat()
+}
+
+impl Rig {
+    fn beat(&self, at_ns: u64) {
+        put(&self.0.maps.heartbeat, &0_u32.to_ne_bytes(), &at_ns.to_ne_bytes());
+    }
+
+    /// Verdict, and the IP packet that came out.
+    fn run(&self, is_egress: bool, packet: &[u8]) -> (i32, Vec<u8>) {
+        let program = if is_egress { &self.0.progs.app_egress } else { &self.0.progs.wire_ingress };
+        let (data, mut out) = (frame(packet), vec![0; 4096]);
+        let input = ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..Default::default() };
+        let result = program.test_run(input).expect("a run");
+        let out = result.data.expect("bytes out").get(ETHERNET..).expect("a frame").to_vec();
+        (result.return_value.cast_signed(), out)
+    }
+
+    fn counted(&self) -> Vec<&'static str> {
+        let is_counted = |number: u32| {
+            let values = self.0.maps.counters.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY).expect("a map");
+            values.into_iter().flatten().flatten().any(|byte| byte != 0)
+        };
+        COUNTERS.iter().zip(0..).filter(|(_, number)| is_counted(*number)).map(|(name, _)| *name).collect()
+    }
+
+    fn entry(&self) -> flow_entry {
+        let mut found = None;
+        for key in self.0.maps.flows.keys() {
+            found = self
+                .0
+                .maps
+                .flows
+                .lookup(&key, MapFlags::ANY)
+                .expect("a map")
+                .and_then(|bytes| flow_entry::read(&bytes));
+        }
+        found.expect("one entry")
+    }
+}
+
+fn segment(tuple: Tuple, flags: u8, payload: &[u8]) -> Vec<u8> {
+    sample::packet(tuple, flags, payload, Checksum::Complete)
+}
+
+#[test]
+fn every_family_is_rewritten_to_every_family_and_back() {
+    for app in [sample::tuple4(TCP), sample::tuple6(TCP)] {
+        for wire_v4 in [true, false] {
+            let Some(rig) = rig(app, wire_v4, true, true) else { return };
+            let wire = wire(wire_v4);
+            let (verdict, out) = rig.run(true, &segment(app, ACK, b"request"));
+            let Seen { tuple, payload, traffic_class, hop_limit, .. } = sample::see(&out);
+            assert_eq!((verdict, tuple, payload), (REDIRECT, wire, b"request".to_vec()));
+            assert_eq!((traffic_class, hop_limit), (0x0a, 63));
+            let (verdict, out) = rig.run(false, &segment(wire.reversed(), ACK, b"answer"));
+            let Seen { tuple, payload, .. } = sample::see(&out);
+            assert_eq!((verdict, tuple, payload), (REDIRECT, app.reversed(), b"answer".to_vec()));
+            assert_eq!(rig.counted(), ["egress_packets", "ingress_packets"]);
+            let entry = rig.entry();
+            assert_eq!((entry.egress_bytes, entry.ingress_bytes, entry.unanswered_since_ns), (7, 6, 0));
+            assert!(entry.rtt_ns > 0 && entry.egress.sequence == 0xffff_f000 && entry.egress.length == 7);
+        }
+    }
+}
+
+#[test]
+fn what_is_not_direct_is_left_alone() {
+    let app = sample::tuple4(TCP);
+    let Some(rig) = rig(app, true, false, false) else { return };
+    let mut other = app;
+    other.source.set_port(9);
+    let mut fragment = segment(app, ACK, b"x");
+    fragment[6] = 0x20;
+    let mut options = segment(app, ACK, b"x");
+    options[0] = 0x46;
+    let udp = sample::packet(sample::tuple4(UDP), 0, b"x", Checksum::Absent);
+    for packet in [segment(app, ACK, b"x"), segment(other, ACK, b"x"), fragment, options, udp] {
+        assert_eq!(rig.run(true, &packet), (NEXT, packet.clone()));
+    }
+    let mut foreign = wire(true).reversed();
+    foreign.destination.set_port(443);
+    let packet = segment(foreign, ACK, b"x");
+    assert_eq!(rig.run(false, &packet), (NEXT, packet.clone()), "not a flow port");
+    assert_eq!(rig.counted(), [""; 0]);
+}
+
+#[test]
+fn what_cannot_go_direct_goes_to_the_agent() {
+    let app = sample::tuple4(TCP);
+    let Some(rig) = rig(app, true, true, false) else { return };
+    let syn = segment(app, SYN, b"");
+    assert_eq!(rig.run(true, &syn), (NEXT, syn.clone()), "it may begin a new flow");
+    let large = segment(app, ACK, &[7; 1480]);
+    assert_eq!(rig.run(true, &large), (NEXT, large.clone()));
+    assert_eq!(rig.counted(), ["left_too_large"]);
+    let early = segment(wire(true).reversed(), ACK, b"early");
+    assert_eq!(rig.run(false, &early), (REDIRECT, early.clone()), "up, as it stands");
+    let mut unknown = wire(true).reversed();
+    unknown.source.set_port(63_000);
+    assert_eq!(rig.run(false, &segment(unknown, ACK, b"x")).0, REDIRECT);
+    assert_eq!(rig.counted(), ["up_no_flow", "up_not_accepted", "left_too_large"]);
+    rig.beat(1);
+    assert_eq!(rig.run(false, &early).0, DROP, "the host's TCP never sees it, also when the agent is dead");
+}
+
+#[test]
+fn an_unanswered_flow_stalls_only_while_the_agent_lives() {
+    let app = sample::tuple4(TCP);
+    let Some(rig) = rig(app, true, true, true) else { return };
+    let data = segment(app, ACK, b"data");
+    assert_eq!(rig.run(true, &data).0, REDIRECT);
+    let key = rig.0.maps.flows.keys().next().expect("one entry");
+    let mut entry = rig.entry();
+    assert!(entry.unanswered_since_ns > 0);
+    entry.unanswered_since_ns = 1;
+    entry.rtt_ns = 1000;
+    put(&rig.0.maps.flows, &key, entry.bytes());
+    rig.beat(1);
+    assert_eq!(rig.run(true, &data).0, REDIRECT, "nobody would take it");
+    rig.beat(crate::clock::now().micros() * 1000);
+    assert_eq!(rig.run(true, &segment(app, ACK, b"")).0, REDIRECT, "an acknowledgement expects no answer");
+    assert_eq!(rig.run(true, &data), (NEXT, data.clone()));
+    assert_eq!(rig.entry().flags & layout::FLOW_STALLED, layout::FLOW_STALLED);
+    assert_eq!(rig.run(true, &data).0, NEXT, "until the agent says otherwise");
+}
+
+#[test]
+fn both_ends_of_a_connection_are_noted() {
+    let app = sample::tuple4(TCP);
+    let Some(rig) = rig(app, true, true, true) else { return };
+    rig.run(true, &segment(app, FIN | ACK, b""));
+    assert_eq!(rig.entry().seen, 1);
+    rig.run(false, &segment(wire(true).reversed(), FIN | ACK, b""));
+    assert_eq!(rig.entry().seen, 1 | 4);
+}
+
+#[test]
+fn keys_are_in_network_order() {
+    let key = FlowKey::from(sample::tuple4(TCP));
+    assert_eq!(layout::app_key_of(&key).bytes()[32..37], [0x9c, 0x40, 0, 80, TCP]);
+}

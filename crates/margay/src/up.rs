@@ -8,6 +8,7 @@ use margay_control::token::JoinToken;
 use miette::{IntoDiagnostic, Report, Result, miette};
 use serde_json::json;
 
+use crate::agent;
 use crate::config::Config;
 use crate::host::change::{Change, State};
 use crate::host::{self, netlink::Netlink};
@@ -50,6 +51,7 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
     let was_prepared = host::is_prepared(config).into_diagnostic()?;
     let mut said = Vec::new();
     host::apply(config, &plan, |text| said.push(text.to_owned())).await.into_diagnostic()?;
+    agent::direct::prepare(config);
     if !args.json {
         for text in said.iter().chain(plan.remarks()) {
             line(out, text)?;

@@ -293,7 +293,7 @@ fn pinned_version(pin_dir: &Path) -> Adopted {
 }
 
 /// Makes the directory a BPF file system, if it is none.
-fn prepare_pins(pin_dir: &Path) -> Result<(), Unavailable> {
+pub(super) fn prepare_pins(pin_dir: &Path) -> Result<(), Unavailable> {
     let refuse = |source: io::Error| match source.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => Unavailable::Privilege,
         _ => Unavailable::Pins { path: pin_dir.to_owned(), source },

@@ -457,6 +457,15 @@ impl KernelCache {
         layout::COUNTERS.iter().zip(0..).map(|(name, number)| (*name, count(number))).collect()
     }
 
+    /// Mounts a BPF file system at `pin_dir`, where there is none: an agent in a sandbox of its own cannot.
+    ///
+    /// # Errors
+    ///
+    /// No privilege, or no such file system.
+    pub fn prepare(pin_dir: &Path) -> Result<(), Unavailable> {
+        load::prepare_pins(pin_dir)
+    }
+
     /// Takes everything out of the kernel that a process has left pinned at `pin_dir`.
     pub fn remove_pins(pin_dir: &Path) {
         load::remove_pins(pin_dir);

@@ -173,6 +173,14 @@ fn put_on(core: &CoreHandle, cache: &Arc<KernelCache>) {
     core.0.with_sal(|sal, now| sal.set_flow_ports(now, Some(FLOW_PORTS)));
 }
 
+/// Mounts the file system of the pins: `margay up`. Where that is refused there is no direct path, and the agent says why.
+pub fn prepare(config: &Config) {
+    if config.direct {
+        // Said by `margay status`, too, where it stays visible.
+        let _ = KernelCache::prepare(&config.host.runtime_dir.join(PINS));
+    }
+}
+
 /// Removes what the programs have left pinned: `margay down`.
 pub fn remove_pins(runtime_dir: &Path) {
     KernelCache::remove_pins(&runtime_dir.join(PINS));

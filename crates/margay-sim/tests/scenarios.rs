@@ -397,7 +397,8 @@ fn a_restarted_agent_ends_flows_of_its_older_start_cleanly() {
     assert_eq!(outcome(&mut shop.world, client_host, client), Outcome::Reset, "at the next data, not after a time-out");
     shop.world.host(instance).serve(service("web.shop"), 80, 9, Allow::Any);
     shop.world.recording = Some(Vec::new());
-    for _ in 0..6 {
+    // Enough that some of them go to this one of the two instances.
+    for _ in 0..24 {
         shop.world.connect(client_host, "web.shop");
     }
     shop.world.run_for(2 * SECOND);

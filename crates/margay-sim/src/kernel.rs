@@ -1,0 +1,128 @@
+//! The kernel's flow cache as `margay-datapath/bpf/flow_cache.bpf.c` has it: what it sends and accepts direct, and how it finds
+//! that a flow has stalled.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use margay_core::{Instant, Tuple, Wire};
+use margay_wire::FlowId;
+
+use crate::cache::wire_tuple;
+use crate::program::{FIN, SYN, Segment};
+
+/// A wait for an answer is too long after this and twice the round trip.
+const STALL: Duration = Duration::from_millis(190);
+/// The same without a round trip known.
+const STALL_UNKNOWN: Duration = Duration::from_secs(1);
+
+/// One flow that goes direct in at least one direction.
+struct Direct {
+    app: Tuple,
+    wire: Wire,
+    remote: IpAddr,
+    unanswered_since: Option<Instant>,
+    rtt: Duration,
+    is_stalled: bool,
+}
+
+/// The kernel's cache of one host.
+pub struct Kernel {
+    flows: HashMap<FlowId, Direct>,
+    by_app: HashMap<Tuple, FlowId>,
+    /// Longer IP packets are left to the agent.
+    pub mtu: usize,
+    /// Packets that it sent direct.
+    pub sent: u64,
+    /// Times that it found a flow stalled.
+    pub stalls: u64,
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        Self { flows: HashMap::new(), by_app: HashMap::new(), mtu: 1500, sent: 0, stalls: 0 }
+    }
+}
+
+impl Kernel {
+    /// Takes the entry that the agent wants; what goes direct neither way is no entry.
+    pub(crate) fn follow(&mut self, flow: FlowId, wanted: Option<(Tuple, Wire, IpAddr)>) {
+        match wanted.filter(|(_, wire, _)| wire.sending || wire.accepting) {
+            Some((app, wire, remote)) => {
+                self.by_app.insert(app, flow);
+                let fresh = Direct {
+                    app,
+                    wire,
+                    remote,
+                    unanswered_since: None,
+                    rtt: Duration::ZERO,
+                    is_stalled: false,
+                };
+                let entry = self.flows.entry(flow).or_insert(fresh);
+                (entry.app, entry.wire, entry.remote) = (app, wire, remote);
+                (entry.unanswered_since, entry.is_stalled) = (None, false);
+            }
+            None => {
+                if let Some(entry) = self.flows.remove(&flow) {
+                    self.by_app.remove(&entry.app);
+                }
+            }
+        }
+    }
+
+    /// Forgets every flow.
+    pub(crate) fn clear(&mut self) {
+        self.flows.clear();
+        self.by_app.clear();
+    }
+
+    /// Whether the flow has stalled; `None` when it is not here.
+    pub(crate) fn is_stalled(&self, flow: FlowId) -> Option<bool> {
+        self.flows.get(&flow).map(|entry| entry.is_stalled)
+    }
+
+    /// The application's packet as it goes on the wire; `None` when the agent is to have it.
+    pub(crate) fn egress(&mut self, now: Instant, local: IpAddr, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
+        if segment.flags & SYN != 0 {
+            return None;
+        }
+        let flow = *self.by_app.get(&segment.tuple)?;
+        let entry = self.flows.get_mut(&flow)?;
+        if !entry.wire.sending || entry.is_stalled {
+            return None;
+        }
+        let tuple = wire_tuple(local, entry.remote, &entry.wire);
+        let packet = segment.clone().readdressed(tuple).emit();
+        if packet.len() > self.mtu {
+            return None;
+        }
+        if !segment.data.is_empty() || segment.flags & FIN != 0 {
+            let limit = if entry.rtt.is_zero() { STALL_UNKNOWN } else { STALL + 2 * entry.rtt };
+            if entry.unanswered_since.is_some_and(|since| now.since(since) > limit) {
+                entry.is_stalled = true;
+                self.stalls += 1;
+                return None;
+            }
+            entry.unanswered_since.get_or_insert(now);
+        }
+        self.sent += 1;
+        Some((flow, packet))
+    }
+
+    /// A packet of the wire: its flow, and the five-tuple that the application's packets have. `None` when it goes up.
+    pub(crate) fn ingress(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Tuple)> {
+        let (source, port) = (segment.tuple.source, segment.tuple.destination.port());
+        let is_on = |entry: &Direct| {
+            entry.wire.accepting
+                && (entry.remote, entry.wire.remote_port, entry.wire.local_port) == (source.ip(), source.port(), port)
+        };
+        let (flow, entry) = self.flows.iter_mut().find(|(_, entry)| is_on(entry))?;
+        if let Some(since) = entry.unanswered_since.take() {
+            let wait = now.since(since);
+            // The longest counts at once and is forgotten slowly.
+            let shorter = entry.rtt.saturating_sub(wait) / 8;
+            entry.rtt = if wait > entry.rtt { wait } else { entry.rtt - shorter };
+        }
+        Some((*flow, entry.app.reversed()))
+    }
+}

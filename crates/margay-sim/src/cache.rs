@@ -147,8 +147,7 @@ impl Cache {
         let is_beside = slot.entry.wire.is_some_and(|wire| wire.sending);
         let mut wants_pinhole = false;
         if slot.entry.wire.is_some() {
-            slot.numbers =
-                Some((segment.sequence.wrapping_add(segment.data.len() as u32), segment.acknowledgement));
+            slot.numbers = Some((segment.sequence.wrapping_add(segment.data.len() as u32), segment.acknowledgement));
             wants_pinhole = std::mem::take(&mut slot.wants_pinhole);
         }
         let mut datagram = slot.header(if is_beside { BESIDE } else { 0 });

@@ -6,11 +6,12 @@ use margay_core::key::HostSecret;
 use margay_core::name::{HOST_V4, HOST_V6, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
-use margay_core::{AppVerdict, Config, Direction, Event, Instant, Limits, Output, Sal, Tuple};
-use margay_wire::PORT;
+use margay_core::{AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, Instant, Limits, Output, Sal, Tuple};
+use margay_wire::{FENCE, FlowId, PORT};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Carried};
 use crate::program::{Client, FIN, RST, SYN, Segment, Server};
+use crate::stream::{Plan, State, Stream};
 
 /// Which host of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,6 +30,14 @@ pub struct Start {
     pub router: bool,
 }
 
+/// What a host gives to the network.
+pub(crate) enum Outgoing {
+    /// A UDP datagram from the SAL port: destination and bytes.
+    Datagram(SocketAddr, Vec<u8>),
+    /// A packet of the direct path, with the hosts' own addresses.
+    Direct(Vec<u8>),
+}
+
 /// One machine.
 pub struct Host {
     /// Its one address.
@@ -41,10 +50,13 @@ pub struct Host {
     pub servers: Vec<Server>,
     /// Programs that connect.
     pub clients: Vec<Client>,
+    /// Connections of programs that talk for longer.
+    pub streams: Vec<Stream>,
+    /// Ports where such programs listen, and what each connection to them says.
+    pub listeners: Vec<(u16, Plan)>,
     /// Everything that the core reported.
     pub events: Vec<Event>,
-    /// Datagrams to send: destination and bytes.
-    pub(crate) outbox: Vec<(SocketAddr, Vec<u8>)>,
+    pub(crate) outbox: Vec<Outgoing>,
     secret_seed: [u8; 32],
     next_port: u16,
 }
@@ -68,6 +80,8 @@ impl Host {
             cache: Cache::default(),
             servers: Vec::new(),
             clients: Vec::new(),
+            streams: Vec::new(),
+            listeners: Vec::new(),
             events: Vec::new(),
             outbox: Vec::new(),
             secret_seed: start.key_seed,
@@ -88,6 +102,16 @@ impl Host {
     /// Starts a server, reachable as `service`.
     pub fn serve(&mut self, service: ServiceId, port: u16, number: u32, allow: Allow) -> Option<RuleId> {
         self.servers.push(Server::new(port, number));
+        self.listen(service, port, allow)
+    }
+
+    /// Starts a server whose connections each follow `plan`.
+    pub fn serve_streams(&mut self, service: ServiceId, port: u16, plan: Plan) -> Option<RuleId> {
+        self.listeners.push((port, plan));
+        self.listen(service, port, Allow::Any)
+    }
+
+    fn listen(&mut self, service: ServiceId, port: u16, allow: Allow) -> Option<RuleId> {
         let demux = Demux {
             listener: SocketAddr::new([0, 0, 0, 0].into(), port),
             service_port: None,
@@ -107,16 +131,45 @@ impl Host {
 
     /// Starts a client of a virtual address.
     pub fn connect(&mut self, now: Instant, to: SocketAddr) -> usize {
-        self.next_port += 1;
-        let own: IpAddr = if to.is_ipv4() { HOST_V4.into() } else { HOST_V6.into() };
-        let tuple = Tuple { protocol: 6, source: SocketAddr::new(own, self.next_port), destination: to };
+        let tuple = self.fresh_tuple(to);
         self.clients.push(Client::new(tuple, now));
         self.clients.len() - 1
     }
 
+    /// Starts a connection that follows `plan`, to a virtual address.
+    pub fn connect_stream(&mut self, now: Instant, to: SocketAddr, plan: Plan) -> usize {
+        let tuple = self.fresh_tuple(to);
+        self.streams.push(Stream::connect(tuple, plan, now));
+        self.streams.len() - 1
+    }
+
+    fn fresh_tuple(&mut self, to: SocketAddr) -> Tuple {
+        self.next_port += 1;
+        let own: IpAddr = if to.is_ipv4() { HOST_V4.into() } else { HOST_V6.into() };
+        Tuple { protocol: 6, source: SocketAddr::new(own, self.next_port), destination: to }
+    }
+
+    /// Gives the host a kernel cache, or takes the direct path off it. What peers go on sending direct still comes up.
+    pub fn set_direct(&mut self, now: Instant, is_on: bool) {
+        if is_on {
+            self.cache.kernel.get_or_insert_default();
+        } else {
+            self.cache.clear_kernel();
+        }
+        self.sal.set_flow_ports(now, is_on.then_some(61_000..=65_535));
+        self.drain(now);
+    }
+
+    /// The flow of a stream, as the core has it.
+    pub fn flow_of(&self, stream: usize) -> Option<FlowInfo> {
+        let tuple = self.streams.get(stream)?.tuple();
+        self.sal.flows().find(|flow| flow.app == *tuple)
+    }
+
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let clients = self.clients.iter().filter_map(Client::next_deadline).min();
-        self.sal.poll_timeout().into_iter().chain(clients).min()
+        let streams = self.streams.iter().filter_map(Stream::next_deadline).min();
+        self.sal.poll_timeout().into_iter().chain(clients).chain(streams).min()
     }
 
     pub(crate) fn handle_time(&mut self, now: Instant) {
@@ -128,7 +181,38 @@ impl Host {
                 self.egress(now, &segment.emit());
             }
         }
+        for at in 0..self.streams.len() {
+            if self.streams[at].next_deadline().is_some_and(|deadline| deadline <= now) {
+                for segment in self.streams[at].poll(now) {
+                    self.egress(now, &segment.emit());
+                }
+            }
+        }
         self.drain(now);
+    }
+
+    /// A TCP packet with this host's own address: the kernel's cache takes it, or it goes up. Without either it is dropped.
+    pub(crate) fn handle_direct(&mut self, now: Instant, packet: &[u8]) {
+        let Some(kernel) = &mut self.cache.kernel else { return };
+        let Some(segment) = Segment::parse(packet) else { return };
+        match kernel.ingress(now, &segment) {
+            Some((flow, tuple)) => {
+                let flags = segment.flags;
+                self.deliver(now, segment.readdressed(tuple));
+                self.report(now, flow, Direction::Ingress, flags);
+            }
+            None => {
+                // Consumed, or dropped and counted.
+                let _ = self.sal.handle_app_packet(now, packet);
+            }
+        }
+        self.drain(now);
+    }
+
+    fn report(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
+        if flags & (FIN | RST) != 0 {
+            self.sal.handle_transport(now, flow, direction, flags);
+        }
     }
 
     pub(crate) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
@@ -140,12 +224,20 @@ impl Host {
     }
 
     fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
-        let Some((flow, tuple, inner)) = self.cache.decapsulate(from, datagram) else { return false };
-        let Some(segment) = Segment::parse(inner) else { return true };
-        let flags = segment.flags;
-        self.deliver(now, segment.readdressed(tuple));
-        if flags & (FIN | RST) != 0 {
-            self.sal.handle_transport(now, flow, Direction::Ingress, flags);
+        let Some(found) = self.cache.decapsulate(from, datagram) else { return false };
+        let event = match (found.is_fence, found.is_back) {
+            (true, _) => Some(DirectEvent::PeerDirect),
+            (false, true) => Some(DirectEvent::PeerBack),
+            (false, false) => None,
+        };
+        let flow = found.flow;
+        if let Some(segment) = Segment::parse(found.inner) {
+            let (flags, tuple) = (segment.flags, found.tuple);
+            self.deliver(now, segment.readdressed(tuple));
+            self.report(now, flow, Direction::Ingress, flags);
+        }
+        if let Some(event) = event {
+            self.sal.handle_direct(now, flow, event);
         }
         true
     }
@@ -153,42 +245,71 @@ impl Host {
     /// A packet of a program here.
     fn egress(&mut self, now: Instant, packet: &[u8]) {
         let Some(segment) = Segment::parse(packet) else { return };
+        if let Some((flow, direct)) = self.cache.send_direct(now, self.address, &segment) {
+            self.outbox.push(Outgoing::Direct(direct));
+            self.report(now, flow, Direction::Egress, segment.flags);
+            return;
+        }
+        self.agent_egress(now, &segment, packet);
+    }
+
+    /// A packet that came to the agent.
+    fn agent_egress(&mut self, now: Instant, segment: &Segment, packet: &[u8]) {
         let opens = segment.flags & (SYN | 16) == SYN;
-        if !opens && self.carry(now, &segment, packet) {
+        if !opens && self.carry(now, segment, packet) {
             return;
         }
         if let AppVerdict::Forward(_) = self.sal.handle_app_packet(now, packet) {
             self.drain(now);
-            self.carry(now, &segment, packet);
+            self.carry(now, segment, packet);
         }
     }
 
     fn carry(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> bool {
-        let Some((flow, to, datagram)) = self.cache.encapsulate(&segment.tuple, packet) else { return false };
-        self.outbox.push((to, datagram));
-        if segment.flags & (FIN | RST) != 0 {
-            self.sal.handle_transport(now, flow, Direction::Egress, segment.flags);
+        let Some(carried) = self.cache.encapsulate(segment, packet) else { return false };
+        let Carried { flow, to, datagram, is_beside, wants_pinhole } = carried;
+        self.outbox.push(Outgoing::Datagram(to, datagram));
+        self.report(now, flow, Direction::Egress, segment.flags);
+        if wants_pinhole {
+            self.send_pinhole(flow);
+        }
+        if is_beside && self.cache.is_stalled(flow) {
+            self.sal.handle_direct(now, flow, DirectEvent::Stalled);
+            self.drain(now);
         }
         true
+    }
+
+    fn send_pinhole(&mut self, flow: FlowId) {
+        let packet = self.cache.pinhole(self.address, flow);
+        self.outbox.extend(packet.map(Outgoing::Direct));
+    }
+
+    fn send_mark(&mut self, flow: FlowId, flags: u8) {
+        let mark = self.cache.mark(flow, flags);
+        self.outbox.extend(mark.map(|(to, datagram)| Outgoing::Datagram(to, datagram)));
     }
 
     pub(crate) fn drain(&mut self, now: Instant) {
         let mut buf = vec![0; 65_536];
         while let Some(output) = self.sal.poll(&mut buf) {
             match output {
-                Output::Transmit { to, len } => self.outbox.push((to, buf[..len].to_vec())),
+                Output::Transmit { to, len } => self.outbox.push(Outgoing::Datagram(to, buf[..len].to_vec())),
                 Output::Inject { len } => self.inject(now, &buf[..len]),
                 Output::Egress { len } => {
                     let packet = buf[..len].to_vec();
-                    self.egress(now, &packet);
+                    if let Some(segment) = Segment::parse(&packet) {
+                        self.agent_egress(now, &segment, &packet);
+                    }
                 }
                 Output::Ingress { from, len } => {
                     let datagram = buf[..len].to_vec();
                     self.ingress(now, from, &datagram);
                 }
                 Output::Update(update) => self.cache.apply(update),
-                // Hosts of the simulator have no kernel cache: nothing goes direct.
-                Output::Pinhole(_) | Output::Fence(_) | Output::Back(_) => {}
+                Output::Pinhole(flow) => self.send_pinhole(flow),
+                Output::Fence(flow) => self.send_mark(flow, FENCE),
+                Output::Back(flow) => self.send_mark(flow, 0),
             }
         }
         while let Some(event) = self.sal.poll_event() {
@@ -210,13 +331,25 @@ impl Host {
         for client in self.clients.iter_mut().filter(|client| *client.tuple() == quoted.tuple) {
             client.unreachable(now);
         }
+        self.streams.iter_mut().filter(|stream| *stream.tuple() == quoted.tuple).for_each(Stream::unreachable);
     }
 
     fn deliver(&mut self, now: Instant, segment: Segment) {
         let to = segment.tuple.destination;
+        let is_of = |stream: &&mut Stream| stream.tuple().reversed() == segment.tuple;
+        let opens = segment.flags & (SYN | 16) == SYN;
         let answers =
             if let Some(client) = self.clients.iter_mut().find(|client| client.tuple().reversed() == segment.tuple) {
                 client.handle(now, &segment)
+            } else if let Some(stream) = self.streams.iter_mut().rev().find(is_of)
+                && !(opens && stream.state == State::Gone)
+            {
+                stream.handle(now, &segment)
+            } else if let Some((_, plan)) = self.listeners.iter().find(|(port, _)| opens && *port == to.port()) {
+                let mut stream = Stream::accept(&segment, *plan, now);
+                let answers = stream.handle(now, &segment);
+                self.streams.push(stream);
+                answers
             } else if let Some(server) = self.servers.iter_mut().find(|server| server.port == to.port()) {
                 server.handle(&segment)
             } else {

@@ -50,14 +50,8 @@ impl Kernel {
         match wanted.filter(|(_, wire, _)| wire.sending || wire.accepting) {
             Some((app, wire, remote)) => {
                 self.by_app.insert(app, flow);
-                let fresh = Direct {
-                    app,
-                    wire,
-                    remote,
-                    unanswered_since: None,
-                    rtt: Duration::ZERO,
-                    is_stalled: false,
-                };
+                let fresh =
+                    Direct { app, wire, remote, unanswered_since: None, rtt: Duration::ZERO, is_stalled: false };
                 let entry = self.flows.entry(flow).or_insert(fresh);
                 (entry.app, entry.wire, entry.remote) = (app, wire, remote);
                 (entry.unanswered_since, entry.is_stalled) = (None, false);

@@ -2,14 +2,16 @@
 //!
 //! Every host runs the [`Sal`](margay_core::Sal) that ships; only clock, network and programs are simulated. The same seed
 //! gives the same run, packet for packet. [`World`] is the network, [`Host`] one machine on it, [`program`] the tiny TCP and
-//! UDP programs that the hosts run, and [`check`] judges a run from outside.
+//! UDP programs that the hosts run, [`stream`] those that talk for longer, [`kernel`] the cache of the direct path, and [`check`] judges a run from outside.
 
 pub mod cache;
 pub mod check;
 pub mod host;
+pub mod kernel;
 pub mod network;
 pub mod program;
 pub mod small;
+pub mod stream;
 pub mod world;
 
 pub use host::{Host, HostId};

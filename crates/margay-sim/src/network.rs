@@ -1,11 +1,15 @@
-//! What happens to datagrams between hosts: delay, loss, duplication, reordering, partitions, and a NAT.
+//! What happens to packets between hosts: delay, loss, duplication, reordering, partitions, a NAT, and walls that only packets
+//! of the direct path notice.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use margay_wire::{DataRepr, FENCE};
 use rand_chacha::ChaCha8Rng;
 use rand_core::RngCore;
+
+use crate::program::{ACK, Segment};
 
 /// How bad the network is. Shares are per mille.
 #[derive(Clone, Copy, Debug)]
@@ -49,10 +53,53 @@ struct Nat {
     next_port: u16,
 }
 
+/// A packet that the network is asked to carry.
+#[derive(Clone, Copy, Debug)]
+pub struct Passing<'a> {
+    /// Its source.
+    pub from: SocketAddr,
+    /// Its destination.
+    pub to: SocketAddr,
+    /// A packet of the direct path; else a UDP datagram.
+    pub is_direct: bool,
+    /// The datagram, or the whole IP packet.
+    pub bytes: &'a [u8],
+}
+
+impl Passing<'_> {
+    /// Flags of a DATA datagram.
+    pub fn data_flags(&self) -> Option<u8> {
+        let data = DataRepr::parse(self.bytes).ok().filter(|_| !self.is_direct)?;
+        Some(data.flags)
+    }
+
+    /// Whether it is a FENCE.
+    pub fn is_fence(&self) -> bool {
+        self.data_flags().is_some_and(|flags| flags & FENCE != 0)
+    }
+
+    /// Whether it is a direct packet that only acknowledges, as pinholes do.
+    pub fn is_bare(&self) -> bool {
+        let segment = Segment::parse(self.bytes).filter(|_| self.is_direct);
+        segment.is_some_and(|segment| segment.data.is_empty() && segment.flags == ACK)
+    }
+}
+
+/// Says which packets are lost, whatever else happens.
+pub type Losing = Box<dyn FnMut(&Passing<'_>) -> bool>;
+
 /// The network between the hosts.
 pub struct Network {
     /// How bad it is now.
     pub weather: Weather,
+    /// Datagrams take so much longer than packets of the direct path.
+    pub detour: Duration,
+    /// Packets that are lost for certain.
+    pub losing: Option<Losing>,
+    /// Direct packets do not pass from the first to the second address; `None` is every address.
+    walls: HashSet<(Option<IpAddr>, Option<IpAddr>)>,
+    /// Addresses behind a stateful firewall, and the direct connections that were seen to go out of it.
+    guarded: HashMap<IpAddr, HashSet<(SocketAddr, SocketAddr)>>,
     cut: HashSet<(IpAddr, IpAddr)>,
     nats: HashMap<IpAddr, Nat>,
     /// Addresses behind a firewall that lets in only what was asked for.
@@ -68,7 +115,57 @@ pub(crate) struct Arrival {
 
 impl Network {
     pub(crate) fn new(weather: Weather) -> Self {
-        Self { weather, cut: HashSet::new(), nats: HashMap::new(), firewalls: HashMap::new() }
+        Self {
+            weather,
+            detour: Duration::ZERO,
+            losing: None,
+            walls: HashSet::new(),
+            guarded: HashMap::new(),
+            cut: HashSet::new(),
+            nats: HashMap::new(),
+            firewalls: HashMap::new(),
+        }
+    }
+
+    /// A firewall that drops every packet of the direct path.
+    pub fn wall_off_all(&mut self) {
+        self.walls.insert((None, None));
+    }
+
+    /// A firewall that drops packets of the direct path from one address to another.
+    pub fn wall_off(&mut self, from: IpAddr, to: IpAddr) {
+        self.walls.insert((Some(from), Some(to)));
+    }
+
+    /// A stateful firewall in front of `address`: direct packets come in only where one went out on the same ports.
+    pub fn guard(&mut self, address: IpAddr) {
+        self.guarded.insert(address, HashSet::new());
+    }
+
+    /// Takes down all that only the direct path notices.
+    pub fn take_walls_down(&mut self) {
+        self.walls.clear();
+        self.guarded.clear();
+    }
+
+    /// Whether direct packets between the two could pass in both directions once a connection is known.
+    pub fn is_open(&self, a: IpAddr, b: IpAddr) -> bool {
+        let is_walled = self.is_walled(a, b) || self.is_walled(b, a);
+        !is_walled && !self.nats.contains_key(&a) && !self.nats.contains_key(&b)
+    }
+
+    fn is_walled(&self, from: IpAddr, to: IpAddr) -> bool {
+        self.walls.contains(&(None, None)) || self.walls.contains(&(Some(from), Some(to)))
+    }
+
+    /// Whether a direct packet passes what only the direct path notices. An address translator knows nothing of it.
+    fn passes(&mut self, from: SocketAddr, to: SocketAddr) -> bool {
+        if let Some(seen) = self.guarded.get_mut(&from.ip()) {
+            seen.insert((from, to));
+        }
+        let is_known = self.guarded.get(&to.ip()).is_none_or(|seen| seen.contains(&(to, from)));
+        let is_translated = self.nats.contains_key(&from.ip()) || self.nats.contains_key(&to.ip());
+        is_known && !is_translated && !self.is_walled(from.ip(), to.ip())
     }
 
     /// Cuts both directions between two addresses.
@@ -92,13 +189,15 @@ impl Network {
         self.firewalls.insert(address, HashSet::new());
     }
 
-    /// The fate of one datagram: none, one or two arrivals.
-    pub(crate) fn send(&mut self, rng: &mut ChaCha8Rng, from: SocketAddr, to: SocketAddr) -> Vec<Arrival> {
+    /// The fate of one packet: none, one or two arrivals.
+    pub(crate) fn send(&mut self, rng: &mut ChaCha8Rng, packet: &Passing<'_>) -> Vec<Arrival> {
+        let Passing { from, to, is_direct, .. } = *packet;
         if from.ip() == to.ip() || to.ip().is_loopback() {
             return vec![Arrival { after: Duration::from_micros(10), from, to }];
         }
-        let Some((from, to)) = self.translate(from, to) else { return Vec::new() };
-        if self.cut.contains(&(from.ip(), to.ip())) {
+        let ends = if is_direct { self.passes(from, to).then_some((from, to)) } else { self.translate(from, to) };
+        let Some((from, to)) = ends else { return Vec::new() };
+        if self.cut.contains(&(from.ip(), to.ip())) || self.losing.as_mut().is_some_and(|losing| losing(packet)) {
             return Vec::new();
         }
         let mut per_mille = |share: u32| rng.next_u32() % 1000 < share;
@@ -108,7 +207,8 @@ impl Network {
             1 + u32::from(per_mille(self.weather.duplicate_per_mille))
         };
         let spread = self.weather.delay_max.saturating_sub(self.weather.delay_min).as_micros() as u64;
-        let mut delay = || self.weather.delay_min + Duration::from_micros(rng.next_u64() % (spread + 1));
+        let least = self.weather.delay_min + if is_direct { Duration::ZERO } else { self.detour };
+        let mut delay = || least + Duration::from_micros(rng.next_u64() % (spread + 1));
         (0..copies).map(|_| Arrival { after: delay(), from, to }).collect()
     }
 

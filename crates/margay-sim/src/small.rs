@@ -12,7 +12,7 @@ use margay_core::table::Allow;
 use margay_core::{Instant, Lifecycle, Limits, Role};
 use margay_wire::PORT;
 
-use crate::host::{Host, Start};
+use crate::host::{Host, Outgoing, Start};
 use crate::program::Outcome;
 use crate::world::service;
 
@@ -118,7 +118,9 @@ impl SmallWorld {
 
     fn collect(&mut self, host: usize) {
         let from = SocketAddr::new(address(host), PORT);
-        for (to, bytes) in std::mem::take(&mut self.hosts[host].outbox) {
+        for outgoing in std::mem::take(&mut self.hosts[host].outbox) {
+            // Hosts of small worlds have no kernel cache: nothing goes direct.
+            let Outgoing::Datagram(to, bytes) = outgoing else { continue };
             self.in_flight.push((from, to, bytes.clone()));
             self.sent.push((from, to, bytes));
         }

@@ -141,6 +141,7 @@ impl Stream {
     pub(crate) fn accept(syn: &Segment, plan: Plan, now: Instant) -> Self {
         let mut stream = Self::new(syn.tuple.reversed(), plan, State::Answered, now);
         stream.peer_base = syn.sequence.wrapping_add(1);
+        (stream.timed, stream.timer) = (Some((0, now)), Some(now + SYN_RTO));
         stream
     }
 
@@ -210,16 +211,25 @@ impl Stream {
 
     fn time_out(&mut self, now: Instant, out: &mut Vec<Segment>) {
         match self.state {
-            State::Opening => out.push(self.segment(SYN, None)),
+            State::Opening => {
+                self.timed = (self.backoff == 0).then_some((0, now));
+                out.push(self.segment(SYN, None));
+            }
+            State::Answered if self.backoff > 5 => self.end(false),
+            State::Answered => {
+                self.timed = None;
+                out.push(self.segment(SYN | ACK, None));
+            }
             State::Open => {
                 // Everything again from the first unacknowledged, slowly.
-                (self.next, self.window, self.recover) = (self.unacknowledged, 1, self.next);
+                self.recover = self.recover.max(self.next);
+                (self.next, self.window) = (self.unacknowledged, 1);
                 (self.timed, self.duplicates) = (None, 0);
                 self.retransmissions += 1;
             }
-            _ => {}
+            State::TimeWait | State::Gone => {}
         }
-        self.timer = (self.state != State::Answered).then(|| now + self.time_out_after());
+        self.timer = (self.state != State::Gone).then(|| now + self.time_out_after());
         self.backoff += 1;
     }
 
@@ -242,7 +252,9 @@ impl Stream {
             let (from, to) = (self.next, self.written.min(self.next + MSS as u64).min(limit));
             out.push(self.segment(ACK, Some((from, to))));
             self.next = to;
-            self.timed.get_or_insert((to, now));
+            if from >= self.recover {
+                self.timed.get_or_insert((to, now));
+            }
         }
         if self.is_closing() && self.next == self.written {
             out.push(self.segment(ACK | FIN, Some((self.next, self.next))));
@@ -290,11 +302,7 @@ impl Stream {
         match self.state {
             State::Opening if has_syn => {
                 self.peer_base = segment.sequence.wrapping_add(1);
-                (self.state, self.timer, self.next_write) = (State::Open, None, now + self.plan.every);
-                if self.backoff == 1 {
-                    self.round_trip = Some((Duration::from_millis(100), Duration::ZERO));
-                }
-                self.backoff = 0;
+                self.open(now);
                 let mut out = vec![self.segment(ACK, None)];
                 self.send_new(now, &mut out);
                 out
@@ -302,8 +310,7 @@ impl Stream {
             State::Opening => Vec::new(),
             State::Answered if has_syn => vec![self.segment(SYN | ACK, None)],
             State::Answered => {
-                (self.state, self.next_write) = (State::Open, now + self.plan.every);
-                self.round_trip = Some((Duration::from_millis(100), Duration::ZERO));
+                self.open(now);
                 self.take(now, segment)
             }
             State::Open if has_syn => vec![self.segment(ACK, None)],
@@ -313,6 +320,13 @@ impl Stream {
             State::Gone => {
                 vec![Segment { sequence: segment.acknowledgement, ..self.segment(RST, None) }]
             }
+        }
+    }
+
+    fn open(&mut self, now: Instant) {
+        (self.state, self.timer, self.backoff, self.next_write) = (State::Open, None, 0, now + self.plan.every);
+        if let Some((_, since)) = self.timed.take() {
+            self.sample(now.since(since));
         }
     }
 

@@ -11,13 +11,16 @@ use margay_wire::PORT;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
-use crate::host::{Host, HostId, Start};
-use crate::network::{Network, Weather};
+use crate::host::{Host, HostId, Outgoing, Start};
+use crate::network::{Network, Passing, Weather};
+use crate::program::Segment;
+use crate::stream::Plan;
 
-/// A datagram in flight.
+/// A packet in flight.
 struct InFlight {
     from: SocketAddr,
     to: SocketAddr,
+    is_direct: bool,
     bytes: Vec<u8>,
 }
 
@@ -35,6 +38,8 @@ pub struct World {
     sent: u64,
     /// Every datagram that was sent, for replays, when asked for.
     pub recording: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
+    /// Every packet of the direct path that was sent, when asked for.
+    pub direct_recording: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
     /// Bounds of hosts made from now on.
     pub limits: Limits,
 }
@@ -51,6 +56,7 @@ impl World {
             in_flight: BTreeMap::new(),
             sent: 0,
             recording: None,
+            direct_recording: None,
             limits: Limits::default(),
         }
     }
@@ -136,22 +142,54 @@ impl World {
     pub fn inject(&mut self, from: SocketAddr, to: SocketAddr, bytes: Vec<u8>) {
         let at = self.now + Duration::from_micros(100);
         self.sent += 1;
-        self.in_flight.insert((at, self.sent), InFlight { from, to, bytes });
+        self.in_flight.insert((at, self.sent), InFlight { from, to, is_direct: false, bytes });
+    }
+
+    /// Serves `name` on `host` by a program whose connections follow `plan`, and tells the router.
+    pub fn publish_streams(&mut self, router: HostId, host: HostId, name: &str, plan: Plan) -> ServiceId {
+        let service = service(name);
+        self.hosts[host.0].serve_streams(service, 81, plan);
+        let (address, key) = (self.hosts[host.0].address, self.hosts[host.0].public_key());
+        self.hosts[router.0].forward(service.into(), address, Some(key));
+        service
+    }
+
+    /// Starts a connection on `host` towards `name` that follows `plan`.
+    pub fn connect_stream(&mut self, host: HostId, name: &str, plan: Plan) -> usize {
+        let to = SocketAddr::new(virtual_v6(&service(name)).into(), 80);
+        self.hosts[host.0].connect_stream(self.now, to, plan)
+    }
+
+    /// Gives the host a kernel cache, or takes the direct path off it.
+    pub fn set_direct(&mut self, host: HostId, is_on: bool) {
+        self.hosts[host.0].set_direct(self.now, is_on);
+        self.collect(host.0);
     }
 
     fn collect(&mut self, id: usize) {
         let outbox = std::mem::take(&mut self.hosts[id].outbox);
         let own = SocketAddr::new(self.hosts[id].address, PORT);
-        for (to, bytes) in outbox {
-            let from = if to.ip().is_loopback() { SocketAddr::new(to.ip(), PORT) } else { own };
-            if let Some(recording) = &mut self.recording {
+        for outgoing in outbox {
+            let (from, to, is_direct, bytes) = match outgoing {
+                Outgoing::Datagram(to, bytes) if to.ip().is_loopback() => {
+                    (SocketAddr::new(to.ip(), PORT), to, false, bytes)
+                }
+                Outgoing::Datagram(to, bytes) => (own, to, false, bytes),
+                Outgoing::Direct(bytes) => {
+                    let Some(segment) = Segment::parse(&bytes) else { continue };
+                    (segment.tuple.source, segment.tuple.destination, true, bytes)
+                }
+            };
+            let recording = if is_direct { &mut self.direct_recording } else { &mut self.recording };
+            if let Some(recording) = recording {
                 recording.push((from, to, bytes.clone()));
             }
-            for arrival in self.network.send(&mut self.rng, from, to) {
+            let packet = Passing { from, to, is_direct, bytes: &bytes };
+            for arrival in self.network.send(&mut self.rng, &packet) {
                 self.sent += 1;
                 let to = if arrival.to.ip().is_loopback() { SocketAddr::new(own.ip(), PORT) } else { arrival.to };
-                let datagram = InFlight { from: arrival.from, to, bytes: bytes.clone() };
-                self.in_flight.insert((self.now + arrival.after, self.sent), datagram);
+                let packet = InFlight { from: arrival.from, to, is_direct, bytes: bytes.clone() };
+                self.in_flight.insert((self.now + arrival.after, self.sent), packet);
             }
         }
     }
@@ -169,7 +207,11 @@ impl World {
                 && let Some((_, datagram)) = self.in_flight.pop_first()
             {
                 if let Some(id) = self.by_address.get(&datagram.to.ip()).copied() {
-                    self.hosts[id.0].handle_datagram(self.now, datagram.from, &datagram.bytes);
+                    let host = &mut self.hosts[id.0];
+                    match datagram.is_direct {
+                        true => host.handle_direct(self.now, &datagram.bytes),
+                        false => host.handle_datagram(self.now, datagram.from, &datagram.bytes),
+                    }
                     self.collect(id.0);
                 }
                 continue;

@@ -1,0 +1,323 @@
+//! The direct path in virtual time: how flows are lifted, what firewalls and losses do to them, and how they come back.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use margay_core::{Carriage, FlowInfo, Why};
+use margay_sim::check::{ends_agree, nothing_left_over};
+use margay_sim::stream::{Plan, State};
+use margay_sim::{HostId, Weather, World};
+use margay_wire::{Kind, kind_of};
+
+const SECOND: Duration = Duration::from_secs(1);
+const NEVER_ENDS: u32 = u32::MAX;
+/// A little, often, for ever.
+const CHAT: Plan = Plan { write: 300, every: Duration::from_millis(20), writes: NEVER_ENDS, closes: false };
+/// As much as goes.
+const BULK: Plan = Plan { write: 40_000, every: Duration::from_millis(10), writes: NEVER_ENDS, closes: false };
+/// Who writes: the client and the server.
+const TALKS: [(Plan, Plan); 5] =
+    [(CHAT, CHAT), (CHAT, Plan::LISTEN), (Plan::LISTEN, CHAT), (BULK, Plan::LISTEN), (Plan::LISTEN, BULK)];
+
+/// A router, a server and a client host, both with a kernel cache.
+struct Pair {
+    world: World,
+    server: HostId,
+    client: HostId,
+}
+
+/// One connection, seen from both ends.
+struct Ends {
+    client: FlowInfo,
+    server: FlowInfo,
+}
+
+fn pair(seed: u64, weather: Weather, server_plan: Plan) -> Pair {
+    let mut world = World::new(seed, weather);
+    let router = world.add_host(true);
+    let (server, client) = (world.add_host(false), world.add_host(false));
+    for host in [server, client] {
+        world.register(router, host);
+        world.set_direct(host, true);
+    }
+    world.publish_streams(router, server, "talk.shop", server_plan);
+    Pair { world, server, client }
+}
+
+fn slow(millis: u64) -> Weather {
+    let delay = Duration::from_millis(millis);
+    Weather { delay_min: delay, delay_max: delay, ..Weather::FAIR }
+}
+
+impl Pair {
+    fn connect(&mut self, plan: Plan) -> usize {
+        self.world.connect_stream(self.client, "talk.shop", plan)
+    }
+
+    fn run(&mut self, time: Duration) {
+        self.world.run_for(time);
+    }
+
+    fn addresses(&mut self) -> (IpAddr, IpAddr) {
+        (self.world.host(self.client).address, self.world.host(self.server).address)
+    }
+
+    fn ends(&mut self, stream: usize) -> Ends {
+        let client = self.world.host(self.client).flow_of(stream).expect("the client's flow");
+        let of_session = |flow: &FlowInfo| flow.session == client.session;
+        let server = self.world.host(self.server).sal.flows().find(of_session).expect("the server's flow");
+        Ends { client, server }
+    }
+
+    fn carriages(&mut self, stream: usize) -> (Carriage, Carriage) {
+        let ends = self.ends(stream);
+        (ends.client.carriage, ends.server.carriage)
+    }
+
+    fn is_direct(&mut self, stream: usize) -> bool {
+        self.carriages(stream) == (Carriage::Direct, Carriage::Direct)
+    }
+
+    /// Runs until the flow is direct at both ends; gives how long that took.
+    fn until_direct(&mut self, stream: usize, patience: Duration) -> Duration {
+        let start = self.world.now;
+        while self.world.now.since(start) < patience {
+            self.run(Duration::from_millis(1));
+            if self.world.host(self.client).flow_of(stream).is_some_and(|flow| flow.peer_flow.0 != 0)
+                && self.is_direct(stream)
+            {
+                return self.world.now.since(start);
+            }
+        }
+        panic!("not direct after {patience:?}: {:?}", self.carriages(stream));
+    }
+
+    fn streams(&self) -> impl Iterator<Item = &margay_sim::stream::Stream> {
+        [self.client, self.server].into_iter().flat_map(|host| &self.world.hosts[host.0].streams)
+    }
+
+    /// No byte wrong or lost for good, no reset, no wait longer than `wait`.
+    fn check(&self, wait: Duration) {
+        for stream in self.streams() {
+            assert!(!stream.was_wrong && !stream.was_reset, "wrong or reset");
+            let longest = stream.longest_wait(self.world.now);
+            assert!(longest <= wait, "a stream waited {longest:?}");
+        }
+        ends_agree(&self.world).expect("both ends agree");
+        nothing_left_over(&self.world).expect("nothing is left");
+    }
+
+    fn out_of_order(&self) -> u64 {
+        self.streams().map(|stream| stream.out_of_order).sum()
+    }
+
+    fn stalls(&self) -> u64 {
+        self.world.hosts.iter().filter_map(|host| host.cache.kernel.as_ref()).map(|kernel| kernel.stalls).sum()
+    }
+}
+
+#[test]
+fn nothing_is_reordered_at_the_change_over() {
+    for detour in [0, 1, 5, 20, 45] {
+        for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+            let mut pair = pair(2, slow(5), server_plan);
+            pair.world.network.detour = Duration::from_millis(detour);
+            let stream = pair.connect(client_plan);
+            pair.until_direct(stream, SECOND);
+            pair.run(SECOND);
+            assert_eq!(pair.out_of_order(), 0, "talk {number}, detour {detour} ms");
+            assert_eq!(pair.stalls(), 0, "talk {number}, detour {detour} ms");
+            pair.check(Duration::from_millis(250));
+        }
+    }
+}
+
+#[test]
+fn a_second_flow_starts_direct_and_its_data_is_never_encapsulated() {
+    for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+        let mut pair = pair(4, slow(5), server_plan);
+        let first = pair.connect(client_plan);
+        pair.until_direct(first, SECOND);
+        pair.world.recording = Some(Vec::new());
+        let second = pair.connect(client_plan);
+        pair.run(2 * SECOND);
+        assert!(pair.is_direct(second), "talk {number}: {:?}", pair.carriages(second));
+        assert_eq!(pair.ends(second).client.why, Why::Hinted);
+        let sent = pair.world.recording.take().expect("recording");
+        let data = sent.iter().filter(|(_, _, bytes)| kind_of(bytes) == Ok(Kind::Data) && bytes.len() > 16);
+        assert_eq!(data.count(), 0, "talk {number}");
+        assert_eq!(pair.out_of_order(), 0, "talk {number}");
+        pair.check(Duration::from_millis(100));
+    }
+}
+
+/// Puts a wall up with `wall`.
+fn put_up(pair: &mut Pair, wall: usize) {
+    let (client, server) = pair.addresses();
+    match wall {
+        0 => pair.world.network.wall_off_all(),
+        1 => pair.world.network.wall_off(client, server),
+        2 => pair.world.network.wall_off(server, client),
+        _ => {
+            pair.world.network.guard(client);
+            pair.world.network.guard(server);
+        }
+    }
+}
+
+#[test]
+fn behind_a_wall_flows_stay_encapsulated_and_nothing_waits() {
+    for wall in 0..4 {
+        for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+            let mut pair = pair(5, slow(5), server_plan);
+            put_up(&mut pair, wall);
+            let stream = pair.connect(client_plan);
+            pair.run(10 * SECOND);
+            let (client, server) = pair.carriages(stream);
+            assert!(!client.sends() && !server.sends(), "wall {wall}, talk {number}: {client:?} {server:?}");
+            assert_eq!((pair.out_of_order(), pair.stalls()), (0, 0), "wall {wall}, talk {number}");
+            pair.check(Duration::from_millis(100));
+        }
+    }
+}
+
+#[test]
+fn a_firewall_in_front_of_the_client_lets_out_what_it_knows() {
+    let mut pair = pair(6, slow(5), CHAT);
+    let (client, _) = pair.addresses();
+    pair.world.network.guard(client);
+    let stream = pair.connect(CHAT);
+    pair.until_direct(stream, SECOND);
+    pair.check(Duration::from_millis(100));
+}
+
+#[test]
+fn both_ends_stall_at_once() {
+    for delay in [1, 10, 40] {
+        let mut pair = pair(9, slow(delay), CHAT);
+        let stream = pair.connect(CHAT);
+        pair.until_direct(stream, SECOND);
+        for _ in 0..5 {
+            pair.run(3 * SECOND);
+            pair.world.network.wall_off_all();
+            pair.run(2 * SECOND);
+            let (client, server) = pair.carriages(stream);
+            assert!(!client.sends() && !server.sends(), "{client:?} {server:?}");
+            pair.world.network.take_walls_down();
+            pair.until_direct(stream, 20 * SECOND);
+        }
+        pair.check(SECOND);
+    }
+}
+
+#[test]
+fn emptied_caches_cost_misses_and_no_more() {
+    for seed in 0..20 {
+        let (client_plan, server_plan) = TALKS[seed as usize % TALKS.len()];
+        let mut pair = pair(100 + seed, slow(5), server_plan);
+        let stream = pair.connect(client_plan);
+        for _ in 0..60 {
+            let pause = 1 + pair.world.random() % 200;
+            pair.run(Duration::from_millis(pause.into()));
+            let host = [pair.client, pair.server][pair.world.random() as usize % 2];
+            let is_whole = pair.world.random().is_multiple_of(2);
+            let cache = &mut pair.world.host(host).cache;
+            if is_whole { cache.clear() } else { cache.clear_kernel() }
+        }
+        pair.until_direct(stream, 20 * SECOND);
+        pair.run(5 * SECOND);
+        assert!(pair.is_direct(stream), "seed {seed}: {:?}", pair.carriages(stream));
+        pair.check(SECOND);
+    }
+}
+
+#[test]
+fn a_pair_of_ports_rests_for_a_minute() {
+    let mut pair = pair(10, slow(1), Plan::LISTEN);
+    for host in [pair.client, pair.server] {
+        let now = pair.world.now;
+        pair.world.host(host).sal.set_flow_ports(now, Some(61_000..=61_000));
+    }
+    let short = Plan { writes: 20, closes: true, ..CHAT };
+    let first = pair.connect(short);
+    pair.until_direct(first, SECOND);
+    pair.run(2 * SECOND);
+    assert_ne!(pair.streams().next().map(|stream| stream.state), Some(State::Open), "closed");
+    // Both ends keep the flow for ten seconds and its ports for sixty more.
+    for wait in [1, 20, 40] {
+        pair.run(wait * SECOND);
+        let next = pair.connect(short);
+        pair.run(Duration::from_millis(100));
+        let ends = pair.ends(next);
+        assert_eq!((ends.client.carriage, ends.server.why), (Carriage::Never, Why::PortsTaken), "after {wait} s more");
+    }
+    pair.run(20 * SECOND);
+    let last = pair.connect(short);
+    pair.until_direct(last, SECOND);
+    pair.check(SECOND);
+}
+
+#[test]
+fn flows_that_close_in_the_middle_of_lifting_close_in_order() {
+    for writes in 0..12 {
+        for closer in 0..3 {
+            let (client_closes, server_closes) = (closer != 1, closer != 0);
+            for detour in [0, 7, 30] {
+                let every = Duration::from_millis(3);
+                let plan = |closes| Plan { write: 2500, every, writes, closes };
+                let mut pair = pair(11, slow(5), plan(server_closes));
+                pair.world.network.detour = Duration::from_millis(detour);
+                let stream = pair.connect(plan(client_closes));
+                pair.run(SECOND);
+                let name = format!("{writes} writes, closer {closer}, detour {detour} ms");
+                for stream in pair.streams() {
+                    assert!(stream.is_done() && stream.received == u64::from(writes) * 2500, "{name}: incomplete");
+                    assert!(matches!(stream.state, State::TimeWait | State::Gone), "{name}: {:?}", stream.state);
+                }
+                assert_eq!(pair.stalls(), 0, "{name}");
+                pair.check(SECOND);
+                pair.run(30 * SECOND);
+                assert!(pair.world.host(pair.client).flow_of(stream).is_none(), "{name}: the flow stays");
+                assert_eq!(pair.world.host(pair.server).sal.flow_count(), 0, "{name}");
+                pair.check(SECOND);
+            }
+        }
+    }
+}
+
+#[test]
+fn hosts_without_a_cache_send_nothing_direct() {
+    for (on_client, on_server, why) in
+        [(false, true, Why::NoCache), (true, false, Why::PeerHasNone), (false, false, Why::NoCache)]
+    {
+        let mut pair = pair(12, slow(5), CHAT);
+        let (client, server) = (pair.client, pair.server);
+        pair.world.set_direct(client, on_client);
+        pair.world.set_direct(server, on_server);
+        pair.world.direct_recording = Some(Vec::new());
+        let stream = pair.connect(CHAT);
+        pair.run(10 * SECOND);
+        assert_eq!(pair.carriages(stream), (Carriage::Never, Carriage::Never));
+        assert_eq!(pair.ends(stream).client.why, why);
+        assert_eq!(pair.world.direct_recording.as_ref().map(Vec::len), Some(0));
+        pair.check(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn what_is_too_large_goes_beside_and_takes_nothing_back() {
+    for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+        let mut pair = pair(13, slow(5), server_plan);
+        for host in [pair.client, pair.server] {
+            pair.world.host(host).cache.kernel.as_mut().expect("a kernel").mtu = 600;
+        }
+        let plan = |plan: Plan| if plan.writes == 0 { plan } else { Plan { write: 1200, ..plan } };
+        let stream = pair.connect(plan(client_plan));
+        pair.until_direct(stream, SECOND);
+        for step in 0..50 {
+            pair.run(Duration::from_millis(100));
+            assert!(pair.is_direct(stream), "talk {number}, step {step}: {:?}", pair.carriages(stream));
+        }
+        pair.check(SECOND);
+    }
+}

@@ -276,6 +276,8 @@ impl Sal {
         for id in all {
             if !self.ports.is_on {
                 self.direct_event(now, id, DirectEvent::Stalled, Why::NoCache);
+                // Nor is one waited for that the peer was offered.
+                self.direct_event(now, id, DirectEvent::PeerBack, Why::NoCache);
             } else if self.is_waiting_for_proof(id) {
                 self.set_direct_due(id, Some(now + PINHOLE_FIRST));
             }
@@ -499,12 +501,20 @@ impl Sal {
             DirectEvent::PeerBack => Why::PeerBack,
             _ => Why::Proved,
         };
+        let says_again = |flow: &crate::flow::Flow| {
+            flow.role == Role::Responder && flow.direct.carriage == Carriage::Direct && event == DirectEvent::PeerDirect
+        };
+        if self.flows.get(id).is_some_and(says_again) {
+            // The initiator repeats its FENCE until it has this end's.
+            self.queue.fence(id);
+        }
         self.direct_event(now, id, event, why);
     }
 
     pub(crate) fn direct_event(&mut self, now: Instant, id: FlowId, event: DirectEvent, why: Why) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let (role, before, association) = (flow.role, flow.direct.carriage, flow.association);
+        let (is_open, to_app) = (flow.lifecycle == Lifecycle::Established, flow.app.reversed());
         let may_send = self.ports.is_on;
         let Some(next) = before.after(event, role).filter(|next| *next != before && (may_send || !next.sends())) else {
             return;
@@ -527,6 +537,12 @@ impl Sal {
         }
         if event == DirectEvent::Stalled {
             self.queue.back(id);
+        }
+        if is_open && before.sends() && !next.sends() {
+            // What the application acknowledged last may have gone direct, and nowhere: it says so once more.
+            if let Some(probe) = packet::stale_ack(&to_app) {
+                self.queue.inject(probe);
+            }
         }
         match next {
             Carriage::Direct => self.note_proof(association, Some(now)),
@@ -599,9 +615,9 @@ impl Sal {
         if is_bare && !carriage.accepts() {
             self.handle_pinhole(now, id);
         }
-        // A pinhole is for the agents: a socket that has just closed would answer it with a RST. Where the peer may be sending
-        // direct already it may also be an acknowledgement, which an open connection takes either way.
-        let is_pinhole = is_bare && (carriage == Carriage::Encapsulated || (carriage.expects_fence() && !is_open));
+        // A pinhole is for the agents: a socket that has just closed would answer it with a RST. But it may also be an
+        // acknowledgement of a peer that sends direct already, or still; an open connection takes either.
+        let is_pinhole = is_bare && !carriage.accepts() && !is_open;
         if !is_pinhole {
             self.deliver_direct(id, packet.whole);
         }
@@ -613,8 +629,12 @@ impl Sal {
     }
 
     fn handle_pinhole(&mut self, now: Instant, id: FlowId) {
-        if self.flows.get(id).is_some_and(|flow| flow.role == Role::Responder) {
-            self.queue.pinhole(id);
+        let Some(flow) = self.flows.get(id).filter(|_| self.ports.is_on) else { return };
+        match flow.role {
+            Role::Responder => self.queue.pinhole(id),
+            // No answer, since nothing was asked: after this end went back the peer still acknowledges direct for a while.
+            Role::Initiator if flow.direct.tries == 0 => return,
+            Role::Initiator => {}
         }
         self.direct_event(now, id, DirectEvent::Pinhole, Why::Proved);
     }

@@ -52,13 +52,14 @@ struct shared_layout {
 const volatile struct shared_layout shared_layout = {};
 const volatile __u32 layout_version = LAYOUT_VERSION;
 
-/* A wait for an answer is too long after this and twice the round trip; without a round trip known, after a second. */
+/* Without a round trip known, of the flow or of another on its path, a wait for an answer is too long after a second. */
 #define STALL_UNKNOWN_NS 1000000000ULL
 
 static __always_inline bool is_stalled(const struct flow_entry *entry, const struct path_entry *path, __u64 now)
 {
 	__u64 since = entry->unanswered_since_ns;
-	__u64 limit = entry->rtt_ns ? path->stall_ns + 2 * entry->rtt_ns : STALL_UNKNOWN_NS;
+	__u64 rtt = entry->rtt_ns ? entry->rtt_ns : path->rtt_ns;
+	__u64 limit = rtt ? path->stall_ns + 2 * rtt : STALL_UNKNOWN_NS;
 
 	return since && now - since > limit && agent_is_alive(now);
 }
@@ -198,7 +199,21 @@ static __always_inline int send_up(struct __sk_buff *skb, __u32 why)
 	return bpf_redirect(sal0_ifindex, 0);
 }
 
-static __always_inline void account_ingress(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *entry)
+static __always_inline void note_round_trip(struct flow_entry *entry, __u32 path_id, __u64 wait)
+{
+	struct path_entry *path;
+
+	if (!entry->rtt_ns) {
+		path = bpf_map_lookup_elem(&paths, &path_id);
+		if (path)
+			path->rtt_ns = wait;
+	}
+	/* The longest counts at once and is forgotten slowly: too early a suspicion costs more than a late one. */
+	entry->rtt_ns = wait > entry->rtt_ns ? wait : entry->rtt_ns - (entry->rtt_ns - wait) / 8;
+}
+
+static __always_inline void account_ingress(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *entry,
+					    __u32 path_id)
 {
 	__u64 now = bpf_ktime_get_ns();
 	__u64 since = entry->unanswered_since_ns;
@@ -206,10 +221,7 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 
 	if (packet->protocol == IPPROTO_TCP) {
 		if (since) {
-			__u64 wait = now - since;
-
-			/* The longest counts at once and is forgotten slowly: too early a suspicion costs more than a late one. */
-			entry->rtt_ns = wait > entry->rtt_ns ? wait : entry->rtt_ns - (entry->rtt_ns - wait) / 8;
+			note_round_trip(entry, path_id, now - since);
 			entry->unanswered_since_ns = 0;
 		}
 		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_INGRESS : 0;
@@ -288,7 +300,7 @@ int wire_ingress(struct __sk_buff *skb)
 		return send_up(skb, COUNT_UP_NO_FLOW);
 	if (!(entry->flags & FLOW_ACCEPT))
 		return send_up(skb, COUNT_UP_NOT_ACCEPTED);
-	account_ingress(skb, &packet, entry);
+	account_ingress(skb, &packet, entry, key.path);
 	if (!rewrite(skb, &packet, (const __u32 *)entry->app.destination, (const __u32 *)entry->app.source,
 		     entry->app.destination_port, entry->app.source_port)) {
 		count(COUNT_DROP_REWRITE);

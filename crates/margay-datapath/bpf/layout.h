@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#define LAYOUT_VERSION 1
+#define LAYOUT_VERSION 2
 
 /* Bits of flow_entry.flags. */
 #define FLOW_EGRESS 1 /* packets of the application go direct */
@@ -82,6 +82,7 @@ struct path_entry {
 	__u32 ifindex;
 	__u32 mtu;
 	__u64 stall_ns;
+	__u64 rtt_ns; /* the first wait for an answer of the flow that came last; 0: not known */
 };
 
 struct pair_key {

@@ -61,6 +61,12 @@ pub(crate) fn accept<C: Core>(
     if run.is_mark() {
         return Ok(());
     }
+    if route.is_sending && run.opens() {
+        // The peer says SYN-ACK again: the acknowledgement that would open its connection went direct, and nowhere. It waits
+        // for the core to take the flow back, and to have the application say it once more: TCP does that only twice a second.
+        shared.notice(Notice::Direct(flow, DirectEvent::Stalled));
+        return Ok(());
+    }
     shared.counting.ingress_runs.add(1);
     let delivered = assembler.accept(run, &route.key, clock::now, |parts| shared.tun.write(parts));
     shared.counting.drop_many(DropReason::Incomplete, assembler.take_incomplete());

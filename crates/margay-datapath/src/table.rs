@@ -67,6 +67,8 @@ pub struct IngressRoute {
     pub key: FlowKey,
     /// The peer, which sent this flow direct, encapsulates again.
     pub is_back: bool,
+    /// This end sends the flow direct.
+    pub is_sending: bool,
 }
 
 /// A TCP flow's numbers as its application showed them last.
@@ -282,7 +284,8 @@ impl Table {
         let is_later = data.packet_number.wrapping_sub(slot.fence.load(Ordering::Relaxed)).cast_signed() > 0;
         let is_encapsulating = is_later && data.flags & (BESIDE | FENCE) == 0;
         let is_back = is_encapsulating && slot.wire.is_some_and(|wire| wire.accepting);
-        Ok(IngressRoute { key: slot.key.reversed(), is_back })
+        let is_sending = slot.wire.is_some_and(|wire| wire.sending);
+        Ok(IngressRoute { key: slot.key.reversed(), is_back, is_sending })
     }
 
     /// Counts what was given to the application.
@@ -517,7 +520,7 @@ mod test {
         assert_eq!((first.packet_number, second.packet_number), (0, 1));
         assert_eq!((first.peer_flow, first.to.datagram_max), (FlowId(1007), 1472));
         let from = "10.0.0.2:54324".parse().expect("literal");
-        let route = IngressRoute { key: key.reversed(), is_back: false };
+        let route = IngressRoute { key: key.reversed(), is_back: false, is_sending: false };
         assert_eq!(table.ingress(FlowId(7), from, &data(0, 0)), Ok(route));
         table.count_ingress(FlowId(7), 5, 1);
         let counters = FlowCounters { egress_bytes: 30, egress_segments: 3, ingress_bytes: 5, ingress_segments: 1 };

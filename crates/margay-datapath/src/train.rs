@@ -15,7 +15,7 @@ use margay_wire::FlowId;
 use margay_wire::{DATA_HEADER_LEN, DataRepr, TRAIN_HEADER_LEN, TrainRepr};
 
 use crate::checksum::sum;
-use crate::packet::FlowKey;
+use crate::packet::{self, FlowKey, Packet, SYN};
 use crate::template::{Headers, Template};
 use crate::vnet;
 
@@ -89,6 +89,13 @@ impl<'a> Run<'a> {
     /// Whether it carries nothing but its header: a FENCE, or word that the sender encapsulates again.
     pub const fn is_mark(&self) -> bool {
         self.datagrams.len() == DATA_HEADER_LEN
+    }
+
+    /// Whether it is a TCP packet with SYN.
+    pub fn opens(&self) -> bool {
+        let inner = self.datagrams.get(DATA_HEADER_LEN + TRAIN_HEADER_LEN..).unwrap_or_default();
+        let found = if self.header.index == 0 { packet::parse(inner, inner.len()) } else { return false };
+        matches!(found, Ok(Packet::Transport(found)) if found.flags & SYN != 0)
     }
 
     /// Every datagram of the run.

@@ -46,6 +46,8 @@ pub(crate) struct Decapsulated<'a> {
     pub is_fence: bool,
     /// The peer, which sent direct, encapsulates again.
     pub is_back: bool,
+    /// This end sends the flow direct.
+    pub is_sending: bool,
 }
 
 /// Entries and paths as the core gave them.
@@ -196,7 +198,9 @@ impl Cache {
             slot.fence = data.packet_number;
         }
         let inner = datagram.get(DATA_HEADER_LEN + TRAIN_HEADER_LEN..).unwrap_or_default();
-        Some(Decapsulated { flow: slot.entry.flow, tuple: slot.entry.app.reversed(), inner, is_fence, is_back })
+        let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
+        let is_sending = slot.entry.wire.is_some_and(|wire| wire.sending);
+        Some(Decapsulated { flow, tuple, inner, is_fence, is_back, is_sending })
     }
 }
 

@@ -233,6 +233,11 @@ impl Host {
         let flow = found.flow;
         if let Some(segment) = Segment::parse(found.inner) {
             let (flags, tuple) = (segment.flags, found.tuple);
+            if found.is_sending && flags & SYN != 0 {
+                // As the agent's ingress thread has it.
+                self.sal.handle_direct(now, flow, DirectEvent::Stalled);
+                return true;
+            }
             self.deliver(now, segment.readdressed(tuple));
             self.report(now, flow, Direction::Ingress, flags);
         }

@@ -30,6 +30,8 @@ struct Direct {
 pub struct Kernel {
     flows: HashMap<FlowId, Direct>,
     by_app: HashMap<Tuple, FlowId>,
+    /// Round trips by peer: a hint for flows that know none yet.
+    paths: HashMap<IpAddr, Duration>,
     /// Longer IP packets are left to the agent.
     pub mtu: usize,
     /// Packets that it sent direct.
@@ -40,7 +42,7 @@ pub struct Kernel {
 
 impl Default for Kernel {
     fn default() -> Self {
-        Self { flows: HashMap::new(), by_app: HashMap::new(), mtu: 1500, sent: 0, stalls: 0 }
+        Self { flows: HashMap::new(), by_app: HashMap::new(), paths: HashMap::new(), mtu: 1500, sent: 0, stalls: 0 }
     }
 }
 
@@ -91,7 +93,9 @@ impl Kernel {
             return None;
         }
         if !segment.data.is_empty() || segment.flags & FIN != 0 {
-            let limit = if entry.rtt.is_zero() { STALL_UNKNOWN } else { STALL + 2 * entry.rtt };
+            let of_path = self.paths.get(&entry.remote).copied();
+            let rtt = if entry.rtt.is_zero() { of_path } else { Some(entry.rtt) };
+            let limit = rtt.map_or(STALL_UNKNOWN, |rtt| STALL + 2 * rtt);
             if entry.unanswered_since.is_some_and(|since| now.since(since) > limit) {
                 entry.is_stalled = true;
                 self.stalls += 1;
@@ -113,6 +117,9 @@ impl Kernel {
         let (flow, entry) = self.flows.iter_mut().find(|(_, entry)| is_on(entry))?;
         if let Some(since) = entry.unanswered_since.take() {
             let wait = now.since(since);
+            if entry.rtt.is_zero() {
+                self.paths.insert(entry.remote, wait);
+            }
             // The longest counts at once and is forgotten slowly.
             let shorter = entry.rtt.saturating_sub(wait) / 8;
             entry.rtt = if wait > entry.rtt { wait } else { entry.rtt - shorter };

@@ -341,7 +341,7 @@ impl Stream {
                 self.take_data(at, segment, has_fin);
             }
             out.push(self.segment(ACK, None));
-        } else if offset < 0 && now >= self.next_duplicate {
+        } else if !(0..65_536).contains(&offset) && now >= self.next_duplicate {
             // Out of the window, as a late pinhole is.
             self.next_duplicate = now + DUPLICATE_EVERY;
             out.push(self.segment(ACK, None));

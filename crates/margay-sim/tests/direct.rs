@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use margay_core::{Carriage, FlowInfo, Why};
 use margay_sim::check::{ends_agree, nothing_left_over};
+use margay_sim::network::Passing;
 use margay_sim::stream::{Plan, State};
 use margay_sim::{HostId, Weather, World};
 use margay_wire::{Kind, kind_of};
@@ -96,6 +97,13 @@ impl Pair {
         [self.client, self.server].into_iter().flat_map(|host| &self.world.hosts[host.0].streams)
     }
 
+    fn forget_waits(&mut self) {
+        let now = self.world.now;
+        for host in &mut self.world.hosts {
+            host.streams.iter_mut().for_each(|stream| stream.forget_waits(now));
+        }
+    }
+
     /// No byte wrong or lost for good, no reset, no wait longer than `wait`.
     fn check(&self, wait: Duration) {
         for stream in self.streams() {
@@ -114,6 +122,35 @@ impl Pair {
     fn stalls(&self) -> u64 {
         self.world.hosts.iter().filter_map(|host| host.cache.kernel.as_ref()).map(|kernel| kernel.stalls).sum()
     }
+
+    /// Loses the next `count` packets of which `is_one` holds.
+    fn lose(&mut self, count: usize, is_one: impl Fn(&Passing<'_>) -> bool + 'static) {
+        let mut left = count;
+        self.world.network.losing = Some(Box::new(move |packet| {
+            let is_lost = left > 0 && is_one(packet);
+            left -= usize::from(is_lost);
+            is_lost
+        }));
+    }
+}
+
+#[test]
+fn a_flow_is_direct_both_ways_within_a_few_round_trips() {
+    for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+        let mut pair = pair(1, slow(10), server_plan);
+        let stream = pair.connect(client_plan);
+        let took = pair.until_direct(stream, SECOND);
+        // Two for the connection by way of the router, one for the pinhole and its answer, one for the FENCEs; and the programs'
+        // own pauses, since a pinhole needs a packet of the program to take its numbers from.
+        assert!(took <= Duration::from_millis(20 * 4 + 25), "talk {number} took {took:?}");
+        assert_eq!(pair.ends(stream).client.why, Why::Proved);
+        pair.world.recording = Some(Vec::new());
+        pair.run(2 * SECOND);
+        let sent = pair.world.recording.take().expect("recording");
+        assert_eq!(sent.iter().filter(|(_, _, bytes)| kind_of(bytes) == Ok(Kind::Data)).count(), 0, "talk {number}");
+        assert_eq!(pair.stalls(), 0, "talk {number}");
+        pair.check(Duration::from_millis(100));
+    }
 }
 
 #[test]
@@ -128,6 +165,31 @@ fn nothing_is_reordered_at_the_change_over() {
             assert_eq!(pair.out_of_order(), 0, "talk {number}, detour {detour} ms");
             assert_eq!(pair.stalls(), 0, "talk {number}, detour {detour} ms");
             pair.check(Duration::from_millis(250));
+        }
+    }
+}
+
+#[test]
+fn lost_pinholes_and_fences_cost_a_moment() {
+    type Lost = fn(&Passing<'_>) -> bool;
+    let kinds: [(&str, Lost); 4] = [
+        ("pinhole", |packet| packet.is_bare() && packet.from.ip() == IpAddr::from([10, 0, 0, 3])),
+        ("answer", |packet| packet.is_bare() && packet.from.ip() == IpAddr::from([10, 0, 0, 2])),
+        ("initiator's FENCE", |packet| packet.is_fence() && packet.from.ip() == IpAddr::from([10, 0, 0, 3])),
+        ("responder's FENCE", |packet| packet.is_fence() && packet.from.ip() == IpAddr::from([10, 0, 0, 2])),
+    ];
+    for (name, is_one) in kinds {
+        for count in 1..=3 {
+            for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+                let mut pair = pair(3, slow(5), server_plan);
+                pair.lose(count, is_one);
+                let stream = pair.connect(client_plan);
+                let took = pair.until_direct(stream, 10 * SECOND);
+                pair.run(2 * SECOND);
+                assert!(pair.is_direct(stream), "{name} lost {count} times, talk {number}: not direct any more");
+                assert_eq!(pair.stalls(), 0, "{name} lost {count} times, talk {number}: after {took:?}");
+                pair.check(Duration::from_millis(300));
+            }
         }
     }
 }
@@ -189,6 +251,51 @@ fn a_firewall_in_front_of_the_client_lets_out_what_it_knows() {
     let stream = pair.connect(CHAT);
     pair.until_direct(stream, SECOND);
     pair.check(Duration::from_millis(100));
+}
+
+#[test]
+fn a_wall_in_the_middle_costs_less_than_a_second_and_direct_comes_back() {
+    for wall in 0..3 {
+        for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+            let mut pair = pair(7, slow(5), server_plan);
+            let stream = pair.connect(client_plan);
+            pair.until_direct(stream, SECOND);
+            pair.run(SECOND);
+            put_up(&mut pair, wall);
+            pair.run(15 * SECOND);
+            let (client, server) = pair.carriages(stream);
+            assert!(!client.sends() && !server.sends(), "wall {wall}, talk {number}: {client:?} {server:?}");
+            pair.check(SECOND);
+            pair.forget_waits();
+            pair.world.network.take_walls_down();
+            pair.until_direct(stream, 20 * SECOND);
+            pair.run(2 * SECOND);
+            assert!(pair.is_direct(stream), "wall {wall}, talk {number}");
+            pair.check(SECOND);
+        }
+    }
+}
+
+#[test]
+fn a_wrong_hint_costs_a_stall_and_no_more() {
+    for wall in 0..3 {
+        for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+            let mut pair = pair(8, slow(5), server_plan);
+            let first = pair.connect(client_plan);
+            pair.until_direct(first, SECOND);
+            pair.run(SECOND);
+            put_up(&mut pair, wall);
+            let second = pair.connect(client_plan);
+            pair.run(15 * SECOND);
+            for stream in [first, second] {
+                let (client, server) = pair.carriages(stream);
+                assert!(!client.sends() && !server.sends(), "wall {wall}, talk {number}: {client:?} {server:?}");
+            }
+            pair.check(2 * SECOND);
+            pair.world.network.take_walls_down();
+            pair.until_direct(second, 20 * SECOND);
+        }
+    }
 }
 
 #[test]
@@ -319,5 +426,27 @@ fn what_is_too_large_goes_beside_and_takes_nothing_back() {
             assert!(pair.is_direct(stream), "talk {number}, step {step}: {:?}", pair.carriages(stream));
         }
         pair.check(SECOND);
+    }
+}
+
+#[test]
+fn the_direct_path_is_taken_off_a_host_and_put_on_again() {
+    for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+        for off in 0..2 {
+            let mut pair = pair(14, slow(5), server_plan);
+            let stream = pair.connect(client_plan);
+            pair.until_direct(stream, SECOND);
+            let host = [pair.client, pair.server][off];
+            pair.world.set_direct(host, false);
+            pair.run(5 * SECOND);
+            let (client, server) = pair.carriages(stream);
+            assert!(!client.sends() && !server.sends(), "talk {number}, off {off}: {client:?} {server:?}");
+            pair.world.set_direct(host, true);
+            pair.until_direct(stream, 20 * SECOND);
+            pair.run(2 * SECOND);
+            assert!(pair.is_direct(stream), "talk {number}, off {off}");
+            assert_eq!(pair.stalls(), 0, "talk {number}, off {off}");
+            pair.check(SECOND);
+        }
     }
 }

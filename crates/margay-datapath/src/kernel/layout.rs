@@ -11,7 +11,7 @@ use crate::packet::{FlowKey, mapped};
 use crate::table::FlowCounters;
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 1;
+pub(super) const LAYOUT_VERSION: u32 = 2;
 pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
@@ -71,7 +71,7 @@ unsafe impl Plain for flow_event {}
 const _: () = assert!(size_of::<app_key>() == 16 + 16 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<wire_key>() == 4 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<flow_entry>() == 8 + 40 + 8 + 7 * 8 + 2 * 24 + 8);
-const _: () = assert!(size_of::<path_entry>() == 16 + 16 + 16 + 4 + 4 + 8);
+const _: () = assert!(size_of::<path_entry>() == 16 + 16 + 16 + 4 + 4 + 8 + 8);
 const _: () = assert!(size_of::<pair_key>() == 32);
 const _: () = assert!(size_of::<flow_event>() == 8);
 
@@ -118,6 +118,7 @@ pub(super) fn path_entry_of(path: &WirePath) -> path_entry {
         ifindex: path.ifindex,
         mtu: path.mtu,
         stall_ns: u64::from(path.stall_us) * 1000,
+        rtt_ns: 0,
     }
 }
 

@@ -11,7 +11,7 @@ use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
 use margay_wire::FlowId;
 
-use super::layout::{self, COUNTERS, LAYOUT_VERSION, Plain, flow_entry};
+use super::layout::{self, COUNTERS, LAYOUT_VERSION, Plain, flow_entry, path_entry};
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder};
 use super::{WireFlow, WirePath};
 use crate::packet::{ACK, FIN, FlowKey, SYN, TCP, UDP};
@@ -121,6 +121,12 @@ impl Rig {
         }
         found.expect("one entry")
     }
+
+    fn path(&self) -> path_entry {
+        let key = self.0.maps.paths.keys().next().expect("one path");
+        let bytes = self.0.maps.paths.lookup(&key, MapFlags::ANY).expect("a map").expect("its own key");
+        path_entry::read(&bytes).expect("a whole record")
+    }
 }
 
 fn segment(tuple: Tuple, flags: u8, payload: &[u8]) -> Vec<u8> {
@@ -144,6 +150,7 @@ fn every_family_is_rewritten_to_every_family_and_back() {
             let entry = rig.entry();
             assert_eq!((entry.egress_bytes, entry.ingress_bytes, entry.unanswered_since_ns), (7, 6, 0));
             assert!(entry.rtt_ns > 0 && entry.egress.sequence == 0xffff_f000 && entry.egress.length == 7);
+            assert_eq!(rig.path().rtt_ns, entry.rtt_ns, "a hint for the next flow on the path");
         }
     }
 }
@@ -207,6 +214,17 @@ fn an_unanswered_flow_stalls_only_while_the_agent_lives() {
     assert_eq!(rig.run(true, &data), (NEXT, data.clone()));
     assert_eq!(rig.entry().flags & layout::FLOW_STALLED, layout::FLOW_STALLED);
     assert_eq!(rig.run(true, &data).0, NEXT, "until the agent says otherwise");
+
+    let now = crate::clock::now().micros() * 1000;
+    for (path_rtt_ns, verdict) in [(0, REDIRECT), (1000, NEXT)] {
+        // Half a second without an answer, and no round trip of its own: what the path has seen decides.
+        (entry.unanswered_since_ns, entry.rtt_ns, entry.flags) =
+            (now - 500_000_000, 0, rig.entry().flags & !layout::FLOW_STALLED);
+        put(&rig.0.maps.flows, &key, entry.bytes());
+        let path_key = rig.0.maps.paths.keys().next().expect("one path");
+        put(&rig.0.maps.paths, &path_key, path_entry { rtt_ns: path_rtt_ns, ..rig.path() }.bytes());
+        assert_eq!(rig.run(true, &data).0, verdict, "path {path_rtt_ns}");
+    }
 }
 
 #[test]

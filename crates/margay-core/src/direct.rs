@@ -265,6 +265,11 @@ impl FlowPorts {
 }
 
 impl Sal {
+    /// Whether flows of this host may go direct now.
+    pub(crate) fn is_direct_on(&self) -> bool {
+        self.ports.is_on
+    }
+
     /// Which ports direct flows may use; `None` while this host has no eBPF flow cache: then every flow is encapsulated.
     /// Flows that are direct go back at once when it becomes `None`, and are tried again when it comes back. Packets that peers
     /// go on sending direct meanwhile still find their flows.

@@ -217,19 +217,14 @@ fn clamp_mss(transport: &mut [u8], mss_max: u16) {
     }
 }
 
-/// Largest TCP payload per segment of a packet of the family of `address` that fits `inner_max` bytes.
-pub(crate) fn mss_of(address: IpAddr, inner_max: u16) -> u16 {
-    inner_max.saturating_sub(if address.is_ipv4() { 40 } else { 60 }).max(216)
-}
-
-/// The packet readdressed to `tuple`, possibly of the other family, with complete checksums. A SYN's MSS is held to what
-/// fits `inner_max`. `None` when the addresses of `tuple` are of two families or the packet would not fit its length field.
-pub(crate) fn readdress(packet: &AppPacket<'_>, tuple: &Tuple, inner_max: u16) -> Option<Vec<u8>> {
+/// The packet readdressed to `tuple`, possibly of the other family, with complete checksums. A SYN's MSS is held to
+/// `mss_max`. `None` when the addresses of `tuple` are of two families or the packet would not fit its length field.
+pub(crate) fn readdress(packet: &AppPacket<'_>, tuple: &Tuple, mss_max: u16) -> Option<Vec<u8>> {
     let mut transport = packet.transport.to_vec();
     transport[0..2].copy_from_slice(&tuple.source.port().to_be_bytes());
     transport[2..4].copy_from_slice(&tuple.destination.port().to_be_bytes());
     if packet.tcp_flags() & tcp_flags::SYN != 0 {
-        clamp_mss(&mut transport, mss_of(tuple.destination.ip(), inner_max));
+        clamp_mss(&mut transport, mss_max);
     }
     build(tuple, transport, packet.class, packet.hop_limit.max(2))
 }
@@ -413,7 +408,7 @@ mod tests {
             source: "[fd00::5]:1234".parse().expect("literal"),
             destination: "[fd5a:4c00::1]:8080".parse().expect("literal"),
         };
-        let out = readdress(&parsed, &target, 1448).expect("one family");
+        let out = readdress(&parsed, &target, 1388).expect("one family");
         assert!(checksums_hold(&out));
         let seen = transport(&out);
         assert_eq!(seen.tuple, target);

@@ -32,7 +32,10 @@ static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
 	bpf_ringbuf_submit(event, 0);
 }
 
-static __always_inline __u32 segments_of(struct __sk_buff *skb)
+static __always_inline void note_packet(struct direction *direction, struct __sk_buff *skb, const struct packet *packet,
+					__u64 now)
 {
-	return skb->gso_segs ? skb->gso_segs : 1;
+	direction->last_ns = now;
+	__sync_fetch_and_add(&direction->bytes, packet->payload_len);
+	__sync_fetch_and_add(&direction->segments, skb->gso_segs ? skb->gso_segs : 1);
 }

@@ -13,6 +13,7 @@
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -61,7 +62,7 @@ static __always_inline bool is_stalled(const struct flow_entry *entry, const str
 	__u64 rtt = entry->rtt_ns ? entry->rtt_ns : path->rtt_ns;
 	__u64 limit = rtt ? path->stall_ns + 2 * rtt : STALL_UNKNOWN_NS;
 
-	return since && now - since > limit && agent_is_alive(now);
+	return since && (__s64)(now - since) > (__s64)limit && agent_is_alive(now);
 }
 
 static __always_inline bool is_too_large(struct __sk_buff *skb, const struct packet *packet, const struct path_entry *path)
@@ -77,10 +78,10 @@ static __always_inline bool is_too_large(struct __sk_buff *skb, const struct pac
 static __always_inline bool account_egress(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *entry,
 					   const struct path_entry *path)
 {
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = bpf_ktime_get_coarse_ns();
 	__u32 ends = 0;
 
-	if (packet->protocol == IPPROTO_TCP) {
+	if (packet->key.protocol == IPPROTO_TCP) {
 		if (packet->payload_len || packet->tcp_flags & TCP_FIN) {
 			if (is_stalled(entry, path, now)) {
 				__sync_fetch_and_or(&entry->flags, FLOW_STALLED);
@@ -93,11 +94,9 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_EGRESS : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_EGRESS : 0;
 		note_end(entry, ends);
-		note_numbers(&entry->egress, packet);
+		note_numbers(&entry->egress.numbers, packet);
 	}
-	entry->last_ns = now;
-	__sync_fetch_and_add(&entry->egress_bytes, packet->payload_len);
-	__sync_fetch_and_add(&entry->egress_segments, segments_of(skb));
+	note_packet(&entry->egress, skb, packet, now);
 	return true;
 }
 
@@ -145,7 +144,6 @@ SEC("tcx/egress")
 int app_egress(struct __sk_buff *skb)
 {
 	struct packet packet = {};
-	struct app_key key = {};
 	struct flow_entry *entry;
 	struct path_entry *path;
 	struct wire_key *wire, on_wire;
@@ -160,12 +158,7 @@ int app_egress(struct __sk_buff *skb)
 	/* It may begin a new flow on an old five-tuple. */
 	if (packet.tcp_flags & TCP_SYN)
 		return TCX_NEXT;
-	__builtin_memcpy(key.source, packet.source, 16);
-	__builtin_memcpy(key.destination, packet.destination, 16);
-	key.source_port = packet.source_port;
-	key.destination_port = packet.destination_port;
-	key.protocol = packet.protocol;
-	wire = bpf_map_lookup_elem(&apps, &key);
+	wire = bpf_map_lookup_elem(&apps, &packet.key);
 	if (!wire)
 		return TCX_NEXT;
 	on_wire = *wire;
@@ -190,7 +183,7 @@ int app_egress(struct __sk_buff *skb)
 /* To the agent, past everything of the host: its TCP must never see a packet on a flow port. */
 static __always_inline int send_up(struct __sk_buff *skb, __u32 why)
 {
-	if (!agent_is_alive(bpf_ktime_get_ns())) {
+	if (!agent_is_alive(bpf_ktime_get_coarse_ns())) {
 		count(COUNT_DROP_AGENT_DEAD);
 		return TCX_DROP;
 	}
@@ -215,23 +208,22 @@ static __always_inline void note_round_trip(struct flow_entry *entry, __u32 path
 static __always_inline void account_ingress(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *entry,
 					    __u32 path_id)
 {
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = bpf_ktime_get_coarse_ns();
 	__u64 since = entry->unanswered_since_ns;
 	__u32 ends = 0;
 
-	if (packet->protocol == IPPROTO_TCP) {
+	if (packet->key.protocol == IPPROTO_TCP) {
 		if (since) {
-			note_round_trip(entry, path_id, now - since);
+			/* The clock goes by ticks; zero would say that nothing is known. */
+			note_round_trip(entry, path_id, now > since ? now - since : 1);
 			entry->unanswered_since_ns = 0;
 		}
 		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_INGRESS : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_INGRESS : 0;
 		note_end(entry, ends);
-		note_numbers(&entry->ingress, packet);
+		note_numbers(&entry->ingress.numbers, packet);
 	}
-	entry->last_ns = now;
-	__sync_fetch_and_add(&entry->ingress_bytes, packet->payload_len);
-	__sync_fetch_and_add(&entry->ingress_segments, segments_of(skb));
+	note_packet(&entry->ingress, skb, packet, now);
 }
 
 /* Whether a packet on a flow port that no pair of addresses accounts for is none of ours: it is on its way through this host,
@@ -245,23 +237,23 @@ static __always_inline bool is_of_host(struct __sk_buff *skb, const struct packe
 	struct bpf_sock *socket;
 	__u32 len;
 
-	__builtin_memcpy(local.address, packet->destination, 16);
+	__builtin_memcpy(local.address, packet->key.destination, 16);
 	if (!bpf_map_lookup_elem(&locals, &local))
 		return true;
 	if (packet->is_v4) {
-		tuple.ipv4.saddr = packet->source[3];
-		tuple.ipv4.daddr = packet->destination[3];
-		tuple.ipv4.sport = packet->source_port;
-		tuple.ipv4.dport = packet->destination_port;
+		tuple.ipv4.saddr = words(packet->key.source)[3];
+		tuple.ipv4.daddr = words(packet->key.destination)[3];
+		tuple.ipv4.sport = packet->key.source_port;
+		tuple.ipv4.dport = packet->key.destination_port;
 		len = sizeof(tuple.ipv4);
 	} else {
-		__builtin_memcpy(tuple.ipv6.saddr, packet->source, 16);
-		__builtin_memcpy(tuple.ipv6.daddr, packet->destination, 16);
-		tuple.ipv6.sport = packet->source_port;
-		tuple.ipv6.dport = packet->destination_port;
+		__builtin_memcpy(tuple.ipv6.saddr, packet->key.source, 16);
+		__builtin_memcpy(tuple.ipv6.daddr, packet->key.destination, 16);
+		tuple.ipv6.sport = packet->key.source_port;
+		tuple.ipv6.dport = packet->key.destination_port;
 		len = sizeof(tuple.ipv6);
 	}
-	if (packet->protocol == IPPROTO_TCP)
+	if (packet->key.protocol == IPPROTO_TCP)
 		socket = bpf_sk_lookup_tcp(skb, &tuple, len, BPF_F_CURRENT_NETNS, 0);
 	else
 		socket = bpf_sk_lookup_udp(skb, &tuple, len, BPF_F_CURRENT_NETNS, 0);
@@ -276,25 +268,23 @@ int wire_ingress(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 	struct wire_key key = {};
-	struct pair_key pair = {};
 	struct flow_entry *entry;
 	__u32 *path;
 	__u16 port;
 
 	if (!parse(skb, ETH_HLEN, &packet))
 		return TCX_NEXT;
-	port = bpf_ntohs(packet.destination_port);
+	port = bpf_ntohs(packet.key.destination_port);
 	if (port < flow_port_first || port > flow_port_last)
 		return TCX_NEXT;
-	__builtin_memcpy(pair.remote, packet.source, 16);
-	__builtin_memcpy(pair.local, packet.destination, 16);
-	path = bpf_map_lookup_elem(&pairs, &pair);
+	/* A pair of addresses as they stand at the key's head. */
+	path = bpf_map_lookup_elem(&pairs, &packet.key);
 	if (!path)
 		return is_of_host(skb, &packet) ? TCX_NEXT : send_up(skb, COUNT_UP_NO_FLOW);
 	key.path = *path;
-	key.local_port = packet.destination_port;
-	key.remote_port = packet.source_port;
-	key.protocol = packet.protocol;
+	key.local_port = packet.key.destination_port;
+	key.remote_port = packet.key.source_port;
+	key.protocol = packet.key.protocol;
 	entry = bpf_map_lookup_elem(&flows, &key);
 	if (!entry)
 		return send_up(skb, COUNT_UP_NO_FLOW);

@@ -55,21 +55,28 @@ struct tcp_numbers {
 	__u8 flags; /* 1: sequence is known */
 };
 
+/* One direction of a flow. */
+struct direction {
+	__u64 last_ns; /* the last packet */
+	__u64 bytes;
+	__u64 segments;
+	struct tcp_numbers numbers;
+	__u64 zero[2];
+};
+
+/* Both directions of a flow may pass on different processors at once: what each writes lies on cache lines of its own. The
+ * kernel puts a value at 8 bytes past a line, which is where the odd first part comes from.
+ */
 struct flow_entry {
 	__u32 generation;
 	__u32 flow;
 	struct app_key app;
 	__u32 flags;
 	__u32 seen;
+	struct direction egress;
+	struct direction ingress;
 	__u64 unanswered_since_ns; /* the first direct data that nothing has come back for; 0: none */
 	__u64 rtt_ns; /* longest wait for an answer lately; 0: not known */
-	__u64 last_ns; /* the last packet either way */
-	__u64 egress_bytes;
-	__u64 egress_segments;
-	__u64 ingress_bytes;
-	__u64 ingress_segments;
-	struct tcp_numbers egress;
-	struct tcp_numbers ingress;
 	__u32 own_path; /* room: a path of its own */
 	__u32 delta; /* room: a delta block */
 };

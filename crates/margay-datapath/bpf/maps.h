@@ -89,5 +89,6 @@ static __always_inline bool agent_is_alive(__u64 now)
 	__u32 zero = 0;
 	__u64 *beat = bpf_map_lookup_elem(&heartbeat, &zero);
 
-	return beat && now - *beat < HEARTBEAT_MAX_NS;
+	/* `now` goes by ticks, and may be a little behind. */
+	return beat && (__s64)(now - *beat) < (__s64)HEARTBEAT_MAX_NS;
 }

@@ -9,10 +9,7 @@
 
 /* A TCP or UDP packet whose headers are plain: no IPv4 options, no IPv6 extension headers, no fragment. */
 struct packet {
-	__u32 source[4]; /* v4-mapped, network byte order */
-	__u32 destination[4];
-	__u16 source_port;
-	__u16 destination_port;
+	struct app_key key; /* as its headers have it */
 	__u32 ip_offset;
 	__u32 transport_offset;
 	__u32 transport_len; /* header and payload */
@@ -20,13 +17,15 @@ struct packet {
 	__u32 sequence; /* host byte order, as are the next two */
 	__u32 acknowledgement;
 	__u16 window;
-	__u8 protocol;
 	__u8 tcp_flags;
 	__u8 traffic_class;
 	__u8 hop_limit;
 	bool is_v4;
 	bool no_checksum; /* UDP over IPv4 without one */
 };
+
+/* An address by words. */
+#define words(address) ((__u32 *)(address))
 
 /* Whether the first bytes can be read, if need be after the kernel has put them together. */
 static __always_inline bool is_linear(struct __sk_buff *skb, __u32 len)
@@ -38,7 +37,7 @@ static __always_inline bool is_linear(struct __sk_buff *skb, __u32 len)
 
 static __always_inline bool parse_transport(struct __sk_buff *skb, struct packet *packet, __u32 len)
 {
-	__u32 need = packet->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : sizeof(struct udphdr);
+	__u32 need = packet->key.protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : sizeof(struct udphdr);
 	__u32 header_len;
 	void *data, *end;
 
@@ -47,14 +46,14 @@ static __always_inline bool parse_transport(struct __sk_buff *skb, struct packet
 	data = (void *)(long)skb->data;
 	end = (void *)(long)skb->data_end;
 	data += packet->transport_offset;
-	if (packet->protocol == IPPROTO_TCP) {
+	if (packet->key.protocol == IPPROTO_TCP) {
 		struct tcphdr *tcp = data;
 
 		if ((void *)(tcp + 1) > end)
 			return false;
 		header_len = tcp->doff * 4;
-		packet->source_port = tcp->source;
-		packet->destination_port = tcp->dest;
+		packet->key.source_port = tcp->source;
+		packet->key.destination_port = tcp->dest;
 		packet->sequence = bpf_ntohl(tcp->seq);
 		packet->acknowledgement = bpf_ntohl(tcp->ack_seq);
 		packet->window = bpf_ntohs(tcp->window);
@@ -65,8 +64,8 @@ static __always_inline bool parse_transport(struct __sk_buff *skb, struct packet
 		if ((void *)(udp + 1) > end)
 			return false;
 		header_len = sizeof(*udp);
-		packet->source_port = udp->source;
-		packet->destination_port = udp->dest;
+		packet->key.source_port = udp->source;
+		packet->key.destination_port = udp->dest;
 		packet->no_checksum = packet->is_v4 && udp->check == 0;
 	}
 	if (len < header_len)
@@ -88,13 +87,13 @@ static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *packe
 		return false;
 	if (ip->version != 4 || ip->ihl != 5 || bpf_ntohs(ip->frag_off) & IP_FRAGMENT_MASK)
 		return false;
-	packet->protocol = ip->protocol;
+	packet->key.protocol = ip->protocol;
 	packet->traffic_class = ip->tos;
 	packet->hop_limit = ip->ttl;
 	packet->is_v4 = true;
-	packet->source[2] = packet->destination[2] = bpf_htonl(0xffff);
-	packet->source[3] = ip->saddr;
-	packet->destination[3] = ip->daddr;
+	words(packet->key.source)[2] = words(packet->key.destination)[2] = bpf_htonl(0xffff);
+	words(packet->key.source)[3] = ip->saddr;
+	words(packet->key.destination)[3] = ip->daddr;
 	packet->transport_offset = packet->ip_offset + sizeof(*ip);
 	len = bpf_ntohs(ip->tot_len);
 	/* Super-packets of over 64 KiB have none. */
@@ -115,11 +114,10 @@ static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *packe
 		return false;
 	if (ip->version != 6)
 		return false;
-	packet->protocol = ip->nexthdr;
+	packet->key.protocol = ip->nexthdr;
 	packet->traffic_class = ip->priority << 4 | ip->flow_lbl[0] >> 4;
 	packet->hop_limit = ip->hop_limit;
-	__builtin_memcpy(packet->source, &ip->saddr, 16);
-	__builtin_memcpy(packet->destination, &ip->daddr, 16);
+	__builtin_memcpy(packet->key.source, &ip->saddr, 32);
 	packet->transport_offset = packet->ip_offset + sizeof(*ip);
 	len = bpf_ntohs(ip->payload_len);
 	if (!len)
@@ -140,5 +138,5 @@ static __always_inline bool parse(struct __sk_buff *skb, __u32 ip_offset, struct
 	} else {
 		return false;
 	}
-	return packet->protocol == IPPROTO_TCP || packet->protocol == IPPROTO_UDP;
+	return packet->key.protocol == IPPROTO_TCP || packet->key.protocol == IPPROTO_UDP;
 }

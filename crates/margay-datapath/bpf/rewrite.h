@@ -7,11 +7,77 @@ static __always_inline bool is_mapped(const __u32 address[4])
 	return !address[0] && !address[1] && address[2] == bpf_htonl(0xffff);
 }
 
-static __always_inline __u16 fold(__s64 sum)
+static __always_inline __u16 fold(__u64 sum)
 {
+	sum = (sum & 0xffffffff) + (sum >> 32);
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+/* What a ones' complement sum grows by when `old` gives way to `new` (RFC 1624). */
+static __always_inline __u64 growth(__u32 old, __u32 new)
+{
+	return (__u64)(__u32)~old + new;
+}
+
+/* How the checksum of a packet stands; the program's own context does not say. */
+#define CHECKSUM_COMPLETE 2
+#define CHECKSUM_PARTIAL 3
+
+struct sk_buff___margay {
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_cast_to_kern_ctx(void *) __ksym;
+
+static __always_inline __u8 checksum_state(struct __sk_buff *skb)
+{
+	struct sk_buff___margay *kernel = bpf_cast_to_kern_ctx(skb);
+
+	return BPF_CORE_READ_BITFIELD(kernel, ip_summed);
+}
+
+/* Other addresses of the same family and other ports, in a TCP packet whose checksum is complete in the header, or partial: then
+ * it covers the pseudo-header alone, and stays so. The helpers do the same and cost five times as much, with every packet.
+ */
+static __always_inline bool rewrite_tcp(struct __sk_buff *skb, const struct packet *packet, const __u32 source[4],
+					const __u32 destination[4], __u16 source_port, __u16 destination_port,
+					bool is_partial)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	const __u32 *old = words(packet->key.source);
+	/* The verifier has forgotten how small the offsets are. */
+	struct tcphdr *tcp = data + (packet->transport_offset & 0xff);
+	__u64 addresses, ports;
+
+	if ((void *)(tcp + 1) > end)
+		return false;
+	if (packet->is_v4) {
+		struct iphdr *ip = data + (packet->ip_offset & 0xff);
+
+		if ((void *)(ip + 1) > end)
+			return false;
+		addresses = growth(old[3], source[3]) + growth(old[7], destination[3]);
+		ip->saddr = source[3];
+		ip->daddr = destination[3];
+		ip->check = ~fold((__u16)~ip->check + addresses);
+	} else {
+		struct ipv6hdr *ip = data + (packet->ip_offset & 0xff);
+
+		if ((void *)(ip + 1) > end)
+			return false;
+		addresses = growth(old[0], source[0]) + growth(old[1], source[1]) + growth(old[2], source[2]) +
+			    growth(old[3], source[3]) + growth(old[4], destination[0]) + growth(old[5], destination[1]) +
+			    growth(old[6], destination[2]) + growth(old[7], destination[3]);
+		__builtin_memcpy(&ip->saddr, source, 16);
+		__builtin_memcpy(&ip->daddr, destination, 16);
+	}
+	ports = growth(packet->key.source_port, source_port) + growth(packet->key.destination_port, destination_port);
+	tcp->source = source_port;
+	tcp->dest = destination_port;
+	tcp->check = is_partial ? fold(tcp->check + addresses) : ~fold((__u16)~tcp->check + addresses + ports);
+	return true;
 }
 
 /* Changes what the transport checksum covers of the IP header, and the ports. A partial checksum stays partial, with the right
@@ -20,10 +86,10 @@ static __always_inline __u16 fold(__s64 sum)
 static __always_inline bool rewrite_transport(struct __sk_buff *skb, const struct packet *packet, __s64 difference,
 					      __u16 source_port, __u16 destination_port)
 {
-	bool is_udp = packet->protocol == IPPROTO_UDP;
+	bool is_udp = packet->key.protocol == IPPROTO_UDP;
 	__u32 check_offset = packet->transport_offset + (is_udp ? 6 : 16);
 	__u64 mangled = is_udp ? BPF_F_MARK_MANGLED_0 : 0;
-	__u32 old_ports = (__u32)packet->source_port | (__u32)packet->destination_port << 16;
+	__u32 old_ports = (__u32)packet->key.source_port | (__u32)packet->key.destination_port << 16;
 	__u32 new_ports = (__u32)source_port | (__u32)destination_port << 16;
 
 	if (!packet->no_checksum) {
@@ -46,14 +112,14 @@ static __always_inline bool to_v4(struct __sk_buff *skb, struct packet *packet, 
 		.tot_len = bpf_htons(sizeof(ip) + packet->transport_len),
 		.frag_off = bpf_htons(IP_DF),
 		.ttl = packet->hop_limit,
-		.protocol = packet->protocol,
+		.protocol = packet->key.protocol,
 		.saddr = addresses[0],
 		.daddr = addresses[1],
 	};
 
 	if (bpf_skb_change_proto(skb, bpf_htons(ETH_P_IP), 0))
 		return false;
-	ip.check = fold(bpf_csum_diff(NULL, 0, (__be32 *)&ip, sizeof(ip), 0));
+	ip.check = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&ip, sizeof(ip), 0));
 	packet->transport_offset = packet->ip_offset + sizeof(ip);
 	return !bpf_skb_store_bytes(skb, packet->ip_offset, &ip, sizeof(ip), 0);
 }
@@ -66,7 +132,7 @@ static __always_inline bool to_v6(struct __sk_buff *skb, struct packet *packet, 
 		.priority = packet->traffic_class >> 4,
 		.flow_lbl = { packet->traffic_class << 4 },
 		.payload_len = bpf_htons(packet->transport_len),
-		.nexthdr = packet->protocol,
+		.nexthdr = packet->key.protocol,
 		.hop_limit = packet->hop_limit,
 	};
 
@@ -86,13 +152,20 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 	__u32 old[8], new[8];
 	__s64 difference;
 
-	__builtin_memcpy(old, packet->source, 16);
-	__builtin_memcpy(old + 4, packet->destination, 16);
+	if (was_v4 == is_v4 && packet->key.protocol == IPPROTO_TCP) {
+		__u8 state = checksum_state(skb);
+
+		/* The card's sum over the whole packet would have to change with it. */
+		if (state != CHECKSUM_COMPLETE)
+			return rewrite_tcp(skb, packet, source, destination, source_port, destination_port,
+					   state == CHECKSUM_PARTIAL);
+	}
+	__builtin_memcpy(old, packet->key.source, 32);
 	__builtin_memcpy(new, source, 16);
 	__builtin_memcpy(new + 4, destination, 16);
 	if (was_v4) {
-		old[0] = packet->source[3];
-		old[1] = packet->destination[3];
+		old[0] = old[3];
+		old[1] = old[7];
 	}
 	if (is_v4) {
 		new[0] = source[3];

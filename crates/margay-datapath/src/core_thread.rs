@@ -206,6 +206,7 @@ impl<C: Core> CoreSide<C> {
         if self.next_restore <= now {
             self.next_restore = now + PATHS_RESTORED;
             shared.table.read().restore_paths();
+            shared.direct.restore_paths();
         }
         self.drain(shared);
     }

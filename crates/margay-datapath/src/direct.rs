@@ -46,6 +46,8 @@ const QUEUE_READS: u32 = 1024;
 struct KnownPath {
     remote: SocketAddr,
     wire: WirePath,
+    /// Something narrower than this host's link lies on the way: largest IP packet in bytes that passes.
+    narrow: Option<u32>,
     /// Flows may go direct on it: its address pair is in the kernel's cache. Two associations with one peer have one such record
     /// between them, so that the pair leads to one path.
     is_used: bool,
@@ -112,7 +114,7 @@ impl Direct {
         if let Some(cache) = self.cache().filter(|_| is_used) {
             set_path(&cache, path.id, &wire);
         }
-        paths.insert(path.id, KnownPath { remote: path.remote, wire, is_used });
+        paths.insert(path.id, KnownPath { remote: path.remote, wire, narrow: None, is_used });
     }
 
     /// Asks the routing again for every path: the host's addresses or routes have changed.
@@ -124,7 +126,7 @@ impl Direct {
                 local: found.local,
                 next_hop: found.next_hop,
                 ifindex: found.ifindex,
-                mtu: found.mtu,
+                mtu: known.narrow.map_or(found.mtu, |narrow| narrow.min(found.mtu)),
                 ..known.wire
             };
             if wire != known.wire {
@@ -134,6 +136,23 @@ impl Direct {
                 }
             }
         }
+    }
+
+    /// The kernel has learned that datagrams to an address may have no more than `datagram_max` bytes. Nobody learns it from
+    /// packets that go direct: an ICMP error about one names ports that no socket has.
+    pub fn shrink_paths(&self, remote: IpAddr, datagram_max: u16) {
+        let headers = if remote.is_ipv4() { 28 } else { 48 };
+        let narrow = u32::from(datagram_max) + headers;
+        self.paths.lock().values_mut().filter(|path| path.remote.ip() == remote).for_each(|path| {
+            path.narrow = Some(path.narrow.map_or(narrow, |before| before.min(narrow)));
+        });
+        self.refresh_paths();
+    }
+
+    /// Lets every path try the full size of its link again.
+    pub fn restore_paths(&self) {
+        self.paths.lock().values_mut().for_each(|path| path.narrow = None);
+        self.refresh_paths();
     }
 
     pub fn remove_path(&self, id: PathId) {

@@ -334,6 +334,7 @@ impl<C> Shared<C> {
             tracing::info!(to = %to.remote, datagram_max = largest, "path is narrower than thought");
             self.counting.paths_shrunk.add(1);
             self.table.read().shrink_path(to.path, largest);
+            self.direct.shrink_paths(to.remote.ip(), largest);
         }
         for (bytes, segment) in outbox::recut(datagrams, segment, largest) {
             if self.try_send(&bytes, segment, to, patient).is_err() {

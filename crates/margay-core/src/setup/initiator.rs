@@ -311,7 +311,7 @@ impl Sal {
     fn deliver_answer(&mut self, message: &Message<'_>, to_app: &crate::entry::Tuple, association: u32) {
         let datagram_max = self.associations.get(association).map_or(self.config.datagram_max, |a| a.datagram_max);
         if let Ok(Parsed::Transport(inner)) = packet::parse(message.payload)
-            && let Some(out) = packet::readdress(&inner, to_app, Self::inner_max(datagram_max))
+            && let Some(out) = packet::readdress(&inner, to_app, self.mss_max(datagram_max, to_app.destination.ip()))
         {
             self.queue.inject(out);
         }

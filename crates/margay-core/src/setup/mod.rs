@@ -12,7 +12,7 @@ pub(crate) use initiator::{Start, sticky};
 pub(crate) use responder::Arrival;
 
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use margay_wire::{
@@ -218,9 +218,18 @@ impl Sal {
         (direct.local_port != 0).then_some(Extension::FlowPort(repr))
     }
 
-    /// Largest inner packet in bytes that fits one datagram of `datagram_max`.
-    pub(crate) fn inner_max(datagram_max: u16) -> u16 {
-        datagram_max.saturating_sub(ENCAP_OVERHEAD)
+    /// Largest TCP payload per segment, on a path that takes datagrams of `datagram_max` bytes, for an application that uses
+    /// addresses of the family of `app`.
+    ///
+    /// A packet that goes direct has no UDP header, and a TCP header that is 12 bytes longer. Where none goes direct, a packet
+    /// is to fit a datagram.
+    pub(crate) fn mss_max(&self, datagram_max: u16, app: IpAddr) -> u16 {
+        let headers = match app {
+            _ if self.is_direct_on() => 12,
+            IpAddr::V4(_) => ENCAP_OVERHEAD + 40,
+            IpAddr::V6(_) => ENCAP_OVERHEAD + 60,
+        };
+        datagram_max.saturating_sub(headers).max(216)
     }
 
     /// Tells the cache where an association's packets go now.

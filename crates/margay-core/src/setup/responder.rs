@@ -80,8 +80,8 @@ impl Sal {
         let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, app, now);
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
-        let first =
-            inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), Self::inner_max(datagram_max)));
+        let mss_max = self.mss_max(datagram_max, app.source.ip());
+        let first = inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), mss_max));
         let is_tcp = session.protocol == 6;
         flow.setup = Setup::Responder(Box::new(ResponderSetup {
             initiator_flow: message.src_flow,

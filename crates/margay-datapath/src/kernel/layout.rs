@@ -70,7 +70,7 @@ unsafe impl Plain for flow_event {}
 
 const _: () = assert!(size_of::<app_key>() == 16 + 16 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<wire_key>() == 4 + 2 + 2 + 1 + 3);
-const _: () = assert!(size_of::<flow_entry>() == 8 + 40 + 8 + 7 * 8 + 2 * 24 + 8);
+const _: () = assert!(size_of::<flow_entry>() == 8 + 40 + 8 + 2 * (3 * 8 + 24 + 16) + 2 * 8 + 8);
 const _: () = assert!(size_of::<path_entry>() == 16 + 16 + 16 + 4 + 4 + 8 + 8);
 const _: () = assert!(size_of::<pair_key>() == 32);
 const _: () = assert!(size_of::<flow_event>() == 8);
@@ -147,13 +147,13 @@ pub(super) fn state_of(key: &wire_key, entry: &flow_entry) -> WireState {
         stalled: entry.flags & FLOW_STALLED != 0,
         seen: Seen(entry.seen),
         counters: FlowCounters {
-            egress_bytes: entry.egress_bytes,
-            egress_segments: entry.egress_segments,
-            ingress_bytes: entry.ingress_bytes,
-            ingress_segments: entry.ingress_segments,
+            egress_bytes: entry.egress.bytes,
+            egress_segments: entry.egress.segments,
+            ingress_bytes: entry.ingress.bytes,
+            ingress_segments: entry.ingress.segments,
         },
-        sent: direction(&entry.egress),
-        received: direction(&entry.ingress),
-        last_ns: entry.last_ns,
+        sent: direction(&entry.egress.numbers),
+        received: direction(&entry.ingress.numbers),
+        last_ns: entry.egress.last_ns.max(entry.ingress.last_ns),
     }
 }

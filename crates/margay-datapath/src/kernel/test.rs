@@ -148,8 +148,10 @@ fn every_family_is_rewritten_to_every_family_and_back() {
             assert_eq!((verdict, tuple, payload), (REDIRECT, app.reversed(), b"answer".to_vec()));
             assert_eq!(rig.counted(), ["egress_packets", "ingress_packets"]);
             let entry = rig.entry();
-            assert_eq!((entry.egress_bytes, entry.ingress_bytes, entry.unanswered_since_ns), (7, 6, 0));
-            assert!(entry.rtt_ns > 0 && entry.egress.sequence == 0xffff_f000 && entry.egress.length == 7);
+            assert_eq!((entry.egress.bytes, entry.ingress.bytes, entry.unanswered_since_ns), (7, 6, 0));
+            assert!(
+                entry.rtt_ns > 0 && entry.egress.numbers.sequence == 0xffff_f000 && entry.egress.numbers.length == 7
+            );
             assert_eq!(rig.path().rtt_ns, entry.rtt_ns, "a hint for the next flow on the path");
         }
     }

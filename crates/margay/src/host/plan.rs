@@ -14,8 +14,10 @@ use crate::config::Config;
 /// Table and priority of the rules that send answers back to `sal0`: the port's number, easy to recognise.
 const TABLE: u32 = 54_324;
 const RULE_PRIORITY: u32 = 5_432;
-/// What one UDP send carries, less its headers.
-const GSO_MAX_BYTES: u32 = 62_500;
+/// Largest super-packet that is asked for: the kernel's own limit, and where all packets are encapsulated what one UDP send
+/// carries, less its headers.
+const GSO_MAX_DIRECT: u32 = 65_536;
+const GSO_MAX_ENCAPSULATED: u32 = 62_500;
 /// IP (the larger of the two) and UDP headers below ours.
 const IPV6_UDP_BYTES: u32 = 48;
 const IPV4_UDP_BYTES: u32 = 28;
@@ -83,7 +85,9 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
         link.up && !link.loopback && link.name != INTERFACE && addresses.iter().any(|found| found.index == link.index)
     };
     let underlay_mtu = links.iter().filter(carries).map(|link| link.mtu).min().unwrap_or(USUAL_MTU);
-    let has_ipv6_underlay = addresses.iter().any(|found| found.address.is_ipv6() && !found.link_local);
+    let has_ipv6_underlay = links.iter().filter(carries).any(|link| {
+        addresses.iter().any(|found| found.index == link.index && found.address.is_ipv6() && !found.link_local)
+    });
     let disabled = sysctl::read("net/ipv6/conf/all/disable_ipv6").map_err(look("parameters"))?;
     let resolver = if !config.dns.enabled {
         Resolver::Off
@@ -105,12 +109,17 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
 fn decide(config: &Config, facts: Facts) -> Plan {
     let below = if facts.has_ipv6_underlay { IPV6_UDP_BYTES } else { IPV4_UDP_BYTES };
     let datagram = facts.underlay_mtu.saturating_sub(below);
-    let mtu = datagram.saturating_sub(ENCAP_BYTES).clamp(MTU_MIN, 65_000);
+    // Where flows go direct, their packets may be as large as those of plain TCP, and the few that are encapsulated are cut in
+    // two on the way; where none does, each is to fit a datagram (decision 0011).
+    let (mtu, gso_max_size) = if config.direct {
+        (facts.underlay_mtu, GSO_MAX_DIRECT)
+    } else {
+        (datagram.saturating_sub(ENCAP_BYTES), GSO_MAX_ENCAPSULATED)
+    };
+    let mtu = mtu.clamp(MTU_MIN, 65_000);
     let interface = || INTERFACE.to_owned();
-    let mut changes = vec![
-        Change::Tun { interface: interface() },
-        Change::Sizes { interface: interface(), mtu, gso_max_size: GSO_MAX_BYTES },
-    ];
+    let mut changes =
+        vec![Change::Tun { interface: interface() }, Change::Sizes { interface: interface(), mtu, gso_max_size }];
     for (key, value) in [("rp_filter", "0"), ("send_redirects", "0"), ("accept_redirects", "0")] {
         let key = format!("net/ipv4/conf/{INTERFACE}/{key}");
         changes.push(Change::Parameter { key, value: value.to_owned() });
@@ -205,7 +214,9 @@ mod test {
 
     #[test]
     fn sizes_fit_the_link_below() {
-        let config = Config::default();
+        let plan = decide(&Config::default(), facts(1500, true, true));
+        assert_eq!((mtu(&plan), plan.datagram_max()), (1500, 1452));
+        let config = Config { direct: false, ..Config::default() };
         let plan = decide(&config, facts(1500, false, true));
         assert_eq!((mtu(&plan), plan.datagram_max()), (1448, 1472));
         let plan = decide(&config, facts(1500, true, true));

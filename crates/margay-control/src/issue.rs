@@ -100,7 +100,7 @@ mod tests {
         id[12..].copy_from_slice(&self_certifying_tail(&key.public(), &head));
         let service = ServiceId(id);
         let (chain, _) = service_by_key(&ServiceKey { name: "web.shop".to_owned(), key, service }, &HOST, NOW_S);
-        let trust = TrustStore::default();
+        let mut trust = TrustStore::default();
         assert!(trust.verify_service(&chain, &service, &HOST.0, NOW_S).expect("fine").is_proved());
     }
 }

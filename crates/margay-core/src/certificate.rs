@@ -164,17 +164,46 @@ impl Certificate {
         })
     }
 
-    fn check_signature_and_time(&self, unix_s: u64) -> Result<(), CertificateError> {
+    fn check_signature_and_time(&self, checked: &mut CheckedSignatures, unix_s: u64) -> Result<(), CertificateError> {
         if unix_s < self.not_before_s {
             return Err(CertificateError::NotYet);
         }
         if unix_s > self.not_after_s {
             return Err(CertificateError::Expired);
         }
-        if !self.issuer.verify(&self.signed_bytes(), &self.signature) {
-            return Err(CertificateError::BadSignature);
+        if checked.check(self) { Ok(()) } else { Err(CertificateError::BadSignature) }
+    }
+}
+
+/// Certificates whose signature was found good lately, by digest: a peer shows the same one with every connection.
+#[derive(Clone, Debug)]
+struct CheckedSignatures(Vec<[u8; 32]>);
+
+/// Places for digests; a new one takes the place that its first byte says.
+const CHECKED_PLACES: usize = 256;
+
+impl Default for CheckedSignatures {
+    fn default() -> Self {
+        Self(alloc::vec![[0; 32]; CHECKED_PLACES])
+    }
+}
+
+impl CheckedSignatures {
+    fn check(&mut self, certificate: &Certificate) -> bool {
+        let signed = certificate.signed_bytes();
+        let mut hasher = blake3::Hasher::new();
+        // Who signed is part of what is signed.
+        hasher.update(&signed).update(&certificate.signature);
+        let digest = *hasher.finalize().as_bytes();
+        let place = usize::from(digest[0]) % CHECKED_PLACES;
+        if self.0[place] == digest {
+            return true;
         }
-        Ok(())
+        let is_good = certificate.issuer.verify(&signed, &certificate.signature);
+        if is_good {
+            self.0[place] = digest;
+        }
+        is_good
     }
 }
 
@@ -254,6 +283,7 @@ pub struct Membership {
 #[derive(Clone, Debug, Default)]
 pub struct TrustStore {
     anchors: Vec<TrustAnchor>,
+    checked: CheckedSignatures,
 }
 
 impl TrustStore {
@@ -279,7 +309,7 @@ impl TrustStore {
     ///
     /// Why it may not.
     pub fn verify_service(
-        &self,
+        &mut self,
         chain: &[u8],
         service: &ServiceId,
         host_key: &[u8; 32],
@@ -296,7 +326,7 @@ impl TrustStore {
         if !is_own_key && !self.trusts(service.authority(), &root.issuer) {
             return if is_known { Err(CertificateError::NotTrusted) } else { Ok(Authenticated::No) };
         }
-        let leaf = check_chain(&chain, host_key, unix_s)?;
+        let leaf = check_chain(&chain, &mut self.checked, host_key, unix_s)?;
         let is_for_name = leaf.kind == CertificateKind::Service && leaf.prefix.contains(service);
         if is_for_name { Ok(Authenticated::Yes) } else { Err(CertificateError::WrongPrefix) }
     }
@@ -307,14 +337,14 @@ impl TrustStore {
     ///
     /// Why it proves nothing.
     pub fn verify_member(
-        &self,
+        &mut self,
         chain: &[u8],
         host_key: &[u8; 32],
         unix_s: u64,
     ) -> Result<Membership, CertificateError> {
         let chain = decode_chain(chain)?;
         let root = chain.first().ok_or(CertificateError::Malformed)?;
-        let leaf = check_chain(&chain, host_key, unix_s)?;
+        let leaf = check_chain(&chain, &mut self.checked, host_key, unix_s)?;
         let authority = leaf.prefix.id.authority();
         if !self.trusts(authority, &root.issuer) {
             return Err(CertificateError::NotTrusted);
@@ -331,11 +361,12 @@ impl TrustStore {
 /// Signatures, times, delegation and the host of a chain; gives its last certificate.
 fn check_chain<'a>(
     chain: &'a [Certificate],
+    checked: &mut CheckedSignatures,
     host_key: &[u8; 32],
     unix_s: u64,
 ) -> Result<&'a Certificate, CertificateError> {
     for certificate in chain {
-        certificate.check_signature_and_time(unix_s)?;
+        certificate.check_signature_and_time(checked, unix_s)?;
     }
     for pair in chain.windows(2) {
         if pair[0].delegate != Some(pair[1].issuer)

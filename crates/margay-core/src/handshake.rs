@@ -5,10 +5,11 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use curve25519_dalek::MontgomeryPoint;
 use snow::params::{CipherChoice, DHChoice, HashChoice, NoiseParams};
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
-use zeroize::{Zeroize, ZeroizeOnDrop};
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 use crate::key::{HostPublic, HostSecret};
 use crate::rng::Rng;
@@ -80,16 +81,82 @@ impl Keys {
     }
 }
 
-/// snow's algorithms, with our stream of random bytes: the core may not ask the operating system.
-struct Seeded([u8; 32]);
+/// snow's algorithms, with our stream of random bytes: the core may not ask the operating system. And with the host's own key,
+/// whose public half is known: snow would derive it anew for every SYN, at the cost of another ephemeral key.
+struct Seeded {
+    seed: [u8; 32],
+    secret: HostSecret,
+}
+
+/// Curve25519 as snow has it, but for [`set`](Dh::set).
+struct KnownDh {
+    known: HostSecret,
+    private: Zeroizing<[u8; 32]>,
+    public: [u8; 32],
+}
+
+impl KnownDh {
+    fn own(&mut self, private: [u8; 32]) {
+        self.public = MontgomeryPoint::mul_base_clamped(private).to_bytes();
+        self.private = Zeroizing::new(private);
+    }
+}
+
+impl Dh for KnownDh {
+    fn name(&self) -> &'static str {
+        "25519"
+    }
+
+    fn pub_len(&self) -> usize {
+        32
+    }
+
+    fn priv_len(&self) -> usize {
+        32
+    }
+
+    fn set(&mut self, private: &[u8]) {
+        let known = self.known.to_bytes();
+        if private == &known[..] {
+            (self.private, self.public) = (known, self.known.public().0);
+        } else if let Ok(private) = private.try_into() {
+            self.own(private);
+        }
+    }
+
+    fn generate(&mut self, rng: &mut dyn Random) -> Result<(), snow::Error> {
+        let mut private = [0; 32];
+        rng.try_fill_bytes(&mut private)?;
+        self.own(private);
+        Ok(())
+    }
+
+    fn pubkey(&self) -> &[u8] {
+        &self.public
+    }
+
+    fn privkey(&self) -> &[u8] {
+        &self.private[..]
+    }
+
+    fn dh(&self, public: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
+        let public = public.get(..32).and_then(|public| public.try_into().ok()).ok_or(snow::Error::Input)?;
+        let shared = MontgomeryPoint(public).mul_clamped(*self.private).to_bytes();
+        out.get_mut(..32).ok_or(snow::Error::Input)?.copy_from_slice(&shared);
+        Ok(())
+    }
+}
 
 impl CryptoResolver for Seeded {
     fn resolve_rng(&self) -> Option<Box<dyn Random>> {
-        Some(Box::new(Rng::new(self.0)))
+        Some(Box::new(Rng::new(self.seed)))
     }
 
     fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
-        DefaultResolver.resolve_dh(choice)
+        (*choice == DHChoice::Curve25519).then(|| {
+            let known = self.secret.clone();
+            Box::new(KnownDh { known, private: Zeroizing::default(), public: [0; 32] }) as Box<dyn Dh>
+        })
     }
 
     fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
@@ -114,7 +181,7 @@ pub fn noise_xx(
 ) -> Result<snow::HandshakeState, HandshakeError> {
     let params: NoiseParams = PATTERN.parse()?;
     let key = secret.to_bytes();
-    let builder = snow::Builder::with_resolver(params, Box::new(Seeded(rng.bytes())));
+    let builder = snow::Builder::with_resolver(params, Box::new(Seeded { seed: rng.bytes(), secret: secret.clone() }));
     let builder = builder.local_private_key(&key[..])?.prologue(prologue)?;
     Ok(if initiator { builder.build_initiator()? } else { builder.build_responder()? })
 }

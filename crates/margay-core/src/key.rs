@@ -4,9 +4,8 @@ use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 
+use curve25519_dalek::MontgomeryPoint;
 use ed25519_dalek::Signer;
-use snow::params::DHChoice;
-use snow::resolvers::{CryptoResolver, DefaultResolver};
 use zeroize::Zeroizing;
 
 use crate::rng::Rng;
@@ -107,12 +106,7 @@ impl HostSecret {
 
     /// The key of these bytes.
     pub fn from_bytes(secret: [u8; 32]) -> Self {
-        let mut public = [0; 32];
-        // The resolver is compiled with Curve25519; without it no handshake could be built either.
-        if let Some(mut dh) = DefaultResolver.resolve_dh(&DHChoice::Curve25519) {
-            dh.set(&secret);
-            public.copy_from_slice(dh.pubkey());
-        }
+        let public = MontgomeryPoint::mul_base_clamped(secret).to_bytes();
         Self { secret: Zeroizing::new(secret), public: HostPublic(public) }
     }
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use margay_core::direct::DirectEvent;
 use margay_core::output::{Direction, DropReason};
@@ -75,23 +76,24 @@ impl Waiting {
 #[derive(Debug)]
 pub struct Backlog {
     waiting: Mutex<Waiting>,
+    is_taken: AtomicBool,
     wake: Wake,
 }
 
 impl Backlog {
     /// An empty one.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { waiting: Mutex::default(), wake: Wake::new()? })
+        Ok(Self { waiting: Mutex::default(), is_taken: AtomicBool::new(false), wake: Wake::new()? })
     }
 
     /// Hands over a packet of an application.
-    pub fn packet(&self, vnet: Vnet, packet: &[u8]) -> Result<(), DropReason> {
+    pub fn packet(&self, missed: Missed) -> Result<(), DropReason> {
         self.push(|waiting| {
-            if waiting.packets.len() >= PACKETS_MAX || waiting.bytes + packet.len() > PACKET_BYTES_MAX {
+            if waiting.packets.len() >= PACKETS_MAX || waiting.bytes + missed.packet.len() > PACKET_BYTES_MAX {
                 return Err(DropReason::Full);
             }
-            waiting.bytes += packet.len();
-            waiting.packets.push_back(Missed { vnet, packet: packet.to_vec() });
+            waiting.bytes += missed.packet.len();
+            waiting.packets.push_back(missed);
             Ok(())
         })
     }
@@ -122,10 +124,23 @@ impl Backlog {
         })
     }
 
-    /// Takes all that waits.
+    /// Takes all that waits. Until [`done`](Self::done) it counts as not worked off.
     pub fn take(&self) -> Waiting {
         self.wake.clear();
-        std::mem::take(&mut *self.waiting.lock())
+        let mut waiting = self.waiting.lock();
+        self.is_taken.store(true, Ordering::Relaxed);
+        std::mem::take(&mut *waiting)
+    }
+
+    /// What was taken has been worked off.
+    pub fn done(&self) {
+        self.is_taken.store(false, Ordering::Release);
+    }
+
+    /// Whether everything that was handed over has been worked off.
+    pub fn is_idle(&self) -> bool {
+        let waiting = self.waiting.lock();
+        waiting.is_empty() && !self.is_taken.load(Ordering::Acquire)
     }
 
     fn push(&self, add: impl FnOnce(&mut Waiting) -> Result<(), DropReason>) -> Result<(), DropReason> {
@@ -157,13 +172,17 @@ mod test {
         let from = "10.0.0.2:1".parse().expect("literal");
         let refused = (0..DATAGRAMS_MAX + 10).filter(|_| backlog.datagram(from, &[1]).is_err()).count();
         assert_eq!(refused, 10);
-        assert_eq!(backlog.packet(Vnet::default(), &[1]), Ok(()));
-        let refused = (0..300).filter(|_| backlog.packet(Vnet::default(), &[0; 65_000]).is_err()).count();
+        let missed = |len| Missed { vnet: Vnet::default(), packet: vec![0; len] };
+        assert_eq!(backlog.packet(missed(1)), Ok(()));
+        let refused = (0..300).filter(|_| backlog.packet(missed(65_000)).is_err()).count();
         assert_eq!(refused, 300 - (PACKET_BYTES_MAX - 1) / 65_000);
         let waiting = backlog.take();
         assert_eq!(waiting.datagrams.len(), DATAGRAMS_MAX);
-        assert!(backlog.take().is_empty());
-        assert_eq!(backlog.packet(Vnet::default(), &[1]), Ok(()), "taking makes room");
+        assert!(backlog.take().is_empty() && !backlog.is_idle(), "it has not been worked off");
+        backlog.done();
+        assert!(backlog.is_idle());
+        assert_eq!(backlog.packet(missed(1)), Ok(()), "taking makes room");
+        assert!(!backlog.is_idle());
     }
 
     #[test]

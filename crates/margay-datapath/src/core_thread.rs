@@ -27,6 +27,8 @@ use crate::{clock, ingress, offload};
 
 /// Receives of signalling between two looks at the rest.
 const SIGNALLING_BURST: usize = 64;
+/// Packets of `sal0` that are carried after a burst of signalling.
+const ANSWERS: usize = 8;
 /// How often the kernel's cache is told that the agent is alive.
 const BEAT: Duration = Duration::from_millis(500);
 /// When what the kernel learned of a path has expired there too (`net.ipv4.route.mtu_expires`).
@@ -92,8 +94,8 @@ impl<C: Core> CoreSide<C> {
         self.set_timer(shared);
     }
 
-    /// A packet of an application, from the backlog.
-    fn app_packet(&mut self, shared: &Shared<C>, missed: Missed) {
+    /// A packet of an application that missed the cache.
+    pub fn app_packet(&mut self, shared: &Shared<C>, missed: Missed) {
         let Missed { vnet, mut packet } = missed;
         let found = match packet::parse(&packet, packet.len()) {
             Ok(Packet::Transport(found)) => Some(found),
@@ -263,6 +265,7 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
         }
         if has_backlog {
             work_off(shared, shared.backlog.take());
+            shared.backlog.done();
         }
         if has_signalling {
             for _ in 0..SIGNALLING_BURST {
@@ -271,6 +274,10 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
                     shared.counting.signalling_received.add(1);
                     shared.core.lock().datagram(shared, received.from, datagram);
                 }
+            }
+            // The host's TCP has answered what it was given already; the egress thread is only now waking up.
+            if let Some(mut egress) = shared.egress.try_lock() {
+                egress.work(shared, ANSWERS)?;
             }
         }
         if is_due {

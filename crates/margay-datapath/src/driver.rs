@@ -9,8 +9,11 @@
 //!                            Sal, then its outputs in order
 //! ```
 //!
-//! The packet threads never take the core's lock: they read the flow cache under a shared lock and hand everything else
-//! over. So neither a flood of signalling nor a slow handshake delays established flows.
+//! The packet threads never wait for the core's lock: they read the flow cache under a shared lock and hand everything else
+//! over. So neither a flood of signalling nor a slow handshake delays established flows. What missed the cache goes the
+//! short way where that delays nobody: once `sal0` is empty the egress thread gives it to the core itself, if the core is
+//! free; and the core's thread, having given the host's TCP something, carries the answer itself if the egress thread is
+//! not at it yet. A connection is set up with half as many threads to wake.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -30,6 +33,7 @@ use crate::backlog::{Backlog, Notice, Passed};
 use crate::core_thread::{self, CoreSide};
 use crate::counters::{Counters, Counting};
 use crate::direct::{Direct, RouteLookup};
+use crate::egress::EgressSide;
 use crate::error::Error;
 use crate::kernel::KernelCache;
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
@@ -144,6 +148,7 @@ pub(crate) struct Shared<C> {
     pub reload: Wake,
     pub stopping: AtomicBool,
     pub core: Mutex<CoreSide<C>>,
+    pub egress: Mutex<EgressSide>,
     failure: Mutex<Option<String>>,
 }
 
@@ -174,11 +179,11 @@ impl<C: Core> Datapath<C> {
             reload: Wake::new().map_err(descriptors)?,
             stopping: AtomicBool::new(false),
             core: Mutex::new(CoreSide::new(core, on_event, &config)),
+            egress: Mutex::new(EgressSide::new(config.datagram_max)),
             failure: Mutex::new(None),
         });
         let mut datapath = Self { shared, threads: Vec::new() };
-        let datagram_max = config.datagram_max;
-        datapath.spawn("margay-egress", move |shared| egress::run(shared, datagram_max))?;
+        datapath.spawn("margay-egress", egress::run)?;
         datapath.spawn("margay-ingress", ingress::run)?;
         datapath.spawn("margay-core", core_thread::run)?;
         // The core may have something to say already, and a first deadline.

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use margay_core::output::{Direction, DropReason};
 use margay_wire::FENCE;
 
-use crate::backlog::Notice;
+use crate::backlog::{Missed, Notice};
 use crate::clock;
 use crate::driver::{Core, Shared};
 use crate::fragment::Reassembler;
@@ -16,66 +16,121 @@ use crate::table::{Destination, TcpNumbers};
 use crate::vnet::{Gso, Vnet};
 use crate::wait::readable;
 
+/// Reads in one go; then the lock is let go for a moment.
+const BURST: usize = 64;
+/// Packets that missed the cache wait until `sal0` is empty, but not more than so many.
+const MISSED_MAX: usize = 64;
+
+/// The way from `sal0` to UDP. Whoever holds its lock reads `sal0`: packets stay in order.
+pub(crate) struct EgressSide {
+    outbox: Outbox,
+    reassembler: Reassembler,
+    reads: u32,
+    missed: Vec<Missed>,
+}
+
 /// Runs until the datapath stops; an error means that the interface is gone.
-pub(crate) fn run<C: Core>(shared: &Shared<C>, datagram_max: u16) -> io::Result<()> {
-    let mut outbox = Outbox::new(datagram_max);
-    let mut reassembler = Reassembler::default();
-    let mut reads = 0;
+pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     while !shared.is_stopping() {
-        let read = outbox.read(&shared.tun);
-        let fences = shared.direct.due_fences(&mut reads, matches!(read, Ok(None)));
-        match read {
-            Ok(Some(loaded)) => take(shared, &mut outbox, &mut reassembler, loaded),
-            Ok(None) => {
-                outbox.flush(&mut sender(shared, true));
-                if fences.is_empty() {
-                    readable([shared.tun.as_fd(), shared.direct.wake.as_fd(), shared.stop.as_fd()])?;
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => shared.counting.drop(DropReason::Protocol),
-            Err(error) => return Err(error),
-        }
-        if !fences.is_empty() {
-            outbox.flush(&mut sender(shared, true));
-            fences.into_iter().for_each(|flow| shared.send_mark(flow, FENCE));
+        let is_drained = shared.egress.lock().work(shared, BURST)?;
+        if is_drained {
+            readable([shared.tun.as_fd(), shared.direct.wake.as_fd(), shared.stop.as_fd()])?;
         }
     }
     Ok(())
 }
 
+impl EgressSide {
+    pub fn new(datagram_max: u16) -> Self {
+        Self { outbox: Outbox::new(datagram_max), reassembler: Reassembler::default(), reads: 0, missed: Vec::new() }
+    }
+
+    /// Carries what lies in `sal0`, at most `burst` packets. True if nothing is left.
+    pub fn work<C: Core>(&mut self, shared: &Shared<C>, burst: usize) -> io::Result<bool> {
+        for _ in 0..burst {
+            let read = self.outbox.read(&shared.tun);
+            let is_drained = matches!(read, Ok(None));
+            let fences = shared.direct.due_fences(&mut self.reads, is_drained);
+            match read {
+                Ok(Some(loaded)) => self.take(shared, loaded),
+                Ok(None) => {
+                    self.outbox.flush(&mut sender(shared, true));
+                    self.hand_over(shared);
+                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => shared.counting.drop(DropReason::Protocol),
+                Err(error) => return Err(error),
+            }
+            if !fences.is_empty() {
+                self.outbox.flush(&mut sender(shared, true));
+                fences.into_iter().for_each(|flow| shared.send_mark(flow, FENCE));
+            } else if is_drained {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn take<C: Core>(&mut self, shared: &Shared<C>, loaded: Loaded) {
+        match packet::parse(self.outbox.head(&loaded), loaded.len) {
+            Ok(Packet::Transport(found)) => {
+                let is_syn = found.flags & (SYN | ACK) == SYN;
+                let is_unknown = |result| result == Err(DropReason::UnknownFlow);
+                if is_syn || is_unknown(carry(shared, &mut self.outbox, loaded, &found, true)) {
+                    self.miss(shared, loaded.vnet, found.total_len);
+                }
+            }
+            Ok(Packet::Fragment) => {
+                shared.counting.fragments.add(1);
+                let whole = self.reassembler.accept(self.outbox.whole(&loaded), clock::now());
+                shared.counting.drop_many(DropReason::Incomplete, self.reassembler.take_incomplete());
+                match whole {
+                    Ok(Some(packet)) => {
+                        // A reassembled packet is no fragment, so this goes no deeper.
+                        if let Some(loaded) = self.outbox.load(Vnet::default(), &packet) {
+                            self.take(shared, loaded);
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(reason) => shared.counting.drop(reason),
+                }
+            }
+            Ok(Packet::Other(len)) => self.miss(shared, loaded.vnet, len),
+            Err(packet::Malformed) => shared.counting.drop(DropReason::Malformed),
+        }
+    }
+
+    fn miss<C: Core>(&mut self, shared: &Shared<C>, vnet: Vnet, len: usize) {
+        shared.counting.egress_misses.add(1);
+        let packet = self.outbox.whole(&Loaded { vnet, len }).to_vec();
+        self.missed.push(Missed { vnet, packet });
+        if self.missed.len() >= MISSED_MAX {
+            self.hand_over(shared);
+        }
+    }
+
+    /// Gives the core what missed the cache: at once, where nobody else is at it and nothing of earlier waits for it. To wake its
+    /// thread would cost more than all that it does for a connection.
+    fn hand_over<C: Core>(&mut self, shared: &Shared<C>) {
+        if self.missed.is_empty() {
+            return;
+        }
+        let core = if self.missed.len() < MISSED_MAX { shared.core.try_lock() } else { None };
+        match core.filter(|_| shared.backlog.is_idle()) {
+            Some(mut core) => self.missed.drain(..).for_each(|missed| core.app_packet(shared, missed)),
+            None => {
+                for missed in self.missed.drain(..) {
+                    if let Err(reason) = shared.backlog.packet(missed) {
+                        shared.counting.drop(reason);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// What an outbox sends with.
 pub(crate) fn sender<C>(shared: &Shared<C>, patient: bool) -> impl FnMut(&[u8], usize, &Destination) {
     move |datagrams: &[u8], segment: usize, to: &Destination| shared.send_data(datagrams, segment, to, patient)
-}
-
-fn take<C: Core>(shared: &Shared<C>, outbox: &mut Outbox, reassembler: &mut Reassembler, loaded: Loaded) {
-    match packet::parse(outbox.head(&loaded), loaded.len) {
-        Ok(Packet::Transport(found)) => {
-            let is_syn = found.flags & (SYN | ACK) == SYN;
-            if is_syn
-                || carry(shared, outbox, loaded, &found, true).is_err_and(|reason| reason == DropReason::UnknownFlow)
-            {
-                miss(shared, outbox, loaded.vnet, found.total_len);
-            }
-        }
-        Ok(Packet::Fragment) => {
-            shared.counting.fragments.add(1);
-            let whole = reassembler.accept(outbox.whole(&loaded), clock::now());
-            shared.counting.drop_many(DropReason::Incomplete, reassembler.take_incomplete());
-            match whole {
-                Ok(Some(packet)) => {
-                    // A reassembled packet is no fragment, so this goes no deeper.
-                    if let Some(loaded) = outbox.load(Vnet::default(), &packet) {
-                        take(shared, outbox, reassembler, loaded);
-                    }
-                }
-                Ok(None) => {}
-                Err(reason) => shared.counting.drop(reason),
-            }
-        }
-        Ok(Packet::Other(len)) => miss(shared, outbox, loaded.vnet, len),
-        Err(packet::Malformed) => shared.counting.drop(DropReason::Malformed),
-    }
 }
 
 /// Carries a packet whose flow is cached. [`DropReason::UnknownFlow`] when it is not; other reasons are counted.
@@ -125,11 +180,4 @@ fn numbers(head: &[u8], found: &Transport) -> Option<TcpNumbers> {
     let number = |at: usize| Some(u32::from_be_bytes(tcp.get(at..at + 4)?.try_into().ok()?));
     let sequence = number(4)?.wrapping_add(found.payload_len() as u32);
     Some(TcpNumbers { sequence, acknowledgement: number(8)? })
-}
-
-fn miss<C>(shared: &Shared<C>, outbox: &mut Outbox, vnet: Vnet, len: usize) {
-    shared.counting.egress_misses.add(1);
-    if let Err(reason) = shared.backlog.packet(vnet, outbox.whole(&Loaded { vnet, len })) {
-        shared.counting.drop(reason);
-    }
 }

@@ -15,11 +15,12 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Weak;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::Receiver;
+use std::thread;
 use std::time::Duration;
 
 use margay_core::handover::HandoverRecord;
-use margay_core::{Event, Instant, Sal};
+use margay_core::{Event, Instant, Lifecycle, Sal};
 use margay_wire::FlowId;
 
 use super::core::Running;
@@ -29,10 +30,11 @@ const MAGIC: [u8; 4] = *b"MGFL";
 const VERSION: u32 = 1;
 const SLOT: u64 = 512;
 const HEAD: usize = 16;
-/// A flow of the initiator has no record until its peer has confirmed: it is asked for again after this long.
-const AGAIN: Duration = Duration::from_millis(20);
-/// How often it is asked for: a set-up that takes longer has failed.
-const TRIES_MAX: u32 = 300;
+/// Between two looks. Connections that are over by then cost nothing; and a flow of the initiator has no record until its peer has
+/// confirmed.
+const PAUSE: Duration = Duration::from_millis(5);
+/// How often a flow is asked for: a set-up that takes longer has failed.
+const TRIES_MAX: u32 = 1200;
 
 /// Records that are written at once.
 const AT_ONCE: usize = 128;
@@ -197,16 +199,11 @@ fn run(runtime_dir: &Path, datapath: &Weak<Running>, changes: &Receiver<Change>)
     }
     journal.publish(runtime_dir)?;
     loop {
-        let first = if wanted.is_empty() {
-            changes.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            changes.recv_timeout(AGAIN)
-        };
-        let first = match first {
-            Ok(change) => Some(change),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
-        };
+        let first = if wanted.is_empty() { changes.recv().ok() } else { changes.try_recv().ok() };
+        if first.is_none() && wanted.is_empty() {
+            return Ok(());
+        }
+        thread::sleep(PAUSE);
         let Some(datapath) = datapath.upgrade() else { return Ok(()) };
         let mut has_associations = false;
         for change in first.into_iter().chain(changes.try_iter()) {
@@ -234,13 +231,20 @@ fn export(datapath: &Running, journal: &mut Journal, wanted: &mut HashMap<FlowId
     let flows: Vec<FlowId> = wanted.keys().copied().collect();
     // Some at a time: neither the core's lock nor memory is held for all of them.
     for some in flows.chunks(AT_ONCE) {
-        let records: Vec<Option<Vec<u8>>> = datapath.with_sal(|sal, now| {
-            some.iter().map(|flow| sal.export_flow(now, *flow).map(|record| record.encode())).collect()
+        let records: Vec<(Option<Vec<u8>>, bool)> = datapath.with_sal(|sal, now| {
+            let record = |flow: &FlowId| {
+                let is_over = sal.flow(*flow).is_none_or(|flow| flow.lifecycle >= Lifecycle::Closed);
+                (sal.export_flow(now, *flow).map(|record| record.encode()), is_over)
+            };
+            some.iter().map(record).collect()
         });
-        for (flow, record) in some.iter().zip(records) {
+        for (flow, (record, is_over)) in some.iter().zip(records) {
             match record {
                 Some(record) => {
                     journal.write(*flow, &record)?;
+                    wanted.remove(flow);
+                }
+                None if is_over => {
                     wanted.remove(flow);
                 }
                 None => {

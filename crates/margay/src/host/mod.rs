@@ -231,14 +231,14 @@ pub async fn await_running() -> io::Result<()> {
     Ok(())
 }
 
-/// Network cards that may carry direct flows: what is up and is neither the loopback nor a TUN.
+/// Interfaces that may carry direct flows: what is up and sends Ethernet frames.
 ///
 /// # Errors
 ///
 /// The kernel's tables cannot be read.
 pub async fn interfaces() -> io::Result<Vec<u32>> {
     let links = Netlink::connect()?.links().await?;
-    Ok(links.iter().filter(|link| link.up && !link.loopback && !link.tun).map(|link| link.index).collect())
+    Ok(links.iter().filter(|link| link.up && link.ethernet).map(|link| link.index).collect())
 }
 
 /// Addresses of this host that others could use, those of the interface with the default route first.

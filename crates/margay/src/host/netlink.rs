@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use futures_util::{Stream, TryStreamExt};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
-use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType};
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{Handle, IpVersion, LinkUnspec};
@@ -35,8 +35,10 @@ pub struct Link {
     pub running: bool,
     /// `lo`.
     pub loopback: bool,
-    /// A TUN.
+    /// A TUN or TAP.
     pub tun: bool,
+    /// Its packets are Ethernet frames.
+    pub ethernet: bool,
 }
 
 /// An address of an interface.
@@ -208,6 +210,7 @@ fn link_of(message: &LinkMessage) -> Link {
         running: message.header.flags.contains(LinkFlags::Running),
         loopback: message.header.flags.contains(LinkFlags::Loopback),
         tun: false,
+        ethernet: message.header.link_layer_type == LinkLayerType::Ether,
     };
     for attribute in &message.attributes {
         match attribute {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use margay_datapath::direct::Route;
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkLayerType, LinkMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
@@ -49,6 +49,10 @@ fn find(remote: IpAddr) -> io::Result<Option<Route>> {
     let RouteNetlinkMessage::NewLink(link) = ask(&socket, RouteNetlinkMessage::GetLink(message))? else {
         return Ok(None);
     };
+    // The programs on the cards know Ethernet frames; `lo` has such headers too.
+    if !matches!(link.header.link_layer_type, LinkLayerType::Ether | LinkLayerType::Loopback) {
+        return Ok(None);
+    }
     let mtu = link.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,

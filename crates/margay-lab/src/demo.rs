@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::agent::{self, Agents};
+use crate::downloads::{self, Downloads, Order};
 use crate::fabric::Privilege;
 use crate::host::{Host, write_line};
 use crate::lab::Lab;
@@ -17,8 +19,14 @@ use crate::topology::Topology;
 const SERVICE: &str = "web.shop";
 const URL: &str = "http://web.shop.sal.internal";
 const GREETINGS: usize = 12;
-const DOWNLOADS: usize = 8;
-const FILE_BYTES: usize = 10_000_000;
+const DOWNLOADS: usize = 4;
+const FILE_BYTES: usize = 100_000_000;
+/// Transfers that go on while agents are killed, and their time in seconds.
+const HELD: usize = 8;
+const HELD_S: u64 = 8;
+/// How long no agent lives.
+const DEAD: Duration = Duration::from_secs(2);
+const END_LIMIT: Duration = Duration::from_secs(60);
 const NEXT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Does it, and says what happens. Returns the exit status.
@@ -58,10 +66,10 @@ pub fn perform(dir: &Path) -> Result<u8> {
     }
     say(&format!("    {}\n", answered.join(" ")))?;
 
-    let wrong = download(client, router, &servers)?;
-    let kept = withdraw(&lab, client)?;
-    say(if wrong == 0 && kept { "All of it went as it should." } else { "Something went wrong; see above." })?;
-    Ok(u8::from(wrong != 0 || !kept))
+    let acts = [download(client, router, &servers)?, kill_all(&lab, client, &servers)?, withdraw(&lab, client)?];
+    let is_right = acts.into_iter().all(|went_well| went_well);
+    say(if is_right { "All of it went as it should." } else { "Something went wrong; see above." })?;
+    Ok(u8::from(!is_right))
 }
 
 fn say(text: &str) -> Result<()> {
@@ -75,37 +83,85 @@ fn quote(text: &str) -> Result<()> {
     say("")
 }
 
-/// Files by name, with the router's packets counted by its kernel.
-fn download(client: &Host, router: &Host, servers: &[Nginx]) -> Result<usize> {
-    let expected = sha256(client, &servers[0].root.join("file"))?;
+/// One file fetched, by curl's account.
+struct Transfer {
+    megabytes_per_s: f64,
+    local_port: String,
+}
+
+fn transfer(client: &Host, url: &str) -> Result<Transfer> {
+    const FORMAT: &str = "%{speed_download} %{local_port}";
+    let text = client.run(["curl", "-sS", "--fail", "--max-time", "30", "-o", "/dev/null", "-w", FORMAT, url])?;
+    let mut words = text.split_whitespace();
+    let speed: f64 = words.next().context("curl says no speed")?.parse().context("curl's speed is no number")?;
+    Ok(Transfer { megabytes_per_s: speed / 1e6, local_port: words.next().context("curl says no port")?.to_owned() })
+}
+
+/// Files by name and by address, with the router's packets counted by its kernel.
+fn download(client: &Host, router: &Host, servers: &[Nginx]) -> Result<bool> {
     observe::count(router, "seen", Passing::In, "udp dport 54324")?;
     observe::count(router, "sent", Passing::Out, "udp sport 54324")?;
-    say(&format!("{DOWNLOADS} files of {} MB, by name, with the router's kernel counting:", FILE_BYTES / 1_000_000))?;
-    let start = Instant::now();
-    let mut wrong = 0;
+    say(&format!("{DOWNLOADS} files of {} MB, by name, and beside each what plain TCP does:", FILE_BYTES / 1_000_000))?;
     for _ in 0..DOWNLOADS {
-        let got = fetch(client, &[], &format!("{URL}/file"))?;
-        if !got.is(&expected) {
-            say(&format!("    a file is wrong: {}", got.error))?;
-            wrong += 1;
-        }
+        let named = transfer(client, &format!("{URL}/file"))?;
+        let is_its = |flow: &&Value| {
+            flow["app_source"].as_str().is_some_and(|source| source.rsplit(':').next() == Some(&named.local_port))
+        };
+        let flows = agent::flows(client)?;
+        let flow = flows.iter().find(is_its).context("the flow is not on the client's list")?;
+        let remote = flow["remote"].as_str().and_then(|remote| remote.rsplit_once(':')).context("it has no remote")?.0;
+        let plain = transfer(client, &format!("http://{remote}/file"))?;
+        say(&format!(
+            "    by name {:>6.0} MB/s   {:12}   to {remote}: plain TCP {:>6.0} MB/s",
+            named.megabytes_per_s,
+            flow["path"].as_str().unwrap_or_default(),
+            plain.megabytes_per_s
+        ))?;
     }
     let counts = observe::counts(router)?;
     let (packets, bytes): (f64, f64) =
         counts.values().fold((0.0, 0.0), |sum, count| (sum.0 + count.packets, sum.1 + count.bytes));
-    let megabytes = (DOWNLOADS * FILE_BYTES) as f64 / 1e6;
-    let served: Vec<String> = servers.iter().map(|server| server.served("file").to_string()).collect();
+    let expected = sha256(client, &servers[0].root.join("file"))?;
+    let is_right = fetch(client, &[], &format!("{URL}/file"))?.is(&expected);
+    let verdict = if is_right { "right" } else { "WRONG" };
     say(&format!(
-        "    {megabytes:.0} MB in {:.2} s, served by web1 and web2: {}; checksums right: {} of {DOWNLOADS}",
-        start.elapsed().as_secs_f64(),
-        served.join(" and "),
-        DOWNLOADS - wrong
-    ))?;
-    say(&format!(
-        "    through the router: {packets:.0} packets, {:.1} KB: first packets, and nothing of the data\n",
+        "    through the router: {packets:.0} packets, {:.1} KB: first packets, and nothing of the data; checksum {verdict}\n",
         bytes / 1e3
     ))?;
-    Ok(wrong)
+    Ok(is_right)
+}
+
+/// All agents are killed under transfers, and started again.
+fn kill_all(lab: &Lab, client: &Host, servers: &[Nginx]) -> Result<bool> {
+    say(&format!("{HELD} transfers begin, and on every host:   kill -9 $(pidof margay)"))?;
+    let name = URL.trim_start_matches("http://");
+    let order = Order { host: name, path: "file", count: HELD, pace: FILE_BYTES as u64 / HELD_S };
+    let mut running = Downloads::start(client, order)?;
+    running.await_open(NEXT_LIMIT)?;
+    let (path, _) = agent::datapath(client)?;
+    if path == "kernel" {
+        agent::await_paths(&[client], true, HELD, NEXT_LIMIT)?;
+    }
+    lab.hosts.iter().try_for_each(agent::kill)?;
+    let (start, before) = (Instant::now(), running.progress()?.bytes);
+    // Encapsulated flows pause now: it is not an error when this does not come.
+    let enough = before + FILE_BYTES as f64 * DEAD.as_secs_f64() / HELD_S as f64 * HELD as f64;
+    let _ = running.await_progress("what comes without an agent", DEAD, |now| now.bytes > enough);
+    let carried = running.progress()?.bytes - before;
+    say(&format!(
+        "    {:.0} MB came in {:.1} s without an agent on any host",
+        carried / 1e6,
+        start.elapsed().as_secs_f64()
+    ))?;
+    lab.hosts.iter().try_for_each(agent::start_again)?;
+    let results = running.finish(END_LIMIT)?;
+    let expected = sha256(client, &servers[0].root.join("file"))?;
+    let right = results.iter().filter(|result| result.sha256 == expected).count();
+    say(&format!(
+        "    all agents are back; checksums right: {right} of {HELD}; the longest pause of any: {:.0} ms\n",
+        downloads::stall_ms_max(&results)
+    ))?;
+    Ok(right == HELD)
 }
 
 /// An instance goes; the next connections find the other.

@@ -215,6 +215,12 @@ impl Loaded {
         remove_pin(&self.pin_dir.join(name));
     }
 
+    pub fn bare_interfaces(&self) -> Vec<u32> {
+        let links = self.links.lock();
+        let places = self.places().into_iter();
+        places.filter(|(name, _, _)| !links.contains_key(name)).map(|(_, index, _)| index).collect()
+    }
+
     pub fn set_interfaces(&self, interfaces: &[u32]) {
         if *self.interfaces.lock() == interfaces {
             return;

@@ -286,6 +286,11 @@ impl KernelCache {
         self.loaded.set_interfaces(interfaces);
     }
 
+    /// Interfaces that took no program.
+    pub fn bare_interfaces(&self) -> Vec<u32> {
+        self.loaded.bare_interfaces()
+    }
+
     /// This host's addresses: only packets to them can be of direct flows.
     pub fn set_local_addresses(&self, addresses: &[IpAddr]) {
         let map = &self.loaded.maps.locals;

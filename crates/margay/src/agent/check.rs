@@ -1,5 +1,6 @@
 //! `margay check`: looks at everything between a program on this host and its peer, step by step, and names the cause.
 
+mod direct;
 mod peer;
 mod sockets;
 
@@ -97,6 +98,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
         }
     }
     steps.say("datapath", datapath(agent)).await;
+    direct::this_host(agent, steps).await;
     steps.say("dns", dns(agent).await).await;
     routers(agent, steps).await;
     for service in agent.services.list() {

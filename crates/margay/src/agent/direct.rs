@@ -158,6 +158,14 @@ impl DirectPath {
         }
     }
 
+    /// Interfaces that should have a program and have none.
+    pub fn bare_interfaces(&self) -> Vec<u32> {
+        match &*self.0.lock() {
+            State::On(cache) => cache.bare_interfaces(),
+            _ => Vec::new(),
+        }
+    }
+
     /// What the kernel's programs have counted.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         match &*self.0.lock() {

@@ -9,7 +9,7 @@ mod plan;
 mod resolv_conf;
 mod resolved;
 pub mod route;
-mod sysctl;
+pub mod sysctl;
 
 use std::io;
 use std::net::IpAddr;

@@ -8,7 +8,7 @@ use margay_core::key::HostId;
 use tokio::net::TcpStream;
 use tokio::time::{interval, timeout};
 
-use super::{Finding, Steps};
+use super::{Finding, Steps, direct};
 use crate::agent::{Agent, home};
 use crate::listener::{ServiceName, name_and_port};
 
@@ -72,6 +72,7 @@ async fn reach(agent: &Agent, steps: &mut Steps, known: Option<AssociationInfo>,
         ),
     };
     steps.say("peer", finding).await;
+    direct::peer(agent, steps, host).await;
 }
 
 async fn look_at_name(agent: &Agent, steps: &mut Steps, name: &ServiceName, port: Option<u16>) {

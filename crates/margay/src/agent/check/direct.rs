@@ -1,0 +1,108 @@
+//! What keeps flows from going direct.
+
+use std::collections::BTreeMap;
+
+use margay_core::direct::{Carriage, Why};
+use margay_core::key::HostId;
+use margay_core::{FlowInfo, Lifecycle};
+use nix::net::if_::if_indextoname;
+
+use super::{Finding, Steps};
+use crate::agent::Agent;
+use crate::agent::direct::FLOW_PORTS;
+use crate::host::sysctl;
+
+const PORT_RANGE: &str = "net/ipv4/ip_local_port_range";
+
+/// The direct path of this host.
+pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
+    if let Some(why) = agent.direct.why_not() {
+        let advice = "it works: flows are encapsulated, at several times the processor time per byte, and pause while the agent is \
+                      not there";
+        return steps.say("direct", Finding::warning(why, advice)).await;
+    }
+    let bare: Vec<String> = agent.direct.bare_interfaces().into_iter().map(name_of).collect();
+    if !bare.is_empty() {
+        let text = format!("{} took no eBPF program; flows that arrive there stay encapsulated", bare.join(", "));
+        let advice = "the agent's log says why; programs that were attached to be the only ones keep others away";
+        steps.say("direct", Finding::warning(text, advice)).await;
+    }
+    if let Some(clash) = port_clash() {
+        steps.say("direct", clash).await;
+    }
+    let finding = match paths(agent, |_| true) {
+        (0, 0, _) => Finding::Ok("programs and maps are in place; no flow is open".to_owned()),
+        (direct, others, whys) => of_flows(direct, others, &whys),
+    };
+    steps.say("direct", finding).await;
+}
+
+/// How the flows with one peer go, and why not direct where they do not.
+pub(super) async fn peer(agent: &Agent, steps: &mut Steps, host: HostId) {
+    let (direct, others, whys) = paths(agent, |flow| flow.peer == Some(host));
+    if direct + others > 0 {
+        steps.say("direct", of_flows(direct, others, &whys)).await;
+    }
+}
+
+fn name_of(index: u32) -> String {
+    if_indextoname(index).ok().and_then(|name| name.into_string().ok()).unwrap_or_else(|| format!("interface {index}"))
+}
+
+/// Flows that are direct, flows that are not, and why those are not.
+fn paths(agent: &Agent, is_wanted: impl Fn(&FlowInfo) -> bool) -> (usize, usize, BTreeMap<&'static str, (usize, Why)>) {
+    agent.core.0.with_sal(|sal, _| {
+        let (mut direct, mut whys) = (0, BTreeMap::new());
+        let is_open = |flow: &FlowInfo| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+        for flow in sal.flows().filter(|flow| is_open(flow) && is_wanted(flow)) {
+            if flow.carriage == Carriage::Direct {
+                direct += 1;
+            } else {
+                whys.entry(flow.why.text()).or_insert((0, flow.why)).0 += 1;
+            }
+        }
+        let others = whys.values().map(|(count, _)| count).sum();
+        (direct, others, whys)
+    })
+}
+
+fn of_flows(direct: usize, others: usize, whys: &BTreeMap<&'static str, (usize, Why)>) -> Finding {
+    let total = direct + others;
+    let reasons: Vec<String> = whys.iter().map(|(text, (count, _))| format!("{count}: {text}")).collect();
+    // The commonest of those that somebody could do something about.
+    let mendable =
+        whys.values().filter_map(|(count, why)| Some((count, advice(*why)?))).max_by_key(|(count, _)| **count);
+    match mendable {
+        Some((_, advice)) => {
+            Finding::warning(format!("{direct} of {total} flows are direct; {}", reasons.join("; ")), advice)
+        }
+        None if others == 0 => Finding::Ok(format!("{direct} of {total} flows are direct")),
+        None => Finding::Ok(format!("{direct} of {total} flows are direct; {}", reasons.join("; "))),
+    }
+}
+
+/// What somebody could do about a flow that is not direct; nothing where that is as it should be.
+fn advice(why: Why) -> Option<&'static str> {
+    match why {
+        Why::Unproved | Why::Stalled => Some(
+            "a firewall or an address translator between the hosts drops TCP between ports 61000 and 65535 whose SYN it never saw; \
+             let it pass both ways, or leave it: it works as it is",
+        ),
+        Why::PeerBack | Why::PeerHasNone => Some("`margay check` on the peer says why"),
+        Why::SharedAddress => Some("the hosts behind one address need addresses of their own to be told apart"),
+        Why::NoCache => Some("see the step before"),
+        Why::Datagrams | Why::SameHost | Why::PortsTaken | Why::Proved | Why::Hinted => None,
+    }
+}
+
+/// Sockets of this host that may be given flow ports by the kernel.
+fn port_clash() -> Option<Finding> {
+    let text = sysctl::read(PORT_RANGE).ok().flatten()?;
+    let last: u16 = text.split_whitespace().nth(1)?.parse().ok()?;
+    (last >= *FLOW_PORTS.start()).then(|| {
+        Finding::warning(
+            format!("{PORT_RANGE} is {text}: sockets of this host are given ports of direct flows, from {} on", FLOW_PORTS.start()),
+            "such a connection works, and keeps flows from its pair of ports; `sysctl net.ipv4.ip_local_port_range=\"32768 60999\"`",
+        )
+    })
+}

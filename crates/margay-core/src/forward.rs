@@ -52,7 +52,7 @@ impl Sal {
             }
             Resolution::Drop(_) => Err(DropReason::ServiceDrop),
             Resolution::None => {
-                self.answer_no_service(now, from, message, &service, session.protocol);
+                self.answer_nobody(now, from, message, &service, datagram);
                 Err(DropReason::NoService)
             }
         }
@@ -109,28 +109,35 @@ impl Sal {
         Ok(())
     }
 
-    /// Says at once that nobody serves the name; believed only by a host that shares an association with this router.
-    fn answer_no_service(
+    /// Says at once that nobody serves the name, or not on that port; believed only by a host that shares an association with
+    /// this one.
+    fn answer_nobody(
         &mut self,
         now: Instant,
         from: SocketAddr,
         message: &Message<'_>,
         service: &ServiceId,
-        protocol: u8,
+        datagram: &[u8],
     ) {
         let claimed = message.key_exchange().map(|exchange| HostId(exchange.host_id));
-        let Some(local_id) = claimed.and_then(|host| self.associations.by_host(host)).map(|a| a.local_id) else {
-            return;
-        };
+        let known = claimed.and_then(|host| self.associations.by_host(host)).map(|association| association.local_id);
+        let (Some(local_id), Some(resolvable)) = (known, message.resolvable) else { return };
         if !self.answers.take(now) {
             return;
         }
-        // The service is here but not this port of it: that is a refusal, not an absence.
-        let is_here = self.table.lookup(service).is_some_and(|set| {
-            set.iter().any(|(_, rule)| matches!(&rule.action, Action::Demux(demux) if demux.protocol.is_none_or(|p| p == protocol)))
-        });
-        let code = if is_here { ErrorCode::Refused } else { ErrorCode::NoService };
-        let extensions = [Extension::Error(ErrorRepr { code, text: "" })];
+        // The service is here but not this port or protocol of it: that is a refusal, not an absence. The initiator hears it
+        // itself; it may have come through a router, which knows nothing of the flow.
+        let is_here = self
+            .table
+            .lookup(service)
+            .is_some_and(|set| set.iter().any(|(_, rule)| matches!(rule.action, Action::Demux(_))));
+        if is_here {
+            let reply = self.reply_path(from, &resolvable, datagram);
+            let (syn_len, nonce) = (datagram.len(), resolvable.nonce);
+            let arrival = crate::setup::Arrival { message, service: *service, reply, syn_len, nonce };
+            return self.refuse_syn(&arrival, local_id, ErrorCode::Refused);
+        }
+        let extensions = [Extension::Error(ErrorRepr { code: ErrorCode::NoService, text: "" })];
         let mut draft = Draft::new(Kind::Error, message.src_flow, FlowId(0));
         draft.extensions = &extensions;
         let epoch = self.config.epoch;

@@ -27,7 +27,7 @@ fn is_presentable(protocol: u8, address: IpAddr, listener: IpAddr, local: &[IpAd
     // address of its own does not use.
     answers_from_where_it_was_asked
         && same_family
-        && listener.is_unspecified()
+        && (listener.is_unspecified() || listener.is_loopback())
         && !address.is_loopback()
         && !address.is_unspecified()
         && !address.is_multicast()
@@ -35,12 +35,14 @@ fn is_presentable(protocol: u8, address: IpAddr, listener: IpAddr, local: &[IpAd
         && !local.contains(&address)
 }
 
-/// Where packets to `listener` are delivered: the host's virtual address for a wildcard, else the listener's own.
-fn local_side(listener: SocketAddr) -> SocketAddr {
-    match listener.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(HOST_V4.into(), listener.port()),
-        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(HOST_V6.into(), listener.port()),
-        _ => listener,
+/// Where packets to `listener` are delivered: the host's virtual address for a wildcard, and for connections to the loopback, whose
+/// socket is looked up; else the listener's own. A datagram socket on the loopback answers from there.
+fn local_side(protocol: u8, listener: SocketAddr) -> SocketAddr {
+    let ip = listener.ip();
+    match ip {
+        _ if !(ip.is_unspecified() || ip.is_loopback() && protocol == TCP) => listener,
+        IpAddr::V4(_) => SocketAddr::new(HOST_V4.into(), listener.port()),
+        IpAddr::V6(_) => SocketAddr::new(HOST_V6.into(), listener.port()),
     }
 }
 
@@ -64,7 +66,7 @@ pub(crate) fn responder_tuple(
     random: u32,
     is_taken: impl Fn(&Tuple) -> bool,
 ) -> Option<Tuple> {
-    let source = local_side(listener);
+    let source = local_side(protocol, listener);
     let free = |destination: SocketAddr| {
         let tuple = Tuple { protocol, source, destination };
         (!is_taken(&tuple)).then_some(tuple)
@@ -105,6 +107,19 @@ mod tests {
         let tuple = responder_tuple(6, address("10.0.1.5:4000"), address("0.0.0.0:80"), &[], 9, taken).expect("free");
         assert_eq!(tuple.destination.ip(), address("10.0.1.5:1").ip());
         assert_ne!(tuple.destination.port(), 4000);
+    }
+
+    #[test]
+    fn a_listener_on_the_loopback_is_asked_at_the_virtual_address() {
+        for (client, listener, source) in
+            [("10.0.1.5:4000", "127.0.0.1:80", "198.18.0.1:80"), ("[fd00::9]:4000", "[::1]:80", "[fd5a:4c00::1]:80")]
+        {
+            let tuple = responder_tuple(6, address(client), address(listener), &[], 9, |_| false).expect("free");
+            assert_eq!((tuple.source, tuple.destination), (address(source), address(client)));
+        }
+        let (client, listener) = (address("10.0.1.5:4000"), address("127.0.0.1:53"));
+        let tuple = responder_tuple(17, client, listener, &[], 9, |_| false).expect("free");
+        assert_eq!(tuple.source, listener, "a datagram socket answers from where it is bound");
     }
 
     #[test]

@@ -101,6 +101,13 @@ struct address_key {
 	__u8 address[16];
 };
 
+/* A listener of this host. The port in host byte order, as a socket lookup has it. */
+struct listener_key {
+	__u16 port;
+	__u8 protocol;
+	__u8 family; /* AF_INET or AF_INET6 */
+};
+
 /* What the agent hears of a flow. */
 struct flow_event {
 	__u32 flow;

@@ -7,7 +7,7 @@ use margay_core::certificate::{Certificate, CertificateKind, TrustAnchor, encode
 use margay_core::key::{SigningKey, VerifyingKey};
 use margay_core::name::Prefix;
 use margay_core::rng::Rng;
-use margay_core::table::Allow;
+use margay_core::table::{Action, Allow, Demux, Rule};
 use margay_core::{DropReason, Event, Limits, RemoveReason};
 use margay_sim::check::{all_ended_within, ends_agree, nothing_left_over};
 use margay_sim::host::Start;
@@ -165,6 +165,26 @@ fn a_refusal_through_the_router_shows_the_peer_where_it_is() {
     let peer = margay_core::key::HostPublic(key).id();
     let known = shop.world.host(walled).sal.associations().find(|known| known.host == peer);
     assert_eq!(known.map(|known| known.remote), Some(SocketAddr::new(address, PORT)));
+}
+
+#[test]
+fn a_port_that_an_instance_does_not_publish_is_refused_at_once_through_a_router_too() {
+    let mut shop = shop(9, Weather::FAIR);
+    let instance = shop.instances[0];
+    shop.world.publish(shop.router, instance, "met.shop", 3);
+    let met = shop.world.connect(shop.client, "met.shop");
+    shop.world.run_for(SECOND);
+    assert_eq!(outcome(&mut shop.world, shop.client, met), Outcome::Answered(3), "they share an association");
+    let service = service("db.shop");
+    let listener = "0.0.0.0:5432".parse().expect("literal");
+    let demux = Demux { listener, service_port: Some(5432), protocol: Some(6), allow: Allow::Any };
+    let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
+    let (address, key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
+    shop.world.host(instance).sal.add_rule(service.into(), rule).expect("room");
+    shop.world.host(shop.router).forward(service.into(), address, Some(key));
+    let client = shop.world.connect(shop.client, "db.shop");
+    shop.world.run_for(Duration::from_millis(20));
+    assert_eq!(outcome(&mut shop.world, shop.client, client), Outcome::Refused);
 }
 
 #[test]

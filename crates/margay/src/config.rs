@@ -372,6 +372,13 @@ impl Config {
                     && earlier.service_port() == this.service_port()
                     && (earlier.protocol == this.protocol || earlier.protocol.is_none() || this.protocol.is_none())
             });
+            if let Err(what) = listener::expects_others(this.listen, this.protocol, &this.allow) {
+                return Err((
+                    what,
+                    Some(service.span()),
+                    "`allow = [\"authority\"]` lets in who shares an authority".into(),
+                ));
+            }
             if twin.is_some() {
                 let what = format!("{} is published twice with the listener {}", this.name, this.listen);
                 return Err((what, Some(service.span()), "remove one of the two [[service]] sections".into()));

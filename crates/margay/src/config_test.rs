@@ -52,8 +52,11 @@ fn mistakes_are_pointed_at() {
     assert!(what.contains("no authority"), "{what}");
     assert_eq!(at, "\"web\"");
 
-    let (what, ..) = wrong("[[service]]\nname = \"web.shop\"\nlisten = \"127.0.0.1:80\"\n");
-    assert!(what.contains("loopback"), "{what}");
+    let (what, pointed, advice) = wrong("[[service]]\nname = \"web.shop\"\nlisten = \"127.0.0.1:80\"\n");
+    assert!(
+        what.contains("loopback") && pointed.contains("[[service]]") && advice.contains("allow"),
+        "{what} {pointed}"
+    );
 
     let (what, _, advice) = wrong("[[service]]\nname = \"web.shop\"\n");
     assert!(what.contains("missing field `listen`"), "{what}");

@@ -64,9 +64,8 @@ impl Protocol {
 
 /// Whether packets from `sal0` can reach a socket that is bound to `address`.
 ///
-/// They carry the host's virtual address as destination, or a local address that the core rewrites to. The kernel drops
-/// what comes to a loopback address from another interface ("martian destination"); listeners on loopback need delivery by
-/// socket lookup.
+/// They carry the host's virtual address as destination, or a local address that the core rewrites to. Whether a listener on
+/// the loopback can be reached depends on more ([`crate::agent::loopback`]).
 ///
 /// # Errors
 ///
@@ -76,23 +75,46 @@ pub fn deliverable(address: SocketAddr) -> Result<(), String> {
     if address.port() == 0 {
         return Err(format!("`{address}` has no port; write the port on which the service listens"));
     }
-    let is_loopback = match ip {
-        IpAddr::V4(v4) => v4.is_loopback(),
-        IpAddr::V6(v6) => v6.is_loopback() || v6.to_ipv4_mapped().is_some_and(|v4| v4.is_loopback()),
-    };
-    if is_loopback {
-        return Err(format!(
-            "`{address}` is a loopback address, and the kernel drops what other interfaces bring there; let the service \
-             listen on {any}:{port} or on {virtual_address}:{port}, which other hosts cannot reach from outside",
-            any = if ip.is_ipv4() { "0.0.0.0" } else { "[::]" },
-            virtual_address = if ip.is_ipv4() { "198.18.0.1" } else { "[fd5a:4c00::1]" },
-            port = address.port(),
-        ));
-    }
     if ip.is_multicast() || (is_virtual(ip) && !is_host_address(ip)) {
         return Err(format!("`{address}` is no address that a socket of this host can have"));
     }
     Ok(())
+}
+
+/// Whether only programs of this host could reach a socket there by themselves.
+pub fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+/// Whether a listener on the loopback, if it is one, may be reached from elsewhere (DESIGN §7).
+///
+/// # Errors
+///
+/// It may not; the message says what to do.
+pub fn expects_others(address: SocketAddr, protocol: Option<Protocol>, allow: &[String]) -> Result<(), String> {
+    if !is_loopback(address) {
+        return Ok(());
+    }
+    if protocol == Some(Protocol::Udp) && address.is_ipv6() {
+        return Err(format!("the kernel lets no datagrams into `{address}` or out of it; {}", instead_of(address)));
+    }
+    if allow.is_empty() {
+        return Err(format!(
+            "`{address}` is a loopback address, and what listens there expects nobody from outside: say who may connect \
+             (`authority`, say), or {}",
+            instead_of(address)
+        ));
+    }
+    Ok(())
+}
+
+/// Where a service could listen instead of on the loopback.
+pub fn instead_of(address: SocketAddr) -> String {
+    let (any, virtual_address) = if address.is_ipv4() { ("0.0.0.0", "198.18.0.1") } else { ("[::]", "[fd5a:4c00::1]") };
+    let port = address.port();
+    format!(
+        "let the service listen on {any}:{port} or on {virtual_address}:{port}, which other hosts cannot reach from outside"
+    )
 }
 
 fn is_host_address(ip: IpAddr) -> bool {
@@ -141,11 +163,20 @@ mod test {
     }
 
     #[test]
-    fn loopback_is_refused_with_a_way_out() {
+    fn what_listens_on_the_loopback_says_who_may_connect() {
+        let allow = ["authority".to_owned()];
         for text in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80", "127.8.9.1:80"] {
-            let error = deliverable(text.parse().expect("an address")).expect_err("refused");
+            let address = text.parse().expect("an address");
+            assert_eq!(expects_others(address, None, &allow), Ok(()));
+            let error = expects_others(address, None, &[]).expect_err("refused");
             assert!(error.contains("loopback") && error.contains("listen on"), "{error}");
+            assert_eq!(expects_others(address, Some(Protocol::Udp), &allow).is_err(), address.is_ipv6());
         }
+        assert_eq!(expects_others("0.0.0.0:80".parse().expect("an address"), Some(Protocol::Udp), &[]), Ok(()));
+    }
+
+    #[test]
+    fn an_address_without_a_socket_is_refused() {
         for text in ["0.0.0.0:80", "[::]:80", "10.0.0.1:80", "198.18.0.1:80", "[fd5a:4c00::1]:80"] {
             assert_eq!(deliverable(text.parse().expect("an address")), Ok(()), "{text}");
         }

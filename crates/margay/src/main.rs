@@ -13,5 +13,6 @@ mod up;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    margay_datapath::arena::share();
     cli::main()
 }

@@ -244,3 +244,7 @@ impl Roll {
         self.hosts.len()
     }
 }
+
+#[cfg(test)]
+#[path = "roll_test.rs"]
+mod test;

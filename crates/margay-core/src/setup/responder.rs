@@ -191,7 +191,7 @@ impl Sal {
     }
 
     /// Refuses a SYN under an association that the claimed sender shares with this host.
-    fn refuse_syn(&mut self, arrival: &Arrival<'_>, association: u32, code: ErrorCode) {
+    pub(crate) fn refuse_syn(&mut self, arrival: &Arrival<'_>, association: u32, code: ErrorCode) {
         let extensions = [Extension::Error(ErrorRepr { code, text: "" })];
         let mut draft = Draft::new(Kind::SynAck, arrival.message.src_flow, FlowId(0));
         draft.extensions = &extensions;

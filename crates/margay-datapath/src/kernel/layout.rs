@@ -2,12 +2,16 @@
 //! between them and Rust's.
 #![allow(unsafe_code)]
 
+use std::net::SocketAddr;
+
 use margay_core::entry::PathId;
 use margay_wire::FlowId;
 
-pub(super) use super::skeleton::types::{app_key, flow_entry, flow_event, pair_key, path_entry, wire_key};
+pub(super) use super::skeleton::types::{
+    app_key, flow_entry, flow_event, listener_key, pair_key, path_entry, wire_key,
+};
 use super::{Seen, TcpSeen, WireFlow, WirePath, WireState};
-use crate::packet::{FlowKey, mapped};
+use crate::packet::{FlowKey, TCP, mapped};
 use crate::table::FlowCounters;
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
@@ -67,6 +71,8 @@ unsafe impl Plain for path_entry {}
 unsafe impl Plain for pair_key {}
 // SAFETY: as above.
 unsafe impl Plain for flow_event {}
+// SAFETY: as above.
+unsafe impl Plain for listener_key {}
 
 const _: () = assert!(size_of::<app_key>() == 16 + 16 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<wire_key>() == 4 + 2 + 2 + 1 + 3);
@@ -74,6 +80,7 @@ const _: () = assert!(size_of::<flow_entry>() == 8 + 40 + 8 + 2 * (3 * 8 + 24 + 
 const _: () = assert!(size_of::<path_entry>() == 16 + 16 + 16 + 4 + 4 + 8 + 8);
 const _: () = assert!(size_of::<pair_key>() == 32);
 const _: () = assert!(size_of::<flow_event>() == 8);
+const _: () = assert!(size_of::<listener_key>() == 2 + 1 + 1);
 
 pub(super) fn app_key_of(key: &FlowKey) -> app_key {
     app_key {
@@ -104,6 +111,11 @@ pub(super) fn wire_key_of(flow: &WireFlow) -> wire_key {
         protocol: flow.app.protocol,
         zero: [0; 3],
     }
+}
+
+pub(super) fn listener_key_of(listener: SocketAddr) -> listener_key {
+    let family = if listener.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    listener_key { port: listener.port(), protocol: TCP, family: family as u8 }
 }
 
 pub(super) fn flags_of(flow: &WireFlow) -> u32 {

@@ -3,10 +3,10 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{
     AsRawLibbpf, ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject, RingBuffer, RingBufferBuilder,
 };
+use margay_core::name::{HOST_V4, HOST_V6};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
@@ -41,6 +42,7 @@ pub(super) struct Maps {
     pub paths: MapHandle,
     pub pairs: MapHandle,
     pub locals: MapHandle,
+    pub listeners: MapHandle,
     pub heartbeat: MapHandle,
     pub counters: MapHandle,
 }
@@ -55,6 +57,8 @@ pub(super) struct Loaded {
     interfaces: Mutex<Vec<u32>>,
     /// By name of the pin.
     links: Mutex<HashMap<String, Link>>,
+    /// The socket lookup of this network namespace. Not pinned: without the agent nothing new comes.
+    lookup: Mutex<Option<Link>>,
 }
 
 /// The ring of events.
@@ -121,6 +125,7 @@ impl Loaded {
             paths: handle(&skeleton.maps.paths)?,
             pairs: handle(&skeleton.maps.pairs)?,
             locals: handle(&skeleton.maps.locals)?,
+            listeners: handle(&skeleton.maps.listeners)?,
             heartbeat: handle(&skeleton.maps.heartbeat)?,
             counters: handle(&skeleton.maps.counters)?,
         };
@@ -136,6 +141,7 @@ impl Loaded {
             pin_dir: config.pin_dir.clone(),
             interfaces: Mutex::new(config.interfaces.clone()),
             links: Mutex::default(),
+            lookup: Mutex::default(),
         };
         Ok((loaded, adopted))
     }
@@ -205,6 +211,19 @@ impl Loaded {
         Ok(link)
     }
 
+    /// Puts the socket lookup on this network namespace.
+    pub fn attach_lookup(&self) -> Result<(), CacheError> {
+        let mut lookup = self.lookup.lock();
+        if lookup.is_none() {
+            // The thread's own namespace, which need not be the process's.
+            let namespace =
+                File::open("/proc/thread-self/ns/net").map_err(|error| CacheError::System(error.to_string()))?;
+            let link = self.skeleton.progs.listener_lookup.attach_netns(namespace.as_raw_fd());
+            *lookup = Some(link.map_err(|error| CacheError::System(format!("no socket lookup: {error}")))?);
+        }
+        Ok(())
+    }
+
     pub fn detach(&self) {
         let name = format!("{LINK}sal0_{}", self.sal0);
         let Some(link) = self.links.lock().remove(&name) else { return };
@@ -244,6 +263,11 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
             constants.flow_port_first = *config.flow_ports.start();
             constants.flow_port_last = *config.flow_ports.end();
             constants.in_place = !has_strict_filter();
+            constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
+            let words = HOST_V6.octets();
+            for (at, word) in constants.host_v6.iter_mut().enumerate() {
+                *word = u32::from_ne_bytes([words[4 * at], words[4 * at + 1], words[4 * at + 2], words[4 * at + 3]]);
+            }
         }
         open.maps.apps.set_max_entries(config.flows_max)?;
         open.maps.flows.set_max_entries(config.flows_max)?;

@@ -15,9 +15,9 @@ mod skeleton {
 }
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
@@ -284,6 +284,23 @@ impl KernelCache {
     /// The network cards have changed.
     pub fn set_interfaces(&self, interfaces: &[u32]) {
         self.loaded.set_interfaces(interfaces);
+    }
+
+    /// Gives connections to the host's virtual address and this port to a socket that listens on the loopback, until it is closed.
+    ///
+    /// # Errors
+    ///
+    /// The kernel takes no socket lookup, or not this socket.
+    pub fn set_listener(&self, listener: SocketAddr, socket: BorrowedFd<'_>) -> Result<(), CacheError> {
+        self.loaded.attach_lookup()?;
+        let value = u64::try_from(socket.as_raw_fd()).unwrap_or_default().to_ne_bytes();
+        put(&self.loaded.maps.listeners, layout::listener_key_of(listener).bytes(), &value, "listeners on the loopback")
+    }
+
+    /// Such connections are refused again.
+    pub fn forget_listener(&self, listener: SocketAddr) {
+        // Absent, if the socket was closed.
+        let _ = self.loaded.maps.listeners.delete(layout::listener_key_of(listener).bytes());
     }
 
     /// Interfaces that took no program.

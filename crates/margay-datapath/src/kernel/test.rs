@@ -4,11 +4,13 @@
 //! bytes; everything after that is what ships.
 
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
+use margay_core::name::HOST_V4;
 use margay_wire::FlowId;
 
 use super::layout::{self, COUNTERS, LAYOUT_VERSION, Plain, flow_entry, path_entry};
@@ -29,20 +31,9 @@ const PATH: PathId = PathId(7);
 
 struct Rig(FlowCacheSkel<'static>);
 
-/// The programs with one flow and one path; `None` without root.
+/// The programs with one flow and one path.
 fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
-    if !nix::unistd::Uid::effective().is_root() {
-        eprintln!("skipped: eBPF needs root");
-        return None;
-    }
-    let mut open = FlowCacheSkelBuilder::default().open(Box::leak(Box::new(MaybeUninit::uninit()))).expect("an object");
-    if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
-        constants.sal0_ifindex = SAL0;
-        constants.sal0_header_len = ETHERNET as u32;
-        (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
-        assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
-    }
-    let rig = Rig(open.load().expect("the verifier takes them"));
+    let rig = programs(SAL0)?;
     let flow = WireFlow {
         flow: FlowId(99),
         generation: 1,
@@ -67,6 +58,23 @@ fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
     put(&maps.pairs, layout::pair_of(&path).bytes(), &PATH.0.to_ne_bytes());
     rig.beat(crate::clock::now().micros() * 1000);
     Some(rig)
+}
+
+/// The programs, with `sal0` at that index; `None` without root.
+fn programs(sal0: u32) -> Option<Rig> {
+    if !nix::unistd::Uid::effective().is_root() {
+        eprintln!("skipped: eBPF needs root");
+        return None;
+    }
+    let mut open = FlowCacheSkelBuilder::default().open(Box::leak(Box::new(MaybeUninit::uninit()))).expect("an object");
+    if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
+        constants.sal0_ifindex = sal0;
+        constants.sal0_header_len = ETHERNET as u32;
+        (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
+        constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
+        assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
+    }
+    Some(Rig(open.load().expect("the verifier takes them")))
 }
 
 fn put(map: &impl MapCore, key: &[u8], value: &[u8]) {
@@ -243,4 +251,38 @@ fn both_ends_of_a_connection_are_noted() {
 fn keys_are_in_network_order() {
     let key = FlowKey::from(sample::tuple4(TCP));
     assert_eq!(layout::app_key_of(&key).bytes()[32..37], [0x9c, 0x40, 0, 80, TCP]);
+}
+
+/// Which socket the lookup gives a connection to `to`, by its cookie; zero for none of ours. The context as `struct
+/// bpf_sk_lookup` has it; a test run comes by interface zero.
+fn looked_up(rig: &Rig, to: Ipv4Addr, port: u16) -> u64 {
+    let mut context = [0_u8; 72];
+    let mut set = |at: usize, value: u32| context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    set(8, libc::AF_INET as u32);
+    set(12, TCP.into());
+    set(16, u32::from_ne_bytes([10, 1, 0, 1]));
+    set(40, u32::from_ne_bytes(to.octets()));
+    set(60, port.into());
+    let mut after = context;
+    let input = ProgramInput { context_in: Some(&mut context), context_out: Some(&mut after), ..Default::default() };
+    let result = rig.0.progs.listener_lookup.test_run(input).expect("a run");
+    assert_eq!(result.return_value, 1, "a lookup never drops");
+    u64::from_ne_bytes(after[..8].try_into().expect("eight bytes"))
+}
+
+#[test]
+fn a_listener_on_the_loopback_is_found_for_what_comes_by_sal0() {
+    let (Some(rig), Some(other)) = (programs(0), programs(SAL0)) else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    assert_eq!(looked_up(&rig, HOST_V4, address.port()), 0, "not known yet");
+    let value = u64::try_from(listener.as_raw_fd()).expect("a descriptor").to_ne_bytes();
+    for rig in [&rig, &other] {
+        put(&rig.0.maps.listeners, layout::listener_key_of(address).bytes(), &value);
+    }
+    assert_ne!(looked_up(&rig, HOST_V4, address.port()), 0);
+    assert_eq!(looked_up(&other, HOST_V4, address.port()), 0, "by another interface: nobody asked who that is");
+    assert_eq!(looked_up(&rig, Ipv4Addr::new(10, 1, 0, 2), address.port()), 0, "to another address");
+    drop(listener);
+    assert_eq!(looked_up(&rig, HOST_V4, address.port()), 0, "the kernel has taken it out");
 }

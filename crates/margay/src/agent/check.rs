@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::api::phase;
-use super::{Agent, INTERFACE};
+use super::{Agent, INTERFACE, loopback};
 use crate::host::{self, change::State};
 
 /// Longer than any resolver that works.
@@ -105,7 +105,9 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
         for listener in &service.listeners {
             let found = sockets::is_listening(listener.address, listener.protocol);
             let what = format!("{} at {}", service.name, listener.address);
-            let finding = if found {
+            let finding = if let Err(why) = loopback::deliverable(listener.address, &agent.direct) {
+                Finding::failed(format!("{what} cannot be reached: {why}"), "see the step `direct`")
+            } else if found {
                 Finding::Ok(format!("{what}: a program listens"))
             } else {
                 Finding::warning(

@@ -158,20 +158,22 @@ impl DirectPath {
         }
     }
 
+    /// Does something with the programs and maps, while they are in use.
+    pub fn with_cache<R>(&self, act: impl FnOnce(&KernelCache) -> R) -> Option<R> {
+        match &*self.0.lock() {
+            State::On(cache) => Some(act(cache)),
+            _ => None,
+        }
+    }
+
     /// Interfaces that should have a program and have none.
     pub fn bare_interfaces(&self) -> Vec<u32> {
-        match &*self.0.lock() {
-            State::On(cache) => cache.bare_interfaces(),
-            _ => Vec::new(),
-        }
+        self.with_cache(KernelCache::bare_interfaces).unwrap_or_default()
     }
 
     /// What the kernel's programs have counted.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        match &*self.0.lock() {
-            State::On(cache) => cache.counters(),
-            _ => Vec::new(),
-        }
+        self.with_cache(KernelCache::counters).unwrap_or_default()
     }
 }
 

@@ -10,6 +10,7 @@ pub mod direct;
 pub mod flows;
 pub mod home;
 pub mod keepsake;
+pub mod loopback;
 pub mod metrics;
 pub mod service;
 pub mod start;
@@ -48,6 +49,8 @@ pub struct Agent {
     pub core: core::CoreHandle,
     /// The kernel's flow cache.
     pub direct: direct::DirectPath,
+    /// Sockets of services on the loopback.
+    pub loopback: loopback::LoopbackListeners,
     /// Who wants to know what happens.
     pub watchers: watch::Watchers,
     /// What this host publishes.
@@ -74,4 +77,12 @@ pub struct Agent {
     pub ends_flows: AtomicBool,
     /// What could not be set up, and what to do.
     pub warnings: Vec<String>,
+}
+
+impl Agent {
+    /// Brings connections to services on the loopback: theirs are the sockets that listen now.
+    pub fn follow_loopback(&self) {
+        let published = self.services.list();
+        self.loopback.follow(published.iter().flat_map(|service| &service.listeners), &self.direct);
+    }
 }

@@ -40,6 +40,14 @@ pub struct Listener {
     pub configured: bool,
 }
 
+impl Listener {
+    /// What can be brought to it; `None`: TCP and UDP. The kernel lets no datagrams into `::1` from outside.
+    fn carried(&self) -> Option<Protocol> {
+        let has_no_datagrams = self.address.is_ipv6() && listener::is_loopback(self.address);
+        self.protocol.or(has_no_datagrams.then_some(Protocol::Tcp))
+    }
+}
+
 /// What somebody publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
@@ -265,7 +273,9 @@ impl Services {
 
     fn put(&self, publication: Publication) -> Result<(), PublishError> {
         let Publication { name, listener, weight, priority } = publication;
-        listener::deliverable(listener.address).map_err(PublishError::Misuse)?;
+        listener::deliverable(listener.address)
+            .and_then(|()| listener::expects_others(listener.address, listener.protocol, &listener.allow))
+            .map_err(PublishError::Misuse)?;
         if weight > WEIGHT_MAX {
             return Err(PublishError::Misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
         }
@@ -309,7 +319,7 @@ impl Services {
             let demux = Demux {
                 listener: listener.address,
                 service_port: listener.service_port,
-                protocol: listener.protocol.map(Protocol::number),
+                protocol: listener.carried().map(Protocol::number),
                 // Checked when it was published.
                 allow: allow::parse(&listener.allow).unwrap_or_default(),
             };

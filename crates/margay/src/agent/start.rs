@@ -24,6 +24,7 @@ use super::api::Api;
 use super::core::CoreHandle;
 use super::direct::DirectPath;
 use super::keepsake::Keepsake;
+use super::loopback::LoopbackListeners;
 use super::service::{Publication, Services, Surroundings};
 use super::watch::Watchers;
 use super::{Agent, INTERFACE, authority, flows, home, metrics, upkeep};
@@ -101,6 +102,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         local,
         core,
         direct,
+        loopback: LoopbackListeners::default(),
         watchers,
         services,
         router,

@@ -41,6 +41,7 @@ pub async fn run(agent: Arc<Agent>) {
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "cannot read this host's addresses"),
         }
+        agent.follow_loopback();
         if round.is_multiple_of(LEASE_ROUNDS) {
             keep_leases(&agent).await;
         }

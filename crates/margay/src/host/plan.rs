@@ -120,7 +120,8 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     let interface = || INTERFACE.to_owned();
     let mut changes =
         vec![Change::Tun { interface: interface() }, Change::Sizes { interface: interface(), mtu, gso_max_size }];
-    for (key, value) in [("rp_filter", "0"), ("send_redirects", "0"), ("accept_redirects", "0")] {
+    let parameters = [("rp_filter", "0"), ("send_redirects", "0"), ("accept_redirects", "0"), ("route_localnet", "1")];
+    for (key, value) in parameters {
         let key = format!("net/ipv4/conf/{INTERFACE}/{key}");
         changes.push(Change::Parameter { key, value: value.to_owned() });
     }

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::{blocking, environment, flow, misuse, not_found};
 use crate::agent::service::{Listener, Publication, PublishError, Published};
-use crate::agent::{Agent, home};
+use crate::agent::{Agent, home, loopback};
 use crate::listener::Protocol;
 
 const DEFAULT_WEIGHT: u32 = 100;
@@ -62,7 +62,13 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
 pub(super) fn publish(agent: &Agent, request: ServicePublishRequest) -> Result<ServiceInfo, Status> {
     let publication = publication(request)?;
     let name = publication.name.clone();
-    blocking(|| agent.services.publish(publication)).map_err(refusal)?;
+    loopback::deliverable(publication.listener.address, &agent.direct).map_err(misuse)?;
+    blocking(|| {
+        agent.services.publish(publication)?;
+        agent.follow_loopback();
+        Ok(())
+    })
+    .map_err(refusal)?;
     tracing::info!(%name, "published");
     let published = agent.services.find(&name).ok_or_else(|| not_found(format!("{name} was withdrawn meanwhile")))?;
     Ok(info(agent, &published))

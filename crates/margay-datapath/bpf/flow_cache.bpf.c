@@ -123,20 +123,12 @@ static __always_inline int to_next_hop(const struct path_entry *path)
 static __always_inline int send_direct(struct __sk_buff *skb, struct packet *packet, const struct wire_key *wire,
 				       const struct path_entry *path)
 {
-	struct ethhdr *ethernet;
-
 	if (!rewrite(skb, packet, (const __u32 *)path->local, (const __u32 *)path->remote, wire->local_port,
 		     wire->remote_port))
 		goto refused;
-	if (!packet->ip_offset) {
-		/* The neighbour is found for a frame, and a TUN's packet is none. */
-		if (bpf_skb_change_head(skb, sizeof(*ethernet), 0))
-			goto refused;
-		ethernet = (void *)(long)skb->data;
-		if ((void *)(ethernet + 1) > (void *)(long)skb->data_end)
-			goto refused;
-		ethernet->h_proto = skb->protocol;
-	}
+	/* The neighbour is found for a frame, and a TUN's packet is none: it gets room for a header, which the kernel fills in. */
+	if (!packet->ip_offset && bpf_skb_change_head(skb, sizeof(struct ethhdr), 0))
+		goto refused;
 	count(COUNT_EGRESS_PACKETS);
 	return to_next_hop(path);
 refused:

@@ -183,6 +183,8 @@ impl Sal {
         let flow = self.flows.get(id).filter(|flow| flow.role == Role::Initiator).ok_or(DropReason::UnknownFlow)?;
         match &flow.setup {
             Setup::Initiator(_) => {}
+            // A refusal of a copy of our SYN, which somebody has changed on its way: no instance stands behind it.
+            Setup::Late(_) if message.error().is_some() => return Err(DropReason::Unexpected),
             Setup::Late(late) => {
                 return if message.src_flow == flow.peer_flow {
                     // The peer has not seen our ACK yet.

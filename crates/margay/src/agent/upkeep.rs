@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::SalControl;
+use margay_datapath::arena;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{Agent, authority, home};
@@ -15,6 +16,8 @@ use crate::start::TOKEN_FILE;
 
 /// How often it looks around.
 const ROUND: Duration = Duration::from_secs(2);
+/// So many flows more or fewer have moved memory worth giving back.
+const MANY_FLOWS: usize = 1000;
 /// Rounds between looks at the clock.
 const CLOCK_ROUNDS: u64 = 15;
 /// Rounds between looks at which leases are in use; one without use for an hour may be taken back.
@@ -27,6 +30,7 @@ pub async fn run(agent: Arc<Agent>) {
     let mut rounds = interval(ROUND);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut addresses = Vec::new();
+    let mut tide = Tide::default();
     for round in 1_u64.. {
         rounds.tick().await;
         match host::local_addresses().await {
@@ -42,6 +46,7 @@ pub async fn run(agent: Arc<Agent>) {
             Err(error) => tracing::warn!(%error, "cannot read this host's addresses"),
         }
         agent.follow_loopback();
+        tide.watch(&agent);
         if round.is_multiple_of(LEASE_ROUNDS) {
             keep_leases(&agent).await;
         }
@@ -53,6 +58,26 @@ pub async fn run(agent: Arc<Agent>) {
             renew(&agent);
         }
         forget_used_token(&agent);
+    }
+}
+
+/// Set-up takes memory for a moment, many set-ups at once take much: when it is calm again, that is given back.
+#[derive(Default)]
+struct Tide {
+    /// Flows in the round before, and when memory was given back last.
+    before: usize,
+    given_back: usize,
+}
+
+impl Tide {
+    fn watch(&mut self, agent: &Agent) {
+        let (flows, half_open) = agent.core.0.with_sal(|sal, _| (sal.flow_count(), sal.half_open_count()));
+        let is_calm = flows == self.before && half_open == 0;
+        if is_calm && flows.abs_diff(self.given_back) >= MANY_FLOWS {
+            arena::give_back();
+            self.given_back = flows;
+        }
+        self.before = flows;
     }
 }
 

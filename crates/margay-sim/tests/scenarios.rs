@@ -11,6 +11,7 @@ use margay_core::table::{Action, Allow, Demux, Rule};
 use margay_core::{DropReason, Event, Limits, RemoveReason};
 use margay_sim::check::{all_ended_within, ends_agree, nothing_left_over};
 use margay_sim::host::Start;
+use margay_sim::stream::Plan;
 use margay_sim::world::service;
 use margay_sim::{HostId, Outcome, Weather, World};
 use margay_wire::{Kind, PORT};
@@ -186,6 +187,42 @@ fn a_port_that_an_instance_does_not_publish_is_refused_at_once_through_a_router_
     let client = shop.world.connect(shop.client, "db.shop");
     shop.world.run_for(Duration::from_millis(20));
     assert_eq!(outcome(&mut shop.world, shop.client, client), Outcome::Refused);
+}
+
+#[test]
+fn a_changed_copy_of_a_syn_does_not_end_the_flow_that_it_set_up() {
+    let mut shop = shop(10, Weather::FAIR);
+    let instance = shop.instances[0];
+    let service = service("db.shop");
+    let listener = "0.0.0.0:80".parse().expect("literal");
+    let demux = Demux { listener, service_port: Some(80), protocol: Some(6), allow: Allow::Any };
+    let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
+    let (address, key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
+    shop.world.host(instance).sal.add_rule(service.into(), rule).expect("room");
+    shop.world.host(shop.router).forward(service.into(), address, Some(key));
+    let talk = Plan { write: 100, every: Duration::from_millis(50), writes: u32::MAX, closes: false };
+    // The program's own rule is for another name: this one is published on one port alone.
+    shop.world.host(instance).serve_streams(margay_sim::world::service("any.shop"), 80, Plan::LISTEN);
+    shop.world.recording = Some(Vec::new());
+    let stream = shop.world.connect_stream(shop.client, "db.shop", talk);
+    shop.world.run_for(Duration::from_millis(5));
+    let sent = shop.world.recording.take().expect("recording");
+    let is_syn = |bytes: &[u8]| margay_wire::kind_of(bytes) == Ok(Kind::Syn);
+    let (_, _, syn) = sent.into_iter().find(|(_, to, bytes)| to.ip() == address && is_syn(bytes)).expect("a SYN");
+    let session = margay_wire::Message::parse(&syn).expect("ours").session().expect("it has one").session.0;
+    let at = syn.windows(16).position(|bytes| *bytes == session).expect("it is in the clear");
+    // As if the router had sent them: its tag does not cover what they were changed in.
+    let router = SocketAddr::new(shop.world.host(shop.router).address, PORT);
+    for changed in (at + 16..at + 40).rev() {
+        let mut copy = syn.clone();
+        copy[changed] ^= 1;
+        shop.world.inject(router, SocketAddr::new(address, PORT), copy);
+        shop.world.run_for(Duration::from_millis(3));
+    }
+    shop.world.run_for(SECOND);
+    let now = shop.world.now;
+    let stream = &shop.world.host(shop.client).streams[stream];
+    assert!(!stream.was_reset && stream.acknowledged() > 0 && stream.longest_wait(now) < SECOND);
 }
 
 #[test]

@@ -20,9 +20,9 @@ pub mod offload;
 pub mod outbox;
 pub mod packet;
 mod pinhole;
-mod port_owner;
 #[cfg(test)]
 mod sample;
+pub mod socket_table;
 pub mod table;
 pub mod template;
 pub mod train;

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Error;
-use crate::port_owner;
+use crate::socket_table;
 
 /// Most datagrams that one send may carry (`UDP_MAX_SEGMENTS` of kernels before 6.9).
 pub const SEGMENTS_MAX: usize = 64;
@@ -86,7 +86,7 @@ impl Sockets {
             Ok(socket)
         };
         let refuse = |error: io::Error| match error.kind() {
-            io::ErrorKind::AddrInUse => Error::PortInUse { port, holder: port_owner::holder(port) },
+            io::ErrorKind::AddrInUse => Error::PortInUse { port, holder: socket_table::holder_of_udp(port) },
             _ => Error::system(format!("open UDP port {port}"), error),
         };
         let data = Udp::new(true)

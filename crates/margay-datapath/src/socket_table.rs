@@ -1,0 +1,161 @@
+//! Sockets of this network namespace as the kernel lists them, and who has them.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
+
+/// One of the kernel's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// TCP over IPv4.
+    Tcp,
+    /// TCP over IPv6.
+    Tcp6,
+    /// UDP over IPv4.
+    Udp,
+    /// UDP over IPv6.
+    Udp6,
+}
+
+/// A line of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Socket {
+    /// What it is bound to.
+    pub local: SocketAddr,
+    /// State, by the kernel's number.
+    pub state: u8,
+    /// The kernel's number of the socket; zero where no process has it any more.
+    pub inode: u64,
+}
+
+/// A process that has a socket, and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Process.
+    pub pid: u32,
+    /// Descriptor.
+    pub descriptor: RawFd,
+}
+
+impl Table {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Tcp6 => "tcp6",
+            Self::Udp => "udp",
+            Self::Udp6 => "udp6",
+        }
+    }
+
+    /// The sockets that are in it now; none where the kernel has no such table.
+    pub fn sockets(self) -> Vec<Socket> {
+        // The thread's own namespace, which need not be the process's.
+        let text = fs::read_to_string(format!("/proc/thread-self/net/{}", self.name())).unwrap_or_default();
+        parse(&text)
+    }
+}
+
+impl Socket {
+    /// TCP: waiting for connections.
+    pub const LISTEN: u8 = 0x0a;
+    /// UDP: bound, and not connected.
+    pub const BOUND: u8 = 0x07;
+}
+
+/// A line is `  0: 00000000:0050 00000000:0000 0A …`: number, local address, remote address, state, queues, timer,
+/// retransmissions, owner, time-out, inode.
+fn parse(text: &str) -> Vec<Socket> {
+    let line = |line: &str| {
+        let mut columns = line.split_ascii_whitespace().skip(1);
+        let local = address(columns.next()?)?;
+        let state = u8::from_str_radix(columns.nth(1)?, 16).ok()?;
+        Some(Socket { local, state, inode: columns.nth(5)?.parse().ok()? })
+    };
+    text.lines().skip(1).filter_map(line).collect()
+}
+
+/// Each word of an address is written as a number of this machine.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let word = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
+    let ip: IpAddr = match ip.len() {
+        8 => Ipv4Addr::from(word(0)?).into(),
+        32 => {
+            let mut octets = [0; 16];
+            for (at, octets) in octets.chunks_exact_mut(4).enumerate() {
+                octets.copy_from_slice(&word(8 * at)?);
+            }
+            Ipv6Addr::from(octets).into()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
+}
+
+/// A process that has this socket, if we may see it.
+pub fn holder(inode: u64) -> Option<Holder> {
+    let wanted = format!("socket:[{inode}]");
+    fs::read_dir("/proc").ok()?.flatten().find_map(|process| {
+        let pid = process.file_name().to_str()?.parse().ok()?;
+        let mut descriptors = fs::read_dir(process.path().join("fd")).ok()?.flatten();
+        let found = descriptors
+            .find(|descriptor| fs::read_link(descriptor.path()).is_ok_and(|to| to.as_os_str() == wanted.as_str()))?;
+        Some(Holder { pid, descriptor: found.file_name().to_str()?.parse().ok()? })
+    })
+}
+
+/// Who has the UDP port, for the error that says so: "pid 12 (name)"; "another process" when it cannot be found.
+pub(crate) fn holder_of_udp(port: u16) -> String {
+    let found = [Table::Udp6, Table::Udp]
+        .into_iter()
+        .find_map(|table| table.sockets().into_iter().find(|socket| socket.local.port() == port))
+        .and_then(|socket| holder(socket.inode));
+    found.map_or_else(
+        || "another process".to_owned(),
+        |holder| {
+            let command = fs::read_to_string(format!("/proc/{}/comm", holder.pid)).unwrap_or_default();
+            format!("pid {} ({})", holder.pid, command.trim())
+        },
+    )
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use std::net::{TcpListener, UdpSocket};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn finds_ourselves() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let port = socket.local_addr().expect("bound").port();
+        assert!(holder_of_udp(port).starts_with(&format!("pid {} (", std::process::id())));
+    }
+
+    #[test]
+    fn a_listening_socket_is_found_by_its_address() {
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            // A host without IPv6 has one family less to look at.
+            let Ok(listener) = TcpListener::bind(any) else { continue };
+            let local = listener.local_addr().expect("bound");
+            let table = if local.is_ipv4() { Table::Tcp } else { Table::Tcp6 };
+            let found = table.sockets().into_iter().find(|socket| socket.local == local).expect("it listens");
+            assert_eq!(found.state, Socket::LISTEN);
+            let holder = holder(found.inode).expect("our own process has it");
+            assert_eq!((holder.pid, holder.descriptor), (std::process::id(), listener.as_raw_fd()));
+        }
+    }
+
+    #[test]
+    fn literal_table() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n \
+                     12: 0100007F:D434 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 0\n \
+                     13: 00000000000000000000000001000000:1F90 00000000000000000000000000000000:0000 0A \
+                     00000000:00000000 00:00000000 00000000     0        0 4712 2 0\n garbage";
+        if cfg!(target_endian = "little") {
+            let socket = |local: &str, state, inode| Socket { local: local.parse().expect("literal"), state, inode };
+            let expected = [socket("127.0.0.1:54324", Socket::BOUND, 4711), socket("[::1]:8080", Socket::LISTEN, 4712)];
+            assert_eq!(parse(table), expected);
+        }
+    }
+}

@@ -7,8 +7,10 @@ use crate::agent::start::sal_address;
 use crate::agent::{Agent, INTERFACE, home, metrics};
 
 pub(super) fn reply(agent: &Agent) -> StatusReply {
-    let (flows, half_open, associations) =
-        agent.core.0.with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.associations().count()));
+    let (flows, flows_direct, half_open, associations) = agent
+        .core
+        .0
+        .with_sal(|sal, _| (sal.flow_count(), sal.direct_count(), sal.half_open_count(), sal.associations().count()));
     let homes = agent.services.homes();
     let signs = agent.keyring.authorities().is_ok_and(|authorities| !authorities.is_empty());
     let joined = if homes.is_empty() { signs } else { homes.iter().any(|home| home::is_connected(home)) };
@@ -26,7 +28,7 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
         zone: agent.config.dns.zone.clone(),
         dns_address: agent.dns.as_ref().map(|dns| dns.local_address().to_string()).unwrap_or_default(),
         flows: flows as u64,
-        flows_direct: agent.core.0.with_sal(|sal, _| sal.direct_count()) as u64,
+        flows_direct: flows_direct as u64,
         half_open: half_open as u64,
         associations: associations as u64,
         leases: agent.leases.len() as u64,

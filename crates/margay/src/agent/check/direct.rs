@@ -30,18 +30,15 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     if let Some(clash) = port_clash() {
         steps.say("direct", clash).await;
     }
-    let finding = match paths(agent, |_| true) {
-        (0, 0, _) => Finding::Ok("programs and maps are in place; no flow is open".to_owned()),
-        (direct, others, whys) => of_flows(direct, others, &whys),
-    };
-    steps.say("direct", finding).await;
+    let paths = Paths::of(agent, |_| true);
+    let none = || Finding::Ok("programs and maps are in place; no flow is open".to_owned());
+    steps.say("direct", paths.finding().unwrap_or_else(none)).await;
 }
 
 /// How the flows with one peer go, and why not direct where they do not.
 pub(super) async fn peer(agent: &Agent, steps: &mut Steps, host: HostId) {
-    let (direct, others, whys) = paths(agent, |flow| flow.peer == Some(host));
-    if direct + others > 0 {
-        steps.say("direct", of_flows(direct, others, &whys)).await;
+    if let Some(finding) = Paths::of(agent, |flow| flow.peer == Some(host)).finding() {
+        steps.say("direct", finding).await;
     }
 }
 
@@ -49,35 +46,46 @@ fn name_of(index: u32) -> String {
     if_indextoname(index).ok().and_then(|name| name.into_string().ok()).unwrap_or_else(|| format!("interface {index}"))
 }
 
-/// Flows that are direct, flows that are not, and why those are not.
-fn paths(agent: &Agent, is_wanted: impl Fn(&FlowInfo) -> bool) -> (usize, usize, BTreeMap<&'static str, (usize, Why)>) {
-    agent.core.0.with_sal(|sal, _| {
-        let (mut direct, mut whys) = (0, BTreeMap::new());
-        let is_open = |flow: &FlowInfo| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-        for flow in sal.flows().filter(|flow| is_open(flow) && is_wanted(flow)) {
-            if flow.carriage == Carriage::Direct {
-                direct += 1;
-            } else {
-                whys.entry(flow.why.text()).or_insert((0, flow.why)).0 += 1;
-            }
-        }
-        let others = whys.values().map(|(count, _)| count).sum();
-        (direct, others, whys)
-    })
+/// How open flows go.
+#[derive(Default)]
+struct Paths {
+    direct: usize,
+    /// Those that are not direct, by why.
+    others: BTreeMap<&'static str, (usize, Why)>,
 }
 
-fn of_flows(direct: usize, others: usize, whys: &BTreeMap<&'static str, (usize, Why)>) -> Finding {
-    let total = direct + others;
-    let reasons: Vec<String> = whys.iter().map(|(text, (count, _))| format!("{count}: {text}")).collect();
-    // The commonest of those that somebody could do something about.
-    let mendable =
-        whys.values().filter_map(|(count, why)| Some((count, advice(*why)?))).max_by_key(|(count, _)| **count);
-    match mendable {
-        Some((_, advice)) => {
-            Finding::warning(format!("{direct} of {total} flows are direct; {}", reasons.join("; ")), advice)
+impl Paths {
+    fn of(agent: &Agent, is_wanted: impl Fn(&FlowInfo) -> bool) -> Self {
+        let is_open = |flow: &FlowInfo| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+        agent.core.0.with_sal(|sal, _| {
+            let mut paths = Self::default();
+            for flow in sal.flows().filter(|flow| is_open(flow) && is_wanted(flow)) {
+                if flow.carriage == Carriage::Direct {
+                    paths.direct += 1;
+                } else {
+                    paths.others.entry(flow.why.text()).or_insert((0, flow.why)).0 += 1;
+                }
+            }
+            paths
+        })
+    }
+
+    /// `None` when there are no flows.
+    fn finding(&self) -> Option<Finding> {
+        let total = self.direct + self.others.values().map(|(count, _)| count).sum::<usize>();
+        if total == 0 {
+            return None;
         }
-        None if others == 0 => Finding::Ok(format!("{direct} of {total} flows are direct")),
-        None => Finding::Ok(format!("{direct} of {total} flows are direct; {}", reasons.join("; "))),
+        let mut detail = format!("{} of {total} flows are direct", self.direct);
+        for (text, (count, _)) in &self.others {
+            detail.push_str(&format!("; {count}: {text}"));
+        }
+        // The commonest of those that somebody could do something about.
+        let mendable = self.others.values().filter_map(|(count, why)| Some((count, advice(*why)?)));
+        Some(match mendable.max_by_key(|(count, _)| **count) {
+            Some((_, advice)) => Finding::warning(detail, advice),
+            None => Finding::Ok(detail),
+        })
     }
 }
 

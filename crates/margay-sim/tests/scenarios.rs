@@ -40,6 +40,16 @@ fn shop(seed: u64, weather: Weather) -> Shop {
     Shop { world, router, instances, client }
 }
 
+/// Publishes a name on one port alone, whoever listens there.
+fn publish_port(shop: &mut Shop, instance: HostId, name: &str, port: u16) {
+    let listener = SocketAddr::new([0, 0, 0, 0].into(), port);
+    let demux = Demux { listener, service_port: Some(port), protocol: Some(6), allow: Allow::Any };
+    let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
+    let (address, key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
+    shop.world.host(instance).sal.add_rule(service(name).into(), rule).expect("room");
+    shop.world.host(shop.router).forward(service(name).into(), address, Some(key));
+}
+
 fn outcome(world: &mut World, host: HostId, client: usize) -> Outcome {
     world.host(host).clients[client].outcome
 }
@@ -177,13 +187,7 @@ fn a_port_that_an_instance_does_not_publish_is_refused_at_once_through_a_router_
     shop.world.run_for(SECOND);
     let met = outcome(&mut shop.world, shop.client, met);
     assert!(matches!(met, Outcome::Answered(_)), "{met:?}: they share an association");
-    let service = service("db.shop");
-    let listener = "0.0.0.0:5432".parse().expect("literal");
-    let demux = Demux { listener, service_port: Some(5432), protocol: Some(6), allow: Allow::Any };
-    let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
-    let (address, key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
-    shop.world.host(instance).sal.add_rule(service.into(), rule).expect("room");
-    shop.world.host(shop.router).forward(service.into(), address, Some(key));
+    publish_port(&mut shop, instance, "db.shop", 5432);
     let client = shop.world.connect(shop.client, "db.shop");
     shop.world.run_for(Duration::from_millis(20));
     assert_eq!(outcome(&mut shop.world, shop.client, client), Outcome::Refused);
@@ -193,16 +197,11 @@ fn a_port_that_an_instance_does_not_publish_is_refused_at_once_through_a_router_
 fn a_changed_copy_of_a_syn_does_not_end_the_flow_that_it_set_up() {
     let mut shop = shop(10, Weather::FAIR);
     let instance = shop.instances[0];
-    let service = service("db.shop");
-    let listener = "0.0.0.0:80".parse().expect("literal");
-    let demux = Demux { listener, service_port: Some(80), protocol: Some(6), allow: Allow::Any };
-    let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
-    let (address, key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
-    shop.world.host(instance).sal.add_rule(service.into(), rule).expect("room");
-    shop.world.host(shop.router).forward(service.into(), address, Some(key));
+    publish_port(&mut shop, instance, "db.shop", 80);
+    let address = shop.world.host(instance).address;
     let talk = Plan { write: 100, every: Duration::from_millis(50), writes: u32::MAX, closes: false };
     // The program's own rule is for another name: this one is published on one port alone.
-    shop.world.host(instance).serve_streams(margay_sim::world::service("any.shop"), 80, Plan::LISTEN);
+    shop.world.host(instance).serve_streams(service("any.shop"), 80, Plan::LISTEN);
     shop.world.recording = Some(Vec::new());
     let stream = shop.world.connect_stream(shop.client, "db.shop", talk);
     shop.world.run_for(Duration::from_millis(5));

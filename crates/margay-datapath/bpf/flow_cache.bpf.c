@@ -30,6 +30,9 @@
 #include "rewrite.h"
 #include "account.h"
 
+_Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct pair_key),
+	       "a pair of addresses heads an application's key");
+
 /* Set before the programs are loaded. */
 const volatile __u32 sal0_ifindex = 0;
 const volatile __u16 flow_port_first = 0;

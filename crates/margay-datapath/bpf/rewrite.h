@@ -66,7 +66,7 @@ struct v6_tail {
 #define TCP_HEAD_LEN 18
 
 /* Other addresses of the same family and other ports, in a TCP packet whose checksum is complete in the header, or partial: then
- * it covers the pseudo-header alone, and stays so. The helpers that do the same one by one cost twice as much. The packet is not
+ * it covers the pseudo-header alone, and stays so. The helpers that do the same one by one cost more (decision 0010). The packet is not
  * written to directly: then the kernel would make every packet's headers its own before the program runs, those of others, too.
  */
 static __always_inline bool rewrite_tcp(struct __sk_buff *skb, const struct packet *packet, const __u32 source[4],

@@ -13,7 +13,7 @@
 //! over. So neither a flood of signalling nor a slow handshake delays established flows. What missed the cache goes the
 //! short way where that delays nobody: once `sal0` is empty the egress thread gives it to the core itself, if the core is
 //! free; and the core's thread, having given the host's TCP something, carries the answer itself if the egress thread is
-//! not at it yet. A connection is set up with half as many threads to wake.
+//! not at it yet. A connection is set up with fewer threads to wake (decision 0012).
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const SOURCE: &str = "bpf/flow_cache.bpf.c";
+const SOURCES: [&str; 2] = ["flow_cache", "active_sockets"];
 
 fn main() {
     println!("cargo:rerun-if-changed=bpf");
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("flow_cache.skel.rs");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     // Debian keeps the kernel's architecture headers in a directory of their own, which clang does not look at for BPF.
     let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it");
     let headers = format!("/usr/include/{architecture}-linux-gnu");
@@ -17,9 +17,10 @@ fn main() {
     if Path::new(&headers).is_dir() {
         arguments.push(format!("-I{headers}"));
     }
-    if let Err(error) = SkeletonBuilder::new().source(SOURCE).clang_args(arguments).build_and_generate(&out) {
-        panic!(
-            "the eBPF programs do not build; clang, libelf-dev and zlib1g-dev are needed (scripts/setup): {error:?}"
-        );
+    for name in SOURCES {
+        let (source, skeleton) = (format!("bpf/{name}.bpf.c"), out.join(format!("{name}.skel.rs")));
+        if let Err(error) = SkeletonBuilder::new().source(source).clang_args(&arguments).build_and_generate(&skeleton) {
+            panic!("{name} does not build; clang, libelf-dev and zlib1g-dev are needed (scripts/setup): {error:?}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Everything between the kernel and the core: `sal0`, the UDP sockets, encapsulation and the user-space flow cache
 //! (DESIGN §2, the engine path's first stack).
 
+pub mod active_sockets;
 pub mod arena;
 mod backlog;
 pub mod checksum;

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use margay_core::entry::PathId;
 use margay_wire::FlowId;
 
+use super::plain::Plain;
 pub(super) use super::skeleton::types::{
     app_key, flow_entry, flow_event, listener_key, pair_key, path_entry, wire_key,
 };
@@ -35,28 +36,6 @@ pub(super) const COUNTERS: [&str; 10] = [
     "drop_rewrite",
     "event_lost",
 ];
-
-/// A structure of `layout.h`.
-///
-/// # Safety
-///
-/// It is `repr(C)`, has no padding, and every pattern of bits is a value of it.
-pub(super) unsafe trait Plain: Copy + Default {
-    /// Its bytes, as the maps have them.
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the implementor has no padding, so all its bytes are initialised; the slice borrows it.
-        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
-    }
-
-    /// From bytes of a map; `None` when they are too few.
-    fn read(bytes: &[u8]) -> Option<Self> {
-        if bytes.len() < size_of::<Self>() {
-            return None;
-        }
-        // SAFETY: there are enough bytes, any of which make a value, and the read needs no alignment.
-        Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
-    }
-}
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
 // add them up.

@@ -6,23 +6,21 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{
-    AsRawLibbpf, ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject, RingBuffer, RingBufferBuilder,
-};
+use libbpf_rs::{AsRawLibbpf, ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject};
 use margay_core::name::{HOST_V4, HOST_V6};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
 
-use super::layout::{LAYOUT_VERSION, Plain, flow_event};
+use super::layout::{LAYOUT_VERSION, flow_event};
+use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
-use super::{Adopted, CacheConfig, CacheError, Unavailable};
+use super::{Adopted, CacheConfig, CacheError, Unavailable, words};
 
 /// Maps that outlive the process.
 const PINNED_MAPS: [&str; 7] = ["apps", "flows", "paths", "pairs", "locals", "layout", "counters"];
@@ -30,8 +28,6 @@ const PINNED_MAPS: [&str; 7] = ["apps", "flows", "paths", "pairs", "locals", "la
 const LINK: &str = "link_";
 /// Magic number of a bpffs.
 const BPF_FS: i64 = 0xcafe_4a11;
-/// Events waiting to be heard.
-const EVENTS_MAX: usize = 1 << 16;
 /// `BPF_F_BEFORE`: first in the chain, before other people's programs (DESIGN §18).
 const BEFORE: u32 = 1 << 3;
 
@@ -51,7 +47,7 @@ pub(super) struct Maps {
 pub(super) struct Loaded {
     skeleton: FlowCacheSkel<'static>,
     pub maps: Maps,
-    pub events: Events,
+    pub events: Ring<flow_event>,
     sal0: u32,
     pin_dir: PathBuf,
     interfaces: Mutex<Vec<u32>>,
@@ -61,49 +57,9 @@ pub(super) struct Loaded {
     lookup: Mutex<Option<Link>>,
 }
 
-/// The ring of events.
-pub(super) struct Events {
-    ring: Mutex<Ring>,
-    waiting: Arc<Mutex<Vec<flow_event>>>,
-    fd: MapHandle,
-}
-
-struct Ring(RingBuffer<'static>);
-
-// SAFETY: libbpf's ring buffer is a plain structure without ties to a thread; the mutex around it gives one user at a time,
-// and its callback is Send.
-unsafe impl Send for Ring {}
-
-impl Events {
-    fn new(map: MapHandle) -> libbpf_rs::Result<Self> {
-        let waiting = Arc::new(Mutex::new(Vec::new()));
-        let heard = Arc::clone(&waiting);
-        let mut builder = RingBufferBuilder::new();
-        builder.add(&map, move |bytes| {
-            let mut waiting = heard.lock();
-            if let Some(event) = flow_event::read(bytes).filter(|_| waiting.len() < EVENTS_MAX) {
-                waiting.push(event);
-            }
-            0
-        })?;
-        let ring = builder.build()?;
-        Ok(Self { ring: Mutex::new(Ring(ring)), waiting, fd: map })
-    }
-
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    pub fn take(&self) -> Vec<flow_event> {
-        // What it refuses comes again: the kernel keeps it.
-        let _ = self.ring.lock().0.consume();
-        std::mem::take(&mut *self.waiting.lock())
-    }
-}
-
 impl Loaded {
     pub fn open(config: &CacheConfig) -> Result<(Self, Adopted), Unavailable> {
-        quiet();
+        words::keep();
         let sal0 = interface_index(&config.sal0)?;
         prepare_pins(&config.pin_dir)?;
         let mut adopted = pinned_version(&config.pin_dir);
@@ -132,7 +88,7 @@ impl Loaded {
         let system = |what| move |error: libbpf_rs::Error| Unavailable::System { what, why: error.to_string() };
         let version = LAYOUT_VERSION.to_ne_bytes();
         skeleton.maps.layout.update(&0_u32.to_ne_bytes(), &version, MapFlags::ANY).map_err(system("mark the maps"))?;
-        let events = Events::new(handle(&skeleton.maps.events)?).map_err(system("open the ring of events"))?;
+        let events = Ring::new(handle(&skeleton.maps.events)?).map_err(system("open the ring of events"))?;
         let loaded = Self {
             skeleton,
             maps,
@@ -283,7 +239,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
     open.load().map_err(|error| match error.kind() {
         ErrorKind::PermissionDenied => Unavailable::Privilege,
         ErrorKind::Unsupported => Unavailable::Kernel(error.to_string()),
-        _ => Unavailable::Verifier(format!("{error}; {}", last_words())),
+        _ => Unavailable::Verifier(format!("{error}; {}", words::last())),
     })
 }
 
@@ -362,22 +318,4 @@ pub(super) fn remove_pins(pin_dir: &Path) {
     // Not a mount of ours, or in use: an empty directory does no harm.
     let _ = umount(pin_dir);
     let _ = fs::remove_dir(pin_dir);
-}
-
-/// The last lines of libbpf's own messages: the verifier's log is among them.
-static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-const WORDS_MAX: usize = 20;
-
-fn quiet() {
-    let keep = |_: libbpf_rs::PrintLevel, line: String| {
-        let mut words = WORDS.lock();
-        words.extend(line.lines().map(str::to_owned));
-        let surplus = words.len().saturating_sub(WORDS_MAX);
-        words.drain(..surplus);
-    };
-    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, keep)));
-}
-
-fn last_words() -> String {
-    WORDS.lock().join(" | ")
 }

@@ -5,8 +5,11 @@
 
 mod layout;
 mod load;
+pub(crate) mod plain;
+pub(crate) mod ring;
 #[cfg(test)]
 mod test;
+pub(crate) mod words;
 
 /// Generated from the object.
 #[allow(unsafe_code, missing_docs, unreachable_pub, dead_code, clippy::all, clippy::print_stdout, clippy::unwrap_used)]
@@ -27,8 +30,9 @@ use parking_lot::Mutex;
 
 use crate::packet::{FlowKey, mapped};
 use crate::table::FlowCounters;
-use layout::{PATH_SHARED, Plain, app_key, flow_entry, pair_key, path_entry, wire_key};
+use layout::{PATH_SHARED, app_key, flow_entry, pair_key, path_entry, wire_key};
 use load::Loaded;
+use plain::Plain;
 
 /// Where the cache sits.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,8 @@ use margay_core::entry::{PathId, Tuple};
 use margay_core::name::HOST_V4;
 use margay_wire::FlowId;
 
-use super::layout::{self, COUNTERS, LAYOUT_VERSION, Plain, flow_entry, path_entry};
+use super::layout::{self, COUNTERS, LAYOUT_VERSION, flow_entry, path_entry};
+use super::plain::Plain;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder};
 use super::{WireFlow, WirePath};
 use crate::packet::{ACK, FIN, FlowKey, SYN, TCP, UDP};

@@ -20,6 +20,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
 
+use crate::agent::active::rule::{Offer, Rule, Source};
 use crate::allow;
 use crate::listener::{self, Protocol, ServiceName};
 
@@ -129,9 +130,15 @@ pub struct JoinSection {
 pub struct ServiceSection {
     /// `service.authority`.
     pub name: ServiceName,
-    /// Address and port of the listening socket.
-    #[serde(deserialize_with = "listen")]
-    pub listen: SocketAddr,
+    /// Address and port of the listening socket: the name is served as long as the agent runs.
+    #[serde(default, deserialize_with = "listen")]
+    pub listen: Option<SocketAddr>,
+    /// Instead: the program whose sockets serve the name, while they listen.
+    #[serde(default, deserialize_with = "executable")]
+    pub executable: Option<PathBuf>,
+    /// Instead, or besides: only sockets on this port.
+    #[serde(default, deserialize_with = "some_port")]
+    pub listen_port: Option<u16>,
     /// Port of the service that clients use; the listener's unless given.
     #[serde(default, deserialize_with = "some_port")]
     pub port: Option<u16>,
@@ -225,9 +232,41 @@ impl Level {
 }
 
 impl ServiceSection {
-    /// Port that clients use.
-    pub fn service_port(&self) -> u16 {
-        self.port.unwrap_or(self.listen.port())
+    /// Port that clients use; `None`: that of each socket.
+    pub fn service_port(&self) -> Option<u16> {
+        self.port.or(self.listen.map(|listen| listen.port()))
+    }
+
+    /// Which sockets serve it, where that is up to the programs.
+    pub fn rule(&self) -> Option<Rule> {
+        let offer = Offer {
+            name: self.name.0.clone(),
+            port: self.port,
+            listen_port: self.listen_port,
+            protocol: self.protocol,
+            allow: self.allow.clone(),
+            weight: self.weight,
+            priority: self.priority,
+        };
+        self.listen.is_none().then(|| Rule { source: Source::Host(self.executable.clone()), offer })
+    }
+
+    /// What is wrong with it as a whole, and what to do.
+    fn check(&self) -> Result<(), (String, String)> {
+        let name = &self.name;
+        match self.listen {
+            None if self.executable.is_none() && self.listen_port.is_none() => Err((
+                format!("nothing says which sockets serve {name}"),
+                "add `listen`, or `executable`, or `listen_port`".to_owned(),
+            )),
+            Some(_) if self.executable.is_some() || self.listen_port.is_some() => Err((
+                format!("{name} has `listen`, and a program or port to follow as well"),
+                "`listen` is served in any case; remove it, or the others".to_owned(),
+            )),
+            Some(listen) => listener::expects_others(listen, self.protocol, &self.allow)
+                .map_err(|what| (what, "`allow = [\"authority\"]` lets in who shares an authority".to_owned())),
+            None => Ok(()),
+        }
     }
 }
 
@@ -258,7 +297,16 @@ fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
     Ok(weight)
 }
 
-fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+fn executable<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
+    let path = PathBuf::deserialize(from)?;
+    if !path.is_absolute() {
+        let text = format!("`{}` is no absolute path; write for example \"/usr/sbin/nginx\"", path.display());
+        return Err(D::Error::custom(text));
+    }
+    Ok(Some(path))
+}
+
+fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
     let text = String::deserialize(from)?;
     let address = text.parse().map_err(|_| {
         D::Error::custom(format!(
@@ -266,7 +314,7 @@ fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
         ))
     })?;
     listener::deliverable(address).map_err(D::Error::custom)?;
-    Ok(address)
+    Ok(Some(address))
 }
 
 fn allow_list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
@@ -368,19 +416,19 @@ impl Config {
             let this = service.get_ref();
             let twin = self.service[..at].iter().map(Spanned::get_ref).find(|earlier| {
                 earlier.name == this.name
-                    && earlier.listen == this.listen
+                    && (earlier.listen, &earlier.executable, earlier.listen_port)
+                        == (this.listen, &this.executable, this.listen_port)
                     && earlier.service_port() == this.service_port()
                     && (earlier.protocol == this.protocol || earlier.protocol.is_none() || this.protocol.is_none())
             });
-            if let Err(what) = listener::expects_others(this.listen, this.protocol, &this.allow) {
-                return Err((
-                    what,
-                    Some(service.span()),
-                    "`allow = [\"authority\"]` lets in who shares an authority".into(),
-                ));
+            if let Err((what, advice)) = this.check() {
+                return Err((what, Some(service.span()), advice));
             }
             if twin.is_some() {
-                let what = format!("{} is published twice with the listener {}", this.name, this.listen);
+                let what = match this.listen {
+                    Some(listen) => format!("{} is published twice with the listener {listen}", this.name),
+                    None => format!("{} follows the same sockets twice", this.name),
+                };
                 return Err((what, Some(service.span()), "remove one of the two [[service]] sections".into()));
             }
         }

@@ -33,7 +33,7 @@ fn every_field_of_the_book_is_read() {
     let example = book.split("```").nth(1).and_then(|block| block.strip_prefix("toml\n")).expect("an example");
     let config = parse(example).expect("the book's example is right");
     assert!(config.router.enabled);
-    assert_eq!(config.service[0].get_ref().service_port(), 80);
+    assert_eq!(config.service[0].get_ref().service_port(), Some(80));
     assert_eq!(config.fallback[0].get_ref().address.to_string(), "192.0.2.7");
     assert_eq!(config.log.level.tracing(), tracing::Level::INFO);
 }

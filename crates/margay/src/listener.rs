@@ -53,6 +53,15 @@ impl Protocol {
         }
     }
 
+    /// The protocol of a number.
+    pub const fn of_number(number: u8) -> Option<Self> {
+        match number {
+            6 => Some(Self::Tcp),
+            17 => Some(Self::Udp),
+            _ => None,
+        }
+    }
+
     /// As lists show it.
     pub const fn label(self) -> &'static str {
         match self {

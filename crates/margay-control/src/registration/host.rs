@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,6 +111,9 @@ pub enum HomeError {
     Timeout,
 }
 
+/// Ends when a router has acknowledged something, or cannot.
+pub type Acknowledgement = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 enum Order {
     Register(Prefix),
     Withdraw(Prefix, oneshot::Sender<()>),
@@ -208,16 +212,17 @@ impl Home {
         self.order(Order::Register(prefix));
     }
 
-    /// Withdraws a prefix; returns when the router has acknowledged it, or cannot.
-    pub async fn withdraw(&self, prefix: Prefix) {
+    /// Withdraws a prefix at once. What is given back ends when the router has acknowledged it, or cannot; `None` when it was
+    /// not registered.
+    pub fn withdraw(&self, prefix: Prefix) -> Option<Acknowledgement> {
         self.shared.states.lock().remove(&prefix);
-        let was_wanted = self.shared.wanted.lock().remove(&prefix).is_some();
-        if was_wanted {
-            let (done, acknowledged) = oneshot::channel();
-            self.order(Order::Withdraw(prefix, done));
+        self.shared.wanted.lock().remove(&prefix)?;
+        let (done, acknowledged) = oneshot::channel();
+        self.order(Order::Withdraw(prefix, done));
+        Some(Box::pin(async move {
             // Without an answer the lease ends it.
             let _ = timeout(ANSWER_LIMIT, acknowledged).await;
-        }
+        }))
     }
 
     /// How it stands with a prefix; `None` when it was not registered.

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use margay_core::key::{HostId, HostSecret};
 use margay_core::name::Prefix;
 
-pub use host::{Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState};
+pub use host::{Acknowledgement, Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState};
 pub use router::{Router, RouterConfig, RouterError};
 
 /// Messages of `proto/registration.proto`.

@@ -210,7 +210,7 @@ async fn a_name_is_registered_resolved_changed_and_withdrawn() {
     until("the old rule's end", || router.core.rules_of(&web.prefix()).len() == 1).await;
     assert_eq!(router.core.fewest.lock()[&web.prefix()], 1, "there was always a rule");
 
-    home.withdraw(web.prefix()).await;
+    home.withdraw(web.prefix()).expect("registered").await;
     assert!(router.core.rules_of(&web.prefix()).is_empty());
     assert!(home.resolve(web.service_id()).await.expect("answered").is_empty());
     at.stop().await;

@@ -88,6 +88,8 @@ impl Collector for Figures {
             ("associations", "Hosts that this host shares keys with", associations),
             ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
             ("services", "Services published by this host", agent.services.list().len()),
+            ("programs", "Programs that were started for a name", agent.active.counts().0),
+            ("listening_sockets", "Sockets that listen, as the kernel says", agent.active.counts().1),
             (
                 "hosts",
                 "Hosts registered with this router",

@@ -2,6 +2,7 @@
 //!
 //! Reading order: [`start`] (what comes up in which order, and goes down), [`core`], [`service`], [`watch`], [`api`].
 
+pub mod active;
 pub mod api;
 pub mod authority;
 pub mod check;
@@ -51,6 +52,8 @@ pub struct Agent {
     pub direct: direct::DirectPath,
     /// Sockets of services on the loopback.
     pub loopback: loopback::LoopbackListeners,
+    /// What listens here, and which names that serves.
+    pub active: active::Active,
     /// Who wants to know what happens.
     pub watchers: watch::Watchers,
     /// What this host publishes.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use margay_control::keyring::Keyring;
-use margay_control::registration::{Home, Instance, Local, Registration, Router};
+use margay_control::registration::{Acknowledgement, Home, Instance, Local, Registration, Router};
 use margay_control::store::{NameError, Store};
 use margay_control::{Clock, SalControl, StateDir, StateError, issue};
 use margay_core::name::{Name, Prefix, authority_block};
@@ -35,9 +35,21 @@ pub struct Listener {
     pub protocol: Option<Protocol>,
     /// Who may connect, as written.
     pub allow: Vec<String>,
-    /// It comes from the configuration, which alone keeps it.
+    /// Who says so.
     #[serde(skip)]
-    pub configured: bool,
+    pub origin: Origin,
+}
+
+/// Who says that there is a listener, and with that, who takes it away again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// An order: kept until another one.
+    #[default]
+    Order,
+    /// The configuration, which alone keeps it.
+    Configuration,
+    /// The kernel: a program listens, and nothing keeps it when it no longer does.
+    Socket,
 }
 
 impl Listener {
@@ -62,20 +74,21 @@ pub struct Publication {
 }
 
 impl Publication {
-    /// What the configuration says.
-    pub fn of_section(section: &ServiceSection) -> Self {
-        Self {
+    /// What the configuration says, where it names a listener.
+    pub fn of_section(section: &ServiceSection) -> Option<Self> {
+        let address = section.listen?;
+        Some(Self {
             name: section.name.0.clone(),
             listener: Listener {
-                address: section.listen,
-                service_port: Some(section.service_port()),
+                address,
+                service_port: section.service_port(),
                 protocol: section.protocol,
                 allow: section.allow.clone(),
-                configured: true,
+                origin: Origin::Configuration,
             },
             weight: section.weight,
             priority: section.priority,
-        }
+        })
     }
 }
 
@@ -108,6 +121,9 @@ pub enum PublishError {
     /// The disk.
     #[error(transparent)]
     State(#[from] StateError),
+    /// A program serves it by listening.
+    #[error("{0} is served because a program listens; stop the program, or use `margay disable` for its unit")]
+    Followed(String),
     /// Nothing of it is here.
     #[error("{0} is not published by this host; `margay service list` shows what is")]
     Unknown(String),
@@ -208,7 +224,7 @@ impl Services {
             name: service.name.written().to_owned(),
             weight: service.weight,
             priority: service.priority,
-            listeners: service.listeners.iter().filter(|listener| !listener.configured).cloned().collect(),
+            listeners: service.listeners.iter().filter(|listener| listener.origin == Origin::Order).cloned().collect(),
         };
         let services: Vec<KeptService> = self.published.lock().iter().map(kept_of).collect();
         let services = services.into_iter().filter(|service| !service.listeners.is_empty()).collect();
@@ -273,6 +289,28 @@ impl Services {
 
     fn put(&self, publication: Publication) -> Result<(), PublishError> {
         let Publication { name, listener, weight, priority } = publication;
+        self.check(&name, &listener, weight)?;
+        self.change(&name, weight, priority, |listeners| {
+            listeners.retain(|known| !is_same_place(known, &listener));
+            listeners.push(listener);
+        })?;
+        // Also what is registered already: whoever says it again may have a reason, a new key say.
+        if let Some(service) = self.find(&name) {
+            self.announce(&service);
+        }
+        Ok(())
+    }
+
+    /// Makes a name one of this host's.
+    ///
+    /// # Errors
+    ///
+    /// Another written name has the same bits, or the disk refuses.
+    pub fn claim(&self, name: &Name) -> Result<(), PublishError> {
+        Ok(self.store.claim_name(name)?)
+    }
+
+    fn check(&self, name: &Name, listener: &Listener, weight: u32) -> Result<(), PublishError> {
         listener::deliverable(listener.address)
             .and_then(|()| listener::expects_others(listener.address, listener.protocol, &listener.allow))
             .map_err(PublishError::Misuse)?;
@@ -280,37 +318,81 @@ impl Services {
             return Err(PublishError::Misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
         }
         allow::parse(&listener.allow).map_err(PublishError::Misuse)?;
-        self.store.claim_name(&name)?;
+        self.claim(name)
+    }
+
+    /// Changes the listeners of a name. Without any it is no longer served here.
+    fn change(
+        &self,
+        name: &Name,
+        weight: u32,
+        priority: u32,
+        act: impl FnOnce(&mut Vec<Listener>),
+    ) -> Result<(), PublishError> {
         {
             let mut published = self.published.lock();
-            let total: usize = published.iter().map(|service| service.listeners.len()).sum();
-            if total >= LISTENERS_MAX {
-                let text = format!("this host publishes {LISTENERS_MAX} listeners already; withdraw some");
-                return Err(PublishError::Misuse(text));
-            }
             let at = published.iter().position(|service| service.name.prefix() == name.prefix());
             let mut service = match at {
                 Some(at) => published[at].clone(),
-                None => Published { name, weight, priority, listeners: Vec::new(), rules: Vec::new() },
+                None => Published { name: name.clone(), weight, priority, listeners: Vec::new(), rules: Vec::new() },
             };
+            let before = service.listeners.len();
+            act(&mut service.listeners);
             (service.weight, service.priority) = (weight, priority);
-            service.listeners.retain(|known| !is_same_place(known, &listener));
-            service.listeners.push(listener);
+            let total: usize = published.iter().map(|service| service.listeners.len()).sum();
+            if service.listeners.len() > before && total + service.listeners.len() - before > LISTENERS_MAX {
+                let text = format!("this host publishes {LISTENERS_MAX} listeners already; withdraw some");
+                return Err(PublishError::Misuse(text));
+            }
             // New rules first: the table is never without one for the name.
             let old = std::mem::take(&mut service.rules);
             service.rules = self.add_rules(&service)?;
             for rule in old {
                 self.core.remove_rule(rule);
             }
-            self.certify(&service.name);
-            self.announce(&service);
-            match at {
-                Some(at) => published[at] = service,
-                None => published.push(service),
+            match (at, service.listeners.is_empty()) {
+                (Some(at), true) => drop(published.remove(at)),
+                (None, true) => return Ok(()),
+                (at, false) => {
+                    self.certify(&service.name);
+                    match at {
+                        Some(at) => published[at] = service,
+                        None => published.push(service),
+                    }
+                }
             }
         }
         self.tell_router();
         Ok(())
+    }
+
+    /// What the kernel says of a name: these listeners, and no others, have a socket now. What was ordered stays beside them.
+    ///
+    /// # Errors
+    ///
+    /// One of them cannot be served; all are served as before then.
+    pub fn follow(&self, name: &Name, found: &[Listener], weight: u32, priority: u32) -> Result<(), PublishError> {
+        for listener in found {
+            self.check(name, listener, weight)?;
+        }
+        let before = self.find(name).map(|service| (service.weight, service.priority));
+        self.change(name, weight, priority, |listeners| {
+            listeners.retain(|known| known.origin != Origin::Socket);
+            listeners.extend_from_slice(found);
+        })?;
+        match self.find(name) {
+            // Nobody waits: what was told is on its way, and what listened is gone already.
+            None => drop(self.retract(name.prefix())),
+            Some(service) if before != Some((weight, priority)) => self.announce(&service),
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Tells the routers that a prefix is no longer served here.
+    fn retract(&self, prefix: Prefix) -> Vec<Acknowledgement> {
+        self.core.set_service_certificate(prefix, Vec::new());
+        self.homes().into_iter().filter_map(|home| home.withdraw(prefix)).collect()
     }
 
     fn add_rules(&self, service: &Published) -> Result<Vec<RuleId>, PublishError> {
@@ -405,36 +487,22 @@ impl Services {
     pub async fn withdraw(&self, name: &Name, listener: Option<SocketAddr>) -> Result<usize, PublishError> {
         let prefix = name.prefix();
         let found = self.find(name).ok_or_else(|| PublishError::Unknown(name.to_string()))?;
-        let kept: Vec<Listener> = found
-            .listeners
-            .iter()
-            .filter(|known| listener.is_some_and(|gone| known.address != gone))
-            .cloned()
-            .collect();
-        let gone = found.listeners.len() - kept.len();
+        let is_meant = |known: &Listener| listener.is_none_or(|gone| known.address == gone);
+        let goes = |known: &Listener| known.origin != Origin::Socket && is_meant(known);
+        let gone = found.listeners.iter().filter(|known| goes(known)).count();
         if gone == 0 {
             let listener = listener.map(|listener| format!(" at {listener}")).unwrap_or_default();
-            return Err(PublishError::Unknown(format!("{name}{listener}")));
+            let text = format!("{name}{listener}");
+            let is_followed = found.listeners.iter().any(is_meant);
+            return Err(if is_followed { PublishError::Followed(text) } else { PublishError::Unknown(text) });
         }
-        if kept.is_empty() {
+        if gone == found.listeners.len() {
             // The router first: it stops sending before the listener is gone from the table.
-            for home in self.homes() {
-                home.withdraw(prefix).await;
-            }
-            self.take(&prefix);
-            self.core.set_service_certificate(prefix, Vec::new());
-        } else {
-            let mut published = self.published.lock();
-            if let Some(service) = published.iter_mut().find(|service| service.name.prefix() == prefix) {
-                service.listeners = kept;
-                let old = std::mem::take(&mut service.rules);
-                service.rules = self.add_rules(service)?;
-                for rule in old {
-                    self.core.remove_rule(rule);
-                }
+            for acknowledged in self.retract(prefix) {
+                acknowledged.await;
             }
         }
-        self.tell_router();
+        self.change(name, found.weight, found.priority, |listeners| listeners.retain(|known| !goes(known)))?;
         self.keep()?;
         Ok(gone)
     }
@@ -464,7 +532,11 @@ impl Services {
 }
 
 fn is_same_place(one: &Listener, other: &Listener) -> bool {
-    one.address == other.address && one.service_port == other.service_port && one.protocol == other.protocol
+    // What the kernel says comes and goes beside what was ordered.
+    (one.origin == Origin::Socket) == (other.origin == Origin::Socket)
+        && one.address == other.address
+        && one.service_port == other.service_port
+        && one.protocol == other.protocol
 }
 
 #[cfg(test)]

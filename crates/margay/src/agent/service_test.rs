@@ -92,7 +92,8 @@ impl Host {
 
 fn publication(name: &str, listen: &str) -> Publication {
     let address: SocketAddr = listen.parse().expect("literal");
-    let listener = Listener { address, service_port: Some(80), protocol: None, allow: Vec::new(), configured: false };
+    let listener =
+        Listener { address, service_port: Some(80), protocol: None, allow: Vec::new(), origin: Origin::Order };
     Publication { name: name.parse().expect("literal"), listener, weight: 100, priority: 100 }
 }
 
@@ -123,7 +124,7 @@ async fn what_is_published_comes_back_after_a_restart() {
 fn the_configuration_alone_keeps_its_services() {
     let mut host = host();
     let mut configured = publication("db.shop", "0.0.0.0:5432");
-    configured.listener.configured = true;
+    configured.listener.origin = Origin::Configuration;
     host.services().restore(&[configured]).expect("restored");
     assert_eq!(host.ports(), [5432]);
     host.services().restore(&[]).expect("restored");

@@ -20,6 +20,7 @@ use nix::net::if_::if_nametoindex;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
+use super::active::{self, Active};
 use super::api::Api;
 use super::core::CoreHandle;
 use super::direct::DirectPath;
@@ -88,11 +89,12 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         router: router.clone(),
     }));
     let configured: Vec<Publication> =
-        config.service.iter().map(|section| Publication::of_section(section.get_ref())).collect();
+        config.service.iter().filter_map(|section| Publication::of_section(section.get_ref())).collect();
     services.restore(&configured).into_diagnostic().wrap_err("services cannot be published")?;
     for candidate in tokens {
         services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall));
     }
+    let active = Active::open(&config, &services);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let mut warnings = Vec::new();
     let dns = start_dns(&config, &leases, &services, &router, &mut warnings).await?;
@@ -103,6 +105,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         core,
         direct,
         loopback: LoopbackListeners::default(),
+        active,
         watchers,
         services,
         router,
@@ -211,6 +214,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let listener = transport::bind(&agent.config.socket(), agent.config.host.group.as_deref()).into_diagnostic()?;
     let metrics = metrics::start(agent).await?;
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
+    active::start(agent).into_diagnostic()?;
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
     let datapath = Arc::clone(&agent.core.0);

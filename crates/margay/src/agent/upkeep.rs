@@ -46,6 +46,7 @@ pub async fn run(agent: Arc<Agent>) {
             Err(error) => tracing::warn!(%error, "cannot read this host's addresses"),
         }
         agent.follow_loopback();
+        tokio::task::block_in_place(|| agent.active.sweep());
         tide.watch(&agent);
         if round.is_multiple_of(LEASE_ROUNDS) {
             keep_leases(&agent).await;

@@ -4,9 +4,11 @@ mod check;
 mod flow;
 mod id;
 mod output;
+mod run;
 mod service;
 mod stack;
 mod status;
+mod unit;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -40,7 +42,7 @@ pub use output::Out;
         margay up --router                             a service router\n  \
         margay id authority create shop                an authority, on the router\n  \
         margay id token create shop                    a token for another host, which says: margay up --join TOKEN\n  \
-        margay service publish web.shop --listen 0.0.0.0:80\n  \
+        margay run --service web.shop -- nginx         serve a name while a program listens\n  \
         curl http://web.shop.sal.internal/\n  \
         margay check web.shop:80                       when something does not work\n\n\
         `margay lab demo` shows all of it on this machine alone."
@@ -68,6 +70,12 @@ enum Verb {
     /// Services: publish, withdraw, list, show, resolve
     #[command(subcommand)]
     Service(service::ServiceVerb),
+    /// Start a program, and serve a name while it listens
+    Run(run::RunArgs),
+    /// Let a unit of systemd serve a name while it listens
+    Enable(unit::EnableArgs),
+    /// Let a unit of systemd serve no name any more
+    Disable(unit::DisableArgs),
     /// Flows: list, show, watch, close
     #[command(subcommand)]
     Flow(flow::FlowVerb),
@@ -156,6 +164,8 @@ fn perform(verb: Verb, config_path: Option<PathBuf>) -> Result<ExitCode> {
                 config.router.enabled |= args.router;
                 agent::run(config).await.map(|()| ExitCode::SUCCESS)
             }
+            Verb::Enable(args) => unit::enable(&args, &mut out).map(|()| ExitCode::SUCCESS),
+            Verb::Disable(args) => unit::disable(&args, &mut out).map(|()| ExitCode::SUCCESS),
             verb => ask(verb, connect(&config).await?, &mut out).await,
         }
     })
@@ -166,12 +176,17 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Status(args) => status::status(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Check(args) => check::check(client, args, out).await,
         Verb::Service(verb) => service::service(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Run(args) => run::run(client, args).await,
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),
-        Verb::Up(_) | Verb::Down(_) | Verb::Agent(_) | Verb::Lab(_) | Verb::Completions { .. } => {
-            Err(miette!("this verb does not ask the agent"))
-        }
+        Verb::Up(_)
+        | Verb::Down(_)
+        | Verb::Agent(_)
+        | Verb::Enable(_)
+        | Verb::Disable(_)
+        | Verb::Lab(_)
+        | Verb::Completions { .. } => Err(miette!("this verb does not ask the agent")),
     }
 }
 

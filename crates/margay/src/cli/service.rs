@@ -144,7 +144,12 @@ async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
             "registered".into(),
         ]);
     }
-    let nothing = "nothing is published here; `margay service publish NAME --listen ADDRESS:PORT` does";
+    for waiting in &reply.waiting {
+        let state = if waiting.why.is_empty() { "waiting for a socket".to_owned() } else { waiting.why.clone() };
+        let here = "this host".to_owned();
+        rows.push(vec![waiting.name.clone(), String::new(), here, waiting.program.clone(), String::new(), state]);
+    }
+    let nothing = "nothing is published here; `margay run --service NAME -- COMMAND` or `margay service publish` does";
     out.table(&["NAME", "PORT", "HOST", "ADDRESS", "PRIORITY/WEIGHT", "STATE"], rows, nothing)
 }
 
@@ -160,7 +165,12 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
             let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));
             let protocol = if listener.protocol.is_empty() { "tcp and udp" } else { &listener.protocol };
             let who = listener.allow.join(", ");
-            out.line(&format!("  {port} ({protocol}) at {}, for {who}", listener.address))?;
+            let origin = match listener.origin.as_str() {
+                "socket" => "while a program listens",
+                "configuration" => "by the configuration",
+                _ => "until it is withdrawn",
+            };
+            out.line(&format!("  {port} ({protocol}) at {}, for {who}, {origin}", listener.address))?;
         }
         for known in service.registrations.iter().filter(|known| known.certificate_expires_unix_s > 0) {
             out.line(&format!(

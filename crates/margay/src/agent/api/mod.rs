@@ -2,6 +2,7 @@
 
 mod flow;
 mod identity;
+mod program;
 mod service;
 mod stack;
 mod status;
@@ -77,6 +78,10 @@ impl Calls for Api {
 
     async fn service_resolve(&self, request: Request<ServiceResolveRequest>) -> Answer<ServiceResolveReply> {
         service::resolve(&self.0, &request.into_inner().name).await.map(Response::new)
+    }
+
+    async fn program_attach(&self, request: Request<ProgramAttachRequest>) -> Answer<ProgramAttachReply> {
+        program::attach(&self.0, request).map(Response::new)
     }
 
     async fn flow_list(&self, request: Request<FlowListRequest>) -> Answer<FlowListReply> {

@@ -9,20 +9,21 @@ use margay_core::table::Resolution;
 use tonic::Status;
 
 use super::{blocking, environment, flow, misuse, not_found};
-use crate::agent::service::{Listener, Publication, PublishError, Published};
+use crate::agent::active::Waiting;
+use crate::agent::service::{Listener, Origin, Publication, PublishError, Published};
 use crate::agent::{Agent, home, loopback};
 use crate::listener::Protocol;
 
-const DEFAULT_WEIGHT: u32 = 100;
-const DEFAULT_PRIORITY: u32 = 100;
+pub(super) const DEFAULT_WEIGHT: u32 = 100;
+pub(super) const DEFAULT_PRIORITY: u32 = 100;
 
-fn parse_name(text: &str) -> Result<Name, Status> {
+pub(super) fn parse_name(text: &str) -> Result<Name, Status> {
     text.parse().map_err(misuse)
 }
 
 fn refusal(error: PublishError) -> Status {
     match error {
-        PublishError::Misuse(_) | PublishError::Name(_) => misuse(error),
+        PublishError::Misuse(_) | PublishError::Name(_) | PublishError::Followed(_) => misuse(error),
         PublishError::Unknown(_) => not_found(error),
         PublishError::Table(_) | PublishError::State(_) => environment(error),
     }
@@ -33,18 +34,23 @@ fn parse_address(text: &str) -> Result<SocketAddr, Status> {
         .map_err(|_| misuse(format!("`{text}` is no address with a port; write for example 0.0.0.0:8080 or [::]:8080")))
 }
 
+pub(super) fn parse_port(number: u32) -> Result<u16, Status> {
+    let port = u16::try_from(number).ok().filter(|port| *port != 0);
+    port.ok_or_else(|| misuse(format!("{number} is no port; it is 1 to 65535")))
+}
+
+pub(super) fn parse_protocol(text: &str) -> Result<Option<Protocol>, Status> {
+    match text {
+        "" => Ok(None),
+        "tcp" => Ok(Some(Protocol::Tcp)),
+        "udp" => Ok(Some(Protocol::Udp)),
+        other => Err(misuse(format!("`{other}` is no protocol; it is tcp, udp, or both when left out"))),
+    }
+}
+
 fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
-    let port = |number: u32| u16::try_from(number).ok().filter(|port| *port != 0);
-    let service_port = match request.service_port {
-        Some(number) => Some(port(number).ok_or_else(|| misuse(format!("{number} is no port; it is 1 to 65535")))?),
-        None => None,
-    };
-    let protocol = match request.protocol.as_str() {
-        "" => None,
-        "tcp" => Some(Protocol::Tcp),
-        "udp" => Some(Protocol::Udp),
-        other => return Err(misuse(format!("`{other}` is no protocol; it is tcp, udp, or both when left out"))),
-    };
+    let service_port = request.service_port.map(parse_port).transpose()?;
+    let protocol = parse_protocol(&request.protocol)?;
     Ok(Publication {
         name: parse_name(&request.name)?,
         listener: Listener {
@@ -52,7 +58,7 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
             service_port,
             protocol,
             allow: request.allow,
-            configured: false,
+            origin: Origin::Order,
         },
         weight: request.weight.unwrap_or(DEFAULT_WEIGHT),
         priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
@@ -88,6 +94,7 @@ pub(super) fn list(agent: &Agent) -> ServiceListReply {
     ServiceListReply {
         services: agent.services.list().iter().map(|published| info(agent, published)).collect(),
         registered: registered.iter().filter(|found| found.host != own).map(|found| instance(agent, found)).collect(),
+        waiting: agent.active.waiting().into_iter().map(waiting_info).collect(),
     }
 }
 
@@ -124,6 +131,10 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
     }
 }
 
+fn waiting_info(waiting: Waiting) -> WaitingInfo {
+    WaitingInfo { name: waiting.name.written().to_owned(), program: waiting.program, why: waiting.why }
+}
+
 fn listener_info(listener: &Listener) -> ListenerInfo {
     let allow = if listener.allow.is_empty() { vec!["authority".to_owned()] } else { listener.allow.clone() };
     ListenerInfo {
@@ -131,6 +142,12 @@ fn listener_info(listener: &Listener) -> ListenerInfo {
         service_port: listener.service_port.map(u32::from),
         protocol: listener.protocol.map(Protocol::label).unwrap_or_default().to_owned(),
         allow,
+        origin: match listener.origin {
+            Origin::Order => "order",
+            Origin::Configuration => "configuration",
+            Origin::Socket => "socket",
+        }
+        .to_owned(),
     }
 }
 

@@ -1,0 +1,496 @@
+//! Active sockets (DESIGN §3.7, §9; Serval §4.1): a name is served because a program listens, and no longer when none does.
+//!
+//! Reading order: [`rule`] (which sockets serve which name), [`cgroup`] (what marks a program), this file (what happens, and
+//! what follows from it), [`namespace`], [`keep`].
+
+pub mod cgroup;
+pub mod keep;
+pub mod namespace;
+pub mod rule;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use margay_core::name::{Name, Prefix};
+use margay_datapath::active_sockets::{ActiveSockets, CgroupId, Change, Cookie, Executable, OwnerId, Socket, Watch};
+use margay_datapath::socket_table::{self, Table};
+use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+
+use super::Agent;
+use super::service::{Listener, Services};
+use crate::config::Config;
+use crate::listener::Protocol;
+use cgroup::Hierarchy;
+use keep::Program;
+use namespace::Namespace;
+use rule::{Offer, Rule, Seen, Source};
+
+/// More programs are a mistake.
+const PROGRAMS_MAX: usize = 4000;
+/// Between two looks at what has happened: a thousand short-lived listeners are not a thousand messages to a router.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What listens here, and what follows from it.
+pub struct Active(Result<Mutex<Followed>, String>);
+
+/// A program that was started for a name.
+struct Owner {
+    program: Program,
+    /// It was seen without a process and without a socket.
+    is_idle: bool,
+}
+
+struct Followed {
+    kernel: Arc<ActiveSockets>,
+    hierarchy: Hierarchy,
+    services: Arc<Services>,
+    runtime_dir: PathBuf,
+    owners: BTreeMap<OwnerId, Owner>,
+    /// Of the configuration.
+    rules: Vec<Rule>,
+    sockets: HashMap<Cookie, Seen>,
+    next_owner: u32,
+    next_socket: u64,
+    /// What the services were told last, by prefix.
+    told: HashMap<Prefix, (Vec<Listener>, u32, u32)>,
+    /// Why a name is not served although a program listens.
+    problems: HashMap<Prefix, String>,
+}
+
+/// What somebody wants to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Names, ports, and who may connect.
+    pub offers: Vec<Offer>,
+    /// Keep the program's sockets off the network.
+    pub private: bool,
+    /// What is started, for people.
+    pub command: String,
+    /// Sockets that it was given, by cookie.
+    pub passed: Vec<u64>,
+    /// All that is in the process's cgroup already, instead of the process alone: a unit of systemd.
+    pub whole_cgroup: bool,
+}
+
+/// A name that waits for a socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The name.
+    pub name: Name,
+    /// Whose socket.
+    pub program: String,
+    /// Why it is not served although there is one; empty while there is none.
+    pub why: String,
+}
+
+impl Active {
+    /// Attaches the programs, and takes up what the agent before has left. Names are served from now on.
+    pub fn open(config: &Config, services: &Arc<Services>) -> Self {
+        let opened = Followed::open(config, services).map(|mut followed| {
+            followed.look();
+            Mutex::new(followed)
+        });
+        if let Err(why) = &opened {
+            tracing::warn!(why, "no active sockets: services are published by order only");
+        }
+        Self(opened)
+    }
+
+    /// Why there are none.
+    pub fn why_not(&self) -> Option<&str> {
+        self.0.as_ref().err().map(String::as_str)
+    }
+
+    /// Serves names by what a process, and all that it starts, listens on.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the order, or why this host cannot.
+    pub fn attach(&self, pid: u32, order: Order) -> Result<OwnerId, String> {
+        let followed = self.0.as_ref().map_err(|why| format!("there are no active sockets here: {why}"))?;
+        followed.lock().attach(pid, order)
+    }
+
+    /// Names that have a program and no socket.
+    pub fn waiting(&self) -> Vec<Waiting> {
+        self.0.as_ref().map(|followed| followed.lock().waiting()).unwrap_or_default()
+    }
+
+    /// How many programs were started for names, and how many sockets listen.
+    pub fn counts(&self) -> (usize, usize) {
+        let count = |followed: &Mutex<Followed>| {
+            let followed = followed.lock();
+            (followed.owners.len(), followed.sockets.len())
+        };
+        self.0.as_ref().map(count).unwrap_or_default()
+    }
+
+    fn hear(&self) {
+        if let Ok(followed) = &self.0 {
+            followed.lock().hear();
+        }
+    }
+
+    /// Forgets programs that have ended.
+    pub fn sweep(&self) {
+        if let Ok(followed) = &self.0 {
+            followed.lock().sweep();
+        }
+    }
+}
+
+/// Hears what happens, on a thread of its own, until the process ends.
+///
+/// # Errors
+///
+/// The system gives no thread.
+pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
+    let Ok(followed) = &agent.active.0 else { return Ok(()) };
+    let kernel = Arc::clone(&followed.lock().kernel);
+    let agent = Arc::downgrade(agent);
+    let hear = move || {
+        loop {
+            match poll(&mut [PollFd::new(kernel.events(), PollFlags::POLLIN)], PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "what programs do with their sockets is not heard any more");
+                    return;
+                }
+            }
+            let Some(agent) = agent.upgrade() else { return };
+            agent.active.hear();
+            agent.follow_loopback();
+            thread::sleep(PAUSE);
+        }
+    };
+    thread::Builder::new().name("margay-active".to_owned()).spawn(hear).map(drop)
+}
+
+impl Followed {
+    fn open(config: &Config, services: &Arc<Services>) -> Result<Self, String> {
+        let runtime_dir = config.host.runtime_dir.clone();
+        let hierarchy = Hierarchy::find(&runtime_dir).map_err(|error| format!("no cgroups of version 2: {error}"))?;
+        let kernel = ActiveSockets::open(hierarchy.root()).map_err(|error| error.to_string())?;
+        let mut followed = Self {
+            kernel: Arc::new(kernel),
+            hierarchy,
+            services: Arc::clone(services),
+            owners: BTreeMap::new(),
+            rules: config.service.iter().filter_map(|section| section.get_ref().rule()).collect(),
+            sockets: HashMap::new(),
+            next_owner: 1,
+            next_socket: 0,
+            told: HashMap::new(),
+            problems: HashMap::new(),
+            runtime_dir,
+        };
+        for rule in &followed.rules {
+            for port in [rule.offer.port, rule.offer.listen_port].into_iter().flatten() {
+                followed.kernel.want_datagrams(None, port).map_err(|error| error.to_string())?;
+            }
+        }
+        for program in keep::read(&followed.runtime_dir) {
+            let is_there = cgroup::id(&program.cgroup).is_ok_and(|id| id.0 == program.cgroup_id);
+            if is_there && let Err(why) = followed.adopt(program) {
+                tracing::warn!(why, "a program that serves names is not followed any more");
+            }
+        }
+        Ok(followed)
+    }
+
+    fn attach(&mut self, pid: u32, order: Order) -> Result<OwnerId, String> {
+        let Order { offers, private, command, passed, whole_cgroup } = order;
+        if self.owners.len() >= PROGRAMS_MAX {
+            return Err(format!("{PROGRAMS_MAX} programs are followed already; more are a mistake"));
+        }
+        for offer in &offers {
+            self.services.claim(&offer.name).map_err(|error| error.to_string())?;
+        }
+        let refused = |error: std::io::Error| format!("no cgroup for process {pid}: {error}");
+        let cgroup = if whole_cgroup { self.unit_of(pid)? } else { self.isolate(pid).map_err(refused)? };
+        let cgroup_id = cgroup::id(&cgroup).map_err(refused)?.0;
+        // A unit that is started again has a new order, or the same once more.
+        let before: Vec<OwnerId> =
+            self.owners.iter().filter(|(_, owner)| owner.program.cgroup_id == cgroup_id).map(|(id, _)| *id).collect();
+        before.into_iter().for_each(|id| self.forget(id));
+        let owner = self.adopt(Program { offers, private, command, cgroup, cgroup_id, passed })?;
+        self.keep();
+        // It may listen already: with sockets that it was given, or as a unit that runs.
+        self.look();
+        Ok(owner)
+    }
+
+    fn isolate(&self, pid: u32) -> std::io::Result<PathBuf> {
+        self.hierarchy.isolate(pid, self.next_owner)
+    }
+
+    fn unit_of(&self, pid: u32) -> Result<PathBuf, String> {
+        let path = self.hierarchy.of(pid).map_err(|error| format!("no cgroup of process {pid}: {error}"))?;
+        // Where systemd runs what prepares a unit that has a subtree of its own.
+        let path = if path.ends_with(".control") { path.parent().unwrap_or(&path).to_owned() } else { path };
+        if path == self.hierarchy.root() {
+            return Err(
+                "this process is in no cgroup of its own, and all programs of the host would be meant".to_owned()
+            );
+        }
+        Ok(path)
+    }
+
+    /// Marks a program's cgroup in the kernel.
+    fn adopt(&mut self, program: Program) -> Result<OwnerId, String> {
+        let id = OwnerId(self.next_owner);
+        self.next_owner += 1;
+        let low_ports = program.offers.iter().any(|offer| offer.port.or(offer.listen_port).is_none());
+        let watch = Watch { private: program.private, low_ports };
+        let cgroup = CgroupId(program.cgroup_id);
+        let marked = ports(&program.offers)
+            .try_for_each(|port| self.kernel.want_datagrams(Some(id), port))
+            .and_then(|()| self.kernel.set_owner(cgroup, id, watch));
+        self.owners.insert(id, Owner { program, is_idle: false });
+        marked.map_err(|error| {
+            self.forget(id);
+            error.to_string()
+        })?;
+        Ok(id)
+    }
+
+    fn forget(&mut self, id: OwnerId) {
+        let Some(Owner { program, .. }) = self.owners.remove(&id) else { return };
+        self.kernel.forget_owner(CgroupId(program.cgroup_id));
+        ports(&program.offers).for_each(|port| self.kernel.forget_datagrams(Some(id), port));
+        cgroup::remove(&program.cgroup);
+        self.tell(program.offers.iter().map(|offer| offer.name.clone()).collect());
+    }
+
+    fn keep(&self) {
+        let programs = self.owners.values().map(|owner| owner.program.clone()).collect();
+        if let Err(error) = keep::write(&self.runtime_dir, programs) {
+            tracing::warn!(%error, "a restart of the agent will not know the programs that serve names");
+        }
+    }
+
+    fn sweep(&mut self) {
+        let mut ended = Vec::new();
+        for (id, owner) in &mut self.owners {
+            let is_idle = cgroup::is_empty(&owner.program.cgroup)
+                && !self.sockets.values().any(|socket| socket.owner == Some(*id));
+            // Twice, since a unit's socket is made by nobody who is in its cgroup for long.
+            if is_idle && owner.is_idle {
+                ended.push(*id);
+            }
+            owner.is_idle = is_idle;
+        }
+        if ended.is_empty() {
+            return;
+        }
+        for id in ended {
+            self.forget(id);
+        }
+        self.keep();
+    }
+
+    /// What the kernel has to say.
+    fn hear(&mut self) {
+        let mut touched = BTreeSet::new();
+        let mut needs_look = self.kernel.has_lost();
+        for change in self.kernel.take() {
+            match change {
+                Change::Listens(socket) if socket.address.port() == 0 => needs_look = true,
+                Change::Listens(socket) => touched.extend(self.begin(socket)),
+                Change::Ended(cookie) => {
+                    let ended = self.sockets.remove(&cookie);
+                    touched.extend(ended.iter().flat_map(|socket| self.names_of(socket)));
+                }
+            }
+        }
+        self.tell(touched);
+        if needs_look {
+            self.look();
+        }
+    }
+
+    /// Looks at all sockets, where what happened is not known: at the start, and when too much happened at once.
+    fn look(&mut self) {
+        let own = self.kernel.own_namespace();
+        let mut places: Vec<Namespace> = Vec::new();
+        for owner in self.owners.values() {
+            for found in Namespace::of_cgroup(&owner.program.cgroup, own) {
+                if !places.iter().any(|known| known.cookie == found.cookie) {
+                    places.push(found);
+                }
+            }
+        }
+        let looks = std::iter::once(None).chain(places.iter().map(|place| Some(place.file.as_fd())));
+        let mut found: HashMap<Cookie, Socket> = HashMap::new();
+        for place in looks {
+            match self.kernel.listening(place) {
+                Ok(sockets) => found.extend(sockets.into_iter().map(|socket| (socket.cookie, socket))),
+                Err(error) => {
+                    tracing::warn!(%error, "what listens in a network namespace is not known");
+                    return;
+                }
+            }
+        }
+        let mut touched = BTreeSet::new();
+        let gone: Vec<Cookie> = self.sockets.keys().filter(|cookie| !found.contains_key(cookie)).copied().collect();
+        for cookie in gone {
+            let ended = self.sockets.remove(&cookie);
+            touched.extend(ended.iter().flat_map(|socket| self.names_of(socket)));
+        }
+        for socket in found.into_values() {
+            let known = self.sockets.get(&socket.cookie);
+            let owner = self.owner_of(&socket);
+            if known.is_none_or(|known| known.owner.is_none() && owner.is_some()) {
+                touched.extend(self.begin(socket));
+            }
+        }
+        self.tell(touched);
+    }
+
+    /// Whose it is: of a program that was given it, or of the cgroup that it was made or made listening in.
+    fn owner_of(&self, socket: &Socket) -> Option<OwnerId> {
+        let given = |owner: &Owner| owner.program.passed.contains(&socket.cookie.0);
+        let passed = self.owners.iter().find(|(_, owner)| given(owner)).map(|(id, _)| *id);
+        passed.or(socket.owner).filter(|id| self.owners.contains_key(id))
+    }
+
+    /// Takes note of a socket that listens; gives the names that it may serve.
+    fn begin(&mut self, socket: Socket) -> Vec<Name> {
+        let Some(protocol) = Protocol::of_number(socket.protocol) else { return Vec::new() };
+        let owner = self.owner_of(&socket);
+        let is_here = socket.namespace == self.kernel.own_namespace();
+        let address = if is_here { Ok(socket.address) } else { self.reachable(&socket, owner) };
+        let address = match address {
+            Ok(address) => address,
+            Err(why) => {
+                tracing::warn!(address = %socket.address, why, "a socket cannot be reached");
+                return Vec::new();
+            }
+        };
+        let executable = socket.executable.or_else(|| {
+            let is_wanted = is_here && self.rules.iter().any(|rule| matches!(rule.source, Source::Host(Some(_))));
+            is_wanted.then(|| executable_of(protocol, address)).flatten()
+        });
+        self.next_socket += 1;
+        let seen = Seen { number: self.next_socket, owner, is_here, executable, protocol, address };
+        let names = self.names_of(&seen);
+        self.sockets.insert(socket.cookie, seen);
+        names
+    }
+
+    fn reachable(&self, socket: &Socket, owner: Option<OwnerId>) -> Result<SocketAddr, String> {
+        let owner = owner.and_then(|owner| self.owners.get(&owner)).ok_or("its program is not followed any more")?;
+        let places = Namespace::of_cgroup(&owner.program.cgroup, self.kernel.own_namespace());
+        let place = places.iter().find(|place| place.cookie == socket.namespace);
+        let place = place.ok_or("no process of its program is in its network namespace any more")?;
+        place.reachable(socket.address, is_local)
+    }
+
+    /// Every rule.
+    fn all_rules(&self) -> impl Iterator<Item = Rule> {
+        let of_owner = |(id, owner): (&OwnerId, &Owner)| {
+            let id = *id;
+            let offers = owner.program.offers.clone();
+            offers.into_iter().map(move |offer| Rule { source: Source::Owner(id), offer })
+        };
+        self.rules.iter().cloned().chain(self.owners.iter().flat_map(of_owner))
+    }
+
+    /// Names that a socket may serve.
+    fn names_of(&self, socket: &Seen) -> Vec<Name> {
+        let owner = socket.owner.and_then(|owner| self.owners.get(&owner));
+        let of_owner = owner.into_iter().flat_map(|owner| &owner.program.offers);
+        let of_host = self.rules.iter().filter(|_| socket.is_here).map(|rule| &rule.offer);
+        of_owner.chain(of_host).map(|offer| offer.name.clone()).collect()
+    }
+
+    /// Serves these names by what listens now.
+    fn tell(&mut self, names: BTreeSet<Name>) {
+        for name in names {
+            let prefix = name.prefix();
+            let (mut listeners, mut weight, mut priority) = (Vec::new(), 0, 0);
+            for rule in self.all_rules().filter(|rule| rule.offer.name.prefix() == prefix) {
+                // Several programs of one name: the last word counts.
+                (weight, priority) = (rule.offer.weight, rule.offer.priority);
+                for listener in rule.listeners(self.sockets.values()) {
+                    if !listeners.contains(&listener) {
+                        listeners.push(listener);
+                    }
+                }
+            }
+            let now = (listeners, weight, priority);
+            if self.told.get(&prefix).is_some_and(|before| *before == now)
+                || (now.0.is_empty() && !self.told.contains_key(&prefix))
+            {
+                self.problems.retain(|known, _| *known != prefix || !now.0.is_empty());
+                continue;
+            }
+            match self.services.follow(&name, &now.0, weight, priority) {
+                Ok(()) => {
+                    tracing::info!(%name, listeners = now.0.len(), "served by what listens");
+                    self.problems.remove(&prefix);
+                    if now.0.is_empty() {
+                        self.told.remove(&prefix);
+                    } else {
+                        self.told.insert(prefix, now);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%name, %error, "a program listens, and its name cannot be served");
+                    self.problems.insert(prefix, error.to_string());
+                }
+            }
+        }
+    }
+
+    fn waiting(&self) -> Vec<Waiting> {
+        let program_of = |source: &Source| match source {
+            Source::Owner(id) => self.owners.get(id).map(|owner| owner.program.command.clone()).unwrap_or_default(),
+            Source::Host(Some(path)) => path.display().to_string(),
+            Source::Host(None) => "any".to_owned(),
+        };
+        let mut waiting = Vec::new();
+        for rule in self.all_rules() {
+            let why = self.problems.get(&rule.offer.name.prefix()).cloned().unwrap_or_default();
+            if !why.is_empty() || rule.listeners(self.sockets.values()).is_empty() {
+                waiting.push(Waiting { name: rule.offer.name, program: program_of(&rule.source), why });
+            }
+        }
+        waiting
+    }
+}
+
+/// Ports that are named in offers, for which datagram sockets are watched.
+fn ports(offers: &[Offer]) -> impl Iterator<Item = u16> {
+    offers.iter().flat_map(|offer| [offer.port, offer.listen_port]).flatten()
+}
+
+/// The program file of whoever has a socket that listened before anybody asked.
+fn executable_of(protocol: Protocol, address: SocketAddr) -> Option<Executable> {
+    let table = match (protocol, address.is_ipv4()) {
+        (Protocol::Tcp, true) => Table::Tcp,
+        (Protocol::Tcp, false) => Table::Tcp6,
+        (Protocol::Udp, true) => Table::Udp,
+        (Protocol::Udp, false) => Table::Udp6,
+    };
+    let socket = table.sockets().into_iter().find(|socket| socket.local == address)?;
+    let holder = socket_table::holder(socket.inode)?;
+    Executable::at(&PathBuf::from(format!("/proc/{}/exe", holder.pid))).ok()
+}
+
+/// Whether an address is one of this host's own.
+fn is_local(address: IpAddr) -> bool {
+    let own = getifaddrs().into_iter().flatten().filter_map(|found| found.address);
+    own.into_iter().any(|found| {
+        let v4 = found.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        v4.or_else(|| found.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()))) == Some(address)
+    })
+}

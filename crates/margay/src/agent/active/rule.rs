@@ -1,0 +1,279 @@
+//! Which sockets serve which name.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use margay_core::name::Name;
+use margay_datapath::active_sockets::{Executable, OwnerId};
+use serde::{Deserialize, Serialize};
+
+use crate::agent::service::{Listener, Origin};
+use crate::listener::{Protocol, is_loopback};
+
+/// Whose sockets a rule is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Those of a program that was started for it.
+    Owner(OwnerId),
+    /// Those of this host's network namespace: of a program file, or of any.
+    Host(Option<PathBuf>),
+}
+
+/// What is served, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Offer {
+    /// The written name.
+    #[serde(with = "written")]
+    pub name: Name,
+    /// Port that clients use; none: that of each socket.
+    pub port: Option<u16>,
+    /// Only sockets on this port.
+    pub listen_port: Option<u16>,
+    /// Only this protocol.
+    pub protocol: Option<Protocol>,
+    /// Who may connect, as written.
+    pub allow: Vec<String>,
+    /// Share among instances of one priority.
+    pub weight: u32,
+    /// Higher first.
+    pub priority: u32,
+}
+
+/// Sockets that serve a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Whose.
+    pub source: Source,
+    /// What for.
+    pub offer: Offer,
+}
+
+/// A socket that listens, as rules see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Rises with every socket.
+    pub number: u64,
+    /// Whose.
+    pub owner: Option<OwnerId>,
+    /// In the network namespace of this host.
+    pub is_here: bool,
+    /// The program that made it listen.
+    pub executable: Option<Executable>,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Where it is reached from this host.
+    pub address: SocketAddr,
+}
+
+impl Rule {
+    /// Whether a socket is of the program that the rule is about.
+    fn takes(&self, socket: &Seen) -> bool {
+        let is_of_source = match &self.source {
+            Source::Owner(owner) => socket.owner == Some(*owner),
+            Source::Host(None) => socket.is_here,
+            // Looked at each time: an upgrade is another file of that name.
+            Source::Host(Some(path)) => {
+                socket.is_here
+                    && socket.executable.is_some_and(|known| Executable::at(path).is_ok_and(|now| now == known))
+            }
+        };
+        let offer = &self.offer;
+        is_of_source
+            && offer.protocol.is_none_or(|protocol| protocol == socket.protocol)
+            && offer.listen_port.is_none_or(|port| port == socket.address.port())
+            // What nobody has named is not meant for others.
+            && (!is_loopback(socket.address) || offer.listen_port.or(offer.port).is_some())
+    }
+
+    /// The listeners that the name has now. Several sockets of one address are one.
+    pub fn listeners<'a>(&self, sockets: impl Iterator<Item = &'a Seen>) -> Vec<Listener> {
+        let mut taken: Vec<&Seen> = sockets.filter(|socket| self.takes(socket)).collect();
+        taken.sort_by_key(|socket| socket.number);
+        if let (Some(port), None) = (self.offer.port, self.offer.listen_port) {
+            // Clients have one port, so one port answers: that of the same number, or the first.
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                let ports = || taken.iter().filter(|seen| seen.protocol == protocol).map(|seen| seen.address.port());
+                let chosen = ports().find(|found| *found == port).or_else(|| ports().next());
+                taken.retain(|seen| seen.protocol != protocol || Some(seen.address.port()) == chosen);
+            }
+        }
+        let places: BTreeSet<(SocketAddr, &'static str)> =
+            taken.iter().map(|seen| (seen.address, seen.protocol.label())).collect();
+        let has_v4_twin = |address: &SocketAddr, label| {
+            let twin = SocketAddr::new(std::net::Ipv4Addr::UNSPECIFIED.into(), address.port());
+            address.is_ipv6() && address.ip().is_unspecified() && places.contains(&(twin, label))
+        };
+        let listener = |seen: &&Seen| Listener {
+            address: seen.address,
+            service_port: Some(self.offer.port.unwrap_or(seen.address.port())),
+            protocol: Some(seen.protocol),
+            allow: self.offer.allow.clone(),
+            origin: Origin::Socket,
+        };
+        // A program with a socket of each family would get half of its IPv4 clients by the other one, under strange addresses.
+        let mut listeners: Vec<Listener> =
+            taken.iter().filter(|seen| !has_v4_twin(&seen.address, seen.protocol.label())).map(listener).collect();
+        listeners.sort_by_key(|listener| (listener.address, listener.protocol.map(Protocol::label)));
+        listeners.dedup();
+        listeners
+    }
+}
+
+/// `NAME[:PORT[:LISTEN]]` of the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The name.
+    pub name: Name,
+    /// Port that clients use.
+    pub port: Option<u16>,
+    /// The program's port.
+    pub listen_port: Option<u16>,
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let port = |text: &str| {
+            let port = text.parse().ok().filter(|port| *port != 0);
+            port.ok_or_else(|| format!("`{text}` is no port; it is 1 to 65535"))
+        };
+        let (scheme, rest) = match text.strip_prefix("sid:") {
+            Some(rest) => ("sid:", rest),
+            None => ("", text),
+        };
+        let mut words: Vec<&str> = rest.split(':').collect();
+        // The colon of `/key:` is the name's.
+        if let Some(at) = words.iter().position(|word| word.ends_with("/key")).filter(|at| at + 1 < words.len()) {
+            let (from, to) = (words[..at].iter().map(|word| word.len() + 1).sum::<usize>(), words[at].len());
+            let end = from + to + 1 + words[at + 1].len();
+            words.splice(at..=at + 1, [&rest[from..end]]);
+        }
+        let name = |text: &str| format!("{scheme}{text}").parse().map_err(|error| format!("{error}"));
+        match words[..] {
+            [of] => Ok(Self { name: name(of)?, port: None, listen_port: None }),
+            [of, one] => Ok(Self { name: name(of)?, port: Some(port(one)?), listen_port: None }),
+            [of, one, two] => Ok(Self { name: name(of)?, port: Some(port(one)?), listen_port: Some(port(two)?) }),
+            _ => Err(format!("`{text}` has too many parts; write NAME, NAME:PORT, or NAME:PORT:LISTEN")),
+        }
+    }
+}
+
+/// Names as people write them.
+mod written {
+    use margay_core::name::Name;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(name: &Name, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(name.written())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn seen(number: u64, owner: u32, protocol: Protocol, address: &str) -> Seen {
+        Seen {
+            number,
+            owner: (owner != 0).then_some(OwnerId(owner)),
+            is_here: true,
+            executable: None,
+            protocol,
+            address: address.parse().expect("literal"),
+        }
+    }
+
+    fn rule(port: Option<u16>, listen_port: Option<u16>) -> Rule {
+        let offer = Offer {
+            name: "web.shop".parse().expect("a name"),
+            port,
+            listen_port,
+            protocol: None,
+            allow: Vec::new(),
+            weight: 100,
+            priority: 100,
+        };
+        Rule { source: Source::Owner(OwnerId(1)), offer }
+    }
+
+    fn found(rule: &Rule, sockets: &[Seen]) -> Vec<String> {
+        let text = |listener: &Listener| {
+            let port = listener.service_port.unwrap_or_default();
+            format!("{port}={}/{}", listener.address, listener.protocol.map_or("", Protocol::label))
+        };
+        rule.listeners(sockets.iter()).iter().map(text).collect()
+    }
+
+    use Protocol::{Tcp, Udp};
+
+    #[test]
+    fn every_port_of_the_program_is_served_unless_one_is_named() {
+        let sockets = [
+            seen(5, 1, Tcp, "0.0.0.0:443"),
+            seen(2, 1, Tcp, "0.0.0.0:80"),
+            seen(3, 1, Tcp, "127.0.0.1:9000"),
+            seen(4, 1, Udp, "0.0.0.0:53"),
+            seen(1, 2, Tcp, "0.0.0.0:81"),
+        ];
+        assert_eq!(
+            found(&rule(None, None), &sockets),
+            ["53=0.0.0.0:53/udp", "80=0.0.0.0:80/tcp", "443=0.0.0.0:443/tcp"],
+            "another program's and the loopback's are not"
+        );
+        assert_eq!(found(&rule(Some(443), None), &sockets), ["443=0.0.0.0:53/udp", "443=0.0.0.0:443/tcp"]);
+        assert_eq!(found(&rule(Some(8080), None), &sockets)[1], "8080=0.0.0.0:80/tcp", "the first");
+        assert_eq!(found(&rule(Some(8080), Some(9000)), &sockets), ["8080=127.0.0.1:9000/tcp"]);
+        assert_eq!(found(&rule(None, Some(443)), &sockets), ["443=0.0.0.0:443/tcp"]);
+        assert!(found(&rule(None, Some(444)), &sockets).is_empty());
+    }
+
+    #[test]
+    fn sockets_of_one_address_are_one_listener() {
+        let group = [seen(1, 1, Tcp, "0.0.0.0:80"), seen(2, 1, Tcp, "0.0.0.0:80"), seen(3, 1, Tcp, "[::]:80")];
+        assert_eq!(found(&rule(None, None), &group), ["80=0.0.0.0:80/tcp"]);
+        assert_eq!(found(&rule(None, None), &group[2..]), ["80=[::]:80/tcp"]);
+    }
+
+    #[test]
+    fn sockets_of_the_host_are_taken_by_program_or_by_port() {
+        let own = std::env::current_exe().expect("a path");
+        let mut socket = seen(1, 0, Tcp, "0.0.0.0:80");
+        let mut rule = Rule { source: Source::Host(Some(own.clone())), ..rule(None, None) };
+        assert!(found(&rule, &[socket.clone()]).is_empty());
+        socket.executable = Executable::at(&own).ok();
+        assert_eq!(found(&rule, &[socket.clone()]).len(), 1);
+        rule.source = Source::Host(Some("/nowhere".into()));
+        assert!(found(&rule, &[socket.clone()]).is_empty());
+        rule.source = Source::Host(None);
+        assert_eq!(found(&rule, &[socket.clone()]).len(), 1);
+        socket.is_here = false;
+        assert!(found(&rule, &[socket]).is_empty());
+    }
+
+    #[test]
+    fn what_is_wanted_is_written_with_up_to_two_ports() {
+        let parse =
+            |text: &str| text.parse().map(|Wanted { name, port, listen_port }| (name.to_string(), port, listen_port));
+        for (text, wanted) in [
+            ("web.shop", ("web.shop", None, None)),
+            ("web.shop:80", ("web.shop", Some(80), None)),
+            ("web.shop:80:8000", ("web.shop", Some(80), Some(8000))),
+            ("web.shop/key:user42", ("web.shop/key:user42", None, None)),
+            ("web.shop/key:user42:80:81", ("web.shop/key:user42", Some(80), Some(81))),
+            ("sid:0011/16:80", ("sid:0011/16", Some(80), None)),
+        ] {
+            assert_eq!(parse(text), Ok((wanted.0.to_owned(), wanted.1, wanted.2)), "{text}");
+        }
+        for text in ["web.shop:0", "web.shop:x", "web.shop:1:2:3", "", "web..shop", "web.shop:80:"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

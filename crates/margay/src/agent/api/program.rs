@@ -1,0 +1,56 @@
+//! Programs that serve names by listening.
+
+use margay_control::api::v1::*;
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Status};
+
+use super::service::{DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_name, parse_port, parse_protocol};
+use super::{blocking, misuse};
+use crate::agent::Agent;
+use crate::agent::active::Order;
+use crate::agent::active::rule::Offer;
+use crate::allow;
+use crate::listener::WEIGHT_MAX;
+
+pub(super) fn attach(agent: &Agent, request: Request<ProgramAttachRequest>) -> Result<ProgramAttachReply, Status> {
+    // The kernel says who calls; what the caller says could be anybody.
+    let pid = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred.as_ref()?.pid());
+    let pid = pid.and_then(|pid| u32::try_from(pid).ok()).ok_or_else(|| misuse("the calling process is not known"))?;
+    let order = order(request.into_inner())?;
+    tracing::info!(pid, command = order.command, "a program serves names when it listens");
+    blocking(|| {
+        agent.active.attach(pid, order).map_err(misuse)?;
+        agent.follow_loopback();
+        Ok(ProgramAttachReply {})
+    })
+}
+
+fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
+    if request.offers.is_empty() {
+        return Err(misuse("no name is given"));
+    }
+    let protocol = parse_protocol(&request.protocol)?;
+    allow::parse(&request.allow).map_err(misuse)?;
+    let weight = request.weight.unwrap_or(DEFAULT_WEIGHT);
+    if weight > WEIGHT_MAX {
+        return Err(misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
+    }
+    let offer = |offer: ProgramOffer| {
+        Ok(Offer {
+            name: parse_name(&offer.name)?,
+            port: offer.port.map(parse_port).transpose()?,
+            listen_port: offer.listen_port.map(parse_port).transpose()?,
+            protocol,
+            allow: request.allow.clone(),
+            weight,
+            priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
+        })
+    };
+    Ok(Order {
+        offers: request.offers.into_iter().map(offer).collect::<Result<_, Status>>()?,
+        private: request.private,
+        command: request.command,
+        passed: request.passed,
+        whole_cgroup: request.whole_cgroup,
+    })
+}

@@ -1,0 +1,134 @@
+//! `margay run`: a program serves a name while it listens.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use clap::Args;
+use margay_control::api::v1::*;
+use miette::{Result, miette};
+use rustix::net::SocketType;
+use rustix::net::sockopt::{socket_acceptconn, socket_cookie, socket_type};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
+use super::{Client, refused};
+use crate::agent::active::rule::Wanted;
+use crate::listener::Protocol;
+
+/// What shells say of a program that is not there, and of one that cannot be started.
+const NOT_FOUND: u8 = 127;
+const NOT_STARTED: u8 = 126;
+
+#[derive(Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    offer: OfferArgs,
+    /// Keep the program's ports off the network: it is reached by name only
+    #[arg(long)]
+    private: bool,
+    /// Start nothing: serve what the systemd unit around this process listens on (what `margay enable` puts into units)
+    #[arg(long, conflicts_with = "command")]
+    unit: bool,
+    /// The program and its arguments
+    #[arg(last = true, value_name = "COMMAND", required_unless_present = "unit")]
+    command: Vec<String>,
+}
+
+/// What is served, of `run` and `enable`.
+#[derive(Args, Clone, Debug)]
+pub struct OfferArgs {
+    /// The name; the port that clients use, and the program's port where that is another one: web.shop, web.shop:80, web.shop:80:8000.
+    /// Without ports every TCP port that the program listens on is served, and UDP ports below 1024. May be repeated
+    #[arg(long, value_name = "NAME[:PORT[:LISTEN]]", required = true)]
+    pub service: Vec<Wanted>,
+    /// Only this protocol
+    #[arg(long)]
+    pub protocol: Option<Protocol>,
+    /// Who may connect: authority (the name's, the default), any, host:<id>, group:<name>, authority:<name>; may be repeated
+    #[arg(long, value_name = "WHO")]
+    pub allow: Vec<String>,
+    /// Share among instances of one priority; 0 takes no new connections
+    #[arg(long, value_name = "NUMBER")]
+    pub weight: Option<u32>,
+    /// Instances of the highest priority take all connections, as long as there are any
+    #[arg(long, value_name = "NUMBER")]
+    pub priority: Option<u32>,
+}
+
+pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
+    let offer = |wanted: &Wanted| ProgramOffer {
+        name: wanted.name.written().to_owned(),
+        port: wanted.port.map(u32::from),
+        listen_port: wanted.listen_port.map(u32::from),
+    };
+    let of = &args.offer;
+    let request = ProgramAttachRequest {
+        offers: of.service.iter().map(offer).collect(),
+        protocol: of.protocol.map(Protocol::label).unwrap_or_default().to_owned(),
+        allow: of.allow.clone(),
+        weight: of.weight,
+        priority: of.priority,
+        private: args.private,
+        command: if args.unit { "a unit of systemd".to_owned() } else { args.command.join(" ") },
+        passed: passed_sockets(),
+        whole_cgroup: args.unit,
+    };
+    client.program_attach(request).await.map_err(refused)?;
+    let [program, words @ ..] = &args.command[..] else { return Ok(ExitCode::SUCCESS) };
+    // This process becomes the program: its number, its parent and its descriptors stay.
+    let error = Command::new(program).args(words).exec();
+    eprintln!("margay: cannot start {program}: {error}");
+    Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED }))
+}
+
+/// Sockets that whoever started this process has given it (socket activation): the kernel's cookies of those that listen.
+fn passed_sockets() -> Vec<u64> {
+    let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let is_socket = |to: &std::path::Path| to.to_string_lossy().starts_with("socket:");
+    let numbers = descriptors.filter_map(|entry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        fs::read_link(entry.path()).ok().filter(|to| is_socket(to)).map(|_| number)
+    });
+    numbers.filter_map(|number: i32| cookie_of(number)).collect()
+}
+
+fn cookie_of(descriptor: i32) -> Option<u64> {
+    // A copy that is ours to look at. Where that is forbidden, what was passed is not known.
+    let process = pidfd_open(getpid(), PidfdFlags::empty()).ok()?;
+    let socket: OwnedFd = pidfd_getfd(process, descriptor, PidfdGetfdFlags::empty()).ok()?;
+    let socket = socket.as_fd();
+    let listens = socket_acceptconn(socket).unwrap_or(false);
+    let takes_datagrams = socket_type(socket).is_ok_and(|kind| kind == SocketType::DGRAM);
+    if listens || takes_datagrams { socket_cookie(socket).ok() } else { None }
+}
+
+/// For messages that name the flag.
+pub fn has_blank(text: &str) -> bool {
+    text.chars().any(|letter| letter.is_whitespace() || letter == '%' || letter == '"' || letter == '\\')
+}
+
+/// The words that make another `margay run` of these.
+pub fn words(offer: &OfferArgs) -> Result<Vec<String>> {
+    let mut words = Vec::new();
+    for wanted in &offer.service {
+        let ports = [wanted.port, wanted.listen_port].into_iter().flatten().map(|port| format!(":{port}"));
+        words.extend(["--service".to_owned(), format!("{}{}", wanted.name.written(), ports.collect::<String>())]);
+    }
+    if let Some(protocol) = offer.protocol {
+        words.extend(["--protocol".to_owned(), protocol.label().to_owned()]);
+    }
+    for who in &offer.allow {
+        words.extend(["--allow".to_owned(), who.clone()]);
+    }
+    for (flag, number) in [("--weight", offer.weight), ("--priority", offer.priority)] {
+        if let Some(number) = number {
+            words.extend([flag.to_owned(), number.to_string()]);
+        }
+    }
+    match words.iter().find(|word| has_blank(word)) {
+        Some(word) => Err(miette!("`{word}` has a character that a unit file cannot hold")),
+        None => Ok(words),
+    }
+}

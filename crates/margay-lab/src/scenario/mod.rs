@@ -1,6 +1,7 @@
 //! The scenarios: each builds its lab, does real work with real programs, and gives figures.
 
 mod acl;
+mod active_sockets;
 mod agent_restart;
 mod cache_off;
 mod direct_throughput;
@@ -79,6 +80,7 @@ pub const ALL: &[Scenario] = &[
     cache_off::SCENARIO,
     many_flows::SCENARIO,
     odd_packets::SCENARIO,
+    active_sockets::SCENARIO,
 ];
 
 /// The scenario of this name.

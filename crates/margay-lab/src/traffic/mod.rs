@@ -7,6 +7,7 @@ mod download;
 mod echo;
 mod flows;
 mod hostile;
+mod landings;
 mod odd;
 mod pingpong;
 
@@ -20,6 +21,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 pub use attempt::Outcome;
 pub use connects::Connects;
 pub use download::Download;
+pub use landings::{Landing, now_us};
 pub use pingpong::RoundTrips;
 
 /// Which program.
@@ -134,6 +136,16 @@ pub enum Traffic {
         #[arg(long, default_value_t = 0)]
         mss: u32,
     },
+    /// Connect and ask who is there, again and again until it is killed
+    Landings {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// What to say; `\\r\\n` ends a line
+        #[arg(long)]
+        ask: String,
+    },
     /// Send urgent data between other data to an echo server
     Urgent {
         /// Server's name or address
@@ -236,6 +248,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             };
             runtime.block_on(attempt::repeat(plan, count, parallel))
         }
+        Traffic::Landings { host, port, ask } => landings::repeat(&host, port, &ask),
         Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),
         Traffic::Closing { host, port, count } => odd::close_together(&host, port, count),
         Traffic::ClosingServer { listen } => odd::serve_closing(listen),

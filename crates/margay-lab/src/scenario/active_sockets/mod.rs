@@ -1,0 +1,363 @@
+//! `active-sockets`: programs join a service by listening and leave it by no longer doing so, however that comes about.
+//! Clients connect throughout; an instance that has left gets nobody any more.
+
+mod served;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+
+use super::{Findings, Scenario, pair};
+use crate::agent::{self, Agents};
+use crate::command::progress;
+use crate::host::Host;
+use crate::lab::Lab;
+use crate::program::{Program, wait_for};
+use crate::report::Limit::{AtLeast, Below, Exactly};
+use crate::report::{Bound, bound, median, percentile};
+use crate::topology::Topology;
+use crate::traffic::{Landing, now_us};
+use served::{End, Files, KINDS, Kind};
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "active-sockets",
+    summary: "programs of seven kinds start, listen, stop, close, are killed, become others; new connections throughout",
+    bounds: &BOUNDS,
+    run,
+};
+
+const BOUNDS: [Bound; 6] = [
+    bound("register_ms_p99", Below(100.0)),
+    bound("withdraw_ms_p99", Below(100.0)),
+    bound("wrong_landings", Exactly(0.0)),
+    bound("stale_entries", Exactly(0.0)),
+    bound("cycles", AtLeast((ROUNDS * 13) as f64)),
+    bound("failed", Exactly(0.0)),
+];
+
+const ROUNDS: usize = 4;
+const LIMIT: Duration = Duration::from_secs(15);
+/// Connections that are awaited in each state.
+const LANDINGS: usize = 3;
+/// Listeners of one program in a row, none of which lasts.
+const STORM: usize = 3000;
+
+const TOPOLOGY: &str = r#"
+[subnet.site]
+v4 = "10.1.0.0/24"
+
+[host.router]
+role = "router"
+links = [{ subnet = "site" }]
+
+# Its programs come and go.
+[host.alpha]
+role = "agent"
+links = [{ subnet = "site" }]
+
+# Its programs stay.
+[host.beta]
+role = "agent"
+links = [{ subnet = "site" }]
+
+[host.client]
+role = "agent"
+links = [{ subnet = "site" }]
+"#;
+
+/// A network namespace inside of a host, as a container has one. Gives the process that holds it, and shows what listens there.
+fn box_of(host: &Host) -> Result<Program> {
+    let program = host.spawn("box", ["unshare", "--net", "sleep", "infinity"])?;
+    let pid = program.pid();
+    wait_for("a network namespace", LIMIT, || {
+        let of = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net"));
+        if of(pid)? == of(host.holder_pid())? { bail!("it is the host's") } else { Ok(()) }
+    })?;
+    host.shell(&format!(
+        "ip link add box0 type veth peer name eth0 netns {pid}; ip address add 10.9.0.1/30 dev box0; ip link set box0 up\n\
+         nsenter --target {pid} --net sh -ec 'ip link set lo up; ip address add 10.9.0.2/30 dev eth0; ip link set eth0 up; \
+         ip route add default via 10.9.0.1'\necho 1 > /proc/sys/net/ipv4/ip_forward"
+    ))?;
+    Ok(program)
+}
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = Lab::build(Topology::parse("active-sockets", TOPOLOGY)?, dir)?;
+    let _agents = Agents::start(&lab)?;
+    let (alpha, beta) = (lab.host("alpha")?, lab.host("beta")?);
+    pair::demand_kernel(&[alpha, beta], findings)?;
+    let boxes = [box_of(alpha)?, box_of(beta)?];
+    let box_pid = boxes[0].pid();
+    let files = Files::make(dir, [(alpha.name(), box_pid), (beta.name(), boxes[1].pid())])?;
+    let mut kept = Vec::new();
+    let mut stage = Stage { lab: &lab, files: &files, box_pid, cgroups: Vec::new(), times: Times::default() };
+    let mut probes = Vec::new();
+    for kind in &KINDS {
+        kept.extend(stage.begin(kind, beta)?);
+        agent::await_instances(lab.host("router")?, &kind.service(), 1)?;
+        tell_name(kind, beta)?;
+        probes.push(Probe::start(&lab, kind)?);
+    }
+    let sockets_before = metric(alpha, "margay_listening_sockets")?;
+    for round in 0..ROUNDS {
+        for (kind, probe) in KINDS.iter().zip(&mut probes) {
+            for end in kind.ends {
+                stage.cycle(kind, *end, probe)?;
+            }
+        }
+        progress(&format!("round {} of {ROUNDS}: {}", round + 1, stage.times.sentence()));
+    }
+    stage.storm(&probes[0])?;
+    for probe in &probes {
+        probe.judge(findings)?;
+    }
+    let stale = stage.stale(sockets_before, findings)?;
+    let times = &stage.times;
+    findings.set("register_ms_p50", median(&times.register_ms));
+    findings.set("register_ms_p99", percentile(&times.register_ms, 99.0));
+    findings.set("withdraw_ms_p50", median(&times.withdraw_ms));
+    findings.set("withdraw_ms_p99", percentile(&times.withdraw_ms, 99.0));
+    findings.set("cycles", times.withdraw_ms.len() as f64);
+    findings.set("stale_entries", stale);
+    Ok(())
+}
+
+/// From the kernel's state to the router's registry, asked every few milliseconds.
+#[derive(Default)]
+struct Times {
+    register_ms: Vec<f64>,
+    withdraw_ms: Vec<f64>,
+}
+
+impl Times {
+    fn sentence(&self) -> String {
+        let [register, withdraw] = [&self.register_ms, &self.withdraw_ms].map(|times| percentile(times, 99.0));
+        format!("registered within {register:.0} ms, withdrawn within {withdraw:.0} ms")
+    }
+}
+
+struct Stage<'a> {
+    lab: &'a Lab,
+    files: &'a Files,
+    /// A process in the network namespace inside of alpha.
+    box_pid: u32,
+    /// Of programs of alpha.
+    cgroups: Vec<PathBuf>,
+    times: Times,
+}
+
+impl Stage<'_> {
+    fn begin(&self, kind: &Kind, host: &Host) -> Result<Vec<Program>> {
+        let argv = kind.argv(self.files, host)?;
+        (0..kind.processes).map(|number| host.spawn(&format!("{}-{number}", kind.name), &argv)).collect()
+    }
+
+    fn cycle(&mut self, kind: &Kind, end: End, probe: &mut Probe) -> Result<()> {
+        let (alpha, router) = (self.lab.host("alpha")?, self.lab.host("router")?);
+        let watched = if kind.in_box { self.box_pid } else { alpha.holder_pid() };
+        let what = |act: &str| format!("{} {act} ({end:?})", kind.name);
+        probe.others_may_answer();
+        let mut programs = self.begin(kind, alpha)?;
+        let listens = |count: usize| move || listeners(watched, kind.port).map(|found| found == count);
+        let listening_at = moment(&what("listens"), listens(kind.processes))?;
+        self.times.register_ms.push(self.until_instances(router, kind, 2, listening_at)?);
+        for program in &programs {
+            self.cgroups.push(cgroup(program)?);
+        }
+        tell_name(kind, alpha)?;
+        probe.await_answers("alpha", LANDINGS, now_us())?;
+        let last = programs.pop().context("no program")?;
+        for other in &programs {
+            other.signal(end.signal())?;
+        }
+        if !programs.is_empty() {
+            moment(&what("loses one"), listens(1))?;
+            probe.await_answers("alpha", LANDINGS, now_us())?;
+            let left = instances(router, kind)?;
+            if left != 2 {
+                bail!("{}: with one process left, there are {left} instances", kind.name);
+            }
+        }
+        last.signal(end.signal())?;
+        let ended_at = moment(&what("ends"), listens(0))?;
+        self.times.withdraw_ms.push(self.until_instances(router, kind, 1, ended_at)?);
+        probe.only_beta_may_answer();
+        probe.await_answers("beta", LANDINGS, now_us())?;
+        Ok(())
+    }
+
+    /// Milliseconds since `from` after which the router has so many instances.
+    fn until_instances(&self, router: &Host, kind: &Kind, count: usize, from: Instant) -> Result<f64> {
+        let reached = moment(&format!("{count} instances of {}", kind.service()), || {
+            instances(router, kind).map(|found| found == count)
+        })?;
+        Ok(reached.duration_since(from).as_secs_f64() * 1e3)
+    }
+
+    /// A program that makes thousands of listeners before its own: others are served all the same, and nothing of it stays.
+    fn storm(&mut self, probe: &Probe) -> Result<()> {
+        let (alpha, router) = (self.lab.host("alpha")?, self.lab.host("router")?);
+        let mut argv: Vec<String> = ["margay", "run", "--service", "storm.shop", "--"].map(str::to_owned).into();
+        argv.extend(self.files.storm(alpha, 8099, STORM));
+        let program = alpha.spawn("storm", argv)?;
+        wait_for("the one listener that lasts", LIMIT, || {
+            let shown = agent::show(alpha, "storm.shop")?;
+            let addresses: Vec<_> = shown["service"]["listeners"].as_array().into_iter().flatten().collect();
+            if addresses.len() == 1 && addresses[0]["address"] == "0.0.0.0:8099" { Ok(()) } else { bail!("{shown}") }
+        })?;
+        agent::await_instances(router, "storm.shop", 1)?;
+        probe.await_answers("beta", LANDINGS, now_us())?;
+        self.cgroups.push(cgroup(&program)?);
+        program.signal(Signal::SIGKILL)?;
+        agent::await_instances(router, "storm.shop", 0)
+    }
+
+    /// What is left of programs that have ended: on their host, at the router, in the kernel.
+    fn stale(&self, sockets_before: f64, findings: &mut Findings) -> Result<f64> {
+        let (alpha, router) = (self.lab.host("alpha")?, self.lab.host("router")?);
+        let mut left = Vec::new();
+        let cleared = wait_for("the end of all programs", LIMIT, || {
+            left.clear();
+            let programs = metric(alpha, "margay_programs")?;
+            let sockets = metric(alpha, "margay_listening_sockets")? - sockets_before;
+            left.extend((programs > 0.0).then(|| format!("{programs} programs")));
+            left.extend((sockets > 0.0).then(|| format!("{sockets} sockets")));
+            for kind in &KINDS {
+                let surplus = instances(router, kind)?.saturating_sub(1);
+                left.extend((surplus > 0).then(|| format!("{surplus} instances of {}", kind.service())));
+            }
+            left.extend(self.cgroups.iter().filter(|path| path.exists()).map(|path| path.display().to_string()));
+            if left.is_empty() { Ok(()) } else { bail!("{}", left.join(", ")) }
+        });
+        if let Err(error) = cleared {
+            findings.note(format!("{error:#}"));
+        }
+        Ok(left.len() as f64)
+    }
+}
+
+/// Connections to a service, made all the time.
+struct Probe {
+    program: Program,
+    service: String,
+    /// When nobody but beta may answer: from, and to where it is over.
+    alone_us: Vec<(u64, Option<u64>)>,
+}
+
+impl Probe {
+    fn start(lab: &Lab, kind: &Kind) -> Result<Self> {
+        let client = lab.host("client")?;
+        let name = format!("{}.sal.internal", kind.service());
+        let command = client.traffic(["landings", &name, "80", "--ask", kind.ask])?;
+        let program = Program::start(command, &client.dir.join(format!("landings-{}.log", kind.name)))?;
+        let probe = Self { program, service: kind.service(), alone_us: vec![(now_us(), None)] };
+        probe.await_answers("beta", 1, 0)?;
+        Ok(probe)
+    }
+
+    fn landings(&self) -> Vec<Landing> {
+        self.program.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    fn others_may_answer(&mut self) {
+        if let Some((_, end @ None)) = self.alone_us.last_mut() {
+            *end = Some(now_us());
+        }
+    }
+
+    fn only_beta_may_answer(&mut self) {
+        self.alone_us.push((now_us(), None));
+    }
+
+    fn await_answers(&self, who: &str, count: usize, from_us: u64) -> Result<()> {
+        wait_for(&format!("{count} connections to {} that {who} answers", self.service), LIMIT, || {
+            let since: Vec<Landing> =
+                self.landings().into_iter().filter(|landing| landing.start_us > from_us).collect();
+            let found = since.iter().filter(|landing| landing.answer.contains(who)).count();
+            if found >= count { Ok(()) } else { bail!("there are {found} of {}", since.len()) }
+        })
+    }
+
+    /// Counts connections that began when only beta was there, and did not get to it.
+    fn judge(&self, findings: &mut Findings) -> Result<()> {
+        let landings = self.landings();
+        let is_alone = |landing: &&Landing| {
+            let ends_before = |end: &Option<u64>| end.is_none_or(|end| landing.start_us < end);
+            self.alone_us.iter().any(|(from, to)| landing.start_us > *from && ends_before(to))
+        };
+        let alone: Vec<&Landing> = landings.iter().filter(is_alone).collect();
+        let wrong: Vec<&&Landing> = alone.iter().filter(|landing| !landing.answer.contains("beta")).collect();
+        if let Some(first) = wrong.first() {
+            findings.note(format!("{}: {} wrong landings, first {first:?}", self.service, wrong.len()));
+        }
+        findings.figures.add("wrong_landings", wrong.len() as f64);
+        findings.figures.add("landings", landings.len() as f64);
+        findings.figures.add("landings_alone", alone.len() as f64);
+        let in_change = landings.iter().filter(|landing| !landing.error.is_empty()).count() - wrong.len();
+        findings.figures.add("refused_in_change", in_change as f64);
+        Ok(())
+    }
+}
+
+/// When something came true. Looks often: it is what the figures are made of.
+fn moment(what: &str, mut is_true: impl FnMut() -> Result<bool>) -> Result<Instant> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if is_true()? {
+            return Ok(Instant::now());
+        }
+        if Instant::now() > deadline {
+            bail!("{what}: not within {LIMIT:?}");
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}
+
+/// How many TCP sockets listen on a port, in the network namespace of a process.
+fn listeners(pid: u32, port: u16) -> Result<usize> {
+    let wanted = format!(":{port:04X}");
+    let mut found = 0;
+    for table in ["tcp", "tcp6"] {
+        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        let listens = |line: &&str| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            words.len() > 3 && words[1].ends_with(&wanted) && words[3] == "0A"
+        };
+        found += text.lines().filter(listens).count();
+    }
+    Ok(found)
+}
+
+fn instances(router: &Host, kind: &Kind) -> Result<usize> {
+    Ok(agent::resolve(router, &kind.service())?["instances"].as_array().map_or(0, Vec::len))
+}
+
+/// Lets memcached say whose it is. The others know.
+fn tell_name(kind: &Kind, host: &Host) -> Result<()> {
+    if kind.name == "memcached" {
+        let (name, port) = (host.name(), kind.port);
+        let set = format!("set who 0 0 {}\\r\\n{name}\\r\\n", name.len());
+        host.shell(&format!("exec 3<>/dev/tcp/127.0.0.1/{port}; printf '{set}' >&3; head -n 1 <&3"))?;
+    }
+    Ok(())
+}
+
+/// The cgroup that a program was put into.
+fn cgroup(program: &Program) -> Result<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{}/cgroup", program.pid()))?;
+    let path = text.lines().find_map(|line| line.strip_prefix("0::")).context("no cgroups of version 2")?;
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let root = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|words| words[2] == "cgroup2");
+    let root = root.context("no cgroup file system of version 2")?[1].to_owned();
+    Ok(PathBuf::from(root).join(path.trim_start_matches('/')))
+}
+
+fn metric(host: &Host, name: &str) -> Result<f64> {
+    let text = agent::margay(host, ["status", "--metrics"])?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.with_context(|| format!("there is no metric {name}"))?.parse().context("a metric is no number")
+}

@@ -269,6 +269,21 @@ impl FlowTable {
         }
     }
 
+    /// Gives a flow another tuple, which must be free.
+    pub fn set_tuple(&mut self, id: FlowId, tuple: Tuple) {
+        debug_assert!(self.by_tuple(&tuple).is_none());
+        let Some(slot) = self.slot_of(id) else { return };
+        let Some(flow) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
+        let before = core::mem::replace(&mut flow.app, tuple);
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        if let Ok(found) = self.by_tuple.find_entry(hasher.hash_one(before), |known| *known == slot) {
+            found.remove();
+        }
+        let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
+        self.by_tuple
+            .insert_unique(hasher.hash_one(tuple), slot, |slot| hash_of(hasher, flow_at(slot).map(|flow| flow.app)));
+    }
+
     pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
         let slot = self.slot_of(id)?;
         let flow = self.slots.get_mut(slot as usize)?.take()?;
@@ -381,6 +396,10 @@ TimedOut Proved -\nTimedOut FirstFin -\nTimedOut SecondFin -\nTimedOut Reset -\n
         assert_eq!(table.by_session(SessionId([77; 16])), None);
         table.insert(flow(77));
         assert_eq!(table.by_tuple(&tuple(77)), Some(FlowId(77)));
+        table.set_tuple(FlowId(77), tuple(777));
+        assert_eq!((table.by_tuple(&tuple(77)), table.by_tuple(&tuple(777))), (None, Some(FlowId(77))));
+        assert!(table.remove(FlowId(77)).is_some());
+        assert_eq!(table.by_tuple(&tuple(777)), None);
     }
 
     #[test]

@@ -55,6 +55,19 @@ fn surrogate(v4: bool, n: u32) -> IpAddr {
     }
 }
 
+fn other_ports(random: u32) -> impl Iterator<Item = u16> {
+    (0..PORT_TRIES).map(move |n| {
+        let spread = (random as u16).wrapping_add(n.wrapping_mul(7919));
+        PORT_MIN + spread % (u16::MAX - PORT_MIN)
+    })
+}
+
+/// The tuple with another port of the client, or `None` when every try was taken.
+pub(crate) fn other_port(tuple: &Tuple, random: u32, is_taken: impl Fn(&Tuple) -> bool) -> Option<Tuple> {
+    let with = |port| Tuple { destination: SocketAddr::new(tuple.destination.ip(), port), ..*tuple };
+    other_ports(random).map(with).find(|other| other != tuple && !is_taken(other))
+}
+
 /// The tuple of the flow as the listening application's packets will carry it, or `None` when every try was taken.
 ///
 /// `client` is the client's address as this host sees it with the port that its program uses; `random` spreads surrogates.
@@ -72,11 +85,7 @@ pub(crate) fn responder_tuple(
         (!is_taken(&tuple)).then_some(tuple)
     };
     if is_presentable(protocol, client.ip(), listener.ip(), local) {
-        let other_ports = (0..PORT_TRIES).map(|n| {
-            let spread = (random as u16).wrapping_add(n.wrapping_mul(7919));
-            PORT_MIN + spread % (u16::MAX - PORT_MIN)
-        });
-        let ports = core::iter::once(client.port()).chain(other_ports);
+        let ports = core::iter::once(client.port()).chain(other_ports(random));
         if let Some(tuple) = ports.filter(|port| *port != 0).find_map(|port| free(SocketAddr::new(client.ip(), port))) {
             return Some(tuple);
         }
@@ -145,6 +154,18 @@ mod tests {
             responder_tuple(17, address("10.0.1.5:4000"), address("0.0.0.0:53"), &[], 9, |_| false).expect("free");
         assert!(is_virtual(tuple.destination.ip()), "{tuple}");
         assert_eq!(tuple.source, address("198.18.0.1:53"));
+    }
+
+    #[test]
+    fn another_port_is_another_one_of_the_same_client() {
+        let before =
+            responder_tuple(6, address("10.0.1.5:4000"), address("0.0.0.0:80"), &[], 9, |_| false).expect("free");
+        for random in 0..100 {
+            let other = other_port(&before, random, |_| false).expect("free");
+            assert_ne!(other, before);
+            assert_eq!((other.source, other.destination.ip()), (before.source, before.destination.ip()));
+        }
+        assert_eq!(other_port(&before, 1, |_| true), None);
     }
 
     #[test]

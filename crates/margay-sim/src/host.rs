@@ -54,6 +54,10 @@ pub struct Host {
     pub streams: Vec<Stream>,
     /// Ports where such programs listen, and what each connection to them says.
     pub listeners: Vec<(u16, Plan)>,
+    /// So many more SYNs meet an old connection of their five-tuple, whose TCP acknowledges what it knows.
+    pub old_connections: u32,
+    /// So many more SYNs find a full queue and get no answer.
+    pub full_queue: u32,
     /// Everything that the core reported.
     pub events: Vec<Event>,
     pub(crate) outbox: Vec<Outgoing>,
@@ -82,6 +86,8 @@ impl Host {
             clients: Vec::new(),
             streams: Vec::new(),
             listeners: Vec::new(),
+            old_connections: 0,
+            full_queue: 0,
             events: Vec::new(),
             outbox: Vec::new(),
             secret_seed: start.key_seed,
@@ -343,23 +349,29 @@ impl Host {
         let to = segment.tuple.destination;
         let is_of = |stream: &&mut Stream| stream.tuple().reversed() == segment.tuple;
         let opens = segment.flags & (SYN | 16) == SYN;
-        let answers =
-            if let Some(client) = self.clients.iter_mut().find(|client| client.tuple().reversed() == segment.tuple) {
-                client.handle(now, &segment)
-            } else if let Some(stream) = self.streams.iter_mut().rev().find(is_of)
-                && !(opens && stream.state == State::Gone)
-            {
-                stream.handle(now, &segment)
-            } else if let Some((_, plan)) = self.listeners.iter().find(|(port, _)| opens && *port == to.port()) {
-                let mut stream = Stream::accept(&segment, *plan, now);
-                let answers = stream.handle(now, &segment);
-                self.streams.push(stream);
-                answers
-            } else if let Some(server) = self.servers.iter_mut().find(|server| server.port == to.port()) {
-                server.handle(&segment)
-            } else {
-                Server::refuse(&segment)
-            };
+        if opens && self.full_queue > 0 {
+            self.full_queue -= 1;
+            return;
+        }
+        let answers = if opens && self.old_connections > 0 {
+            self.old_connections -= 1;
+            vec![Server::acknowledge(&segment)]
+        } else if let Some(client) = self.clients.iter_mut().find(|client| client.tuple().reversed() == segment.tuple) {
+            client.handle(now, &segment)
+        } else if let Some(stream) = self.streams.iter_mut().rev().find(is_of)
+            && !(opens && stream.state == State::Gone)
+        {
+            stream.handle(now, &segment)
+        } else if let Some((_, plan)) = self.listeners.iter().find(|(port, _)| opens && *port == to.port()) {
+            let mut stream = Stream::accept(&segment, *plan, now);
+            let answers = stream.handle(now, &segment);
+            self.streams.push(stream);
+            answers
+        } else if let Some(server) = self.servers.iter_mut().find(|server| server.port == to.port()) {
+            server.handle(&segment)
+        } else {
+            Server::refuse(&segment)
+        };
         for answer in answers {
             self.egress(now, &answer.emit());
         }

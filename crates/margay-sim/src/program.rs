@@ -203,6 +203,11 @@ impl Server {
         Self { port, number, accepted: Default::default(), half_open: Default::default() }
     }
 
+    /// What the kernel says of a connection that it has had for long (RFC 9293 §3.10.7.4).
+    pub(crate) fn acknowledge(segment: &Segment) -> Segment {
+        Segment { tuple: segment.tuple.reversed(), sequence: 7000, acknowledgement: 9000, flags: ACK, data: Vec::new() }
+    }
+
     /// What the kernel says where no program listens (RFC 9293 §3.10.7.1).
     pub(crate) fn refuse(segment: &Segment) -> Vec<Segment> {
         if segment.flags & (SYN | ACK | RST) != SYN {

@@ -194,6 +194,35 @@ fn a_port_that_an_instance_does_not_publish_is_refused_at_once_through_a_router_
 }
 
 #[test]
+fn old_connections_of_the_listening_host_are_in_nobodys_way() {
+    let mut shop = shop(11, Weather::FAIR);
+    let instance = shop.instances[0];
+    publish_port(&mut shop, instance, "db.shop", 80);
+    shop.world.host(instance).old_connections = 3;
+    let client = shop.world.connect(shop.client, "db.shop");
+    shop.world.run_for(Duration::from_millis(20));
+    let found = outcome(&mut shop.world, shop.client, client);
+    assert!(matches!(found, Outcome::Answered(_)), "{found:?}: another port was free at once");
+    // However many there are, the connect ends.
+    shop.world.host(instance).old_connections = u32::MAX;
+    let client = shop.world.connect(shop.client, "db.shop");
+    shop.world.run_for(10 * SECOND);
+    assert_eq!(outcome(&mut shop.world, shop.client, client), Outcome::Refused);
+}
+
+#[test]
+fn a_listener_whose_queue_is_full_is_asked_again() {
+    let mut shop = shop(12, Weather::FAIR);
+    let instance = shop.instances[0];
+    publish_port(&mut shop, instance, "db.shop", 80);
+    shop.world.host(instance).full_queue = 2;
+    let client = shop.world.connect(shop.client, "db.shop");
+    shop.world.run_for(4 * SECOND);
+    let found = outcome(&mut shop.world, shop.client, client);
+    assert!(matches!(found, Outcome::Answered(_)), "{found:?}");
+}
+
+#[test]
 fn a_changed_copy_of_a_syn_does_not_end_the_flow_that_it_set_up() {
     let mut shop = shop(10, Weather::FAIR);
     let instance = shop.instances[0];

@@ -91,6 +91,10 @@ pub(crate) struct ResponderSetup {
     pub app_answer: Option<Vec<u8>>,
     /// The first datagram, delivered once the peer is proved.
     pub first: Option<Vec<u8>>,
+    /// The application's SYN as it was given to the listener, until that answers.
+    pub syn: Option<Vec<u8>>,
+    /// How often the flow had to take another five-tuple.
+    pub moves: u8,
     /// DATA that overtook the ACK.
     pub held: Vec<(SocketAddr, Vec<u8>)>,
     /// Direct packets that overtook the ACK.

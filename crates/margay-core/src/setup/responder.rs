@@ -20,9 +20,12 @@ use crate::name::ServiceId;
 use crate::output::DropReason;
 use crate::packet::{self, AppPacket, Parsed};
 use crate::sal::Sal;
-use crate::surrogate::responder_tuple;
+use crate::surrogate::{other_port, responder_tuple};
 use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
+
+/// Five-tuples that a host may still have old connections of, before a connect has failed.
+const MOVES_MAX: u8 = 8;
 
 /// What an ACK proved.
 #[derive(Clone, Copy)]
@@ -97,6 +100,8 @@ impl Sal {
             answers: Vec::new(),
             app_answer: None,
             first: if is_tcp { None } else { first.clone() },
+            syn: if is_tcp { first.clone() } else { None },
+            moves: 0,
             held: Vec::new(),
             held_direct: Vec::new(),
         }));
@@ -126,6 +131,10 @@ impl Sal {
         let Setup::Responder(setup) = &flow.setup else { return Ok(()) };
         if setup.initiator_flow != initiator_flow {
             return Err(DropReason::Unexpected);
+        }
+        // A listener whose queue was full has said nothing; it is asked again, as TCP itself would.
+        if let Some(syn) = setup.syn.clone() {
+            self.queue.inject(syn);
         }
         self.send_answers_again(id);
         Ok(())
@@ -222,14 +231,37 @@ impl Sal {
             return Ok(());
         }
         if !packet.is_tcp_syn_ack() {
-            return Err(DropReason::Unexpected);
+            return if self.move_half_open(id) { Ok(()) } else { Err(DropReason::Unexpected) };
         }
         if setup.answers.is_empty() {
+            if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
+                setup.syn = None;
+            }
             self.answer(id, packet.whole, None);
         } else {
             self.send_answers_again(id);
         }
         Ok(())
+    }
+
+    /// The host's TCP acknowledges something else instead of answering the SYN: it still has a connection of this five-tuple,
+    /// which lingers in TIME-WAIT most often. Clients of two services may have the same port, so their numbers do not rise
+    /// from one to the next as RFC 9293 §3.6.1 wants. The flow takes another port.
+    fn move_half_open(&mut self, id: FlowId) -> bool {
+        let Some(flow) = self.flows.get(id) else { return false };
+        let Setup::Responder(setup) = &flow.setup else { return false };
+        let Some(syn) = setup.syn.as_ref().filter(|_| setup.moves < MOVES_MAX) else { return false };
+        let (before, random) = (flow.app, self.rng.u32());
+        let Some(app) = other_port(&before, random, |tuple| self.flows.by_tuple(tuple).is_some()) else { return false };
+        let Ok(Parsed::Transport(inner)) = packet::parse(syn) else { return false };
+        let Some(moved) = packet::readdress(&inner, &app.reversed(), u16::MAX) else { return false };
+        self.flows.set_tuple(id, app);
+        if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
+            setup.moves += 1;
+            setup.syn = Some(moved.clone());
+        }
+        self.queue.inject(moved);
+        true
     }
 
     /// Sends the SYN-ACK, with the program's own answer or a refusal inside, straight and through the router.

@@ -138,11 +138,10 @@ impl Files {
         self.dir.join(name).display().to_string()
     }
 
-    /// The script that [`KINDS`] `script` is, making so many sockets before its own.
-    pub fn storm(&self, host: &Host, port: u16, sockets: usize) -> Vec<String> {
-        let words =
-            ["python3", &self.path("server.py"), &port.to_string(), host.name(), "--storm", &sockets.to_string()];
-        words.map(str::to_owned).into()
+    /// The command line of the server of a few lines.
+    pub fn script(&self, host: &Host, port: u16, more: &[&str]) -> Vec<String> {
+        let words = ["python3", &self.path("server.py"), &port.to_string(), host.name()];
+        words.iter().chain(more).map(|word| (*word).to_owned()).collect()
     }
 }
 
@@ -179,12 +178,11 @@ fn memcached(_: &Files, _: &Host, port: u16) -> Result<Vec<String>> {
 }
 
 fn script(files: &Files, host: &Host, port: u16) -> Result<Vec<String>> {
-    let words = ["python3", &files.path("server.py"), &port.to_string(), host.name()];
-    Ok(words.map(str::to_owned).into())
+    Ok(files.script(host, port, &[]))
 }
 
 fn boxed(files: &Files, host: &Host, port: u16) -> Result<Vec<String>> {
-    let inner = script(files, host, port)?;
+    let inner = files.script(host, port, &[]);
     let pid = files.boxes.get(host.name()).context("the host has no namespace inside")?.to_string();
     Ok(["nsenter", "--target", &pid, "--net", "--"].map(str::to_owned).into_iter().chain(inner).collect())
 }

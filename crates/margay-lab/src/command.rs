@@ -227,6 +227,7 @@ fn demo() -> Result<u8> {
 
 /// Removes a lab's files, or says where they are.
 pub fn tidy(dir: &Path, keep: bool) {
+    fabric::remove_cgroups();
     if keep {
         progress(&format!("logs are in {}", dir.display()));
     } else {

@@ -177,6 +177,19 @@ pub fn finish(mut init: Child) -> Result<u8> {
     }
 }
 
+/// Cgroups of programs that served names in a lab end with no agent to remove them. The kernel removes only what is empty.
+pub fn remove_cgroups() {
+    let text = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let Some(own) = text.lines().find_map(|line| line.strip_prefix("0::/")) else { return };
+    for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+        let entries = std::fs::read_dir(std::path::Path::new(root).join(own)).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("margay-run-")) {
+            // One that is in use is somebody else's.
+            let _ = std::fs::remove_dir(entry.path());
+        }
+    }
+}
+
 /// No input for what runs without a user.
 pub fn quiet_input(command: &mut Command) {
     command.stdin(Stdio::null());

@@ -1,7 +1,5 @@
 //! The ways in which a program comes to serve a name, each with what must follow from it; and an agent that dies meanwhile.
 
-use std::fs;
-
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
@@ -114,10 +112,10 @@ impl Doors<'_> {
 
     /// As systemd does it: the socket listens before there is a program for it.
     fn passed(&self) -> Result<Program> {
-        let server = self.files().script(self.alpha, PASSED, &["--fd", "3"]).join("', '");
+        let server = self.files().script(self.alpha, PASSED, &["--fd"]).join("', '");
         let starter = format!(
-            "import os, socket; s = socket.create_server(('0.0.0.0', {PASSED})); os.dup2(s.fileno(), 3)\n\
-             os.execvp('margay', ['margay', 'run', '--service', 'passed.shop:80', '--', '{server}'])"
+            "import os, socket; s = socket.create_server(('0.0.0.0', {PASSED})); os.set_inheritable(s.fileno(), True)\n\
+             os.execvp('margay', ['margay', 'run', '--service', 'passed.shop:80', '--', '{server}', str(s.fileno())])"
         );
         self.alpha.spawn("passed", ["python3", "-c", &starter])
     }
@@ -157,11 +155,11 @@ impl Doors<'_> {
 
     /// The agent dies, and with it, unheard, a program; others begin to listen, which rules of its configuration are about.
     fn while_the_agent_is_dead(&self, short_lived: &Program) -> Result<[Program; 2]> {
-        let python = fs::canonicalize("/usr/bin/python3").context("no python3")?;
+        let python = self.alpha.run(["python3", "-c", "import os, sys; print(os.path.realpath(sys.executable))"])?;
         self.alpha.shell(&format!(
             "printf '[[service]]\\nname = \"program.shop\"\\nexecutable = \"{}\"\\nlisten_port = {BY_PROGRAM}\\nport = 80\\n\
              [[service]]\\nname = \"port.shop\"\\nlisten_port = {BY_PORT}\\nport = 80\\n' >> /etc/margay/margay.toml",
-            python.display()
+            python.trim()
         ))?;
         agent::kill(self.alpha)?;
         short_lived.signal(Signal::SIGKILL)?;

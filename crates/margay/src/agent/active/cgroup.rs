@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use margay_control::entropy;
 use margay_datapath::active_sockets::CgroupId;
 use nix::mount::{MsFlags, mount};
 
@@ -65,8 +66,10 @@ impl Hierarchy {
     /// # Errors
     ///
     /// The process is gone, or the kernel's word.
-    pub fn isolate(&self, pid: u32, number: u32) -> io::Result<PathBuf> {
-        let path = self.of(pid)?.join(format!("{PREFIX}{pid}-{number}"));
+    pub fn isolate(&self, pid: u32) -> io::Result<PathBuf> {
+        // A number alone would not do: another PID namespace, or a process before, may have had it here.
+        let random = entropy::rng().map_err(io::Error::other)?.u32();
+        let path = self.of(pid)?.join(format!("{PREFIX}{pid}-{random:08x}"));
         fs::create_dir(&path)?;
         fs::write(path.join("cgroup.procs"), pid.to_string()).inspect_err(|_| {
             // Nobody is in it yet.

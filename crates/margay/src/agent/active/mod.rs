@@ -215,7 +215,7 @@ impl Followed {
             self.services.claim(&offer.name).map_err(|error| error.to_string())?;
         }
         let refused = |error: std::io::Error| format!("no cgroup for process {pid}: {error}");
-        let cgroup = if whole_cgroup { self.unit_of(pid)? } else { self.isolate(pid).map_err(refused)? };
+        let cgroup = if whole_cgroup { self.unit_of(pid)? } else { self.hierarchy.isolate(pid).map_err(refused)? };
         let cgroup_id = cgroup::id(&cgroup).map_err(refused)?.0;
         // A unit that is started again has a new order, or the same once more.
         let before: Vec<OwnerId> =
@@ -226,10 +226,6 @@ impl Followed {
         // It may listen already: with sockets that it was given, or as a unit that runs.
         self.look();
         Ok(owner)
-    }
-
-    fn isolate(&self, pid: u32) -> std::io::Result<PathBuf> {
-        self.hierarchy.isolate(pid, self.next_owner)
     }
 
     fn unit_of(&self, pid: u32) -> Result<PathBuf, String> {

@@ -3,6 +3,7 @@ use std::path::Path;
 use miette::Diagnostic;
 
 use super::*;
+use crate::agent::service::Publication;
 
 #[expect(clippy::result_large_err, reason = "made once, and shown")]
 fn parse(text: &str) -> Result<Config, ConfigError> {
@@ -58,9 +59,9 @@ fn mistakes_are_pointed_at() {
         "{what} {pointed}"
     );
 
-    let (what, _, advice) = wrong("[[service]]\nname = \"web.shop\"\n");
-    assert!(what.contains("missing field `listen`"), "{what}");
-    assert!(advice.contains("listen"), "{advice}");
+    let (what, _, advice) = wrong("[[service]]\nlisten = \"0.0.0.0:80\"\n");
+    assert!(what.contains("missing field `name`"), "{what}");
+    assert!(advice.contains("name"), "{advice}");
 
     let (what, ..) = wrong("[dns]\nzone = \"a b\"\n");
     assert!(what.contains("no DNS zone"), "{what}");
@@ -80,6 +81,29 @@ fn what_no_field_alone_can_know() {
     let fallback = "[[fallback]]\nname = \"web.shop\"\naddress = \"192.0.2.1\"\n";
     let (what, ..) = wrong(&format!("{fallback}{fallback}"));
     assert!(what.contains("two plain addresses"), "{what}");
+}
+
+#[test]
+fn a_service_follows_a_program_or_has_a_listener() {
+    let section = |lines: &str| format!("[[service]]\nname = \"web.shop\"\n{lines}");
+    let config = parse(&section("executable = \"/usr/sbin/nginx\"\nport = 80\n")).expect("good");
+    let service = config.service[0].get_ref();
+    assert!(Publication::of_section(service).is_none(), "nothing is published while nothing listens");
+    let rule = service.rule().expect("it follows a program");
+    assert_eq!((rule.source, rule.offer.port), (Source::Host(Some("/usr/sbin/nginx".into())), Some(80)));
+    let config = parse(&section("listen_port = 8080\n")).expect("good");
+    assert_eq!(config.service[0].get_ref().rule().expect("it follows a port").source, Source::Host(None));
+    for (lines, word) in [
+        ("", "which sockets"),
+        ("listen = \"0.0.0.0:80\"\nlisten_port = 80\n", "as well"),
+        ("executable = \"nginx\"\n", "absolute path"),
+        ("listen_port = 0\n", "1 to 65535"),
+    ] {
+        let (what, _, advice) = wrong(&section(lines));
+        assert!(what.contains(word) && !advice.is_empty(), "{lines}: {what}");
+    }
+    let twice = section("listen_port = 80\n");
+    assert!(wrong(&format!("{twice}{twice}")).0.contains("twice"));
 }
 
 #[test]

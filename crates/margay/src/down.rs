@@ -21,6 +21,7 @@ pub struct DownArgs {
 pub async fn down(config: &Config, args: DownArgs, out: &mut dyn Write) -> Result<()> {
     let was_running = start::stop(config).await.into_diagnostic()?;
     agent::direct::remove_pins(&config.host.runtime_dir);
+    agent::active::take_off(&config.host.runtime_dir);
     let remarks = host::restore(config).await.into_diagnostic()?;
     let mut line = |text: &str| writeln!(out, "{text}").map_err(Report::from_err);
     if args.json {

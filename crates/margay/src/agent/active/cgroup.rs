@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use margay_control::entropy;
 use margay_datapath::active_sockets::CgroupId;
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MsFlags, mount, umount};
 
 /// Begins the names of those that are made here.
 const PREFIX: &str = "margay-run-";
@@ -42,6 +42,16 @@ impl Hierarchy {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         mount(Some("cgroup2"), &root, Some("cgroup2"), flags, None::<&str>)?;
         Ok(Self { root })
+    }
+
+    /// Unmounts it where it was mounted for the agent.
+    pub fn release(runtime_dir: &Path) {
+        let root = runtime_dir.join(MOUNT);
+        if root.is_dir() {
+            // Not mounted, or in use: an empty directory does no harm.
+            let _ = umount(&root);
+            let _ = fs::remove_dir(&root);
+        }
     }
 
     /// Where it is mounted.
@@ -96,9 +106,24 @@ pub fn is_empty(path: &Path) -> bool {
     }
 }
 
+fn is_ours(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX))
+}
+
+/// Gives the processes of one that was made here back to the cgroup around it, and removes it.
+pub fn dissolve(path: &Path) {
+    let Some(parent) = path.parent().filter(|_| is_ours(path)) else { return };
+    for pid in processes(path) {
+        if let Err(error) = fs::write(parent.join("cgroup.procs"), pid.to_string()) {
+            tracing::debug!(pid, %error, "a process stays in its cgroup");
+        }
+    }
+    remove(path);
+}
+
 /// Removes one that is empty, if it was made here.
 pub fn remove(path: &Path) {
-    if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX)) {
+    if !is_ours(path) {
         return;
     }
     // The program's own come first.

@@ -64,6 +64,14 @@ pub fn read(runtime_dir: &Path) -> Vec<Program> {
     }
 }
 
+/// Forgets them.
+pub fn remove(runtime_dir: &Path) {
+    match fs::remove_file(runtime_dir.join(FILE)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => tracing::warn!(%error, "{FILE} cannot be removed"),
+        _ => {}
+    }
+}
+
 /// Keeps them, in place of what was there.
 ///
 /// # Errors

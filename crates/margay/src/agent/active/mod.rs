@@ -11,7 +11,7 @@ pub mod rule;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -172,6 +172,15 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
         }
     };
     thread::Builder::new().name("margay-active".to_owned()).spawn(hear).map(drop)
+}
+
+/// Takes off what programs were marked with: `margay down`. They run on, as what they were before.
+pub fn take_off(runtime_dir: &Path) {
+    for program in keep::read(runtime_dir) {
+        cgroup::dissolve(&program.cgroup);
+    }
+    keep::remove(runtime_dir);
+    Hierarchy::release(runtime_dir);
 }
 
 impl Followed {

@@ -88,9 +88,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         dir: state_dir.clone(),
         router: router.clone(),
     }));
-    let configured: Vec<Publication> =
-        config.service.iter().filter_map(|section| Publication::of_section(section.get_ref())).collect();
-    services.restore(&configured).into_diagnostic().wrap_err("services cannot be published")?;
+    services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
     for candidate in tokens {
         services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall));
     }
@@ -120,6 +118,10 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         ends_flows: AtomicBool::new(false),
         warnings,
     }))
+}
+
+fn configured(config: &Config) -> Vec<Publication> {
+    config.service.iter().filter_map(|section| Publication::of_section(section.get_ref())).collect()
 }
 
 fn host_name(config: &Config) -> String {

@@ -122,6 +122,20 @@ pub fn datapath(host: &Host) -> Result<(String, String)> {
     Ok((text("datapath"), text("datapath_why")))
 }
 
+/// A count of the agent of a host's agent by its name in `margay status --metrics`; of a family, all of it together.
+///
+/// # Errors
+///
+/// No agent runs on the host.
+pub fn metric(host: &Host, name: &str) -> Result<f64> {
+    let text = margay(host, ["status", "--metrics"])?;
+    let rows = text.lines().filter_map(|line| {
+        let (key, value) = line.split_once(' ')?;
+        (key.split('{').next() == Some(name)).then(|| value.parse::<f64>().ok())?
+    });
+    Ok(rows.sum())
+}
+
 /// Live flows of a host, at most ten thousand of them.
 ///
 /// # Errors

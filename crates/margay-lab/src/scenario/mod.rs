@@ -7,6 +7,7 @@ mod direct_throughput;
 mod encap_throughput;
 mod firewalled;
 mod flow_memory;
+mod host_death;
 mod hostile_packets;
 pub mod late_binding;
 mod many_flows;
@@ -25,6 +26,9 @@ use anyhow::Result;
 use crate::command::progress;
 use crate::host::write_line;
 use crate::report::{Bound, Figures, Report};
+
+/// Set to 1 in the environment, scenarios take their full length.
+pub const LONG: &str = "MARGAY_LAB_LONG";
 
 /// A scenario.
 pub struct Scenario {
@@ -61,6 +65,11 @@ impl Findings {
     }
 }
 
+/// Whether what takes long shall be done at full length: for figures and for `make test-long`.
+pub fn is_long() -> bool {
+    std::env::var_os(LONG).is_some_and(|value| value == "1")
+}
+
 /// All scenarios, in the order in which they are run.
 pub const ALL: &[Scenario] = &[
     late_binding::SCENARIO,
@@ -79,6 +88,7 @@ pub const ALL: &[Scenario] = &[
     cache_off::SCENARIO,
     many_flows::SCENARIO,
     odd_packets::SCENARIO,
+    host_death::SCENARIO,
 ];
 
 /// The scenario of this name.

@@ -2,6 +2,7 @@
 
 mod acl;
 mod agent_restart;
+mod apps;
 mod cache_off;
 mod direct_throughput;
 mod encap_throughput;
@@ -89,6 +90,7 @@ pub const ALL: &[Scenario] = &[
     many_flows::SCENARIO,
     odd_packets::SCENARIO,
     host_death::SCENARIO,
+    apps::SCENARIO,
 ];
 
 /// The scenario of this name.

@@ -22,17 +22,24 @@ pub const APPS: &[App] = &[
     },
     App {
         name: "iperf3",
-        packages: &["iperf3"],
+        packages: &["iperf3", "python3"],
         ports: &[5201],
         protocols: &["tcp"],
         serve: r#"exec iperf3 -s -p "$PORT""#,
         client: r#"
-            iperf3 -c "$NAME" -p "$PORT" -n 50M
-            iperf3 -c "$NAME" -p "$PORT" -R -n 50M -J > reverse
-            grep -A 6 '"sum_received"' reverse | grep '"bytes"'
-            iperf3 -c "$NAME" -p "$PORT" -u -b 10M -n 1M -f m
+            iperf3 -c "$NAME" -p "$PORT" -n 50M -J > sent
+            iperf3 -c "$NAME" -p "$PORT" -R -n 50M -J > received
+            iperf3 -c "$NAME" -p "$PORT" -u -b 10M -n 1M -J > datagrams
+            /usr/bin/python3 - <<END
+import json
+end = {name: json.load(open(name))["end"] for name in ("sent", "received", "datagrams")}
+assert end["sent"]["sum_sent"]["bytes"] >= 50 << 20, end["sent"]["sum_sent"]
+assert end["received"]["sum_received"]["bytes"] >= 50 << 20, end["received"]["sum_received"]
+assert end["datagrams"]["sum"]["packets"] > 700 and end["datagrams"]["sum"]["lost_percent"] < 1, end["datagrams"]["sum"]
+print("all of it came")
+END
         "#,
-        prints: &["50.0 MBytes", "\"bytes\":\t52428800", "1.00 MBytes"],
+        prints: &["all of it came"],
     },
     App {
         name: "tftp",

@@ -43,20 +43,21 @@ END
     },
     App {
         name: "tftp",
-        packages: &["dnsmasq-base", "tftp-hpa"],
+        packages: &["tftpd-hpa", "tftp-hpa"],
         ports: &[69],
         protocols: &["udp"],
-        // It answers from the port that it was asked at.
+        // It answers each request from a new port.
         serve: r#"
             mkdir -p files
             cp "$PAYLOAD" files/payload
-            exec dnsmasq --no-daemon --conf-file=/dev/null --pid-file --user=root --port=0 --enable-tftp \
-                --tftp-root="$PWD/files" --tftp-single-port
+            exec in.tftpd -L --secure -u root -c -a "0.0.0.0:$PORT" "$PWD/files"
         "#,
         client: r#"
             for family in 4 6; do
                 tftp -$family "$NAME" "$PORT" -m binary -c get payload "got$family"
                 cmp "got$family" "$PAYLOAD"
+                tftp -$family "$NAME" "$PORT" -m binary -c put "got$family" "sent$family"
+                cmp "$SERVED/files/sent$family" "$PAYLOAD"
                 echo "the same by IPv$family"
             done
         "#,

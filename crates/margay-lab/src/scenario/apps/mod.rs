@@ -109,7 +109,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     for (name, text) in SCRIPTS {
         fs::write(scripts.join(name), text).with_context(|| format!("cannot write {name}"))?;
     }
-    let word = format!("word{}", std::process::id());
+    let random = fs::read_to_string("/proc/sys/kernel/random/uuid").context("no randomness")?;
+    let word = format!("word{}", random.get(..8).context("no randomness")?);
     let stage = Stage { server: lab.host("server")?, client: lab.host("client")?, payload, scripts, word };
     for figure in ["apps_ok", "apps_missing", "failed", "lines_changed"] {
         findings.set(figure, 0.0);
@@ -193,6 +194,8 @@ fn perform(stage: &Stage, app: &App) -> Result<()> {
     for port in app.ports {
         agent::publish(stage.server, &service, &format!("0.0.0.0:{port}"), &[])?;
     }
+    let opened = || agent::metric(stage.client, "margay_messages_sent_total{kind=\"syn\"}");
+    let opened_before = opened()?;
     let used = output_within(&mut stage.script(app, stage.client, app.client)?, USE_LIMIT);
     agent::withdraw(stage.server, &service)?;
     // The command line is the whole script.
@@ -206,6 +209,9 @@ fn perform(stage: &Stage, app: &App) -> Result<()> {
         if !printed.contains(&wanted) {
             bail!("it did not print {wanted:?}, but {}", tail(&printed));
         }
+    }
+    if opened()? == opened_before {
+        bail!("it opened no flow: what it used was not the service");
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ MARGAY := $(TARGET)/release/margay
 DESTDIR ?=
 PREFIX ?= /usr/local
 
-.PHONY: help build demo test test-long bench figures fmt lint setup install
+.PHONY: help build demo test test-long bench figures fmt lint setup setup-apps apps install
 
 help: ## name the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -27,7 +27,7 @@ bench: setup build ## comparisons that run both sides in one run
 	@status=0; for scenario in direct-throughput round-trips setup-latency encap-throughput; do \
 		$(MARGAY) lab run $$scenario || status=1; done; exit $$status
 
-figures: setup build ## run every scenario and write docs/figures
+figures: setup-apps build ## run every scenario at full length and write docs/figures
 	@$(MARGAY) lab figures --out docs/figures
 
 fmt: ## format the code
@@ -41,6 +41,12 @@ lint: ## formatting and lints, as CI wants them
 
 setup: ## install what build, tests and demo need (Debian, root)
 	@scripts/setup
+
+setup-apps: ## as setup, with the applications that the scenario `apps` uses (large)
+	@scripts/setup apps
+
+apps: setup-apps build ## use packaged applications by a service's name
+	@$(MARGAY) lab run apps
 
 install: build ## install the program, its systemd unit and shell completions
 	install -D -m 755 $(MARGAY) $(DESTDIR)$(PREFIX)/bin/margay

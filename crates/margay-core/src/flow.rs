@@ -8,6 +8,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::fmt;
 use core::hash::{BuildHasher, Hash};
+use core::net::SocketAddr;
 
 use hashbrown::HashTable;
 use margay_wire::{FlowId, SessionId};
@@ -19,6 +20,8 @@ use crate::event::{FlowInfo, Lifecycle, Role};
 use crate::name::ServiceId;
 use crate::setup::{InitiatorSetup, LateAnswers, ResponderSetup};
 use crate::time::Instant;
+
+const UDP: u8 = 17;
 
 /// SipHash under keys that strangers do not know: they choose ports and sessions, and must not choose collisions.
 #[derive(Clone, Copy)]
@@ -182,6 +185,8 @@ pub(crate) struct FlowTable {
     by_id: HashTable<u32>,
     by_tuple: HashTable<u32>,
     by_session: HashTable<u32>,
+    /// Flows of datagram servers, by whom they answer.
+    by_asker: HashTable<u32>,
     deadlines: BTreeSet<(Instant, FlowId)>,
     hasher: KeyedHash,
 }
@@ -200,6 +205,7 @@ impl FlowTable {
             by_id: HashTable::new(),
             by_tuple: HashTable::new(),
             by_session: HashTable::new(),
+            by_asker: HashTable::new(),
             deadlines: BTreeSet::new(),
             hasher,
         }
@@ -246,6 +252,14 @@ impl FlowTable {
         found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
     }
 
+    /// The flow of a datagram server that was asked from `asker`, an address of this host's choice.
+    pub fn asked_from(&self, asker: SocketAddr) -> Option<FlowId> {
+        let found = self
+            .by_asker
+            .find(self.hasher.hash_one(asker), |slot| self.at(*slot).is_some_and(|flow| flow.app.destination == asker));
+        found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
+    }
+
     /// Adds a flow. Its identifier and tuple must be free: the callers choose them so.
     pub fn insert(&mut self, flow: Flow) {
         debug_assert!(self.get(flow.id).is_none() && self.by_tuple(&flow.app).is_none());
@@ -266,6 +280,11 @@ impl FlowTable {
             self.by_session.insert_unique(hasher.hash_one(session), slot, |slot| {
                 hash_of(hasher, flow_at(slot).map(|flow| flow.session))
             });
+            if app.protocol == UDP {
+                self.by_asker.insert_unique(hasher.hash_one(app.destination), slot, |slot| {
+                    hash_of(hasher, flow_at(slot).map(|flow| flow.app.destination))
+                });
+            }
         }
     }
 
@@ -296,6 +315,9 @@ impl FlowTable {
         forget(&mut self.by_tuple, self.hasher.hash_one(flow.app));
         if flow.role == Role::Responder {
             forget(&mut self.by_session, self.hasher.hash_one(flow.session));
+            if flow.app.protocol == UDP {
+                forget(&mut self.by_asker, self.hasher.hash_one(flow.app.destination));
+            }
         }
         if let Some(deadline) = flow.deadline {
             self.deadlines.remove(&(deadline, id));
@@ -400,6 +422,20 @@ TimedOut Proved -\nTimedOut FirstFin -\nTimedOut SecondFin -\nTimedOut Reset -\n
         assert_eq!((table.by_tuple(&tuple(77)), table.by_tuple(&tuple(777))), (None, Some(FlowId(77))));
         assert!(table.remove(FlowId(77)).is_some());
         assert_eq!(table.by_tuple(&tuple(777)), None);
+    }
+
+    #[test]
+    fn datagram_servers_flows_are_found_by_who_asked() {
+        let mut table = FlowTable::new(KeyedHash(1, 2));
+        let asker = tuple(0).destination;
+        table.insert(flow(1));
+        assert_eq!(table.asked_from(asker), None, "a connection answers from its own port alone");
+        let mut asked = flow(2);
+        asked.app.protocol = UDP;
+        table.insert(asked);
+        assert_eq!(table.asked_from(asker), Some(FlowId(2)));
+        table.remove(FlowId(2));
+        assert_eq!(table.asked_from(asker), None);
     }
 
     #[test]

@@ -37,13 +37,17 @@ impl Sal {
         if !matches!(session.protocol, 6 | 17) {
             return Err(DropReason::Protocol);
         }
+        if message.dst_flow != FlowId(0) {
+            return self.handle_related(now, from, message, datagram.len());
+        }
         let sticky = crate::setup::sticky(message.src_flow, resolvable.nonce);
         match self.pick(&service, sticky, session.protocol, session.service_port, false) {
             Resolution::Demux(_, demux) => {
                 let demux = demux.clone();
                 let reply = self.reply_path(from, &resolvable, datagram);
                 let syn_len = datagram.len();
-                let arrival = crate::setup::Arrival { message, service, reply, syn_len, nonce: resolvable.nonce };
+                let arrival =
+                    crate::setup::Arrival { message, service, reply, syn_len, nonce: resolvable.nonce, app: None };
                 self.respond(now, &arrival, &demux)
             }
             Resolution::Forward(_, hop) => {
@@ -134,7 +138,7 @@ impl Sal {
         if is_here {
             let reply = self.reply_path(from, &resolvable, datagram);
             let (syn_len, nonce) = (datagram.len(), resolvable.nonce);
-            let arrival = crate::setup::Arrival { message, service: *service, reply, syn_len, nonce };
+            let arrival = crate::setup::Arrival { message, service: *service, reply, syn_len, nonce, app: None };
             return self.refuse_syn(&arrival, local_id, ErrorCode::Refused);
         }
         let extensions = [Extension::Error(ErrorRepr { code: ErrorCode::NoService, text: "" })];

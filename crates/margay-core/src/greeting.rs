@@ -65,7 +65,7 @@ impl Sal {
         let session = margay_wire::SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, ServiceId::default(), Role::Initiator, tuple_of(id), now);
         let nonce = self.rng.u64();
-        self.start_setup(now, flow, Start { nonce, next_hop: from, first: Vec::new(), full: true });
+        self.start_setup(now, flow, Start { nonce, next_hop: from, first: Vec::new(), full: true, related: None });
         Ok(())
     }
 
@@ -79,7 +79,7 @@ impl Sal {
         syn_len: usize,
     ) -> Result<(), DropReason> {
         let reply = Reply { direct: from, via: None };
-        let arrival = Arrival { message, service: ServiceId::default(), reply, syn_len, nonce };
+        let arrival = Arrival { message, service: ServiceId::default(), reply, syn_len, nonce, app: None };
         // Whoever proves its key may share an association; what it may do with it is asked at each connection.
         let nowhere = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
         let demux = Demux { listener: nowhere, service_port: None, protocol: None, allow: Allow::Any };

@@ -30,6 +30,7 @@ pub mod output;
 mod packet;
 mod queue;
 mod rate;
+mod related;
 pub mod rng;
 mod sal;
 pub mod session;

@@ -122,6 +122,22 @@ pub fn datapath(host: &Host) -> Result<(String, String)> {
     Ok((text("datapath"), text("datapath_why")))
 }
 
+/// A count of a host's agent by its name in `margay status --metrics`, with its label (`name{kind="syn"}`); without one, all of
+/// its family together.
+///
+/// # Errors
+///
+/// No agent runs on the host, or it counts no such thing.
+pub fn metric(host: &Host, name: &str) -> Result<f64> {
+    let text = margay(host, ["status", "--metrics"])?;
+    let rows = text.lines().filter_map(|line| line.split_once(' '));
+    let counts: Vec<f64> = rows
+        .filter(|(key, _)| *key == name || key.split('{').next() == Some(name))
+        .filter_map(|(_, value)| value.parse().ok())
+        .collect();
+    if counts.is_empty() { bail!("the agent of {} counts no {name}", host.name()) } else { Ok(counts.iter().sum()) }
+}
+
 /// Live flows of a host, at most ten thousand of them.
 ///
 /// # Errors

@@ -45,7 +45,7 @@ pub fn write_all(out: &Path, names: &[String]) -> Result<u8> {
 /// Runs a scenario in a process of its own: a process can enter new namespaces only once.
 fn run(scenario: &Scenario) -> Result<Report> {
     let mut command = own_command()?;
-    command.args(["run", scenario.name, "--json"]).stderr(Stdio::inherit());
+    command.args(["run", scenario.name, "--json"]).env(scenario::LONG, "1").stderr(Stdio::inherit());
     let output = command.output().with_context(|| format!("cannot run {}", scenario.name))?;
     Report::from_json(&output.stdout)
 }

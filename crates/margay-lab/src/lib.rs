@@ -5,6 +5,7 @@
 //! [`agent`] (all invocations of Margay itself), [`scenario`].
 
 pub mod agent;
+pub mod arrivals;
 pub mod command;
 pub mod demo;
 pub mod downloads;

@@ -102,7 +102,20 @@ fn await_listener(host: &Host, program: &mut Program, port: &str) -> Result<()> 
 ///
 /// It does not listen in time.
 pub fn echo(host: &Host, listen: &[SocketAddr]) -> Result<Program> {
-    let mut command = host.traffic(["echo"])?;
+    echo_with(host, listen, &[])
+}
+
+/// As [`echo`], on one address; each new connection is sent the host's name as a line, before anything else.
+///
+/// # Errors
+///
+/// As for [`echo`].
+pub fn greeter(host: &Host, listen: SocketAddr) -> Result<Program> {
+    echo_with(host, &[listen], &["--greeting", &format!("{}\n", host.name())])
+}
+
+fn echo_with(host: &Host, listen: &[SocketAddr], options: &[&str]) -> Result<Program> {
+    let mut command = host.traffic(["echo"].iter().chain(options))?;
     for address in listen {
         command.arg("--listen").arg(address.to_string());
     }

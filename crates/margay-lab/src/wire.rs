@@ -77,7 +77,7 @@ fn join_bridge(hosts: &[Host], subnet: usize, ports: &[Port], pumps: &mut Vec<Pu
     script.clear();
     for (number, port) in ports.iter().enumerate() {
         let pid = hosts[port.host].holder_pid();
-        let (inner, outer) = (format!("h{subnet}-{number}"), format!("p{subnet}-{number}"));
+        let (inner, outer) = (format!("h{subnet}-{number}"), outer_name(subnet, number));
         if port.shape.needs_pump() {
             pumps.push(Pump::start(
                 &inner,
@@ -96,7 +96,7 @@ fn join_bridge(hosts: &[Host], subnet: usize, ports: &[Port], pumps: &mut Vec<Pu
     }
     ip(None, &script)?;
     for (number, port) in ports.iter().enumerate() {
-        let outer = format!("p{subnet}-{number}");
+        let outer = outer_name(subnet, number);
         shape_device(None, &outer, port.shape)?;
     }
     Ok(())
@@ -133,6 +133,24 @@ fn shape_device(host: Option<&Host>, device: &str, shape: Shape) -> Result<()> {
         Some(rate_mbit) => set_rate(host, device, rate_mbit),
         None => Ok(()),
     }
+}
+
+/// Cuts a host's first link, or mends it. It is cut at the bridge: the host itself has no time for a word, and nobody else
+/// on the subnet sees it.
+///
+/// # Errors
+///
+/// Its subnet has no bridge.
+pub fn set_link(topology: &Topology, host: &Host, up: bool) -> Result<()> {
+    let subnet = host.plan.links.first().with_context(|| format!("{} has no link", host.name()))?.subnet;
+    let is_it = |port: &Port| topology.hosts[port.host].name == host.name();
+    let number = ports_of(topology, subnet).iter().position(is_it).context("no such link")?;
+    ip(None, &format!("link set {} {}\n", outer_name(subnet, number), if up { "up" } else { "down" }))
+}
+
+/// The end of a link that is at the bridge.
+fn outer_name(subnet: usize, number: usize) -> String {
+    format!("p{subnet}-{number}")
 }
 
 /// Holds what a device sends to a rate, by a token bucket.

@@ -10,7 +10,7 @@ use margay_core::{AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, I
 use margay_wire::{FENCE, FlowId, PORT};
 
 use crate::cache::{Cache, Carried};
-use crate::program::{Client, FIN, RST, SYN, Segment, Server};
+use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server};
 use crate::stream::{Plan, State, Stream};
 
 /// Which host of a world.
@@ -58,6 +58,8 @@ pub struct Host {
     pub old_connections: u32,
     /// So many more SYNs find a full queue and get no answer.
     pub full_queue: u32,
+    /// Datagrams that programs here were given by the core itself.
+    pub datagrams: Vec<Datagram>,
     /// Everything that the core reported.
     pub events: Vec<Event>,
     pub(crate) outbox: Vec<Outgoing>,
@@ -88,6 +90,7 @@ impl Host {
             listeners: Vec::new(),
             old_connections: 0,
             full_queue: 0,
+            datagrams: Vec::new(),
             events: Vec::new(),
             outbox: Vec::new(),
             secret_seed: start.key_seed,
@@ -153,6 +156,13 @@ impl Host {
         self.next_port += 1;
         let own: IpAddr = if to.is_ipv4() { HOST_V4.into() } else { HOST_V6.into() };
         Tuple { protocol: 6, source: SocketAddr::new(own, self.next_port), destination: to }
+    }
+
+    /// A program here sends a datagram that misses the cache.
+    pub(crate) fn send_datagram(&mut self, now: Instant, datagram: &Datagram) -> AppVerdict {
+        let verdict = self.sal.handle_app_packet(now, &datagram.emit());
+        self.drain(now);
+        verdict
     }
 
     /// Gives the host a kernel cache, or takes the direct path off it. What peers go on sending direct still comes up.
@@ -331,7 +341,10 @@ impl Host {
     fn inject(&mut self, now: Instant, packet: &[u8]) {
         match Segment::parse(packet) {
             Some(segment) => self.deliver(now, segment),
-            None => self.deliver_error(now, packet),
+            None => match Datagram::parse(packet) {
+                Some(datagram) => self.datagrams.push(datagram),
+                None => self.deliver_error(now, packet),
+            },
         }
     }
 

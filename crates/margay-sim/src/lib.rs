@@ -16,5 +16,5 @@ pub mod world;
 
 pub use host::{Host, HostId};
 pub use network::Weather;
-pub use program::Outcome;
+pub use program::{Datagram, Outcome};
 pub use world::World;

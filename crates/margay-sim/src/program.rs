@@ -10,6 +10,7 @@ pub(crate) const SYN: u8 = 2;
 pub(crate) const RST: u8 = 4;
 pub(crate) const ACK: u8 = 16;
 
+const UDP: u8 = 17;
 const RETRY: Duration = Duration::from_millis(300);
 const GIVE_UP: Duration = Duration::from_secs(20);
 
@@ -103,6 +104,52 @@ impl Segment {
     pub fn readdressed(mut self, tuple: Tuple) -> Self {
         self.tuple = tuple;
         self
+    }
+}
+
+/// One datagram of a program, by IPv6.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// Who sends it to whom.
+    pub tuple: Tuple,
+    /// What it says.
+    pub data: Vec<u8>,
+}
+
+impl Datagram {
+    /// From one virtual address to another.
+    pub fn new(source: SocketAddr, destination: SocketAddr, data: &[u8]) -> Self {
+        Self { tuple: Tuple { protocol: UDP, source, destination }, data: data.to_vec() }
+    }
+
+    pub(crate) fn emit(&self) -> Vec<u8> {
+        let (SocketAddr::V6(source), SocketAddr::V6(destination)) = (self.tuple.source, self.tuple.destination) else {
+            return Vec::new();
+        };
+        let len = (8 + self.data.len()) as u16;
+        let mut packet = vec![0x60, 0, 0, 0];
+        packet.extend_from_slice(&len.to_be_bytes());
+        packet.extend_from_slice(&[UDP, 64]);
+        packet.extend_from_slice(&source.ip().octets());
+        packet.extend_from_slice(&destination.ip().octets());
+        for half in [source.port(), destination.port(), len, 0] {
+            packet.extend_from_slice(&half.to_be_bytes());
+        }
+        packet.extend_from_slice(&self.data);
+        packet
+    }
+
+    pub(crate) fn parse(packet: &[u8]) -> Option<Self> {
+        let address = |at: usize, port: usize| {
+            let octets: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
+            let port = u16::from_be_bytes(packet.get(port..port + 2)?.try_into().ok()?);
+            Some(SocketAddr::new(octets.into(), port))
+        };
+        let is_udp = packet.first()? >> 4 == 6 && *packet.get(6)? == UDP;
+        is_udp.then_some(Self {
+            tuple: Tuple { protocol: UDP, source: address(8, 40)?, destination: address(24, 42)? },
+            data: packet.get(48..)?.to_vec(),
+        })
     }
 }
 

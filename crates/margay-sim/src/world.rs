@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use margay_core::name::{Name, ServiceId, virtual_v6};
 use margay_core::table::Allow;
-use margay_core::{AssociationSetup, Instant, Limits};
+use margay_core::{AppVerdict, AssociationSetup, Instant, Limits};
 use margay_wire::PORT;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
 use crate::host::{Host, HostId, Outgoing, Start};
 use crate::network::{Network, Passing, Weather};
-use crate::program::Segment;
+use crate::program::{Datagram, Segment};
 use crate::stream::Plan;
 
 /// A packet in flight.
@@ -136,6 +136,13 @@ impl World {
         let now = self.now;
         let to = SocketAddr::new(virtual_v6(&service(name)).into(), 80);
         self.hosts[host.0].connect(now, to)
+    }
+
+    /// A program on `host` sends a datagram that misses the cache.
+    pub fn send_datagram(&mut self, host: HostId, datagram: &Datagram) -> AppVerdict {
+        let verdict = self.hosts[host.0].send_datagram(self.now, datagram);
+        self.collect(host.0);
+        verdict
     }
 
     /// Sends a datagram as if from `from`, whoever that is: for attackers.

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::proto::{self, Code, from_host, from_router};
+use super::silence::Silence;
 use super::stream::{Reader, StreamError, Writer, open, read_all};
 use super::{Instance, Local, VERSION};
 use crate::store::{Joined, Store};
@@ -531,16 +532,18 @@ impl<'a> Conversation<'a> {
         }
         let mut beats = interval(self.heartbeat);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut silent_at = Instant::now() + self.lease;
+        let mut silence = Silence::new(self.lease);
         loop {
             let done = tokio::select! {
+                // Its own sign of life first, and what has come before the lease may end.
+                biased;
                 _ = beats.tick() => self.beat().await,
                 order = orders.recv() => match order {
                     None | Some(Order::Stop) => return End::Stopped,
                     Some(order) => self.carry_out(order).await,
                 },
                 answer = answers.recv() => {
-                    silent_at = Instant::now() + self.lease;
+                    silence.broken();
                     match answer {
                         None => return End::Broke("the stream ended".to_owned()),
                         Some(Err(error)) => return error.into(),
@@ -550,7 +553,7 @@ impl<'a> Conversation<'a> {
                         },
                     }
                 },
-                () = sleep_until(silent_at) => return End::Broke(format!("silent for {:?}", self.lease)),
+                () = silence.lasted() => return End::Broke(format!("silent for {:?}", self.lease)),
             };
             if let Err(error) = done {
                 return error.into();

@@ -1,11 +1,13 @@
 //! Hosts register with service routers over one authenticated stream; its lease decides about *new* connections only
 //! (DESIGN §7, §8).
 //!
-//! [`stream`] is the transport, [`host`] the host's end, [`router`] the router's, [`roll`] who is registered there now.
+//! [`stream`] is the transport, [`host`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
+//! [`silence`] when either counts the other as gone.
 
 mod host;
 mod roll;
 mod router;
+mod silence;
 mod stream;
 
 use std::net::SocketAddr;

@@ -52,6 +52,37 @@ pub enum RollError {
     Superseded,
 }
 
+/// Why an instance is no longer listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// Its host said so.
+    Withdrawn,
+    /// Its host was silent for a lease.
+    Lapsed,
+    /// Its host's stream ended.
+    Ended,
+    /// Its host came back and did not register it again.
+    NotRenewed,
+    /// Its host was put out.
+    Expelled,
+}
+
+impl Leave {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Withdrawn, Self::Lapsed, Self::Ended, Self::NotRenewed, Self::Expelled];
+
+    /// For metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Withdrawn => "withdrawn",
+            Self::Lapsed => "lapsed",
+            Self::Ended => "ended",
+            Self::NotRenewed => "not_renewed",
+            Self::Expelled => "expelled",
+        }
+    }
+}
+
 struct Entry {
     rule: RuleId,
     instance: Instance,
@@ -77,6 +108,7 @@ pub struct Roll {
     own: Vec<Instance>,
     next_stream: u64,
     takeovers: HashMap<Place, Vec<Instant>>,
+    left: [u64; Leave::ALL.len()],
 }
 
 /// A stream that speaks for a host.
@@ -167,28 +199,32 @@ impl Roll {
         let host = self.hosts.get_mut(&place).filter(|host| host.stream == stream);
         if let Some(entry) = host.and_then(|host| host.entries.remove(prefix)) {
             sal.remove_rule(entry.rule);
+            self.left[Leave::Withdrawn as usize] += 1;
         }
     }
 
     /// Takes away what an earlier stream had registered and this one did not within the lease.
     pub fn sweep(&mut self, place: Place, stream: u64, sal: &dyn SalControl) {
         let Some(host) = self.hosts.get_mut(&place).filter(|host| host.stream == stream) else { return };
+        let left = &mut self.left[Leave::NotRenewed as usize];
         host.entries.retain(|_, entry| {
             let is_current = entry.stream == stream;
             if !is_current {
                 sal.remove_rule(entry.rule);
+                *left += 1;
             }
             is_current
         });
     }
 
     /// A stream is over; unless another took over, so is all that the host served.
-    pub fn depart(&mut self, place: Place, stream: u64, sal: &dyn SalControl) -> bool {
+    pub fn depart(&mut self, place: Place, stream: u64, why: Leave, sal: &dyn SalControl) -> bool {
         let is_current = self.hosts.get(&place).is_some_and(|host| host.stream == stream);
         if is_current && let Some(host) = self.hosts.remove(&place) {
             for entry in host.entries.values() {
                 sal.remove_rule(entry.rule);
             }
+            self.left[why as usize] += host.entries.len() as u64;
         }
         is_current
     }
@@ -205,7 +241,7 @@ impl Roll {
             if let Some(known) = self.hosts.get(&place) {
                 known.end.notify_one();
             }
-            self.depart(place, stream, sal);
+            self.depart(place, stream, Leave::Expelled, sal);
         }
     }
 
@@ -237,6 +273,11 @@ impl Roll {
     /// Where a host is, if its stream is up.
     pub fn address_of(&self, host: HostId) -> Option<SocketAddr> {
         self.hosts.iter().find(|(place, _)| place.host == host).map(|(_, host)| host.address)
+    }
+
+    /// How many instances are no longer listed, by reason.
+    pub fn left(&self, why: Leave) -> u64 {
+        self.left[why as usize]
     }
 
     /// Hosts whose stream is up.

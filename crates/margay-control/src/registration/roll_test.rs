@@ -74,15 +74,20 @@ fn a_newer_stream_supersedes_and_what_it_does_not_say_again_is_swept() {
     assert_eq!(rules.prefixes().len(), 2, "no gap while the agent starts again");
     assert_eq!(register(&mut roll, first.stream, "late.shop", &rules), Err(RollError::Superseded));
     roll.withdraw(place(1), first.stream, &prefix("web.shop"), &rules);
-    assert!(!roll.depart(place(1), first.stream, &rules), "the end of the older stream is no end of the host");
+    assert!(
+        !roll.depart(place(1), first.stream, Leave::Ended, &rules),
+        "the end of the older stream is no end of the host"
+    );
     assert_eq!((rules.prefixes().len(), roll.len()), (2, 1));
     register(&mut roll, second.stream, "web.shop", &rules).expect("known");
     roll.sweep(place(1), first.stream, &rules);
     assert_eq!(rules.prefixes().len(), 2, "only the stream that speaks sweeps");
     roll.sweep(place(1), second.stream, &rules);
     assert_eq!(rules.prefixes(), [prefix("web.shop")]);
-    assert!(roll.depart(place(1), second.stream, &rules));
+    assert!(roll.depart(place(1), second.stream, Leave::Lapsed, &rules));
     assert_eq!((rules.prefixes(), roll.len()), (vec![], 0));
+    // What a stream that was replaced says, or its end, counts for nothing.
+    assert_eq!(Leave::ALL.map(|why| roll.left(why)), [0, 1, 0, 1, 0]);
 }
 
 #[test]
@@ -121,7 +126,7 @@ fn a_host_that_is_put_out_is_told_and_leaves_nothing() {
     let seat = arrive(&mut roll, 1, BOOT, now).expect("room");
     register(&mut roll, seat.stream, "web.shop", &rules).expect("room");
     roll.expel(place(1).host, &rules);
-    assert_eq!((rules.prefixes(), roll.len()), (vec![], 0));
+    assert_eq!((rules.prefixes(), roll.len(), roll.left(Leave::Expelled)), (vec![], 0, 1));
     let mut told = std::pin::pin!(seat.end.notified());
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(told.as_mut().poll(&mut context).is_ready());

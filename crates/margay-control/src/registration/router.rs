@@ -17,7 +17,8 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::proto::{self, Code, from_host, from_router};
-use super::roll::{Place, Roll, RollError, Seat};
+use super::roll::{Leave, Place, Roll, RollError, Seat};
+use super::silence::Silence;
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
 use super::{Instance, Local, VERSION};
 use crate::keyring::Keyring;
@@ -154,6 +155,12 @@ impl Router {
     /// Hosts whose stream is up.
     pub fn host_count(&self) -> usize {
         self.shared.roll.lock().len()
+    }
+
+    /// How many instances are no longer listed, by reason. Who is listed again counts again.
+    pub fn instances_left(&self) -> [(&'static str, u64); Leave::ALL.len()] {
+        let roll = self.shared.roll.lock();
+        Leave::ALL.map(|why| (why.label(), roll.left(why)))
     }
 
     /// Ends the stream of a host that is no member any more, and all that it serves.
@@ -310,8 +317,8 @@ async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, strange
     };
     drop(stranger);
     let (place, stream) = (guest.place, guest.seat.stream);
-    let why = guest.hold(reader, writer).await;
-    if shared.roll.lock().depart(place, stream, &*shared.sal) {
+    let (leave, why) = guest.hold(reader, writer).await;
+    if shared.roll.lock().depart(place, stream, leave, &*shared.sal) {
         tracing::info!(host = %place.host, why, "host gone");
     }
 }
@@ -388,52 +395,54 @@ impl Guest {
     }
 
     /// Answers the host until it is gone; says why it is.
-    async fn hold(mut self, reader: Reader, mut writer: Writer) -> String {
+    async fn hold(mut self, reader: Reader, mut writer: Writer) -> (Leave, String) {
         let lease = Duration::from_millis(self.shared.config.lease_ms.into());
         let welcome = std::mem::take(&mut self.welcome);
         let welcome = proto::FromRouter { body: Some(from_router::Body::Welcome(welcome)) };
         if let Err(error) = writer.write(&welcome).await {
-            return error.to_string();
+            return (Leave::Ended, error.to_string());
         }
         let (sender, mut messages) = tokio::sync::mpsc::channel(64);
         let reading = tokio::spawn(read_all(reader, sender));
         let mut stopping = self.shared.stopping.subscribe();
-        let (mut silent_at, sweep_at) = (Instant::now() + lease, Instant::now() + lease);
+        let (mut silence, sweep_at) = (Silence::new(lease), Instant::now() + lease);
         let mut swept = false;
-        let why = loop {
+        let gone = loop {
             let answer = tokio::select! {
+                // What has come is heard before the lease may end.
+                biased;
                 () = told(&mut stopping) => {
                     let no = No(Code::GoingDown, "the router is going down".to_owned());
                     let _ = timeout(lease, writer.write(&refusal(0, no))).await;
-                    break "the router goes down".to_owned();
+                    break (Leave::Ended, "the router goes down".to_owned());
                 }
                 () = self.seat.end.notified() => {
                     let _ = timeout(lease, writer.write(&refusal(0, RollError::Superseded.into()))).await;
-                    break "another stream took over, or the host was put out".to_owned();
+                    break (Leave::Ended, "another stream took over, or the host was put out".to_owned());
                 }
                 () = sleep_until(sweep_at), if !swept => {
                     swept = true;
                     self.shared.roll.lock().sweep(self.place, self.seat.stream, &*self.shared.sal);
                     continue;
                 }
-                () = sleep_until(silent_at) => break format!("silent for {lease:?}"),
                 message = messages.recv() => match message {
-                    None => break "the stream ended".to_owned(),
-                    Some(Err(error)) => break StreamError::to_string(&error),
+                    None => break (Leave::Ended, "the stream ended".to_owned()),
+                    Some(Err(error)) => break (Leave::Ended, StreamError::to_string(&error)),
                     Some(Ok(message)) => {
-                        silent_at = Instant::now() + lease;
+                        silence.broken();
                         self.answer(message).await
                     }
                 },
+                () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
             match timeout(lease, writer.write(&answer)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => break error.to_string(),
-                Err(_) => break "the host does not read".to_owned(),
+                Ok(Err(error)) => break (Leave::Ended, error.to_string()),
+                Err(_) => break (Leave::Lapsed, "the host does not read".to_owned()),
             }
         };
         reading.abort();
-        why
+        gone
     }
 
     async fn answer(&self, message: proto::FromHost) -> proto::FromRouter {

@@ -279,6 +279,19 @@ async fn garbage_ends_its_own_stream_and_no_other() {
     at.stop().await;
 }
 
+fn register(name: &str) -> super::proto::from_host::Body {
+    let wanted = registration(name, 100);
+    super::proto::from_host::Body::Register(super::proto::Register {
+        request: 1,
+        name: wanted.name,
+        service_id: wanted.prefix.id.0.to_vec(),
+        bits: wanted.prefix.bits.into(),
+        weight: wanted.weight,
+        priority: wanted.priority,
+        proof: wanted.proof,
+    })
+}
+
 #[tokio::test]
 async fn a_host_that_falls_silent_is_gone_after_its_lease() {
     let (router, host) = (party(1, "router"), party(2, "web1"));
@@ -303,6 +316,9 @@ async fn a_host_that_falls_silent_is_gone_after_its_lease() {
     let body = Some(super::proto::from_host::Body::Hello(hello));
     writer.write(&super::proto::FromHost { body }).await.expect("written");
     until("the host's arrival", || at.host_count() == 1).await;
+    writer.write(&super::proto::FromHost { body: Some(register("web.shop")) }).await.expect("written");
+    until("the registration", || at.instances().len() == 1).await;
     until("the end of its lease", || at.host_count() == 0).await;
+    assert_eq!(at.instances_left().into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>(), [("lapsed", 1)]);
     at.stop().await;
 }

@@ -26,6 +26,7 @@ use crate::key::HostPublic;
 use crate::name::ServiceId;
 use crate::output::{AppVerdict, DropReason};
 use crate::packet::{self, AppPacket, Parsed, Unreachable};
+use crate::related::Related;
 use crate::rng::Rng;
 use crate::sal::Sal;
 use crate::table::Resolution;
@@ -46,6 +47,8 @@ pub(crate) struct Start {
     pub first: Vec<u8>,
     /// Whether no older association shall be counted on.
     pub full: bool,
+    /// The peer's flow that it is related to, if it is to any.
+    pub related: Option<Related>,
 }
 
 impl Sal {
@@ -56,6 +59,9 @@ impl Sal {
             return AppVerdict::Drop(DropReason::SignedTcp);
         }
         let Some(service) = self.service_of(packet.tuple.destination.ip()) else {
+            if let Some(verdict) = self.initiate_related(now, packet) {
+                return verdict;
+            }
             self.refuse(packet, Unreachable::Host);
             return AppVerdict::Drop(DropReason::NoName);
         };
@@ -82,7 +88,11 @@ impl Sal {
         };
         let session = margay_wire::SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
-        self.start_setup(now, flow, Start { nonce, next_hop, first: packet.whole.to_vec(), full: false });
+        self.start_setup(
+            now,
+            flow,
+            Start { nonce, next_hop, first: packet.whole.to_vec(), full: false, related: None },
+        );
         AppVerdict::Consumed
     }
 
@@ -102,6 +112,7 @@ impl Sal {
             cookie: None,
             full: start.full,
             flow_port: self.offer_port(&flow.app),
+            related: start.related,
         }));
         self.flows.insert(flow);
         self.send_syn(now, id);
@@ -142,7 +153,7 @@ impl Sal {
         ];
         extensions.extend(setup.flow_port.map(|port| Extension::FlowPort(FlowPortRepr { port, starts: false })));
         extensions.extend(setup.cookie.map(Extension::Cookie));
-        let mut draft = Draft::new(Kind::Syn, FlowId(0), id);
+        let mut draft = Draft::new(Kind::Syn, setup.related.map_or(FlowId(0), |related| related.flow), id);
         draft.flags = if setup.full { Flags::RESOLVABLE | Flags::FULL } else { Flags::RESOLVABLE };
         draft.resolvable = Some(ResolvableRepr {
             hop_limit: HOP_LIMIT,
@@ -334,7 +345,15 @@ impl Sal {
 
     /// Whether the host behind `association` may answer for the flow's name (DESIGN §7). `Ok(false)`: nobody here can tell.
     fn check_right_to_answer(&mut self, id: FlowId, message: &Message<'_>, association: u32) -> Result<bool, String> {
-        let Some(service) = self.flows.get(id).map(|flow| flow.service) else { return Ok(false) };
+        let Some(flow) = self.flows.get(id) else { return Ok(false) };
+        if let Setup::Initiator(setup) = &flow.setup
+            && let Some(related) = setup.related
+        {
+            // It answers for no name: it is the one that asked.
+            let is_client = self.associations.get(association).is_some_and(|other| other.host == related.host);
+            return if is_client { Ok(true) } else { Err("another host answers than the one that asked".to_string()) };
+        }
+        let service = flow.service;
         let Some(host_key) = self.associations.get(association).map(|association| association.host_key.0) else {
             return Ok(false);
         };

@@ -27,6 +27,7 @@ use crate::handshake::Responder;
 use crate::hop;
 use crate::key::HostId;
 use crate::name::ServiceId;
+use crate::related::Related;
 use crate::sal::Sal;
 use crate::table::Allow;
 use crate::time::Instant;
@@ -69,6 +70,8 @@ pub(crate) struct InitiatorSetup {
     pub full: bool,
     /// The flow port that the SYN offers.
     pub flow_port: Option<u16>,
+    /// The peer's flow that this one is related to, if it is to any.
+    pub related: Option<Related>,
 }
 
 /// What the responder keeps until the initiator is proved.

@@ -44,6 +44,8 @@ pub(crate) struct Arrival<'a> {
     pub reply: Reply,
     pub syn_len: usize,
     pub nonce: u64,
+    /// The tuple that the flow must have, where that is not free.
+    pub app: Option<Tuple>,
 }
 
 impl Sal {
@@ -76,7 +78,10 @@ impl Sal {
         let (random, flows) = (self.rng.u32(), &self.flows);
         let taken = |tuple: &Tuple| flows.by_tuple(tuple).is_some();
         let local = &self.config.local_addresses;
-        let chosen = responder_tuple(session.protocol, client, demux.listener, local, random, taken);
+        let chosen = match arrival.app {
+            Some(app) => (!taken(&app)).then_some(app),
+            None => responder_tuple(session.protocol, client, demux.listener, local, random, taken),
+        };
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
         let id = self.fresh_flow_id();
         let app = if session.protocol == GREETING { tuple_of(id) } else { chosen.ok_or(DropReason::Full)? };

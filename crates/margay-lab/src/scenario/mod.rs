@@ -3,11 +3,13 @@
 mod acl;
 mod active_sockets;
 mod agent_restart;
+mod apps;
 mod cache_off;
 mod direct_throughput;
 mod encap_throughput;
 mod firewalled;
 mod flow_memory;
+mod host_death;
 mod hostile_packets;
 pub mod late_binding;
 mod many_flows;
@@ -26,6 +28,9 @@ use anyhow::Result;
 use crate::command::progress;
 use crate::host::write_line;
 use crate::report::{Bound, Figures, Report};
+
+/// Set to 1 in the environment, scenarios take their full length.
+pub const LONG: &str = "MARGAY_LAB_LONG";
 
 /// A scenario.
 pub struct Scenario {
@@ -62,6 +67,11 @@ impl Findings {
     }
 }
 
+/// Whether what takes long shall be done at full length: for figures and for `make test-long`.
+pub fn is_long() -> bool {
+    std::env::var_os(LONG).is_some_and(|value| value == "1")
+}
+
 /// All scenarios, in the order in which they are run.
 pub const ALL: &[Scenario] = &[
     late_binding::SCENARIO,
@@ -80,6 +90,8 @@ pub const ALL: &[Scenario] = &[
     cache_off::SCENARIO,
     many_flows::SCENARIO,
     odd_packets::SCENARIO,
+    host_death::SCENARIO,
+    apps::SCENARIO,
     active_sockets::SCENARIO,
 ];
 

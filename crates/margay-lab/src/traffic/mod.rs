@@ -1,5 +1,6 @@
 //! Small traffic programs that no package has: started by scenarios as hidden commands, on a host.
 
+mod arrivals;
 mod attempt;
 mod connects;
 mod dns;
@@ -13,11 +14,13 @@ mod pingpong;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+pub use arrivals::{Arrival, now_ms};
 pub use attempt::Outcome;
 pub use connects::Connects;
 pub use download::Download;
@@ -86,6 +89,16 @@ pub enum Traffic {
         /// Bytes per second that each takes at most; 0: all that come
         #[arg(long, default_value_t = 0)]
         pace: u64,
+    },
+    /// Begin a connection every so often, to a server that greets with its name; say what became of each
+    Arrivals {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// Time between two
+        #[arg(long)]
+        every_ms: u64,
     },
     /// Name server that gives one address for every name
     Dns {
@@ -216,6 +229,9 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Connects { host, port, count, parallel } => connects::measure(&host, port, count, parallel),
         Traffic::Download { host, port, path, count, pace } => {
             download::run(download::Plan { host, port, path, count, pace })
+        }
+        Traffic::Arrivals { host, port, every_ms } => {
+            runtime.block_on(arrivals::keep_coming(host, port, Duration::from_millis(every_ms)))
         }
         Traffic::Dns { listen, answer } => dns::serve(listen, answer),
         Traffic::Attempt {

@@ -132,6 +132,16 @@ impl Collector for Figures {
         family(&mut encoder, "messages_sent", "Signalling sent", "kind", kinds(&|kind| core.messages_sent(kind)))?;
         let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
         family(&mut encoder, "flows_removed", "Flows that ended", "reason", removed.collect())?;
+        if let Some(router) = &agent.router {
+            let left = router.instances_left().map(|(why, count)| (why.to_owned(), count));
+            family(
+                &mut encoder,
+                "instances_left",
+                "Instances that this router lists no longer",
+                "reason",
+                left.into(),
+            )?;
+        }
         let dropped = drops(agent).into_iter().map(|(reason, count)| (reason.to_owned(), count));
         family(&mut encoder, "drops", "Packets dropped", "reason", dropped.collect())
     }

@@ -32,8 +32,9 @@ use super::{Agent, INTERFACE, authority, flows, home, metrics, upkeep};
 use crate::config::Config;
 use crate::{host, start};
 
-/// Silence after which a host or a router takes the other for gone.
-const LEASE_MS: u32 = 900;
+/// Silence after which a host or a router takes the other for gone; with the second look and all that follows from it, within a
+/// second.
+const LEASE_MS: u32 = 850;
 /// Time between signs of life.
 const HEARTBEAT_MS: u32 = 200;
 

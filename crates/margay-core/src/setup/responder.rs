@@ -74,14 +74,7 @@ impl Sal {
             self.refuse_syn(arrival, association, ErrorCode::NotAllowed);
             return Err(DropReason::NotAllowed);
         }
-        let client = SocketAddr::new(arrival.reply.direct.ip(), session.client.port());
-        let (random, flows) = (self.rng.u32(), &self.flows);
-        let taken = |tuple: &Tuple| flows.by_tuple(tuple).is_some();
-        let local = &self.config.local_addresses;
-        let chosen = match arrival.app {
-            Some(app) => (!taken(&app)).then_some(app),
-            None => responder_tuple(session.protocol, client, demux.listener, local, random, taken),
-        };
+        let chosen = self.choose_tuple(arrival, session.protocol, session.client.port(), demux.listener);
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
         let id = self.fresh_flow_id();
         let app = if session.protocol == GREETING { tuple_of(id) } else { chosen.ok_or(DropReason::Full)? };
@@ -121,6 +114,23 @@ impl Sal {
             (false, _) => self.answer(id, &[], None),
         }
         Ok(())
+    }
+
+    /// The five-tuple of a new flow as the listener will see it.
+    fn choose_tuple(
+        &mut self,
+        arrival: &Arrival<'_>,
+        protocol: u8,
+        client_port: u16,
+        listener: SocketAddr,
+    ) -> Option<Tuple> {
+        let client = SocketAddr::new(arrival.reply.direct.ip(), client_port);
+        let (random, flows) = (self.rng.u32(), &self.flows);
+        let taken = |tuple: &Tuple| flows.by_tuple(tuple).is_some();
+        match arrival.app {
+            Some(app) => (!taken(&app)).then_some(app),
+            None => responder_tuple(protocol, client, listener, &self.config.local_addresses, random, taken),
+        }
     }
 
     /// Whether the initiator could not read the tagged answer that a half-open flow gave, and now asks for a full handshake.

@@ -2,21 +2,22 @@
 //!
 //! What is published while the agent runs is kept on disk, so that a restart of the agent changes nothing.
 
-use std::net::SocketAddr;
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use margay_control::keyring::Keyring;
 use margay_control::registration::{Acknowledgement, Home, Instance, Local, Registration, Router};
 use margay_control::store::{NameError, Store};
 use margay_control::{Clock, SalControl, StateDir, StateError, issue};
-use margay_core::name::{Name, Prefix, authority_block};
+use margay_core::name::{Name, Prefix, authority_block, is_virtual};
 use margay_core::table::{Action, Demux, Rule, RuleId, TableError};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::allow;
 use crate::config::ServiceSection;
 use crate::listener::{self, Protocol, WEIGHT_MAX};
+use crate::{allow, host};
 
 const FILE: &str = "services.json";
 const VERSION: u32 = 1;
@@ -53,12 +54,22 @@ pub enum Origin {
 }
 
 impl Listener {
-    /// What can be brought to it; `None`: TCP and UDP. The kernel lets no datagrams into `::1` from outside.
-    fn carried(&self) -> Option<Protocol> {
+    /// What can be brought to it. The kernel lets no datagrams into `::1` from outside.
+    fn carries(&self, protocol: Protocol) -> bool {
         let has_no_datagrams = self.address.is_ipv6() && listener::is_loopback(self.address);
-        self.protocol.or(has_no_datagrams.then_some(Protocol::Tcp))
+        self.protocol.is_none_or(|wanted| wanted == protocol) && !(protocol == Protocol::Udp && has_no_datagrams)
+    }
+
+    /// Whether what is sent there would reach a socket that is bound to `bound`.
+    fn is_at(&self, bound: SocketAddr) -> bool {
+        let (own, of_socket) = (self.address.ip(), bound.ip());
+        let takes_all = of_socket.is_unspecified() && (of_socket.is_ipv6() || own.is_ipv4());
+        self.address.port() == bound.port() && (takes_all || own == of_socket)
     }
 }
+
+/// The sockets that listen in this host's network namespace, as the kernel says it.
+pub type Listening = HashSet<(SocketAddr, Protocol)>;
 
 /// What somebody publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +114,20 @@ pub struct Published {
     pub priority: u32,
     /// Its listeners.
     pub listeners: Vec<Listener>,
+    /// Those that have a socket, by their place in the list, and for which protocol; `None`: both.
+    serving: Vec<(usize, Option<Protocol>)>,
     rules: Vec<RuleId>,
+}
+
+impl Published {
+    fn new(name: Name) -> Self {
+        Self { name, weight: 0, priority: 0, listeners: Vec::new(), serving: Vec::new(), rules: Vec::new() }
+    }
+
+    /// Whether a socket listens for it.
+    pub fn is_served(&self) -> bool {
+        !self.serving.is_empty()
+    }
 }
 
 /// Why a service is not published.
@@ -156,6 +180,8 @@ pub struct Services {
     router: Option<Arc<Router>>,
     homes: Mutex<Vec<Arc<Home>>>,
     published: Mutex<Vec<Published>>,
+    /// `None` where the kernel does not say what listens: then whatever is published counts.
+    listening: Mutex<Option<Listening>>,
 }
 
 /// What the services need of the rest of the agent.
@@ -180,8 +206,8 @@ impl Services {
     /// Nothing is published yet.
     pub fn new(around: Surroundings) -> Self {
         let Surroundings { core, local, keyring, store, clock, dir, router } = around;
-        let (homes, published) = (Mutex::default(), Mutex::default());
-        Self { core, local, keyring, store, clock, dir, router, homes, published }
+        let (homes, published, listening) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { core, local, keyring, store, clock, dir, router, homes, published, listening }
     }
 
     /// Publishes what was published before the restart, then what the configuration says, which wins.
@@ -237,7 +263,7 @@ impl Services {
     /// Adds a router that services are registered with.
     pub fn add_home(&self, home: Arc<Home>) {
         self.homes.lock().push(Arc::clone(&home));
-        for service in self.list() {
+        for service in self.list().into_iter().filter(Published::is_served) {
             if self.homes_of(&service.name).iter().any(|known| Arc::ptr_eq(known, &home)) {
                 home.register(self.registration_of(&service));
             }
@@ -295,7 +321,7 @@ impl Services {
             listeners.push(listener);
         })?;
         // Also what is registered already: whoever says it again may have a reason, a new key say.
-        if let Some(service) = self.find(&name) {
+        if let Some(service) = self.find(&name).filter(Published::is_served) {
             self.announce(&service);
         }
         Ok(())
@@ -321,7 +347,7 @@ impl Services {
         self.claim(name)
     }
 
-    /// Changes the listeners of a name. Without any it is no longer served here.
+    /// Changes the listeners of a name. Without any that has a socket it is not served here.
     fn change(
         &self,
         name: &Name,
@@ -329,41 +355,99 @@ impl Services {
         priority: u32,
         act: impl FnOnce(&mut Vec<Listener>),
     ) -> Result<(), PublishError> {
-        {
-            let mut published = self.published.lock();
-            let at = published.iter().position(|service| service.name.prefix() == name.prefix());
-            let mut service = match at {
-                Some(at) => published[at].clone(),
-                None => Published { name: name.clone(), weight, priority, listeners: Vec::new(), rules: Vec::new() },
-            };
-            let before = service.listeners.len();
-            act(&mut service.listeners);
-            (service.weight, service.priority) = (weight, priority);
-            let total: usize = published.iter().map(|service| service.listeners.len()).sum();
-            if service.listeners.len() > before && total + service.listeners.len() - before > LISTENERS_MAX {
-                let text = format!("this host publishes {LISTENERS_MAX} listeners already; withdraw some");
-                return Err(PublishError::Misuse(text));
-            }
-            // New rules first: the table is never without one for the name.
-            let old = std::mem::take(&mut service.rules);
-            service.rules = self.add_rules(&service)?;
-            for rule in old {
-                self.core.remove_rule(rule);
-            }
-            match (at, service.listeners.is_empty()) {
-                (Some(at), true) => drop(published.remove(at)),
-                (None, true) => return Ok(()),
-                (at, false) => {
-                    self.certify(&service.name);
-                    match at {
-                        Some(at) => published[at] = service,
-                        None => published.push(service),
-                    }
-                }
-            }
+        let mut published = self.published.lock();
+        let at = published.iter().position(|service| service.name.prefix() == name.prefix());
+        let before = at.map(|at| published[at].clone());
+        let mut service = before.clone().unwrap_or_else(|| Published::new(name.clone()));
+        act(&mut service.listeners);
+        (service.weight, service.priority) = (weight, priority);
+        let had = before.as_ref().map_or(0, |before| before.listeners.len());
+        let total: usize = published.iter().map(|service| service.listeners.len()).sum();
+        if service.listeners.len() > had && total + service.listeners.len() - had > LISTENERS_MAX {
+            let text = format!("this host publishes {LISTENERS_MAX} listeners already; withdraw some");
+            return Err(PublishError::Misuse(text));
         }
+        service.serving = self.serving(&service);
+        self.put_in_force(before.as_ref(), &mut service)?;
+        match (at, service.listeners.is_empty()) {
+            (Some(at), true) => drop(published.remove(at)),
+            (Some(at), false) => published[at] = service,
+            (None, true) => {}
+            (None, false) => published.push(service),
+        }
+        drop(published);
         self.tell_router();
         Ok(())
+    }
+
+    /// Which listeners have a socket, where the kernel says so. What others forward to is not for it to say.
+    fn serving(&self, service: &Published) -> Vec<(usize, Option<Protocol>)> {
+        let listening = self.listening.lock();
+        let has_socket = |listener: &Listener, protocol| {
+            listener.carries(protocol)
+                && listening.as_ref().is_none_or(|sockets| {
+                    listener.origin == Origin::Socket
+                        || !is_local(listener.address.ip())
+                        || sockets.iter().any(|(bound, of)| *of == protocol && listener.is_at(*bound))
+                })
+        };
+        let of_listener = |(place, listener): (usize, &Listener)| {
+            let found = [Protocol::Tcp, Protocol::Udp].map(|protocol| has_socket(listener, protocol));
+            match found {
+                [true, true] => Some((place, None)),
+                [true, false] => Some((place, Some(Protocol::Tcp))),
+                [false, true] => Some((place, Some(Protocol::Udp))),
+                [false, false] => None,
+            }
+        };
+        service.listeners.iter().enumerate().filter_map(of_listener).collect()
+    }
+
+    /// Makes the service table and the routers follow from what a service was and is.
+    fn put_in_force(&self, before: Option<&Published>, service: &mut Published) -> Result<(), PublishError> {
+        // New rules first: the table is never without one for the name.
+        let old = std::mem::take(&mut service.rules);
+        service.rules = self.add_rules(service)?;
+        for rule in old {
+            self.core.remove_rule(rule);
+        }
+        let of = |service: &Published| (service.weight, service.priority);
+        match (before.filter(|before| before.is_served()), service.is_served()) {
+            (Some(_), false) => drop(self.retract(service.name.prefix())),
+            (Some(before), true) if of(before) == of(service) => {}
+            (_, true) => {
+                self.certify(&service.name);
+                self.announce(service);
+            }
+            (None, false) => {}
+        }
+        Ok(())
+    }
+
+    /// What listens here now: names whose socket is gone are withdrawn, those that have one again are served again.
+    pub fn set_listening(&self, now: Listening) {
+        *self.listening.lock() = Some(now);
+        let mut published = self.published.lock();
+        let mut is_changed = false;
+        for service in published.iter_mut() {
+            let serving = self.serving(service);
+            if serving == service.serving {
+                continue;
+            }
+            let before = service.clone();
+            service.serving = serving;
+            if let Err(error) = self.put_in_force(Some(&before), service) {
+                tracing::warn!(name = %before.name, %error, "a service does not follow its sockets");
+                *service = before;
+                continue;
+            }
+            is_changed = true;
+            tracing::info!(name = %service.name, served = service.is_served(), "what listens has changed");
+        }
+        drop(published);
+        if is_changed {
+            self.tell_router();
+        }
     }
 
     /// What the kernel says of a name: these listeners, and no others, have a socket now. What was ordered stays beside them.
@@ -375,18 +459,10 @@ impl Services {
         for listener in found {
             self.check(name, listener, weight)?;
         }
-        let before = self.find(name).map(|service| (service.weight, service.priority));
         self.change(name, weight, priority, |listeners| {
             listeners.retain(|known| known.origin != Origin::Socket);
             listeners.extend_from_slice(found);
-        })?;
-        match self.find(name) {
-            // Nobody waits: what was told is on its way, and what listened is gone already.
-            None => drop(self.retract(name.prefix())),
-            Some(service) if before != Some((weight, priority)) => self.announce(&service),
-            Some(_) => {}
-        }
-        Ok(())
+        })
     }
 
     /// Tells the routers that a prefix is no longer served here.
@@ -397,11 +473,12 @@ impl Services {
 
     fn add_rules(&self, service: &Published) -> Result<Vec<RuleId>, PublishError> {
         let mut added = Vec::new();
-        for listener in &service.listeners {
+        for (place, protocol) in &service.serving {
+            let Some(listener) = service.listeners.get(*place) else { continue };
             let demux = Demux {
                 listener: listener.address,
                 service_port: listener.service_port,
-                protocol: listener.carried().map(Protocol::number),
+                protocol: protocol.map(Protocol::number),
                 // Checked when it was published.
                 allow: allow::parse(&listener.allow).unwrap_or_default(),
             };
@@ -452,10 +529,10 @@ impl Services {
 
     /// Gives certificates and registrations made by keys of this host another life, before the old one ends.
     pub fn renew(&self) {
-        for service in self.published.lock().clone() {
+        for service in self.published.lock().clone().iter().filter(|service| service.is_served()) {
             self.certify(&service.name);
             if self.proof(&service.name).is_some() {
-                self.announce(&service);
+                self.announce(service);
             }
         }
     }
@@ -476,7 +553,7 @@ impl Services {
             weight: service.weight,
             priority: service.priority,
         };
-        self.published.lock().iter().map(instance).collect()
+        self.published.lock().iter().filter(|service| service.is_served()).map(instance).collect()
     }
 
     /// Withdraws one listener of a name, or all of it; gives how many. New connections go elsewhere, running ones stay.
@@ -529,6 +606,11 @@ impl Services {
     pub fn find(&self, name: &Name) -> Option<Published> {
         self.published.lock().iter().find(|service| service.name.prefix() == name.prefix()).cloned()
     }
+}
+
+/// Whether a listener's address is this host's own, so that its socket must be here.
+fn is_local(address: IpAddr) -> bool {
+    address.is_unspecified() || address.is_loopback() || is_virtual(address) || host::has_address(address)
 }
 
 fn is_same_place(one: &Listener, other: &Listener) -> bool {

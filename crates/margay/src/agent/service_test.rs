@@ -177,3 +177,40 @@ fn a_damaged_file_is_named_and_kept() {
     assert!(error.contains(FILE) && error.contains("version 9"), "{error}");
     assert!(host.dir.read(FILE).expect("readable").is_some());
 }
+
+#[test]
+fn what_is_published_follows_its_socket_where_the_kernel_says_what_listens() {
+    let mut host = host();
+    let services = host.services();
+    let (web, far) = (publication("web.shop", "0.0.0.0:80"), publication("far.shop", "192.0.2.9:80"));
+    services.publish(web.clone()).expect("published");
+    services.publish(far).expect("published");
+    let served = |services: &Services| services.own_instances().into_iter().map(|found| found.name).collect::<Vec<_>>();
+    assert_eq!(served(&services), ["web.shop", "far.shop"], "nobody knows better");
+    let protocols = || {
+        let of = |(_, rule): &(Prefix, Rule)| match &rule.action {
+            Action::Demux(demux) => demux.protocol,
+            _ => None,
+        };
+        host.core.rules.lock().values().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(protocols(), [None, None]);
+
+    services.set_listening(Listening::default());
+    assert_eq!(served(&services), ["far.shop"], "what is elsewhere is not for this host's kernel to say");
+    let sockets = |all: &[(&str, Protocol)]| {
+        all.iter().map(|(address, protocol)| (address.parse().expect("literal"), *protocol)).collect::<Listening>()
+    };
+    services.set_listening(sockets(&[("127.0.0.1:80", Protocol::Tcp), ("0.0.0.0:81", Protocol::Tcp)]));
+    assert_eq!(served(&services), ["far.shop"], "neither takes what comes for it");
+    services.set_listening(sockets(&[("[::]:80", Protocol::Tcp)]));
+    assert_eq!(served(&services), ["web.shop", "far.shop"], "a socket of both families does");
+    assert_eq!(protocols(), [None, Some(6)], "and nothing else is brought to it");
+    services.set_listening(sockets(&[("0.0.0.0:80", Protocol::Tcp), ("0.0.0.0:80", Protocol::Udp)]));
+    assert_eq!(protocols(), [None, None]);
+    // Published again while nothing listens, and kept all the same.
+    services.set_listening(Listening::default());
+    services.publish(web).expect("published");
+    assert_eq!((served(&services), services.list().len()), (vec!["far.shop".to_owned()], 2));
+    assert_eq!(protocols().len(), 1);
+}

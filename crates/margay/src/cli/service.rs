@@ -106,6 +106,7 @@ fn state(info: &ServiceInfo) -> String {
         info.registrations.iter().map(|known| known.why.as_str()).filter(|why| !why.is_empty()).collect();
     let text = match info.state.as_str() {
         "pending" => "the router is being told",
+        "waiting" => "nothing listens there yet; it is served when something does",
         "local" => "known to this host alone, which has joined no router of the authority",
         other => other,
     };

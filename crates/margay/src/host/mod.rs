@@ -16,6 +16,7 @@ use std::net::IpAddr;
 
 use margay_control::{StateDir, StateError};
 use margay_core::name::is_virtual;
+use nix::ifaddrs::getifaddrs;
 
 use self::change::{Change, Refused, State};
 use self::journal::{Journal, JournalError};
@@ -258,4 +259,13 @@ pub async fn local_addresses() -> io::Result<Vec<IpAddr>> {
         addresses.filter(|found| !found.link_local && is_usable(found.index) && !is_virtual(found.address)).collect();
     found.sort_by_key(|found| (!leads_out.contains(&found.index), found.address.is_ipv6(), found.index));
     Ok(found.into_iter().map(|found| found.address).collect())
+}
+
+/// Whether an address is one of this host's own. Asks the kernel alone, at once.
+pub fn has_address(address: IpAddr) -> bool {
+    let own = getifaddrs().into_iter().flatten().filter_map(|found| found.address);
+    own.into_iter().any(|found| {
+        let v4 = found.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        v4.or_else(|| found.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()))) == Some(address)
+    })
 }

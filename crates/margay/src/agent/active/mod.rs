@@ -9,7 +9,7 @@ pub mod namespace;
 pub mod rule;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use margay_core::name::{Name, Prefix};
 use margay_datapath::active_sockets::{ActiveSockets, CgroupId, Change, Cookie, Executable, OwnerId, Socket, Watch};
 use margay_datapath::socket_table::{self, Table};
 use nix::errno::Errno;
-use nix::ifaddrs::getifaddrs;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use super::Agent;
 use super::service::{Listener, Services};
 use crate::config::Config;
+use crate::host;
 use crate::listener::Protocol;
 use cgroup::Hierarchy;
 use keep::Program;
@@ -119,6 +119,20 @@ impl Active {
         followed.lock().attach(pid, order)
     }
 
+    /// Before something is published there: datagram sockets on this port count from now on.
+    ///
+    /// # Errors
+    ///
+    /// There are too many such ports.
+    pub fn watch_port(&self, port: u16) -> Result<(), String> {
+        let Ok(followed) = &self.0 else { return Ok(()) };
+        let mut followed = followed.lock();
+        followed.kernel.want_datagrams(None, port).map_err(|error| error.to_string())?;
+        // One may be there already.
+        followed.look();
+        Ok(())
+    }
+
     /// Names that have a program and no socket.
     pub fn waiting(&self) -> Vec<Waiting> {
         self.0.as_ref().map(|followed| followed.lock().waiting()).unwrap_or_default()
@@ -201,10 +215,11 @@ impl Followed {
             problems: HashMap::new(),
             runtime_dir,
         };
-        for rule in &followed.rules {
-            for port in [rule.offer.port, rule.offer.listen_port].into_iter().flatten() {
-                followed.kernel.want_datagrams(None, port).map_err(|error| error.to_string())?;
-            }
+        let of_rules = followed.rules.iter().flat_map(|rule| [rule.offer.port, rule.offer.listen_port]).flatten();
+        let published = services.list();
+        let of_listeners = published.iter().flat_map(|service| &service.listeners).map(|known| known.address.port());
+        for port in of_rules.chain(of_listeners) {
+            followed.kernel.want_datagrams(None, port).map_err(|error| error.to_string())?;
         }
         for program in keep::read(&followed.runtime_dir) {
             let is_there = cgroup::id(&program.cgroup).is_ok_and(|id| id.0 == program.cgroup_id);
@@ -317,9 +332,16 @@ impl Followed {
             }
         }
         self.tell(touched);
+        self.show();
         if needs_look {
             self.look();
         }
+    }
+
+    /// What is published by order or by the configuration follows its sockets, too.
+    fn show(&self) {
+        let here = self.sockets.values().filter(|socket| socket.is_here);
+        self.services.set_listening(here.map(|socket| (socket.address, socket.protocol)).collect());
     }
 
     /// Looks at all sockets, where what happened is not known: at the start, and when too much happened at once.
@@ -358,6 +380,7 @@ impl Followed {
             }
         }
         self.tell(touched);
+        self.show();
     }
 
     /// Whose it is: of a program that was given it, or of the cgroup that it was made or made listening in.
@@ -396,7 +419,7 @@ impl Followed {
         let places = Namespace::of_cgroup(&owner.program.cgroup, self.kernel.own_namespace());
         let place = places.iter().find(|place| place.cookie == socket.namespace);
         let place = place.ok_or("no process of its program is in its network namespace any more")?;
-        place.reachable(socket.address, is_local)
+        place.reachable(socket.address, host::has_address)
     }
 
     /// Every rule.
@@ -489,13 +512,4 @@ fn executable_of(protocol: Protocol, address: SocketAddr) -> Option<Executable> 
     let socket = table.sockets().into_iter().find(|socket| socket.local == address)?;
     let holder = socket_table::holder(socket.inode)?;
     Executable::at(&PathBuf::from(format!("/proc/{}/exe", holder.pid))).ok()
-}
-
-/// Whether an address is one of this host's own.
-fn is_local(address: IpAddr) -> bool {
-    let own = getifaddrs().into_iter().flatten().filter_map(|found| found.address);
-    own.into_iter().any(|found| {
-        let v4 = found.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        v4.or_else(|| found.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()))) == Some(address)
-    })
 }

@@ -69,6 +69,7 @@ pub(super) fn publish(agent: &Agent, request: ServicePublishRequest) -> Result<S
     let publication = publication(request)?;
     let name = publication.name.clone();
     loopback::deliverable(publication.listener.address, &agent.direct).map_err(misuse)?;
+    blocking(|| agent.active.watch_port(publication.listener.address.port())).map_err(environment)?;
     blocking(|| {
         agent.services.publish(publication)?;
         agent.follow_loopback();
@@ -125,7 +126,7 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         listeners: published.listeners.iter().map(listener_info).collect(),
         weight: published.weight,
         priority: published.priority,
-        state: state.unwrap_or("local").to_owned(),
+        state: if published.is_served() { state.unwrap_or("local") } else { "waiting" }.to_owned(),
         registrations,
         flows: flows as u64,
     }

@@ -130,7 +130,7 @@ pub struct JoinSection {
 pub struct ServiceSection {
     /// `service.authority`.
     pub name: ServiceName,
-    /// Address and port of the listening socket: the name is served as long as the agent runs.
+    /// Address and port of the listening socket, whosever it is.
     #[serde(default, deserialize_with = "listen")]
     pub listen: Option<SocketAddr>,
     /// Instead: the program whose sockets serve the name, while they listen.
@@ -261,7 +261,7 @@ impl ServiceSection {
             )),
             Some(_) if self.executable.is_some() || self.listen_port.is_some() => Err((
                 format!("{name} has `listen`, and a program or port to follow as well"),
-                "`listen` is served in any case; remove it, or the others".to_owned(),
+                "`listen` takes any program's socket there; remove it, or the others".to_owned(),
             )),
             Some(listen) => listener::expects_others(listen, self.protocol, &self.allow)
                 .map_err(|what| (what, "`allow = [\"authority\"]` lets in who shares an authority".to_owned())),

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::api::phase;
+use super::service::Origin;
 use super::{Agent, INTERFACE, loopback};
 use crate::host::{self, change::State};
 
@@ -101,9 +102,33 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
     direct::this_host(agent, steps).await;
     steps.say("dns", dns(agent).await).await;
     routers(agent, steps).await;
+    services(agent, steps).await;
+}
+
+/// What this host serves or would, and whether anything listens for it.
+async fn services(agent: &Agent, steps: &mut Steps) {
+    let (programs, sockets) = agent.active.counts();
+    let finding = match agent.active.why_not() {
+        None => Finding::Ok(format!("{sockets} sockets listen here; {programs} programs were started to serve names")),
+        Some(why) => Finding::warning(
+            format!("the kernel does not say what listens: {why}"),
+            "`margay service publish` and `withdraw` work all the same",
+        ),
+    };
+    steps.say("sockets", finding).await;
+    for waiting in agent.active.waiting() {
+        let what = format!("{} waits for a socket of {}", waiting.name, waiting.program);
+        let finding = match waiting.why.as_str() {
+            "" => Finding::warning(what, "which ports does the program listen on? `ss -ltnp` shows it"),
+            why => Finding::failed(format!("{} has one, and cannot be served", waiting.name), why),
+        };
+        steps.say("service", finding).await;
+    }
     for service in agent.services.list() {
         for listener in &service.listeners {
-            let found = sockets::is_listening(listener.address, listener.protocol);
+            // The kernel has said so; it may be in another network namespace.
+            let is_followed = listener.origin == Origin::Socket;
+            let found = is_followed || sockets::is_listening(listener.address, listener.protocol);
             let what = format!("{} at {}", service.name, listener.address);
             let finding = if let Err(why) = loopback::deliverable(listener.address, &agent.direct) {
                 Finding::failed(format!("{what} cannot be reached: {why}"), "see the step `direct`")
@@ -111,8 +136,8 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
                 Finding::Ok(format!("{what}: a program listens"))
             } else {
                 Finding::warning(
-                    format!("{what}: no program listens there, so connections are refused"),
-                    "start the program, or `margay service withdraw` the listener",
+                    format!("{what}: no program listens there"),
+                    "start the program, and it is served; or `margay service withdraw` the listener",
                 )
             };
             steps.say("service", finding).await;

@@ -1,7 +1,7 @@
 //! `margay run`: a program serves a name while it listens.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -77,6 +77,14 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
     };
     client.program_attach(request).await.map_err(refused)?;
     let [program, words @ ..] = &args.command[..] else { return Ok(ExitCode::SUCCESS) };
+    if std::io::stderr().is_terminal() {
+        let names: Vec<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
+        eprintln!(
+            "margay: {} is served when this program listens; `margay service show {}` says how it stands",
+            names.join(", "),
+            names.first().copied().unwrap_or_default()
+        );
+    }
     // This process becomes the program: its number, its parent and its descriptors stay.
     let error = Command::new(program).args(words).exec();
     eprintln!("margay: cannot start {program}: {error}");

@@ -181,6 +181,10 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
             ))?;
         }
     }
+    for waiting in &reply.waiting {
+        let why = if waiting.why.is_empty() { String::new() } else { format!(": {}", waiting.why) };
+        out.line(&format!("waits for a socket of {}{why}", waiting.program))?;
+    }
     let resolution =
         reply.resolution.ok_or_else(|| miette!("the agent's answer has no resolution; update the agent"))?;
     describe(&resolution, out)?;

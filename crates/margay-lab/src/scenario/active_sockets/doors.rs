@@ -17,6 +17,7 @@ const BY_PROGRAM: u16 = 8094;
 const BY_PORT: u16 = 8095;
 const DATAGRAMS: u16 = 8096;
 const SHORT_LIVED: u16 = 8097;
+const ORDERED: u16 = 8098;
 
 /// Tries all of them. What does not hold is said, and counted.
 pub fn try_all(stage: &Stage<'_>, findings: &mut Findings) -> Result<()> {
@@ -37,6 +38,7 @@ pub fn try_all(stage: &Stage<'_>, findings: &mut Findings) -> Result<()> {
     door("datagrams", doors.datagrams());
     door("what cannot be started", doors.not_started());
     door("a name that is none", doors.bad_name());
+    door("an order, which waits for a socket and follows it", doors.ordered());
     let short_lived = doors.run("short.shop", SHORT_LIVED, &[], &[])?;
     door("one that will not last", doors.answers("short.shop"));
     let kept = doors.while_the_agent_is_dead(&short_lived)?;
@@ -151,6 +153,22 @@ impl Doors<'_> {
             ensure!(!output.status.success() && said.contains(word), "{offer}: {}: {said}", output.status);
         }
         Ok(())
+    }
+
+    fn ordered(&self) -> Result<()> {
+        let listen = format!("0.0.0.0:{ORDERED}");
+        agent::margay(self.alpha, ["service", "publish", "order.shop:80", "--listen", &listen])?;
+        let state = || Ok(agent::show(self.alpha, "order.shop")?["service"]["state"].to_string());
+        let before: Result<String> = state();
+        let before = before?;
+        ensure!(before.contains("waiting"), "with nothing that listens, its state was {before}");
+        for _ in 0..2 {
+            let program = self.alpha.spawn("ordered", self.files().script(self.alpha, ORDERED, &[]))?;
+            self.answers("order.shop")?;
+            program.signal(Signal::SIGKILL)?;
+            self.awaits("order.shop", 0)?;
+        }
+        agent::withdraw(self.alpha, "order.shop")
     }
 
     /// The agent dies, and with it, unheard, a program; others begin to listen, which rules of its configuration are about.

@@ -169,7 +169,14 @@ pub(super) async fn show(agent: &Agent, name: &str) -> Result<ServiceShowReply, 
     let parsed = parse_name(name)?;
     let resolution = resolve(agent, name).await?;
     let published = agent.services.find(&parsed);
-    if published.is_none() && resolution.instances.is_empty() && resolution.fallback.is_empty() {
+    let waiting: Vec<WaitingInfo> = agent
+        .active
+        .waiting()
+        .into_iter()
+        .filter(|waiting| waiting.name.prefix() == parsed.prefix())
+        .map(waiting_info)
+        .collect();
+    if published.is_none() && waiting.is_empty() && resolution.instances.is_empty() && resolution.fallback.is_empty() {
         return Err(not_found(format!(
             "nobody serves {parsed} ({}); `margay service list` shows what is published here",
             {
@@ -185,6 +192,7 @@ pub(super) async fn show(agent: &Agent, name: &str) -> Result<ServiceShowReply, 
         service: published.map(|published| info(agent, &published)),
         resolution: Some(resolution),
         flows: flow::of_service(agent, &parsed.prefix()),
+        waiting,
     })
 }
 

@@ -21,14 +21,15 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// Begins a connection every so often, to a server that greets with its name.
+    /// Begins a connection every so often, to a server that greets with its name, or is asked for it.
     ///
     /// # Errors
     ///
     /// The program cannot be started.
-    pub fn start(host: &Host, name: &str, port: u16, every: Duration) -> Result<Self> {
+    pub fn start(host: &Host, name: &str, port: u16, every: Duration, ask: Option<&str>) -> Result<Self> {
         let (port, every) = (port.to_string(), every.as_millis().to_string());
         let mut command = host.traffic(["arrivals", name, &port, "--every-ms", &every])?;
+        command.args(ask.iter().flat_map(|ask| ["--ask", ask]));
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start connections")?;
         let lines = BufReader::new(child.stdout.take().context("the connections have no output")?).lines();
         let (sender, ended) = mpsc::channel();

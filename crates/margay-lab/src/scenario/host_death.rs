@@ -140,7 +140,7 @@ fn await_all(router: &Host, limit: Duration) -> Result<()> {
 /// again. Then mends the link.
 fn die(lab: &Lab, findings: &mut Findings) -> Result<f64> {
     let (router, web2) = (lab.host("router")?, lab.host("web2")?);
-    let mut arrivals = Arrivals::start(lab.host("client")?, WHO, WHO_PORT, EVERY)?;
+    let mut arrivals = Arrivals::start(lab.host("client")?, WHO, WHO_PORT, EVERY, None)?;
     // Both hosts answer, each at once.
     let answered: BTreeSet<_> =
         arrivals.until(now_ms() + CALM_MS, STEP_LIMIT)?.map(|arrival| arrival.answered.as_str()).collect();
@@ -188,7 +188,7 @@ fn watch_busy(lab: &Lab, site: &Site, watch: Duration, findings: &mut Findings) 
     let start = Instant::now();
     let order = Order { host: "web.shop.sal.internal", path: "long", count: DOWNLOADS, pace: PACE };
     let running = Downloads::start(client, order)?;
-    let mut arrivals = Arrivals::start(client, WHO, WHO_PORT, EVERY_BUSY)?;
+    let mut arrivals = Arrivals::start(client, WHO, WHO_PORT, EVERY_BUSY, None)?;
     let seen: Vec<&Arrival> = arrivals.until(now_ms() + watch.as_secs_f64() * 1e3, watch + STEP_LIMIT)?.collect();
     let watched = start.elapsed().as_secs_f64();
     let busy = (observe::machine_busy_seconds()? - busy_before) / (watched * processors as f64);

@@ -1,10 +1,10 @@
-//! Connections that begin at even times, whatever becomes of those before: to a server that greets with its name.
+//! Connections that begin at even times, whatever becomes of those before: to a server that says its name, asked or not.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -22,7 +22,7 @@ pub struct Arrival {
     pub begun_ms: f64,
     /// How long it took until the server's name had come, with the look-up of the service's.
     pub took_ms: f64,
-    /// The server's name; empty where none came.
+    /// The server's name, or the whole answer with the name in it; empty where none came.
     pub answered: String,
     /// Why none came.
     pub error: String,
@@ -34,16 +34,17 @@ pub fn now_ms() -> f64 {
 }
 
 /// Begins a connection every so often, for ever; prints an [`Arrival`] as a line of JSON when one has ended.
-pub async fn keep_coming(host: String, port: u16, every: Duration) -> Result<()> {
+pub async fn keep_coming(host: String, port: u16, every: Duration, ask: Option<String>) -> Result<()> {
+    let ask = ask.map(|ask| ask.replace("\\r\\n", "\r\n"));
     let mut ticks = interval(every);
     // A machine that was late does not begin many at once.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for number in 0.. {
         ticks.tick().await;
-        let host = host.clone();
+        let (host, ask) = (host.clone(), ask.clone());
         tokio::spawn(async move {
             let (begun_ms, start) = (now_ms(), Instant::now());
-            let greeted = timeout(PATIENCE, greeting(&host, port)).await;
+            let greeted = timeout(PATIENCE, greeting(&host, port, ask.as_deref())).await;
             let greeted = greeted.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in {PATIENCE:?}")));
             let took_ms = start.elapsed().as_secs_f64() * 1e3;
             let (answered, error) = match greeted {
@@ -56,9 +57,20 @@ pub async fn keep_coming(host: String, port: u16, every: Duration) -> Result<()>
     Ok(())
 }
 
-async fn greeting(host: &str, port: u16) -> Result<String> {
-    let stream = TcpStream::connect(resolve(host, port).await?).await.context("cannot connect")?;
+async fn greeting(host: &str, port: u16, ask: Option<&str>) -> Result<String> {
+    let mut stream = TcpStream::connect(resolve(host, port).await?).await.context("cannot connect")?;
+    if let Some(ask) = ask {
+        stream.write_all(ask.as_bytes()).await.context("cannot ask")?;
+        return whole_answer(stream).await;
+    }
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).await.context("no greeting")?;
     Ok(line.trim().to_owned())
+}
+
+/// Until the server closes. memcached's answer ends with a line instead.
+async fn whole_answer(mut stream: TcpStream) -> Result<String> {
+    let mut answer = Vec::new();
+    while stream.read_buf(&mut answer).await.context("no answer")? > 0 && !answer.ends_with(b"END\r\n") {}
+    Ok(String::from_utf8_lossy(&answer).trim().to_owned())
 }

@@ -8,7 +8,6 @@ mod download;
 mod echo;
 mod flows;
 mod hostile;
-mod landings;
 mod odd;
 mod pingpong;
 
@@ -24,7 +23,6 @@ pub use arrivals::{Arrival, now_ms};
 pub use attempt::Outcome;
 pub use connects::Connects;
 pub use download::Download;
-pub use landings::{Landing, now_us};
 pub use pingpong::RoundTrips;
 
 /// Which program.
@@ -99,6 +97,9 @@ pub enum Traffic {
         /// Time between two
         #[arg(long)]
         every_ms: u64,
+        /// What to say first, to a server that says nothing by itself; `\\r\\n` ends a line
+        #[arg(long)]
+        ask: Option<String>,
     },
     /// Name server that gives one address for every name
     Dns {
@@ -148,16 +149,6 @@ pub enum Traffic {
         /// Largest segment of a connection; 0: as the kernel has it
         #[arg(long, default_value_t = 0)]
         mss: u32,
-    },
-    /// Connect and ask who is there, again and again until it is killed
-    Landings {
-        /// Server's name or address
-        host: String,
-        /// Server's port
-        port: u16,
-        /// What to say; `\\r\\n` ends a line
-        #[arg(long)]
-        ask: String,
     },
     /// Send urgent data between other data to an echo server
     Urgent {
@@ -230,8 +221,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Download { host, port, path, count, pace } => {
             download::run(download::Plan { host, port, path, count, pace })
         }
-        Traffic::Arrivals { host, port, every_ms } => {
-            runtime.block_on(arrivals::keep_coming(host, port, Duration::from_millis(every_ms)))
+        Traffic::Arrivals { host, port, every_ms, ask } => {
+            runtime.block_on(arrivals::keep_coming(host, port, Duration::from_millis(every_ms), ask))
         }
         Traffic::Dns { listen, answer } => dns::serve(listen, answer),
         Traffic::Attempt {
@@ -264,7 +255,6 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             };
             runtime.block_on(attempt::repeat(plan, count, parallel))
         }
-        Traffic::Landings { host, port, ask } => landings::repeat(&host, port, &ask),
         Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),
         Traffic::Closing { host, port, count } => odd::close_together(&host, port, count),
         Traffic::ClosingServer { listen } => odd::serve_closing(listen),

@@ -54,17 +54,19 @@ pub enum Origin {
 }
 
 impl Listener {
-    /// What can be brought to it. The kernel lets no datagrams into `::1` from outside.
-    fn carries(&self, protocol: Protocol) -> bool {
+    /// What can be brought to it; `None`: TCP and UDP. The kernel lets no datagrams into `::1` from outside.
+    fn carried(&self) -> Option<Protocol> {
         let has_no_datagrams = self.address.is_ipv6() && listener::is_loopback(self.address);
-        self.protocol.is_none_or(|wanted| wanted == protocol) && !(protocol == Protocol::Udp && has_no_datagrams)
+        self.protocol.or(has_no_datagrams.then_some(Protocol::Tcp))
     }
 
-    /// Whether what is sent there would reach a socket that is bound to `bound`.
-    fn is_at(&self, bound: SocketAddr) -> bool {
+    /// Whether a socket takes what is sent there.
+    fn is_taken_by(&self, bound: SocketAddr, protocol: Protocol) -> bool {
         let (own, of_socket) = (self.address.ip(), bound.ip());
         let takes_all = of_socket.is_unspecified() && (of_socket.is_ipv6() || own.is_ipv4());
-        self.address.port() == bound.port() && (takes_all || own == of_socket)
+        self.carried().is_none_or(|wanted| wanted == protocol)
+            && self.address.port() == bound.port()
+            && (takes_all || own == of_socket)
     }
 }
 
@@ -114,19 +116,14 @@ pub struct Published {
     pub priority: u32,
     /// Its listeners.
     pub listeners: Vec<Listener>,
-    /// Those that have a socket, by their place in the list, and for which protocol; `None`: both.
-    serving: Vec<(usize, Option<Protocol>)>,
+    /// Whether a socket listens for it.
+    pub is_served: bool,
     rules: Vec<RuleId>,
 }
 
 impl Published {
     fn new(name: Name) -> Self {
-        Self { name, weight: 0, priority: 0, listeners: Vec::new(), serving: Vec::new(), rules: Vec::new() }
-    }
-
-    /// Whether a socket listens for it.
-    pub fn is_served(&self) -> bool {
-        !self.serving.is_empty()
+        Self { name, weight: 0, priority: 0, listeners: Vec::new(), is_served: false, rules: Vec::new() }
     }
 }
 
@@ -263,7 +260,7 @@ impl Services {
     /// Adds a router that services are registered with.
     pub fn add_home(&self, home: Arc<Home>) {
         self.homes.lock().push(Arc::clone(&home));
-        for service in self.list().into_iter().filter(Published::is_served) {
+        for service in self.list().into_iter().filter(|service| service.is_served) {
             if self.homes_of(&service.name).iter().any(|known| Arc::ptr_eq(known, &home)) {
                 home.register(self.registration_of(&service));
             }
@@ -321,7 +318,7 @@ impl Services {
             listeners.push(listener);
         })?;
         // Also what is registered already: whoever says it again may have a reason, a new key say.
-        if let Some(service) = self.find(&name).filter(Published::is_served) {
+        if let Some(service) = self.find(&name).filter(|service| service.is_served) {
             self.announce(&service);
         }
         Ok(())
@@ -367,7 +364,7 @@ impl Services {
             let text = format!("this host publishes {LISTENERS_MAX} listeners already; withdraw some");
             return Err(PublishError::Misuse(text));
         }
-        service.serving = self.serving(&service);
+        service.is_served = self.has_socket(&service);
         self.put_in_force(before.as_ref(), &mut service)?;
         match (at, service.listeners.is_empty()) {
             (Some(at), true) => drop(published.remove(at)),
@@ -380,27 +377,17 @@ impl Services {
         Ok(())
     }
 
-    /// Which listeners have a socket, where the kernel says so. What others forward to is not for it to say.
-    fn serving(&self, service: &Published) -> Vec<(usize, Option<Protocol>)> {
+    /// Whether a listener has a socket, where the kernel says so; what others forward to is not for it to say. One is enough for
+    /// all of the name: an FTP server opens the port of a transfer when its client is about to connect there.
+    fn has_socket(&self, service: &Published) -> bool {
         let listening = self.listening.lock();
-        let has_socket = |listener: &Listener, protocol| {
-            listener.carries(protocol)
-                && listening.as_ref().is_none_or(|sockets| {
-                    listener.origin == Origin::Socket
-                        || !is_local(listener.address.ip())
-                        || sockets.iter().any(|(bound, of)| *of == protocol && listener.is_at(*bound))
-                })
-        };
-        let of_listener = |(place, listener): (usize, &Listener)| {
-            let found = [Protocol::Tcp, Protocol::Udp].map(|protocol| has_socket(listener, protocol));
-            match found {
-                [true, true] => Some((place, None)),
-                [true, false] => Some((place, Some(Protocol::Tcp))),
-                [false, true] => Some((place, Some(Protocol::Udp))),
-                [false, false] => None,
-            }
-        };
-        service.listeners.iter().enumerate().filter_map(of_listener).collect()
+        service.listeners.iter().any(|listener| {
+            listening.as_ref().is_none_or(|sockets| {
+                listener.origin == Origin::Socket
+                    || !is_local(listener.address.ip())
+                    || sockets.iter().any(|(bound, protocol)| listener.is_taken_by(*bound, *protocol))
+            })
+        })
     }
 
     /// Makes the service table and the routers follow from what a service was and is.
@@ -412,7 +399,7 @@ impl Services {
             self.core.remove_rule(rule);
         }
         let of = |service: &Published| (service.weight, service.priority);
-        match (before.filter(|before| before.is_served()), service.is_served()) {
+        match (before.filter(|before| before.is_served), service.is_served) {
             (Some(_), false) => drop(self.retract(service.name.prefix())),
             (Some(before), true) if of(before) == of(service) => {}
             (_, true) => {
@@ -430,19 +417,19 @@ impl Services {
         let mut published = self.published.lock();
         let mut is_changed = false;
         for service in published.iter_mut() {
-            let serving = self.serving(service);
-            if serving == service.serving {
+            let is_served = self.has_socket(service);
+            if is_served == service.is_served {
                 continue;
             }
             let before = service.clone();
-            service.serving = serving;
+            service.is_served = is_served;
             if let Err(error) = self.put_in_force(Some(&before), service) {
                 tracing::warn!(name = %before.name, %error, "a service does not follow its sockets");
                 *service = before;
                 continue;
             }
             is_changed = true;
-            tracing::info!(name = %service.name, served = service.is_served(), "what listens has changed");
+            tracing::info!(name = %service.name, served = service.is_served, "what listens has changed");
         }
         drop(published);
         if is_changed {
@@ -473,12 +460,11 @@ impl Services {
 
     fn add_rules(&self, service: &Published) -> Result<Vec<RuleId>, PublishError> {
         let mut added = Vec::new();
-        for (place, protocol) in &service.serving {
-            let Some(listener) = service.listeners.get(*place) else { continue };
+        for listener in service.listeners.iter().filter(|_| service.is_served) {
             let demux = Demux {
                 listener: listener.address,
                 service_port: listener.service_port,
-                protocol: protocol.map(Protocol::number),
+                protocol: listener.carried().map(Protocol::number),
                 // Checked when it was published.
                 allow: allow::parse(&listener.allow).unwrap_or_default(),
             };
@@ -529,7 +515,7 @@ impl Services {
 
     /// Gives certificates and registrations made by keys of this host another life, before the old one ends.
     pub fn renew(&self) {
-        for service in self.published.lock().clone().iter().filter(|service| service.is_served()) {
+        for service in self.published.lock().clone().iter().filter(|service| service.is_served) {
             self.certify(&service.name);
             if self.proof(&service.name).is_some() {
                 self.announce(service);
@@ -553,7 +539,7 @@ impl Services {
             weight: service.weight,
             priority: service.priority,
         };
-        self.published.lock().iter().filter(|service| service.is_served()).map(instance).collect()
+        self.published.lock().iter().filter(|service| service.is_served).map(instance).collect()
     }
 
     /// Withdraws one listener of a name, or all of it; gives how many. New connections go elsewhere, running ones stay.

@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 
 use super::{Findings, Scenario, pair};
 use crate::agent::{self, Agents};
+use crate::arrivals::{Arrival, Arrivals, now_ms};
 use crate::command::progress;
 use crate::host::Host;
 use crate::lab::Lab;
@@ -20,7 +21,6 @@ use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Below, Exactly};
 use crate::report::{Bound, bound, median, percentile};
 use crate::topology::Topology;
-use crate::traffic::{Landing, now_us};
 use served::{End, Files, KINDS, Kind};
 
 /// The scenario.
@@ -43,6 +43,8 @@ const BOUNDS: [Bound; 7] = [
 
 const ROUNDS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(15);
+/// Between two connections to one service.
+const EVERY: Duration = Duration::from_millis(40);
 /// Connections that are awaited in each state.
 const LANDINGS: usize = 3;
 /// Listeners of one program in a row, none of which lasts.
@@ -106,7 +108,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         tell_name(kind, beta)?;
         probes.push(Probe::start(&lab, kind)?);
     }
-    let sockets_before = metric(alpha, "margay_listening_sockets")?;
+    let sockets_before = agent::metric(alpha, "margay_listening_sockets")?;
     for round in 0..ROUNDS {
         for (kind, probe) in KINDS.iter().zip(&mut probes) {
             for end in kind.ends {
@@ -115,9 +117,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         }
         progress(&format!("round {} of {ROUNDS}: {}", round + 1, stage.times.sentence()));
     }
-    stage.storm(&probes[0])?;
+    stage.storm(&mut probes[0])?;
     doors::try_all(&stage, findings)?;
-    for probe in &probes {
+    for probe in &mut probes {
         probe.judge(findings)?;
     }
     let stale = stage.stale(sockets_before, findings)?;
@@ -174,14 +176,14 @@ impl Stage<'_> {
             self.cgroups.push(cgroup(program)?);
         }
         tell_name(kind, alpha)?;
-        probe.await_answers("alpha", LANDINGS, now_us())?;
+        probe.await_answers("alpha", LANDINGS)?;
         let last = programs.pop().context("no program")?;
         for other in &programs {
             other.signal(end.signal())?;
         }
         if !programs.is_empty() {
             moment(&what("loses one"), listens(1))?;
-            probe.await_answers("alpha", LANDINGS, now_us())?;
+            probe.await_answers("alpha", LANDINGS)?;
             let left = instances(router, kind)?;
             if left != 2 {
                 bail!("{}: with one process left, there are {left} instances", kind.name);
@@ -191,7 +193,7 @@ impl Stage<'_> {
         let ended_at = moment(&what("ends"), listens(0))?;
         self.times.withdraw_ms.push(self.until_instances(router, kind, 1, ended_at)?);
         probe.only_beta_may_answer();
-        probe.await_answers("beta", LANDINGS, now_us())?;
+        probe.await_answers("beta", LANDINGS)?;
         Ok(())
     }
 
@@ -204,7 +206,7 @@ impl Stage<'_> {
     }
 
     /// A program that makes thousands of listeners before its own: others are served all the same, and nothing of it stays.
-    fn storm(&mut self, probe: &Probe) -> Result<()> {
+    fn storm(&mut self, probe: &mut Probe) -> Result<()> {
         let (alpha, router) = (self.lab.host("alpha")?, self.lab.host("router")?);
         let mut argv: Vec<String> = ["margay", "run", "--service", "storm.shop", "--"].map(str::to_owned).into();
         argv.extend(self.files.script(alpha, 8099, &["--storm", &STORM.to_string()]));
@@ -215,7 +217,7 @@ impl Stage<'_> {
             if addresses.len() == 1 && addresses[0]["address"] == "0.0.0.0:8099" { Ok(()) } else { bail!("{shown}") }
         })?;
         agent::await_instances(router, "storm.shop", 1)?;
-        probe.await_answers("beta", LANDINGS, now_us())?;
+        probe.await_answers("beta", LANDINGS)?;
         self.cgroups.push(cgroup(&program)?);
         program.signal(Signal::SIGKILL)?;
         agent::await_instances(router, "storm.shop", 0)
@@ -227,8 +229,8 @@ impl Stage<'_> {
         let mut left = Vec::new();
         let cleared = wait_for("the end of all programs", LIMIT, || {
             left.clear();
-            let programs = metric(alpha, "margay_programs")?;
-            let sockets = metric(alpha, "margay_listening_sockets")? - sockets_before;
+            let programs = agent::metric(alpha, "margay_programs")?;
+            let sockets = agent::metric(alpha, "margay_listening_sockets")? - sockets_before;
             left.extend((programs > 0.0).then(|| format!("{programs} programs")));
             left.extend((sockets > 0.0).then(|| format!("{sockets} sockets")));
             for kind in &KINDS {
@@ -247,63 +249,64 @@ impl Stage<'_> {
 
 /// Connections to a service, made all the time.
 struct Probe {
-    program: Program,
+    arrivals: Arrivals,
     service: String,
-    /// When nobody but beta may answer: from, and to where it is over.
-    alone_us: Vec<(u64, Option<u64>)>,
+    /// When nobody but beta may answer: from, and to where it is over ([`now_ms`]).
+    alone: Vec<(f64, Option<f64>)>,
 }
 
 impl Probe {
     fn start(lab: &Lab, kind: &Kind) -> Result<Self> {
-        let client = lab.host("client")?;
         let name = format!("{}.sal.internal", kind.service());
-        let command = client.traffic(["landings", &name, "80", "--ask", kind.ask])?;
-        let program = Program::start(command, &client.dir.join(format!("landings-{}.log", kind.name)))?;
-        let probe = Self { program, service: kind.service(), alone_us: vec![(now_us(), None)] };
-        probe.await_answers("beta", 1, 0)?;
+        let arrivals = Arrivals::start(lab.host("client")?, &name, 80, EVERY, Some(kind.ask))?;
+        let mut probe = Self { arrivals, service: kind.service(), alone: vec![(now_ms(), None)] };
+        probe.await_answers("beta", 1)?;
         Ok(probe)
     }
 
-    fn landings(&self) -> Vec<Landing> {
-        self.program.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-    }
-
     fn others_may_answer(&mut self) {
-        if let Some((_, end @ None)) = self.alone_us.last_mut() {
-            *end = Some(now_us());
+        if let Some((_, end @ None)) = self.alone.last_mut() {
+            *end = Some(now_ms());
         }
     }
 
     fn only_beta_may_answer(&mut self) {
-        self.alone_us.push((now_us(), None));
+        self.alone.push((now_ms(), None));
     }
 
-    fn await_answers(&self, who: &str, count: usize, from_us: u64) -> Result<()> {
-        wait_for(&format!("{count} connections to {} that {who} answers", self.service), LIMIT, || {
-            let since: Vec<Landing> =
-                self.landings().into_iter().filter(|landing| landing.start_us > from_us).collect();
-            let found = since.iter().filter(|landing| landing.answer.contains(who)).count();
-            if found >= count { Ok(()) } else { bail!("there are {found} of {}", since.len()) }
-        })
+    /// Until so many connections that begin from now on were answered by whom.
+    fn await_answers(&mut self, who: &str, count: usize) -> Result<()> {
+        let (from, deadline) = (now_ms(), Instant::now() + LIMIT);
+        loop {
+            let all = self.arrivals.until(now_ms(), LIMIT)?;
+            let since: Vec<&Arrival> = all.filter(|arrival| arrival.begun_ms > from).collect();
+            let found = since.iter().filter(|arrival| arrival.answered.contains(who)).count();
+            if found >= count {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("{who} has answered {found} of {} connections to {}", since.len(), self.service);
+            }
+        }
     }
 
     /// Counts connections that began when only beta was there, and did not get to it.
-    fn judge(&self, findings: &mut Findings) -> Result<()> {
-        let landings = self.landings();
-        let is_alone = |landing: &&Landing| {
-            let ends_before = |end: &Option<u64>| end.is_none_or(|end| landing.start_us < end);
-            self.alone_us.iter().any(|(from, to)| landing.start_us > *from && ends_before(to))
+    fn judge(&mut self, findings: &mut Findings) -> Result<()> {
+        let all: Vec<Arrival> = self.arrivals.until(now_ms(), LIMIT)?.cloned().collect();
+        let is_alone = |arrival: &&Arrival| {
+            let ends_after = |end: &Option<f64>| end.is_none_or(|end| arrival.begun_ms < end);
+            self.alone.iter().any(|(from, to)| arrival.begun_ms > *from && ends_after(to))
         };
-        let alone: Vec<&Landing> = landings.iter().filter(is_alone).collect();
-        let wrong: Vec<&&Landing> = alone.iter().filter(|landing| !landing.answer.contains("beta")).collect();
+        let alone: Vec<&Arrival> = all.iter().filter(is_alone).collect();
+        let wrong: Vec<&&Arrival> = alone.iter().filter(|arrival| !arrival.answered.contains("beta")).collect();
         if let Some(first) = wrong.first() {
             findings.note(format!("{}: {} wrong landings, first {first:?}", self.service, wrong.len()));
         }
+        let refused = all.iter().filter(|arrival| !arrival.error.is_empty()).count();
         findings.figures.add("wrong_landings", wrong.len() as f64);
-        findings.figures.add("landings", landings.len() as f64);
+        findings.figures.add("landings", all.len() as f64);
         findings.figures.add("landings_alone", alone.len() as f64);
-        let in_change = landings.iter().filter(|landing| !landing.error.is_empty()).count() - wrong.len();
-        findings.figures.add("refused_in_change", in_change as f64);
+        findings.figures.add("refused_in_change", refused.saturating_sub(wrong.len()) as f64);
         Ok(())
     }
 }
@@ -359,10 +362,4 @@ fn cgroup(program: &Program) -> Result<PathBuf> {
     let root = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|words| words[2] == "cgroup2");
     let root = root.context("no cgroup file system of version 2")?[1].to_owned();
     Ok(PathBuf::from(root).join(path.trim_start_matches('/')))
-}
-
-fn metric(host: &Host, name: &str) -> Result<f64> {
-    let text = agent::margay(host, ["status", "--metrics"])?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.with_context(|| format!("there is no metric {name}"))?.parse().context("a metric is no number")
 }

@@ -35,7 +35,8 @@ use rule::{Offer, Rule, Seen, Source};
 
 /// More programs are a mistake.
 const PROGRAMS_MAX: usize = 4000;
-/// Between two looks at what has happened: a thousand short-lived listeners are not a thousand messages to a router.
+/// From an event to what follows from it. A thousand short-lived listeners are not a thousand messages to a router, and a server that
+/// closes a socket to open the next one is not gone meanwhile.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// What listens here, and what follows from it.
@@ -179,10 +180,10 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
                     return;
                 }
             }
+            thread::sleep(PAUSE);
             let Some(agent) = agent.upgrade() else { return };
             agent.active.hear();
             agent.follow_loopback();
-            thread::sleep(PAUSE);
         }
     };
     thread::Builder::new().name("margay-active".to_owned()).spawn(hear).map(drop)

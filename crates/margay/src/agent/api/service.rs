@@ -126,7 +126,7 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         listeners: published.listeners.iter().map(listener_info).collect(),
         weight: published.weight,
         priority: published.priority,
-        state: if published.is_served() { state.unwrap_or("local") } else { "waiting" }.to_owned(),
+        state: if published.is_served { state.unwrap_or("local") } else { "waiting" }.to_owned(),
         registrations,
         flows: flows as u64,
     }

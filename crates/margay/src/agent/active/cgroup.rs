@@ -149,3 +149,47 @@ pub fn processes(path: &Path) -> Vec<u32> {
     let below = inner.filter(|path| path.is_dir()).flat_map(|path| processes(&path));
     text.lines().filter_map(|line| line.parse().ok()).chain(below).collect()
 }
+
+#[cfg(test)]
+mod test {
+    use std::process::{Child, Command};
+
+    use nix::unistd::Uid;
+
+    use super::*;
+
+    struct Sleeper(Child);
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.0.kill().expect("it runs");
+            self.0.wait().expect("it ends");
+        }
+    }
+
+    #[test]
+    fn a_program_gets_a_cgroup_of_its_own_and_is_given_back() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let Some(hierarchy) = Hierarchy::find(dir.path()).ok().filter(|_| Uid::effective().is_root()) else {
+            eprintln!("skipped: it needs root, and cgroups of version 2");
+            return;
+        };
+        let sleeper = Sleeper(Command::new("sleep").arg("1000").spawn().expect("a program"));
+        let pid = sleeper.0.id();
+        let before = hierarchy.of(pid).expect("it is somewhere");
+        let own = hierarchy.isolate(pid).expect("moved");
+        assert_eq!((own.parent(), hierarchy.of(pid).expect("it is there")), (Some(before.as_path()), own.clone()));
+        assert_eq!(processes(&own), [pid]);
+        assert!(!is_empty(&own));
+        remove(&own);
+        assert!(own.exists(), "one with a program in it stays");
+        dissolve(&own);
+        assert_eq!(hierarchy.of(pid).expect("it is there"), before);
+        assert!(!own.exists() && is_empty(&own));
+        // What was not made here is nobody's to take away.
+        dissolve(&before);
+        assert!(before.exists());
+        drop(sleeper);
+        Hierarchy::release(dir.path());
+    }
+}

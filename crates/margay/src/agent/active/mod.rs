@@ -233,6 +233,8 @@ impl Followed {
 
     fn attach(&mut self, pid: u32, order: Order) -> Result<OwnerId, String> {
         let Order { offers, private, command, passed, whole_cgroup } = order;
+        // With sockets that it was given, or as a unit that runs.
+        let listens_already = whole_cgroup || !passed.is_empty();
         if self.owners.len() >= PROGRAMS_MAX {
             return Err(format!("{PROGRAMS_MAX} programs are followed already; more are a mistake"));
         }
@@ -248,8 +250,9 @@ impl Followed {
         before.into_iter().for_each(|id| self.forget(id));
         let owner = self.adopt(Program { offers, private, command, cgroup, cgroup_id, passed })?;
         self.keep();
-        // It may listen already: with sockets that it was given, or as a unit that runs.
-        self.look();
+        if listens_already {
+            self.look();
+        }
         Ok(owner)
     }
 
@@ -368,7 +371,10 @@ impl Followed {
             }
         }
         let mut touched = BTreeSet::new();
-        let gone: Vec<Cookie> = self.sockets.keys().filter(|cookie| !found.contains_key(cookie)).copied().collect();
+        // Of a namespace that no process leads to any more, the end of a socket is heard all the same.
+        let is_looked_at = |seen: &Seen| seen.is_here || places.iter().any(|place| place.cookie == seen.namespace);
+        let is_gone = |(cookie, seen): &(&Cookie, &Seen)| is_looked_at(seen) && !found.contains_key(cookie);
+        let gone: Vec<Cookie> = self.sockets.iter().filter(is_gone).map(|(cookie, _)| *cookie).collect();
         for cookie in gone {
             let ended = self.sockets.remove(&cookie);
             touched.extend(ended.iter().flat_map(|socket| self.names_of(socket)));
@@ -409,7 +415,8 @@ impl Followed {
             is_wanted.then(|| executable_of(protocol, address)).flatten()
         });
         self.next_socket += 1;
-        let seen = Seen { number: self.next_socket, owner, is_here, executable, protocol, address };
+        let (number, namespace) = (self.next_socket, socket.namespace);
+        let seen = Seen { number, owner, namespace, is_here, executable, protocol, address };
         let names = self.names_of(&seen);
         self.sockets.insert(socket.cookie, seen);
         names

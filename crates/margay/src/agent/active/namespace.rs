@@ -1,8 +1,10 @@
 //! Programs in a network namespace of their own (DESIGN §18): no agent is in there, the host forwards to them.
 
-use std::fs::File;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use margay_datapath::active_sockets::{NamespaceCookie, own_namespace};
@@ -25,14 +27,16 @@ impl Namespace {
     /// Those of the processes of a cgroup, each once.
     pub fn of_cgroup(path: &Path, own: NamespaceCookie) -> Vec<Self> {
         let mut found: Vec<Self> = Vec::new();
+        let mut seen = BTreeSet::new();
         for pid in cgroup::processes(path) {
+            // The file system's number of a namespace is cheap to read; a visit is not.
+            let Ok(number) = fs::metadata(format!("/proc/{pid}/ns/net")).map(|about| about.ino()) else { continue };
+            if !seen.insert(number) {
+                continue;
+            }
             match Self::of_process(pid) {
                 Ok(namespace) if namespace.cookie == own => {}
-                Ok(namespace) => {
-                    if !found.iter().any(|known| known.cookie == namespace.cookie) {
-                        found.push(namespace);
-                    }
-                }
+                Ok(namespace) => found.push(namespace),
                 Err(error) => tracing::debug!(pid, %error, "a process whose network namespace is not known"),
             }
         }
@@ -90,4 +94,32 @@ fn addresses() -> io::Result<Vec<IpAddr>> {
         v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
     });
     Ok(addresses.filter(is_useful).collect())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_socket_elsewhere_is_reached_at_an_address_that_is_not_this_hosts() {
+        let address = |text: &str| text.parse::<IpAddr>().expect("literal");
+        let place = Namespace {
+            cookie: NamespaceCookie(7),
+            file: File::open("/dev/null").expect("it is there"),
+            addresses: ["10.0.0.1", "10.9.0.2", "fd00::2"].map(address).to_vec(),
+        };
+        let is_local = |ip| ip == address("10.0.0.1");
+        let reached = |text: &str| {
+            let socket = text.parse().expect("literal");
+            place.reachable(socket, is_local).map(|found| found.to_string())
+        };
+        assert_eq!(reached("0.0.0.0:80"), Ok("10.9.0.2:80".to_owned()), "10.0.0.1 would lead to this host");
+        assert_eq!(reached("[::]:80"), Ok("[fd00::2]:80".to_owned()));
+        assert_eq!(reached("10.9.9.9:80"), Ok("10.9.9.9:80".to_owned()));
+        assert_eq!(reached("[::ffff:10.9.9.9]:80"), Ok("10.9.9.9:80".to_owned()));
+        assert!(reached("127.0.0.1:80").expect_err("unreachable").contains("loopback"));
+        let bare = Namespace { addresses: vec![address("10.0.0.1")], ..place };
+        let found = bare.reachable("0.0.0.0:80".parse().expect("literal"), is_local);
+        assert!(found.expect_err("unreachable").contains("no address"));
+    }
 }

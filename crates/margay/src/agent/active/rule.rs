@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use margay_core::name::Name;
-use margay_datapath::active_sockets::{Executable, OwnerId};
+use margay_datapath::active_sockets::{Executable, NamespaceCookie, OwnerId};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::service::{Listener, Origin};
@@ -58,6 +58,8 @@ pub struct Seen {
     pub number: u64,
     /// Whose.
     pub owner: Option<OwnerId>,
+    /// Where.
+    pub namespace: NamespaceCookie,
     /// In the network namespace of this host.
     pub is_here: bool,
     /// The program that made it listen.
@@ -184,6 +186,7 @@ mod test {
         Seen {
             number,
             owner: (owner != 0).then_some(OwnerId(owner)),
+            namespace: NamespaceCookie(1),
             is_here: true,
             executable: None,
             protocol,

@@ -18,6 +18,8 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, getegid, geteuid};
 
+use crate::observe;
+
 /// With what rights a lab runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privilege {
@@ -179,11 +181,9 @@ pub fn finish(mut init: Child) -> Result<u8> {
 
 /// Cgroups of programs that served names in a lab end with no agent to remove them. The kernel removes only what is empty.
 pub fn remove_cgroups() {
-    let text = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let Some(own) = text.lines().find_map(|line| line.strip_prefix("0::/")) else { return };
-    for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
-        let entries = std::fs::read_dir(std::path::Path::new(root).join(own)).into_iter().flatten().flatten();
-        for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("margay-run-")) {
+    let Ok(own) = observe::cgroup(std::process::id()) else { return };
+    for entry in std::fs::read_dir(own).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("margay-run-") {
             // One that is in use is somebody else's.
             let _ = std::fs::remove_dir(entry.path());
         }

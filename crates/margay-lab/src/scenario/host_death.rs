@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::{Findings, Scenario, is_long, pair};
+use super::{Findings, Scenario, is_long, pair, site};
 use crate::agent::{self, Agents};
 use crate::arrivals::{Arrival, Arrivals, now_ms};
 use crate::command::progress;
@@ -19,7 +19,6 @@ use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Below, Exactly};
 use crate::report::{Bound, bound};
 use crate::server::{self, Nginx, sha256};
-use crate::topology::Topology;
 use crate::wire;
 
 /// The scenario.
@@ -68,27 +67,6 @@ const DOWNLOADS: usize = 8;
 /// Bytes per second of each, all of them hashed.
 const PACE: u64 = 5_000_000;
 
-const TOPOLOGY: &str = r#"
-[subnet.site]
-v4 = "10.1.0.0/24"
-
-[host.router]
-role = "router"
-links = [{ subnet = "site" }]
-
-[host.web1]
-role = "agent"
-links = [{ subnet = "site" }]
-
-[host.web2]
-role = "agent"
-links = [{ subnet = "site" }]
-
-[host.client]
-role = "agent"
-links = [{ subnet = "site" }]
-"#;
-
 /// A host that serves both services.
 struct Site {
     web: Nginx,
@@ -97,7 +75,7 @@ struct Site {
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let watch = if is_long() { WATCH_LONG } else { WATCH };
-    let lab = Lab::build(Topology::parse("host-death", TOPOLOGY)?, dir)?;
+    let lab = site::build("host-death", site::V4, &["web1", "web2", "client"], dir)?;
     let _agents = Agents::start(&lab)?;
     let sites = [serve(lab.host("web1")?, watch)?, serve(lab.host("web2")?, watch)?];
     await_all(lab.host("router")?, STEP_LIMIT)?;

@@ -19,6 +19,7 @@ mod odd_packets;
 pub mod pair;
 mod round_trips;
 mod setup_latency;
+pub mod site;
 mod up_down;
 
 use std::path::Path;

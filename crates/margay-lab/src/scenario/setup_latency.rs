@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Findings, Scenario, pair};
+use super::{Findings, Scenario, pair, site};
 use crate::agent::{self, Agents};
 use crate::command::progress;
 use crate::host::Host;
@@ -13,7 +13,6 @@ use crate::lab::Lab;
 use crate::report::Limit::{AtLeast, AtMost, Exactly};
 use crate::report::{Bound, bound, median};
 use crate::server;
-use crate::topology::Topology;
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
@@ -39,20 +38,10 @@ const RATE_PARALLEL: usize = 16;
 const STRANGERS: usize = 8;
 const NAME: &str = "echo.shop.sal.internal";
 
-fn topology() -> Result<Topology> {
-    let mut text = "[subnet.site]\nv4 = \"10.1.0.0/24\"\n".to_owned();
-    let mut host = |name: &str, role: &str| {
-        text.push_str(&format!("[host.{name}]\nrole = \"{role}\"\nlinks = [{{ subnet = \"site\" }}]\n"));
-    };
-    host("router", "router");
-    host("server", "agent");
-    host("client", "agent");
-    (0..STRANGERS).for_each(|number| host(&format!("far{number}"), "agent"));
-    Ok(Topology::parse("setup-latency", &text)?)
-}
-
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let lab = Lab::build(topology()?, dir)?;
+    let hosts =
+        ["server", "client"].map(str::to_owned).into_iter().chain((0..STRANGERS).map(|number| format!("far{number}")));
+    let lab = site::build("setup-latency", site::V4, &hosts.collect::<Vec<_>>(), dir)?;
     // Ten thousand connections that have just ended keep as many ports from the next ones.
     for host in &lab.hosts {
         host.shell(

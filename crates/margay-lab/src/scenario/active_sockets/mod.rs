@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
-use super::{Findings, Scenario, pair};
+use super::{Findings, Scenario, pair, site};
 use crate::agent::{self, Agents};
 use crate::arrivals::{Arrival, Arrivals, now_ms};
 use crate::command::progress;
 use crate::host::Host;
 use crate::lab::Lab;
+use crate::observe;
 use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Below, Exactly};
 use crate::report::{Bound, bound, median, percentile};
-use crate::topology::Topology;
 use served::{End, Files, KINDS, Kind};
 
 /// The scenario.
@@ -50,29 +50,6 @@ const LANDINGS: usize = 3;
 /// Listeners of one program in a row, none of which lasts.
 const STORM: usize = 3000;
 
-const TOPOLOGY: &str = r#"
-[subnet.site]
-v4 = "10.1.0.0/24"
-
-[host.router]
-role = "router"
-links = [{ subnet = "site" }]
-
-# Its programs come and go.
-[host.alpha]
-role = "agent"
-links = [{ subnet = "site" }]
-
-# Its programs stay.
-[host.beta]
-role = "agent"
-links = [{ subnet = "site" }]
-
-[host.client]
-role = "agent"
-links = [{ subnet = "site" }]
-"#;
-
 /// A network namespace inside of a host, as a container has one. Gives the process that holds it, and shows what listens there.
 fn box_of(host: &Host) -> Result<Program> {
     let program = host.spawn("box", ["unshare", "--net", "sleep", "infinity"])?;
@@ -92,7 +69,8 @@ fn box_of(host: &Host) -> Result<Program> {
 }
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let lab = Lab::build(Topology::parse("active-sockets", TOPOLOGY)?, dir)?;
+    // Programs of alpha come and go, those of beta stay.
+    let lab = site::build("active-sockets", site::V4, &["alpha", "beta", "client"], dir)?;
     let _agents = Agents::start(&lab)?;
     let (alpha, beta) = (lab.host("alpha")?, lab.host("beta")?);
     pair::demand_kernel(&[alpha, beta], findings)?;
@@ -173,7 +151,7 @@ impl Stage<'_> {
         let listening_at = moment(&what("listens"), listens(kind.processes))?;
         self.times.register_ms.push(self.until_instances(router, kind, 2, listening_at)?);
         for program in &programs {
-            self.cgroups.push(cgroup(program)?);
+            self.cgroups.push(observe::cgroup(program.pid())?);
         }
         tell_name(kind, alpha)?;
         probe.await_answers("alpha", LANDINGS)?;
@@ -218,7 +196,7 @@ impl Stage<'_> {
         })?;
         agent::await_instances(router, "storm.shop", 1)?;
         probe.await_answers("beta", LANDINGS)?;
-        self.cgroups.push(cgroup(&program)?);
+        self.cgroups.push(observe::cgroup(program.pid())?);
         program.signal(Signal::SIGKILL)?;
         agent::await_instances(router, "storm.shop", 0)
     }
@@ -352,14 +330,4 @@ fn tell_name(kind: &Kind, host: &Host) -> Result<()> {
         host.shell(&format!("exec 3<>/dev/tcp/127.0.0.1/{port}; printf '{set}' >&3; head -n 1 <&3"))?;
     }
     Ok(())
-}
-
-/// The cgroup that a program was put into.
-fn cgroup(program: &Program) -> Result<PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{}/cgroup", program.pid()))?;
-    let path = text.lines().find_map(|line| line.strip_prefix("0::")).context("no cgroups of version 2")?;
-    let mounts = fs::read_to_string("/proc/self/mounts")?;
-    let root = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|words| words[2] == "cgroup2");
-    let root = root.context("no cgroup file system of version 2")?[1].to_owned();
-    Ok(PathBuf::from(root).join(path.trim_start_matches('/')))
 }

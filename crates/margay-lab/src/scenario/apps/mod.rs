@@ -11,16 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Findings, Scenario, is_long, pair};
+use super::{Findings, Scenario, is_long, pair, site};
 use crate::agent::{self, Agents};
 use crate::command::progress;
 use crate::host::Host;
-use crate::lab::Lab;
 use crate::program::{Program, output_within, tail, wait_for};
 use crate::report::Limit::{AtLeast, Exactly};
 use crate::report::{Bound, bound};
 use crate::server::noise;
-use crate::topology::Topology;
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
@@ -38,24 +36,6 @@ const USE_LIMIT: Duration = Duration::from_secs(90);
 const PAYLOAD_BYTES: usize = 3_000_000;
 /// Where Debian's own programs are: others of the same name may come first in somebody's path.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
-
-const TOPOLOGY: &str = r#"
-[subnet.site]
-v4 = "10.1.0.0/24"
-v6 = "fd01::/64"
-
-[host.router]
-role = "router"
-links = [{ subnet = "site" }]
-
-[host.server]
-role = "agent"
-links = [{ subnet = "site" }]
-
-[host.client]
-role = "agent"
-links = [{ subnet = "site" }]
-"#;
 
 /// An application. Its scripts run in directories of their own and find in their environment: `NAME` and `PORT` of the
 /// service, `WORD` (a word of this run), `PAYLOAD` (a file), `SERVED` (the server's directory) and `SCRIPTS` (ours, for what
@@ -101,7 +81,7 @@ struct Stage<'a> {
 }
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let lab = Lab::build(Topology::parse("apps", TOPOLOGY)?, dir)?;
+    let lab = site::build("apps", site::BOTH, &["server", "client"], dir)?;
     let _agents = Agents::start(&lab)?;
     let (payload, scripts) = (dir.join("payload"), dir.join("scripts"));
     fs::write(&payload, noise(PAYLOAD_BYTES, 1)).context("cannot write the payload")?;

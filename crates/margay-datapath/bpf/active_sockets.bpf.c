@@ -135,6 +135,12 @@ static __always_inline void note_executable(struct socket_event *event)
 	}
 }
 
+static __always_inline void note_v4(struct socket_event *event, __u32 v4)
+{
+	event->address[10] = event->address[11] = 0xff;
+	__builtin_memcpy(&event->address[12], &v4, 4);
+}
+
 static __always_inline void note_address(struct socket_event *event, const struct sock_common *common)
 {
 	event->netns = BPF_CORE_READ(common, skc_net.net, net_cookie);
@@ -143,10 +149,7 @@ static __always_inline void note_address(struct socket_event *event, const struc
 	if (event->is_v6) {
 		BPF_CORE_READ_INTO(&event->address, common, skc_v6_rcv_saddr);
 	} else {
-		__u32 v4 = BPF_CORE_READ(common, skc_rcv_saddr);
-
-		event->address[10] = event->address[11] = 0xff;
-		__builtin_memcpy(&event->address[12], &v4, 4);
+		note_v4(event, BPF_CORE_READ(common, skc_rcv_saddr));
 	}
 }
 
@@ -228,10 +231,7 @@ static __always_inline int datagram_bound(struct bpf_sock *ctx, bool is_v6)
 
 		__builtin_memcpy(event.address, words, 16);
 	} else {
-		__u32 v4 = ctx->src_ip4;
-
-		event.address[10] = event.address[11] = 0xff;
-		__builtin_memcpy(&event.address[12], &v4, 4);
+		note_v4(&event, ctx->src_ip4);
 	}
 	note_executable(&event);
 	remember(event.cookie);

@@ -142,16 +142,17 @@ pub fn name_and_port(text: &str) -> Result<(ServiceName, Option<u16>), String> {
         _ => (text, None),
     };
     let name = name.parse().map_err(|error: NameError| error.to_string())?;
-    let port = match port {
-        None => None,
-        Some(port) => Some(
-            port.parse()
-                .ok()
-                .filter(|port| *port != 0)
-                .ok_or_else(|| format!("`{port}` is no port; it is 1 to 65535"))?,
-        ),
-    };
-    Ok((name, port))
+    Ok((name, port.map(port_number).transpose()?))
+}
+
+/// A port of the command line.
+///
+/// # Errors
+///
+/// It is none.
+pub fn port_number(text: &str) -> Result<u16, String> {
+    let port = text.parse().ok().filter(|port| *port != 0);
+    port.ok_or_else(|| format!("`{text}` is no port; it is 1 to 65535"))
 }
 
 #[cfg(test)]

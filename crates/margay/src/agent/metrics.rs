@@ -81,6 +81,7 @@ impl Collector for Figures {
         let (core, flows, half_open, associations) = agent.core.0.with_sal(|sal, _| {
             (sal.counters().clone(), sal.flow_count(), sal.half_open_count(), sal.associations().count())
         });
+        let (programs, sockets) = agent.active.counts();
         for (name, help, value) in [
             ("flows", "Flows of all kinds", flows),
             ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
@@ -88,8 +89,8 @@ impl Collector for Figures {
             ("associations", "Hosts that this host shares keys with", associations),
             ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
             ("services", "Services published by this host", agent.services.list().len()),
-            ("programs", "Programs that were started for a name", agent.active.counts().0),
-            ("listening_sockets", "Sockets that listen, as the kernel says", agent.active.counts().1),
+            ("programs", "Programs that were started for a name", programs),
+            ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
             (
                 "hosts",
                 "Hosts registered with this router",

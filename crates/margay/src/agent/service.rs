@@ -438,18 +438,29 @@ impl Services {
     }
 
     /// What the kernel says of a name: these listeners, and no others, have a socket now. What was ordered stays beside them.
+    /// Gives whether that is something new.
     ///
     /// # Errors
     ///
     /// One of them cannot be served; all are served as before then.
-    pub fn follow(&self, name: &Name, found: &[Listener], weight: u32, priority: u32) -> Result<(), PublishError> {
+    pub fn follow(&self, name: &Name, found: &[Listener], weight: u32, priority: u32) -> Result<bool, PublishError> {
+        let known = self.find(name);
+        let of_known = known.as_ref().map(|service| (service.weight, service.priority));
+        let followed = known.iter().flat_map(|service| &service.listeners).filter(|one| one.origin == Origin::Socket);
+        // Without sockets there is nothing to say about the share of what was ordered.
+        let (weight, priority) = of_known.filter(|_| found.is_empty()).unwrap_or((weight, priority));
+        let is_share_same = found.is_empty() || of_known == Some((weight, priority));
+        if followed.eq(found) && is_share_same {
+            return Ok(false);
+        }
         for listener in found {
             self.check(name, listener, weight)?;
         }
         self.change(name, weight, priority, |listeners| {
             listeners.retain(|known| known.origin != Origin::Socket);
             listeners.extend_from_slice(found);
-        })
+        })?;
+        Ok(true)
     }
 
     /// Tells the routers that a prefix is no longer served here.

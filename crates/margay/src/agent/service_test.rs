@@ -210,3 +210,24 @@ fn what_is_published_follows_its_socket_where_the_kernel_says_what_listens() {
     assert_eq!((served(&services), services.list().len()), (vec!["far.shop".to_owned()], 2));
     assert_eq!(rules(), 1);
 }
+
+#[test]
+fn a_programs_sockets_come_and_go_beside_what_was_ordered() {
+    let mut host = host();
+    let services = host.services();
+    let ordered = publication("web.shop", "0.0.0.0:80");
+    let name = ordered.name.clone();
+    services.publish(ordered).expect("published");
+    let mut found = publication("web.shop", "0.0.0.0:8080").listener;
+    found.origin = Origin::Socket;
+    let found = [found];
+    let now = || services.find(&name).map(|service| (service.listeners.len(), service.weight));
+    let before = now().expect("published").1;
+    assert!(services.follow(&name, &found, 7, 100).expect("served"));
+    assert!(!services.follow(&name, &found, 7, 100).expect("served"), "nothing is new");
+    assert_eq!(now(), Some((2, 7)));
+    assert!(services.follow(&name, &found, before, 100).expect("served"), "another share is");
+    assert!(services.follow(&name, &[], 0, 0).expect("withdrawn"));
+    assert_eq!(now(), Some((1, before)), "the program takes nothing along");
+    assert!(!services.follow(&name, &[], 0, 0).expect("withdrawn"));
+}

@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 
 use clap::Args;
 use margay_control::api::v1::*;
-use miette::{Result, miette};
+use miette::Result;
 use rustix::net::SocketType;
 use rustix::net::sockopt::{socket_acceptconn, socket_cookie, socket_type};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -110,33 +110,4 @@ fn cookie_of(descriptor: i32) -> Option<u64> {
     let listens = socket_acceptconn(socket).unwrap_or(false);
     let takes_datagrams = socket_type(socket).is_ok_and(|kind| kind == SocketType::DGRAM);
     if listens || takes_datagrams { socket_cookie(socket).ok() } else { None }
-}
-
-/// For messages that name the flag.
-pub fn has_blank(text: &str) -> bool {
-    text.chars().any(|letter| letter.is_whitespace() || letter == '%' || letter == '"' || letter == '\\')
-}
-
-/// The words that make another `margay run` of these.
-pub fn words(offer: &OfferArgs) -> Result<Vec<String>> {
-    let mut words = Vec::new();
-    for wanted in &offer.service {
-        let ports = [wanted.port, wanted.listen_port].into_iter().flatten().map(|port| format!(":{port}"));
-        words.extend(["--service".to_owned(), format!("{}{}", wanted.name.written(), ports.collect::<String>())]);
-    }
-    if let Some(protocol) = offer.protocol {
-        words.extend(["--protocol".to_owned(), protocol.label().to_owned()]);
-    }
-    for who in &offer.allow {
-        words.extend(["--allow".to_owned(), who.clone()]);
-    }
-    for (flag, number) in [("--weight", offer.weight), ("--priority", offer.priority)] {
-        if let Some(number) = number {
-            words.extend([flag.to_owned(), number.to_string()]);
-        }
-    }
-    match words.iter().find(|word| has_blank(word)) {
-        Some(word) => Err(miette!("`{word}` has a character that a unit file cannot hold")),
-        None => Ok(words),
-    }
 }

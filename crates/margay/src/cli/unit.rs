@@ -9,7 +9,7 @@ use clap::Args;
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
 
 use super::Out;
-use super::run::{OfferArgs, has_blank, words};
+use super::run::OfferArgs;
 
 /// Where an administrator's units and drop-ins are.
 const UNITS: &str = "/etc/systemd/system";
@@ -77,7 +77,7 @@ fn systemctl(words: &[&str]) -> Result<()> {
 
 /// The unit's whole name, and the section that what prepares it belongs to.
 fn whole(unit: &str) -> Result<(String, &'static str)> {
-    if unit.is_empty() || unit.contains('/') || has_blank(unit) {
+    if unit.is_empty() || unit.contains('/') || is_special(unit) {
         return Err(miette!("`{unit}` is no unit's name; write for example nginx.service"));
     }
     match Path::new(unit).extension().and_then(|kind| kind.to_str()) {
@@ -87,6 +87,35 @@ fn whole(unit: &str) -> Result<(String, &'static str)> {
             Err(miette!("{unit} has no programs that listen; name a .service or a .socket"))
         }
         _ => Ok((format!("{unit}.service"), "Service")),
+    }
+}
+
+/// Characters that mean something to systemd, or that end a word there.
+fn is_special(text: &str) -> bool {
+    text.chars().any(|letter| letter.is_whitespace() || letter == '%' || letter == '"' || letter == '\\')
+}
+
+/// The words that make another `margay run` of these.
+fn words(offer: &OfferArgs) -> Result<Vec<String>> {
+    let mut words = Vec::new();
+    for wanted in &offer.service {
+        let ports = [wanted.port, wanted.listen_port].into_iter().flatten().map(|port| format!(":{port}"));
+        words.extend(["--service".to_owned(), format!("{}{}", wanted.name.written(), ports.collect::<String>())]);
+    }
+    if let Some(protocol) = offer.protocol {
+        words.extend(["--protocol".to_owned(), protocol.label().to_owned()]);
+    }
+    for who in &offer.allow {
+        words.extend(["--allow".to_owned(), who.clone()]);
+    }
+    for (flag, number) in [("--weight", offer.weight), ("--priority", offer.priority)] {
+        if let Some(number) = number {
+            words.extend([flag.to_owned(), number.to_string()]);
+        }
+    }
+    match words.iter().find(|word| is_special(word)) {
+        Some(word) => Err(miette!("`{word}` has a character that a unit file cannot hold")),
+        None => Ok(words),
     }
 }
 

@@ -24,7 +24,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use super::Agent;
-use super::service::{Listener, Services};
+use super::service::Services;
 use crate::config::Config;
 use crate::host;
 use crate::listener::Protocol;
@@ -60,10 +60,10 @@ struct Followed {
     sockets: HashMap<Cookie, Seen>,
     next_owner: u32,
     next_socket: u64,
-    /// What the services were told last, by prefix.
-    told: HashMap<Prefix, (Vec<Listener>, u32, u32)>,
     /// Why a name is not served although a program listens.
     problems: HashMap<Prefix, String>,
+    /// Ports of this network namespace whose datagram sockets the kernel reports.
+    watched: BTreeSet<u16>,
 }
 
 /// What somebody wants to be served.
@@ -120,17 +120,18 @@ impl Active {
         followed.lock().attach(pid, order)
     }
 
-    /// Before something is published there: datagram sockets on this port count from now on.
+    /// What is published has changed: datagram sockets on its ports count from now on, and on no others.
     ///
     /// # Errors
     ///
     /// There are too many such ports.
-    pub fn watch_port(&self, port: u16) -> Result<(), String> {
+    pub fn follow_orders(&self) -> Result<(), String> {
         let Ok(followed) = &self.0 else { return Ok(()) };
         let mut followed = followed.lock();
-        followed.kernel.want_datagrams(None, port).map_err(|error| error.to_string())?;
-        // One may be there already.
-        followed.look();
+        if followed.watch_ports()? {
+            // A socket may be there already.
+            followed.look();
+        }
         Ok(())
     }
 
@@ -212,16 +213,11 @@ impl Followed {
             sockets: HashMap::new(),
             next_owner: 1,
             next_socket: 0,
-            told: HashMap::new(),
             problems: HashMap::new(),
+            watched: BTreeSet::new(),
             runtime_dir,
         };
-        let of_rules = followed.rules.iter().flat_map(|rule| [rule.offer.port, rule.offer.listen_port]).flatten();
-        let published = services.list();
-        let of_listeners = published.iter().flat_map(|service| &service.listeners).map(|known| known.address.port());
-        for port in of_rules.chain(of_listeners) {
-            followed.kernel.want_datagrams(None, port).map_err(|error| error.to_string())?;
-        }
+        followed.watch_ports()?;
         for program in keep::read(&followed.runtime_dir) {
             let is_there = cgroup::id(&program.cgroup).is_ok_and(|id| id.0 == program.cgroup_id);
             if is_there && let Err(why) = followed.adopt(program) {
@@ -229,6 +225,23 @@ impl Followed {
             }
         }
         Ok(followed)
+    }
+
+    /// Lets the kernel report datagram sockets on the ports of all orders and of the configuration; gives whether there are new ones.
+    fn watch_ports(&mut self) -> Result<bool, String> {
+        let published = self.services.list();
+        let of_orders = published.iter().flat_map(|service| &service.listeners).map(|known| known.address.port());
+        let of_rules = self.rules.iter().flat_map(|rule| [rule.offer.port, rule.offer.listen_port]).flatten();
+        let wanted: BTreeSet<u16> = of_orders.chain(of_rules).collect();
+        for port in self.watched.difference(&wanted) {
+            self.kernel.forget_datagrams(None, *port);
+        }
+        let is_more = !wanted.is_subset(&self.watched);
+        for port in &wanted {
+            self.kernel.want_datagrams(None, *port).map_err(|error| error.to_string())?;
+        }
+        self.watched = wanted;
+        Ok(is_more)
     }
 
     fn attach(&mut self, pid: u32, order: Order) -> Result<OwnerId, String> {
@@ -329,10 +342,7 @@ impl Followed {
             match change {
                 Change::Listens(socket) if socket.address.port() == 0 => needs_look = true,
                 Change::Listens(socket) => touched.extend(self.begin(socket)),
-                Change::Ended(cookie) => {
-                    let ended = self.sockets.remove(&cookie);
-                    touched.extend(ended.iter().flat_map(|socket| self.names_of(socket)));
-                }
+                Change::Ended(cookie) => touched.extend(self.end(cookie)),
             }
         }
         self.tell(touched);
@@ -344,7 +354,7 @@ impl Followed {
 
     /// What is published by order or by the configuration follows its sockets, too.
     fn show(&self) {
-        let here = self.sockets.values().filter(|socket| socket.is_here);
+        let here = self.sockets.values().filter(|socket| socket.elsewhere.is_none());
         self.services.set_listening(here.map(|socket| (socket.address, socket.protocol)).collect());
     }
 
@@ -372,12 +382,11 @@ impl Followed {
         }
         let mut touched = BTreeSet::new();
         // Of a namespace that no process leads to any more, the end of a socket is heard all the same.
-        let is_looked_at = |seen: &Seen| seen.is_here || places.iter().any(|place| place.cookie == seen.namespace);
+        let is_looked_at = |seen: &Seen| seen.elsewhere.is_none_or(|at| places.iter().any(|place| place.cookie == at));
         let is_gone = |(cookie, seen): &(&Cookie, &Seen)| is_looked_at(seen) && !found.contains_key(cookie);
         let gone: Vec<Cookie> = self.sockets.iter().filter(is_gone).map(|(cookie, _)| *cookie).collect();
         for cookie in gone {
-            let ended = self.sockets.remove(&cookie);
-            touched.extend(ended.iter().flat_map(|socket| self.names_of(socket)));
+            touched.extend(self.end(cookie));
         }
         for socket in found.into_values() {
             let known = self.sockets.get(&socket.cookie);
@@ -401,8 +410,8 @@ impl Followed {
     fn begin(&mut self, socket: Socket) -> Vec<Name> {
         let Some(protocol) = Protocol::of_number(socket.protocol) else { return Vec::new() };
         let owner = self.owner_of(&socket);
-        let is_here = socket.namespace == self.kernel.own_namespace();
-        let address = if is_here { Ok(socket.address) } else { self.reachable(&socket, owner) };
+        let elsewhere = Some(socket.namespace).filter(|at| *at != self.kernel.own_namespace());
+        let address = if elsewhere.is_none() { Ok(socket.address) } else { self.reachable(&socket, owner) };
         let address = match address {
             Ok(address) => address,
             Err(why) => {
@@ -411,15 +420,20 @@ impl Followed {
             }
         };
         let executable = socket.executable.or_else(|| {
-            let is_wanted = is_here && self.rules.iter().any(|rule| matches!(rule.source, Source::Host(Some(_))));
+            let is_wanted =
+                elsewhere.is_none() && self.rules.iter().any(|rule| matches!(rule.source, Source::Host(Some(_))));
             is_wanted.then(|| executable_of(protocol, address)).flatten()
         });
         self.next_socket += 1;
-        let (number, namespace) = (self.next_socket, socket.namespace);
-        let seen = Seen { number, owner, namespace, is_here, executable, protocol, address };
+        let seen = Seen { number: self.next_socket, owner, elsewhere, executable, protocol, address };
         let names = self.names_of(&seen);
         self.sockets.insert(socket.cookie, seen);
         names
+    }
+
+    /// Forgets a socket; gives the names that it may have served.
+    fn end(&mut self, cookie: Cookie) -> Vec<Name> {
+        self.sockets.remove(&cookie).map(|socket| self.names_of(&socket)).unwrap_or_default()
     }
 
     fn reachable(&self, socket: &Socket, owner: Option<OwnerId>) -> Result<SocketAddr, String> {
@@ -444,7 +458,7 @@ impl Followed {
     fn names_of(&self, socket: &Seen) -> Vec<Name> {
         let owner = socket.owner.and_then(|owner| self.owners.get(&owner));
         let of_owner = owner.into_iter().flat_map(|owner| &owner.program.offers);
-        let of_host = self.rules.iter().filter(|_| socket.is_here).map(|rule| &rule.offer);
+        let of_host = self.rules.iter().filter(|_| socket.elsewhere.is_none()).map(|rule| &rule.offer);
         of_owner.chain(of_host).map(|offer| offer.name.clone()).collect()
     }
 
@@ -462,22 +476,12 @@ impl Followed {
                     }
                 }
             }
-            let now = (listeners, weight, priority);
-            if self.told.get(&prefix).is_some_and(|before| *before == now)
-                || (now.0.is_empty() && !self.told.contains_key(&prefix))
-            {
-                self.problems.retain(|known, _| *known != prefix || !now.0.is_empty());
-                continue;
-            }
-            match self.services.follow(&name, &now.0, weight, priority) {
-                Ok(()) => {
-                    tracing::info!(%name, listeners = now.0.len(), "served by what listens");
-                    self.problems.remove(&prefix);
-                    if now.0.is_empty() {
-                        self.told.remove(&prefix);
-                    } else {
-                        self.told.insert(prefix, now);
+            match self.services.follow(&name, &listeners, weight, priority) {
+                Ok(is_changed) => {
+                    if is_changed {
+                        tracing::info!(%name, listeners = listeners.len(), "served by what listens");
                     }
+                    self.problems.remove(&prefix);
                 }
                 Err(error) => {
                     tracing::warn!(%name, %error, "a program listens, and its name cannot be served");

@@ -10,7 +10,7 @@ use margay_datapath::active_sockets::{Executable, NamespaceCookie, OwnerId};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::service::{Listener, Origin};
-use crate::listener::{Protocol, is_loopback};
+use crate::listener::{Protocol, is_loopback, name_and_port, port_number};
 
 /// Whose sockets a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,10 +58,8 @@ pub struct Seen {
     pub number: u64,
     /// Whose.
     pub owner: Option<OwnerId>,
-    /// Where.
-    pub namespace: NamespaceCookie,
-    /// In the network namespace of this host.
-    pub is_here: bool,
+    /// Its network namespace, where that is not this host's.
+    pub elsewhere: Option<NamespaceCookie>,
     /// The program that made it listen.
     pub executable: Option<Executable>,
     /// Protocol.
@@ -75,10 +73,10 @@ impl Rule {
     fn takes(&self, socket: &Seen) -> bool {
         let is_of_source = match &self.source {
             Source::Owner(owner) => socket.owner == Some(*owner),
-            Source::Host(None) => socket.is_here,
+            Source::Host(None) => socket.elsewhere.is_none(),
             // Looked at each time: an upgrade is another file of that name.
             Source::Host(Some(path)) => {
-                socket.is_here
+                socket.elsewhere.is_none()
                     && socket.executable.is_some_and(|known| Executable::at(path).is_ok_and(|now| now == known))
             }
         };
@@ -139,28 +137,14 @@ impl FromStr for Wanted {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let port = |text: &str| {
-            let port = text.parse().ok().filter(|port| *port != 0);
-            port.ok_or_else(|| format!("`{text}` is no port; it is 1 to 65535"))
-        };
-        let (scheme, rest) = match text.strip_prefix("sid:") {
-            Some(rest) => ("sid:", rest),
-            None => ("", text),
-        };
-        let mut words: Vec<&str> = rest.split(':').collect();
-        // The colon of `/key:` is the name's.
-        if let Some(at) = words.iter().position(|word| word.ends_with("/key")).filter(|at| at + 1 < words.len()) {
-            let (from, to) = (words[..at].iter().map(|word| word.len() + 1).sum::<usize>(), words[at].len());
-            let end = from + to + 1 + words[at + 1].len();
-            words.splice(at..=at + 1, [&rest[from..end]]);
+        // Only after a port can there be another one: a name may have colons of its own.
+        if let Some((head, last)) = text.rsplit_once(':')
+            && let Ok((name, Some(port))) = name_and_port(head)
+        {
+            return Ok(Self { name: name.0, port: Some(port), listen_port: Some(port_number(last)?) });
         }
-        let name = |text: &str| format!("{scheme}{text}").parse().map_err(|error| format!("{error}"));
-        match words[..] {
-            [of] => Ok(Self { name: name(of)?, port: None, listen_port: None }),
-            [of, one] => Ok(Self { name: name(of)?, port: Some(port(one)?), listen_port: None }),
-            [of, one, two] => Ok(Self { name: name(of)?, port: Some(port(one)?), listen_port: Some(port(two)?) }),
-            _ => Err(format!("`{text}` has too many parts; write NAME, NAME:PORT, or NAME:PORT:LISTEN")),
-        }
+        let (name, port) = name_and_port(text)?;
+        Ok(Self { name: name.0, port, listen_port: None })
     }
 }
 
@@ -186,8 +170,7 @@ mod test {
         Seen {
             number,
             owner: (owner != 0).then_some(OwnerId(owner)),
-            namespace: NamespaceCookie(1),
-            is_here: true,
+            elsewhere: None,
             executable: None,
             protocol,
             address: address.parse().expect("literal"),
@@ -257,7 +240,7 @@ mod test {
         assert!(found(&rule, &[socket.clone()]).is_empty());
         rule.source = Source::Host(None);
         assert_eq!(found(&rule, &[socket.clone()]).len(), 1);
-        socket.is_here = false;
+        socket.elsewhere = Some(NamespaceCookie(7));
         assert!(found(&rule, &[socket]).is_empty());
     }
 

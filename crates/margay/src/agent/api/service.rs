@@ -69,13 +69,12 @@ pub(super) fn publish(agent: &Agent, request: ServicePublishRequest) -> Result<S
     let publication = publication(request)?;
     let name = publication.name.clone();
     loopback::deliverable(publication.listener.address, &agent.direct).map_err(misuse)?;
-    blocking(|| agent.active.watch_port(publication.listener.address.port())).map_err(environment)?;
     blocking(|| {
-        agent.services.publish(publication)?;
+        agent.services.publish(publication).map_err(refusal)?;
+        agent.active.follow_orders().map_err(environment)?;
         agent.follow_loopback();
-        Ok(())
-    })
-    .map_err(refusal)?;
+        Ok::<(), Status>(())
+    })?;
     tracing::info!(%name, "published");
     let published = agent.services.find(&name).ok_or_else(|| not_found(format!("{name} was withdrawn meanwhile")))?;
     Ok(info(agent, &published))
@@ -85,6 +84,7 @@ pub(super) async fn withdraw(agent: &Agent, request: ServiceWithdrawRequest) -> 
     let name = parse_name(&request.name)?;
     let listener = if request.listener.is_empty() { None } else { Some(parse_address(&request.listener)?) };
     let count = agent.services.withdraw(&name, listener).await.map_err(refusal)?;
+    blocking(|| agent.active.follow_orders()).map_err(environment)?;
     tracing::info!(%name, listeners = count, "withdrawn");
     Ok(ServiceWithdrawReply { listeners: u32::try_from(count).unwrap_or(u32::MAX) })
 }

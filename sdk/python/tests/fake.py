@@ -18,7 +18,15 @@ REQUEST = struct.Struct(">BBBBHH32s16s")
 
 
 def reply(
-    kind: int, *, error: int = 0, bits: int = 0, port: int = 0, id: bytes = bytes(32), v6: str = "::", v4: str = "0.0.0.0", text: str = ""
+    kind: int,
+    *,
+    error: int = 0,
+    bits: int = 0,
+    port: int = 0,
+    id: bytes = bytes(32),
+    v6: str = "::",
+    v4: str = "0.0.0.0",
+    text: str = "",
 ) -> bytes:
     fixed = struct.pack(">BBHHH32s", 1, kind, error, bits, port, id)
     return fixed + socket.inet_pton(socket.AF_INET6, v6) + socket.inet_aton(v4) + text.encode()
@@ -33,9 +41,12 @@ def read_name(text: str) -> tuple[bytes, int, str]:
     service, dot, authority = host.lower().partition(".")
     if not dot:
         raise ValueError(f"`{text}` has no authority; write service.authority")
-    digest = lambda part, size: hashlib.blake2b(part.encode(), digest_size=size).digest()
     tail = digest(key, 20) if key else bytes(20)
     return digest(authority, 8) + digest(service, 4) + tail, 256, host.lower() + (f"/key:{key}" if key else "")
+
+
+def digest(text: str, size: int) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
 class FakeAgent:
@@ -167,7 +178,7 @@ class FakeAgent:
         if kind in self.refused:
             number, text = self.refused[kind]
             return reply(kind, error=number, text=text)
-        version, _, protocol, zero, port, bits, id, address = REQUEST.unpack_from(message)
+        version, _, protocol, zero, port, bits, id, _ = REQUEST.unpack_from(message)
         text = message[REQUEST.size :].decode()
         assert (version, zero) == (1, 0)
         assert len(fds) == (kind in (BIND, SOURCE, PEER))

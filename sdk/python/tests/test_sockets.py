@@ -50,12 +50,12 @@ class Streams(Case):
     def test_peers_go_by_the_name_that_they_said(self) -> None:
         listener = self.listen("web.shop")
         name = margay.name("cli.shop", agent=self.agent)
-        expected = {"cli.shop": name.id, name: name.id, name.id: name.id, name.prefix: name.id}
-        for source, id in expected.items():
+        sources: list[margay.Target] = ["cli.shop", name, name.id, name.prefix]
+        for source in sources:
             self.connect("web.shop", source)
             served, peer = listener.accept()
             served.close()
-            self.assertEqual((peer.service, str(peer)), (id, str(id)))
+            self.assertEqual((peer.service, str(peer)), (name.id, str(name.id)))
         client = self.connect("web.shop", margay.OWN)
         served, peer = listener.accept()
         served.close()
@@ -64,7 +64,11 @@ class Streams(Case):
 
     def test_one_socket_serves_all_names_under_a_prefix(self) -> None:
         listener = self.enterContext(margay.listen_prefix("sid:aabb/16", agent=self.agent))
-        for target in ("sid:aabbcc", ServiceId(b"\xaa\xbb" + bytes(30)), Prefix(ServiceId(b"\xaa\xbb\xcc" + bytes(29)), 24)):
+        for target in (
+            "sid:aabbcc",
+            ServiceId(b"\xaa\xbb" + bytes(30)),
+            Prefix(ServiceId(b"\xaa\xbb\xcc" + bytes(29)), 24),
+        ):
             self.connect(target)
             listener.accept()[0].close()
         with self.assertRaises(ConnectionRefusedError):

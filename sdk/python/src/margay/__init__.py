@@ -4,8 +4,8 @@
     listener = margay.listen("web.shop")            # conn, peer = listener.accept(); peer.service
     reader, writer = await margay.open_connection("web.shop")
 
-All sockets are ordinary ones of the kernel; this package asks the agent of this host which addresses stand for a name, tells it
-what a socket serves, and asks who a peer is. Nothing that is sent or received passes through it.
+All sockets are ordinary ones of the kernel; this package asks the agent of this host which addresses stand for a name,
+tells it what a socket serves, and asks who a peer is. Nothing that is sent or received passes through it.
 """
 
 from ._agent import DEFAULT_PATH, Addresses, Agent

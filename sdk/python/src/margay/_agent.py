@@ -26,8 +26,8 @@ ANSWER_TIME = 5
 IDLE_MAX = 4
 # Names and addresses that are remembered.
 KNOWN_MAX = 256
-# How long an address is remembered, in seconds: as long as the agent's answers by DNS hold. An agent gives the address of a name
-# that is idle to another only after an hour.
+# How long an address is remembered, in seconds: as long as the agent's answers by DNS hold. An agent gives the address
+# of a name that is idle to another only after an hour.
 ADDRESS_AGE = 30.0
 
 
@@ -59,8 +59,8 @@ def protocol_of(sock: HasFileno) -> int:
 class Agent:
     """The agent of this host. Any number of threads may share one; processes that fork may go on using theirs.
 
-    Connections are opened when there is something to ask, and opened anew after the agent was restarted. Every request ends
-    within five seconds. All may raise AgentDown, Incompatible and Refused.
+    Connections are opened when there is something to ask, and opened anew after the agent was restarted. Every request
+    ends within five seconds. All may raise AgentDown, Incompatible and Refused.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -101,15 +101,12 @@ class Agent:
         return self._prefix_and_text(target)[0]
 
     def _prefix_and_text(self, target: Target) -> tuple[Prefix, str]:
-        if isinstance(target, str):
-            target = self.name(target)
-        if isinstance(target, Name):
-            return target.prefix, target.written
-        return (target if isinstance(target, Prefix) else Prefix(target)), ""
+        known = self.name(target) if isinstance(target, str) else target
+        return _prefix_of(known), known.written if isinstance(known, Name) else ""
 
     def resolve(self, target: Target, protocol: int = socket.IPPROTO_TCP) -> Addresses:
-        """The addresses that stand for a name on this host; a prefix names its first serviceID. They are remembered for 30
-        seconds."""
+        """The addresses that stand for a name on this host; a prefix names its first serviceID. They are remembered for
+        30 seconds."""
         known = self.known(target, protocol)
         if known is not None:
             return known
@@ -136,7 +133,7 @@ class Agent:
                 if target not in self._names:
                     return None
                 target = self._names[target]
-            prefix = target if isinstance(target, Prefix) else Prefix(target) if isinstance(target, ServiceId) else target.prefix
+            prefix = _prefix_of(target)
             addresses, since = self._addresses.get((prefix, protocol), (None, -ADDRESS_AGE))
         return addresses if time.monotonic() - since < ADDRESS_AGE else None
 
@@ -147,16 +144,16 @@ class Agent:
             self._addresses.pop((prefix, protocol), None)
 
     def bind(self, sock: HasFileno, target: Target) -> None:
-        """`sock` serves a name, or all names of a prefix, from the moment it listens (UDP: is bound) until it is closed by all
-        who have it. Denied: no right to the name. Refused with EADDRINUSE: another name has the same bits, or an exclusive
-        name is taken."""
+        """`sock` serves a name, or all names of a prefix, from the moment it listens (UDP: is bound) until it is closed
+        by all who have it. Denied: no right to the name. Refused with EADDRINUSE: another name has the same bits, or an
+        exclusive name is taken."""
         prefix, written = self._prefix_and_text(target)
         message = request(Kind.BIND, protocol=protocol_of(sock), bits=prefix.bits, id=prefix.id.raw, text=written)
         self._ask("to let this program serve the name", Kind.BIND, message, sock)
 
     def source(self, sock: HasFileno, target: Target | None, port: int) -> ServiceId:
-        """Flows that `sock` opens from now on carry this name as their source; None gives it a name that no other socket has.
-        `port` is its local port. Denied: no right to the name."""
+        """Flows that `sock` opens from now on carry this name as their source; None gives it a name that no other
+        socket has. `port` is its local port. Denied: no right to the name."""
         prefix, written = (Prefix(ServiceId(bytes(32)), 0), "") if target is None else self._prefix_and_text(target)
         message = request(
             Kind.SOURCE, protocol=protocol_of(sock), port=port, bits=prefix.bits, id=prefix.id.raw, text=written
@@ -164,8 +161,8 @@ class Agent:
         return ServiceId(self._ask("the source name", Kind.SOURCE, message, sock).id)
 
     def peer(self, sock: HasFileno, host: str, port: int) -> ServiceId | None:
-        """The name of the peer that `sock` knows by this address: what it said and may say, or else that of its host. None
-        where the connection, or the datagram, did not come by way of Margay."""
+        """The name of the peer that `sock` knows by this address: what it said and may say, or else that of its host.
+        None where the connection, or the datagram, did not come by way of Margay."""
         message = request(Kind.PEER, protocol=protocol_of(sock), port=port, address=host)
         try:
             return ServiceId(self._ask("to say who the peer is", Kind.PEER, message, sock).id)
@@ -308,6 +305,12 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"Agent({self.path!r})"
+
+
+def _prefix_of(target: Name | ServiceId | Prefix) -> Prefix:
+    if isinstance(target, Name):
+        return target.prefix
+    return target if isinstance(target, Prefix) else Prefix(target)
 
 
 def _owner() -> tuple[int, int, int]:

@@ -58,8 +58,8 @@ async def start_server(
 async def peer_service(
     transport: asyncio.StreamWriter | asyncio.BaseTransport, *, agent: Agent | None = None
 ) -> ServiceId | None:
-    """The name of the other end of a connection, asked now: what it said and may say, or else that of its host. None where it did
-    not come by way of Margay.
+    """The name of the other end of a connection, asked now: what it said and may say, or else that of its host. None
+    where it did not come by way of Margay.
 
     Raises AgentDown, Incompatible, Refused; OSError(ENOTCONN) where the connection is over.
     """
@@ -84,11 +84,13 @@ class AsyncDatagrams:
         loop = asyncio.get_running_loop()
         if not isinstance(address, Target):
             return await loop.sock_sendto(self.socket, data, tuple(address))
-        return await _try_addresses(self.socket, self._agent, address, lambda to: loop.sock_sendto(self.socket, data, to))
+        return await _try_addresses(
+            self.socket, self._agent, address, lambda to: loop.sock_sendto(self.socket, data, to)
+        )
 
     async def recvfrom(self, size: int = DATAGRAM_MAX) -> tuple[bytes, Peer]:
-        """The next datagram, and who it is from, whose name is asked once a second at most. A call that is cancelled loses no
-        datagram."""
+        """The next datagram, and who it is from, whose name is asked once a second at most. A call that is cancelled
+        loses no datagram."""
         if self._left_over:
             data, address = self._left_over.popleft()
         else:
@@ -131,8 +133,8 @@ async def create_datagram_endpoint(
     source: Target | Own | None = None,
     agent: Agent | None = None,
 ) -> tuple[asyncio.DatagramTransport, Any]:
-    """create_datagram_endpoint of a loop, which serves the name `target`, or is connected to the service `remote`. Raises as
-    `listen` and `connect` do."""
+    """create_datagram_endpoint of a loop, which serves the name `target`, or is connected to the service `remote`.
+    Raises as `listen` and `connect` do."""
     if remote is not None:
         if target is not None:
             raise ValueError("a socket serves a name (target), or is connected to one (remote), not both")
@@ -147,8 +149,8 @@ async def create_datagram_endpoint(
 
 
 async def _off(sock: Any, call: Callable[..., T], *args: Any) -> T:
-    """Calls with a socket in a thread. Who is cancelled may close the socket at once, so that the thread has a descriptor of its
-    own: the number of the first may be another file's by then."""
+    """Calls with a socket in a thread. Who is cancelled may close the socket at once, so that the thread has a
+    descriptor of its own: the number of the first may be another file's by then."""
     copy = socket.socket(fileno=os.dup(sock.fileno()))
 
     def work() -> T:
@@ -178,9 +180,7 @@ async def _bound(type: int, target: Target | None, source: Target | Own | None, 
         raise
 
 
-async def _connected(
-    type: int, target: Target, source: Target | Own | None, agent: Agent | None
-) -> socket.socket:
+async def _connected(type: int, target: Target, source: Target | Own | None, agent: Agent | None) -> socket.socket:
     agent = agent or Agent.shared()
     sock = await _bound(type, None, source, agent) if source is not None else _unbound(type, agent)
     try:

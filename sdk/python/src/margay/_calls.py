@@ -15,9 +15,9 @@ def connect(
 ) -> Socket:
     """Connects to a service: to one of its instances, chosen now.
 
-    `timeout` in seconds holds for the connect and for all that follows, as in socket.create_connection. `source` is the name that
-    the service sees; without it, that of the host. Raises AgentDown, Refused, and what any connect raises: ConnectionRefusedError
-    or OSError(EHOSTUNREACH) where nobody serves the name.
+    `timeout` in seconds holds for the connect and for all that follows, as in socket.create_connection. `source` is the
+    name that the service sees; without it, that of the host. Raises AgentDown, Refused, and what any connect raises:
+    ConnectionRefusedError or OSError(EHOSTUNREACH) where nobody serves the name.
     """
     return _opened(Socket(agent=agent), target, timeout, source)
 
@@ -43,11 +43,12 @@ def _opened(sock: Socket, target: Target, timeout: float | None, source: Target 
 
 
 def listen(target: Target, *, backlog: int = BACKLOG, agent: Agent | None = None) -> Socket:
-    """Serves a name until the socket is closed, at a port of the kernel's choice; clients need none. A name that stands for a
-    prefix ("sid:3f00/8") serves all of it.
+    """Serves a name until the socket is closed, at a port of the kernel's choice; clients need none. A name that stands
+    for a prefix ("sid:3f00/8") serves all of it.
 
-    Raises AgentDown; Denied (the user of this process has no right to the name); Refused with EADDRINUSE (another name has the
-    same bits, or an exclusive name is taken). That a service router refuses shows later, in `margay service list`.
+    Raises AgentDown; Denied (the user of this process has no right to the name); Refused with EADDRINUSE (another name
+    has the same bits, or an exclusive name is taken). That a service router refuses shows later, in `margay service
+    list`.
     """
     sock = Socket(agent=agent)
     try:

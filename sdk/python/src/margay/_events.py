@@ -58,10 +58,11 @@ class Event:
 
 
 class Events(Iterator[Event], AsyncIterator[Event]):
-    """Events as they happen, for `for` and for `async for`: from the first `next` on, or from `with`, if that is earlier.
+    """Events as they happen, for `for` and for `async for`: from the first `next` on, or from `with`, if that is
+    earlier.
 
-    When the agent ends, AgentDown is raised once; whoever goes on iterating after that subscribes again. What happened meanwhile
-    is not told.
+    When the agent ends, AgentDown is raised once; whoever goes on iterating after that subscribes again. What happened
+    meanwhile is not told.
     """
 
     def __init__(self, agent: Agent | None = None) -> None:
@@ -125,7 +126,9 @@ class Events(Iterator[Event], AsyncIterator[Event]):
         self.open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     async def __aenter__(self) -> Events:

@@ -46,8 +46,8 @@ class Prefix:
         beyond = 256 - self.bits
         return (int.from_bytes(id.raw) >> beyond << beyond).to_bytes(32)
 
-    def __contains__(self, id: ServiceId) -> bool:
-        return self._masked(id) == self.id.raw
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, ServiceId) and self._masked(id) == self.id.raw
 
     def __str__(self) -> str:
         return f"{self.id}/{self.bits}"

@@ -19,7 +19,8 @@ PEER_AGE = 1.0
 PEERS_MAX = 1024
 # Connections that may wait for `accept`, unless said otherwise.
 BACKLOG = 1024
-# How the kernel says that it has no IPv6: not built in, switched off (disable_ipv6), or without the route to the virtual addresses.
+# How the kernel says that it has no IPv6: not built in, switched off (disable_ipv6), or without the route to the
+# virtual addresses.
 LACKS_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
@@ -39,8 +40,8 @@ OWN: Final = Own.OWN
 class Peer(tuple[Any, ...]):
     """The other end: the address that this host's kernel knows it by, as sockets give and take it, and its name.
 
-    `service` is the name that it said and may say, or else that of its host; None if nobody vouches for it: it came to the plain
-    address of this host, not by way of Margay, or the agent could not be asked.
+    `service` is the name that it said and may say, or else that of its host; None if nobody vouches for it: it came to
+    the plain address of this host, not by way of Margay, or the agent could not be asked.
     """
 
     service: ServiceId | None
@@ -114,12 +115,19 @@ def candidates(sock: socket.socket, addresses: Addresses) -> list[tuple[Any, ...
 class Socket(socket.socket):
     """A socket whose addresses may be names: `connect("web.shop")`, `bind("web.shop")`, `sendto(data, "web.shop")`.
 
-    It is the kernel's TCP socket (UDP with `type=SOCK_DGRAM`) and behaves as one wherever a socket.socket is wanted. Addresses
-    may also be given as tuples. What asks the agent takes five seconds at most, whatever the socket's time-out.
+    It is the kernel's TCP socket (UDP with `type=SOCK_DGRAM`) and behaves as one wherever a socket.socket is wanted.
+    Addresses may also be given as tuples. What asks the agent takes five seconds at most, whatever the socket's
+    time-out.
     """
 
     def __init__(
-        self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None, *, agent: Agent | None = None
+        self,
+        family: int = -1,
+        type: int = -1,
+        proto: int = -1,
+        fileno: int | None = None,
+        *,
+        agent: Agent | None = None,
     ) -> None:
         if fileno is None and type == -1:
             type = socket.SOCK_STREAM
@@ -138,8 +146,8 @@ class Socket(socket.socket):
             super().bind(("", 0) if self.family == socket.AF_INET else ("::", 0))
 
     def bind(self, address: Target | Any) -> None:
-        """Serves a name, or all names of a prefix: from `listen` on; for datagrams, from now on. At a port of the kernel's
-        choice, unless a tuple was bound before. Denied, Refused: see Agent.bind."""
+        """Serves a name, or all names of a prefix: from `listen` on; for datagrams, from now on. At a port of the
+        kernel's choice, unless a tuple was bound before. Denied, Refused: see Agent.bind."""
         if not isinstance(address, Target):
             super().bind(address)
             return

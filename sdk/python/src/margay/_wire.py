@@ -48,7 +48,14 @@ class Reply:
 
 
 def request(
-    kind: Kind, *, protocol: int = 0, port: int = 0, bits: int = 0, id: bytes = bytes(32), address: str = "::", text: str = ""
+    kind: Kind,
+    *,
+    protocol: int = 0,
+    port: int = 0,
+    bits: int = 0,
+    id: bytes = bytes(32),
+    address: str = "::",
+    text: str = "",
 ) -> bytes:
     """The message. ValueError if the text is too long."""
     written = text.encode()

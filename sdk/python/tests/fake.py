@@ -61,6 +61,8 @@ class FakeAgent:
         self.written: list[str] = []
         self.refused: dict[int, tuple[int, str]] = {}
         self.garbage: bytes | None = None
+        # Refuses connections, with this text.
+        self.full: str | None = None
         self.v6, self.v4 = "::1", "127.0.0.1"
         self._silent: set[int] = set()
         self._changed = threading.Condition()
@@ -133,6 +135,10 @@ class FakeAgent:
                     # It came before the end, and was noticed after it.
                     connection.close()
                     return
+                if self.full is not None:
+                    connection.send(reply(0, error=errno.EUSERS, text=self.full))
+                    connection.close()
+                    continue
                 self._connections.append(connection)
             threading.Thread(target=self._serve, args=[connection], daemon=True).start()
 
@@ -162,6 +168,9 @@ class FakeAgent:
                 if self._is_down:
                     return False
                 answer = self._find(kind, message, fds)
+                # Whoever has the answer may close the socket, and see what follows from that.
+                while fds:
+                    os.close(fds.pop())
                 if kind == EVENTS:
                     self._subscribers.append(connection)
                 connection.send(answer)

@@ -23,9 +23,11 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
         self.seen: asyncio.Queue[margay.ServiceId | None] = asyncio.Queue()
 
     async def echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.seen.put_nowait(await margay.peer_service(writer, agent=self.agent))
-        writer.write(await reader.read())
-        writer.close()
+        try:
+            self.seen.put_nowait(await margay.peer_service(writer, agent=self.agent))
+            writer.write(await reader.read())
+        finally:
+            writer.close()
 
     async def cancelled_while_asking(self, kind: int, call: Coroutine[Any, Any, T]) -> None:
         """Cancels `call` while the agent is silent about a kind of request."""

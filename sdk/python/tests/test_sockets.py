@@ -76,7 +76,8 @@ class Streams(Case):
 
     def test_a_host_without_ipv6_uses_the_other_address(self) -> None:
         # No stream goes to a multicast address: the kernel has no route, as without IPv6.
-        for self.fake.v6 in ("ff02::1", "::"):
+        # Names with a key have none in IPv6.
+        for self.fake.v6 in ("ff02::1", "::", "::ffff:127.0.0.1"):
             listener = self.listen("web.shop")
             agent = self.fake.agent()
             with margay.connect("web.shop", agent=agent) as client:
@@ -255,6 +256,12 @@ class Agents(Case):
                 self.agent.resolve("web.shop")
         self.fake.garbage = None
         self.agent.resolve("web.shop")
+
+    def test_an_agent_with_too_many_connections_says_so(self) -> None:
+        self.fake.full = "the agent has 1024 connections of programs; close some"
+        for _ in range(20):
+            with self.assertRaisesRegex(margay.Refused, "1024 connections"):
+                self.agent.name("web.shop")
 
     def test_threads_share_one_agent(self) -> None:
         listener = self.listen("web.shop")

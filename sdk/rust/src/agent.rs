@@ -21,6 +21,7 @@ use rustix::net::{
 use rustix::process::{Gid, Pid, Uid, getegid, geteuid, getpid};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use crate::error::Error;
@@ -33,6 +34,8 @@ pub const DEFAULT_PATH: &str = "/run/margay/programs.sock";
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Pause before the next try where the agent's queue of connections is full: the kernel tells nobody when it no longer is.
 const QUEUE_PAUSE: Duration = Duration::from_millis(5);
+/// Requests at one time, each on a connection of its own; others wait. An agent has so many connections for each user.
+const AT_ONCE_MAX: usize = 8;
 /// Connections that are kept open for the next request.
 const IDLE_MAX: usize = 4;
 /// Addresses that are remembered.
@@ -58,6 +61,7 @@ impl Owner {
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
+    turns: Semaphore,
     idle: Mutex<Vec<(Owner, OwnedFd)>>,
     addresses: Mutex<HashMap<(Prefix, Protocol), (Addresses, Instant)>>,
 }
@@ -118,7 +122,8 @@ impl Agent {
     }
 
     fn at(path: &Path) -> Self {
-        let shared = Shared { path: path.into(), idle: Mutex::default(), addresses: Mutex::default() };
+        let turns = Semaphore::new(AT_ONCE_MAX);
+        let shared = Shared { path: path.into(), turns, idle: Mutex::default(), addresses: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -150,7 +155,8 @@ impl Agent {
         let request = Request { prefix, protocol: Some(protocol), ..Request::new(Kind::Resolve) };
         let reply = self.ask("to resolve the name", &request, None).await?;
         let addresses = Addresses {
-            v6: Some(reply.v6).filter(|v6| !v6.is_unspecified()),
+            // A name that has no address of its own in IPv6 has the other one, mapped.
+            v6: Some(reply.v6).filter(|v6| !v6.is_unspecified() && v6.to_ipv4_mapped().is_none()),
             v4: Some(reply.v4).filter(|v4| !v4.is_unspecified()),
             port: reply.port,
         };
@@ -259,11 +265,12 @@ impl Agent {
         message: Result<Reply, String>,
     ) -> Result<Result<Reply, Error>, Error> {
         let reply = message.map_err(|why| self.incompatible(why))?;
-        if reply.kind != kind {
-            return Err(self.incompatible(format!("a reply of kind {:?} to a request of kind {kind:?}", reply.kind)));
-        }
+        // A refusal may be that of the connection, which is of no kind.
         if reply.errno == 0 {
-            return Ok(Ok(reply));
+            return match reply.kind {
+                Some(of_reply) if of_reply == kind => Ok(Ok(reply)),
+                other => Err(self.incompatible(format!("a reply of kind {other:?} to a request of kind {kind:?}"))),
+            };
         }
         let errno = i32::from(reply.errno);
         let text = match reply.text {
@@ -278,6 +285,8 @@ impl Agent {
         request: &[u8],
         fd: Option<BorrowedFd<'_>>,
     ) -> io::Result<(Owner, OwnedFd, Result<Reply, String>)> {
+        // Nobody closes it.
+        let _turn = self.shared.turns.acquire().await.map_err(io::Error::other)?;
         let owner = Owner::current();
         // Those that an agent left open when it died fail one by one; all requests may be repeated.
         while let Some(connection) = self.take_idle(owner) {
@@ -351,8 +360,16 @@ async fn converse(
     fd: Option<BorrowedFd<'_>>,
 ) -> io::Result<(OwnedFd, Result<Reply, String>)> {
     let connection = watched(connection)?;
-    connection.async_io(Interest::WRITABLE, || send(&connection, request, fd)).await?;
-    let reply = connection.async_io(Interest::READABLE, || receive(&connection)).await?;
+    match connection.async_io(Interest::WRITABLE, || send(&connection, request, fd)).await {
+        // An agent with too many connections says so, unasked, and closes this one.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        result => result?,
+    }
+    let reply = match connection.async_io(Interest::READABLE, || receive(&connection)).await {
+        // It did not read the request; what it said comes after this error.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => receive(&connection)?,
+        result => result?,
+    };
     Ok((connection.into_std()?.into(), reply))
 }
 

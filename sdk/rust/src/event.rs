@@ -24,7 +24,8 @@ pub enum EventKind {
     Closed,
     /// It could not be opened, or was lost.
     Failed,
-    /// What this version of the library has no word for.
+    /// What this version of the library has no word for; `missed`: this program was too slow, and so many events (`count`)
+    /// are lost.
     Other(String),
 }
 
@@ -159,7 +160,7 @@ impl Events {
         let event = match ready!(poll_message(connection, cx)) {
             Err(source) => Err(self.agent.down(source)),
             Ok(Err(why)) => Err(self.agent.incompatible(why)),
-            Ok(Ok(reply)) if reply.kind == Kind::Event => {
+            Ok(Ok(reply)) if reply.kind == Some(Kind::Event) => {
                 Event::parse(&reply.text).map_err(|why| self.agent.incompatible(why))
             }
             Ok(Ok(reply)) => Err(self.agent.incompatible(format!("a message of kind {:?} among events", reply.kind))),

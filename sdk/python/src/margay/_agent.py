@@ -22,6 +22,8 @@ DEFAULT_PATH = "/run/margay/programs.sock"
 
 # An agent that takes longer than this for an answer, in seconds, is treated as absent.
 ANSWER_TIME = 5
+# Requests at one time, each on a connection of its own; others wait. An agent has so many connections for each user.
+AT_ONCE_MAX = 8
 # Connections that are kept open for the next request.
 IDLE_MAX = 4
 # Names and addresses that are remembered.
@@ -66,6 +68,7 @@ class Agent:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path: str = os.fspath(path or os.environ.get("MARGAY_PROGRAMS") or DEFAULT_PATH)
         self._lock = threading.Lock()
+        self._turns = threading.BoundedSemaphore(AT_ONCE_MAX)
         self._idle: list[tuple[tuple[int, int, int], socket.socket]] = []
         self._names: dict[str, Name] = {}
         self._addresses: dict[tuple[Prefix, int], tuple[Addresses, float]] = {}
@@ -113,7 +116,8 @@ class Agent:
         prefix = self.prefix(target)
         message = request(Kind.RESOLVE, protocol=protocol, bits=prefix.bits, id=prefix.id.raw)
         reply = self._ask("to resolve the name", Kind.RESOLVE, message)
-        v6 = None if reply.v6.is_unspecified else reply.v6
+        # A name that has no address of its own in IPv6 has the other one, mapped.
+        v6 = None if reply.v6.is_unspecified or reply.v6.ipv4_mapped else reply.v6
         v4 = None if reply.v4.is_unspecified else reply.v4
         if reply.port == 0 or (v6 is None and v4 is None):
             raise Incompatible.at(self.path, "an answer without an address or a port")
@@ -191,6 +195,15 @@ class Agent:
     def _ask(self, what: str, kind: Kind, message: bytes, sock: HasFileno | None = None) -> Reply:
         if sock is not None and sock.fileno() < 0:
             raise OSError(errno.EBADF, "the socket is closed")
+        turns = self._turns
+        if not turns.acquire(timeout=ANSWER_TIME):
+            raise AgentDown.at(self.path, TimeoutError(errno.ETIMEDOUT, "no answer to those who asked before"))
+        try:
+            return self._ask_in_turn(what, kind, message, sock)
+        finally:
+            turns.release()
+
+    def _ask_in_turn(self, what: str, kind: Kind, message: bytes, sock: HasFileno | None) -> Reply:
         owner = _owner()
         try:
             connection, answer = self._exchange(owner, message, sock)
@@ -215,10 +228,11 @@ class Agent:
             reply = parse(answer)
         except Garbled as error:
             raise Incompatible.at(self.path, str(error)) from None
+        if reply.errno:
+            # It may be that of the connection, which is of no kind.
+            raise Refused.because(what, reply.errno, reply.text)
         if reply.kind != kind:
             raise Incompatible.at(self.path, f"a reply of kind {reply.kind} to a request of kind {kind}")
-        if reply.errno:
-            raise Refused.because(what, reply.errno, reply.text)
         return reply
 
     def _exchange(
@@ -245,11 +259,19 @@ class Agent:
 
     @staticmethod
     def _converse(connection: socket.socket, message: bytes, sock: HasFileno | None) -> bytes:
-        if sock is None:
-            connection.send(message)
-        else:
-            socket.send_fds(connection, [message], [sock.fileno()])
-        answer = connection.recv(MESSAGE_MAX)
+        try:
+            if sock is None:
+                connection.send(message)
+            else:
+                socket.send_fds(connection, [message], [sock.fileno()])
+        except BrokenPipeError:
+            # An agent with too many connections says so, unasked, and closes this one.
+            pass
+        try:
+            answer = connection.recv(MESSAGE_MAX)
+        except ConnectionResetError:
+            # It did not read the request; what it said comes after this error.
+            answer = connection.recv(MESSAGE_MAX)
         if not answer:
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
         return answer
@@ -291,8 +313,9 @@ class Agent:
             connection.close()
 
     def _after_fork(self) -> None:
-        # Threads that the child does not have may hold the lock, or have been in the middle of a change.
+        # Threads that the child does not have may hold the locks, or have been in the middle of a change.
         self._lock = threading.Lock()
+        self._turns = threading.BoundedSemaphore(AT_ONCE_MAX)
         inherited, self._idle = self._idle, []
         self._names, self._addresses = {}, {}
         for _, connection in inherited:

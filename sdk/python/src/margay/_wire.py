@@ -37,7 +37,7 @@ class Garbled(Exception):
 class Reply:
     """One reply, or one event."""
 
-    kind: Kind
+    kind: int
     errno: int
     bits: int
     port: int
@@ -76,14 +76,10 @@ def parse(message: bytes) -> Reply:
     version, kind, errno, bits, port, id, v6, v4 = REPLY.unpack_from(message)
     if version != VERSION:
         raise Garbled(f"version {version} of the program socket, not {VERSION}")
-    try:
-        known = Kind(kind)
-    except ValueError:
-        raise Garbled(f"a message of kind {kind}") from None
     if bits > 256:
         raise Garbled(f"a prefix of {bits} bits")
     try:
         text = message[REPLY.size :].decode()
     except UnicodeDecodeError:
         raise Garbled("a text that is not UTF-8") from None
-    return Reply(known, errno, bits, port, id, ipaddress.IPv6Address(v6), ipaddress.IPv4Address(v4), text)
+    return Reply(kind, errno, bits, port, id, ipaddress.IPv6Address(v6), ipaddress.IPv4Address(v4), text)

@@ -39,6 +39,8 @@ pub struct World {
     pub silent: HashSet<u8>,
     /// What is sent instead of a reply.
     pub garbage: Option<Vec<u8>>,
+    /// Refuses connections, with this text.
+    pub full: Option<&'static str>,
     /// The addresses that it gives.
     pub v6: Ipv6Addr,
     pub v4: Ipv4Addr,
@@ -69,6 +71,7 @@ impl FakeAgent {
             refused: HashMap::new(),
             silent: HashSet::new(),
             garbage: None,
+            full: None,
             v6: Ipv6Addr::LOCALHOST,
             v4: Ipv4Addr::LOCALHOST,
             nobody,
@@ -152,6 +155,10 @@ impl FakeAgent {
                     // It came before the end, and was noticed after it.
                     break;
                 }
+                if let Some(text) = world.full {
+                    send(&connection, &[reply_head(0, 87), text.as_bytes().to_vec()].concat());
+                    continue;
+                }
                 world.connections.push(Arc::clone(&connection));
                 drop(world);
                 let shared = Arc::clone(&shared);
@@ -200,6 +207,8 @@ fn serve(shared: &Shared, connection: &Arc<OwnedFd>) -> bool {
         world.subscribers.push(Arc::clone(connection));
     }
     drop(world);
+    // Whoever has the answer may close the socket, and see what follows from that.
+    drop(socket);
     send(connection, &answer);
     true
 }

@@ -4,7 +4,10 @@
 //!     cargo run -p margay-sdk --example datagrams -- ask shout.shop hello
 #![expect(clippy::print_stdout, reason = "an example tells what it does")]
 
+use std::time::Duration;
+
 use margay_sdk::{Datagrams, Error};
+use tokio::time::timeout;
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
@@ -33,7 +36,9 @@ async fn ask(name: &str, text: &str) -> Result<(), Error> {
     let socket = Datagrams::unbound().await?;
     socket.send_to(name, text.as_bytes()).await?;
     let mut buf = [0; 1500];
-    let (length, peer) = socket.recv_from(&mut buf).await?;
+    // A datagram may be lost, and nobody may be there.
+    let answer = timeout(Duration::from_secs(20), socket.recv_from(&mut buf)).await;
+    let (length, peer) = answer.map_err(std::io::Error::from)??;
     println!("{peer}: {}", String::from_utf8_lossy(&buf[..length]));
     Ok(())
 }

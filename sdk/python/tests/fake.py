@@ -61,6 +61,8 @@ class FakeAgent:
         self.written: list[str] = []
         self.refused: dict[int, tuple[int, str]] = {}
         self.garbage: bytes | None = None
+        # Ports of peers that did not come by way of Margay.
+        self.past: set[int] = set()
         # Refuses connections, with this text.
         self.full: str | None = None
         self.v6, self.v4 = "::1", "127.0.0.1"
@@ -81,11 +83,11 @@ class FakeAgent:
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listening.bind(self.path)
         self._listening.listen(64)
-        threading.Thread(target=self._accept, args=[self._listening], daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, args=[self._listening], daemon=True)
+        self._accepting.start()
 
     def kill(self) -> None:
         """As `kill -9` ends an agent: its socket's file stays."""
-        self._listening.shutdown(socket.SHUT_RDWR)
         with self._changed:
             self._is_down = True
             self._subscribers.clear()
@@ -93,6 +95,9 @@ class FakeAgent:
             for connection in connections:
                 connection.shutdown(socket.SHUT_RDWR)
             self._changed.notify_all()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        # What was queued there shall not be taken for the next agent's.
+        self._accepting.join()
         self._listening.close()
 
     def close(self) -> None:
@@ -207,6 +212,8 @@ class FakeAgent:
             id = id if any(id) else bytes(12) + b"\x77" * 16 + struct.pack(">I", port)
             self.sources[protocol, port] = id
             return reply(kind, id=id)
+        if kind == PEER and port in self.past:
+            return reply(kind, error=errno.ENOTCONN, text="no such flow")
         if kind == PEER:
             # Whoever said nothing goes by the name of its host.
             return reply(kind, id=self.sources.get((protocol, port), bytes(12) + b"\x55" * 20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import unittest
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -55,6 +56,23 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(len(set(seen)), 3)
         with self.assertRaises(ConnectionRefusedError):
             await margay.open_connection("web.shop", agent=self.agent)
+
+    async def test_who_comes_past_margay_is_turned_away(self) -> None:
+        async with await margay.start_server(self.echo, "web.shop", agent=self.agent) as server:
+            port = server.sockets[0].getsockname()[1]
+            with socket.socket() as past, socket.socket(type=socket.SOCK_DGRAM) as sender:
+                past.bind(("127.0.0.1", 0))
+                sender.bind(("127.0.0.1", 0))
+                self.fake.past |= {past.getsockname()[1], sender.getsockname()[1]}
+                past.connect(("127.0.0.1", port))
+                reader, writer = await asyncio.open_connection(sock=past)
+                self.assertEqual(await reader.read(), b"")
+                writer.close()
+                async with await margay.open_datagrams("dns.shop", agent=self.agent) as served:
+                    sender.sendto(b"past", ("127.0.0.1", served.socket.getsockname()[1]))
+                    await served.sendto(b"by name", "dns.shop")
+                    self.assertEqual((await served.recvfrom())[0], b"by name")
+        self.assertTrue(self.seen.empty())
 
     async def test_many_connections_at_once(self) -> None:
         async def call() -> bytes:

@@ -9,9 +9,11 @@ import selectors
 import socket
 import threading
 import unittest
+from collections.abc import Callable
 
 import margay
 from margay import Agent, Prefix, ServiceId
+from margay._socket import is_virtual
 
 from .fake import BIND, EVENTS, NAME, PEER, RESOLVE, FakeAgent, reply
 
@@ -87,14 +89,33 @@ class Streams(Case):
                 client.connect("web.shop")
                 listener.accept()[0].close()
 
-    def test_who_comes_past_margay_has_no_name(self) -> None:
+    def test_who_comes_past_margay_is_turned_away(self) -> None:
         listener = self.listen("web.shop")
-        self.fake.refused[PEER] = errno.ENOTCONN, "no such flow"
-        with socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+        with socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as past:
+            self.fake.past.add(past.getsockname()[1])
+            client = self.connect("web.shop")
             served, peer = listener.accept()
-            with served:
-                self.assertEqual((peer.service, peer[0]), (None, "::ffff:127.0.0.1"))
-                self.assertIsNone(served.peer_service())
+            served.close()
+            self.assertEqual(peer[1], client.getsockname()[1])
+            self.assertEqual(past.recv(1), b"")
+
+    def test_who_cannot_be_named_is_nobody(self) -> None:
+        listener = self.listen("web.shop")
+        self.fake.refused[PEER] = errno.EIO, "the disk is broken"
+        self.connect("web.shop")
+        served, peer = listener.accept()
+        with served:
+            self.assertEqual((peer.service, str(peer)), (None, repr(tuple(peer))))
+            with self.assertRaisesRegex(margay.Refused, "the disk is broken"):
+                served.peer_service()
+            self.fake.refused[PEER] = errno.ENOTCONN, "no such flow"
+            self.assertIsNone(served.peer_service())
+
+    def test_margays_own_addresses_are_known(self) -> None:
+        own = ("198.18.0.1", "::ffff:198.19.255.255", "fd5a:4c00::1")
+        others = ("198.20.0.1", "::ffff:127.0.0.1", "fd5a:4c01::1", "fe80::1%lo")
+        for host in own + others:
+            self.assertEqual(is_virtual(host), host in own, host)
 
     def test_addresses_are_remembered_until_they_fail(self) -> None:
         listener = self.listen("web.shop")
@@ -169,6 +190,23 @@ class Datagrams(Case):
             self.assertEqual((buffer[:length], peer.service.raw[-2:]), (b"yes", server.getsockname()[1].to_bytes(2)))
         # One question for the name, one for each peer.
         self.assertEqual((self.fake.asked.count(RESOLVE), self.fake.asked.count(PEER)), (1, 2))
+
+    def test_datagrams_that_come_past_margay_are_dropped(self) -> None:
+        server, client = self.datagrams("dns.shop"), self.datagrams()
+        with socket.socket(type=socket.SOCK_DGRAM) as past:
+            past.bind(("127.0.0.1", 0))
+            self.fake.past.add(past.getsockname()[1])
+            buffer = bytearray(100)
+            receivers: list[Callable[[], bytes]] = [
+                lambda: server.recvfrom(100)[0],
+                lambda: server.recvfrom(100, socket.MSG_PEEK)[0],
+                lambda: server.recvfrom(100)[0],
+                lambda: bytes(buffer[: server.recvfrom_into(buffer)[0]]),
+            ]
+            for receive in receivers:
+                past.sendto(b"past", ("127.0.0.1", server.getsockname()[1]))
+                client.sendto(b"by name", "dns.shop")
+                self.assertEqual(receive(), b"by name")
 
     def test_connected_datagrams_stay_with_one_instance(self) -> None:
         server = self.datagrams("dns.shop")

@@ -14,7 +14,7 @@ use crate::agent::Agent;
 use crate::error::Error;
 use crate::options::Options;
 use crate::socket;
-use crate::stream::Peer;
+use crate::stream::{Peer, Who};
 use crate::target::ToTarget;
 use crate::wire::Protocol;
 
@@ -31,7 +31,7 @@ pub struct Datagrams {
     local: SocketAddr,
     agent: Agent,
     source: Option<ServiceId>,
-    peers: Mutex<HashMap<SocketAddr, (Option<ServiceId>, Instant)>>,
+    peers: Mutex<HashMap<SocketAddr, (Who, Instant)>>,
 }
 
 impl Datagrams {
@@ -82,7 +82,7 @@ impl Datagrams {
     }
 
     /// The next datagram: its length, and who it is from. What does not fit into `buf` is cut off. A call that is cancelled
-    /// loses no datagram, where one task receives.
+    /// loses no datagram, where one task receives. What comes to the plain address of this host is dropped.
     ///
     /// The peer's name is asked once a second, at most. That the agent cannot say it is no error: [`Peer::service`] is `None`
     /// then.
@@ -90,21 +90,24 @@ impl Datagrams {
     /// # Errors
     /// [`Error::Io`].
     pub async fn recv_from(&self, buf: &mut [u8]) -> Result<(usize, Peer), Error> {
-        // Whoever sent is asked for while the datagram is still the kernel's, or a cancelled call would lose it.
-        let sender = self.inner.peek_sender().await?;
-        self.service_of(sender).await;
-        let (length, address) = self.inner.recv_from(buf).await?;
-        // Another, if another task received the first one meanwhile.
-        let service = self.service_of(address).await;
-        Ok((length, Peer { address, service }))
+        loop {
+            // Whoever sent is asked for while the datagram is still the kernel's, or a cancelled call would lose it.
+            let sender = self.inner.peek_sender().await?;
+            self.who(sender).await;
+            let (length, address) = self.inner.recv_from(buf).await?;
+            // Another, if another task received the first one meanwhile.
+            if let Some(peer) = self.who(address).await.at(address) {
+                return Ok((length, peer));
+            }
+        }
     }
 
-    async fn service_of(&self, address: SocketAddr) -> Option<ServiceId> {
+    async fn who(&self, address: SocketAddr) -> Who {
         let known = self.peers().get(&address).copied();
-        if let Some((service, _)) = known.filter(|(_, since)| since.elapsed() < PEER_AGE) {
-            return service;
+        if let Some((who, _)) = known.filter(|(_, since)| since.elapsed() < PEER_AGE) {
+            return who;
         }
-        let service = self.agent.peer(&self.inner, Protocol::Udp, address).await.ok().flatten();
+        let who = Who::ask(&self.agent, &self.inner, Protocol::Udp, address).await;
         let mut peers = self.peers();
         if peers.len() >= PEERS_MAX {
             peers.retain(|_, (_, since)| since.elapsed() < PEER_AGE);
@@ -112,8 +115,8 @@ impl Datagrams {
         if peers.len() >= PEERS_MAX {
             peers.clear();
         }
-        peers.insert(address, (service, Instant::now()));
-        service
+        peers.insert(address, (who, Instant::now()));
+        who
     }
 
     /// From now on to and from one instance of a service, which is chosen with the first datagram.
@@ -155,7 +158,7 @@ impl Datagrams {
     }
 
     // What this guards is whole between any two statements.
-    fn peers(&self) -> MutexGuard<'_, HashMap<SocketAddr, (Option<ServiceId>, Instant)>> {
+    fn peers(&self) -> MutexGuard<'_, HashMap<SocketAddr, (Who, Instant)>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use margay_core::name::{Prefix, ServiceId};
+use margay_core::name::{Prefix, ServiceId, is_virtual};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -33,10 +33,40 @@ impl Peer {
         self.address
     }
 
-    /// The name that it said and may say, or else that of its host. `None` if nobody vouches for it: it came to the plain
-    /// address of this host, not by way of Margay, or the agent could not be asked.
+    /// The name that it said and may say, or else that of its host. `None` if nobody vouches for it: the agent could not be
+    /// asked, or the connection is over.
     pub fn service(&self) -> Option<ServiceId> {
         self.service
+    }
+}
+
+/// What the agent says about whoever is at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    Named(ServiceId),
+    /// The agent could not be asked, or knows no more.
+    Unnamed,
+    /// It came to the plain address of this host, where nobody asks whether it may. Its answers come from there, too.
+    Past,
+}
+
+impl Who {
+    pub(crate) async fn ask(agent: &Agent, socket: &impl AsFd, protocol: Protocol, address: SocketAddr) -> Self {
+        match agent.peer(socket, protocol, address).await {
+            Ok(Some(service)) => Self::Named(service),
+            // No network leads to Margay's own addresses: that was a flow, which is over.
+            Ok(None) if !is_virtual(address.ip().to_canonical()) => Self::Past,
+            Ok(None) | Err(_) => Self::Unnamed,
+        }
+    }
+
+    /// `None` for whoever came past Margay.
+    pub(crate) fn at(self, address: SocketAddr) -> Option<Peer> {
+        match self {
+            Self::Named(service) => Some(Peer { address, service: Some(service) }),
+            Self::Unnamed => Some(Peer { address, service: None }),
+            Self::Past => None,
+        }
     }
 }
 
@@ -177,20 +207,21 @@ impl Listener {
         Options::default().bind(&prefix).await
     }
 
-    /// The next connection, and who it is from. A call that is cancelled loses no connection.
+    /// The next connection, and who it is from. A call that is cancelled loses no connection. Whoever comes to the plain
+    /// address of this host is turned away: there nobody asks whether it may connect.
     ///
     /// # Errors
     /// Those of `accept`: about this one connection, or for want of file descriptors. The next call may succeed. That the agent
     /// cannot say who the peer is, is no error: [`Peer::service`] is `None` then, and [`Stream::peer_service`] tells why.
     pub async fn accept(&self) -> Result<(Stream, Peer), Error> {
-        let mut asking = Asking { listener: self, accepted: Some(self.accept_plain().await?) };
-        let service = match &asking.accepted {
-            Some((stream, address)) => self.agent.peer(stream, Protocol::Tcp, *address).await.ok().flatten(),
-            None => None,
-        };
-        match asking.accepted.take() {
-            Some((stream, address)) => Ok((Stream::new(stream, self.agent.clone(), None), Peer { address, service })),
-            None => Err(io::Error::from(io::ErrorKind::ConnectionAborted).into()),
+        loop {
+            let (stream, address) = self.accept_plain().await?;
+            let mut asking = Asking { listener: self, accepted: Some((stream, address)) };
+            let Some((stream, _)) = &asking.accepted else { continue };
+            let who = Who::ask(&self.agent, stream, Protocol::Tcp, address).await;
+            if let Some(((stream, _), peer)) = asking.accepted.take().zip(who.at(address)) {
+                return Ok((Stream::new(stream, self.agent.clone(), None), peer));
+            }
         }
     }
 
@@ -219,7 +250,8 @@ impl Listener {
         self.inner.local_addr()
     }
 
-    /// The listening socket alone, for what wants a [`TcpListener`]. The name is served until that is closed.
+    /// The listening socket alone, for what wants a [`TcpListener`], and for who will have connections to the plain address
+    /// of this host, too. The name is served until it is closed.
     pub fn into_tcp(self) -> TcpListener {
         self.inner
     }

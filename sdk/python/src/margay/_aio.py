@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ._agent import Agent, protocol_of
 from ._names import ServiceId, Target
-from ._socket import BACKLOG, LACKS_FAMILY, Own, Peer, PeerNames, Socket, candidates
+from ._socket import BACKLOG, LACKS_FAMILY, Own, Peer, PeerNames, Socket, candidates, peer_at
 
 T = TypeVar("T")
 DATAGRAM_MAX = 65535
@@ -43,13 +43,24 @@ async def start_server(
     **options: Any,
 ) -> asyncio.Server:
     """asyncio.start_server that serves a name, or all names of a prefix; `options` are those of it. In the handler,
-    `await margay.peer_service(writer)` says who is there.
+    `await margay.peer_service(writer)` says who is there. Whoever comes to the plain address of this host is turned
+    away before.
 
     Raises as `listen` does.
     """
     sock = await _bound(socket.SOCK_STREAM, target, None, agent)
+    asked = agent or Agent.shared()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await _came_past(writer, asked):
+            writer.close()
+            return
+        handling = handler(reader, writer)
+        if handling is not None:
+            await handling
+
     try:
-        return await asyncio.start_server(handler, sock=sock, backlog=backlog, **options)
+        return await asyncio.start_server(handle, sock=sock, backlog=backlog, **options)
     except BaseException:
         sock.close()
         raise
@@ -67,6 +78,14 @@ async def peer_service(
     if sock is None or sock.fileno() < 0 or not address:
         raise OSError(errno.ENOTCONN, "the connection is over")
     return await _off(sock, (agent or Agent.shared()).peer, address[0], address[1])
+
+
+async def _came_past(writer: asyncio.StreamWriter, agent: Agent) -> bool:
+    sock, address = writer.get_extra_info("socket"), writer.get_extra_info("peername")
+    if sock.fileno() < 0 or not address:
+        # It is over; the handler will see.
+        return False
+    return await _off(sock, peer_at, agent, address) is None
 
 
 class AsyncDatagrams:
@@ -89,20 +108,21 @@ class AsyncDatagrams:
         )
 
     async def recvfrom(self, size: int = DATAGRAM_MAX) -> tuple[bytes, Peer]:
-        """The next datagram, and who it is from, whose name is asked once a second at most. A call that is cancelled
-        loses no datagram."""
-        if self._left_over:
-            data, address = self._left_over.popleft()
-        else:
-            data, address = await asyncio.get_running_loop().sock_recvfrom(self.socket, size)
-        peer = self._names.known(address)
-        if peer is None:
+        """The next datagram, and who it is from, whose name is asked once a second at most. What comes to the plain
+        address of this host is dropped. A call that is cancelled loses no datagram."""
+        while True:
+            if self._left_over:
+                data, address = self._left_over.popleft()
+            else:
+                data, address = await asyncio.get_running_loop().sock_recvfrom(self.socket, size)
+            known = self._names.find(address)
             try:
-                peer = await _off(self.socket, self._names.ask, self._agent, address)
+                peer = known[0] if known else await _off(self.socket, self._names.ask, self._agent, address)
             except BaseException:
                 self._left_over.append((data, address))
                 raise
-        return data, peer
+            if peer is not None:
+                return data, peer
 
     def close(self) -> None:
         """A bound name is served no longer."""
@@ -133,8 +153,9 @@ async def create_datagram_endpoint(
     source: Target | Own | None = None,
     agent: Agent | None = None,
 ) -> tuple[asyncio.DatagramTransport, Any]:
-    """create_datagram_endpoint of a loop, which serves the name `target`, or is connected to the service `remote`.
-    Raises as `listen` and `connect` do."""
+    """create_datagram_endpoint of a loop, which serves the name `target`, or is connected to the service `remote`. What
+    comes to the plain address of this host comes to a served name's protocol, too. Raises as `listen` and `connect`
+    do."""
     if remote is not None:
         if target is not None:
             raise ValueError("a socket serves a name (target), or is connected to one (remote), not both")

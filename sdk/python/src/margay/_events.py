@@ -22,8 +22,8 @@ class Event:
     """Something that happened to a flow."""
 
     kind: str
-    """ "opened", "closed", "failed"; "missed": this program was too slow, and so many events (`count`) are lost; or what
-    later agents may tell."""
+    """ "opened", "closed", "failed"; "missed": this program was too slow, and so many events (`count`) are lost; or
+    what later agents may tell."""
     fields: Mapping[str, Any]
     """All that the agent says, as it says it."""
 

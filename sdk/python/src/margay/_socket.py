@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import ipaddress
 import socket
 import threading
 import time
@@ -17,6 +18,8 @@ from ._names import ServiceId, Target
 PEER_AGE = 1.0
 # Peers whose names are remembered.
 PEERS_MAX = 1024
+# Margay's own ranges.
+VIRTUAL = (ipaddress.ip_network("198.18.0.0/15"), ipaddress.ip_network("fd5a:4c00::/32"))
 # Connections that may wait for `accept`, unless said otherwise.
 BACKLOG = 1024
 # How the kernel says that it has no IPv6: not built in, switched off (disable_ipv6), or without the route to the
@@ -40,8 +43,8 @@ OWN: Final = Own.OWN
 class Peer(tuple[Any, ...]):
     """The other end: the address that this host's kernel knows it by, as sockets give and take it, and its name.
 
-    `service` is the name that it said and may say, or else that of its host; None if nobody vouches for it: it came to
-    the plain address of this host, not by way of Margay, or the agent could not be asked.
+    `service` is the name that it said and may say, or else that of its host; None if nobody vouches for it: the agent
+    could not be asked, or the connection is over.
     """
 
     service: ServiceId | None
@@ -56,38 +59,48 @@ class Peer(tuple[Any, ...]):
         return str(self.service) if self.service else super().__repr__()
 
 
+def peer_at(sock: HasFileno, agent: Agent, address: tuple[Any, ...]) -> Peer | None:
+    """Who is at an address. None: it came past Margay to the plain address of this host, where nobody asks whether it
+    may."""
+    try:
+        service = agent.peer(sock, address[0], address[1])
+    except OSError:
+        return Peer(address, None)
+    # No network leads to Margay's own addresses: that was a flow, which is over.
+    return Peer(address, service) if service is not None or is_virtual(address[0]) else None
+
+
+def is_virtual(host: str) -> bool:
+    """Whether an address belongs to Margay's own ranges."""
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return any((mapped or ip) in network for network in VIRTUAL)
+
+
 class PeerNames:
-    """The names of who sends datagrams to one socket."""
+    """Who sends datagrams to one socket."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, int], tuple[ServiceId | None, float]] = {}
+        self._known: dict[tuple[str, int], tuple[Peer | None, float]] = {}
 
-    def known(self, address: tuple[Any, ...]) -> Peer | None:
-        """What was asked within the last second."""
-        with self._lock:
-            service, since = self._known.get((address[0], address[1]), (None, -PEER_AGE))
-        return Peer(address, service) if time.monotonic() - since < PEER_AGE else None
-
-    def ask(self, sock: HasFileno, agent: Agent, address: tuple[Any, ...]) -> Peer:
-        """Who is at an address."""
-        known = self.known(address)
+    def ask(self, sock: HasFileno, agent: Agent, address: tuple[Any, ...]) -> Peer | None:
+        """As `peer_at`."""
+        known = self.find(address)
         if known is not None:
-            return known
-        peer = Peer(address, service_of(sock, agent, address))
+            return known[0]
+        peer = peer_at(sock, agent, address)
         with self._lock:
             if len(self._known) >= PEERS_MAX:
                 self._known.clear()
-            self._known[address[0], address[1]] = peer.service, time.monotonic()
+            self._known[address[0], address[1]] = peer, time.monotonic()
         return peer
 
-
-def service_of(sock: HasFileno, agent: Agent, address: tuple[Any, ...]) -> ServiceId | None:
-    """A peer's name, where the agent can say it."""
-    try:
-        return agent.peer(sock, address[0], address[1])
-    except OSError:
-        return None
+    def find(self, address: tuple[Any, ...]) -> tuple[Peer | None, float] | None:
+        """What was found within the last second, and when."""
+        with self._lock:
+            known = self._known.get((address[0], address[1]))
+        return known if known is not None and time.monotonic() - known[1] < PEER_AGE else None
 
 
 def family_of_kernel(type: int) -> int:
@@ -201,22 +214,39 @@ class Socket(socket.socket):
         raise failure
 
     def accept(self) -> tuple[Socket, Peer]:
-        """The next connection, and who it is from."""
-        plain, address = super().accept()
-        timeout = plain.gettimeout()
-        conn = Socket(plain.family, plain.type, plain.proto, plain.detach(), agent=self.agent)
-        conn.settimeout(timeout)
-        return conn, Peer(address, service_of(conn, self.agent, address))
+        """The next connection, and who it is from. Whoever comes to the plain address of this host is turned away:
+        there nobody asks whether it may connect."""
+        while True:
+            plain, address = super().accept()
+            with plain:
+                peer = peer_at(plain, self.agent, address)
+                if peer is not None:
+                    timeout = plain.gettimeout()
+                    conn = Socket(plain.family, plain.type, plain.proto, plain.detach(), agent=self.agent)
+                    conn.settimeout(timeout)
+                    return conn, peer
 
     def recvfrom(self, bufsize: int, flags: int = 0) -> tuple[bytes, Any]:
-        """The next datagram, and the Peer that it is from, whose name is asked once a second at most."""
-        data, address = super().recvfrom(bufsize, flags)
-        return data, self._peers.ask(self, self.agent, address) if address else address
+        """The next datagram, and the Peer that it is from, whose name is asked once a second at most. What comes to the
+        plain address of this host is dropped."""
+        while True:
+            data, address = super().recvfrom(bufsize, flags)
+            if not address or (peer := self._peers.ask(self, self.agent, address)) is not None:
+                return data, peer if address else address
+            self._drop(flags)
 
     def recvfrom_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> tuple[int, Any]:
         """As `recvfrom`, into a buffer."""
-        length, address = super().recvfrom_into(buffer, nbytes, flags)
-        return length, self._peers.ask(self, self.agent, address) if address else address
+        while True:
+            length, address = super().recvfrom_into(buffer, nbytes, flags)
+            if not address or (peer := self._peers.ask(self, self.agent, address)) is not None:
+                return length, peer if address else address
+            self._drop(flags)
+
+    def _drop(self, flags: int) -> None:
+        """The datagram that was looked at is still the next one, if it was only looked at."""
+        if flags & socket.MSG_PEEK:
+            super().recvfrom(0, flags & ~socket.MSG_PEEK)
 
     def peer_service(self) -> ServiceId | None:
         """The name of the other end of a connection, asked now."""
@@ -230,7 +260,8 @@ class Socket(socket.socket):
         return copy
 
     def plain(self) -> socket.socket:
-        """This socket as a socket.socket that knows nothing of names; this object is closed by it."""
+        """This socket as a socket.socket that knows nothing of names, and takes what comes to the plain address of this
+        host, too. This object is closed by it."""
         timeout = self.gettimeout()
         plain = socket.socket(self.family, self.type, self.proto, self.detach())
         plain.settimeout(timeout)

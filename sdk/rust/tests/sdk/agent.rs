@@ -86,11 +86,9 @@ async fn nonsense_is_not_believed() {
 
 #[tokio::test]
 async fn an_agent_with_too_many_connections_says_so() {
-    let mut fake = FakeAgent::start();
-    let agent = fake.agent().await;
-    fake.kill();
-    fake.listen();
+    let fake = FakeAgent::start();
     fake.world().full = Some("the agent has 1024 connections of programs; close some");
+    let agent = fake.agent().await;
     for _ in 0..20 {
         let error = agent.name("web.shop").await.expect_err("refused");
         assert!(matches!(error, Error::Refused { errno: 87, .. }), "{error}");

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use margay_sdk::{Agent, Name, Prefix, ServiceId};
 use rustix::cmsg_space;
@@ -35,6 +35,8 @@ pub struct World {
     pub written: Vec<String>,
     /// Kinds that are refused.
     pub refused: HashMap<u8, (u16, &'static str)>,
+    /// Ports of peers that did not come by way of Margay.
+    pub past: HashSet<u16>,
     /// Kinds that are not answered until they are taken out here.
     pub silent: HashSet<u8>,
     /// What is sent instead of a reply.
@@ -56,7 +58,7 @@ type Shared = Arc<(Mutex<World>, Condvar)>;
 pub struct FakeAgent {
     dir: TempDir,
     shared: Shared,
-    listening: Option<Arc<OwnedFd>>,
+    listening: Option<(Arc<OwnedFd>, JoinHandle<()>)>,
 }
 
 impl FakeAgent {
@@ -69,6 +71,7 @@ impl FakeAgent {
             asked: Vec::new(),
             written: Vec::new(),
             refused: HashMap::new(),
+            past: HashSet::new(),
             silent: HashSet::new(),
             garbage: None,
             full: None,
@@ -125,7 +128,7 @@ impl FakeAgent {
 
     /// As `kill -9` ends an agent: its socket's file stays.
     pub fn kill(&mut self) {
-        self.listening.take().map(|listening| rustix::net::shutdown(&*listening, Shutdown::Both));
+        let Some((listening, accepting)) = self.listening.take() else { return };
         let mut world = self.world();
         world.is_down = true;
         world.subscribers.clear();
@@ -134,6 +137,9 @@ impl FakeAgent {
             let _ = rustix::net::shutdown(&*connection, Shutdown::Both);
         }
         drop(world);
+        rustix::net::shutdown(&*listening, Shutdown::Both).expect("it listens");
+        // What was queued there shall not be taken for the next agent's.
+        accepting.join().expect("no panic");
         self.speak();
     }
 
@@ -145,10 +151,10 @@ impl FakeAgent {
         rustix::net::listen(&listening, 16).expect("listens");
         self.world().is_down = false;
         let listening = Arc::new(listening);
-        self.listening = Some(Arc::clone(&listening));
         let shared = Arc::clone(&self.shared);
-        thread::spawn(move || {
-            while let Ok(connection) = rustix::net::accept(&*listening) {
+        let accepted_at = Arc::clone(&listening);
+        let accepting = thread::spawn(move || {
+            while let Ok(connection) = rustix::net::accept(&*accepted_at) {
                 let connection = Arc::new(connection);
                 let mut world = shared.0.lock().expect("unpoisoned");
                 if world.is_down {
@@ -165,6 +171,7 @@ impl FakeAgent {
                 thread::spawn(move || while serve(&shared, &connection) {});
             }
         });
+        self.listening = Some((listening, accepting));
     }
 }
 
@@ -267,6 +274,7 @@ impl World {
                 self.sources.insert((protocol, port), id);
                 reply[8..40].copy_from_slice(&id.0);
             }
+            PEER if self.past.contains(&port) => return reply_head(kind, 107),
             PEER => {
                 assert!(socket.is_some());
                 // Whoever said nothing goes by the name of its host.

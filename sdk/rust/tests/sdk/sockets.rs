@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::fake::{BIND, FakeAgent, PEER, RESOLVE};
 use margay_sdk::{Error, Listener, Options, Prefix, Protocol, ServiceId, Stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
 async fn options(fake: &FakeAgent) -> Options {
@@ -196,15 +197,48 @@ async fn a_cancelled_receive_loses_no_datagram() {
 }
 
 #[tokio::test]
-async fn who_comes_past_margay_has_no_name() {
+async fn who_comes_past_margay_is_turned_away() {
     let fake = FakeAgent::start();
     let options = options(&fake).await;
     let listener = options.bind("web.shop").await.expect("bound");
-    fake.world().refused.insert(PEER, (107, "no such flow"));
+    let port = listener.local_addr().expect("bound").port();
+    let mut past = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.expect("connected");
+    fake.world().past.insert(past.local_addr().expect("connected").port());
+    let client = options.clone().own_source().connect("web.shop").await.expect("connected");
+    let (_, peer) = listener.accept().await.expect("accepted");
+    assert_eq!(peer.service(), client.source());
+    assert_eq!(past.read(&mut [0]).await.expect("closed"), 0);
+}
+
+#[tokio::test]
+async fn datagrams_that_come_past_margay_are_dropped() {
+    let fake = FakeAgent::start();
+    let options = options(&fake).await.own_source();
+    let server = options.bind_datagrams("dns.shop").await.expect("bound");
+    let port = server.as_udp().local_addr().expect("bound").port();
+    let past = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bound");
+    fake.world().past.insert(past.local_addr().expect("bound").port());
+    for _ in 0..2 {
+        past.send_to(b"past", (Ipv4Addr::LOCALHOST, port)).await.expect("sent");
+    }
+    let client = options.datagrams().await.expect("open");
+    client.send_to("dns.shop", b"by name").await.expect("sent");
+    let mut buf = [0; 10];
+    let (length, peer) = server.recv_from(&mut buf).await.expect("received");
+    assert_eq!((&buf[..length], peer.service()), (&b"by name"[..], client.source()));
+}
+
+#[tokio::test]
+async fn who_cannot_be_named_is_nobody() {
+    let fake = FakeAgent::start();
+    let options = options(&fake).await;
+    let listener = options.bind("web.shop").await.expect("bound");
+    fake.world().refused.insert(PEER, (5, "the disk is broken"));
     let _client = options.connect("web.shop").await.expect("connected");
     let (served, peer) = listener.accept().await.expect("accepted");
-    assert_eq!(peer.service(), None);
-    assert_eq!(peer.to_string(), peer.address().to_string());
+    assert_eq!((peer.service(), peer.to_string()), (None, peer.address().to_string()));
+    assert!(matches!(served.peer_service().await, Err(Error::Refused { errno: 5, .. })));
+    fake.world().refused.insert(PEER, (107, "no such flow"));
     assert_eq!(served.peer_service().await.expect("asked"), None);
 }
 

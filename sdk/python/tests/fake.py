@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -127,7 +128,9 @@ class FakeAgent:
     def event(self, line: str) -> None:
         with self._changed:
             for subscriber in self._subscribers:
-                subscriber.send(reply(EVENT, text=line))
+                # It may be gone, and not be missed yet.
+                with contextlib.suppress(OSError):
+                    subscriber.send(reply(EVENT, text=line))
 
     def _accept(self, listening: socket.socket) -> None:
         while True:

@@ -91,8 +91,10 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
     async def test_a_host_without_ipv6_uses_the_other_address(self) -> None:
         self.fake.v6 = "ff02::1"
         async with await margay.start_server(self.echo, "web.shop", agent=self.agent):
-            _, writer = await margay.open_connection("web.shop", agent=self.agent)
+            reader, writer = await margay.open_connection("web.shop", agent=self.agent)
             self.assertEqual(writer.get_extra_info("peername")[0], "::ffff:127.0.0.1")
+            writer.write_eof()
+            self.assertEqual(await reader.read(), b"")
             writer.close()
 
     async def test_refusals_come_with_the_reason(self) -> None:

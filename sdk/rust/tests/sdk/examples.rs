@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use crate::fake::FakeAgent;
 
@@ -19,17 +19,24 @@ fn example(fake: &FakeAgent, name: &str, args: &[&str]) -> Command {
 /// Ends with the test.
 struct Server {
     child: Child,
+    output: BufReader<ChildStdout>,
 }
 
 impl Server {
     /// Once it serves.
     fn start(fake: &FakeAgent, name: &str, args: &[&str]) -> Self {
         let mut child = example(fake, name, args).stdout(Stdio::piped()).spawn().expect("started");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut server = Self { child, output };
+        let line = server.line();
+        assert!(line.starts_with("serving ") || line == "listening\n", "{line}");
+        server
+    }
+
+    fn line(&mut self) -> String {
         let mut line = String::new();
-        let stdout = child.stdout.as_mut().expect("piped");
-        BufReader::new(stdout).read_line(&mut line).expect("a line");
-        assert!(line.starts_with("serving "), "{line}");
-        Self { child }
+        self.output.read_line(&mut line).expect("a line");
+        line
     }
 }
 
@@ -68,6 +75,17 @@ fn datagrams_are_answered() {
     let _server = Server::start(&fake, "datagrams", &["serve", "shout.shop"]);
     let answer = output(example(&fake, "datagrams", &["ask", "shout.shop", "hello"]));
     assert!(answer.ends_with(": HELLO\n"), "{answer}");
+}
+
+#[test]
+fn events_are_printed_until_the_agent_ends() {
+    let mut fake = FakeAgent::start();
+    let mut program = Server::start(&fake, "events", &[]);
+    fake.event(r#"{"kind":"failed","name":"web.shop","why":"nobody serves it"}"#);
+    assert_eq!(program.line(), "Failed None Some(\"nobody serves it\")\n");
+    fake.kill();
+    assert!(program.line().contains("margay up"));
+    assert!(program.child.wait().expect("ended").success());
 }
 
 #[test]

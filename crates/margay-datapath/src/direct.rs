@@ -226,8 +226,8 @@ impl Direct {
         std::mem::take(&mut *self.fences.lock())
     }
 
-    /// Sends a bare segment of the flow on its flow ports.
-    pub fn send_pinhole(&self, wire: &Wire, numbers: TcpNumbers) -> Result<(), DropReason> {
+    /// Sends a bare segment of a connection on its flow ports, or a datagram without payload.
+    pub fn send_pinhole(&self, wire: &Wire, numbers: Option<TcpNumbers>) -> Result<(), DropReason> {
         let path = self.paths.lock().get(&wire.path).map(|known| known.wire).ok_or(DropReason::Environment)?;
         let segment = Segment {
             source: SocketAddr::new(path.local, wire.local_port),
@@ -240,10 +240,14 @@ impl Direct {
         })
     }
 
-    /// Hears what the kernel's cache saw of connections ending.
-    pub fn take_events(&self, mut heard: impl FnMut(FlowId, Direction, u8)) {
-        let Some(cache) = self.cache() else { return };
+    /// Hears what the kernel's cache saw of connections ending. Gives flows whose datagrams want an answer.
+    pub fn take_events(&self, mut heard: impl FnMut(FlowId, Direction, u8)) -> Vec<FlowId> {
+        let mut one_way = Vec::new();
+        let Some(cache) = self.cache() else { return one_way };
         cache.take_events(|event| {
+            if event.seen.wants_answer() {
+                one_way.push(event.flow);
+            }
             let flags = |fin: bool, rst: bool| (if fin { FIN } else { 0 }) | (if rst { RST } else { 0 });
             for (direction, flags) in [
                 (Direction::Egress, flags(event.seen.fin_egress(), event.seen.rst_egress())),
@@ -254,6 +258,7 @@ impl Direct {
                 }
             }
         });
+        one_way
     }
 
     /// Empties the kernel's cache.

@@ -16,7 +16,7 @@ use crate::packet::{FlowKey, TCP, mapped};
 use crate::table::FlowCounters;
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 2;
+pub(super) const LAYOUT_VERSION: u32 = 3;
 pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
@@ -24,7 +24,7 @@ pub(super) const FLOW_STALLED: u32 = 4;
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 10] = [
+pub(super) const COUNTERS: [&str; 11] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -35,6 +35,7 @@ pub(super) const COUNTERS: [&str; 10] = [
     "drop_agent_dead",
     "drop_rewrite",
     "event_lost",
+    "up_pinhole",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below

@@ -111,6 +111,11 @@ impl Seen {
     pub const fn rst_ingress(self) -> bool {
         self.0 & 8 != 0
     }
+
+    /// Datagrams come and none goes: the peer waits for a sign that they arrive.
+    pub const fn wants_answer(self) -> bool {
+        self.0 & 16 != 0
+    }
 }
 
 /// What one direction of a TCP flow showed last.

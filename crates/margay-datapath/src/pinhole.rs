@@ -136,8 +136,8 @@ mod test {
         assert_eq!(bytes, expected);
         let bytes = Segment { source, destination, numbers: None }.packet().expect("one family");
         let expected = [
-            0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0x26, 0xcd, 10, 1, 0, 1, 10, 1, 0, 2, 0xee, 0x49, 0xee, 0x4a, 0, 8, 0x0f,
-            0x45,
+            0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0x26, 0xcd, 10, 1, 0, 1, 10, 1, 0, 2, 0xee, 0x49, 0xee, 0x4a, 0, 8,
+            0x0f, 0x45,
         ];
         assert_eq!(bytes, expected);
     }

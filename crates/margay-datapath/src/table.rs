@@ -166,7 +166,8 @@ impl Slot {
         if self.key.protocol == TCP {
             return self.numbers.load(Ordering::Relaxed) != 0;
         }
-        let [sent, received] = [&self.egress_segments, &self.ingress_segments].map(|count| count.load(Ordering::Relaxed));
+        let [sent, received] =
+            [&self.egress_segments, &self.ingress_segments].map(|count| count.load(Ordering::Relaxed));
         sent >= DATAGRAMS_MIN || received > 0
     }
 }

@@ -83,7 +83,8 @@ impl Unconnected {
             ("peer4", &progs.peer_v4),
             ("peer6", &progs.peer_v6),
         ];
-        let attach = |(name, program): (&str, &ProgramMut<'_>)| attach(&pin_dir.join(format!("{LINK}{name}")), program, &root);
+        let attach =
+            |(name, program): (&str, &ProgramMut<'_>)| attach(&pin_dir.join(format!("{LINK}{name}")), program, &root);
         let links = calls.into_iter().map(attach).collect::<Result<_, _>>();
         let links = links.map_err(|error| system("attach a program to the socket calls", error))?;
         let questions = MapHandle::try_from(&skeleton.maps.questions).map_err(|error| system("open a map", error))?;

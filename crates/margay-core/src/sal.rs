@@ -347,7 +347,7 @@ impl Sal {
     }
 
     /// The name behind a virtual address: a lease, an instance, or the /96 that an IPv6 address spells out.
-    pub(crate) fn service_of(&self, address: IpAddr) -> Option<ServiceId> {
+    pub fn service_of(&self, address: IpAddr) -> Option<ServiceId> {
         if let Some(service) = self.names.get(&address) {
             return Some(*service);
         }

@@ -258,7 +258,7 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 		if ((__s64)(now - entry->egress.last_ns) > (__s64)DATAGRAM_ANSWER_NS &&
 		    (__s64)(now - entry->ingress.asked_ns) > (__s64)DATAGRAM_ANSWER_NS) {
 			entry->ingress.asked_ns = now;
-			tell(entry, SEEN_ONE_WAY);
+			tell(entry, SEEN_ONE_WAY, NULL);
 		}
 	}
 	note_packet(&entry->ingress, skb, packet, now);
@@ -324,12 +324,16 @@ int wire_ingress(struct __sk_buff *skb)
 	key.remote_port = packet.key.source_port;
 	key.protocol = packet.key.protocol;
 	entry = bpf_map_lookup_elem(&flows, &key);
+	if (packet.key.protocol == IPPROTO_UDP && !packet.payload_len) {
+		if (entry)
+			entry->unanswered_since_ns = 0;
+		/* Not by sal0: where datagrams crowd there, the very packet that would relieve it would be lost. */
+		tell(entry, SEEN_PINHOLE, &packet);
+		count(COUNT_PINHOLES);
+		return TCX_DROP;
+	}
 	if (!entry)
 		return send_up(skb, COUNT_UP_NO_FLOW);
-	if (packet.key.protocol == IPPROTO_UDP && !packet.payload_len) {
-		entry->unanswered_since_ns = 0;
-		return send_up(skb, COUNT_UP_PINHOLE);
-	}
 	if (!(entry->flags & FLOW_ACCEPT))
 		return send_up(skb, COUNT_UP_NOT_ACCEPTED);
 	account_ingress(skb, &packet, entry, key.path);

@@ -19,6 +19,7 @@
 #define SEEN_RST_INGRESS 8
 /* In events only: datagrams come and none goes, so the agent is to answer with a pinhole. */
 #define SEEN_ONE_WAY 16
+#define SEEN_PINHOLE 32
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
 #define UP_MARK 0x4d475550
@@ -115,6 +116,7 @@ struct listener_key {
 struct flow_event {
 	__u32 flow;
 	__u32 seen;
+	struct app_key pinhole; /* as it stands on the wire; of a flow that need not have an entry */
 };
 
 /* What is counted, and why packets leave the fast path. Numbers are stable: metrics carry them. */
@@ -129,6 +131,6 @@ enum counter {
 	COUNT_DROP_AGENT_DEAD = 7, /* for the agent, which is not there */
 	COUNT_DROP_REWRITE = 8, /* the kernel refused to rewrite it */
 	COUNT_EVENT_LOST = 9, /* the ring of events was full; the agent's scan finds it */
-	COUNT_UP_PINHOLE = 10, /* a datagram without payload: between the agents */
+	COUNT_PINHOLES = 10, /* datagrams without payload: between the agents */
 	COUNTERS = 11,
 };

@@ -3,13 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use parking_lot::Mutex;
 
 use crate::checksum::{fold, pseudo, sum};
-use crate::packet::{ACK, IPV4_LEN, TCP, TCP_LEN, UDP, UDP_LEN};
+use crate::packet::{ACK, FlowKey, IPV4_LEN, TCP, TCP_LEN, UDP, UDP_LEN};
 use crate::table::TcpNumbers;
 
 /// Hop limit of what this host sends itself.
@@ -79,6 +79,13 @@ impl Segment {
         packet.extend(transport);
         Some(packet)
     }
+}
+
+/// A datagram without payload that came on flow ports, as it stood on the wire; checksums apart, nothing else is in it.
+pub fn received(key: &FlowKey) -> Option<Vec<u8>> {
+    let address = |octets, port| SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), port);
+    let (source, destination) = (address(key.source, key.source_port), address(key.destination, key.destination_port));
+    Segment { source, destination, numbers: None }.packet()
 }
 
 /// Raw sockets, opened when first needed: only root has them, and only root has a direct path.

@@ -11,7 +11,6 @@ use crate::host::write_line;
 
 /// The clock is looked at once in so many datagrams.
 const BETWEEN_LOOKS: u64 = 64;
-const RECEIVE_BUFFER: usize = 4 << 20;
 
 /// What a sender did.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -53,8 +52,6 @@ pub fn blast(host: &str, port: u16, bytes: usize, time: Duration) -> Result<()> 
 /// Counts until it is killed; prints a [`Slice`] as JSON for every 10 ms in which something came.
 pub fn sink(listen: SocketAddr) -> Result<()> {
     let socket = UdpSocket::bind(listen).with_context(|| format!("cannot bind {listen}"))?;
-    // As much as the host allows: bursts are the sender's, and not what is measured.
-    let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::RcvBufForce, &RECEIVE_BUFFER);
     socket.set_read_timeout(Some(Duration::from_millis(10)))?;
     write_line("ready")?;
     let mut buffer = [0; 2048];

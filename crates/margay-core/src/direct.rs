@@ -18,7 +18,8 @@
 //! whose direct packets go unanswered goes back, and its peer follows when it sees encapsulated data again.
 //!
 //! Datagrams that are lost are lost: no transport sends them again. So a flow of datagrams never starts on another's proof, its
-//! pinhole is a datagram without a payload (an application's own empty ones go encapsulated), and the end that only receives
+//! pinhole is a datagram without a payload (an application's own empty ones go encapsulated). The responder sends one first, for there may
+//! be a firewall at either end that lets in only what answers; so it is the second that shows the initiator that its own come through. The end that only receives
 //! answers once a second with a pinhole, so that the other has progress to watch. After a pause in which holes may have closed, the first
 //! datagram goes encapsulated again, and the flow is proved anew.
 
@@ -185,6 +186,8 @@ pub(crate) struct Direct {
     /// The path record that the cache's entry names: one per address pair and peer.
     pub path: u32,
     tries: u8,
+    /// Pinholes of the responder that have come, of a flow of datagrams.
+    heard: u8,
     due: Option<Instant>,
     /// Packets that wait for a FENCE.
     queued: Vec<Vec<u8>>,
@@ -201,6 +204,7 @@ impl Direct {
             peer: None,
             path: 0,
             tries: 0,
+            heard: 0,
             due: None,
             queued: Vec::new(),
         }
@@ -410,8 +414,18 @@ impl Sal {
         flow.direct.carriage.sends()
     }
 
-    /// After the entry is installed: an initiator without a hint opens its hole.
+    /// After the entry is installed: an initiator without a hint opens its hole, and a responder of datagrams its own.
     pub(crate) fn open_pinhole(&mut self, now: Instant, id: FlowId) {
+        let opens_first = |flow: &&crate::flow::Flow| {
+            flow.role == Role::Responder
+                && flow.app.protocol == UDP
+                && flow.direct.carriage == Carriage::Encapsulated
+                && flow.carries_data()
+        };
+        if self.ports.is_on && self.flows.get(id).filter(opens_first).is_some() {
+            self.queue.pinhole(id);
+            return;
+        }
         if !self.is_waiting_for_proof(id) {
             return;
         }
@@ -530,7 +544,7 @@ impl Sal {
             return;
         };
         flow.direct.carriage = next;
-        flow.direct.tries = 0;
+        (flow.direct.tries, flow.direct.heard) = (0, 0);
         if next.sends() != before.sends() {
             flow.direct.why = why;
             flow.direct.since = now;
@@ -563,6 +577,8 @@ impl Sal {
                 }
                 if role == Role::Initiator && self.ports.is_on {
                     self.set_direct_due(id, Some(now + PINHOLE_FIRST));
+                } else {
+                    self.open_pinhole(now, id);
                 }
             }
             Carriage::Direct | Carriage::Offered | Carriage::Never => {}
@@ -658,6 +674,14 @@ impl Sal {
             Role::Responder => self.queue.pinhole(id),
             // No answer, since nothing was asked: after this end went back the peer still acknowledges direct for a while.
             Role::Initiator if flow.direct.tries == 0 => return,
+            Role::Initiator if flow.app.protocol == UDP && flow.direct.heard == 0 => {
+                // The responder's first says nothing of this end's. What goes out now meets an open hole.
+                self.queue.pinhole(id);
+                if let Some(flow) = self.flows.get_mut(id) {
+                    flow.direct.heard = 1;
+                }
+                return;
+            }
             Role::Initiator => {}
         }
         self.direct_event(now, id, DirectEvent::Pinhole, Why::Proved);

@@ -160,6 +160,13 @@ impl Slot {
         }
     }
 
+    /// Whether a pinhole was asked for before its time, which has come; says so once.
+    fn takes_pinhole(&self) -> bool {
+        self.wants_pinhole.load(Ordering::Relaxed)
+            && self.is_ready_for_pinhole()
+            && self.wants_pinhole.swap(false, Ordering::Relaxed)
+    }
+
     /// A connection's numbers must be known. A question and its answer, which set-up carries, are over before datagrams could go
     /// direct: only a flow of several is worth the packets that lift it.
     fn is_ready_for_pinhole(&self) -> bool {
@@ -235,13 +242,10 @@ impl Table {
         slot.egress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         slot.egress_segments.fetch_add(segments as u64, Ordering::Relaxed);
         slot.mark_active();
-        let mut wants_pinhole = false;
         if let Some(numbers) = numbers.filter(|_| slot.wire.is_some()) {
             slot.numbers.store(numbers.packed(), Ordering::Relaxed);
         }
-        if slot.wants_pinhole.load(Ordering::Relaxed) && slot.is_ready_for_pinhole() {
-            wants_pinhole = slot.wants_pinhole.swap(false, Ordering::Relaxed);
-        }
+        let wants_pinhole = slot.takes_pinhole();
         let is_beside = slot.wire.is_some_and(|wire| wire.sending);
         Some(EgressRoute { flow: slot.flow, peer_flow: slot.peer_flow, packet_number, to, is_beside, wants_pinhole })
     }
@@ -302,12 +306,12 @@ impl Table {
         Ok(IngressRoute { key: slot.key.reversed(), is_back, is_sending })
     }
 
-    /// Counts what was given to the application.
-    pub fn count_ingress(&self, flow: FlowId, bytes: usize, segments: usize) {
-        if let Some(slot) = self.find(flow) {
-            slot.ingress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-            slot.ingress_segments.fetch_add(segments as u64, Ordering::Relaxed);
-        }
+    /// Counts what was given to the application. True if a pinhole was asked for before its time, which has come.
+    pub fn count_ingress(&self, flow: FlowId, bytes: usize, segments: usize) -> bool {
+        let Some(slot) = self.find(flow) else { return false };
+        slot.ingress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        slot.ingress_segments.fetch_add(segments as u64, Ordering::Relaxed);
+        slot.takes_pinhole()
     }
 
     /// Adds what the kernel's cache had counted.

@@ -119,6 +119,8 @@ enum Order {
     Register(Prefix),
     Withdraw(Prefix, oneshot::Sender<()>),
     Resolve(ServiceId, oneshot::Sender<Vec<Instance>>),
+    Watch(Prefix),
+    EndWatch(Prefix),
     Stop,
 }
 
@@ -142,6 +144,10 @@ struct Shared {
     /// Rules that lead to the router, and where they lead.
     rules: Mutex<(Option<SocketAddr>, Vec<RuleId>)>,
     is_member: Mutex<bool>,
+    /// Prefixes of which every change is heard, and what was heard last.
+    watched: Mutex<BTreeMap<Prefix, Option<Vec<Instance>>>>,
+    /// Rises with everything that is heard of them.
+    heard: watch::Sender<u64>,
 }
 
 /// One router of this host, for one authority.
@@ -185,6 +191,8 @@ impl Home {
             state: watch::channel(first).0,
             rules: Mutex::default(),
             is_member,
+            watched: Mutex::default(),
+            heard: watch::Sender::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
@@ -244,6 +252,31 @@ impl Home {
             Ok(Err(_)) => Err(HomeError::Down),
             Ok(Ok(instances)) => Ok(instances),
         }
+    }
+
+    /// Hears of everybody who serves something under a prefix, from now until [`end_watch`](Self::end_watch).
+    pub fn watch(&self, prefix: Prefix) {
+        let is_new = self.shared.watched.lock().insert(prefix, None).is_none();
+        if is_new {
+            self.order(Order::Watch(prefix));
+        }
+    }
+
+    /// That is of no more interest.
+    pub fn end_watch(&self, prefix: Prefix) {
+        if self.shared.watched.lock().remove(&prefix).is_some() {
+            self.order(Order::EndWatch(prefix));
+        }
+    }
+
+    /// What was heard last of a watched prefix; it holds as long as nothing else is heard. `None`: nothing yet.
+    pub fn watched(&self, prefix: &Prefix) -> Option<Vec<Instance>> {
+        self.shared.watched.lock().get(prefix).cloned().flatten()
+    }
+
+    /// Told of everything that is heard of watched prefixes.
+    pub fn heard(&self) -> watch::Receiver<u64> {
+        self.shared.heard.subscribe()
     }
 
     /// Ends the stream and takes the rules that lead to the router out.
@@ -530,6 +563,12 @@ impl<'a> Conversation<'a> {
                 return error.into();
             }
         }
+        let watched: Vec<Prefix> = self.shared.watched.lock().keys().copied().collect();
+        for prefix in watched {
+            if let Err(error) = self.watch(prefix, false).await {
+                return error.into();
+            }
+        }
         let mut beats = interval(self.heartbeat);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut silence = Silence::new(self.lease);
@@ -616,8 +655,40 @@ impl<'a> Conversation<'a> {
                 let service_id = service.0.to_vec();
                 self.send(from_host::Body::Resolve(proto::Resolve { request, service_id })).await
             }
+            Order::Watch(prefix) => self.watch(prefix, false).await,
+            Order::EndWatch(prefix) => self.watch(prefix, true).await,
             Order::Stop => Ok(()),
         }
+    }
+
+    async fn watch(&mut self, prefix: Prefix, ends: bool) -> Result<(), StreamError> {
+        // What is heard names the prefix.
+        let (request, service_id, bits) = (self.next_request, prefix.id.0.to_vec(), prefix.bits.into());
+        self.next_request += 1;
+        self.send(from_host::Body::Watch(proto::Watch { request, service_id, bits, ends })).await
+    }
+
+    /// Of its own host the router knows no address that it could tell: we know it.
+    fn instances(&self, found: Vec<proto::Instance>) -> Vec<Instance> {
+        let mut instances: Vec<Instance> = found.into_iter().filter_map(instance_of).collect();
+        let router = (self.shared.config.router_key.id(), self.shared.rules.lock().0);
+        for instance in instances.iter_mut().filter(|instance| instance.host == router.0) {
+            instance.address = router.1.unwrap_or(instance.address);
+        }
+        instances
+    }
+
+    fn heard(&mut self, watched: proto::Watched) {
+        let Ok(id) = <[u8; 32]>::try_from(watched.service_id) else { return };
+        let prefix = Prefix::new(ServiceId(id), u16::try_from(watched.bits).unwrap_or(256).min(256));
+        let instances = self.instances(watched.instances);
+        if watched.truncated {
+            tracing::warn!(%prefix, known = instances.len(), "more hosts serve it than the router tells of");
+        }
+        if let Some(known) = self.shared.watched.lock().get_mut(&prefix) {
+            *known = Some(instances);
+        }
+        self.shared.heard.send_modify(|version| *version = version.wrapping_add(1));
     }
 
     /// Gives the end, when the router ends the stream.
@@ -634,27 +705,24 @@ impl<'a> Conversation<'a> {
             }
             Body::Resolved(answer) => {
                 if let Some(Pending::Resolved(done)) = self.pending.remove(&answer.request) {
-                    let mut instances: Vec<Instance> = answer.instances.into_iter().filter_map(instance_of).collect();
-                    // Of its own host the router knows no address that it could tell: we know it.
-                    let router = (self.shared.config.router_key.id(), self.shared.rules.lock().0);
-                    for instance in instances.iter_mut().filter(|instance| instance.host == router.0) {
-                        instance.address = router.1.unwrap_or(instance.address);
-                    }
-                    let _ = done.send(instances);
+                    // Whoever asked has stopped waiting.
+                    let _ = done.send(self.instances(answer.instances));
                 }
             }
+            Body::Watched(watched) => self.heard(watched),
             Body::Membership(answer) => {
                 self.pending.remove(&answer.request);
                 self.plan_membership(&answer.chain);
                 self.shared.sal.set_membership(answer.chain);
             }
             Body::Refusal(refusal) if refusal.request == 0 => return Some(refused(&refusal)),
-            Body::Refusal(refusal) => {
-                if let Some(Pending::Registered(prefix)) = self.pending.remove(&refusal.request) {
+            Body::Refusal(refusal) => match self.pending.remove(&refusal.request) {
+                Some(Pending::Registered(prefix)) => {
                     tracing::warn!(%prefix, why = refusal.text, "the router does not register it");
                     self.shared.note(prefix, "refused", refusal.text, 0);
                 }
-            }
+                _ => tracing::warn!(why = refusal.text, "the router refuses what it was asked"),
+            },
         }
         None
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Duration, Instant};
 
 use super::Instance;
@@ -109,6 +109,8 @@ pub struct Roll {
     next_stream: u64,
     takeovers: HashMap<Place, Vec<Instant>>,
     left: [u64; Leave::ALL.len()],
+    /// Rises whenever somebody else may serve something.
+    changes: watch::Sender<u64>,
 }
 
 /// A stream that speaks for a host.
@@ -191,6 +193,7 @@ impl Roll {
         if let Some(old) = host.entries.insert(prefix, Entry { rule, instance, stream }) {
             sal.remove_rule(old.rule);
         }
+        self.changed();
         Ok(())
     }
 
@@ -200,6 +203,7 @@ impl Roll {
         if let Some(entry) = host.and_then(|host| host.entries.remove(prefix)) {
             sal.remove_rule(entry.rule);
             self.left[Leave::Withdrawn as usize] += 1;
+            self.changed();
         }
     }
 
@@ -215,6 +219,7 @@ impl Roll {
             }
             is_current
         });
+        self.changed();
     }
 
     /// A stream is over; unless another took over, so is all that the host served.
@@ -225,6 +230,7 @@ impl Roll {
                 sal.remove_rule(entry.rule);
             }
             self.left[why as usize] += host.entries.len() as u64;
+            self.changed();
         }
         is_current
     }
@@ -248,6 +254,16 @@ impl Roll {
     /// What the router's own host serves.
     pub fn set_own(&mut self, own: Vec<Instance>) {
         self.own = own;
+        self.changed();
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|version| *version = version.wrapping_add(1));
+    }
+
+    /// Told whenever somebody else may serve something.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     /// Everything that hosts have registered, by name.
@@ -267,6 +283,15 @@ impl Roll {
         found.retain(|instance| instance.prefix.contains(service));
         let longest = found.iter().map(|instance| instance.prefix.bits).max().unwrap_or(0);
         found.retain(|instance| instance.prefix.bits == longest);
+        found
+    }
+
+    /// Who serves something under a prefix, or all of it: the router's own host among them.
+    pub fn instances_under(&self, prefix: &Prefix) -> Vec<Instance> {
+        let registered = self.hosts.values().flat_map(|host| host.entries.values()).map(|entry| &entry.instance);
+        let is_meant = |instance: &&Instance| prefix.covers(&instance.prefix) || instance.prefix.covers(prefix);
+        let mut found: Vec<Instance> = registered.chain(&self.own).filter(is_meant).cloned().collect();
+        found.sort_by_key(|instance| (instance.prefix, instance.host));
         found
     }
 

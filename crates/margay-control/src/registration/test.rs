@@ -217,6 +217,34 @@ async fn a_name_is_registered_resolved_changed_and_withdrawn() {
 }
 
 #[tokio::test]
+async fn a_host_that_watches_a_prefix_hears_of_every_change() {
+    let (router, at, _host, home) = shop().await;
+    let authority = router.keyring.authority("shop").expect("readable").expect("made");
+    let other = party(3, "client");
+    let client = other.join(&router, &at, Some(router.token(1, 8, vec![authority_prefix(&authority)])));
+    await_phase(&client, Phase::Connected).await;
+    let web = "web.shop".parse::<Name>().expect("literal").prefix();
+    assert_eq!(client.watched(&web), None);
+    client.watch(web);
+    until("the first word", || client.watched(&web) == Some(Vec::new())).await;
+    home.register(registration("web.shop", 100));
+    until("the news", || client.watched(&web).is_some_and(|found| found.len() == 1)).await;
+    let mut heard = client.heard();
+    heard.mark_unchanged();
+    home.register(registration("mail.shop", 100));
+    until("registration", || state_of(&home, "mail.shop") == "registered").await;
+    home.register(registration("web.shop", 7));
+    until("the new weight", || client.watched(&web).is_some_and(|found| found[0].weight == 7)).await;
+    // What a host serves goes with its stream.
+    home.stop().await;
+    until("the end", || client.watched(&web) == Some(Vec::new())).await;
+    assert!(heard.has_changed().expect("it lives"));
+    client.end_watch(web);
+    assert_eq!(client.watched(&web), None);
+    at.stop().await;
+}
+
+#[tokio::test]
 async fn what_no_grant_covers_is_refused_and_says_why() {
     let (_router, at, _host, home) = shop().await;
     home.register(registration("web.other", 100));

@@ -5,6 +5,7 @@ mod active_sockets;
 mod agent_restart;
 mod apps;
 mod cache_off;
+mod datagram_rate;
 mod direct_throughput;
 mod encap_throughput;
 mod firewalled;
@@ -94,6 +95,7 @@ pub const ALL: &[Scenario] = &[
     host_death::SCENARIO,
     apps::SCENARIO,
     active_sockets::SCENARIO,
+    datagram_rate::SCENARIO,
 ];
 
 /// The scenario of this name.

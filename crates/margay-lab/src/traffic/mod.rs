@@ -3,6 +3,7 @@
 mod arrivals;
 mod attempt;
 mod connects;
+mod datagrams;
 mod dns;
 mod download;
 mod echo;
@@ -22,6 +23,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 pub use arrivals::{Arrival, now_ms};
 pub use attempt::Outcome;
 pub use connects::Connects;
+pub use datagrams::{Blasted, Slice};
 pub use download::Download;
 pub use pingpong::RoundTrips;
 
@@ -72,6 +74,25 @@ pub enum Traffic {
         /// How many at once
         #[arg(long, default_value_t = 1)]
         parallel: usize,
+    },
+    /// Send datagrams as fast as they go, from one unconnected socket
+    Blast {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// Payload of each
+        #[arg(long, default_value_t = 1024)]
+        bytes: usize,
+        /// For how long
+        #[arg(long)]
+        time_ms: u64,
+    },
+    /// Count datagrams
+    Sink {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
     },
     /// Many downloads at once from a web server, each hashed
     Download {
@@ -218,6 +239,10 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Flows { host, port, count } => runtime.block_on(flows::hold(&host, port, count)),
         Traffic::Pingpong { host, port, count, udp } => pingpong::measure(&host, port, count, udp),
         Traffic::Connects { host, port, count, parallel } => connects::measure(&host, port, count, parallel),
+        Traffic::Blast { host, port, bytes, time_ms } => {
+            datagrams::blast(&host, port, bytes, Duration::from_millis(time_ms))
+        }
+        Traffic::Sink { listen } => datagrams::sink(listen),
         Traffic::Download { host, port, path, count, pace } => {
             download::run(download::Plan { host, port, path, count, pace })
         }

@@ -20,7 +20,7 @@ use crate::wire::Protocol;
 
 /// For how long a peer's name is taken for what it was: a burst of datagrams is one question.
 const PEER_AGE: Duration = Duration::from_secs(1);
-/// Peers whose names are remembered.
+/// Peers whose names are remembered, and services that were asked.
 const PEERS_MAX: usize = 1024;
 
 /// Datagrams to any service, each to an instance chosen for it; and from anybody, where a name is bound. It is the kernel's UDP
@@ -32,11 +32,13 @@ pub struct Datagrams {
     agent: Agent,
     source: Option<ServiceId>,
     peers: Mutex<HashMap<SocketAddr, (Who, Instant)>>,
+    /// Services that were sent to, by the address that stands for each: answers come from there, whichever instance sent them.
+    asked: Mutex<HashMap<SocketAddr, ServiceId>>,
 }
 
 impl Datagrams {
     pub(crate) fn new(inner: UdpSocket, local: SocketAddr, agent: Agent, source: Option<ServiceId>) -> Self {
-        Self { inner, local, agent, source, peers: Mutex::default() }
+        Self { inner, local, agent, source, peers: Mutex::default(), asked: Mutex::default() }
     }
 
     /// Serves a name, or all names of a prefix.
@@ -65,7 +67,9 @@ impl Datagrams {
         let addresses = self.agent.resolve(&prefix, Protocol::Udp).await?;
         let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
         for address in addresses.iter() {
-            outcome = self.inner.send_to(datagram, socket::as_seen_from(self.local, address)).await;
+            let address = socket::as_seen_from(self.local, address);
+            self.note_asked(address, prefix.id);
+            outcome = self.inner.send_to(datagram, address).await;
             if !matches!(&outcome, Err(error) if socket::lacks_family(error)) {
                 break;
             }
@@ -84,7 +88,7 @@ impl Datagrams {
     /// The next datagram: its length, and who it is from. What does not fit into `buf` is cut off. A call that is cancelled
     /// loses no datagram, where one task receives. What comes to the plain address of this host is dropped.
     ///
-    /// The peer's name is asked once a second, at most. That the agent cannot say it is no error: [`Peer::service`] is `None`
+    /// An answer is from the service that was asked; of others, the name is asked once a second, at most. That the agent cannot say it is no error: [`Peer::service`] is `None`
     /// then.
     ///
     /// # Errors
@@ -102,7 +106,19 @@ impl Datagrams {
         }
     }
 
+    fn note_asked(&self, address: SocketAddr, service: ServiceId) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.len() >= PEERS_MAX {
+            asked.clear();
+        }
+        asked.insert(address, service);
+    }
+
     async fn who(&self, address: SocketAddr) -> Who {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner).get(&address).copied();
+        if let Some(service) = asked {
+            return Who::Named(service);
+        }
         let known = self.peers().get(&address).copied();
         if let Some((who, _)) = known.filter(|(_, since)| since.elapsed() < PEER_AGE) {
             return who;

@@ -103,13 +103,18 @@ class AsyncDatagrams:
         loop = asyncio.get_running_loop()
         if not isinstance(address, Target):
             return await loop.sock_sendto(self.socket, data, tuple(address))
-        return await _try_addresses(
-            self.socket, self._agent, address, lambda to: loop.sock_sendto(self.socket, data, to)
-        )
+        target = address
+
+        async def send_to(found: tuple[Any, ...]) -> int:
+            # It was resolved a moment ago, so that nobody need be asked.
+            self._names.note(found, self._agent.prefix(target).id)
+            return await loop.sock_sendto(self.socket, data, found)
+
+        return await _try_addresses(self.socket, self._agent, target, send_to)
 
     async def recvfrom(self, size: int = DATAGRAM_MAX) -> tuple[bytes, Peer]:
-        """The next datagram, and who it is from, whose name is asked once a second at most. What comes to the plain
-        address of this host is dropped. A call that is cancelled loses no datagram."""
+        """The next datagram, and who it is from: the service that was asked; of others the name is asked once a second,
+        at most. What comes to the plain address of this host is dropped. A call that is cancelled loses no datagram."""
         while True:
             if self._left_over:
                 data, address = self._left_over.popleft()

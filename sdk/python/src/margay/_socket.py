@@ -16,7 +16,7 @@ from ._names import ServiceId, Target
 
 # For how long, in seconds, a peer's name is taken for what it was: a burst of datagrams is one question.
 PEER_AGE = 1.0
-# Peers whose names are remembered.
+# Peers whose names are remembered, and services that were asked.
 PEERS_MAX = 1024
 # Margay's own ranges.
 VIRTUAL = (ipaddress.ip_network("198.18.0.0/15"), ipaddress.ip_network("fd5a:4c00::/32"))
@@ -83,6 +83,15 @@ class PeerNames:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, int], tuple[Peer | None, float]] = {}
+        # By the address that stands for each: answers come from there, whichever instance sent them.
+        self._asked: dict[tuple[str, int], ServiceId] = {}
+
+    def note(self, address: tuple[Any, ...], service: ServiceId) -> None:
+        """A service is sent to at an address."""
+        with self._lock:
+            if len(self._asked) >= PEERS_MAX:
+                self._asked.clear()
+            self._asked[address[0], address[1]] = service
 
     def ask(self, sock: HasFileno, agent: Agent, address: tuple[Any, ...]) -> Peer | None:
         """As `peer_at`."""
@@ -99,6 +108,9 @@ class PeerNames:
     def find(self, address: tuple[Any, ...]) -> tuple[Peer | None, float] | None:
         """What was found within the last second, and when."""
         with self._lock:
+            service = self._asked.get((address[0], address[1]))
+            if service is not None:
+                return Peer(address, service), time.monotonic()
             known = self._known.get((address[0], address[1]))
         return known if known is not None and time.monotonic() - known[1] < PEER_AGE else None
 
@@ -193,8 +205,13 @@ class Socket(socket.socket):
         flags = before[0] if before else 0
         if not isinstance(address, Target):
             return super().sendto(data, flags, address)
-        send = super().sendto
-        return self._try_addresses(address, lambda found: send(data, flags, found))
+        send, service = super().sendto, self.agent.prefix(address).id
+
+        def send_to(found: tuple[Any, ...]) -> int:
+            self._peers.note(found, service)
+            return send(data, flags, found)
+
+        return self._try_addresses(address, send_to)
 
     def _try_addresses(self, target: Target, call: Callable[[tuple[Any, ...]], T]) -> T:
         protocol = protocol_of(self)
@@ -227,8 +244,8 @@ class Socket(socket.socket):
                     return conn, peer
 
     def recvfrom(self, bufsize: int, flags: int = 0) -> tuple[bytes, Any]:
-        """The next datagram, and the Peer that it is from, whose name is asked once a second at most. What comes to the
-        plain address of this host is dropped."""
+        """The next datagram, and the Peer that it is from: the service that was asked; of others the name is asked once
+        a second, at most. What comes to the plain address of this host is dropped."""
         while True:
             data, address = super().recvfrom(bufsize, flags)
             if not address or (peer := self._peers.ask(self, self.agent, address)) is not None:

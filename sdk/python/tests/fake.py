@@ -59,6 +59,7 @@ class FakeAgent:
         self.services: list[tuple[bytes, int, int, int]] = []
         self.sources: dict[tuple[int, int], bytes] = {}
         self.asked: list[int] = []
+        self.answered: list[int] = []
         self.written: list[str] = []
         self.refused: dict[int, tuple[int, str]] = {}
         self.garbage: bytes | None = None
@@ -120,10 +121,18 @@ class FakeAgent:
             self._silent.clear()
             self._changed.notify_all()
 
-    def wait_asked(self, kind: int, times: int = 1) -> None:
+    def wait_asked(self, kind: int, times: int) -> None:
         """Waits until a kind has been asked so often."""
+        self._wait(self.asked, kind, times)
+
+    def wait_answered(self, kind: int, times: int) -> None:
+        """Waits until a kind has been answered so often."""
+        self._wait(self.answered, kind, times)
+
+    def _wait(self, kinds: list[int], kind: int, times: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self.asked.count(kind) >= times)
+            if not self._changed.wait_for(lambda: kinds.count(kind) >= times, 60):
+                raise TimeoutError(f"kind {kind}: {kinds.count(kind)} of {times}")
 
     def event(self, line: str) -> None:
         with self._changed:
@@ -181,6 +190,8 @@ class FakeAgent:
                     os.close(fds.pop())
                 if kind == EVENTS:
                     self._subscribers.append(connection)
+                self.answered.append(kind)
+                self._changed.notify_all()
                 connection.send(answer)
             return True
         except OSError:

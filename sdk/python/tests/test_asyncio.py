@@ -32,14 +32,16 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
 
     async def cancelled_while_asking(self, kind: int, call: Coroutine[Any, Any, T]) -> None:
         """Cancels `call` while the agent is silent about a kind of request."""
-        before = self.fake.asked.count(kind)
+        asked, answered = self.fake.asked.count(kind), self.fake.answered.count(kind)
         self.fake.silence(kind)
         task = asyncio.create_task(call)
-        await asyncio.to_thread(self.fake.wait_asked, kind, before + 1)
+        await asyncio.to_thread(self.fake.wait_asked, kind, asked + 1)
         task.cancel()
         with self.assertRaises(asyncio.CancelledError):
             await task
         self.fake.speak()
+        # The thread asks to the end.
+        await asyncio.to_thread(self.fake.wait_answered, kind, answered + 1)
 
     async def test_streams_go_by_name(self) -> None:
         async with await margay.start_server(self.echo, "web.shop", agent=self.agent):
@@ -150,7 +152,8 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
     async def test_what_is_cancelled_leaves_nothing_behind(self) -> None:
         # Each is cancelled in the middle of a question; the answer must not be taken for that of the next one.
         await self.cancelled_while_asking(NAME, margay.open_connection("a.shop", agent=self.agent))
-        await self.cancelled_while_asking(RESOLVE, margay.open_connection("a.shop", agent=self.agent))
+        # Another name: the thread that was left behind goes on to resolve the first.
+        await self.cancelled_while_asking(RESOLVE, margay.open_connection("b.shop", agent=self.agent))
         await self.cancelled_while_asking(BIND, margay.start_server(self.echo, "web.shop", agent=self.agent))
         async with await margay.start_server(self.echo, "web.shop", agent=self.agent):
             reader, writer = await margay.open_connection("web.shop", agent=self.agent)

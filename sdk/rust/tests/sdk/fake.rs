@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use margay_sdk::{Agent, Name, Prefix, ServiceId};
 use rustix::cmsg_space;
@@ -107,9 +108,12 @@ impl FakeAgent {
 
     /// Waits until a kind has been asked so often.
     pub async fn wait_asked(&self, kind: u8, times: usize) {
-        while self.asked(kind) < times {
-            tokio::task::yield_now().await;
-        }
+        let asked = async {
+            while self.asked(kind) < times {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), asked).await.expect("it is asked");
     }
 
     /// Answers what it did not answer.

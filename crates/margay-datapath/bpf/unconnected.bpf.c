@@ -273,6 +273,20 @@ static __always_inline void remember(struct bpf_sock_addr *ctx, const struct nam
 	bpf_map_update_elem(&heard, &key, &from, BPF_ANY);
 }
 
+/* A client's socket may have several flows to one server. Answers take the one that it was heard by last. */
+static __always_inline void turn_to(const struct name_key *surrogate, const struct address_value *client)
+{
+	struct name_key real = { .port = surrogate->port };
+	struct address_value now, *known;
+
+	__builtin_memcpy(real.address, client->address, 16);
+	known = bpf_map_lookup_elem(&surrogates, &real);
+	if (known && known->address[3] == surrogate->address[3] && known->address[0] == surrogate->address[0])
+		return;
+	__builtin_memcpy(now.address, surrogate->address, 16);
+	bpf_map_update_elem(&surrogates, &real, &now, BPF_ANY);
+}
+
 SEC("cgroup/recvmsg4")
 int receive_v4(struct bpf_sock_addr *ctx)
 {
@@ -286,7 +300,9 @@ int receive_v4(struct bpf_sock_addr *ctx)
 	face = face_of(&source, &is_client);
 	if (!face)
 		return ALLOW;
-	if (!is_client)
+	if (is_client)
+		turn_to(&source, face);
+	else
 		remember(ctx, &source, face);
 	ctx->user_ip4 = face->address[3];
 	return ALLOW;
@@ -305,7 +321,9 @@ int receive_v6(struct bpf_sock_addr *ctx)
 	face = face_of(&source, &is_client);
 	if (!face)
 		return ALLOW;
-	if (!is_client)
+	if (is_client)
+		turn_to(&source, face);
+	else
 		remember(ctx, &source, face);
 	set_v6(ctx, face);
 	return ALLOW;

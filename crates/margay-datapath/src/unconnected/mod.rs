@@ -122,8 +122,8 @@ impl Unconnected {
         let _ = self.skeleton.maps.faces.delete(layout::value_of(instance).bytes());
     }
 
-    /// Programs are shown `address` in the place of a surrogate, and answer there. Not where another client has that address and
-    /// port already: it would get the answers.
+    /// Programs are shown `address` in the place of a surrogate, and answer there: by the surrogate that was heard last, where the
+    /// client's socket has several.
     ///
     /// # Errors
     ///
@@ -132,10 +132,7 @@ impl Unconnected {
         let (key, back) = (layout::key_of(surrogate), layout::key_of(SocketAddr::new(address, surrogate.port())));
         let maps = &self.skeleton.maps;
         let value = layout::value_of(surrogate.ip());
-        match maps.surrogates.update(back.bytes(), value.bytes(), MapFlags::NO_EXIST) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
-            other => other.map_err(of_map)?,
-        }
+        maps.surrogates.update(back.bytes(), value.bytes(), MapFlags::ANY).map_err(of_map)?;
         maps.clients.update(key.bytes(), layout::value_of(address).bytes(), MapFlags::ANY).map_err(of_map)
     }
 
@@ -144,11 +141,14 @@ impl Unconnected {
         let key = layout::key_of(surrogate);
         let maps = &self.skeleton.maps;
         let Some(value) = maps.clients.lookup(key.bytes(), MapFlags::ANY).ok().flatten() else { return };
-        if let Some(address) = address_value::read(&value).map(|value| layout::address_of(&value)) {
-            // Refused only when it is gone already.
-            let _ = maps.surrogates.delete(layout::key_of(SocketAddr::new(address, surrogate.port())).bytes());
-        }
+        // Refused only when it is gone already.
         let _ = maps.clients.delete(key.bytes());
+        let Some(address) = address_value::read(&value).map(|value| layout::address_of(&value)) else { return };
+        let back = layout::key_of(SocketAddr::new(address, surrogate.port()));
+        let is_its_own = maps.surrogates.lookup(back.bytes(), MapFlags::ANY).ok().flatten();
+        if is_its_own.and_then(|value| address_value::read(&value)).is_some_and(|now| now.address == key.address) {
+            let _ = maps.surrogates.delete(back.bytes());
+        }
     }
 
     /// Surrogates in whose place programs are shown something else.

@@ -191,11 +191,20 @@ fn a_server_knows_its_clients_by_their_real_addresses_and_answers_there() {
         client.send_to(b"got it", from).expect("sent");
         assert_eq!((text.as_str(), receive(&other).map(|(text, _)| text)), ("more", Some("got it".to_owned())));
 
-        // A second client with the same address and port is nobody that answers could be told apart for.
-        let second = SocketAddr::new(INSTANCES[1].parse().expect("literal"), surrogate.port());
-        programs.show_client(second, real.ip()).expect("room");
-        assert_eq!(programs.shown(), [surrogate]);
-        programs.hide_client(second);
+        // The same socket has another flow: it is the same client, and is answered where it was heard last.
+        let second =
+            UdpSocket::bind((INSTANCES[1].parse::<IpAddr>().expect("literal"), surrogate.port())).expect("free");
+        second.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        programs.show_client(second.local_addr().expect("bound"), real.ip()).expect("room");
+        for asker in [&client, &second, &client] {
+            asker.send_to(b"ask", at).expect("sent");
+            assert_eq!(receive(&server).expect("came").1, real);
+            server.send_to(b"answer", real).expect("sent");
+            assert_eq!(receive(asker).expect("answered").0, "answer");
+        }
+        programs.hide_client(second.local_addr().expect("bound"));
+        server.send_to(b"answer", real).expect("sent");
+        assert_eq!(receive(&client).expect("answered").0, "answer");
         programs.hide_client(surrogate);
         assert!(programs.shown().is_empty());
         client.send_to(b"ask", at).expect("sent");

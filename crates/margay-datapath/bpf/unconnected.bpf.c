@@ -161,6 +161,13 @@ static __always_inline struct address_value *heard_from(struct bpf_sock_addr *ct
 	return bpf_map_lookup_elem(&heard, &key);
 }
 
+/* The same for a socket as long as it lives. */
+static __always_inline __u32 number_of(struct bpf_sock_addr *ctx)
+{
+	/* Cookies rise one by one; by the golden ratio neighbours come apart. */
+	return (bpf_get_socket_cookie(ctx) * 0x9e3779b97f4a7c15ULL) >> 32;
+}
+
 /* Where a datagram goes instead, or NULL. */
 static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, const struct name_key *name)
 {
@@ -175,7 +182,7 @@ static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, c
 		now = bpf_ktime_get_coarse_ns();
 		if (now - spread->used_ns > SECOND_NS)
 			spread->used_ns = now;
-		return &spread->slots[bpf_get_prandom_u32() & (SPREAD_SLOTS - 1)];
+		return &spread->slots[(spread->sticky ? number_of(ctx) : bpf_get_prandom_u32()) & (SPREAD_SLOTS - 1)];
 	}
 	known = heard_from(ctx, name);
 	if (!known)

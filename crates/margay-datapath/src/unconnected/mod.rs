@@ -93,11 +93,12 @@ impl Unconnected {
     }
 
     /// Datagrams to `name` go to these instances from now on, by weight; at most 64 of them. Each is known to programs by the name.
+    /// `sticky`: all that one socket sends goes to one of them.
     ///
     /// # Errors
     ///
     /// There are too many names or instances.
-    pub fn spread(&self, name: SocketAddr, instances: &[(IpAddr, u32)]) -> io::Result<()> {
+    pub fn spread(&self, name: SocketAddr, instances: &[(IpAddr, u32)], sticky: bool) -> io::Result<()> {
         let face = layout::value_of(name.ip());
         for (instance, _) in instances {
             let key = layout::value_of(*instance);
@@ -106,8 +107,9 @@ impl Unconnected {
         let key = layout::key_of(name);
         let spreads = &self.skeleton.maps.spreads;
         let before = spreads.lookup(key.bytes(), MapFlags::ANY).ok().flatten();
-        let used_ns = before.map_or_else(now_ns, |bytes| layout::used_ns(&bytes));
-        spreads.update(key.bytes(), &layout::spread_of(instances, used_ns), MapFlags::ANY).map_err(of_map)
+        let used_ns = before.as_deref().map_or_else(now_ns, layout::used_ns);
+        let spread = layout::spread_of(instances, sticky, used_ns, before.as_deref());
+        spreads.update(key.bytes(), &spread, MapFlags::ANY).map_err(of_map)
     }
 
     /// Nobody serves the name, or nobody asks for it: its datagrams go as those of a connected socket.

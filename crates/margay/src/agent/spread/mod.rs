@@ -226,7 +226,7 @@ impl Spread {
             }
             if shares.is_empty() {
                 self.kernel.gather(name);
-            } else if let Err(error) = self.kernel.spread(name, &shares) {
+            } else if let Err(error) = self.kernel.spread(name, &shares, false) {
                 tracing::warn!(%name, %error, "datagrams to a name all go to one instance");
             }
         }

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::proto::{self, Code, from_host, from_router};
+use super::retry::Retries;
 use super::silence::Silence;
 use super::stream::{Reader, StreamError, Writer, open, read_all};
 use super::{Instance, Local, VERSION};
@@ -86,6 +87,10 @@ pub struct Registration {
     pub priority: u32,
     /// For names that certify themselves: the chain that their key signed.
     pub proof: Vec<u8>,
+    /// The service has 2^bits partitions, each of which one host holds; zero: none.
+    pub partition_bits: u8,
+    /// One host alone may serve it.
+    pub exclusive: bool,
 }
 
 /// How it stands with a registration.
@@ -489,6 +494,8 @@ struct Conversation<'a> {
     /// When what must be signed again: prefixes, and the membership.
     renewals: BTreeMap<Prefix, u64>,
     membership_renewal_s: u64,
+    /// What was refused and is asked for again.
+    retries: Retries,
 }
 
 impl<'a> Conversation<'a> {
@@ -503,6 +510,7 @@ impl<'a> Conversation<'a> {
             pending: HashMap::new(),
             renewals: BTreeMap::new(),
             membership_renewal_s: 0,
+            retries: Retries::default(),
         };
         this.plan_membership(&welcome.membership);
         this
@@ -538,6 +546,7 @@ impl<'a> Conversation<'a> {
                 // Its own sign of life first, and what has come before the lease may end.
                 biased;
                 _ = beats.tick() => self.beat().await,
+                () = self.retries.wait() => self.ask_again().await,
                 order = orders.recv() => match order {
                     None | Some(Order::Stop) => return End::Stopped,
                     Some(order) => self.carry_out(order).await,
@@ -587,6 +596,14 @@ impl<'a> Conversation<'a> {
         self.send(from_host::Body::Heartbeat(proto::Heartbeat {})).await
     }
 
+    /// For what another host had, and may have no longer.
+    async fn ask_again(&mut self) -> Result<(), StreamError> {
+        for prefix in self.retries.due(Instant::now()) {
+            self.register(prefix).await?;
+        }
+        Ok(())
+    }
+
     async fn register(&mut self, prefix: Prefix) -> Result<(), StreamError> {
         let Some(wanted) = self.shared.wanted.lock().get(&prefix).cloned() else { return Ok(()) };
         let request = self.request(Pending::Registered(prefix));
@@ -598,6 +615,8 @@ impl<'a> Conversation<'a> {
             weight: wanted.weight,
             priority: wanted.priority,
             proof: wanted.proof,
+            partition_bits: wanted.partition_bits.into(),
+            exclusive: wanted.exclusive,
         }))
         .await
     }
@@ -607,6 +626,7 @@ impl<'a> Conversation<'a> {
             Order::Register(prefix) => self.register(prefix).await,
             Order::Withdraw(prefix, done) => {
                 self.renewals.remove(&prefix);
+                self.retries.forget(&prefix);
                 let request = self.request(Pending::Withdrawn(done));
                 let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
                 self.send(from_host::Body::Withdraw(proto::Withdraw { request, service_id, bits })).await
@@ -651,16 +671,30 @@ impl<'a> Conversation<'a> {
             Body::Refusal(refusal) if refusal.request == 0 => return Some(refused(&refusal)),
             Body::Refusal(refusal) => {
                 if let Some(Pending::Registered(prefix)) = self.pending.remove(&refusal.request) {
-                    tracing::warn!(%prefix, why = refusal.text, "the router does not register it");
-                    self.shared.note(prefix, "refused", refusal.text, 0);
+                    self.not_registered(prefix, refusal);
                 }
             }
         }
         None
     }
 
+    fn not_registered(&mut self, prefix: Prefix, refusal: proto::Refusal) {
+        if !self.shared.wanted.lock().contains_key(&prefix) {
+            return;
+        }
+        self.renewals.remove(&prefix);
+        self.retries.refused(prefix, refusal.code(), Instant::now());
+        let known = self.shared.states.lock().get(&prefix).cloned();
+        // Asked again and again, it is one refusal.
+        if known.is_none_or(|known| (known.state, &known.why) != ("refused", &refusal.text)) {
+            tracing::warn!(%prefix, why = refusal.text, "the router does not register it");
+            self.shared.note(prefix, "refused", refusal.text, 0);
+        }
+    }
+
     fn registered(&mut self, answer: &proto::Registered) {
         let Some(Pending::Registered(prefix)) = self.pending.remove(&answer.request) else { return };
+        self.retries.forget(&prefix);
         if !self.shared.wanted.lock().contains_key(&prefix) {
             return;
         }

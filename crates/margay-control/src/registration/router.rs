@@ -9,7 +9,7 @@ use std::time::Duration;
 use margay_core::AssociationSetup;
 use margay_core::certificate::TrustStore;
 use margay_core::key::{HostId, HostPublic};
-use margay_core::name::{Name, Prefix, ServiceId};
+use margay_core::name::{Name, PARTITION_BITS_MAX, Prefix, SERVICE_BITS, ServiceId};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -17,7 +17,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::proto::{self, Code, from_host, from_router};
-use super::roll::{Leave, Place, Roll, RollError, Seat};
+use super::roll::{Leave, OwnService, Place, Roll, RollError, Seat, Terms};
 use super::silence::Silence;
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
 use super::{Instance, Local, VERSION};
@@ -142,9 +142,29 @@ impl Router {
         self.shared.roll.lock().instances_of(service)
     }
 
-    /// What the router's own host serves. Its rules are the caller's.
-    pub fn set_own(&self, own: Vec<Instance>) {
-        self.shared.roll.lock().set_own(own);
+    /// All that is served under a prefix: the instances, and beside them, for each partition, its holder once more with the
+    /// partition as prefix.
+    pub fn instances_under(&self, prefix: &Prefix) -> Vec<Instance> {
+        self.shared.roll.lock().instances_under(prefix)
+    }
+
+    /// How many partitions went from one host to another.
+    pub fn partitions_moved(&self) -> u64 {
+        self.shared.roll.lock().partitions_moved()
+    }
+
+    /// Whether the router's own host may serve a name; if so, no other host gets it from now on.
+    ///
+    /// # Errors
+    ///
+    /// Another host has it, or divides it in another way.
+    pub fn admit_own(&self, own: OwnService) -> Result<(), RollError> {
+        self.shared.roll.lock().admit_own(own)
+    }
+
+    /// What the router's own host serves. Its rules are the caller's, but for those of partitions.
+    pub fn set_own(&self, own: Vec<OwnService>) {
+        self.shared.roll.lock().set_own(own, &*self.shared.sal);
     }
 
     /// SAL address of a host, if its stream is up.
@@ -273,6 +293,8 @@ impl From<RollError> for No {
             RollError::Hosts | RollError::Prefixes | RollError::Table(_) => Code::Limit,
             RollError::Clone => Code::Quarantined,
             RollError::Superseded => Code::Superseded,
+            RollError::Held { .. } => Code::Exclusive,
+            RollError::Partitions { .. } => Code::Partitions,
         };
         Self(code, error.to_string())
     }
@@ -454,6 +476,11 @@ impl Guest {
                 let request = asked.request;
                 match self.register(asked).await {
                     Ok(registered) => Answer::Registered(registered),
+                    // A standby asks every second.
+                    Err(no @ No(Code::Exclusive | Code::Partitions, _)) => {
+                        tracing::debug!(host = %self.place.host, why = no.1, "registration refused for now");
+                        return refusal(request, no);
+                    }
                     Err(no) => {
                         tracing::warn!(host = %self.place.host, why = no.1, "registration refused");
                         return refusal(request, no);
@@ -488,6 +515,14 @@ impl Guest {
         if asked.weight > WEIGHT_MAX {
             return Err(invalid("the weight is out of range"));
         }
+        let partition_bits = u8::try_from(asked.partition_bits).ok().filter(|bits| *bits <= PARTITION_BITS_MAX);
+        let partition_bits = partition_bits.ok_or_else(|| invalid("a service has 1024 partitions at most"))?;
+        let is_divided = partition_bits > 0;
+        if is_divided && !(name.is_service() && prefix.bits == SERVICE_BITS) {
+            return Err(invalid("only a whole service has partitions, not a key or a block of services"));
+        }
+        // A grant for a service is one for its partitions.
+        let own = name.prefix();
         let unix_s = self.shared.clock.unix_s();
         let is_proved = !asked.proof.is_empty();
         if is_proved {
@@ -496,19 +531,21 @@ impl Guest {
             if prefix.bits != 256 || !proved.is_ok_and(|proved| proved.is_proved()) {
                 return Err(No(Code::Proof, format!("{name} is not certified by the key that it names")));
             }
-        } else if !self.member.may_register(&prefix) {
+        } else if !self.member.may_register(if is_divided { &own } else { &prefix }) {
             let text = format!(
                 "this host has no grant for {name}; join again with a token that has: `margay id token create --grant`"
             );
             return Err(No(Code::NoGrant, text));
         }
-        if name.prefix() != prefix && !is_proved {
+        if prefix != (if is_divided { name.service_prefix() } else { own }) && !is_proved {
             return Err(invalid("the name does not stand for these bits"));
         }
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
         blocking(move || store.claim_name(&claimed)).await??;
-        let (stream, rank) = (self.seat.stream, (asked.weight, asked.priority));
-        self.shared.roll.lock().register(self.place, stream, prefix, name.written(), rank, &*self.shared.sal)?;
+        let proto::Register { weight, priority, exclusive, .. } = asked;
+        let terms = Terms { weight, priority, partition_bits, exclusive };
+        let stream = self.seat.stream;
+        self.shared.roll.lock().register(self.place, stream, prefix, name.written(), terms, &*self.shared.sal)?;
         let mut registered = proto::Registered {
             request: asked.request,
             certificate: Vec::new(),

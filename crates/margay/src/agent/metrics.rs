@@ -134,6 +134,9 @@ impl Collector for Figures {
         let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
         family(&mut encoder, "flows_removed", "Flows that ended", "reason", removed.collect())?;
         if let Some(router) = &agent.router {
+            let help = "Partitions of services that went from one host to another";
+            let metric = encoder.encode_descriptor("partitions_moved", help, None, MetricType::Counter)?;
+            ConstCounter::new(router.partitions_moved()).encode(metric)?;
             let left = router.instances_left().map(|(why, count)| (why.to_owned(), count));
             family(
                 &mut encoder,

@@ -66,8 +66,6 @@ struct Sender {
     /// Partition and time of each request that waits.
     waiting: HashMap<u16, (usize, Instant)>,
     order: VecDeque<u16>,
-    /// How many wait, by partition.
-    of_partition: Vec<usize>,
     slot: Slot,
 }
 
@@ -115,25 +113,17 @@ impl Sender {
             next_id: 0,
             waiting: HashMap::new(),
             order: VecDeque::new(),
-            of_partition: vec![0; partitions],
             slot: Slot { answered: vec![0; partitions], ..Slot::default() },
             plan,
         })
     }
 
-    /// Sends as many requests as may wait. Each partition has its part of the window, so that one that is silent stops no other.
+    /// Sends as many requests as may wait. Keys are as they come, so that who is slow gets its share all the same.
     fn fill(&mut self) {
-        let share = self.plan.window.div_ceil(self.plan.to.len());
-        // Keys come as they come: those of a partition that waits are passed over.
-        for _ in 0..2 * self.plan.window {
-            if self.waiting.len() >= self.plan.window {
-                return;
-            }
+        while self.waiting.len() < self.plan.window {
             let key = self.key();
             let partition = self.partition_of(key.as_bytes());
-            if self.of_partition[partition] < share {
-                self.send(&key, partition);
-            }
+            self.send(&key, partition);
         }
     }
 
@@ -163,9 +153,7 @@ impl Sender {
         datagram.extend_from_slice(b"\r\n");
         // What cannot be sent is lost, like what is lost later.
         let _ = self.socket.send_to(&datagram, self.plan.to[partition]);
-        if self.waiting.insert(id, (partition, Instant::now())).is_none() {
-            self.of_partition[partition] += 1;
-        }
+        self.waiting.insert(id, (partition, Instant::now()));
         self.order.push_back(id);
     }
 
@@ -176,7 +164,6 @@ impl Sender {
             Ok((length, _)) if length >= FRAME => {
                 let id = u16::from_be_bytes([datagram[0], datagram[1]]);
                 if let Some((partition, _)) = self.waiting.remove(&id) {
-                    self.of_partition[partition] -= 1;
                     if datagram[FRAME..length].starts_with(b"STORED") {
                         self.slot.answered[partition] += 1;
                     } else {
@@ -196,8 +183,7 @@ impl Sender {
         while let Some(id) = self.order.front() {
             match self.waiting.get(id) {
                 Some((_, sent)) if sent.elapsed() < LOST => break,
-                Some((partition, _)) => {
-                    self.of_partition[*partition] -= 1;
+                Some(_) => {
                     self.slot.lost += 1;
                     self.waiting.remove(id);
                 }

@@ -97,8 +97,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     findings.note(
         "rate_ratio: answers per second with four servers, against one plain memcached by UDP at its own address (mean of before and \
          after), with as many requests at once; partition_balance: least over mean of the servers' own counts of SETs, the worst of \
-         the phases; recover_ms: the worst of the changes, from kill to the last partition's first answer, or from start to the \
-         returned server's first 100 ms with three quarters of its share",
+         the phases; recover_ms: the worst of the changes, from kill to the last partition's next answer (0: none was silent for 80 ms), or \
+         from start to the returned server's first 100 ms with three quarters of its share; the client goes on from another socket \
+         every 100 ms",
     );
     Ok(())
 }

@@ -7,6 +7,7 @@ mod apps;
 mod cache_off;
 mod direct_throughput;
 mod encap_throughput;
+mod exclusive_names;
 mod firewalled;
 mod flow_memory;
 mod host_death;
@@ -110,6 +111,7 @@ pub const ALL: &[Scenario] = &[
     apps::SCENARIO,
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
+    exclusive_names::SCENARIO,
 ];
 
 /// The scenario of this name.

@@ -21,8 +21,13 @@ impl Span {
         self.from_ms < at_ms && at_ms <= self.to_ms
     }
 
+    /// How long it is, in milliseconds.
+    pub fn length_ms(self) -> f64 {
+        self.to_ms - self.from_ms
+    }
+
     fn seconds(self) -> f64 {
-        (self.to_ms - self.from_ms) / 1e3
+        self.length_ms() / 1e3
     }
 }
 
@@ -32,27 +37,38 @@ pub fn rate(slots: &[Slot], span: Span) -> f64 {
     f64::from(answered.sum::<u32>()) / span.seconds()
 }
 
-/// Time from the begin of a span until every partition is answered again: until the last one ends that was silent for longer than a
-/// breath. `None`: one is silent at the end still.
-pub fn all_answered_ms(slots: &[Slot], span: Span) -> Option<f64> {
+/// Times without an answer for some partition that were longer than a breath, in order; one that lasts ends with the span.
+pub fn silences(slots: &[Slot], span: Span) -> Vec<Span> {
     /// Three slots: less is chance.
     const BREATH_MS: f64 = 60.0;
     let seen: Vec<&Slot> = slots.iter().filter(|slot| span.has(slot.at_ms)).collect();
-    let partitions = seen.first()?.answered.len();
-    let (mut last_silence_ms, slot_ms) = (span.from_ms, SLOT.as_secs_f64() * 1e3);
+    let partitions = seen.first().map_or(0, |slot| slot.answered.len());
+    let mut silences = Vec::new();
     for partition in 0..partitions {
+        let answered = seen.iter().filter(|slot| slot.answered[partition] > 0).map(|slot| slot.at_ms);
         let mut heard_ms = span.from_ms;
-        for slot in seen.iter().filter(|slot| slot.answered[partition] > 0) {
-            if slot.at_ms - heard_ms > BREATH_MS + slot_ms {
-                last_silence_ms = last_silence_ms.max(slot.at_ms);
+        for at_ms in answered.chain([span.to_ms]) {
+            if at_ms - heard_ms > BREATH_MS + SLOT.as_secs_f64() * 1e3 {
+                silences.push(Span { from_ms: heard_ms, to_ms: at_ms });
             }
-            heard_ms = slot.at_ms;
-        }
-        if span.to_ms - heard_ms > BREATH_MS + slot_ms {
-            return None;
+            heard_ms = at_ms;
         }
     }
-    Some(last_silence_ms - span.from_ms)
+    silences.sort_by(|one, other| one.from_ms.total_cmp(&other.from_ms));
+    silences
+}
+
+/// Time from the begin of a span until every partition is answered, and stays so for a while. `None`: not in the span.
+pub fn all_answered_ms(slots: &[Slot], span: Span) -> Option<f64> {
+    /// What begins later has another cause.
+    const WHILE_MS: f64 = 300.0;
+    let mut well_ms = span.from_ms;
+    for silence in silences(slots, span) {
+        if silence.from_ms < well_ms + WHILE_MS {
+            well_ms = well_ms.max(silence.to_ms);
+        }
+    }
+    (well_ms < span.to_ms && !slots.is_empty()).then_some(well_ms - span.from_ms)
 }
 
 /// SETs that a server took between two of its figures, by the time of the latter; a new start counts from nothing.
@@ -113,7 +129,10 @@ mod test {
         assert_eq!(all_answered_ms(&slots(0.0, 0.0), SPAN), Some(0.0));
         assert_eq!(all_answered_ms(&slots(1000.0, 1400.0), SPAN), Some(400.0));
         assert_eq!(all_answered_ms(&slots(1000.0, 1060.0), SPAN), Some(0.0), "a breath");
-        assert_eq!(all_answered_ms(&slots(1500.0, 9999.0), SPAN), None);
+        assert_eq!(all_answered_ms(&slots(1500.0, 1700.0), SPAN), Some(0.0), "that is something else");
+        assert_eq!(all_answered_ms(&slots(1200.0, 9999.0), SPAN), None);
+        let silence = silences(&slots(1500.0, 1700.0), SPAN)[0];
+        assert_eq!((silence.from_ms, silence.to_ms), (1500.0, 1700.0));
         assert_eq!(all_answered_ms(&[], SPAN), None);
         assert_eq!(rate(&slots(0.0, 0.0), SPAN), 200.0);
     }

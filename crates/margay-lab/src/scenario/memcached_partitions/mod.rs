@@ -98,8 +98,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         "rate_ratio: answers per second with four servers, against one plain memcached by UDP at its own address (mean of before and \
          after), with as many requests at once; partition_balance: least over mean of the servers' own counts of SETs, the worst of \
          the phases; recover_ms: the worst of the changes, from kill to the last partition's next answer (0: none was silent for 80 ms), or \
-         from start to the returned server's first 100 ms with three quarters of its share; the client goes on from another socket \
-         every 100 ms",
+         from start to the returned server's first 100 ms with three quarters of its share; silence_ms_max: the longest silence of a \
+         partition from the first change to the end; the client goes on from another socket every 100 ms",
     );
     Ok(())
 }
@@ -231,7 +231,9 @@ fn judge_changes(
                 findings.figures.add("failed", 1.0);
             }
         }
-        worst = worst.max(took.unwrap_or(span.to_ms - span.from_ms));
+        worst = worst.max(took.unwrap_or(span.length_ms()));
+        let longest = account::silences(slots, *span).into_iter().map(Span::length_ms).fold(0.0, f64::max);
+        findings.set("silence_ms_max", findings.figures.get("silence_ms_max").max(longest));
     }
     findings.set("recover_ms", worst);
 }

@@ -78,6 +78,11 @@ mod test {
         let name = |text: &str| text.parse::<Name>().expect("literal");
         let partitions = Partitions::new(&name("cache.shop"), 16).expect("16 partitions");
         assert_eq!(partitions.id_of(b"user42"), name("cache.shop/key:user42").service_id());
+        // For whoever writes another client.
+        assert_eq!(
+            (partitions.id_of(b"user42").0[12..16].to_vec(), partitions.index_of(b"user42")),
+            (vec![0x72, 0xbf, 0x4b, 0x16], 7)
+        );
         for key in [&b"user42"[..], b"", b"\xff\x00", b"another"] {
             let index = partitions.index_of(key);
             assert!(partitions.prefix(index).contains(&partitions.id_of(key)));

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use margay_core::name::Prefix;
+use margay_core::name::{Prefix, SERVICE_BITS, ServiceId};
 use margay_core::table::{Action, Rule, RuleId, TableError};
 
 use super::Instance;
@@ -87,6 +87,13 @@ impl Allotments {
         let services = self.by_service.iter().filter(move |(service, _)| concerned(service));
         let parts = services.flat_map(|(_, allotment)| allotment.parts.iter().flatten());
         parts.map(|part| &part.holder.instance).filter(|instance| prefix.covers(&instance.prefix))
+    }
+
+    /// Who holds the partition that a name lies in.
+    pub fn holder(&self, name: &ServiceId) -> Option<&Instance> {
+        let allotment = self.by_service.get(&Prefix::new(*name, SERVICE_BITS))?;
+        let bits = u8::try_from(allotment.parts.len().trailing_zeros()).ok()?;
+        allotment.parts.get(usize::from(name.partition(bits)))?.as_ref().map(|part| &part.holder.instance)
     }
 
     /// Whether a service has partitions that somebody holds.

@@ -417,13 +417,21 @@ impl Roll {
         all
     }
 
-    /// Who serves a name: the instances of the longest prefix that covers it, the router's own host among them.
+    /// Who serves a name: the instances of the longest prefix that covers it, the router's own host among them. Of a key in a
+    /// partition that is its holder; a service's bare name stands for all of its servers.
     pub fn instances_of(&self, service: &ServiceId) -> Vec<Instance> {
         let mut found = self.instances();
         found.extend(self.own.iter().map(|own| own.instance.clone()));
         found.retain(|instance| instance.prefix.contains(service));
         let longest = found.iter().map(|instance| instance.prefix.bits).max().unwrap_or(0);
         found.retain(|instance| instance.prefix.bits == longest);
+        let is_key = service.tail().iter().any(|byte| *byte != 0);
+        if is_key
+            && longest == SERVICE_BITS
+            && let Some(holder) = self.allotments.holder(service)
+        {
+            return vec![holder.clone()];
+        }
         found
     }
 

@@ -209,6 +209,9 @@ fn partitions_follow_who_serves_and_none_is_ever_without_a_rule() {
     let one = service("cache.shop").partition(4, 7);
     assert_eq!(roll.instances_under(&one).iter().map(|found| found.prefix).collect::<Vec<_>>(), [one]);
     assert_eq!(roll.instances_of(&service("cache.shop").id).len(), 4, "partitions hide no server");
+    let key = prefix("cache.shop/key:user42").id;
+    let holder = roll.instances_under(&service("cache.shop").partition(4, key.partition(4)));
+    assert_eq!((roll.instances_of(&key), holder.len()), (holder.clone(), 1));
 
     roll.withdraw(place(1), streams[0], &service("cache.shop"), &rules);
     assert!(roll.depart(place(2), streams[1], Leave::Lapsed, &rules));

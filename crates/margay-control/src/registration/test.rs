@@ -362,6 +362,24 @@ async fn a_standby_takes_over_an_exclusive_name_when_its_holder_leaves() {
 }
 
 #[tokio::test]
+async fn a_grant_for_a_service_is_one_for_its_partitions() {
+    let (router, host) = (party(1, "router"), party(2, "web1"));
+    router.keyring.create_authority("shop").expect("made");
+    let at = router.route(60_000).await;
+    let granted: Name = "cache.shop".parse().expect("literal");
+    let secret = router.token(1, 9, vec![granted.prefix()]);
+    let home = host.join(&router, &at, Some(secret));
+    await_phase(&home, Phase::Connected).await;
+    for (name, wanted) in [("cache.shop", "registered"), ("other.shop", "refused")] {
+        let prefix = name.parse::<Name>().expect("literal").service_prefix();
+        home.register(Registration { prefix, partition_bits: 4, ..registration(name, 100) });
+        until("an answer", || home.registration(&prefix).is_some_and(|state| state.state == wanted)).await;
+    }
+    assert!(host.core.certificates.lock().contains_key(&granted.service_prefix()));
+    at.stop().await;
+}
+
+#[tokio::test]
 async fn partitions_are_shared_by_those_who_agree_on_their_number() {
     let (router, at, _host, first) = shop().await;
     let (_other, second) = second(&router, &at).await;

@@ -55,7 +55,10 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     await_state(lab.host("beta")?, "refused")?;
     let mut arrivals = Arrivals::start(client, &format!("{SERVICE}.sal.internal"), PORT, EVERY, None)?;
     lose(&lab, &mut arrivals, ("alpha", first), "beta", findings)?;
-    // Who had it may stand by again, and the router's own host as well as any.
+    // Who had it may stand by again, since its first program has ended; and the router's own host may as well.
+    let again = serve(alpha, &["--exclusive"])?;
+    await_state(alpha, "refused")?;
+    drop(again);
     let third = serve(lab.host("router")?, &["--exclusive"])?;
     await_state(lab.host("router")?, "refused")?;
     lose(&lab, &mut arrivals, ("beta", second), "router", findings)?;

@@ -222,7 +222,8 @@ pub(super) async fn show(agent: &Agent, name: &str) -> Result<ServiceShowReply, 
     Ok(ServiceShowReply {
         service: published.map(|published| info(agent, &published)),
         resolution: Some(resolution),
-        flows: flow::of_service(agent, &parsed.prefix()),
+        // Of a service, with its keys and partitions.
+        flows: flow::of_service(agent, &if parsed.is_service() { parsed.service_prefix() } else { parsed.prefix() }),
         waiting,
         partitions: partitions(agent, &parsed),
     })

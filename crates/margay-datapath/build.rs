@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const SOURCES: [&str; 2] = ["flow_cache", "active_sockets"];
+const SOURCES: [&str; 3] = ["flow_cache", "active_sockets", "unconnected"];
 
 fn main() {
     println!("cargo:rerun-if-changed=bpf");

@@ -297,7 +297,11 @@ impl Sal {
             return;
         }
         match &flow.setup {
-            Setup::Initiator(setup) if now < setup.give_up => self.send_syn(now, id),
+            Setup::Initiator(setup) if now < setup.give_up => {
+                if !self.resolve_again(now, id) {
+                    self.send_syn(now, id);
+                }
+            }
             Setup::Initiator(_) => {
                 let why = "nobody answered in time; `margay check` looks for the cause";
                 self.fail_connecting(id, Unreachable::Host, why);

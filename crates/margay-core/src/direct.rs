@@ -16,6 +16,12 @@
 //! FENCE is the last encapsulated packet: what came direct before it waits behind it, so the change-over reorders nothing.
 //! Where the path was proved a short time ago by another flow, both start direct at once and watch for progress. A flow
 //! whose direct packets go unanswered goes back, and its peer follows when it sees encapsulated data again.
+//!
+//! Datagrams that are lost are lost: no transport sends them again. So a flow of datagrams never starts on another's proof, its
+//! pinhole is a datagram without a payload (an application's own empty ones go encapsulated). The responder sends one first, for there may
+//! be a firewall at either end that lets in only what answers; so it is the second that shows the initiator that its own come through. The end that only receives
+//! answers once a second with a pinhole, so that the other has progress to watch. After a pause in which holes may have closed, the first
+//! datagram goes encapsulated again, and the flow is proved anew.
 
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -50,6 +56,8 @@ const FENCE_AGAIN: Duration = Duration::from_millis(200);
 const FENCES_MAX: u8 = 5;
 /// Tries to find a free pair of ports.
 const PORT_TRIES: usize = 16;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
 
 /// How an established flow is carried. The declared states of the direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,8 +138,6 @@ pub enum Why {
     NoCache,
     /// The peer offered no flow port: it has no eBPF, or is of an older version.
     PeerHasNone,
-    /// Datagrams are carried encapsulated.
-    Datagrams,
     /// Both ends are on this host.
     SameHost,
     /// The pair of ports was taken.
@@ -156,7 +162,6 @@ impl Why {
         match self {
             Self::NoCache => "this host has no eBPF flow cache; `margay check` says why",
             Self::PeerHasNone => "the peer offers no direct path",
-            Self::Datagrams => "datagrams are carried encapsulated",
             Self::SameHost => "both ends are on this host",
             Self::PortsTaken => "its pair of flow ports is in use",
             Self::SharedAddress => "several hosts share the peer's address",
@@ -181,6 +186,8 @@ pub(crate) struct Direct {
     /// The path record that the cache's entry names: one per address pair and peer.
     pub path: u32,
     tries: u8,
+    /// Pinholes of the responder that have come, of a flow of datagrams.
+    heard: u8,
     due: Option<Instant>,
     /// Packets that wait for a FENCE.
     queued: Vec<Vec<u8>>,
@@ -197,6 +204,7 @@ impl Direct {
             peer: None,
             path: 0,
             tries: 0,
+            heard: 0,
             due: None,
             queued: Vec::new(),
         }
@@ -308,7 +316,7 @@ impl Sal {
 
     /// The initiator's port for a SYN, chosen before anybody knows who will answer.
     pub(crate) fn offer_port(&mut self, app: &Tuple) -> Option<u16> {
-        let range = self.ports.range.clone().filter(|_| self.ports.is_on && app.protocol == 6)?;
+        let range = self.ports.range.clone().filter(|_| self.ports.is_on && matches!(app.protocol, TCP | UDP))?;
         Some(self.random_port(&range))
     }
 
@@ -342,8 +350,7 @@ impl Sal {
     fn refusal(&self, app: &Tuple, peer: IpAddr, offered: bool) -> Option<Why> {
         let own = &self.config.local_addresses;
         match () {
-            () if app.protocol != 6 => Some(Why::Datagrams),
-            () if !self.ports.is_on => Some(Why::NoCache),
+            () if !self.ports.is_on || !matches!(app.protocol, TCP | UDP) => Some(Why::NoCache),
             () if peer.is_loopback() || own.contains(&peer) => Some(Why::SameHost),
             () if !offered => Some(Why::PeerHasNone),
             () => None,
@@ -395,6 +402,7 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return false };
         flow.direct.path = path;
         let event = match (peer_starts, hinted) {
+            _ if flow.app.protocol == UDP => return false,
             (true, _) => DirectEvent::PeerDirect,
             (false, true) if role == Role::Initiator => DirectEvent::Start,
             _ => return false,
@@ -406,8 +414,18 @@ impl Sal {
         flow.direct.carriage.sends()
     }
 
-    /// After the entry is installed: an initiator without a hint opens its hole.
+    /// After the entry is installed: an initiator without a hint opens its hole, and a responder of datagrams its own.
     pub(crate) fn open_pinhole(&mut self, now: Instant, id: FlowId) {
+        let opens_first = |flow: &&crate::flow::Flow| {
+            flow.role == Role::Responder
+                && flow.app.protocol == UDP
+                && flow.direct.carriage == Carriage::Encapsulated
+                && flow.carries_data()
+        };
+        if self.ports.is_on && self.flows.get(id).filter(opens_first).is_some() {
+            self.queue.pinhole(id);
+            return;
+        }
         if !self.is_waiting_for_proof(id) {
             return;
         }
@@ -520,12 +538,13 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let (role, before, association) = (flow.role, flow.direct.carriage, flow.association);
         let (is_open, to_app) = (flow.lifecycle == Lifecycle::Established, flow.app.reversed());
+        let is_tcp = to_app.protocol == TCP;
         let may_send = self.ports.is_on;
         let Some(next) = before.after(event, role).filter(|next| *next != before && (may_send || !next.sends())) else {
             return;
         };
         flow.direct.carriage = next;
-        flow.direct.tries = 0;
+        (flow.direct.tries, flow.direct.heard) = (0, 0);
         if next.sends() != before.sends() {
             flow.direct.why = why;
             flow.direct.since = now;
@@ -543,22 +562,26 @@ impl Sal {
         if event == DirectEvent::Stalled {
             self.queue.back(id);
         }
-        if is_open && before.sends() && !next.sends() {
+        if is_open && is_tcp && before.sends() && !next.sends() {
             // What the application acknowledged last may have gone direct, and nowhere: it says so once more.
             if let Some(probe) = packet::stale_ack(&to_app) {
                 self.queue.inject(probe);
             }
         }
         match next {
-            Carriage::Direct => self.note_proof(association, Some(now)),
+            Carriage::Direct if is_tcp => self.note_proof(association, Some(now)),
             Carriage::Sending => self.set_direct_due(id, Some(now + FENCE_AGAIN)),
             Carriage::Encapsulated => {
-                self.note_proof(association, None);
+                if is_tcp {
+                    self.note_proof(association, None);
+                }
                 if role == Role::Initiator && self.ports.is_on {
                     self.set_direct_due(id, Some(now + PINHOLE_FIRST));
+                } else {
+                    self.open_pinhole(now, id);
                 }
             }
-            Carriage::Offered | Carriage::Never => {}
+            Carriage::Direct | Carriage::Offered | Carriage::Never => {}
         }
     }
 
@@ -586,8 +609,15 @@ impl Sal {
         }
         let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(AppVerdict::Drop(DropReason::UnknownFlow)) };
         let flow = self.flows.get_mut(id)?;
+        if flow.app.protocol != packet.tuple.protocol {
+            return Some(AppVerdict::Drop(DropReason::UnknownFlow));
+        }
         if let crate::flow::Setup::Responder(setup) = &mut flow.setup {
             // It overtook the ACK; what is held goes on when the peer is proved.
+            if packet.is_bare() && !packet.is_tcp() {
+                // It comes again.
+                return Some(AppVerdict::Consumed);
+            }
             if setup.held_direct.len() >= self.config.limits.held_per_flow {
                 self.counters.held_full += 1;
                 return Some(AppVerdict::Drop(DropReason::Full));
@@ -598,7 +628,8 @@ impl Sal {
         if !flow.carries_data() {
             return Some(AppVerdict::Drop(DropReason::UnknownFlow));
         }
-        let is_bare = packet.is_bare_ack();
+        let is_bare = packet.is_bare();
+        let is_datagram = flow.app.protocol == UDP;
         let carriage = flow.direct.carriage;
         let is_open = flow.lifecycle == Lifecycle::Established;
         if packet.tcp_flags() & packet::tcp_flags::RST != 0
@@ -621,7 +652,11 @@ impl Sal {
             self.handle_pinhole(now, id);
         }
         // A pinhole is for the agents: a socket that has just closed would answer it with a RST. But it may also be an
-        // acknowledgement of a peer that sends direct already, or still; an open connection takes either.
+        // acknowledgement of a peer that sends direct already, or still; an open connection takes either. Nothing else is an
+        // empty datagram, and the cache gives every one to the agent.
+        if is_bare && is_datagram {
+            return Some(AppVerdict::Consumed);
+        }
         let is_pinhole = is_bare && !carriage.accepts() && !is_open;
         if !is_pinhole {
             self.deliver_direct(id, packet.whole);
@@ -639,6 +674,14 @@ impl Sal {
             Role::Responder => self.queue.pinhole(id),
             // No answer, since nothing was asked: after this end went back the peer still acknowledges direct for a while.
             Role::Initiator if flow.direct.tries == 0 => return,
+            Role::Initiator if flow.app.protocol == UDP && flow.direct.heard == 0 => {
+                // The responder's first says nothing of this end's. What goes out now meets an open hole.
+                self.queue.pinhole(id);
+                if let Some(flow) = self.flows.get_mut(id) {
+                    flow.direct.heard = 1;
+                }
+                return;
+            }
             Role::Initiator => {}
         }
         self.direct_event(now, id, DirectEvent::Pinhole, Why::Proved);

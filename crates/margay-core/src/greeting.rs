@@ -65,7 +65,8 @@ impl Sal {
         let session = margay_wire::SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, ServiceId::default(), Role::Initiator, tuple_of(id), now);
         let nonce = self.rng.u64();
-        self.start_setup(now, flow, Start { nonce, next_hop: from, first: Vec::new(), full: true, related: None });
+        let (first, full) = (Vec::new(), true);
+        self.start_setup(now, flow, Start { nonce, next_hop: from, first, full, related: None, pinned: false });
         Ok(())
     }
 

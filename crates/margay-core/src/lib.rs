@@ -23,6 +23,7 @@ mod greeting;
 pub mod handover;
 pub mod handshake;
 pub mod hop;
+pub mod instance;
 pub mod keepsake;
 pub mod key;
 pub mod name;

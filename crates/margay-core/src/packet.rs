@@ -36,6 +36,7 @@ const TCP_OPTION_NOP: u8 = 1;
 const TCP_OPTION_MSS: u8 = 2;
 const TCP_OPTION_MD5: u8 = 19;
 const TCP_OPTION_AO: u8 = 29;
+const UDP_HEADER_LEN: usize = 8;
 const TTL: u8 = 64;
 
 /// A parsed packet: borrowed transport bytes and where they were going.
@@ -76,11 +77,14 @@ impl<'a> AppPacket<'a> {
         self.tuple.protocol == TCP
     }
 
-    /// A TCP segment that only acknowledges: no data, and neither SYN, FIN nor RST.
-    pub fn is_bare_ack(&self) -> bool {
+    /// A TCP segment that only acknowledges: no data, and neither SYN, FIN nor RST. Or a datagram without payload.
+    pub fn is_bare(&self) -> bool {
+        if !self.is_tcp() {
+            return self.transport.len() == UDP_HEADER_LEN;
+        }
         let header_len = self.transport.get(12).map_or(0, |byte| usize::from(byte >> 4) * 4);
         let marks = tcp_flags::SYN | tcp_flags::FIN | tcp_flags::RST;
-        self.is_tcp() && self.transport.len() == header_len && self.tcp_flags() & marks == 0
+        self.transport.len() == header_len && self.tcp_flags() & marks == 0
     }
 
     /// Whether this opens a TCP connection: SYN without ACK.

@@ -44,7 +44,11 @@ impl Sal {
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
         let session = margay_wire::SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
-        self.start_setup(now, flow, Start { nonce, next_hop, first: packet.whole.to_vec(), full: false, related });
+        self.start_setup(
+            now,
+            flow,
+            Start { nonce, next_hop, first: packet.whole.to_vec(), full: false, related, pinned: false },
+        );
         Some(AppVerdict::Consumed)
     }
 

@@ -17,6 +17,7 @@ use crate::direct::FlowPorts;
 use crate::event::Event;
 use crate::flow::{FlowTable, KeyedHash, seen};
 use crate::forward::is_relay_request;
+use crate::instance::Instance;
 use crate::name::{Prefix, ServiceId, service_of_v6};
 use crate::output::{AppVerdict, Direction, DropReason, Output};
 use crate::packet::{self, Parsed, Unreachable};
@@ -63,6 +64,8 @@ pub struct Sal {
     pub(crate) certificates: Vec<(Prefix, Vec<u8>)>,
     /// Leases: virtual addresses that stand for names.
     pub(crate) names: HashMap<IpAddr, ServiceId, KeyedHash>,
+    /// Virtual addresses that stand for one instance of a name.
+    pub(crate) instances: HashMap<IpAddr, Instance, KeyedHash>,
     pub(crate) queue: OutputQueue,
     pub(crate) events: EventQueue,
     pub(crate) counters: Counters,
@@ -99,6 +102,7 @@ impl Sal {
         let mut rng = Rng::new(seed);
         let mut hasher = || KeyedHash(rng.u64(), rng.u64());
         let (flow_hasher, name_hasher, association_hasher, port_hasher) = (hasher(), hasher(), hasher(), hasher());
+        let instance_hasher = hasher();
         let limits = config.limits;
         let mut sal = Self {
             now,
@@ -110,6 +114,7 @@ impl Sal {
             membership: Vec::new(),
             certificates: Vec::new(),
             names: HashMap::with_hasher(name_hasher),
+            instances: HashMap::with_hasher(instance_hasher),
             queue: OutputQueue::new(limits.outputs),
             events: EventQueue(alloc::collections::VecDeque::new()),
             counters: Counters::default(),
@@ -341,10 +346,13 @@ impl Sal {
         })
     }
 
-    /// The name behind a virtual address: a lease, or the /96 that an IPv6 address spells out.
-    pub(crate) fn service_of(&self, address: IpAddr) -> Option<ServiceId> {
+    /// The name behind a virtual address: a lease, an instance, or the /96 that an IPv6 address spells out.
+    pub fn service_of(&self, address: IpAddr) -> Option<ServiceId> {
         if let Some(service) = self.names.get(&address) {
             return Some(*service);
+        }
+        if let Some(instance) = self.instances.get(&address) {
+            return Some(instance.service);
         }
         match address {
             IpAddr::V6(address) => service_of_v6(address),

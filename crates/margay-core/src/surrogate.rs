@@ -6,8 +6,9 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::entry::Tuple;
 use crate::name::{HOST_V4, HOST_V6, is_virtual};
 
-/// Surrogate IPv4 addresses: 198.19.0.0/16.
-const SURROGATES_V4: u32 = 0xc613_0000;
+/// Surrogate IPv4 addresses: 198.19.64.0 to 198.19.255.254; those below stand for instances.
+const SURROGATES_V4: u32 = 0xc613_4000;
+const SURROGATES_V4_COUNT: u32 = 0xbfff;
 /// Surrogate IPv6 addresses: authority block 0, last 32 bits with the top bit set.
 const SURROGATES_V6: u128 = 0xfd5a_4c00_0000_0000_0000_0000_8000_0000;
 /// Other ports that are tried before a surrogate is taken.
@@ -48,8 +49,8 @@ fn local_side(protocol: u8, listener: SocketAddr) -> SocketAddr {
 
 fn surrogate(v4: bool, n: u32) -> IpAddr {
     if v4 {
-        // .0.0 and .255.255 look like network and broadcast addresses; stay between.
-        Ipv4Addr::from(SURROGATES_V4 + 1 + n % 0xfffe).into()
+        // .255.255 looks like a broadcast address.
+        Ipv4Addr::from(SURROGATES_V4 + n % SURROGATES_V4_COUNT).into()
     } else {
         Ipv6Addr::from(SURROGATES_V6 + u128::from(n & 0x7fff_ffff)).into()
     }

@@ -15,21 +15,30 @@ static __always_inline void note_numbers(struct tcp_numbers *numbers, const stru
 	numbers->window = packet->window;
 }
 
-static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
+static __always_inline void tell(const struct flow_entry *entry, __u32 bits, const struct packet *pinhole)
 {
 	struct flow_event *event;
 
-	if (!bits || (entry->seen & bits) == bits)
-		return;
-	__sync_fetch_and_or(&entry->seen, bits);
 	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event) {
 		count(COUNT_EVENT_LOST);
 		return;
 	}
-	event->flow = entry->flow;
+	event->flow = entry ? entry->flow : 0;
 	event->seen = bits;
+	if (pinhole)
+		event->pinhole = pinhole->key;
+	else
+		__builtin_memset(&event->pinhole, 0, sizeof(event->pinhole));
 	bpf_ringbuf_submit(event, 0);
+}
+
+static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
+{
+	if (!bits || (entry->seen & bits) == bits)
+		return;
+	__sync_fetch_and_or(&entry->seen, bits);
+	tell(entry, bits, NULL);
 }
 
 static __always_inline void note_packet(struct direction *direction, struct __sk_buff *skb, const struct packet *packet,

@@ -62,6 +62,12 @@ const volatile __u32 layout_version = LAYOUT_VERSION;
 
 /* Without a round trip known, of the flow or of another on its path, a wait for an answer is too long after a second. */
 #define STALL_UNKNOWN_NS 1000000000ULL
+/* The end that only receives datagrams answers so often; three answers are not lost by chance. */
+#define DATAGRAM_ANSWER_NS 1000000000ULL
+#define DATAGRAM_STALL_NS 3500000000ULL
+/* Firewalls close the hole of a datagram flow after 30 s of silence at the earliest (Linux conntrack's time for a flow that has not
+ * been answered); half of that is on the safe side. */
+#define DATAGRAM_IDLE_NS 15000000000ULL
 
 static __always_inline bool is_stalled(const struct flow_entry *entry, const struct path_entry *path, __u64 now)
 {
@@ -70,6 +76,21 @@ static __always_inline bool is_stalled(const struct flow_entry *entry, const str
 	__u64 limit = rtt ? path->stall_ns + 2 * rtt : STALL_UNKNOWN_NS;
 
 	return since && (__s64)(now - since) > (__s64)limit && agent_is_alive(now);
+}
+
+/* Whether datagrams must not go direct any more: nothing has come back although the other end answers once a second, or the flow
+ * has been silent for so long that holes on the way may have closed. */
+static __always_inline bool is_datagram_stalled(struct flow_entry *entry, __u64 now)
+{
+	__u64 since = entry->unanswered_since_ns;
+	__u64 last = entry->egress.last_ns;
+
+	if ((__s64)(entry->ingress.last_ns - last) > 0)
+		last = entry->ingress.last_ns;
+	if (!last)
+		return false;
+	return ((since && (__s64)(now - since) > (__s64)DATAGRAM_STALL_NS) || (__s64)(now - last) > (__s64)DATAGRAM_IDLE_NS) &&
+	       agent_is_alive(now);
 }
 
 static __always_inline bool is_too_large(struct __sk_buff *skb, const struct packet *packet, const struct path_entry *path)
@@ -102,6 +123,14 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_EGRESS : 0;
 		note_end(entry, ends);
 		note_numbers(&entry->egress.numbers, packet);
+	} else {
+		if (is_datagram_stalled(entry, now)) {
+			__sync_fetch_and_or(&entry->flags, FLOW_STALLED);
+			count(COUNT_LEFT_STALLED);
+			return false;
+		}
+		if (!entry->unanswered_since_ns)
+			entry->unanswered_since_ns = now;
 	}
 	note_packet(&entry->egress, skb, packet, now);
 	return true;
@@ -170,6 +199,9 @@ int app_egress(struct __sk_buff *skb)
 		count(COUNT_LEFT_NO_PATH);
 		return TCX_NEXT;
 	}
+	/* What looks like a pinhole is not sent as one. */
+	if (packet.key.protocol == IPPROTO_UDP && !packet.payload_len)
+		return TCX_NEXT;
 	if (is_too_large(skb, &packet, path)) {
 		count(COUNT_LEFT_TOO_LARGE);
 		return TCX_NEXT;
@@ -221,6 +253,13 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_INGRESS : 0;
 		note_end(entry, ends);
 		note_numbers(&entry->ingress.numbers, packet);
+	} else {
+		entry->unanswered_since_ns = 0;
+		if ((__s64)(now - entry->egress.last_ns) > (__s64)DATAGRAM_ANSWER_NS &&
+		    (__s64)(now - entry->ingress.asked_ns) > (__s64)DATAGRAM_ANSWER_NS) {
+			entry->ingress.asked_ns = now;
+			tell(entry, SEEN_ONE_WAY, NULL);
+		}
 	}
 	note_packet(&entry->ingress, skb, packet, now);
 }
@@ -285,6 +324,14 @@ int wire_ingress(struct __sk_buff *skb)
 	key.remote_port = packet.key.source_port;
 	key.protocol = packet.key.protocol;
 	entry = bpf_map_lookup_elem(&flows, &key);
+	if (packet.key.protocol == IPPROTO_UDP && !packet.payload_len) {
+		if (entry)
+			entry->unanswered_since_ns = 0;
+		/* Not by sal0: where datagrams crowd there, the very packet that would relieve it would be lost. */
+		tell(entry, SEEN_PINHOLE, &packet);
+		count(COUNT_PINHOLES);
+		return TCX_DROP;
+	}
 	if (!entry)
 		return send_up(skb, COUNT_UP_NO_FLOW);
 	if (!(entry->flags & FLOW_ACCEPT))

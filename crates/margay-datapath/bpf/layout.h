@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#define LAYOUT_VERSION 2
+#define LAYOUT_VERSION 3
 
 /* Bits of flow_entry.flags. */
 #define FLOW_EGRESS 1 /* packets of the application go direct */
@@ -17,6 +17,9 @@
 #define SEEN_RST_EGRESS 2
 #define SEEN_FIN_INGRESS 4
 #define SEEN_RST_INGRESS 8
+/* In events only: datagrams come and none goes, so the agent is to answer with a pinhole. */
+#define SEEN_ONE_WAY 16
+#define SEEN_PINHOLE 32
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
 #define UP_MARK 0x4d475550
@@ -61,7 +64,8 @@ struct direction {
 	__u64 bytes;
 	__u64 segments;
 	struct tcp_numbers numbers;
-	__u64 zero[2];
+	__u64 asked_ns; /* ingress of datagrams: when the agent was asked to answer last */
+	__u64 zero;
 };
 
 /* Both directions of a flow may pass on different processors at once: what each writes lies on cache lines of its own. The
@@ -112,6 +116,7 @@ struct listener_key {
 struct flow_event {
 	__u32 flow;
 	__u32 seen;
+	struct app_key pinhole; /* as it stands on the wire; of a flow that need not have an entry */
 };
 
 /* What is counted, and why packets leave the fast path. Numbers are stable: metrics carry them. */
@@ -126,5 +131,6 @@ enum counter {
 	COUNT_DROP_AGENT_DEAD = 7, /* for the agent, which is not there */
 	COUNT_DROP_REWRITE = 8, /* the kernel refused to rewrite it */
 	COUNT_EVENT_LOST = 9, /* the ring of events was full; the agent's scan finds it */
-	COUNTERS = 10,
+	COUNT_PINHOLES = 10, /* datagrams without payload: between the agents */
+	COUNTERS = 11,
 };

@@ -46,6 +46,13 @@ struct tcp_head {
 	__u16 check;
 };
 
+struct udp_head {
+	__u16 source;
+	__u16 destination;
+	__u16 len; /* stays as it is */
+	__u16 check;
+};
+
 /* What is written over an IPv4 packet from the IP checksum on, and over an IPv6 packet from its addresses on: all that changes
  * lies in one piece.
  */
@@ -54,36 +61,52 @@ struct v4_tail {
 	__u16 check;
 	__u32 source;
 	__u32 destination;
-	struct tcp_head tcp;
+	union {
+		struct tcp_head tcp;
+		struct udp_head udp;
+	};
 };
 
 struct v6_tail {
 	__u32 source[4];
 	__u32 destination[4];
-	struct tcp_head tcp;
+	union {
+		struct tcp_head tcp;
+		struct udp_head udp;
+	};
 };
 
 #define TCP_HEAD_LEN 18
+#define UDP_HEAD_LEN 8
 
-/* Other addresses of the same family and other ports, in a TCP packet whose checksum is complete in the header, or partial: then
- * it covers the pseudo-header alone, and stays so. The helpers that do the same one by one cost more (decision 0010). The packet is not
- * written to directly: then the kernel would make every packet's headers its own before the program runs, those of others, too.
- */
-static __always_inline bool rewrite_tcp(struct __sk_buff *skb, const struct packet *packet, const __u32 source[4],
-					const __u32 destination[4], __u16 source_port, __u16 destination_port,
-					bool is_partial)
+/* A transport checksum after what it covers has grown. A partial one is of the pseudo-header alone. */
+static __always_inline __u16 grown(__u16 check, __u64 addresses, __u64 ports, bool is_partial)
 {
+	return is_partial ? fold(check + addresses) : ~fold((__u16)~check + addresses + ports);
+}
+
+/* Other addresses of the same family and other ports, in a packet whose checksum is complete in the header, or partial: then it
+ * stays so. The helpers that do the same one by one cost more (decision 0010). The packet is not written to directly: then the kernel
+ * would make every packet's headers its own before the program runs, those of others, too.
+ */
+static __always_inline bool rewrite_head(struct __sk_buff *skb, const struct packet *packet, const __u32 source[4],
+					 const __u32 destination[4], __u16 source_port, __u16 destination_port,
+					 bool is_partial)
+{
+	bool is_udp = packet->key.protocol == IPPROTO_UDP;
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	const __u32 *old = words(packet->key.source);
 	/* The verifier has forgotten how small the offsets are. */
-	struct tcphdr *tcp = data + (packet->transport_offset & 0xff);
+	void *transport = data + (packet->transport_offset & 0xff);
 	struct iphdr *ip = data + (packet->ip_offset & 0xff);
+	struct tcphdr *tcp = transport;
+	struct udphdr *udp = transport;
 	struct v4_tail v4 = {};
 	struct v6_tail v6 = {};
-	struct tcp_head *head = packet->is_v4 ? &v4.tcp : &v6.tcp;
 	__u64 addresses, ports;
+	__u32 head_len;
 
-	if ((void *)(tcp + 1) > end || (void *)(ip + 1) > end)
+	if ((void *)(ip + 1) > end || (void *)(udp + 1) > end)
 		return false;
 	if (packet->is_v4) {
 		addresses = growth(old[3], source[3]) + growth(old[7], destination[3]);
@@ -98,13 +121,31 @@ static __always_inline bool rewrite_tcp(struct __sk_buff *skb, const struct pack
 		__builtin_memcpy(v6.destination, destination, 16);
 	}
 	ports = growth(packet->key.source_port, source_port) + growth(packet->key.destination_port, destination_port);
-	head->source = source_port;
-	head->destination = destination_port;
-	__builtin_memcpy(head->middle, &tcp->seq, sizeof(head->middle));
-	head->check = is_partial ? fold(tcp->check + addresses) : ~fold((__u16)~tcp->check + addresses + ports);
+	if (is_udp) {
+		struct udp_head *head = packet->is_v4 ? &v4.udp : &v6.udp;
+
+		head->source = source_port;
+		head->destination = destination_port;
+		head->len = udp->len;
+		head->check = packet->no_checksum ? 0 : grown(udp->check, addresses, ports, is_partial);
+		/* Zero says that there is none (RFC 768). */
+		if (!head->check && !packet->no_checksum && !is_partial)
+			head->check = 0xffff;
+		head_len = UDP_HEAD_LEN;
+	} else {
+		struct tcp_head *head = packet->is_v4 ? &v4.tcp : &v6.tcp;
+
+		if ((void *)(tcp + 1) > end)
+			return false;
+		head->source = source_port;
+		head->destination = destination_port;
+		__builtin_memcpy(head->middle, &tcp->seq, sizeof(head->middle));
+		head->check = grown(tcp->check, addresses, ports, is_partial);
+		head_len = TCP_HEAD_LEN;
+	}
 	if (packet->is_v4)
-		return !bpf_skb_store_bytes(skb, packet->ip_offset + 10, &v4.check, 10 + TCP_HEAD_LEN, 0);
-	return !bpf_skb_store_bytes(skb, packet->ip_offset + 8, &v6, 32 + TCP_HEAD_LEN, 0);
+		return !bpf_skb_store_bytes(skb, packet->ip_offset + 10, &v4.check, 10 + head_len, 0);
+	return !bpf_skb_store_bytes(skb, packet->ip_offset + 8, &v6, 32 + head_len, 0);
 }
 
 /* Changes what the transport checksum covers of the IP header, and the ports. A partial checksum stays partial, with the right
@@ -179,13 +220,13 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 	__u32 old[8], new[8];
 	__s64 difference;
 
-	if (was_v4 == is_v4 && packet->key.protocol == IPPROTO_TCP) {
+	if (was_v4 == is_v4) {
 		__u8 state = checksum_state(skb);
 
 		/* The card's sum over the whole packet would have to change with it. */
 		if (state != CHECKSUM_COMPLETE)
-			return rewrite_tcp(skb, packet, source, destination, source_port, destination_port,
-					   state == CHECKSUM_PARTIAL);
+			return rewrite_head(skb, packet, source, destination, source_port, destination_port,
+					    state == CHECKSUM_PARTIAL);
 	}
 	__builtin_memcpy(old, packet->key.source, 32);
 	__builtin_memcpy(new, source, 16);

@@ -181,10 +181,15 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
     }
 
-    /// The kernel's cache saw connections end.
+    /// The kernel's cache saw connections end, or datagrams that go one way.
     fn cache_events(&mut self, shared: &Shared<C>) {
         let now = clock::now();
-        shared.direct.take_events(|flow, direction, flags| self.core.handle_transport(now, flow, direction, flags));
+        let datagrams =
+            shared.direct.take_events(|flow, direction, flags| self.core.handle_transport(now, flow, direction, flags));
+        datagrams.one_way.into_iter().for_each(|flow| shared.answer_one_way(flow));
+        for pinhole in datagrams.pinholes {
+            self.plain_packet(shared, &pinhole);
+        }
         self.drain(shared);
     }
 

@@ -53,6 +53,15 @@ struct KnownPath {
     is_used: bool,
 }
 
+/// What the kernel's cache saw of flows of datagrams.
+#[derive(Default)]
+pub(crate) struct SeenOfDatagrams {
+    /// The peer waits for a sign that its datagrams arrive.
+    pub one_way: Vec<FlowId>,
+    /// Pinholes, whole, as they came.
+    pub pinholes: Vec<Vec<u8>>,
+}
+
 /// The kernel's cache, if there is one, and what waits to be said about flows.
 pub(crate) struct Direct {
     cache: RwLock<Option<Arc<KernelCache>>>,
@@ -226,8 +235,8 @@ impl Direct {
         std::mem::take(&mut *self.fences.lock())
     }
 
-    /// Sends a bare segment of the flow on its flow ports.
-    pub fn send_pinhole(&self, wire: &Wire, numbers: TcpNumbers) -> Result<(), DropReason> {
+    /// Sends a bare segment of a connection on its flow ports, or a datagram without payload.
+    pub fn send_pinhole(&self, wire: &Wire, numbers: Option<TcpNumbers>) -> Result<(), DropReason> {
         let path = self.paths.lock().get(&wire.path).map(|known| known.wire).ok_or(DropReason::Environment)?;
         let segment = Segment {
             source: SocketAddr::new(path.local, wire.local_port),
@@ -240,10 +249,15 @@ impl Direct {
         })
     }
 
-    /// Hears what the kernel's cache saw of connections ending.
-    pub fn take_events(&self, mut heard: impl FnMut(FlowId, Direction, u8)) {
-        let Some(cache) = self.cache() else { return };
+    /// Hears what the kernel's cache saw of connections ending. Gives what it saw of datagrams.
+    pub fn take_events(&self, mut heard: impl FnMut(FlowId, Direction, u8)) -> SeenOfDatagrams {
+        let mut datagrams = SeenOfDatagrams::default();
+        let Some(cache) = self.cache() else { return datagrams };
         cache.take_events(|event| {
+            if event.seen.wants_answer() {
+                datagrams.one_way.push(event.flow);
+            }
+            datagrams.pinholes.extend(event.pinhole.and_then(|key| pinhole::received(&key)));
             let flags = |fin: bool, rst: bool| (if fin { FIN } else { 0 }) | (if rst { RST } else { 0 });
             for (direction, flags) in [
                 (Direction::Egress, flags(event.seen.fin_egress(), event.seen.rst_egress())),
@@ -254,6 +268,7 @@ impl Direct {
                 }
             }
         });
+        datagrams
     }
 
     /// Empties the kernel's cache.

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use margay_core::direct::DirectEvent;
+use margay_core::entry::Wire;
 use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::time::Instant;
 use margay_core::{Event, Sal};
@@ -37,8 +38,8 @@ use crate::egress::EgressSide;
 use crate::error::Error;
 use crate::kernel::KernelCache;
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
-use crate::packet::{FIN, RST, SYN};
-use crate::table::{Destination, FlowCounters, Table};
+use crate::packet::{FIN, RST, SYN, UDP};
+use crate::table::{Destination, FlowCounters, Table, TcpNumbers};
 use crate::train::STACK_ENCAP;
 use crate::tun::Tun;
 use crate::udp::{SendError, Sockets};
@@ -385,10 +386,22 @@ impl<C> Shared<C> {
     pub fn send_pinhole(&self, flow: FlowId) {
         let found = self.table.read().pinhole(flow);
         if let Some((wire, numbers)) = found {
-            self.counting.pinholes.add(1);
-            if let Err(reason) = self.direct.send_pinhole(&wire, numbers) {
-                self.counting.drop(reason);
-            }
+            self.send_bare(&wire, numbers);
+        }
+    }
+
+    /// Tells the peer that its direct datagrams arrive, since the application does not.
+    pub fn answer_one_way(&self, flow: FlowId) {
+        let found = self.table.read().wire(flow);
+        if let Some((_, _, wire)) = found.filter(|(key, _, wire)| key.protocol == UDP && wire.sending) {
+            self.send_bare(&wire, None);
+        }
+    }
+
+    fn send_bare(&self, wire: &Wire, numbers: Option<TcpNumbers>) {
+        self.counting.pinholes.add(1);
+        if let Err(reason) = self.direct.send_pinhole(wire, numbers) {
+            self.counting.drop(reason);
         }
     }
 }

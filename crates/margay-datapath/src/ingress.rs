@@ -73,7 +73,10 @@ pub(crate) fn accept<C: Core>(
     let delivered = delivered?;
     if delivered.segments > 0 {
         shared.counting.ingress_bytes.add(delivered.bytes as u64);
-        shared.table.read().count_ingress(flow, delivered.bytes, delivered.segments);
+        let wants_pinhole = shared.table.read().count_ingress(flow, delivered.bytes, delivered.segments);
+        if wants_pinhole {
+            shared.send_pinhole(flow);
+        }
         shared.report(flow, Direction::Ingress, delivered.flags);
     }
     Ok(())

@@ -29,6 +29,7 @@ pub mod template;
 pub mod train;
 pub mod tun;
 pub mod udp;
+pub mod unconnected;
 pub mod vnet;
 mod wait;
 

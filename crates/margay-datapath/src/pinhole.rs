@@ -1,15 +1,15 @@
-//! Pinholes: a bare TCP segment on a flow's own ports, so that stateful firewalls on the way let the flow's direct packets
+//! Pinholes: a bare TCP segment, or a datagram without payload, on a flow's own ports, so that stateful firewalls on the way let the flow's direct packets
 //! pass, and the other end sees that they do (DESIGN §18).
 #![allow(unsafe_code)]
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use parking_lot::Mutex;
 
 use crate::checksum::{fold, pseudo, sum};
-use crate::packet::{ACK, IPV4_LEN, TCP, TCP_LEN};
+use crate::packet::{ACK, FlowKey, IPV4_LEN, TCP, TCP_LEN, UDP, UDP_LEN};
 use crate::table::TcpNumbers;
 
 /// Hop limit of what this host sends itself.
@@ -24,27 +24,35 @@ pub struct Segment {
     pub source: SocketAddr,
     /// The peer, and its flow port.
     pub destination: SocketAddr,
-    /// The connection's numbers.
-    pub numbers: TcpNumbers,
+    /// The connection's numbers; none for a flow of datagrams.
+    pub numbers: Option<TcpNumbers>,
 }
 
 impl Segment {
     /// The whole IP packet, checksums complete; `None` when the addresses are of two families.
     pub fn packet(&self) -> Option<Vec<u8>> {
-        let mut tcp = Vec::with_capacity(TCP_LEN);
-        tcp.extend(self.source.port().to_be_bytes());
-        tcp.extend(self.destination.port().to_be_bytes());
-        tcp.extend(self.numbers.sequence.to_be_bytes());
-        tcp.extend(self.numbers.acknowledgement.to_be_bytes());
-        tcp.extend([(TCP_LEN as u8 / 4) << 4, ACK]);
-        tcp.extend(WINDOW.to_be_bytes());
-        tcp.extend([0; 4]);
+        let mut transport = Vec::with_capacity(TCP_LEN);
+        transport.extend(self.source.port().to_be_bytes());
+        transport.extend(self.destination.port().to_be_bytes());
+        let (protocol, checksum_at) = if let Some(numbers) = self.numbers {
+            transport.extend(numbers.sequence.to_be_bytes());
+            transport.extend(numbers.acknowledgement.to_be_bytes());
+            transport.extend([(TCP_LEN as u8 / 4) << 4, ACK]);
+            transport.extend(WINDOW.to_be_bytes());
+            transport.extend([0; 4]);
+            (TCP, 16)
+        } else {
+            transport.extend((UDP_LEN as u16).to_be_bytes());
+            transport.extend([0; 2]);
+            (UDP, 6)
+        };
+        let len = transport.len() as u16;
         let mut packet = match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                let total = (IPV4_LEN + TCP_LEN) as u16;
+                let total = IPV4_LEN as u16 + len;
                 let mut header = vec![0x45, 0];
                 header.extend(total.to_be_bytes());
-                header.extend([0, 0, 0x40, 0, HOP_LIMIT, TCP, 0, 0]);
+                header.extend([0, 0, 0x40, 0, HOP_LIMIT, protocol, 0, 0]);
                 header.extend(source.octets());
                 header.extend(destination.octets());
                 let checksum = !fold(sum(&header));
@@ -53,8 +61,8 @@ impl Segment {
             }
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
                 let mut header = vec![0x60, 0, 0, 0];
-                header.extend((TCP_LEN as u16).to_be_bytes());
-                header.extend([TCP, HOP_LIMIT]);
+                header.extend(len.to_be_bytes());
+                header.extend([protocol, HOP_LIMIT]);
                 header.extend(source.octets());
                 header.extend(destination.octets());
                 header
@@ -62,11 +70,22 @@ impl Segment {
             _ => return None,
         };
         let addresses = if self.source.is_ipv4() { sum(&packet[12..20]) } else { sum(&packet[8..40]) };
-        let checksum = !fold(addresses + pseudo(TCP, TCP_LEN as u32) + sum(&tcp));
-        tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
-        packet.extend(tcp);
+        let checksum = match !fold(addresses + pseudo(protocol, len.into()) + sum(&transport)) {
+            // Zero says that there is none (RFC 768).
+            0 if protocol == UDP => 0xffff,
+            checksum => checksum,
+        };
+        transport[checksum_at..checksum_at + 2].copy_from_slice(&checksum.to_be_bytes());
+        packet.extend(transport);
         Some(packet)
     }
+}
+
+/// A datagram without payload that came on flow ports, as it stood on the wire; checksums apart, nothing else is in it.
+pub fn received(key: &FlowKey) -> Option<Vec<u8>> {
+    let address = |octets, port| SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), port);
+    let (source, destination) = (address(key.source, key.source_port), address(key.destination, key.destination_port));
+    Segment { source, destination, numbers: None }.packet()
 }
 
 /// Raw sockets, opened when first needed: only root has them, and only root has a direct path.
@@ -116,10 +135,16 @@ mod test {
         let numbers = TcpNumbers { sequence: 0x0102_0304, acknowledgement: 0x0506_0708 };
         let source = "10.1.0.1:61001".parse().expect("literal");
         let destination = "10.1.0.2:61002".parse().expect("literal");
-        let bytes = Segment { source, destination, numbers }.packet().expect("one family");
+        let bytes = Segment { source, destination, numbers: Some(numbers) }.packet().expect("one family");
         let expected = [
             0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0x26, 0xcc, 10, 1, 0, 1, 10, 1, 0, 2, 0xee, 0x49, 0xee, 0x4a, 1, 2,
             3, 4, 5, 6, 7, 8, 0x50, 0x10, 4, 0, 0xab, 0x27, 0, 0,
+        ];
+        assert_eq!(bytes, expected);
+        let bytes = Segment { source, destination, numbers: None }.packet().expect("one family");
+        let expected = [
+            0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0x26, 0xcd, 10, 1, 0, 1, 10, 1, 0, 2, 0xee, 0x49, 0xee, 0x4a, 0, 8,
+            0x0f, 0x45,
         ];
         assert_eq!(bytes, expected);
     }
@@ -129,7 +154,7 @@ mod test {
         for (source, destination) in [("10.1.0.1:61001", "10.1.0.2:61002"), ("[fd00::1]:61001", "[fd00::2]:61002")] {
             let numbers = TcpNumbers { sequence: 7, acknowledgement: 9 };
             let (source, destination) = (source.parse().expect("literal"), destination.parse().expect("literal"));
-            let bytes = Segment { source, destination, numbers }.packet().expect("one family");
+            let bytes = Segment { source, destination, numbers: Some(numbers) }.packet().expect("one family");
             let Ok(Packet::Transport(found)) = packet::parse(&bytes, bytes.len()) else { panic!("parse") };
             assert_eq!((found.payload_len(), found.flags), (0, ACK));
             let addresses = if source.is_ipv4() { sum(&bytes[12..20]) } else { sum(&bytes[8..40]) };
@@ -138,7 +163,7 @@ mod test {
         let mixed = Segment {
             source: "10.1.0.1:1".parse().expect("literal"),
             destination: "[fd00::2]:2".parse().expect("literal"),
-            numbers: TcpNumbers { sequence: 0, acknowledgement: 0 },
+            numbers: None,
         };
         assert_eq!(mixed.packet(), None);
     }

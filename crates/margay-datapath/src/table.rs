@@ -12,7 +12,7 @@ use margay_core::output::DropReason;
 use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};
 use std::hash::BuildHasher;
 
-use crate::packet::FlowKey;
+use crate::packet::{FlowKey, TCP};
 
 /// Entries per block.
 const BLOCK: usize = 256;
@@ -103,6 +103,9 @@ impl TcpNumbers {
     }
 }
 
+/// Datagrams of the application, beside the first, after which its flow is lifted though none has come back.
+const DATAGRAMS_MIN: u64 = 4;
+
 /// One cached flow. Counters are plain atomics: readers of the table count while others read.
 struct Slot {
     key: FlowKey,
@@ -155,6 +158,24 @@ impl Slot {
         if !self.active.load(Ordering::Relaxed) {
             self.active.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Whether a pinhole was asked for before its time, which has come; says so once.
+    fn takes_pinhole(&self) -> bool {
+        self.wants_pinhole.load(Ordering::Relaxed)
+            && self.is_ready_for_pinhole()
+            && self.wants_pinhole.swap(false, Ordering::Relaxed)
+    }
+
+    /// A connection's numbers must be known. A question and its answer, which set-up carries, are over before datagrams could go
+    /// direct: only a flow of several is worth the packets that lift it.
+    fn is_ready_for_pinhole(&self) -> bool {
+        if self.key.protocol == TCP {
+            return self.numbers.load(Ordering::Relaxed) != 0;
+        }
+        let [sent, received] =
+            [&self.egress_segments, &self.ingress_segments].map(|count| count.load(Ordering::Relaxed));
+        sent >= DATAGRAMS_MIN || received > 0
     }
 }
 
@@ -221,12 +242,10 @@ impl Table {
         slot.egress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         slot.egress_segments.fetch_add(segments as u64, Ordering::Relaxed);
         slot.mark_active();
-        let mut wants_pinhole = false;
         if let Some(numbers) = numbers.filter(|_| slot.wire.is_some()) {
             slot.numbers.store(numbers.packed(), Ordering::Relaxed);
-            wants_pinhole =
-                slot.wants_pinhole.load(Ordering::Relaxed) && slot.wants_pinhole.swap(false, Ordering::Relaxed);
         }
+        let wants_pinhole = slot.takes_pinhole();
         let is_beside = slot.wire.is_some_and(|wire| wire.sending);
         Some(EgressRoute { flow: slot.flow, peer_flow: slot.peer_flow, packet_number, to, is_beside, wants_pinhole })
     }
@@ -240,18 +259,17 @@ impl Table {
         Some(EgressRoute { flow, peer_flow, packet_number, to, is_beside: false, wants_pinhole: false })
     }
 
-    /// The flow's direct path and five-tuple, and the numbers for a pinhole; if they are not known yet, the next packet of
-    /// the application will ask for it.
-    pub fn pinhole(&self, flow: FlowId) -> Option<(Wire, TcpNumbers)> {
+    /// The flow's direct path, and a connection's numbers for a pinhole; if it is not the time for one yet, a later packet of the
+    /// application will ask for it.
+    pub fn pinhole(&self, flow: FlowId) -> Option<(Wire, Option<TcpNumbers>)> {
         let slot = self.find(flow)?;
         let wire = slot.wire?;
-        match slot.numbers.load(Ordering::Relaxed) {
-            0 => {
-                slot.wants_pinhole.store(true, Ordering::Relaxed);
-                None
-            }
-            packed => Some((wire, TcpNumbers::unpacked(packed))),
+        if !slot.is_ready_for_pinhole() {
+            slot.wants_pinhole.store(true, Ordering::Relaxed);
+            return None;
         }
+        let numbers = (slot.key.protocol == TCP).then(|| TcpNumbers::unpacked(slot.numbers.load(Ordering::Relaxed)));
+        Some((wire, numbers))
     }
 
     /// What the kernel's cache is to hold for the flow.
@@ -288,12 +306,12 @@ impl Table {
         Ok(IngressRoute { key: slot.key.reversed(), is_back, is_sending })
     }
 
-    /// Counts what was given to the application.
-    pub fn count_ingress(&self, flow: FlowId, bytes: usize, segments: usize) {
-        if let Some(slot) = self.find(flow) {
-            slot.ingress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-            slot.ingress_segments.fetch_add(segments as u64, Ordering::Relaxed);
-        }
+    /// Counts what was given to the application. True if a pinhole was asked for before its time, which has come.
+    pub fn count_ingress(&self, flow: FlowId, bytes: usize, segments: usize) -> bool {
+        let Some(slot) = self.find(flow) else { return false };
+        slot.ingress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        slot.ingress_segments.fetch_add(segments as u64, Ordering::Relaxed);
+        slot.takes_pinhole()
     }
 
     /// Adds what the kernel's cache had counted.
@@ -625,7 +643,7 @@ mod test {
         let asks = |table: &Table| table.egress(&key, 1, 1, Some(numbers)).map(|route| route.wants_pinhole);
         assert_eq!(table.pinhole(FlowId(7)), None);
         assert_eq!((asks(&table), asks(&table)), (Some(true), Some(false)));
-        assert_eq!(table.pinhole(FlowId(7)), Some((wire, numbers)));
+        assert_eq!(table.pinhole(FlowId(7)), Some((wire, Some(numbers))));
     }
 
     #[test]

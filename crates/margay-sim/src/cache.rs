@@ -8,7 +8,7 @@ use margay_core::{Entry, EntryUpdate, Instant, Path, PathId, Tuple, Wire};
 use margay_wire::{BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
 
 use crate::kernel::Kernel;
-use crate::program::{ACK, Segment};
+use crate::program::{ACK, Segment, TCP};
 
 const STACK_ENCAP: u8 = 2;
 
@@ -22,7 +22,12 @@ struct Slot {
     /// Next sequence number and acknowledgement, as the application showed them to the agent last.
     numbers: Option<(u32, u32)>,
     wants_pinhole: bool,
+    /// Packets of the application, and to it.
+    carried: (u32, u32),
 }
+
+/// Datagrams after which a flow is lifted though none has come back.
+const DATAGRAMS_MIN: u32 = 4;
 
 /// An application's packet, encapsulated.
 pub(crate) struct Carried {
@@ -48,6 +53,8 @@ pub(crate) struct Decapsulated<'a> {
     pub is_back: bool,
     /// This end sends the flow direct.
     pub is_sending: bool,
+    /// A pinhole was wanted, and its time has come.
+    pub wants_pinhole: bool,
 }
 
 /// Entries and paths as the core gave them.
@@ -86,7 +93,7 @@ impl Cache {
         if known.is_some_and(|known| known.entry.generation > entry.generation) {
             return;
         }
-        let fresh = Slot { entry, packet_number: 0, fence: 0, numbers: None, wants_pinhole: false };
+        let fresh = Slot { entry, packet_number: 0, fence: 0, numbers: None, wants_pinhole: false, carried: (0, 0) };
         self.by_flow.entry(entry.flow).or_insert(fresh).entry = entry;
         self.by_tuple.insert(entry.app, entry.flow);
         self.follow(entry.flow);
@@ -147,11 +154,11 @@ impl Cache {
         let to = self.paths.get(&slot.entry.path)?.remote;
         slot.packet_number += 1;
         let is_beside = slot.entry.wire.is_some_and(|wire| wire.sending);
-        let mut wants_pinhole = false;
-        if slot.entry.wire.is_some() {
+        slot.carried.0 += 1;
+        if slot.entry.wire.is_some() && segment.tuple.protocol == TCP {
             slot.numbers = Some((segment.sequence.wrapping_add(segment.data.len() as u32), segment.acknowledgement));
-            wants_pinhole = std::mem::take(&mut slot.wants_pinhole);
         }
+        let wants_pinhole = slot.is_ready_for_pinhole() && std::mem::take(&mut slot.wants_pinhole);
         let mut datagram = slot.header(if is_beside { BESIDE } else { 0 });
         let inner_len = u32::try_from(packet.len()).ok()?;
         let train = TrainRepr { gso: GsoKind::None, partial_checksum: false, segment_size: 0, inner_len };
@@ -169,17 +176,25 @@ impl Cache {
         Some((to, slot.header(flags)))
     }
 
-    /// A bare segment of the flow on its flow ports. Without numbers, the next packet of the application asks for it.
+    /// A bare segment of the flow on its flow ports. Before its time, a later packet of the application asks for it.
     pub(crate) fn pinhole(&mut self, local: IpAddr, flow: FlowId) -> Option<Vec<u8>> {
         let slot = self.by_flow.get_mut(&flow)?;
-        let wire = slot.entry.wire?;
-        let Some((sequence, acknowledgement)) = slot.numbers else {
+        if !slot.is_ready_for_pinhole() {
             slot.wants_pinhole = true;
             return None;
-        };
+        }
+        self.bare(local, flow)
+    }
+
+    /// The same, whenever.
+    pub(crate) fn bare(&self, local: IpAddr, flow: FlowId) -> Option<Vec<u8>> {
+        let slot = self.by_flow.get(&flow)?;
+        let wire = slot.entry.wire?;
         let remote = self.paths.get(&wire.path)?.remote.ip();
-        let tuple = wire_tuple(local, remote, &wire);
-        Some(Segment { tuple, sequence, acknowledgement, flags: ACK, data: Vec::new() }.emit())
+        let tuple = wire_tuple(slot.entry.app.protocol, local, remote, &wire);
+        let (sequence, acknowledgement) = slot.numbers.unwrap_or_default();
+        let flags = if tuple.protocol == TCP { ACK } else { 0 };
+        Some(Segment { tuple, sequence, acknowledgement, flags, data: Vec::new() }.emit())
     }
 
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
@@ -197,14 +212,23 @@ impl Cache {
         if is_fence {
             slot.fence = data.packet_number;
         }
+        slot.carried.1 += u32::from(!is_fence);
+        let wants_pinhole = slot.is_ready_for_pinhole() && std::mem::take(&mut slot.wants_pinhole);
         let inner = datagram.get(DATA_HEADER_LEN + TRAIN_HEADER_LEN..).unwrap_or_default();
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
         let is_sending = slot.entry.wire.is_some_and(|wire| wire.sending);
-        Some(Decapsulated { flow, tuple, inner, is_fence, is_back, is_sending })
+        Some(Decapsulated { flow, tuple, inner, is_fence, is_back, is_sending, wants_pinhole })
     }
 }
 
 impl Slot {
+    fn is_ready_for_pinhole(&self) -> bool {
+        match self.entry.app.protocol {
+            TCP => self.numbers.is_some(),
+            _ => self.carried.0 >= DATAGRAMS_MIN || self.carried.1 > 0,
+        }
+    }
+
     fn header(&self, flags: u8) -> Vec<u8> {
         let data = DataRepr {
             stack: STACK_ENCAP,
@@ -221,9 +245,9 @@ impl Slot {
 }
 
 /// What stands on the wire: the hosts' own addresses and the flow ports.
-pub(crate) fn wire_tuple(local: IpAddr, remote: IpAddr, wire: &Wire) -> Tuple {
+pub(crate) fn wire_tuple(protocol: u8, local: IpAddr, remote: IpAddr, wire: &Wire) -> Tuple {
     Tuple {
-        protocol: 6,
+        protocol,
         source: SocketAddr::new(local, wire.local_port),
         destination: SocketAddr::new(remote, wire.remote_port),
     }

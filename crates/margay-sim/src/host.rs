@@ -10,7 +10,7 @@ use margay_core::{AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, I
 use margay_wire::{FENCE, FlowId, PORT};
 
 use crate::cache::{Cache, Carried};
-use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server};
+use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, UDP};
 use crate::stream::{Plan, State, Stream};
 
 /// Which host of a world.
@@ -58,7 +58,7 @@ pub struct Host {
     pub old_connections: u32,
     /// So many more SYNs find a full queue and get no answer.
     pub full_queue: u32,
-    /// Datagrams that programs here were given by the core itself.
+    /// Datagrams that programs here were given.
     pub datagrams: Vec<Datagram>,
     /// Everything that the core reported.
     pub events: Vec<Event>,
@@ -165,6 +165,12 @@ impl Host {
         verdict
     }
 
+    /// A program here sends a datagram.
+    pub(crate) fn say(&mut self, now: Instant, datagram: &Datagram) {
+        self.egress(now, &datagram.emit());
+        self.drain(now);
+    }
+
     /// Gives the host a kernel cache, or takes the direct path off it. What peers go on sending direct still comes up.
     pub fn set_direct(&mut self, now: Instant, is_on: bool) {
         if is_on {
@@ -211,7 +217,11 @@ impl Host {
     pub(crate) fn handle_direct(&mut self, now: Instant, packet: &[u8]) {
         let Some(kernel) = &mut self.cache.kernel else { return };
         let Some(segment) = Segment::parse(packet) else { return };
-        match kernel.ingress(now, &segment) {
+        let found = kernel.ingress(now, &segment);
+        for flow in kernel.take_one_way() {
+            self.outbox.extend(self.cache.bare(self.address, flow).map(Outgoing::Direct));
+        }
+        match found {
             Some((flow, tuple)) => {
                 let flags = segment.flags;
                 self.deliver(now, segment.readdressed(tuple));
@@ -246,7 +256,7 @@ impl Host {
             (false, true) => Some(DirectEvent::PeerBack),
             (false, false) => None,
         };
-        let flow = found.flow;
+        let (flow, wants_pinhole) = (found.flow, found.wants_pinhole);
         if let Some(segment) = Segment::parse(found.inner) {
             let (flags, tuple) = (segment.flags, found.tuple);
             if found.is_sending && flags & SYN != 0 {
@@ -256,6 +266,9 @@ impl Host {
             }
             self.deliver(now, segment.readdressed(tuple));
             self.report(now, flow, Direction::Ingress, flags);
+        }
+        if wants_pinhole {
+            self.send_pinhole(flow);
         }
         if let Some(event) = event {
             self.sal.handle_direct(now, flow, event);
@@ -341,10 +354,7 @@ impl Host {
     fn inject(&mut self, now: Instant, packet: &[u8]) {
         match Segment::parse(packet) {
             Some(segment) => self.deliver(now, segment),
-            None => match Datagram::parse(packet) {
-                Some(datagram) => self.datagrams.push(datagram),
-                None => self.deliver_error(now, packet),
-            },
+            None => self.deliver_error(now, packet),
         }
     }
 
@@ -359,6 +369,10 @@ impl Host {
     }
 
     fn deliver(&mut self, now: Instant, segment: Segment) {
+        if segment.tuple.protocol == UDP {
+            self.datagrams.push(Datagram { tuple: segment.tuple, data: segment.data });
+            return;
+        }
         let to = segment.tuple.destination;
         let is_of = |stream: &&mut Stream| stream.tuple().reversed() == segment.tuple;
         let opens = segment.flags & (SYN | 16) == SYN;

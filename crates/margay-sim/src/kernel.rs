@@ -9,12 +9,18 @@ use margay_core::{Instant, Tuple, Wire};
 use margay_wire::FlowId;
 
 use crate::cache::wire_tuple;
-use crate::program::{FIN, SYN, Segment};
+use crate::program::{FIN, SYN, Segment, UDP};
 
 /// A wait for an answer is too long after this and twice the round trip.
 const STALL: Duration = Duration::from_millis(190);
 /// The same without a round trip known.
 const STALL_UNKNOWN: Duration = Duration::from_secs(1);
+
+/// The same for datagrams, to which the other end answers once in [`ANSWER`].
+const DATAGRAM_STALL: Duration = Duration::from_millis(3500);
+const ANSWER: Duration = Duration::from_secs(1);
+/// After such a pause a flow of datagrams is proved anew.
+const DATAGRAM_IDLE: Duration = Duration::from_secs(15);
 
 /// One flow that goes direct in at least one direction.
 struct Direct {
@@ -24,6 +30,10 @@ struct Direct {
     unanswered_since: Option<Instant>,
     rtt: Duration,
     is_stalled: bool,
+    /// The last packet each way, and when an answer was asked for last.
+    last_out: Option<Instant>,
+    last_in: Option<Instant>,
+    asked: Option<Instant>,
 }
 
 /// The kernel's cache of one host.
@@ -38,11 +48,21 @@ pub struct Kernel {
     pub sent: u64,
     /// Times that it found a flow stalled.
     pub stalls: u64,
+    /// Flows whose datagrams want an answer.
+    one_way: Vec<FlowId>,
 }
 
 impl Default for Kernel {
     fn default() -> Self {
-        Self { flows: HashMap::new(), by_app: HashMap::new(), paths: HashMap::new(), mtu: 1500, sent: 0, stalls: 0 }
+        Self {
+            flows: HashMap::new(),
+            by_app: HashMap::new(),
+            paths: HashMap::new(),
+            mtu: 1500,
+            sent: 0,
+            stalls: 0,
+            one_way: Vec::new(),
+        }
     }
 }
 
@@ -52,8 +72,17 @@ impl Kernel {
         match wanted.filter(|(_, wire, _)| wire.sending || wire.accepting) {
             Some((app, wire, remote)) => {
                 self.by_app.insert(app, flow);
-                let fresh =
-                    Direct { app, wire, remote, unanswered_since: None, rtt: Duration::ZERO, is_stalled: false };
+                let fresh = Direct {
+                    app,
+                    wire,
+                    remote,
+                    unanswered_since: None,
+                    rtt: Duration::ZERO,
+                    is_stalled: false,
+                    last_out: None,
+                    last_in: None,
+                    asked: None,
+                };
                 let entry = self.flows.entry(flow).or_insert(fresh);
                 (entry.app, entry.wire, entry.remote) = (app, wire, remote);
                 (entry.unanswered_since, entry.is_stalled) = (None, false);
@@ -87,12 +116,21 @@ impl Kernel {
         if !entry.wire.sending || entry.is_stalled {
             return None;
         }
-        let tuple = wire_tuple(local, entry.remote, &entry.wire);
+        let is_datagram = segment.tuple.protocol == UDP;
+        let tuple = wire_tuple(segment.tuple.protocol, local, entry.remote, &entry.wire);
         let packet = segment.clone().readdressed(tuple).emit();
-        if packet.len() > self.mtu {
+        if packet.len() > self.mtu || is_datagram && segment.data.is_empty() {
             return None;
         }
-        if !segment.data.is_empty() || segment.flags & FIN != 0 {
+        if is_datagram {
+            let has_paused = entry.last_out.max(entry.last_in).is_some_and(|last| now.since(last) > DATAGRAM_IDLE);
+            if has_paused || entry.unanswered_since.is_some_and(|since| now.since(since) > DATAGRAM_STALL) {
+                entry.is_stalled = true;
+                self.stalls += u64::from(!has_paused);
+                return None;
+            }
+            entry.unanswered_since.get_or_insert(now);
+        } else if !segment.data.is_empty() || segment.flags & FIN != 0 {
             let of_path = self.paths.get(&entry.remote).copied();
             let rtt = if entry.rtt.is_zero() { of_path } else { Some(entry.rtt) };
             let limit = rtt.map_or(STALL_UNKNOWN, |rtt| STALL + 2 * rtt);
@@ -103,6 +141,7 @@ impl Kernel {
             }
             entry.unanswered_since.get_or_insert(now);
         }
+        entry.last_out = Some(now);
         self.sent += 1;
         Some((flow, packet))
     }
@@ -110,12 +149,25 @@ impl Kernel {
     /// A packet of the wire: its flow, and the five-tuple that the application's packets have. `None` when it goes up.
     pub(crate) fn ingress(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Tuple)> {
         let (source, port) = (segment.tuple.source, segment.tuple.destination.port());
+        let is_bare = segment.tuple.protocol == UDP && segment.data.is_empty();
         let is_on = |entry: &Direct| {
-            entry.wire.accepting
+            (entry.wire.accepting || is_bare)
+                && entry.app.protocol == segment.tuple.protocol
                 && (entry.remote, entry.wire.remote_port, entry.wire.local_port) == (source.ip(), source.port(), port)
         };
         let (flow, entry) = self.flows.iter_mut().find(|(_, entry)| is_on(entry))?;
-        if let Some(since) = entry.unanswered_since.take() {
+        if segment.tuple.protocol == UDP {
+            entry.unanswered_since = None;
+            if is_bare {
+                return None;
+            }
+            let is_long_ago = |at: Option<Instant>| at.is_none_or(|at| now.since(at) > ANSWER);
+            if is_long_ago(entry.last_out) && is_long_ago(entry.asked) {
+                entry.asked = Some(now);
+                self.one_way.push(*flow);
+            }
+            entry.last_in = Some(now);
+        } else if let Some(since) = entry.unanswered_since.take() {
             let wait = now.since(since);
             if entry.rtt.is_zero() {
                 self.paths.insert(entry.remote, wait);
@@ -125,5 +177,10 @@ impl Kernel {
             entry.rtt = if wait > entry.rtt { wait } else { entry.rtt - shorter };
         }
         Some((*flow, entry.app.reversed()))
+    }
+
+    /// Flows whose datagrams want an answer, since none goes back.
+    pub(crate) fn take_one_way(&mut self) -> Vec<FlowId> {
+        std::mem::take(&mut self.one_way)
     }
 }

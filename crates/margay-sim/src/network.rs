@@ -81,7 +81,7 @@ impl Passing<'_> {
     /// Whether it is a direct packet that only acknowledges, as pinholes do.
     pub fn is_bare(&self) -> bool {
         let segment = Segment::parse(self.bytes).filter(|_| self.is_direct);
-        segment.is_some_and(|segment| segment.data.is_empty() && segment.flags == ACK)
+        segment.is_some_and(|segment| segment.data.is_empty() && matches!(segment.flags, 0 | ACK))
     }
 }
 

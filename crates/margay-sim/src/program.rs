@@ -10,7 +10,8 @@ pub(crate) const SYN: u8 = 2;
 pub(crate) const RST: u8 = 4;
 pub(crate) const ACK: u8 = 16;
 
-const UDP: u8 = 17;
+pub(crate) const TCP: u8 = 6;
+pub(crate) const UDP: u8 = 17;
 const RETRY: Duration = Duration::from_millis(300);
 const GIVE_UP: Duration = Duration::from_secs(20);
 
@@ -29,7 +30,7 @@ pub enum Outcome {
     TimedOut,
 }
 
-/// One TCP segment, as the programs see it.
+/// One TCP segment, as the programs see it, or a datagram, which has neither numbers nor flags.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub tuple: Tuple,
@@ -42,7 +43,8 @@ pub(crate) struct Segment {
 impl Segment {
     pub fn emit(&self) -> Vec<u8> {
         let mut packet = Vec::new();
-        let len = 20 + self.data.len();
+        let is_datagram = self.tuple.protocol == UDP;
+        let len = if is_datagram { 8 } else { 20 } + self.data.len();
         match (self.tuple.source, self.tuple.destination) {
             (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
                 packet.extend_from_slice(&[0x45, 0]);
@@ -62,9 +64,14 @@ impl Segment {
         }
         packet.extend_from_slice(&self.tuple.source.port().to_be_bytes());
         packet.extend_from_slice(&self.tuple.destination.port().to_be_bytes());
-        packet.extend_from_slice(&self.sequence.to_be_bytes());
-        packet.extend_from_slice(&self.acknowledgement.to_be_bytes());
-        packet.extend_from_slice(&[5 << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+        if is_datagram {
+            packet.extend_from_slice(&(len as u16).to_be_bytes());
+            packet.extend_from_slice(&[0, 0]);
+        } else {
+            packet.extend_from_slice(&self.sequence.to_be_bytes());
+            packet.extend_from_slice(&self.acknowledgement.to_be_bytes());
+            packet.extend_from_slice(&[5 << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+        }
         packet.extend_from_slice(&self.data);
         packet
     }
@@ -81,18 +88,24 @@ impl Segment {
             }
             _ => return None,
         };
-        if protocol != 6 {
-            return None;
-        }
         let word = |at: usize| Some(u32::from_be_bytes(packet.get(at..at + 4)?.try_into().ok()?));
         let port = |at: usize| Some(u16::from_be_bytes(packet.get(at..at + 2)?.try_into().ok()?));
+        let tuple = Tuple {
+            protocol,
+            source: SocketAddr::new(source, port(at)?),
+            destination: SocketAddr::new(destination, port(at + 2)?),
+        };
+        match protocol {
+            TCP => {}
+            UDP => {
+                let data = packet.get(at + 8..)?.to_vec();
+                return Some(Self { tuple, sequence: 0, acknowledgement: 0, flags: 0, data });
+            }
+            _ => return None,
+        }
         let header_len = usize::from(packet.get(at + 12)? >> 4) * 4;
         Some(Self {
-            tuple: Tuple {
-                protocol,
-                source: SocketAddr::new(source, port(at)?),
-                destination: SocketAddr::new(destination, port(at + 2)?),
-            },
+            tuple,
             sequence: word(at + 4)?,
             acknowledgement: word(at + 8)?,
             flags: *packet.get(at + 13)?,
@@ -107,7 +120,7 @@ impl Segment {
     }
 }
 
-/// One datagram of a program, by IPv6.
+/// One datagram of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datagram {
     /// Who sends it to whom.
@@ -123,33 +136,8 @@ impl Datagram {
     }
 
     pub(crate) fn emit(&self) -> Vec<u8> {
-        let (SocketAddr::V6(source), SocketAddr::V6(destination)) = (self.tuple.source, self.tuple.destination) else {
-            return Vec::new();
-        };
-        let len = (8 + self.data.len()) as u16;
-        let mut packet = vec![0x60, 0, 0, 0];
-        packet.extend_from_slice(&len.to_be_bytes());
-        packet.extend_from_slice(&[UDP, 64]);
-        packet.extend_from_slice(&source.ip().octets());
-        packet.extend_from_slice(&destination.ip().octets());
-        for half in [source.port(), destination.port(), len, 0] {
-            packet.extend_from_slice(&half.to_be_bytes());
-        }
-        packet.extend_from_slice(&self.data);
-        packet
-    }
-
-    pub(crate) fn parse(packet: &[u8]) -> Option<Self> {
-        let address = |at: usize, port: usize| {
-            let octets: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
-            let port = u16::from_be_bytes(packet.get(port..port + 2)?.try_into().ok()?);
-            Some(SocketAddr::new(octets.into(), port))
-        };
-        let is_udp = packet.first()? >> 4 == 6 && *packet.get(6)? == UDP;
-        is_udp.then_some(Self {
-            tuple: Tuple { protocol: UDP, source: address(8, 40)?, destination: address(24, 42)? },
-            data: packet.get(48..)?.to_vec(),
-        })
+        let Self { tuple, data } = self.clone();
+        Segment { tuple, sequence: 0, acknowledgement: 0, flags: 0, data }.emit()
     }
 }
 

@@ -145,6 +145,12 @@ impl World {
         verdict
     }
 
+    /// A program on `host` sends a datagram, which the caches may carry.
+    pub fn say(&mut self, host: HostId, datagram: &Datagram) {
+        self.hosts[host.0].say(self.now, datagram);
+        self.collect(host.0);
+    }
+
     /// Sends a datagram as if from `from`, whoever that is: for attackers.
     pub fn inject(&mut self, from: SocketAddr, to: SocketAddr, bytes: Vec<u8>) {
         let at = self.now + Duration::from_micros(100);

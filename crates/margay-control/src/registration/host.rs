@@ -32,6 +32,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// A router that says no will say no again until somebody does something.
 const RETRY_REFUSED: Duration = Duration::from_secs(30);
+/// Instances under a watched prefix that are remembered.
+const WATCHED_MAX: usize = 10_000;
 /// Bounds of what a router may ask for.
 const LEASE_RANGE_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -124,6 +126,8 @@ enum Order {
     Register(Prefix),
     Withdraw(Prefix, oneshot::Sender<()>),
     Resolve(ServiceId, oneshot::Sender<Vec<Instance>>),
+    Watch(Prefix),
+    EndWatch(Prefix),
     Stop,
 }
 
@@ -147,6 +151,10 @@ struct Shared {
     /// Rules that lead to the router, and where they lead.
     rules: Mutex<(Option<SocketAddr>, Vec<RuleId>)>,
     is_member: Mutex<bool>,
+    /// Prefixes of which every change is heard, and what was heard last.
+    watched: Mutex<BTreeMap<Prefix, Option<Vec<Instance>>>>,
+    /// Rises with everything that is heard of them.
+    heard: watch::Sender<u64>,
 }
 
 /// One router of this host, for one authority.
@@ -190,6 +198,8 @@ impl Home {
             state: watch::channel(first).0,
             rules: Mutex::default(),
             is_member,
+            watched: Mutex::default(),
+            heard: watch::Sender::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
@@ -249,6 +259,31 @@ impl Home {
             Ok(Err(_)) => Err(HomeError::Down),
             Ok(Ok(instances)) => Ok(instances),
         }
+    }
+
+    /// Hears of everybody who serves something under a prefix, from now until [`end_watch`](Self::end_watch).
+    pub fn watch(&self, prefix: Prefix) {
+        let is_new = self.shared.watched.lock().insert(prefix, None).is_none();
+        if is_new {
+            self.order(Order::Watch(prefix));
+        }
+    }
+
+    /// That is of no more interest.
+    pub fn end_watch(&self, prefix: Prefix) {
+        if self.shared.watched.lock().remove(&prefix).is_some() {
+            self.order(Order::EndWatch(prefix));
+        }
+    }
+
+    /// What was heard last of a watched prefix; it holds as long as nothing else is heard. `None`: nothing yet.
+    pub fn watched(&self, prefix: &Prefix) -> Option<Vec<Instance>> {
+        self.shared.watched.lock().get(prefix).cloned().flatten()
+    }
+
+    /// Told of everything that is heard of watched prefixes.
+    pub fn heard(&self) -> watch::Receiver<u64> {
+        self.shared.heard.subscribe()
     }
 
     /// Ends the stream and takes the rules that lead to the router out.
@@ -496,6 +531,8 @@ struct Conversation<'a> {
     membership_renewal_s: u64,
     /// What was refused and is asked for again.
     retries: Retries,
+    /// What was heard of a watched prefix, while more of it is to come.
+    parts: BTreeMap<Prefix, Vec<Instance>>,
 }
 
 impl<'a> Conversation<'a> {
@@ -511,6 +548,7 @@ impl<'a> Conversation<'a> {
             renewals: BTreeMap::new(),
             membership_renewal_s: 0,
             retries: Retries::default(),
+            parts: BTreeMap::new(),
         };
         this.plan_membership(&welcome.membership);
         this
@@ -535,6 +573,12 @@ impl<'a> Conversation<'a> {
         let wanted: Vec<Prefix> = self.shared.wanted.lock().keys().copied().collect();
         for prefix in wanted {
             if let Err(error) = self.register(prefix).await {
+                return error.into();
+            }
+        }
+        let watched: Vec<Prefix> = self.shared.watched.lock().keys().copied().collect();
+        for prefix in watched {
+            if let Err(error) = self.watch(prefix, false).await {
                 return error.into();
             }
         }
@@ -636,8 +680,48 @@ impl<'a> Conversation<'a> {
                 let service_id = service.0.to_vec();
                 self.send(from_host::Body::Resolve(proto::Resolve { request, service_id })).await
             }
+            Order::Watch(prefix) => self.watch(prefix, false).await,
+            Order::EndWatch(prefix) => self.watch(prefix, true).await,
             Order::Stop => Ok(()),
         }
+    }
+
+    async fn watch(&mut self, prefix: Prefix, ends: bool) -> Result<(), StreamError> {
+        // What is heard names the prefix.
+        let (request, service_id, bits) = (self.next_request, prefix.id.0.to_vec(), prefix.bits.into());
+        self.next_request += 1;
+        self.send(from_host::Body::Watch(proto::Watch { request, service_id, bits, ends })).await
+    }
+
+    /// Of its own host the router knows no address that it could tell: we know it.
+    fn instances(&self, found: Vec<proto::Instance>) -> Vec<Instance> {
+        let mut instances: Vec<Instance> = found.into_iter().filter_map(instance_of).collect();
+        let router = (self.shared.config.router_key.id(), self.shared.rules.lock().0);
+        for instance in instances.iter_mut().filter(|instance| instance.host == router.0) {
+            instance.address = router.1.unwrap_or(instance.address);
+        }
+        instances
+    }
+
+    fn heard(&mut self, watched: proto::Watched) {
+        let Ok(id) = <[u8; 32]>::try_from(watched.service_id) else { return };
+        let prefix = Prefix::new(ServiceId(id), u16::try_from(watched.bits).unwrap_or(256).min(256));
+        if !self.shared.watched.lock().contains_key(&prefix) {
+            return;
+        }
+        let mut instances = self.parts.remove(&prefix).unwrap_or_default();
+        instances.extend(self.instances(watched.instances));
+        if watched.goes_on && instances.len() < WATCHED_MAX {
+            self.parts.insert(prefix, instances);
+            return;
+        }
+        if watched.truncated {
+            tracing::warn!(%prefix, known = instances.len(), "more hosts serve it than the router tells of");
+        }
+        if let Some(known) = self.shared.watched.lock().get_mut(&prefix) {
+            *known = Some(instances);
+        }
+        self.shared.heard.send_modify(|version| *version = version.wrapping_add(1));
     }
 
     /// Gives the end, when the router ends the stream.
@@ -654,26 +738,21 @@ impl<'a> Conversation<'a> {
             }
             Body::Resolved(answer) => {
                 if let Some(Pending::Resolved(done)) = self.pending.remove(&answer.request) {
-                    let mut instances: Vec<Instance> = answer.instances.into_iter().filter_map(instance_of).collect();
-                    // Of its own host the router knows no address that it could tell: we know it.
-                    let router = (self.shared.config.router_key.id(), self.shared.rules.lock().0);
-                    for instance in instances.iter_mut().filter(|instance| instance.host == router.0) {
-                        instance.address = router.1.unwrap_or(instance.address);
-                    }
-                    let _ = done.send(instances);
+                    // Whoever asked has stopped waiting.
+                    let _ = done.send(self.instances(answer.instances));
                 }
             }
+            Body::Watched(watched) => self.heard(watched),
             Body::Membership(answer) => {
                 self.pending.remove(&answer.request);
                 self.plan_membership(&answer.chain);
                 self.shared.sal.set_membership(answer.chain);
             }
             Body::Refusal(refusal) if refusal.request == 0 => return Some(refused(&refusal)),
-            Body::Refusal(refusal) => {
-                if let Some(Pending::Registered(prefix)) = self.pending.remove(&refusal.request) {
-                    self.not_registered(prefix, refusal);
-                }
-            }
+            Body::Refusal(refusal) => match self.pending.remove(&refusal.request) {
+                Some(Pending::Registered(prefix)) => self.not_registered(prefix, refusal),
+                _ => tracing::warn!(why = refusal.text, "the router refuses what it was asked"),
+            },
         }
         None
     }

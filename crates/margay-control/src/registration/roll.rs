@@ -7,7 +7,7 @@ use std::sync::Arc;
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, SERVICE_BITS, ServiceId};
 use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Duration, Instant};
 
 use super::Instance;
@@ -179,6 +179,8 @@ pub struct Roll {
     next_stream: u64,
     takeovers: HashMap<Place, Vec<Instant>>,
     left: [u64; Leave::ALL.len()],
+    /// Rises whenever somebody else may serve something.
+    changes: watch::Sender<u64>,
 }
 
 /// A stream that speaks for a host.
@@ -273,6 +275,7 @@ impl Roll {
         }
         self.serving.entry(prefix).or_default().insert(place);
         self.settle(&prefix, sal);
+        self.changed();
         Ok(())
     }
 
@@ -341,6 +344,7 @@ impl Roll {
             self.settle(&prefix, sal);
             sal.remove_rule(entry.rule);
         }
+        self.changed();
     }
 
     /// A host no longer serves a prefix.
@@ -405,6 +409,16 @@ impl Roll {
         for prefix in concerned {
             self.settle(&prefix, sal);
         }
+        self.changed();
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|version| *version = version.wrapping_add(1));
+    }
+
+    /// Told whenever somebody else may serve something.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     /// Everything that hosts have registered, by name.
@@ -435,13 +449,15 @@ impl Roll {
         found
     }
 
-    /// All that is served under a prefix: the instances, and beside them, for each partition, its holder once more with the
-    /// partition as prefix.
+    /// Who serves something under a prefix, or all of it: the router's own host among them. Beside them, for each partition there, its
+    /// holder once more with the partition as prefix.
     pub fn instances_under(&self, prefix: &Prefix) -> Vec<Instance> {
-        let mut found = self.instances();
-        found.extend(self.own.iter().map(|own| own.instance.clone()));
-        found.retain(|instance| prefix.covers(&instance.prefix));
-        found.extend(self.allotments.instances_under(prefix).cloned());
+        let registered = self.hosts.values().flat_map(|host| host.entries.values()).map(|entry| &entry.instance);
+        let all = registered.chain(self.own.iter().map(|own| &own.instance));
+        let is_meant = |instance: &&Instance| prefix.covers(&instance.prefix) || instance.prefix.covers(prefix);
+        let mut found: Vec<Instance> =
+            all.filter(is_meant).chain(self.allotments.instances_under(prefix)).cloned().collect();
+        found.sort_by_key(|instance| (instance.prefix, instance.host));
         found
     }
 

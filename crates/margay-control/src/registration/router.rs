@@ -1,6 +1,6 @@
 //! The router's end: lets hosts in, takes down what they serve, and forgets them when they fall silent.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -33,6 +33,11 @@ const STRANGERS_MAX: usize = 256;
 const STRANGERS_OF_ADDRESS_MAX: usize = 32;
 /// Instances in one answer.
 const INSTANCES_MAX: usize = 64;
+/// Instances under one watched prefix that one message holds; and all that are told: each of a service's partitions, and more.
+const WATCHED_PART: usize = 400;
+const WATCHED_MAX: usize = 4000;
+/// Prefixes that one host watches.
+const WATCHES_MAX: usize = 256;
 const WEIGHT_MAX: u32 = 65_535;
 const HOST_NAME_MAX: usize = 253;
 
@@ -142,7 +147,7 @@ impl Router {
         self.shared.roll.lock().instances_of(service)
     }
 
-    /// All that is served under a prefix: the instances, and beside them, for each partition, its holder once more with the
+    /// Who serves something under a prefix, or all of it; beside them, for each partition there, its holder once more with the
     /// partition as prefix.
     pub fn instances_under(&self, prefix: &Prefix) -> Vec<Instance> {
         self.shared.roll.lock().instances_under(prefix)
@@ -151,6 +156,11 @@ impl Router {
     /// How many partitions went from one host to another.
     pub fn partitions_moved(&self) -> u64 {
         self.shared.roll.lock().partitions_moved()
+    }
+
+    /// Told whenever somebody else may serve something.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.roll.lock().changes()
     }
 
     /// Whether the router's own host may serve a name; if so, no other host gets it from now on.
@@ -353,6 +363,8 @@ struct Guest {
     place: Place,
     seat: Seat,
     welcome: proto::Welcome,
+    /// What the host watches, and what it was told last.
+    watches: BTreeMap<Prefix, Option<Vec<Instance>>>,
 }
 
 impl Guest {
@@ -413,7 +425,7 @@ impl Guest {
             heartbeat_ms: shared.config.heartbeat_ms,
         };
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
-        Ok(Self { shared: Arc::clone(shared), host, member, place, seat, welcome })
+        Ok(Self { shared: Arc::clone(shared), host, member, place, seat, welcome, watches: BTreeMap::new() })
     }
 
     /// Answers the host until it is gone; says why it is.
@@ -426,11 +438,11 @@ impl Guest {
         }
         let (sender, mut messages) = tokio::sync::mpsc::channel(64);
         let reading = tokio::spawn(read_all(reader, sender));
-        let mut stopping = self.shared.stopping.subscribe();
+        let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
         let (mut silence, sweep_at) = (Silence::new(lease), Instant::now() + lease);
         let mut swept = false;
         let gone = loop {
-            let answer = tokio::select! {
+            let answers = tokio::select! {
                 // What has come is heard before the lease may end.
                 biased;
                 () = told(&mut stopping) => {
@@ -455,9 +467,11 @@ impl Guest {
                         self.answer(message).await
                     }
                 },
+                // The sender lives in the roll, which this stream holds.
+                _ = changes.changed(), if !self.watches.is_empty() => self.news(),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
-            match timeout(lease, writer.write(&answer)).await {
+            match timeout(lease, write_all(&mut writer, &answers)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => break (Leave::Ended, error.to_string()),
                 Err(_) => break (Leave::Lapsed, "the host does not read".to_owned()),
@@ -467,7 +481,7 @@ impl Guest {
         gone
     }
 
-    async fn answer(&self, message: proto::FromHost) -> proto::FromRouter {
+    async fn answer(&mut self, message: proto::FromHost) -> Vec<proto::FromRouter> {
         use from_host::Body as Asked;
         use from_router::Body as Answer;
         let body = match message.body {
@@ -479,13 +493,19 @@ impl Guest {
                     // A standby asks every second.
                     Err(no @ No(Code::Exclusive | Code::Partitions, _)) => {
                         tracing::debug!(host = %self.place.host, why = no.1, "registration refused for now");
-                        return refusal(request, no);
+                        return vec![refusal(request, no)];
                     }
                     Err(no) => {
                         tracing::warn!(host = %self.place.host, why = no.1, "registration refused");
-                        return refusal(request, no);
+                        return vec![refusal(request, no)];
                     }
                 }
+            }
+            Some(Asked::Watch(asked)) => {
+                return match self.watch(&asked) {
+                    Ok(()) => self.news(),
+                    Err(no) => vec![refusal(asked.request, no)],
+                };
             }
             Some(Asked::Withdraw(asked)) => match prefix_of(&asked.service_id, asked.bits) {
                 Ok(prefix) => {
@@ -493,19 +513,56 @@ impl Guest {
                     tracing::info!(host = %self.place.host, %prefix, "withdrawn");
                     Answer::Withdrawn(proto::Withdrawn { request: asked.request })
                 }
-                Err(no) => return refusal(asked.request, no),
+                Err(no) => return vec![refusal(asked.request, no)],
             },
             Some(Asked::Resolve(asked)) => match <[u8; 32]>::try_from(asked.service_id) {
                 Ok(service) => self.resolve(asked.request, &ServiceId(service)),
-                Err(_) => return refusal(asked.request, invalid("no serviceID")),
+                Err(_) => return vec![refusal(asked.request, invalid("no serviceID"))],
             },
             Some(Asked::RenewMembership(asked)) => match membership_of(&self.shared, &self.member) {
                 Ok(chain) => Answer::Membership(proto::Membership { request: asked.request, chain }),
-                Err(no) => return refusal(asked.request, no),
+                Err(no) => return vec![refusal(asked.request, no)],
             },
-            Some(Asked::Hello(_)) | None => return refusal(0, invalid("the message makes no sense here")),
+            Some(Asked::Hello(_)) | None => return vec![refusal(0, invalid("the message makes no sense here"))],
         };
-        proto::FromRouter { body: Some(body) }
+        vec![proto::FromRouter { body: Some(body) }]
+    }
+
+    fn watch(&mut self, asked: &proto::Watch) -> Result<(), No> {
+        let prefix = prefix_of(&asked.service_id, asked.bits)?;
+        if asked.ends {
+            self.watches.remove(&prefix);
+        } else if self.watches.len() >= WATCHES_MAX && !self.watches.contains_key(&prefix) {
+            return Err(No(Code::Limit, format!("a host watches {WATCHES_MAX} prefixes at most")));
+        } else {
+            // Told again, if it is known: the host may have lost it.
+            self.watches.insert(prefix, None);
+        }
+        Ok(())
+    }
+
+    /// What has changed under the watched prefixes since the host was told.
+    fn news(&mut self) -> Vec<proto::FromRouter> {
+        let roll = self.shared.roll.lock();
+        let mut news = Vec::new();
+        for (prefix, told) in &mut self.watches {
+            let now = roll.instances_under(prefix);
+            if told.as_ref() == Some(&now) {
+                continue;
+            }
+            let all = &now[..now.len().min(WATCHED_MAX)];
+            let count = all.len().div_ceil(WATCHED_PART).max(1);
+            // Nobody is news, too: then there is one part, and it is empty.
+            for (part, from) in (1..=count).zip((0..).step_by(WATCHED_PART)) {
+                let instances = all[from..].iter().take(WATCHED_PART).cloned().map(instance).collect();
+                let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
+                let truncated = now.len() > WATCHED_MAX;
+                let watched = proto::Watched { service_id, bits, instances, truncated, goes_on: part < count };
+                news.push(proto::FromRouter { body: Some(from_router::Body::Watched(watched)) });
+            }
+            *told = Some(now);
+        }
+        news
     }
 
     async fn register(&self, asked: proto::Register) -> Result<proto::Registered, No> {
@@ -562,18 +619,29 @@ impl Guest {
     fn resolve(&self, request: u64, service: &ServiceId) -> from_router::Body {
         let found = self.shared.roll.lock().instances_of(service);
         let truncated = found.len() > INSTANCES_MAX;
-        let instances = found.into_iter().take(INSTANCES_MAX).map(|instance| proto::Instance {
-            host: instance.host.0.to_vec(),
-            host_name: instance.host_name,
-            address: instance.address.to_string(),
-            name: instance.name,
-            service_id: instance.prefix.id.0.to_vec(),
-            bits: instance.prefix.bits.into(),
-            weight: instance.weight,
-            priority: instance.priority,
-        });
+        let instances = found.into_iter().take(INSTANCES_MAX).map(instance);
         from_router::Body::Resolved(proto::Resolved { request, instances: instances.collect(), truncated })
     }
+}
+
+fn instance(known: Instance) -> proto::Instance {
+    proto::Instance {
+        host: known.host.0.to_vec(),
+        host_name: known.host_name,
+        address: known.address.to_string(),
+        name: known.name,
+        service_id: known.prefix.id.0.to_vec(),
+        bits: known.prefix.bits.into(),
+        weight: known.weight,
+        priority: known.priority,
+    }
+}
+
+async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Result<(), StreamError> {
+    for message in messages {
+        writer.write(message).await?;
+    }
+    Ok(())
 }
 
 /// Runs what waits for the disk.

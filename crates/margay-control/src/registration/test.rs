@@ -225,6 +225,34 @@ async fn a_name_is_registered_resolved_changed_and_withdrawn() {
 }
 
 #[tokio::test]
+async fn a_host_that_watches_a_prefix_hears_of_every_change() {
+    let (router, at, _host, home) = shop().await;
+    let authority = router.keyring.authority("shop").expect("readable").expect("made");
+    let other = party(3, "client");
+    let client = other.join(&router, &at, Some(router.token(1, 8, vec![authority_prefix(&authority)])));
+    await_phase(&client, Phase::Connected).await;
+    let web = "web.shop".parse::<Name>().expect("literal").prefix();
+    assert_eq!(client.watched(&web), None);
+    client.watch(web);
+    until("the first word", || client.watched(&web) == Some(Vec::new())).await;
+    home.register(registration("web.shop", 100));
+    until("the news", || client.watched(&web).is_some_and(|found| found.len() == 1)).await;
+    let mut heard = client.heard();
+    heard.mark_unchanged();
+    home.register(registration("mail.shop", 100));
+    until("registration", || state_of(&home, "mail.shop") == "registered").await;
+    home.register(registration("web.shop", 7));
+    until("the new weight", || client.watched(&web).is_some_and(|found| found[0].weight == 7)).await;
+    // What a host serves goes with its stream.
+    home.stop().await;
+    until("the end", || client.watched(&web) == Some(Vec::new())).await;
+    assert!(heard.has_changed().expect("it lives"));
+    client.end_watch(web);
+    assert_eq!(client.watched(&web), None);
+    at.stop().await;
+}
+
+#[tokio::test]
 async fn what_no_grant_covers_is_refused_and_says_why() {
     let (_router, at, _host, home) = shop().await;
     home.register(registration("web.other", 100));
@@ -394,8 +422,14 @@ async fn partitions_are_shared_by_those_who_agree_on_their_number() {
     second.register(divided(4));
     until("registration", || state_of(&second) == "registered").await;
     let part = divided(4).prefix.partition(4, 5);
-    assert_eq!((router.core.rules_of(&part).len(), at.instances_under(&part).len()), (1, 1));
+    assert_eq!((router.core.rules_of(&part).len(), at.instances_under(&part).len()), (1, 2 + 1));
     assert_eq!((at.instances_under(&divided(4).prefix).len(), at.partitions_moved()), (2 + 16, 8));
+    // More than a message holds.
+    second.withdraw(prefix);
+    until("the end", || at.instances().len() == 1).await;
+    second.watch(prefix);
+    first.register(divided(10));
+    until("all of the news", || second.watched(&prefix).is_some_and(|heard| heard.len() == 1 + 1024)).await;
     first.register(divided(11));
     until("the refusal of too many", || state_of(&first) == "refused").await;
     let key = Registration { partition_bits: 1, ..registration("cache.shop/key:one", 100) };

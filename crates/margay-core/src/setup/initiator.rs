@@ -49,6 +49,8 @@ pub(crate) struct Start {
     pub full: bool,
     /// The peer's flow that it is related to, if it is to any.
     pub related: Option<Related>,
+    /// The next hop is one instance's.
+    pub pinned: bool,
 }
 
 impl Sal {
@@ -70,30 +72,40 @@ impl Sal {
             return AppVerdict::Drop(DropReason::Full);
         }
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
-        let port = packet.tuple.destination.port();
-        let next_hop = match self.pick(&service, sticky(id, nonce), packet.tuple.protocol, port, true) {
-            Resolution::Forward(_, hop) => hop.address,
+        let instance = self.instances.get(&packet.tuple.destination.ip()).map(|instance| instance.next_hop.address);
+        let next_hop = match instance.map_or_else(|| self.first_hop(&service, sticky(id, nonce), packet), Ok) {
+            Ok(next_hop) => next_hop,
+            Err(reason) => return AppVerdict::Drop(reason),
+        };
+        let session = margay_wire::SessionId(self.rng.bytes());
+        let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
+        let (first, pinned) = (packet.whole.to_vec(), instance.is_some());
+        self.start_setup(now, flow, Start { nonce, next_hop, first, full: false, related: None, pinned });
+        AppVerdict::Consumed
+    }
+
+    /// Where the first packet to a name goes. Where it goes nowhere, the application is told.
+    fn first_hop(
+        &mut self,
+        service: &ServiceId,
+        sticky: u64,
+        packet: &AppPacket<'_>,
+    ) -> Result<SocketAddr, DropReason> {
+        match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), true) {
+            Resolution::Forward(_, hop) => Ok(hop.address),
             // The same host serves it: over the loopback address, never a NIC (DESIGN §18).
-            Resolution::Demux(..) => self.loopback(),
+            Resolution::Demux(..) => Ok(self.loopback()),
             Resolution::Drop(_) => {
                 self.refuse(packet, Unreachable::Prohibited);
-                return AppVerdict::Drop(DropReason::ServiceDrop);
+                Err(DropReason::ServiceDrop)
             }
             Resolution::None => {
                 self.refuse(packet, Unreachable::Port);
                 let why = "no instance serves this name, and no service router is known; see `margay status`";
-                self.connect_failed(service, packet, why.to_string());
-                return AppVerdict::Drop(DropReason::NoService);
+                self.connect_failed(*service, packet, why.to_string());
+                Err(DropReason::NoService)
             }
-        };
-        let session = margay_wire::SessionId(self.rng.bytes());
-        let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
-        self.start_setup(
-            now,
-            flow,
-            Start { nonce, next_hop, first: packet.whole.to_vec(), full: false, related: None },
-        );
-        AppVerdict::Consumed
+        }
     }
 
     /// Sends the first SYN of a new flow.
@@ -113,6 +125,7 @@ impl Sal {
             full: start.full,
             flow_port: self.offer_port(&flow.app),
             related: start.related,
+            pinned: start.pinned,
         }));
         self.flows.insert(flow);
         self.send_syn(now, id);
@@ -220,6 +233,9 @@ impl Sal {
             other => other?,
         };
         if let Some(error) = message.error() {
+            if self.resolve_again(now, id) {
+                return Ok(());
+            }
             let why = unreachable_of(error.code);
             self.fail_connecting(id, why, error_text(error.code));
             return Ok(());

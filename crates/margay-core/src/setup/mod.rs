@@ -72,6 +72,8 @@ pub(crate) struct InitiatorSetup {
     pub flow_port: Option<u16>,
     /// The peer's flow that this one is related to, if it is to any.
     pub related: Option<Related>,
+    /// The next hop is the one instance that the program's datagram was resolved to.
+    pub pinned: bool,
 }
 
 /// What the responder keeps until the initiator is proved.

@@ -479,6 +479,7 @@ impl Sal {
                 self.deliver_direct(id, &packet);
             }
         }
+        self.open_pinhole(now, id);
         self.confirm(id, association, fresh);
         self.events.push(Event::FlowOpened(id));
         Ok(())

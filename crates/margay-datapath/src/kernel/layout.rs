@@ -16,7 +16,7 @@ use crate::packet::{FlowKey, TCP, mapped};
 use crate::table::FlowCounters;
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 2;
+pub(super) const LAYOUT_VERSION: u32 = 3;
 pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
@@ -24,7 +24,7 @@ pub(super) const FLOW_STALLED: u32 = 4;
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 10] = [
+pub(super) const COUNTERS: [&str; 11] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -35,6 +35,7 @@ pub(super) const COUNTERS: [&str; 10] = [
     "drop_agent_dead",
     "drop_rewrite",
     "event_lost",
+    "pinholes",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
@@ -58,7 +59,7 @@ const _: () = assert!(size_of::<wire_key>() == 4 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<flow_entry>() == 8 + 40 + 8 + 2 * (3 * 8 + 24 + 16) + 2 * 8 + 8);
 const _: () = assert!(size_of::<path_entry>() == 16 + 16 + 16 + 4 + 4 + 8 + 8);
 const _: () = assert!(size_of::<pair_key>() == 32);
-const _: () = assert!(size_of::<flow_event>() == 8);
+const _: () = assert!(size_of::<flow_event>() == 8 + size_of::<app_key>());
 const _: () = assert!(size_of::<listener_key>() == 2 + 1 + 1);
 
 pub(super) fn app_key_of(key: &FlowKey) -> app_key {
@@ -72,7 +73,7 @@ pub(super) fn app_key_of(key: &FlowKey) -> app_key {
     }
 }
 
-fn flow_key_of(key: &app_key) -> FlowKey {
+pub(super) fn flow_key_of(key: &app_key) -> FlowKey {
     FlowKey {
         source: key.source,
         destination: key.destination,

@@ -111,6 +111,16 @@ impl Seen {
     pub const fn rst_ingress(self) -> bool {
         self.0 & 8 != 0
     }
+
+    /// Datagrams come and none goes: the peer waits for a sign that they arrive.
+    pub const fn wants_answer(self) -> bool {
+        self.0 & 16 != 0
+    }
+
+    /// A datagram without payload came on flow ports.
+    pub const fn pinhole(self) -> bool {
+        self.0 & 32 != 0
+    }
 }
 
 /// What one direction of a TCP flow showed last.
@@ -166,6 +176,8 @@ pub struct FlowEvent {
     pub flow: FlowId,
     /// What passed.
     pub seen: Seen,
+    /// The addresses and flow ports of a pinhole, as they stood on the wire.
+    pub pinhole: Option<FlowKey>,
 }
 
 /// What was there when the cache was opened.
@@ -469,7 +481,9 @@ impl KernelCache {
     /// Hears of the ends of connections.
     pub fn take_events(&self, mut heard: impl FnMut(FlowEvent)) {
         for event in self.loaded.events.take() {
-            heard(FlowEvent { flow: FlowId(event.flow), seen: Seen(event.seen) });
+            let seen = Seen(event.seen);
+            let pinhole = seen.pinhole().then(|| layout::flow_key_of(&event.pinhole));
+            heard(FlowEvent { flow: FlowId(event.flow), seen, pinhole });
         }
     }
 

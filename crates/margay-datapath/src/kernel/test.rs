@@ -47,7 +47,7 @@ fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
     };
     let (key, app) = (layout::wire_key_of(&flow), layout::app_key_of(&flow.app));
     let entry = flow_entry { flow: 99, generation: 1, app, flags: layout::flags_of(&flow), ..Default::default() };
-    let wire = wire(wire_v4);
+    let wire = Tuple { protocol: flow.app.protocol, ..wire(wire_v4) };
     let next_hop = wire.destination.ip();
     let path =
         WirePath { local: wire.source.ip(), remote: next_hop, next_hop, ifindex: 1, mtu: 1500, stall_us: 190_000 };
@@ -164,6 +164,91 @@ fn every_family_is_rewritten_to_every_family_and_back() {
             assert_eq!(rig.path().rtt_ns, entry.rtt_ns, "a hint for the next flow on the path");
         }
     }
+}
+
+fn datagram(tuple: Tuple, payload: &[u8]) -> Vec<u8> {
+    sample::packet(tuple, 0, payload, Checksum::Complete)
+}
+
+fn datagrams_wire(v4: bool) -> Tuple {
+    Tuple { protocol: UDP, ..wire(v4) }
+}
+
+#[test]
+fn datagrams_are_rewritten_to_every_family_and_back() {
+    for app in [sample::tuple4(UDP), sample::tuple6(UDP)] {
+        for wire_v4 in [true, false] {
+            let Some(rig) = rig(app, wire_v4, true, true) else { return };
+            let wire = datagrams_wire(wire_v4);
+            let (verdict, out) = rig.run(true, &datagram(app, b"request"));
+            let Seen { tuple, payload, .. } = sample::see(&out);
+            assert_eq!((verdict, tuple, payload), (REDIRECT, wire, b"request".to_vec()));
+            assert!(rig.entry().unanswered_since_ns > 0);
+            let (verdict, out) = rig.run(false, &datagram(wire.reversed(), b"answer"));
+            let Seen { tuple, payload, .. } = sample::see(&out);
+            assert_eq!((verdict, tuple, payload), (REDIRECT, app.reversed(), b"answer".to_vec()));
+            let entry = rig.entry();
+            assert_eq!((entry.egress.bytes, entry.ingress.bytes, entry.unanswered_since_ns), (7, 6, 0));
+        }
+    }
+}
+
+#[test]
+fn a_datagram_without_checksum_keeps_none_and_every_checksum_is_right() {
+    let app = sample::tuple4(UDP);
+    let Some(rig) = rig(app, true, true, true) else { return };
+    let (verdict, out) = rig.run(true, &sample::packet(app, 0, b"x", Checksum::Absent));
+    assert_eq!((verdict, &out[26..28]), (REDIRECT, &[0, 0][..]));
+    // Every sum comes up, the one that would say that there is none among them: `see` checks each.
+    for number in 0..=u16::MAX {
+        let (_, out) = rig.run(true, &datagram(app, &number.to_be_bytes()));
+        assert_ne!(out[26..28], [0, 0]);
+        assert_eq!(sample::see(&out).payload, number.to_be_bytes());
+    }
+}
+
+#[test]
+fn an_empty_datagram_is_the_agents_on_both_sides() {
+    let app = sample::tuple4(UDP);
+    let Some(rig) = rig(app, true, true, true) else { return };
+    let empty = datagram(app, b"");
+    assert_eq!(rig.run(true, &empty), (NEXT, empty.clone()), "what looks like a pinhole is not sent as one");
+    rig.run(true, &datagram(app, b"x"));
+    assert_eq!(rig.run(false, &datagram(datagrams_wire(true).reversed(), b"")).0, DROP, "told, not passed on");
+    assert_eq!(rig.entry().unanswered_since_ns, 0, "it is an answer");
+    assert_eq!(rig.counted(), ["egress_packets", "pinholes"]);
+}
+
+#[test]
+fn datagrams_stall_without_an_answer_and_after_a_pause() {
+    let app = sample::tuple4(UDP);
+    let Some(rig) = rig(app, true, true, true) else { return };
+    let data = datagram(app, b"data");
+    let key = rig.0.maps.flows.keys().next().expect("one entry");
+    let now = crate::clock::now().micros() * 1000;
+    let second = 1_000_000_000;
+    for (unanswered, last, verdict) in [
+        (0, 0, REDIRECT),
+        (now - 3 * second, now, REDIRECT),
+        (now - 4 * second, now, NEXT),
+        (0, now - 14 * second, REDIRECT),
+        (0, now - 16 * second, NEXT),
+    ] {
+        let mut entry = rig.entry();
+        (entry.unanswered_since_ns, entry.egress.last_ns, entry.ingress.last_ns) = (unanswered, last, 0);
+        entry.flags &= !layout::FLOW_STALLED;
+        put(&rig.0.maps.flows, &key, entry.bytes());
+        assert_eq!(rig.run(true, &data).0, verdict, "{unanswered} {last}");
+    }
+    // The end that only receives says so once a second.
+    let mut entry = rig.entry();
+    (entry.egress.last_ns, entry.ingress.asked_ns) = (now - 2 * second, 0);
+    put(&rig.0.maps.flows, &key, entry.bytes());
+    rig.run(false, &datagram(datagrams_wire(true).reversed(), b"x"));
+    let asked_ns = rig.entry().ingress.asked_ns;
+    assert!(asked_ns >= now - second);
+    rig.run(false, &datagram(datagrams_wire(true).reversed(), b"x"));
+    assert_eq!(rig.entry().ingress.asked_ns, asked_ns);
 }
 
 #[test]

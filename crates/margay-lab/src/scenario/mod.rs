@@ -5,6 +5,7 @@ mod active_sockets;
 mod agent_restart;
 mod apps;
 mod cache_off;
+mod datagram_rate;
 mod direct_throughput;
 mod encap_throughput;
 mod exclusive_names;
@@ -112,6 +113,7 @@ pub const ALL: &[Scenario] = &[
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
     exclusive_names::SCENARIO,
+    datagram_rate::SCENARIO,
 ];
 
 /// The scenario of this name.

@@ -52,8 +52,6 @@ pub struct Plan {
     pub window: usize,
     /// Length of a value.
     pub bytes: usize,
-    /// A new socket after this time; zero: never.
-    pub renew: Duration,
 }
 
 struct Sender {
@@ -73,16 +71,9 @@ struct Sender {
 pub fn send_sets(plan: Plan) -> Result<()> {
     anyhow::ensure!(plan.to.len().is_power_of_two(), "the number of addresses is no power of two");
     let mut sender = Sender::new(plan)?;
-    let (mut slot_ends, mut renewed) = (Instant::now() + SLOT, Instant::now());
+    let mut slot_ends = Instant::now() + SLOT;
     loop {
-        let is_due = !sender.plan.renew.is_zero() && renewed.elapsed() >= sender.plan.renew;
-        // What was sent from the old socket is heard out first.
-        if is_due && sender.waiting.is_empty() {
-            sender.socket = socket(&sender.plan)?;
-            renewed = Instant::now();
-        } else if !is_due {
-            sender.fill();
-        }
+        sender.fill();
         sender.hear()?;
         if Instant::now() >= slot_ends {
             slot_ends += SLOT;

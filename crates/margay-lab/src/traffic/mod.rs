@@ -3,6 +3,7 @@
 mod arrivals;
 mod attempt;
 mod connects;
+mod datagrams;
 mod dns;
 mod download;
 mod echo;
@@ -23,6 +24,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 pub use arrivals::{Arrival, now_ms};
 pub use attempt::Outcome;
 pub use connects::Connects;
+pub use datagrams::{Blasted, Slice};
 pub use download::Download;
 pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
@@ -74,6 +76,25 @@ pub enum Traffic {
         /// How many at once
         #[arg(long, default_value_t = 1)]
         parallel: usize,
+    },
+    /// Send datagrams as fast as they go, from one unconnected socket
+    Blast {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// Payload of each
+        #[arg(long, default_value_t = 1024)]
+        bytes: usize,
+        /// For how long
+        #[arg(long)]
+        time_ms: u64,
+    },
+    /// Count datagrams
+    Sink {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
     },
     /// Many downloads at once from a web server, each hashed
     Download {
@@ -163,9 +184,6 @@ pub enum Traffic {
         /// Length of a value
         #[arg(long, default_value_t = 1024)]
         bytes: usize,
-        /// Go on from another socket after this time; 0: never
-        #[arg(long, default_value_t = 0)]
-        renew_ms: u64,
     },
     /// Print how many SETs a memcached of this host has taken
     MemcachedTaken {
@@ -244,6 +262,10 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Flows { host, port, count } => runtime.block_on(flows::hold(&host, port, count)),
         Traffic::Pingpong { host, port, count, udp } => pingpong::measure(&host, port, count, udp),
         Traffic::Connects { host, port, count, parallel } => connects::measure(&host, port, count, parallel),
+        Traffic::Blast { host, port, bytes, time_ms } => {
+            datagrams::blast(&host, port, bytes, Duration::from_millis(time_ms))
+        }
+        Traffic::Sink { listen } => datagrams::sink(listen),
         Traffic::Download { host, port, path, count, pace } => {
             download::run(download::Plan { host, port, path, count, pace })
         }
@@ -281,9 +303,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             };
             runtime.block_on(attempt::repeat(plan, count, parallel))
         }
-        Traffic::MemcachedSets { to, window, bytes, renew_ms } => {
-            memcached::send_sets(memcached::Plan { to, window, bytes, renew: Duration::from_millis(renew_ms) })
-        }
+        Traffic::MemcachedSets { to, window, bytes } => memcached::send_sets(memcached::Plan { to, window, bytes }),
         Traffic::MemcachedTaken { port, every_ms } => memcached::watch_sets(port, Duration::from_millis(every_ms)),
         Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),
         Traffic::Closing { host, port, count } => odd::close_together(&host, port, count),

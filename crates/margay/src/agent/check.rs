@@ -116,6 +116,17 @@ async fn services(agent: &Agent, steps: &mut Steps) {
         ),
     };
     steps.say("sockets", finding).await;
+    let (names, instances) = agent.spreads.counts();
+    let finding = match agent.spreads.why_not() {
+        None => Finding::Ok(format!(
+            "each datagram of an unconnected socket is resolved; programs send to {names} names with {instances} instances"
+        )),
+        Some(why) => Finding::warning(
+            format!("datagrams of one socket to one name all go to one instance: {why}"),
+            "what is connected, and TCP, work all the same; see the step `direct`",
+        ),
+    };
+    steps.say("datagrams", finding).await;
     for waiting in agent.active.waiting() {
         let what = format!("{} waits for a socket of {}", waiting.name, waiting.program);
         let finding = match waiting.why.as_str() {

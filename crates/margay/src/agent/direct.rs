@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use margay_core::entry::Wire;
@@ -11,6 +11,7 @@ use margay_core::output::Direction;
 use margay_core::{Instant, Sal};
 use margay_datapath::kernel::{Adopted, CacheConfig, KernelCache};
 use margay_datapath::packet::{FIN, RST};
+use margay_datapath::unconnected::Unconnected;
 use parking_lot::Mutex;
 
 use super::INTERFACE;
@@ -102,7 +103,7 @@ impl DirectPath {
         let cache_config = CacheConfig {
             sal0: INTERFACE.to_owned(),
             interfaces,
-            pin_dir: config.host.runtime_dir.join(PINS),
+            pin_dir: pins(&config.host.runtime_dir),
             flow_ports: FLOW_PORTS,
             flows_max: FLOWS_MAX,
         };
@@ -187,11 +188,18 @@ fn put_on(core: &CoreHandle, cache: &Arc<KernelCache>) {
 pub fn prepare(config: &Config) {
     if config.direct {
         // Said by `margay status`, too, where it stays visible.
-        let _ = KernelCache::prepare(&config.host.runtime_dir.join(PINS));
+        let _ = KernelCache::prepare(&pins(&config.host.runtime_dir));
     }
+}
+
+/// Where programs and maps are pinned.
+pub fn pins(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join(PINS)
 }
 
 /// Removes what the programs have left pinned: `margay down`.
 pub fn remove_pins(runtime_dir: &Path) {
-    KernelCache::remove_pins(&runtime_dir.join(PINS));
+    let pins = pins(runtime_dir);
+    Unconnected::remove_pins(&pins);
+    KernelCache::remove_pins(&pins);
 }

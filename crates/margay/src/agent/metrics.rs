@@ -83,6 +83,7 @@ impl Collector for Figures {
             (sal.counters().clone(), sal.flow_count(), sal.half_open_count(), sal.associations().count())
         });
         let (programs, sockets) = agent.active.counts();
+        let (names, instances) = agent.spreads.counts();
         for (name, help, value) in [
             ("flows", "Flows of all kinds", flows),
             ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
@@ -92,6 +93,8 @@ impl Collector for Figures {
             ("services", "Services published by this host", agent.services.list().len()),
             ("programs", "Programs that were started for a name", programs),
             ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
+            ("names_spread", "Names that programs here send unconnected datagrams to", names),
+            ("instances_known", "Instances of those names", instances),
             (
                 "hosts",
                 "Hosts registered with this router",

@@ -14,6 +14,7 @@ pub mod keepsake;
 pub mod loopback;
 pub mod metrics;
 pub mod service;
+pub mod spread;
 pub mod start;
 pub mod upkeep;
 pub mod watch;
@@ -54,6 +55,8 @@ pub struct Agent {
     pub loopback: loopback::LoopbackListeners,
     /// What listens here, and which names that serves.
     pub active: active::Active,
+    /// Unconnected datagrams, each to an instance of its own.
+    pub spreads: spread::Spreads,
     /// Who wants to know what happens.
     pub watchers: watch::Watchers,
     /// What this host publishes.

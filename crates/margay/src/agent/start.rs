@@ -27,6 +27,7 @@ use super::direct::DirectPath;
 use super::keepsake::Keepsake;
 use super::loopback::LoopbackListeners;
 use super::service::{Publication, Services, Surroundings};
+use super::spread::{self, Spreads};
 use super::watch::Watchers;
 use super::{Agent, INTERFACE, authority, flows, home, metrics, upkeep};
 use crate::config::Config;
@@ -94,6 +95,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall));
     }
     let active = Active::open(&config, &services);
+    let spreads = Spreads::open(&config, &direct);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let mut warnings = Vec::new();
     let dns = start_dns(&config, &leases, &services, &router, &mut warnings).await?;
@@ -105,6 +107,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         direct,
         loopback: LoopbackListeners::default(),
         active,
+        spreads,
         watchers,
         services,
         router,
@@ -218,6 +221,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let metrics = metrics::start(agent).await?;
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
     active::start(agent).into_diagnostic()?;
+    spread::start(agent).into_diagnostic()?;
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
     let datapath = Arc::clone(&agent.core.0);

@@ -62,7 +62,10 @@ async fn look_around(agent: Arc<Agent>) {
             Err(error) => tracing::warn!(%error, "cannot read this host's addresses"),
         }
         agent.follow_loopback();
-        tokio::task::block_in_place(|| agent.active.sweep());
+        tokio::task::block_in_place(|| {
+            agent.active.sweep();
+            agent.spreads.sweep(&agent);
+        });
         tide.watch(&agent);
         if round.is_multiple_of(LEASE_ROUNDS) {
             keep_leases(&agent).await;

@@ -55,8 +55,6 @@ const SAMPLE: Duration = Duration::from_millis(100);
 /// After a change it takes so long until shares are counted.
 const SETTLE_MS: f64 = 1000.0;
 const LIMIT: Duration = Duration::from_secs(20);
-/// Datagrams of one socket stay with the instance that took the first one, until each is resolved by itself: so long at most, here.
-const RENEW: Duration = Duration::from_millis(100);
 
 /// The site while the SETs come.
 struct Cluster<'a> {
@@ -99,7 +97,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
          after), with as many requests at once; partition_balance: least over mean of the servers' own counts of SETs, the worst of \
          the phases; recover_ms: the worst of the changes, from kill to the last partition's next answer (0: none was silent for 80 ms), or \
          from start to the returned server's first 100 ms with three quarters of its share; silence_ms_max: the longest silence of a \
-         partition from the first change to the end; the client goes on from another socket every 100 ms",
+         partition from the first change to the end; the client has one unconnected socket",
     );
     Ok(())
 }
@@ -114,7 +112,7 @@ fn plain_rate(lab: &Lab, phase: Duration) -> Result<f64> {
     let (client, host) = (lab.host("client")?, lab.host("plain")?);
     let _server = host.spawn("memcached", memcached())?;
     await_memcached(host)?;
-    let sets = start_sets(client, &[pair::address(host)?], Duration::ZERO)?;
+    let sets = start_sets(client, &[pair::address(host)?])?;
     let from_ms = now_ms();
     sleep(phase);
     let span = Span { from_ms, to_ms: now_ms() };
@@ -126,9 +124,8 @@ fn await_memcached(host: &Host) -> Result<()> {
     wait_for(&format!("memcached on {}", host.name()), LIMIT, || host.shell(&script).map(drop))
 }
 
-fn start_sets(client: &Host, addresses: &[String], renew: Duration) -> Result<Series<Slot>> {
-    let mut words =
-        vec!["memcached-sets".to_owned(), format!("--window={WINDOW}"), format!("--renew-ms={}", renew.as_millis())];
+fn start_sets(client: &Host, addresses: &[String]) -> Result<Series<Slot>> {
+    let mut words = vec!["memcached-sets".to_owned(), format!("--window={WINDOW}")];
     words.extend(addresses.iter().map(|address| format!("--to={address}:{PORT}")));
     Series::start(client, &words)
 }
@@ -151,7 +148,7 @@ fn divided(lab: &Lab, phase: Duration) -> Result<(f64, Cluster<'_>, f64)> {
     await_holders(router, &[4; 4])?;
     let every = ["memcached-taken".to_owned(), format!("--port={PORT}"), format!("--every-ms={}", SAMPLE.as_millis())];
     let taken = hosts.iter().map(|host| Series::start(host, &every)).collect::<Result<_>>()?;
-    let sets = start_sets(client, &addresses(client)?, RENEW)?;
+    let sets = start_sets(client, &addresses(client)?)?;
     let begun_ms = now_ms();
     let mut cluster = Cluster { hosts, running, sets, taken, changes: Vec::new() };
     sleep(phase);

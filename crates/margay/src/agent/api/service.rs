@@ -234,7 +234,7 @@ fn partitions(agent: &Agent, name: &Name) -> Vec<PartitionsInfo> {
     let Some(router) = agent.router.as_ref().filter(|_| name.is_service()) else { return Vec::new() };
     let mut by_host: BTreeMap<_, (String, u8, Vec<u16>)> = BTreeMap::new();
     for found in router.instances_under(&name.service_prefix()) {
-        let bits = u8::try_from(found.prefix.bits - SERVICE_BITS).unwrap_or(0);
+        let bits = found.prefix.bits.checked_sub(SERVICE_BITS).and_then(|bits| u8::try_from(bits).ok()).unwrap_or(0);
         // Keys and the service itself stand beside them; neither is a partition.
         if (1..=PARTITION_BITS_MAX).contains(&bits) && found.prefix.bits < 256 {
             let held = by_host.entry(found.host).or_insert_with(|| (found.host_name.clone(), bits, Vec::new()));

@@ -99,7 +99,7 @@ fn advice(why: Why) -> Option<&'static str> {
         Why::PeerBack | Why::PeerHasNone => Some("`margay check` on the peer says why"),
         Why::SharedAddress => Some("the hosts behind one address need addresses of their own to be told apart"),
         Why::NoCache => Some("see the step before"),
-        Why::Datagrams | Why::SameHost | Why::PortsTaken | Why::Proved | Why::Hinted => None,
+        Why::SameHost | Why::PortsTaken | Why::Proved | Why::Hinted => None,
     }
 }
 

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/*
+ * Unconnected datagrams (DESIGN §9; Serval §4.1, Table 1): each one that a program sends to a name goes to an instance that is chosen for it
+ * alone. An instance has a virtual address of its own on this host; the flow to it is as every other. The program sees the name's
+ * address only: what it hears from an instance is shown as from the name.
+ */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "unconnected_layout.h"
+
+/* Set before the programs are loaded. */
+const volatile __u64 own_netns = 0;
+/* What every virtual address begins with; 198.18.0.0/15, and the first word of fd5a:4c00::/32. */
+const volatile __u32 virtual_v4 = 0;
+const volatile __u32 virtual_v4_mask = 0;
+const volatile __u32 virtual_v6 = 0;
+
+struct shared_layout {
+	struct name_key name;
+	struct address_value address;
+	struct spread spread;
+	struct heard_key heard;
+	struct question question;
+};
+const volatile struct shared_layout shared_layout = {};
+const volatile __u32 layout_version = UNCONNECTED_VERSION;
+
+/* Names and ports that programs send to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, struct name_key);
+	__type(value, struct spread);
+} spreads SEC(".maps");
+
+/* Instances' addresses, and the names' that stand for them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct address_value);
+	__type(value, struct address_value);
+} faces SEC(".maps");
+
+/* Instances that answered from a port that is not spread: what the socket says to that port is for the one that it heard
+ * from (TFTP). The oldest go. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct heard_key);
+	__type(value, struct address_value);
+} heard SEC(".maps");
+
+/* Element 0: UNCONNECTED_VERSION of whoever made the pinned maps. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} unconnected_layout SEC(".maps");
+
+/* When the agent was asked about a name last. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct name_key);
+	__type(value, __u64);
+} asked SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536);
+} questions SEC(".maps");
+
+#define SECOND_NS 1000000000ULL
+#define ALLOW 1
+
+static __always_inline bool is_own(struct bpf_sock_addr *ctx)
+{
+	return bpf_get_netns_cookie(ctx) == own_netns;
+}
+
+static __always_inline bool is_virtual(const struct name_key *name)
+{
+	if (!name->address[0] && !name->address[1] && name->address[2] == bpf_htonl(0xffff))
+		return (name->address[3] & virtual_v4_mask) == virtual_v4;
+	return name->address[0] == virtual_v6;
+}
+
+static __always_inline void name_of_v4(struct bpf_sock_addr *ctx, struct name_key *name)
+{
+	name->address[2] = bpf_htonl(0xffff);
+	name->address[3] = ctx->user_ip4;
+	name->port = ctx->user_port;
+}
+
+static __always_inline void name_of_v6(struct bpf_sock_addr *ctx, struct name_key *name)
+{
+	name->address[0] = ctx->user_ip6[0];
+	name->address[1] = ctx->user_ip6[1];
+	name->address[2] = ctx->user_ip6[2];
+	name->address[3] = ctx->user_ip6[3];
+	name->port = ctx->user_port;
+}
+
+static __always_inline void set_v6(struct bpf_sock_addr *ctx, const struct address_value *to)
+{
+	ctx->user_ip6[0] = to->address[0];
+	ctx->user_ip6[1] = to->address[1];
+	ctx->user_ip6[2] = to->address[2];
+	ctx->user_ip6[3] = to->address[3];
+}
+
+/* The agent finds out who serves it; until then the name's one flow carries what is sent. */
+static __always_inline void ask(const struct name_key *name)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
+	__u64 *last = bpf_map_lookup_elem(&asked, name);
+	struct question *question;
+
+	if (last && now - *last < SECOND_NS)
+		return;
+	bpf_map_update_elem(&asked, name, &now, BPF_ANY);
+	question = bpf_ringbuf_reserve(&questions, sizeof(*question), 0);
+	/* Asked again after a second. */
+	if (!question)
+		return;
+	question->name = *name;
+	bpf_ringbuf_submit(question, 0);
+}
+
+static __always_inline struct address_value *heard_from(struct bpf_sock_addr *ctx, const struct name_key *name)
+{
+	struct heard_key key = { .cookie = bpf_get_socket_cookie(ctx), .shown = *name };
+
+	return bpf_map_lookup_elem(&heard, &key);
+}
+
+/* Where a datagram goes instead, or NULL. */
+static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, const struct name_key *name)
+{
+	struct address_value *known;
+	struct spread *spread;
+	__u64 now;
+
+	if (!is_virtual(name))
+		return NULL;
+	spread = bpf_map_lookup_elem(&spreads, name);
+	if (spread) {
+		now = bpf_ktime_get_coarse_ns();
+		if (now - spread->used_ns > SECOND_NS)
+			spread->used_ns = now;
+		return &spread->slots[bpf_get_prandom_u32() & (SPREAD_SLOTS - 1)];
+	}
+	known = heard_from(ctx, name);
+	if (!known)
+		ask(name);
+	return known;
+}
+
+SEC("cgroup/sendmsg4")
+int send_v4(struct bpf_sock_addr *ctx)
+{
+	struct name_key name = {};
+	struct address_value *to;
+
+	if (!is_own(ctx))
+		return ALLOW;
+	name_of_v4(ctx, &name);
+	to = chosen(ctx, &name);
+	if (to)
+		ctx->user_ip4 = to->address[3];
+	return ALLOW;
+}
+
+SEC("cgroup/sendmsg6")
+int send_v6(struct bpf_sock_addr *ctx)
+{
+	struct name_key name = {};
+	struct address_value *to;
+
+	if (!is_own(ctx))
+		return ALLOW;
+	name_of_v6(ctx, &name);
+	to = chosen(ctx, &name);
+	if (to)
+		set_v6(ctx, to);
+	return ALLOW;
+}
+
+/* A socket that has heard from an instance goes on with it alone. */
+SEC("cgroup/connect4")
+int connect_v4(struct bpf_sock_addr *ctx)
+{
+	struct name_key name = {};
+	struct address_value *to;
+
+	if (ctx->protocol != IPPROTO_UDP || !is_own(ctx))
+		return ALLOW;
+	name_of_v4(ctx, &name);
+	to = heard_from(ctx, &name);
+	if (to)
+		ctx->user_ip4 = to->address[3];
+	return ALLOW;
+}
+
+SEC("cgroup/connect6")
+int connect_v6(struct bpf_sock_addr *ctx)
+{
+	struct name_key name = {};
+	struct address_value *to;
+
+	if (ctx->protocol != IPPROTO_UDP || !is_own(ctx))
+		return ALLOW;
+	name_of_v6(ctx, &name);
+	to = heard_from(ctx, &name);
+	if (to)
+		set_v6(ctx, to);
+	return ALLOW;
+}
+
+/* The name's address in place of an instance's, or NULL. `source` is what the kernel has. */
+static __always_inline struct address_value *face_of(struct name_key *source)
+{
+	if (!is_virtual(source))
+		return NULL;
+	/* The key begins with the address. */
+	return bpf_map_lookup_elem(&faces, source);
+}
+
+static __always_inline void remember(struct bpf_sock_addr *ctx, const struct name_key *source, const struct address_value *face)
+{
+	struct heard_key key = { .cookie = bpf_get_socket_cookie(ctx) };
+	struct address_value from, *known;
+
+	__builtin_memcpy(key.shown.address, face->address, 16);
+	key.shown.port = source->port;
+	if (bpf_map_lookup_elem(&spreads, &key.shown))
+		return;
+	known = bpf_map_lookup_elem(&heard, &key);
+	if (known && known->address[3] == source->address[3] && known->address[2] == source->address[2])
+		return;
+	__builtin_memcpy(from.address, source->address, 16);
+	bpf_map_update_elem(&heard, &key, &from, BPF_ANY);
+}
+
+SEC("cgroup/recvmsg4")
+int receive_v4(struct bpf_sock_addr *ctx)
+{
+	struct name_key source = {};
+	struct address_value *face;
+
+	if (!is_own(ctx))
+		return ALLOW;
+	name_of_v4(ctx, &source);
+	face = face_of(&source);
+	if (!face)
+		return ALLOW;
+	remember(ctx, &source, face);
+	ctx->user_ip4 = face->address[3];
+	return ALLOW;
+}
+
+SEC("cgroup/recvmsg6")
+int receive_v6(struct bpf_sock_addr *ctx)
+{
+	struct name_key source = {};
+	struct address_value *face;
+
+	if (!is_own(ctx))
+		return ALLOW;
+	name_of_v6(ctx, &source);
+	face = face_of(&source);
+	if (!face)
+		return ALLOW;
+	remember(ctx, &source, face);
+	set_v6(ctx, face);
+	return ALLOW;
+}
+
+SEC("cgroup/getpeername4")
+int peer_v4(struct bpf_sock_addr *ctx)
+{
+	struct name_key peer = {};
+	struct address_value *face;
+
+	if (!is_own(ctx))
+		return ALLOW;
+	name_of_v4(ctx, &peer);
+	face = face_of(&peer);
+	if (face)
+		ctx->user_ip4 = face->address[3];
+	return ALLOW;
+}
+
+SEC("cgroup/getpeername6")
+int peer_v6(struct bpf_sock_addr *ctx)
+{
+	struct name_key peer = {};
+	struct address_value *face;
+
+	if (!is_own(ctx))
+		return ALLOW;
+	name_of_v6(ctx, &peer);
+	face = face_of(&peer);
+	if (face)
+		set_v6(ctx, face);
+	return ALLOW;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,182 @@
+//! The programs on this very kernel, with real sockets in a network namespace of the test's own. They need root; without it the
+//! tests say so and pass.
+
+use std::net::UdpSocket;
+use std::process::Command;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::Uid;
+
+use super::*;
+use crate::kernel::KernelCache;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+const NAME_V4: &str = "198.18.5.5";
+const NAME_V6: &str = "fd5a:4c00:1::5";
+/// Instances' addresses: on the loopback here, where an agent has flows.
+const INSTANCES: [&str; 4] = ["198.19.0.1", "198.19.0.2", "fd5a:4c00::4000:1", "fd5a:4c00::4000:2"];
+
+/// Runs `work` in a network namespace with the instances' addresses. A thread of its own, since a namespace is a thread's.
+fn with_programs(name: &str, work: impl FnOnce(&Unconnected, &Path) + Send) {
+    if !Uid::effective().is_root() {
+        eprintln!("skipped: eBPF needs root");
+        return;
+    }
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
+    let found = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|words| words[2] == "cgroup2");
+    let Some(root) = found.map(|words| PathBuf::from(words[1])) else {
+        eprintln!("skipped: no cgroup file system of version 2");
+        return;
+    };
+    let pins = std::env::temp_dir().join(format!("margay-unconnected-{}-{name}", std::process::id()));
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
+            let ip = |arguments: &str| {
+                let done = Command::new("ip").args(arguments.split(' ')).status().expect("iproute2");
+                assert!(done.success(), "ip {arguments}");
+            };
+            ip("link set lo up");
+            INSTANCES.iter().for_each(|address| ip(&format!("addr add {address} dev lo")));
+            KernelCache::prepare(&pins).expect("a place for pins");
+            let programs = Unconnected::open(&root, &pins).expect("the kernel takes the programs");
+            work(&programs, &root);
+        });
+        let result = there.join();
+        Unconnected::remove_pins(&pins);
+        KernelCache::remove_pins(&pins);
+        result.expect("the test in the namespace");
+    });
+}
+
+fn socket(address: &str) -> UdpSocket {
+    let socket = UdpSocket::bind((address.parse::<IpAddr>().expect("literal"), 0)).expect("a socket");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    socket
+}
+
+/// Two servers with one port.
+fn servers(first: &str, second: &str) -> (UdpSocket, UdpSocket, u16) {
+    let first = socket(first);
+    let port = first.local_addr().expect("bound").port();
+    let second = UdpSocket::bind((second.parse::<IpAddr>().expect("literal"), port)).expect("the same port");
+    second.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    (first, second, port)
+}
+
+fn receive(socket: &UdpSocket) -> Option<(String, SocketAddr)> {
+    let mut buffer = [0; 100];
+    let (len, from) = socket.recv_from(&mut buffer).ok()?;
+    Some((String::from_utf8_lossy(&buffer[..len]).into_owned(), from))
+}
+
+fn drain(socket: &UdpSocket) -> usize {
+    socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a time limit");
+    std::iter::from_fn(|| receive(socket)).count()
+}
+
+fn spread_over(programs: &Unconnected, name: SocketAddr, instances: &[&str], client: &UdpSocket) {
+    let (first, second, port) = servers(instances[0], instances[1]);
+    let name = SocketAddr::new(name.ip(), port);
+    let addresses: Vec<(IpAddr, u32)> =
+        instances.iter().map(|address| (address.parse().expect("literal"), 100)).collect();
+    programs.spread(name, &addresses).expect("room");
+    for _ in 0..200 {
+        client.send_to(b"one", name).expect("sent");
+    }
+    let (of_first, of_second) = (drain(&first), drain(&second));
+    assert_eq!(of_first + of_second, 200);
+    assert!(of_first > 50 && of_second > 50, "{of_first} {of_second}");
+
+    // One of them goes; from that moment nothing comes to it.
+    programs.spread(name, &addresses[1..]).expect("room");
+    for _ in 0..100 {
+        client.send_to(b"two", name).expect("sent");
+    }
+    assert_eq!((drain(&first), drain(&second)), (0, 100));
+
+    // The answer is the name's.
+    second.send_to(b"answer", client.local_addr().map(|own| to_loopback(own, name)).expect("bound")).expect("sent");
+    let (_, from) = receive(client).expect("answered");
+    assert_eq!(SocketAddr::new(from.ip().to_canonical(), from.port()), name);
+}
+
+/// The client's address as a server on this host writes to it.
+fn to_loopback(own: SocketAddr, name: SocketAddr) -> SocketAddr {
+    let host: IpAddr = if name.is_ipv4() { "127.0.0.1" } else { "::1" }.parse().expect("literal");
+    SocketAddr::new(host, own.port())
+}
+
+#[test]
+fn datagrams_are_spread_in_both_families_and_answers_are_the_names() {
+    with_programs("spread", |programs, _| {
+        let v4 = SocketAddr::new(NAME_V4.parse().expect("literal"), 0);
+        let v6 = SocketAddr::new(NAME_V6.parse().expect("literal"), 0);
+        spread_over(programs, v4, &INSTANCES[..2], &socket("0.0.0.0"));
+        spread_over(programs, v6, &INSTANCES[2..], &socket("::"));
+        assert_eq!(programs.spreads().len(), 2);
+        assert!(programs.spreads().iter().all(|(_, idle)| *idle < PATIENCE));
+        assert_eq!(programs.instances().len(), 4);
+    });
+}
+
+#[test]
+fn what_is_not_spread_is_asked_about_once_and_strangers_are_left_alone() {
+    with_programs("asked", |programs, _| {
+        let client = socket("0.0.0.0");
+        let name: SocketAddr = "198.18.5.5:99".parse().expect("literal");
+        for _ in 0..10 {
+            // There is no route to it here.
+            let _ = client.send_to(b"who", name);
+        }
+        let mut fds = [PollFd::new(programs.questions(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::from(5000_u16)), Ok(1));
+        assert_eq!(programs.take(), [name]);
+        let other = socket("127.0.0.1");
+        client.send_to(b"plain", other.local_addr().expect("bound")).expect("sent");
+        assert_eq!(receive(&other).expect("came").0, "plain");
+        assert!(programs.take().is_empty());
+    });
+}
+
+#[test]
+fn a_socket_goes_on_with_the_port_that_answered_it() {
+    with_programs("heard", |programs, _| {
+        let client = socket("0.0.0.0");
+        let (first, second, port) = servers(INSTANCES[0], INSTANCES[1]);
+        let name = SocketAddr::new(NAME_V4.parse().expect("literal"), port);
+        let addresses: Vec<(IpAddr, u32)> =
+            INSTANCES[..2].iter().map(|address| (address.parse().expect("literal"), 1)).collect();
+        programs.spread(name, &addresses).expect("room");
+        client.send_to(b"read", name).expect("sent");
+        // Whoever it was, the second server answers from a new port, as TFTP's do.
+        let transfer = socket(INSTANCES[1]);
+        transfer.send_to(b"block", to_loopback(client.local_addr().expect("bound"), name)).expect("sent");
+        let (_, from) = receive(&client).expect("answered");
+        assert_eq!(from, SocketAddr::new(name.ip(), transfer.local_addr().expect("bound").port()));
+        for _ in 0..20 {
+            client.send_to(b"more", from).expect("sent");
+        }
+        assert_eq!(drain(&transfer), 20);
+        client.connect(from).expect("connected");
+        assert_eq!(client.peer_addr().expect("connected"), from);
+        client.send(b"most").expect("sent");
+        assert_eq!(drain(&transfer), 1);
+        drop((first, second));
+    });
+}
+
+#[test]
+fn the_next_agent_finds_what_was_spread_and_nothing_is_left_when_it_is_taken_off() {
+    with_programs("kept", |programs, root| {
+        let name: SocketAddr = "198.18.5.5:99".parse().expect("literal");
+        programs.spread(name, &[(INSTANCES[0].parse().expect("literal"), 1)]).expect("room");
+        let pins = std::env::temp_dir().join(format!("margay-unconnected-{}-kept", std::process::id()));
+        let next = Unconnected::open(root, &pins).expect("taken over");
+        assert_eq!(next.spreads().iter().map(|(name, _)| *name).collect::<Vec<_>>(), [name]);
+        next.gather(name);
+        next.forget(INSTANCES[0].parse().expect("literal"));
+        assert!(programs.spreads().is_empty() && programs.instances().is_empty());
+    });
+}

@@ -1,0 +1,327 @@
+//! Datagrams of unconnected sockets (DESIGN §9): each is resolved for itself, by programs in the kernel's socket calls. This module tells
+//! them which instances there are: it watches every name that programs send to, and gives each instance a virtual address.
+
+mod choice;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use margay_control::registration::{self, Home};
+use margay_core::instance::{Instance, instance_address, is_instance_address};
+use margay_core::key::HostId;
+use margay_core::name::{Name, Prefix, SERVICE_BITS, ServiceId};
+use margay_core::table::NextHop;
+use margay_datapath::unconnected::Unconnected;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+
+use super::Agent;
+use super::active::cgroup::Hierarchy;
+use super::direct::DirectPath;
+use crate::config::Config;
+
+/// Names that are watched at most.
+const NAMES_MAX: usize = 4000;
+/// Addresses of instances at most.
+const INSTANCES_MAX: usize = 16_000;
+/// Looks at the kernel's questions that wait to be answered; the kernel asks again after a second.
+const QUESTIONS_MAX: usize = 16;
+/// A name that nobody has sent to for so long is not watched any more, and an instance that is gone for so long has no address.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// An instance of a name on this host: the name's own virtual address, and the instance's host.
+type Whom = (IpAddr, HostId);
+
+struct Placed {
+    whom: Whom,
+    /// Since when it is not among the name's instances.
+    gone: Option<Instant>,
+}
+
+/// What is spread.
+struct Spread {
+    kernel: Arc<Unconnected>,
+    /// Names with the ports that programs send to.
+    names: BTreeMap<SocketAddr, ServiceId>,
+    addresses: HashMap<Whom, IpAddr>,
+    placed: HashMap<IpAddr, Placed>,
+}
+
+/// Datagrams of unconnected sockets on this host.
+pub struct Spreads(Result<Mutex<Spread>, String>);
+
+impl Spreads {
+    /// Loads the programs, or takes over those that the agent before has left. Without them datagrams of an unconnected socket go as those
+    /// of a connected one: all to one instance.
+    pub fn open(config: &Config, direct: &DirectPath) -> Self {
+        if let Some(why) = direct.why_not() {
+            return Self(Err(why));
+        }
+        let runtime_dir = &config.host.runtime_dir;
+        let kernel = Hierarchy::find(runtime_dir)
+            .map_err(|error| format!("no cgroups of version 2: {error}"))
+            .and_then(|cgroups| {
+                Unconnected::open(cgroups.root(), &super::direct::pins(runtime_dir)).map_err(|error| error.to_string())
+            });
+        Self(match kernel {
+            Ok(kernel) => Ok(Mutex::new(Spread {
+                kernel: Arc::new(kernel),
+                names: BTreeMap::new(),
+                addresses: HashMap::new(),
+                placed: HashMap::new(),
+            })),
+            Err(why) => {
+                tracing::warn!(why, "unconnected datagrams of a socket all go to one instance");
+                Err(why)
+            }
+        })
+    }
+
+    /// Why each datagram is not resolved for itself; `None` when it is.
+    pub fn why_not(&self) -> Option<&str> {
+        self.0.as_ref().err().map(String::as_str)
+    }
+
+    /// How many names are watched, and how many instances have an address.
+    pub fn counts(&self) -> (usize, usize) {
+        self.0.as_ref().map_or((0, 0), |spread| {
+            let spread = spread.lock();
+            (spread.names.len(), spread.placed.len())
+        })
+    }
+
+    fn with(&self, act: impl FnOnce(&mut Spread)) {
+        if let Ok(spread) = &self.0 {
+            act(&mut spread.lock());
+        }
+    }
+
+    /// Lets go of what nobody uses.
+    pub fn sweep(&self, agent: &Agent) {
+        self.with(|spread| spread.sweep(agent));
+    }
+}
+
+/// Answers the kernel's questions and follows what routers say, until the agent ends.
+///
+/// # Errors
+///
+/// The system gives no thread.
+pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
+    let Ok(spread) = &agent.spreads.0 else { return Ok(()) };
+    let kernel = Arc::clone(&spread.lock().kernel);
+    let heard = Arc::new(Notify::new());
+    for home in agent.services.homes() {
+        tokio::spawn(pass_on(home.heard(), Arc::clone(&heard)));
+    }
+    if let Some(router) = &agent.router {
+        tokio::spawn(pass_on(router.changes(), Arc::clone(&heard)));
+    }
+    // What was spread before the restart is asked for again.
+    let kept = kernel.spreads().into_iter().map(|(name, _)| name).collect();
+    let (sender, questions) = mpsc::channel(QUESTIONS_MAX);
+    tokio::spawn(follow(Arc::downgrade(agent), questions, heard, kept));
+    thread::Builder::new().name("margay-spread".to_owned()).spawn(move || listen(&kernel, &sender)).map(drop)
+}
+
+/// Waits for the kernel's questions, until the process ends.
+fn listen(kernel: &Unconnected, sender: &mpsc::Sender<Vec<SocketAddr>>) {
+    loop {
+        match poll(&mut [PollFd::new(kernel.questions(), PollFlags::POLLIN)], PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => {
+                tracing::error!(%error, "what programs send datagrams to is not heard any more");
+                return;
+            }
+        }
+        if sender.blocking_send(kernel.take()).is_err() {
+            return;
+        }
+    }
+}
+
+async fn pass_on(mut news: tokio::sync::watch::Receiver<u64>, heard: Arc<Notify>) {
+    while news.changed().await.is_ok() {
+        heard.notify_one();
+    }
+}
+
+async fn follow(
+    agent: Weak<Agent>,
+    mut questions: mpsc::Receiver<Vec<SocketAddr>>,
+    heard: Arc<Notify>,
+    kept: Vec<SocketAddr>,
+) {
+    let mut asked = kept;
+    loop {
+        {
+            let Some(agent) = agent.upgrade() else { return };
+            let names: Vec<SocketAddr> = std::mem::take(&mut asked);
+            tokio::task::block_in_place(|| {
+                agent.spreads.with(|spread| {
+                    names.into_iter().for_each(|name| spread.ask(&agent, name));
+                    spread.show(&agent);
+                });
+            });
+        }
+        tokio::select! {
+            names = questions.recv() => match names {
+                Some(names) => asked = names,
+                None => return,
+            },
+            () = heard.notified() => {}
+        }
+    }
+}
+
+impl Spread {
+    /// A program sends to a name: from now on it is known who serves it.
+    fn ask(&mut self, agent: &Agent, name: SocketAddr) {
+        if self.names.contains_key(&name) || self.names.len() >= NAMES_MAX || is_instance_address(name.ip()) {
+            return;
+        }
+        let Some(service) = agent.core.0.with_sal(|sal, _| sal.service_of(name.ip())) else {
+            // An address of nobody, or one that an agent before this had leased.
+            self.kernel.gather(name);
+            return;
+        };
+        tracing::debug!(%name, %service, "a program sends datagrams");
+        homes_of(agent, &service).iter().for_each(|home| home.watch(whole(&service)));
+        self.names.insert(name, service);
+    }
+
+    /// Brings the kernel's tables in step with what is known.
+    fn show(&mut self, agent: &Agent) {
+        let mut known: HashMap<Prefix, Option<Vec<registration::Instance>>> = HashMap::new();
+        let mut present = HashSet::new();
+        for (name, service) in self.names.clone() {
+            let prefix = whole(&service);
+            let instances = known.entry(prefix).or_insert_with(|| instances_under(agent, &service, &prefix));
+            // Nothing was heard yet: what was known before a restart holds.
+            let Some(instances) = instances else { continue };
+            let mut shares = Vec::new();
+            for instance in choice::usable(instances, &service) {
+                if let Some(address) = self.place(agent, name.ip(), &service, instance) {
+                    present.insert(address);
+                    shares.push((address, instance.weight));
+                }
+            }
+            if shares.is_empty() {
+                self.kernel.gather(name);
+            } else if let Err(error) = self.kernel.spread(name, &shares) {
+                tracing::warn!(%name, %error, "datagrams to a name all go to one instance");
+            }
+        }
+        let now = Instant::now();
+        for (address, placed) in &mut self.placed {
+            placed.gone = if present.contains(address) { None } else { placed.gone.or(Some(now)) };
+        }
+    }
+
+    /// The virtual address of an instance: the same as before the last restart, mostly.
+    fn place(
+        &mut self,
+        agent: &Agent,
+        name: IpAddr,
+        service: &ServiceId,
+        found: &registration::Instance,
+    ) -> Option<IpAddr> {
+        let whom = (name, found.host);
+        let own = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), agent.local.sal_port);
+        let is_own = found.host == agent.local.host_key.public().id();
+        let next_hop =
+            NextHop { address: if is_own { own } else { found.address }, host: Some(found.host), router: false };
+        let address = match self.addresses.get(&whom) {
+            Some(address) => *address,
+            None if self.placed.len() >= INSTANCES_MAX => return None,
+            None => {
+                let start = first_number(&whom);
+                let mut tries =
+                    (0..INSTANCES_MAX as u32).map(|n| instance_address(name.is_ipv4(), start.wrapping_add(n)));
+                let address = tries.find(|address| !self.placed.contains_key(address))?;
+                self.addresses.insert(whom, address);
+                self.placed.insert(address, Placed { whom, gone: None });
+                address
+            }
+        };
+        let instance = Instance { service: *service, next_hop };
+        agent.core.0.with_sal(|sal, _| sal.bind_instance(address, instance));
+        Some(address)
+    }
+
+    fn sweep(&mut self, agent: &Agent) {
+        let idle: Vec<SocketAddr> =
+            self.kernel.spreads().into_iter().filter(|(_, idle)| *idle >= IDLE).map(|(name, _)| name).collect();
+        let is_less = !idle.is_empty();
+        for name in idle {
+            self.kernel.gather(name);
+            let Some(service) = self.names.remove(&name) else { continue };
+            let prefix = whole(&service);
+            if self.names.values().all(|other| whole(other) != prefix) {
+                homes_of(agent, &service).iter().for_each(|home| home.end_watch(prefix));
+            }
+        }
+        if is_less {
+            self.show(agent);
+        }
+        let is_over = |placed: &Placed| placed.gone.is_some_and(|since| since.elapsed() >= IDLE);
+        let over: Vec<IpAddr> =
+            self.placed.iter().filter(|(_, placed)| is_over(placed)).map(|(address, _)| *address).collect();
+        for address in over {
+            if let Some(placed) = self.placed.remove(&address) {
+                self.addresses.remove(&placed.whom);
+            }
+            agent.core.0.with_sal(|sal, _| sal.unbind_instance(address));
+            self.kernel.forget(address);
+        }
+    }
+}
+
+/// Everything of a service: its partitions, too.
+fn whole(service: &ServiceId) -> Prefix {
+    Prefix::new(*service, SERVICE_BITS)
+}
+
+fn homes_of(agent: &Agent, service: &ServiceId) -> Vec<Arc<Home>> {
+    // A serviceID in full is always a name.
+    let name = service.to_string().parse::<Name>();
+    name.map(|name| agent.services.homes_of(&name)).unwrap_or_default()
+}
+
+/// Who serves anything of a service; `None` while no router has said so.
+fn instances_under(agent: &Agent, service: &ServiceId, prefix: &Prefix) -> Option<Vec<registration::Instance>> {
+    if let Some(router) = &agent.router {
+        return Some(router.instances_under(prefix));
+    }
+    let homes = homes_of(agent, service);
+    if homes.is_empty() {
+        let mut own = agent.services.own_instances();
+        own.retain(|instance| prefix.covers(&instance.prefix) || instance.prefix.covers(prefix));
+        return Some(own);
+    }
+    let mut heard: Vec<registration::Instance> = Vec::new();
+    let mut has_heard = false;
+    for found in homes.iter().filter_map(|home| home.watched(prefix)) {
+        has_heard = true;
+        // A host may be registered with several routers.
+        let is_new = |one: &registration::Instance| {
+            !heard.iter().any(|known| (known.host, known.prefix) == (one.host, one.prefix))
+        };
+        let new: Vec<_> = found.into_iter().filter(is_new).collect();
+        heard.extend(new);
+    }
+    has_heard.then_some(heard)
+}
+
+/// Where the search for a free address begins.
+fn first_number((name, host): &Whom) -> u32 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(name.to_string().as_bytes()).update(&host.0);
+    let hash = hasher.finalize();
+    hash.as_bytes()[..4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
+}

@@ -66,30 +66,39 @@ struct Cluster<'a> {
     changes: Vec<(f64, usize, bool)>,
 }
 
+/// What became of it.
+struct Course {
+    begun_ms: f64,
+    ended_ms: f64,
+    /// What happened: when, to which server, and whether it came.
+    changes: Vec<(f64, usize, bool)>,
+    slots: Vec<Slot>,
+    /// What each server took, step by step.
+    steps: Vec<Vec<(f64, f64)>>,
+}
+
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let phase = if is_long() { PHASE_LONG } else { PHASE };
     let lab = site::build("memcached-partitions", site::V4, &["s1", "s2", "s3", "s4", "client", "plain"], dir)?;
     let _agents = Agents::start(&lab)?;
     findings.set("failed", 0.0);
     let before = plain_rate(&lab, phase)?;
-    let (begun_ms, cluster, ended_ms) = divided(&lab, phase)?;
+    let course = divided(&lab, phase)?;
     let after = plain_rate(&lab, phase)?;
-    let slots = cluster.sets.lines();
-    let steps: Vec<_> = cluster.taken.iter().map(|taken| account::steps(&taken.lines())).collect();
-    let ends = cluster.changes.iter().skip(1).map(|(at_ms, ..)| *at_ms).chain([ended_ms]);
+    let ends = course.changes.iter().skip(1).map(|(at_ms, ..)| *at_ms).chain([course.ended_ms]);
     let spans: Vec<Span> =
-        cluster.changes.iter().zip(ends).map(|(change, to_ms)| Span { from_ms: change.0, to_ms }).collect();
-    let calm = Span { from_ms: begun_ms, to_ms: spans.first().context("nothing changed")?.from_ms };
-    let (rate, plain) = (account::rate(&slots, calm.after(SETTLE_MS)), f64::midpoint(before, after));
+        course.changes.iter().zip(ends).map(|(change, to_ms)| Span { from_ms: change.0, to_ms }).collect();
+    let calm = Span { from_ms: course.begun_ms, to_ms: spans.first().context("nothing changed")?.from_ms };
+    let (rate, plain) = (account::rate(&course.slots, calm.after(SETTLE_MS)), f64::midpoint(before, after));
     findings.set("rate", rate);
     findings.set("plain_rate", plain);
     findings.set("rate_ratio", rate / plain.max(1.0));
-    let lost: u32 = slots.iter().map(|slot| slot.lost).sum();
+    let lost: u32 = course.slots.iter().map(|slot| slot.lost).sum();
     findings.set("lost", lost.into());
-    findings.figures.add("failed", slots.iter().map(|slot| f64::from(slot.refused)).sum());
-    judge_changes(&cluster, &slots, &steps, &spans, findings);
-    judge_balance(&cluster, &steps, calm, &spans, findings);
-    draw(&cluster, &steps, begun_ms, ended_ms, findings)?;
+    findings.figures.add("failed", course.slots.iter().map(|slot| f64::from(slot.refused)).sum());
+    judge_changes(&course, &spans, findings);
+    judge_balance(&course, calm, &spans, findings);
+    draw(&course, findings)?;
     let moved = agent::metric(lab.host("router")?, "margay_partitions_moved_total")?;
     findings.set("partitions_moved", moved);
     findings.note(
@@ -140,8 +149,8 @@ fn addresses(host: &Host) -> Result<Vec<String>> {
     (0..PARTITIONS).map(address).collect()
 }
 
-/// Serves, sends, takes servers away and brings them back; gives when it began and ended.
-fn divided(lab: &Lab, phase: Duration) -> Result<(f64, Cluster<'_>, f64)> {
+/// Serves, sends, takes servers away and brings them back.
+fn divided(lab: &Lab, phase: Duration) -> Result<Course> {
     let (router, client) = (lab.host("router")?, lab.host("client")?);
     let hosts: Vec<&Host> = SERVERS.iter().map(|name| lab.host(name)).collect::<Result<_>>()?;
     let running = hosts.iter().map(|host| serve(host).map(Some)).collect::<Result<_>>()?;
@@ -158,8 +167,13 @@ fn divided(lab: &Lab, phase: Duration) -> Result<(f64, Cluster<'_>, f64)> {
     }
     let ended_ms = now_ms();
     await_holders(router, &[4; 4])?;
-    cluster.running.clear();
-    Ok((begun_ms, cluster, ended_ms))
+    Ok(Course {
+        begun_ms,
+        ended_ms,
+        slots: cluster.sets.lines(),
+        steps: cluster.taken.iter().map(|taken| account::steps(&taken.lines())).collect(),
+        changes: cluster.changes,
+    })
 }
 
 fn serve(host: &Host) -> Result<Program> {
@@ -192,7 +206,9 @@ impl Cluster<'_> {
         }
         Ok(())
     }
+}
 
+impl Course {
     /// Who serves after so many changes.
     fn present(&self, changes: usize) -> Vec<usize> {
         let is_gone = |server: &usize| {
@@ -203,21 +219,14 @@ impl Cluster<'_> {
 }
 
 /// How long each change took until all was well again.
-fn judge_changes(
-    cluster: &Cluster<'_>,
-    slots: &[Slot],
-    steps: &[Vec<(f64, f64)>],
-    spans: &[Span],
-    findings: &mut Findings,
-) {
+fn judge_changes(course: &Course, spans: &[Span], findings: &mut Findings) {
     let mut worst: f64 = 0.0;
-    for (number, ((_, server, comes), span)) in cluster.changes.iter().zip(spans).enumerate() {
-        let answered = account::all_answered_ms(slots, *span);
-        let share = 0.75 / cluster.present(number + 1).len() as f64;
+    for (number, ((_, server, comes), span)) in course.changes.iter().zip(spans).enumerate() {
+        let answered = account::all_answered_ms(&course.slots, *span);
+        let share = 0.75 / course.present(number + 1).len() as f64;
         let took = match (answered, comes) {
-            (Some(answered), true) => {
-                account::share_reached_ms(&steps[*server], steps, share, *span).map(|reached| reached.max(answered))
-            }
+            (Some(answered), true) => account::share_reached_ms(&course.steps[*server], &course.steps, share, *span)
+                .map(|reached| reached.max(answered)),
             (answered, _) => answered,
         };
         let what = format!("{} {}", SERVERS[*server], if *comes { "comes back" } else { "leaves" });
@@ -229,25 +238,19 @@ fn judge_changes(
             }
         }
         worst = worst.max(took.unwrap_or(span.length_ms()));
-        let longest = account::silences(slots, *span).into_iter().map(Span::length_ms).fold(0.0, f64::max);
+        let longest = account::silences(&course.slots, *span).into_iter().map(Span::length_ms).fold(0.0, f64::max);
         findings.set("silence_ms_max", findings.figures.get("silence_ms_max").max(longest));
     }
     findings.set("recover_ms", worst);
 }
 
 /// Whether those who serve share the SETs, in each phase.
-fn judge_balance(
-    cluster: &Cluster<'_>,
-    steps: &[Vec<(f64, f64)>],
-    calm: Span,
-    spans: &[Span],
-    findings: &mut Findings,
-) {
+fn judge_balance(course: &Course, calm: Span, spans: &[Span], findings: &mut Findings) {
     let mut worst = f64::INFINITY;
     for (number, span) in std::iter::once(&calm).chain(spans).enumerate() {
-        let present = cluster.present(number);
+        let present = course.present(number);
         let totals: Vec<f64> =
-            present.iter().map(|server| account::total(&steps[*server], span.after(SETTLE_MS))).collect();
+            present.iter().map(|server| account::total(&course.steps[*server], span.after(SETTLE_MS))).collect();
         worst = worst.min(account::balance(&totals));
         let of: Vec<String> =
             present.iter().zip(&totals).map(|(server, total)| format!("{} {total:.0}", SERVERS[*server])).collect();
@@ -256,26 +259,20 @@ fn judge_balance(
     findings.set("partition_balance", worst);
 }
 
-fn draw(
-    cluster: &Cluster<'_>,
-    steps: &[Vec<(f64, f64)>],
-    begun_ms: f64,
-    ended_ms: f64,
-    findings: &mut Findings,
-) -> Result<()> {
+fn draw(course: &Course, findings: &mut Findings) -> Result<()> {
     let (step_ms, count) =
-        (SAMPLE.as_secs_f64() * 1e3, ((ended_ms - begun_ms) / (SAMPLE.as_secs_f64() * 1e3)) as usize);
+        (SAMPLE.as_secs_f64() * 1e3, ((course.ended_ms - course.begun_ms) / (SAMPLE.as_secs_f64() * 1e3)) as usize);
     let rate = |steps: &Vec<(f64, f64)>, number: usize| {
-        let from_ms = begun_ms + number as f64 * step_ms;
+        let from_ms = course.begun_ms + number as f64 * step_ms;
         account::total(steps, Span { from_ms, to_ms: from_ms + step_ms }) * 1e3 / step_ms
     };
     let rates: Vec<Vec<f64>> =
-        steps.iter().map(|steps| (0..count).map(|number| rate(steps, number)).collect()).collect();
+        course.steps.iter().map(|steps| (0..count).map(|number| rate(steps, number)).collect()).collect();
     let change = |(at_ms, server, comes): &(f64, usize, bool)| {
         let what = if *comes { "comes back" } else { "leaves" };
-        ((at_ms - begun_ms) / 1e3, format!("{} {what}", SERVERS[*server]))
+        ((at_ms - course.begun_ms) / 1e3, format!("{} {what}", SERVERS[*server]))
     };
-    let changes: Vec<(f64, String)> = cluster.changes.iter().map(change).collect();
+    let changes: Vec<(f64, String)> = course.changes.iter().map(change).collect();
     let picture = Picture { names: &SERVERS, rates: &rates, step_s: step_ms / 1e3, changes: &changes };
     findings.draw(SCENARIO.name, &picture.svg())?;
     findings.set("figure_drawn", f64::from(u8::from(rates.iter().flatten().any(|rate| *rate > 0.0))));

@@ -23,6 +23,7 @@ const RESOLVE: u8 = 2;
 const REQUEST_FIXED: usize = 56;
 const REPLY_FIXED: usize = 60;
 const TEXT_MAX: usize = 255;
+const REPLY_TEXT_MAX: usize = 1024;
 /// The agent answers from memory.
 const LIMIT: Duration = Duration::from_secs(2);
 
@@ -107,7 +108,7 @@ impl Programs {
         }
         connect(&socket, &SocketAddrUnix::new(&self.0)?)?;
         send(&socket, request, SendFlags::NOSIGNAL)?;
-        let mut answer = vec![0; REPLY_FIXED + TEXT_MAX];
+        let mut answer = vec![0; REPLY_FIXED + REPLY_TEXT_MAX];
         let (length, _) = recv(&socket, &mut answer[..], RecvFlags::empty())?;
         answer.truncate(length);
         Ok(answer)

@@ -59,7 +59,8 @@ impl Proxy {
         tokio::join!(
             serve_streams(tcp, Arc::clone(&servers)),
             serve_datagrams(udp, Arc::clone(&servers)),
-            servers.tidy()
+            servers.tidy(),
+            servers.learn()
         );
     }
 }

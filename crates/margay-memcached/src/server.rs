@@ -24,6 +24,8 @@ const LIFE: Duration = Duration::from_secs(1);
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 const TRIES: usize = 3;
+/// From an address that the agent did not give to the next question.
+const LEARN_PAUSE: Duration = Duration::from_millis(200);
 /// Unused connections kept of one partition.
 const IDLE_MAX: usize = 16;
 /// Longest line of an answer, and all values of one.
@@ -123,6 +125,16 @@ impl Servers {
         let address = asked.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
         locked(&self.addresses).insert(index, address);
         Ok(address)
+    }
+
+    /// Learns the addresses of all partitions. An agent gives no more than a few new ones in a second, so that it is better begun
+    /// before they are wanted.
+    pub async fn learn(self: &Arc<Self>) {
+        for index in 0..self.partitions.count() {
+            while self.address(index).await.is_err() {
+                tokio::time::sleep(LEARN_PAUSE).await;
+            }
+        }
     }
 
     fn put_back(&self, index: u16, connection: Connection) {

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#define UNCONNECTED_VERSION 1
+#define UNCONNECTED_VERSION 2
 
 /* An instance takes as many of them as its weight has a share. A power of two. */
 #define SPREAD_SLOTS 64

@@ -7,7 +7,7 @@ pub(super) use super::skeleton::types::{address_value, name_key, question};
 use crate::kernel::plain::Plain;
 use crate::packet::mapped;
 
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Bytes of `struct spread` before its slots.
 const USED_LEN: usize = 8;
 const SLOTS: usize = 64;

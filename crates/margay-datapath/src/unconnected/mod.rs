@@ -35,7 +35,7 @@ use layout::{VERSION, address_value, name_key, question};
 use skeleton::{OpenUnconnectedSkel, UnconnectedSkel, UnconnectedSkelBuilder};
 
 /// What is pinned, and by what the names of pinned links begin.
-const PINNED_MAPS: [&str; 4] = ["spreads", "faces", "heard", "unconnected_layout"];
+const PINNED_MAPS: [&str; 6] = ["spreads", "faces", "heard", "clients", "surrogates", "unconnected_layout"];
 const LINK: &str = "call_";
 /// First words of the virtual addresses, and the mask of the IPv4 ones.
 const VIRTUAL_V4: [u8; 4] = [198, 18, 0, 0];
@@ -120,6 +120,41 @@ impl Unconnected {
     pub fn forget(&self, instance: IpAddr) {
         // Absent, when it was forgotten already.
         let _ = self.skeleton.maps.faces.delete(layout::value_of(instance).bytes());
+    }
+
+    /// Programs are shown `address` in the place of a surrogate, and answer there: by the surrogate that was heard last, where the
+    /// client's socket has several.
+    ///
+    /// # Errors
+    ///
+    /// There are too many clients.
+    pub fn show_client(&self, surrogate: SocketAddr, address: IpAddr) -> io::Result<()> {
+        let (key, back) = (layout::key_of(surrogate), layout::key_of(SocketAddr::new(address, surrogate.port())));
+        let maps = &self.skeleton.maps;
+        let value = layout::value_of(surrogate.ip());
+        maps.surrogates.update(back.bytes(), value.bytes(), MapFlags::ANY).map_err(of_map)?;
+        maps.clients.update(key.bytes(), layout::value_of(address).bytes(), MapFlags::ANY).map_err(of_map)
+    }
+
+    /// The surrogate stands for nobody any more.
+    pub fn hide_client(&self, surrogate: SocketAddr) {
+        let key = layout::key_of(surrogate);
+        let maps = &self.skeleton.maps;
+        let Some(value) = maps.clients.lookup(key.bytes(), MapFlags::ANY).ok().flatten() else { return };
+        // Refused only when it is gone already.
+        let _ = maps.clients.delete(key.bytes());
+        let Some(address) = address_value::read(&value).map(|value| layout::address_of(&value)) else { return };
+        let back = layout::key_of(SocketAddr::new(address, surrogate.port()));
+        let is_its_own = maps.surrogates.lookup(back.bytes(), MapFlags::ANY).ok().flatten();
+        if is_its_own.and_then(|value| address_value::read(&value)).is_some_and(|now| now.address == key.address) {
+            let _ = maps.surrogates.delete(back.bytes());
+        }
+    }
+
+    /// Surrogates in whose place programs are shown something else.
+    pub fn shown(&self) -> Vec<SocketAddr> {
+        let keys = self.skeleton.maps.clients.keys();
+        keys.filter_map(|key| Some(layout::name_of(&name_key::read(&key)?))).collect()
     }
 
     /// Readable when programs have sent to names that are not spread.
@@ -207,6 +242,8 @@ fn load(pin_dir: &Path) -> Result<UnconnectedSkel<'static>, Unavailable> {
         open.maps.spreads.set_pin_path(pin_dir.join("spreads"))?;
         open.maps.faces.set_pin_path(pin_dir.join("faces"))?;
         open.maps.heard.set_pin_path(pin_dir.join("heard"))?;
+        open.maps.clients.set_pin_path(pin_dir.join("clients"))?;
+        open.maps.surrogates.set_pin_path(pin_dir.join("surrogates"))?;
         open.maps.unconnected_layout.set_pin_path(pin_dir.join("unconnected_layout"))
     };
     set_up(&mut open).map_err(|error| system("prepare the maps", error))?;

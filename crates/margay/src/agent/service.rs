@@ -466,12 +466,13 @@ impl Services {
             }
             let before = service.clone();
             service.is_served = is_served;
+            // Also where it fails: the router may have admitted it.
+            is_changed = true;
             if let Err(error) = self.put_in_force(Some(&before), service) {
                 tracing::warn!(name = %before.name, %error, "a service does not follow its sockets");
                 *service = before;
                 continue;
             }
-            is_changed = true;
             tracing::info!(name = %service.name, served = service.is_served, "what listens has changed");
         }
         drop(published);

@@ -11,8 +11,8 @@ PREFIX ?= /usr/local
 help: ## name the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-build: ## build the program
-	$(CARGO) build --release --locked -p margay
+build: ## build the program, and the proxy for memcached
+	$(CARGO) build --release --locked -p margay -p margay-memcached
 
 demo: setup build ## show the main job on real programs, as root or not
 	@$(MARGAY) lab demo
@@ -50,4 +50,5 @@ apps: setup-apps build ## use packaged applications by a service's name
 
 install: build ## install the program, its systemd unit and shell completions
 	install -D -m 755 $(MARGAY) $(DESTDIR)$(PREFIX)/bin/margay
+	install -D -m 755 $(MARGAY)-memcached $(DESTDIR)$(PREFIX)/bin/margay-memcached
 	scripts/install-files $(MARGAY) "$(DESTDIR)" "$(PREFIX)"

@@ -133,6 +133,14 @@ pub enum EntryUpdate {
     Path(Path),
     /// Forget a path record; no entry names it any more.
     RemovePath(PathId),
+    /// Show programs this address in the place of a surrogate, with the same port, until the flow is forgotten. For datagrams: a
+    /// connection has its client's address.
+    Show {
+        /// What the flow's packets come from.
+        surrogate: SocketAddr,
+        /// The client's real address.
+        address: IpAddr,
+    },
     /// Add an entry, or replace one of a lower generation.
     Install(Entry),
     /// Forget an entry.

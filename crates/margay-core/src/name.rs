@@ -17,6 +17,8 @@ const PREFIX_V6: [u8; 4] = [0xfd, 0x5a, 0x4c, 0x00];
 pub const AUTHORITY_BITS: u16 = 64;
 /// Bits of a service.
 pub const SERVICE_BITS: u16 = 96;
+/// Most bits by which a service is divided: 2^10 partitions.
+pub const PARTITION_BITS_MAX: u8 = 10;
 const LABEL_MAX: usize = 63;
 /// Longest written name, in bytes: what DNS takes, less room for a zone.
 const WRITTEN_MAX: usize = 200;
@@ -36,6 +38,13 @@ impl ServiceId {
     /// Bits 96 to 255: a self-certifying tail, a key's hash, or zero.
     pub fn tail(&self) -> &[u8] {
         &self.0[12..]
+    }
+
+    /// Which of 2^`bits` partitions of its service a name lies in; `bits` beyond [`PARTITION_BITS_MAX`] count as that.
+    pub fn partition(&self, bits: u8) -> u16 {
+        let head = u32::from(u16::from_be_bytes([self.0[12], self.0[13]]));
+        // Sixteen bits at most are left after the shift.
+        u16::try_from(head >> (16 - bits.min(PARTITION_BITS_MAX))).unwrap_or(u16::MAX)
     }
 
     /// Whether the tail says that `key` speaks for this name.
@@ -64,6 +73,13 @@ pub fn self_certifying_tail(key: &VerifyingKey, head: &[u8; 12]) -> [u8; 20] {
     hasher.update(&key.0).update(head);
     let mut tail = [0; 20];
     tail.copy_from_slice(&hasher.finalize().as_bytes()[..20]);
+    tail
+}
+
+/// The tail of a key's name: truncated BLAKE3 of the key.
+pub fn key_tail(key: &[u8]) -> [u8; 20] {
+    let mut tail = [0; 20];
+    tail.copy_from_slice(&blake3::hash(key).as_bytes()[..20]);
     tail
 }
 
@@ -104,6 +120,16 @@ impl Prefix {
     /// Whether `id` begins with these bits.
     pub fn contains(&self, id: &ServiceId) -> bool {
         Self::new(*id, self.bits).id == self.id
+    }
+
+    /// Partition `index` of 2^`bits` of a service: the first bits after those of the service (DESIGN §5). `bits` beyond
+    /// [`PARTITION_BITS_MAX`] count as that; of `index` the lowest `bits` count.
+    pub fn partition(&self, bits: u8, index: u16) -> Self {
+        let bits = bits.min(PARTITION_BITS_MAX);
+        let mut id = Self::new(self.id, SERVICE_BITS).id;
+        let head = u32::from(index) << (16 - bits);
+        id.0[12..14].copy_from_slice(&head.to_be_bytes()[2..]);
+        Self { id, bits: SERVICE_BITS + u16::from(bits) }
     }
 
     /// Whether every name under `other` is under this one.
@@ -196,6 +222,16 @@ impl Name {
         self.prefix
     }
 
+    /// The service that it is of, with all its keys and partitions.
+    pub fn service_prefix(&self) -> Prefix {
+        Prefix::new(self.prefix.id, SERVICE_BITS)
+    }
+
+    /// Whether it stands for a service, and not for a key of one or for many of them.
+    pub fn is_service(&self) -> bool {
+        self.prefix.bits >= SERVICE_BITS && self.prefix.id.tail().iter().all(|byte| *byte == 0)
+    }
+
     /// The serviceID (the prefix's bits, then zeros).
     pub fn service_id(&self) -> ServiceId {
         self.prefix.id
@@ -237,7 +273,7 @@ impl FromStr for Name {
         if let Some(tail) = tail {
             let key = tail.strip_prefix("key:").filter(|key| !key.is_empty());
             let key = key.ok_or_else(|| NameError::Tail(text.to_string()))?;
-            id[12..].copy_from_slice(&blake3::hash(key.as_bytes()).as_bytes()[..20]);
+            id[12..].copy_from_slice(&key_tail(key.as_bytes()));
             written.push_str("/key:");
             written.push_str(key);
         }
@@ -331,6 +367,23 @@ mod tests {
         assert_eq!(name("WEB.Shop").written(), "web.shop");
         assert_eq!(name("WEB.Shop/key:User42").written(), "web.shop/key:User42");
         assert_ne!(name("web.shop/key:User42").service_id(), user);
+    }
+
+    #[test]
+    fn partitions_are_the_first_bits_of_the_tail() {
+        let service = name("cache.shop").service_prefix();
+        for bits in 0..=PARTITION_BITS_MAX {
+            for index in 0..1_u16 << bits {
+                let partition = service.partition(bits, index);
+                assert_eq!((partition.bits, partition.id.partition(bits)), (96 + u16::from(bits), index));
+                assert!(service.covers(&partition));
+            }
+        }
+        assert_eq!(service.partition(4, 0xa).id.0[11..14], [service.id.0[11], 0xa0, 0]);
+        assert_eq!(service.partition(10, 0x3ff).id.0[12..15], [0xff, 0xc0, 0]);
+        let key = name("cache.shop/key:user42").service_id();
+        assert_eq!(key.tail(), key_tail(b"user42"));
+        assert!(service.partition(7, key.partition(7)).contains(&key));
     }
 
     #[test]

@@ -17,6 +17,7 @@ const SURROGATE_TRIES: u32 = 256;
 const PORT_MIN: u16 = 1024;
 
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 
 /// Whether a packet from `address` could be delivered here as coming from a stranger.
 fn is_presentable(protocol: u8, address: IpAddr, listener: IpAddr, local: &[IpAddr]) -> bool {
@@ -95,6 +96,22 @@ pub(crate) fn responder_tuple(
     (0..SURROGATE_TRIES).find_map(|n| free(SocketAddr::new(surrogate(source.is_ipv4(), random.wrapping_add(n)), port)))
 }
 
+/// The client's real address, where the host's programs can be shown it in the place of the surrogate that their datagrams come from.
+/// `claimed` is the address that the client has by its own word: behind an address translator the port that it has here is another's.
+pub(crate) fn shown(client: SocketAddr, claimed: IpAddr, tuple: &Tuple, local: &[IpAddr]) -> Option<IpAddr> {
+    let address = client.ip();
+    let stands_for_it = tuple.protocol == UDP
+        && is_virtual(tuple.destination.ip())
+        && tuple.destination.port() == client.port()
+        && tuple.destination.is_ipv4() == address.is_ipv4();
+    let is_strangers = !address.is_loopback()
+        && !address.is_unspecified()
+        && !address.is_multicast()
+        && !is_virtual(address)
+        && !local.contains(&address);
+    (stands_for_it && is_strangers && claimed == address).then_some(address)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,6 +172,21 @@ mod tests {
             responder_tuple(17, address("10.0.1.5:4000"), address("0.0.0.0:53"), &[], 9, |_| false).expect("free");
         assert!(is_virtual(tuple.destination.ip()), "{tuple}");
         assert_eq!(tuple.source, address("198.18.0.1:53"));
+    }
+
+    #[test]
+    fn a_datagram_servers_program_is_shown_the_client_unless_that_would_mislead_it() {
+        let (client, listener) = (address("10.0.1.5:4000"), address("0.0.0.0:53"));
+        let tuple = responder_tuple(17, client, listener, &[], 9, |_| false).expect("free");
+        let own = client.ip();
+        assert_eq!(shown(client, own, &tuple, &[]), Some(own));
+        let other: IpAddr = "192.168.0.5".parse().expect("literal");
+        assert_eq!(shown(client, other, &tuple, &[]), None, "behind a translator");
+        assert_eq!(shown(client, own, &tuple, &[own]), None, "this very host");
+        let v6 = responder_tuple(17, client, address("[::]:53"), &[], 9, |_| false).expect("free");
+        assert_eq!(shown(client, own, &v6, &[]), None, "the socket answers by the other family");
+        let tcp = responder_tuple(6, client, listener, &[], 9, |_| false).expect("free");
+        assert_eq!(shown(client, own, &tcp, &[]), None, "it has that address already");
     }
 
     #[test]

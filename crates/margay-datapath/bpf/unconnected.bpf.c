@@ -3,6 +3,9 @@
  * Unconnected datagrams (DESIGN §9; Serval §4.1, Table 1): each one that a program sends to a name goes to an instance that is chosen for it
  * alone. An instance has a virtual address of its own on this host; the flow to it is as every other. The program sees the name's
  * address only: what it hears from an instance is shown as from the name.
+ *
+ * A datagram server, in turn, hears its clients from surrogates, without which its answers would not come by sal0; it is shown the
+ * clients' real addresses, and answers there.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -46,6 +49,23 @@ struct {
 	__type(key, struct address_value);
 	__type(value, struct address_value);
 } faces SEC(".maps");
+
+/* Clients of datagram servers: the surrogates that their datagrams come from and their real addresses, with one port; and the way back. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 131072);
+	__type(key, struct name_key);
+	__type(value, struct address_value);
+} clients SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 131072);
+	__type(key, struct name_key);
+	__type(value, struct address_value);
+} surrogates SEC(".maps");
 
 /* Instances that answered from a port that is not spread: what the socket says to that port is for the one that it heard
  * from (TFTP). The oldest go. */
@@ -141,6 +161,13 @@ static __always_inline struct address_value *heard_from(struct bpf_sock_addr *ct
 	return bpf_map_lookup_elem(&heard, &key);
 }
 
+/* The same for a socket as long as it lives. */
+static __always_inline __u32 number_of(struct bpf_sock_addr *ctx)
+{
+	/* Cookies rise one by one; by the golden ratio neighbours come apart. */
+	return (bpf_get_socket_cookie(ctx) * 0x9e3779b97f4a7c15ULL) >> 32;
+}
+
 /* Where a datagram goes instead, or NULL. */
 static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, const struct name_key *name)
 {
@@ -149,13 +176,13 @@ static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, c
 	__u64 now;
 
 	if (!is_virtual(name))
-		return NULL;
+		return bpf_map_lookup_elem(&surrogates, name);
 	spread = bpf_map_lookup_elem(&spreads, name);
 	if (spread) {
 		now = bpf_ktime_get_coarse_ns();
 		if (now - spread->used_ns > SECOND_NS)
 			spread->used_ns = now;
-		return &spread->slots[bpf_get_prandom_u32() & (SPREAD_SLOTS - 1)];
+		return &spread->slots[(spread->sticky ? number_of(ctx) : bpf_get_prandom_u32()) & (SPREAD_SLOTS - 1)];
 	}
 	known = heard_from(ctx, name);
 	if (!known)
@@ -193,7 +220,7 @@ int send_v6(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
-/* A socket that has heard from an instance goes on with it alone. */
+/* A socket that has heard from an instance goes on with it alone; a server may connect to its client. */
 SEC("cgroup/connect4")
 int connect_v4(struct bpf_sock_addr *ctx)
 {
@@ -203,7 +230,7 @@ int connect_v4(struct bpf_sock_addr *ctx)
 	if (ctx->protocol != IPPROTO_UDP || !is_own(ctx))
 		return ALLOW;
 	name_of_v4(ctx, &name);
-	to = heard_from(ctx, &name);
+	to = is_virtual(&name) ? heard_from(ctx, &name) : bpf_map_lookup_elem(&surrogates, &name);
 	if (to)
 		ctx->user_ip4 = to->address[3];
 	return ALLOW;
@@ -218,19 +245,23 @@ int connect_v6(struct bpf_sock_addr *ctx)
 	if (ctx->protocol != IPPROTO_UDP || !is_own(ctx))
 		return ALLOW;
 	name_of_v6(ctx, &name);
-	to = heard_from(ctx, &name);
+	to = is_virtual(&name) ? heard_from(ctx, &name) : bpf_map_lookup_elem(&surrogates, &name);
 	if (to)
 		set_v6(ctx, to);
 	return ALLOW;
 }
 
-/* The name's address in place of an instance's, or NULL. `source` is what the kernel has. */
-static __always_inline struct address_value *face_of(struct name_key *source)
+/* The name's address in place of an instance's, a client's in place of its surrogate's, or NULL. `source` is what the kernel has. */
+static __always_inline struct address_value *face_of(struct name_key *source, bool *is_client)
 {
+	struct address_value *face;
+
 	if (!is_virtual(source))
 		return NULL;
 	/* The key begins with the address. */
-	return bpf_map_lookup_elem(&faces, source);
+	face = bpf_map_lookup_elem(&faces, source);
+	*is_client = !face;
+	return face ? face : bpf_map_lookup_elem(&clients, source);
 }
 
 static __always_inline void remember(struct bpf_sock_addr *ctx, const struct name_key *source, const struct address_value *face)
@@ -249,19 +280,37 @@ static __always_inline void remember(struct bpf_sock_addr *ctx, const struct nam
 	bpf_map_update_elem(&heard, &key, &from, BPF_ANY);
 }
 
+/* A client's socket may have several flows to one server. Answers take the one that it was heard by last. */
+static __always_inline void turn_to(const struct name_key *surrogate, const struct address_value *client)
+{
+	struct name_key real = { .port = surrogate->port };
+	struct address_value now, *known;
+
+	__builtin_memcpy(real.address, client->address, 16);
+	known = bpf_map_lookup_elem(&surrogates, &real);
+	if (known && known->address[3] == surrogate->address[3] && known->address[0] == surrogate->address[0])
+		return;
+	__builtin_memcpy(now.address, surrogate->address, 16);
+	bpf_map_update_elem(&surrogates, &real, &now, BPF_ANY);
+}
+
 SEC("cgroup/recvmsg4")
 int receive_v4(struct bpf_sock_addr *ctx)
 {
 	struct name_key source = {};
 	struct address_value *face;
+	bool is_client = false;
 
 	if (!is_own(ctx))
 		return ALLOW;
 	name_of_v4(ctx, &source);
-	face = face_of(&source);
+	face = face_of(&source, &is_client);
 	if (!face)
 		return ALLOW;
-	remember(ctx, &source, face);
+	if (is_client)
+		turn_to(&source, face);
+	else
+		remember(ctx, &source, face);
 	ctx->user_ip4 = face->address[3];
 	return ALLOW;
 }
@@ -271,14 +320,18 @@ int receive_v6(struct bpf_sock_addr *ctx)
 {
 	struct name_key source = {};
 	struct address_value *face;
+	bool is_client = false;
 
 	if (!is_own(ctx))
 		return ALLOW;
 	name_of_v6(ctx, &source);
-	face = face_of(&source);
+	face = face_of(&source, &is_client);
 	if (!face)
 		return ALLOW;
-	remember(ctx, &source, face);
+	if (is_client)
+		turn_to(&source, face);
+	else
+		remember(ctx, &source, face);
 	set_v6(ctx, face);
 	return ALLOW;
 }
@@ -288,11 +341,12 @@ int peer_v4(struct bpf_sock_addr *ctx)
 {
 	struct name_key peer = {};
 	struct address_value *face;
+	bool is_client = false;
 
 	if (!is_own(ctx))
 		return ALLOW;
 	name_of_v4(ctx, &peer);
-	face = face_of(&peer);
+	face = face_of(&peer, &is_client);
 	if (face)
 		ctx->user_ip4 = face->address[3];
 	return ALLOW;
@@ -303,11 +357,12 @@ int peer_v6(struct bpf_sock_addr *ctx)
 {
 	struct name_key peer = {};
 	struct address_value *face;
+	bool is_client = false;
 
 	if (!is_own(ctx))
 		return ALLOW;
 	name_of_v6(ctx, &peer);
-	face = face_of(&peer);
+	face = face_of(&peer, &is_client);
 	if (face)
 		set_v6(ctx, face);
 	return ALLOW;

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#define UNCONNECTED_VERSION 1
+#define UNCONNECTED_VERSION 3
 
 /* An instance takes as many of them as its weight has a share. A power of two. */
 #define SPREAD_SLOTS 64
@@ -23,6 +23,8 @@ struct address_value {
 /* Where datagrams to a name go. */
 struct spread {
 	__u64 used_ns; /* the last datagram, to a second */
+	__u32 sticky; /* 1: a socket keeps to one slot */
+	__u32 zero;
 	struct address_value slots[SPREAD_SLOTS];
 };
 

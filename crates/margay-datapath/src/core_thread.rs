@@ -17,7 +17,7 @@ use crate::direct::events_fd;
 use crate::driver::{Core, DatapathConfig, Shared};
 use crate::egress::{carry, sender};
 use crate::outbox::{self, Outbox};
-use crate::packet::{self, ACK, Packet, SYN};
+use crate::packet::{self, ACK, Packet, SYN, UDP};
 use crate::train::{Assembler, Run};
 use crate::tun::PACKET_MAX;
 use crate::udp::{RECEIVE_MAX, SendError};
@@ -332,7 +332,18 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate) {
                 shared.table.read().add_counters(entry.flow, &counted);
             }
         }
+        EntryUpdate::Show { surrogate, address } => {
+            if let Some(unconnected) = &shared.unconnected
+                && let Err(error) = unconnected.show_client(surrogate, address)
+            {
+                tracing::debug!(client = %address, %error, "programs know a client of theirs by its surrogate");
+            }
+        }
         EntryUpdate::Remove { flow, .. } => {
+            let key = shared.table.read().key(flow).filter(|key| key.protocol == UDP);
+            if let (Some(unconnected), Some(key)) = (&shared.unconnected, key) {
+                unconnected.hide_client(key.destination());
+            }
             shared.direct.follow(flow, None);
             shared.table.write().apply(update);
         }

@@ -43,6 +43,7 @@ use crate::table::{Destination, FlowCounters, Table, TcpNumbers};
 use crate::train::STACK_ENCAP;
 use crate::tun::Tun;
 use crate::udp::{SendError, Sockets};
+use crate::unconnected::Unconnected;
 use crate::vnet::{self, Vnet};
 use crate::wait::{Timer, Wake, readable, writable};
 use crate::{clock, egress, ingress};
@@ -121,6 +122,8 @@ pub struct DatapathConfig {
     pub activity_scan_ms: u64,
     /// How to find out where packets leave this host; without it every flow is encapsulated.
     pub route: Option<RouteLookup>,
+    /// The programs that show clients' real addresses to datagram servers, where they are in use.
+    pub unconnected: Option<Arc<Unconnected>>,
 }
 
 impl Default for DatapathConfig {
@@ -131,6 +134,7 @@ impl Default for DatapathConfig {
             datagram_max: 1472,
             activity_scan_ms: 5000,
             route: None,
+            unconnected: None,
         }
     }
 }
@@ -143,6 +147,7 @@ pub(crate) struct Shared<C> {
     pub counting: Counting,
     pub backlog: Backlog,
     pub direct: Direct,
+    pub unconnected: Option<Arc<Unconnected>>,
     pub timer: Timer,
     pub stop: Wake,
     /// The kernel's cache came or went.
@@ -175,6 +180,7 @@ impl<C: Core> Datapath<C> {
             counting: Counting::default(),
             backlog: Backlog::new().map_err(descriptors)?,
             direct: Direct::new(config.route.take()).map_err(descriptors)?,
+            unconnected: config.unconnected.take(),
             timer: Timer::new().map_err(descriptors)?,
             stop: Wake::new().map_err(descriptors)?,
             reload: Wake::new().map_err(descriptors)?,

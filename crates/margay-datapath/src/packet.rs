@@ -75,6 +75,11 @@ impl FlowKey {
         }
     }
 
+    /// Where its packets go.
+    pub fn destination(&self) -> SocketAddr {
+        SocketAddr::new(Ipv6Addr::from(self.destination).to_canonical(), self.destination_port)
+    }
+
     /// Whether packets of this flow are IPv4.
     pub fn is_v4(&self) -> bool {
         const PREFIX: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];

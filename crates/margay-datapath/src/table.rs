@@ -221,6 +221,8 @@ impl Table {
     pub fn apply(&mut self, update: EntryUpdate) -> Applied {
         match update {
             EntryUpdate::Path(path) => self.set_path(path),
+            // Nothing that packets need.
+            EntryUpdate::Show { .. } => Applied::Done,
             EntryUpdate::RemovePath(id) => self.paths.remove(&id).map_or(Applied::Stale, |_| Applied::Done),
             EntryUpdate::Install(entry) => self.install(&entry),
             EntryUpdate::Remove { flow, reason } => self.remove(flow, reason),
@@ -270,6 +272,11 @@ impl Table {
         }
         let numbers = (slot.key.protocol == TCP).then(|| TcpNumbers::unpacked(slot.numbers.load(Ordering::Relaxed)));
         Some((wire, numbers))
+    }
+
+    /// The five-tuple of a flow.
+    pub fn key(&self, flow: FlowId) -> Option<FlowKey> {
+        self.find(flow).map(|slot| slot.key)
     }
 
     /// What the kernel's cache is to hold for the flow.

@@ -28,24 +28,30 @@ pub fn write_all(out: &Path, names: &[String]) -> Result<u8> {
         names.iter().map(|name| scenario::find(name)).collect::<Result<_>>()?
     };
     fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    // The lab's processes are elsewhere.
+    let out = out.canonicalize().with_context(|| format!("cannot find {}", out.display()))?;
     let mut status = 0;
     for scenario in wanted {
-        let report = run(scenario)?;
+        let report = run(scenario, &out)?;
         status |= u8::from(!report.pass);
         progress(&report.table(scenario.bounds));
         let text = format!("{}\n", serde_json::to_string_pretty(&report)?);
-        write(out, &format!("{}.json", scenario.name), &text)?;
+        write(&out, &format!("{}.json", scenario.name), &text)?;
     }
-    let reports = read_all(out)?;
-    write(out, "README.md", &page(&reports))?;
-    write(out, "ratios.svg", &picture(&reports))?;
+    let reports = read_all(&out)?;
+    write(&out, "README.md", &page(&reports, &out))?;
+    write(&out, "ratios.svg", &picture(&reports))?;
     Ok(status)
 }
 
 /// Runs a scenario in a process of its own: a process can enter new namespaces only once.
-fn run(scenario: &Scenario) -> Result<Report> {
+fn run(scenario: &Scenario, out: &Path) -> Result<Report> {
     let mut command = own_command()?;
-    command.args(["run", scenario.name, "--json"]).env(scenario::LONG, "1").stderr(Stdio::inherit());
+    command
+        .args(["run", scenario.name, "--json"])
+        .env(scenario::LONG, "1")
+        .env(scenario::PICTURES, out)
+        .stderr(Stdio::inherit());
     let output = command.output().with_context(|| format!("cannot run {}", scenario.name))?;
     Report::from_json(&output.stdout)
 }
@@ -66,7 +72,7 @@ fn read_all(out: &Path) -> Result<Vec<(&'static Scenario, Report)>> {
     Ok(reports)
 }
 
-fn page(reports: &[(&Scenario, Report)]) -> String {
+fn page(reports: &[(&Scenario, Report)], out: &Path) -> String {
     let mut text = "# Figures\n\nAs the scenarios measured them (`make figures`); each `.json` is what `margay lab run NAME --json` \
                     printed.\n\n![ratios](ratios.svg)\n"
         .to_owned();
@@ -82,6 +88,10 @@ fn page(reports: &[(&Scenario, Report)]) -> String {
             let limit = scenario.bounds.iter().find(|bound| bound.figure == name);
             let wanted = limit.map(|bound| bound.limit.to_string()).unwrap_or_default();
             let _ = writeln!(text, "| `{name}` | {figure} | {wanted} |");
+        }
+        let picture = format!("{}.svg", scenario.name);
+        if out.join(&picture).exists() {
+            let _ = writeln!(text, "\n![{}]({picture})", scenario.name);
         }
         if !report.notes.is_empty() {
             let _ = writeln!(text, "\n{}", report.notes);
@@ -141,7 +151,7 @@ mod tests {
         }
         let report = Report::judge(scenario.name, figures, &["a note".to_owned()], scenario.bounds);
         let reports = [(scenario, report)];
-        let text = page(&reports);
+        let text = page(&reports, Path::new("/nowhere"));
         assert!(scenario.bounds.iter().all(|bound| text.contains(bound.figure)), "{text}");
         assert!(text.contains("**failed**") && text.contains("a note"));
         assert!(picture(&reports).contains("share_min"));

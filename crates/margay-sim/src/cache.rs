@@ -76,6 +76,8 @@ impl Cache {
             EntryUpdate::RemovePath(id) => {
                 self.paths.remove(&id);
             }
+            // Simulated programs know surrogates.
+            EntryUpdate::Show { .. } => {}
             EntryUpdate::Install(entry) => self.install(entry),
             EntryUpdate::Remove { flow, .. } => {
                 if let Some(slot) = self.by_flow.remove(&flow) {

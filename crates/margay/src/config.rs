@@ -14,6 +14,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use margay_control::registration::Terms;
 use margay_core::name::HOST_V4;
 use miette::{Diagnostic, NamedSource, SourceSpan};
 use serde::Deserialize;
@@ -151,6 +152,12 @@ pub struct ServiceSection {
     /// Higher first.
     #[serde(default = "default_priority")]
     pub priority: u32,
+    /// Number of its partitions, in the file; here the bits that number them. Zero: it has none.
+    #[serde(default, deserialize_with = "partitions")]
+    pub partitions: u8,
+    /// One host alone, and on it one program, may serve it.
+    #[serde(default)]
+    pub exclusive: bool,
     /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
     #[serde(default, deserialize_with = "allow_list")]
     pub allow: Vec<String>,
@@ -237,6 +244,12 @@ impl ServiceSection {
         self.port.or(self.listen.map(|listen| listen.port()))
     }
 
+    /// How it is served.
+    pub fn terms(&self) -> Terms {
+        let Self { weight, priority, partitions, exclusive, .. } = *self;
+        Terms { weight, priority, partition_bits: partitions, exclusive }
+    }
+
     /// Which sockets serve it, where that is up to the programs.
     pub fn rule(&self) -> Option<Rule> {
         let offer = Offer {
@@ -247,6 +260,8 @@ impl ServiceSection {
             allow: self.allow.clone(),
             weight: self.weight,
             priority: self.priority,
+            partition_bits: self.partitions,
+            exclusive: self.exclusive,
         };
         self.listen.is_none().then(|| Rule { source: Source::Host(self.executable.clone()), offer })
     }
@@ -254,6 +269,8 @@ impl ServiceSection {
     /// What is wrong with it as a whole, and what to do.
     fn check(&self) -> Result<(), (String, String)> {
         let name = &self.name;
+        listener::divisible(&name.0, self.partitions)
+            .map_err(|what| (what, "remove `partitions`, or correct the name".to_owned()))?;
         match self.listen {
             None if self.executable.is_none() && self.listen_port.is_none() => Err((
                 format!("nothing says which sockets serve {name}"),
@@ -295,6 +312,10 @@ fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
         return Err(D::Error::custom(format!("a weight is 0 to {}; 0 takes no new connections", listener::WEIGHT_MAX)));
     }
     Ok(weight)
+}
+
+fn partitions<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    listener::partition_bits(u32::deserialize(from)?).map_err(D::Error::custom)
 }
 
 fn executable<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
@@ -423,6 +444,15 @@ impl Config {
             });
             if let Err((what, advice)) = this.check() {
                 return Err((what, Some(service.span()), advice));
+            }
+            let others = self.service[..at].iter().map(Spanned::get_ref).filter(|earlier| earlier.name == this.name);
+            if let Some(other) = others
+                .map(ServiceSection::terms)
+                .find(|other| (other.partition_bits, other.exclusive) != (this.partitions, this.exclusive))
+            {
+                let word = if other.exclusive == this.exclusive { "partitions" } else { "exclusive" };
+                let what = format!("the sections of {} do not agree about `{word}`", this.name);
+                return Err((what, Some(service.span()), "say the same in all of them".into()));
             }
             if twin.is_some() {
                 let what = match this.listen {

@@ -35,6 +35,7 @@ fn every_field_of_the_book_is_read() {
     let config = parse(example).expect("the book's example is right");
     assert!(config.router.enabled);
     assert_eq!(config.service[0].get_ref().service_port(), Some(80));
+    assert_eq!(config.service[0].get_ref().terms().partition_bits, 4);
     assert_eq!(config.fallback[0].get_ref().address.to_string(), "192.0.2.7");
     assert_eq!(config.log.level.tracing(), tracing::Level::INFO);
 }
@@ -48,6 +49,16 @@ fn mistakes_are_pointed_at() {
     let (what, at, _) = wrong("[host]\nport = 0\n");
     assert!(what.contains("1 to 65535"), "{what}");
     assert_eq!(at, "0");
+
+    let web = "[[service]]\nname = \"web.shop\"\nlisten_port = 80\n";
+    let (what, at, _) = wrong(&format!("{web}partitions = 12\n"));
+    assert!(what.contains("a power of two from 2 to 1024"), "{what}");
+    assert_eq!(at, "12");
+    let (what, ..) = wrong("[[service]]\nname = \"web.shop/key:one\"\nlisten_port = 80\npartitions = 16\n");
+    assert!(what.contains("cannot have partitions"), "{what}");
+    let other = web.replace("80", "81");
+    let (what, ..) = wrong(&format!("{web}exclusive = true\n{other}"));
+    assert!(what.contains("do not agree about `exclusive`"), "{what}");
 
     let (what, at, _) = wrong("[[service]]\nname = \"web\"\nlisten = \"0.0.0.0:80\"\n");
     assert!(what.contains("no authority"), "{what}");

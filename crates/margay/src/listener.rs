@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use margay_core::name::{Name, NameError, is_virtual};
+use margay_core::name::{Name, NameError, PARTITION_BITS_MAX, is_virtual};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 /// Greatest weight; enough for any ratio that matters.
@@ -143,6 +143,44 @@ pub fn name_and_port(text: &str) -> Result<(ServiceName, Option<u16>), String> {
     };
     let name = name.parse().map_err(|error: NameError| error.to_string())?;
     Ok((name, port.map(port_number).transpose()?))
+}
+
+/// How many bits number so many partitions.
+///
+/// # Errors
+///
+/// It is no number of partitions.
+pub fn partition_bits(count: u32) -> Result<u8, String> {
+    let bits = u8::try_from(count.trailing_zeros()).unwrap_or(u8::MAX);
+    if count.is_power_of_two() && (1..=PARTITION_BITS_MAX).contains(&bits) {
+        Ok(bits)
+    } else {
+        Err(format!("{count} is no number of partitions; it is a power of two from 2 to {}", 1 << PARTITION_BITS_MAX))
+    }
+}
+
+/// A number of partitions of the command line.
+///
+/// # Errors
+///
+/// It is none.
+pub fn partition_count(text: &str) -> Result<u32, String> {
+    let count = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    partition_bits(count).map(|_| count)
+}
+
+/// Whether a name can have partitions.
+///
+/// # Errors
+///
+/// It is not a whole service.
+pub fn divisible(name: &Name, partition_bits: u8) -> Result<(), String> {
+    if partition_bits == 0 || name.is_service() {
+        return Ok(());
+    }
+    Err(format!(
+        "{name} cannot have partitions: it is a key of a service, or many services; give them to a service.authority"
+    ))
 }
 
 /// A port of the command line.

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::proto::{self, Code, from_host, from_router};
+use super::retry::Retries;
 use super::silence::Silence;
 use super::stream::{Reader, StreamError, Writer, open, read_all};
 use super::{Instance, Local, VERSION};
@@ -31,6 +32,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// A router that says no will say no again until somebody does something.
 const RETRY_REFUSED: Duration = Duration::from_secs(30);
+/// Instances under a watched prefix that are remembered.
+const WATCHED_MAX: usize = 10_000;
 /// Bounds of what a router may ask for.
 const LEASE_RANGE_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -86,6 +89,10 @@ pub struct Registration {
     pub priority: u32,
     /// For names that certify themselves: the chain that their key signed.
     pub proof: Vec<u8>,
+    /// The service has 2^bits partitions, each of which one host holds; zero: none.
+    pub partition_bits: u8,
+    /// One host alone may serve it.
+    pub exclusive: bool,
 }
 
 /// How it stands with a registration.
@@ -522,6 +529,10 @@ struct Conversation<'a> {
     /// When what must be signed again: prefixes, and the membership.
     renewals: BTreeMap<Prefix, u64>,
     membership_renewal_s: u64,
+    /// What was refused and is asked for again.
+    retries: Retries,
+    /// What was heard of a watched prefix, while more of it is to come.
+    parts: BTreeMap<Prefix, Vec<Instance>>,
 }
 
 impl<'a> Conversation<'a> {
@@ -536,6 +547,8 @@ impl<'a> Conversation<'a> {
             pending: HashMap::new(),
             renewals: BTreeMap::new(),
             membership_renewal_s: 0,
+            retries: Retries::default(),
+            parts: BTreeMap::new(),
         };
         this.plan_membership(&welcome.membership);
         this
@@ -577,6 +590,7 @@ impl<'a> Conversation<'a> {
                 // Its own sign of life first, and what has come before the lease may end.
                 biased;
                 _ = beats.tick() => self.beat().await,
+                () = self.retries.wait() => self.ask_again().await,
                 order = orders.recv() => match order {
                     None | Some(Order::Stop) => return End::Stopped,
                     Some(order) => self.carry_out(order).await,
@@ -626,6 +640,14 @@ impl<'a> Conversation<'a> {
         self.send(from_host::Body::Heartbeat(proto::Heartbeat {})).await
     }
 
+    /// For what another host had, and may have no longer.
+    async fn ask_again(&mut self) -> Result<(), StreamError> {
+        for prefix in self.retries.due(Instant::now()) {
+            self.register(prefix).await?;
+        }
+        Ok(())
+    }
+
     async fn register(&mut self, prefix: Prefix) -> Result<(), StreamError> {
         let Some(wanted) = self.shared.wanted.lock().get(&prefix).cloned() else { return Ok(()) };
         let request = self.request(Pending::Registered(prefix));
@@ -637,6 +659,8 @@ impl<'a> Conversation<'a> {
             weight: wanted.weight,
             priority: wanted.priority,
             proof: wanted.proof,
+            partition_bits: wanted.partition_bits.into(),
+            exclusive: wanted.exclusive,
         }))
         .await
     }
@@ -646,6 +670,7 @@ impl<'a> Conversation<'a> {
             Order::Register(prefix) => self.register(prefix).await,
             Order::Withdraw(prefix, done) => {
                 self.renewals.remove(&prefix);
+                self.retries.forget(&prefix);
                 let request = self.request(Pending::Withdrawn(done));
                 let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
                 self.send(from_host::Body::Withdraw(proto::Withdraw { request, service_id, bits })).await
@@ -681,7 +706,15 @@ impl<'a> Conversation<'a> {
     fn heard(&mut self, watched: proto::Watched) {
         let Ok(id) = <[u8; 32]>::try_from(watched.service_id) else { return };
         let prefix = Prefix::new(ServiceId(id), u16::try_from(watched.bits).unwrap_or(256).min(256));
-        let instances = self.instances(watched.instances);
+        if !self.shared.watched.lock().contains_key(&prefix) {
+            return;
+        }
+        let mut instances = self.parts.remove(&prefix).unwrap_or_default();
+        instances.extend(self.instances(watched.instances));
+        if watched.goes_on && instances.len() < WATCHED_MAX {
+            self.parts.insert(prefix, instances);
+            return;
+        }
         if watched.truncated {
             tracing::warn!(%prefix, known = instances.len(), "more hosts serve it than the router tells of");
         }
@@ -717,18 +750,30 @@ impl<'a> Conversation<'a> {
             }
             Body::Refusal(refusal) if refusal.request == 0 => return Some(refused(&refusal)),
             Body::Refusal(refusal) => match self.pending.remove(&refusal.request) {
-                Some(Pending::Registered(prefix)) => {
-                    tracing::warn!(%prefix, why = refusal.text, "the router does not register it");
-                    self.shared.note(prefix, "refused", refusal.text, 0);
-                }
+                Some(Pending::Registered(prefix)) => self.not_registered(prefix, refusal),
                 _ => tracing::warn!(why = refusal.text, "the router refuses what it was asked"),
             },
         }
         None
     }
 
+    fn not_registered(&mut self, prefix: Prefix, refusal: proto::Refusal) {
+        if !self.shared.wanted.lock().contains_key(&prefix) {
+            return;
+        }
+        self.renewals.remove(&prefix);
+        self.retries.refused(prefix, refusal.code(), Instant::now());
+        let known = self.shared.states.lock().get(&prefix).cloned();
+        // Asked again and again, it is one refusal.
+        if known.is_none_or(|known| (known.state, &known.why) != ("refused", &refusal.text)) {
+            tracing::warn!(%prefix, why = refusal.text, "the router does not register it");
+            self.shared.note(prefix, "refused", refusal.text, 0);
+        }
+    }
+
     fn registered(&mut self, answer: &proto::Registered) {
         let Some(Pending::Registered(prefix)) = self.pending.remove(&answer.request) else { return };
+        self.retries.forget(&prefix);
         if !self.shared.wanted.lock().contains_key(&prefix) {
             return;
         }

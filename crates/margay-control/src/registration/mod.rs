@@ -2,9 +2,13 @@
 //! (DESIGN §7, §8).
 //!
 //! [`stream`] is the transport, [`host`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
-//! [`silence`] when either counts the other as gone.
+//! [`partition`] and [`allotment`] who holds which part of a service, [`retry`] what a refused host does, [`silence`] when either
+//! end counts the other as gone.
 
+mod allotment;
 mod host;
+pub mod partition;
+mod retry;
 mod roll;
 mod router;
 mod silence;
@@ -16,6 +20,7 @@ use margay_core::key::{HostId, HostSecret};
 use margay_core::name::Prefix;
 
 pub use host::{Acknowledgement, Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState};
+pub use roll::{OwnService, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
 
 /// Messages of `proto/registration.proto`.

@@ -1,16 +1,17 @@
 //! Who is registered with this router now: hosts, what they serve, and the rules that lead there.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use margay_core::key::HostId;
-use margay_core::name::{Prefix, ServiceId};
+use margay_core::name::{Prefix, SERVICE_BITS, ServiceId};
 use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Duration, Instant};
 
 use super::Instance;
+use super::allotment::{Allotments, Server};
 use crate::SalControl;
 
 /// Prefixes of one host.
@@ -22,7 +23,7 @@ const TAKEOVERS_MAX: usize = 3;
 const TAKEOVER_TIME: Duration = Duration::from_secs(10);
 
 /// A host, in one authority.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// The host.
     pub host: HostId,
@@ -50,6 +51,70 @@ pub enum RollError {
     /// The stream was replaced meanwhile.
     #[error("a newer stream of this host took over")]
     Superseded,
+    /// One host alone may serve the name, and it is another one.
+    #[error("{holder} serves {name}, which one host alone may serve; this host does as soon as that one leaves")]
+    Held {
+        /// The name.
+        name: String,
+        /// What the other host calls itself.
+        holder: String,
+    },
+    /// The hosts of a name do not agree about how it is divided.
+    #[error(
+        "{holder} serves {name} with --partitions {}, this host says {}: say the same here, or stop it there first",
+        divided(*.theirs),
+        divided(*.ours)
+    )]
+    Partitions {
+        /// The name.
+        name: String,
+        /// What the other host calls itself.
+        holder: String,
+        /// Bits that number its partitions.
+        theirs: u8,
+        /// Those that this host wants.
+        ours: u8,
+    },
+}
+
+/// A service that has no partitions is registered by its name's own bits, one that has by its prefix: to agree about.
+fn twin(prefix: &Prefix) -> Option<Prefix> {
+    let whole = Prefix::new(prefix.id, SERVICE_BITS);
+    match prefix.bits {
+        SERVICE_BITS => Some(Prefix::from(prefix.id)),
+        256 if whole.id == prefix.id => Some(whole),
+        _ => None,
+    }
+}
+
+fn divided(bits: u8) -> String {
+    if bits == 0 { "none".to_owned() } else { (1_u32 << bits).to_string() }
+}
+
+/// How a host serves a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Share among instances of one priority.
+    pub weight: u32,
+    /// Higher first.
+    pub priority: u32,
+    /// The service has 2^bits partitions; zero: none.
+    pub partition_bits: u8,
+    /// No other host may serve it.
+    pub exclusive: bool,
+}
+
+/// A service of the router's own host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnService {
+    /// The host as an instance of it.
+    pub instance: Instance,
+    /// What leads to its listeners.
+    pub actions: Vec<Action>,
+    /// The service has 2^bits partitions; zero: none.
+    pub partition_bits: u8,
+    /// No other host may serve it.
+    pub exclusive: bool,
 }
 
 /// Why an instance is no longer listed.
@@ -86,6 +151,8 @@ impl Leave {
 struct Entry {
     rule: RuleId,
     instance: Instance,
+    partition_bits: u8,
+    exclusive: bool,
     /// The number of the stream that registered it last.
     stream: u64,
 }
@@ -105,7 +172,10 @@ struct Host {
 #[derive(Default)]
 pub struct Roll {
     hosts: HashMap<Place, Host>,
-    own: Vec<Instance>,
+    own: Vec<OwnService>,
+    /// Who has registered a prefix.
+    serving: HashMap<Prefix, BTreeSet<Place>>,
+    allotments: Allotments,
     next_stream: u64,
     takeovers: HashMap<Place, Vec<Instant>>,
     left: [u64; Leave::ALL.len()],
@@ -159,17 +229,26 @@ impl Roll {
         Ok(Seat { stream, end })
     }
 
-    /// A host serves a prefix from now on, or with another weight. The new rule is there before the old one goes.
+    /// A host serves a prefix from now on, or on other terms. The new rule is there before the old one goes. What is refused
+    /// because of another host is not registered any more, either, if it was.
     pub fn register(
         &mut self,
         place: Place,
         stream: u64,
         prefix: Prefix,
         name: &str,
-        (weight, priority): (u32, u32),
+        terms: Terms,
         sal: &dyn SalControl,
     ) -> Result<(), RollError> {
-        let host = self.hosts.get_mut(&place).filter(|host| host.stream == stream).ok_or(RollError::Superseded)?;
+        if self.hosts.get(&place).is_none_or(|host| host.stream != stream) {
+            return Err(RollError::Superseded);
+        }
+        let Terms { weight, priority, partition_bits, exclusive } = terms;
+        if let Err(error) = self.check_others(place.host, &prefix, name, partition_bits, exclusive) {
+            self.withdraw(place, stream, &prefix, sal);
+            return Err(error);
+        }
+        let host = self.hosts.get_mut(&place).ok_or(RollError::Superseded)?;
         if !host.entries.contains_key(&prefix) && host.entries.len() >= PREFIXES_MAX {
             return Err(RollError::Prefixes);
         }
@@ -184,53 +263,110 @@ impl Roll {
         };
         if let Some(known) = host.entries.get_mut(&prefix)
             && known.instance == instance
+            && (known.partition_bits, known.exclusive) == (partition_bits, exclusive)
         {
             known.stream = stream;
             return Ok(());
         }
         let hop = NextHop { address: host.address, host: Some(place.host), router: false };
         let rule = sal.add_rule(prefix, Rule { priority, weight, action: Action::Forward(hop) })?;
-        if let Some(old) = host.entries.insert(prefix, Entry { rule, instance, stream }) {
+        if let Some(old) = host.entries.insert(prefix, Entry { rule, instance, partition_bits, exclusive, stream }) {
             sal.remove_rule(old.rule);
         }
+        self.serving.entry(prefix).or_default().insert(place);
+        self.settle(&prefix, sal);
         self.changed();
         Ok(())
+    }
+
+    /// Whether other hosts let a host serve a prefix like this.
+    fn check_others(
+        &self,
+        host: HostId,
+        prefix: &Prefix,
+        name: &str,
+        partition_bits: u8,
+        exclusive: bool,
+    ) -> Result<(), RollError> {
+        let same = [Some(*prefix), twin(prefix)];
+        let registered = same.iter().flatten().flat_map(|prefix| self.entries_of(prefix));
+        let registered = registered.map(|entry| (&entry.instance, entry.partition_bits, entry.exclusive));
+        let own = self.own.iter().filter(|own| same.contains(&Some(own.instance.prefix)));
+        let all = registered.chain(own.map(|own| (&own.instance, own.partition_bits, own.exclusive)));
+        let name = || name.to_owned();
+        for (other, theirs, is_held) in all.filter(|(other, ..)| other.host != host) {
+            let holder = other.host_name.clone();
+            if is_held || exclusive {
+                return Err(RollError::Held { name: name(), holder });
+            }
+            if theirs != partition_bits {
+                return Err(RollError::Partitions { name: name(), holder, theirs, ours: partition_bits });
+            }
+        }
+        Ok(())
+    }
+
+    fn entries_of(&self, prefix: &Prefix) -> impl Iterator<Item = &Entry> {
+        let places = self.serving.get(prefix).into_iter().flatten();
+        places.filter_map(|place| self.hosts.get(place)?.entries.get(prefix))
+    }
+
+    /// Makes who holds which partition of a service follow from who serves it.
+    fn settle(&mut self, prefix: &Prefix, sal: &dyn SalControl) {
+        let forward = |instance: &Instance| {
+            Action::Forward(NextHop { address: instance.address, host: Some(instance.host), router: false })
+        };
+        let mut servers = Vec::new();
+        let mut bits = 0;
+        for entry in self.entries_of(prefix).filter(|entry| entry.partition_bits > 0) {
+            bits = entry.partition_bits;
+            servers.push(Server { instance: entry.instance.clone(), actions: vec![forward(&entry.instance)] });
+        }
+        for own in self.own.iter().filter(|own| own.instance.prefix == *prefix && own.partition_bits > 0) {
+            bits = own.partition_bits;
+            servers.push(Server { instance: own.instance.clone(), actions: own.actions.clone() });
+        }
+        if bits > 0 || self.allotments.has(prefix) {
+            self.allotments.settle(*prefix, bits, &servers, sal);
+        }
+    }
+
+    /// What a host had registered is gone from its list: its partitions go to others, then its rule goes.
+    fn unlist(&mut self, place: Place, gone: BTreeMap<Prefix, Entry>, why: Leave, sal: &dyn SalControl) {
+        self.left[why as usize] += gone.len() as u64;
+        for (prefix, entry) in gone {
+            if let Some(places) = self.serving.get_mut(&prefix) {
+                places.remove(&place);
+                if places.is_empty() {
+                    self.serving.remove(&prefix);
+                }
+            }
+            self.settle(&prefix, sal);
+            sal.remove_rule(entry.rule);
+        }
+        self.changed();
     }
 
     /// A host no longer serves a prefix.
     pub fn withdraw(&mut self, place: Place, stream: u64, prefix: &Prefix, sal: &dyn SalControl) {
         let host = self.hosts.get_mut(&place).filter(|host| host.stream == stream);
         if let Some(entry) = host.and_then(|host| host.entries.remove(prefix)) {
-            sal.remove_rule(entry.rule);
-            self.left[Leave::Withdrawn as usize] += 1;
-            self.changed();
+            self.unlist(place, BTreeMap::from([(*prefix, entry)]), Leave::Withdrawn, sal);
         }
     }
 
     /// Takes away what an earlier stream had registered and this one did not within the lease.
     pub fn sweep(&mut self, place: Place, stream: u64, sal: &dyn SalControl) {
         let Some(host) = self.hosts.get_mut(&place).filter(|host| host.stream == stream) else { return };
-        let left = &mut self.left[Leave::NotRenewed as usize];
-        host.entries.retain(|_, entry| {
-            let is_current = entry.stream == stream;
-            if !is_current {
-                sal.remove_rule(entry.rule);
-                *left += 1;
-            }
-            is_current
-        });
-        self.changed();
+        let gone = host.entries.extract_if(.., |_, entry| entry.stream != stream).collect();
+        self.unlist(place, gone, Leave::NotRenewed, sal);
     }
 
     /// A stream is over; unless another took over, so is all that the host served.
     pub fn depart(&mut self, place: Place, stream: u64, why: Leave, sal: &dyn SalControl) -> bool {
         let is_current = self.hosts.get(&place).is_some_and(|host| host.stream == stream);
         if is_current && let Some(host) = self.hosts.remove(&place) {
-            for entry in host.entries.values() {
-                sal.remove_rule(entry.rule);
-            }
-            self.left[why as usize] += host.entries.len() as u64;
-            self.changed();
+            self.unlist(place, host.entries, why, sal);
         }
         is_current
     }
@@ -251,9 +387,28 @@ impl Roll {
         }
     }
 
-    /// What the router's own host serves.
-    pub fn set_own(&mut self, own: Vec<Instance>) {
-        self.own = own;
+    /// Whether the router's own host may serve a name; if so, no other host gets it from now on.
+    ///
+    /// # Errors
+    ///
+    /// Another host has it, or divides it in another way.
+    pub fn admit_own(&mut self, own: OwnService) -> Result<(), RollError> {
+        let OwnService { instance, partition_bits, exclusive, .. } = &own;
+        self.check_others(instance.host, &instance.prefix, &instance.name, *partition_bits, *exclusive)?;
+        if self.own.iter().all(|known| known.instance.prefix != instance.prefix) {
+            self.own.push(own);
+        }
+        Ok(())
+    }
+
+    /// What the router's own host serves. The rules of its names are the caller's, those of partitions are made here.
+    pub fn set_own(&mut self, own: Vec<OwnService>, sal: &dyn SalControl) {
+        let before = std::mem::replace(&mut self.own, own);
+        let divided = before.iter().chain(&self.own).filter(|own| own.partition_bits > 0);
+        let concerned: BTreeSet<Prefix> = divided.map(|own| own.instance.prefix).collect();
+        for prefix in concerned {
+            self.settle(&prefix, sal);
+        }
         self.changed();
     }
 
@@ -276,23 +431,39 @@ impl Roll {
         all
     }
 
-    /// Who serves a name: the instances of the longest prefix that covers it, the router's own host among them.
+    /// Who serves a name: the instances of the longest prefix that covers it, the router's own host among them. Of a key in a
+    /// partition that is its holder; a service's bare name stands for all of its servers.
     pub fn instances_of(&self, service: &ServiceId) -> Vec<Instance> {
         let mut found = self.instances();
-        found.extend(self.own.iter().cloned());
+        found.extend(self.own.iter().map(|own| own.instance.clone()));
         found.retain(|instance| instance.prefix.contains(service));
         let longest = found.iter().map(|instance| instance.prefix.bits).max().unwrap_or(0);
         found.retain(|instance| instance.prefix.bits == longest);
+        let is_key = service.tail().iter().any(|byte| *byte != 0);
+        if is_key
+            && longest == SERVICE_BITS
+            && let Some(holder) = self.allotments.holder(service)
+        {
+            return vec![holder.clone()];
+        }
         found
     }
 
-    /// Who serves something under a prefix, or all of it: the router's own host among them.
+    /// Who serves something under a prefix, or all of it: the router's own host among them. Beside them, for each partition there, its
+    /// holder once more with the partition as prefix.
     pub fn instances_under(&self, prefix: &Prefix) -> Vec<Instance> {
         let registered = self.hosts.values().flat_map(|host| host.entries.values()).map(|entry| &entry.instance);
+        let all = registered.chain(self.own.iter().map(|own| &own.instance));
         let is_meant = |instance: &&Instance| prefix.covers(&instance.prefix) || instance.prefix.covers(prefix);
-        let mut found: Vec<Instance> = registered.chain(&self.own).filter(is_meant).cloned().collect();
+        let mut found: Vec<Instance> =
+            all.filter(is_meant).chain(self.allotments.instances_under(prefix)).cloned().collect();
         found.sort_by_key(|instance| (instance.prefix, instance.host));
         found
+    }
+
+    /// How many partitions went from one host to another.
+    pub fn partitions_moved(&self) -> u64 {
+        self.allotments.moved()
     }
 
     /// Where a host is, if its stream is up.

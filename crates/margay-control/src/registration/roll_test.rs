@@ -9,20 +9,39 @@ use super::*;
 
 const ADDRESS: &str = "10.0.0.2:54324";
 const BOOT: [u8; 16] = [1; 16];
+const TERMS: Terms = Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false };
 
 /// A table of rules with a bound.
 struct Rules {
-    present: Mutex<BTreeMap<u64, Prefix>>,
+    present: Mutex<BTreeMap<u64, (Prefix, Action)>>,
     room: usize,
+    /// Prefixes that lost their last rule.
+    bared: Mutex<BTreeSet<Prefix>>,
 }
 
 impl Rules {
     fn with_room(room: usize) -> Self {
-        Self { present: Mutex::default(), room }
+        Self { present: Mutex::default(), room, bared: Mutex::default() }
     }
 
     fn prefixes(&self) -> Vec<Prefix> {
-        self.present.lock().values().copied().collect()
+        self.present.lock().values().map(|(prefix, _)| *prefix).collect()
+    }
+
+    /// How many partitions lead to each host; own listeners count as host 0. Every partition has one rule.
+    fn held(&self, service: &str) -> BTreeMap<u8, usize> {
+        let (service, mut held, mut seen) = (self::service(service), BTreeMap::new(), BTreeSet::new());
+        for (partition, action) in self.present.lock().values() {
+            if partition.bits > service.bits && service.covers(partition) {
+                let host = match action {
+                    Action::Forward(hop) => hop.host.map_or(0, |host| host.0[0]),
+                    _ => 0,
+                };
+                assert!(seen.insert(*partition), "{partition} has two");
+                *held.entry(host).or_default() += 1;
+            }
+        }
+        held
     }
 }
 
@@ -31,17 +50,22 @@ impl SalControl for Rules {
     fn add_trust_anchor(&self, _: TrustAnchor) {}
     fn set_membership(&self, _: Vec<u8>) {}
     fn set_service_certificate(&self, _: Prefix, _: Vec<u8>) {}
-    fn add_rule(&self, prefix: Prefix, _: Rule) -> Result<RuleId, TableError> {
+    fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
         let mut present = self.present.lock();
         if present.len() >= self.room {
             return Err(TableError { limit: self.room });
         }
         let id = present.last_key_value().map_or(1, |(last, _)| last + 1);
-        present.insert(id, prefix);
+        present.insert(id, (prefix, rule.action));
         Ok(RuleId(id))
     }
     fn remove_rule(&self, id: RuleId) -> bool {
-        self.present.lock().remove(&id.0).is_some()
+        let mut present = self.present.lock();
+        let Some((prefix, _)) = present.remove(&id.0) else { return false };
+        if present.values().all(|(other, _)| *other != prefix) {
+            self.bared.lock().insert(prefix);
+        }
+        true
     }
     fn bind_name(&self, _: IpAddr, _: ServiceId) {}
     fn unbind_name(&self, _: IpAddr) {}
@@ -60,7 +84,7 @@ fn arrive(roll: &mut Roll, n: u8, boot_id: [u8; 16], now: Instant) -> Result<Sea
 }
 
 fn register(roll: &mut Roll, stream: u64, name: &str, rules: &Rules) -> Result<(), RollError> {
-    roll.register(place(1), stream, prefix(name), name, (100, 100), rules)
+    roll.register(place(1), stream, prefix(name), name, TERMS, rules)
 }
 
 #[test]
@@ -130,4 +154,142 @@ fn a_host_that_is_put_out_is_told_and_leaves_nothing() {
     let mut told = std::pin::pin!(seat.end.notified());
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(told.as_mut().poll(&mut context).is_ready());
+}
+
+const DIVIDED: Terms = Terms { partition_bits: 4, ..TERMS };
+const ALONE: Terms = Terms { exclusive: true, ..TERMS };
+
+/// Hosts 1 to `count`, and a table with room.
+fn hosts(count: u8) -> (Roll, Rules, Vec<u64>) {
+    let (mut roll, now) = (Roll::default(), Instant::now());
+    let streams = (1..=count).map(|n| arrive(&mut roll, n, BOOT, now).expect("room").stream).collect();
+    (roll, Rules::with_room(1000), streams)
+}
+
+fn service(name: &str) -> Prefix {
+    name.parse::<Name>().expect("literal").service_prefix()
+}
+
+fn serve(roll: &mut Roll, n: u8, streams: &[u64], terms: Terms, rules: &Rules) -> Result<(), RollError> {
+    // As hosts do: without partitions by the name's own bits.
+    let prefix = if terms.partition_bits > 0 { service("cache.shop") } else { prefix("cache.shop") };
+    let known = roll.instances().iter().any(|found| found.host == place(n).host && found.prefix != prefix);
+    if known {
+        for other in [service("cache.shop"), self::prefix("cache.shop")].iter().filter(|other| **other != prefix) {
+            roll.withdraw(place(n), streams[usize::from(n) - 1], other, rules);
+        }
+    }
+    roll.register(place(n), streams[usize::from(n) - 1], prefix, "cache.shop", terms, rules)
+}
+
+fn own(terms: Terms) -> OwnService {
+    let Terms { weight, priority, partition_bits, exclusive } = terms;
+    let instance = Instance {
+        host: HostId([99; 16]),
+        host_name: "router".into(),
+        address: ADDRESS.parse().expect("literal"),
+        name: "cache.shop".into(),
+        prefix: if partition_bits > 0 { service("cache.shop") } else { prefix("cache.shop") },
+        weight,
+        priority,
+    };
+    OwnService { instance, actions: vec![Action::Drop], partition_bits, exclusive }
+}
+
+#[test]
+fn partitions_follow_who_serves_and_none_is_ever_without_a_rule() {
+    let (mut roll, rules, streams) = hosts(4);
+    for n in 1..=4 {
+        serve(&mut roll, n, &streams, DIVIDED, &rules).expect("room");
+    }
+    assert_eq!(rules.held("cache.shop"), BTreeMap::from([(1, 4), (2, 4), (3, 4), (4, 4)]));
+    assert_eq!(roll.partitions_moved(), 8 + 5 + 4);
+    let under = roll.instances_under(&service("cache.shop"));
+    assert_eq!((under.len(), under.iter().filter(|found| found.prefix.bits == 100).count()), (4 + 16, 16));
+    let one = service("cache.shop").partition(4, 7);
+    let bits: Vec<u16> = roll.instances_under(&one).iter().map(|found| found.prefix.bits).collect();
+    assert_eq!(bits, [96, 96, 96, 96, 100], "the service's own, and the one that holds it");
+    assert_eq!(roll.instances_of(&service("cache.shop").id).len(), 4, "partitions hide no server");
+    let key = prefix("cache.shop/key:user42").id;
+    let partition = service("cache.shop").partition(4, key.partition(4));
+    let holder = roll.instances_under(&partition).into_iter().filter(|found| found.prefix == partition);
+    assert_eq!(roll.instances_of(&key), holder.collect::<Vec<_>>());
+
+    roll.withdraw(place(1), streams[0], &service("cache.shop"), &rules);
+    assert!(roll.depart(place(2), streams[1], Leave::Lapsed, &rules));
+    assert_eq!(rules.held("cache.shop"), BTreeMap::from([(3, 8), (4, 8)]));
+    serve(&mut roll, 1, &streams, DIVIDED, &rules).expect("room");
+    assert_eq!(rules.held("cache.shop").values().copied().collect::<BTreeSet<_>>(), BTreeSet::from([5, 6]));
+    assert_eq!(*rules.bared.lock(), BTreeSet::new());
+
+    // Who takes no new connections, or comes after others, holds nothing.
+    serve(&mut roll, 3, &streams, Terms { weight: 0, ..DIVIDED }, &rules).expect("room");
+    serve(&mut roll, 4, &streams, Terms { priority: 1, ..DIVIDED }, &rules).expect("room");
+    assert_eq!(rules.held("cache.shop"), BTreeMap::from([(1, 16)]));
+    for n in [1, 3, 4] {
+        roll.depart(place(n), streams[usize::from(n) - 1], Leave::Ended, &rules);
+    }
+    assert!(rules.prefixes().is_empty() && roll.instances_under(&Prefix::default()).is_empty());
+}
+
+#[test]
+fn the_number_of_partitions_is_that_of_the_first() {
+    let (mut roll, rules, streams) = hosts(2);
+    serve(&mut roll, 1, &streams, DIVIDED, &rules).expect("room");
+    let eight = Terms { partition_bits: 3, ..TERMS };
+    let error = serve(&mut roll, 2, &streams, eight, &rules).expect_err("another number");
+    assert!(error.to_string().contains("--partitions 16"), "{error}");
+    assert!(serve(&mut roll, 2, &streams, TERMS, &rules).is_err());
+    assert_eq!((rules.prefixes().len(), roll.instances().len()), (17, 1));
+    // Alone it may say something else, and then that is what counts.
+    serve(&mut roll, 1, &streams, eight, &rules).expect("alone");
+    assert_eq!(rules.held("cache.shop"), BTreeMap::from([(1, 8)]));
+    serve(&mut roll, 2, &streams, eight, &rules).expect("the same");
+    assert!(serve(&mut roll, 2, &streams, DIVIDED, &rules).is_err());
+    assert_eq!(rules.held("cache.shop"), BTreeMap::from([(1, 8)]), "what is refused is not registered");
+    serve(&mut roll, 1, &streams, TERMS, &rules).expect("alone");
+    assert_eq!(rules.prefixes().len(), 1);
+}
+
+#[test]
+fn the_router_s_own_host_holds_partitions_by_its_listeners() {
+    let (mut roll, rules, streams) = hosts(1);
+    serve(&mut roll, 1, &streams, DIVIDED, &rules).expect("room");
+    assert!(roll.admit_own(own(TERMS)).is_err());
+    roll.admit_own(own(DIVIDED)).expect("the same");
+    roll.set_own(vec![own(DIVIDED)], &rules);
+    assert_eq!(rules.held("cache.shop"), BTreeMap::from([(0, 8), (1, 8)]));
+    roll.depart(place(1), streams[0], Leave::Ended, &rules);
+    assert_eq!(rules.held("cache.shop"), BTreeMap::from([(0, 16)]));
+    roll.set_own(Vec::new(), &rules);
+    assert!(rules.prefixes().is_empty());
+}
+
+#[test]
+fn where_the_table_is_full_the_service_s_own_rules_answer() {
+    let (mut roll, _, streams) = hosts(2);
+    let rules = Rules::with_room(10);
+    serve(&mut roll, 1, &streams, DIVIDED, &rules).expect("room for the service");
+    assert_eq!(rules.prefixes().len(), 10);
+    assert_eq!(roll.instances_under(&service("cache.shop")).len(), 17, "assigned all the same");
+    roll.depart(place(1), streams[0], Leave::Ended, &rules);
+    assert!(rules.prefixes().is_empty());
+}
+
+#[test]
+fn one_host_alone_serves_an_exclusive_name() {
+    let (mut roll, rules, streams) = hosts(2);
+    serve(&mut roll, 1, &streams, ALONE, &rules).expect("the first");
+    serve(&mut roll, 1, &streams, Terms { weight: 7, ..ALONE }, &rules).expect("itself");
+    for terms in [ALONE, TERMS] {
+        let error = serve(&mut roll, 2, &streams, terms, &rules).expect_err("held");
+        assert!(matches!(&error, RollError::Held { holder, .. } if holder == "web1"), "{error}");
+    }
+    assert!(roll.admit_own(own(TERMS)).is_err());
+    roll.depart(place(1), streams[0], Leave::Lapsed, &rules);
+    roll.admit_own(own(TERMS)).expect("free");
+    assert!(serve(&mut roll, 2, &streams, ALONE, &rules).is_err(), "the router's own host serves it already");
+    serve(&mut roll, 2, &streams, TERMS, &rules).expect("shared");
+    assert!(serve(&mut roll, 2, &streams, ALONE, &rules).is_err());
+    assert!(rules.prefixes().is_empty(), "what is refused is not registered");
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use margay_core::AssociationSetup;
 use margay_core::certificate::TrustStore;
 use margay_core::key::{HostId, HostPublic};
-use margay_core::name::{Name, Prefix, ServiceId};
+use margay_core::name::{Name, PARTITION_BITS_MAX, Prefix, SERVICE_BITS, ServiceId};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -17,7 +17,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::proto::{self, Code, from_host, from_router};
-use super::roll::{Leave, Place, Roll, RollError, Seat};
+use super::roll::{Leave, OwnService, Place, Roll, RollError, Seat, Terms};
 use super::silence::Silence;
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
 use super::{Instance, Local, VERSION};
@@ -33,8 +33,9 @@ const STRANGERS_MAX: usize = 256;
 const STRANGERS_OF_ADDRESS_MAX: usize = 32;
 /// Instances in one answer.
 const INSTANCES_MAX: usize = 64;
-/// Instances under one watched prefix: what one message holds.
-const WATCHED_MAX: usize = 400;
+/// Instances under one watched prefix that one message holds; and all that are told: each of a service's partitions, and more.
+const WATCHED_PART: usize = 400;
+const WATCHED_MAX: usize = 4000;
 /// Prefixes that one host watches.
 const WATCHES_MAX: usize = 256;
 const WEIGHT_MAX: u32 = 65_535;
@@ -146,9 +147,15 @@ impl Router {
         self.shared.roll.lock().instances_of(service)
     }
 
-    /// Who serves something under a prefix, or all of it.
+    /// Who serves something under a prefix, or all of it; beside them, for each partition there, its holder once more with the
+    /// partition as prefix.
     pub fn instances_under(&self, prefix: &Prefix) -> Vec<Instance> {
         self.shared.roll.lock().instances_under(prefix)
+    }
+
+    /// How many partitions went from one host to another.
+    pub fn partitions_moved(&self) -> u64 {
+        self.shared.roll.lock().partitions_moved()
     }
 
     /// Told whenever somebody else may serve something.
@@ -156,9 +163,18 @@ impl Router {
         self.shared.roll.lock().changes()
     }
 
-    /// What the router's own host serves. Its rules are the caller's.
-    pub fn set_own(&self, own: Vec<Instance>) {
-        self.shared.roll.lock().set_own(own);
+    /// Whether the router's own host may serve a name; if so, no other host gets it from now on.
+    ///
+    /// # Errors
+    ///
+    /// Another host has it, or divides it in another way.
+    pub fn admit_own(&self, own: OwnService) -> Result<(), RollError> {
+        self.shared.roll.lock().admit_own(own)
+    }
+
+    /// What the router's own host serves. Its rules are the caller's, but for those of partitions.
+    pub fn set_own(&self, own: Vec<OwnService>) {
+        self.shared.roll.lock().set_own(own, &*self.shared.sal);
     }
 
     /// SAL address of a host, if its stream is up.
@@ -287,6 +303,8 @@ impl From<RollError> for No {
             RollError::Hosts | RollError::Prefixes | RollError::Table(_) => Code::Limit,
             RollError::Clone => Code::Quarantined,
             RollError::Superseded => Code::Superseded,
+            RollError::Held { .. } => Code::Exclusive,
+            RollError::Partitions { .. } => Code::Partitions,
         };
         Self(code, error.to_string())
     }
@@ -472,6 +490,11 @@ impl Guest {
                 let request = asked.request;
                 match self.register(asked).await {
                     Ok(registered) => Answer::Registered(registered),
+                    // A standby asks every second.
+                    Err(no @ No(Code::Exclusive | Code::Partitions, _)) => {
+                        tracing::debug!(host = %self.place.host, why = no.1, "registration refused for now");
+                        return vec![refusal(request, no)];
+                    }
                     Err(no) => {
                         tracing::warn!(host = %self.place.host, why = no.1, "registration refused");
                         return vec![refusal(request, no)];
@@ -527,14 +550,17 @@ impl Guest {
             if told.as_ref() == Some(&now) {
                 continue;
             }
-            let watched = proto::Watched {
-                service_id: prefix.id.0.to_vec(),
-                bits: prefix.bits.into(),
-                instances: now.iter().take(WATCHED_MAX).cloned().map(instance).collect(),
-                truncated: now.len() > WATCHED_MAX,
-            };
+            let all = &now[..now.len().min(WATCHED_MAX)];
+            let count = all.len().div_ceil(WATCHED_PART).max(1);
+            // Nobody is news, too: then there is one part, and it is empty.
+            for (part, from) in (1..=count).zip((0..).step_by(WATCHED_PART)) {
+                let instances = all[from..].iter().take(WATCHED_PART).cloned().map(instance).collect();
+                let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
+                let truncated = now.len() > WATCHED_MAX;
+                let watched = proto::Watched { service_id, bits, instances, truncated, goes_on: part < count };
+                news.push(proto::FromRouter { body: Some(from_router::Body::Watched(watched)) });
+            }
             *told = Some(now);
-            news.push(proto::FromRouter { body: Some(from_router::Body::Watched(watched)) });
         }
         news
     }
@@ -546,6 +572,14 @@ impl Guest {
         if asked.weight > WEIGHT_MAX {
             return Err(invalid("the weight is out of range"));
         }
+        let partition_bits = u8::try_from(asked.partition_bits).ok().filter(|bits| *bits <= PARTITION_BITS_MAX);
+        let partition_bits = partition_bits.ok_or_else(|| invalid("a service has 1024 partitions at most"))?;
+        let is_divided = partition_bits > 0;
+        if is_divided && !(name.is_service() && prefix.bits == SERVICE_BITS) {
+            return Err(invalid("only a whole service has partitions, not a key or a block of services"));
+        }
+        // A grant for a service is one for its partitions.
+        let own = name.prefix();
         let unix_s = self.shared.clock.unix_s();
         let is_proved = !asked.proof.is_empty();
         if is_proved {
@@ -554,19 +588,21 @@ impl Guest {
             if prefix.bits != 256 || !proved.is_ok_and(|proved| proved.is_proved()) {
                 return Err(No(Code::Proof, format!("{name} is not certified by the key that it names")));
             }
-        } else if !self.member.may_register(&prefix) {
+        } else if !self.member.may_register(if is_divided { &own } else { &prefix }) {
             let text = format!(
                 "this host has no grant for {name}; join again with a token that has: `margay id token create --grant`"
             );
             return Err(No(Code::NoGrant, text));
         }
-        if name.prefix() != prefix && !is_proved {
+        if prefix != (if is_divided { name.service_prefix() } else { own }) && !is_proved {
             return Err(invalid("the name does not stand for these bits"));
         }
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
         blocking(move || store.claim_name(&claimed)).await??;
-        let (stream, rank) = (self.seat.stream, (asked.weight, asked.priority));
-        self.shared.roll.lock().register(self.place, stream, prefix, name.written(), rank, &*self.shared.sal)?;
+        let proto::Register { weight, priority, exclusive, .. } = asked;
+        let terms = Terms { weight, priority, partition_bits, exclusive };
+        let stream = self.seat.stream;
+        self.shared.roll.lock().register(self.place, stream, prefix, name.written(), terms, &*self.shared.sal)?;
         let mut registered = proto::Registered {
             request: asked.request,
             certificate: Vec::new(),

@@ -165,7 +165,15 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 fn registration(name: &str, weight: u32) -> Registration {
     let parsed: Name = name.parse().expect("literal");
-    Registration { name: name.to_owned(), prefix: parsed.prefix(), weight, priority: 100, proof: Vec::new() }
+    Registration {
+        name: name.to_owned(),
+        prefix: parsed.prefix(),
+        weight,
+        priority: 100,
+        proof: Vec::new(),
+        partition_bits: 0,
+        exclusive: false,
+    }
 }
 
 fn state_of(home: &Home, name: &str) -> &'static str {
@@ -317,6 +325,8 @@ fn register(name: &str) -> super::proto::from_host::Body {
         weight: wanted.weight,
         priority: wanted.priority,
         proof: wanted.proof,
+        partition_bits: 0,
+        exclusive: false,
     })
 }
 
@@ -348,5 +358,82 @@ async fn a_host_that_falls_silent_is_gone_after_its_lease() {
     until("the registration", || at.instances().len() == 1).await;
     until("the end of its lease", || at.host_count() == 0).await;
     assert_eq!(at.instances_left().into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>(), [("lapsed", 1)]);
+    at.stop().await;
+}
+
+/// Another host of the authority.
+async fn second(router: &Party, at: &Router) -> (Party, Home) {
+    let host = party(3, "web2");
+    let authority = router.keyring.authority("shop").expect("readable").expect("made");
+    let secret = router.token(1, 8, vec![authority_prefix(&authority)]);
+    let home = host.join(router, at, Some(secret));
+    await_phase(&home, Phase::Connected).await;
+    (host, home)
+}
+
+#[tokio::test]
+async fn a_standby_takes_over_an_exclusive_name_when_its_holder_leaves() {
+    let (router, at, _host, first) = shop().await;
+    let (_standby, second) = second(&router, &at).await;
+    let alone = Registration { exclusive: true, ..registration("db.shop", 100) };
+    first.register(alone.clone());
+    until("registration", || state_of(&first, "db.shop") == "registered").await;
+    second.register(alone.clone());
+    until("the refusal", || state_of(&second, "db.shop") == "refused").await;
+    let why = second.registration(&alone.prefix).expect("known").why;
+    assert!(why.contains("web1 serves db.shop"), "{why}");
+    first.stop().await;
+    until("the takeover", || state_of(&second, "db.shop") == "registered").await;
+    let instances: Vec<_> = at.instances().into_iter().map(|found| found.host_name).collect();
+    assert_eq!(instances, ["web2"]);
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_grant_for_a_service_is_one_for_its_partitions() {
+    let (router, host) = (party(1, "router"), party(2, "web1"));
+    router.keyring.create_authority("shop").expect("made");
+    let at = router.route(60_000).await;
+    let granted: Name = "cache.shop".parse().expect("literal");
+    let secret = router.token(1, 9, vec![granted.prefix()]);
+    let home = host.join(&router, &at, Some(secret));
+    await_phase(&home, Phase::Connected).await;
+    for (name, wanted) in [("cache.shop", "registered"), ("other.shop", "refused")] {
+        let prefix = name.parse::<Name>().expect("literal").service_prefix();
+        home.register(Registration { prefix, partition_bits: 4, ..registration(name, 100) });
+        until("an answer", || home.registration(&prefix).is_some_and(|state| state.state == wanted)).await;
+    }
+    assert!(host.core.certificates.lock().contains_key(&granted.service_prefix()));
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn partitions_are_shared_by_those_who_agree_on_their_number() {
+    let (router, at, _host, first) = shop().await;
+    let (_other, second) = second(&router, &at).await;
+    let prefix = "cache.shop".parse::<Name>().expect("literal").service_prefix();
+    let divided = |bits| Registration { partition_bits: bits, prefix, ..registration("cache.shop", 100) };
+    let home_state = |home: &Home, prefix: &Prefix| home.registration(prefix).map_or("none", |state| state.state);
+    let state_of = |home: &Home| home_state(home, &prefix);
+    first.register(divided(4));
+    until("registration", || state_of(&first) == "registered").await;
+    second.register(divided(3));
+    until("the refusal", || state_of(&second) == "refused").await;
+    second.register(divided(4));
+    until("registration", || state_of(&second) == "registered").await;
+    let part = divided(4).prefix.partition(4, 5);
+    assert_eq!((router.core.rules_of(&part).len(), at.instances_under(&part).len()), (1, 2 + 1));
+    assert_eq!((at.instances_under(&divided(4).prefix).len(), at.partitions_moved()), (2 + 16, 8));
+    // More than a message holds.
+    second.withdraw(prefix);
+    until("the end", || at.instances().len() == 1).await;
+    second.watch(prefix);
+    first.register(divided(10));
+    until("all of the news", || second.watched(&prefix).is_some_and(|heard| heard.len() == 1 + 1024)).await;
+    first.register(divided(11));
+    until("the refusal of too many", || state_of(&first) == "refused").await;
+    let key = Registration { partition_bits: 1, ..registration("cache.shop/key:one", 100) };
+    first.register(key.clone());
+    until("the refusal of a key's", || home_state(&first, &key.prefix) == "refused").await;
     at.stop().await;
 }

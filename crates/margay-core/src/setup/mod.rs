@@ -98,6 +98,8 @@ pub(crate) struct ResponderSetup {
     pub first: Option<Vec<u8>>,
     /// The application's SYN as it was given to the listener, until that answers.
     pub syn: Option<Vec<u8>>,
+    /// The client's real address, where programs here can be shown it.
+    pub shown: Option<IpAddr>,
     /// How often the flow had to take another five-tuple.
     pub moves: u8,
     /// DATA that overtook the ACK.

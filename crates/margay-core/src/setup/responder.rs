@@ -20,7 +20,7 @@ use crate::name::ServiceId;
 use crate::output::DropReason;
 use crate::packet::{self, AppPacket, Parsed};
 use crate::sal::Sal;
-use crate::surrogate::{other_port, responder_tuple};
+use crate::surrogate::{other_port, responder_tuple, shown};
 use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
 
@@ -78,6 +78,7 @@ impl Sal {
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
         let id = self.fresh_flow_id();
         let app = if session.protocol == GREETING { tuple_of(id) } else { chosen.ok_or(DropReason::Full)? };
+        let client = SocketAddr::new(arrival.reply.direct.ip(), session.client.port());
         let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, app, now);
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
@@ -99,6 +100,7 @@ impl Sal {
             app_answer: None,
             first: if is_tcp { None } else { first.clone() },
             syn: if is_tcp { first.clone() } else { None },
+            shown: shown(client, session.client.ip(), &app, &self.config.local_addresses),
             moves: 0,
             held: Vec::new(),
             held_direct: Vec::new(),
@@ -467,6 +469,12 @@ impl Sal {
         }
         self.begin_direct(now, id, starts);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
+        if let Setup::Responder(setup) = &setup
+            && let Some(address) = setup.shown
+        {
+            // Before the first datagram: a client that has two addresses is two clients.
+            self.queue.update(EntryUpdate::Show { surrogate: entry.app.destination, address });
+        }
         self.queue.update(EntryUpdate::Install(entry));
         if let Setup::Responder(setup) = setup {
             if let Some(first) = setup.first {

@@ -35,7 +35,7 @@ use layout::{VERSION, address_value, name_key, question};
 use skeleton::{OpenUnconnectedSkel, UnconnectedSkel, UnconnectedSkelBuilder};
 
 /// What is pinned, and by what the names of pinned links begin.
-const PINNED_MAPS: [&str; 4] = ["spreads", "faces", "heard", "unconnected_layout"];
+const PINNED_MAPS: [&str; 6] = ["spreads", "faces", "heard", "clients", "surrogates", "unconnected_layout"];
 const LINK: &str = "call_";
 /// First words of the virtual addresses, and the mask of the IPv4 ones.
 const VIRTUAL_V4: [u8; 4] = [198, 18, 0, 0];
@@ -93,11 +93,12 @@ impl Unconnected {
     }
 
     /// Datagrams to `name` go to these instances from now on, by weight; at most 64 of them. Each is known to programs by the name.
+    /// `sticky`: all that one socket sends goes to one of them.
     ///
     /// # Errors
     ///
     /// There are too many names or instances.
-    pub fn spread(&self, name: SocketAddr, instances: &[(IpAddr, u32)]) -> io::Result<()> {
+    pub fn spread(&self, name: SocketAddr, instances: &[(IpAddr, u32)], sticky: bool) -> io::Result<()> {
         let face = layout::value_of(name.ip());
         for (instance, _) in instances {
             let key = layout::value_of(*instance);
@@ -106,8 +107,9 @@ impl Unconnected {
         let key = layout::key_of(name);
         let spreads = &self.skeleton.maps.spreads;
         let before = spreads.lookup(key.bytes(), MapFlags::ANY).ok().flatten();
-        let used_ns = before.map_or_else(now_ns, |bytes| layout::used_ns(&bytes));
-        spreads.update(key.bytes(), &layout::spread_of(instances, used_ns), MapFlags::ANY).map_err(of_map)
+        let used_ns = before.as_deref().map_or_else(now_ns, layout::used_ns);
+        let spread = layout::spread_of(instances, sticky, used_ns, before.as_deref());
+        spreads.update(key.bytes(), &spread, MapFlags::ANY).map_err(of_map)
     }
 
     /// Nobody serves the name, or nobody asks for it: its datagrams go as those of a connected socket.
@@ -120,6 +122,41 @@ impl Unconnected {
     pub fn forget(&self, instance: IpAddr) {
         // Absent, when it was forgotten already.
         let _ = self.skeleton.maps.faces.delete(layout::value_of(instance).bytes());
+    }
+
+    /// Programs are shown `address` in the place of a surrogate, and answer there: by the surrogate that was heard last, where the
+    /// client's socket has several.
+    ///
+    /// # Errors
+    ///
+    /// There are too many clients.
+    pub fn show_client(&self, surrogate: SocketAddr, address: IpAddr) -> io::Result<()> {
+        let (key, back) = (layout::key_of(surrogate), layout::key_of(SocketAddr::new(address, surrogate.port())));
+        let maps = &self.skeleton.maps;
+        let value = layout::value_of(surrogate.ip());
+        maps.surrogates.update(back.bytes(), value.bytes(), MapFlags::ANY).map_err(of_map)?;
+        maps.clients.update(key.bytes(), layout::value_of(address).bytes(), MapFlags::ANY).map_err(of_map)
+    }
+
+    /// The surrogate stands for nobody any more.
+    pub fn hide_client(&self, surrogate: SocketAddr) {
+        let key = layout::key_of(surrogate);
+        let maps = &self.skeleton.maps;
+        let Some(value) = maps.clients.lookup(key.bytes(), MapFlags::ANY).ok().flatten() else { return };
+        // Refused only when it is gone already.
+        let _ = maps.clients.delete(key.bytes());
+        let Some(address) = address_value::read(&value).map(|value| layout::address_of(&value)) else { return };
+        let back = layout::key_of(SocketAddr::new(address, surrogate.port()));
+        let is_its_own = maps.surrogates.lookup(back.bytes(), MapFlags::ANY).ok().flatten();
+        if is_its_own.and_then(|value| address_value::read(&value)).is_some_and(|now| now.address == key.address) {
+            let _ = maps.surrogates.delete(back.bytes());
+        }
+    }
+
+    /// Surrogates in whose place programs are shown something else.
+    pub fn shown(&self) -> Vec<SocketAddr> {
+        let keys = self.skeleton.maps.clients.keys();
+        keys.filter_map(|key| Some(layout::name_of(&name_key::read(&key)?))).collect()
     }
 
     /// Readable when programs have sent to names that are not spread.
@@ -207,6 +244,8 @@ fn load(pin_dir: &Path) -> Result<UnconnectedSkel<'static>, Unavailable> {
         open.maps.spreads.set_pin_path(pin_dir.join("spreads"))?;
         open.maps.faces.set_pin_path(pin_dir.join("faces"))?;
         open.maps.heard.set_pin_path(pin_dir.join("heard"))?;
+        open.maps.clients.set_pin_path(pin_dir.join("clients"))?;
+        open.maps.surrogates.set_pin_path(pin_dir.join("surrogates"))?;
         open.maps.unconnected_layout.set_pin_path(pin_dir.join("unconnected_layout"))
     };
     set_up(&mut open).map_err(|error| system("prepare the maps", error))?;

@@ -81,7 +81,7 @@ fn spread_over(programs: &Unconnected, name: SocketAddr, instances: &[&str], cli
     let name = SocketAddr::new(name.ip(), port);
     let addresses: Vec<(IpAddr, u32)> =
         instances.iter().map(|address| (address.parse().expect("literal"), 100)).collect();
-    programs.spread(name, &addresses).expect("room");
+    programs.spread(name, &addresses, false).expect("room");
     for _ in 0..200 {
         client.send_to(b"one", name).expect("sent");
     }
@@ -89,8 +89,24 @@ fn spread_over(programs: &Unconnected, name: SocketAddr, instances: &[&str], cli
     assert_eq!(of_first + of_second, 200);
     assert!(of_first > 50 && of_second > 50, "{of_first} {of_second}");
 
+    // Sticky: a socket keeps to one of them, sockets differ.
+    programs.spread(name, &addresses, true).expect("room");
+    let ip = client.local_addr().expect("bound").ip().to_string();
+    let many: Vec<UdpSocket> = (0..16).map(|_| socket(&ip)).collect();
+    let mut both = [0, 0];
+    for socket in &many {
+        for _ in 0..5 {
+            socket.send_to(b"six", name).expect("sent");
+        }
+        let counts = (drain(&first), drain(&second));
+        assert!(counts == (5, 0) || counts == (0, 5), "{counts:?}");
+        both[usize::from(counts.0 == 0)] += 1;
+    }
+    assert!(both[0] > 0 && both[1] > 0, "{both:?}");
+    programs.spread(name, &addresses, false).expect("room");
+
     // One of them goes; from that moment nothing comes to it.
-    programs.spread(name, &addresses[1..]).expect("room");
+    programs.spread(name, &addresses[1..], false).expect("room");
     for _ in 0..100 {
         client.send_to(b"two", name).expect("sent");
     }
@@ -148,7 +164,7 @@ fn a_socket_goes_on_with_the_port_that_answered_it() {
         let name = SocketAddr::new(NAME_V4.parse().expect("literal"), port);
         let addresses: Vec<(IpAddr, u32)> =
             INSTANCES[..2].iter().map(|address| (address.parse().expect("literal"), 1)).collect();
-        programs.spread(name, &addresses).expect("room");
+        programs.spread(name, &addresses, false).expect("room");
         client.send_to(b"read", name).expect("sent");
         // Whoever it was, the second server answers from a new port, as TFTP's do.
         let transfer = socket(INSTANCES[1]);
@@ -168,10 +184,55 @@ fn a_socket_goes_on_with_the_port_that_answered_it() {
 }
 
 #[test]
+fn a_server_knows_its_clients_by_their_real_addresses_and_answers_there() {
+    with_programs("clients", |programs, _| {
+        // Where an agent has a flow, the client's datagrams come from a surrogate: here, from a socket that is bound to one.
+        let client = socket(INSTANCES[0]);
+        let surrogate = client.local_addr().expect("bound");
+        let real = SocketAddr::new("10.9.9.9".parse().expect("literal"), surrogate.port());
+        let server = socket("0.0.0.0");
+        let at: SocketAddr =
+            format!("127.0.0.1:{}", server.local_addr().expect("bound").port()).parse().expect("an address");
+        programs.show_client(surrogate, real.ip()).expect("room");
+        client.send_to(b"ask", at).expect("sent");
+        assert_eq!(receive(&server).expect("came"), ("ask".to_owned(), real));
+        server.send_to(b"answer", real).expect("sent");
+        assert_eq!(receive(&client).expect("answered").0, "answer");
+        // Servers answer from other sockets, and connect them.
+        let other = socket("0.0.0.0");
+        other.connect(real).expect("connected");
+        assert_eq!(other.peer_addr().expect("connected"), real);
+        other.send(b"more").expect("sent");
+        let (text, from) = receive(&client).expect("answered");
+        client.send_to(b"got it", from).expect("sent");
+        assert_eq!((text.as_str(), receive(&other).map(|(text, _)| text)), ("more", Some("got it".to_owned())));
+
+        // The same socket has another flow: it is the same client, and is answered where it was heard last.
+        let second =
+            UdpSocket::bind((INSTANCES[1].parse::<IpAddr>().expect("literal"), surrogate.port())).expect("free");
+        second.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        programs.show_client(second.local_addr().expect("bound"), real.ip()).expect("room");
+        for asker in [&client, &second, &client] {
+            asker.send_to(b"ask", at).expect("sent");
+            assert_eq!(receive(&server).expect("came").1, real);
+            server.send_to(b"answer", real).expect("sent");
+            assert_eq!(receive(asker).expect("answered").0, "answer");
+        }
+        programs.hide_client(second.local_addr().expect("bound"));
+        server.send_to(b"answer", real).expect("sent");
+        assert_eq!(receive(&client).expect("answered").0, "answer");
+        programs.hide_client(surrogate);
+        assert!(programs.shown().is_empty());
+        client.send_to(b"ask", at).expect("sent");
+        assert_eq!(receive(&server).expect("came").1, surrogate);
+    });
+}
+
+#[test]
 fn the_next_agent_finds_what_was_spread_and_nothing_is_left_when_it_is_taken_off() {
     with_programs("kept", |programs, root| {
         let name: SocketAddr = "198.18.5.5:99".parse().expect("literal");
-        programs.spread(name, &[(INSTANCES[0].parse().expect("literal"), 1)]).expect("room");
+        programs.spread(name, &[(INSTANCES[0].parse().expect("literal"), 1)], false).expect("room");
         let pins = std::env::temp_dir().join(format!("margay-unconnected-{}-kept", std::process::id()));
         let next = Unconnected::open(root, &pins).expect("taken over");
         assert_eq!(next.spreads().iter().map(|(name, _)| *name).collect::<Vec<_>>(), [name]);

@@ -8,12 +8,14 @@ mod cache_off;
 mod datagram_rate;
 mod direct_throughput;
 mod encap_throughput;
+mod exclusive_names;
 mod firewalled;
 mod flow_memory;
 mod host_death;
 mod hostile_packets;
 pub mod late_binding;
 mod many_flows;
+mod memcached_partitions;
 mod nat_first_contact;
 mod odd_hosts;
 mod odd_packets;
@@ -25,7 +27,7 @@ mod up_down;
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::command::progress;
 use crate::host::write_line;
@@ -33,6 +35,9 @@ use crate::report::{Bound, Figures, Report};
 
 /// Set to 1 in the environment, scenarios take their full length.
 pub const LONG: &str = "MARGAY_LAB_LONG";
+
+/// Names a directory in the environment: scenarios that draw write their pictures there, as `<scenario>.svg`.
+pub const PICTURES: &str = "MARGAY_LAB_PICTURES";
 
 /// A scenario.
 pub struct Scenario {
@@ -59,6 +64,17 @@ impl Findings {
     /// Sets a figure.
     pub fn set(&mut self, name: &str, value: f64) {
         self.figures.set(name, value);
+    }
+
+    /// Writes a picture, where pictures are wanted.
+    ///
+    /// # Errors
+    ///
+    /// There is no room for it.
+    pub fn draw(&self, scenario: &str, svg: &str) -> Result<()> {
+        let Some(dir) = std::env::var_os(PICTURES) else { return Ok(()) };
+        let path = Path::new(&dir).join(format!("{scenario}.svg"));
+        std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Says a sentence in the report and on standard error.
@@ -95,6 +111,8 @@ pub const ALL: &[Scenario] = &[
     host_death::SCENARIO,
     apps::SCENARIO,
     active_sockets::SCENARIO,
+    memcached_partitions::SCENARIO,
+    exclusive_names::SCENARIO,
     datagram_rate::SCENARIO,
 ];
 

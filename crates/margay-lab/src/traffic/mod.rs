@@ -9,6 +9,7 @@ mod download;
 mod echo;
 mod flows;
 mod hostile;
+mod memcached;
 mod odd;
 mod pingpong;
 
@@ -25,6 +26,7 @@ pub use attempt::Outcome;
 pub use connects::Connects;
 pub use datagrams::{Blasted, Slice};
 pub use download::Download;
+pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
 
 /// Which program.
@@ -171,6 +173,27 @@ pub enum Traffic {
         #[arg(long, default_value_t = 0)]
         mss: u32,
     },
+    /// Send SETs to memcached by UDP, so many at once, and print how many were answered
+    MemcachedSets {
+        /// Address and port of each partition, in order
+        #[arg(long, required = true)]
+        to: Vec<SocketAddr>,
+        /// Requests at once
+        #[arg(long)]
+        window: usize,
+        /// Length of a value
+        #[arg(long, default_value_t = 1024)]
+        bytes: usize,
+    },
+    /// Print how many SETs a memcached of this host has taken
+    MemcachedTaken {
+        /// Its port
+        #[arg(long)]
+        port: u16,
+        /// Time between two lines
+        #[arg(long)]
+        every_ms: u64,
+    },
     /// Send urgent data between other data to an echo server
     Urgent {
         /// Server's name or address
@@ -280,6 +303,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             };
             runtime.block_on(attempt::repeat(plan, count, parallel))
         }
+        Traffic::MemcachedSets { to, window, bytes } => memcached::send_sets(memcached::Plan { to, window, bytes }),
+        Traffic::MemcachedTaken { port, every_ms } => memcached::watch_sets(port, Duration::from_millis(every_ms)),
         Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),
         Traffic::Closing { host, port, count } => odd::close_together(&host, port, count),
         Traffic::ClosingServer { listen } => odd::serve_closing(listen),

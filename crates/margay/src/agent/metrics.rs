@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
+use margay_control::registration;
 use margay_core::{DropReason, RemoveReason};
 use margay_wire::Kind;
 use miette::{IntoDiagnostic, Result, WrapErr};
@@ -137,18 +138,19 @@ impl Collector for Figures {
         let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
         family(&mut encoder, "flows_removed", "Flows that ended", "reason", removed.collect())?;
         if let Some(router) = &agent.router {
-            let left = router.instances_left().map(|(why, count)| (why.to_owned(), count));
-            family(
-                &mut encoder,
-                "instances_left",
-                "Instances that this router lists no longer",
-                "reason",
-                left.into(),
-            )?;
+            of_router(router, &mut encoder)?;
         }
         let dropped = drops(agent).into_iter().map(|(reason, count)| (reason.to_owned(), count));
         family(&mut encoder, "drops", "Packets dropped", "reason", dropped.collect())
     }
+}
+
+fn of_router(router: &registration::Router, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let help = "Partitions of services that went from one host to another";
+    let metric = encoder.encode_descriptor("partitions_moved", help, None, MetricType::Counter)?;
+    ConstCounter::new(router.partitions_moved()).encode(metric)?;
+    let left = router.instances_left().map(|(why, count)| (why.to_owned(), count));
+    family(encoder, "instances_left", "Instances that this router lists no longer", "reason", left.into())
 }
 
 fn family(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, label: &str, rows: Rows) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use margay_control::keyring::Keyring;
-use margay_control::registration::{Acknowledgement, Home, Instance, Local, Registration, Router};
+use margay_control::registration::{Acknowledgement, Home, Instance, Local, OwnService, Registration, Router, Terms};
 use margay_control::store::{NameError, Store};
 use margay_control::{Clock, SalControl, StateDir, StateError, issue};
 use margay_core::name::{Name, Prefix, authority_block, is_virtual};
@@ -60,6 +60,17 @@ impl Listener {
         self.protocol.or(has_no_datagrams.then_some(Protocol::Tcp))
     }
 
+    /// What brings connections to it.
+    fn action(&self) -> Action {
+        Action::Demux(Demux {
+            listener: self.address,
+            service_port: self.service_port,
+            protocol: self.carried().map(Protocol::number),
+            // Checked when it was published.
+            allow: allow::parse(&self.allow).unwrap_or_default(),
+        })
+    }
+
     /// Whether a socket takes what is sent there.
     fn is_taken_by(&self, bound: SocketAddr, protocol: Protocol) -> bool {
         let (own, of_socket) = (self.address.ip(), bound.ip());
@@ -80,10 +91,8 @@ pub struct Publication {
     pub name: Name,
     /// Where it is served.
     pub listener: Listener,
-    /// Share among instances of one priority.
-    pub weight: u32,
-    /// Higher first.
-    pub priority: u32,
+    /// How.
+    pub terms: Terms,
 }
 
 impl Publication {
@@ -99,8 +108,7 @@ impl Publication {
                 allow: section.allow.clone(),
                 origin: Origin::Configuration,
             },
-            weight: section.weight,
-            priority: section.priority,
+            terms: section.terms(),
         })
     }
 }
@@ -110,20 +118,26 @@ impl Publication {
 pub struct Published {
     /// The name.
     pub name: Name,
-    /// Share among instances of one priority.
-    pub weight: u32,
-    /// Higher first.
-    pub priority: u32,
+    /// How it is served.
+    pub terms: Terms,
     /// Its listeners.
     pub listeners: Vec<Listener>,
-    /// Whether a socket listens for it.
+    /// Whether a socket listens for it, and the router on this host has nothing against it.
     pub is_served: bool,
+    /// What that router has against it, where another host serves the name; else empty.
+    pub refused: String,
     rules: Vec<RuleId>,
 }
 
 impl Published {
     fn new(name: Name) -> Self {
-        Self { name, weight: 0, priority: 0, listeners: Vec::new(), is_served: false, rules: Vec::new() }
+        let terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false };
+        Self { name, terms, listeners: Vec::new(), is_served: false, refused: String::new(), rules: Vec::new() }
+    }
+
+    /// What is served: a service that has partitions with all that is under it.
+    pub fn prefix(&self) -> Prefix {
+        if self.terms.partition_bits > 0 { self.name.service_prefix() } else { self.name.prefix() }
     }
 }
 
@@ -163,6 +177,10 @@ struct KeptService {
     name: String,
     weight: u32,
     priority: u32,
+    #[serde(default)]
+    partition_bits: u8,
+    #[serde(default)]
+    exclusive: bool,
     listeners: Vec<Listener>,
 }
 
@@ -232,11 +250,12 @@ impl Services {
         let mut publications = Vec::new();
         for service in kept.services {
             let name: Name = service.name.parse().map_err(|error| damaged(format!("{}: {error}", service.name)))?;
-            publications.extend(service.listeners.into_iter().map(|listener| Publication {
+            let KeptService { weight, priority, partition_bits, exclusive, listeners, .. } = service;
+            let terms = Terms { weight, priority, partition_bits, exclusive };
+            publications.extend(listeners.into_iter().map(|listener| Publication {
                 name: name.clone(),
                 listener,
-                weight: service.weight,
-                priority: service.priority,
+                terms,
             }));
         }
         Ok(publications)
@@ -245,8 +264,10 @@ impl Services {
     fn keep(&self) -> Result<(), PublishError> {
         let kept_of = |service: &Published| KeptService {
             name: service.name.written().to_owned(),
-            weight: service.weight,
-            priority: service.priority,
+            weight: service.terms.weight,
+            priority: service.terms.priority,
+            partition_bits: service.terms.partition_bits,
+            exclusive: service.terms.exclusive,
             listeners: service.listeners.iter().filter(|listener| listener.origin == Origin::Order).cloned().collect(),
         };
         let services: Vec<KeptService> = self.published.lock().iter().map(kept_of).collect();
@@ -300,8 +321,7 @@ impl Services {
             self.take(&name.prefix());
             if let Some(before) = before {
                 for listener in before.listeners {
-                    let (weight, priority) = (before.weight, before.priority);
-                    let again = Publication { name: name.clone(), listener, weight, priority };
+                    let again = Publication { name: name.clone(), listener, terms: before.terms };
                     if let Err(error) = self.put(again) {
                         tracing::error!(%name, %error, "what was published before cannot be put back");
                     }
@@ -311,9 +331,9 @@ impl Services {
     }
 
     fn put(&self, publication: Publication) -> Result<(), PublishError> {
-        let Publication { name, listener, weight, priority } = publication;
-        self.check(&name, &listener, weight)?;
-        self.change(&name, weight, priority, |listeners| {
+        let Publication { name, listener, terms } = publication;
+        self.check(&name, &listener, terms)?;
+        self.change(&name, terms, |listeners| {
             listeners.retain(|known| !is_same_place(known, &listener));
             listeners.push(listener);
         })?;
@@ -333,39 +353,39 @@ impl Services {
         Ok(self.store.claim_name(name)?)
     }
 
-    fn check(&self, name: &Name, listener: &Listener, weight: u32) -> Result<(), PublishError> {
+    fn check(&self, name: &Name, listener: &Listener, terms: Terms) -> Result<(), PublishError> {
         listener::deliverable(listener.address)
             .and_then(|()| listener::expects_others(listener.address, listener.protocol, &listener.allow))
             .map_err(PublishError::Misuse)?;
-        if weight > WEIGHT_MAX {
+        if terms.weight > WEIGHT_MAX {
             return Err(PublishError::Misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
         }
+        listener::divisible(name, terms.partition_bits).map_err(PublishError::Misuse)?;
         allow::parse(&listener.allow).map_err(PublishError::Misuse)?;
         self.claim(name)
     }
 
     /// Changes the listeners of a name. Without any that has a socket it is not served here.
-    fn change(
-        &self,
-        name: &Name,
-        weight: u32,
-        priority: u32,
-        act: impl FnOnce(&mut Vec<Listener>),
-    ) -> Result<(), PublishError> {
+    fn change(&self, name: &Name, terms: Terms, act: impl FnOnce(&mut Vec<Listener>)) -> Result<(), PublishError> {
         let mut published = self.published.lock();
         let at = published.iter().position(|service| service.name.prefix() == name.prefix());
         let before = at.map(|at| published[at].clone());
         let mut service = before.clone().unwrap_or_else(|| Published::new(name.clone()));
         act(&mut service.listeners);
-        (service.weight, service.priority) = (weight, priority);
+        service.terms = terms;
         let had = before.as_ref().map_or(0, |before| before.listeners.len());
         let total: usize = published.iter().map(|service| service.listeners.len()).sum();
         if service.listeners.len() > had && total + service.listeners.len() - had > LISTENERS_MAX {
             let text = format!("this host publishes {LISTENERS_MAX} listeners already; withdraw some");
             return Err(PublishError::Misuse(text));
         }
-        service.is_served = self.has_socket(&service);
-        self.put_in_force(before.as_ref(), &mut service)?;
+        (service.is_served, service.refused) = self.standing(&service);
+        if let Err(error) = self.put_in_force(before.as_ref(), &mut service) {
+            drop(published);
+            // Which may have admitted it already.
+            self.tell_router();
+            return Err(error);
+        }
         match (at, service.listeners.is_empty()) {
             (Some(at), true) => drop(published.remove(at)),
             (Some(at), false) => published[at] = service,
@@ -390,6 +410,15 @@ impl Services {
         })
     }
 
+    /// Whether a service is to be served now, and what the router on this host has against that.
+    fn standing(&self, service: &Published) -> (bool, String) {
+        if !self.has_socket(service) {
+            return (false, String::new());
+        }
+        let admitted = self.router.as_ref().map_or(Ok(()), |router| router.admit_own(self.own_service(service)));
+        admitted.map_or_else(|error| (false, error.to_string()), |()| (true, String::new()))
+    }
+
     /// Makes the service table and the routers follow from what a service was and is.
     fn put_in_force(&self, before: Option<&Published>, service: &mut Published) -> Result<(), PublishError> {
         // New rules first: the table is never without one for the name.
@@ -398,13 +427,15 @@ impl Services {
         for rule in old {
             self.core.remove_rule(rule);
         }
-        let of = |service: &Published| (service.weight, service.priority);
         match (before.filter(|before| before.is_served), service.is_served) {
-            (Some(_), false) => drop(self.retract(service.name.prefix())),
-            (Some(before), true) if of(before) == of(service) => {}
-            (_, true) => {
-                self.certify(&service.name);
+            (Some(before), false) => drop(self.retract(before.prefix())),
+            (Some(before), true) if before.terms == service.terms => {}
+            (before, true) => {
+                self.certify(service);
                 self.announce(service);
+                if let Some(other) = before.map(Published::prefix).filter(|before| *before != service.prefix()) {
+                    drop(self.retract(other));
+                }
             }
             (None, false) => {}
         }
@@ -414,21 +445,34 @@ impl Services {
     /// What listens here now: names whose socket is gone are withdrawn, those that have one again are served again.
     pub fn set_listening(&self, now: Listening) {
         *self.listening.lock() = Some(now);
+        self.follow_standings();
+    }
+
+    /// The router on this host may have nothing against a name any more: another host has left.
+    pub fn ask_own_router_again(&self) {
+        if self.published.lock().iter().any(|service| !service.refused.is_empty()) {
+            self.follow_standings();
+        }
+    }
+
+    fn follow_standings(&self) {
         let mut published = self.published.lock();
         let mut is_changed = false;
         for service in published.iter_mut() {
-            let is_served = self.has_socket(service);
+            let (is_served, refused) = self.standing(service);
+            service.refused = refused;
             if is_served == service.is_served {
                 continue;
             }
             let before = service.clone();
             service.is_served = is_served;
+            // Also where it fails: the router may have admitted it.
+            is_changed = true;
             if let Err(error) = self.put_in_force(Some(&before), service) {
                 tracing::warn!(name = %before.name, %error, "a service does not follow its sockets");
                 *service = before;
                 continue;
             }
-            is_changed = true;
             tracing::info!(name = %service.name, served = service.is_served, "what listens has changed");
         }
         drop(published);
@@ -443,20 +487,20 @@ impl Services {
     /// # Errors
     ///
     /// One of them cannot be served; all are served as before then.
-    pub fn follow(&self, name: &Name, found: &[Listener], weight: u32, priority: u32) -> Result<bool, PublishError> {
+    pub fn follow(&self, name: &Name, found: &[Listener], terms: Terms) -> Result<bool, PublishError> {
         let known = self.find(name);
-        let of_known = known.as_ref().map(|service| (service.weight, service.priority));
+        let of_known = known.as_ref().map(|service| service.terms);
         let followed = known.iter().flat_map(|service| &service.listeners).filter(|one| one.origin == Origin::Socket);
         // Without sockets there is nothing to say about the share of what was ordered.
-        let (weight, priority) = of_known.filter(|_| found.is_empty()).unwrap_or((weight, priority));
-        let is_share_same = found.is_empty() || of_known == Some((weight, priority));
-        if followed.eq(found) && is_share_same {
+        let terms = of_known.filter(|_| found.is_empty()).unwrap_or(terms);
+        let are_terms_same = found.is_empty() || of_known == Some(terms);
+        if followed.eq(found) && are_terms_same {
             return Ok(false);
         }
         for listener in found {
-            self.check(name, listener, weight)?;
+            self.check(name, listener, terms)?;
         }
-        self.change(name, weight, priority, |listeners| {
+        self.change(name, terms, |listeners| {
             listeners.retain(|known| known.origin != Origin::Socket);
             listeners.extend_from_slice(found);
         })?;
@@ -472,15 +516,9 @@ impl Services {
     fn add_rules(&self, service: &Published) -> Result<Vec<RuleId>, PublishError> {
         let mut added = Vec::new();
         for listener in service.listeners.iter().filter(|_| service.is_served) {
-            let demux = Demux {
-                listener: listener.address,
-                service_port: listener.service_port,
-                protocol: listener.carried().map(Protocol::number),
-                // Checked when it was published.
-                allow: allow::parse(&listener.allow).unwrap_or_default(),
-            };
-            let rule = Rule { priority: service.priority, weight: service.weight, action: Action::Demux(demux) };
-            match self.core.add_rule(service.name.prefix(), rule) {
+            let Terms { priority, weight, .. } = service.terms;
+            let rule = Rule { priority, weight, action: listener.action() };
+            match self.core.add_rule(service.prefix(), rule) {
                 Ok(id) => added.push(id),
                 Err(error) => {
                     for id in added {
@@ -494,9 +532,9 @@ impl Services {
     }
 
     /// Signs for the name where a key for it is here: the authority's, or the service's own.
-    fn certify(&self, name: &Name) {
-        let (prefix, host, unix_s) = (name.prefix(), self.local.host_key.public(), self.clock.unix_s());
-        if let Some(proof) = self.proof(name) {
+    fn certify(&self, service: &Published) {
+        let (prefix, host, unix_s) = (service.prefix(), self.local.host_key.public(), self.clock.unix_s());
+        if let Some(proof) = self.proof(&service.name) {
             self.core.set_service_certificate(prefix, proof);
         } else if let Ok(Some(authority)) = self.keyring.authority_of(prefix.id.authority()) {
             self.core.set_service_certificate(prefix, issue::service(&authority, prefix, &host, unix_s).0);
@@ -511,10 +549,12 @@ impl Services {
     fn registration_of(&self, service: &Published) -> Registration {
         Registration {
             name: service.name.written().to_owned(),
-            prefix: service.name.prefix(),
-            weight: service.weight,
-            priority: service.priority,
+            prefix: service.prefix(),
+            weight: service.terms.weight,
+            priority: service.terms.priority,
             proof: self.proof(&service.name).unwrap_or_default(),
+            partition_bits: service.terms.partition_bits,
+            exclusive: service.terms.exclusive,
         }
     }
 
@@ -527,7 +567,7 @@ impl Services {
     /// Gives certificates and registrations made by keys of this host another life, before the old one ends.
     pub fn renew(&self) {
         for service in self.published.lock().clone().iter().filter(|service| service.is_served) {
-            self.certify(&service.name);
+            self.certify(service);
             if self.proof(&service.name).is_some() {
                 self.announce(service);
             }
@@ -536,21 +576,36 @@ impl Services {
 
     fn tell_router(&self) {
         let Some(router) = &self.router else { return };
-        router.set_own(self.own_instances());
+        let published = self.published.lock();
+        let served = published.iter().filter(|service| service.is_served);
+        router.set_own(served.map(|service| self.own_service(service)).collect());
+    }
+
+    fn own_service(&self, service: &Published) -> OwnService {
+        OwnService {
+            instance: self.own_instance(service),
+            actions: service.listeners.iter().map(Listener::action).collect(),
+            partition_bits: service.terms.partition_bits,
+            exclusive: service.terms.exclusive,
+        }
     }
 
     /// This host as an instance of what it publishes.
     pub fn own_instances(&self) -> Vec<Instance> {
-        let instance = |service: &Published| Instance {
+        let published = self.published.lock();
+        published.iter().filter(|service| service.is_served).map(|service| self.own_instance(service)).collect()
+    }
+
+    fn own_instance(&self, service: &Published) -> Instance {
+        Instance {
             host: self.local.host_key.public().id(),
             host_name: self.local.host_name.clone(),
             address: SocketAddr::new(margay_core::name::HOST_V4.into(), self.local.sal_port),
             name: service.name.written().to_owned(),
-            prefix: service.name.prefix(),
-            weight: service.weight,
-            priority: service.priority,
-        };
-        self.published.lock().iter().filter(|service| service.is_served).map(instance).collect()
+            prefix: service.prefix(),
+            weight: service.terms.weight,
+            priority: service.terms.priority,
+        }
     }
 
     /// Withdraws one listener of a name, or all of it; gives how many. New connections go elsewhere, running ones stay.
@@ -559,7 +614,6 @@ impl Services {
     ///
     /// There is no such thing here, or the disk refuses.
     pub async fn withdraw(&self, name: &Name, listener: Option<SocketAddr>) -> Result<usize, PublishError> {
-        let prefix = name.prefix();
         let found = self.find(name).ok_or_else(|| PublishError::Unknown(name.to_string()))?;
         let is_meant = |known: &Listener| listener.is_none_or(|gone| known.address == gone);
         let goes = |known: &Listener| known.origin != Origin::Socket && is_meant(known);
@@ -572,11 +626,11 @@ impl Services {
         }
         if gone == found.listeners.len() {
             // The router first: it stops sending before the listener is gone from the table.
-            for acknowledged in self.retract(prefix) {
+            for acknowledged in self.retract(found.prefix()) {
                 acknowledged.await;
             }
         }
-        self.change(name, found.weight, found.priority, |listeners| listeners.retain(|known| !goes(known)))?;
+        self.change(name, found.terms, |listeners| listeners.retain(|known| !goes(known)))?;
         self.keep()?;
         Ok(gone)
     }

@@ -90,11 +90,13 @@ impl Host {
     }
 }
 
+const TERMS: Terms = Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false };
+
 fn publication(name: &str, listen: &str) -> Publication {
     let address: SocketAddr = listen.parse().expect("literal");
     let listener =
         Listener { address, service_port: Some(80), protocol: None, allow: Vec::new(), origin: Origin::Order };
-    Publication { name: name.parse().expect("literal"), listener, weight: 100, priority: 100 }
+    Publication { name: name.parse().expect("literal"), listener, terms: TERMS }
 }
 
 #[tokio::test]
@@ -136,10 +138,32 @@ fn publishing_again_changes_weight_and_leaves_one_rule() {
     let mut host = host();
     let services = host.services();
     services.publish(publication("web.shop", "0.0.0.0:8080")).expect("published");
-    services.publish(Publication { weight: 7, ..publication("web.shop", "0.0.0.0:8080") }).expect("published");
+    services
+        .publish(Publication { terms: Terms { weight: 7, ..TERMS }, ..publication("web.shop", "0.0.0.0:8080") })
+        .expect("published");
     let rules = host.core.rules.lock();
     let weights: Vec<u32> = rules.values().map(|(_, rule)| rule.weight).collect();
     assert_eq!(weights, [7]);
+}
+
+#[test]
+fn a_service_with_partitions_is_served_with_all_that_is_under_it() {
+    let mut host = host();
+    let services = host.services();
+    services.keyring.create_authority("shop").expect("made");
+    let divided = Terms { partition_bits: 4, exclusive: false, ..TERMS };
+    services.publish(Publication { terms: divided, ..publication("cache.shop", "0.0.0.0:8080") }).expect("published");
+    let prefixes = |host: &Host| host.core.rules.lock().values().map(|(prefix, _)| prefix.bits).collect::<Vec<_>>();
+    assert_eq!(prefixes(&host), [96]);
+    assert_eq!(host.core.certificates.lock().iter().map(|(prefix, _)| prefix.bits).collect::<Vec<_>>(), [96]);
+    let services = host.services();
+    services.restore(&[]).expect("restored");
+    assert_eq!((prefixes(&host), services.list()[0].terms), (vec![96], divided));
+    let key = Publication { terms: divided, ..publication("cache.shop/key:one", "0.0.0.0:8081") };
+    assert!(matches!(services.publish(key), Err(PublishError::Misuse(_))));
+    // Without partitions it is the one name again.
+    services.publish(publication("cache.shop", "0.0.0.0:8080")).expect("published");
+    assert_eq!(prefixes(&host), [256]);
 }
 
 #[test]
@@ -151,7 +175,8 @@ fn what_is_refused_changes_nothing() {
     stranger.listener.allow = vec!["everybody".into()];
     assert!(matches!(services.publish(stranger), Err(PublishError::Misuse(_))));
     assert!(matches!(services.publish(publication("web.shop", "127.0.0.1:80")), Err(PublishError::Misuse(_))));
-    let heavy = Publication { weight: WEIGHT_MAX + 1, ..publication("web.shop", "0.0.0.0:8081") };
+    let heavy =
+        Publication { terms: Terms { weight: WEIGHT_MAX + 1, ..TERMS }, ..publication("web.shop", "0.0.0.0:8081") };
     assert!(matches!(services.publish(heavy), Err(PublishError::Misuse(_))));
     *host.core.full.lock() = true;
     assert!(matches!(services.publish(publication("web.shop", "0.0.0.0:8081")), Err(PublishError::Table(_))));
@@ -221,13 +246,14 @@ fn a_programs_sockets_come_and_go_beside_what_was_ordered() {
     let mut found = publication("web.shop", "0.0.0.0:8080").listener;
     found.origin = Origin::Socket;
     let found = [found];
-    let now = || services.find(&name).map(|service| (service.listeners.len(), service.weight));
+    let now = || services.find(&name).map(|service| (service.listeners.len(), service.terms.weight));
     let before = now().expect("published").1;
-    assert!(services.follow(&name, &found, 7, 100).expect("served"));
-    assert!(!services.follow(&name, &found, 7, 100).expect("served"), "nothing is new");
+    let other = Terms { weight: 7, ..TERMS };
+    assert!(services.follow(&name, &found, other).expect("served"));
+    assert!(!services.follow(&name, &found, other).expect("served"), "nothing is new");
     assert_eq!(now(), Some((2, 7)));
-    assert!(services.follow(&name, &found, before, 100).expect("served"), "another share is");
-    assert!(services.follow(&name, &[], 0, 0).expect("withdrawn"));
+    assert!(services.follow(&name, &found, TERMS).expect("served"), "another share is");
+    assert!(services.follow(&name, &[], other).expect("withdrawn"));
     assert_eq!(now(), Some((1, before)), "the program takes nothing along");
-    assert!(!services.follow(&name, &[], 0, 0).expect("withdrawn"));
+    assert!(!services.follow(&name, &[], other).expect("withdrawn"));
 }

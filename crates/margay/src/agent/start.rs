@@ -75,7 +75,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     };
     let watchers = Watchers::default();
     let direct = DirectPath::open(&config).await;
-    let core = start_core(&config, &identity, &clock_of_wall, &watchers, &direct).await?;
+    let spreads = Spreads::open(&config, &direct);
+    let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
     let tokens = home::candidates(&config, &state_dir, &store)?;
     authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
@@ -95,7 +96,6 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall));
     }
     let active = Active::open(&config, &services);
-    let spreads = Spreads::open(&config, &direct);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let mut warnings = Vec::new();
     let dns = start_dns(&config, &leases, &services, &router, &mut warnings).await?;
@@ -138,7 +138,7 @@ async fn start_core(
     identity: &Identity,
     wall: &Clock,
     watchers: &Watchers,
-    direct: &DirectPath,
+    (direct, spreads): (&DirectPath, &Spreads),
 ) -> Result<CoreHandle> {
     let plan = host::plan(config).await.into_diagnostic()?;
     let local_addresses =
@@ -159,6 +159,7 @@ async fn start_core(
     Keepsake::new(&runtime_dir).take_up(&mut sal, now);
     flows::take_up(&runtime_dir, &mut sal, now);
     direct.hand_over(&mut sal, now);
+    spreads.hand_over(&sal);
     let (keeper, changes) = mpsc::channel();
     watchers.keep(keeper);
     let datapath_config = DatapathConfig {
@@ -166,6 +167,7 @@ async fn start_core(
         udp_port: config.host.port,
         datagram_max,
         route: Some(Box::new(host::route::lookup)),
+        unconnected: spreads.kernel(),
         ..DatapathConfig::default()
     };
     let datapath = Arc::new(Datapath::start(datapath_config, sal, watchers.on_event()).into_diagnostic()?);

@@ -25,8 +25,24 @@ const LEASE_ROUNDS: u64 = 300;
 /// Rounds between renewals of certificates that this host signs itself; they live a day.
 const RENEWAL_ROUNDS: u64 = 3600;
 
+/// How often the router on this host is asked again about names that other hosts had.
+const STANDBY_ROUND: Duration = Duration::from_secs(1);
+
 /// Goes on until it is aborted.
 pub async fn run(agent: Arc<Agent>) {
+    tokio::join!(look_around(Arc::clone(&agent)), stand_by(agent));
+}
+
+async fn stand_by(agent: Arc<Agent>) {
+    let mut rounds = interval(STANDBY_ROUND);
+    rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        rounds.tick().await;
+        tokio::task::block_in_place(|| agent.services.ask_own_router_again());
+    }
+}
+
+async fn look_around(agent: Arc<Agent>) {
     let mut rounds = interval(ROUND);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut addresses = Vec::new();

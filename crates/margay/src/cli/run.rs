@@ -15,7 +15,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 
 use super::{Client, refused};
 use crate::agent::active::rule::Wanted;
-use crate::listener::Protocol;
+use crate::listener::{Protocol, partition_count};
 
 /// What shells say of a program that is not there, and of one that cannot be started.
 const NOT_FOUND: u8 = 127;
@@ -55,6 +55,12 @@ pub struct OfferArgs {
     /// Instances of the highest priority take all connections, as long as there are any
     #[arg(long, value_name = "NUMBER")]
     pub priority: Option<u32>,
+    /// Divide the service into so many partitions (a power of two, 2 to 1024); each is held by one of its hosts
+    #[arg(long, value_name = "NUMBER", value_parser = partition_count)]
+    pub partitions: Option<u32>,
+    /// No other program and no other host may serve the name; a second host stands by
+    #[arg(long)]
+    pub exclusive: bool,
 }
 
 pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
@@ -70,6 +76,8 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
         allow: of.allow.clone(),
         weight: of.weight,
         priority: of.priority,
+        partitions: of.partitions,
+        exclusive: of.exclusive,
         private: args.private,
         command: if args.unit { "a unit of systemd".to_owned() } else { args.command.join(" ") },
         passed: passed_sockets(),

@@ -8,7 +8,7 @@ use miette::{Result, miette};
 
 use super::output::moment;
 use super::{Client, Json, Out, flow, refused};
-use crate::listener::{Protocol, ServiceName, name_and_port};
+use crate::listener::{Protocol, ServiceName, name_and_port, partition_count};
 
 #[derive(Subcommand)]
 pub enum ServiceVerb {
@@ -60,6 +60,12 @@ pub struct PublishArgs {
     /// Instances of the highest priority take all connections, as long as there are any
     #[arg(long, value_name = "NUMBER")]
     priority: Option<u32>,
+    /// Divide the service into so many partitions (a power of two, 2 to 1024); each is held by one of its hosts
+    #[arg(long, value_name = "NUMBER", value_parser = partition_count)]
+    partitions: Option<u32>,
+    /// No other program and no other host may serve the name; a second host stands by
+    #[arg(long)]
+    exclusive: bool,
     #[command(flatten)]
     json: Json,
 }
@@ -93,6 +99,8 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
         allow: args.allow,
         weight: args.weight,
         priority: args.priority,
+        partitions: args.partitions,
+        exclusive: args.exclusive,
     };
     let info = client.service_publish(request).await.map_err(refused)?.into_inner();
     if args.json.json {
@@ -131,7 +139,7 @@ async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
                 "this host".into(),
                 listener.address.clone(),
                 format!("{}/{}", service.priority, service.weight),
-                service.state.clone(),
+                if service.state == "refused" { state(service) } else { service.state.clone() },
             ]);
         }
     }
@@ -162,6 +170,12 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
     }
     if let Some(service) = &reply.service {
         out.line(&format!("published by this host: {}", state(service)))?;
+        if service.partitions > 0 {
+            out.line(&format!("  with {} partitions; the router says who holds which", service.partitions))?;
+        }
+        if service.exclusive {
+            out.line("  by this host alone, while it serves it")?;
+        }
         for listener in &service.listeners {
             let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));
             let protocol = if listener.protocol.is_empty() { "tcp and udp" } else { &listener.protocol };
@@ -188,6 +202,14 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
     let resolution =
         reply.resolution.ok_or_else(|| miette!("the agent's answer has no resolution; update the agent"))?;
     describe(&resolution, out)?;
+    if !reply.partitions.is_empty() {
+        out.line("")?;
+        let held = |of: &PartitionsInfo| {
+            let host = if of.local { format!("{} (this host)", of.host_name) } else { of.host_name.clone() };
+            vec![host, format!("{} of {}", of.count, of.total), of.held.clone()]
+        };
+        out.table(&["HOST", "HOLDS", "PARTITIONS"], reply.partitions.iter().map(held).collect(), "")?;
+    }
     if !reply.flows.is_empty() {
         out.line("")?;
         flow::table(&reply.flows, out)?;

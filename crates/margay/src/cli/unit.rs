@@ -108,10 +108,15 @@ fn words(offer: &OfferArgs) -> Result<Vec<String>> {
     for who in &offer.allow {
         words.extend(["--allow".to_owned(), who.clone()]);
     }
-    for (flag, number) in [("--weight", offer.weight), ("--priority", offer.priority)] {
+    for (flag, number) in
+        [("--weight", offer.weight), ("--priority", offer.priority), ("--partitions", offer.partitions)]
+    {
         if let Some(number) = number {
             words.extend([flag.to_owned(), number.to_string()]);
         }
+    }
+    if offer.exclusive {
+        words.push("--exclusive".to_owned());
     }
     match words.iter().find(|word| is_special(word)) {
         Some(word) => Err(miette!("`{word}` has a character that a unit file cannot hold")),

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use margay_control::registration::Terms;
 use margay_core::name::{Name, Prefix};
 use margay_datapath::active_sockets::{ActiveSockets, CgroupId, Change, Cookie, Executable, OwnerId, Socket, Watch};
 use margay_datapath::socket_table::{self, Table};
@@ -24,7 +25,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use super::Agent;
-use super::service::Services;
+use super::service::{Origin, Services};
 use crate::config::Config;
 use crate::host;
 use crate::listener::Protocol;
@@ -133,6 +134,15 @@ impl Active {
             followed.look();
         }
         Ok(())
+    }
+
+    /// Whether the programs of this host leave room for an order of a name.
+    ///
+    /// # Errors
+    ///
+    /// One of them has it for itself, or the order would.
+    pub fn check_order(&self, name: &Name, exclusive: bool) -> Result<(), String> {
+        self.0.as_ref().map_or(Ok(()), |followed| followed.lock().check_programs(name, exclusive, None))
     }
 
     /// Names that have a program and no socket.
@@ -251,11 +261,16 @@ impl Followed {
         if self.owners.len() >= PROGRAMS_MAX {
             return Err(format!("{PROGRAMS_MAX} programs are followed already; more are a mistake"));
         }
+        let unit = if whole_cgroup { Some(self.unit_of(pid)?) } else { None };
         for offer in &offers {
+            self.check_all(&offer.name, offer.exclusive, unit.as_deref())?;
             self.services.claim(&offer.name).map_err(|error| error.to_string())?;
         }
         let refused = |error: std::io::Error| format!("no cgroup for process {pid}: {error}");
-        let cgroup = if whole_cgroup { self.unit_of(pid)? } else { self.hierarchy.isolate(pid).map_err(refused)? };
+        let cgroup = match unit {
+            Some(unit) => unit,
+            None => self.hierarchy.isolate(pid).map_err(refused)?,
+        };
         let cgroup_id = cgroup::id(&cgroup).map_err(refused)?.0;
         // A unit that is started again has a new order, or the same once more.
         let before: Vec<OwnerId> =
@@ -267,6 +282,43 @@ impl Followed {
             self.look();
         }
         Ok(owner)
+    }
+
+    /// Whether the programs of this host leave a name to a newcomer, which may want it for itself alone. `unit` is what the
+    /// newcomer replaces.
+    fn check_programs(&mut self, name: &Name, exclusive: bool, unit: Option<&Path>) -> Result<(), String> {
+        let conflicts = |owner: &Owner| {
+            let program = &owner.program;
+            let is_same = |offer: &Offer| offer.name.prefix() == name.prefix() && (exclusive || offer.exclusive);
+            unit != Some(program.cgroup.as_path()) && program.offers.iter().any(is_same)
+        };
+        if self.owners.values().any(conflicts) {
+            // Who has just ended is not in the way.
+            self.hear();
+            self.forget_ended(|_| true);
+        }
+        self.owners.values().find(|owner| conflicts(owner)).map_or(Ok(()), |owner| {
+            let command = &owner.program.command;
+            Err(format!("`{command}` serves {name} on this host, and one program alone may; stop it first"))
+        })
+    }
+
+    /// The same of everything that serves names here.
+    fn check_all(&mut self, name: &Name, exclusive: bool, unit: Option<&Path>) -> Result<(), String> {
+        self.check_programs(name, exclusive, unit)?;
+        let of_rules = self.rules.iter().find(|rule| rule.offer.name.prefix() == name.prefix());
+        let mut in_way = of_rules.filter(|rule| exclusive || rule.offer.exclusive).map(|_| "the configuration");
+        if let Some(known) = self.services.find(name) {
+            let ordered = known.listeners.iter().find(|listener| listener.origin != Origin::Socket);
+            in_way = in_way.or(ordered.filter(|_| exclusive || known.terms.exclusive).map(|listener| {
+                match listener.origin {
+                    Origin::Configuration => "the configuration",
+                    _ => "an order (`margay service withdraw` ends it)",
+                }
+            }));
+        }
+        in_way
+            .map_or(Ok(()), |what| Err(format!("{name} is served here by {what}, and one program alone may serve it")))
     }
 
     fn unit_of(&self, pid: u32) -> Result<PathBuf, String> {
@@ -315,12 +367,17 @@ impl Followed {
     }
 
     fn sweep(&mut self) {
+        // Twice, since a unit's socket is made by nobody who is in its cgroup for long.
+        self.forget_ended(|owner| owner.is_idle);
+    }
+
+    /// Forgets programs that have neither a process nor a socket.
+    fn forget_ended(&mut self, is_old: impl Fn(&Owner) -> bool) {
         let mut ended = Vec::new();
         for (id, owner) in &mut self.owners {
             let is_idle = cgroup::is_empty(&owner.program.cgroup)
                 && !self.sockets.values().any(|socket| socket.owner == Some(*id));
-            // Twice, since a unit's socket is made by nobody who is in its cgroup for long.
-            if is_idle && owner.is_idle {
+            if is_idle && is_old(owner) {
                 ended.push(*id);
             }
             owner.is_idle = is_idle;
@@ -466,17 +523,18 @@ impl Followed {
     fn tell(&mut self, names: BTreeSet<Name>) {
         for name in names {
             let prefix = name.prefix();
-            let (mut listeners, mut weight, mut priority) = (Vec::new(), 0, 0);
+            let mut listeners = Vec::new();
+            let mut terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false };
             for rule in self.all_rules().filter(|rule| rule.offer.name.prefix() == prefix) {
                 // Several programs of one name: the last word counts.
-                (weight, priority) = (rule.offer.weight, rule.offer.priority);
+                terms = rule.offer.terms();
                 for listener in rule.listeners(self.sockets.values()) {
                     if !listeners.contains(&listener) {
                         listeners.push(listener);
                     }
                 }
             }
-            match self.services.follow(&name, &listeners, weight, priority) {
+            match self.services.follow(&name, &listeners, terms) {
                 Ok(is_changed) => {
                     if is_changed {
                         tracing::info!(%name, listeners = listeners.len(), "served by what listens");

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use margay_control::registration::Terms;
 use margay_core::name::Name;
 use margay_datapath::active_sockets::{Executable, NamespaceCookie, OwnerId};
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,20 @@ pub struct Offer {
     pub weight: u32,
     /// Higher first.
     pub priority: u32,
+    /// The service has 2^bits partitions; zero: none.
+    #[serde(default)]
+    pub partition_bits: u8,
+    /// No other program and no other host may serve it.
+    #[serde(default)]
+    pub exclusive: bool,
+}
+
+impl Offer {
+    /// How it is served.
+    pub fn terms(&self) -> Terms {
+        let Self { weight, priority, partition_bits, exclusive, .. } = *self;
+        Terms { weight, priority, partition_bits, exclusive }
+    }
 }
 
 /// Sockets that serve a name.
@@ -186,6 +201,8 @@ mod test {
             allow: Vec::new(),
             weight: 100,
             priority: 100,
+            partition_bits: 0,
+            exclusive: false,
         };
         Rule { source: Source::Owner(OwnerId(1)), offer }
     }

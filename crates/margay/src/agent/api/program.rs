@@ -4,13 +4,13 @@ use margay_control::api::v1::*;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
-use super::service::{DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_name, parse_port, parse_protocol};
+use super::service::{DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_name, parse_partitions, parse_port, parse_protocol};
 use super::{blocking, misuse};
 use crate::agent::Agent;
 use crate::agent::active::Order;
 use crate::agent::active::rule::Offer;
 use crate::allow;
-use crate::listener::WEIGHT_MAX;
+use crate::listener::{WEIGHT_MAX, divisible};
 
 pub(super) fn attach(agent: &Agent, request: Request<ProgramAttachRequest>) -> Result<ProgramAttachReply, Status> {
     // The kernel says who calls; what the caller says could be anybody.
@@ -35,15 +35,20 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
     if weight > WEIGHT_MAX {
         return Err(misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
     }
+    let partition_bits = parse_partitions(request.partitions)?;
     let offer = |offer: ProgramOffer| {
+        let name = parse_name(&offer.name)?;
+        divisible(&name, partition_bits).map_err(misuse)?;
         Ok(Offer {
-            name: parse_name(&offer.name)?,
+            name,
             port: offer.port.map(parse_port).transpose()?,
             listen_port: offer.listen_port.map(parse_port).transpose()?,
             protocol,
             allow: request.allow.clone(),
             weight,
             priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
+            partition_bits,
+            exclusive: request.exclusive,
         })
     };
     Ok(Order {

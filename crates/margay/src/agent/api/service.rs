@@ -1,10 +1,11 @@
 //! Services: published here, or found elsewhere.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use margay_control::api::v1::*;
-use margay_control::registration::Instance;
-use margay_core::name::{Name, is_computable, virtual_v6};
+use margay_control::registration::{Instance, Terms, partition};
+use margay_core::name::{Name, PARTITION_BITS_MAX, SERVICE_BITS, is_computable, virtual_v6};
 use margay_core::table::Resolution;
 use tonic::Status;
 
@@ -12,7 +13,7 @@ use super::{blocking, environment, flow, misuse, not_found};
 use crate::agent::active::Waiting;
 use crate::agent::service::{Listener, Origin, Publication, PublishError, Published};
 use crate::agent::{Agent, home, loopback};
-use crate::listener::Protocol;
+use crate::listener::{Protocol, partition_bits};
 
 pub(super) const DEFAULT_WEIGHT: u32 = 100;
 pub(super) const DEFAULT_PRIORITY: u32 = 100;
@@ -48,6 +49,15 @@ pub(super) fn parse_protocol(text: &str) -> Result<Option<Protocol>, Status> {
     }
 }
 
+pub(super) fn parse_partitions(count: Option<u32>) -> Result<u8, Status> {
+    count.map_or(Ok(0), |count| partition_bits(count).map_err(misuse))
+}
+
+/// How many partitions those bits number; zero: none.
+fn count_of(partition_bits: u8) -> u32 {
+    if partition_bits == 0 { 0 } else { 1 << partition_bits }
+}
+
 fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
     let service_port = request.service_port.map(parse_port).transpose()?;
     let protocol = parse_protocol(&request.protocol)?;
@@ -60,8 +70,12 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
             allow: request.allow,
             origin: Origin::Order,
         },
-        weight: request.weight.unwrap_or(DEFAULT_WEIGHT),
-        priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
+        terms: Terms {
+            weight: request.weight.unwrap_or(DEFAULT_WEIGHT),
+            priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
+            partition_bits: parse_partitions(request.partitions)?,
+            exclusive: request.exclusive,
+        },
     })
 }
 
@@ -70,6 +84,7 @@ pub(super) fn publish(agent: &Agent, request: ServicePublishRequest) -> Result<S
     let name = publication.name.clone();
     loopback::deliverable(publication.listener.address, &agent.direct).map_err(misuse)?;
     blocking(|| {
+        agent.active.check_order(&name, publication.terms.exclusive).map_err(misuse)?;
         agent.services.publish(publication).map_err(refusal)?;
         agent.active.follow_orders().map_err(environment)?;
         agent.follow_loopback();
@@ -100,8 +115,8 @@ pub(super) fn list(agent: &Agent) -> ServiceListReply {
 }
 
 fn info(agent: &Agent, published: &Published) -> ServiceInfo {
-    let prefix = published.name.prefix();
-    let registrations: Vec<RegistrationInfo> = agent
+    let prefix = published.prefix();
+    let mut registrations: Vec<RegistrationInfo> = agent
         .services
         .homes_of(&published.name)
         .iter()
@@ -116,6 +131,15 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
             })
         })
         .collect();
+    if !published.refused.is_empty() {
+        registrations.push(RegistrationInfo {
+            router: "local".to_owned(),
+            state: "refused".to_owned(),
+            why: published.refused.clone(),
+            since_unix_s: 0,
+            certificate_expires_unix_s: 0,
+        });
+    }
     let state = ["refused", "pending", "registered"]
         .into_iter()
         .find(|state| registrations.iter().any(|registration| registration.state == *state));
@@ -124,11 +148,18 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         name: published.name.written().to_owned(),
         prefix: prefix.to_string(),
         listeners: published.listeners.iter().map(listener_info).collect(),
-        weight: published.weight,
-        priority: published.priority,
-        state: if published.is_served { state.unwrap_or("local") } else { "waiting" }.to_owned(),
+        weight: published.terms.weight,
+        priority: published.terms.priority,
+        state: match (published.is_served, published.refused.is_empty()) {
+            (true, _) => state.unwrap_or("local"),
+            (false, true) => "waiting",
+            (false, false) => "refused",
+        }
+        .to_owned(),
         registrations,
         flows: flows as u64,
+        partitions: count_of(published.terms.partition_bits),
+        exclusive: published.terms.exclusive,
     }
 }
 
@@ -191,9 +222,38 @@ pub(super) async fn show(agent: &Agent, name: &str) -> Result<ServiceShowReply, 
     Ok(ServiceShowReply {
         service: published.map(|published| info(agent, &published)),
         resolution: Some(resolution),
-        flows: flow::of_service(agent, &parsed.prefix()),
+        // Of a service, with its keys and partitions.
+        flows: flow::of_service(agent, &if parsed.is_service() { parsed.service_prefix() } else { parsed.prefix() }),
         waiting,
+        partitions: partitions(agent, &parsed),
     })
+}
+
+/// Who holds which partitions of a service, as the router on this host says.
+fn partitions(agent: &Agent, name: &Name) -> Vec<PartitionsInfo> {
+    let Some(router) = agent.router.as_ref().filter(|_| name.is_service()) else { return Vec::new() };
+    let mut by_host: BTreeMap<_, (String, u8, Vec<u16>)> = BTreeMap::new();
+    for found in router.instances_under(&name.service_prefix()) {
+        let bits = found.prefix.bits.checked_sub(SERVICE_BITS).and_then(|bits| u8::try_from(bits).ok()).unwrap_or(0);
+        // Keys and the service itself stand beside them; neither is a partition.
+        if (1..=PARTITION_BITS_MAX).contains(&bits) && found.prefix.bits < 256 {
+            let held = by_host.entry(found.host).or_insert_with(|| (found.host_name.clone(), bits, Vec::new()));
+            held.2.push(found.prefix.id.partition(bits));
+        }
+    }
+    let mut all: Vec<PartitionsInfo> = by_host
+        .into_iter()
+        .map(|(host, (host_name, bits, held))| PartitionsInfo {
+            host_id: host.to_string(),
+            host_name,
+            count: u32::try_from(held.len()).unwrap_or(u32::MAX),
+            held: partition::written(held),
+            total: count_of(bits),
+            local: host == agent.identity.host_id(),
+        })
+        .collect();
+    all.sort_by(|one, other| (&one.host_name, &one.host_id).cmp(&(&other.host_name, &other.host_id)));
+    all
 }
 
 pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveReply, Status> {

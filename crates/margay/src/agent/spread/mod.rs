@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use margay_control::registration::{self, Home};
+use margay_core::Sal;
 use margay_core::instance::{Instance, instance_address, is_instance_address};
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, SERVICE_BITS, ServiceId};
@@ -93,6 +94,18 @@ impl Spreads {
             let spread = spread.lock();
             (spread.names.len(), spread.placed.len())
         })
+    }
+
+    /// The programs, where they are in use.
+    pub fn kernel(&self) -> Option<Arc<Unconnected>> {
+        self.0.as_ref().ok().map(|spread| Arc::clone(&spread.lock().kernel))
+    }
+
+    /// Clients whose flows have ended while the agent was away are shown no more.
+    pub fn hand_over(&self, sal: &Sal) {
+        let Some(kernel) = self.kernel() else { return };
+        let alive: HashSet<SocketAddr> = sal.flows().map(|flow| flow.app.destination).collect();
+        kernel.shown().into_iter().filter(|shown| !alive.contains(shown)).for_each(|gone| kernel.hide_client(gone));
     }
 
     fn with(&self, act: impl FnOnce(&mut Spread)) {
@@ -213,7 +226,7 @@ impl Spread {
             }
             if shares.is_empty() {
                 self.kernel.gather(name);
-            } else if let Err(error) = self.kernel.spread(name, &shares) {
+            } else if let Err(error) = self.kernel.spread(name, &shares, false) {
                 tracing::warn!(%name, %error, "datagrams to a name all go to one instance");
             }
         }

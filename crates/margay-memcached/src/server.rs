@@ -1,0 +1,234 @@
+//! Who answers for a partition: connections to its virtual address, each of which leads to the partition's holder.
+//!
+//! TCP, not memcached's UDP: a request by UDP is one datagram, so that values beyond 1400 bytes could not be stored, and nothing
+//! says whether a lost one was done. A connection stays with its server when the partition moves, so none is used for longer than a
+//! second; a new one costs no more than a round trip.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::partition::Partitions;
+use crate::programs::Programs;
+use crate::request::{VALUE_MAX, number};
+
+/// So long at most a connection is used: by then who moved is found.
+const LIFE: Duration = Duration::from_secs(1);
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+const TRIES: usize = 3;
+/// From an address that the agent did not give to the next question.
+const LEARN_PAUSE: Duration = Duration::from_millis(200);
+/// Unused connections kept of one partition.
+const IDLE_MAX: usize = 16;
+/// Longest line of an answer, and all values of one.
+const LINE_MAX: u64 = 2048;
+const ANSWER_MAX: usize = 8 * VALUE_MAX;
+
+/// What ends an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The first line.
+    Line,
+    /// `END`, after values; or an error's line.
+    Values,
+}
+
+struct Connection {
+    stream: BufReader<TcpStream>,
+    opened: Instant,
+}
+
+/// The servers of a service.
+pub struct Servers {
+    /// How it is divided.
+    pub partitions: Partitions,
+    programs: Programs,
+    port: u16,
+    addresses: Mutex<HashMap<u16, IpAddr>>,
+    idle: Mutex<HashMap<u16, Vec<Connection>>>,
+}
+
+impl Servers {
+    /// Those behind the agent's virtual addresses, at this port.
+    pub fn new(partitions: Partitions, programs: Programs, port: u16) -> Self {
+        Self { partitions, programs, port, addresses: Mutex::default(), idle: Mutex::default() }
+    }
+
+    /// Says something to the holder of a partition, and gives its answer as it came. Where nothing says whether a request was done,
+    /// only what is `repeatable` is said again.
+    ///
+    /// # Errors
+    ///
+    /// What failed last, in words for a line.
+    pub async fn ask(
+        self: &Arc<Self>,
+        index: u16,
+        message: &[u8],
+        answer: Answer,
+        repeatable: bool,
+    ) -> Result<Vec<u8>, String> {
+        let mut failed = String::new();
+        for _ in 0..TRIES {
+            let mut connection = match self.connection(index).await {
+                Ok(connection) => connection,
+                Err(error) => {
+                    // Its address may have gone to another name, if the agent lost its leases.
+                    locked(&self.addresses).remove(&index);
+                    failed = error;
+                    continue;
+                }
+            };
+            match timeout(ANSWER_LIMIT, connection.exchange(message, answer)).await {
+                Ok(Ok(bytes)) => {
+                    self.put_back(index, connection);
+                    return Ok(bytes);
+                }
+                Ok(Err(error)) => failed = format!("the server broke off: {error}"),
+                Err(_) => failed = format!("no answer in {ANSWER_LIMIT:?}"),
+            }
+            if !repeatable {
+                failed.push_str("; it may be done, or not");
+                break;
+            }
+        }
+        Err(format!("partition {index}: {failed}"))
+    }
+
+    async fn connection(self: &Arc<Self>, index: u16) -> Result<Connection, String> {
+        while let Some(mut known) = locked(&self.idle).get_mut(&index).and_then(Vec::pop) {
+            if known.is_usable() {
+                return Ok(known);
+            }
+        }
+        let address = SocketAddr::new(self.address(index).await?, self.port);
+        let failed = |error: &dyn Display| format!("nobody answers at {address}: {error}");
+        let stream = timeout(CONNECT_LIMIT, TcpStream::connect(address)).await;
+        let stream = stream.map_err(|_| failed(&"no connection in a second"))?.map_err(|error| failed(&error))?;
+        stream.set_nodelay(true).map_err(|error| failed(&error))?;
+        Ok(Connection { stream: BufReader::new(stream), opened: Instant::now() })
+    }
+
+    async fn address(self: &Arc<Self>, index: u16) -> Result<IpAddr, String> {
+        if let Some(known) = locked(&self.addresses).get(&index) {
+            return Ok(*known);
+        }
+        let this = Arc::clone(self);
+        let asked = tokio::task::spawn_blocking(move || this.programs.resolve(&this.partitions.prefix(index)));
+        let address = asked.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+        locked(&self.addresses).insert(index, address);
+        Ok(address)
+    }
+
+    /// Learns the addresses of all partitions. An agent gives no more than a few new ones in a second, so that it is better begun
+    /// before they are wanted.
+    pub async fn learn(self: &Arc<Self>) {
+        for index in 0..self.partitions.count() {
+            while self.address(index).await.is_err() {
+                tokio::time::sleep(LEARN_PAUSE).await;
+            }
+        }
+    }
+
+    fn put_back(&self, index: u16, connection: Connection) {
+        let mut idle = locked(&self.idle);
+        let others = idle.entry(index).or_default();
+        others.retain(Connection::is_young);
+        if others.len() < IDLE_MAX && connection.is_young() {
+            others.push(connection);
+        }
+    }
+
+    /// Closes connections that nobody has used, for ever.
+    pub async fn tidy(&self) {
+        loop {
+            tokio::time::sleep(LIFE).await;
+            locked(&self.idle).retain(|_, connections| {
+                connections.retain(Connection::is_young);
+                !connections.is_empty()
+            });
+        }
+    }
+}
+
+impl Connection {
+    fn is_young(&self) -> bool {
+        self.opened.elapsed() < LIFE
+    }
+
+    /// Whether it is young, and the server has neither closed it nor said what nobody asked for.
+    fn is_usable(&mut self) -> bool {
+        let is_quiet =
+            matches!(self.stream.get_ref().try_read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
+        self.is_young() && self.stream.buffer().is_empty() && is_quiet
+    }
+
+    async fn exchange(&mut self, message: &[u8], answer: Answer) -> io::Result<Vec<u8>> {
+        self.stream.write_all(message).await?;
+        let mut bytes = Vec::new();
+        loop {
+            let from = bytes.len();
+            (&mut self.stream).take(LINE_MAX).read_until(b'\n', &mut bytes).await?;
+            let Some(line) = bytes[from..].strip_suffix(b"\r\n") else {
+                return Err(io::Error::new(ErrorKind::UnexpectedEof, "in the middle of an answer"));
+            };
+            if answer == Answer::Line || !line.starts_with(b"VALUE ") {
+                return Ok(bytes);
+            }
+            let length = value_length(line).filter(|length| bytes.len() + length <= ANSWER_MAX);
+            let length = length.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a value of no good length"))?;
+            let value_at = bytes.len();
+            bytes.resize(value_at + length + 2, 0);
+            self.stream.read_exact(&mut bytes[value_at..]).await?;
+        }
+    }
+}
+
+/// The length in `VALUE <key> <flags> <length> [<cas>]`.
+fn value_length(line: &[u8]) -> Option<usize> {
+    line.split(|byte| *byte == b' ').nth(3).and_then(number)
+}
+
+/// The values of an answer, each with its key and its own `VALUE` line; `None` if it is an error's line.
+pub fn values(answer: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
+    let (mut found, mut rest) = (Vec::new(), answer);
+    while let Some(end) = rest.windows(2).position(|two| two == b"\r\n") {
+        let line = &rest[..end];
+        if line == b"END" {
+            return Some(found);
+        }
+        let key = line.strip_prefix(b"VALUE ")?.split(|byte| *byte == b' ').next()?;
+        let length = end + 2 + value_length(line)? + 2;
+        found.push((key, rest.get(..length)?));
+        rest = &rest[length..];
+    }
+    None
+}
+
+/// What the lock holds is whole whenever it is let go.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn values_are_told_apart_whatever_is_in_them() {
+        let answer = b"VALUE a 0 5\r\n\r\nEND\r\nVALUE b 7 0 12\r\n\r\nEND\r\n";
+        let found = values(answer).expect("values");
+        assert_eq!(found, [(&b"a"[..], &b"VALUE a 0 5\r\n\r\nEND\r\n"[..]), (b"b", b"VALUE b 7 0 12\r\n\r\n")]);
+        assert_eq!(values(b"END\r\n"), Some(Vec::new()));
+        for bad in [&b"SERVER_ERROR no\r\n"[..], b"", b"VALUE a 0 9\r\nab\r\n", b"VALUE a 0\r\n"] {
+            assert_eq!(values(bad), None);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+"""One call for what programs mostly do with sockets."""
+
+from __future__ import annotations
+
+import socket
+
+from ._agent import Agent
+from ._events import Events
+from ._names import Name, Prefix, Target
+from ._socket import BACKLOG, Own, Socket
+
+
+def connect(
+    target: Target, *, timeout: float | None = None, source: Target | Own | None = None, agent: Agent | None = None
+) -> Socket:
+    """Connects to a service: to one of its instances, chosen now.
+
+    `timeout` in seconds holds for the connect and for all that follows, as in socket.create_connection. `source` is the
+    name that the service sees; without it, that of the host. Raises AgentDown, Refused, and what any connect raises:
+    ConnectionRefusedError or OSError(EHOSTUNREACH) where nobody serves the name.
+    """
+    return _opened(Socket(agent=agent), target, timeout, source)
+
+
+def connect_datagrams(
+    target: Target, *, timeout: float | None = None, source: Target | Own | None = None, agent: Agent | None = None
+) -> Socket:
+    """Datagrams to and from one instance of a service. See `connect`."""
+    return _opened(Socket(type=socket.SOCK_DGRAM, agent=agent), target, timeout, source)
+
+
+def _opened(sock: Socket, target: Target, timeout: float | None, source: Target | Own | None) -> Socket:
+    try:
+        if timeout is not None:
+            sock.settimeout(timeout)
+        if source is not None:
+            sock.use_source(source)
+        sock.connect(target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def listen(target: Target, *, backlog: int = BACKLOG, agent: Agent | None = None) -> Socket:
+    """Serves a name until the socket is closed, at a port of the kernel's choice; clients need none. A name that stands
+    for a prefix ("sid:3f00/8") serves all of it.
+
+    Raises AgentDown; Denied (the user of this process has no right to the name); Refused with EADDRINUSE (another name
+    has the same bits, or an exclusive name is taken). That a service router refuses shows later, in `margay service
+    list`.
+    """
+    sock = Socket(agent=agent)
+    try:
+        # Before it listens: what is refused shall not have answered anybody.
+        sock.bind(target)
+        sock.listen(backlog)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def listen_prefix(prefix: Prefix | str, *, backlog: int = BACKLOG, agent: Agent | None = None) -> Socket:
+    """Serves every name under a prefix. See `listen`."""
+    return listen(prefix, backlog=backlog, agent=agent)
+
+
+def datagrams(
+    target: Target | None = None, *, source: Target | Own | None = None, agent: Agent | None = None
+) -> Socket:
+    """Datagrams to any service, each to an instance chosen for it; with a name, also from anybody. See `listen`."""
+    sock = Socket(type=socket.SOCK_DGRAM, agent=agent)
+    try:
+        sock.bind_anywhere()
+        if source is not None:
+            sock.use_source(source)
+        if target is not None:
+            sock.bind(target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def events(agent: Agent | None = None) -> Events:
+    """What happens to the flows of this user's programs (of all programs, for root)."""
+    return Events(agent)
+
+
+def name(written: str, *, agent: Agent | None = None) -> Name:
+    """What the agent reads in a written name. Refused with EINVAL if it is none."""
+    return (agent or Agent.shared()).name(written)

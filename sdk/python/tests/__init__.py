@@ -1,0 +1,1 @@
+"""Tests: from the directory sdk/python, `PYTHONPATH=src python3 -m unittest`."""

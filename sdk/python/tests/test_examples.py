@@ -1,0 +1,84 @@
+"""The examples, as programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from .fake import EVENTS, FakeAgent
+
+HERE = Path(__file__).resolve().parent.parent
+
+
+class Examples(unittest.TestCase):
+    def setUp(self) -> None:
+        self.fake = FakeAgent()
+        self.addCleanup(self.fake.close)
+        self.environment = os.environ | {"PYTHONPATH": str(HERE / "src"), "MARGAY_PROGRAMS": self.fake.path}
+
+    def start(self, name: str, *args: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(HERE / "examples" / name), *args]
+        program = subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.addCleanup(program.communicate)
+        self.addCleanup(program.kill)
+        return program
+
+    def serve(self, name: str, *args: str) -> subprocess.Popen[str]:
+        program = self.start(name, *args)
+        assert program.stdout is not None
+        self.assertEqual(program.stdout.readline(), f"serving {args[-1]}\n")
+        return program
+
+    def output(self, name: str, *args: str) -> str:
+        program = self.start(name, *args)
+        output, errors = program.communicate(timeout=60)
+        self.assertEqual(program.returncode, 0, errors)
+        return output
+
+    def test_the_echo_server_echoes(self) -> None:
+        self.serve("echo_server.py", "echo.shop")
+        self.assertEqual(self.output("echo_client.py", "echo.shop", "hello"), "hello\n")
+
+    def test_the_asynchronous_echo_server_echoes(self) -> None:
+        server = self.serve("async_echo.py", "echo.shop")
+        self.assertEqual(self.output("echo_client.py", "echo.shop", "hello"), "hello\n")
+        assert server.stdout is not None
+        self.assertRegex(server.stdout.readline(), r"^sid:0{24}(77){16}[0-9a-f]{8} is here\n$")
+
+    def test_the_prefix_server_greets_by_name(self) -> None:
+        self.serve("prefix_server.py", "sid:3f00/8")
+        self.assertRegex(
+            self.output("echo_client.py", "sid:3f17", "x"), r"^hello sid:0{24}(77){16}.*this is sid:3f00/8\n"
+        )
+
+    def test_datagrams_are_answered(self) -> None:
+        self.serve("datagrams.py", "serve", "shout.shop")
+        self.assertRegex(self.output("datagrams.py", "ask", "shout.shop", "hello"), r": HELLO\n$")
+
+    def test_the_web_server_is_reached_by_name(self) -> None:
+        self.serve("web.py", "serve", "web.shop")
+        self.assertRegex(
+            self.output("web.py", "get", "web.shop", "/page"), r"^hello sid:0{24}(55){20}, this is /page\n$"
+        )
+
+    def test_events_are_printed_until_the_agent_ends(self) -> None:
+        program = self.start("events.py")
+        assert program.stdout is not None
+        self.assertEqual(program.stdout.readline(), "listening\n")
+        self.assertEqual(self.fake.asked, [EVENTS])
+        self.fake.event('{"kind":"failed","name":"web.shop","why":"nobody serves it"}')
+        self.assertEqual(program.stdout.readline(), "failed web.shop nobody serves it\n")
+        self.fake.kill()
+        self.assertIn("margay up", program.communicate(timeout=60)[0])
+        self.assertEqual(program.returncode, 0)
+
+    def test_without_an_agent_a_program_says_so(self) -> None:
+        self.environment["MARGAY_PROGRAMS"] = "/nonexistent/programs.sock"
+        program = self.start("echo_server.py", "echo.shop")
+        self.assertIn("AgentDown", program.communicate(timeout=60)[1])
+        self.assertNotEqual(program.returncode, 0)

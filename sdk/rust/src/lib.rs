@@ -1,0 +1,40 @@
+//! Sockets by service name: connect to, serve and exchange datagrams with the services of a Margay network.
+//!
+//! ```no_run
+//! use margay_sdk::{Listener, Stream};
+//! use tokio::io::AsyncWriteExt;
+//!
+//! # async fn example() -> Result<(), margay_sdk::Error> {
+//! let listener = Listener::bind("web.shop").await?;
+//! let mut client = Stream::connect("web.shop").await?;
+//! client.write_all(b"hello").await?;
+//! let (served, peer) = listener.accept().await?;
+//! println!("{peer} says {:?}", served.as_tcp().peer_addr());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! All sockets are ordinary ones of the kernel; this library asks the agent of this host which addresses stand for a name, tells
+//! it what a socket serves, and asks who a peer is. Nothing that is sent or received passes through it.
+//!
+//! It runs on tokio, with time and I/O enabled, on Linux. Nothing here blocks.
+
+mod agent;
+mod datagram;
+mod error;
+mod event;
+mod options;
+mod socket;
+mod stream;
+mod target;
+mod wire;
+
+pub use agent::{Addresses, Agent, DEFAULT_PATH};
+pub use datagram::{Connected, Datagrams};
+pub use error::Error;
+pub use event::{Event, EventKind, Events};
+pub use margay_core::name::{Name, NameError, Prefix, ServiceId};
+pub use options::Options;
+pub use stream::{Listener, Peer, Stream};
+pub use target::{Target, ToTarget};
+pub use wire::Protocol;

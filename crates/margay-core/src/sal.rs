@@ -24,7 +24,8 @@ use crate::queue::OutputQueue;
 use crate::rate::RateLimit;
 use crate::rng::Rng;
 use crate::setup::Draft;
-use crate::table::{Action, Resolution, Rule, ServiceTable};
+use crate::source::SourceTable;
+use crate::table::{Action, Resolution, Rule, SERVICE_PORT, ServiceTable};
 use crate::time::Instant;
 
 /// Events that wait to be polled; when nobody listens the oldest go.
@@ -63,6 +64,8 @@ pub struct Sal {
     pub(crate) certificates: Vec<(Prefix, Vec<u8>)>,
     /// Leases: virtual addresses that stand for names.
     pub(crate) names: HashMap<IpAddr, ServiceId, KeyedHash>,
+    /// Local sockets that have a name of their own.
+    pub(crate) sources: SourceTable,
     pub(crate) queue: OutputQueue,
     pub(crate) events: EventQueue,
     pub(crate) counters: Counters,
@@ -99,6 +102,7 @@ impl Sal {
         let mut rng = Rng::new(seed);
         let mut hasher = || KeyedHash(rng.u64(), rng.u64());
         let (flow_hasher, name_hasher, association_hasher, port_hasher) = (hasher(), hasher(), hasher(), hasher());
+        let sources = SourceTable::with_hasher(hasher());
         let limits = config.limits;
         let mut sal = Self {
             now,
@@ -110,6 +114,7 @@ impl Sal {
             membership: Vec::new(),
             certificates: Vec::new(),
             names: HashMap::with_hasher(name_hasher),
+            sources,
             queue: OutputQueue::new(limits.outputs),
             events: EventQueue(alloc::collections::VecDeque::new()),
             counters: Counters::default(),
@@ -334,7 +339,7 @@ impl Sal {
         self.table.resolve(service, sticky, |rule: &Rule| match &rule.action {
             Action::Demux(demux) => {
                 demux.protocol.is_none_or(|wanted| wanted == protocol)
-                    && demux.service_port.is_none_or(|wanted| wanted == port)
+                    && demux.service_port.is_none_or(|wanted| wanted == port || port == SERVICE_PORT)
             }
             Action::Forward(_) => forwards,
             Action::Drop => true,

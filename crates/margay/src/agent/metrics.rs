@@ -81,7 +81,8 @@ impl Collector for Figures {
         let (core, flows, half_open, associations) = agent.core.0.with_sal(|sal, _| {
             (sal.counters().clone(), sal.flow_count(), sal.half_open_count(), sal.associations().count())
         });
-        let (programs, sockets) = agent.active.counts();
+        let (programs, sockets, bound) = agent.active.counts();
+        let sources = agent.core.0.with_sal(|sal, _| sal.source_count());
         for (name, help, value) in [
             ("flows", "Flows of all kinds", flows),
             ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
@@ -91,6 +92,9 @@ impl Collector for Figures {
             ("services", "Services published by this host", agent.services.list().len()),
             ("programs", "Programs that were started for a name", programs),
             ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
+            ("bound_sockets", "Sockets that their programs have bound to names", bound),
+            ("named_sockets", "Sockets of clients that have a name of their own", sources),
+            ("program_connections", "Programs that are connected to the program socket", agent.programs.connections()),
             (
                 "hosts",
                 "Hosts registered with this router",

@@ -26,6 +26,7 @@ use super::core::CoreHandle;
 use super::direct::DirectPath;
 use super::keepsake::Keepsake;
 use super::loopback::LoopbackListeners;
+use super::programs::{self, Programs};
 use super::service::{Publication, Services, Surroundings};
 use super::watch::Watchers;
 use super::{Agent, INTERFACE, authority, flows, home, metrics, upkeep};
@@ -97,6 +98,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let mut warnings = Vec::new();
     let dns = start_dns(&config, &leases, &services, &router, &mut warnings).await?;
+    let programs = Programs::new(&config);
     Ok(Arc::new(Agent {
         config,
         identity,
@@ -105,6 +107,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         direct,
         loopback: LoopbackListeners::default(),
         active,
+        programs,
         watchers,
         services,
         router,
@@ -218,6 +221,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let metrics = metrics::start(agent).await?;
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
     active::start(agent).into_diagnostic()?;
+    let program_socket = programs::socket::open(&programs::path(&agent.config.host.runtime_dir))?;
+    let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
     let datapath = Arc::clone(&agent.core.0);
@@ -241,6 +246,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     upkeep.abort();
+    programs.abort();
     if let Some(metrics) = metrics {
         metrics.abort();
     }
@@ -269,6 +275,7 @@ async fn take_down(agent: &Agent) {
     Keepsake::new(runtime_dir).write(&agent.core.0.with_sal(|sal, _| sal.keep_associations()));
     // Whatever else lies there is gone with the directory at the next boot.
     let _ = std::fs::remove_file(agent.config.socket());
+    let _ = std::fs::remove_file(programs::path(runtime_dir));
     tracing::info!("down");
 }
 

@@ -65,6 +65,17 @@ bool address_equal(const struct sockaddr_storage *one, const struct sockaddr_sto
 	return port == other_port && !memcmp(&address, &other_address, sizeof(address));
 }
 
+bool address_is_virtual(const struct sockaddr_storage *address)
+{
+	static const uint8_t v6[4] = { 0xfd, 0x5a, 0x4c, 0 };
+	uint16_t port;
+	struct in6_addr found = address_mapped(address, &port);
+
+	if (IN6_IS_ADDR_V4MAPPED(&found))
+		return found.s6_addr[12] == 198 && (found.s6_addr[13] & 0xfe) == 18;
+	return !memcmp(&found, v6, sizeof(v6));
+}
+
 time_t address_now(void)
 {
 	struct timespec now;

@@ -93,19 +93,23 @@ static int find_target(int fd, struct sock *sock, const struct sockaddr *given, 
 	return 0;
 }
 
-/* Who sent a datagram. Where nobody knows any more, a name that is all zero. */
-static struct sockaddr_sv find_asker(int fd, struct sock *sock, const struct sockaddr_storage *from)
+/* Who sent a datagram; where nobody knows any more, a name that is all zero. False: it came by an address of the network, and is
+ * for nobody here.
+ */
+static bool find_asker(int fd, struct sock *sock, const struct sockaddr_storage *from, struct sockaddr_sv *name)
 {
 	struct known asker = { .address = *from, .length = sizeof(*from), .until = address_now() + ASKER_S };
+	bool came_by_name = true;
 
-	if (cache_by_address(&sock->targets, from, &asker.id) || cache_by_address(&sock->askers, from, &asker.id))
-		return address_of(&asker.id);
-	if (socket_peer(fd, sock, from, &asker.id)) {
+	if (!cache_by_address(&sock->targets, from, &asker.id) && !cache_by_address(&sock->askers, from, &asker.id)) {
+		if (!socket_peer(fd, sock, from, &asker.id))
+			cache_put(&sock->askers, &asker);
+		else
+			came_by_name = errno != ENOTCONN || address_is_virtual(from);
 		forget_error();
-		return address_of(&asker.id);
 	}
-	cache_put(&sock->askers, &asker);
-	return address_of(&asker.id);
+	*name = address_of(&asker.id);
+	return came_by_name;
 }
 
 /* An answer to whom asked goes the way back; a name that nobody here was asked by is looked up. */
@@ -144,16 +148,18 @@ ssize_t sv_recvfrom(int fd, void *data, size_t length, int flags, struct sockadd
 {
 	struct sock *sock = address && size && !(flags & MSG_ERRQUEUE) ? sock_get(fd) : NULL;
 	struct sockaddr_storage from;
-	socklen_t from_size = sizeof(from);
+	socklen_t from_size;
 	struct sockaddr_sv asker;
 	ssize_t got;
 
 	forget_error();
 	if (!sock)
 		return REAL(recvfrom)(fd, data, length, flags, address, size);
-	got = REAL(recvfrom)(fd, data, length, flags, (struct sockaddr *)&from, &from_size);
+	do {
+		from_size = sizeof(from);
+		got = REAL(recvfrom)(fd, data, length, flags, (struct sockaddr *)&from, &from_size);
+	} while (got >= 0 && from_size && !find_asker(fd, sock, &from, &asker));
 	if (got >= 0 && from_size) {
-		asker = find_asker(fd, sock, &from);
 		address_write(&asker, address, size);
 	} else if (got >= 0) {
 		/* A stream: nobody but the peer. */
@@ -194,25 +200,25 @@ ssize_t sv_recvmsg(int fd, struct msghdr *message, int flags)
 	struct sock *sock = message && message->msg_name && !(flags & MSG_ERRQUEUE) ? sock_get(fd) : NULL;
 	struct sockaddr_storage from;
 	struct sockaddr_sv asker;
-	socklen_t room;
-	void *name;
+	struct msghdr given;
 	ssize_t got;
 
 	forget_error();
 	if (!sock)
 		return REAL(recvmsg)(fd, message, flags);
-	name = message->msg_name;
-	room = message->msg_namelen;
-	message->msg_name = &from;
-	message->msg_namelen = sizeof(from);
-	got = REAL(recvmsg)(fd, message, flags);
-	message->msg_name = name;
+	given = *message;
+	do {
+		*message = given;
+		message->msg_name = &from;
+		message->msg_namelen = sizeof(from);
+		got = REAL(recvmsg)(fd, message, flags);
+	} while (got >= 0 && message->msg_namelen && !find_asker(fd, sock, &from, &asker));
+	message->msg_name = given.msg_name;
 	if (got >= 0 && message->msg_namelen) {
-		asker = find_asker(fd, sock, &from);
-		message->msg_namelen = room;
-		address_write(&asker, name, &message->msg_namelen);
+		message->msg_namelen = given.msg_namelen;
+		address_write(&asker, given.msg_name, &message->msg_namelen);
 	} else if (got < 0) {
-		message->msg_namelen = room;
+		message->msg_namelen = given.msg_namelen;
 	}
 	sock_put(sock);
 	return got;

@@ -133,6 +133,8 @@ struct sockaddr_sv address_of(const struct service_id *id);
 struct in6_addr address_mapped(const struct sockaddr_storage *address, uint16_t *port);
 /* Looks the name up and gives where the kernel's socket finds it: the first choice, and the second, of length 0 where there is none. */
 int address_resolve(const struct sock *sock, const struct sockaddr_sv *name, struct known choices[2]);
+/* Whether it is of the ranges that stand for names and for hosts' own ends. */
+bool address_is_virtual(const struct sockaddr_storage *address);
 bool address_equal(const struct sockaddr_storage *one, const struct sockaddr_storage *other);
 time_t address_now(void);
 

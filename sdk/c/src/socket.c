@@ -5,13 +5,10 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <net/if.h>
 #include <string.h>
 
 #include "internal.h"
 
-/* Where names lead, and nothing else does. */
-#define INTERFACE "sal0"
 /* The host's own virtual addresses, the same on every host. */
 #define HOST_V6 { { { 0xfd, 0x5a, 0x4c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1 } } }
 #define HOST_V4 0xc6120001
@@ -52,8 +49,6 @@ static int make_socket(int type, int flags, int protocol, int *family)
 		return fd;
 	if (*family == AF_INET6)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-	/* Only names lead here, no address of the network. Without an agent there is no such interface yet, and no name either. */
-	setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, INTERFACE, sizeof(INTERFACE));
 	return fd;
 }
 
@@ -293,6 +288,15 @@ static int enter_accepted(int fd, struct sock *listener, const struct sockaddr_s
 	return 0;
 }
 
+/* Whether a connection came by a name. The port is open to the network as any is; what comes there by an address is nobody's. */
+static bool came_by_name(int fd)
+{
+	struct sockaddr_storage own;
+	socklen_t length = sizeof(own);
+
+	return !REAL(getsockname)(fd, (struct sockaddr *)&own, &length) && address_is_virtual(&own);
+}
+
 int sv_accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 {
 	struct sock *sock = sock_get(fd);
@@ -304,7 +308,10 @@ int sv_accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 	forget_error();
 	if (!sock)
 		return REAL(accept4)(fd, address, length, flags);
-	accepted = REAL(accept4)(fd, (struct sockaddr *)&peer, &size, flags);
+	while ((accepted = REAL(accept4)(fd, (struct sockaddr *)&peer, &size, flags)) >= 0 && !came_by_name(accepted)) {
+		REAL(close)(accepted);
+		size = sizeof(peer);
+	}
 	if (accepted >= 0 && enter_accepted(accepted, sock, &peer, &client)) {
 		REAL(close)(accepted);
 		accepted = -1;

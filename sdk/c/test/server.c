@@ -20,8 +20,10 @@ static int await(int s, const char *how)
 	struct epoll_event event = { .events = EPOLLIN };
 	int epoll, ready;
 
-	if (!strcmp(how, "poll"))
-		return count("poll", ready = poll(&wanted, 1, 20000), ready == 1) == 1;
+	if (!strcmp(how, "poll")) {
+		ready = poll(&wanted, 1, 20000);
+		return count("poll", ready, ready == 1) == 1;
+	}
 	if (strcmp(how, "epoll"))
 		return 1;
 	epoll = epoll_create1(EPOLL_CLOEXEC);

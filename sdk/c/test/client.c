@@ -4,6 +4,7 @@
  * that against what it believes itself.
  *
  *   client stream|datagram SID ROUNDS [OWN-SID]
+ *   client fetch SID FILE      of a web server, which needs to know nothing of names
  */
 #include <poll.h>
 #include <unistd.h>
@@ -102,6 +103,27 @@ static int run_datagram(const struct sockaddr_sv *server, int rounds, const char
 	return report(written(&own), written(&from));
 }
 
+static int run_fetch(const struct sockaddr_sv *server, const char *file)
+{
+	char said[256], answer[4096] = "";
+	int s = new_socket(SOCK_STREAM, NULL), result;
+	const char *body;
+	ssize_t done;
+
+	result = connect(s, (const struct sockaddr *)server, sizeof(*server));
+	count("connect", result, result == 0);
+	snprintf(said, sizeof(said), "GET /%s HTTP/1.0\r\n\r\n", file);
+	done = send(s, said, strlen(said), 0);
+	count("send", done, done == (ssize_t)strlen(said));
+	done = recv(s, answer, sizeof(answer) - 1, MSG_WAITALL);
+	body = strstr(answer, "\r\n\r\n");
+	count("recv", done, done > 0 && body);
+	printf("%s", body ? body + 4 : "");
+	result = close(s);
+	count("close", result, result == 0);
+	return report("", "");
+}
+
 int main(int argc, char **argv)
 {
 	struct sockaddr_sv server;
@@ -109,6 +131,8 @@ int main(int argc, char **argv)
 	if (argc < 4)
 		return 2;
 	server = parse(argv[2]);
+	if (!strcmp(argv[1], "fetch"))
+		return run_fetch(&server, argv[3]);
 	if (!strcmp(argv[1], "stream"))
 		return run_stream(&server, atoi(argv[3]), argc > 4 ? argv[4] : NULL);
 	return run_datagram(&server, atoi(argv[3]), argc > 4 ? argv[4] : NULL);

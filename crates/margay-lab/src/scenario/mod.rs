@@ -2,6 +2,7 @@
 
 mod acl;
 mod active_sockets;
+mod af_serval;
 mod agent_restart;
 mod apps;
 mod cache_off;
@@ -94,6 +95,7 @@ pub const ALL: &[Scenario] = &[
     host_death::SCENARIO,
     apps::SCENARIO,
     active_sockets::SCENARIO,
+    af_serval::SCENARIO,
 ];
 
 /// The scenario of this name.

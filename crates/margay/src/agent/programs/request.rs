@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use margay_control::lease::LeaseError;
 use margay_core::Tuple;
-use margay_core::name::{HOST_V4, HOST_V6, Name, Prefix, ServiceId, is_computable, virtual_v6};
+use margay_core::name::{AUTHORITY_BITS, HOST_V4, HOST_V6, Name, Prefix, ServiceId, is_computable, virtual_v6};
 use margay_core::table::SERVICE_PORT;
 use margay_datapath::active_sockets::{Cookie, NamespaceCookie, Socket, namespace_of, own_namespace};
 use nix::errno::Errno;
@@ -151,8 +151,13 @@ fn wanted(agent: &Agent, prefix: &Prefix, text: &str) -> Result<Name, No> {
 fn bind(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> Result<Reply, No> {
     let prefix = prefix(request)?;
     let name = wanted(agent, &prefix, &request.text)?;
-    let denied = |text| (Errno::EACCES, text);
-    agent.programs.rights.check(caller, &prefix, name.written()).map_err(denied)?;
+    if prefix.bits >= AUTHORITY_BITS && prefix.id.authority() == [0; 8] {
+        return Err((Errno::EINVAL, format!("{name} is of authority 0, which is the agents' own; nobody serves it")));
+    }
+    agent.programs.rights.check(caller, &prefix, name.written()).map_err(|text| {
+        tracing::info!(%name, program = caller.describe(), "a program has no right to the name that it binds");
+        (Errno::EACCES, text)
+    })?;
     socket.check_place()?;
     if socket.protocol == Protocol::Udp && socket.local.port() == 0 {
         return Err((Errno::EINVAL, "the socket has no port; bind it to port 0 of every address first".to_owned()));

@@ -3,6 +3,7 @@
 
 mod programs;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use super::{Findings, Scenario, pair, site};
 use crate::agent::{self, Agents};
 use crate::host::Host;
 use crate::lab::Lab;
-use crate::program::wait_for;
+use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Exactly};
 use crate::report::{Bound, bound};
 use crate::server::Nginx;
@@ -42,6 +43,8 @@ const NAME: &str = "table.shop";
 /// A name that an ordinary user is granted.
 const GRANTED: &str = "granted.shop";
 const NOBODY: &str = "nobody";
+const AS_NOBODY: [&str; 6] = ["setpriv", "--reuid", NOBODY, "--regid", "nogroup", "--clear-groups"];
+const EVENTS: &str = include_str!("events.py");
 const HOSTILE: &str = include_str!("hostile.py");
 const ROUNDS: usize = 3;
 
@@ -59,6 +62,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     stage.step("an ordinary server", Stage::ordinary_server);
     stage.step("an ordinary client", Stage::ordinary_client);
     stage.step("the agent's death", Stage::agents_death);
+    stage.step("events", Stage::events);
+    stage.step("hosts without IPv6", Stage::without_v6);
     stage.refusals()?;
     stage.stale()
 }
@@ -217,6 +222,69 @@ impl Stage<'_> {
         Ok(())
     }
 
+    /// Each user is told of its own flows; root of all.
+    fn events(&mut self) -> Result<()> {
+        let (id, script) = (hex(NAME)?, self.dir.join("events.py"));
+        std::fs::write(&script, EVENTS)?;
+        let beta = self.lab.host("beta")?;
+        let listen = |uid: &str| -> Result<Program> {
+            let argv = ["python3".as_ref(), script.as_os_str(), uid.as_ref()];
+            let program = beta.spawn(&format!("events-{uid}"), argv)?;
+            wait_for("the agent's word", LIMIT, || {
+                if program.log().contains("ready") { Ok(()) } else { bail!("it is not ready: {}", program.log()) }
+            })?;
+            Ok(program)
+        };
+        let watchers = [listen("0")?, listen("65534")?];
+        let server = self.programs.serve(self.alpha()?, Door::Shim, "eventful", &["stream", &id, "2", "block"])?;
+        agent::await_instances(self.lab.host("router")?, NAME, 1)?;
+        let client = self.programs.ask(beta, Door::Shim, &["stream", &id, "1"])?;
+        self.count(&client);
+        let as_nobody = AS_NOBODY.iter().map(Into::into);
+        let argv: Vec<OsString> =
+            as_nobody.chain(self.programs.argv(Door::Shim, "client", &["stream", &id, "1"])).collect();
+        beta.run(argv)?;
+        let served = finish(server)?;
+        self.count(&served);
+        for (watcher, flows) in watchers.iter().zip([2, 1]) {
+            wait_for("what happened", LIMIT, || {
+                let log = watcher.log();
+                let count = |kind: &str| log.lines().filter(|line| line.contains(kind) && line.contains(&id)).count();
+                let told = [count("\"opened\""), count("\"closed\"")];
+                if told == [flows, flows] { Ok(()) } else { bail!("{told:?} instead of {flows}: {log}") }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Names lead by IPv4 where that is all there is.
+    fn without_v6(&mut self) -> Result<()> {
+        let id = hex(NAME)?;
+        for (on_alpha, on_beta) in [(1, 0), (1, 1), (0, 1)] {
+            for (host, off) in [(self.alpha()?, on_alpha), (self.beta()?, on_beta)] {
+                host.shell(&format!("echo {off} > /proc/sys/net/ipv6/conf/sal0/disable_ipv6"))?;
+                if off == 0 {
+                    host.shell(
+                        "ip -6 address replace fd5a:4c00::1/128 dev sal0; ip -6 route replace fd5a:4c00::/32 dev sal0",
+                    )?;
+                }
+            }
+            for kind in ["stream", "datagram"] {
+                let clients = if kind == "stream" { 1 } else { ROUNDS };
+                let log = format!("without-v6-{kind}-{on_alpha}{on_beta}");
+                let server =
+                    self.programs.serve(self.alpha()?, Door::Library, &log, &[kind, &id, &clients.to_string()])?;
+                agent::await_instances(self.lab.host("router")?, NAME, 1)?;
+                let client = self.programs.ask(self.beta()?, Door::Library, &[kind, &id, &ROUNDS.to_string()])?;
+                self.count(&client);
+                let served = finish(server)?;
+                self.count(&served);
+                agent::await_instances(self.lab.host("router")?, NAME, 0)?;
+            }
+        }
+        Ok(())
+    }
+
     fn refusals(&mut self) -> Result<()> {
         type Refusal<T> = fn(&mut T) -> Result<()>;
         let all: [(&str, Refusal<Self>); 5] = [
@@ -241,9 +309,9 @@ impl Stage<'_> {
     fn bind_as_nobody(&mut self, name: &str, refusal: Option<&str>) -> Result<()> {
         let id = hex(name)?;
         for door in [Door::Shim, Door::Library] {
-            let as_nobody = ["setpriv", "--reuid", NOBODY, "--regid", "nogroup", "--clear-groups"].map(Into::into);
-            let argv: Vec<std::ffi::OsString> =
-                as_nobody.into_iter().chain(self.programs.argv(door, "server", &["stream", &id, "0"])).collect();
+            let as_nobody = AS_NOBODY.iter().map(Into::into);
+            let argv: Vec<OsString> =
+                as_nobody.chain(self.programs.argv(door, "server", &["stream", &id, "0"])).collect();
             let output = self.alpha()?.output(argv)?;
             let said = String::from_utf8_lossy(&output.stderr);
             match refusal {

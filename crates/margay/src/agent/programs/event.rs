@@ -51,7 +51,7 @@ impl Subscription {
             Event::FlowOpened(id) => {
                 // One that is gone again already will be told of by its end.
                 let flow = agent.core.0.with_sal(|sal, _| sal.flow(id))?;
-                if !self.is_theirs(&flow.app) || self.flows.len() >= FLOWS_MAX {
+                if !self.is_theirs(agent, &flow.app) || self.flows.len() >= FLOWS_MAX {
                     return None;
                 }
                 self.flows.insert(id);
@@ -63,14 +63,19 @@ impl Subscription {
                 is_told.then(|| line(agent, "closed", &flow.service, Some(flow.session), reason.label()))
             }
             Event::ConnectFailed { service, app, why } => {
-                self.is_theirs(&app).then(|| line(agent, "failed", &service, None, &why))
+                self.is_theirs(agent, &app).then(|| line(agent, "failed", &service, None, &why))
             }
             Event::FlowChanged(_) | Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Quarantined(_) => None,
         }
     }
 
-    fn is_theirs(&self, app: &Tuple) -> bool {
-        self.uid.is_none_or(|uid| tables(app.protocol).iter().any(|table| is_of_user(table, app.source.port(), uid)))
+    fn is_theirs(&self, agent: &Agent, app: &Tuple) -> bool {
+        let Some(uid) = self.uid else { return true };
+        // A socket that is closed is nobody's in the kernel's tables; a client that has a name is known all the same.
+        match agent.programs.sources.user_of((app.protocol, app.source.port())) {
+            Some(owner) => owner.as_raw() == uid,
+            None => tables(app.protocol).iter().any(|table| is_of_user(table, app.source.port(), uid)),
+        }
     }
 }
 

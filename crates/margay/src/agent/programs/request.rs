@@ -226,7 +226,12 @@ fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) ->
         BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),
         _ => (Errno::ENOSPC, error.to_string()),
     })?;
-    let set = agent.programs.sources.set(&agent.core, socket.cookie, (socket.protocol.number(), port), reply.id);
+    let set = agent.programs.sources.set(
+        &agent.core,
+        (socket.cookie, caller.uid),
+        (socket.protocol.number(), port),
+        reply.id,
+    );
     set.map_err(|error| (Errno::ENOSPC, error.to_string()))?;
     Ok(reply)
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use margay_core::name::ServiceId;
 use margay_core::source::SourcesFull;
 use margay_datapath::active_sockets::Cookie;
+use nix::unistd::Uid;
 use parking_lot::Mutex;
 
 use crate::agent::core::CoreHandle;
@@ -19,7 +20,13 @@ pub struct Sources(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     by_socket: HashMap<Cookie, Port>,
-    by_port: HashMap<Port, Cookie>,
+    by_port: HashMap<Port, Named>,
+}
+
+#[derive(Debug)]
+struct Named {
+    cookie: Cookie,
+    uid: Uid,
 }
 
 impl Sources {
@@ -28,15 +35,28 @@ impl Sources {
     /// # Errors
     ///
     /// There are too many.
-    pub fn set(&self, core: &CoreHandle, cookie: Cookie, port: Port, name: ServiceId) -> Result<(), SourcesFull> {
+    pub fn set(
+        &self,
+        core: &CoreHandle,
+        (cookie, uid): (Cookie, Uid),
+        port: Port,
+        name: ServiceId,
+    ) -> Result<(), SourcesFull> {
         let mut known = self.0.lock();
         core.0.with_sal(|sal, _| sal.set_source(port.0, port.1, name))?;
         // The port's earlier socket is gone, even if nobody has said so yet.
-        if let Some(earlier) = known.by_port.insert(port, cookie).filter(|earlier| *earlier != cookie) {
-            known.by_socket.remove(&earlier);
+        if let Some(earlier) =
+            known.by_port.insert(port, Named { cookie, uid }).filter(|earlier| earlier.cookie != cookie)
+        {
+            known.by_socket.remove(&earlier.cookie);
         }
         known.by_socket.insert(cookie, port);
         Ok(())
+    }
+
+    /// Whose socket has a port, where it has a name.
+    pub fn user_of(&self, port: Port) -> Option<Uid> {
+        self.0.lock().by_port.get(&port).map(|named| named.uid)
     }
 
     /// These sockets are gone.

@@ -78,32 +78,8 @@ type Rows = Vec<(String, u64)>;
 impl Collector for Figures {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let agent = &self.0;
-        let (core, flows, half_open, associations) = agent.core.0.with_sal(|sal, _| {
-            (sal.counters().clone(), sal.flow_count(), sal.half_open_count(), sal.associations().count())
-        });
-        let (programs, sockets, bound) = agent.active.counts();
-        let sources = agent.core.0.with_sal(|sal, _| sal.source_count());
-        for (name, help, value) in [
-            ("flows", "Flows of all kinds", flows),
-            ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
-            ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),
-            ("associations", "Hosts that this host shares keys with", associations),
-            ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
-            ("services", "Services published by this host", agent.services.list().len()),
-            ("programs", "Programs that were started for a name", programs),
-            ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
-            ("bound_sockets", "Sockets that their programs have bound to names", bound),
-            ("named_sockets", "Sockets of clients that have a name of their own", sources),
-            ("program_connections", "Programs that are connected to the program socket", agent.programs.connections()),
-            (
-                "hosts",
-                "Hosts registered with this router",
-                agent.router.as_ref().map_or(0, |router| router.host_count()),
-            ),
-        ] {
-            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;
-        }
+        let core = agent.core.0.with_sal(|sal, _| sal.counters().clone());
+        gauges(agent, &mut encoder)?;
         for (name, help, value) in [
             ("cookies", "Cookies asked for under load", core.cookies_sent),
             ("connects_failed", "Connects of programs that failed", core.connects_failed),
@@ -150,6 +126,33 @@ impl Collector for Figures {
         let dropped = drops(agent).into_iter().map(|(reason, count)| (reason.to_owned(), count));
         family(&mut encoder, "drops", "Packets dropped", "reason", dropped.collect())
     }
+}
+
+/// How much there is of what.
+fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let (flows, half_open, associations, sources) = agent
+        .core
+        .0
+        .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.associations().count(), sal.source_count()));
+    let (programs, sockets, bound) = agent.active.counts();
+    for (name, help, value) in [
+        ("flows", "Flows of all kinds", flows),
+        ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
+        ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),
+        ("associations", "Hosts that this host shares keys with", associations),
+        ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
+        ("services", "Services published by this host", agent.services.list().len()),
+        ("programs", "Programs that were started for a name", programs),
+        ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
+        ("bound_sockets", "Sockets that their programs have bound to names", bound),
+        ("named_sockets", "Sockets of clients that have a name of their own", sources),
+        ("program_connections", "Programs that are connected to the program socket", agent.programs.connections()),
+        ("hosts", "Hosts registered with this router", agent.router.as_ref().map_or(0, |router| router.host_count())),
+    ] {
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;
+    }
+    Ok(())
 }
 
 fn family(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, label: &str, rows: Rows) -> Result<(), Error> {

@@ -98,8 +98,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let mut warnings = Vec::new();
     let dns = start_dns(&config, &leases, &services, &router, &mut warnings).await?;
-    let programs = Programs::new(&config);
     Ok(Arc::new(Agent {
+        programs: Programs::new(&config),
         config,
         identity,
         local,
@@ -107,7 +107,6 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         direct,
         loopback: LoopbackListeners::default(),
         active,
-        programs,
         watchers,
         services,
         router,

@@ -30,21 +30,27 @@ impl Caller {
         User::from_uid(self.uid).ok().flatten().map_or_else(|| self.uid.to_string(), |user| user.name)
     }
 
-    fn groups(&self) -> Vec<Gid> {
+    fn is_in(&self, group: &str) -> bool {
+        let Some(group) = Group::from_name(group).ok().flatten() else { return false };
         let user = User::from_uid(self.uid).ok().flatten();
         let listed = user.and_then(|user| getgrouplist(&CString::new(user.name).ok()?, user.gid).ok());
-        listed.into_iter().flatten().chain([self.gid]).collect()
+        listed.into_iter().flatten().chain([self.gid]).any(|gid| gid == group.gid)
     }
 }
 
 /// What the configuration grants.
 #[derive(Clone, Debug, Default)]
-pub struct Rights(Vec<BindSection>);
+pub struct Rights {
+    /// Whose members may do all that the API does, `margay run` with any name among it.
+    operators: Option<String>,
+    grants: Vec<BindSection>,
+}
 
 impl Rights {
     /// As the configuration has it.
     pub fn new(config: &Config) -> Self {
-        Self(config.bind.iter().map(|section| section.get_ref().clone()).collect())
+        let grants = config.bind.iter().map(|section| section.get_ref().clone()).collect();
+        Self { operators: config.host.group.clone(), grants }
     }
 
     /// Whether somebody may serve, or be called by, every name of a prefix.
@@ -60,10 +66,10 @@ impl Rights {
         // Looked up each time: users come and go while the agent runs.
         let is_theirs = |section: &BindSection| {
             let user = section.user.as_deref().and_then(|name| User::from_name(name).ok().flatten());
-            let group = section.group.as_deref().and_then(|name| Group::from_name(name).ok().flatten());
-            user.is_some_and(|user| user.uid == who.uid) || group.is_some_and(|group| who.groups().contains(&group.gid))
+            user.is_some_and(|user| user.uid == who.uid) || section.group.as_deref().is_some_and(|name| who.is_in(name))
         };
-        if self.0.iter().filter(covers).any(is_theirs) {
+        let is_operator = self.operators.as_deref().is_some_and(|name| who.is_in(name));
+        if is_operator || self.grants.iter().filter(covers).any(is_theirs) {
             return Ok(());
         }
         let user = who.user();
@@ -123,6 +129,8 @@ mod test {
         let other = Caller { uid: Uid::from_raw(54_321), gid: Gid::from_raw(54_321), pid: 1 };
         assert!(!may(&granted, &other, "web.shop"));
         assert!(may(&granted, &Caller { gid: nobody().gid, ..other }, "web.shop"));
+        let operators = rights(&format!("[host]\ngroup = \"{group}\""));
+        assert!(may(&operators, &nobody(), "adm.shop") && !may(&operators, &other, "adm.shop"));
         let gone = rights("[[bind]]\nuser = \"no-such-user\"\nnames = [\"web.shop\"]");
         assert!(!may(&gone, &other, "web.shop"), "whom nobody knows has no rights");
     }

@@ -74,10 +74,14 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 impl Handed {
+    fn is_here(&self) -> Result<bool, No> {
+        let own = own_namespace().map_err(|error| (Errno::EIO, error.to_string()))?;
+        Ok(self.namespace == own)
+    }
+
     /// Names lead to this host's own network namespace, and to sockets that a name can lead to at all.
     fn check_place(&self) -> Result<(), No> {
-        let own = own_namespace().map_err(|error| (Errno::EIO, error.to_string()))?;
-        if self.namespace != own {
+        if !self.is_here()? {
             let text = "the socket is of another network namespace; run its program there with `margay run --service`";
             return Err((Errno::EOPNOTSUPP, text.to_owned()));
         }
@@ -200,7 +204,6 @@ fn refused(error: &PublishError) -> No {
 }
 
 fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> Result<Reply, No> {
-    socket.check_place()?;
     let (port, host) = (socket.local.port(), agent.identity.host_id());
     if port == 0 || port != request.port {
         let text =
@@ -210,11 +213,12 @@ fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) ->
     let mut reply = Reply::done(Kind::Source);
     (reply.bits, reply.port) = (256, port);
     let is_unnamed = request.id == ServiceId::default();
-    if is_unnamed && agent.active.why_not().is_some() {
-        // Nobody would say when the socket is gone. It has the name that all others of this host have.
+    if is_unnamed && (agent.active.why_not().is_some() || !socket.is_here()?) {
+        // Nobody would say when the socket is gone, or its port is not this host's. It has the name that all others have.
         reply.id = ServiceId::at_host(host, port.into());
         return Ok(reply);
     }
+    socket.check_place()?;
     reply.id = if is_unnamed { ServiceId::at_host(host, number()? | OWN_NUMBER) } else { request.id };
     if !reply.id.is_at_host(host) {
         let whole = Prefix::from(reply.id);

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@
 
 static int agent_fd = -1;
 static uint64_t agent_inode;
+static atomic_uint agent_connections;
 
 /* In a child of fork. The connection is the parent's: replies would go astray. */
 void agent_forget(void)
@@ -91,7 +93,13 @@ static int call_agent(void)
 	}
 	agent_fd = fd;
 	agent_inode = about.st_ino;
+	agent_connections++;
 	return 0;
+}
+
+unsigned int agent_connection(void)
+{
+	return agent_connections;
 }
 
 static void put16(uint8_t *at, uint16_t value)

@@ -85,7 +85,8 @@ static int find_target(int fd, struct sock *sock, const struct sockaddr *given, 
 		return -1;
 	if (cache_by_id(&sock->targets, &address.sv_srvid, address_now(), target))
 		return 0;
-	if (socket_ensure_name(fd, sock) || address_resolve(sock, &address, choices))
+	/* In this order: the question finds out whether the agent is another than before. */
+	if (address_resolve(sock, &address, choices) || socket_ensure_name(fd, sock))
 		return -1;
 	*target = choices[0];
 	target->until = address_now() + TARGET_S;

@@ -46,6 +46,8 @@ struct reply {
 /* 0, or -1 with errno and the thread's text of the error. */
 int agent_ask(const struct request *request, struct reply *reply);
 
+/* Which connection it is: what was said on another the agent of now may not know. */
+unsigned int agent_connection(void);
 /* In a child of fork. */
 void agent_forget(void);
 
@@ -92,6 +94,7 @@ struct sock {
 	int family; /* of the kernel's socket */
 	int type;
 	bool is_bound, is_named, has_peer, is_accepted;
+	unsigned int named_on; /* which connection to the agent */
 	struct sockaddr_sv local; /* bound to, or named by the agent */
 	struct sockaddr_sv peer;
 	struct cache *targets; /* whom this socket sends to */

@@ -195,12 +195,13 @@ int socket_ensure_name(int fd, struct sock *sock)
 	request.port = (uint16_t)port;
 	/* Over the request: two threads would get two names. */
 	section_enter(&section, &state_lock);
-	if (!sock->is_named) {
-		/* Zero: a name of its own. A prefix is called by its first name. */
+	if (!sock->is_named || sock->named_on != agent_connection()) {
+		/* Zero: a name of its own. A prefix is called by its first name. Whoever has a name keeps it. */
 		request.id = sock->local.sv_srvid;
 		result = agent_ask(&request, &reply);
 		if (!result) {
 			sock->is_named = true;
+			sock->named_on = agent_connection();
 			if (!sock->is_bound)
 				sock->local = address_of(&reply.id);
 		}

@@ -34,7 +34,7 @@ enum { NAME = 1, RESOLVE, BIND, SOURCE, PEER };
 
 static char path[108];
 static int listener;
-static atomic_int connections, refuse_with;
+static atomic_int connections, refuse_with, asked_for[8];
 static atomic_bool hang_up_next;
 /* The last request, and the inode of the socket that came with it. */
 static unsigned char asked[400];
@@ -71,6 +71,7 @@ static void *serve(void *argument)
 		unsigned char reply[300] = { 1, asked[1], 0, (unsigned char)refuse_with, 1, 0 };
 		size_t length = 60;
 
+		asked_for[asked[1] % 8]++;
 		memcpy(reply + 8, asked + 8, 32);
 		if (refuse_with)
 			length += (size_t)sprintf((char *)reply + 60, "because");
@@ -242,6 +243,23 @@ static void forks_and_restarts(void)
 	CHECK(!sv_name("web.shop", &name) && connections == before + 2);
 }
 
+static void a_named_socket(void)
+{
+	struct sockaddr_sv one = some(1, 0), other = some(2, 0), own, again;
+	socklen_t length = sizeof(own);
+	int s = sv_socket(PF_SERVAL, SOCK_DGRAM, 0), before = asked_for[SOURCE];
+
+	/* This agent gives no address that a datagram could be sent to. */
+	sv_sendto(s, "x", 1, 0, AS(one));
+	sv_sendto(s, "x", 1, 0, AS(one));
+	CHECK(asked_for[SOURCE] == before + 1 && !sv_getsockname(s, (struct sockaddr *)&own, &length));
+	CHECK(own.sv_srvid.s_sid[0] == 0x77);
+	hang_up_next = true;
+	sv_sendto(s, "x", 1, 0, AS(other));
+	CHECK(asked_for[SOURCE] == before + 2 && asked[1] == SOURCE && !memcmp(asked + 8, &own.sv_srvid, 32));
+	CHECK(!sv_getsockname(s, (struct sockaddr *)&again, &length) && !memcmp(&own, &again, sizeof(own)) && !sv_close(s));
+}
+
 static void *many_names(void *unused)
 {
 	struct sockaddr_sv name;
@@ -277,6 +295,7 @@ int main(void)
 	a_bound_socket();
 	descriptors_that_changed_hands();
 	forks_and_restarts();
+	a_named_socket();
 	threads();
 	puts("unit: ok");
 	return 0;

@@ -190,6 +190,16 @@ impl Stage<'_> {
         let id = hex(NAME)?;
         let server = self.programs.serve(self.alpha()?, Door::Library, "for-others", &["stream", &id, "1", "block"])?;
         agent::await_instances(self.lab.host("router")?, NAME, 1)?;
+        // By its address and port there is nobody for it.
+        let shown = agent::show(self.alpha()?, NAME)?;
+        let listener = shown["service"]["listeners"][0]["address"].as_str().unwrap_or_default().to_owned();
+        let port = listener.rsplit(':').next().context("a listener without a port")?;
+        let script = format!(
+            "exec 3<>/dev/tcp/{}/{port}; printf hello >&3; head -c 70 <&3 || true",
+            pair::address(self.alpha()?)?
+        );
+        let answer = self.beta()?.shell(&script)?;
+        ensure!(answer.is_empty(), "by its address it gave {answer:?}");
         let script = format!("exec 3<>/dev/tcp/{NAME}.sal.internal/4711; printf hello >&3; head -c 70 <&3");
         let answer = self.beta()?.shell(&script)?;
         let host_id = agent::status(self.beta()?)?["host_id"].as_str().unwrap_or_default().to_owned();

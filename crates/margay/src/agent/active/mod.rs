@@ -37,6 +37,8 @@ use rule::{Offer, Rule, Seen, Source};
 
 /// More programs are a mistake.
 const PROGRAMS_MAX: usize = 4000;
+/// Bound sockets of which each is kept when it is bound; of more, within two seconds.
+const KEPT_AT_ONCE: usize = 256;
 /// From an event to what follows from it. A thousand short-lived listeners are not a thousand messages to a router, and a server that
 /// closes a socket to open the next one is not gone meanwhile.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -381,7 +383,11 @@ impl Followed {
             self.unbind(cookie);
             return Err(BindError::Refused(why));
         }
-        self.keep();
+        // Of very many, each would be written with every one that follows.
+        self.is_kept = false;
+        if self.bound.len() <= KEPT_AT_ONCE {
+            self.keep();
+        }
         Ok(())
     }
 
@@ -570,6 +576,17 @@ impl Followed {
         self.rules.iter().cloned().chain(self.owners.iter().flat_map(of_owner)).chain(of_sockets)
     }
 
+    /// Those of a prefix. Nothing of the others is copied: a program that dies may leave thousands.
+    fn rules_of(&self, prefix: &Prefix) -> Vec<Rule> {
+        let of_owners =
+            self.owners.iter().flat_map(|(id, owner)| owner.program.offers.iter().map(|offer| (*id, offer)));
+        let of_owners = of_owners.filter(|(_, offer)| offer.name.prefix() == *prefix);
+        let of_host = self.rules.iter().filter(|rule| rule.offer.name.prefix() == *prefix).cloned();
+        let of_sockets = self.bound.values().filter(|bound| bound.name.prefix() == *prefix).map(Bound::rule);
+        let of_owners = of_owners.map(|(id, offer)| Rule { source: Source::Owner(id), offer: offer.clone() });
+        of_host.chain(of_owners).chain(of_sockets).collect()
+    }
+
     /// Names that a socket may serve.
     fn names_of(&self, socket: &Seen) -> Vec<Name> {
         let owner = socket.owner.and_then(|owner| self.owners.get(&owner));
@@ -584,7 +601,7 @@ impl Followed {
         for name in names {
             let prefix = name.prefix();
             let (mut listeners, mut weight, mut priority) = (Vec::new(), 0, 0);
-            for rule in self.all_rules().filter(|rule| rule.offer.name.prefix() == prefix) {
+            for rule in self.rules_of(&prefix) {
                 // Several programs of one name: the last word counts.
                 (weight, priority) = (rule.offer.weight, rule.offer.priority);
                 for listener in rule.listeners(self.sockets.values()) {

@@ -48,7 +48,8 @@ setup-apps: ## as setup, with the applications that the scenario `apps` uses (la
 apps: setup-apps build ## use packaged applications by a service's name
 	@$(MARGAY) lab run apps
 
-install: build ## install the program, its systemd unit and shell completions
+install: build ## install the program, its systemd unit and shell completions, and the C library
 	install -D -m 755 $(MARGAY) $(DESTDIR)$(PREFIX)/bin/margay
 	install -D -m 755 $(MARGAY)-memcached $(DESTDIR)$(PREFIX)/bin/margay-memcached
+	$(MAKE) -C sdk/c install DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" BUILD="$(abspath $(TARGET))/sdk-c"
 	scripts/install-files $(MARGAY) "$(DESTDIR)" "$(PREFIX)"

@@ -77,6 +77,8 @@ pub struct FlowInfo {
     pub session: SessionId,
     /// The name that the flow was made to.
     pub service: ServiceId,
+    /// What the client's socket is called, where it has a name of its own.
+    pub source: Option<ServiceId>,
     /// Initiator or responder.
     pub role: Role,
     /// Where in its life it is.

@@ -111,6 +111,8 @@ pub(crate) struct Flow {
     pub seen: u8,
     pub setup: Setup,
     pub direct: Direct,
+    /// What the initiator's socket is called, where it says so: at its own end, or proved.
+    pub source: Option<Box<ServiceId>>,
     /// The one deadline of the flow; kept here so that it can be found and replaced in the ordered set.
     deadline: Option<Instant>,
 }
@@ -132,6 +134,7 @@ impl Flow {
             seen: 0,
             setup: Setup::Done,
             direct: Direct::never(Why::NoCache, now),
+            source: None,
             deadline: None,
         }
     }
@@ -164,6 +167,7 @@ impl Flow {
             peer_flow: self.peer_flow,
             session: self.session,
             service: self.service,
+            source: self.source.as_deref().copied(),
             role: self.role,
             lifecycle: self.lifecycle,
             app: self.app,

@@ -10,6 +10,7 @@
 //! 64 role (1 initiator, 2 responder) | 65 lifecycle | 66 flags | 67 number of legs
 //! 68 generation | 72 age in ms (8) | 80 idle for ms (8)
 //! 88 numbers of the egress direction (32) | 120 of the ingress direction (32) | 152 legs, 68 each
+//! then, with bit 3 of the flags, the initiator's own name (32)
 //!
 //! numbers:  0 highest sequence | 4 its length | 8 last ACK | 12 last window (2) | 14 window scale (255: none)
 //!          15 flags (1 known, 2 SACK permitted, 4 timestamps) | 16 TSval | 20 TSecr | 24 zero (8)
@@ -19,6 +20,7 @@
 //! ```
 //! Numbers are big-endian, IPv4 addresses mapped into IPv6, reserved bytes zero.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -40,6 +42,8 @@ const MAGIC: [u8; 4] = *b"MGHO";
 const FIXED_LEN: usize = 152;
 const LEG_LEN: usize = 68;
 const NUMBERS_LEN: usize = 32;
+const SOURCE_LEN: usize = 32;
+const HAS_SOURCE: u8 = 8;
 const NO_SCALE: u8 = 255;
 
 /// Why bytes are no record.
@@ -150,6 +154,8 @@ pub struct HandoverRecord {
     pub session: SessionId,
     /// The name.
     pub service: ServiceId,
+    /// What the initiator's socket is called, where it has a name of its own.
+    pub source: Option<ServiceId>,
     /// Which end this is.
     pub role: Role,
     /// Where in its life it is.
@@ -184,11 +190,12 @@ impl HandoverRecord {
     /// The bytes. Legs beyond [`LEGS_MAX`] are left out; no flow has so many.
     pub fn encode(&self) -> Vec<u8> {
         let legs = &self.legs[..self.legs.len().min(LEGS_MAX)];
-        let mut out = Vec::with_capacity(FIXED_LEN + legs.len() * LEG_LEN);
+        let whole = FIXED_LEN + legs.len() * LEG_LEN + self.source.map_or(0, |_| SOURCE_LEN);
+        let mut out = Vec::with_capacity(whole);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&HANDOVER_VERSION.to_be_bytes());
-        // At most 152 + 8 × 68.
-        out.extend_from_slice(&((FIXED_LEN + legs.len() * LEG_LEN) as u16).to_be_bytes());
+        // At most 152 + 8 × 68 + 32.
+        out.extend_from_slice(&(whole as u16).to_be_bytes());
         out.extend_from_slice(&self.flow.0.to_be_bytes());
         out.extend_from_slice(&self.peer_flow.0.to_be_bytes());
         out.extend_from_slice(&self.session.0);
@@ -196,6 +203,7 @@ impl HandoverRecord {
         let role = if self.role == Role::Initiator { 1 } else { 2 };
         let lifecycle = LIFECYCLES.iter().find(|(state, _)| *state == self.lifecycle).map_or(0, |(_, number)| *number);
         let flags = u8::from(self.authenticated) | u8::from(self.fins.0) << 1 | u8::from(self.fins.1) << 2;
+        let flags = flags | self.source.map_or(0, |_| HAS_SOURCE);
         out.extend_from_slice(&[role, lifecycle, flags, legs.len() as u8]);
         out.extend_from_slice(&self.generation.to_be_bytes());
         out.extend_from_slice(&self.age_ms.to_be_bytes());
@@ -205,6 +213,7 @@ impl HandoverRecord {
         for leg in legs {
             out.extend_from_slice(&encode_leg(leg));
         }
+        out.extend(self.source.iter().flat_map(|source| source.0));
         out
     }
 
@@ -223,7 +232,9 @@ impl HandoverRecord {
             return Err(HandoverError::Version { found });
         }
         let legs_len = usize::from(reader.byte(67)?);
-        let whole = FIXED_LEN + legs_len * LEG_LEN;
+        let flags = reader.byte(66)?;
+        let source_at = FIXED_LEN + legs_len * LEG_LEN;
+        let whole = source_at + if flags & HAS_SOURCE == 0 { 0 } else { SOURCE_LEN };
         if legs_len > LEGS_MAX || usize::from(reader.u16(6)?) != whole || bytes.len() != whole {
             return Err(HandoverError::Malformed { at: 6 });
         }
@@ -234,8 +245,7 @@ impl HandoverRecord {
         };
         let lifecycle = reader.byte(65)?;
         let lifecycle = LIFECYCLES.iter().find(|(_, number)| *number == lifecycle).map(|(state, _)| *state);
-        let flags = reader.byte(66)?;
-        if flags > 7 {
+        if flags > 15 {
             return Err(HandoverError::Malformed { at: 66 });
         }
         let legs = (0..legs_len).map(|leg| decode_leg(&reader, FIXED_LEN + leg * LEG_LEN)).collect::<Result<_, _>>()?;
@@ -244,6 +254,7 @@ impl HandoverRecord {
             peer_flow: FlowId(reader.u32(12)?),
             session: SessionId(reader.array(16)?),
             service: ServiceId(reader.array(32)?),
+            source: if whole > source_at { Some(ServiceId(reader.array(source_at)?)) } else { None },
             role,
             lifecycle: lifecycle.ok_or(HandoverError::Malformed { at: 65 })?,
             authenticated: flags & 1 != 0,
@@ -444,6 +455,7 @@ impl Sal {
             peer_flow: flow.peer_flow,
             session: flow.session,
             service: flow.service,
+            source: flow.source.as_deref().copied(),
             role: flow.role,
             lifecycle: flow.lifecycle,
             authenticated: flow.has(seen::AUTHENTICATED),
@@ -492,6 +504,7 @@ impl Sal {
         flow.association = association;
         flow.generation = record.generation.saturating_add(1);
         flow.active = before(record.idle_ms);
+        flow.source = record.source.map(Box::new);
         flow.setup = Setup::Done;
         let bit = |bit: u8, is_set: bool| if is_set { bit } else { 0 };
         flow.seen = seen::CONFIRMED
@@ -546,6 +559,7 @@ mod tests {
             peer_flow: FlowId(0x2222_2222),
             session: SessionId([3; 16]),
             service: ServiceId([4; 32]),
+            source: None,
             role: Role::Responder,
             lifecycle: Lifecycle::HalfClosed,
             authenticated: true,
@@ -583,6 +597,16 @@ mod tests {
         assert_eq!(bytes[264..280], peer().0);
         assert_eq!(bytes[280..288], [0x0a, 0x0b, 0x0c, 0x0d, 0, 0, 0, 0]);
         assert_eq!(HandoverRecord::decode(&bytes), Ok(record()));
+    }
+
+    #[test]
+    fn the_clients_own_name_comes_last() {
+        let named = HandoverRecord { source: Some(ServiceId([7; 32])), ..record() };
+        let bytes = named.encode();
+        assert_eq!((bytes.len(), bytes[66]), (record().encode().len() + 32, record().encode()[66] | 8));
+        assert_eq!(bytes[288..], [7; 32]);
+        assert_eq!(HandoverRecord::decode(&bytes), Ok(named));
+        assert_eq!(HandoverRecord::decode(&bytes[..288]), Err(HandoverError::Malformed { at: 6 }));
     }
 
     #[test]

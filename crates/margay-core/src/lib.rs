@@ -36,6 +36,7 @@ pub mod rng;
 mod sal;
 pub mod session;
 mod setup;
+pub mod source;
 pub mod state;
 mod surrogate;
 pub mod table;

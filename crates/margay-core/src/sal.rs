@@ -25,7 +25,8 @@ use crate::queue::OutputQueue;
 use crate::rate::RateLimit;
 use crate::rng::Rng;
 use crate::setup::Draft;
-use crate::table::{Action, Resolution, Rule, ServiceTable};
+use crate::source::SourceTable;
+use crate::table::{Action, Resolution, Rule, SERVICE_PORT, ServiceTable};
 use crate::time::Instant;
 
 /// Events that wait to be polled; when nobody listens the oldest go.
@@ -66,6 +67,8 @@ pub struct Sal {
     pub(crate) names: HashMap<IpAddr, ServiceId, KeyedHash>,
     /// Virtual addresses that stand for one instance of a name.
     pub(crate) instances: HashMap<IpAddr, Instance, KeyedHash>,
+    /// Local sockets that have a name of their own.
+    pub(crate) sources: SourceTable,
     pub(crate) queue: OutputQueue,
     pub(crate) events: EventQueue,
     pub(crate) counters: Counters,
@@ -103,6 +106,7 @@ impl Sal {
         let mut hasher = || KeyedHash(rng.u64(), rng.u64());
         let (flow_hasher, name_hasher, association_hasher, port_hasher) = (hasher(), hasher(), hasher(), hasher());
         let instance_hasher = hasher();
+        let sources = SourceTable::with_hasher(hasher());
         let limits = config.limits;
         let mut sal = Self {
             now,
@@ -115,6 +119,7 @@ impl Sal {
             certificates: Vec::new(),
             names: HashMap::with_hasher(name_hasher),
             instances: HashMap::with_hasher(instance_hasher),
+            sources,
             queue: OutputQueue::new(limits.outputs),
             events: EventQueue(alloc::collections::VecDeque::new()),
             counters: Counters::default(),
@@ -339,7 +344,7 @@ impl Sal {
         self.table.resolve(service, sticky, |rule: &Rule| match &rule.action {
             Action::Demux(demux) => {
                 demux.protocol.is_none_or(|wanted| wanted == protocol)
-                    && demux.service_port.is_none_or(|wanted| wanted == port)
+                    && demux.service_port.is_none_or(|wanted| wanted == port || port == SERVICE_PORT)
             }
             Action::Forward(_) => forwards,
             Action::Drop => true,

@@ -14,6 +14,10 @@ use siphasher::sip::SipHasher13;
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
 
+/// The destination port of whoever means the service, on whatever port its instances listen: programs that know names and no
+/// ports. No program listens there, since it is the SAL's own.
+pub const SERVICE_PORT: u16 = margay_wire::PORT;
+
 /// Names a rule. Never used again once the rule is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuleId(pub u64);

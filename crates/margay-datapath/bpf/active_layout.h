@@ -11,6 +11,7 @@
 /* socket_event.kind */
 #define SOCKET_LISTENS 1
 #define SOCKET_ENDED 2
+#define SOCKET_RELEASED 3 /* of a held socket: its last descriptor is closed */
 
 /* Whose sockets are watched in every network namespace. By the number of its cgroup. */
 struct owner {

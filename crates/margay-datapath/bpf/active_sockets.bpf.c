@@ -62,6 +62,15 @@ struct {
 	__type(value, __u32);
 } reported SEC(".maps");
 
+/* Sockets that the agent has promised something to, by cookie: their release is reported. The agent puts them in. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 32768);
+	__type(key, __u64);
+	__type(value, __u32);
+} held SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
@@ -251,11 +260,20 @@ int datagram_bound6(struct bpf_sock *ctx)
 	return datagram_bound(ctx, true);
 }
 
+/* The last descriptor of a socket is closed, by whom and however it may be. */
 SEC("cgroup/sock_release")
-int datagram_released(struct bpf_sock *ctx)
+int socket_released(struct bpf_sock *ctx)
 {
-	if (ctx->type == SOCK_DGRAM && ctx->protocol == IPPROTO_UDP)
-		report_end(bpf_get_socket_cookie(ctx));
+	struct socket_event event = { .kind = SOCKET_RELEASED };
+	bool is_datagram = ctx->type == SOCK_DGRAM && ctx->protocol == IPPROTO_UDP;
+
+	if (!is_datagram && (ctx->type != SOCK_STREAM || ctx->protocol != IPPROTO_TCP))
+		return 1;
+	event.cookie = bpf_get_socket_cookie(ctx);
+	if (is_datagram)
+		report_end(event.cookie);
+	if (!bpf_map_delete_elem(&held, &event.cookie))
+		report(&event);
 	return 1;
 }
 

@@ -42,6 +42,8 @@ pub struct Config {
     pub join: JoinSection,
     /// Services published by this host.
     pub service: Vec<Spanned<ServiceSection>>,
+    /// Names that users other than root may bind.
+    pub bind: Vec<Spanned<BindSection>>,
     /// Plain addresses for names whose service has no instance.
     pub fallback: Vec<Spanned<FallbackSection>>,
     /// The DNS responder.
@@ -60,6 +62,7 @@ impl Default for Config {
             router: RouterSection::default(),
             join: JoinSection::default(),
             service: Vec::new(),
+            bind: Vec::new(),
             fallback: Vec::new(),
             dns: DnsSection::default(),
             metrics: MetricsSection::default(),
@@ -161,6 +164,37 @@ pub struct ServiceSection {
     /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
     #[serde(default, deserialize_with = "allow_list")]
     pub allow: Vec<String>,
+}
+
+/// `[[bind]]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BindSection {
+    /// Whose programs.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Instead: whose members' programs.
+    #[serde(default)]
+    pub group: Option<String>,
+    /// Which names, or prefixes (`sid:<hex>/bits`) with all that is under them.
+    pub names: Vec<ServiceName>,
+}
+
+impl BindSection {
+    /// What is wrong with it as a whole, and what to do.
+    fn check(&self) -> Result<(), (String, String)> {
+        if self.user.is_some() == self.group.is_some() {
+            let what = "a [[bind]] section is about one user, or about one group".to_owned();
+            return Err((what, "write `user` or `group`, and a section for each".to_owned()));
+        }
+        if self.names.is_empty() {
+            return Err((
+                "a [[bind]] section grants no name".to_owned(),
+                "write some `names`, or remove it".to_owned(),
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// `[[fallback]]`
@@ -461,6 +495,9 @@ impl Config {
                 };
                 return Err((what, Some(service.span()), "remove one of the two [[service]] sections".into()));
             }
+        }
+        for bind in &self.bind {
+            bind.get_ref().check().map_err(|(what, advice)| (what, Some(bind.span()), advice))?;
         }
         for (at, fallback) in self.fallback.iter().enumerate() {
             let this = fallback.get_ref();

@@ -123,3 +123,19 @@ fn a_missing_file_is_an_error_only_when_it_was_named() {
     assert!(error.to_string().contains("/nowhere/margay.toml"));
     assert!(error.help().is_some());
 }
+
+#[test]
+fn who_may_bind_is_said_for_one_user_or_group_and_for_some_names() {
+    let config = parse("[[bind]]\ngroup = \"www\"\nnames = [\"web.shop\", \"sid:0011/16\"]\n").expect("read");
+    assert_eq!(config.bind[0].get_ref().names[1].0.prefix().bits, 16);
+    for (text, word) in [
+        ("[[bind]]\nnames = [\"web.shop\"]\n", "one user, or about one group"),
+        ("[[bind]]\nuser = \"a\"\ngroup = \"b\"\nnames = [\"web.shop\"]\n", "one user, or about one group"),
+        ("[[bind]]\nuser = \"a\"\nnames = []\n", "grants no name"),
+    ] {
+        let (what, pointed, advice) = wrong(text);
+        assert!(what.contains(word) && pointed.contains("[[bind]]") && !advice.is_empty(), "{what} {pointed}");
+    }
+    let (what, pointed, _) = wrong("[[bind]]\nuser = \"a\"\nnames = [\"web\"]\n");
+    assert!(what.contains("no authority") && pointed.contains("\"web\""), "{what} {pointed}");
+}

@@ -111,6 +111,7 @@ impl Sal {
     /// Sends the first SYN of a new flow.
     pub(crate) fn start_setup(&mut self, now: Instant, mut flow: Flow, start: Start) {
         let id = flow.id;
+        flow.source = self.source_of(flow.app.protocol, flow.app.source).map(Box::new);
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
             nonce: start.nonce,
             next_hop: start.next_hop,
@@ -391,6 +392,7 @@ impl Sal {
         let exchange = message_3.filter(|message| !message.is_empty());
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id));
+        extensions.extend(flow.source.as_deref().map(|source| Extension::SourceService(source.0)));
         extensions.extend(
             exchange.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: local_id, message })),
         );

@@ -35,6 +35,8 @@ struct Proof {
     fresh: bool,
     /// The initiator sends direct from the start.
     starts: bool,
+    /// What its socket is called, as it says.
+    claimed: Option<ServiceId>,
 }
 
 /// A SYN that reached a listener here, read and checked for form.
@@ -412,7 +414,8 @@ impl Sal {
             self.drop_half_open(id);
             return Ok(());
         }
-        self.admit(now, from, id, Proof { association, fresh, starts: starts_direct(message) })
+        let claimed = message.source_service().map(ServiceId);
+        self.admit(now, from, id, Proof { association, fresh, starts: starts_direct(message), claimed })
     }
 
     /// Reads the third handshake message and adopts the association that it makes; the one check then sees its tag.
@@ -436,7 +439,7 @@ impl Sal {
 
     /// A proved peer: may it connect? Then the flow is established and what was held is let go.
     fn admit(&mut self, now: Instant, from: SocketAddr, id: FlowId, proof: Proof) -> Result<(), DropReason> {
-        let Proof { association, fresh, starts } = proof;
+        let Proof { association, fresh, starts, claimed } = proof;
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         let service = flow.service;
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
@@ -453,7 +456,9 @@ impl Sal {
         self.announce_path(association);
         self.associations.hold(association);
         self.half_open = self.half_open.saturating_sub(1);
+        let source = claimed.and_then(|claimed| self.believed(association, claimed));
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
+        flow.source = source.map(Box::new);
         flow.association = association;
         flow.generation += 1;
         flow.active = now;

@@ -10,6 +10,7 @@ use crate::kernel::plain::Plain;
 pub(super) const OWNER_PRIVATE: u32 = 1;
 pub(super) const OWNER_LOW_PORTS: u32 = 2;
 const SOCKET_LISTENS: u16 = 1;
+const SOCKET_RELEASED: u16 = 3;
 
 // SAFETY: made from C structures whose members lie without gaps (`active_layout.h` has its padding as members); the
 // assertions below add them up.
@@ -26,8 +27,10 @@ const _: () = assert!(size_of::<socket_event>() == 3 * 8 + 2 * 4 + 16 + 2 * 2 + 
 /// What a program of ours has said.
 pub(super) fn change_of(event: &socket_event) -> Change {
     let cookie = Cookie(event.cookie);
-    if event.kind != SOCKET_LISTENS {
-        return Change::Ended(cookie);
+    match event.kind {
+        SOCKET_LISTENS => {}
+        SOCKET_RELEASED => return Change::Released(cookie),
+        _ => return Change::Ended(cookie),
     }
     let ip = Ipv6Addr::from(event.address);
     let ip = if event.is_v6 == 0 { ip.to_canonical() } else { IpAddr::V6(ip) };

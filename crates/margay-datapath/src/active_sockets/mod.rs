@@ -95,6 +95,8 @@ pub enum Change {
     Listens(Socket),
     /// It no longer does: closed, shut down, or all that had it are dead.
     Ended(Cookie),
+    /// A socket that was held with [`ActiveSockets::hold`] exists no longer, whether it ever listened or not.
+    Released(Cookie),
 }
 
 /// What is reported of an owner's sockets, and what is done to them.
@@ -134,7 +136,7 @@ impl ActiveSockets {
             progs.stream_state.attach(),
             progs.datagram_bound4.attach_cgroup(root),
             progs.datagram_bound6.attach_cgroup(root),
-            progs.datagram_released.attach_cgroup(root),
+            progs.socket_released.attach_cgroup(root),
             progs.private_bind4.attach_cgroup(root),
             progs.private_bind6.attach_cgroup(root),
         ];
@@ -186,6 +188,26 @@ impl ActiveSockets {
         let _ = self.skeleton.maps.datagram_ports.delete(datagrams(owner, port).bytes());
     }
 
+    /// The end of this socket is reported, whatever it does until then.
+    ///
+    /// # Errors
+    ///
+    /// There are too many.
+    pub fn hold(&self, cookie: Cookie) -> io::Result<()> {
+        self.skeleton.maps.held.update(&cookie.0.to_ne_bytes(), &1_u32.to_ne_bytes(), MapFlags::ANY).map_err(of_map)
+    }
+
+    /// Its end is of no interest any more.
+    pub fn let_go(&self, cookie: Cookie) {
+        // Absent, when it was released already.
+        let _ = self.skeleton.maps.held.delete(&cookie.0.to_ne_bytes());
+    }
+
+    /// Whether a socket is held, and was not released since: for when a report may have been lost.
+    pub fn is_held(&self, cookie: Cookie) -> bool {
+        self.skeleton.maps.held.lookup(&cookie.0.to_ne_bytes(), MapFlags::ANY).is_ok_and(|found| found.is_some())
+    }
+
     /// What listens now, in the network namespace of this process or in another. Of whom a socket is that was passed to its
     /// program is known by its maker only.
     ///
@@ -215,7 +237,7 @@ impl ActiveSockets {
         };
         let sockets = events?.into_iter().filter_map(|event| match layout::change_of(&event) {
             Change::Listens(socket) => Some(socket),
-            Change::Ended(_) => None,
+            Change::Ended(_) | Change::Released(_) => None,
         });
         Ok(sockets.collect())
     }
@@ -238,10 +260,11 @@ impl ActiveSockets {
         std::mem::replace(&mut *before, now) != now
     }
 
-    /// How full the maps are: cgroups with an owner, wanted datagram ports, sockets that listen.
-    pub fn sizes(&self) -> [usize; 3] {
+    /// How full the maps are: cgroups with an owner, wanted datagram ports, sockets that listen, sockets that are held.
+    pub fn sizes(&self) -> [usize; 4] {
         let maps = &self.skeleton.maps;
-        [maps.owners.keys().count(), maps.datagram_ports.keys().count(), maps.reported.keys().count()]
+        let count = |map: &dyn MapCore| map.keys().count();
+        [count(&maps.owners), count(&maps.datagram_ports), count(&maps.reported), count(&maps.held)]
     }
 }
 
@@ -287,11 +310,20 @@ fn of_map(error: libbpf_rs::Error) -> io::Error {
 /// The kernel does not tell (before Linux 5.14), or gives no socket.
 pub fn own_namespace() -> io::Result<NamespaceCookie> {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").or_else(|_| std::net::UdpSocket::bind("[::1]:0"))?;
+    namespace_of(socket.as_fd())
+}
+
+/// The cookie of a socket's network namespace.
+///
+/// # Errors
+///
+/// It is no internet socket, or the kernel does not tell (before Linux 5.14).
+pub fn namespace_of(socket: BorrowedFd<'_>) -> io::Result<NamespaceCookie> {
     let (mut cookie, mut len) = (0_u64, size_of::<u64>() as libc::socklen_t);
     // SAFETY: the option writes eight bytes at most, which is what `cookie` has; both live across the call.
     let result = unsafe {
         libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
+            socket.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_NETNS_COOKIE,
             (&raw mut cookie).cast(),

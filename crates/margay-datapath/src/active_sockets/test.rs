@@ -252,3 +252,30 @@ fn thousands_of_listeners_leave_nothing() {
     assert!(begun >= 3000, "{begun} of 3000 were heard");
     assert!(!active.has_lost());
 }
+
+#[test]
+fn the_end_of_a_held_socket_is_heard_whether_it_ever_listened_or_not() {
+    let Some((active, _)) = open() else { return };
+    let before = active.sizes()[3];
+    let cookie = |socket: BorrowedFd<'_>| Cookie(rustix::net::sockopt::socket_cookie(socket).expect("a cookie"));
+    let stream = rustix::net::socket(rustix::net::AddressFamily::INET6, rustix::net::SocketType::STREAM, None);
+    let (stream, datagrams) = (stream.expect("a socket"), UdpSocket::bind("127.0.0.1:0").expect("a port"));
+    let other = TcpListener::bind("127.0.0.1:0").expect("a port");
+    for held in [stream.as_fd(), datagrams.as_fd()].map(cookie) {
+        active.hold(held).expect("room");
+        assert!(active.is_held(held));
+    }
+    let (of_stream, of_other) = (cookie(stream.as_fd()), cookie(other.as_fd()));
+    // A second descriptor keeps it.
+    let again = stream.try_clone().expect("a descriptor");
+    drop((stream, other));
+    active.next(|change| {
+        assert_ne!(change, Change::Released(of_stream));
+        assert_ne!(change, Change::Released(of_other), "nobody holds that one");
+        (change == Change::Ended(of_other)).then_some(())
+    });
+    drop(again);
+    active.next(|change| (change == Change::Released(of_stream)).then_some(()));
+    active.let_go(cookie(datagrams.as_fd()));
+    assert_eq!(active.sizes()[3], before);
+}

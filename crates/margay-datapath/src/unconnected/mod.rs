@@ -153,6 +153,12 @@ impl Unconnected {
         }
     }
 
+    /// The surrogate by which a client with this address and port was heard last.
+    pub fn surrogate_of(&self, client: SocketAddr) -> Option<IpAddr> {
+        let value = self.skeleton.maps.surrogates.lookup(layout::key_of(client).bytes(), MapFlags::ANY).ok()??;
+        Some(layout::address_of(&address_value::read(&value)?))
+    }
+
     /// Surrogates in whose place programs are shown something else.
     pub fn shown(&self) -> Vec<SocketAddr> {
         let keys = self.skeleton.maps.clients.keys();

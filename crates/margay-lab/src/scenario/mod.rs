@@ -2,6 +2,7 @@
 
 mod acl;
 mod active_sockets;
+mod af_serval;
 mod agent_restart;
 mod apps;
 mod cache_off;
@@ -114,6 +115,7 @@ pub const ALL: &[Scenario] = &[
     memcached_partitions::SCENARIO,
     exclusive_names::SCENARIO,
     datagram_rate::SCENARIO,
+    af_serval::SCENARIO,
 ];
 
 /// The scenario of this name.

@@ -107,7 +107,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
 
 /// What this host serves or would, and whether anything listens for it.
 async fn services(agent: &Agent, steps: &mut Steps) {
-    let (programs, sockets) = agent.active.counts();
+    let (programs, sockets, _) = agent.active.counts();
     let finding = match agent.active.why_not() {
         None => Finding::Ok(format!("{sockets} sockets listen here; {programs} programs were started to serve names")),
         Some(why) => Finding::warning(

@@ -79,31 +79,8 @@ type Rows = Vec<(String, u64)>;
 impl Collector for Figures {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let agent = &self.0;
-        let (core, flows, half_open, associations) = agent.core.0.with_sal(|sal, _| {
-            (sal.counters().clone(), sal.flow_count(), sal.half_open_count(), sal.associations().count())
-        });
-        let (programs, sockets) = agent.active.counts();
-        let (names, instances) = agent.spreads.counts();
-        for (name, help, value) in [
-            ("flows", "Flows of all kinds", flows),
-            ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
-            ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),
-            ("associations", "Hosts that this host shares keys with", associations),
-            ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
-            ("services", "Services published by this host", agent.services.list().len()),
-            ("programs", "Programs that were started for a name", programs),
-            ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
-            ("names_spread", "Names that programs here send unconnected datagrams to", names),
-            ("instances_known", "Instances of those names", instances),
-            (
-                "hosts",
-                "Hosts registered with this router",
-                agent.router.as_ref().map_or(0, |router| router.host_count()),
-            ),
-        ] {
-            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;
-        }
+        let core = agent.core.0.with_sal(|sal, _| sal.counters().clone());
+        gauges(agent, &mut encoder)?;
         for (name, help, value) in [
             ("cookies", "Cookies asked for under load", core.cookies_sent),
             ("connects_failed", "Connects of programs that failed", core.connects_failed),
@@ -151,6 +128,36 @@ fn of_router(router: &registration::Router, encoder: &mut DescriptorEncoder<'_>)
     ConstCounter::new(router.partitions_moved()).encode(metric)?;
     let left = router.instances_left().map(|(why, count)| (why.to_owned(), count));
     family(encoder, "instances_left", "Instances that this router lists no longer", "reason", left.into())
+}
+
+/// How much there is of what.
+fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let (flows, half_open, associations, sources) = agent
+        .core
+        .0
+        .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.associations().count(), sal.source_count()));
+    let (programs, sockets, bound) = agent.active.counts();
+    let (names, instances) = agent.spreads.counts();
+    for (name, help, value) in [
+        ("flows", "Flows of all kinds", flows),
+        ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
+        ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),
+        ("associations", "Hosts that this host shares keys with", associations),
+        ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
+        ("services", "Services published by this host", agent.services.list().len()),
+        ("programs", "Programs that were started for a name", programs),
+        ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
+        ("bound_sockets", "Sockets that their programs have bound to names", bound),
+        ("named_sockets", "Sockets of clients that have a name of their own", sources),
+        ("program_connections", "Programs that are connected to the program socket", agent.programs.connections()),
+        ("names_spread", "Names that programs here send unconnected datagrams to", names),
+        ("instances_known", "Instances of those names", instances),
+        ("hosts", "Hosts registered with this router", agent.router.as_ref().map_or(0, |router| router.host_count())),
+    ] {
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;
+    }
+    Ok(())
 }
 
 fn family(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, label: &str, rows: Rows) -> Result<(), Error> {

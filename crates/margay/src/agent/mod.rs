@@ -1,6 +1,7 @@
 //! The agent: the core on its threads, and around it everything that decides. Started by `margay up` or by systemd.
 //!
-//! Reading order: [`start`] (what comes up in which order, and goes down), [`core`], [`service`], [`watch`], [`api`].
+//! Reading order: [`start`] (what comes up in which order, and goes down), [`core`], [`service`], [`active`], [`programs`], [`watch`],
+//! [`api`].
 
 pub mod active;
 pub mod api;
@@ -13,6 +14,7 @@ pub mod home;
 pub mod keepsake;
 pub mod loopback;
 pub mod metrics;
+pub mod programs;
 pub mod service;
 pub mod spread;
 pub mod start;
@@ -57,6 +59,8 @@ pub struct Agent {
     pub active: active::Active,
     /// Unconnected datagrams, each to an instance of its own.
     pub spreads: spread::Spreads,
+    /// Programs that speak to the agent.
+    pub programs: programs::Programs,
     /// Who wants to know what happens.
     pub watchers: watch::Watchers,
     /// What this host publishes.

@@ -26,6 +26,7 @@ use super::core::CoreHandle;
 use super::direct::DirectPath;
 use super::keepsake::Keepsake;
 use super::loopback::LoopbackListeners;
+use super::programs::{self, Programs};
 use super::service::{Publication, Services, Surroundings};
 use super::spread::{self, Spreads};
 use super::watch::Watchers;
@@ -65,14 +66,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let store = Arc::new(Store::open(&state_dir).into_diagnostic()?);
     let keyring = Keyring::open(&state_dir).into_diagnostic()?;
     let identity = Identity::start(&state_dir, Path::new(BOOT_ID), &clock_of_wall).into_diagnostic()?;
-    let local = Local {
-        host_key: identity.host_key.clone(),
-        epoch: identity.epoch,
-        boot_id: identity.boot_id,
-        sal_port: config.host.port,
-        host_name: host_name(&config),
-        software: concat!("margay ", env!("CARGO_PKG_VERSION")).to_owned(),
-    };
+    let local = local_of(&config, &identity);
     let watchers = Watchers::default();
     let direct = DirectPath::open(&config).await;
     let spreads = Spreads::open(&config, &direct);
@@ -100,6 +94,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let mut warnings = Vec::new();
     let dns = start_dns(&config, &leases, &services, &router, &mut warnings).await?;
     Ok(Arc::new(Agent {
+        programs: Programs::new(&config),
         config,
         identity,
         local,
@@ -122,6 +117,17 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         ends_flows: AtomicBool::new(false),
         warnings,
     }))
+}
+
+fn local_of(config: &Config, identity: &Identity) -> Local {
+    Local {
+        host_key: identity.host_key.clone(),
+        epoch: identity.epoch,
+        boot_id: identity.boot_id,
+        sal_port: config.host.port,
+        host_name: host_name(config),
+        software: concat!("margay ", env!("CARGO_PKG_VERSION")).to_owned(),
+    }
 }
 
 fn configured(config: &Config) -> Vec<Publication> {
@@ -224,6 +230,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
+    let program_socket = programs::socket::open(&programs::path(&agent.config.host.runtime_dir))?;
+    let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
     let datapath = Arc::clone(&agent.core.0);
@@ -247,6 +255,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     upkeep.abort();
+    programs.abort();
     if let Some(metrics) = metrics {
         metrics.abort();
     }
@@ -275,6 +284,7 @@ async fn take_down(agent: &Agent) {
     Keepsake::new(runtime_dir).write(&agent.core.0.with_sal(|sal, _| sal.keep_associations()));
     // Whatever else lies there is gone with the directory at the next boot.
     let _ = std::fs::remove_file(agent.config.socket());
+    let _ = std::fs::remove_file(programs::path(runtime_dir));
     tracing::info!("down");
 }
 

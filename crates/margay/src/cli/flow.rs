@@ -109,6 +109,7 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("flow", format!("{} (peer's: {}), session {}", flow.flow, flow.peer_flow, flow.session)),
         ("service", format!("{} {}", flow.name, flow.service).trim().to_owned()),
         ("role", flow.role.clone()),
+        ("client", if flow.source.is_empty() { "named after its host".into() } else { flow.source.clone() }),
         ("state", format!("{}, for {}", flow.lifecycle, span(Duration::from_millis(flow.age_ms)))),
         ("program", format!("{} {} > {}", flow.protocol, flow.app_source, flow.app_destination)),
         (

@@ -1,4 +1,4 @@
-//! The programs that were started for a name, kept for the next start of the agent where a reboot forgets them.
+//! The programs that were started for a name, and the sockets that were bound to one, kept for the next start of the agent where a reboot forgets them.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::bound::Bound;
 use super::rule::Offer;
 
 const FILE: &str = "programs.json";
@@ -29,15 +30,27 @@ pub struct Program {
     pub passed: Vec<u64>,
 }
 
-#[derive(Serialize, Deserialize)]
+/// What is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+pub struct Kept {
     version: u32,
-    programs: Vec<Program>,
+    /// Programs that were started for names.
+    pub programs: Vec<Program>,
+    /// Sockets that their programs have bound to names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bound: Vec<Bound>,
+}
+
+impl Kept {
+    /// All of it, as this version writes it.
+    pub fn new(programs: Vec<Program>, bound: Vec<Bound>) -> Self {
+        Self { version: VERSION, programs, bound }
+    }
 }
 
 /// What the agent before has left; nothing, if it cannot be read: the programs have to be started again then.
-pub fn read(runtime_dir: &Path) -> Vec<Program> {
+pub fn read(runtime_dir: &Path) -> Kept {
     let path = runtime_dir.join(FILE);
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
@@ -45,21 +58,21 @@ pub fn read(runtime_dir: &Path) -> Vec<Program> {
             if error.kind() != ErrorKind::NotFound {
                 tracing::warn!(path = %path.display(), %error, "programs that serve names are not known any more");
             }
-            return Vec::new();
+            return Kept::default();
         }
     };
     match serde_json::from_str::<Kept>(&text) {
-        Ok(kept) if kept.version == VERSION => kept.programs,
+        Ok(kept) if kept.version == VERSION => kept,
         Ok(kept) => {
             tracing::warn!(
                 version = kept.version,
                 "programs that serve names were kept by another version; start them again"
             );
-            Vec::new()
+            Kept::default()
         }
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "programs that serve names are not known any more");
-            Vec::new()
+            Kept::default()
         }
     }
 }
@@ -77,9 +90,9 @@ pub fn remove(runtime_dir: &Path) {
 /// # Errors
 ///
 /// The disk's word.
-pub fn write(runtime_dir: &Path, programs: Vec<Program>) -> io::Result<()> {
+pub fn write(runtime_dir: &Path, kept: &Kept) -> io::Result<()> {
     let (path, fresh) = (runtime_dir.join(FILE), runtime_dir.join(format!("{FILE}.new")));
-    let text = serde_json::to_vec_pretty(&Kept { version: VERSION, programs })?;
+    let text = serde_json::to_vec_pretty(kept)?;
     fs::write(&fresh, text)?;
     fs::rename(fresh, path)
 }
@@ -91,7 +104,7 @@ mod test {
     #[test]
     fn what_is_kept_is_read_again() {
         let dir = tempfile::tempdir().expect("a directory");
-        assert!(read(dir.path()).is_empty());
+        assert_eq!(read(dir.path()), Kept::default());
         let program = Program {
             offers: Vec::new(),
             private: true,
@@ -100,11 +113,15 @@ mod test {
             cgroup_id: 99,
             passed: vec![1, 2],
         };
-        write(dir.path(), vec![program.clone()]).expect("room");
-        assert_eq!(read(dir.path()), [program]);
+        let name = "sid:0011/16".parse().expect("literal");
+        let bound =
+            Bound { cookie: 5, protocol: crate::listener::Protocol::Udp, port: 40_000, name, program: "a".into() };
+        let kept = Kept::new(vec![program], vec![bound]);
+        write(dir.path(), &kept).expect("room");
+        assert_eq!(read(dir.path()), kept);
         fs::write(dir.path().join(FILE), "{").expect("room");
-        assert!(read(dir.path()).is_empty(), "what is damaged is nothing");
+        assert_eq!(read(dir.path()), Kept::default(), "what is damaged is nothing");
         fs::write(dir.path().join(FILE), r#"{"version":9,"programs":[]}"#).expect("room");
-        assert!(read(dir.path()).is_empty(), "and what is of another version");
+        assert_eq!(read(dir.path()), Kept::default(), "and what is of another version");
     }
 }

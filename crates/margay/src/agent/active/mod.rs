@@ -1,14 +1,15 @@
 //! Active sockets (DESIGN §3.7, §9; Serval §4.1): a name is served because a program listens, and no longer when none does.
 //!
-//! Reading order: [`rule`] (which sockets serve which name), [`cgroup`] (what marks a program), this file (what happens, and
+//! Reading order: [`rule`] (which sockets serve which name), [`bound`] (those that a program named itself), [`cgroup`] (what marks a program), this file (what happens, and
 //! what follows from it), [`namespace`], [`keep`].
 
+pub mod bound;
 pub mod cgroup;
 pub mod keep;
 pub mod namespace;
 pub mod rule;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -29,13 +30,16 @@ use super::service::{Origin, Services};
 use crate::config::Config;
 use crate::host;
 use crate::listener::Protocol;
+use bound::{BOUND_MAX, BindError, Bound};
 use cgroup::Hierarchy;
-use keep::Program;
+use keep::{Kept, Program};
 use namespace::Namespace;
 use rule::{Offer, Rule, Seen, Source};
 
 /// More programs are a mistake.
 const PROGRAMS_MAX: usize = 4000;
+/// Bound sockets of which each is kept when it is bound; of more, within two seconds.
+const KEPT_AT_ONCE: usize = 256;
 /// From an event to what follows from it. A thousand short-lived listeners are not a thousand messages to a router, and a server that
 /// closes a socket to open the next one is not gone meanwhile.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -56,6 +60,11 @@ struct Followed {
     services: Arc<Services>,
     runtime_dir: PathBuf,
     owners: BTreeMap<OwnerId, Owner>,
+    bound: BTreeMap<Cookie, Bound>,
+    /// Sockets whose end the kernel reports: those that are bound, and those that have a name of their own.
+    held: HashSet<Cookie>,
+    /// What is kept is not what is.
+    is_kept: bool,
     /// Of the configuration.
     rules: Vec<Rule>,
     sockets: HashMap<Cookie, Seen>,
@@ -98,6 +107,7 @@ impl Active {
     pub fn open(config: &Config, services: &Arc<Services>) -> Self {
         let opened = Followed::open(config, services).map(|mut followed| {
             followed.look();
+            followed.drop_bound_that_ended();
             Mutex::new(followed)
         });
         if let Err(why) = &opened {
@@ -119,6 +129,26 @@ impl Active {
     pub fn attach(&self, pid: u32, order: Order) -> Result<OwnerId, String> {
         let followed = self.0.as_ref().map_err(|why| format!("there are no active sockets here: {why}"))?;
         followed.lock().attach(pid, order)
+    }
+
+    /// Lets a socket serve a name from the moment at which it listens, until it is closed.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn bind(&self, bound: Bound, socket: Socket) -> Result<(), BindError> {
+        let followed = self.0.as_ref().map_err(|why| BindError::Unavailable(why.clone()))?;
+        followed.lock().bind(bound, socket)
+    }
+
+    /// Reports the end of a socket.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn hold(&self, cookie: Cookie) -> Result<(), BindError> {
+        let followed = self.0.as_ref().map_err(|why| BindError::Unavailable(why.clone()))?;
+        followed.lock().hold(cookie)
     }
 
     /// What is published has changed: datagram sockets on its ports count from now on, and on no others.
@@ -150,19 +180,18 @@ impl Active {
         self.0.as_ref().map(|followed| followed.lock().waiting()).unwrap_or_default()
     }
 
-    /// How many programs were started for names, and how many sockets listen.
-    pub fn counts(&self) -> (usize, usize) {
+    /// How many programs were started for names, how many sockets listen, and how many are bound to names.
+    pub fn counts(&self) -> (usize, usize, usize) {
         let count = |followed: &Mutex<Followed>| {
             let followed = followed.lock();
-            (followed.owners.len(), followed.sockets.len())
+            (followed.owners.len(), followed.sockets.len(), followed.bound.len())
         };
         self.0.as_ref().map(count).unwrap_or_default()
     }
 
-    fn hear(&self) {
-        if let Ok(followed) = &self.0 {
-            followed.lock().hear();
-        }
+    /// Gives the held sockets that have ended.
+    fn hear(&self) -> Vec<Cookie> {
+        self.0.as_ref().map(|followed| followed.lock().hear()).unwrap_or_default()
     }
 
     /// Forgets programs that have ended.
@@ -193,7 +222,7 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
             }
             thread::sleep(PAUSE);
             let Some(agent) = agent.upgrade() else { return };
-            agent.active.hear();
+            agent.programs.forget(&agent.core, &agent.active.hear());
             agent.follow_loopback();
         }
     };
@@ -202,7 +231,7 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
 
 /// Takes off what programs were marked with: `margay down`. They run on, as what they were before.
 pub fn take_off(runtime_dir: &Path) {
-    for program in keep::read(runtime_dir) {
+    for program in keep::read(runtime_dir).programs {
         cgroup::dissolve(&program.cgroup);
     }
     keep::remove(runtime_dir);
@@ -219,6 +248,9 @@ impl Followed {
             hierarchy,
             services: Arc::clone(services),
             owners: BTreeMap::new(),
+            bound: BTreeMap::new(),
+            held: HashSet::new(),
+            is_kept: true,
             rules: config.service.iter().filter_map(|section| section.get_ref().rule()).collect(),
             sockets: HashMap::new(),
             next_owner: 1,
@@ -227,8 +259,15 @@ impl Followed {
             watched: BTreeSet::new(),
             runtime_dir,
         };
+        let Kept { programs, bound, .. } = keep::read(&followed.runtime_dir);
+        for bound in bound {
+            // Those that are gone are found out by the first look.
+            if followed.hold(bound.cookie()).is_ok() {
+                followed.bound.insert(bound.cookie(), bound);
+            }
+        }
         followed.watch_ports()?;
-        for program in keep::read(&followed.runtime_dir) {
+        for program in programs {
             let is_there = cgroup::id(&program.cgroup).is_ok_and(|id| id.0 == program.cgroup_id);
             if is_there && let Err(why) = followed.adopt(program) {
                 tracing::warn!(why, "a program that serves names is not followed any more");
@@ -242,7 +281,9 @@ impl Followed {
         let published = self.services.list();
         let of_orders = published.iter().flat_map(|service| &service.listeners).map(|known| known.address.port());
         let of_rules = self.rules.iter().flat_map(|rule| [rule.offer.port, rule.offer.listen_port]).flatten();
-        let wanted: BTreeSet<u16> = of_orders.chain(of_rules).collect();
+        let datagrams = self.bound.values().filter(|bound| bound.protocol == Protocol::Udp);
+        let of_bound = datagrams.map(|bound| bound.port);
+        let wanted: BTreeSet<u16> = of_orders.chain(of_rules).chain(of_bound).collect();
         for port in self.watched.difference(&wanted) {
             self.kernel.forget_datagrams(None, *port);
         }
@@ -300,6 +341,11 @@ impl Followed {
         self.owners.values().find(|owner| conflicts(owner)).map_or(Ok(()), |owner| {
             let command = &owner.program.command;
             Err(format!("`{command}` serves {name} on this host, and one program alone may; stop it first"))
+        })?;
+        let bound = self.bound.values().find(|bound| exclusive && bound.name.prefix() == name.prefix());
+        bound.map_or(Ok(()), |bound| {
+            let program = &bound.program;
+            Err(format!("{program} has bound a socket to {name}, and one program alone may serve it; stop it first"))
         })
     }
 
@@ -359,9 +405,80 @@ impl Followed {
         self.tell(program.offers.iter().map(|offer| offer.name.clone()).collect());
     }
 
-    fn keep(&self) {
+    fn hold(&mut self, cookie: Cookie) -> Result<(), BindError> {
+        self.kernel.hold(cookie).map_err(|error| BindError::Full(error.to_string()))?;
+        self.held.insert(cookie);
+        Ok(())
+    }
+
+    fn bind(&mut self, bound: Bound, socket: Socket) -> Result<(), BindError> {
+        let (cookie, name) = (bound.cookie(), bound.name.clone());
+        let before = self.bound.get(&cookie).cloned();
+        if before.as_ref() == Some(&bound) {
+            return Ok(());
+        }
+        if self.bound.len() >= BOUND_MAX && before.is_none() {
+            return Err(BindError::Full(format!("{BOUND_MAX} sockets of this host are bound to names; close some")));
+        }
+        self.check_all(&name, false, None).map_err(BindError::Taken)?;
+        self.services.claim(&name)?;
+        self.hold(cookie)?;
+        let is_datagram = bound.protocol == Protocol::Udp;
+        self.bound.insert(cookie, bound);
+        if is_datagram {
+            // A datagram socket listens already, and nobody was told, since nobody wanted its port.
+            if let Err(why) = self.watch_ports() {
+                self.unbind(cookie);
+                return Err(BindError::Full(why));
+            }
+            if !self.sockets.contains_key(&cookie) {
+                self.begin(socket);
+            }
+        }
+        self.tell(before.map(|before| before.name).into_iter().chain([name.clone()]).collect());
+        self.show();
+        if let Some(why) = self.problems.get(&name.prefix()).cloned() {
+            self.unbind(cookie);
+            return Err(BindError::Refused(why));
+        }
+        // Of very many, each would be written with every one that follows.
+        self.is_kept = false;
+        if self.bound.len() <= KEPT_AT_ONCE {
+            self.keep();
+        }
+        Ok(())
+    }
+
+    /// Forgets what was promised to a socket.
+    fn unbind(&mut self, cookie: Cookie) {
+        let Some(bound) = self.bound.remove(&cookie) else { return };
+        self.is_kept = false;
+        if bound.protocol == Protocol::Udp {
+            self.sockets.remove(&cookie);
+            if let Err(why) = self.watch_ports() {
+                tracing::warn!(why, "datagram sockets that serve names may go unheard");
+            }
+        }
+        self.tell(BTreeSet::from([bound.name]));
+    }
+
+    /// Of what the agent before has left: sockets that listen no longer are gone, most likely. A program that has not come
+    /// to `listen` yet binds again when it does.
+    fn drop_bound_that_ended(&mut self) {
+        let ended: Vec<Cookie> =
+            self.bound.keys().filter(|cookie| !self.sockets.contains_key(cookie)).copied().collect();
+        for cookie in ended {
+            self.held.remove(&cookie);
+            self.kernel.let_go(cookie);
+            self.unbind(cookie);
+        }
+    }
+
+    fn keep(&mut self) {
         let programs = self.owners.values().map(|owner| owner.program.clone()).collect();
-        if let Err(error) = keep::write(&self.runtime_dir, programs) {
+        let kept = Kept::new(programs, self.bound.values().cloned().collect());
+        self.is_kept = true;
+        if let Err(error) = keep::write(&self.runtime_dir, &kept) {
             tracing::warn!(%error, "a restart of the agent will not know the programs that serve names");
         }
     }
@@ -382,7 +499,7 @@ impl Followed {
             }
             owner.is_idle = is_idle;
         }
-        if ended.is_empty() {
+        if ended.is_empty() && self.is_kept {
             return;
         }
         for id in ended {
@@ -392,21 +509,30 @@ impl Followed {
     }
 
     /// What the kernel has to say.
-    fn hear(&mut self) {
-        let mut touched = BTreeSet::new();
+    fn hear(&mut self) -> Vec<Cookie> {
+        let (mut touched, mut released) = (BTreeSet::new(), Vec::new());
         let mut needs_look = self.kernel.has_lost();
+        if needs_look {
+            released.extend(self.held.iter().filter(|cookie| !self.kernel.is_held(**cookie)).copied());
+        }
         for change in self.kernel.take() {
             match change {
                 Change::Listens(socket) if socket.address.port() == 0 => needs_look = true,
                 Change::Listens(socket) => touched.extend(self.begin(socket)),
                 Change::Ended(cookie) => touched.extend(self.end(cookie)),
+                Change::Released(cookie) => released.push(cookie),
             }
+        }
+        for cookie in &released {
+            self.held.remove(cookie);
+            self.unbind(*cookie);
         }
         self.tell(touched);
         self.show();
         if needs_look {
             self.look();
         }
+        released
     }
 
     /// What is published by order or by the configuration follows its sockets, too.
@@ -482,7 +608,8 @@ impl Followed {
             is_wanted.then(|| executable_of(protocol, address)).flatten()
         });
         self.next_socket += 1;
-        let seen = Seen { number: self.next_socket, owner, elsewhere, executable, protocol, address };
+        let cookie = socket.cookie;
+        let seen = Seen { cookie, number: self.next_socket, owner, elsewhere, executable, protocol, address };
         let names = self.names_of(&seen);
         self.sockets.insert(socket.cookie, seen);
         names
@@ -508,7 +635,19 @@ impl Followed {
             let offers = owner.program.offers.clone();
             offers.into_iter().map(move |offer| Rule { source: Source::Owner(id), offer })
         };
-        self.rules.iter().cloned().chain(self.owners.iter().flat_map(of_owner))
+        let of_sockets = self.bound.values().map(Bound::rule);
+        self.rules.iter().cloned().chain(self.owners.iter().flat_map(of_owner)).chain(of_sockets)
+    }
+
+    /// Those of a prefix. Nothing of the others is copied: a program that dies may leave thousands.
+    fn rules_of(&self, prefix: &Prefix) -> Vec<Rule> {
+        let of_owners =
+            self.owners.iter().flat_map(|(id, owner)| owner.program.offers.iter().map(|offer| (*id, offer)));
+        let of_owners = of_owners.filter(|(_, offer)| offer.name.prefix() == *prefix);
+        let of_host = self.rules.iter().filter(|rule| rule.offer.name.prefix() == *prefix).cloned();
+        let of_sockets = self.bound.values().filter(|bound| bound.name.prefix() == *prefix).map(Bound::rule);
+        let of_owners = of_owners.map(|(id, offer)| Rule { source: Source::Owner(id), offer: offer.clone() });
+        of_host.chain(of_owners).chain(of_sockets).collect()
     }
 
     /// Names that a socket may serve.
@@ -516,7 +655,8 @@ impl Followed {
         let owner = socket.owner.and_then(|owner| self.owners.get(&owner));
         let of_owner = owner.into_iter().flat_map(|owner| &owner.program.offers);
         let of_host = self.rules.iter().filter(|_| socket.elsewhere.is_none()).map(|rule| &rule.offer);
-        of_owner.chain(of_host).map(|offer| offer.name.clone()).collect()
+        let of_itself = self.bound.get(&socket.cookie).map(|bound| bound.name.clone());
+        of_owner.chain(of_host).map(|offer| offer.name.clone()).chain(of_itself).collect()
     }
 
     /// Serves these names by what listens now.
@@ -525,7 +665,7 @@ impl Followed {
             let prefix = name.prefix();
             let mut listeners = Vec::new();
             let mut terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false };
-            for rule in self.all_rules().filter(|rule| rule.offer.name.prefix() == prefix) {
+            for rule in self.rules_of(&prefix) {
                 // Several programs of one name: the last word counts.
                 terms = rule.offer.terms();
                 for listener in rule.listeners(self.sockets.values()) {
@@ -554,6 +694,7 @@ impl Followed {
             Source::Owner(id) => self.owners.get(id).map(|owner| owner.program.command.clone()).unwrap_or_default(),
             Source::Host(Some(path)) => path.display().to_string(),
             Source::Host(None) => "any".to_owned(),
+            Source::Socket(cookie) => self.bound.get(cookie).map(|bound| bound.program.clone()).unwrap_or_default(),
         };
         let mut waiting = Vec::new();
         for rule in self.all_rules() {

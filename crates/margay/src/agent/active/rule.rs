@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use margay_control::registration::Terms;
 use margay_core::name::Name;
-use margay_datapath::active_sockets::{Executable, NamespaceCookie, OwnerId};
+use margay_datapath::active_sockets::{Cookie, Executable, NamespaceCookie, OwnerId};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::service::{Listener, Origin};
@@ -20,6 +20,8 @@ pub enum Source {
     Owner(OwnerId),
     /// Those of this host's network namespace: of a program file, or of any.
     Host(Option<PathBuf>),
+    /// One socket, which its program has bound to a name.
+    Socket(Cookie),
 }
 
 /// What is served, and how.
@@ -69,6 +71,8 @@ pub struct Rule {
 /// A socket that listens, as rules see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
+    /// Which.
+    pub cookie: Cookie,
     /// Rises with every socket.
     pub number: u64,
     /// Whose.
@@ -89,6 +93,7 @@ impl Rule {
         let is_of_source = match &self.source {
             Source::Owner(owner) => socket.owner == Some(*owner),
             Source::Host(None) => socket.elsewhere.is_none(),
+            Source::Socket(cookie) => socket.cookie == *cookie,
             // Looked at each time: an upgrade is another file of that name.
             Source::Host(Some(path)) => {
                 socket.elsewhere.is_none()
@@ -121,9 +126,12 @@ impl Rule {
             let twin = SocketAddr::new(std::net::Ipv4Addr::UNSPECIFIED.into(), address.port());
             address.is_ipv6() && address.ip().is_unspecified() && places.contains(&(twin, label))
         };
+        // A program that bound a name knows no ports, and its clients need to know none.
+        let is_every_port = matches!(self.source, Source::Socket(_));
+        let service_port = |seen: &Seen| (!is_every_port).then(|| self.offer.port.unwrap_or(seen.address.port()));
         let listener = |seen: &&Seen| Listener {
             address: seen.address,
-            service_port: Some(self.offer.port.unwrap_or(seen.address.port())),
+            service_port: service_port(seen),
             protocol: Some(seen.protocol),
             allow: self.offer.allow.clone(),
             origin: Origin::Socket,
@@ -164,7 +172,7 @@ impl FromStr for Wanted {
 }
 
 /// Names as people write them.
-mod written {
+pub(super) mod written {
     use margay_core::name::Name;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -183,6 +191,7 @@ mod test {
 
     fn seen(number: u64, owner: u32, protocol: Protocol, address: &str) -> Seen {
         Seen {
+            cookie: Cookie(number),
             number,
             owner: (owner != 0).then_some(OwnerId(owner)),
             elsewhere: None,
@@ -259,6 +268,15 @@ mod test {
         assert_eq!(found(&rule, &[socket.clone()]).len(), 1);
         socket.elsewhere = Some(NamespaceCookie(7));
         assert!(found(&rule, &[socket]).is_empty());
+    }
+
+    #[test]
+    fn a_bound_socket_serves_every_port_of_its_name() {
+        let rule = Rule { source: Source::Socket(Cookie(2)), ..rule(None, None) };
+        let sockets = [seen(1, 1, Tcp, "[::]:80"), seen(2, 0, Tcp, "[::]:40000")];
+        let listeners = rule.listeners(sockets.iter());
+        assert_eq!(listeners.len(), 1);
+        assert_eq!((listeners[0].address, listeners[0].service_port), (sockets[1].address, None));
     }
 
     #[test]

@@ -87,6 +87,7 @@ fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
         session: flow.session.to_string(),
         service: flow.service.to_string(),
         name: name_of(agent, flow),
+        source: flow.source.map(|source| source.to_string()).unwrap_or_default(),
         role: role.to_owned(),
         lifecycle: lifecycle(flow.lifecycle).to_owned(),
         protocol: protocol.to_owned(),

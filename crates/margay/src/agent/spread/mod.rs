@@ -108,6 +108,17 @@ impl Spreads {
         kernel.shown().into_iter().filter(|shown| !alive.contains(shown)).for_each(|gone| kernel.hide_client(gone));
     }
 
+    /// What a program sees as an address may stand for these: a name for its instances, a client for its surrogate.
+    pub fn behind(&self, shown: SocketAddr) -> Vec<IpAddr> {
+        let Ok(spread) = &self.0 else { return Vec::new() };
+        let spread = spread.lock();
+        if let Some(surrogate) = spread.kernel.surrogate_of(shown) {
+            return vec![surrogate];
+        }
+        let of_name = |(address, placed): (&IpAddr, &Placed)| (placed.whom.0 == shown.ip()).then_some(*address);
+        spread.placed.iter().filter_map(of_name).collect()
+    }
+
     fn with(&self, act: impl FnOnce(&mut Spread)) {
         if let Ok(spread) = &self.0 {
             act(&mut spread.lock());

@@ -1,0 +1,53 @@
+//! The program socket: what a program says to the agent of its host (DESIGN §9; `docs/book/program-socket.md`). The C library, the
+//! preload shim and the SDKs speak it; anybody may, and rights are asked for per request.
+//!
+//! Reading order: [`message`] (the bytes), [`request`] (what each of them does), [`rights`] (who may), [`source`] (names of clients),
+//! [`event`], [`socket`] (connections).
+
+pub mod event;
+pub mod message;
+pub mod request;
+pub mod rights;
+pub mod socket;
+pub mod source;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use margay_datapath::active_sockets::Cookie;
+
+use super::core::CoreHandle;
+use crate::config::Config;
+use rights::Rights;
+use source::Sources;
+
+const FILE: &str = "programs.sock";
+
+/// What the agent knows of programs that speak to it.
+pub struct Programs {
+    rights: Rights,
+    sources: Sources,
+    connections: AtomicUsize,
+}
+
+impl Programs {
+    /// Nobody is there yet.
+    pub fn new(config: &Config) -> Self {
+        Self { rights: Rights::new(config), sources: Sources::default(), connections: AtomicUsize::new(0) }
+    }
+
+    /// How many are connected.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// These sockets are gone.
+    pub fn forget(&self, core: &CoreHandle, gone: &[Cookie]) {
+        self.sources.forget(core, gone);
+    }
+}
+
+/// Where the program socket is.
+pub fn path(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join(FILE)
+}

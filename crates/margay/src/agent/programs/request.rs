@@ -1,0 +1,274 @@
+//! What each request does.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use margay_control::lease::LeaseError;
+use margay_core::Tuple;
+use margay_core::name::{AUTHORITY_BITS, HOST_V4, HOST_V6, Name, Prefix, ServiceId, is_computable, virtual_v6};
+use margay_core::table::SERVICE_PORT;
+use margay_datapath::active_sockets::{Cookie, NamespaceCookie, Socket, namespace_of, own_namespace};
+use nix::errno::Errno;
+use rustix::net::sockopt;
+
+use super::message::{Kind, Reply, Request};
+use super::rights::Caller;
+use crate::agent::Agent;
+use crate::agent::active::bound::{BindError, Bound};
+use crate::agent::service::PublishError;
+use crate::listener::{Protocol, is_loopback};
+
+/// What went wrong: for the program, and for whoever reads its messages.
+type No = (Errno, String);
+
+/// A number of a socket that no port is: what names itself after a port is told apart from it.
+const OWN_NUMBER: u32 = 1 << 31;
+
+/// Answers a request.
+pub fn answer(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
+    let done = match request.kind {
+        Kind::Name => name(request),
+        Kind::Resolve => resolve(agent, request),
+        Kind::Bind => handed(request, passed).and_then(|socket| bind(agent, caller, request, &socket)),
+        Kind::Source => handed(request, passed).and_then(|socket| source(agent, caller, request, &socket)),
+        Kind::Peer => handed(request, passed).and_then(|socket| peer(agent, request, &socket)),
+        Kind::Events | Kind::Event => Ok(Reply::done(request.kind)),
+    };
+    done.unwrap_or_else(|(errno, text)| Reply::refused(request.kind as u8, errno, text))
+}
+
+/// A program's socket, as the kernel describes it.
+struct Handed {
+    cookie: Cookie,
+    namespace: NamespaceCookie,
+    protocol: Protocol,
+    local: SocketAddr,
+    /// Held while the request is carried out: the socket cannot end before its end is watched for.
+    _socket: OwnedFd,
+}
+
+fn handed(request: &Request, passed: Vec<OwnedFd>) -> Result<Handed, No> {
+    let misuse = |text: &str| (Errno::EINVAL, text.to_owned());
+    let [socket] = <[OwnedFd; 1]>::try_from(passed).map_err(|_| misuse("exactly one socket goes with this request"))?;
+    let no_socket = |_| (Errno::ENOTSOCK, "what was passed is no internet socket".to_owned());
+    let number = sockopt::socket_protocol(&socket).map_err(no_socket)?.map_or(0, |number| number.as_raw().get());
+    let protocol = u8::try_from(number).ok().and_then(Protocol::of_number);
+    let protocol = protocol.ok_or((Errno::EPROTONOSUPPORT, "names are for TCP and UDP sockets".to_owned()))?;
+    if protocol.number() != request.protocol {
+        return Err(misuse("the socket is of another protocol than the request says"));
+    }
+    let local = rustix::net::getsockname(&socket).map_err(no_socket)?;
+    let local = SocketAddr::try_from(local).map_err(|_| misuse("the socket is of no internet protocol"))?;
+    Ok(Handed {
+        cookie: Cookie(sockopt::socket_cookie(&socket).map_err(no_socket)?),
+        namespace: namespace_of(socket.as_fd()).map_err(|error| (Errno::ENOTSOCK, error.to_string()))?,
+        protocol,
+        local: canonical(local),
+        _socket: socket,
+    })
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    // The unspecified address of IPv6 takes both families, and stays what it is.
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+impl Handed {
+    fn is_here(&self) -> Result<bool, No> {
+        let own = own_namespace().map_err(|error| (Errno::EIO, error.to_string()))?;
+        Ok(self.namespace == own)
+    }
+
+    /// Names lead to this host's own network namespace, and to sockets that a name can lead to at all.
+    fn check_place(&self) -> Result<(), No> {
+        if !self.is_here()? {
+            let text = "the socket is of another network namespace; run its program there with `margay run --service`";
+            return Err((Errno::EOPNOTSUPP, text.to_owned()));
+        }
+        if is_loopback(self.local) {
+            let text = format!("the socket is bound to {}, where nothing from outside comes", self.local);
+            return Err((Errno::EINVAL, text));
+        }
+        Ok(())
+    }
+}
+
+fn prefix(request: &Request) -> Result<Prefix, No> {
+    let prefix = Prefix::new(request.id, request.bits);
+    if prefix.id == request.id {
+        return Ok(prefix);
+    }
+    Err((Errno::EINVAL, format!("bits beyond the first {} of the serviceID are not zero", request.bits)))
+}
+
+fn name(request: &Request) -> Result<Reply, No> {
+    let name: Name = request.text.parse().map_err(|error| (Errno::EINVAL, format!("{error}")))?;
+    let mut reply = Reply::done(Kind::Name);
+    (reply.id, reply.bits, reply.text) = (name.service_id(), name.prefix().bits, name.written().to_owned());
+    Ok(reply)
+}
+
+fn resolve(agent: &Agent, request: &Request) -> Result<Reply, No> {
+    let id = prefix(request)?.id;
+    let name = wanted(agent, &Prefix::from(id), &request.text)?;
+    let mut reply = Reply::done(Kind::Resolve);
+    let leased = agent.leases.lease(&name);
+    match (leased, is_computable(&id)) {
+        // Whoever has no IPv6 will say so.
+        (leased, true) => {
+            reply.v6 = virtual_v6(&id);
+            reply.v4 = leased.unwrap_or(reply.v4);
+        }
+        (Ok(v4), false) => (reply.v4, reply.v6) = (v4, v4.to_ipv6_mapped()),
+        (Err(error), false) => {
+            let errno = match error {
+                LeaseError::TooFast(_) => Errno::EAGAIN,
+                LeaseError::Exhausted(_) => Errno::EADDRNOTAVAIL,
+                LeaseError::Store { .. } | LeaseError::Stopping(_) => Errno::EIO,
+            };
+            return Err((errno, error.to_string()));
+        }
+    }
+    (reply.id, reply.bits, reply.port) = (id, 256, SERVICE_PORT);
+    Ok(reply)
+}
+
+/// The name of a prefix as people know it here, or in hexadecimal.
+fn written(agent: &Agent, prefix: &Prefix) -> Result<Name, No> {
+    let known = agent.store.name_of(prefix).ok().flatten().and_then(|known| known.parse::<Name>().ok());
+    if let Some(known) = known.filter(|known| known.prefix() == *prefix) {
+        return Ok(known);
+    }
+    let text = if prefix.bits == 256 { prefix.id.to_string() } else { prefix.to_string() };
+    text.parse().map_err(|error| (Errno::EINVAL, format!("{error}")))
+}
+
+/// The name of a prefix as the program wrote it; without that, as it is known here.
+fn wanted(agent: &Agent, prefix: &Prefix, text: &str) -> Result<Name, No> {
+    if text.is_empty() {
+        return written(agent, prefix);
+    }
+    let name: Name = text.parse().map_err(|error| (Errno::EINVAL, format!("{error}")))?;
+    if name.prefix() == *prefix { Ok(name) } else { Err((Errno::EINVAL, format!("{name} is the name of other bits"))) }
+}
+
+fn bind(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> Result<Reply, No> {
+    let prefix = prefix(request)?;
+    let name = wanted(agent, &prefix, &request.text)?;
+    if prefix.bits >= AUTHORITY_BITS && prefix.id.authority() == [0; 8] {
+        return Err((Errno::EINVAL, format!("{name} is of authority 0, which is the agents' own; nobody serves it")));
+    }
+    agent.programs.rights.check(caller, &prefix, name.written()).map_err(|text| {
+        tracing::info!(%name, program = caller.describe(), "a program has no right to the name that it binds");
+        (Errno::EACCES, text)
+    })?;
+    socket.check_place()?;
+    if socket.protocol == Protocol::Udp && socket.local.port() == 0 {
+        return Err((Errno::EINVAL, "the socket has no port; bind it to port 0 of every address first".to_owned()));
+    }
+    let bound = Bound {
+        cookie: socket.cookie.0,
+        protocol: socket.protocol,
+        port: socket.local.port(),
+        name: name.clone(),
+        program: caller.describe(),
+    };
+    let seen = Socket {
+        cookie: socket.cookie,
+        namespace: socket.namespace,
+        owner: None,
+        executable: None,
+        protocol: socket.protocol.number(),
+        address: socket.local,
+    };
+    agent.active.bind(bound, seen).map_err(|error| match error {
+        BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),
+        BindError::Taken(_) => (Errno::EADDRINUSE, error.to_string()),
+        BindError::Full(_) | BindError::Refused(_) => (Errno::ENOSPC, error.to_string()),
+        BindError::Publish(error) => refused(&error),
+    })?;
+    tracing::debug!(%name, port = socket.local.port(), program = caller.describe(), "bound by a program");
+    let mut reply = Reply::done(Kind::Bind);
+    (reply.id, reply.bits, reply.port, reply.text) =
+        (prefix.id, prefix.bits, socket.local.port(), name.written().to_owned());
+    Ok(reply)
+}
+
+fn refused(error: &PublishError) -> No {
+    let errno = match error {
+        PublishError::Name(_) => Errno::EADDRINUSE,
+        PublishError::Table(_) => Errno::ENOSPC,
+        PublishError::State(_) => Errno::EIO,
+        PublishError::Misuse(_) | PublishError::Followed(_) | PublishError::Unknown(_) => Errno::EINVAL,
+    };
+    (errno, error.to_string())
+}
+
+fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> Result<Reply, No> {
+    let (port, host) = (socket.local.port(), agent.identity.host_id());
+    if port == 0 || port != request.port {
+        let text =
+            "the socket is not bound to the port that the request says; bind it to port 0 of every address first";
+        return Err((Errno::EINVAL, text.to_owned()));
+    }
+    let mut reply = Reply::done(Kind::Source);
+    (reply.bits, reply.port) = (256, port);
+    let is_unnamed = request.id == ServiceId::default();
+    if is_unnamed && (agent.active.why_not().is_some() || !socket.is_here()?) {
+        // Nobody would say when the socket is gone, or its port is not this host's. It has the name that all others have.
+        reply.id = ServiceId::at_host(host, port.into());
+        return Ok(reply);
+    }
+    socket.check_place()?;
+    reply.id = if is_unnamed { ServiceId::at_host(host, number()? | OWN_NUMBER) } else { request.id };
+    if !reply.id.is_at_host(host) {
+        let whole = Prefix::from(reply.id);
+        let name = written(agent, &whole)?;
+        let denied = |text| (Errno::EACCES, text);
+        agent.programs.rights.check(caller, &whole, name.written()).map_err(denied)?;
+    }
+    agent.active.hold(socket.cookie).map_err(|error| match error {
+        BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),
+        _ => (Errno::ENOSPC, error.to_string()),
+    })?;
+    let set = agent.programs.sources.set(
+        &agent.core,
+        (socket.cookie, caller.uid),
+        (socket.protocol.number(), port),
+        reply.id,
+    );
+    set.map_err(|error| (Errno::ENOSPC, error.to_string()))?;
+    Ok(reply)
+}
+
+fn number() -> Result<u32, No> {
+    let seed = margay_control::entropy::seed().map_err(|error| (Errno::EIO, error.to_string()))?;
+    Ok(u32::from_be_bytes([seed[0], seed[1], seed[2], seed[3]]))
+}
+
+fn peer(agent: &Agent, request: &Request, socket: &Handed) -> Result<Reply, No> {
+    let destination = SocketAddr::new(request.address, request.port);
+    let ip = match (socket.local.ip(), destination.ip()) {
+        // A socket at every address: its packets have the host's virtual one, of the family of its peer.
+        (local, IpAddr::V4(_)) if local.is_unspecified() => IpAddr::V4(HOST_V4),
+        (local, IpAddr::V6(_)) if local.is_unspecified() => IpAddr::V6(HOST_V6),
+        (local, _) => local,
+    };
+    let (source, protocol) = (SocketAddr::new(ip, socket.local.port()), socket.protocol);
+    // What the program sees may stand for another address, with the same port.
+    let behind = if protocol == Protocol::Udp { agent.spreads.behind(destination) } else { Vec::new() };
+    let mut candidates = std::iter::once(destination.ip()).chain(behind).map(|ip| Tuple {
+        protocol: protocol.number(),
+        source,
+        destination: SocketAddr::new(ip, destination.port()),
+    });
+    let found = agent.core.0.with_sal(|sal, _| candidates.find_map(|app| sal.peer_service(&app)));
+    let unknown = || (Errno::ENOTCONN, format!("no flow leads from {source} to {destination}"));
+    let mut reply = Reply::done(Kind::Peer);
+    (reply.id, reply.bits, reply.port) = (found.ok_or_else(unknown)?, 256, request.port);
+    reply.v6 = match request.address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    Ok(reply)
+}

@@ -1,0 +1,191 @@
+//! Connections: who is there, one request after the other, bounded.
+
+use std::collections::HashMap;
+use std::fs;
+use std::future::pending;
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use miette::Diagnostic;
+use nix::errno::Errno;
+use nix::unistd::{Gid, Uid};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, bind, listen, recvmsg, send, socket_with,
+};
+use tokio::io::Interest;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
+
+use super::event::Subscription;
+use super::message::{Kind, REQUEST_MAX, Reply, Request};
+use super::request;
+use super::rights::Caller;
+use crate::agent::Agent;
+
+/// Programs at one time.
+const CONNECTIONS_MAX: usize = 1024;
+/// Of one user but root.
+const CONNECTIONS_OF_USER_MAX: usize = 256;
+const BACKLOG: i32 = 128;
+/// More than one is refused, and must be seen for that.
+const PASSED_MAX: usize = 4;
+/// Anybody may ask; what they may have is another question.
+const MODE: u32 = 0o666;
+
+/// Why there is no program socket.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+#[error("programs cannot reach the agent at {}: cannot {act}: {error}", path.display())]
+#[diagnostic(help("remove what is there, or set another `runtime_dir` in the configuration"))]
+pub struct ListenError {
+    path: PathBuf,
+    act: &'static str,
+    error: io::Error,
+}
+
+/// The listening socket.
+///
+/// # Errors
+///
+/// The file system refuses, or something else is there.
+pub fn open(path: &Path) -> Result<UnixListener, ListenError> {
+    let failed = |act| move |error: io::Error| ListenError { path: path.to_owned(), act, error };
+    match fs::symlink_metadata(path) {
+        Ok(about) if about.file_type().is_socket() => fs::remove_file(path).map_err(failed("remove the old socket"))?,
+        Ok(_) => return Err(failed("replace it")(io::Error::other("it is no socket"))),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(failed("look at it")(error)),
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let socket = socket.map_err(|error| failed("make a socket")(error.into()))?;
+    let address = SocketAddrUnix::new(path).map_err(|error| failed("use this path")(error.into()))?;
+    bind(&socket, &address).map_err(|error| failed("bind it")(error.into()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(failed("set its mode"))?;
+    listen(&socket, BACKLOG).map_err(|error| failed("listen there")(error.into()))?;
+    // These types know of streams alone; accepting, and waiting, are the same for packets in sequence.
+    UnixListener::from_std(socket.into()).map_err(failed("watch it"))
+}
+
+/// Takes connections until it is aborted; with it, they end.
+pub async fn run(agent: Arc<Agent>, listener: UnixListener) {
+    let mut tasks: JoinSet<Uid> = JoinSet::new();
+    let mut by_user: HashMap<Uid, usize> = HashMap::new();
+    loop {
+        let ended = async { if tasks.is_empty() { pending().await } else { tasks.join_next().await } };
+        let accepted = tokio::select! {
+            ended = ended => {
+                if let Some(Ok(uid)) = ended && let Some(count) = by_user.get_mut(&uid) {
+                    *count -= 1;
+                    by_user.retain(|_, count| *count > 0);
+                }
+                agent.programs.connections.store(tasks.len(), Ordering::Relaxed);
+                continue;
+            }
+            accepted = accept(&listener) => accepted,
+        };
+        let (connection, caller) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a program could not connect to the agent");
+                // Out of descriptors, most likely: trying at once again would not help.
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let of_user = by_user.entry(caller.uid).or_default();
+        let is_too_many =
+            tasks.len() >= CONNECTIONS_MAX || (!caller.uid.is_root() && *of_user >= CONNECTIONS_OF_USER_MAX);
+        if is_too_many {
+            let text =
+                format!("the agent has {} connections of programs, {of_user} of this user; close some", tasks.len());
+            by_user.retain(|_, count| *count > 0);
+            // Whoever does not read it finds the connection closed.
+            let _ = send(&connection, &Reply::refused(0, Errno::EUSERS, text).emit(), SendFlags::NOSIGNAL);
+            continue;
+        }
+        *of_user += 1;
+        let agent_of_task = Arc::clone(&agent);
+        tasks.spawn(async move {
+            if let Err(error) = serve(&agent_of_task, &connection, caller).await {
+                tracing::trace!(%error, pid = caller.pid, "a program's connection has ended");
+            }
+            caller.uid
+        });
+        agent.programs.connections.store(tasks.len(), Ordering::Relaxed);
+    }
+}
+
+async fn accept(listener: &UnixListener) -> io::Result<(UnixStream, Caller)> {
+    let (connection, _) = listener.accept().await?;
+    let peer = connection.peer_cred()?;
+    let (uid, gid) = (Uid::from_raw(peer.uid()), Gid::from_raw(peer.gid()));
+    Ok((connection, Caller { uid, gid, pid: peer.pid().unwrap_or_default() }))
+}
+
+/// Until the program closes its end.
+async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> io::Result<()> {
+    while let Some((bytes, passed)) = receive(connection).await? {
+        let (reply, wants_events) = match Request::parse(&bytes) {
+            Ok(asked) => {
+                let reply = tokio::task::block_in_place(|| request::answer(agent, &caller, &asked, passed));
+                let wants_events = asked.kind == Kind::Events && reply.is_done();
+                (reply, wants_events)
+            }
+            Err(refusal) => (refusal, false),
+        };
+        // From before the reply: what happens after it is told.
+        let subscription = wants_events.then(|| Subscription::new(agent, &caller)).flatten();
+        transmit(connection, &reply.emit()).await?;
+        if let Some(subscription) = subscription {
+            return tell(agent, connection, subscription).await;
+        }
+    }
+    Ok(())
+}
+
+async fn tell(agent: &Arc<Agent>, connection: &UnixStream, mut subscription: Subscription) -> io::Result<()> {
+    loop {
+        tokio::select! {
+            line = subscription.next(agent) => match line {
+                Some(line) => transmit(connection, &Reply::event(line).emit()).await?,
+                None => return Ok(()),
+            },
+            // Nothing more is asked for here: it is the end.
+            _ = receive(connection) => return Ok(()),
+        }
+    }
+}
+
+/// A message and the descriptors that came with it; `None` at the end.
+async fn receive(connection: &UnixStream) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    let received = connection.async_io(Interest::READABLE, || receive_now(connection)).await?;
+    Ok(Some(received).filter(|(bytes, _)| !bytes.is_empty()))
+}
+
+fn receive_now(connection: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    // One more byte than there may be: what is too long shows.
+    let mut bytes = vec![0; REQUEST_MAX + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = recvmsg(connection, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let of_message = |part| match part {
+        RecvAncillaryMessage::ScmRights(passed) => Some(passed),
+        _ => None,
+    };
+    let passed = control.drain().filter_map(of_message).flatten().collect();
+    if !message.flags.contains(ReturnFlags::TRUNC) {
+        bytes.truncate(message.bytes);
+    }
+    Ok((bytes, passed))
+}
+
+async fn transmit(connection: &UnixStream, bytes: &[u8]) -> io::Result<()> {
+    let act = || Ok(send(connection, bytes, SendFlags::NOSIGNAL)?);
+    connection.async_io(Interest::WRITABLE, act).await.map(drop)
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+ *
+ * BSD sockets with serviceIDs (Serval, table 1): socket, bind, listen, connect, accept, send, recv, sendto, recvfrom, getsockname,
+ * getpeername, close. Linked against libmargay the calls begin with sv_; under libmargay-preload.so, or with MARGAY_BSD_NAMES
+ * defined before this header, they have their own names. See margay(3).
+ */
+#ifndef MARGAY_H
+#define MARGAY_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The family. No kernel gives it a meaning: Linux has used 46 numbers in thirty years, and this is far from them. */
+#define AF_SERVAL 254
+#define PF_SERVAL AF_SERVAL
+
+#define SERVICE_ID_BITS 256
+
+/* The name of a service, its most significant bit first. */
+struct service_id {
+	union {
+		uint8_t s_sid[SERVICE_ID_BITS / 8];
+		uint16_t s_sid16[SERVICE_ID_BITS / 16];
+		uint32_t s_sid32[SERVICE_ID_BITS / 32];
+	};
+};
+
+/* What the calls take and give as an address. */
+struct sockaddr_sv {
+	sa_family_t sv_family; /* AF_SERVAL */
+	uint8_t sv_flags; /* zero */
+	uint8_t sv_prefix_bits; /* how many leading bits count, 1 to 255; 0: all 256 */
+	struct service_id sv_srvid; /* bits beyond the prefix are zero */
+};
+
+/* "sid:", 64 digits, "/255", and the end; or a written name of at most 200 bytes. */
+#define SV_STRLEN 204
+
+/* As their namesakes without sv_, for sockets of AF_SERVAL; others are passed on. */
+int sv_socket(int domain, int type, int protocol);
+int sv_bind(int fd, const struct sockaddr *address, socklen_t length);
+int sv_listen(int fd, int backlog);
+int sv_connect(int fd, const struct sockaddr *address, socklen_t length);
+int sv_accept(int fd, struct sockaddr *address, socklen_t *length);
+int sv_accept4(int fd, struct sockaddr *address, socklen_t *length, int flags);
+ssize_t sv_send(int fd, const void *data, size_t length, int flags);
+ssize_t sv_recv(int fd, void *data, size_t length, int flags);
+ssize_t sv_sendto(int fd, const void *data, size_t length, int flags, const struct sockaddr *address, socklen_t size);
+ssize_t sv_recvfrom(int fd, void *data, size_t length, int flags, struct sockaddr *address, socklen_t *size);
+ssize_t sv_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t sv_recvmsg(int fd, struct msghdr *message, int flags);
+int sv_getsockname(int fd, struct sockaddr *address, socklen_t *length);
+int sv_getpeername(int fd, struct sockaddr *address, socklen_t *length);
+int sv_dup(int fd);
+int sv_dup2(int fd, int to);
+int sv_close(int fd);
+
+/* The address of a written name: "web.shop", "web.shop/key:user42", "sid:0011/16". 0, or -1 with errno. */
+int sv_name(const char *written, struct sockaddr_sv *address);
+
+/* An address as text: a name that this process has looked up, or sid:<hex>[/bits]. NULL with ENOSPC where SV_STRLEN is needed. */
+const char *sv_ntop(const struct sockaddr_sv *address, char *text, size_t size);
+
+/* Why the last call of this thread failed, and what to do; an empty text where errno says all. */
+const char *sv_strerror(void);
+
+#ifdef MARGAY_BSD_NAMES
+#define socket(domain, type, protocol) sv_socket(domain, type, protocol)
+#define bind(fd, address, length) sv_bind(fd, address, length)
+#define listen(fd, backlog) sv_listen(fd, backlog)
+#define connect(fd, address, length) sv_connect(fd, address, length)
+#define accept(fd, address, length) sv_accept(fd, address, length)
+#define accept4(fd, address, length, flags) sv_accept4(fd, address, length, flags)
+#define send(fd, data, length, flags) sv_send(fd, data, length, flags)
+#define recv(fd, data, length, flags) sv_recv(fd, data, length, flags)
+#define sendto(fd, data, length, flags, address, size) sv_sendto(fd, data, length, flags, address, size)
+#define recvfrom(fd, data, length, flags, address, size) sv_recvfrom(fd, data, length, flags, address, size)
+#define sendmsg(fd, message, flags) sv_sendmsg(fd, message, flags)
+#define recvmsg(fd, message, flags) sv_recvmsg(fd, message, flags)
+#define getsockname(fd, address, length) sv_getsockname(fd, address, length)
+#define getpeername(fd, address, length) sv_getpeername(fd, address, length)
+#define dup(fd) sv_dup(fd)
+#define dup2(fd, to) sv_dup2(fd, to)
+#define close(fd) sv_close(fd)
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

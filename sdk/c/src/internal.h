@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+ *
+ * Between the parts of the library. Reading order: common.c, agent.c (what is asked of the agent), table.c (which descriptors are ours),
+ * name.c, address.c (serviceIDs and kernel addresses), socket.c and datagram.c (the calls), preload.c (the same under their own names).
+ */
+#ifndef MARGAY_INTERNAL_H
+#define MARGAY_INTERNAL_H
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "margay.h"
+#include "real.h"
+
+#define TEXT_MAX 255
+
+/* agent.c: see the book's page on the program socket. */
+
+enum request_kind { ASK_NAME = 1, ASK_RESOLVE, ASK_BIND, ASK_SOURCE, ASK_PEER };
+
+struct request {
+	enum request_kind kind;
+	uint8_t protocol;
+	uint16_t port;
+	uint16_t bits;
+	struct service_id id;
+	struct in6_addr address; /* IPv4: v4-mapped */
+	const char *text; /* NULL: none */
+	int fd; /* a socket that goes with it; -1: none */
+};
+
+struct reply {
+	uint16_t bits;
+	uint16_t port;
+	struct service_id id;
+	struct in6_addr v6;
+	struct in_addr v4;
+	char text[TEXT_MAX + 1];
+};
+
+/* 0, or -1 with errno and the thread's text of the error. */
+int agent_ask(const struct request *request, struct reply *reply);
+
+/* Which connection it is: what was said on another the agent of now may not know. */
+unsigned int agent_connection(void);
+/* In a child of fork. */
+void agent_forget(void);
+
+/* common.c */
+
+/* Sets errno and the text of the error; gives -1. */
+__attribute__((format(printf, 2, 3))) int fail(int error, const char *format, ...);
+/* The error is errno's alone. */
+void forget_error(void);
+
+/* In the order in which they are taken: what sockets and names are, the connection to the agent, the table. */
+extern pthread_mutex_t state_lock, agent_lock, table_lock;
+
+/* Sections that a signal handler or the cancellation of a thread must not interrupt, since they hold a lock. */
+struct section {
+	sigset_t signals;
+	int cancel;
+};
+void section_enter(struct section *section, pthread_mutex_t *lock);
+void section_leave(const struct section *section, pthread_mutex_t *lock);
+
+/* table.c */
+
+#define CACHE_MAX 64
+
+/* A serviceID and the kernel's address that stands for it. */
+struct known {
+	struct service_id id;
+	struct sockaddr_storage address;
+	socklen_t length;
+	time_t until; /* of the monotonic clock */
+};
+
+/* What a datagram socket knows; the oldest goes first. */
+struct cache {
+	struct known entries[CACHE_MAX];
+	unsigned int next;
+};
+
+/* A socket of AF_SERVAL, shared by its descriptors. What may change is under the lock of the state. */
+struct sock {
+	unsigned int references; /* of the table and of calls; under the table's lock */
+	uint64_t inode; /* which socket the descriptor was: it may have been closed behind our back */
+	int family; /* of the kernel's socket */
+	int type;
+	bool is_bound, is_named, has_peer, is_accepted;
+	unsigned int named_on; /* which connection to the agent */
+	struct sockaddr_sv local; /* bound to, or named by the agent */
+	struct sockaddr_sv peer;
+	struct cache *targets; /* whom this socket sends to */
+	struct cache *askers; /* who sends to it */
+};
+
+/* The socket behind a descriptor, to be given back with sock_put; NULL: not ours. */
+struct sock *sock_get(int fd);
+void sock_put(struct sock *sock);
+/* Enters a new socket, whose first reference is the table's. */
+int sock_add(int fd, int family, int type, struct sock **added);
+/* The descriptor is a copy of another, or of none that is ours. */
+void sock_copy(int from, int to);
+void sock_remove(int fd);
+
+static inline uint8_t sock_protocol(const struct sock *sock)
+{
+	return sock->type == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP;
+}
+
+/* name.c */
+
+/* The written name of these bits, if this process has looked it up; else "". */
+void name_find(const struct service_id *id, uint16_t bits, char text[TEXT_MAX + 1]);
+
+/* address.c */
+
+static inline uint16_t bits_of(const struct sockaddr_sv *address)
+{
+	return address->sv_prefix_bits ? address->sv_prefix_bits : SERVICE_ID_BITS;
+}
+
+/* Reads an argument of a call: 0, or -1 with errno. */
+int address_read(const struct sockaddr *given, socklen_t length, struct sockaddr_sv *address);
+/* Writes a result as the kernel does: cut where there is no room, with the length that it has. */
+void address_write(const struct sockaddr_sv *address, struct sockaddr *to, socklen_t *length);
+struct sockaddr_sv address_of(const struct service_id *id);
+/* The kernel's address as the agent takes it. */
+struct in6_addr address_mapped(const struct sockaddr_storage *address, uint16_t *port);
+/* Looks the name up and gives where the kernel's socket finds it: the first choice, and the second, of length 0 where there is none. */
+int address_resolve(const struct sock *sock, const struct sockaddr_sv *name, struct known choices[2]);
+/* Whether it is of the ranges that stand for names and for hosts' own ends. */
+bool address_is_virtual(const struct sockaddr_storage *address);
+bool address_equal(const struct sockaddr_storage *one, const struct sockaddr_storage *other);
+time_t address_now(void);
+
+/* socket.c */
+
+/* The kernel's socket has a port, so that it can have a name. */
+int socket_ensure_port(int fd, const struct sock *sock);
+/* The socket has the name that it starts flows under. */
+int socket_ensure_name(int fd, struct sock *sock);
+/* Asks who is at an address of the kernel's. */
+int socket_peer(int fd, const struct sock *sock, const struct sockaddr_storage *address, struct service_id *id);
+
+#endif

@@ -67,8 +67,8 @@ struct {
 	__type(value, struct address_value);
 } surrogates SEC(".maps");
 
-/* Instances that answered from a port that is not spread: what the socket says to that port is for the one that it heard
- * from (TFTP). The oldest go. */
+/* With whom a socket goes on: an instance that answered from a port that is not spread, since what the socket says to that port
+ * is for the one that it heard from (TFTP); or the name itself, where the socket began before the name was spread. The oldest go. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -154,6 +154,22 @@ static __always_inline void ask(const struct name_key *name)
 	bpf_ringbuf_submit(question, 0);
 }
 
+/* Until the agent has answered, datagrams of a socket all go by the name's own address. A sticky one goes on so. */
+static __always_inline void keep_to_name(struct bpf_sock_addr *ctx, const struct name_key *name)
+{
+	struct heard_key key = { .cookie = bpf_get_socket_cookie(ctx), .shown = *name };
+	struct address_value itself;
+
+	__builtin_memcpy(itself.address, name->address, 16);
+	bpf_map_update_elem(&heard, &key, &itself, BPF_ANY);
+}
+
+static __always_inline bool is_itself(const struct address_value *known, const struct name_key *name)
+{
+	return known->address[3] == name->address[3] && known->address[2] == name->address[2] &&
+	       known->address[1] == name->address[1];
+}
+
 static __always_inline struct address_value *heard_from(struct bpf_sock_addr *ctx, const struct name_key *name)
 {
 	struct heard_key key = { .cookie = bpf_get_socket_cookie(ctx), .shown = *name };
@@ -182,10 +198,15 @@ static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, c
 		now = bpf_ktime_get_coarse_ns();
 		if (now - spread->used_ns > SECOND_NS)
 			spread->used_ns = now;
-		return &spread->slots[(spread->sticky ? number_of(ctx) : bpf_get_prandom_u32()) & (SPREAD_SLOTS - 1)];
+		if (!spread->sticky)
+			return &spread->slots[bpf_get_prandom_u32() & (SPREAD_SLOTS - 1)];
+		known = heard_from(ctx, name);
+		return known ? known : &spread->slots[number_of(ctx) & (SPREAD_SLOTS - 1)];
 	}
 	known = heard_from(ctx, name);
 	if (!known)
+		keep_to_name(ctx, name);
+	if (!known || is_itself(known, name))
 		ask(name);
 	return known;
 }

@@ -161,6 +161,9 @@ pub struct ServiceSection {
     /// One host alone, and on it one program, may serve it.
     #[serde(default)]
     pub exclusive: bool,
+    /// Datagrams of one unconnected socket are for one instance.
+    #[serde(default)]
+    pub sticky: bool,
     /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
     #[serde(default, deserialize_with = "allow_list")]
     pub allow: Vec<String>,
@@ -280,8 +283,8 @@ impl ServiceSection {
 
     /// How it is served.
     pub fn terms(&self) -> Terms {
-        let Self { weight, priority, partitions, exclusive, .. } = *self;
-        Terms { weight, priority, partition_bits: partitions, exclusive }
+        let Self { weight, priority, partitions, exclusive, sticky, .. } = *self;
+        Terms { weight, priority, partition_bits: partitions, exclusive, sticky }
     }
 
     /// Which sockets serve it, where that is up to the programs.
@@ -296,6 +299,7 @@ impl ServiceSection {
             priority: self.priority,
             partition_bits: self.partitions,
             exclusive: self.exclusive,
+            sticky: self.sticky,
         };
         self.listen.is_none().then(|| Rule { source: Source::Host(self.executable.clone()), offer })
     }

@@ -93,6 +93,8 @@ pub struct Registration {
     pub partition_bits: u8,
     /// One host alone may serve it.
     pub exclusive: bool,
+    /// Datagrams of one unconnected socket are for one instance.
+    pub sticky: bool,
 }
 
 /// How it stands with a registration.
@@ -661,6 +663,7 @@ impl<'a> Conversation<'a> {
             proof: wanted.proof,
             partition_bits: wanted.partition_bits.into(),
             exclusive: wanted.exclusive,
+            sticky: wanted.sticky,
         }))
         .await
     }
@@ -695,7 +698,7 @@ impl<'a> Conversation<'a> {
 
     /// Of its own host the router knows no address that it could tell: we know it.
     fn instances(&self, found: Vec<proto::Instance>) -> Vec<Instance> {
-        let mut instances: Vec<Instance> = found.into_iter().filter_map(instance_of).collect();
+        let mut instances: Vec<Instance> = found.into_iter().filter_map(Instance::read).collect();
         let router = (self.shared.config.router_key.id(), self.shared.rules.lock().0);
         for instance in instances.iter_mut().filter(|instance| instance.host == router.0) {
             instance.address = router.1.unwrap_or(instance.address);
@@ -783,16 +786,4 @@ impl<'a> Conversation<'a> {
         }
         self.shared.note(prefix, "registered", String::new(), answer.not_after_unix_s);
     }
-}
-
-fn instance_of(found: proto::Instance) -> Option<Instance> {
-    Some(Instance {
-        host: margay_core::key::HostId(found.host.try_into().ok()?),
-        host_name: found.host_name,
-        address: found.address.parse().ok()?,
-        name: found.name,
-        prefix: Prefix::new(ServiceId(found.service_id.try_into().ok()?), u16::try_from(found.bits).ok()?.min(256)),
-        weight: found.weight,
-        priority: found.priority,
-    })
 }

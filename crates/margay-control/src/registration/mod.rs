@@ -7,6 +7,7 @@
 
 mod allotment;
 mod host;
+mod instance;
 pub mod partition;
 mod retry;
 mod roll;
@@ -14,12 +15,10 @@ mod router;
 mod silence;
 mod stream;
 
-use std::net::SocketAddr;
-
-use margay_core::key::{HostId, HostSecret};
-use margay_core::name::Prefix;
+use margay_core::key::HostSecret;
 
 pub use host::{Acknowledgement, Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState};
+pub use instance::Instance;
 pub use roll::{OwnService, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
 
@@ -31,25 +30,6 @@ mod proto {
 
 /// Version of the protocol in `Hello` and `Welcome`.
 const VERSION: u32 = 1;
-
-/// A host that serves a prefix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Instance {
-    /// The host.
-    pub host: HostId,
-    /// What it calls itself.
-    pub host_name: String,
-    /// Where it hears SAL.
-    pub address: SocketAddr,
-    /// The name as written.
-    pub name: String,
-    /// Its bits.
-    pub prefix: Prefix,
-    /// Share among instances of one priority.
-    pub weight: u32,
-    /// Higher first.
-    pub priority: u32,
-}
 
 /// Who this agent is, for both ends.
 #[derive(Clone, Debug)]

@@ -102,6 +102,8 @@ pub struct Terms {
     pub partition_bits: u8,
     /// No other host may serve it.
     pub exclusive: bool,
+    /// Datagrams of one unconnected socket are for one instance.
+    pub sticky: bool,
 }
 
 /// A service of the router's own host.
@@ -243,7 +245,7 @@ impl Roll {
         if self.hosts.get(&place).is_none_or(|host| host.stream != stream) {
             return Err(RollError::Superseded);
         }
-        let Terms { weight, priority, partition_bits, exclusive } = terms;
+        let Terms { weight, priority, partition_bits, exclusive, sticky } = terms;
         if let Err(error) = self.check_others(place.host, &prefix, name, partition_bits, exclusive) {
             self.withdraw(place, stream, &prefix, sal);
             return Err(error);
@@ -260,6 +262,7 @@ impl Roll {
             prefix,
             weight,
             priority,
+            sticky,
         };
         if let Some(known) = host.entries.get_mut(&prefix)
             && known.instance == instance

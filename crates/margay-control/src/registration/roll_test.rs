@@ -9,7 +9,7 @@ use super::*;
 
 const ADDRESS: &str = "10.0.0.2:54324";
 const BOOT: [u8; 16] = [1; 16];
-const TERMS: Terms = Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false };
+const TERMS: Terms = Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false, sticky: false };
 
 /// A table of rules with a bound.
 struct Rules {
@@ -183,7 +183,7 @@ fn serve(roll: &mut Roll, n: u8, streams: &[u64], terms: Terms, rules: &Rules) -
 }
 
 fn own(terms: Terms) -> OwnService {
-    let Terms { weight, priority, partition_bits, exclusive } = terms;
+    let Terms { weight, priority, partition_bits, exclusive, sticky } = terms;
     let instance = Instance {
         host: HostId([99; 16]),
         host_name: "router".into(),
@@ -192,6 +192,7 @@ fn own(terms: Terms) -> OwnService {
         prefix: if partition_bits > 0 { service("cache.shop") } else { prefix("cache.shop") },
         weight,
         priority,
+        sticky,
     };
     OwnService { instance, actions: vec![Action::Drop], partition_bits, exclusive }
 }

@@ -554,7 +554,7 @@ impl Guest {
             let count = all.len().div_ceil(WATCHED_PART).max(1);
             // Nobody is news, too: then there is one part, and it is empty.
             for (part, from) in (1..=count).zip((0..).step_by(WATCHED_PART)) {
-                let instances = all[from..].iter().take(WATCHED_PART).cloned().map(instance).collect();
+                let instances = all[from..].iter().take(WATCHED_PART).cloned().map(proto::Instance::from).collect();
                 let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
                 let truncated = now.len() > WATCHED_MAX;
                 let watched = proto::Watched { service_id, bits, instances, truncated, goes_on: part < count };
@@ -599,8 +599,8 @@ impl Guest {
         }
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
         blocking(move || store.claim_name(&claimed)).await??;
-        let proto::Register { weight, priority, exclusive, .. } = asked;
-        let terms = Terms { weight, priority, partition_bits, exclusive };
+        let proto::Register { weight, priority, exclusive, sticky, .. } = asked;
+        let terms = Terms { weight, priority, partition_bits, exclusive, sticky };
         let stream = self.seat.stream;
         self.shared.roll.lock().register(self.place, stream, prefix, name.written(), terms, &*self.shared.sal)?;
         let mut registered = proto::Registered {
@@ -619,21 +619,8 @@ impl Guest {
     fn resolve(&self, request: u64, service: &ServiceId) -> from_router::Body {
         let found = self.shared.roll.lock().instances_of(service);
         let truncated = found.len() > INSTANCES_MAX;
-        let instances = found.into_iter().take(INSTANCES_MAX).map(instance);
+        let instances = found.into_iter().take(INSTANCES_MAX).map(proto::Instance::from);
         from_router::Body::Resolved(proto::Resolved { request, instances: instances.collect(), truncated })
-    }
-}
-
-fn instance(known: Instance) -> proto::Instance {
-    proto::Instance {
-        host: known.host.0.to_vec(),
-        host_name: known.host_name,
-        address: known.address.to_string(),
-        name: known.name,
-        service_id: known.prefix.id.0.to_vec(),
-        bits: known.prefix.bits.into(),
-        weight: known.weight,
-        priority: known.priority,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use margay_core::AssociationSetup;
 use margay_core::certificate::{TrustAnchor, TrustStore};
 use margay_core::key::HostSecret;
-use margay_core::name::{Name, ServiceId, authority_block};
+use margay_core::name::{Name, Prefix, ServiceId, authority_block};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Rule, RuleId, TableError};
 use parking_lot::Mutex;
@@ -173,6 +173,7 @@ fn registration(name: &str, weight: u32) -> Registration {
         proof: Vec::new(),
         partition_bits: 0,
         exclusive: false,
+        sticky: false,
     }
 }
 
@@ -327,6 +328,7 @@ fn register(name: &str) -> super::proto::from_host::Body {
         proof: wanted.proof,
         partition_bits: 0,
         exclusive: false,
+        sticky: false,
     })
 }
 

@@ -157,6 +157,29 @@ fn what_is_not_spread_is_asked_about_once_and_strangers_are_left_alone() {
 }
 
 #[test]
+fn a_socket_that_began_before_a_sticky_name_was_spread_stays_where_it_was() {
+    with_programs("early", |programs, _| {
+        // The name's own address leads to a socket here, as to the name's flow where there is an agent.
+        let done = Command::new("ip").args(["addr", "add", NAME_V4, "dev", "lo"]).status().expect("iproute2");
+        assert!(done.success());
+        let (own, instance, port) = servers(NAME_V4, INSTANCES[0]);
+        let name = SocketAddr::new(NAME_V4.parse().expect("literal"), port);
+        let (early, late) = (socket("0.0.0.0"), socket("0.0.0.0"));
+        early.send_to(b"first", name).expect("sent");
+        assert_eq!(programs.take(), [name]);
+        let only = [(INSTANCES[0].parse().expect("literal"), 1)];
+        programs.spread(name, &only, true).expect("room");
+        for socket in [&early, &late, &early] {
+            socket.send_to(b"then", name).expect("sent");
+        }
+        assert_eq!((drain(&own), drain(&instance)), (3, 1));
+        programs.spread(name, &only, false).expect("room");
+        early.send_to(b"each for itself", name).expect("sent");
+        assert_eq!((drain(&own), drain(&instance)), (0, 1));
+    });
+}
+
+#[test]
 fn a_socket_goes_on_with_the_port_that_answered_it() {
     with_programs("heard", |programs, _| {
         let client = socket("0.0.0.0");

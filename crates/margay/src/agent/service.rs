@@ -131,7 +131,7 @@ pub struct Published {
 
 impl Published {
     fn new(name: Name) -> Self {
-        let terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false };
+        let terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false, sticky: false };
         Self { name, terms, listeners: Vec::new(), is_served: false, refused: String::new(), rules: Vec::new() }
     }
 
@@ -181,6 +181,8 @@ struct KeptService {
     partition_bits: u8,
     #[serde(default)]
     exclusive: bool,
+    #[serde(default)]
+    sticky: bool,
     listeners: Vec<Listener>,
 }
 
@@ -250,8 +252,8 @@ impl Services {
         let mut publications = Vec::new();
         for service in kept.services {
             let name: Name = service.name.parse().map_err(|error| damaged(format!("{}: {error}", service.name)))?;
-            let KeptService { weight, priority, partition_bits, exclusive, listeners, .. } = service;
-            let terms = Terms { weight, priority, partition_bits, exclusive };
+            let KeptService { weight, priority, partition_bits, exclusive, sticky, listeners, .. } = service;
+            let terms = Terms { weight, priority, partition_bits, exclusive, sticky };
             publications.extend(listeners.into_iter().map(|listener| Publication {
                 name: name.clone(),
                 listener,
@@ -268,6 +270,7 @@ impl Services {
             priority: service.terms.priority,
             partition_bits: service.terms.partition_bits,
             exclusive: service.terms.exclusive,
+            sticky: service.terms.sticky,
             listeners: service.listeners.iter().filter(|listener| listener.origin == Origin::Order).cloned().collect(),
         };
         let services: Vec<KeptService> = self.published.lock().iter().map(kept_of).collect();
@@ -555,6 +558,7 @@ impl Services {
             proof: self.proof(&service.name).unwrap_or_default(),
             partition_bits: service.terms.partition_bits,
             exclusive: service.terms.exclusive,
+            sticky: service.terms.sticky,
         }
     }
 
@@ -605,6 +609,7 @@ impl Services {
             prefix: service.prefix(),
             weight: service.terms.weight,
             priority: service.terms.priority,
+            sticky: service.terms.sticky,
         }
     }
 

@@ -90,7 +90,7 @@ impl Host {
     }
 }
 
-const TERMS: Terms = Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false };
+const TERMS: Terms = Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false, sticky: false };
 
 fn publication(name: &str, listen: &str) -> Publication {
     let address: SocketAddr = listen.parse().expect("literal");

@@ -61,6 +61,9 @@ pub struct OfferArgs {
     /// No other program and no other host may serve the name; a second host stands by
     #[arg(long)]
     pub exclusive: bool,
+    /// Keep all datagrams of an unconnected UDP socket with one instance (QUIC, DTLS, games); otherwise each is for itself
+    #[arg(long)]
+    pub sticky: bool,
 }
 
 pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
@@ -78,6 +81,7 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
         priority: of.priority,
         partitions: of.partitions,
         exclusive: of.exclusive,
+        sticky: of.sticky,
         private: args.private,
         command: if args.unit { "a unit of systemd".to_owned() } else { args.command.join(" ") },
         passed: passed_sockets(),

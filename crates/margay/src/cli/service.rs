@@ -66,6 +66,9 @@ pub struct PublishArgs {
     /// No other program and no other host may serve the name; a second host stands by
     #[arg(long)]
     exclusive: bool,
+    /// Keep all datagrams of an unconnected UDP socket with one instance (QUIC, DTLS, games); otherwise each is for itself
+    #[arg(long)]
+    sticky: bool,
     #[command(flatten)]
     json: Json,
 }
@@ -101,6 +104,7 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
         priority: args.priority,
         partitions: args.partitions,
         exclusive: args.exclusive,
+        sticky: args.sticky,
     };
     let info = client.service_publish(request).await.map_err(refused)?.into_inner();
     if args.json.json {
@@ -175,6 +179,9 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
         }
         if service.exclusive {
             out.line("  by this host alone, while it serves it")?;
+        }
+        if service.sticky {
+            out.line("  all datagrams of a socket to one instance")?;
         }
         for listener in &service.listeners {
             let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));

@@ -115,8 +115,10 @@ fn words(offer: &OfferArgs) -> Result<Vec<String>> {
             words.extend([flag.to_owned(), number.to_string()]);
         }
     }
-    if offer.exclusive {
-        words.push("--exclusive".to_owned());
+    for (flag, is_set) in [("--exclusive", offer.exclusive), ("--sticky", offer.sticky)] {
+        if is_set {
+            words.push(flag.to_owned());
+        }
     }
     match words.iter().find(|word| is_special(word)) {
         Some(word) => Err(miette!("`{word}` has a character that a unit file cannot hold")),

@@ -69,6 +69,7 @@ impl Bound {
             priority: PRIORITY,
             partition_bits: 0,
             exclusive: false,
+            sticky: false,
         };
         Rule { source: Source::Socket(self.cookie()), offer }
     }

@@ -664,7 +664,7 @@ impl Followed {
         for name in names {
             let prefix = name.prefix();
             let mut listeners = Vec::new();
-            let mut terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false };
+            let mut terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false, sticky: false };
             for rule in self.rules_of(&prefix) {
                 // Several programs of one name: the last word counts.
                 terms = rule.offer.terms();

@@ -49,13 +49,16 @@ pub struct Offer {
     /// No other program and no other host may serve it.
     #[serde(default)]
     pub exclusive: bool,
+    /// Datagrams of one unconnected socket are for one instance.
+    #[serde(default)]
+    pub sticky: bool,
 }
 
 impl Offer {
     /// How it is served.
     pub fn terms(&self) -> Terms {
-        let Self { weight, priority, partition_bits, exclusive, .. } = *self;
-        Terms { weight, priority, partition_bits, exclusive }
+        let Self { weight, priority, partition_bits, exclusive, sticky, .. } = *self;
+        Terms { weight, priority, partition_bits, exclusive, sticky }
     }
 }
 
@@ -212,6 +215,7 @@ mod test {
             priority: 100,
             partition_bits: 0,
             exclusive: false,
+            sticky: false,
         };
         Rule { source: Source::Owner(OwnerId(1)), offer }
     }

@@ -49,6 +49,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
             priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
             partition_bits,
             exclusive: request.exclusive,
+            sticky: request.sticky,
         })
     };
     Ok(Order {

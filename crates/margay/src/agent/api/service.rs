@@ -75,6 +75,7 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
             priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
             partition_bits: parse_partitions(request.partitions)?,
             exclusive: request.exclusive,
+            sticky: request.sticky,
         },
     })
 }
@@ -160,6 +161,7 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         flows: flows as u64,
         partitions: count_of(published.terms.partition_bits),
         exclusive: published.terms.exclusive,
+        sticky: published.terms.sticky,
     }
 }
 

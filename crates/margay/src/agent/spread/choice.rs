@@ -27,6 +27,7 @@ mod test {
             prefix: prefix.parse().expect("literal"),
             weight,
             priority,
+            sticky: false,
         }
     }
 

@@ -228,16 +228,17 @@ impl Spread {
             let instances = known.entry(prefix).or_insert_with(|| instances_under(agent, &service, &prefix));
             // Nothing was heard yet: what was known before a restart holds.
             let Some(instances) = instances else { continue };
-            let mut shares = Vec::new();
+            let (mut shares, mut sticky) = (Vec::new(), false);
             for instance in choice::usable(instances, &service) {
                 if let Some(address) = self.place(agent, name.ip(), &service, instance) {
                     present.insert(address);
                     shares.push((address, instance.weight));
+                    sticky |= instance.sticky;
                 }
             }
             if shares.is_empty() {
                 self.kernel.gather(name);
-            } else if let Err(error) = self.kernel.spread(name, &shares, false) {
+            } else if let Err(error) = self.kernel.spread(name, &shares, sticky) {
                 tracing::warn!(%name, %error, "datagrams to a name all go to one instance");
             }
         }

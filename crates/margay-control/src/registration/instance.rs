@@ -1,0 +1,61 @@
+//! An instance of a service, and how the two ends write it to each other.
+
+use std::net::SocketAddr;
+
+use margay_core::key::HostId;
+use margay_core::name::{Prefix, ServiceId};
+
+use super::proto;
+
+/// A host that serves a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The host.
+    pub host: HostId,
+    /// What it calls itself.
+    pub host_name: String,
+    /// Where it hears SAL.
+    pub address: SocketAddr,
+    /// The name as written.
+    pub name: String,
+    /// Its bits.
+    pub prefix: Prefix,
+    /// Share among instances of one priority.
+    pub weight: u32,
+    /// Higher first.
+    pub priority: u32,
+    /// Datagrams of one unconnected socket are for one instance.
+    pub sticky: bool,
+}
+
+impl From<Instance> for proto::Instance {
+    fn from(known: Instance) -> Self {
+        Self {
+            host: known.host.0.to_vec(),
+            host_name: known.host_name,
+            address: known.address.to_string(),
+            name: known.name,
+            service_id: known.prefix.id.0.to_vec(),
+            bits: known.prefix.bits.into(),
+            weight: known.weight,
+            priority: known.priority,
+            sticky: known.sticky,
+        }
+    }
+}
+
+impl Instance {
+    /// What the other end wrote; `None` when it makes no sense.
+    pub(super) fn read(found: proto::Instance) -> Option<Self> {
+        Some(Self {
+            host: HostId(found.host.try_into().ok()?),
+            host_name: found.host_name,
+            address: found.address.parse().ok()?,
+            name: found.name,
+            prefix: Prefix::new(ServiceId(found.service_id.try_into().ok()?), u16::try_from(found.bits).ok()?.min(256)),
+            weight: found.weight,
+            priority: found.priority,
+            sticky: found.sticky,
+        })
+    }
+}

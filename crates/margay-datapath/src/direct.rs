@@ -45,6 +45,8 @@ const QUEUE_READS: u32 = 1024;
 /// A path record, and how its packets leave this host.
 struct KnownPath {
     remote: SocketAddr,
+    /// Largest UDP payload that both ends' links take.
+    datagram_max: u16,
     wire: WirePath,
     /// Something narrower than this host's link lies on the way: largest IP packet in bytes that passes.
     narrow: Option<u32>,
@@ -107,23 +109,25 @@ impl Direct {
         let Some(route) = &self.route else { return };
         let mut paths = self.paths.lock();
         let known = paths.get(&path.id);
-        if path.remote.ip().is_loopback() || known.is_some_and(|known| known.remote == path.remote) {
+        let is_same = |known: &KnownPath| (known.remote, known.datagram_max) == (path.remote, path.datagram_max);
+        if path.remote.ip().is_loopback() || known.is_some_and(is_same) {
             return;
         }
-        let is_used = known.is_some_and(|known| known.is_used);
+        let (is_used, narrow) = (known.is_some_and(|known| known.is_used), known.and_then(|known| known.narrow));
         let Some(found) = route(path.remote.ip()) else { return };
         let wire = WirePath {
             local: found.local,
             remote: path.remote.ip(),
             next_hop: found.next_hop,
             ifindex: found.ifindex,
-            mtu: found.mtu,
+            mtu: mtu_of(found.mtu, path.remote.ip(), path.datagram_max, narrow),
             stall_us: STALL_US,
         };
         if let Some(cache) = self.cache().filter(|_| is_used) {
             set_path(&cache, path.id, &wire);
         }
-        paths.insert(path.id, KnownPath { remote: path.remote, wire, narrow: None, is_used });
+        paths
+            .insert(path.id, KnownPath { remote: path.remote, datagram_max: path.datagram_max, wire, narrow, is_used });
     }
 
     /// Asks the routing again for every path: the host's addresses or routes have changed.
@@ -135,7 +139,7 @@ impl Direct {
                 local: found.local,
                 next_hop: found.next_hop,
                 ifindex: found.ifindex,
-                mtu: known.narrow.map_or(found.mtu, |narrow| narrow.min(found.mtu)),
+                mtu: mtu_of(found.mtu, known.remote.ip(), known.datagram_max, known.narrow),
                 ..known.wire
             };
             if wire != known.wire {
@@ -150,8 +154,7 @@ impl Direct {
     /// The kernel has learned that datagrams to an address may have no more than `datagram_max` bytes. Nobody learns it from
     /// packets that go direct: an ICMP error about one names ports that no socket has.
     pub fn shrink_paths(&self, remote: IpAddr, datagram_max: u16) {
-        let headers = if remote.is_ipv4() { 28 } else { 48 };
-        let narrow = u32::from(datagram_max) + headers;
+        let narrow = packet_max(remote, datagram_max);
         self.paths.lock().values_mut().filter(|path| path.remote.ip() == remote).for_each(|path| {
             path.narrow = Some(path.narrow.map_or(narrow, |before| before.min(narrow)));
         });
@@ -284,6 +287,17 @@ impl Direct {
             self.follow(flow, table.wire(flow));
         }
     }
+}
+
+/// Largest IP packet that can carry a UDP payload of `datagram_max` bytes and no more.
+fn packet_max(remote: IpAddr, datagram_max: u16) -> u32 {
+    u32::from(datagram_max) + if remote.is_ipv4() { 28 } else { 48 }
+}
+
+/// Largest IP packet in bytes that goes direct: what this host's link takes, what the peer's does, and what has been learned of
+/// the way between. TCP asks the peer by its MSS; a datagram asks nobody.
+fn mtu_of(link: u32, remote: IpAddr, datagram_max: u16, narrow: Option<u32>) -> u32 {
+    link.min(packet_max(remote, datagram_max)).min(narrow.unwrap_or(u32::MAX))
 }
 
 fn set_path(cache: &KernelCache, id: PathId, path: &WirePath) {

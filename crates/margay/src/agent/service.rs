@@ -562,6 +562,13 @@ impl Services {
         }
     }
 
+    /// Why a router does not take a name that is served here.
+    pub fn refused(&self, name: &Name) -> Option<String> {
+        let prefix = self.find(name)?.prefix();
+        let states = self.homes_of(name).into_iter().filter_map(|home| home.registration(&prefix));
+        states.filter(|state| state.state == "refused").map(|state| state.why).next()
+    }
+
     fn announce(&self, service: &Published) {
         for home in self.homes_of(&service.name) {
             home.register(self.registration_of(service));

@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod keep;
 pub mod namespace;
 pub mod rule;
+mod word;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -72,6 +73,8 @@ struct Followed {
     next_socket: u64,
     /// Why a name is not served although a program listens.
     problems: HashMap<Prefix, String>,
+    /// What was said on the terminals of programs.
+    said: HashMap<(OwnerId, Prefix), String>,
     /// Ports of this network namespace whose datagram sockets the kernel reports.
     watched: BTreeSet<u16>,
 }
@@ -256,6 +259,7 @@ impl Followed {
             next_owner: 1,
             next_socket: 0,
             problems: HashMap::new(),
+            said: HashMap::new(),
             watched: BTreeSet::new(),
             runtime_dir,
         };
@@ -486,6 +490,27 @@ impl Followed {
     fn sweep(&mut self) {
         // Twice, since a unit's socket is made by nobody who is in its cgroup for long.
         self.forget_ended(|owner| owner.is_idle);
+        self.say_what_is_refused();
+    }
+
+    /// Tells on the terminals of programs why their names are not served; each thing once.
+    fn say_what_is_refused(&mut self) {
+        let mut refused = HashMap::new();
+        for (id, owner) in &self.owners {
+            for name in owner.program.offers.iter().map(|offer| &offer.name) {
+                let prefix = name.prefix();
+                let here = self.problems.get(&prefix).cloned();
+                if let Some(why) = here.or_else(|| self.services.refused(name)) {
+                    refused.insert((*id, prefix), format!("{name} is not served: {why}"));
+                }
+            }
+        }
+        for (whom, text) in refused.iter().filter(|(whom, text)| self.said.get(*whom) != Some(*text)) {
+            let cgroup = self.owners.get(&whom.0).map(|owner| owner.program.cgroup.as_path());
+            let first = cgroup.and_then(|cgroup| cgroup::processes(cgroup).into_iter().min());
+            first.into_iter().for_each(|pid| word::say(pid, text));
+        }
+        self.said = refused;
     }
 
     /// Forgets programs that have neither a process nor a socket.

@@ -15,7 +15,7 @@ static __always_inline void note_numbers(struct tcp_numbers *numbers, const stru
 	numbers->window = packet->window;
 }
 
-static __always_inline void tell(const struct flow_entry *entry, __u32 bits, const struct packet *pinhole)
+static __always_inline void tell(const struct flow_entry *entry, __u32 bits, const struct packet *wire)
 {
 	struct flow_event *event;
 
@@ -26,10 +26,10 @@ static __always_inline void tell(const struct flow_entry *entry, __u32 bits, con
 	}
 	event->flow = entry ? entry->flow : 0;
 	event->seen = bits;
-	if (pinhole)
-		event->pinhole = pinhole->key;
+	if (wire)
+		event->wire = wire->key;
 	else
-		__builtin_memset(&event->pinhole, 0, sizeof(event->pinhole));
+		__builtin_memset(&event->wire, 0, sizeof(event->wire));
 	bpf_ringbuf_submit(event, 0);
 }
 

@@ -29,6 +29,7 @@
 #include "parse.h"
 #include "rewrite.h"
 #include "account.h"
+#include "too_big.h"
 
 _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct pair_key),
 	       "a pair of addresses heads an application's key");
@@ -310,8 +311,10 @@ int wire_ingress(struct __sk_buff *skb)
 	__u32 *path;
 	__u16 port;
 
-	if (!parse(skb, ETH_HLEN, &packet))
+	if (!parse(skb, ETH_HLEN, &packet)) {
+		hear_too_big(skb);
 		return TCX_NEXT;
+	}
 	port = bpf_ntohs(packet.key.destination_port);
 	if (port < flow_port_first || port > flow_port_last)
 		return TCX_NEXT;

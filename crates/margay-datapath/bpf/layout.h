@@ -20,6 +20,7 @@
 /* In events only: datagrams come and none goes, so the agent is to answer with a pinhole. */
 #define SEEN_ONE_WAY 16
 #define SEEN_PINHOLE 32
+#define SEEN_TOO_BIG 64 /* a router's word about a packet of the flow; the MTU of its link is in the upper half */
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
 #define UP_MARK 0x4d475550
@@ -116,7 +117,7 @@ struct listener_key {
 struct flow_event {
 	__u32 flow;
 	__u32 seen;
-	struct app_key pinhole; /* as it stands on the wire; of a flow that need not have an entry */
+	struct app_key wire; /* a pinhole, or the packet that was too big: as it stood on the wire */
 };
 
 /* What is counted, and why packets leave the fast path. Numbers are stable: metrics carry them. */
@@ -132,5 +133,6 @@ enum counter {
 	COUNT_DROP_REWRITE = 8, /* the kernel refused to rewrite it */
 	COUNT_EVENT_LOST = 9, /* the ring of events was full; the agent's scan finds it */
 	COUNT_PINHOLES = 10, /* datagrams without payload: between the agents */
-	COUNTERS = 11,
+	COUNT_TOO_BIG = 11, /* routers said that a packet was too large */
+	COUNTERS = 12,
 };

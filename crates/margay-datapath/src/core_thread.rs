@@ -181,13 +181,17 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
     }
 
-    /// The kernel's cache saw connections end, or datagrams that go one way.
+    /// The kernel's cache saw connections end, datagrams that go one way, and the like.
     fn cache_events(&mut self, shared: &Shared<C>) {
         let now = clock::now();
-        let datagrams =
+        let besides =
             shared.direct.take_events(|flow, direction, flags| self.core.handle_transport(now, flow, direction, flags));
-        datagrams.one_way.into_iter().for_each(|flow| shared.answer_one_way(flow));
-        for pinhole in datagrams.pinholes {
+        besides.one_way.into_iter().for_each(|flow| shared.answer_one_way(flow));
+        for (remote, datagram_max) in besides.narrow {
+            // What is encapsulated goes the same way, and need not find out by a loss of its own.
+            shared.table.read().shrink_paths(remote, datagram_max);
+        }
+        for pinhole in besides.pinholes {
             self.plain_packet(shared, &pinhole);
         }
         self.drain(shared);

@@ -55,13 +55,15 @@ struct KnownPath {
     is_used: bool,
 }
 
-/// What the kernel's cache saw of flows of datagrams.
+/// What the kernel's cache saw besides the ends of connections.
 #[derive(Default)]
-pub(crate) struct SeenOfDatagrams {
+pub(crate) struct SeenBesides {
     /// The peer waits for a sign that its datagrams arrive.
     pub one_way: Vec<FlowId>,
     /// Pinholes, whole, as they came.
     pub pinholes: Vec<Vec<u8>>,
+    /// Addresses, and the largest UDP payload in bytes that reaches them.
+    pub narrow: Vec<(IpAddr, u16)>,
 }
 
 /// The kernel's cache, if there is one, and what waits to be said about flows.
@@ -154,7 +156,11 @@ impl Direct {
     /// The kernel has learned that datagrams to an address may have no more than `datagram_max` bytes. Nobody learns it from
     /// packets that go direct: an ICMP error about one names ports that no socket has.
     pub fn shrink_paths(&self, remote: IpAddr, datagram_max: u16) {
-        let narrow = packet_max(remote, datagram_max);
+        self.narrow_paths(remote, packet_max(remote, datagram_max));
+    }
+
+    /// Larger IP packets than `narrow` bytes do not reach an address.
+    fn narrow_paths(&self, remote: IpAddr, narrow: u32) {
         self.paths.lock().values_mut().filter(|path| path.remote.ip() == remote).for_each(|path| {
             path.narrow = Some(path.narrow.map_or(narrow, |before| before.min(narrow)));
         });
@@ -252,15 +258,24 @@ impl Direct {
         })
     }
 
-    /// Hears what the kernel's cache saw of connections ending. Gives what it saw of datagrams.
-    pub fn take_events(&self, mut heard: impl FnMut(FlowId, Direction, u8)) -> SeenOfDatagrams {
-        let mut datagrams = SeenOfDatagrams::default();
-        let Some(cache) = self.cache() else { return datagrams };
+    /// Hears what the kernel's cache saw of connections ending. Gives what else it saw.
+    pub fn take_events(&self, mut heard: impl FnMut(FlowId, Direction, u8)) -> SeenBesides {
+        let mut besides = SeenBesides::default();
+        let Some(cache) = self.cache() else { return besides };
         cache.take_events(|event| {
             if event.seen.wants_answer() {
-                datagrams.one_way.push(event.flow);
+                besides.one_way.push(event.flow);
             }
-            datagrams.pinholes.extend(event.pinhole.and_then(|key| pinhole::received(&key)));
+            match (event.seen.too_big(), event.wire) {
+                (Some(mtu), Some(key)) => {
+                    let remote = key.destination().ip();
+                    self.narrow_paths(remote, mtu);
+                    let payload = mtu.saturating_sub(packet_max(remote, 0));
+                    besides.narrow.push((remote, u16::try_from(payload).unwrap_or(u16::MAX)));
+                }
+                (None, Some(key)) => besides.pinholes.extend(pinhole::received(&key)),
+                (_, None) => {}
+            }
             let flags = |fin: bool, rst: bool| (if fin { FIN } else { 0 }) | (if rst { RST } else { 0 });
             for (direction, flags) in [
                 (Direction::Egress, flags(event.seen.fin_egress(), event.seen.rst_egress())),
@@ -271,7 +286,7 @@ impl Direct {
                 }
             }
         });
-        datagrams
+        besides
     }
 
     /// Empties the kernel's cache.

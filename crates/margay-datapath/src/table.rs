@@ -358,6 +358,13 @@ impl Table {
         }
     }
 
+    /// The same for every path to an address.
+    pub fn shrink_paths(&self, remote: IpAddr, bytes: u16) {
+        for record in self.paths.values().filter(|record| record.path.remote.ip() == remote) {
+            record.datagram_max.fetch_min(bytes, Ordering::Relaxed);
+        }
+    }
+
     /// Lets every shrunken path try its full size again: what the kernel learned of a path expires (RFC 1191 §6.3).
     pub fn restore_paths(&self) {
         for record in self.paths.values() {

@@ -24,7 +24,7 @@ pub(super) const FLOW_STALLED: u32 = 4;
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 11] = [
+pub(super) const COUNTERS: [&str; 12] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -36,6 +36,7 @@ pub(super) const COUNTERS: [&str; 11] = [
     "drop_rewrite",
     "event_lost",
     "pinholes",
+    "too_big",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below

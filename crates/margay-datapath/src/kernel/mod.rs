@@ -121,6 +121,11 @@ impl Seen {
     pub const fn pinhole(self) -> bool {
         self.0 & 32 != 0
     }
+
+    /// A router has dropped a packet of the flow: the largest that it takes, in bytes.
+    pub const fn too_big(self) -> Option<u32> {
+        if self.0 & 64 != 0 { Some(self.0 >> 16) } else { None }
+    }
 }
 
 /// What one direction of a TCP flow showed last.
@@ -176,8 +181,8 @@ pub struct FlowEvent {
     pub flow: FlowId,
     /// What passed.
     pub seen: Seen,
-    /// The addresses and flow ports of a pinhole, as they stood on the wire.
-    pub pinhole: Option<FlowKey>,
+    /// The addresses and flow ports of a pinhole, or of a packet that was too big, as they stood on the wire.
+    pub wire: Option<FlowKey>,
 }
 
 /// What was there when the cache was opened.
@@ -482,8 +487,9 @@ impl KernelCache {
     pub fn take_events(&self, mut heard: impl FnMut(FlowEvent)) {
         for event in self.loaded.events.take() {
             let seen = Seen(event.seen);
-            let pinhole = seen.pinhole().then(|| layout::flow_key_of(&event.pinhole));
-            heard(FlowEvent { flow: FlowId(event.flow), seen, pinhole });
+            let has_wire = seen.pinhole() || seen.too_big().is_some();
+            let wire = has_wire.then(|| layout::flow_key_of(&event.wire));
+            heard(FlowEvent { flow: FlowId(event.flow), seen, wire });
         }
     }
 

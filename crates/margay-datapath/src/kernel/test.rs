@@ -8,13 +8,14 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, ProgramInput};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
 use margay_core::name::HOST_V4;
 use margay_wire::FlowId;
 
-use super::layout::{self, COUNTERS, LAYOUT_VERSION, flow_entry, path_entry};
+use super::layout::{self, COUNTERS, LAYOUT_VERSION, flow_entry, flow_event, path_entry};
 use super::plain::Plain;
+use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder};
 use super::{WireFlow, WirePath};
 use crate::packet::{ACK, FIN, FlowKey, SYN, TCP, UDP};
@@ -217,6 +218,54 @@ fn an_empty_datagram_is_the_agents_on_both_sides() {
     assert_eq!(rig.run(false, &datagram(datagrams_wire(true).reversed(), b"")).0, DROP, "told, not passed on");
     assert_eq!(rig.entry().unanswered_since_ns, 0, "it is an answer");
     assert_eq!(rig.counted(), ["egress_packets", "pinholes"]);
+}
+
+/// What a router says of a packet that its next link does not take.
+fn too_big(packet: &[u8], mtu: u16) -> Vec<u8> {
+    let is_v4 = packet[0] >> 4 == 4;
+    let quoted = &packet[..if is_v4 { 28 } else { 48 }];
+    let (len, mut said) = (8 + quoted.len(), Vec::new());
+    if is_v4 {
+        said.extend([0x45, 0]);
+        said.extend((20 + len as u16).to_be_bytes());
+        said.extend([0, 0, 0, 0, 64, 1, 0, 0, 10, 9, 9, 9]);
+        said.extend(&packet[12..16]);
+        said.extend([3, 4, 0, 0, 0, 0]);
+        said.extend(mtu.to_be_bytes());
+    } else {
+        said.extend([0x60, 0, 0, 0]);
+        said.extend((len as u16).to_be_bytes());
+        said.extend([58, 64]);
+        said.extend([9; 16]);
+        said.extend(&packet[8..24]);
+        said.extend([2, 0, 0, 0, 0, 0]);
+        said.extend(mtu.to_be_bytes());
+    }
+    said.extend(quoted);
+    said
+}
+
+#[test]
+fn a_routers_word_that_a_packet_is_too_big_is_heard_of_live_flows_alone() {
+    for wire_v4 in [true, false] {
+        let Some(rig) = rig(sample::tuple4(UDP), wire_v4, true, true) else { return };
+        let ring = Ring::<flow_event>::new(MapHandle::try_from(&rig.0.maps.events).expect("a map")).expect("a ring");
+        let wire = datagrams_wire(wire_v4);
+        let mut other = wire;
+        other.destination.set_port(63_000);
+        for (of, mtu) in [(other, 1400), (wire, 500)] {
+            let said = too_big(&datagram(of, &[7; 900]), mtu);
+            assert_eq!(rig.run(false, &said), (NEXT, said.clone()));
+            assert!(ring.take().is_empty(), "{of} {mtu}");
+        }
+        let said = too_big(&datagram(wire, &[7; 900]), 1400);
+        assert_eq!(rig.run(false, &said), (NEXT, said.clone()), "the host's stack may have it");
+        let heard = ring.take();
+        let [event] = &heard[..] else { panic!("{}", heard.len()) };
+        assert_eq!((event.flow, super::Seen(event.seen).too_big()), (99, Some(1400)));
+        assert_eq!(layout::flow_key_of(&event.wire), wire.into());
+        assert_eq!(rig.counted(), ["too_big"]);
+    }
 }
 
 #[test]

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Parser;
 use margay_memcached::partition::Partitions;
-use margay_memcached::programs::Programs;
 use margay_memcached::proxy::Proxy;
 use margay_memcached::server::Servers;
+use margay_sdk::Agent;
 
 /// Takes memcached clients to the partitions of a service.
 ///
@@ -44,22 +44,27 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let programs = Programs::at(args.programs.as_deref());
-    let service = programs.name(&args.service)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no event loop")?;
+    runtime.block_on(run(args))
+}
+
+async fn run(args: Args) -> Result<()> {
+    let agent = match &args.programs {
+        Some(path) => Agent::connect_to(path).await?,
+        None => Agent::connect().await?,
+    };
+    let (service, _) = agent.name(&args.service).await?;
     anyhow::ensure!(
         service.bits >= 96 && service.id.tail().iter().all(|byte| *byte == 0),
         "{} is no service that has partitions; write service.authority, for example cache.shop",
         args.service
     );
     let partitions = Partitions::of(service, args.partitions)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no event loop")?;
-    runtime.block_on(async {
-        let proxy = Proxy::bind(args.listen, Servers::new(partitions, programs, args.port)).await;
-        let proxy = proxy.with_context(|| {
-            format!("cannot listen on {}; does a memcached run here? --listen chooses another place", args.listen)
-        })?;
-        eprintln!("margay-memcached: {} in {} partitions, at {}", args.service, args.partitions, proxy.address()?);
-        proxy.run().await;
-        Ok(())
-    })
+    let proxy = Proxy::bind(args.listen, Servers::new(partitions, agent, args.port)).await;
+    let proxy = proxy.with_context(|| {
+        format!("cannot listen on {}; does a memcached run here? --listen chooses another place", args.listen)
+    })?;
+    eprintln!("margay-memcached: {} in {} partitions, at {}", args.service, args.partitions, proxy.address()?);
+    proxy.run().await;
+    Ok(())
 }

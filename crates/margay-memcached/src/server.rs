@@ -11,12 +11,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use margay_sdk::{Agent, Protocol};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::partition::Partitions;
-use crate::programs::Programs;
 use crate::request::{VALUE_MAX, number};
 
 /// So long at most a connection is used: by then who moved is found.
@@ -50,7 +50,7 @@ struct Connection {
 pub struct Servers {
     /// How it is divided.
     pub partitions: Partitions,
-    programs: Programs,
+    agent: Agent,
     port: u16,
     addresses: Mutex<HashMap<u16, IpAddr>>,
     idle: Mutex<HashMap<u16, Vec<Connection>>>,
@@ -58,8 +58,8 @@ pub struct Servers {
 
 impl Servers {
     /// Those behind the agent's virtual addresses, at this port.
-    pub fn new(partitions: Partitions, programs: Programs, port: u16) -> Self {
-        Self { partitions, programs, port, addresses: Mutex::default(), idle: Mutex::default() }
+    pub fn new(partitions: Partitions, agent: Agent, port: u16) -> Self {
+        Self { partitions, agent, port, addresses: Mutex::default(), idle: Mutex::default() }
     }
 
     /// Says something to the holder of a partition, and gives its answer as it came. Where nothing says whether a request was done,
@@ -120,9 +120,10 @@ impl Servers {
         if let Some(known) = locked(&self.addresses).get(&index) {
             return Ok(*known);
         }
-        let this = Arc::clone(self);
-        let asked = tokio::task::spawn_blocking(move || this.programs.resolve(&this.partitions.prefix(index)));
-        let address = asked.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+        let found = self.agent.resolve(&self.partitions.prefix(index), Protocol::Tcp).await;
+        let found = found.map_err(|error| error.to_string())?;
+        // Any host has IPv4; and one of the two there always is.
+        let address = found.v4.map(IpAddr::V4).or(found.v6.map(IpAddr::V6)).ok_or("the agent gave no address")?;
         locked(&self.addresses).insert(index, address);
         Ok(address)
     }

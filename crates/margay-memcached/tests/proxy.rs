@@ -8,11 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use margay_core::name::{Name, Prefix};
+use margay_core::name::Name;
 use margay_memcached::partition::Partitions;
-use margay_memcached::programs::{Programs, ProgramsError};
 use margay_memcached::proxy::Proxy;
 use margay_memcached::server::Servers;
+use margay_sdk::Agent;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv, send, socket,
 };
@@ -44,7 +44,7 @@ fn agent(dir: &Path) -> PathBuf {
     listen(&listener, 16).expect("listening");
     std::thread::spawn(move || {
         while let Ok(stream) = accept(&listener) {
-            answer_all(&stream)
+            std::thread::spawn(move || answer_all(&stream));
         }
     });
     path
@@ -143,7 +143,8 @@ impl Fake {
 }
 
 async fn proxy(dir: &Path, port: u16) -> SocketAddr {
-    let servers = Servers::new(partitions(), Programs::at(Some(&agent(dir))), port);
+    let agent = Agent::connect_to(&agent(dir)).await.expect("it listens");
+    let servers = Servers::new(partitions(), agent, port);
     let proxy = Proxy::bind("127.0.0.1:0".parse().expect("literal"), servers).await.expect("free");
     let address = proxy.address().expect("bound");
     tokio::spawn(proxy.run());
@@ -264,16 +265,6 @@ async fn nobody_at_a_partition_is_an_error_and_not_a_silence() {
     let mut client = TcpStream::connect(proxy(dir.path(), port).await).await.expect("connected");
     let answer = say(&mut client, b"get key0 key1 key2 key3\r\n", "\r\n").await;
     assert!(answer.starts_with("SERVER_ERROR partition") && answer.contains("nobody answers at 127.0.66."), "{answer}");
-}
-
-#[test]
-fn what_the_agent_refuses_it_says() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let programs = Programs::at(Some(&agent(dir.path())));
-    assert_eq!(programs.name("cache.shop").expect("known"), service().prefix());
-    assert!(matches!(programs.name("web.shop"), Err(ProgramsError::Refused(why)) if why == "no such name"));
-    let second: Prefix = partitions().prefix(1);
-    assert_eq!(programs.resolve(&second).expect("known"), address_of(1));
 }
 
 /// Ends with the test.

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::name::Name;
@@ -17,7 +17,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv, send, socket,
 };
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -83,14 +84,13 @@ fn answer_all(stream: &OwnedFd) {
 /// A memcached in a few lines, which knows what it was asked for.
 #[derive(Clone, Default)]
 struct Fake {
-    items: Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>,
+    items: Arc<std::sync::Mutex<HashMap<Vec<u8>, Vec<u8>>>>,
     /// Connections that it ends in the middle of a request.
-    rude: Arc<Mutex<usize>>,
+    rude: Arc<std::sync::Mutex<usize>>,
 }
 
 impl Fake {
-    async fn listen(&self, address: SocketAddr) {
-        let listener = TcpListener::bind(address).await.expect("free");
+    fn listen(&self, listener: TcpListener) {
         let fake = self.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -167,15 +167,34 @@ async fn say(stream: &mut TcpStream, text: &[u8], end: &str) -> String {
 }
 
 /// Four servers of one partition each, at a port that is free on all of their addresses.
-async fn fakes() -> (u16, Vec<Fake>) {
-    let port = TcpListener::bind((address_of(0), 0)).await.expect("free").local_addr().expect("bound").port();
-    let mut all = Vec::new();
-    for index in 0..partitions().count() {
-        let fake = Fake::default();
-        fake.listen((address_of(index), port).into()).await;
-        all.push(fake);
+/// All tests use the same addresses: whoever looks for a port that is free at each of them does so alone.
+static PORTS: Mutex<()> = Mutex::const_new(());
+
+/// Sockets of all partitions at one port. Clients of other tests may have some of a port's.
+async fn listeners() -> (u16, Vec<TcpListener>) {
+    let _alone = PORTS.lock().await;
+    loop {
+        let first = TcpListener::bind((address_of(0), 0)).await.expect("a port");
+        let port = first.local_addr().expect("bound").port();
+        let mut all = vec![first];
+        for index in 1..partitions().count() {
+            let Ok(next) = TcpListener::bind((address_of(index), port)).await else { break };
+            all.push(next);
+        }
+        if all.len() == usize::from(partitions().count()) {
+            return (port, all);
+        }
     }
-    (port, all)
+}
+
+async fn fakes() -> (u16, Vec<Fake>) {
+    let (port, listeners) = listeners().await;
+    let start = |listener| {
+        let fake = Fake::default();
+        fake.listen(listener);
+        fake
+    };
+    (port, listeners.into_iter().map(start).collect())
 }
 
 #[tokio::test]
@@ -261,7 +280,10 @@ async fn datagrams_are_answered_by_as_many_as_it_takes() {
 #[tokio::test]
 async fn nobody_at_a_partition_is_an_error_and_not_a_silence() {
     let dir = tempfile::tempdir().expect("a directory");
-    let port = TcpListener::bind((address_of(0), 0)).await.expect("free").local_addr().expect("bound").port();
+    // Bound, and nobody listens.
+    let nobody = TcpSocket::new_v4().expect("a socket");
+    nobody.bind((address_of(0), 0).into()).expect("a port");
+    let port = nobody.local_addr().expect("bound").port();
     let mut client = TcpStream::connect(proxy(dir.path(), port).await).await.expect("connected");
     let answer = say(&mut client, b"get key0 key1 key2 key3\r\n", "\r\n").await;
     assert!(answer.starts_with("SERVER_ERROR partition") && answer.contains("nobody answers at 127.0.66."), "{answer}");
@@ -280,6 +302,7 @@ impl Drop for Ended {
 
 #[tokio::test]
 async fn real_servers_and_an_unmodified_client() {
+    let alone = PORTS.lock().await;
     let port = TcpListener::bind((address_of(0), 0)).await.expect("free").local_addr().expect("bound").port();
     let mut servers = Vec::new();
     for index in 0..partitions().count() {
@@ -298,6 +321,7 @@ async fn real_servers_and_an_unmodified_client() {
         };
         timeout(LIMIT, up).await.expect("memcached listens");
     }
+    drop(alone);
     let dir = tempfile::tempdir().expect("a directory");
     let address = proxy(dir.path(), port).await;
     let mut client = TcpStream::connect(address).await.expect("connected");

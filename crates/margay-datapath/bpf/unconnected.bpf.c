@@ -128,6 +128,11 @@ static __always_inline void name_of_v6(struct bpf_sock_addr *ctx, struct name_ke
 	name->port = ctx->user_port;
 }
 
+static __always_inline void set_v4(struct bpf_sock_addr *ctx, const struct address_value *to)
+{
+	ctx->user_ip4 = to->address[3];
+}
+
 static __always_inline void set_v6(struct bpf_sock_addr *ctx, const struct address_value *to)
 {
 	ctx->user_ip6[0] = to->address[0];
@@ -154,26 +159,38 @@ static __always_inline void ask(const struct name_key *name)
 	bpf_ringbuf_submit(question, 0);
 }
 
-/* Until the agent has answered, datagrams of a socket all go by the name's own address. A sticky one goes on so. */
-static __always_inline void keep_to_name(struct bpf_sock_addr *ctx, const struct name_key *name)
+/* Whether a known address is that of a name or peer; NULL is none. */
+static __always_inline bool is_same(const struct address_value *known, const struct name_key *name)
 {
-	struct heard_key key = { .cookie = bpf_get_socket_cookie(ctx), .shown = *name };
-	struct address_value itself;
-
-	__builtin_memcpy(itself.address, name->address, 16);
-	bpf_map_update_elem(&heard, &key, &itself, BPF_ANY);
+	return known && known->address[3] == name->address[3] && known->address[2] == name->address[2] &&
+	       known->address[1] == name->address[1] && known->address[0] == name->address[0];
 }
 
-static __always_inline bool is_itself(const struct address_value *known, const struct name_key *name)
+static __always_inline void heard_key_of(struct bpf_sock_addr *ctx, const __u32 *shown, __u16 port, struct heard_key *key)
 {
-	return known->address[3] == name->address[3] && known->address[2] == name->address[2] &&
-	       known->address[1] == name->address[1];
+	key->cookie = bpf_get_socket_cookie(ctx);
+	__builtin_memcpy(key->shown.address, shown, 16);
+	key->shown.port = port;
+}
+
+/* The socket goes on with `with`, whom it knows as `shown`. */
+static __always_inline void go_on(struct bpf_sock_addr *ctx, const __u32 *shown, const struct name_key *with)
+{
+	struct heard_key key = {};
+	struct address_value value;
+
+	heard_key_of(ctx, shown, with->port, &key);
+	if (is_same(bpf_map_lookup_elem(&heard, &key), with))
+		return;
+	__builtin_memcpy(value.address, with->address, 16);
+	bpf_map_update_elem(&heard, &key, &value, BPF_ANY);
 }
 
 static __always_inline struct address_value *heard_from(struct bpf_sock_addr *ctx, const struct name_key *name)
 {
-	struct heard_key key = { .cookie = bpf_get_socket_cookie(ctx), .shown = *name };
+	struct heard_key key = {};
 
+	heard_key_of(ctx, name->address, name->port, &key);
 	return bpf_map_lookup_elem(&heard, &key);
 }
 
@@ -204,189 +221,108 @@ static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, c
 		return known ? known : &spread->slots[number_of(ctx) & (SPREAD_SLOTS - 1)];
 	}
 	known = heard_from(ctx, name);
+	/* Until the agent has answered, datagrams of a socket all go by the name's own address. A sticky one goes on so. */
 	if (!known)
-		keep_to_name(ctx, name);
-	if (!known || is_itself(known, name))
+		go_on(ctx, name->address, name);
+	if (!known || is_same(known, name))
 		ask(name);
 	return known;
 }
 
-SEC("cgroup/sendmsg4")
-int send_v4(struct bpf_sock_addr *ctx)
-{
-	struct name_key name = {};
-	struct address_value *to;
-
-	if (!is_own(ctx))
-		return ALLOW;
-	name_of_v4(ctx, &name);
-	to = chosen(ctx, &name);
-	if (to)
-		ctx->user_ip4 = to->address[3];
-	return ALLOW;
-}
-
-SEC("cgroup/sendmsg6")
-int send_v6(struct bpf_sock_addr *ctx)
-{
-	struct name_key name = {};
-	struct address_value *to;
-
-	if (!is_own(ctx))
-		return ALLOW;
-	name_of_v6(ctx, &name);
-	to = chosen(ctx, &name);
-	if (to)
-		set_v6(ctx, to);
-	return ALLOW;
-}
-
 /* A socket that has heard from an instance goes on with it alone; a server may connect to its client. */
-SEC("cgroup/connect4")
-int connect_v4(struct bpf_sock_addr *ctx)
+static __always_inline struct address_value *meant(struct bpf_sock_addr *ctx, const struct name_key *name)
 {
-	struct name_key name = {};
-	struct address_value *to;
-
-	if (ctx->protocol != IPPROTO_UDP || !is_own(ctx))
-		return ALLOW;
-	name_of_v4(ctx, &name);
-	to = is_virtual(&name) ? heard_from(ctx, &name) : bpf_map_lookup_elem(&surrogates, &name);
-	if (to)
-		ctx->user_ip4 = to->address[3];
-	return ALLOW;
-}
-
-SEC("cgroup/connect6")
-int connect_v6(struct bpf_sock_addr *ctx)
-{
-	struct name_key name = {};
-	struct address_value *to;
-
-	if (ctx->protocol != IPPROTO_UDP || !is_own(ctx))
-		return ALLOW;
-	name_of_v6(ctx, &name);
-	to = is_virtual(&name) ? heard_from(ctx, &name) : bpf_map_lookup_elem(&surrogates, &name);
-	if (to)
-		set_v6(ctx, to);
-	return ALLOW;
-}
-
-/* The name's address in place of an instance's, a client's in place of its surrogate's, or NULL. `source` is what the kernel has. */
-static __always_inline struct address_value *face_of(struct name_key *source, bool *is_client)
-{
-	struct address_value *face;
-
-	if (!is_virtual(source))
+	if (ctx->protocol != IPPROTO_UDP)
 		return NULL;
-	/* The key begins with the address. */
-	face = bpf_map_lookup_elem(&faces, source);
-	*is_client = !face;
-	return face ? face : bpf_map_lookup_elem(&clients, source);
+	return is_virtual(name) ? heard_from(ctx, name) : bpf_map_lookup_elem(&surrogates, name);
 }
 
-static __always_inline void remember(struct bpf_sock_addr *ctx, const struct name_key *source, const struct address_value *face)
+/* The name's address in place of an instance's; NULL if it is none. A key begins with the address. */
+static __always_inline struct address_value *name_behind(const struct name_key *source)
 {
-	struct heard_key key = { .cookie = bpf_get_socket_cookie(ctx) };
-	struct address_value from, *known;
+	return is_virtual(source) ? bpf_map_lookup_elem(&faces, source) : NULL;
+}
 
-	__builtin_memcpy(key.shown.address, face->address, 16);
-	key.shown.port = source->port;
-	if (bpf_map_lookup_elem(&spreads, &key.shown))
-		return;
-	known = bpf_map_lookup_elem(&heard, &key);
-	if (known && known->address[3] == source->address[3] && known->address[2] == source->address[2])
-		return;
-	__builtin_memcpy(from.address, source->address, 16);
-	bpf_map_update_elem(&heard, &key, &from, BPF_ANY);
+/* The client's address in place of its surrogate's. */
+static __always_inline struct address_value *client_behind(const struct name_key *source)
+{
+	return is_virtual(source) ? bpf_map_lookup_elem(&clients, source) : NULL;
+}
+
+/* A socket heard from an instance: at a port that is not spread, it goes on with that one. */
+static __always_inline void hear_instance(struct bpf_sock_addr *ctx, const struct name_key *source,
+					  const struct address_value *face)
+{
+	struct name_key name = { .port = source->port };
+
+	__builtin_memcpy(name.address, face->address, 16);
+	if (!bpf_map_lookup_elem(&spreads, &name))
+		go_on(ctx, face->address, source);
 }
 
 /* A client's socket may have several flows to one server. Answers take the one that it was heard by last. */
-static __always_inline void turn_to(const struct name_key *surrogate, const struct address_value *client)
+static __always_inline void hear_client(const struct name_key *surrogate, const struct address_value *client)
 {
 	struct name_key real = { .port = surrogate->port };
-	struct address_value now, *known;
+	struct address_value now;
 
 	__builtin_memcpy(real.address, client->address, 16);
-	known = bpf_map_lookup_elem(&surrogates, &real);
-	if (known && known->address[3] == surrogate->address[3] && known->address[0] == surrogate->address[0])
+	if (is_same(bpf_map_lookup_elem(&surrogates, &real), surrogate))
 		return;
 	__builtin_memcpy(now.address, surrogate->address, 16);
 	bpf_map_update_elem(&surrogates, &real, &now, BPF_ANY);
 }
 
-SEC("cgroup/recvmsg4")
-int receive_v4(struct bpf_sock_addr *ctx)
+/* Whom a program shall see as the sender, or NULL. */
+static __always_inline struct address_value *hear(struct bpf_sock_addr *ctx, const struct name_key *source)
 {
-	struct name_key source = {};
-	struct address_value *face;
-	bool is_client = false;
+	struct address_value *face = name_behind(source);
 
-	if (!is_own(ctx))
-		return ALLOW;
-	name_of_v4(ctx, &source);
-	face = face_of(&source, &is_client);
-	if (!face)
-		return ALLOW;
-	if (is_client)
-		turn_to(&source, face);
-	else
-		remember(ctx, &source, face);
-	ctx->user_ip4 = face->address[3];
-	return ALLOW;
-}
-
-SEC("cgroup/recvmsg6")
-int receive_v6(struct bpf_sock_addr *ctx)
-{
-	struct name_key source = {};
-	struct address_value *face;
-	bool is_client = false;
-
-	if (!is_own(ctx))
-		return ALLOW;
-	name_of_v6(ctx, &source);
-	face = face_of(&source, &is_client);
-	if (!face)
-		return ALLOW;
-	if (is_client)
-		turn_to(&source, face);
-	else
-		remember(ctx, &source, face);
-	set_v6(ctx, face);
-	return ALLOW;
-}
-
-SEC("cgroup/getpeername4")
-int peer_v4(struct bpf_sock_addr *ctx)
-{
-	struct name_key peer = {};
-	struct address_value *face;
-	bool is_client = false;
-
-	if (!is_own(ctx))
-		return ALLOW;
-	name_of_v4(ctx, &peer);
-	face = face_of(&peer, &is_client);
+	if (face) {
+		hear_instance(ctx, source, face);
+		return face;
+	}
+	face = client_behind(source);
 	if (face)
-		ctx->user_ip4 = face->address[3];
-	return ALLOW;
+		hear_client(source, face);
+	return face;
 }
 
-SEC("cgroup/getpeername6")
-int peer_v6(struct bpf_sock_addr *ctx)
+/* Whom a program shall see as its peer, or NULL. */
+static __always_inline struct address_value *peer_behind(struct bpf_sock_addr *ctx, const struct name_key *peer)
 {
-	struct name_key peer = {};
 	struct address_value *face;
-	bool is_client = false;
 
-	if (!is_own(ctx))
-		return ALLOW;
-	name_of_v6(ctx, &peer);
-	face = face_of(&peer, &is_client);
-	if (face)
-		set_v6(ctx, face);
-	return ALLOW;
+	if (ctx->protocol != IPPROTO_UDP)
+		return NULL;
+	face = name_behind(peer);
+	return face ? face : client_behind(peer);
 }
+
+/* A program: the address that a call is given, or gives, is replaced by what `find` has for it. */
+#define CALL(call, program, family, find)             \
+	SEC("cgroup/" call)                           \
+	int program(struct bpf_sock_addr *ctx)        \
+	{                                             \
+		struct name_key name = {};            \
+		struct address_value *to;             \
+                                                      \
+		if (!is_own(ctx))                     \
+			return ALLOW;                 \
+		name_of_##family(ctx, &name);         \
+		to = find(ctx, &name);                \
+		if (to)                               \
+			set_##family(ctx, to);        \
+		return ALLOW;                         \
+	}
+
+CALL("sendmsg4", send_v4, v4, chosen)
+CALL("sendmsg6", send_v6, v6, chosen)
+CALL("connect4", connect_v4, v4, meant)
+CALL("connect6", connect_v6, v6, meant)
+CALL("recvmsg4", receive_v4, v4, hear)
+CALL("recvmsg6", receive_v6, v6, hear)
+CALL("getpeername4", peer_v4, v4, peer_behind)
+CALL("getpeername6", peer_v6, v6, peer_behind)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

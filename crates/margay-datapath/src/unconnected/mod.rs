@@ -187,10 +187,12 @@ impl Unconnected {
         names.collect()
     }
 
-    /// Addresses of instances that programs know by a name.
-    pub fn instances(&self) -> Vec<IpAddr> {
-        let keys = self.skeleton.maps.faces.keys();
-        keys.filter_map(|key| Some(layout::address_of(&address_value::read(&key)?))).collect()
+    /// Addresses of instances, and those of the names by which programs know them.
+    pub fn faces(&self) -> Vec<(IpAddr, IpAddr)> {
+        let map = &self.skeleton.maps.faces;
+        let read = |bytes: &[u8]| Some(layout::address_of(&address_value::read(bytes)?));
+        let face = |key: Vec<u8>| Some((read(&key)?, read(&map.lookup(&key, MapFlags::ANY).ok()??)?));
+        map.keys().filter_map(face).collect()
     }
 
     /// Takes everything out of the kernel that an agent has left pinned in `pin_dir`.

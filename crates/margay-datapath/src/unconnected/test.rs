@@ -133,7 +133,7 @@ fn datagrams_are_spread_in_both_families_and_answers_are_the_names() {
         spread_over(programs, v6, &INSTANCES[2..], &socket("::"));
         assert_eq!(programs.spreads().len(), 2);
         assert!(programs.spreads().iter().all(|(_, idle)| *idle < PATIENCE));
-        assert_eq!(programs.instances().len(), 4);
+        assert_eq!(programs.faces().len(), 4);
     });
 }
 
@@ -261,6 +261,6 @@ fn the_next_agent_finds_what_was_spread_and_nothing_is_left_when_it_is_taken_off
         assert_eq!(next.spreads().iter().map(|(name, _)| *name).collect::<Vec<_>>(), [name]);
         next.gather(name);
         next.forget(INSTANCES[0].parse().expect("literal"));
-        assert!(programs.spreads().is_empty() && programs.instances().is_empty());
+        assert!(programs.spreads().is_empty() && programs.faces().is_empty());
     });
 }

@@ -38,19 +38,35 @@ const IDLE: Duration = Duration::from_secs(300);
 /// An instance of a name on this host: the name's own virtual address, and the instance's host.
 type Whom = (IpAddr, HostId);
 
-struct Placed {
-    whom: Whom,
+/// Where an instance is placed.
+struct Place {
+    address: IpAddr,
+    /// What the core knows of it.
+    instance: Instance,
     /// Since when it is not among the name's instances.
     gone: Option<Instant>,
 }
 
+/// A name that programs send to.
+struct Sought {
+    service: ServiceId,
+    /// When the kernel asked for it last, which it does again and again while the name is not spread.
+    asked: Instant,
+    /// What the kernel has of it; `None` until something was heard.
+    shown: Option<Shares>,
+}
+
+/// Instances' addresses with their weights, and whether a socket keeps to one.
+type Shares = (Vec<(IpAddr, u32)>, bool);
+
 /// What is spread.
 struct Spread {
     kernel: Arc<Unconnected>,
-    /// Names with the ports that programs send to.
-    names: BTreeMap<SocketAddr, ServiceId>,
-    addresses: HashMap<Whom, IpAddr>,
-    placed: HashMap<IpAddr, Placed>,
+    /// With the ports that programs send to.
+    names: BTreeMap<SocketAddr, Sought>,
+    places: BTreeMap<Whom, Place>,
+    /// The addresses of all places.
+    taken: HashSet<IpAddr>,
 }
 
 /// Datagrams of unconnected sockets on this host.
@@ -73,8 +89,8 @@ impl Spreads {
             Ok(kernel) => Ok(Mutex::new(Spread {
                 kernel: Arc::new(kernel),
                 names: BTreeMap::new(),
-                addresses: HashMap::new(),
-                placed: HashMap::new(),
+                places: BTreeMap::new(),
+                taken: HashSet::new(),
             })),
             Err(why) => {
                 tracing::warn!(why, "unconnected datagrams of a socket all go to one instance");
@@ -92,7 +108,7 @@ impl Spreads {
     pub fn counts(&self) -> (usize, usize) {
         self.0.as_ref().map_or((0, 0), |spread| {
             let spread = spread.lock();
-            (spread.names.len(), spread.placed.len())
+            (spread.names.len(), spread.places.len())
         })
     }
 
@@ -115,8 +131,8 @@ impl Spreads {
         if let Some(surrogate) = spread.kernel.surrogate_of(shown) {
             return vec![surrogate];
         }
-        let of_name = |(address, placed): (&IpAddr, &Placed)| (placed.whom.0 == shown.ip()).then_some(*address);
-        spread.placed.iter().filter_map(of_name).collect()
+        let of_name = (shown.ip(), HostId([0; 16]))..=(shown.ip(), HostId([0xff; 16]));
+        spread.places.range(of_name).map(|(_, place)| place.address).collect()
     }
 
     fn with(&self, act: impl FnOnce(&mut Spread)) {
@@ -206,7 +222,12 @@ async fn follow(
 impl Spread {
     /// A program sends to a name: from now on it is known who serves it.
     fn ask(&mut self, agent: &Agent, name: SocketAddr) {
-        if self.names.contains_key(&name) || self.names.len() >= NAMES_MAX || is_instance_address(name.ip()) {
+        let asked = Instant::now();
+        if let Some(known) = self.names.get_mut(&name) {
+            known.asked = asked;
+            return;
+        }
+        if self.names.len() >= NAMES_MAX || is_instance_address(name.ip()) {
             return;
         }
         let Some(service) = agent.core.0.with_sal(|sal, _| sal.service_of(name.ip())) else {
@@ -216,14 +237,16 @@ impl Spread {
         };
         tracing::debug!(%name, %service, "a program sends datagrams");
         homes_of(agent, &service).iter().for_each(|home| home.watch(whole(&service)));
-        self.names.insert(name, service);
+        self.names.insert(name, Sought { service, asked, shown: None });
     }
 
-    /// Brings the kernel's tables in step with what is known.
+    /// Brings the kernel's tables in step with what is known. What has not changed is not written again: a router's own host hears of
+    /// every change of its roll.
     fn show(&mut self, agent: &Agent) {
         let mut known: HashMap<Prefix, Option<Vec<registration::Instance>>> = HashMap::new();
-        let mut present = HashSet::new();
-        for (name, service) in self.names.clone() {
+        let (mut names, mut present) = (std::mem::take(&mut self.names), HashSet::new());
+        for (name, sought) in &mut names {
+            let service = sought.service;
             let prefix = whole(&service);
             let instances = known.entry(prefix).or_insert_with(|| instances_under(agent, &service, &prefix));
             // Nothing was heard yet: what was known before a restart holds.
@@ -236,16 +259,29 @@ impl Spread {
                     sticky |= instance.sticky;
                 }
             }
-            if shares.is_empty() {
-                self.kernel.gather(name);
-            } else if let Err(error) = self.kernel.spread(name, &shares, sticky) {
-                tracing::warn!(%name, %error, "datagrams to a name all go to one instance");
+            let shares = Some((shares, sticky));
+            if sought.shown != shares {
+                sought.shown = shares.filter(|shares| self.tell(*name, shares));
             }
         }
+        self.names = names;
         let now = Instant::now();
-        for (address, placed) in &mut self.placed {
-            placed.gone = if present.contains(address) { None } else { placed.gone.or(Some(now)) };
+        for place in self.places.values_mut() {
+            place.gone = if present.contains(&place.address) { None } else { place.gone.or(Some(now)) };
         }
+    }
+
+    /// Whether the kernel has taken it.
+    fn tell(&self, name: SocketAddr, (shares, sticky): &Shares) -> bool {
+        if shares.is_empty() {
+            self.kernel.gather(name);
+            return true;
+        }
+        let told = self.kernel.spread(name, shares, *sticky);
+        if let Err(error) = &told {
+            tracing::warn!(%name, %error, "datagrams to a name all go to one instance");
+        }
+        told.is_ok()
     }
 
     /// The virtual address of an instance: the same as before the last restart, mostly.
@@ -261,50 +297,78 @@ impl Spread {
         let is_own = found.host == agent.local.host_key.public().id();
         let next_hop =
             NextHop { address: if is_own { own } else { found.address }, host: Some(found.host), router: false };
-        let address = match self.addresses.get(&whom) {
-            Some(address) => *address,
-            None if self.placed.len() >= INSTANCES_MAX => return None,
+        let instance = Instance { service: *service, next_hop };
+        let known = self.places.get_mut(&whom);
+        if let Some(place) = &known
+            && place.instance == instance
+        {
+            return Some(place.address);
+        }
+        let address = match known {
+            Some(place) => {
+                place.instance = instance;
+                place.address
+            }
             None => {
-                let start = first_number(&whom);
-                let mut tries =
-                    (0..INSTANCES_MAX as u32).map(|n| instance_address(name.is_ipv4(), start.wrapping_add(n)));
-                let address = tries.find(|address| !self.placed.contains_key(address))?;
-                self.addresses.insert(whom, address);
-                self.placed.insert(address, Placed { whom, gone: None });
+                let address = self.free_address(&whom)?;
+                self.taken.insert(address);
+                self.places.insert(whom, Place { address, instance, gone: None });
                 address
             }
         };
-        let instance = Instance { service: *service, next_hop };
         agent.core.0.with_sal(|sal, _| sal.bind_instance(address, instance));
         Some(address)
     }
 
+    fn free_address(&self, whom: &Whom) -> Option<IpAddr> {
+        if self.taken.len() >= INSTANCES_MAX {
+            return None;
+        }
+        let start = first_number(whom);
+        let mut tries = (0..INSTANCES_MAX as u32).map(|n| instance_address(whom.0.is_ipv4(), start.wrapping_add(n)));
+        tries.find(|address| !self.taken.contains(address))
+    }
+
     fn sweep(&mut self, agent: &Agent) {
-        let idle: Vec<SocketAddr> =
-            self.kernel.spreads().into_iter().filter(|(_, idle)| *idle >= IDLE).map(|(name, _)| name).collect();
-        let is_less = !idle.is_empty();
-        for name in idle {
-            self.kernel.gather(name);
-            let Some(service) = self.names.remove(&name) else { continue };
+        let spreads: BTreeMap<SocketAddr, Duration> = self.kernel.spreads().into_iter().collect();
+        let unused = unused(&self.names, &spreads);
+        for name in &unused {
+            self.kernel.gather(*name);
+            let Some(Sought { service, .. }) = self.names.remove(name) else { continue };
             let prefix = whole(&service);
-            if self.names.values().all(|other| whole(other) != prefix) {
+            if self.names.values().all(|other| whole(&other.service) != prefix) {
                 homes_of(agent, &service).iter().for_each(|home| home.end_watch(prefix));
             }
         }
-        if is_less {
+        if !unused.is_empty() {
             self.show(agent);
         }
-        let is_over = |placed: &Placed| placed.gone.is_some_and(|since| since.elapsed() >= IDLE);
-        let over: Vec<IpAddr> =
-            self.placed.iter().filter(|(_, placed)| is_over(placed)).map(|(address, _)| *address).collect();
-        for address in over {
-            if let Some(placed) = self.placed.remove(&address) {
-                self.addresses.remove(&placed.whom);
+        let is_over = |place: &Place| place.gone.is_some_and(|since| since.elapsed() >= IDLE);
+        self.places.retain(|_, place| {
+            let is_over = is_over(place);
+            if is_over {
+                self.taken.remove(&place.address);
+                agent.core.0.with_sal(|sal, _| sal.unbind_instance(place.address));
             }
-            agent.core.0.with_sal(|sal, _| sal.unbind_instance(address));
-            self.kernel.forget(address);
+            !is_over
+        });
+        // Those of an agent before this go with the last name that is sent to there.
+        let used = spreads.keys().filter(|name| !unused.contains(name));
+        let names: HashSet<IpAddr> = used.map(SocketAddr::ip).collect();
+        for (instance, name) in self.kernel.faces() {
+            if !self.taken.contains(&instance) && !names.contains(&name) {
+                self.kernel.forget(instance);
+            }
         }
     }
+}
+
+/// Names that nobody has sent to for long: of those that are spread the kernel knows it (`spreads`), of the others it would have asked.
+fn unused(names: &BTreeMap<SocketAddr, Sought>, spreads: &BTreeMap<SocketAddr, Duration>) -> Vec<SocketAddr> {
+    let not_spread = names.iter().filter(|(name, _)| !spreads.contains_key(name));
+    let idle = not_spread.map(|(name, sought)| (*name, sought.asked.elapsed()));
+    let all = idle.chain(spreads.iter().map(|(name, idle)| (*name, *idle)));
+    all.filter(|(_, idle)| *idle >= IDLE).map(|(name, _)| name).collect()
 }
 
 /// Everything of a service: its partitions, too.
@@ -349,4 +413,24 @@ fn first_number((name, host): &Whom) -> u32 {
     hasher.update(name.to_string().as_bytes()).update(&host.0);
     let hash = hasher.finalize();
     hash.as_bytes()[..4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn names_that_nobody_sends_to_are_let_go_of_whether_they_are_served_or_not() {
+        let name = |port| SocketAddr::new([198, 18, 0, 9].into(), port);
+        let sought = |idle: Duration| {
+            let asked = Instant::now().checked_sub(idle).expect("the machine has run for that long");
+            Sought { service: ServiceId::default(), asked, shown: None }
+        };
+        let soon = IDLE - Duration::from_secs(60);
+        // 1 and 2 are served; when they were asked for says nothing. 3 and 4 are not. 5 is of an agent before this.
+        let names = [(1, IDLE), (2, IDLE), (3, IDLE), (4, soon)].map(|(port, idle)| (name(port), sought(idle)));
+        let spreads = [(1, Duration::ZERO), (2, IDLE), (5, IDLE)].map(|(port, idle)| (name(port), idle));
+        let found = unused(&names.into(), &spreads.into());
+        assert_eq!(found, [name(3), name(2), name(5)]);
+    }
 }

@@ -11,8 +11,12 @@ use crate::key::{VerifyingKey, to_hex};
 pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// The host's own virtual IPv6 address on `sal0`: authority block 0.
 pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 1);
-/// First four bytes of every virtual IPv6 address.
-const PREFIX_V6: [u8; 4] = [0xfd, 0x5a, 0x4c, 0x00];
+/// First four bytes of every virtual IPv6 address: a /32.
+pub const PREFIX_V6: [u8; 4] = [0xfd, 0x5a, 0x4c, 0x00];
+/// What every virtual IPv4 address begins with, and how: 198.18.0.0/15.
+pub const PREFIX_V4: [u8; 4] = [198, 18, 0, 0];
+/// Its mask.
+pub const MASK_V4: [u8; 4] = [255, 254, 0, 0];
 /// Bits of an authority.
 pub const AUTHORITY_BITS: u16 = 64;
 /// Bits of a service.
@@ -340,7 +344,7 @@ pub fn service_of_v6(address: Ipv6Addr) -> Option<ServiceId> {
 /// Whether an address belongs to Margay's own ranges, 198.18.0.0/15 and fd5a:4c00::/32.
 pub fn is_virtual(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(v4) => v4.octets()[0] == 198 && v4.octets()[1] & 0xfe == 18,
+        IpAddr::V4(v4) => u32::from(v4) & u32::from_be_bytes(MASK_V4) == u32::from_be_bytes(PREFIX_V4),
         IpAddr::V6(v6) => v6.octets()[..4] == PREFIX_V6,
     }
 }

@@ -173,13 +173,4 @@ EXPORT int fcntl(int fd, int command, ...)
 	return copy_or_pass(fd, command, argument);
 }
 
-EXPORT int fcntl64(int fd, int command, ...)
-{
-	va_list arguments;
-	void *argument;
-
-	va_start(arguments, command);
-	argument = va_arg(arguments, void *);
-	va_end(arguments);
-	return copy_or_pass(fd, command, argument);
-}
+EXPORT int fcntl64(int fd, int command, ...) __attribute__((alias("fcntl")));

@@ -176,8 +176,14 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
             async for event in events:
                 self.assertEqual((event.kind, event.name), ("opened", "web.shop"))
                 break
-            waiting = asyncio.ensure_future(anext(events))
-            await asyncio.sleep(0)
+            begun = asyncio.Event()
+
+            async def wait_for_one() -> margay.Event:
+                begun.set()
+                return await anext(events)
+
+            waiting = asyncio.ensure_future(wait_for_one())
+            await begun.wait()
             waiting.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await waiting

@@ -127,8 +127,9 @@ impl ActiveSockets {
     /// Why the kernel does not take them.
     pub fn open(cgroup_root: &Path) -> Result<Self, Unavailable> {
         words::keep();
-        let own = own_namespace().map_err(|error| system("ask for the network namespace", error))?;
-        let root = File::open(cgroup_root).map_err(|error| system("open the root of the cgroups", error))?;
+        let own = own_namespace().map_err(|error| Unavailable::system("ask for the network namespace", error))?;
+        let root =
+            File::open(cgroup_root).map_err(|error| Unavailable::system("open the root of the cgroups", error))?;
         let mut skeleton = load(own)?;
         let progs = &mut skeleton.progs;
         let root = root.as_raw_fd();
@@ -140,13 +141,17 @@ impl ActiveSockets {
             progs.private_bind4.attach_cgroup(root),
             progs.private_bind6.attach_cgroup(root),
         ];
-        let links = links.into_iter().collect::<Result<_, _>>().map_err(|error| system("attach a program", error))?;
+        let links = links
+            .into_iter()
+            .collect::<Result<_, _>>()
+            .map_err(|error| Unavailable::system("attach a program", error))?;
         let iterator = |program: &ProgramMut<'_>| {
-            program.attach().map_err(|error| system("attach the look at all sockets", error))
+            program.attach().map_err(|error| Unavailable::system("attach the look at all sockets", error))
         };
         let (streams, datagrams) = (iterator(&progs.all_streams)?, iterator(&progs.all_datagrams)?);
-        let events = MapHandle::try_from(&skeleton.maps.events).map_err(|error| system("open a map", error))?;
-        let ring = Ring::new(events).map_err(|error| system("open the ring of events", error))?;
+        let events =
+            MapHandle::try_from(&skeleton.maps.events).map_err(|error| Unavailable::system("open a map", error))?;
+        let ring = Ring::new(events).map_err(|error| Unavailable::system("open the ring of events", error))?;
         Ok(Self { skeleton, ring, lost: Mutex::new(0), own, streams, datagrams, _links: links })
     }
 
@@ -271,8 +276,9 @@ impl ActiveSockets {
 fn load(own: NamespaceCookie) -> Result<ActiveSocketsSkel<'static>, Unavailable> {
     // One object per process: it lives as long as the process.
     let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
-    let mut open =
-        ActiveSocketsSkelBuilder::default().open(storage).map_err(|error| system("read the object", error))?;
+    let mut open = ActiveSocketsSkelBuilder::default()
+        .open(storage)
+        .map_err(|error| Unavailable::system("read the object", error))?;
     if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
         constants.own_netns = own.0;
         constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
@@ -281,19 +287,11 @@ fn load(own: NamespaceCookie) -> Result<ActiveSocketsSkel<'static>, Unavailable>
             *word = u32::from_ne_bytes([octets[4 * at], octets[4 * at + 1], octets[4 * at + 2], octets[4 * at + 3]]);
         }
     }
-    open.load().map_err(|error| match error.kind() {
-        ErrorKind::PermissionDenied => Unavailable::Privilege,
-        ErrorKind::Unsupported => Unavailable::Kernel(error.to_string()),
-        _ => Unavailable::Verifier(format!("{error}; {}", words::last())),
-    })
+    open.load().map_err(|error| Unavailable::of_load(&error))
 }
 
 fn datagrams(owner: Option<OwnerId>, port: u16) -> datagram_key {
     datagram_key { owner: owner.map_or(0, |owner| owner.0), port, ..Default::default() }
-}
-
-fn system(what: &'static str, error: impl ToString) -> Unavailable {
-    Unavailable::System { what, why: error.to_string() }
 }
 
 fn of_map(error: libbpf_rs::Error) -> io::Error {

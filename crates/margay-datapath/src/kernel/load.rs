@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{AsRawLibbpf, ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject};
+use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject};
 use margay_core::name::{HOST_V4, HOST_V6};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
@@ -73,7 +73,7 @@ impl Loaded {
         }
         let skeleton = loaded?;
         let handle = |map: &libbpf_rs::Map<'_>| {
-            MapHandle::try_from(map).map_err(|error| Unavailable::System { what: "open a map", why: error.to_string() })
+            MapHandle::try_from(map).map_err(|error| Unavailable::system("open a map", error))
         };
         let maps = Maps {
             apps: handle(&skeleton.maps.apps)?,
@@ -85,10 +85,14 @@ impl Loaded {
             heartbeat: handle(&skeleton.maps.heartbeat)?,
             counters: handle(&skeleton.maps.counters)?,
         };
-        let system = |what| move |error: libbpf_rs::Error| Unavailable::System { what, why: error.to_string() };
         let version = LAYOUT_VERSION.to_ne_bytes();
-        skeleton.maps.layout.update(&0_u32.to_ne_bytes(), &version, MapFlags::ANY).map_err(system("mark the maps"))?;
-        let events = Ring::new(handle(&skeleton.maps.events)?).map_err(system("open the ring of events"))?;
+        skeleton
+            .maps
+            .layout
+            .update(&0_u32.to_ne_bytes(), &version, MapFlags::ANY)
+            .map_err(|error| Unavailable::system("mark the maps", error))?;
+        let events = Ring::new(handle(&skeleton.maps.events)?)
+            .map_err(|error| Unavailable::system("open the ring of events", error))?;
         let loaded = Self {
             skeleton,
             maps,
@@ -212,7 +216,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
     let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
     let mut open = FlowCacheSkelBuilder::default()
         .open(storage)
-        .map_err(|error| Unavailable::System { what: "read the eBPF object", why: error.to_string() })?;
+        .map_err(|error| Unavailable::system("read the eBPF object", error))?;
     let set_up = |open: &mut OpenFlowCacheSkel<'_>| -> libbpf_rs::Result<()> {
         if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
             constants.sal0_ifindex = sal0;
@@ -235,12 +239,8 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
         open.maps.layout.set_pin_path(config.pin_dir.join("layout"))?;
         open.maps.counters.set_pin_path(config.pin_dir.join("counters"))
     };
-    set_up(&mut open).map_err(|error| Unavailable::System { what: "prepare the maps", why: error.to_string() })?;
-    open.load().map_err(|error| match error.kind() {
-        ErrorKind::PermissionDenied => Unavailable::Privilege,
-        ErrorKind::Unsupported => Unavailable::Kernel(error.to_string()),
-        _ => Unavailable::Verifier(format!("{error}; {}", words::last())),
-    })
+    set_up(&mut open).map_err(|error| Unavailable::system("prepare the maps", error))?;
+    open.load().map_err(|error| Unavailable::of_load(&error))
 }
 
 /// Whether packets with virtual addresses would be dropped on any card: strict reverse-path filtering (RFC 3704 §2.2).
@@ -252,8 +252,7 @@ fn has_strict_filter() -> bool {
 }
 
 fn interface_index(name: &str) -> Result<u32, Unavailable> {
-    nix::net::if_::if_nametoindex(name)
-        .map_err(|error| Unavailable::System { what: "find sal0", why: error.to_string() })
+    nix::net::if_::if_nametoindex(name).map_err(|error| Unavailable::system("find sal0", error))
 }
 
 /// The layout of what is pinned; what is of another layout is removed.
@@ -293,7 +292,7 @@ pub(super) fn prepare_pins(pin_dir: &Path) -> Result<(), Unavailable> {
     mount(Some("bpf"), pin_dir, Some("bpf"), flags, Some("mode=0700")).map_err(|error| refuse(error.into()))
 }
 
-fn remove_pin(path: &Path) {
+pub(crate) fn remove_pin(path: &Path) {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!(path = %path.display(), %error, "a pin cannot be removed");

@@ -11,6 +11,8 @@ pub(crate) mod ring;
 mod test;
 pub(crate) mod words;
 
+pub(crate) use load::remove_pin;
+
 /// Generated from the object.
 #[allow(unsafe_code, missing_docs, unreachable_pub, dead_code, clippy::all, clippy::print_stdout, clippy::unwrap_used)]
 mod skeleton {
@@ -227,6 +229,22 @@ pub enum Unavailable {
         /// The system's word.
         why: String,
     },
+}
+
+impl Unavailable {
+    /// The system has refused something that is needed.
+    pub(crate) fn system(what: &'static str, why: impl ToString) -> Self {
+        Self::System { what, why: why.to_string() }
+    }
+
+    /// The kernel has not taken an object.
+    pub(crate) fn of_load(error: &libbpf_rs::Error) -> Self {
+        match error.kind() {
+            ErrorKind::PermissionDenied => Self::Privilege,
+            ErrorKind::Unsupported => Self::Kernel(error.to_string()),
+            _ => Self::Verifier(format!("{error}; {}", words::last())),
+        }
+    }
 }
 
 /// Why the cache does not take something. The flow stays encapsulated.

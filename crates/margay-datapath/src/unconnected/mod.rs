@@ -25,22 +25,20 @@ use std::time::Duration;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
 
+use margay_core::name::{MASK_V4, PREFIX_V4, PREFIX_V6};
+
 use crate::active_sockets::own_namespace;
 use crate::clock;
-use crate::kernel::Unavailable;
 use crate::kernel::plain::Plain;
 use crate::kernel::ring::Ring;
 use crate::kernel::words;
+use crate::kernel::{Unavailable, remove_pin};
 use layout::{VERSION, address_value, name_key, question};
 use skeleton::{OpenUnconnectedSkel, UnconnectedSkel, UnconnectedSkelBuilder};
 
 /// What is pinned, and by what the names of pinned links begin.
 const PINNED_MAPS: [&str; 6] = ["spreads", "faces", "heard", "clients", "surrogates", "unconnected_layout"];
 const LINK: &str = "call_";
-/// First words of the virtual addresses, and the mask of the IPv4 ones.
-const VIRTUAL_V4: [u8; 4] = [198, 18, 0, 0];
-const VIRTUAL_V4_MASK: [u8; 4] = [255, 254, 0, 0];
-const VIRTUAL_V6: [u8; 4] = [0xfd, 0x5a, 0x4c, 0x00];
 
 /// The programs in the kernel. They stay when this handle goes.
 pub struct Unconnected {
@@ -58,7 +56,8 @@ impl Unconnected {
     /// Why the kernel does not take them.
     pub fn open(cgroup_root: &Path, pin_dir: &Path) -> Result<Self, Unavailable> {
         words::keep();
-        let root = File::open(cgroup_root).map_err(|error| system("open the root of the cgroups", error))?;
+        let root =
+            File::open(cgroup_root).map_err(|error| Unavailable::system("open the root of the cgroups", error))?;
         if pinned_version(pin_dir) != Some(VERSION) {
             remove_maps(pin_dir);
         }
@@ -71,7 +70,7 @@ impl Unconnected {
         let skeleton = loaded?;
         let version = VERSION.to_ne_bytes();
         let marked = skeleton.maps.unconnected_layout.update(&0_u32.to_ne_bytes(), &version, MapFlags::ANY);
-        marked.map_err(|error| system("mark the maps", error))?;
+        marked.map_err(|error| Unavailable::system("mark the maps", error))?;
         let progs = &skeleton.progs;
         let calls = [
             ("send4", &progs.send_v4),
@@ -86,9 +85,10 @@ impl Unconnected {
         let attach =
             |(name, program): (&str, &ProgramMut<'_>)| attach(&pin_dir.join(format!("{LINK}{name}")), program, &root);
         let links = calls.into_iter().map(attach).collect::<Result<_, _>>();
-        let links = links.map_err(|error| system("attach a program to the socket calls", error))?;
-        let questions = MapHandle::try_from(&skeleton.maps.questions).map_err(|error| system("open a map", error))?;
-        let ring = Ring::new(questions).map_err(|error| system("open the ring of questions", error))?;
+        let links = links.map_err(|error| Unavailable::system("attach a program to the socket calls", error))?;
+        let questions =
+            MapHandle::try_from(&skeleton.maps.questions).map_err(|error| Unavailable::system("open a map", error))?;
+        let ring = Ring::new(questions).map_err(|error| Unavailable::system("open the ring of questions", error))?;
         Ok(Self { skeleton, ring, _links: links })
     }
 
@@ -200,7 +200,7 @@ impl Unconnected {
         remove_maps(pin_dir);
         let entries = fs::read_dir(pin_dir).into_iter().flatten().flatten();
         let is_link = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LINK));
-        entries.map(|entry| entry.path()).filter(is_link).for_each(|path| remove(&path));
+        entries.map(|entry| entry.path()).filter(is_link).for_each(|path| remove_pin(&path));
     }
 }
 
@@ -211,7 +211,7 @@ fn attach(pin: &Path, program: &ProgramMut<'_>, root: &File) -> libbpf_rs::Resul
             Ok(()) => return Ok(link),
             Err(error) => tracing::debug!(%error, pin = %pin.display(), "a pinned link is of no more use"),
         }
-        remove(pin);
+        remove_pin(pin);
     }
     let mut link = program.attach_cgroup(root.as_raw_fd())?;
     link.pin(pin)?;
@@ -224,29 +224,22 @@ fn pinned_version(pin_dir: &Path) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-fn remove(path: &Path) {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "a pin cannot be removed");
-        }
-        _ => {}
-    }
-}
-
 fn remove_maps(pin_dir: &Path) {
-    PINNED_MAPS.iter().for_each(|name| remove(&pin_dir.join(name)));
+    PINNED_MAPS.iter().for_each(|name| remove_pin(&pin_dir.join(name)));
 }
 
 fn load(pin_dir: &Path) -> Result<UnconnectedSkel<'static>, Unavailable> {
-    let own = own_namespace().map_err(|error| system("ask for the network namespace", error))?;
+    let own = own_namespace().map_err(|error| Unavailable::system("ask for the network namespace", error))?;
     // One object per process: it lives as long as the process.
     let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
-    let mut open = UnconnectedSkelBuilder::default().open(storage).map_err(|error| system("read the object", error))?;
+    let mut open = UnconnectedSkelBuilder::default()
+        .open(storage)
+        .map_err(|error| Unavailable::system("read the object", error))?;
     if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
         constants.own_netns = own.0;
-        constants.virtual_v4 = u32::from_ne_bytes(VIRTUAL_V4);
-        constants.virtual_v4_mask = u32::from_ne_bytes(VIRTUAL_V4_MASK);
-        constants.virtual_v6 = u32::from_ne_bytes(VIRTUAL_V6);
+        constants.virtual_v4 = u32::from_ne_bytes(PREFIX_V4);
+        constants.virtual_v4_mask = u32::from_ne_bytes(MASK_V4);
+        constants.virtual_v6 = u32::from_ne_bytes(PREFIX_V6);
     }
     let set_up = |open: &mut OpenUnconnectedSkel<'_>| -> libbpf_rs::Result<()> {
         open.maps.spreads.set_pin_path(pin_dir.join("spreads"))?;
@@ -256,20 +249,12 @@ fn load(pin_dir: &Path) -> Result<UnconnectedSkel<'static>, Unavailable> {
         open.maps.surrogates.set_pin_path(pin_dir.join("surrogates"))?;
         open.maps.unconnected_layout.set_pin_path(pin_dir.join("unconnected_layout"))
     };
-    set_up(&mut open).map_err(|error| system("prepare the maps", error))?;
-    open.load().map_err(|error| match error.kind() {
-        ErrorKind::PermissionDenied => Unavailable::Privilege,
-        ErrorKind::Unsupported => Unavailable::Kernel(error.to_string()),
-        _ => Unavailable::Verifier(format!("{error}; {}", words::last())),
-    })
+    set_up(&mut open).map_err(|error| Unavailable::system("prepare the maps", error))?;
+    open.load().map_err(|error| Unavailable::of_load(&error))
 }
 
 fn now_ns() -> u64 {
     clock::now().micros() * 1000
-}
-
-fn system(what: &'static str, error: impl ToString) -> Unavailable {
-    Unavailable::System { what, why: error.to_string() }
 }
 
 fn of_map(error: libbpf_rs::Error) -> io::Error {

@@ -331,7 +331,8 @@ impl Spread {
 
     fn sweep(&mut self, agent: &Agent) {
         let spreads: BTreeMap<SocketAddr, Duration> = self.kernel.spreads().into_iter().collect();
-        let unused = unused(&self.names, &spreads);
+        let now = Instant::now();
+        let unused = unused(&self.names, &spreads, now);
         for name in &unused {
             self.kernel.gather(*name);
             let Some(Sought { service, .. }) = self.names.remove(name) else { continue };
@@ -343,9 +344,8 @@ impl Spread {
         if !unused.is_empty() {
             self.show(agent);
         }
-        let is_over = |place: &Place| place.gone.is_some_and(|since| since.elapsed() >= IDLE);
         self.places.retain(|_, place| {
-            let is_over = is_over(place);
+            let is_over = place.gone.is_some_and(|since| now - since >= IDLE);
             if is_over {
                 self.taken.remove(&place.address);
                 agent.core.0.with_sal(|sal, _| sal.unbind_instance(place.address));
@@ -364,9 +364,13 @@ impl Spread {
 }
 
 /// Names that nobody has sent to for long: of those that are spread the kernel knows it (`spreads`), of the others it would have asked.
-fn unused(names: &BTreeMap<SocketAddr, Sought>, spreads: &BTreeMap<SocketAddr, Duration>) -> Vec<SocketAddr> {
+fn unused(
+    names: &BTreeMap<SocketAddr, Sought>,
+    spreads: &BTreeMap<SocketAddr, Duration>,
+    now: Instant,
+) -> Vec<SocketAddr> {
     let not_spread = names.iter().filter(|(name, _)| !spreads.contains_key(name));
-    let idle = not_spread.map(|(name, sought)| (*name, sought.asked.elapsed()));
+    let idle = not_spread.map(|(name, sought)| (*name, now - sought.asked));
     let all = idle.chain(spreads.iter().map(|(name, idle)| (*name, *idle)));
     all.filter(|(_, idle)| *idle >= IDLE).map(|(name, _)| name).collect()
 }
@@ -422,15 +426,13 @@ mod test {
     #[test]
     fn names_that_nobody_sends_to_are_let_go_of_whether_they_are_served_or_not() {
         let name = |port| SocketAddr::new([198, 18, 0, 9].into(), port);
-        let sought = |idle: Duration| {
-            let asked = Instant::now().checked_sub(idle).expect("the machine has run for that long");
-            Sought { service: ServiceId::default(), asked, shown: None }
-        };
+        let now = Instant::now() + IDLE;
+        let sought = |idle: Duration| Sought { service: ServiceId::default(), asked: now - idle, shown: None };
         let soon = IDLE - Duration::from_secs(60);
         // 1 and 2 are served; when they were asked for says nothing. 3 and 4 are not. 5 is of an agent before this.
         let names = [(1, IDLE), (2, IDLE), (3, IDLE), (4, soon)].map(|(port, idle)| (name(port), sought(idle)));
         let spreads = [(1, Duration::ZERO), (2, IDLE), (5, IDLE)].map(|(port, idle)| (name(port), idle));
-        let found = unused(&names.into(), &spreads.into());
+        let found = unused(&names.into(), &spreads.into(), now);
         assert_eq!(found, [name(3), name(2), name(5)]);
     }
 }

@@ -1,39 +1,15 @@
-//! What is said on the program socket: one request message, one reply message, big-endian.
+//! What is said on the program socket, as this library handles it; the bytes are `margay_wire`'s.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use margay_core::name::{Prefix, ServiceId};
+pub(crate) use margay_wire::ProgramKind as Kind;
+use margay_wire::{
+    PROGRAM_REPLY_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION, ProgramError, ProgramReplyRepr, ProgramRequestRepr,
+};
 
-/// The version of the format that this library speaks.
-const VERSION: u8 = 1;
-/// Fixed bytes of a request, before its text.
-const REQUEST_LEN: usize = 56;
-/// Fixed bytes of a reply, before its text.
-const REPLY_LEN: usize = 60;
-/// Longest text of a request, in bytes.
-const TEXT_MAX: usize = 255;
 /// Room for any message that an agent sends, in bytes.
 pub(crate) const MESSAGE_MAX: usize = 16 * 1024;
-
-/// What is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Name = 1,
-    Resolve = 2,
-    Bind = 3,
-    Source = 4,
-    Peer = 5,
-    Events = 6,
-    /// Comes unasked, after a reply to `Events`.
-    Event = 7,
-}
-
-impl Kind {
-    fn from_wire(kind: u8) -> Option<Self> {
-        let all = [Self::Name, Self::Resolve, Self::Bind, Self::Source, Self::Peer, Self::Events, Self::Event];
-        all.into_iter().find(|known| *known as u8 == kind)
-    }
-}
 
 /// The transport of a socket, by its number in the IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,22 +38,21 @@ impl Request<'_> {
 
     /// The message. `Err` says what is wrong with what the caller gave.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, String> {
-        if self.text.len() > TEXT_MAX {
-            return Err(format!("the name has {} bytes; at most {TEXT_MAX} can be asked", self.text.len()));
+        let text = self.text;
+        if text.len() > PROGRAM_TEXT_MAX {
+            return Err(format!("the name has {} bytes; at most {PROGRAM_TEXT_MAX} can be asked", text.len()));
         }
-        let mut bytes = Vec::with_capacity(REQUEST_LEN + self.text.len());
-        bytes.extend([VERSION, self.kind as u8, self.protocol.map_or(0, |protocol| protocol as u8), 0]);
-        bytes.extend(self.port.to_be_bytes());
-        bytes.extend(self.prefix.bits.to_be_bytes());
-        bytes.extend(self.prefix.id.0);
-        let address = match self.address {
-            None => Ipv6Addr::UNSPECIFIED,
-            Some(IpAddr::V4(v4)) => v4.to_ipv6_mapped(),
-            Some(IpAddr::V6(v6)) => v6,
+        let blank = ProgramRequestRepr::new(self.kind);
+        let fixed = ProgramRequestRepr {
+            protocol: self.protocol.map_or(0, |protocol| protocol as u8),
+            port: self.port,
+            bits: self.prefix.bits,
+            id: self.prefix.id.0,
+            address: self.address.unwrap_or(blank.address),
+            text,
+            ..blank
         };
-        bytes.extend(address.octets());
-        bytes.extend(self.text.as_bytes());
-        Ok(bytes)
+        Ok([&fixed.emit()[..], text.as_bytes()].concat())
     }
 }
 
@@ -98,31 +73,20 @@ pub(crate) struct Reply {
 impl Reply {
     /// Reads a message. `Err` says in what it is not the format of version 1.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let Some((fixed, text)) = bytes.split_first_chunk::<REPLY_LEN>() else {
-            return Err(format!("a reply of {} bytes, where {REPLY_LEN} are the least", bytes.len()));
-        };
-        if fixed[0] != VERSION {
-            return Err(format!("version {} of the program socket, not {VERSION}", fixed[0]));
-        }
-        let number = |at: usize| u16::from_be_bytes([fixed[at], fixed[at + 1]]);
-        let bits = number(4);
-        if bits > 256 {
-            return Err(format!("a prefix of {bits} bits"));
-        }
-        let mut id = [0; 32];
-        id.copy_from_slice(&fixed[8..40]);
-        let mut v6 = [0; 16];
-        v6.copy_from_slice(&fixed[40..56]);
-        Ok(Self {
-            kind: Kind::from_wire(fixed[1]),
-            errno: number(2),
-            // Not masked: a reply about one name may leave the bits zero.
-            prefix: Prefix { id: ServiceId(id), bits },
-            port: number(6),
-            v6: v6.into(),
-            v4: Ipv4Addr::new(fixed[56], fixed[57], fixed[58], fixed[59]),
-            text: str::from_utf8(text).map_err(|_| "a text that is not UTF-8".to_owned())?.to_owned(),
-        })
+        let ProgramReplyRepr { kind, errno, bits, port, id, v6, v4, text } =
+            ProgramReplyRepr::parse(bytes).map_err(|error| match error {
+                ProgramError::Version { found } => {
+                    format!("version {found} of the program socket, not {PROGRAM_VERSION}")
+                }
+                ProgramError::Bits { found } => format!("a prefix of {found} bits"),
+                ProgramError::Text => "a text that is not UTF-8".to_owned(),
+                ProgramError::Length { .. } | ProgramError::Kind | ProgramError::Reserved => {
+                    format!("a reply of {} bytes, where {PROGRAM_REPLY_LEN} are the least", bytes.len())
+                }
+            })?;
+        // Not masked: a reply about one name may leave the bits zero.
+        let prefix = Prefix { id: ServiceId(id), bits };
+        Ok(Self { kind: Kind::of(kind), errno, prefix, port, v6, v4, text: text.to_owned() })
     }
 }
 

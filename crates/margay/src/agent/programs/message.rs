@@ -1,46 +1,15 @@
-//! The bytes of a request and of a reply.
-//!
-//! ```text
-//! request:  0 version = 1 | 1 kind | 2 protocol | 3 zero | 4 port | 6 bits | 8 id (32) | 40 address (16) | 56 text
-//! reply:    0 version = 1 | 1 kind | 2 errno | 4 bits | 6 port | 8 id (32) | 40 IPv6 (16) | 56 IPv4 (4) | 60 text
-//! ```
-//! Numbers are big-endian; a text is UTF-8 and goes to the end.
+//! Requests and replies as the agent handles them; their bytes are `margay_wire`'s.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use margay_core::name::ServiceId;
+pub use margay_wire::ProgramKind as Kind;
+use margay_wire::{PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, ProgramError, ProgramReplyRepr, ProgramRequestRepr};
 use nix::errno::Errno;
 
-const VERSION: u8 = 1;
-const REQUEST_LEN: usize = 56;
-const REPLY_LEN: usize = 60;
-/// Longest text of a request.
-pub const TEXT_MAX: usize = 255;
 /// Longest request.
-pub const REQUEST_MAX: usize = REQUEST_LEN + TEXT_MAX;
+pub const REQUEST_MAX: usize = PROGRAM_REQUEST_LEN + PROGRAM_TEXT_MAX;
 const REPLY_TEXT_MAX: usize = 1024;
-
-/// What is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Kind {
-    /// A written name's bits.
-    Name = 1,
-    /// Virtual addresses of a name.
-    Resolve = 2,
-    /// A socket serves a name.
-    Bind = 3,
-    /// A socket has a name of its own.
-    Source = 4,
-    /// What the peer of a socket is called.
-    Peer = 5,
-    /// What happens to flows, from now on.
-    Events = 6,
-    /// Something has happened.
-    Event = 7,
-}
-
-const KINDS: [Kind; 6] = [Kind::Name, Kind::Resolve, Kind::Bind, Kind::Source, Kind::Peer, Kind::Events];
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,35 +37,23 @@ impl Request {
     ///
     /// The refusal: whoever sent it speaks another version, or none of this.
     pub fn parse(bytes: &[u8]) -> Result<Self, Reply> {
-        let kind = KINDS.into_iter().find(|kind| bytes.get(1) == Some(&(*kind as u8)));
-        let refused = |errno, text: &str| Reply::refused(bytes.get(1).copied().unwrap_or(0), errno, text);
-        if bytes.first().is_some_and(|version| *version != VERSION) {
-            return Err(refused(
-                Errno::EPROTONOSUPPORT,
-                "this agent speaks version 1 of the program socket; install the library that came with it",
-            ));
-        }
-        let malformed = || refused(Errno::EBADMSG, "this is no request; see the book's page on the program socket");
-        let kind = kind.filter(|_| bytes.len() <= REQUEST_MAX).ok_or_else(malformed)?;
-        let array = |at: usize| bytes.get(at..at + 2).and_then(|word| word.try_into().ok()).map(u16::from_be_bytes);
-        let (fixed, text) = bytes.split_at_checked(REQUEST_LEN).ok_or_else(malformed)?;
-        let (port, bits) = array(4).zip(array(6)).ok_or_else(malformed)?;
-        if fixed[3] != 0 || bits > 256 {
-            return Err(refused(Errno::EINVAL, "a prefix has 0 to 256 bits, and what is reserved is zero"));
-        }
-        let mut id = [0; 32];
-        id.copy_from_slice(&fixed[8..40]);
-        let mut address = [0; 16];
-        address.copy_from_slice(&fixed[40..]);
-        Ok(Self {
-            kind,
-            protocol: fixed[2],
-            port,
-            bits,
-            id: ServiceId(id),
-            address: Ipv6Addr::from(address).to_canonical(),
-            text: String::from_utf8(text.to_vec()).map_err(|_| malformed())?,
-        })
+        let read = ProgramRequestRepr::parse(bytes).map_err(|error| {
+            let (errno, text) = match error {
+                ProgramError::Version { .. } => (
+                    Errno::EPROTONOSUPPORT,
+                    "this agent speaks version 1 of the program socket; install the library that came with it",
+                ),
+                ProgramError::Bits { .. } | ProgramError::Reserved => {
+                    (Errno::EINVAL, "a prefix has 0 to 256 bits, and what is reserved is zero")
+                }
+                ProgramError::Length { .. } | ProgramError::Kind | ProgramError::Text => {
+                    (Errno::EBADMSG, "this is no request; see the book's page on the program socket")
+                }
+            };
+            Reply::refused(bytes.get(1).copied().unwrap_or(0), errno, text)
+        })?;
+        let ProgramRequestRepr { kind, protocol, port, bits, id, address, text } = read;
+        Ok(Self { kind, protocol, port, bits, id: ServiceId(id), address, text: text.to_owned() })
     }
 }
 
@@ -149,17 +106,11 @@ impl Reply {
 
     /// The bytes. A text that is too long is cut.
     pub fn emit(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(REPLY_LEN + self.text.len().min(REPLY_TEXT_MAX));
-        bytes.extend_from_slice(&[VERSION, self.kind]);
-        for word in [self.errno, self.bits, self.port] {
-            bytes.extend_from_slice(&word.to_be_bytes());
-        }
-        bytes.extend_from_slice(&self.id.0);
-        bytes.extend_from_slice(&self.v6.octets());
-        bytes.extend_from_slice(&self.v4.octets());
-        let text = self.text.char_indices().take_while(|(at, found)| at + found.len_utf8() <= REPLY_TEXT_MAX);
-        bytes.extend(text.map(|(_, found)| found).collect::<String>().bytes());
-        bytes
+        let end = self.text.floor_char_boundary(REPLY_TEXT_MAX);
+        let text = &self.text[..end];
+        let Self { kind, errno, bits, port, id, v6, v4, .. } = *self;
+        let fixed = ProgramReplyRepr { kind, errno, bits, port, id: id.0, v6, v4, text }.emit();
+        [&fixed[..], text.as_bytes()].concat()
     }
 }
 

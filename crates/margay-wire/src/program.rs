@@ -1,0 +1,245 @@
+//! The program socket: what a program and the agent of its host say to each other, one message each (docs/book/program-socket.md).
+//!
+//! ```text
+//! request:  0 version = 1 | 1 kind | 2 protocol | 3 zero | 4 port | 6 bits | 8 id (32) | 40 address (16) | 56 text
+//! reply:    0 version = 1 | 1 kind | 2 errno | 4 bits | 6 port | 8 id (32) | 40 IPv6 (16) | 56 IPv4 (4) | 60 text
+//! ```
+//! Numbers are big-endian; a text is UTF-8 and goes to the end of the message.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The version of the format.
+pub const PROGRAM_VERSION: u8 = 1;
+/// Bytes of a request before its text.
+pub const PROGRAM_REQUEST_LEN: usize = 56;
+/// Bytes of a reply before its text.
+pub const PROGRAM_REPLY_LEN: usize = 60;
+/// Longest text of a request in bytes.
+pub const PROGRAM_TEXT_MAX: usize = 255;
+const BITS_MAX: u16 = 256;
+
+mod field {
+    use core::ops::Range;
+
+    pub const VERSION: usize = 0;
+    pub const KIND: usize = 1;
+    pub const ID: Range<usize> = 8..40;
+
+    pub const PROTOCOL: usize = 2;
+    pub const ZERO: usize = 3;
+    pub const REQUEST_PORT: Range<usize> = 4..6;
+    pub const REQUEST_BITS: Range<usize> = 6..8;
+    pub const ADDRESS: Range<usize> = 40..56;
+
+    pub const ERRNO: Range<usize> = 2..4;
+    pub const REPLY_BITS: Range<usize> = 4..6;
+    pub const REPLY_PORT: Range<usize> = 6..8;
+    pub const V6: Range<usize> = 40..56;
+    pub const V4: Range<usize> = 56..60;
+}
+
+/// What is asked for, and answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ProgramKind {
+    /// A written name's bits.
+    Name = 1,
+    /// Virtual addresses of a name.
+    Resolve = 2,
+    /// A socket serves a name.
+    Bind = 3,
+    /// A socket has a name of its own.
+    Source = 4,
+    /// What the peer of a socket is called.
+    Peer = 5,
+    /// What happens to flows, from now on.
+    Events = 6,
+    /// Something has happened: a reply that nobody asked for, after one to `Events`.
+    Event = 7,
+}
+
+impl ProgramKind {
+    /// The kind of this number.
+    pub fn of(number: u8) -> Option<Self> {
+        let all = [Self::Name, Self::Resolve, Self::Bind, Self::Source, Self::Peer, Self::Events, Self::Event];
+        all.into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// Why bytes are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramError {
+    /// Another version.
+    Version {
+        /// Theirs.
+        found: u8,
+    },
+    /// Less than the fixed bytes, or more than there may be.
+    Length {
+        /// How many there are.
+        found: usize,
+    },
+    /// Not a kind of request.
+    Kind,
+    /// A prefix of more than 256 bits.
+    Bits {
+        /// How many it says.
+        found: u16,
+    },
+    /// What is reserved is not zero.
+    Reserved,
+    /// The text is not UTF-8.
+    Text,
+}
+
+fn half(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |sum, byte| sum << 8 | u16::from(*byte))
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(bytes);
+    array
+}
+
+fn text(bytes: &[u8]) -> Result<&str, ProgramError> {
+    core::str::from_utf8(bytes).map_err(|_| ProgramError::Text)
+}
+
+/// The fixed part and the rest, of a message of this version.
+fn split(bytes: &[u8], fixed_len: usize) -> Result<(&[u8], &[u8]), ProgramError> {
+    match bytes.first() {
+        Some(&found) if found != PROGRAM_VERSION => Err(ProgramError::Version { found }),
+        _ => bytes.split_at_checked(fixed_len).ok_or(ProgramError::Length { found: bytes.len() }),
+    }
+}
+
+fn check_bits(found: u16) -> Result<u16, ProgramError> {
+    if found > BITS_MAX { Err(ProgramError::Bits { found }) } else { Ok(found) }
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramRequestRepr<'a> {
+    /// What for.
+    pub kind: ProgramKind,
+    /// IP protocol number; 0 where it does not matter.
+    pub protocol: u8,
+    /// A port.
+    pub port: u16,
+    /// Length of a prefix.
+    pub bits: u16,
+    /// A name, or the beginning of one.
+    pub id: [u8; 32],
+    /// An address; IPv4 is mapped on the wire.
+    pub address: IpAddr,
+    /// A text of at most [`PROGRAM_TEXT_MAX`] bytes.
+    pub text: &'a str,
+}
+
+impl<'a> ProgramRequestRepr<'a> {
+    /// A request without anything but its kind.
+    pub const fn new(kind: ProgramKind) -> Self {
+        let address = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        Self { kind, protocol: 0, port: 0, bits: 0, id: [0; 32], address, text: "" }
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ProgramError> {
+        let (fixed, rest) = split(bytes, PROGRAM_REQUEST_LEN)?;
+        if rest.len() > PROGRAM_TEXT_MAX {
+            return Err(ProgramError::Length { found: bytes.len() });
+        }
+        let kind = ProgramKind::of(fixed[field::KIND]).filter(|kind| *kind != ProgramKind::Event);
+        let kind = kind.ok_or(ProgramError::Kind)?;
+        if fixed[field::ZERO] != 0 {
+            return Err(ProgramError::Reserved);
+        }
+        Ok(Self {
+            kind,
+            protocol: fixed[field::PROTOCOL],
+            port: half(&fixed[field::REQUEST_PORT]),
+            bits: check_bits(half(&fixed[field::REQUEST_BITS]))?,
+            id: array(&fixed[field::ID]),
+            address: Ipv6Addr::from(array::<16>(&fixed[field::ADDRESS])).to_canonical(),
+            text: text(rest)?,
+        })
+    }
+
+    /// The fixed bytes; the text follows them.
+    pub fn emit(&self) -> [u8; PROGRAM_REQUEST_LEN] {
+        let mut out = [0; PROGRAM_REQUEST_LEN];
+        let address = match self.address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        out[field::VERSION] = PROGRAM_VERSION;
+        out[field::KIND] = self.kind as u8;
+        out[field::PROTOCOL] = self.protocol;
+        out[field::REQUEST_PORT].copy_from_slice(&self.port.to_be_bytes());
+        out[field::REQUEST_BITS].copy_from_slice(&self.bits.to_be_bytes());
+        out[field::ID].copy_from_slice(&self.id);
+        out[field::ADDRESS].copy_from_slice(&address.octets());
+        out
+    }
+}
+
+/// A reply, or an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramReplyRepr<'a> {
+    /// Number of the kind; one that nobody knows when the request had such a one.
+    pub kind: u8,
+    /// Zero: done. Otherwise as in errno(3), and the text says why not and what to do.
+    pub errno: u16,
+    /// Length of a prefix.
+    pub bits: u16,
+    /// A port.
+    pub port: u16,
+    /// A name.
+    pub id: [u8; 32],
+    /// An address; unspecified: none.
+    pub v6: Ipv6Addr,
+    /// An address; unspecified: none.
+    pub v4: Ipv4Addr,
+    /// A text.
+    pub text: &'a str,
+}
+
+impl<'a> ProgramReplyRepr<'a> {
+    /// Reads a message.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ProgramError> {
+        let (fixed, rest) = split(bytes, PROGRAM_REPLY_LEN)?;
+        Ok(Self {
+            kind: fixed[field::KIND],
+            errno: half(&fixed[field::ERRNO]),
+            bits: check_bits(half(&fixed[field::REPLY_BITS]))?,
+            port: half(&fixed[field::REPLY_PORT]),
+            id: array(&fixed[field::ID]),
+            v6: array::<16>(&fixed[field::V6]).into(),
+            v4: array::<4>(&fixed[field::V4]).into(),
+            text: text(rest)?,
+        })
+    }
+
+    /// The fixed bytes; the text follows them.
+    pub fn emit(&self) -> [u8; PROGRAM_REPLY_LEN] {
+        let mut out = [0; PROGRAM_REPLY_LEN];
+        out[field::VERSION] = PROGRAM_VERSION;
+        out[field::KIND] = self.kind;
+        out[field::ERRNO].copy_from_slice(&self.errno.to_be_bytes());
+        out[field::REPLY_BITS].copy_from_slice(&self.bits.to_be_bytes());
+        out[field::REPLY_PORT].copy_from_slice(&self.port.to_be_bytes());
+        out[field::ID].copy_from_slice(&self.id);
+        out[field::V6].copy_from_slice(&self.v6.octets());
+        out[field::V4].copy_from_slice(&self.v4.octets());
+        out
+    }
+}

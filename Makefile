@@ -6,13 +6,13 @@ MARGAY := $(TARGET)/release/margay
 DESTDIR ?=
 PREFIX ?= /usr/local
 
-.PHONY: help build demo test test-long bench figures fmt lint setup setup-apps apps install
+.PHONY: help build demo test test-long verify bench figures fmt lint setup setup-apps apps install
 
 help: ## name the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-build: ## build the program, and the proxy for memcached
-	$(CARGO) build --release --locked -p margay -p margay-memcached
+build: ## build the program, the proxy for memcached, and the checker
+	$(CARGO) build --release --locked -p margay -p margay-memcached -p margay-sim
 
 demo: setup build ## show the main job on real programs, as root or not
 	@$(MARGAY) lab demo
@@ -23,8 +23,11 @@ test: ## everything that must hold; ends with "N passed, N failed"
 test-long: ## what takes longer: more seeds, larger worlds, every scenario three times
 	@scripts/test --long
 
+verify: setup build ## search the models and the code of the protocol in full, in the large sizes
+	@MARGAY_LAB_LONG=1 $(MARGAY) lab run model
+
 bench: setup build ## comparisons that run both sides in one run
-	@status=0; for scenario in direct-throughput round-trips setup-latency encap-throughput; do \
+	@status=0; for scenario in direct-throughput round-trips setup-latency encap-throughput secure-throughput multipath; do \
 		$(MARGAY) lab run $$scenario || status=1; done; exit $$status
 
 figures: setup-apps build ## run every scenario at full length and write docs/figures

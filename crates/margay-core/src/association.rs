@@ -1,6 +1,7 @@
 //! Associations: what two hosts share (DESIGN §7). All flows between two hosts use one; a path of it is where they go.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 
 use hashbrown::HashMap;
 
@@ -33,6 +34,11 @@ impl ReplayWindow {
         }
         let behind = self.newest - sequence;
         sequence != 0 && behind < WINDOW && self.seen & (1 << behind) == 0
+    }
+
+    /// Whether nothing later has been seen.
+    pub const fn is_newest(&self, sequence: u32) -> bool {
+        sequence >= self.newest
     }
 
     /// Marks it seen.
@@ -74,6 +80,17 @@ pub struct Association {
     pub boot_id: Option<[u8; 16]>,
     /// The peer's UDP address.
     pub remote: SocketAddr,
+    /// This host's address that it is reached from; `None` where the host's routing decides, and before that is known.
+    pub local: Option<IpAddr>,
+    /// The pair was chosen for a reason of its own: the host's routing does not overrule it.
+    pub chosen: bool,
+    /// Taken up from an earlier start of the agent, and not looked at since.
+    pub is_kept: bool,
+    /// The peer has answered what only this start can have asked, or this start met it: what was seen before the window begins is no more
+    /// taken for new.
+    pub is_fresh: bool,
+    /// The last round trip of signalling.
+    pub rtt: Option<Duration>,
     /// Largest UDP payload that fits both ends.
     pub datagram_max: u16,
     /// What the peer has proved of its authority.
@@ -92,6 +109,8 @@ pub struct Association {
     pub wire_path: u32,
     /// When a flow last proved that direct packets pass both ways; `None` once one was stopped.
     pub direct_proved: Option<Instant>,
+    /// When the peer was last told this agent's epoch for the sake of sealed flows.
+    pub epoch_told: Option<Instant>,
     with_itself: bool,
 }
 
@@ -119,6 +138,11 @@ impl Association {
             window: ReplayWindow::default(),
             boot_id: None,
             remote,
+            local: None,
+            chosen: false,
+            is_kept: false,
+            is_fresh: true,
+            rtt: None,
             datagram_max: 1200,
             membership: None,
             flows: 0,
@@ -128,6 +152,7 @@ impl Association {
             greeted: None,
             wire_path: 0,
             direct_proved: None,
+            epoch_told: None,
             with_itself: false,
         }
     }
@@ -195,10 +220,15 @@ impl Association {
 /// Every association of a host: by our index, by peer, by the peer's address.
 pub struct AssociationTable {
     by_id: HashMap<u32, Association, KeyedHash>,
-    /// The newest association with each host.
-    by_host: HashMap<HostId, u32, KeyedHash>,
+    /// The associations with each host, the newest last.
+    by_host: HashMap<HostId, alloc::vec::Vec<u32>, KeyedHash>,
     /// Several hosts may share an address (DESIGN §18).
     by_address: HashMap<SocketAddr, alloc::vec::Vec<u32>, KeyedHash>,
+    /// Those whose peer has shown a newer epoch, until somebody has taken note.
+    pub(crate) renewed: alloc::vec::Vec<u32>,
+    /// Taken out, and the cache has their path records still.
+    gone: alloc::vec::Vec<(u32, HostId)>,
+    by_ip: HashMap<IpAddr, alloc::vec::Vec<u32>, KeyedHash>,
     limit: usize,
 }
 
@@ -209,6 +239,9 @@ impl AssociationTable {
             by_id: HashMap::with_hasher(hasher),
             by_host: HashMap::with_hasher(hasher),
             by_address: HashMap::with_hasher(hasher),
+            renewed: alloc::vec::Vec::new(),
+            gone: alloc::vec::Vec::new(),
+            by_ip: HashMap::with_hasher(hasher),
             limit,
         }
     }
@@ -240,7 +273,16 @@ impl AssociationTable {
 
     /// The newest with a host.
     pub fn by_host(&self, host: HostId) -> Option<&Association> {
-        self.by_host.get(&host).and_then(|id| self.by_id.get(id))
+        self.newest(host).and_then(|id| self.by_id.get(&id))
+    }
+
+    fn newest(&self, host: HostId) -> Option<u32> {
+        self.by_host.get(&host)?.last().copied()
+    }
+
+    /// All with a host, the newest last.
+    pub fn all_with(&self, host: HostId) -> impl Iterator<Item = &Association> {
+        self.by_host.get(&host).into_iter().flatten().filter_map(|id| self.by_id.get(id))
     }
 
     /// Whether two associations are with one host: an older flow may belong to an older association.
@@ -251,6 +293,11 @@ impl AssociationTable {
     /// Those whose peer is at `address`.
     pub fn at_address(&self, address: SocketAddr) -> impl Iterator<Item = &Association> {
         self.by_address.get(&address).into_iter().flatten().filter_map(|id| self.by_id.get(id))
+    }
+
+    /// Those whose peer is at `ip`, whatever its UDP port.
+    pub fn at_ip(&self, ip: IpAddr) -> impl Iterator<Item = &Association> {
+        self.by_ip.get(&ip).into_iter().flatten().filter_map(|id| self.by_id.get(id))
     }
 
     /// An index that is random, free and not zero.
@@ -269,21 +316,43 @@ impl AssociationTable {
     ///
     /// The table is full of associations in use.
     pub fn insert(&mut self, association: Association) -> Result<(), DropReason> {
-        let (id, host, remote) = (association.local_id, association.host, association.remote);
-        if let Some(older) = self.by_host.get(&host).copied().filter(|older| *older != id)
+        let (id, host) = (association.local_id, association.host);
+        if let Some(older) = self.newest(host).filter(|older| *older != id)
             && self.get(older).is_some_and(|older| older.flows == 0)
         {
             self.remove(older);
         }
+        self.insert_beside(association)
+    }
+
+    /// The same, but what it supersedes stays for now: flows that need it may be on their way.
+    ///
+    /// # Errors
+    ///
+    /// The table is full of associations in use.
+    pub fn insert_beside(&mut self, association: Association) -> Result<(), DropReason> {
+        let (id, host, remote) = (association.local_id, association.host, association.remote);
         if self.by_id.len() >= self.limit && !self.make_room() {
             return Err(DropReason::Full);
         }
         self.remove(id);
         self.thin_out(remote);
         self.by_id.insert(id, association);
-        self.by_host.insert(host, id);
-        self.by_address.entry(remote).or_default().push(id);
+        self.by_host.entry(host).or_default().push(id);
+        self.note_address(remote, id);
         Ok(())
+    }
+
+    /// Whether new flows with its host use it.
+    pub fn is_newest(&self, local_id: u32) -> bool {
+        self.get(local_id).is_some_and(|association| self.newest(association.host) == Some(local_id))
+    }
+
+    /// Lets those go that are superseded and have no flows.
+    pub fn forget_superseded(&mut self) {
+        let is_over = |one: &&Association| one.flows == 0 && !self.is_newest(one.local_id);
+        let over: alloc::vec::Vec<u32> = self.iter().filter(is_over).map(|one| one.local_id).collect();
+        over.into_iter().for_each(|id| drop(self.remove(id)));
     }
 
     /// Lets the longest unheard association that nothing needs go.
@@ -305,20 +374,35 @@ impl AssociationTable {
     /// Takes one out.
     pub fn remove(&mut self, local_id: u32) -> Option<Association> {
         let association = self.by_id.remove(&local_id)?;
-        if self.by_host.get(&association.host) == Some(&local_id) {
-            self.by_host.remove(&association.host);
-        }
+        forget(&mut self.by_host, &association.host, local_id);
         self.forget_address(association.remote, local_id);
+        self.gone.push((local_id, association.host));
         Some(association)
     }
 
-    fn forget_address(&mut self, address: SocketAddr, local_id: u32) {
-        if let Some(ids) = self.by_address.get_mut(&address) {
-            ids.retain(|id| *id != local_id);
-            if ids.is_empty() {
-                self.by_address.remove(&address);
+    /// One that was taken out and has not come back, and its host: once each.
+    pub(crate) fn pop_gone(&mut self) -> Option<(u32, HostId)> {
+        while let Some((local_id, host)) = self.gone.pop() {
+            if !self.by_id.contains_key(&local_id) {
+                return Some((local_id, host));
             }
         }
+        None
+    }
+
+    /// Whether [`pop_gone`](Self::pop_gone) may have one.
+    pub(crate) fn has_gone(&self) -> bool {
+        !self.gone.is_empty()
+    }
+
+    fn note_address(&mut self, address: SocketAddr, local_id: u32) {
+        self.by_address.entry(address).or_default().push(local_id);
+        self.by_ip.entry(address.ip()).or_default().push(local_id);
+    }
+
+    fn forget_address(&mut self, address: SocketAddr, local_id: u32) {
+        forget(&mut self.by_address, &address, local_id);
+        forget(&mut self.by_ip, &address.ip(), local_id);
     }
 
     /// The peer is at another address now.
@@ -327,7 +411,7 @@ impl AssociationTable {
         let old = core::mem::replace(&mut association.remote, remote);
         if old != remote {
             self.forget_address(old, local_id);
-            self.by_address.entry(remote).or_default().push(local_id);
+            self.note_address(remote, local_id);
         }
     }
 
@@ -342,8 +426,19 @@ impl AssociationTable {
     pub fn release(&mut self, local_id: u32) -> bool {
         let Some(association) = self.by_id.get_mut(&local_id) else { return false };
         association.flows = association.flows.saturating_sub(1);
-        let is_over = association.flows == 0 && self.by_host.get(&association.host) != Some(&local_id);
+        let (flows, host) = (association.flows, association.host);
+        let is_over = flows == 0 && self.newest(host) != Some(local_id);
         is_over && self.remove(local_id).is_some()
+    }
+}
+
+/// Takes one index out of a list of them; an empty list goes, too.
+fn forget<K: Eq + core::hash::Hash>(lists: &mut HashMap<K, alloc::vec::Vec<u32>, KeyedHash>, key: &K, local_id: u32) {
+    if let Some(ids) = lists.get_mut(key) {
+        ids.retain(|id| *id != local_id);
+        if ids.is_empty() {
+            lists.remove(key);
+        }
     }
 }
 
@@ -468,13 +563,16 @@ mod tests {
                 _ => table.set_remote(n, SocketAddr::new([10, 0, 0, (rng.u32() % 6) as u8].into(), 54324)),
             }
             assert!(table.len() <= 12);
-            let by_address: usize = table.by_address.values().map(alloc::vec::Vec::len).sum();
-            assert_eq!(by_address, table.len());
+            let count = |lists: alloc::vec::Vec<usize>| lists.iter().sum::<usize>();
+            assert_eq!(count(table.by_address.values().map(alloc::vec::Vec::len).collect()), table.len());
+            assert_eq!(count(table.by_ip.values().map(alloc::vec::Vec::len).collect()), table.len());
+            assert_eq!(count(table.by_host.values().map(alloc::vec::Vec::len).collect()), table.len());
             for known in table.iter() {
                 assert!(table.at_address(known.remote).any(|at| at.local_id == known.local_id));
                 assert!(known.flows == 0 || table.get(known.local_id).is_some());
             }
-            assert!(table.by_host.iter().all(|(host, id)| table.get(*id).is_some_and(|known| known.host == *host)));
+            let is_its = |host: &HostId, id: &u32| table.get(*id).is_some_and(|known| known.host == *host);
+            assert!(table.by_host.iter().all(|(host, ids)| ids.iter().all(|id| is_its(host, id))));
         }
     }
 }

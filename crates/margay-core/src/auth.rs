@@ -62,10 +62,15 @@ pub fn authenticate(table: &mut AssociationTable, message: &Message<'_>, now: In
     if !same_epoch {
         association.peer_epoch = auth.epoch;
         association.window = crate::association::ReplayWindow::default();
+        association.is_fresh = true;
     }
     association.window.note(message.control_seq);
     association.heard = now;
-    Ok(association.local_id)
+    let local_id = association.local_id;
+    if !same_epoch {
+        table.renewed.push(local_id);
+    }
+    Ok(local_id)
 }
 
 /// Writes the tag of a finished datagram whose AUTH extension has zeros in its place.

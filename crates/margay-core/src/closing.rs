@@ -11,6 +11,7 @@ use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{LifeEvent, Setup, seen};
 use crate::greeting::GREETING;
+use crate::location::Scope;
 use crate::output::{AppVerdict, Direction, DropReason};
 use crate::packet::{self, AppPacket, Unreachable, tcp_flags};
 use crate::sal::Sal;
@@ -107,8 +108,13 @@ impl Sal {
 
     /// Takes a flow out of every table.
     pub(crate) fn take_flow(&mut self, id: FlowId) -> Option<crate::flow::Flow> {
-        let flow = self.flows.remove(id)?;
+        let mut flow = self.flows.remove(id)?;
         self.forget_direct(&flow);
+        self.let_side_path_go(flow.side);
+        self.let_stripe_go(id, flow.stripe.take());
+        if let Some(host) = self.associations.get(flow.association).map(|association| association.host) {
+            self.locations.remove(Scope { host, flow: id });
+        }
         Some(flow)
     }
 
@@ -192,7 +198,8 @@ impl Sal {
         let of_peer = |flow: &&crate::flow::Flow| self.associations.is_same_peer(flow.association, association);
         let flow = self.flows.get(id).filter(of_peer).ok_or(DropReason::UnknownFlow)?;
         // A refusal of the peer's listener after the answer was given, or a true failure: the same for the application.
-        let reason = if flow.has(seen::CONFIRMED) { RemoveReason::PeerFailed } else { RemoveReason::Unproved };
+        let is_proved = flow.has(seen::CONFIRMED) || flow.role == Role::Responder && flow.carries_data();
+        let reason = if is_proved { RemoveReason::PeerFailed } else { RemoveReason::Unproved };
         self.fail_flow(now, id, reason);
         Ok(())
     }
@@ -221,7 +228,10 @@ impl Sal {
         }
         if flow.carries_data() {
             let (entry, association) = (flow.entry(), flow.association);
-            let is_from_peer = self.associations.get(association).is_some_and(|association| association.remote == from);
+            let is_place = flow.stripe.as_ref().is_some_and(|striping| striping.leads_to(from));
+            let side = flow.side.and_then(|id| self.side_path(id)).map(|side| side.pair.remote);
+            let remote = self.associations.get(association).map(|association| association.remote);
+            let is_from_peer = is_place || side.or(remote) == Some(from);
             if !is_from_peer {
                 return Err(DropReason::WrongPath);
             }
@@ -322,5 +332,11 @@ impl Sal {
         for id in idle {
             self.remove_flow(id, RemoveReason::Idle);
         }
+        let gone: Vec<Scope> =
+            self.locations.scopes().filter(|scope| self.associations.by_host(scope.host).is_none()).collect();
+        for scope in gone {
+            self.locations.remove(scope);
+        }
+        self.keep_peers(now);
     }
 }

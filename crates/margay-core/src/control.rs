@@ -9,11 +9,14 @@ use margay_wire::{FlowId, Kind, Message};
 use crate::association::Association;
 use crate::certificate::TrustAnchor;
 use crate::counters::Counters;
+use crate::direct::{Carriage, Why};
+use crate::entry::Passage;
 use crate::event::{AssociationInfo, Event, FlowInfo};
 use crate::flow::Flow;
 use crate::greeting::GREETING;
 use crate::handshake::{Introduction, Keys};
 use crate::key::{HostId, HostPublic};
+use crate::location::{Moving, Scope};
 use crate::name::{Prefix, ServiceId};
 use crate::output::DropReason;
 use crate::sal::Sal;
@@ -107,14 +110,25 @@ impl Sal {
         association.datagram_max = self.config.datagram_max;
         let host = association.host;
         // The stream proved the peer just now, so an older association is superseded; its flows keep theirs.
-        let earlier = self.associations.by_host(host).and_then(|known| known.membership.clone());
-        association.membership = earlier;
+        if let Some(known) = self.associations.by_host(host) {
+            association.membership = known.membership.clone();
+            association.rtt = known.rtt;
+            // Where they find each other is told by RSYN; a stream knows no address translators, and may be an old one.
+            if known.flows > 0 {
+                (association.local, association.remote) = (known.local, known.remote);
+                association.chosen = known.chosen;
+            }
+        }
         if self.associations.insert(association).is_err() {
             self.counters.drop(DropReason::Full);
             return;
         }
         self.announce_path(setup.local_id);
         self.events.push(Event::AssociationUp(host));
+        if setup.router && !self.config.router {
+            // It has seen a stream only, and is to reach this host by UDP.
+            self.ask_present(now, host);
+        }
     }
 
     /// The association of this host with itself: client and server on one host (DESIGN §18).
@@ -165,6 +179,7 @@ impl Sal {
             association.hop_key = known.hop_key;
             association.router = known.router;
             association.membership = known.membership.clone();
+            association.rtt = known.rtt;
         }
         self.associations.insert(association).map_err(|_| DropReason::Full)?;
         if !initiator && let Err(reason) = crate::auth::authenticate(&mut self.associations, message, now) {
@@ -172,6 +187,10 @@ impl Sal {
             return Err(reason);
         }
         self.events.push(Event::AssociationUp(host));
+        let is_other = |other: &&Association| other.host != host && other.flows > 0 && !other.is_self();
+        if let Some(former) = self.associations.at_address(from).find(is_other).map(|other| other.host) {
+            self.events.push(Event::OtherHost { former, host });
+        }
         if let Some((old_id, epoch, Some(boot_id))) = older
             && theirs.epoch > epoch
             && boot_id != theirs.boot_id
@@ -201,11 +220,6 @@ impl Sal {
         }
     }
 
-    /// Tells the core which addresses are this host's own.
-    pub fn set_local_addresses(&mut self, addresses: Vec<IpAddr>) {
-        self.config.local_addresses = addresses;
-    }
-
     /// Leases: packets to `address` are for `service`.
     pub fn bind_name(&mut self, address: IpAddr, service: ServiceId) {
         self.names.insert(address, service);
@@ -218,9 +232,24 @@ impl Sal {
 
     pub(crate) fn describe(&self, flow: &Flow) -> FlowInfo {
         let mut info = flow.info();
+        if let Some(striping) = &flow.stripe {
+            info.why = Why::Striped;
+            info.places = striping.list();
+        }
         if let Some(association) = self.associations.get(flow.association) {
             info.peer = Some(association.host);
-            info.remote = Some(association.remote);
+            let scope = Scope { host: association.host, flow: flow.id };
+            let pair = self.pair_in_use(scope);
+            (info.local, info.remote) = (pair.and_then(|pair| pair.local), pair.map(|pair| pair.remote));
+            let passage = self.passage_of_flow(flow);
+            if passage != Passage::Open && info.carriage.sends() {
+                info.carriage = Carriage::Encapsulated;
+                info.why = if passage == Passage::Held { Why::Held } else { Why::Nowhere };
+            }
+            info.trouble = self.trouble_with(association.host).filter(|_| flow.side.is_none());
+            let locations = [scope, Scope::of(association.host)].map(|scope| self.locations.get(scope));
+            info.moves = locations.iter().flatten().map(|location| location.moves).sum();
+            info.moved = locations.iter().flatten().filter_map(|location| location.moved).max_by_key(|moved| moved.at);
         }
         info
     }
@@ -248,15 +277,50 @@ impl Sal {
     /// Every association with another host, in no order.
     pub fn associations(&self) -> impl Iterator<Item = AssociationInfo> {
         let others = self.associations.iter().filter(|association| !association.is_self());
-        others.map(|association| AssociationInfo {
+        others.map(|association| self.describe_association(association))
+    }
+
+    /// Whether an address is one of this host's.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        self.config.local_addresses.contains(&address)
+    }
+
+    /// Every peer, by its newest association; the flows are those of all that there are with it.
+    pub fn paths(&self) -> Vec<AssociationInfo> {
+        let newest = |association: &&Association| {
+            let newest = self.associations.by_host(association.host).map(|newest| newest.local_id);
+            !association.is_self() && newest == Some(association.local_id)
+        };
+        let with_all = |association: &Association| {
+            let mut info = self.describe_association(association);
+            info.flows = self.associations.all_with(association.host).map(|each| each.flows).sum();
+            info
+        };
+        self.associations.iter().filter(newest).map(with_all).collect()
+    }
+
+    fn describe_association(&self, association: &Association) -> AssociationInfo {
+        let location = self.locations.get(Scope::of(association.host));
+        AssociationInfo {
             host: association.host,
             remote: association.remote,
+            local: association.local,
+            addresses: location.map(|location| location.addresses.clone()).unwrap_or_default(),
+            rendezvous: location.and_then(|location| location.rendezvous),
+            moving: location.map_or(Moving::Settled, |location| location.state),
+            passage: self.passage_of(association.host),
+            is_suspected: location.is_some_and(|location| location.suspicion.is_some()),
+            trouble: self.trouble_with(association.host),
+            flapping: location.and_then(|location| location.flapping),
+            moved: location.and_then(|location| location.moved),
+            moves: location.map_or(0, |location| location.moves),
+            rtt: association.rtt,
             datagram_max: association.datagram_max,
             epoch: association.peer_epoch,
             flows: association.flows,
             router: association.router,
             heard: association.heard,
-        })
+        }
     }
 
     /// Asks a peer for a sign of life under its association; its answer moves [`AssociationInfo::heard`]. False when there

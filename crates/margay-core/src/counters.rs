@@ -6,7 +6,7 @@ use crate::entry::RemoveReason;
 use crate::output::DropReason;
 
 const KINDS: usize = 33;
-const DROPS: usize = 32;
+const DROPS: usize = 64;
 const REMOVALS: usize = 8;
 
 /// Monotonic counts since the start.
@@ -28,6 +28,14 @@ pub struct Counters {
     pub answers_too_large: u64,
     /// Times that a held packet found its flow's queue full.
     pub held_full: u64,
+    /// Proved messages of set-up that came from another place than where flows with their sender go.
+    pub elsewhere: u64,
+    /// Times that a peer and this host, or one of their flows, changed their addresses.
+    pub moves: u64,
+    /// Flows that were begun to be striped.
+    pub stripes: u64,
+    /// Flows whose name's policy could not be had: they go as others do.
+    pub policies_refused: u64,
     /// Applications' TCP connections reset because their flow failed.
     pub resets: u64,
 }

@@ -23,25 +23,22 @@
 //! answers once a second with a pinhole, so that the other has progress to watch. After a pause in which holes may have closed, the first
 //! datagram goes encapsulated again, and the flow is proved anew.
 
-use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use core::time::Duration;
 
-use hashbrown::HashMap;
 use margay_wire::{FlowId, FlowPortRepr};
 
-use crate::entry::{EntryUpdate, PathId, Tuple, Wire};
+use crate::entry::{EntryUpdate, Passage, PathId, Tuple, Wire};
 use crate::event::{Lifecycle, Role};
-use crate::flow::KeyedHash;
+use crate::key::HostId;
+use crate::location::Cause;
 use crate::output::{AppVerdict, Direction, DropReason};
 use crate::packet::{self, AppPacket};
 use crate::sal::Sal;
 use crate::time::Instant;
 
-/// A pair of flow ports is not used again for so long after its flow (DESIGN §7).
-const REST: Duration = Duration::from_secs(60);
 /// For so long a proof by one flow is a hint for the next.
 const HINT: Duration = Duration::from_secs(60);
 /// A lost FENCE holds direct packets up for so long at most.
@@ -50,6 +47,9 @@ const FENCE_WAIT: Duration = Duration::from_millis(50);
 const QUEUED_MAX: usize = 64;
 /// First wait for the answer to a pinhole, and the longest.
 const PINHOLE_FIRST: Duration = Duration::from_millis(500);
+/// A responder that has heard of no pinhole by then makes one of its own: it may itself be behind what lets in nobody who was not asked.
+/// Later than the answers to an initiator's first.
+const KNOCK_FIRST: Duration = Duration::from_millis(750);
 const PINHOLE_MAX: Duration = Duration::from_secs(8);
 /// Wait before a FENCE is said again, and how often it is.
 const FENCE_AGAIN: Duration = Duration::from_millis(200);
@@ -138,6 +138,10 @@ pub enum Why {
     NoCache,
     /// The peer offered no flow port: it has no eBPF, or is of an older version.
     PeerHasNone,
+    /// It is sealed, and only user space can do that.
+    Secure,
+    /// It goes by several pairs of addresses at once, and only user space can do that.
+    Striped,
     /// Both ends are on this host.
     SameHost,
     /// The pair of ports was taken.
@@ -154,6 +158,10 @@ pub enum Why {
     Stalled,
     /// The peer went back.
     PeerBack,
+    /// The hosts' addresses have changed, and no direct packet has come by the new ones yet.
+    Held,
+    /// No place is known where the peer could be reached.
+    Nowhere,
 }
 
 impl Why {
@@ -162,6 +170,8 @@ impl Why {
         match self {
             Self::NoCache => "this host has no eBPF flow cache; `margay check` says why",
             Self::PeerHasNone => "the peer offers no direct path",
+            Self::Secure => "it is carried `secure`, which is never direct",
+            Self::Striped => "it is striped over several pairs of addresses, which is never direct",
             Self::SameHost => "both ends are on this host",
             Self::PortsTaken => "its pair of flow ports is in use",
             Self::SharedAddress => "several hosts share the peer's address",
@@ -170,6 +180,8 @@ impl Why {
             Self::Hinted => "other flows had proved the path",
             Self::Stalled => "direct packets went unanswered; a firewall between the hosts may drop them",
             Self::PeerBack => "the peer went back to encapsulation",
+            Self::Held => "the hosts' addresses changed, and no direct packet has come by the new ones yet",
+            Self::Nowhere => "neither end is known to be reachable now; it goes on as soon as one is",
         }
     }
 }
@@ -181,8 +193,8 @@ pub(crate) struct Direct {
     pub since: Instant,
     pub local_port: u16,
     pub peer_port: u16,
-    /// The peer's address when the ports were agreed.
-    pub peer: Option<IpAddr>,
+    /// Whose ports they are: this end's and the peer's are one flow's alone.
+    pub peer: Option<HostId>,
     /// The path record that the cache's entry names: one per address pair and peer.
     pub path: u32,
     tries: u8,
@@ -222,56 +234,6 @@ impl Direct {
     }
 }
 
-/// The peer's address, this end's port, the peer's port.
-type Pair = (IpAddr, u16, u16);
-
-/// Flow ports in use, and those that rest.
-pub(crate) struct FlowPorts {
-    range: Option<RangeInclusive<u16>>,
-    /// Whether flows may go direct now.
-    is_on: bool,
-    /// Flow zero: the pair rests.
-    pairs: HashMap<Pair, FlowId, KeyedHash>,
-    resting: VecDeque<(Instant, Pair)>,
-    due: BTreeSet<(Instant, FlowId)>,
-}
-
-impl FlowPorts {
-    pub fn new(hasher: KeyedHash) -> Self {
-        Self {
-            range: None,
-            is_on: false,
-            pairs: HashMap::with_hasher(hasher),
-            resting: VecDeque::new(),
-            due: BTreeSet::new(),
-        }
-    }
-
-    fn claim(&mut self, now: Instant, pair: Pair, flow: FlowId) -> bool {
-        while self.resting.front().is_some_and(|(until, _)| *until <= now) {
-            if let Some((_, rested)) = self.resting.pop_front() {
-                self.pairs.remove(&rested);
-            }
-        }
-        if self.pairs.contains_key(&pair) {
-            return false;
-        }
-        self.pairs.insert(pair, flow);
-        true
-    }
-
-    fn rest(&mut self, now: Instant, pair: Pair) {
-        if let Some(flow) = self.pairs.get_mut(&pair) {
-            *flow = FlowId(0);
-            self.resting.push_back((now + REST, pair));
-        }
-    }
-
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _)| *at)
-    }
-}
-
 impl Sal {
     /// Whether flows of this host may go direct now.
     pub(crate) fn is_direct_on(&self) -> bool {
@@ -302,12 +264,13 @@ impl Sal {
         self.flows.iter().filter(|flow| flow.direct.carriage.sends() && flow.carries_data()).count()
     }
 
-    /// An initiator's flow that a pinhole could lift.
+    /// A flow that a pinhole could lift: a responder's only if it is a stream, since datagrams open their holes at once.
     fn is_waiting_for_proof(&self, id: FlowId) -> bool {
         let is_waiting = |flow: &&crate::flow::Flow| {
             let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-            flow.role == Role::Initiator
+            (flow.role == Role::Initiator || flow.app.protocol == TCP)
                 && flow.direct.carriage == Carriage::Encapsulated
+                && flow.stripe.is_none()
                 && is_open
                 && flow.carries_data()
         };
@@ -326,7 +289,13 @@ impl Sal {
     }
 
     /// The responder's choice, once it knows the initiator's address and port.
-    pub(crate) fn answer_port(&mut self, now: Instant, id: FlowId, peer: IpAddr, offered: Option<FlowPortRepr>) {
+    pub(crate) fn answer_port(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        (host, peer): (HostId, IpAddr),
+        offered: Option<FlowPortRepr>,
+    ) {
         let Some(flow) = self.flows.get(id) else { return };
         let app = flow.app;
         let refused = self.refusal(&app, peer, offered.is_some());
@@ -334,10 +303,10 @@ impl Sal {
         if let (None, Some(range), Some(offered)) = (refused, self.ports.range.clone(), offered) {
             for _ in 0..PORT_TRIES {
                 let port = self.random_port(&range);
-                if self.ports.claim(now, (peer, port, offered.port), id) {
+                if self.ports.claim(now, (host, port, offered.port), id) {
                     direct.carriage = Carriage::Encapsulated;
                     direct.why = Why::Unproved;
-                    (direct.local_port, direct.peer_port, direct.peer) = (port, offered.port, Some(peer));
+                    (direct.local_port, direct.peer_port, direct.peer) = (port, offered.port, Some(host));
                     break;
                 }
             }
@@ -367,14 +336,15 @@ impl Sal {
     ) {
         let Some(flow) = self.flows.get(id) else { return };
         let (app, association) = (flow.app, flow.association);
-        let Some(peer) = self.associations.get(association).map(|association| association.remote.ip()) else { return };
+        let Some(known) = self.associations.get(association) else { return };
+        let (host, peer) = (known.host, known.remote.ip());
         let mut direct = Direct::never(Why::PortsTaken, now);
         match (self.refusal(&app, peer, answer.is_some()), local_port, answer) {
             (Some(why), _, _) => direct.why = why,
-            (None, Some(port), Some(answer)) if self.ports.claim(now, (peer, port, answer.port), id) => {
+            (None, Some(port), Some(answer)) if self.ports.claim(now, (host, port, answer.port), id) => {
                 direct.carriage = Carriage::Encapsulated;
                 direct.why = Why::Unproved;
-                (direct.local_port, direct.peer_port, direct.peer) = (port, answer.port, Some(peer));
+                (direct.local_port, direct.peer_port, direct.peer) = (port, answer.port, Some(host));
             }
             _ => {}
         }
@@ -419,6 +389,7 @@ impl Sal {
         let opens_first = |flow: &&crate::flow::Flow| {
             flow.role == Role::Responder
                 && flow.app.protocol == UDP
+                && flow.stripe.is_none()
                 && flow.direct.carriage == Carriage::Encapsulated
                 && flow.carries_data()
         };
@@ -429,24 +400,38 @@ impl Sal {
         if !self.is_waiting_for_proof(id) {
             return;
         }
-        self.queue.pinhole(id);
         let Some(flow) = self.flows.get_mut(id) else { return };
-        let wait = PINHOLE_FIRST.saturating_mul(1 << flow.direct.tries.min(8)).min(PINHOLE_MAX);
-        flow.direct.tries = flow.direct.tries.saturating_add(1);
+        let tries = flow.direct.tries;
+        flow.direct.tries = tries.saturating_add(1);
+        let first = match flow.role {
+            Role::Initiator => {
+                self.queue.pinhole(id);
+                PINHOLE_FIRST
+            }
+            Role::Responder => {
+                // At first it only sets out to.
+                if tries > 0 {
+                    self.queue.knock(id);
+                }
+                KNOCK_FIRST
+            }
+        };
+        let wait = first.saturating_mul(1 << tries.min(8)).min(PINHOLE_MAX);
         self.set_direct_due(id, Some(now + wait));
     }
 
     /// A flow taken over with the ports that it had. Encapsulated, unless [`adopt_direct`](Self::adopt_direct) follows.
     pub(crate) fn adopt_ports(&mut self, now: Instant, id: FlowId, ports: &Tuple) {
-        let (local_port, peer, peer_port) = (ports.source.port(), ports.destination.ip(), ports.destination.port());
-        if !self.ports.claim(now, (peer, local_port, peer_port), id) {
+        let (local_port, peer_port) = (ports.source.port(), ports.destination.port());
+        let association = self.flows.get(id).map_or(0, |flow| flow.association);
+        let Some(host) = self.associations.get(association).map(|association| association.host) else { return };
+        if !self.ports.claim(now, (host, local_port, peer_port), id) {
             return;
         }
-        let association = self.flows.get(id).map_or(0, |flow| flow.association);
         let path = self.wire_path(association);
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.direct = Direct::never(Why::SharedAddress, now);
-        (flow.direct.local_port, flow.direct.peer_port, flow.direct.peer) = (local_port, peer_port, Some(peer));
+        (flow.direct.local_port, flow.direct.peer_port, flow.direct.peer) = (local_port, peer_port, Some(host));
         if let Some(path) = path {
             flow.direct.path = path;
             flow.direct.carriage = Carriage::Encapsulated;
@@ -479,32 +464,6 @@ impl Sal {
         true
     }
 
-    /// The path record for the association's address pair: shared by all associations with the same peer there.
-    fn wire_path(&mut self, association: u32) -> Option<u32> {
-        let (remote, host, own) = {
-            let association = self.associations.get(association)?;
-            (association.remote, association.host, association.wire_path)
-        };
-        if own != 0 && self.associations.get(own).is_some_and(|owner| owner.remote == remote) {
-            return Some(own);
-        }
-        let mut found = association;
-        for other in self.associations.at_address(remote) {
-            if other.host != host {
-                return None;
-            }
-            if other.wire_path != 0
-                && self.associations.get(other.wire_path).is_some_and(|owner| owner.remote == remote)
-            {
-                found = other.wire_path;
-            }
-        }
-        if let Some(association) = self.associations.get_mut(association) {
-            association.wire_path = found;
-        }
-        Some(found)
-    }
-
     fn is_hinted(&self, now: Instant, association: u32) -> bool {
         let proved = self.associations.get(association).and_then(|association| association.direct_proved);
         proved.is_some_and(|at| now.since(at) < HINT)
@@ -532,6 +491,13 @@ impl Sal {
             self.queue.fence(id);
         }
         self.direct_event(now, id, event, why);
+        if event == DirectEvent::Stalled && !self.rejoin(now, id, Cause::Silence) {
+            // A firewall, or nothing passes any more.
+            let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
+            if let Some(host) = association.map(|association| association.host) {
+                self.suspect(now, host, None);
+            }
+        }
     }
 
     pub(crate) fn direct_event(&mut self, now: Instant, id: FlowId, event: DirectEvent, why: Why) {
@@ -539,7 +505,7 @@ impl Sal {
         let (role, before, association) = (flow.role, flow.direct.carriage, flow.association);
         let (is_open, to_app) = (flow.lifecycle == Lifecycle::Established, flow.app.reversed());
         let is_tcp = to_app.protocol == TCP;
-        let may_send = self.ports.is_on;
+        let may_send = self.ports.is_on && flow.stripe.is_none();
         let Some(next) = before.after(event, role).filter(|next| *next != before && (may_send || !next.sends())) else {
             return;
         };
@@ -569,7 +535,12 @@ impl Sal {
             }
         }
         match next {
-            Carriage::Direct if is_tcp => self.note_proof(association, Some(now)),
+            Carriage::Direct if is_tcp => {
+                self.note_proof(association, Some(now));
+                if let Some(host) = self.associations.get(association).map(|association| association.host) {
+                    self.note_data_passes(host);
+                }
+            }
             Carriage::Sending => self.set_direct_due(id, Some(now + FENCE_AGAIN)),
             Carriage::Encapsulated => {
                 if is_tcp {
@@ -585,7 +556,7 @@ impl Sal {
         }
     }
 
-    fn install_again(&mut self, id: FlowId) {
+    pub(crate) fn install_again(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         if flow.carries_data() {
             flow.generation += 1;
@@ -596,8 +567,14 @@ impl Sal {
 
     /// The flow that direct packets with these addresses and ports belong to. `tuple` is as they stand on the wire.
     fn flow_on_wire(&self, tuple: &Tuple) -> Option<FlowId> {
-        let pair = (tuple.source.ip(), tuple.destination.port(), tuple.source.port());
-        self.ports.pairs.get(&pair).copied().filter(|id| id.0 != 0)
+        let ports = (tuple.destination.port(), tuple.source.port());
+        let sides =
+            self.side_paths.iter().filter(|side| side.pair.remote.ip() == tuple.source.ip()).map(|side| side.host);
+        let hosts = self.associations.at_ip(tuple.source.ip()).map(|association| association.host);
+        hosts.chain(sides).find_map(|host| {
+            let flow = self.ports.pairs.get(&(host, ports.0, ports.1)).copied();
+            flow.filter(|id| id.0 != 0)
+        })
     }
 
     /// A packet of the wire on a flow port that the cache could not place; `None` if it is none.
@@ -608,6 +585,12 @@ impl Sal {
             return None;
         }
         let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(AppVerdict::Drop(DropReason::UnknownFlow)) };
+        let is_reset = packet.tcp_flags() & packet::tcp_flags::RST != 0;
+        let is_strangers = is_reset
+            && self.flows.get(id).is_some_and(|flow| {
+                let is_direct = !matches!(flow.direct.carriage, Carriage::Encapsulated | Carriage::Never);
+                !is_direct || self.passage_of_flow(flow) != Passage::Open
+            });
         let flow = self.flows.get_mut(id)?;
         if flow.app.protocol != packet.tuple.protocol {
             return Some(AppVerdict::Drop(DropReason::UnknownFlow));
@@ -632,10 +615,8 @@ impl Sal {
         let is_datagram = flow.app.protocol == UDP;
         let carriage = flow.direct.carriage;
         let is_open = flow.lifecycle == Lifecycle::Established;
-        if packet.tcp_flags() & packet::tcp_flags::RST != 0
-            && matches!(carriage, Carriage::Encapsulated | Carriage::Never)
-        {
-            // The peer sends nothing direct: somebody on the way refuses pinholes.
+        if is_strangers {
+            // The peer sends nothing direct, or nothing has come by the new path yet: somebody on the way refuses pinholes.
             return Some(AppVerdict::Drop(DropReason::Unexpected));
         }
         if !is_bare && carriage.expects_fence() {
@@ -649,7 +630,7 @@ impl Sal {
             }
         }
         if is_bare && !carriage.accepts() {
-            self.handle_pinhole(now, id);
+            self.handle_pinhole(now, id, packet.is_knock());
         }
         // A pinhole is for the agents: a socket that has just closed would answer it with a RST. But it may also be an
         // acknowledgement of a peer that sends direct already, or still; an open connection takes either. Nothing else is an
@@ -668,14 +649,14 @@ impl Sal {
         Some(AppVerdict::Consumed)
     }
 
-    fn handle_pinhole(&mut self, now: Instant, id: FlowId) {
+    fn handle_pinhole(&mut self, now: Instant, id: FlowId, is_knock: bool) {
         let Some(flow) = self.flows.get(id).filter(|_| self.ports.is_on) else { return };
         match flow.role {
             Role::Responder => self.queue.pinhole(id),
             // No answer, since nothing was asked: after this end went back the peer still acknowledges direct for a while.
             Role::Initiator if flow.direct.tries == 0 => return,
-            Role::Initiator if flow.app.protocol == UDP && flow.direct.heard == 0 => {
-                // The responder's first says nothing of this end's. What goes out now meets an open hole.
+            Role::Initiator if is_knock || flow.app.protocol == UDP && flow.direct.heard == 0 => {
+                // The responder's own says nothing of this end's. What goes out now meets an open hole.
                 self.queue.pinhole(id);
                 if let Some(flow) = self.flows.get_mut(id) {
                     flow.direct.heard = 1;
@@ -777,16 +758,5 @@ Sending Stalled Encapsulated Encapsulated
 Direct Stalled Encapsulated Encapsulated
 Direct PeerBack Encapsulated Encapsulated\n";
         assert_eq!(matrix, expected);
-    }
-
-    #[test]
-    fn a_pair_of_ports_rests_after_use() {
-        let mut ports = FlowPorts::new(KeyedHash(1, 2));
-        let pair = (IpAddr::from([10, 0, 0, 1]), 61_000, 62_000);
-        assert!(ports.claim(Instant::ZERO, pair, FlowId(1)));
-        assert!(!ports.claim(Instant::ZERO, pair, FlowId(2)));
-        ports.rest(Instant::from_millis(1000), pair);
-        assert!(!ports.claim(Instant::from_millis(60_999), pair, FlowId(2)));
-        assert!(ports.claim(Instant::from_millis(61_000), pair, FlowId(2)));
     }
 }

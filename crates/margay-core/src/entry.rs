@@ -6,8 +6,11 @@
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 
-use margay_wire::FlowId;
+use margay_wire::{ArrivalsRepr, FlowId, PLACES_MAX};
+
+use crate::secure::SealKeys;
 
 /// A five-tuple as the application's own packets carry it when they leave `sal0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,6 +56,26 @@ pub struct Path {
     pub local: Option<IpAddr>,
     /// Largest UDP payload, in bytes, that fits both ends' links.
     pub datagram_max: u16,
+    /// What may pass.
+    pub passage: Passage,
+    /// Whether direct flows name this record. Of several between the same addresses, with one peer, one does.
+    pub wired: bool,
+    /// Where the peer says that it is now: its data is taken from there already, though nothing is sent there yet.
+    pub expected: Option<SocketAddr>,
+    /// Whether direct packets that come by it are to be told of: the peer waits to hear of them.
+    pub watched: bool,
+}
+
+/// What may pass between the addresses of a path (docs/decisions/0018).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Passage {
+    /// Whatever the flows' entries say.
+    #[default]
+    Open,
+    /// Everything goes encapsulated: no direct packet has come by these addresses yet.
+    Held,
+    /// Nothing: no place is known where the peer could be reached. Packets are taken and not sent.
+    Void,
 }
 
 /// How a flow's packets look between the hosts when they go direct: real addresses (the path's) and flow ports.
@@ -85,6 +108,35 @@ pub struct Entry {
     pub path: PathId,
     /// The direct path, where both ends have agreed on flow ports.
     pub wire: Option<Wire>,
+    /// What its DATA is sealed with; then nothing else of it is sent or taken.
+    pub seal: Option<SealKeys>,
+    /// The pairs of addresses that it goes by at once, where it is striped.
+    pub stripe: Option<[Option<Place>; PLACES_MAX]>,
+}
+
+/// A pair of addresses of a striped flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its path record.
+    pub path: PathId,
+    /// The peer has answered by it: data may go there. What comes by it is taken in any case.
+    pub may_send: bool,
+}
+
+/// What is heard of the places of a striped flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StripeNews {
+    /// The peer has answered by this place.
+    Alive {
+        /// Which.
+        place: usize,
+        /// The round trip.
+        rtt: Duration,
+    },
+    /// A place is another pair now, or none.
+    Gone(usize),
+    /// What the peer has received.
+    Arrivals(ArrivalsRepr),
 }
 
 /// Why an entry left the cache. Numbers are stable: metrics and eBPF maps carry them.
@@ -143,6 +195,13 @@ pub enum EntryUpdate {
     },
     /// Add an entry, or replace one of a lower generation.
     Install(Entry),
+    /// News of a striped flow.
+    Stripe {
+        /// The local identifier of the flow.
+        flow: FlowId,
+        /// What is new.
+        news: StripeNews,
+    },
     /// Forget an entry.
     Remove {
         /// The local identifier of the flow.

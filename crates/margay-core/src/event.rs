@@ -1,14 +1,19 @@
 //! What the core reports, and the views that it gives of its tables.
 
 use alloc::string::String;
-use core::net::SocketAddr;
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 
 use margay_wire::{FlowId, SessionId};
 
 use crate::direct::{Carriage, Why};
-use crate::entry::{RemoveReason, Tuple};
+use crate::entry::{Passage, RemoveReason, Tuple};
 use crate::key::HostId;
+use crate::location::{Cause, Moved, Moving, Pair, Trouble};
 use crate::name::ServiceId;
+use crate::secure::Cipher;
+use crate::striping::StripePlace;
 use crate::time::Instant;
 
 /// Something that happened. Nothing needs to be done about it; logs, metrics and watchers live on it.
@@ -38,6 +43,30 @@ pub enum Event {
     AssociationUp(HostId),
     /// A peer's host has a newer boot; its older flows were reset.
     PeerRebooted(HostId),
+    /// A peer and this host find each other at other addresses now.
+    Moved {
+        /// The peer.
+        host: HostId,
+        /// Our number of the one flow that moved; zero: all with the peer.
+        flow: FlowId,
+        /// The addresses.
+        pair: Pair,
+        /// Why.
+        cause: Cause,
+    },
+    /// A peer moves so often that it is left where it is for a while.
+    Flapping(HostId),
+    /// Nothing comes from a peer any more, by whatever way.
+    Silent(HostId),
+    /// Data goes unanswered between the addresses in use with a peer although probes are answered, and no other pair is better.
+    Unanswered(HostId),
+    /// A host with another key has proved itself at the address of one that this host has flows with.
+    OtherHost {
+        /// The one that was there.
+        former: HostId,
+        /// The one that is there.
+        host: HostId,
+    },
     /// A second host uses this key; it is kept out until its epoch is newer (DESIGN §18).
     Quarantined(HostId),
 }
@@ -99,6 +128,26 @@ pub struct FlowInfo {
     pub carriage_since: Instant,
     /// Why.
     pub why: Why,
+    /// How its DATA is sealed, if it is.
+    pub secure: Option<Cipher>,
+    /// This host's address that its packets leave with, where that is known.
+    pub local: Option<IpAddr>,
+    /// It goes by other addresses than the rest of its association.
+    pub is_aside: bool,
+    /// It stays there when the others move.
+    pub is_pinned: bool,
+    /// It is to go by several pairs at once, where there are several.
+    pub stripes: bool,
+    /// It does.
+    pub is_striped: bool,
+    /// Those.
+    pub places: Vec<StripePlace>,
+    /// The last change of its addresses.
+    pub moved: Option<Moved>,
+    /// How often they have changed.
+    pub moves: u32,
+    /// What is wrong with how the peer and this host find each other.
+    pub trouble: Option<Trouble>,
 }
 
 /// An association as lists show it.
@@ -108,6 +157,28 @@ pub struct AssociationInfo {
     pub host: HostId,
     /// Its UDP address.
     pub remote: SocketAddr,
+    /// This host's address that it is reached from, where that is known.
+    pub local: Option<IpAddr>,
+    /// Where else it says that it can be reached.
+    pub addresses: Vec<SocketAddr>,
+    /// Its service router.
+    pub rendezvous: Option<SocketAddr>,
+    /// What this host is doing about its own place.
+    pub moving: Moving,
+    /// What may pass.
+    pub passage: Passage,
+    /// Whether nothing has come from it lately although something should have.
+    pub is_suspected: bool,
+    /// What is wrong with how it and this host find each other.
+    pub trouble: Option<Trouble>,
+    /// It moves so often that it is left where it is until then.
+    pub flapping: Option<Instant>,
+    /// The last change of addresses.
+    pub moved: Option<Moved>,
+    /// How often they have changed.
+    pub moves: u32,
+    /// The last round trip of signalling.
+    pub rtt: Option<Duration>,
     /// Largest UDP payload in bytes.
     pub datagram_max: u16,
     /// The peer's epoch.

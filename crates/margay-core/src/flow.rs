@@ -18,7 +18,9 @@ use crate::direct::{Direct, Why};
 use crate::entry::{Entry, PathId, Tuple};
 use crate::event::{FlowInfo, Lifecycle, Role};
 use crate::name::ServiceId;
+use crate::secure::SealKeys;
 use crate::setup::{InitiatorSetup, LateAnswers, ResponderSetup};
+use crate::striping::Striping;
 use crate::time::Instant;
 
 const UDP: u8 = 17;
@@ -80,11 +82,17 @@ impl Lifecycle {
 pub(crate) mod seen {
     pub const FIN_EGRESS: u8 = 1;
     pub const FIN_INGRESS: u8 = 2;
+    /// It is to go by several pairs of addresses where there are several.
+    pub const STRIPES: u8 = 4;
     pub const AUTHENTICATED: u8 = 8;
     /// The flow is dead and its application is being told: any packet of it is answered with a RST.
     pub const FAILED: u8 = 16;
     /// The initiator has the peer's confirmation of its ACK.
     pub const CONFIRMED: u8 = 32;
+    /// An end demands that it is sealed.
+    pub const SECURE: u8 = 64;
+    /// It stays where it is when the others move.
+    pub const PINNED: u8 = 128;
 }
 
 /// What a flow needs only while it is being set up or watched for late answers.
@@ -111,8 +119,14 @@ pub(crate) struct Flow {
     pub seen: u8,
     pub setup: Setup,
     pub direct: Direct,
+    /// A path of its own.
+    pub side: Option<PathId>,
+    /// The pairs that it goes by, where those are several.
+    pub stripe: Option<Box<Striping>>,
     /// What the initiator's socket is called, where it says so: at its own end, or proved.
     pub source: Option<Box<ServiceId>>,
+    /// What its DATA is sealed with, once that is known.
+    pub seal: Option<Box<SealKeys>>,
     /// The one deadline of the flow; kept here so that it can be found and replaced in the ordered set.
     deadline: Option<Instant>,
 }
@@ -134,7 +148,10 @@ impl Flow {
             seen: 0,
             setup: Setup::Done,
             direct: Direct::never(Why::NoCache, now),
+            side: None,
+            stripe: None,
             source: None,
+            seal: None,
             deadline: None,
         }
     }
@@ -156,8 +173,10 @@ impl Flow {
             generation: self.generation,
             app: self.app,
             peer_flow: self.peer_flow,
-            path: PathId(self.association),
+            path: self.side.unwrap_or(PathId(self.association)),
             wire: self.direct.wire(),
+            seal: self.seal.as_deref().copied(),
+            stripe: self.stripe.as_ref().map(|striping| striping.places()),
         }
     }
 
@@ -178,6 +197,16 @@ impl Flow {
             carriage: self.direct.carriage,
             carriage_since: self.direct.since,
             why: self.direct.why,
+            secure: self.seal.as_ref().map(|keys| keys.cipher),
+            local: None,
+            is_aside: self.side.is_some(),
+            is_pinned: self.has(seen::PINNED),
+            stripes: self.has(seen::STRIPES) || self.stripe.is_some(),
+            is_striped: self.stripe.is_some(),
+            places: Vec::new(),
+            moved: None,
+            moves: 0,
+            trouble: None,
         }
     }
 }

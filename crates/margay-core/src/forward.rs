@@ -52,7 +52,7 @@ impl Sal {
             }
             Resolution::Forward(_, hop) => {
                 let (to, host) = (hop.address, hop.host);
-                self.forward(from, &resolvable, datagram, to, host)
+                self.forward(from, &resolvable, datagram, Kind::Syn, to, host)
             }
             Resolution::Drop(_) => Err(DropReason::ServiceDrop),
             Resolution::None => {
@@ -63,7 +63,7 @@ impl Sal {
     }
 
     /// Where answers to a resolvable packet go. A reply-to that differs from the sender counts only on a tagged hop.
-    fn reply_path(&mut self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> Reply {
+    pub(crate) fn reply_path(&mut self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> Reply {
         let Some(reply_to) = resolvable.reply_to else { return Reply { direct: from, via: None } };
         if !self.is_hop_tagged(from, resolvable, datagram) {
             self.counters.drop(DropReason::BadHopTag);
@@ -91,6 +91,7 @@ impl Sal {
         from: SocketAddr,
         resolvable: &ResolvableRepr,
         datagram: &[u8],
+        kind: Kind,
         to: SocketAddr,
         host: Option<HostId>,
     ) -> Result<(), DropReason> {
@@ -109,8 +110,21 @@ impl Sal {
         let hop_key = host.and_then(|host| self.associations.by_host(host)).and_then(|association| association.hop_key);
         let copy = rewrite(datagram, &onward, hop_key).ok_or(DropReason::Malformed)?;
         self.counters.forwarded += 1;
-        self.transmit(to, copy, Kind::Syn);
+        self.transmit(to, copy, kind);
         Ok(())
+    }
+
+    /// An RSYN for a host that is registered here: to where its own association leads. Nothing is kept.
+    pub(crate) fn forward_rsyn(
+        &mut self,
+        from: SocketAddr,
+        resolvable: &ResolvableRepr,
+        datagram: &[u8],
+    ) -> Result<(), DropReason> {
+        let host = ServiceId(resolvable.service).host().filter(|_| self.config.router).ok_or(DropReason::Unexpected)?;
+        let registered = self.associations.by_host(host).filter(|association| association.router);
+        let to = registered.ok_or(DropReason::NoService)?.remote;
+        self.forward(from, resolvable, datagram, Kind::Rsyn, to, Some(host))
     }
 
     /// Says at once that nobody serves the name, or not on that port; believed only by a host that shares an association with

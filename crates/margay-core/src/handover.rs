@@ -2,7 +2,8 @@
 //! and moves of virtual machines all use it.
 //!
 //! Keys are not in it: a leg names the association that it needs by the peer's host-ID, and whoever adopts the flow must
-//! share one with that peer.
+//! share one with that peer; the very same one, where the leg's stack seals. A version of this program that does not know a
+//! stack refuses its legs.
 //!
 //! ```text
 //!  0 "MGHO" | 4..6 version = 1 | 6..8 length of the whole
@@ -24,7 +25,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use margay_wire::{FlowId, SessionId};
+use margay_wire::{FlowId, STACK_ENCAP, SessionId};
 
 use crate::entry::{EntryUpdate, Tuple};
 use crate::event::{Lifecycle, Role};
@@ -32,6 +33,7 @@ use crate::flow::{Flow, Setup, seen};
 use crate::key::HostId;
 use crate::name::ServiceId;
 use crate::sal::Sal;
+use crate::secure::Cipher;
 use crate::time::Instant;
 
 /// The version that this program writes, and the only one that it reads.
@@ -278,18 +280,17 @@ impl HandoverRecord {
         self.legs.iter().find(|leg| leg.kind == LegKind::Nic).and_then(|leg| leg.tuple)
     }
 
-    /// The keys of the leg to the network.
-    fn keys(&self) -> Option<KeyReference> {
-        self.legs.iter().find(|leg| leg.kind == LegKind::Stack && leg.stack == STACK_ENCAP).and_then(|leg| leg.keys)
+    /// The keys of the leg to the network, and how it is sealed.
+    fn keys(&self) -> Option<(KeyReference, Option<Cipher>)> {
+        let stack = self.legs.iter().find(|leg| leg.kind == LegKind::Stack)?;
+        let cipher = Cipher::of_stack(stack.stack);
+        stack.keys.filter(|_| stack.stack == STACK_ENCAP || cipher.is_some()).map(|keys| (keys, cipher))
     }
 }
 
 fn unspecified(like: IpAddr) -> IpAddr {
     if like.is_ipv4() { core::net::Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
-
-/// Number of the stack that the DATA header knows as `encap`.
-const STACK_ENCAP: u8 = 2;
 
 struct Reader<'a>(&'a [u8]);
 
@@ -439,9 +440,9 @@ impl Sal {
         let association = self.associations.get(flow.association)?;
         let keys = KeyReference { host: association.host, association: association.local_id };
         let app = Leg { kind: LegKind::Sal0, stack: 0, tuple: Some(flow.app), flow: None, keys: None };
-        let wire =
-            Leg { kind: LegKind::Stack, stack: STACK_ENCAP, tuple: None, flow: Some(flow.peer_flow), keys: Some(keys) };
-        let ports = flow.direct.peer.map(|peer| Tuple {
+        let stack = flow.seal.as_ref().map_or(STACK_ENCAP, |keys| keys.cipher.stack());
+        let wire = Leg { kind: LegKind::Stack, stack, tuple: None, flow: Some(flow.peer_flow), keys: Some(keys) };
+        let ports = flow.direct.peer.map(|_| association.remote.ip()).map(|peer| Tuple {
             protocol: flow.app.protocol,
             // The route says with which address; only the port is the flow's own.
             source: SocketAddr::new(unspecified(peer), flow.direct.local_port),
@@ -479,7 +480,7 @@ impl Sal {
         if !matches!(record.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) {
             return Err(AdoptError::NotAlive);
         }
-        let (app, keys) = record.app().zip(record.keys()).ok_or(AdoptError::Legs)?;
+        let (app, (keys, cipher)) = record.app().zip(record.keys()).ok_or(AdoptError::Legs)?;
         let ports = record.ports();
         if record.legs.len() != 2 + usize::from(ports.is_some()) {
             return Err(AdoptError::Legs);
@@ -495,7 +496,9 @@ impl Sal {
             return Err(AdoptError::Taken("five-tuple"));
         }
         let same = self.associations.get(keys.association).filter(|association| association.host == keys.host);
-        let association = same.or_else(|| self.associations.by_host(keys.host));
+        // The keys of a sealed flow are of one association; only a host's own with itself is made anew, at both ends at once.
+        let is_free = cipher.is_none() || keys.host == self.host_id();
+        let association = same.or_else(|| self.associations.by_host(keys.host).filter(|_| is_free));
         let association = association.ok_or(AdoptError::UnknownPeer(keys.host))?.local_id;
         let before = |ms: u64| Instant::from_micros(now.micros().saturating_sub(ms.saturating_mul(1000)));
         let mut flow = Flow::new(record.flow, record.session, record.service, record.role, app, before(record.age_ms));
@@ -516,9 +519,15 @@ impl Sal {
         if let Some(ports) = ports {
             self.adopt_ports(now, record.flow, &ports);
         }
+        if let Some(cipher) = cipher {
+            self.keep_sealed(now, record.flow);
+            self.seal_flow(record.flow, cipher);
+            self.tell_epoch(now, association);
+        }
         let Some(entry) = self.flows.get(record.flow).map(Flow::entry) else { return Ok(()) };
         self.announce_path(association);
         self.queue.update(EntryUpdate::Install(entry));
+        self.begin_policy(now, record.flow);
         Ok(())
     }
 }

@@ -1,7 +1,9 @@
 //! What an agent leaves for its next start, in root-only memory that a reboot forgets: its associations (DESIGN §7, §18).
 //!
 //! The next start has a greater epoch, so its tags use other keys and its numbers may begin again. The replay window is not
-//! kept: a message that a peer sent before and that is replayed now names flows that no longer exist.
+//! kept: a message that a peer sent before and that is replayed now, before newer ones have moved the window, names flows
+//! that it ended or tokens of the start before. What it can still do is repeat a hint: addresses that the peer had, or that
+//! direct packets passed.
 //!
 //! ```text
 //!  0 version = 1 | 1 flags (1 initiator, 2 router, 4 boot known, 8 hop key) | 2..4 datagram_max
@@ -82,14 +84,19 @@ impl Sal {
     /// forgets.
     pub fn keep_associations(&self) -> Zeroizing<Vec<u8>> {
         let mut bytes = Vec::with_capacity(self.associations.len() * KEEPSAKE_LEN);
-        for association in self.associations.iter().filter(|association| !association.is_self()) {
-            encode(association, &mut bytes);
-        }
+        let (newest, older): (Vec<_>, Vec<_>) = self
+            .associations
+            .iter()
+            .filter(|association| !association.is_self())
+            .partition(|association| self.associations.is_newest(association.local_id));
+        // In this order, so that the next start uses the same one for new flows.
+        older.into_iter().chain(newest).for_each(|association| encode(association, &mut bytes));
         Zeroizing::new(bytes)
     }
 
     /// Takes up the associations of the start before. Peers need no new handshake; what they still send on flows of that
-    /// start is answered with a FAIL that they believe. Gives how many there were.
+    /// start is answered with a FAIL that they believe. Flows are to be taken up next, and then
+    /// [`forget_superseded`](Self::forget_superseded) be called. Gives how many there were.
     ///
     /// # Errors
     ///
@@ -104,13 +111,20 @@ impl Sal {
         let count = associations.len();
         for mut association in associations {
             association.heard = now;
+            association.is_kept = true;
+            association.is_fresh = false;
             let id = association.local_id;
             // A table at its bound refuses the rest: those peers are met anew.
-            if self.associations.insert(association).is_ok() {
+            if self.associations.insert_beside(association).is_ok() {
                 self.announce_path(id);
             }
         }
         Ok(count)
+    }
+
+    /// The flows of the start before have been taken up: what no flow needs goes.
+    pub fn forget_superseded(&mut self) {
+        self.associations.forget_superseded();
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the core asks of its caller, and what it says about a packet.
 
 use core::fmt;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::FlowId;
 
@@ -12,6 +12,8 @@ use crate::entry::EntryUpdate;
 pub enum Output {
     /// Send `buf[..len]` as a UDP datagram from the SAL port.
     Transmit {
+        /// This host's address to send from; `None` where its routing decides.
+        local: Option<IpAddr>,
         /// Destination.
         to: SocketAddr,
         /// Bytes of the datagram.
@@ -38,10 +40,15 @@ pub enum Output {
     Update(EntryUpdate),
     /// Send a bare TCP segment of this flow on its flow ports, with the numbers that its application has shown.
     Pinhole(FlowId),
+    /// The same, if the numbers are known, with [`KNOCK_WINDOW`](crate::KNOCK_WINDOW) for its window: nothing of the peer's has come.
+    Knock(FlowId),
     /// Once everything of this flow that was read from `sal0` before is sent, send an empty DATA with FENCE.
     Fence(FlowId),
     /// Send an empty DATA without FENCE now: the peer learns that this end encapsulates again, even if it has no data.
     Back(FlowId),
+    /// What was in flight of this connection is lost: have the host's TCP send it again now, instead of when its timer says so
+    /// (DESIGN §18).
+    Restart(FlowId),
 }
 
 /// What became of an application's packet.
@@ -138,6 +145,20 @@ drop_reasons! {
     SignedTcp = 26, "signed_tcp";
     /// The operating system refused to send or write it.
     Environment = 27, "environment";
+    /// Of a location that its host has left since.
+    Stale = 28, "stale";
+    /// The token is not the one that was sent to the place that the message comes from.
+    BadToken = 29, "bad_token";
+    /// Nowhere to send it: the peer's place is not known.
+    Nowhere = 30, "nowhere";
+    /// DATA of a sealed flow that is not sealed, or the other way round, or under another cipher.
+    OtherStack = 31, "other_stack";
+    /// Sealed DATA whose tag is wrong: forged, or damaged.
+    BadSeal = 32, "bad_seal";
+    /// Sealed DATA that has been opened before, or is too old to tell.
+    ReplayedSeal = 33, "replayed_seal";
+    /// Sealed under epochs that are not the present ones: an agent has started again.
+    OtherEpoch = 34, "other_epoch";
 }
 
 impl fmt::Display for DropReason {

@@ -27,6 +27,10 @@ pub mod tcp_flags {
     pub const ACK: u8 = 0x10;
 }
 
+/// The window of a pinhole that answers none. Others have another one, so that who hears it knows that nothing of its own has come
+/// through. Of the order of theirs, as a program may be given it.
+pub const KNOCK_WINDOW: u16 = 0x03ff;
+
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMP: u8 = 1;
@@ -71,6 +75,11 @@ impl<'a> AppPacket<'a> {
     /// TCP flags, 0 for other protocols.
     pub fn tcp_flags(&self) -> u8 {
         if self.tuple.protocol == TCP { self.transport.get(13).copied().unwrap_or(0) } else { 0 }
+    }
+
+    /// Whether it is a pinhole that answers none.
+    pub fn is_knock(&self) -> bool {
+        self.is_tcp() && self.transport.get(14..16) == Some(&KNOCK_WINDOW.to_be_bytes())
     }
 
     pub fn is_tcp(&self) -> bool {
@@ -231,6 +240,12 @@ pub(crate) fn readdress(packet: &AppPacket<'_>, tuple: &Tuple, mss_max: u16) -> 
         clamp_mss(&mut transport, mss_max);
     }
     build(tuple, transport, packet.class, packet.hop_limit.max(2))
+}
+
+/// A TCP segment without its data, which its sender will say again: what is inside a SYN is for everybody to read.
+pub(crate) fn without_data(packet: &AppPacket<'_>) -> Option<Vec<u8>> {
+    let header_len = usize::from(packet.transport.get(12)? >> 4) * 4;
+    build(&packet.tuple, packet.transport.get(..header_len)?.to_vec(), packet.class, packet.hop_limit)
 }
 
 /// An IP packet of `tuple` around `transport`, whose checksum is computed here.

@@ -2,7 +2,7 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::FlowId;
 
@@ -10,7 +10,7 @@ use crate::entry::EntryUpdate;
 use crate::output::Output;
 
 enum Item {
-    Transmit(SocketAddr, Vec<u8>),
+    Transmit(Option<IpAddr>, SocketAddr, Vec<u8>),
     Inject(Vec<u8>),
     Egress(Vec<u8>),
     Ingress(SocketAddr, Vec<u8>),
@@ -41,8 +41,8 @@ impl OutputQueue {
         self.items.push_back(item);
     }
 
-    pub fn transmit(&mut self, to: SocketAddr, datagram: Vec<u8>) {
-        self.push(Item::Transmit(to, datagram));
+    pub fn transmit(&mut self, local: Option<IpAddr>, to: SocketAddr, datagram: Vec<u8>) {
+        self.push(Item::Transmit(local, to, datagram));
     }
 
     pub fn inject(&mut self, packet: Vec<u8>) {
@@ -65,12 +65,20 @@ impl OutputQueue {
         self.items.push_back(Item::Plain(Output::Pinhole(flow)));
     }
 
+    pub fn knock(&mut self, flow: FlowId) {
+        self.items.push_back(Item::Plain(Output::Knock(flow)));
+    }
+
     pub fn fence(&mut self, flow: FlowId) {
         self.items.push_back(Item::Plain(Output::Fence(flow)));
     }
 
     pub fn back(&mut self, flow: FlowId) {
         self.items.push_back(Item::Plain(Output::Back(flow)));
+    }
+
+    pub fn restart(&mut self, flow: FlowId) {
+        self.items.push_back(Item::Plain(Output::Restart(flow)));
     }
 
     pub fn is_empty(&self) -> bool {
@@ -85,7 +93,7 @@ impl OutputQueue {
                 return Some(output);
             }
             self.packets -= 1;
-            let (Item::Transmit(_, bytes) | Item::Inject(bytes) | Item::Egress(bytes) | Item::Ingress(_, bytes)) =
+            let (Item::Transmit(_, _, bytes) | Item::Inject(bytes) | Item::Egress(bytes) | Item::Ingress(_, bytes)) =
                 &item
             else {
                 continue;
@@ -97,7 +105,7 @@ impl OutputQueue {
             };
             place.copy_from_slice(bytes);
             return Some(match item {
-                Item::Transmit(to, _) => Output::Transmit { to, len },
+                Item::Transmit(local, to, _) => Output::Transmit { local, to, len },
                 Item::Inject(_) => Output::Inject { len },
                 Item::Egress(_) => Output::Egress { len },
                 Item::Ingress(from, _) => Output::Ingress { from, len },

@@ -10,7 +10,7 @@ use core::net::SocketAddr;
 use margay_wire::{ErrorCode, FlowId, Message};
 
 use crate::event::Role;
-use crate::flow::Flow;
+use crate::flow::{Flow, seen};
 use crate::key::HostId;
 use crate::output::{AppVerdict, DropReason};
 use crate::packet::AppPacket;
@@ -40,10 +40,11 @@ impl Sal {
             return None;
         }
         let related = Some(Related { flow: asked.peer_flow, host: association.host });
-        let (service, next_hop) = (asked.service, association.remote);
+        let (service, next_hop, is_sealed) = (asked.service, association.remote, asked.has(seen::SECURE));
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
         let session = margay_wire::SessionId(self.rng.bytes());
-        let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
+        let mut flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
+        flow.seen |= if is_sealed { seen::SECURE } else { 0 };
         self.start_setup(
             now,
             flow,

@@ -1,5 +1,6 @@
 //! [`Sal`]: the Service Access Layer of one host.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -7,24 +8,27 @@ use hashbrown::HashMap;
 use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, Message};
 
 use crate::association::AssociationTable;
-use crate::auth;
 use crate::certificate::TrustStore;
 use crate::closing::SWEEP;
 use crate::config::Config;
 use crate::cookie::CookieJar;
 use crate::counters::Counters;
-use crate::direct::FlowPorts;
 use crate::event::Event;
 use crate::flow::{FlowTable, KeyedHash, seen};
+use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
 use crate::instance::Instance;
+use crate::location::LocationTable;
 use crate::name::{Prefix, ServiceId, service_of_v6};
 use crate::output::{AppVerdict, Direction, DropReason, Output};
 use crate::packet::{self, Parsed, Unreachable};
+use crate::policy::Policy;
 use crate::queue::OutputQueue;
 use crate::rate::RateLimit;
 use crate::rng::Rng;
+use crate::secure::Demands;
 use crate::setup::Draft;
+use crate::side_path::SidePath;
 use crate::source::SourceTable;
 use crate::table::{Action, Resolution, Rule, SERVICE_PORT, ServiceTable};
 use crate::time::Instant;
@@ -77,8 +81,28 @@ pub struct Sal {
     pub(crate) half_open: usize,
     pub(crate) ports: FlowPorts,
     pub(crate) answers: RateLimit,
+    pub(crate) secure: Demands,
+    /// Where each peer and this host find each other.
+    pub(crate) locations: LocationTable,
+    /// From which address the host's routing sends to peers' addresses.
+    pub(crate) routes: Routes,
+    /// Whether the host's addresses are known: none may be what they are.
+    pub(crate) has_looked: bool,
+    /// Pairs of addresses that single flows use.
+    pub(crate) side_paths: Vec<SidePath>,
+    /// What flows do with several addresses, by their names; the longest prefixes first.
+    pub(crate) policies: Vec<(Prefix, Policy)>,
+    /// Flows that go by several pairs at once.
+    pub(crate) striped: BTreeSet<FlowId>,
+    /// Makes the tokens of RSYN-ACK.
+    pub(crate) move_secret: [u8; 32],
+    /// The local address that the datagram in hand came to, where that is known.
+    pub(crate) arrival: Option<IpAddr>,
     next_sweep: Instant,
 }
+
+/// From which of this host's addresses its routing sends to an address; `None` where it has no route.
+pub(crate) type Routes = HashMap<IpAddr, Option<IpAddr>, KeyedHash>;
 
 /// Events in order, bounded: the oldest go first, since nothing depends on them.
 pub(crate) struct EventQueue(alloc::collections::VecDeque<Event>);
@@ -107,6 +131,7 @@ impl Sal {
         let (flow_hasher, name_hasher, association_hasher, port_hasher) = (hasher(), hasher(), hasher(), hasher());
         let instance_hasher = hasher();
         let sources = SourceTable::with_hasher(hasher());
+        let (locations, routes) = (LocationTable::with_hasher(hasher()), HashMap::with_hasher(hasher()));
         let limits = config.limits;
         let mut sal = Self {
             now,
@@ -127,6 +152,15 @@ impl Sal {
             half_open: 0,
             ports: FlowPorts::new(port_hasher),
             answers: RateLimit::new(limits.answers_per_s, now),
+            secure: Demands::default(),
+            locations,
+            routes,
+            has_looked: false,
+            side_paths: Vec::new(),
+            policies: Vec::new(),
+            striped: BTreeSet::new(),
+            move_secret: rng.bytes(),
+            arrival: None,
             next_sweep: now + SWEEP,
             rng,
             config,
@@ -203,13 +237,22 @@ impl Sal {
     }
 
     /// A datagram from the SAL port: signalling, or DATA that missed the flow cache.
+    /// `local` is the address of this host that it came to, where that is known.
     ///
     /// # Errors
     ///
     /// Why it was dropped; already counted. Nothing needs to be done about it.
-    pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
+    pub fn handle_datagram(
+        &mut self,
+        now: Instant,
+        local: Option<IpAddr>,
+        from: SocketAddr,
+        datagram: &[u8],
+    ) -> Result<(), DropReason> {
         self.now = now;
+        self.arrival = local;
         let result = self.dispatch(now, from, datagram);
+        self.seal_again();
         if let Err(reason) = result {
             self.counters.drop(reason);
         }
@@ -240,7 +283,10 @@ impl Sal {
             Kind::Error => self.handle_error(now, from, &message),
             Kind::Fail | Kind::Rst => self.handle_fail(now, from, &message),
             Kind::Probe => self.handle_probe(now, from, &message),
-            // Moves and locks come with mobility and chains; until then a peer that sends them is told nothing.
+            Kind::Rsyn => self.handle_rsyn(now, from, &message, datagram),
+            Kind::RsynAck => self.handle_rsyn_ack(now, from, &message),
+            Kind::RsynDone => self.handle_rsyn_done(now, from, &message),
+            // Locks come with chains; until then a peer that sends them is told nothing.
             _ => Err(DropReason::Unexpected),
         }
     }
@@ -256,22 +302,6 @@ impl Sal {
         if let Some(datagram) = draft.write(None) {
             self.transmit(from, datagram, Kind::Error);
         }
-    }
-
-    /// A tagged PROBE is answered by a tagged confirmation: the association and its path work.
-    fn handle_probe(&mut self, now: Instant, from: SocketAddr, message: &Message<'_>) -> Result<(), DropReason> {
-        let association = auth::authenticate(&mut self.associations, message, now)?;
-        if message.flags.contains(margay_wire::Flags::CONFIRM) {
-            return Ok(());
-        }
-        let epoch = self.config.epoch;
-        let mut draft = Draft::new(Kind::Probe, message.src_flow, message.dst_flow);
-        draft.flags = margay_wire::Flags::CONFIRM;
-        let Some(association) = self.associations.get_mut(association) else { return Ok(()) };
-        if let Some(datagram) = draft.seal(association, epoch) {
-            self.transmit(from, datagram, Kind::Probe);
-        }
-        Ok(())
     }
 
     /// The flow cache carried a segment with FIN or RST set, in this direction. `flags` is the TCP flags byte.
@@ -295,6 +325,8 @@ impl Sal {
             self.flow_due(now, id);
         }
         self.direct_due(now);
+        self.locations_due(now);
+        self.stripes_due(now);
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
             self.sweep(now);
@@ -303,12 +335,13 @@ impl Sal {
 
     /// The next thing to do, its bytes in `buf`, which holds at least 65,536 bytes.
     pub fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {
+        self.drop_gone_paths();
         self.queue.pop(buf)
     }
 
     /// Whether [`poll`](Self::poll) has something.
     pub fn has_output(&self) -> bool {
-        !self.queue.is_empty()
+        !self.queue.is_empty() || self.associations.has_gone()
     }
 
     /// The next event.
@@ -319,21 +352,32 @@ impl Sal {
     /// When to call [`handle_timeout`](Self::handle_timeout), unless something else comes first.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let sweep = (self.flows.len() > 0).then_some(self.next_sweep);
-        self.flows.next_deadline().into_iter().chain(self.ports.next_deadline()).chain(sweep).min()
+        self.flows
+            .next_deadline()
+            .into_iter()
+            .chain(self.ports.next_deadline())
+            .chain(self.locations.next_deadline())
+            .chain(self.stripes_deadline())
+            .chain(sweep)
+            .min()
     }
 
     pub(crate) fn transmit(&mut self, to: SocketAddr, datagram: Vec<u8>, kind: Kind) {
+        self.transmit_from(None, to, datagram, kind);
+    }
+
+    pub(crate) fn transmit_from(&mut self, local: Option<IpAddr>, to: SocketAddr, datagram: Vec<u8>, kind: Kind) {
         self.counters.sent(kind);
-        self.queue.transmit(to, datagram);
+        self.queue.transmit(local, to, datagram);
     }
 
     /// Seals `draft` under an association and sends it to the association's address.
     pub(crate) fn seal_and_send(&mut self, association: u32, draft: Draft<'_>) {
         let (epoch, kind) = (self.config.epoch, draft.kind);
         let Some(association) = self.associations.get_mut(association) else { return };
-        let to = association.remote;
+        let (local, to) = (association.local, association.remote);
         if let Some(datagram) = draft.seal(association, epoch) {
-            self.transmit(to, datagram, kind);
+            self.transmit_from(local, to, datagram, kind);
         }
     }
 

@@ -35,6 +35,13 @@ impl ServiceId {
         Self(id)
     }
 
+    /// The host that a name of that form is of.
+    pub fn host(&self) -> Option<HostId> {
+        let mut host = [0; 16];
+        host.copy_from_slice(&self.0[12..28]);
+        (self.0[..12] == [0; 12]).then_some(HostId(host))
+    }
+
     /// Whether it is a name of that form, of this host.
     pub fn is_at_host(&self, host: HostId) -> bool {
         self.0[..12] == [0; 12] && self.0[12..28] == host.0

@@ -15,7 +15,7 @@ static __always_inline void note_numbers(struct tcp_numbers *numbers, const stru
 	numbers->window = packet->window;
 }
 
-static __always_inline void tell(const struct flow_entry *entry, __u32 bits, const struct packet *wire)
+static __always_inline void tell_of(__u32 flow, __u32 bits, const struct packet *wire)
 {
 	struct flow_event *event;
 
@@ -24,13 +24,18 @@ static __always_inline void tell(const struct flow_entry *entry, __u32 bits, con
 		count(COUNT_EVENT_LOST);
 		return;
 	}
-	event->flow = entry ? entry->flow : 0;
+	event->flow = flow;
 	event->seen = bits;
 	if (wire)
 		event->wire = wire->key;
 	else
 		__builtin_memset(&event->wire, 0, sizeof(event->wire));
 	bpf_ringbuf_submit(event, 0);
+}
+
+static __always_inline void tell(const struct flow_entry *entry, __u32 bits, const struct packet *wire)
+{
+	tell_of(entry ? entry->flow : 0, bits, wire);
 }
 
 static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
@@ -44,7 +49,11 @@ static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
 static __always_inline void note_packet(struct direction *direction, struct __sk_buff *skb, const struct packet *packet,
 					__u64 now)
 {
+	__u32 segment = skb->gso_size ? skb->gso_size : packet->payload_len;
+
 	direction->last_ns = now;
+	if (segment > direction->segment)
+		direction->segment = segment;
 	__sync_fetch_and_add(&direction->bytes, packet->payload_len);
 	__sync_fetch_and_add(&direction->segments, skb->gso_segs ? skb->gso_segs : 1);
 }

@@ -54,6 +54,7 @@ struct shared_layout {
 	struct flow_entry flow;
 	struct path_entry path;
 	struct pair_key pair;
+	struct pair_value pair_value;
 	struct flow_event event;
 	struct address_key address;
 	struct listener_key listener;
@@ -70,9 +71,17 @@ const volatile __u32 layout_version = LAYOUT_VERSION;
  * been answered); half of that is on the safe side. */
 #define DATAGRAM_IDLE_NS 15000000000ULL
 
-static __always_inline bool is_stalled(const struct flow_entry *entry, const struct path_entry *path, __u64 now)
+/* Since when packets have gone unanswered, those to the addresses before not counted. */
+static __always_inline __u64 started_waiting(const struct flow_entry *entry, const struct path_entry *path)
 {
 	__u64 since = entry->unanswered_since_ns;
+
+	return since && (__s64)(since - path->since_ns) < 0 ? 0 : since;
+}
+
+static __always_inline bool is_stalled(const struct flow_entry *entry, const struct path_entry *path, __u64 now)
+{
+	__u64 since = started_waiting(entry, path);
 	__u64 rtt = entry->rtt_ns ? entry->rtt_ns : path->rtt_ns;
 	__u64 limit = rtt ? path->stall_ns + 2 * rtt : STALL_UNKNOWN_NS;
 
@@ -81,9 +90,9 @@ static __always_inline bool is_stalled(const struct flow_entry *entry, const str
 
 /* Whether datagrams must not go direct any more: nothing has come back although the other end answers once a second, or the flow
  * has been silent for so long that holes on the way may have closed. */
-static __always_inline bool is_datagram_stalled(struct flow_entry *entry, __u64 now)
+static __always_inline bool is_datagram_stalled(struct flow_entry *entry, const struct path_entry *path, __u64 now)
 {
-	__u64 since = entry->unanswered_since_ns;
+	__u64 since = started_waiting(entry, path);
 	__u64 last = entry->egress.last_ns;
 
 	if ((__s64)(entry->ingress.last_ns - last) > 0)
@@ -117,7 +126,7 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 				count(COUNT_LEFT_STALLED);
 				return false;
 			}
-			if (!entry->unanswered_since_ns)
+			if (!started_waiting(entry, path))
 				entry->unanswered_since_ns = now;
 		}
 		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_EGRESS : 0;
@@ -125,12 +134,12 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 		note_end(entry, ends);
 		note_numbers(&entry->egress.numbers, packet);
 	} else {
-		if (is_datagram_stalled(entry, now)) {
+		if (is_datagram_stalled(entry, path, now)) {
 			__sync_fetch_and_or(&entry->flags, FLOW_STALLED);
 			count(COUNT_LEFT_STALLED);
 			return false;
 		}
-		if (!entry->unanswered_since_ns)
+		if (!started_waiting(entry, path))
 			entry->unanswered_since_ns = now;
 	}
 	note_packet(&entry->egress, skb, packet, now);
@@ -198,6 +207,10 @@ int app_egress(struct __sk_buff *skb)
 	path = bpf_map_lookup_elem(&paths, &path_id);
 	if (!path) {
 		count(COUNT_LEFT_NO_PATH);
+		return TCX_NEXT;
+	}
+	if (path->flags & PATH_HELD) {
+		count(COUNT_LEFT_HELD);
 		return TCX_NEXT;
 	}
 	/* What looks like a pinhole is not sent as one. */
@@ -302,14 +315,28 @@ static __always_inline bool is_of_host(struct __sk_buff *skb, const struct packe
 	return true;
 }
 
+/* How often the agent hears that direct packets come by a watched path. */
+#define TELL_NS 20000000ULL
+
+static __always_inline void tell_of_path(struct pair_value *path)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	if (now - path->told_ns < TELL_NS)
+		return;
+	path->told_ns = now;
+	tell_of(path->path, SEEN_PATH, NULL);
+}
+
 SEC("tcx/ingress")
 int wire_ingress(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 	struct wire_key key = {};
 	struct flow_entry *entry;
-	__u32 *path;
+	struct pair_value *path;
 	__u16 port;
+	bool is_reset;
 
 	if (!parse(skb, ETH_HLEN, &packet)) {
 		hear_too_big(skb);
@@ -322,7 +349,17 @@ int wire_ingress(struct __sk_buff *skb)
 	path = bpf_map_lookup_elem(&pairs, &packet.key);
 	if (!path)
 		return is_of_host(skb, &packet) ? TCX_NEXT : send_up(skb, COUNT_UP_NO_FLOW);
-	key.path = *path;
+	key.path = path->path;
+	/* While nothing has come by the path, a reset is the word of a host on the way that knows no such connection, such as a
+	 * translator: it shows nothing of the path, and is not the peer's.
+	 */
+	is_reset = packet.key.protocol == IPPROTO_TCP && packet.tcp_flags & TCP_RST;
+	if (is_reset && path->flags & PATH_HELD) {
+		count(COUNT_DROP_RESET);
+		return TCX_DROP;
+	}
+	if (path->flags & PATH_WATCHED && !is_reset)
+		tell_of_path(path);
 	key.local_port = packet.key.destination_port;
 	key.remote_port = packet.key.source_port;
 	key.protocol = packet.key.protocol;

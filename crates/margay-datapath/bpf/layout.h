@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#define LAYOUT_VERSION 3
+#define LAYOUT_VERSION 5
 
 /* Bits of flow_entry.flags. */
 #define FLOW_EGRESS 1 /* packets of the application go direct */
@@ -20,6 +20,7 @@
 /* In events only: datagrams come and none goes, so the agent is to answer with a pinhole. */
 #define SEEN_ONE_WAY 16
 #define SEEN_PINHOLE 32
+#define SEEN_PATH 128 /* a direct packet came by a path that is watched; the event's flow is the path */
 #define SEEN_TOO_BIG 64 /* a router's word about a packet of the flow; the MTU of its link is in the upper half */
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
@@ -27,6 +28,10 @@
 
 /* Value of `pairs` where several peers share the address pair. */
 #define PATH_SHARED 0xffffffff
+
+/* Bits of path_entry.flags and pair_value.flags. */
+#define PATH_HELD 1 /* nothing goes direct: the hosts have moved, and no direct packet has come by yet */
+#define PATH_WATCHED 2 /* the agent is told of direct packets that come: the peer waits to hear of them */
 
 /* An application's five-tuple as its packets leave sal0. IPv4 addresses are v4-mapped. Network byte order. */
 struct app_key {
@@ -52,7 +57,7 @@ struct tcp_numbers {
 	__u32 sequence; /* the highest, of a segment's first byte */
 	__u32 length; /* of that segment */
 	__u32 acknowledgement;
-	__u32 tsval; /* room: written with mobility */
+	__u32 tsval; /* room */
 	__u32 tsecr;
 	__u16 window;
 	__u8 scale; /* room */
@@ -66,7 +71,8 @@ struct direction {
 	__u64 segments;
 	struct tcp_numbers numbers;
 	__u64 asked_ns; /* ingress of datagrams: when the agent was asked to answer last */
-	__u64 zero;
+	__u32 segment; /* payload of the largest TCP segment, since the entry was made */
+	__u32 zero;
 };
 
 /* Both directions of a flow may pass on different processors at once: what each writes lies on cache lines of its own. The
@@ -95,6 +101,16 @@ struct path_entry {
 	__u32 mtu;
 	__u64 stall_ns;
 	__u64 rtt_ns; /* the first wait for an answer of the flow that came last; 0: not known */
+	__u64 since_ns; /* what was sent before went to other addresses: it says nothing of these */
+	__u32 flags;
+	__u32 zero;
+};
+
+/* What a pair of addresses leads to. */
+struct pair_value {
+	__u32 path; /* or PATH_SHARED */
+	__u32 flags;
+	__u64 told_ns; /* when the agent heard last that a direct packet came */
 };
 
 struct pair_key {
@@ -134,5 +150,7 @@ enum counter {
 	COUNT_EVENT_LOST = 9, /* the ring of events was full; the agent's scan finds it */
 	COUNT_PINHOLES = 10, /* datagrams without payload: between the agents */
 	COUNT_TOO_BIG = 11, /* routers said that a packet was too large */
-	COUNTERS = 12,
+	COUNT_LEFT_HELD = 12, /* the path is held */
+	COUNT_DROP_RESET = 13, /* a reset by a path that is held */
+	COUNTERS = 14,
 };

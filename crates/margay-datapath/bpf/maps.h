@@ -33,7 +33,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 65536);
 	__type(key, struct pair_key);
-	__type(value, __u32);
+	__type(value, struct pair_value);
 } pairs SEC(".maps");
 
 /* This host's own addresses. */

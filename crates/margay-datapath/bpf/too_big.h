@@ -74,7 +74,8 @@ static __always_inline void hear_too_big(struct __sk_buff *skb)
 	struct packet quoted = {};
 	struct wire_key key = {};
 	struct flow_entry *entry;
-	__u32 *path, mtu = 0;
+	struct pair_value *path;
+	__u32 mtu = 0;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		mtu = quoted_v4(skb, &quoted.key);
@@ -90,7 +91,7 @@ static __always_inline void hear_too_big(struct __sk_buff *skb)
 	path = bpf_map_lookup_elem(&pairs, &pair);
 	if (!path)
 		return;
-	key.path = *path;
+	key.path = path->path;
 	key.local_port = quoted.key.source_port;
 	key.remote_port = quoted.key.destination_port;
 	key.protocol = quoted.key.protocol;

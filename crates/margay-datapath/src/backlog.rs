@@ -3,9 +3,10 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use margay_core::direct::DirectEvent;
 use margay_core::output::{Direction, DropReason};
@@ -52,6 +53,25 @@ pub enum Notice {
     Direct(FlowId, DirectEvent),
     /// A packet of it came to user space although it is sent direct.
     Beside(FlowId),
+    /// Chunks of it come that this end cannot open.
+    StrangeSeal(FlowId),
+    /// Trains of this striped flow have come, and its peer is to be told.
+    Arrivals(FlowId),
+    /// Data of it, or by its path, goes unanswered for too long: its own for so long.
+    Silence(FlowId, Duration),
+    /// Data of it that went unanswered for long has been answered.
+    Answer(FlowId),
+}
+
+/// A datagram of a peer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// The address of this host that it came to, where that is known.
+    pub local: Option<IpAddr>,
+    /// The sender.
+    pub from: SocketAddr,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
 }
 
 /// All that waits, by kind, each in order.
@@ -62,7 +82,7 @@ pub struct Waiting {
     /// Packets of applications.
     pub packets: VecDeque<Missed>,
     /// Datagrams of peers.
-    pub datagrams: VecDeque<(SocketAddr, Vec<u8>)>,
+    pub datagrams: VecDeque<Arrived>,
     bytes: usize,
 }
 
@@ -99,12 +119,12 @@ impl Backlog {
     }
 
     /// Hands over a datagram.
-    pub fn datagram(&self, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
+    pub fn datagram(&self, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
         self.push(|waiting| {
             if waiting.datagrams.len() >= DATAGRAMS_MAX {
                 return Err(DropReason::Full);
             }
-            waiting.datagrams.push_back((from, datagram.to_vec()));
+            waiting.datagrams.push_back(Arrived { local, from, bytes: datagram.to_vec() });
             Ok(())
         })
     }
@@ -170,7 +190,7 @@ mod test {
     fn each_kind_has_its_own_bound() {
         let backlog = Backlog::new().expect("descriptors");
         let from = "10.0.0.2:1".parse().expect("literal");
-        let refused = (0..DATAGRAMS_MAX + 10).filter(|_| backlog.datagram(from, &[1]).is_err()).count();
+        let refused = (0..DATAGRAMS_MAX + 10).filter(|_| backlog.datagram(None, from, &[1]).is_err()).count();
         assert_eq!(refused, 10);
         let missed = |len| Missed { vnet: Vnet::default(), packet: vec![0; len] };
         assert_eq!(backlog.packet(missed(1)), Ok(()));

@@ -1,7 +1,7 @@
 //! The thread of the core: signalling, misses and timers go in, outputs are carried out in order.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ use crate::driver::{Core, DatapathConfig, Shared};
 use crate::egress::{carry, sender};
 use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, Packet, SYN, UDP};
-use crate::train::{Assembler, Run};
+use crate::train::Assembler;
 use crate::tun::PACKET_MAX;
 use crate::udp::{RECEIVE_MAX, SendError};
 use crate::vnet::{Gso, Vnet};
 use crate::wait::readable;
-use crate::{clock, ingress, offload};
+use crate::{clock, ingress, offload, restart};
 
 /// Receives of signalling between two looks at the rest.
 const SIGNALLING_BURST: usize = 64;
@@ -73,7 +73,7 @@ impl<C: Core> CoreSide<C> {
     pub fn drain(&mut self, shared: &Shared<C>) {
         while let Some(output) = self.core.poll(&mut self.buffer) {
             match output {
-                Output::Transmit { to, len } => transmit(shared, to, &self.buffer[..len]),
+                Output::Transmit { local, to, len } => transmit(shared, local, to, &self.buffer[..len]),
                 Output::Inject { len } => shared.inject(&self.buffer[..len]),
                 Output::Egress { len } => {
                     let buffer = std::mem::take(&mut self.buffer);
@@ -83,8 +83,10 @@ impl<C: Core> CoreSide<C> {
                 Output::Ingress { from, len } => self.ingress(shared, from, len),
                 Output::Update(update) => apply(shared, update),
                 Output::Pinhole(flow) => shared.send_pinhole(flow),
+                Output::Knock(flow) => shared.send_knock(flow),
                 Output::Fence(flow) => shared.direct.fence(flow),
                 Output::Back(flow) => shared.send_mark(flow, 0),
+                Output::Restart(flow) => restart::restart(shared, flow),
             }
         }
         self.outbox.flush(&mut sender(shared, false));
@@ -150,17 +152,17 @@ impl<C: Core> CoreSide<C> {
 
     /// A DATA datagram that the core has held: as if received now.
     fn ingress(&mut self, shared: &Shared<C>, from: SocketAddr, len: usize) {
-        let datagram = &self.buffer[..len];
+        let datagram = &mut self.buffer[..len];
         let result = DataRepr::parse(datagram)
             .map_err(|_| DropReason::Malformed)
-            .and_then(|header| ingress::accept(shared, &mut self.assembler, &Run::single(header, datagram), from));
+            .and_then(|header| ingress::take(shared, &mut self.assembler, header, (datagram, len), (None, from)));
         if let Err(reason) = result {
             shared.counting.drop(reason);
         }
     }
 
-    fn datagram(&mut self, shared: &Shared<C>, from: SocketAddr, datagram: &[u8]) {
-        self.core.handle_datagram(clock::now(), from, datagram);
+    fn datagram(&mut self, shared: &Shared<C>, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
+        self.core.handle_datagram(clock::now(), local, from, datagram);
         self.drain(shared);
     }
 
@@ -170,7 +172,16 @@ impl<C: Core> CoreSide<C> {
             Notice::Passed(Passed { flow, direction, flags }) => {
                 self.core.handle_transport(now, flow, direction, flags);
             }
+            Notice::Silence(flow, unanswered) => self.core.handle_silence(now, flow, unanswered),
+            Notice::Answer(flow) => self.core.handle_answer(now, flow),
             Notice::Direct(flow, event) => self.core.handle_direct(now, flow, event),
+            Notice::Arrivals(flow) => {
+                let stripe = shared.table.read().stripe(flow);
+                if let Some((place, arrivals)) = stripe.map(|stripe| stripe.arrivals()) {
+                    self.core.handle_arrivals(now, flow, place, &arrivals);
+                }
+            }
+            Notice::StrangeSeal(flow) => self.core.handle_strange_seal(now, flow),
             Notice::Beside(flow) => {
                 let wanted = shared.table.read().wire(flow);
                 if shared.direct.is_stalled(flow, wanted) {
@@ -186,6 +197,7 @@ impl<C: Core> CoreSide<C> {
         let now = clock::now();
         let besides =
             shared.direct.take_events(|flow, direction, flags| self.core.handle_transport(now, flow, direction, flags));
+        besides.paths.into_iter().for_each(|path| self.core.handle_path_direct(now, path));
         besides.one_way.into_iter().for_each(|flow| shared.answer_one_way(flow));
         for (remote, datagram_max) in besides.narrow {
             // What is encapsulated goes the same way, and need not find out by a loss of its own.
@@ -213,6 +225,7 @@ impl<C: Core> CoreSide<C> {
             if let Some(cache) = shared.direct.cache() {
                 cache.heartbeat();
             }
+            shared.direct.forget_left();
         }
         if self.next_restore <= now {
             self.next_restore = now + PATHS_RESTORED;
@@ -281,7 +294,7 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
                 let Some(received) = signalling.receive(&mut buffer)? else { break };
                 for datagram in buffer[..received.len].chunks(received.segment) {
                     shared.counting.signalling_received.add(1);
-                    shared.core.lock().datagram(shared, received.from, datagram);
+                    shared.core.lock().datagram(shared, received.local, received.from, datagram);
                 }
             }
             // The host's TCP has answered what it was given already; the egress thread is only now waking up.
@@ -305,8 +318,8 @@ fn work_off<C: Core>(shared: &Shared<C>, waiting: Waiting) {
     for missed in waiting.packets {
         shared.core.lock().app_packet(shared, missed);
     }
-    for (from, datagram) in waiting.datagrams {
-        shared.core.lock().datagram(shared, from, &datagram);
+    for arrived in waiting.datagrams {
+        shared.core.lock().datagram(shared, arrived.local, arrived.from, &arrived.bytes);
     }
 }
 
@@ -328,13 +341,18 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate) {
                 shared.table.write().apply(update);
             }
             let wanted = entry.wire.map(|wire| (entry.app.into(), entry.generation, wire));
-            let counted = shared.direct.follow(entry.flow, wanted);
+            let removed = shared.direct.follow(entry.flow, wanted);
             if !is_direct {
                 shared.table.write().apply(update);
             }
-            if let Some(counted) = counted {
-                shared.table.read().add_counters(entry.flow, &counted);
+            if let Some(removed) = removed {
+                shared.table.read().take_over(entry.flow, &removed);
             }
+        }
+        EntryUpdate::Stripe { flow, news } => {
+            // Not under the table's lock, for which whoever sends waits.
+            let stripe = shared.table.read().stripe(flow);
+            stripe.into_iter().for_each(|stripe| stripe.note(news));
         }
         EntryUpdate::Show { surrogate, address } => {
             if let Some(unconnected) = &shared.unconnected
@@ -354,9 +372,9 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate) {
     }
 }
 
-fn transmit<C>(shared: &Shared<C>, to: SocketAddr, datagram: &[u8]) {
+fn transmit<C>(shared: &Shared<C>, local: Option<IpAddr>, to: SocketAddr, datagram: &[u8]) {
     shared.counting.signalling_sent.add(1);
-    match shared.sockets.signalling.send(datagram, datagram.len(), to, None) {
+    match shared.sockets.signalling.send(datagram, datagram.len(), to, shared.origin(to, local)) {
         Ok(()) => {}
         Err(SendError::Full) => shared.counting.drop(DropReason::Full),
         Err(error) => {

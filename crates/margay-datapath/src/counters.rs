@@ -10,14 +10,14 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Counting {
             $(pub(crate) $name: Count,)*
-            drops: [Count; 32],
+            drops: PerReason<Count>,
         }
 
         /// Counts since the start, at one moment.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
-            drops: [u64; 32],
+            drops: PerReason<u64>,
         }
 
         impl Counting {
@@ -25,7 +25,7 @@ macro_rules! counters {
             pub fn read(&self) -> Counters {
                 Counters {
                     $($name: self.$name.get(),)*
-                    drops: std::array::from_fn(|at| self.drops[at].get()),
+                    drops: PerReason(std::array::from_fn(|at| self.drops.0[at].get())),
                 }
             }
         }
@@ -46,8 +46,12 @@ counters! {
     egress_bytes,
     /// Sends of DATA; each carries up to 64 datagrams.
     egress_sends,
+    /// Sends of striped flows that waited for their turn.
+    egress_paced,
     /// Runs of chunks that peers sent.
     ingress_runs,
+    /// Runs of striped flows that waited for those before them.
+    ingress_held,
     /// Bytes given to applications, after the transport header.
     ingress_bytes,
     /// Packets of applications that missed the cache.
@@ -64,8 +68,20 @@ counters! {
     relaid,
     /// Pinholes for direct paths sent.
     pinholes,
+    /// Connections that were made to send again what a break had lost.
+    restarts,
     /// Fragments of applications.
     fragments,
+}
+
+/// One of each reason for a drop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PerReason<T>([T; 64]);
+
+impl<T: Default> Default for PerReason<T> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| T::default()))
+    }
 }
 
 /// One count.
@@ -88,8 +104,8 @@ impl Counting {
     }
 
     pub(crate) fn drop_many(&self, reason: DropReason, number: u64) {
-        // Reasons are stable numbers below 32; a new one would be caught by the test below.
-        if let Some(count) = self.drops.get(reason as usize) {
+        // Reasons are stable numbers below 64; a new one would be caught by the test below.
+        if let Some(count) = self.drops.0.get(reason as usize) {
             count.add(number);
         }
     }
@@ -98,7 +114,7 @@ impl Counting {
 impl Counters {
     /// What the datapath itself dropped for a reason. The core counts its own drops.
     pub fn drops(&self, reason: DropReason) -> u64 {
-        self.drops.get(reason as usize).copied().unwrap_or(0)
+        self.drops.0.get(reason as usize).copied().unwrap_or(0)
     }
 }
 

@@ -9,12 +9,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use margay_core::entry::{Path, PathId, Wire};
+use margay_core::entry::{Passage, Path, PathId, Wire};
 use margay_core::output::{Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::{Mutex, RwLock};
 
-use crate::kernel::{KernelCache, WireFlow, WirePath};
+use crate::kernel::{KernelCache, WireFlow, WirePath, WireState};
 use crate::packet::{FIN, FlowKey, RST};
 use crate::pinhole::{self, Segment};
 use crate::table::{FlowCounters, Table, TcpNumbers};
@@ -33,8 +33,18 @@ pub struct Route {
     pub mtu: u32,
 }
 
-/// Asks the host's routing; `None` where there is no route. Called under the core's lock.
-pub type RouteLookup = Box<dyn Fn(IpAddr) -> Option<Route> + Send + Sync>;
+/// The host's routing. Called under the core's lock.
+pub trait Routing: Send + Sync {
+    /// The way to `remote`, from `local` if one is given; `None` where there is none.
+    fn route(&self, remote: IpAddr, local: Option<IpAddr>) -> Option<Route>;
+
+    /// Whether an interface that is up has an address.
+    fn is_up(&self, local: IpAddr) -> bool;
+
+    /// Forgets what is known of a neighbour, and what waits for it. A TCP does not send again what it believes to be in a queue of
+    /// this host still, and there it may wait for seconds.
+    fn forget_neighbour(&self, interface: u32, neighbour: IpAddr);
+}
 
 /// An unanswered packet is overdue after this long: just under the least retransmission time-out of the kernel's TCP,
 /// whose first retransmission then finds the flow stalled.
@@ -42,11 +52,14 @@ const STALL_US: u32 = 190_000;
 /// Reads of `sal0` after which whatever was queued when a flow was lifted has been read: longer than its queue.
 const QUEUE_READS: u32 = 1024;
 
+/// Number of no interface: the kernel refuses to send by it.
+const NOWHERE: u32 = i32::MAX.cast_unsigned();
+/// Pairs of addresses whose interface is kept.
+const INTERFACES_MAX: usize = 4096;
+
 /// A path record, and how its packets leave this host.
 struct KnownPath {
-    remote: SocketAddr,
-    /// Largest UDP payload that both ends' links take.
-    datagram_max: u16,
+    path: Path,
     wire: WirePath,
     /// Something narrower than this host's link lies on the way: largest IP packet in bytes that passes.
     narrow: Option<u32>,
@@ -60,6 +73,8 @@ struct KnownPath {
 pub(crate) struct SeenBesides {
     /// The peer waits for a sign that its datagrams arrive.
     pub one_way: Vec<FlowId>,
+    /// Watched paths by which direct packets came.
+    pub paths: Vec<PathId>,
     /// Pinholes, whole, as they came.
     pub pinholes: Vec<Vec<u8>>,
     /// Addresses, and the largest UDP payload in bytes that reaches them.
@@ -69,8 +84,12 @@ pub(crate) struct SeenBesides {
 /// The kernel's cache, if there is one, and what waits to be said about flows.
 pub(crate) struct Direct {
     cache: RwLock<Option<Arc<KernelCache>>>,
-    route: Option<RouteLookup>,
+    routing: Option<Box<dyn Routing>>,
     paths: Mutex<HashMap<PathId, KnownPath>>,
+    /// By which interface what leaves from the second address goes to the first: not always the one that the kernel would choose.
+    interfaces: RwLock<HashMap<(IpAddr, IpAddr), u32>>,
+    /// Neighbours that were left since [`forget_left`](Direct::forget_left): interface, address.
+    left: Mutex<Vec<(u32, IpAddr)>>,
     raw: pinhole::Sender,
     fences: Mutex<Vec<FlowId>>,
     fences_wait: AtomicBool,
@@ -79,11 +98,13 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    pub fn new(route: Option<RouteLookup>) -> std::io::Result<Self> {
+    pub fn new(routing: Option<Box<dyn Routing>>) -> std::io::Result<Self> {
         Ok(Self {
             cache: RwLock::new(None),
-            route,
+            routing,
             paths: Mutex::default(),
+            interfaces: RwLock::default(),
+            left: Mutex::default(),
             raw: pinhole::Sender::default(),
             fences: Mutex::default(),
             fences_wait: AtomicBool::new(false),
@@ -106,42 +127,91 @@ impl Direct {
         *self.cache.write() = cache;
     }
 
+    /// The interface by which a datagram from `local` leaves; zero where it does not matter. [`NOWHERE`] where the one that has
+    /// that address is down: the kernel would send it by another, where a translator would remember it for somebody else.
+    pub fn interface(&self, remote: IpAddr, local: IpAddr) -> u32 {
+        let Some(routing) = &self.routing else { return 0 };
+        if let Some(index) = self.interfaces.read().get(&(remote, local)) {
+            return *index;
+        }
+        let Some(found) = routing.route(remote, Some(local)) else {
+            return if routing.is_up(local) { 0 } else { NOWHERE };
+        };
+        let mut interfaces = self.interfaces.write();
+        if interfaces.len() >= INTERFACES_MAX {
+            interfaces.clear();
+        }
+        interfaces.insert((remote, local), found.ifindex);
+        found.ifindex
+    }
+
     /// A path record of the core: finds out how its packets leave this host.
     pub fn set_path(&self, path: &Path) {
-        let Some(route) = &self.route else { return };
+        let Some(routing) = &self.routing else { return };
         let mut paths = self.paths.lock();
         let known = paths.get(&path.id);
-        let is_same = |known: &KnownPath| (known.remote, known.datagram_max) == (path.remote, path.datagram_max);
-        if path.remote.ip().is_loopback() || known.is_some_and(is_same) {
+        if path.remote.ip().is_loopback() || known.is_some_and(|known| known.path == *path) {
             return;
         }
-        let (is_used, narrow) = (known.is_some_and(|known| known.is_used), known.and_then(|known| known.narrow));
-        let Some(found) = route(path.remote.ip()) else { return };
-        let wire = WirePath {
-            local: found.local,
-            remote: path.remote.ip(),
-            next_hop: found.next_hop,
-            ifindex: found.ifindex,
-            mtu: mtu_of(found.mtu, path.remote.ip(), path.datagram_max, narrow),
-            stall_us: STALL_US,
+        let was_used = known.is_some_and(|known| known.is_used);
+        let is_used = was_used && path.wired;
+        if let Some(cache) = self.cache().filter(|_| was_used && !is_used) {
+            cache.remove_path(path.id);
+        }
+        let narrow = known.filter(|known| known.path.remote == path.remote).and_then(|known| known.narrow);
+        let (found, held) = (routing.route(path.remote.ip(), path.local), path.passage != Passage::Open);
+        let wire = match (found, known) {
+            (Some(found), _) => WirePath {
+                local: found.local,
+                remote: path.remote.ip(),
+                next_hop: found.next_hop,
+                ifindex: found.ifindex,
+                mtu: mtu_of(found.mtu, path.remote.ip(), path.datagram_max, narrow),
+                stall_us: STALL_US,
+                held,
+                watched: path.watched,
+            },
+            // There is no way to it now: nothing may leave by the one that there was.
+            (None, Some(known)) => WirePath { held: true, ..known.wire },
+            (None, None) => return,
         };
         if let Some(cache) = self.cache().filter(|_| is_used) {
             set_path(&cache, path.id, &wire);
         }
-        paths
-            .insert(path.id, KnownPath { remote: path.remote, datagram_max: path.datagram_max, wire, narrow, is_used });
+        // After the cache: nothing more is handed to the neighbour then.
+        let leaves = |known: &&KnownPath| (known.wire.ifindex, known.wire.next_hop) != (wire.ifindex, wire.next_hop);
+        if let Some(left) = known.filter(|known| path.passage == Passage::Void || leaves(known)) {
+            let neighbour = (left.wire.ifindex, left.wire.next_hop);
+            routing.forget_neighbour(neighbour.0, neighbour.1);
+            self.left.lock().push(neighbour);
+        }
+        paths.insert(path.id, KnownPath { path: *path, wire, narrow, is_used });
+    }
+
+    /// Forgets once more what waits for neighbours that were left: packets that were on their way out then. Who comes back would get
+    /// them seconds late, when their connections may have ended.
+    pub fn forget_left(&self) {
+        let Some(routing) = &self.routing else { return };
+        let paths = self.paths.lock();
+        for (interface, neighbour) in self.left.lock().drain(..) {
+            let is_there = |known: &KnownPath| (known.wire.ifindex, known.wire.next_hop) == (interface, neighbour);
+            if !paths.values().any(|known| is_there(known) && known.path.passage != Passage::Void) {
+                routing.forget_neighbour(interface, neighbour);
+            }
+        }
     }
 
     /// Asks the routing again for every path: the host's addresses or routes have changed.
     pub fn refresh_paths(&self) {
-        let Some(route) = &self.route else { return };
+        let Some(routing) = &self.routing else { return };
+        self.interfaces.write().clear();
         for (id, known) in self.paths.lock().iter_mut() {
-            let Some(found) = route(known.remote.ip()) else { continue };
+            let Some(found) = routing.route(known.path.remote.ip(), known.path.local) else { continue };
             let wire = WirePath {
                 local: found.local,
                 next_hop: found.next_hop,
                 ifindex: found.ifindex,
-                mtu: mtu_of(found.mtu, known.remote.ip(), known.datagram_max, known.narrow),
+                mtu: mtu_of(found.mtu, known.path.remote.ip(), known.path.datagram_max, known.narrow),
                 ..known.wire
             };
             if wire != known.wire {
@@ -161,7 +231,7 @@ impl Direct {
 
     /// Larger IP packets than `narrow` bytes do not reach an address.
     fn narrow_paths(&self, remote: IpAddr, narrow: u32) {
-        self.paths.lock().values_mut().filter(|path| path.remote.ip() == remote).for_each(|path| {
+        self.paths.lock().values_mut().filter(|path| path.path.remote.ip() == remote).for_each(|path| {
             path.narrow = Some(path.narrow.map_or(narrow, |before| before.min(narrow)));
         });
         self.refresh_paths();
@@ -180,8 +250,8 @@ impl Direct {
         }
     }
 
-    /// Brings the kernel's entry of a flow in step with the table's. Gives what a removed one had counted.
-    pub fn follow(&self, flow: FlowId, wanted: Option<(FlowKey, u32, Wire)>) -> Option<FlowCounters> {
+    /// Brings the kernel's entry of a flow in step with the table's. Gives what a removed one was.
+    pub fn follow(&self, flow: FlowId, wanted: Option<(FlowKey, u32, Wire)>) -> Option<WireState> {
         let cache = self.cache()?;
         if let Some((_, _, wire)) = &wanted {
             // From now on packets on its ports are the agent's, and never the host's TCP's.
@@ -194,7 +264,7 @@ impl Direct {
                 }
                 None
             }
-            _ => cache.remove(flow).map(|state| state.counters),
+            _ => cache.remove(flow),
         }
     }
 
@@ -214,6 +284,11 @@ impl Direct {
                 false
             }
         }
+    }
+
+    /// What the kernel's cache holds of a flow.
+    pub fn state(&self, flow: FlowId) -> Option<WireState> {
+        self.cache()?.state(flow)
     }
 
     /// What the kernel's cache has carried of a flow.
@@ -245,12 +320,13 @@ impl Direct {
     }
 
     /// Sends a bare segment of a connection on its flow ports, or a datagram without payload.
-    pub fn send_pinhole(&self, wire: &Wire, numbers: Option<TcpNumbers>) -> Result<(), DropReason> {
+    pub fn send_pinhole(&self, wire: &Wire, numbers: Option<TcpNumbers>, is_knock: bool) -> Result<(), DropReason> {
         let path = self.paths.lock().get(&wire.path).map(|known| known.wire).ok_or(DropReason::Environment)?;
         let segment = Segment {
             source: SocketAddr::new(path.local, wire.local_port),
             destination: SocketAddr::new(path.remote, wire.remote_port),
             numbers,
+            is_knock,
         };
         self.raw.send(&segment).map_err(|error| {
             tracing::debug!(%error, to = %segment.destination, "a pinhole could not be sent");
@@ -263,6 +339,10 @@ impl Direct {
         let mut besides = SeenBesides::default();
         let Some(cache) = self.cache() else { return besides };
         cache.take_events(|event| {
+            if event.seen.path() {
+                besides.paths.push(PathId(event.flow.0));
+                return;
+            }
             if event.seen.wants_answer() {
                 besides.one_way.push(event.flow);
             }

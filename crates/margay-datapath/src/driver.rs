@@ -16,33 +16,35 @@
 //! not at it yet. A connection is set up with fewer threads to wake (decision 0012).
 
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use margay_core::direct::DirectEvent;
-use margay_core::entry::Wire;
+use margay_core::entry::{PathId, Wire};
 use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::time::Instant;
 use margay_core::{Event, Sal};
-use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId};
+use margay_wire::{ArrivalsRepr, DATA_HEADER_LEN, DataRepr, FlowId, PLACES_MAX, STACK_ENCAP};
 use parking_lot::{Mutex, RwLock};
 
 use crate::backlog::{Backlog, Notice, Passed};
 use crate::core_thread::{self, CoreSide};
 use crate::counters::{Counters, Counting};
-use crate::direct::{Direct, RouteLookup};
+use crate::direct::{Direct, Routing};
 use crate::egress::EgressSide;
 use crate::error::Error;
 use crate::kernel::KernelCache;
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
 use crate::packet::{FIN, RST, SYN, UDP};
+use crate::restart::Restarts;
+use crate::striped::{Agenda, PlaceCounters};
 use crate::table::{Destination, FlowCounters, Table, TcpNumbers};
-use crate::train::STACK_ENCAP;
 use crate::tun::Tun;
-use crate::udp::{SendError, Sockets};
+use crate::udp::{Origin, SendError, Sockets};
 use crate::unconnected::Unconnected;
 use crate::vnet::{self, Vnet};
 use crate::wait::{Timer, Wake, readable, writable};
@@ -53,11 +55,21 @@ pub trait Core: Send + 'static {
     /// See [`Sal::handle_app_packet`].
     fn handle_app_packet(&mut self, now: Instant, packet: &[u8]) -> AppVerdict;
     /// See [`Sal::handle_datagram`]; what it drops it counts itself.
-    fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]);
+    fn handle_datagram(&mut self, now: Instant, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]);
     /// See [`Sal::handle_transport`].
     fn handle_transport(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8);
     /// See [`Sal::handle_direct`].
     fn handle_direct(&mut self, now: Instant, flow: FlowId, event: DirectEvent);
+    /// See [`Sal::handle_strange_seal`].
+    fn handle_strange_seal(&mut self, now: Instant, flow: FlowId);
+    /// See [`Sal::handle_path_direct`].
+    fn handle_path_direct(&mut self, now: Instant, path: PathId);
+    /// See [`Sal::handle_silence`].
+    fn handle_silence(&mut self, now: Instant, flow: FlowId, unanswered: Duration);
+    /// See [`Sal::handle_answer`].
+    fn handle_answer(&mut self, now: Instant, flow: FlowId);
+    /// See [`Sal::handle_arrivals`].
+    fn handle_arrivals(&mut self, now: Instant, flow: FlowId, place: Option<usize>, arrivals: &ArrivalsRepr);
     /// See [`Sal::handle_activity`].
     fn handle_activity(&mut self, now: Instant, flow: FlowId);
     /// See [`Sal::handle_timeout`].
@@ -75,8 +87,8 @@ impl Core for Sal {
         self.handle_app_packet(now, packet)
     }
 
-    fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
-        if let Err(reason) = self.handle_datagram(now, from, datagram) {
+    fn handle_datagram(&mut self, now: Instant, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
+        if let Err(reason) = self.handle_datagram(now, local, from, datagram) {
             tracing::trace!(%from, %reason, "datagram dropped");
         }
     }
@@ -87,6 +99,26 @@ impl Core for Sal {
 
     fn handle_direct(&mut self, now: Instant, flow: FlowId, event: DirectEvent) {
         self.handle_direct(now, flow, event);
+    }
+
+    fn handle_strange_seal(&mut self, now: Instant, flow: FlowId) {
+        self.handle_strange_seal(now, flow);
+    }
+
+    fn handle_path_direct(&mut self, now: Instant, path: PathId) {
+        self.handle_path_direct(now, path);
+    }
+
+    fn handle_silence(&mut self, now: Instant, flow: FlowId, unanswered: Duration) {
+        self.handle_silence(now, flow, unanswered);
+    }
+
+    fn handle_answer(&mut self, now: Instant, flow: FlowId) {
+        self.handle_answer(now, flow);
+    }
+
+    fn handle_arrivals(&mut self, now: Instant, flow: FlowId, place: Option<usize>, arrivals: &ArrivalsRepr) {
+        self.handle_arrivals(now, flow, place, arrivals);
     }
 
     fn handle_activity(&mut self, now: Instant, flow: FlowId) {
@@ -121,7 +153,7 @@ pub struct DatapathConfig {
     /// How often flows are asked whether they carried something, in milliseconds.
     pub activity_scan_ms: u64,
     /// How to find out where packets leave this host; without it every flow is encapsulated.
-    pub route: Option<RouteLookup>,
+    pub routing: Option<Box<dyn Routing>>,
     /// The programs that show clients' real addresses to datagram servers, where they are in use.
     pub unconnected: Option<Arc<Unconnected>>,
 }
@@ -133,7 +165,7 @@ impl Default for DatapathConfig {
             udp_port: margay_wire::PORT,
             datagram_max: 1472,
             activity_scan_ms: 5000,
-            route: None,
+            routing: None,
             unconnected: None,
         }
     }
@@ -147,6 +179,11 @@ pub(crate) struct Shared<C> {
     pub counting: Counting,
     pub backlog: Backlog,
     pub direct: Direct,
+    pub restarts: Restarts,
+    /// What of striped flows waits for its turn to be sent.
+    pub pacing: Agenda,
+    /// What of striped flows waits for what was sent before it.
+    pub ordering: Agenda,
     pub unconnected: Option<Arc<Unconnected>>,
     pub timer: Timer,
     pub stop: Wake,
@@ -179,7 +216,10 @@ impl<C: Core> Datapath<C> {
             table: RwLock::default(),
             counting: Counting::default(),
             backlog: Backlog::new().map_err(descriptors)?,
-            direct: Direct::new(config.route.take()).map_err(descriptors)?,
+            direct: Direct::new(config.routing.take()).map_err(descriptors)?,
+            restarts: Restarts::default(),
+            pacing: Agenda::new().map_err(descriptors)?,
+            ordering: Agenda::new().map_err(descriptors)?,
             unconnected: config.unconnected.take(),
             timer: Timer::new().map_err(descriptors)?,
             stop: Wake::new().map_err(descriptors)?,
@@ -232,6 +272,12 @@ impl<C: Core> Datapath<C> {
     pub fn flow_counters(&self, flow: FlowId) -> Option<FlowCounters> {
         let counted = self.shared.table.read().counters(flow)?;
         Some(self.shared.direct.counters(flow).map_or(counted, |direct| counted + direct))
+    }
+
+    /// What goes by each place of a striped flow.
+    pub fn stripe_counters(&self, flow: FlowId) -> Option<[PlaceCounters; PLACES_MAX]> {
+        let stripe = self.shared.table.read().stripe(flow)?;
+        Some(stripe.counters())
     }
 
     /// Uses the kernel's flow cache from now on, or (`None`) no more: flows that are direct are encapsulated again first.
@@ -311,6 +357,10 @@ impl<C> Shared<C> {
     /// Sends datagrams of `segment` bytes each on their path. With `patient`, a full send buffer is waited for, so that
     /// the TUN's queue fills instead: the only back-pressure there is.
     pub fn send_data(&self, datagrams: &[u8], segment: usize, to: &Destination, patient: bool) {
+        if to.is_void {
+            self.counting.drop(DropReason::Nowhere);
+            return;
+        }
         self.counting.egress_sends.add(1);
         match self.try_send(datagrams, segment, to, patient) {
             Ok(()) => {}
@@ -324,14 +374,21 @@ impl<C> Shared<C> {
     }
 
     fn try_send(&self, datagrams: &[u8], segment: usize, to: &Destination, patient: bool) -> Result<(), SendError> {
+        let origin = self.origin(to.remote, to.local);
         loop {
-            match self.sockets.data.send(datagrams, segment, to.remote, to.local) {
+            match self.sockets.data.send(datagrams, segment, to.remote, origin) {
                 Err(SendError::Full) if patient && !self.is_stopping() => {
                     writable(self.sockets.data.as_fd(), self.stop.as_fd()).map_err(SendError::System)?;
                 }
                 result => return result,
             }
         }
+    }
+
+    /// Where a datagram to `remote` leaves from.
+    pub fn origin(&self, remote: SocketAddr, local: Option<IpAddr>) -> Option<Origin> {
+        let local = local.filter(|_| !remote.ip().is_loopback())?;
+        Some(Origin { local, interface: self.direct.interface(remote.ip(), local) })
     }
 
     /// The path is narrower than thought: learn how narrow, and send again in smaller chunks. Chunks have nothing to do
@@ -392,7 +449,15 @@ impl<C> Shared<C> {
     pub fn send_pinhole(&self, flow: FlowId) {
         let found = self.table.read().pinhole(flow);
         if let Some((wire, numbers)) = found {
-            self.send_bare(&wire, numbers);
+            self.send_bare(&wire, numbers, false);
+        }
+    }
+
+    /// Sends a pinhole of a flow that answers none, if its connection's numbers are known.
+    pub fn send_knock(&self, flow: FlowId) {
+        let found = self.table.read().knock(flow);
+        if let Some((wire, numbers)) = found {
+            self.send_bare(&wire, numbers, true);
         }
     }
 
@@ -400,13 +465,13 @@ impl<C> Shared<C> {
     pub fn answer_one_way(&self, flow: FlowId) {
         let found = self.table.read().wire(flow);
         if let Some((_, _, wire)) = found.filter(|(key, _, wire)| key.protocol == UDP && wire.sending) {
-            self.send_bare(&wire, None);
+            self.send_bare(&wire, None, false);
         }
     }
 
-    fn send_bare(&self, wire: &Wire, numbers: Option<TcpNumbers>) {
+    fn send_bare(&self, wire: &Wire, numbers: Option<TcpNumbers>, is_knock: bool) {
         self.counting.pinholes.add(1);
-        if let Err(reason) = self.direct.send_pinhole(wire, numbers) {
+        if let Err(reason) = self.direct.send_pinhole(wire, numbers, is_knock) {
             self.counting.drop(reason);
         }
     }

@@ -3,8 +3,11 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use std::sync::Arc;
+
 use margay_core::output::{Direction, DropReason};
-use margay_wire::FENCE;
+use margay_core::stripe::Turn;
+use margay_wire::{FENCE, TrainRepr};
 
 use crate::backlog::{Missed, Notice};
 use crate::clock;
@@ -12,7 +15,8 @@ use crate::driver::{Core, Shared};
 use crate::fragment::Reassembler;
 use crate::outbox::{self, Loaded, Outbox};
 use crate::packet::{self, ACK, FIN, Packet, RST, SYN, TCP, Transport};
-use crate::table::{Destination, TcpNumbers};
+use crate::striped::{self, Stripe};
+use crate::table::{Destination, EgressRoute, TcpNumbers};
 use crate::vnet::{Gso, Vnet};
 use crate::wait::readable;
 
@@ -33,8 +37,9 @@ pub(crate) struct EgressSide {
 pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     while !shared.is_stopping() {
         let is_drained = shared.egress.lock().work(shared, BURST)?;
+        striped::send_due(shared);
         if is_drained {
-            readable([shared.tun.as_fd(), shared.direct.wake.as_fd(), shared.stop.as_fd()])?;
+            readable([shared.tun.as_fd(), shared.direct.wake.as_fd(), shared.pacing.as_fd(), shared.stop.as_fd()])?;
         }
     }
     Ok(())
@@ -155,11 +160,21 @@ pub(crate) fn carry<C: Core>(
     if route.is_beside {
         shared.notice(Notice::Beside(route.flow));
     }
+    if let Some(unanswered) = route.silence {
+        shared.notice(Notice::Silence(route.flow, unanswered));
+    }
     shared.counting.egress_packets.add(1);
     shared.counting.egress_bytes.add(bytes as u64);
     let before = outbox.relaid();
     let loaded = Loaded { len: found.total_len, ..loaded };
-    outbox.carry(&loaded, &train, &route, &mut sender(shared, patient));
+    let carried = match route.stripe.clone() {
+        Some(stripe) => carry_striped(shared, outbox, &loaded, (&train, route.clone()), &stripe, patient),
+        None => outbox.carry(&loaded, &train, &route, &mut sender(shared, patient)),
+    };
+    if let Err(reason) = carried {
+        shared.counting.drop(reason);
+        return Err(reason);
+    }
     shared.counting.relaid.add(outbox.relaid() - before);
     if found.flags & (FIN | RST | SYN) != 0 {
         outbox.flush(&mut sender(shared, patient));
@@ -168,6 +183,31 @@ pub(crate) fn carry<C: Core>(
     if route.wants_pinhole {
         shared.send_pinhole(route.flow);
     }
+    Ok(())
+}
+
+/// Carries a packet of a striped flow, by the place that has its turn.
+fn carry_striped<C: Core>(
+    shared: &Shared<C>,
+    outbox: &mut Outbox,
+    loaded: &Loaded,
+    (train, mut route): (&TrainRepr, EgressRoute),
+    stripe: &Arc<Stripe>,
+    patient: bool,
+) -> Result<(), DropReason> {
+    let (place, at) = match stripe.choose(loaded.len) {
+        Turn::Place(place, at) => (place, at),
+        Turn::Full => return Err(DropReason::Full),
+        Turn::Elsewhere => return outbox.carry(loaded, train, &route, &mut sender(shared, patient)),
+    };
+    let to = stripe.path(place).and_then(|path| shared.table.read().destination(path));
+    route.to = to.ok_or(DropReason::Nowhere)?;
+    // Each train goes by itself: small packets that wait for others would all go by one place, at one time.
+    outbox.send_earlier(&mut sender(shared, patient));
+    let mut send =
+        |datagrams: &[u8], segment: usize, to: &Destination| stripe.send(shared, (place, at), datagrams, segment, to);
+    outbox.carry(loaded, train, &route, &mut send)?;
+    outbox.flush(&mut send);
     Ok(())
 }
 

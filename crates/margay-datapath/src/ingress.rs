@@ -1,18 +1,21 @@
 //! The thread from UDP to `sal0`.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use margay_core::direct::DirectEvent;
 use margay_core::output::{Direction, DropReason};
-use margay_wire::{FENCE, Kind};
+use margay_core::reorder::Part;
+use margay_wire::{DataRepr, FENCE, FlowId, Kind, is_sealed};
 
 use crate::backlog::Notice;
 use crate::clock;
 use crate::driver::{Core, Shared};
-use crate::train::{Assembler, Piece, Run, pieces};
-use crate::udp::RECEIVE_MAX;
+use crate::packet::FlowKey;
+use crate::table::IngressRoute;
+use crate::train::{Assembler, Run, measure, open_run};
+use crate::udp::{RECEIVE_MAX, Received};
 use crate::wait::readable;
 
 /// Runs until the datapath stops.
@@ -20,37 +23,84 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     let mut buffer = vec![0; RECEIVE_MAX].into_boxed_slice();
     let mut assembler = Assembler::default();
     while !shared.is_stopping() {
+        work_agenda(shared, &mut assembler);
         let Some(received) = shared.sockets.data.receive(&mut buffer)? else {
-            readable([shared.sockets.data.as_fd(), shared.stop.as_fd()])?;
+            readable([shared.sockets.data.as_fd(), shared.ordering.as_fd(), shared.stop.as_fd()])?;
             continue;
         };
-        for piece in pieces(&buffer[..received.len], received.segment) {
-            match piece {
-                Piece::Run(run) => match accept(shared, &mut assembler, &run, received.from) {
-                    Err(DropReason::UnknownFlow) => run.datagrams().for_each(|one| miss(shared, received.from, one)),
-                    Err(reason) => shared.counting.drop(reason),
-                    Ok(()) => {}
-                },
+        let (mut rest, stride) = (&mut buffer[..received.len], received.segment);
+        while !rest.is_empty() && stride > 0 {
+            let (header, len) = measure(rest, stride);
+            let (datagrams, behind) = rest.split_at_mut(len);
+            rest = behind;
+            match header.map(|header| {
+                take(shared, &mut assembler, header, (datagrams, stride), (received.local, received.from))
+            }) {
+                Some(Ok(())) => {}
+                Some(Err(DropReason::UnknownFlow)) => {
+                    datagrams.chunks(stride).for_each(|one| miss(shared, &received, one));
+                }
+                Some(Err(reason)) => shared.counting.drop(reason),
                 // The kernel may join a last, shorter datagram of signalling to DATA.
-                Piece::Other(datagram) if datagram.get(1).is_none_or(|&kind| kind == Kind::Data.into()) => {
+                None if datagrams.get(1).is_none_or(|&kind| kind == Kind::Data.into()) => {
                     shared.counting.drop(DropReason::Malformed);
                 }
-                Piece::Other(datagram) => miss(shared, received.from, datagram),
+                None => miss(shared, &received, datagrams),
             }
         }
     }
     Ok(())
 }
 
-/// Gives a run of chunks to the application. [`DropReason::UnknownFlow`] when the flow is not cached.
-pub(crate) fn accept<C: Core>(
+/// Gives a run of chunks, whose first header is `header`, to the application, opened if they are sealed.
+/// [`DropReason::UnknownFlow`] when the flow is not cached; nothing has changed then.
+pub(crate) fn take<C: Core>(
+    shared: &Shared<C>,
+    assembler: &mut Assembler,
+    header: DataRepr,
+    (datagrams, stride): (&mut [u8], usize),
+    came: (Option<IpAddr>, SocketAddr),
+) -> Result<(), DropReason> {
+    let route = shared.table.read().ingress(header.dst_flow, came, &header)?;
+    if let Some((stripe, place)) = &route.stripe
+        && stripe.note_arrival(shared, *place, ended(&header, datagrams.len().div_ceil(stride)), datagrams.len())
+    {
+        shared.notice(Notice::Arrivals(header.dst_flow));
+    }
+    if route.ends_silence {
+        shared.notice(Notice::Answer(header.dst_flow));
+    }
+    let Some(seal) = &route.seal else {
+        return accept(shared, assembler, &Run::new(header, datagrams, stride), &route);
+    };
+    open_run(seal, header, (datagrams, stride), |opened| {
+        let result = opened.and_then(|run| accept(shared, assembler, &run, &route));
+        let Err(reason) = result else { return };
+        if matches!(reason, DropReason::OtherEpoch | DropReason::BadSeal) && seal.may_complain(clock::now()) {
+            shared.notice(Notice::StrangeSeal(header.dst_flow));
+        }
+        shared.counting.drop(reason);
+    });
+    Ok(())
+}
+
+/// The number of the train that so many chunks from this one on end, if they do.
+fn ended(header: &DataRepr, chunks: usize) -> Option<u32> {
+    (usize::from(header.index) + chunks >= usize::from(header.count)).then_some(header.packet_number)
+}
+
+/// Gives a run of chunks to the application.
+fn accept<C: Core>(
     shared: &Shared<C>,
     assembler: &mut Assembler,
     run: &Run<'_>,
-    from: SocketAddr,
+    route: &IngressRoute,
 ) -> Result<(), DropReason> {
     let flow = run.header.dst_flow;
-    let route = shared.table.read().ingress(flow, from, &run.header)?;
+    if route.seal.is_some() {
+        // Nothing sealed is about a direct path.
+        return deliver(shared, assembler, run, route);
+    }
     if run.header.flags & FENCE != 0 {
         // Everything before it has been written to `sal0`: this thread takes them in order.
         shared.table.read().note_fence(flow, run.header.packet_number);
@@ -58,7 +108,7 @@ pub(crate) fn accept<C: Core>(
     } else if route.is_back {
         shared.notice(Notice::Direct(flow, DirectEvent::PeerBack));
     }
-    if run.is_mark() {
+    if run.is_mark() && route.stripe.is_none() {
         return Ok(());
     }
     if route.is_sending && run.opens() {
@@ -67,13 +117,72 @@ pub(crate) fn accept<C: Core>(
         shared.notice(Notice::Direct(flow, DirectEvent::Stalled));
         return Ok(());
     }
+    deliver(shared, assembler, run, route)
+}
+
+fn deliver<C: Core>(
+    shared: &Shared<C>,
+    assembler: &mut Assembler,
+    run: &Run<'_>,
+    route: &IngressRoute,
+) -> Result<(), DropReason> {
+    let Some((stripe, place)) = &route.stripe else { return give(shared, assembler, run, &route.key) };
+    let header = &run.header;
+    let count = u32::from(header.count);
+    let step = if is_sealed(header.stack) { count } else { 1 };
+    let part = Part { number: header.packet_number, step, chunks: run.chunks() as u32, count };
+    stripe.in_order(shared, *place, part, run, |run| give_or_count(shared, assembler, run, &route.key));
+    Ok(())
+}
+
+fn give_or_count<C: Core>(shared: &Shared<C>, assembler: &mut Assembler, run: &Run<'_>, key: &FlowKey) {
+    if run.is_mark() {
+        return;
+    }
+    if let Err(reason) = give(shared, assembler, run, key) {
+        shared.counting.drop(reason);
+    }
+}
+
+/// Striped flows of which something has waited for long enough, or whose peers are to be told of what has come.
+fn work_agenda<C: Core>(shared: &Shared<C>, assembler: &mut Assembler) {
+    let now = clock::now();
+    for stripe in shared.ordering.take(now) {
+        // Of a flow that is no more, nothing is given.
+        let key = shared.table.read().key(stripe.flow).map(FlowKey::reversed);
+        let (tells, next) = stripe.work(now, |run| {
+            if let Some(key) = &key {
+                give_or_count(shared, assembler, run, key);
+            }
+        });
+        if tells {
+            shared.notice(Notice::Arrivals(stripe.flow));
+        }
+        if let Some(next) = next {
+            shared.ordering.add(&stripe, next);
+        }
+    }
+}
+
+fn give<C: Core>(
+    shared: &Shared<C>,
+    assembler: &mut Assembler,
+    run: &Run<'_>,
+    key: &FlowKey,
+) -> Result<(), DropReason> {
+    let flow: FlowId = run.header.dst_flow;
     shared.counting.ingress_runs.add(1);
-    let delivered = assembler.accept(run, &route.key, clock::now, |parts| shared.tun.write(parts));
+    let delivered = assembler.accept(run, key, clock::now, |parts| shared.tun.write(parts));
     shared.counting.drop_many(DropReason::Incomplete, assembler.take_incomplete());
     let delivered = delivered?;
     if delivered.segments > 0 {
         shared.counting.ingress_bytes.add(delivered.bytes as u64);
-        let wants_pinhole = shared.table.read().count_ingress(flow, delivered.bytes, delivered.segments);
+        let table = shared.table.read();
+        let wants_pinhole = table.count_ingress(flow, delivered.bytes, delivered.segments);
+        if let Some(numbers) = delivered.numbers {
+            table.note_peer_numbers(flow, numbers);
+        }
+        drop(table);
         if wants_pinhole {
             shared.send_pinhole(flow);
         }
@@ -82,9 +191,9 @@ pub(crate) fn accept<C: Core>(
     Ok(())
 }
 
-fn miss<C>(shared: &Shared<C>, from: SocketAddr, datagram: &[u8]) {
+fn miss<C>(shared: &Shared<C>, received: &Received, datagram: &[u8]) {
     shared.counting.ingress_misses.add(1);
-    if let Err(reason) = shared.backlog.datagram(from, datagram) {
+    if let Err(reason) = shared.backlog.datagram(received.local, received.from, datagram) {
         shared.counting.drop(reason);
     }
 }

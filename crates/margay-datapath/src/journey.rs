@@ -2,24 +2,39 @@
 //! receives, and what the other end writes must be right packets, which smoltcp judges.
 
 use margay_core::entry::{PathId, Tuple};
+use std::io::IoSlice;
+use std::sync::Arc;
+
 use margay_core::output::DropReason;
+use margay_core::secure::Cipher;
 use margay_core::time::Instant;
-use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, GsoKind, SEAL_TAG_LEN, TRAIN_HEADER_LEN, TrainRepr};
 use proptest::prelude::*;
 
 use crate::offload;
 use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, CWR, FIN, FlowKey, PSH, Packet, TCP, UDP};
 use crate::sample::{self, Checksum, Seen};
+use crate::seal::Seal;
 use crate::table::{Destination, EgressRoute};
-use crate::train::{Assembler, Delivered, Piece, pieces};
+use crate::train::{Assembler, Delivered, Piece, Run, measure, open_run, pieces};
 use crate::udp::{SEGMENTS_MAX, SEND_MAX};
 use crate::vnet::{self, Gso, Vnet};
 
 fn route(datagram_max: u16, packet_number: u32) -> EgressRoute {
     let remote = "10.0.0.2:54324".parse().expect("literal");
-    let to = Destination { path: PathId(1), remote, local: None, datagram_max };
-    EgressRoute { flow: FlowId(1), peer_flow: FlowId(2), packet_number, to, is_beside: false, wants_pinhole: false }
+    let to = Destination { path: PathId(1), remote, local: None, datagram_max, is_void: false };
+    EgressRoute {
+        flow: FlowId(1),
+        peer_flow: FlowId(2),
+        packet_number,
+        to,
+        is_beside: false,
+        wants_pinhole: false,
+        seal: None,
+        silence: None,
+        stripe: None,
+    }
 }
 
 /// How the kernel would describe the packet; `segment` is zero for one that is not to be cut.
@@ -55,6 +70,15 @@ fn described(packet: &[u8], segment: u16, partial: bool) -> Vnet {
 
 /// Cuts packets as T1 does; gives the datagrams of every send.
 fn cut(packets: &[(Vec<u8>, Vnet)], expected: u16, datagram_max: u16) -> Vec<Vec<u8>> {
+    cut_and_seal(packets, expected, datagram_max, None)
+}
+
+fn cut_and_seal(
+    packets: &[(Vec<u8>, Vnet)],
+    expected: u16,
+    datagram_max: u16,
+    seal: Option<Arc<Seal>>,
+) -> Vec<Vec<u8>> {
     let mut outbox = Outbox::new(expected);
     let mut datagrams = Vec::new();
     let mut send = |bytes: &[u8], segment: usize, to: &Destination| {
@@ -67,7 +91,8 @@ fn cut(packets: &[(Vec<u8>, Vnet)], expected: u16, datagram_max: u16) -> Vec<Vec
         let Ok(Packet::Transport(found)) = packet::parse(outbox.head(&loaded), loaded.len) else { panic!("parse") };
         assert_eq!(outbox.whole(&loaded), packet);
         let train = outbox::train_header(vnet, &found).expect("consistent");
-        outbox.carry(&loaded, &train, &route(datagram_max, number as u32), &mut send);
+        let route = EgressRoute { seal: seal.clone(), ..route(datagram_max, number as u32) };
+        outbox.carry(&loaded, &train, &route, &mut send).expect("sealed");
     }
     outbox.flush(&mut send);
     datagrams
@@ -75,6 +100,15 @@ fn cut(packets: &[(Vec<u8>, Vnet)], expected: u16, datagram_max: u16) -> Vec<Vec
 
 /// Gives datagrams to an assembler in receives of at most `batch` datagrams of one size, as UDP GRO joins them.
 fn receive(datagrams: &[Vec<u8>], batch: usize, to: &FlowKey) -> (Vec<Vec<u8>>, Vec<Result<Delivered, DropReason>>) {
+    receive_and_open(datagrams, batch, to, None)
+}
+
+fn receive_and_open(
+    datagrams: &[Vec<u8>],
+    batch: usize,
+    to: &FlowKey,
+    seal: Option<&Seal>,
+) -> (Vec<Vec<u8>>, Vec<Result<Delivered, DropReason>>) {
     let (mut assembler, mut written, mut results) = (Assembler::default(), Vec::new(), Vec::new());
     let mut rest = datagrams;
     while let Some(first) = rest.first() {
@@ -85,21 +119,26 @@ fn receive(datagrams: &[Vec<u8>], batch: usize, to: &FlowKey) -> (Vec<Vec<u8>>, 
                 break;
             }
         }
-        let received = rest[..count].concat();
-        for piece in pieces(&received, first.len()) {
-            let Piece::Run(run) = piece else {
-                results.push(Err(DropReason::Malformed));
-                continue;
+        let mut received = rest[..count].concat();
+        let mut accept = |run: &Run<'_>| {
+            let write = |parts: &[IoSlice<'_>]| {
+                written.push(parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>());
+                Ok(())
             };
-            results.push(assembler.accept(
-                &run,
-                to,
-                || Instant::ZERO,
-                |parts| {
-                    written.push(parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>());
-                    Ok(())
-                },
-            ));
+            assembler.accept(run, to, || Instant::ZERO, write)
+        };
+        let mut at = 0;
+        while at < received.len() {
+            let (header, len) = measure(&received[at..], first.len());
+            let run = &mut received[at..at + len];
+            match (header, seal) {
+                (None, _) => results.push(Err(DropReason::Malformed)),
+                (Some(header), None) => results.push(accept(&Run::new(header, run, first.len()))),
+                (Some(header), Some(seal)) => open_run(seal, header, (run, first.len()), |opened| {
+                    results.push(opened.and_then(|run| accept(&run)));
+                }),
+            }
+            at += len;
         }
         rest = &rest[count..];
     }
@@ -169,7 +208,7 @@ fn small_packets_to_one_place_share_a_send() {
         let loaded = outbox.load(*vnet, packet).expect("short");
         let Ok(Packet::Transport(found)) = packet::parse(outbox.head(&loaded), loaded.len) else { panic!("parse") };
         let train = outbox::train_header(vnet, &found).expect("consistent");
-        outbox.carry(&loaded, &train, &route(1472, 0), &mut send);
+        outbox.carry(&loaded, &train, &route(1472, 0), &mut send).expect("carried");
     }
     outbox.flush(&mut send);
     // 62 = 16 + 8 + 28 + 10.
@@ -247,6 +286,7 @@ struct Case {
     expected: u16,
     datagram_max: u16,
     batch: usize,
+    cipher: Option<Cipher>,
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -255,10 +295,11 @@ fn case() -> impl Strategy<Value = Case> {
     let segment = prop_oneof![Just(0u16), 500u16..1500];
     let protocol = prop_oneof![Just(TCP), Just(UDP)];
     let families = (any::<bool>(), any::<bool>());
-    (families, protocol, len, segment, size(), size(), 1usize..70).prop_map(
-        |((from_v4, to_v4), protocol, len, segment, expected, datagram_max, batch)| {
+    let cipher = prop_oneof![Just(None), Just(Some(Cipher::Aes256Gcm)), Just(Some(Cipher::ChaCha20Poly1305))];
+    (families, protocol, len, segment, size(), size(), 1usize..70, cipher).prop_map(
+        |((from_v4, to_v4), protocol, len, segment, expected, datagram_max, batch, cipher)| {
             let segment = if usize::from(segment) < len { segment } else { 0 };
-            Case { from_v4, to_v4, protocol, len, segment, expected, datagram_max, batch }
+            Case { from_v4, to_v4, protocol, len, segment, expected, datagram_max, batch, cipher }
         },
     )
 }
@@ -268,7 +309,19 @@ impl Case {
         let flags = if self.protocol == TCP { FIN | PSH | ACK | CWR } else { 0 };
         let packet = sample::packet(tuple(self.from_v4, self.protocol), flags, &numbered(self.len), checksum);
         let vnet = described(&packet, self.segment, checksum == Checksum::Partial);
-        cut(&[(packet, vnet)], self.expected, self.datagram_max)
+        let seal = self.cipher.map(|cipher| Arc::new(Seal::new(&sample::seal_keys(cipher))));
+        cut_and_seal(&[(packet, vnet)], self.expected, self.datagram_max, seal)
+    }
+
+    /// As [`receive`].
+    fn receive(&self, datagrams: &[Vec<u8>]) -> (Vec<Vec<u8>>, Vec<Result<Delivered, DropReason>>) {
+        let seal = self.cipher.map(|cipher| Seal::new(&sample::peer_seal_keys(cipher)));
+        receive_and_open(datagrams, self.batch, &self.to().into(), seal.as_ref())
+    }
+
+    /// Bytes of a chunk beside its payload.
+    fn overhead(&self) -> usize {
+        DATA_HEADER_LEN + if self.cipher.is_some() { SEAL_TAG_LEN } else { 0 }
     }
 
     fn to(&self) -> Tuple {
@@ -280,7 +333,7 @@ proptest! {
     #[test]
     fn nothing_lost(case in case(), complete: bool) {
         let checksum = if complete && case.segment == 0 { Checksum::Complete } else { Checksum::Partial };
-        let (written, results) = receive(&case.datagrams(checksum), case.batch, &case.to().into());
+        let (written, results) = case.receive(&case.datagrams(checksum));
         prop_assert!(results.iter().all(Result::is_ok), "{results:?}");
         let mut payload = Vec::new();
         for (at, packet) in written.iter().enumerate() {
@@ -317,7 +370,7 @@ proptest! {
         }
         arriving.sort_by_key(|(at, _)| *at);
         let arriving: Vec<Vec<u8>> = arriving.into_iter().map(|(_, datagram)| datagram.clone()).collect();
-        let (written, _) = receive(&arriving, case.batch, &case.to().into());
+        let (written, _) = case.receive(&arriving);
         let original = numbered(case.len);
         let mut given = vec![0u8; case.len];
         let segment = usize::from(case.segment);
@@ -340,12 +393,12 @@ proptest! {
             // without it, none.
             let first_came = arriving.iter().any(|datagram| datagram[12..14] == [0, 0]);
             let overhead = TRAIN_HEADER_LEN + if case.from_v4 { 52 } else { 72 };
-            let chunk = datagrams[0].len() - DATA_HEADER_LEN;
+            let chunk = datagrams[0].len() - case.overhead();
             let mut came = vec![0u8; case.len];
             for datagram in arriving.iter().filter(|_| first_came) {
                 let header = DataRepr::parse(datagram).expect("ours");
                 let begin = usize::from(header.index) * chunk;
-                let end = begin + datagram.len() - DATA_HEADER_LEN;
+                let end = begin + datagram.len() - case.overhead();
                 came[begin.saturating_sub(overhead)..end.saturating_sub(overhead)].fill(1);
             }
             let wrong = (0..case.len).find(|&at| (given[at] > 0) != (came[at] > 0));
@@ -401,6 +454,8 @@ proptest! {
         }
         let size = datagrams[0].len();
         take(&datagrams.concat(), size);
+        let _ = case.receive(&datagrams);
+        let _ = case.receive(&[bytes]);
     }
 }
 

@@ -21,9 +21,12 @@ pub mod offload;
 pub mod outbox;
 pub mod packet;
 mod pinhole;
+mod restart;
 #[cfg(test)]
 mod sample;
+pub mod seal;
 pub mod socket_table;
+pub mod striped;
 pub mod table;
 pub mod template;
 pub mod train;
@@ -36,4 +39,5 @@ mod wait;
 pub use counters::Counters;
 pub use driver::{Core, Datapath, DatapathConfig};
 pub use error::Error;
+pub use striped::PlaceCounters;
 pub use table::FlowCounters;

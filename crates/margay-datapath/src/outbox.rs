@@ -1,16 +1,19 @@
 //! Leaving trains: an application's super-packet, read from `sal0` straight into the chunks that it will be sent in.
 //!
 //! The buffer is laid out before the packet is read, with gaps for the DATA headers, by the chunk size of the packet
-//! before; so as long as paths have one size, nothing is copied. Small packets to one destination that wait in `sal0`
+//! before; so as long as paths have one size and flows are sealed alike, nothing is copied. Small packets to one destination that wait in `sal0`
 //! together are sent together: each is a train of its own, so their inner headers may differ.
 
 use std::io::{self, IoSliceMut};
 
-use margay_wire::{BESIDE, DATA_HEADER_LEN, DataRepr, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
+use margay_core::output::DropReason;
+use margay_wire::{
+    BESIDE, DATA_HEADER_LEN, DataRepr, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr, is_sealed,
+};
 
 use crate::packet::{HEADERS_MAX, TCP, Transport, UDP};
 use crate::table::{Destination, EgressRoute};
-use crate::train::{self, CHUNKS_MAX, Piece, STACK_ENCAP};
+use crate::train::{self, CHUNKS_MAX, Piece};
 use crate::tun::{PACKET_MAX, Tun};
 use crate::udp::{SEGMENTS_MAX, SEND_MAX};
 use crate::vnet::{self, Gso, Vnet};
@@ -27,7 +30,8 @@ const FIRST_GAP: usize = DATA_HEADER_LEN + TRAIN_HEADER_LEN;
 /// Where joined packets are sent at the latest, in bytes of buffer.
 const JOINED_MAX: usize = SEND_MAX;
 /// Room for the joined packets, a whole packet behind them, and every gap.
-const BUFFER_LEN: usize = JOINED_MAX + PACKET_MAX + CHUNKS_MAX * DATA_HEADER_LEN + DATAGRAM_MAX as usize;
+const BUFFER_LEN: usize =
+    JOINED_MAX + PACKET_MAX + CHUNKS_MAX * (DATA_HEADER_LEN + SEAL_TAG_LEN) + DATAGRAM_MAX as usize;
 
 /// A packet in the outbox that has been read and not been sent.
 #[derive(Clone, Copy, Debug)]
@@ -48,14 +52,35 @@ struct Joined {
     count: usize,
 }
 
+/// How a packet lies in the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    /// Bytes from one chunk to the next.
+    stride: usize,
+    /// Bytes at the end of each chunk that are for its tag.
+    tail: usize,
+}
+
+impl Layout {
+    /// Payload of one chunk.
+    const fn chunk(self) -> usize {
+        self.stride - DATA_HEADER_LEN - self.tail
+    }
+
+    /// A packet's bytes in its first chunk.
+    const fn first(self) -> usize {
+        self.chunk() - TRAIN_HEADER_LEN
+    }
+}
+
 /// The buffer in which packets are cut. One thread owns it.
 pub struct Outbox {
     bytes: Box<[u8]>,
     scratch: Box<[u8]>,
     /// Where the next packet goes.
     at: usize,
-    /// Bytes from one chunk to the next for the next packet.
-    stride: usize,
+    /// For the next packet.
+    layout: Layout,
     joined: Option<Joined>,
     relaid: u64,
 }
@@ -67,7 +92,7 @@ impl Outbox {
             bytes: vec![0; BUFFER_LEN].into_boxed_slice(),
             scratch: vec![0; PACKET_MAX].into_boxed_slice(),
             at: 0,
-            stride: usize::from(clamp(datagram_max)),
+            layout: Layout { stride: usize::from(clamp(datagram_max)), tail: 0 },
             joined: None,
             relaid: 0,
         }
@@ -76,11 +101,11 @@ impl Outbox {
     /// Reads the next packet of `tun`, if one waits. Kinds of super-packet that were not agreed to are an error.
     pub fn read(&mut self, tun: &Tun) -> io::Result<Option<Loaded>> {
         let mut header = [0; vnet::LEN];
-        let (at, stride) = (self.at, self.stride);
+        let (at, layout) = (self.at, self.layout);
         let len = {
             let mut parts: [IoSliceMut<'_>; SLOTS_MAX + 1] = core::array::from_fn(|_| IoSliceMut::new(&mut []));
             parts[0] = IoSliceMut::new(&mut header);
-            let count = fill_slots(&mut self.bytes[at..], stride, &mut parts[1..]);
+            let count = fill_slots(&mut self.bytes[at..], layout, &mut parts[1..]);
             tun.read(&mut parts[..=count])?
         };
         let Some(len) = len else { return Ok(None) };
@@ -93,43 +118,57 @@ impl Outbox {
         if packet.len() > PACKET_MAX {
             return None;
         }
-        scatter(&mut self.bytes[self.at..], self.stride, packet, SLOTS_MAX);
+        scatter(&mut self.bytes[self.at..], self.layout, packet, SLOTS_MAX);
         Some(Loaded { vnet, len: packet.len() })
     }
 
     /// The loaded packet's first bytes: all of it, or at least its headers.
     pub fn head(&self, loaded: &Loaded) -> &[u8] {
-        &self.bytes[self.at + FIRST_GAP..self.at + (FIRST_GAP + loaded.len).min(self.stride)]
+        &self.bytes[self.at + FIRST_GAP..self.at + FIRST_GAP + loaded.len.min(self.layout.first())]
     }
 
     /// The loaded packet in one piece.
     pub fn whole(&mut self, loaded: &Loaded) -> &[u8] {
-        if FIRST_GAP + loaded.len <= self.stride {
+        if loaded.len <= self.layout.first() {
             return &self.bytes[self.at + FIRST_GAP..self.at + FIRST_GAP + loaded.len];
         }
-        gather(&self.bytes[self.at..], self.stride, &mut self.scratch[..loaded.len]);
+        gather(&self.bytes[self.at..], self.layout, &mut self.scratch[..loaded.len]);
         &self.scratch[..loaded.len]
     }
 
     /// Sends the loaded packet on its way: cut into chunks for `route`. It may wait for others of its kind until
     /// [`flush`](Self::flush). `send` gets datagrams of one size in a row (the last may be shorter), and that size.
-    pub fn carry<S>(&mut self, loaded: &Loaded, train: &TrainRepr, route: &EgressRoute, send: &mut S)
+    ///
+    /// # Errors
+    ///
+    /// It could not be sealed, and does not go.
+    pub fn carry<S>(
+        &mut self,
+        loaded: &Loaded,
+        train: &TrainRepr,
+        route: &EgressRoute,
+        send: &mut S,
+    ) -> Result<(), DropReason>
     where
         S: FnMut(&[u8], usize, &Destination),
     {
         let stride = usize::from(clamp(route.to.datagram_max));
+        let layout = Layout { stride, tail: if route.seal.is_some() { SEAL_TAG_LEN } else { 0 } };
         let len = TRAIN_HEADER_LEN + loaded.len;
-        let chunk = stride - DATA_HEADER_LEN;
-        let count = len.div_ceil(chunk);
+        let count = len.div_ceil(layout.chunk());
         // Never so many: DATAGRAM_MIN gives 124 chunks to the longest packet.
         debug_assert!(count <= CHUNKS_MAX);
-        let overflows = len > SLOTS_MAX * (self.stride - DATA_HEADER_LEN);
-        let fits_first = DATA_HEADER_LEN + len <= self.stride;
-        if (stride != self.stride && !(count == 1 && fits_first)) || overflows {
-            self.lay_out_anew(loaded.len, stride);
+        let overflows = len > SLOTS_MAX * self.layout.chunk();
+        let fits_first = len <= self.layout.chunk();
+        if (layout != self.layout && !(count == 1 && fits_first)) || overflows {
+            self.lay_out_anew(loaded.len, layout);
         }
-        let total = len + count * DATA_HEADER_LEN;
-        self.stamp(train, route, stride, count);
+        let total = len + count * (DATA_HEADER_LEN + layout.tail);
+        train.emit(&mut self.bytes[self.at + DATA_HEADER_LEN..]);
+        match &route.seal {
+            Some(seal) => seal.seal_train(route.peer_flow, &mut self.bytes[self.at..self.at + total], stride)?,
+            None => self.stamp(route, stride, count),
+        }
         if count > 1 {
             self.send_joined(send);
             let chunks = (SEND_MAX / stride).clamp(1, SEGMENTS_MAX);
@@ -138,13 +177,19 @@ impl Outbox {
         } else {
             self.join(total, &route.to, send);
         }
-        self.stride = stride;
+        self.layout = layout;
+        Ok(())
     }
 
     /// Sends what waits. A loaded packet that was not carried is forgotten.
     pub fn flush<S: FnMut(&[u8], usize, &Destination)>(&mut self, send: &mut S) {
         self.send_joined(send);
         self.at = 0;
+    }
+
+    /// Sends what waits before the loaded packet, which may still be carried.
+    pub fn send_earlier<S: FnMut(&[u8], usize, &Destination)>(&mut self, send: &mut S) {
+        self.send_joined(send);
     }
 
     /// How many packets had to be copied because their path had another size than the one before.
@@ -174,13 +219,13 @@ impl Outbox {
         }
     }
 
-    fn lay_out_anew(&mut self, len: usize, stride: usize) {
-        gather(&self.bytes[self.at..], self.stride, &mut self.scratch[..len]);
-        scatter(&mut self.bytes[self.at..], stride, &self.scratch[..len], usize::MAX);
+    fn lay_out_anew(&mut self, len: usize, layout: Layout) {
+        gather(&self.bytes[self.at..], self.layout, &mut self.scratch[..len]);
+        scatter(&mut self.bytes[self.at..], layout, &self.scratch[..len], usize::MAX);
         self.relaid += 1;
     }
 
-    fn stamp(&mut self, train: &TrainRepr, route: &EgressRoute, stride: usize, count: usize) {
+    fn stamp(&mut self, route: &EgressRoute, stride: usize, count: usize) {
         let mut header = DataRepr {
             stack: STACK_ENCAP,
             flags: if route.is_beside { BESIDE } else { 0 },
@@ -194,7 +239,6 @@ impl Outbox {
             header.emit(chunk);
             header.index += 1;
         }
-        train.emit(&mut self.bytes[self.at + DATA_HEADER_LEN..]);
     }
 }
 
@@ -202,17 +246,18 @@ fn clamp(datagram_max: u16) -> u16 {
     datagram_max.clamp(DATAGRAM_MIN, DATAGRAM_MAX)
 }
 
-/// The slots of a packet in `bytes`: behind a header gap each, the last one as long as need be. Gives their number.
-fn fill_slots<'a>(bytes: &'a mut [u8], stride: usize, slots: &mut [IoSliceMut<'a>]) -> usize {
+/// The slots of a packet in `bytes`: behind a header gap each and before room for a tag, the last one as long as need be. Gives
+/// their number.
+fn fill_slots<'a>(bytes: &'a mut [u8], layout: Layout, slots: &mut [IoSliceMut<'a>]) -> usize {
     let mut rest = bytes;
     let mut left = PACKET_MAX;
     let mut gap = FIRST_GAP;
     let last = slots.len() - 1;
     for (at, slot) in slots.iter_mut().enumerate() {
-        let room = if at == last { left } else { (stride - gap).min(left) };
-        let (head, tail) = rest.split_at_mut(gap + room);
+        let room = if at == last { left } else { (layout.stride - gap - layout.tail).min(left) };
+        let (head, behind) = rest.split_at_mut(gap + room);
         *slot = IoSliceMut::new(&mut head[gap..]);
-        rest = tail;
+        rest = &mut behind[layout.tail..];
         left -= room;
         gap = DATA_HEADER_LEN;
         if left == 0 {
@@ -223,27 +268,28 @@ fn fill_slots<'a>(bytes: &'a mut [u8], stride: usize, slots: &mut [IoSliceMut<'a
 }
 
 /// Where each part of a packet of `len` bytes lies, as `fill_slots` has it: (in the buffer, in the packet, bytes).
-fn slots(len: usize, stride: usize, slots_max: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+fn slots(len: usize, layout: Layout, slots_max: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     let mut done = 0;
     (0..).map_while(move |at| {
         if done == len {
             return None;
         }
         let gap = if at == 0 { FIRST_GAP } else { DATA_HEADER_LEN };
-        let room = if at + 1 == slots_max { len - done } else { (stride - gap).min(len - done) };
+        let left = len - done;
+        let room = if at + 1 == slots_max { left } else { (layout.stride - gap - layout.tail).min(left) };
         done += room;
-        Some((at * stride + gap, done - room, room))
+        Some((at * layout.stride + gap, done - room, room))
     })
 }
 
-fn gather(bytes: &[u8], stride: usize, packet: &mut [u8]) {
-    for (from, to, len) in slots(packet.len(), stride, SLOTS_MAX) {
+fn gather(bytes: &[u8], layout: Layout, packet: &mut [u8]) {
+    for (from, to, len) in slots(packet.len(), layout, SLOTS_MAX) {
         packet[to..to + len].copy_from_slice(&bytes[from..from + len]);
     }
 }
 
-fn scatter(bytes: &mut [u8], stride: usize, packet: &[u8], slots_max: usize) {
-    for (to, from, len) in slots(packet.len(), stride, slots_max) {
+fn scatter(bytes: &mut [u8], layout: Layout, packet: &[u8], slots_max: usize) {
+    for (to, from, len) in slots(packet.len(), layout, slots_max) {
         bytes[to..to + len].copy_from_slice(&packet[from..from + len]);
     }
 }
@@ -271,11 +317,18 @@ pub fn train_header(vnet: &Vnet, found: &Transport) -> Option<TrainRepr> {
 }
 
 /// Cuts trains that were too large for their path anew, for datagrams of `datagram_max` bytes. Only whole trains can be:
-/// of one that needs several sends the rest is gone already. Gives datagrams and their size for each.
+/// of one that needs several sends the rest is gone already. Nor sealed ones, whose numbers are used up: what was in them is gone.
+/// Gives datagrams and their size for each.
 pub fn recut(datagrams: &[u8], segment: usize, datagram_max: u16) -> Vec<(Vec<u8>, usize)> {
     let stride = usize::from(clamp(datagram_max));
     let whole_trains = train::pieces(datagrams, segment).filter_map(|piece| match piece {
-        Piece::Run(run) if run.header.index == 0 && run.chunks() == usize::from(run.header.count) => Some(run),
+        Piece::Run(run)
+            if run.header.index == 0
+                && run.chunks() == usize::from(run.header.count)
+                && !is_sealed(run.header.stack) =>
+        {
+            Some(run)
+        }
         _ => None,
     });
     let recut_one = |run: train::Run<'_>| {
@@ -295,4 +348,5 @@ pub fn recut(datagrams: &[u8], segment: usize, datagram_max: u16) -> Vec<(Vec<u8
     whole_trains.flat_map(recut_one).collect()
 }
 
-const _: () = assert!(DATAGRAM_MIN as usize >= FIRST_GAP + HEADERS_MAX, "headers lie in the first chunk");
+const _: () =
+    assert!(DATAGRAM_MIN as usize >= FIRST_GAP + HEADERS_MAX + SEAL_TAG_LEN, "headers lie in the first chunk");

@@ -6,12 +6,15 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use margay_core::KNOCK_WINDOW;
 use parking_lot::Mutex;
 
 use crate::checksum::{fold, pseudo, sum};
 use crate::packet::{ACK, FlowKey, IPV4_LEN, TCP, TCP_LEN, UDP, UDP_LEN};
 use crate::table::TcpNumbers;
 
+/// Its checksum covers no pseudo-header.
+const ICMP: u8 = 1;
 /// Hop limit of what this host sends itself.
 const HOP_LIMIT: u8 = 64;
 /// A window that neither opens nor closes anything: the receiver drops the segment before its TCP sees it.
@@ -26,6 +29,8 @@ pub struct Segment {
     pub destination: SocketAddr,
     /// The connection's numbers; none for a flow of datagrams.
     pub numbers: Option<TcpNumbers>,
+    /// It answers none of the peer's.
+    pub is_knock: bool,
 }
 
 impl Segment {
@@ -38,7 +43,8 @@ impl Segment {
             transport.extend(numbers.sequence.to_be_bytes());
             transport.extend(numbers.acknowledgement.to_be_bytes());
             transport.extend([(TCP_LEN as u8 / 4) << 4, ACK]);
-            transport.extend(WINDOW.to_be_bytes());
+            let window = if self.is_knock { KNOCK_WINDOW } else { WINDOW };
+            transport.extend(window.to_be_bytes());
             transport.extend([0; 4]);
             (TCP, 16)
         } else {
@@ -46,46 +52,59 @@ impl Segment {
             transport.extend([0; 2]);
             (UDP, 6)
         };
-        let len = transport.len() as u16;
-        let mut packet = match (self.source.ip(), self.destination.ip()) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                let total = IPV4_LEN as u16 + len;
-                let mut header = vec![0x45, 0];
-                header.extend(total.to_be_bytes());
-                header.extend([0, 0, 0x40, 0, HOP_LIMIT, protocol, 0, 0]);
-                header.extend(source.octets());
-                header.extend(destination.octets());
-                let checksum = !fold(sum(&header));
-                header[10..12].copy_from_slice(&checksum.to_be_bytes());
-                header
-            }
-            (IpAddr::V6(source), IpAddr::V6(destination)) => {
-                let mut header = vec![0x60, 0, 0, 0];
-                header.extend(len.to_be_bytes());
-                header.extend([protocol, HOP_LIMIT]);
-                header.extend(source.octets());
-                header.extend(destination.octets());
-                header
-            }
-            _ => return None,
-        };
-        let addresses = if self.source.is_ipv4() { sum(&packet[12..20]) } else { sum(&packet[8..40]) };
-        let checksum = match !fold(addresses + pseudo(protocol, len.into()) + sum(&transport)) {
-            // Zero says that there is none (RFC 768).
-            0 if protocol == UDP => 0xffff,
-            checksum => checksum,
-        };
-        transport[checksum_at..checksum_at + 2].copy_from_slice(&checksum.to_be_bytes());
-        packet.extend(transport);
-        Some(packet)
+        let addresses = (self.source.ip(), self.destination.ip());
+        ip_packet(addresses, protocol, transport, checksum_at)
     }
+}
+
+/// An IP packet around what follows its header. The checksum at `checksum_at` covers the pseudo-header, except that of ICMP for
+/// IPv4. `None` when the addresses are of two families.
+pub(crate) fn ip_packet(
+    (source, destination): (IpAddr, IpAddr),
+    protocol: u8,
+    mut transport: Vec<u8>,
+    checksum_at: usize,
+) -> Option<Vec<u8>> {
+    let len = transport.len() as u16;
+    let mut packet = match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let total = IPV4_LEN as u16 + len;
+            let mut header = vec![0x45, 0];
+            header.extend(total.to_be_bytes());
+            header.extend([0, 0, 0x40, 0, HOP_LIMIT, protocol, 0, 0]);
+            header.extend(source.octets());
+            header.extend(destination.octets());
+            let checksum = !fold(sum(&header));
+            header[10..12].copy_from_slice(&checksum.to_be_bytes());
+            header
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let mut header = vec![0x60, 0, 0, 0];
+            header.extend(len.to_be_bytes());
+            header.extend([protocol, HOP_LIMIT]);
+            header.extend(source.octets());
+            header.extend(destination.octets());
+            header
+        }
+        _ => return None,
+    };
+    let addresses = if source.is_ipv4() { sum(&packet[12..20]) } else { sum(&packet[8..40]) };
+    let before = if protocol == ICMP { 0 } else { addresses + pseudo(protocol, len.into()) };
+    let checksum = match !fold(before + sum(&transport)) {
+        // Zero says that there is none (RFC 768).
+        0 if protocol == UDP => 0xffff,
+        checksum => checksum,
+    };
+    transport[checksum_at..checksum_at + 2].copy_from_slice(&checksum.to_be_bytes());
+    packet.extend(transport);
+    Some(packet)
 }
 
 /// A datagram without payload that came on flow ports, as it stood on the wire; checksums apart, nothing else is in it.
 pub fn received(key: &FlowKey) -> Option<Vec<u8>> {
     let address = |octets, port| SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), port);
     let (source, destination) = (address(key.source, key.source_port), address(key.destination, key.destination_port));
-    Segment { source, destination, numbers: None }.packet()
+    Segment { source, destination, numbers: None, is_knock: false }.packet()
 }
 
 /// Raw sockets, opened when first needed: only root has them, and only root has a direct path.
@@ -135,13 +154,17 @@ mod test {
         let numbers = TcpNumbers { sequence: 0x0102_0304, acknowledgement: 0x0506_0708 };
         let source = "10.1.0.1:61001".parse().expect("literal");
         let destination = "10.1.0.2:61002".parse().expect("literal");
-        let bytes = Segment { source, destination, numbers: Some(numbers) }.packet().expect("one family");
+        let bytes =
+            Segment { source, destination, numbers: Some(numbers), is_knock: false }.packet().expect("one family");
         let expected = [
             0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0x26, 0xcc, 10, 1, 0, 1, 10, 1, 0, 2, 0xee, 0x49, 0xee, 0x4a, 1, 2,
             3, 4, 5, 6, 7, 8, 0x50, 0x10, 4, 0, 0xab, 0x27, 0, 0,
         ];
         assert_eq!(bytes, expected);
-        let bytes = Segment { source, destination, numbers: None }.packet().expect("one family");
+        let knock =
+            Segment { source, destination, numbers: Some(numbers), is_knock: true }.packet().expect("one family");
+        assert_eq!(knock[34..36], [3, 0xff], "the window");
+        let bytes = Segment { source, destination, numbers: None, is_knock: false }.packet().expect("one family");
         let expected = [
             0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0x26, 0xcd, 10, 1, 0, 1, 10, 1, 0, 2, 0xee, 0x49, 0xee, 0x4a, 0, 8,
             0x0f, 0x45,
@@ -154,7 +177,8 @@ mod test {
         for (source, destination) in [("10.1.0.1:61001", "10.1.0.2:61002"), ("[fd00::1]:61001", "[fd00::2]:61002")] {
             let numbers = TcpNumbers { sequence: 7, acknowledgement: 9 };
             let (source, destination) = (source.parse().expect("literal"), destination.parse().expect("literal"));
-            let bytes = Segment { source, destination, numbers: Some(numbers) }.packet().expect("one family");
+            let bytes =
+                Segment { source, destination, numbers: Some(numbers), is_knock: false }.packet().expect("one family");
             let Ok(Packet::Transport(found)) = packet::parse(&bytes, bytes.len()) else { panic!("parse") };
             assert_eq!((found.payload_len(), found.flags), (0, ACK));
             let addresses = if source.is_ipv4() { sum(&bytes[12..20]) } else { sum(&bytes[8..40]) };
@@ -164,6 +188,7 @@ mod test {
             source: "10.1.0.1:1".parse().expect("literal"),
             destination: "[fd00::2]:2".parse().expect("literal"),
             numbers: None,
+            is_knock: false,
         };
         assert_eq!(mixed.packet(), None);
     }

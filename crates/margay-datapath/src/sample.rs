@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 
 use margay_core::entry::Tuple;
+use margay_core::secure::{Cipher, SealKeys};
+use margay_wire::epochs;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{IpAddress, IpProtocol, Ipv4Packet, Ipv6Packet, TcpPacket, TcpRepr, UdpPacket, UdpRepr};
 
@@ -178,4 +180,14 @@ pub fn see(packet: &[u8]) -> Seen {
         }
         other => panic!("protocol {other}"),
     }
+}
+
+/// Keys of one end of a sealed flow.
+pub fn seal_keys(cipher: Cipher) -> SealKeys {
+    SealKeys { cipher, send: [0x11; 32], open: [0x22; 32], send_epochs: epochs(5, 9), open_epochs: epochs(9, 5) }
+}
+
+/// Those of the other end.
+pub fn peer_seal_keys(cipher: Cipher) -> SealKeys {
+    SealKeys { cipher, send: [0x22; 32], open: [0x11; 32], send_epochs: epochs(9, 5), open_epochs: epochs(5, 9) }
 }

@@ -7,12 +7,20 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
-use margay_core::entry::{Entry, EntryUpdate, Path, PathId, RemoveReason, Wire};
+use margay_core::entry::{Entry, EntryUpdate, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::output::DropReason;
-use margay_wire::{BESIDE, DataRepr, FENCE, FlowId};
+use margay_core::secure::SealKeys;
+use margay_core::time::Instant;
+use margay_wire::{BESIDE, DataRepr, FENCE, FlowId, STACK_ENCAP};
 use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Duration;
 
+use crate::clock;
+use crate::kernel::{TcpSeen, WireState};
 use crate::packet::{FlowKey, TCP};
+use crate::seal::Seal;
+use crate::striped::Stripe;
 
 /// Entries per block.
 const BLOCK: usize = 256;
@@ -44,13 +52,13 @@ impl core::ops::Add for FlowCounters {
 }
 
 /// All that a packet on its way out needs, copied, so that no lock is held while it is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EgressRoute {
     /// The local flow.
     pub flow: FlowId,
     /// What the DATA header names as destination.
     pub peer_flow: FlowId,
-    /// This train's packet number, already counted up.
+    /// This train's packet number, already counted up; not that of a sealed one.
     pub packet_number: u32,
     /// Where it goes.
     pub to: Destination,
@@ -58,10 +66,16 @@ pub struct EgressRoute {
     pub is_beside: bool,
     /// A pinhole with this packet's numbers is wanted.
     pub wants_pinhole: bool,
+    /// What its chunks are to be sealed with.
+    pub seal: Option<Arc<Seal>>,
+    /// Something should have come by now: for how long this connection's data has gone unanswered; zero if that is not told.
+    pub silence: Option<Duration>,
+    /// It goes by several pairs of addresses; `to` is where it goes while none of them works.
+    pub stripe: Option<Arc<Stripe>>,
 }
 
 /// What a DATA packet is for its flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IngressRoute {
     /// The five-tuple that the packet gets.
     pub key: FlowKey,
@@ -69,6 +83,12 @@ pub struct IngressRoute {
     pub is_back: bool,
     /// This end sends the flow direct.
     pub is_sending: bool,
+    /// What its chunks are to be opened with.
+    pub seal: Option<Arc<Seal>>,
+    /// It comes by several pairs of addresses: this one, where it is one of those.
+    pub stripe: Option<(Arc<Stripe>, Option<usize>)>,
+    /// It answers data that went unanswered for long.
+    pub ends_silence: bool,
 }
 
 /// A TCP flow's numbers as its application showed them last.
@@ -78,6 +98,19 @@ pub struct TcpNumbers {
     pub sequence: u32,
     /// The acknowledgement.
     pub acknowledgement: u32,
+}
+
+/// What a connection has shown of itself, as far as it was encapsulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The application's five-tuple.
+    pub key: FlowKey,
+    /// What its application showed last.
+    pub own: Option<TcpNumbers>,
+    /// What the peer showed last.
+    pub peer: Option<TcpNumbers>,
+    /// Payload of the application's largest segment in bytes; zero while unknown.
+    pub segment: u32,
 }
 
 /// Where datagrams of a path go now.
@@ -91,6 +124,8 @@ pub struct Destination {
     pub local: Option<IpAddr>,
     /// Largest UDP payload in bytes.
     pub datagram_max: u16,
+    /// Nothing is sent: no place is known where the peer could be reached.
+    pub is_void: bool,
 }
 
 impl TcpNumbers {
@@ -125,7 +160,14 @@ struct Slot {
     fence: AtomicU32,
     /// [`TcpNumbers`], sequence number first; zero while unknown.
     numbers: AtomicU64,
+    /// The same of the peer, as it sent them encapsulated last.
+    peer_numbers: AtomicU64,
+    /// Payload of the application's largest segment.
+    segment: AtomicU32,
     wants_pinhole: AtomicBool,
+    seal: Option<Arc<Seal>>,
+    /// When data of a connection was first sent encapsulated that nothing has come back for, in microseconds; zero: it has.
+    unanswered_since: AtomicU64,
 }
 
 const VACANT_KEY: FlowKey =
@@ -149,8 +191,36 @@ impl Slot {
             wire: None,
             fence: AtomicU32::new(0),
             numbers: AtomicU64::new(0),
+            peer_numbers: AtomicU64::new(0),
+            segment: AtomicU32::new(0),
             wants_pinhole: AtomicBool::new(false),
+            seal: None,
+            unanswered_since: AtomicU64::new(0),
         }
+    }
+
+    /// Takes note of data that was sent, and says for how long there has been no answer: nobody need answer a datagram.
+    fn unanswered_for(&self, not_before: u64) -> Duration {
+        if self.key.protocol != TCP {
+            return Duration::ZERO;
+        }
+        let now = clock::now().micros();
+        let since = self.unanswered_since.load(Ordering::Relaxed).max(not_before);
+        if since <= not_before {
+            self.unanswered_since.store(now, Ordering::Relaxed);
+            return Duration::ZERO;
+        }
+        Duration::from_micros(now.saturating_sub(since))
+    }
+
+    /// Takes note of an answer. True if it was long in coming.
+    fn note_answer(&self) -> bool {
+        let since = self.unanswered_since.load(Ordering::Relaxed);
+        if since == 0 {
+            return false;
+        }
+        self.unanswered_since.store(0, Ordering::Relaxed);
+        Duration::from_micros(clock::now().micros().saturating_sub(since)) >= UNANSWERED
     }
 
     fn mark_active(&self) {
@@ -183,6 +253,32 @@ struct PathRecord {
     path: Path,
     /// `path.datagram_max`, or less where the kernel has learned of a narrower link.
     datagram_max: AtomicU16,
+    /// Where the peer was before, and until when what was on its way from there is taken.
+    former: Option<(SocketAddr, Instant)>,
+    /// When data was first sent that nothing has come back for, in microseconds; zero: it has.
+    unanswered_since: AtomicU64,
+    /// Since when it is between these addresses, in microseconds.
+    placed: u64,
+}
+
+/// A connection whose data goes unanswered for so long is told of, whatever else is answered.
+const UNANSWERED: Duration = Duration::from_secs(1);
+/// Unanswered encapsulated data is suspicious after so long: longer than the kernel's TCP waits before it sends again.
+const SILENCE: Duration = Duration::from_millis(450);
+/// For so long datagrams come from where the peer was before.
+const LINGER: Duration = Duration::from_secs(2);
+
+impl PathRecord {
+    /// Takes note of data that was sent. True where nothing has come back for too long; then the wait begins anew.
+    fn is_silent(&self) -> bool {
+        let since = self.unanswered_since.load(Ordering::Relaxed);
+        let now = clock::now().micros();
+        if since != 0 && u128::from(now.saturating_sub(since)) <= SILENCE.as_micros() {
+            return false;
+        }
+        self.unanswered_since.store(now, Ordering::Relaxed);
+        since != 0
+    }
 }
 
 /// What became of an update.
@@ -202,6 +298,10 @@ pub struct Table {
     by_key: HashTable<u32>,
     by_flow: HashTable<u32>,
     paths: HashMap<PathId, PathRecord>,
+    /// What sealed flows are sealed with. It outlives their entries, since no number may come twice, here or there.
+    seals: HashMap<FlowId, Arc<Seal>>,
+    /// Where striped flows go. It outlives their entries, since what is known of places does.
+    stripes: HashMap<FlowId, Arc<Stripe>>,
     hasher: DefaultHashBuilder,
     len: usize,
 }
@@ -223,6 +323,10 @@ impl Table {
             EntryUpdate::Path(path) => self.set_path(path),
             // Nothing that packets need.
             EntryUpdate::Show { .. } => Applied::Done,
+            EntryUpdate::Stripe { flow, news } => self.stripes.get(&flow).map_or(Applied::Stale, |stripe| {
+                stripe.note(news);
+                Applied::Done
+            }),
             EntryUpdate::RemovePath(id) => self.paths.remove(&id).map_or(Applied::Stale, |_| Applied::Done),
             EntryUpdate::Install(entry) => self.install(&entry),
             EntryUpdate::Remove { flow, reason } => self.remove(flow, reason),
@@ -244,32 +348,63 @@ impl Table {
         slot.egress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         slot.egress_segments.fetch_add(segments as u64, Ordering::Relaxed);
         slot.mark_active();
-        if let Some(numbers) = numbers.filter(|_| slot.wire.is_some()) {
+        if let Some(numbers) = numbers {
             slot.numbers.store(numbers.packed(), Ordering::Relaxed);
+            slot.segment.fetch_max((bytes / segments.max(1)) as u32, Ordering::Relaxed);
         }
         let wants_pinhole = slot.takes_pinhole();
         let is_beside = slot.wire.is_some_and(|wire| wire.sending);
-        Some(EgressRoute { flow: slot.flow, peer_flow: slot.peer_flow, packet_number, to, is_beside, wants_pinhole })
+        let silence = if bytes > 0 && !to.is_void { self.silence_of(slot, is_beside) } else { None };
+        let (flow, peer_flow, seal, stripe) = (slot.flow, slot.peer_flow, slot.seal.clone(), self.stripe_of(slot));
+        Some(EgressRoute { flow, peer_flow, packet_number, to, is_beside, wants_pinhole, silence, seal, stripe })
     }
 
-    /// The route of a packet of the cache's own, such as a FENCE, that counts for nobody.
+    /// Takes note of data that goes encapsulated.
+    fn silence_of(&self, slot: &Slot, is_beside: bool) -> Option<Duration> {
+        let record = self.paths.get(&slot.path)?;
+        // What goes direct has its own watch.
+        if is_beside && record.path.passage == Passage::Open {
+            return None;
+        }
+        let (is_silent, unanswered) = (record.is_silent(), slot.unanswered_for(record.placed));
+        (is_silent || unanswered >= UNANSWERED).then_some(unanswered)
+    }
+
+    /// The route of a packet of the cache's own, such as a FENCE, that counts for nobody. Sealed flows have none.
     pub fn mark_route(&self, flow: FlowId) -> Option<EgressRoute> {
-        let slot = self.find(flow)?;
+        let slot = self.find(flow).filter(|slot| slot.seal.is_none())?;
         let (to, packet_number) =
             (self.destination(slot.path)?, slot.next_packet.fetch_add(1, Ordering::Relaxed) as u32);
         let peer_flow = slot.peer_flow;
-        Some(EgressRoute { flow, peer_flow, packet_number, to, is_beside: false, wants_pinhole: false })
+        Some(EgressRoute {
+            flow,
+            peer_flow,
+            packet_number,
+            to,
+            is_beside: false,
+            wants_pinhole: false,
+            silence: None,
+            seal: None,
+            stripe: None,
+        })
     }
 
     /// The flow's direct path, and a connection's numbers for a pinhole; if it is not the time for one yet, a later packet of the
     /// application will ask for it.
     pub fn pinhole(&self, flow: FlowId) -> Option<(Wire, Option<TcpNumbers>)> {
-        let slot = self.find(flow)?;
-        let wire = slot.wire?;
-        if !slot.is_ready_for_pinhole() {
+        let found = self.knock(flow);
+        if found.is_none()
+            && let Some(slot) = self.find(flow).filter(|slot| slot.wire.is_some())
+        {
             slot.wants_pinhole.store(true, Ordering::Relaxed);
-            return None;
         }
+        found
+    }
+
+    /// The same, if it is the time.
+    pub fn knock(&self, flow: FlowId) -> Option<(Wire, Option<TcpNumbers>)> {
+        let slot = self.find(flow).filter(|slot| slot.is_ready_for_pinhole())?;
+        let wire = slot.wire?;
         let numbers = (slot.key.protocol == TCP).then(|| TcpNumbers::unpacked(slot.numbers.load(Ordering::Relaxed)));
         Some((wire, numbers))
     }
@@ -299,18 +434,83 @@ impl Table {
 
     /// The five-tuple that DATA for `flow` gets, if it comes from where the flow's path leads (DESIGN §18).
     /// [`DropReason::UnknownFlow`] is a miss: the core may know the flow.
-    pub fn ingress(&self, flow: FlowId, from: SocketAddr, data: &DataRepr) -> Result<IngressRoute, DropReason> {
+    pub fn ingress(
+        &self,
+        flow: FlowId,
+        (local, from): (Option<IpAddr>, SocketAddr),
+        data: &DataRepr,
+    ) -> Result<IngressRoute, DropReason> {
         let slot = self.find(flow).ok_or(DropReason::UnknownFlow)?;
         let record = self.paths.get(&slot.path).ok_or(DropReason::UnknownFlow)?;
-        if record.path.remote.ip() != from.ip() || record.path.remote.port() != from.port() {
+        let is_same = |at: SocketAddr| (at.ip(), at.port()) == (from.ip(), from.port());
+        let is_late = |(at, until): (SocketAddr, Instant)| is_same(at) && clock::now() < until;
+        let stripe = self.stripe_of(slot).map(|stripe| {
+            let place = self.place(&stripe, local, &is_same);
+            (stripe, place)
+        });
+        if is_same(record.path.remote) || matches!(stripe, Some((_, Some(_)))) {
+            record.unanswered_since.store(0, Ordering::Relaxed);
+        } else if !record.path.expected.is_some_and(is_same) && !record.former.is_some_and(is_late) {
             return Err(DropReason::WrongPath);
         }
+        let stack = slot.seal.as_ref().map_or(STACK_ENCAP, |seal| seal.stack());
+        if data.stack != stack {
+            return Err(DropReason::OtherStack);
+        }
         slot.mark_active();
+        let ends_silence = slot.note_answer();
         let is_later = data.packet_number.wrapping_sub(slot.fence.load(Ordering::Relaxed)).cast_signed() > 0;
         let is_encapsulating = is_later && data.flags & (BESIDE | FENCE) == 0;
         let is_back = is_encapsulating && slot.wire.is_some_and(|wire| wire.accepting);
         let is_sending = slot.wire.is_some_and(|wire| wire.sending);
-        Ok(IngressRoute { key: slot.key.reversed(), is_back, is_sending })
+        Ok(IngressRoute {
+            key: slot.key.reversed(),
+            is_back,
+            is_sending,
+            seal: slot.seal.clone(),
+            ends_silence,
+            stripe,
+        })
+    }
+
+    /// The place of a striped flow by which something came.
+    fn place(&self, stripe: &Stripe, local: Option<IpAddr>, is_from: &impl Fn(SocketAddr) -> bool) -> Option<usize> {
+        let known = stripe.paths().map(|path| path.and_then(|path| self.paths.get(&path)).map(|record| &record.path));
+        let mut by_remote = known.iter().enumerate().filter_map(|(place, path)| Some((place, (*path)?)));
+        let is_place = |(_, path): &(usize, &Path)| is_from(path.remote) && (local.is_none() || path.local == local);
+        by_remote.find(is_place).map(|(place, _)| place)
+    }
+
+    fn stripe_of(&self, slot: &Slot) -> Option<Arc<Stripe>> {
+        // Few flows are, so slots do not say it.
+        if self.stripes.is_empty() { None } else { self.stripe(slot.flow) }
+    }
+
+    /// A striped flow.
+    pub fn stripe(&self, flow: FlowId) -> Option<Arc<Stripe>> {
+        self.stripes.get(&flow).cloned()
+    }
+
+    /// Takes note of the peer's numbers, as its segment showed them.
+    pub fn note_peer_numbers(&self, flow: FlowId, numbers: TcpNumbers) {
+        if let Some(slot) = self.find(flow) {
+            slot.peer_numbers.store(numbers.packed(), Ordering::Relaxed);
+        }
+    }
+
+    /// What user space knows of a connection; `None` when it is not cached, or none.
+    pub fn connection(&self, flow: FlowId) -> Option<Connection> {
+        let slot = self.find(flow).filter(|slot| slot.key.protocol == TCP)?;
+        let numbers = |packed: &AtomicU64| match packed.load(Ordering::Relaxed) {
+            0 => None,
+            packed => Some(TcpNumbers::unpacked(packed)),
+        };
+        Some(Connection {
+            key: slot.key,
+            own: numbers(&slot.numbers),
+            peer: numbers(&slot.peer_numbers),
+            segment: slot.segment.load(Ordering::Relaxed),
+        })
     }
 
     /// Counts what was given to the application. True if a pinhole was asked for before its time, which has come.
@@ -321,13 +521,24 @@ impl Table {
         slot.takes_pinhole()
     }
 
-    /// Adds what the kernel's cache had counted.
-    pub fn add_counters(&self, flow: FlowId, counted: &FlowCounters) {
-        if let Some(slot) = self.find(flow) {
-            slot.egress_bytes.fetch_add(counted.egress_bytes, Ordering::Relaxed);
-            slot.egress_segments.fetch_add(counted.egress_segments, Ordering::Relaxed);
-            slot.ingress_bytes.fetch_add(counted.ingress_bytes, Ordering::Relaxed);
-            slot.ingress_segments.fetch_add(counted.ingress_segments, Ordering::Relaxed);
+    /// Adds what the kernel's cache had counted, and keeps what it had seen of a connection.
+    pub fn take_over(&self, flow: FlowId, removed: &WireState) {
+        let Some(slot) = self.find(flow) else { return };
+        let counted = &removed.counters;
+        slot.egress_bytes.fetch_add(counted.egress_bytes, Ordering::Relaxed);
+        slot.egress_segments.fetch_add(counted.egress_segments, Ordering::Relaxed);
+        slot.ingress_bytes.fetch_add(counted.ingress_bytes, Ordering::Relaxed);
+        slot.ingress_segments.fetch_add(counted.ingress_segments, Ordering::Relaxed);
+        let numbers = |seen: &TcpSeen| TcpNumbers {
+            sequence: seen.sequence.wrapping_add(seen.length),
+            acknowledgement: seen.acknowledgement,
+        };
+        if let Some(sent) = &removed.sent {
+            slot.numbers.store(numbers(sent).packed(), Ordering::Relaxed);
+            slot.segment.fetch_max(sent.segment, Ordering::Relaxed);
+        }
+        if let Some(received) = &removed.received {
+            slot.peer_numbers.store(numbers(received).packed(), Ordering::Relaxed);
         }
     }
 
@@ -348,6 +559,7 @@ impl Table {
             remote: record.path.remote,
             local: record.path.local,
             datagram_max: record.datagram_max.load(Ordering::Relaxed),
+            is_void: record.path.passage == Passage::Void,
         })
     }
 
@@ -384,7 +596,7 @@ impl Table {
         flows.extend(taken.map(|slot| slot.flow));
     }
 
-    /// Empties the cache, as an operator or a test may at any time (DESIGN §3.2). Paths stay.
+    /// Empties the cache, as an operator or a test may at any time (DESIGN §3.2). Paths stay, and packet numbers of sealed flows.
     pub fn clear(&mut self) {
         self.blocks.clear();
         self.vacant.clear();
@@ -412,12 +624,22 @@ impl Table {
     }
 
     fn set_path(&mut self, path: Path) -> Applied {
-        let record = self
-            .paths
-            .entry(path.id)
-            .or_insert_with(|| PathRecord { path, datagram_max: AtomicU16::new(path.datagram_max) });
+        let record = self.paths.entry(path.id).or_insert_with(|| PathRecord {
+            path,
+            datagram_max: AtomicU16::new(path.datagram_max),
+            former: None,
+            unanswered_since: AtomicU64::new(0),
+            placed: 0,
+        });
         let learned = *record.datagram_max.get_mut();
         let same_links = record.path.remote == path.remote && record.path.local == path.local;
+        if !same_links {
+            *record.unanswered_since.get_mut() = 0;
+            record.placed = clock::now().micros();
+        }
+        if record.path.remote != path.remote {
+            record.former = Some((record.path.remote, clock::now() + LINGER));
+        }
         record.path = path;
         *record.datagram_max.get_mut() = if same_links { learned.min(path.datagram_max) } else { path.datagram_max };
         Applied::Done
@@ -449,14 +671,40 @@ impl Table {
     }
 
     fn fill(&mut self, index: u32, entry: &Entry) {
+        let seal = entry.seal.as_ref().map(|keys| self.seal(entry.flow, keys));
+        self.follow_stripe(entry);
         let slot = self.slot_mut(index);
+        slot.seal = seal;
         slot.peer_flow = entry.peer_flow;
         slot.generation = entry.generation;
+        // What was sent one way may have been answered the other way.
+        *slot.unanswered_since.get_mut() = 0;
         slot.path = entry.path;
         slot.wire = entry.wire;
     }
 
+    fn follow_stripe(&mut self, entry: &Entry) {
+        let Some(places) = entry.stripe else {
+            self.stripes.remove(&entry.flow);
+            return;
+        };
+        let fresh = || Arc::new(Stripe::new(entry.flow, places, entry.path));
+        let stripe = self.stripes.entry(entry.flow).or_insert_with(fresh);
+        stripe.set_places(places, entry.path);
+    }
+
+    fn seal(&mut self, flow: FlowId, keys: &SealKeys) -> Arc<Seal> {
+        if let Some(known) = self.seals.get(&flow).filter(|known| known.has(keys)) {
+            return Arc::clone(known);
+        }
+        let fresh = Arc::new(Seal::new(keys));
+        self.seals.insert(flow, Arc::clone(&fresh));
+        fresh
+    }
+
     fn remove(&mut self, flow: FlowId, reason: RemoveReason) -> Applied {
+        self.seals.remove(&flow);
+        self.stripes.remove(&flow);
         let Some(index) = self.find_index(flow) else { return Applied::Stale };
         tracing::trace!(flow = flow.0, ?reason, "entry removed");
         self.remove_at(index);
@@ -514,188 +762,5 @@ impl Table {
 }
 
 #[cfg(test)]
-mod test {
-    use super::*;
-    use crate::packet::{TCP, UDP};
-    use crate::sample;
-    use margay_core::entry::Tuple;
-    use proptest::prelude::*;
-    use std::collections::BTreeMap;
-
-    fn entry(flow: u32, generation: u32, port: u16) -> Entry {
-        let mut app = sample::tuple4(TCP);
-        app.source.set_port(port);
-        Entry { flow: FlowId(flow), generation, app, peer_flow: FlowId(flow + 1000), path: PathId(1), wire: None }
-    }
-
-    fn path(remote: &str, datagram_max: u16) -> Path {
-        Path { id: PathId(1), remote: remote.parse().expect("literal"), local: None, datagram_max }
-    }
-
-    fn data(packet_number: u32, flags: u8) -> DataRepr {
-        DataRepr { stack: 2, flags, dst_flow: FlowId(7), packet_number, index: 0, count: 1 }
-    }
-
-    fn table() -> Table {
-        let mut table = Table::default();
-        table.apply(EntryUpdate::Path(path("10.0.0.2:54324", 1472)));
-        table
-    }
-
-    #[test]
-    fn found_both_ways_and_counted() {
-        let mut table = table();
-        assert_eq!(table.apply(EntryUpdate::Install(entry(7, 1, 100))), Applied::Done);
-        let key = FlowKey::from(entry(7, 1, 100).app);
-        let first = table.egress(&key, 10, 1, None).expect("installed");
-        let second = table.egress(&key, 20, 2, None).expect("installed");
-        assert_eq!((first.packet_number, second.packet_number), (0, 1));
-        assert_eq!((first.peer_flow, first.to.datagram_max), (FlowId(1007), 1472));
-        let from = "10.0.0.2:54324".parse().expect("literal");
-        let route = IngressRoute { key: key.reversed(), is_back: false, is_sending: false };
-        assert_eq!(table.ingress(FlowId(7), from, &data(0, 0)), Ok(route));
-        table.count_ingress(FlowId(7), 5, 1);
-        let counters = FlowCounters { egress_bytes: 30, egress_segments: 3, ingress_bytes: 5, ingress_segments: 1 };
-        assert_eq!(table.counters(FlowId(7)), Some(counters));
-        assert_eq!(table.egress(&key.reversed(), 1, 1, None), None);
-    }
-
-    #[test]
-    fn data_from_elsewhere_is_refused() {
-        let mut table = table();
-        table.apply(EntryUpdate::Install(entry(7, 1, 100)));
-        for from in ["10.0.0.3:54324", "10.0.0.2:54325", "[::1]:54324"] {
-            assert_eq!(
-                table.ingress(FlowId(7), from.parse().expect("literal"), &data(0, 0)),
-                Err(DropReason::WrongPath)
-            );
-        }
-        let right = "10.0.0.2:54324".parse().expect("literal");
-        assert_eq!(table.ingress(FlowId(8), right, &data(0, 0)), Err(DropReason::UnknownFlow));
-    }
-
-    #[test]
-    fn older_generations_are_ignored() {
-        let mut table = table();
-        table.apply(EntryUpdate::Install(entry(7, 5, 100)));
-        assert_eq!(table.apply(EntryUpdate::Install(entry(7, 4, 200))), Applied::Stale);
-        assert!(table.egress(&FlowKey::from(entry(7, 4, 200).app), 1, 1, None).is_none());
-        assert_eq!(table.apply(EntryUpdate::Install(entry(7, 5, 300))), Applied::Done);
-        assert!(table.egress(&FlowKey::from(entry(7, 5, 100).app), 1, 1, None).is_none());
-        assert!(table.egress(&FlowKey::from(entry(7, 5, 300).app), 1, 1, None).is_some());
-        assert_eq!(table.len(), 1);
-    }
-
-    #[test]
-    fn a_new_flow_takes_the_tuple_of_an_old_one() {
-        let mut table = table();
-        table.apply(EntryUpdate::Install(entry(7, 1, 100)));
-        table.apply(EntryUpdate::Install(entry(8, 1, 100)));
-        assert_eq!(table.len(), 1);
-        assert_eq!(
-            table.egress(&FlowKey::from(entry(8, 1, 100).app), 1, 1, None).map(|route| route.flow),
-            Some(FlowId(8))
-        );
-        assert_eq!(table.counters(FlowId(7)), None);
-    }
-
-    #[test]
-    fn a_path_swap_moves_every_flow_and_keeps_what_was_learned_only_on_the_same_links() {
-        let mut table = table();
-        table.apply(EntryUpdate::Install(entry(7, 1, 100)));
-        table.shrink_path(PathId(1), 1252);
-        table.shrink_path(PathId(1), 1400);
-        let size = |table: &Table| table.destination(PathId(1)).map(|to| to.datagram_max);
-        assert_eq!(size(&table), Some(1252));
-        table.apply(EntryUpdate::Path(path("10.0.0.2:54324", 1472)));
-        assert_eq!(size(&table), Some(1252));
-        table.apply(EntryUpdate::Path(path("10.9.0.2:54324", 1472)));
-        assert_eq!(size(&table), Some(1472));
-        let key = FlowKey::from(entry(7, 1, 100).app);
-        let remote = table.egress(&key, 1, 1, None).map(|route| route.to.remote.to_string());
-        assert_eq!(remote.as_deref(), Some("10.9.0.2:54324"));
-    }
-
-    #[test]
-    fn activity_is_reported_once() {
-        let mut table = table();
-        table.apply(EntryUpdate::Install(entry(7, 1, 100)));
-        table.apply(EntryUpdate::Install(entry(8, 1, 101)));
-        let _ = table.egress(&FlowKey::from(entry(7, 1, 100).app), 1, 1, None);
-        let mut flows = Vec::new();
-        table.take_active(0, &mut flows);
-        assert_eq!(flows, [FlowId(7)]);
-        flows.clear();
-        table.take_active(0, &mut flows);
-        assert!(flows.is_empty());
-    }
-
-    #[test]
-    fn a_peer_that_encapsulates_again_is_noticed_once_its_fence_has_passed() {
-        let mut table = table();
-        let wire = Wire { path: PathId(1), local_port: 61_001, remote_port: 61_002, sending: true, accepting: true };
-        table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
-        let from = "10.0.0.2:54324".parse().expect("literal");
-        let is_back = |table: &Table, packet_number, flags| {
-            table.ingress(FlowId(7), from, &data(packet_number, flags)).map(|route| route.is_back)
-        };
-        table.note_fence(FlowId(7), 20);
-        assert_eq!(is_back(&table, 19, 0), Ok(false), "sent before the fence");
-        assert_eq!(is_back(&table, 21, BESIDE), Ok(false), "too large to go direct");
-        assert_eq!(is_back(&table, 21, 0), Ok(true));
-        table.apply(EntryUpdate::Install(Entry { wire: Some(Wire { accepting: false, ..wire }), ..entry(7, 2, 100) }));
-        assert_eq!(is_back(&table, 22, 0), Ok(false), "known already");
-    }
-
-    #[test]
-    fn a_pinhole_waits_for_the_applications_numbers() {
-        let mut table = table();
-        let wire = Wire { path: PathId(1), local_port: 61_001, remote_port: 61_002, sending: false, accepting: false };
-        table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
-        let key = FlowKey::from(entry(7, 1, 100).app);
-        let numbers = TcpNumbers { sequence: 5, acknowledgement: 6 };
-        let asks = |table: &Table| table.egress(&key, 1, 1, Some(numbers)).map(|route| route.wants_pinhole);
-        assert_eq!(table.pinhole(FlowId(7)), None);
-        assert_eq!((asks(&table), asks(&table)), (Some(true), Some(false)));
-        assert_eq!(table.pinhole(FlowId(7)), Some((wire, Some(numbers))));
-    }
-
-    #[test]
-    fn an_entry_is_small() {
-        // 800 bytes per flow are for the whole agent; the two indexes add about 20 bytes each at their emptiest.
-        assert!(size_of::<Slot>() <= 144, "{}", size_of::<Slot>());
-    }
-
-    #[test]
-    fn v4_and_v6_tuples_never_meet() {
-        assert_ne!(FlowKey::from(sample::tuple4(UDP)), FlowKey::from(sample::tuple6(UDP)));
-    }
-
-    proptest! {
-        #[test]
-        fn like_a_plain_map(steps in proptest::collection::vec((0u8..3, 1u32..40, 0u32..4, 0u16..20), 0..400)) {
-            let mut table = table();
-            let mut model: BTreeMap<u32, (u32, Tuple)> = BTreeMap::new();
-            for (act, flow, generation, port) in steps {
-                let new = entry(flow, generation, port);
-                if act == 0 {
-                    let held = model.remove(&flow).is_some();
-                    let done = table.apply(EntryUpdate::Remove { flow: FlowId(flow), reason: RemoveReason::Closed });
-                    prop_assert_eq!(done == Applied::Done, held);
-                } else if model.get(&flow).is_none_or(|held| held.0 <= generation) {
-                    model.retain(|&other, held| other == flow || held.1 != new.app);
-                    model.insert(flow, (generation, new.app));
-                    prop_assert_eq!(table.apply(EntryUpdate::Install(new)), Applied::Done);
-                } else {
-                    prop_assert_eq!(table.apply(EntryUpdate::Install(new)), Applied::Stale);
-                }
-                prop_assert_eq!(table.len(), model.len());
-            }
-            for port in 0..20 {
-                let tuple = entry(0, 0, port).app;
-                let expected = model.iter().find(|(_, held)| held.1 == tuple).map(|(&flow, _)| FlowId(flow));
-                prop_assert_eq!(table.egress(&FlowKey::from(tuple), 1, 1, None).map(|route| route.flow), expected);
-            }
-        }
-    }
-}
+#[path = "table_test.rs"]
+mod test;

@@ -12,15 +12,15 @@ use std::time::Duration;
 use margay_core::output::DropReason;
 use margay_core::time::Instant;
 use margay_wire::FlowId;
-use margay_wire::{DATA_HEADER_LEN, DataRepr, TRAIN_HEADER_LEN, TrainRepr};
+use margay_wire::{DATA_HEADER_LEN, DataRepr, SEAL_TAG_LEN, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr, is_sealed};
 
 use crate::checksum::sum;
 use crate::packet::{self, FlowKey, Packet, SYN};
+use crate::seal::Seal;
+use crate::table::TcpNumbers;
 use crate::template::{Headers, Template};
 use crate::vnet;
 
-/// The stack byte of plain encapsulation.
-pub const STACK_ENCAP: u8 = 2;
 /// Most chunks of one train: 64 KiB in the smallest datagrams that a path may have.
 pub const CHUNKS_MAX: usize = 256;
 /// Most parts of one write: headers, and the chunks of one receive.
@@ -41,6 +41,31 @@ pub struct Run<'a> {
     datagrams: &'a [u8],
     /// Bytes from one datagram to the next.
     stride: usize,
+    /// Bytes at the end of each datagram that were its tag.
+    tail: usize,
+}
+
+/// A run that is kept.
+#[derive(Debug)]
+pub struct OwnedRun {
+    header: DataRepr,
+    datagrams: Vec<u8>,
+    stride: usize,
+    tail: usize,
+}
+
+impl From<&Run<'_>> for OwnedRun {
+    fn from(run: &Run<'_>) -> Self {
+        let Run { header, datagrams, stride, tail } = *run;
+        Self { header, datagrams: datagrams.to_vec(), stride, tail }
+    }
+}
+
+impl OwnedRun {
+    /// As it was.
+    pub fn run(&self) -> Run<'_> {
+        Run { header: self.header, datagrams: &self.datagrams, stride: self.stride, tail: self.tail }
+    }
 }
 
 /// What a receive holds, in order.
@@ -52,6 +77,24 @@ pub enum Piece<'a> {
     Other(&'a [u8]),
 }
 
+/// The first run of a receive of datagrams of `stride` bytes each, the last of which may be shorter: its first header, and its bytes.
+/// Without a header it is one datagram of another kind.
+pub fn measure(received: &[u8], stride: usize) -> (Option<DataRepr>, usize) {
+    let first = &received[..stride.min(received.len())];
+    let Ok(header) = DataRepr::parse(first) else { return (None, first.len()) };
+    let mut len = first.len();
+    let mut index = header.index;
+    while let Some(next) = received.get(len..).filter(|next| next.len() >= DATA_HEADER_LEN) {
+        index = index.wrapping_add(1);
+        let same = next[..12] == first[..12] && next[14..16] == first[14..16];
+        if !same || next[12..14] != index.to_be_bytes() {
+            break;
+        }
+        len += stride.min(next.len());
+    }
+    (Some(header), len)
+}
+
 /// Iterates over a receive of datagrams of `stride` bytes each, the last of which may be shorter.
 pub fn pieces(received: &[u8], stride: usize) -> impl Iterator<Item = Piece<'_>> {
     let mut rest = received;
@@ -59,31 +102,54 @@ pub fn pieces(received: &[u8], stride: usize) -> impl Iterator<Item = Piece<'_>>
         if rest.is_empty() || stride == 0 {
             return None;
         }
-        let first = &rest[..stride.min(rest.len())];
-        let Ok(header) = DataRepr::parse(first) else {
-            rest = &rest[first.len()..];
-            return Some(Piece::Other(first));
-        };
-        let mut len = first.len();
-        let mut index = header.index;
-        while let Some(next) = rest.get(len..).filter(|next| next.len() >= DATA_HEADER_LEN) {
-            index = index.wrapping_add(1);
-            let same = next[..12] == first[..12] && next[14..16] == first[14..16];
-            if !same || next[12..14] != index.to_be_bytes() {
-                break;
-            }
-            len += stride.min(next.len());
-        }
+        let (header, len) = measure(rest, stride);
         let (datagrams, after) = rest.split_at(len);
         rest = after;
-        Some(Piece::Run(Run { header, datagrams, stride }))
+        Some(header.map_or(Piece::Other(datagrams), |header| Piece::Run(Run { header, datagrams, stride, tail: 0 })))
     })
+}
+
+/// Opens a run of sealed chunks in place. What can be opened is given on in order, in runs as long as there are, and why the rest
+/// cannot.
+pub fn open_run(
+    seal: &Seal,
+    header: DataRepr,
+    (datagrams, stride): (&mut [u8], usize),
+    mut each: impl FnMut(Result<Run<'_>, DropReason>),
+) {
+    let index_at = |at: usize| header.index.wrapping_add((at / stride) as u16);
+    let (mut good, mut at) = (0, 0);
+    while at < datagrams.len() {
+        let end = (at + stride).min(datagrams.len());
+        let opened = seal.open(&DataRepr { index: index_at(at), ..header }, &mut datagrams[at..end]);
+        if let Err(reason) = opened {
+            if good < at {
+                each(Ok(Run::opened(DataRepr { index: index_at(good), ..header }, &datagrams[good..at], stride)));
+            }
+            each(Err(reason));
+            good = end;
+        }
+        at = end;
+    }
+    if good < at {
+        each(Ok(Run::opened(DataRepr { index: index_at(good), ..header }, &datagrams[good..at], stride)));
+    }
 }
 
 impl<'a> Run<'a> {
     /// A run of one datagram, whose header has been read.
     pub fn single(header: DataRepr, datagram: &'a [u8]) -> Self {
-        Self { header, datagrams: datagram, stride: datagram.len() }
+        Self::new(header, datagram, datagram.len())
+    }
+
+    /// A run of plain datagrams as [`measure`] found it.
+    pub const fn new(header: DataRepr, datagrams: &'a [u8], stride: usize) -> Self {
+        Self { header, datagrams, stride, tail: 0 }
+    }
+
+    /// A run of datagrams that have been opened: each ends with what was its tag.
+    const fn opened(header: DataRepr, datagrams: &'a [u8], stride: usize) -> Self {
+        Self { header, datagrams, stride, tail: SEAL_TAG_LEN }
     }
 
     /// Whether it carries nothing but its header: a FENCE, or word that the sender encapsulates again.
@@ -110,14 +176,14 @@ impl<'a> Run<'a> {
 
     fn chunk(&self, at: usize) -> &'a [u8] {
         let start = at * self.stride;
-        &self.datagrams[start + DATA_HEADER_LEN..self.datagrams.len().min(start + self.stride)]
+        &self.datagrams[start + DATA_HEADER_LEN..self.datagrams.len().min(start + self.stride) - self.tail]
     }
 
     fn part(&self, chunks: Range<usize>) -> Self {
         let end = self.datagrams.len().min(chunks.end * self.stride);
         let index = self.header.index + chunks.start as u16;
         let header = DataRepr { index, ..self.header };
-        Self { header, datagrams: &self.datagrams[chunks.start * self.stride..end], stride: self.stride }
+        Self { header, datagrams: &self.datagrams[chunks.start * self.stride..end], ..*self }
     }
 
     /// Whether all chunks but the train's last have `chunk_len` bytes, and the last ends where the train ends.
@@ -125,7 +191,7 @@ impl<'a> Run<'a> {
         let last = self.chunks() - 1;
         let index = usize::from(self.header.index) + last;
         let tail = self.chunk(last).len();
-        let others = last == 0 || self.stride - DATA_HEADER_LEN == chunk_len;
+        let others = last == 0 || self.stride - DATA_HEADER_LEN - self.tail == chunk_len;
         let end = index * chunk_len + tail;
         let tail_fits = if index + 1 == usize::from(self.header.count) {
             tail > 0 && tail <= chunk_len && end == stream_len
@@ -145,6 +211,8 @@ pub struct Delivered {
     pub segments: usize,
     /// TCP flags that went with them.
     pub flags: u8,
+    /// Sequence number and acknowledgement of the last segment of a connection.
+    pub numbers: Option<TcpNumbers>,
 }
 
 /// Puts trains together. One thread owns it.
@@ -248,7 +316,11 @@ impl<W: FnMut(&[IoSlice<'_>]) -> io::Result<()>> Sink<'_, W> {
         self.delivered.bytes += part.len();
         self.delivered.segments += written.segments;
         if self.to.protocol == crate::packet::TCP {
-            self.delivered.flags |= headers[vnet::LEN + ip_len + 13];
+            let tcp = vnet::LEN + ip_len;
+            self.delivered.flags |= headers[tcp + 13];
+            let number =
+                |at: usize| u32::from_be_bytes([headers[at], headers[at + 1], headers[at + 2], headers[at + 3]]);
+            self.delivered.numbers = Some(TcpNumbers { sequence: number(tcp + 4), acknowledgement: number(tcp + 8) });
         }
         Ok(())
     }
@@ -268,7 +340,8 @@ impl Assembler {
         W: FnMut(&[IoSlice<'_>]) -> io::Result<()>,
     {
         let (header, len) = (&run.header, run.chunks());
-        if header.stack != STACK_ENCAP {
+        // Nobody but the opener makes a run with tails.
+        if header.stack != STACK_ENCAP && !(is_sealed(header.stack) && run.tail > 0) {
             return Err(DropReason::Protocol);
         }
         let count = usize::from(header.count);
@@ -402,7 +475,7 @@ impl Pending {
             self.first = Some(first);
         }
         let Some(first) = &self.first else {
-            self.early.extend(run.datagrams().map(Box::from));
+            self.early.extend(run.datagrams().map(|datagram| Box::from(&datagram[..datagram.len() - run.tail])));
             indexes.for_each(|index| self.mark_seen(index));
             return Ok(());
         };

@@ -57,10 +57,21 @@ pub struct Sockets {
 pub struct Received {
     /// The sender; IPv4 as such, never v4-mapped.
     pub from: SocketAddr,
+    /// The address of this host that they came to.
+    pub local: Option<IpAddr>,
     /// Bytes of all datagrams.
     pub len: usize,
     /// Bytes of each.
     pub segment: usize,
+}
+
+/// Where a datagram leaves from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The address.
+    pub local: IpAddr,
+    /// The interface; zero where it does not matter.
+    pub interface: u32,
 }
 
 /// Why a send was refused.
@@ -146,6 +157,9 @@ impl Udp {
     fn set_up(&self) -> io::Result<()> {
         if self.ipv6 {
             self.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0)?;
+            self.set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+        } else {
+            self.set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
         }
         // Going over the system's limit takes privilege; without it the limit must do.
         if self.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER).is_err() {
@@ -196,21 +210,21 @@ impl Udp {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Sends `datagrams`, which are `segment` bytes each (the last may be shorter), from `local` if the choice matters.
+    /// Sends `datagrams`, which are `segment` bytes each (the last may be shorter), from `origin` if the choice matters.
     /// At most [`SEGMENTS_MAX`] datagrams and [`SEND_MAX`] bytes.
     pub fn send(
         &self,
         datagrams: &[u8],
         segment: usize,
         to: SocketAddr,
-        local: Option<IpAddr>,
+        origin: Option<Origin>,
     ) -> Result<(), SendError> {
         if datagrams.len() <= segment {
-            return self.send_once(datagrams, None, to, local).map_err(SendError::from);
+            return self.send_once(datagrams, None, to, origin).map_err(SendError::from);
         }
         if self.segmentation.load(Ordering::Relaxed) {
             let size = u16::try_from(segment).map_err(|_| SendError::TooLarge)?;
-            match self.send_once(datagrams, Some(size), to, local) {
+            match self.send_once(datagrams, Some(size), to, origin) {
                 // EIO: the device cannot checksum; EINVAL: the kernel does not segment, or the path has shrunk.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
                     if self.path_mtu(to).is_some_and(|largest| usize::from(largest) < segment) {
@@ -222,10 +236,10 @@ impl Udp {
                 result => return result.map_err(SendError::from),
             }
         }
-        datagrams.chunks(segment).try_for_each(|one| self.send_once(one, None, to, local)).map_err(SendError::from)
+        datagrams.chunks(segment).try_for_each(|one| self.send_once(one, None, to, origin)).map_err(SendError::from)
     }
 
-    fn send_once(&self, bytes: &[u8], segment: Option<u16>, to: SocketAddr, local: Option<IpAddr>) -> io::Result<()> {
+    fn send_once(&self, bytes: &[u8], segment: Option<u16>, to: SocketAddr, origin: Option<Origin>) -> io::Result<()> {
         let (mut address, address_len) = self.raw_address(to);
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let mut control = Control([0; CONTROL_LEN]);
@@ -239,15 +253,16 @@ impl Udp {
         if let Some(segment) = segment {
             writer.push(libc::SOL_UDP, libc::UDP_SEGMENT, segment);
         }
-        match local {
-            Some(local) if self.ipv6 => {
+        match origin {
+            Some(Origin { local, interface }) if self.ipv6 => {
                 let ipi6_addr = libc::in6_addr { s6_addr: crate::packet::mapped(local) };
-                writer.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, libc::in6_pktinfo { ipi6_addr, ipi6_ifindex: 0 });
+                let info = libc::in6_pktinfo { ipi6_addr, ipi6_ifindex: interface as _ };
+                writer.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
             }
-            Some(IpAddr::V4(local)) => {
+            Some(Origin { local: IpAddr::V4(local), interface }) => {
                 let source = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
                 let any = libc::in_addr { s_addr: 0 };
-                let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: source, ipi_addr: any };
+                let info = libc::in_pktinfo { ipi_ifindex: interface as _, ipi_spec_dst: source, ipi_addr: any };
                 writer.push(libc::IPPROTO_IP, libc::IP_PKTINFO, info);
             }
             _ => {}
@@ -294,8 +309,9 @@ impl Udp {
             };
         };
         // An empty datagram is one datagram, too.
-        let segment = segment_size(&message).filter(|&size| size > 0).unwrap_or(len).max(1);
-        Ok(Some(Received { from: parse_address(&address), len, segment }))
+        let (segment, local) = control_of(&message);
+        let segment = segment.filter(|&size| size > 0).unwrap_or(len).max(1);
+        Ok(Some(Received { from: parse_address(&address), local, len, segment }))
     }
 
     /// Largest UDP payload in bytes that the kernel now believes the path to `to` takes.
@@ -389,21 +405,33 @@ impl ControlWriter<'_> {
     }
 }
 
-/// The size of the datagrams that the kernel joined, from a received message.
-fn segment_size(message: &libc::msghdr) -> Option<usize> {
+/// The size of the datagrams that the kernel joined, and the local address that they came to, from a received message.
+fn control_of(message: &libc::msghdr) -> (Option<usize>, Option<IpAddr>) {
+    let (mut segment, mut local) = (None, None);
     // SAFETY: the message was filled in by recvmsg, so its control bytes hold whole control messages and live as long
-    // as it does here.
+    // as it does here; level and type say what the data of each is.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(message);
         while let Some(header) = next.as_ref() {
-            if header.cmsg_level == libc::SOL_UDP && header.cmsg_type == libc::UDP_GRO {
-                let size = libc::CMSG_DATA(next).cast::<libc::c_int>().read_unaligned();
-                return usize::try_from(size).ok();
+            match (header.cmsg_level, header.cmsg_type) {
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    let size = libc::CMSG_DATA(next).cast::<libc::c_int>().read_unaligned();
+                    segment = usize::try_from(size).ok();
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = libc::CMSG_DATA(next).cast::<libc::in6_pktinfo>().read_unaligned();
+                    local = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
+                }
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info = libc::CMSG_DATA(next).cast::<libc::in_pktinfo>().read_unaligned();
+                    local = Some(IpAddr::V4(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes())));
+                }
+                _ => {}
             }
             next = libc::CMSG_NXTHDR(message, next);
         }
     }
-    None
+    (segment, local)
 }
 
 fn parse_address(raw: &libc::sockaddr_storage) -> SocketAddr {

@@ -13,8 +13,8 @@ use margay_core::key::HostSecret;
 use margay_core::name::{Name, ServiceId, virtual_v6};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
-use margay_core::{Config, Event, Limits, Sal};
-use margay_datapath::{Datapath, DatapathConfig, clock};
+use margay_core::{Cipher, Config, DropReason, Event, FlowInfo, Lifecycle, Limits, Sal};
+use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use namespace::{Host, PATIENCE, isolated, pattern, two_hosts};
 
 const WEB_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 5, 5);
@@ -95,6 +95,18 @@ fn serve(network: &Network, listener: SocketAddr, count: usize) -> thread::JoinH
             })
             .collect()
     })
+}
+
+/// From now on the hosts seal flows: the first because it demands it, the second because it can.
+fn demand_secure(network: &Network, ciphers: [&'static [Cipher]; 2]) {
+    network.datapaths[0].with_sal(|sal, _| sal.set_secure(ciphers[0], true, Vec::new()));
+    network.datapaths[1].with_sal(|sal, _| sal.set_secure(ciphers[1], false, Vec::new()));
+}
+
+/// The flows of a host that are set up, and how they are sealed.
+fn sealed_with(network: &Network, host: usize) -> Vec<Option<Cipher>> {
+    let is_set_up = |flow: &FlowInfo| flow.lifecycle != Lifecycle::Connecting;
+    network.datapaths[host].with_sal(|sal, _| sal.flows().filter(is_set_up).map(|flow| flow.secure).collect())
 }
 
 fn exchange(mut stream: TcpStream, len: usize) {
@@ -194,5 +206,63 @@ fn datagrams_by_name() {
             let (count, from) = client.recv_from(&mut buffer).unwrap();
             assert_eq!((count, from), (len, (WEB_V4, 53).into()));
         }
+    });
+}
+
+#[test]
+fn sealed_connections_by_name_through_an_empty_cache() {
+    const CLEARED: u64 = 20;
+    isolated("sealed_connections_by_name_through_an_empty_cache", || {
+        for ciphers in [seal::ciphers(), &[Cipher::ChaCha20Poly1305]] {
+            let listener: SocketAddr = "0.0.0.0:80".parse().unwrap();
+            let network = network(listener);
+            demand_secure(&network, [seal::ciphers(), ciphers]);
+            let server = serve(&network, listener, 20);
+            let clients: Vec<_> = (0..20)
+                .map(|at| {
+                    let connect = || TcpStream::connect_timeout(&(WEB_V4, 80).into(), PATIENCE).unwrap();
+                    let stream = network.hosts[0].run(connect);
+                    thread::spawn(move || exchange(stream, if at == 0 { 32 << 20 } else { 200_000 }))
+                })
+                .collect();
+            for host in [0, 1] {
+                assert!(sealed_with(&network, host).iter().all(|cipher| *cipher == ciphers.first().copied()));
+            }
+            for _ in 0..CLEARED {
+                network.datapaths.iter().for_each(Datapath::clear_cache);
+            }
+            clients.into_iter().for_each(|client| client.join().unwrap());
+            assert_eq!(server.join().unwrap().len(), 20);
+            for datapath in &network.datapaths {
+                let counters = datapath.counters();
+                let dropped = |reason| counters.drops(reason);
+                assert_eq!([DropReason::OtherStack, DropReason::BadSeal].map(dropped), [0; 2]);
+                // What waited for the core while a busy flow went on comes after its window, and is as good as lost.
+                assert!(dropped(DropReason::ReplayedSeal) <= CLEARED, "{}", dropped(DropReason::ReplayedSeal));
+            }
+        }
+    });
+}
+
+#[test]
+fn sealed_datagrams_by_name() {
+    isolated("sealed_datagrams_by_name", || {
+        let listener: SocketAddr = "0.0.0.0:53".parse().unwrap();
+        let network = network(listener);
+        demand_secure(&network, [seal::ciphers(); 2]);
+        let server = network.hosts[1].run(|| UdpSocket::bind((namespace::OWN_V4, 53)).unwrap());
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let client = network.hosts[0].run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        for len in [1, 500, 1400, 20_000, 60_000, 3] {
+            client.send_to(&pattern(len), (WEB_V4, 53)).unwrap();
+            let mut buffer = vec![0; 65_536];
+            let (count, from) = server.recv_from(&mut buffer).unwrap();
+            assert!(buffer[..count] == pattern(len), "{len} bytes arrive");
+            server.send_to(&buffer[..count], from).unwrap();
+            let (count, from) = client.recv_from(&mut buffer).unwrap();
+            assert_eq!((count, from), (len, (WEB_V4, 53).into()));
+        }
+        assert_eq!(sealed_with(&network, 1), [seal::ciphers().first().copied()]);
     });
 }

@@ -149,6 +149,36 @@ pub fn flows(host: &Host) -> Result<Vec<Value>> {
     Ok(answer["flows"].as_array().cloned().unwrap_or_default())
 }
 
+/// `margay flow migrate`: moves one flow, by its id as [`flows`] has it, to an address of this host.
+///
+/// # Errors
+///
+/// The agent refuses, or the flow does not move.
+pub fn migrate(host: &Host, flow: &str, to: &str) -> Result<()> {
+    margay(host, ["flow", "migrate", flow, "--to", to]).map(drop)
+}
+
+/// `margay path list --json`: where a host's peers are, with `peer`, `local`, `remote`, `state` and `moves`.
+///
+/// # Errors
+///
+/// No agent runs on the host.
+pub fn paths(host: &Host) -> Result<Vec<Value>> {
+    let answer: Value =
+        serde_json::from_str(&margay(host, ["path", "list", "--json"])?).context("path list is not JSON")?;
+    Ok(answer["paths"].as_array().or(answer.as_array()).cloned().unwrap_or_default())
+}
+
+/// Messages about moves that a host's agent has sent: RSYN, RSYN-ACK and RSYN-DONE, repeats and confirmations among them.
+///
+/// # Errors
+///
+/// No agent runs on the host.
+pub fn moving_messages(host: &Host) -> Result<f64> {
+    let kinds = ["rsyn", "rsynack", "rsyndone"];
+    kinds.iter().map(|kind| metric(host, &format!("margay_messages_sent_total{{kind=\"{kind}\"}}"))).sum()
+}
+
 /// How many of a host's flows are direct, and how many there are.
 ///
 /// # Errors

@@ -10,6 +10,7 @@ use crate::agent::{self, Agents};
 use crate::downloads::{self, Downloads, Order};
 use crate::fabric::Privilege;
 use crate::host::{Host, write_line};
+use crate::interface::{self, Act};
 use crate::lab::Lab;
 use crate::observe::{self, Passing};
 use crate::scenario::late_binding::TOPOLOGY;
@@ -24,6 +25,12 @@ const FILE_BYTES: usize = 100_000_000;
 /// Transfers that go on while agents are killed, and their time in seconds.
 const HELD: usize = 8;
 const HELD_S: u64 = 8;
+/// Transfers that go on while addresses change.
+const WANDERING: usize = 4;
+/// What is drawn of each stage, and how wide the usual rate is.
+const PART: Duration = Duration::from_millis(150);
+const PARTS: usize = 6;
+const BAR: usize = 40;
 /// How long no agent lives.
 const DEAD: Duration = Duration::from_secs(2);
 const END_LIMIT: Duration = Duration::from_secs(60);
@@ -66,7 +73,12 @@ pub fn perform(dir: &Path) -> Result<u8> {
     }
     say(&format!("    {}\n", answered.join(" ")))?;
 
-    let acts = [download(client, router, &servers)?, kill_all(&lab, client, &servers)?, withdraw(&lab, client)?];
+    let acts = [
+        download(client, router, &servers)?,
+        kill_all(&lab, client, &servers)?,
+        withdraw(&lab, client)?,
+        wander(&lab, client, &servers)?,
+    ];
     let is_right = acts.into_iter().all(|went_well| went_well);
     say(if is_right { "All of it went as it should." } else { "Something went wrong; see above." })?;
     Ok(u8::from(!is_right))
@@ -182,4 +194,51 @@ fn withdraw(lab: &Lab, client: &Host) -> Result<bool> {
     }
     say(&format!("    {}\n", answered.join(" ")))?;
     Ok(answered.iter().all(|name| name == "web1"))
+}
+
+/// Client and server change their addresses under transfers; what comes in each part of a second is drawn.
+fn wander(lab: &Lab, client: &Host, servers: &[Nginx]) -> Result<bool> {
+    let name = URL.trim_start_matches("http://");
+    let order = Order { host: name, path: "file", count: WANDERING, pace: FILE_BYTES as u64 / HELD_S };
+    let mut running = Downloads::start(client, order)?;
+    running.await_open(NEXT_LIMIT)?;
+    say(&format!(
+        "{WANDERING} transfers begin; then the client has another address, then the server, then both at once:"
+    ))?;
+    let server = lab.host("web1")?;
+    let stages: [&[(&Host, usize)]; 3] = [&[(client, 77)], &[(server, 78)], &[(client, 87), (server, 88)]];
+    draw(&mut running)?;
+    let mut old = [interface::first_address(lab, client, 0, false)?, interface::first_address(lab, server, 0, false)?];
+    for stage in stages {
+        for (host, number) in stage {
+            let which = usize::from(host.name() == server.name());
+            let new = interface::address(lab, host, 0, false, *number)?;
+            interface::change(lab, host, &[Act::Add(0, new), Act::Remove(0, old[which])])?;
+            say(&format!("    {:6} {} is {} now", host.name(), old[which].addr(), new.addr()))?;
+            old[which] = new;
+        }
+        draw(&mut running)?;
+    }
+    let results = running.finish(END_LIMIT)?;
+    let expected = sha256(client, &servers[0].root.join("file"))?;
+    let right = results.iter().filter(|result| result.sha256 == expected).count();
+    let pause = downloads::stall_ms_max(&results);
+    say(&format!(
+        "    on the same connections; checksums right: {right} of {WANDERING}; the longest pause of any: {pause:.0} ms"
+    ))?;
+    quote(&agent::margay(client, ["path", "list"])?)?;
+    Ok(right == WANDERING)
+}
+
+/// What all transfers together receive in a second, as bars.
+fn draw(running: &mut Downloads) -> Result<()> {
+    let part = FILE_BYTES as f64 * WANDERING as f64 / HELD_S as f64 * PART.as_secs_f64();
+    for _ in 0..PARTS {
+        let before = running.progress()?.bytes;
+        // Until the time is over: nothing is waited for.
+        let _ = running.await_progress("the end of a part of a second", PART, |_| false);
+        let share = (running.progress()?.bytes - before) / part;
+        say(&format!("        |{}", "#".repeat((share * BAR as f64).clamp(0.0, 2.0 * BAR as f64) as usize)))?;
+    }
+    Ok(())
 }

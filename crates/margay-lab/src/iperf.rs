@@ -65,9 +65,39 @@ pub struct Ways<'a> {
 }
 
 /// One run, and what it took.
-struct Run {
-    gbit_per_s: f64,
-    busy_ns_per_byte: f64,
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Throughput.
+    pub gbit_per_s: f64,
+    /// Processor time of the whole machine per byte.
+    pub busy_ns_per_byte: f64,
+}
+
+/// Runs iperf3 on a host, to an address.
+///
+/// # Errors
+///
+/// It fails.
+pub fn measure(client: &Host, address: &str, load: Load) -> Result<Run> {
+    let busy_before = observe::machine_busy_seconds()?;
+    let (streams, seconds) = (load.streams.to_string(), SECONDS.to_string());
+    let omitted = OMITTED_SECONDS.to_string();
+    // Sockets that are told so late keep the pacing of a machine whose own choice is BBR; so both sides are told alike.
+    let mut argv = vec!["iperf3", "-c", address, "-p", PORT, "-C", "cubic", "-J", "--connect-timeout", "5000"];
+    argv.extend(["-P", &streams, "-t", &seconds, "-O", &omitted]);
+    argv.extend(load.reverse.then_some("-R"));
+    let output = output_within(&mut client.command(argv), RUN_LIMIT)?;
+    let busy = observe::machine_busy_seconds()? - busy_before;
+    let answer: Value = serde_json::from_slice(&output.stdout).context("iperf3 did not answer with JSON")?;
+    if let Some(error) = answer["error"].as_str() {
+        bail!("iperf3 to {address}: {error}");
+    }
+    let received = &answer["end"]["sum_received"];
+    let (bits_per_s, bytes) = (received["bits_per_second"].as_f64(), received["bytes"].as_f64());
+    let (Some(bits_per_s), Some(bytes)) = (bits_per_s, bytes) else { bail!("iperf3 measured nothing: {answer}") };
+    // What was left out at the start was carried too.
+    let carried = bytes * f64::from(SECONDS + OMITTED_SECONDS) / f64::from(SECONDS);
+    Ok(Run { gbit_per_s: bits_per_s / 1e9, busy_ns_per_byte: busy * 1e9 / carried.max(1.0) })
 }
 
 impl Ways<'_> {
@@ -103,24 +133,6 @@ impl Ways<'_> {
     }
 
     fn run(&self, address: &str, load: Load) -> Result<Run> {
-        let busy_before = observe::machine_busy_seconds()?;
-        let (streams, seconds) = (load.streams.to_string(), SECONDS.to_string());
-        let omitted = OMITTED_SECONDS.to_string();
-        // Sockets that are told so late keep the pacing of a machine whose own choice is BBR; so both sides are told alike.
-        let mut argv = vec!["iperf3", "-c", address, "-p", PORT, "-C", "cubic", "-J", "--connect-timeout", "5000"];
-        argv.extend(["-P", &streams, "-t", &seconds, "-O", &omitted]);
-        argv.extend(load.reverse.then_some("-R"));
-        let output = output_within(&mut self.client.command(argv), RUN_LIMIT)?;
-        let busy = observe::machine_busy_seconds()? - busy_before;
-        let answer: Value = serde_json::from_slice(&output.stdout).context("iperf3 did not answer with JSON")?;
-        if let Some(error) = answer["error"].as_str() {
-            bail!("iperf3 to {address}: {error}");
-        }
-        let received = &answer["end"]["sum_received"];
-        let (bits_per_s, bytes) = (received["bits_per_second"].as_f64(), received["bytes"].as_f64());
-        let (Some(bits_per_s), Some(bytes)) = (bits_per_s, bytes) else { bail!("iperf3 measured nothing: {answer}") };
-        // What was left out at the start was carried too.
-        let carried = bytes * f64::from(SECONDS + OMITTED_SECONDS) / f64::from(SECONDS);
-        Ok(Run { gbit_per_s: bits_per_s / 1e9, busy_ns_per_byte: busy * 1e9 / carried.max(1.0) })
+        measure(self.client, address, load)
     }
 }

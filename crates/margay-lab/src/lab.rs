@@ -1,12 +1,14 @@
 //! A lab: all hosts of a topology, joined and running.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 
 use crate::host::Host;
 use crate::pump::Pump;
 use crate::topology::{Role, Topology};
+use crate::weather::Sky;
 use crate::{filter, wire};
 
 /// Hosts that run. Dropping it ends them.
@@ -17,6 +19,8 @@ pub struct Lab {
     pub hosts: Vec<Host>,
     /// Files of the lab.
     pub dir: PathBuf,
+    /// What happens to signalling where packets are delayed.
+    pub sky: Arc<Sky>,
     _pumps: Vec<Pump>,
 }
 
@@ -35,11 +39,12 @@ impl Lab {
         for plan in &topology.hosts {
             hosts.push(Host::start(plan, dir, &names)?);
         }
-        let pumps = wire::join(&topology, &hosts)?;
+        let sky = Arc::new(Sky::default());
+        let pumps = wire::join(&topology, &hosts, &sky)?;
         for host in hosts.iter().filter(|host| host.plan.role == Role::Gateway) {
             filter::install(host)?;
         }
-        Ok(Self { topology, hosts, dir: dir.to_owned(), _pumps: pumps })
+        Ok(Self { topology, hosts, dir: dir.to_owned(), sky, _pumps: pumps })
     }
 
     /// The host of this name.

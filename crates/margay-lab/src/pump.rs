@@ -1,4 +1,5 @@
-//! The user-space link: two TAP devices joined by threads that delay and lose frames, where the kernel has no netem.
+//! The user-space link: two TAP devices joined by threads that delay and lose frames, where the kernel has no netem. What enters it
+//! from a host may also be in bad weather.
 //!
 //! A TAP takes no offloads here, so what passes are packets as on a wire.
 
@@ -9,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+use crate::weather::Sky;
 
 /// Frames that wait in one direction; more are dropped, as by a switch.
 const QUEUE_MAX: usize = 16_384;
@@ -42,40 +45,48 @@ fn tap(name: &str) -> Result<SyncDevice> {
 }
 
 impl Pump {
-    /// Makes the two devices and starts to carry frames.
+    /// Makes the two devices and starts to carry frames; those that come from the left, a host, are in the lab's weather.
     ///
     /// # Errors
     ///
     /// The kernel refuses a TAP device or a thread.
-    pub fn start(left: &str, right: &str, treatment: Treatment) -> Result<Self> {
+    pub fn start(left: &str, right: &str, treatment: Treatment, sky: &Arc<Sky>) -> Result<Self> {
         let left = Arc::new(tap(left)?);
         let right = Arc::new(tap(right)?);
         let overflows = Arc::new(AtomicU64::new(0));
-        carry(&left, &right, treatment, &overflows)?;
+        carry(&left, &right, treatment, &overflows, Some(sky.clone()))?;
         let back = Treatment { seed: treatment.seed.rotate_left(32) ^ 0x5bd1_e995, ..treatment };
-        carry(&right, &left, back, &overflows)?;
+        carry(&right, &left, back, &overflows, None)?;
         Ok(Self { overflows })
     }
 }
 
-/// Frames on their way, oldest first; the delay is the same for all, so this is the order of arrival too.
+/// Frames on their way, the next to arrive first.
 #[derive(Default)]
 struct Way {
     frames: Mutex<VecDeque<(Instant, Vec<u8>)>>,
     arrived: Condvar,
 }
 
-fn carry(from: &Arc<SyncDevice>, to: &Arc<SyncDevice>, treatment: Treatment, overflows: &Arc<AtomicU64>) -> Result<()> {
+fn carry(
+    from: &Arc<SyncDevice>,
+    to: &Arc<SyncDevice>,
+    treatment: Treatment,
+    overflows: &Arc<AtomicU64>,
+    sky: Option<Arc<Sky>>,
+) -> Result<()> {
     let way = Arc::new(Way::default());
     let (entry, from, overflows) = (way.clone(), from.clone(), overflows.clone());
     let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
-    named("link-in").spawn(move || take_in(&from, &entry, treatment, &overflows)).context("no thread left")?;
+    named("link-in")
+        .spawn(move || take_in(&from, &entry, treatment, &overflows, sky.as_deref()))
+        .context("no thread left")?;
     let to = to.clone();
     named("link-out").spawn(move || let_out(&to, &way)).context("no thread left")?;
     Ok(())
 }
 
-fn take_in(from: &SyncDevice, way: &Way, treatment: Treatment, overflows: &AtomicU64) {
+fn take_in(from: &SyncDevice, way: &Way, treatment: Treatment, overflows: &AtomicU64, sky: Option<&Sky>) {
     let mut dice = Dice(treatment.seed | 1);
     let mut buffer = vec![0; FRAME_MAX];
     // Reading fails while the device is down or after it is gone; a lab's links live as long as the lab.
@@ -87,13 +98,18 @@ fn take_in(from: &SyncDevice, way: &Way, treatment: Treatment, overflows: &Atomi
         if dice.hits(treatment.loss) {
             continue;
         }
+        let frame = &buffer[..length];
+        let copies = sky.map_or_else(|| vec![Duration::ZERO], |sky| sky.copies(frame, &mut dice));
         let due = Instant::now() + treatment.delay;
         let mut frames = way.frames.lock().unwrap_or_else(PoisonError::into_inner);
-        if frames.len() < QUEUE_MAX {
-            frames.push_back((due, buffer[..length].to_vec()));
+        for late in copies {
+            if frames.len() >= QUEUE_MAX {
+                overflows.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            let place = frames.partition_point(|(at, _)| *at <= due + late);
+            frames.insert(place, (due + late, frame.to_vec()));
             way.arrived.notify_one();
-        } else {
-            overflows.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

@@ -16,12 +16,13 @@ pub struct Route {
     pub via: IpAddr,
 }
 
-/// The routes of host number `host`, both families. What lies behind a masquerading gateway cannot be reached from its
+/// The routes of host number `host`, both families, over those of its links that `is_up` names by their number. What lies behind a masquerading gateway cannot be reached by IPv4 from its
 /// outer side, as on the Internet.
-pub fn routes(topology: &Topology, host: usize) -> Vec<Route> {
+pub fn routes(topology: &Topology, host: usize, is_up: impl Fn(usize) -> bool) -> Vec<Route> {
     let mut found = Vec::new();
     for v6 in [false, true] {
-        let own: Vec<usize> = topology.hosts[host].links.iter().map(|link| link.subnet).collect();
+        let links = topology.hosts[host].links.iter().enumerate().filter(|(number, _)| is_up(*number));
+        let own: Vec<usize> = links.map(|(_, link)| link.subnet).collect();
         let mut via: Vec<Option<IpAddr>> = vec![None; topology.subnets.len()];
         let mut seen: Vec<bool> = (0..topology.subnets.len()).map(|subnet| own.contains(&subnet)).collect();
         let mut queue: VecDeque<usize> = own.iter().copied().collect();
@@ -46,7 +47,7 @@ pub fn routes(topology: &Topology, host: usize) -> Vec<Route> {
 fn steps(topology: &Topology, host: usize, subnet: usize, v6: bool) -> Vec<(IpAddr, usize)> {
     let mut steps = Vec::new();
     for (index, gateway) in topology.hosts.iter().enumerate() {
-        if gateway.role != Role::Gateway || index == host || gateway.nat == Some(subnet) {
+        if gateway.role != Role::Gateway || index == host || (!v6 && gateway.nat == Some(subnet)) {
             continue;
         }
         let Some(entry) = gateway.links.iter().find(|link| link.subnet == subnet) else { continue };

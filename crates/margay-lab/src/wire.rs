@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +13,7 @@ use crate::host::Host;
 use crate::pump::{Pump, Treatment};
 use crate::route::routes;
 use crate::topology::{Shape, Topology};
+use crate::weather::Sky;
 
 /// Queueing delay of a rate limit before it drops.
 const QUEUE_MS: u32 = 50;
@@ -31,13 +33,13 @@ struct Port {
 /// # Errors
 ///
 /// `ip`, `tc` or `ethtool` refuse; the message has the reason.
-pub fn join(topology: &Topology, hosts: &[Host]) -> Result<Vec<Pump>> {
+pub fn join(topology: &Topology, hosts: &[Host], sky: &Arc<Sky>) -> Result<Vec<Pump>> {
     let mut pumps = Vec::new();
     for subnet in 0..topology.subnets.len() {
         let ports = ports_of(topology, subnet);
         match ports[..] {
             [left, right] if !left.shape.needs_pump() && !right.shape.needs_pump() => join_pair(hosts, left, right)?,
-            _ => join_bridge(hosts, subnet, &ports, &mut pumps)?,
+            _ => join_bridge(hosts, subnet, &ports, &mut pumps, sky)?,
         }
     }
     for (index, host) in hosts.iter().enumerate() {
@@ -69,7 +71,7 @@ fn join_pair(hosts: &[Host], left: Port, right: Port) -> Result<()> {
     )
 }
 
-fn join_bridge(hosts: &[Host], subnet: usize, ports: &[Port], pumps: &mut Vec<Pump>) -> Result<()> {
+fn join_bridge(hosts: &[Host], subnet: usize, ports: &[Port], pumps: &mut Vec<Pump>, sky: &Arc<Sky>) -> Result<()> {
     let bridge = format!("br{subnet}");
     let mtu = ports.iter().map(|port| port.shape.mtu).max().unwrap_or(1500);
     let mut script = format!("link add name {bridge} type bridge mcast_snooping 0\nlink set {bridge} mtu {mtu} up\n");
@@ -87,6 +89,7 @@ fn join_bridge(hosts: &[Host], subnet: usize, ports: &[Port], pumps: &mut Vec<Pu
                     loss: port.shape.loss,
                     seed: (subnet * 1000 + number + 1) as u64,
                 },
+                sky,
             )?);
             writeln!(script, "link set {inner} netns {pid} name eth{}", port.index)?;
         } else {
@@ -114,7 +117,7 @@ fn configure(topology: &Topology, index: usize, host: &Host) -> Result<()> {
             writeln!(script, "addr add {address}/{} nodad dev eth{number}", network.prefix_len())?;
         }
     }
-    for route in routes(topology, index) {
+    for route in routes(topology, index, |_| true) {
         writeln!(script, "route add {} via {}", route.to, route.via)?;
     }
     ip(Some(host), &script)?;

@@ -1,16 +1,19 @@
 //! The simplest flow cache that keeps the contract of `margay_core::entry`: one packet, one DATA chunk. What the agent's own
 //! table knows lies here; what the kernel's cache knows, where the host has one, in [`Kernel`].
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use margay_core::{Entry, EntryUpdate, Instant, Path, PathId, Tuple, Wire};
-use margay_wire::{BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
+use margay_core::{Entry, EntryUpdate, Instant, KNOCK_WINDOW, Passage, Path, PathId, Tuple, Wire};
+use margay_wire::{
+    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr,
+};
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Wanted};
 use crate::program::{ACK, Segment, TCP};
-
-const STACK_ENCAP: u8 = 2;
+use crate::seal::{Refused, Seal};
 
 /// What the agent's table keeps of a flow.
 struct Slot {
@@ -24,7 +27,12 @@ struct Slot {
     wants_pinhole: bool,
     /// Packets of the application, and to it.
     carried: (u32, u32),
+    /// When data of a connection was first sent that nothing has come back for.
+    unanswered_since: Option<Instant>,
 }
+
+/// Data that goes unanswered for so long is told of.
+const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// Datagrams after which a flow is lifted though none has come back.
 const DATAGRAMS_MIN: u32 = 4;
@@ -32,12 +40,16 @@ const DATAGRAMS_MIN: u32 = 4;
 /// An application's packet, encapsulated.
 pub(crate) struct Carried {
     pub flow: FlowId,
-    pub to: SocketAddr,
+    pub local: Option<IpAddr>,
+    /// Nowhere, while no place is known.
+    pub to: Option<SocketAddr>,
     pub datagram: Vec<u8>,
     /// The flow is sent direct, but this packet was not.
     pub is_beside: bool,
     /// A pinhole was wanted, and its numbers are known now.
     pub wants_pinhole: bool,
+    /// For how long the connection's data has gone unanswered, where that is too long.
+    pub silence: Option<Duration>,
 }
 
 /// What a DATA datagram is.
@@ -46,7 +58,7 @@ pub(crate) struct Decapsulated<'a> {
     /// What the packet shall carry.
     pub tuple: Tuple,
     /// Nothing, or the application's packet.
-    pub inner: &'a [u8],
+    pub inner: Cow<'a, [u8]>,
     /// The peer sends direct from now on.
     pub is_fence: bool,
     /// The peer, which sent direct, encapsulates again.
@@ -55,31 +67,66 @@ pub(crate) struct Decapsulated<'a> {
     pub is_sending: bool,
     /// A pinhole was wanted, and its time has come.
     pub wants_pinhole: bool,
+    /// It is for nobody; the core is to know where it is sealed in a way that this host cannot open.
+    pub is_refused: Option<Refused>,
+    /// It answers data that went unanswered for long.
+    pub ends_silence: bool,
 }
 
 /// Entries and paths as the core gave them.
-#[derive(Default)]
 pub struct Cache {
+    /// The host's first address.
+    pub(crate) own: IpAddr,
+    /// Packets that had nowhere to go.
+    pub void: u64,
     by_tuple: HashMap<Tuple, FlowId>,
     by_flow: HashMap<FlowId, Slot>,
     paths: HashMap<PathId, Path>,
+    /// Sealed flows; nothing forgets them but their end.
+    seals: HashMap<FlowId, Seal>,
+    /// DATA that could not be opened, or was not sealed as it should be.
+    pub refused: u64,
     /// The kernel's cache, where the host has one.
     pub kernel: Option<Kernel>,
 }
 
 impl Cache {
+    pub(crate) fn new(own: IpAddr) -> Self {
+        Self {
+            own,
+            void: 0,
+            by_tuple: HashMap::new(),
+            by_flow: HashMap::new(),
+            paths: HashMap::new(),
+            seals: HashMap::new(),
+            refused: 0,
+            kernel: None,
+        }
+    }
+
     pub(crate) fn apply(&mut self, update: EntryUpdate) {
         match update {
             EntryUpdate::Path(path) => {
-                self.paths.insert(path.id, path);
+                let before = self.paths.insert(path.id, path);
+                if before.is_some_and(|before| (before.local, before.remote) != (path.local, path.remote)) {
+                    let on = self.by_flow.values_mut().filter(|slot| slot.entry.path == path.id);
+                    on.for_each(|slot| slot.unanswered_since = None);
+                }
+                if before != Some(path) {
+                    let is_on = |slot: &Slot| slot.entry.wire.is_some_and(|wire| wire.path == path.id);
+                    let on: Vec<_> =
+                        self.by_flow.values().filter(|slot| is_on(slot)).map(|slot| slot.entry.flow).collect();
+                    on.into_iter().for_each(|flow| self.follow(flow));
+                }
             }
             EntryUpdate::RemovePath(id) => {
                 self.paths.remove(&id);
             }
-            // Simulated programs know surrogates.
-            EntryUpdate::Show { .. } => {}
+            // Simulated programs know surrogates, and striped flows take their places in turn.
+            EntryUpdate::Show { .. } | EntryUpdate::Stripe { .. } => {}
             EntryUpdate::Install(entry) => self.install(entry),
             EntryUpdate::Remove { flow, .. } => {
+                self.seals.remove(&flow);
                 if let Some(slot) = self.by_flow.remove(&flow) {
                     self.by_tuple.remove(&slot.entry.app);
                 }
@@ -95,22 +142,61 @@ impl Cache {
         if known.is_some_and(|known| known.entry.generation > entry.generation) {
             return;
         }
-        let fresh = Slot { entry, packet_number: 0, fence: 0, numbers: None, wants_pinhole: false, carried: (0, 0) };
-        self.by_flow.entry(entry.flow).or_insert(fresh).entry = entry;
+        if let Some(keys) = entry.seal
+            && self.seals.get(&entry.flow).is_none_or(|known| !known.has(&keys))
+        {
+            self.seals.insert(entry.flow, Seal::new(keys));
+        }
+        let fresh = Slot {
+            entry,
+            packet_number: 0,
+            fence: 0,
+            numbers: None,
+            wants_pinhole: false,
+            carried: (0, 0),
+            unanswered_since: None,
+        };
+        let slot = self.by_flow.entry(entry.flow).or_insert(fresh);
+        (slot.entry, slot.unanswered_since) = (entry, None);
         self.by_tuple.insert(entry.app, entry.flow);
         self.follow(entry.flow);
     }
 
     /// Brings the kernel's entry of a flow in step with the table's.
     fn follow(&mut self, flow: FlowId) {
-        let wanted = self.by_flow.get(&flow).and_then(|slot| Some((slot.entry.app, slot.entry.wire?)));
-        if let Some(kernel) = &mut self.kernel {
-            let remote = wanted.and_then(|(_, wire)| self.paths.get(&wire.path)).map(|path| path.remote.ip());
-            kernel.follow(flow, wanted.zip(remote).map(|((app, wire), remote)| (app, wire, remote)));
-        }
+        let Some(kernel) = &mut self.kernel else { return };
+        let wanted = self.by_flow.get(&flow).and_then(|slot| {
+            let wire = slot.entry.wire?;
+            let path = self.paths.get(&wire.path)?;
+            let between = (path.local.unwrap_or(self.own), path.remote.ip());
+            Some(Wanted { app: slot.entry.app, wire, between, is_held: path.passage != Passage::Open })
+        });
+        kernel.follow(flow, wanted);
     }
 
-    /// Forgets everything: the next packets miss. Packet numbers begin anew, as in the agent's table.
+    /// The path between two addresses, if it is watched, whatever flow a packet by it is of.
+    pub(crate) fn watched(&self, local: IpAddr, remote: IpAddr) -> Option<PathId> {
+        let is_it =
+            |path: &&Path| path.watched && path.remote.ip() == remote && path.local.unwrap_or(self.own) == local;
+        self.paths.values().find(is_it).map(|path| path.id)
+    }
+
+    /// The five-tuple of a flow.
+    pub(crate) fn tuple_of(&self, flow: FlowId) -> Option<Tuple> {
+        self.by_flow.get(&flow).map(|slot| slot.entry.app)
+    }
+
+    /// Every path record.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.paths.values()
+    }
+
+    /// The records that flows name for what goes direct.
+    pub fn wire_paths(&self) -> impl Iterator<Item = PathId> {
+        self.by_flow.values().filter_map(|slot| slot.entry.wire).map(|wire| wire.path)
+    }
+
+    /// Forgets everything: the next packets miss. Packet numbers begin anew, as in the agent's table, but for sealed flows.
     pub fn clear(&mut self) {
         self.by_tuple.clear();
         self.by_flow.clear();
@@ -136,8 +222,8 @@ impl Cache {
     }
 
     /// The application's packet as the kernel sends it, where the kernel's cache does.
-    pub(crate) fn send_direct(&mut self, now: Instant, local: IpAddr, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
-        self.kernel.as_mut()?.egress(now, local, segment)
+    pub(crate) fn send_direct(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
+        self.kernel.as_mut()?.egress(now, segment)
     }
 
     /// A packet of a flow that is sent direct came to the agent. True if the flow has stalled; what the kernel's cache has lost
@@ -150,10 +236,11 @@ impl Cache {
         state.unwrap_or(false)
     }
 
-    pub(crate) fn encapsulate(&mut self, segment: &Segment, packet: &[u8]) -> Option<Carried> {
+    pub(crate) fn encapsulate(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> Option<Carried> {
         let flow = *self.by_tuple.get(&segment.tuple)?;
         let slot = self.by_flow.get_mut(&flow)?;
-        let to = self.paths.get(&slot.entry.path)?.remote;
+        let path = self.paths.get(&slot.next_path())?;
+        let (local, to) = (path.local, (path.passage != Passage::Void).then_some(path.remote));
         slot.packet_number += 1;
         let is_beside = slot.entry.wire.is_some_and(|wire| wire.sending);
         slot.carried.0 += 1;
@@ -161,51 +248,103 @@ impl Cache {
             slot.numbers = Some((segment.sequence.wrapping_add(segment.data.len() as u32), segment.acknowledgement));
         }
         let wants_pinhole = slot.is_ready_for_pinhole() && std::mem::take(&mut slot.wants_pinhole);
+        let is_watched = segment.tuple.protocol == TCP && !segment.data.is_empty() && to.is_some();
+        let silence = (is_watched && !(is_beside && path.passage == Passage::Open))
+            .then(|| now.since(*slot.unanswered_since.get_or_insert(now)))
+            .filter(|silence| *silence >= UNANSWERED);
         let mut datagram = slot.header(if is_beside { BESIDE } else { 0 });
         let inner_len = u32::try_from(packet.len()).ok()?;
         let train = TrainRepr { gso: GsoKind::None, partial_checksum: false, segment_size: 0, inner_len };
         datagram.resize(DATA_HEADER_LEN + TRAIN_HEADER_LEN, 0);
         train.emit(&mut datagram[DATA_HEADER_LEN..]);
         datagram.extend_from_slice(packet);
-        Some(Carried { flow, to, datagram, is_beside, wants_pinhole })
+        if slot.entry.seal.is_some() {
+            let header = DataRepr::parse(&datagram).ok()?;
+            datagram = self.seals.get_mut(&flow)?.seal(header, &datagram[DATA_HEADER_LEN..]);
+        }
+        self.void += u64::from(to.is_none());
+        Some(Carried { flow, local, to, datagram, is_beside, wants_pinhole, silence })
     }
 
     /// An empty DATA with these flags, and where it goes.
-    pub(crate) fn mark(&mut self, flow: FlowId, flags: u8) -> Option<(SocketAddr, Vec<u8>)> {
-        let slot = self.by_flow.get_mut(&flow)?;
-        let to = self.paths.get(&slot.entry.path)?.remote;
+    pub(crate) fn mark(&mut self, flow: FlowId, flags: u8) -> Option<(Option<IpAddr>, SocketAddr, Vec<u8>)> {
+        let slot = self.by_flow.get_mut(&flow).filter(|slot| slot.entry.seal.is_none())?;
+        let path = self.paths.get(&slot.entry.path).filter(|path| path.passage != Passage::Void)?;
         slot.packet_number += 1;
-        Some((to, slot.header(flags)))
+        Some((path.local, path.remote, slot.header(flags)))
     }
 
     /// A bare segment of the flow on its flow ports. Before its time, a later packet of the application asks for it.
-    pub(crate) fn pinhole(&mut self, local: IpAddr, flow: FlowId) -> Option<Vec<u8>> {
+    pub(crate) fn pinhole(&mut self, flow: FlowId) -> Option<Vec<u8>> {
         let slot = self.by_flow.get_mut(&flow)?;
         if !slot.is_ready_for_pinhole() {
             slot.wants_pinhole = true;
             return None;
         }
-        self.bare(local, flow)
+        self.bare(flow)
+    }
+
+    /// A pinhole that answers none.
+    pub(crate) fn knock(&self, flow: FlowId) -> Option<Vec<u8>> {
+        let mut packet =
+            self.by_flow.get(&flow).filter(|slot| slot.is_ready_for_pinhole()).and_then(|_| self.bare(flow))?;
+        let window = if packet[0] >> 4 == 4 { 34 } else { 54 };
+        packet[window..window + 2].copy_from_slice(&KNOCK_WINDOW.to_be_bytes());
+        Some(packet)
     }
 
     /// The same, whenever.
-    pub(crate) fn bare(&self, local: IpAddr, flow: FlowId) -> Option<Vec<u8>> {
+    pub(crate) fn bare(&self, flow: FlowId) -> Option<Vec<u8>> {
         let slot = self.by_flow.get(&flow)?;
         let wire = slot.entry.wire?;
-        let remote = self.paths.get(&wire.path)?.remote.ip();
-        let tuple = wire_tuple(slot.entry.app.protocol, local, remote, &wire);
+        let path = self.paths.get(&wire.path)?;
+        let tuple = wire_tuple(slot.entry.app.protocol, path.local.unwrap_or(self.own), path.remote.ip(), &wire);
         let (sequence, acknowledgement) = slot.numbers.unwrap_or_default();
         let flags = if tuple.protocol == TCP { ACK } else { 0 };
         Some(Segment { tuple, sequence, acknowledgement, flags, data: Vec::new() }.emit())
     }
 
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
-    pub(crate) fn decapsulate<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Option<Decapsulated<'a>> {
+    pub(crate) fn decapsulate<'a>(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        datagram: &'a [u8],
+    ) -> Option<Decapsulated<'a>> {
         let data = DataRepr::parse(datagram).ok()?;
         let slot = self.by_flow.get_mut(&data.dst_flow)?;
         let path = self.paths.get(&slot.entry.path)?;
-        if path.remote != from {
+        let mut places = slot.entry.stripe.iter().flatten().flatten();
+        let is_place = places.any(|place| self.paths.get(&place.path).is_some_and(|path| path.remote == from));
+        if path.remote != from && path.expected != Some(from) && !is_place {
             return None;
+        }
+        let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
+        let ends_silence = slot.unanswered_since.take().is_some_and(|since| now.since(since) >= UNANSWERED);
+        let opened = match self.seals.get_mut(&flow).filter(|_| slot.entry.seal.is_some()) {
+            Some(seal) => seal.open(&data, datagram).map(Some),
+            None if data.stack != STACK_ENCAP => Err(Refused::Dropped),
+            None => Ok(None),
+        };
+        // What a sealed datagram says is inside.
+        let plain = Decapsulated {
+            flow,
+            tuple,
+            inner: Cow::Borrowed(&[]),
+            is_fence: false,
+            is_back: false,
+            is_sending: false,
+            wants_pinhole: false,
+            is_refused: None,
+            ends_silence,
+        };
+        if !matches!(opened, Ok(None)) {
+            self.refused += u64::from(opened.is_err());
+            slot.carried.1 += 1;
+            let is_refused = opened.as_ref().err().copied();
+            let inner = opened.ok().flatten().and_then(|stream| Some(stream.get(TRAIN_HEADER_LEN..)?.to_vec()));
+            let inner = Cow::Owned(inner.unwrap_or_default());
+            return Some(Decapsulated { inner, is_refused, ..plain });
         }
         let is_fence = data.flags & FENCE != 0;
         let is_later = data.packet_number.wrapping_sub(slot.fence).cast_signed() > 0;
@@ -216,14 +355,22 @@ impl Cache {
         }
         slot.carried.1 += u32::from(!is_fence);
         let wants_pinhole = slot.is_ready_for_pinhole() && std::mem::take(&mut slot.wants_pinhole);
-        let inner = datagram.get(DATA_HEADER_LEN + TRAIN_HEADER_LEN..).unwrap_or_default();
-        let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
+        let inner = Cow::Borrowed(datagram.get(DATA_HEADER_LEN + TRAIN_HEADER_LEN..).unwrap_or_default());
         let is_sending = slot.entry.wire.is_some_and(|wire| wire.sending);
-        Some(Decapsulated { flow, tuple, inner, is_fence, is_back, is_sending, wants_pinhole })
+        Some(Decapsulated { inner, is_fence, is_back, is_sending, wants_pinhole, ..plain })
     }
 }
 
 impl Slot {
+    /// Striped flows go by their places in turn.
+    fn next_path(&self) -> PathId {
+        let places: Vec<_> = self.entry.stripe.iter().flatten().flatten().filter(|place| place.may_send).collect();
+        match places.len() {
+            0 => self.entry.path,
+            count => places[self.packet_number as usize % count].path,
+        }
+    }
+
     fn is_ready_for_pinhole(&self) -> bool {
         match self.entry.app.protocol {
             TCP => self.numbers.is_some(),

@@ -57,6 +57,37 @@ pub fn ends_agree(world: &World) -> Result<(), String> {
     Ok(())
 }
 
+/// Every path record is of an association or of flows beside it, and direct flows with a host name one that stands where the
+/// host is: a packet's pair of addresses can lead to one record only.
+///
+/// # Errors
+///
+/// Names the first record that is too many, or that flows should not name.
+pub fn paths_agree(world: &World) -> Result<(), String> {
+    for (host, machine) in world.hosts.iter().enumerate() {
+        let beside = machine.sal.flows().filter(|flow| flow.is_aside).count();
+        let kept = machine.cache.paths().filter(|path| !path.remote.ip().is_loopback()).count();
+        let known = machine.sal.associations().count();
+        if kept > known + beside {
+            return Err(format!("the cache of host {host} keeps {kept} paths of {known} associations"));
+        }
+        let mut owners = HashMap::new();
+        for named in machine.cache.wire_paths() {
+            let Some(path) = machine.cache.paths().find(|path| path.id == named) else {
+                return Err(format!("direct flows of host {host} name {named:?}, which its cache does not have"));
+            };
+            let owner = *owners.entry((path.local, path.remote)).or_insert(named);
+            if owner != named {
+                return Err(format!(
+                    "direct flows of host {host} name {owner:?} and {named:?}, both at {}",
+                    path.remote
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// After quiet nothing is left of what was never proved, and the caches hold no more than the tables.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ use margay_wire::{FENCE, FlowId, PORT};
 
 use crate::cache::{Cache, Carried};
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, UDP};
+use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
 
 /// Which host of a world.
@@ -32,16 +33,18 @@ pub struct Start {
 
 /// What a host gives to the network.
 pub(crate) enum Outgoing {
-    /// A UDP datagram from the SAL port: destination and bytes.
-    Datagram(SocketAddr, Vec<u8>),
+    /// A UDP datagram from the SAL port: source, destination and bytes.
+    Datagram(Option<IpAddr>, SocketAddr, Vec<u8>),
     /// A packet of the direct path, with the hosts' own addresses.
     Direct(Vec<u8>),
 }
 
 /// One machine.
 pub struct Host {
-    /// Its one address.
+    /// Its first address.
     pub address: IpAddr,
+    /// All of them; none while it is nowhere.
+    pub addresses: Vec<IpAddr>,
     /// The core that ships.
     pub sal: Sal,
     /// The flow cache.
@@ -82,8 +85,9 @@ impl Host {
         };
         Self {
             address,
+            addresses: vec![address],
             sal: Sal::new(config, now, UNIX_START_S + now.micros() / 1_000_000, seed),
-            cache: Cache::default(),
+            cache: Cache::new(address),
             servers: Vec::new(),
             clients: Vec::new(),
             streams: Vec::new(),
@@ -182,6 +186,37 @@ impl Host {
         self.drain(now);
     }
 
+    /// The host has these addresses now, and a route to every address of their families.
+    pub(crate) fn set_addresses(&mut self, now: Instant, addresses: Vec<IpAddr>) {
+        if let Some(first) = addresses.first() {
+            self.address = *first;
+            self.cache.own = *first;
+        }
+        self.addresses = addresses;
+        let from = |remote: IpAddr| self.addresses.iter().copied().find(|own| own.is_ipv4() == remote.is_ipv4());
+        let routes: Vec<_> = self.sal.remotes().into_iter().map(|remote| (remote, from(remote))).collect();
+        self.sal.set_routes(now, self.addresses.clone(), routes);
+        self.drain(now);
+    }
+
+    /// The address that a datagram leaves with; `None` where it cannot.
+    pub(crate) fn source_for(&self, local: Option<IpAddr>, to: IpAddr) -> Option<IpAddr> {
+        let mut own = self.addresses.iter().copied().filter(|own| own.is_ipv4() == to.is_ipv4());
+        match local {
+            Some(local) => own.find(|own| *own == local),
+            None => own.next(),
+        }
+    }
+
+    /// The TCP of a flow sends at once what it would send by its timer.
+    fn restart(&mut self, now: Instant, flow: FlowId) {
+        let Some(tuple) = self.cache.tuple_of(flow) else { return };
+        let Some(at) = self.streams.iter().position(|stream| *stream.tuple() == tuple) else { return };
+        for segment in self.streams[at].restart(now) {
+            self.egress(now, &segment.emit());
+        }
+    }
+
     /// The flow of a stream, as the core has it.
     pub fn flow_of(&self, stream: usize) -> Option<FlowInfo> {
         let tuple = self.streams.get(stream)?.tuple();
@@ -218,8 +253,13 @@ impl Host {
         let Some(kernel) = &mut self.cache.kernel else { return };
         let Some(segment) = Segment::parse(packet) else { return };
         let found = kernel.ingress(now, &segment);
+        let (local, remote) = (segment.tuple.destination.ip(), segment.tuple.source.ip());
+        if let Some(path) = self.cache.watched(local, remote) {
+            self.sal.handle_path_direct(now, path);
+        }
+        let Some(kernel) = &mut self.cache.kernel else { return };
         for flow in kernel.take_one_way() {
-            self.outbox.extend(self.cache.bare(self.address, flow).map(Outgoing::Direct));
+            self.outbox.extend(self.cache.bare(flow).map(Outgoing::Direct));
         }
         match found {
             Some((flow, tuple)) => {
@@ -241,23 +281,32 @@ impl Host {
         }
     }
 
-    pub(crate) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
+    pub(crate) fn handle_datagram(&mut self, now: Instant, local: IpAddr, from: SocketAddr, datagram: &[u8]) {
         if !self.ingress(now, from, datagram) {
             // Already counted by the core.
-            let _ = self.sal.handle_datagram(now, from, datagram);
+            let _ = self.sal.handle_datagram(now, Some(local), from, datagram);
         }
         self.drain(now);
     }
 
     fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
-        let Some(found) = self.cache.decapsulate(from, datagram) else { return false };
+        let Some(found) = self.cache.decapsulate(now, from, datagram) else { return false };
+        if found.ends_silence {
+            self.sal.handle_answer(now, found.flow);
+        }
+        if let Some(refused) = found.is_refused {
+            if refused == Refused::Strange {
+                self.sal.handle_strange_seal(now, found.flow);
+            }
+            return true;
+        }
         let event = match (found.is_fence, found.is_back) {
             (true, _) => Some(DirectEvent::PeerDirect),
             (false, true) => Some(DirectEvent::PeerBack),
             (false, false) => None,
         };
         let (flow, wants_pinhole) = (found.flow, found.wants_pinhole);
-        if let Some(segment) = Segment::parse(found.inner) {
+        if let Some(segment) = Segment::parse(&found.inner) {
             let (flags, tuple) = (segment.flags, found.tuple);
             if found.is_sending && flags & SYN != 0 {
                 // As the agent's ingress thread has it.
@@ -279,7 +328,7 @@ impl Host {
     /// A packet of a program here.
     fn egress(&mut self, now: Instant, packet: &[u8]) {
         let Some(segment) = Segment::parse(packet) else { return };
-        if let Some((flow, direct)) = self.cache.send_direct(now, self.address, &segment) {
+        if let Some((flow, direct)) = self.cache.send_direct(now, &segment) {
             self.outbox.push(Outgoing::Direct(direct));
             self.report(now, flow, Direction::Egress, segment.flags);
             return;
@@ -300,12 +349,16 @@ impl Host {
     }
 
     fn carry(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> bool {
-        let Some(carried) = self.cache.encapsulate(segment, packet) else { return false };
-        let Carried { flow, to, datagram, is_beside, wants_pinhole } = carried;
-        self.outbox.push(Outgoing::Datagram(to, datagram));
+        let Some(carried) = self.cache.encapsulate(now, segment, packet) else { return false };
+        let Carried { flow, local, to, datagram, is_beside, wants_pinhole, silence } = carried;
+        self.outbox.extend(to.map(|to| Outgoing::Datagram(local, to, datagram)));
         self.report(now, flow, Direction::Egress, segment.flags);
         if wants_pinhole {
             self.send_pinhole(flow);
+        }
+        if let Some(silence) = silence {
+            self.sal.handle_silence(now, flow, silence);
+            self.drain(now);
         }
         if is_beside && self.cache.is_stalled(flow) {
             self.sal.handle_direct(now, flow, DirectEvent::Stalled);
@@ -315,20 +368,22 @@ impl Host {
     }
 
     fn send_pinhole(&mut self, flow: FlowId) {
-        let packet = self.cache.pinhole(self.address, flow);
+        let packet = self.cache.pinhole(flow);
         self.outbox.extend(packet.map(Outgoing::Direct));
     }
 
     fn send_mark(&mut self, flow: FlowId, flags: u8) {
         let mark = self.cache.mark(flow, flags);
-        self.outbox.extend(mark.map(|(to, datagram)| Outgoing::Datagram(to, datagram)));
+        self.outbox.extend(mark.map(|(local, to, datagram)| Outgoing::Datagram(local, to, datagram)));
     }
 
     pub(crate) fn drain(&mut self, now: Instant) {
         let mut buf = vec![0; 65_536];
         while let Some(output) = self.sal.poll(&mut buf) {
             match output {
-                Output::Transmit { to, len } => self.outbox.push(Outgoing::Datagram(to, buf[..len].to_vec())),
+                Output::Transmit { local, to, len } => {
+                    self.outbox.push(Outgoing::Datagram(local, to, buf[..len].to_vec()));
+                }
                 Output::Inject { len } => self.inject(now, &buf[..len]),
                 Output::Egress { len } => {
                     let packet = buf[..len].to_vec();
@@ -342,8 +397,10 @@ impl Host {
                 }
                 Output::Update(update) => self.cache.apply(update),
                 Output::Pinhole(flow) => self.send_pinhole(flow),
+                Output::Knock(flow) => self.outbox.extend(self.cache.knock(flow).map(Outgoing::Direct)),
                 Output::Fence(flow) => self.send_mark(flow, FENCE),
                 Output::Back(flow) => self.send_mark(flow, 0),
+                Output::Restart(flow) => self.restart(now, flow),
             }
         }
         while let Some(event) = self.sal.poll_event() {

@@ -26,7 +26,10 @@ const DATAGRAM_IDLE: Duration = Duration::from_secs(15);
 struct Direct {
     app: Tuple,
     wire: Wire,
-    remote: IpAddr,
+    /// This host's address and the peer's.
+    between: (IpAddr, IpAddr),
+    /// The path is held: nothing is sent direct.
+    is_held: bool,
     unanswered_since: Option<Instant>,
     rtt: Duration,
     is_stalled: bool,
@@ -34,6 +37,15 @@ struct Direct {
     last_out: Option<Instant>,
     last_in: Option<Instant>,
     asked: Option<Instant>,
+}
+
+/// What the agent wants of a flow.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    pub app: Tuple,
+    pub wire: Wire,
+    pub between: (IpAddr, IpAddr),
+    pub is_held: bool,
 }
 
 /// The kernel's cache of one host.
@@ -68,14 +80,15 @@ impl Default for Kernel {
 
 impl Kernel {
     /// Takes the entry that the agent wants; what goes direct neither way is no entry.
-    pub(crate) fn follow(&mut self, flow: FlowId, wanted: Option<(Tuple, Wire, IpAddr)>) {
-        match wanted.filter(|(_, wire, _)| wire.sending || wire.accepting) {
-            Some((app, wire, remote)) => {
+    pub(crate) fn follow(&mut self, flow: FlowId, wanted: Option<Wanted>) {
+        match wanted.filter(|wanted| wanted.wire.sending || wanted.wire.accepting) {
+            Some(Wanted { app, wire, between, is_held }) => {
                 self.by_app.insert(app, flow);
                 let fresh = Direct {
                     app,
                     wire,
-                    remote,
+                    between,
+                    is_held,
                     unanswered_since: None,
                     rtt: Duration::ZERO,
                     is_stalled: false,
@@ -84,7 +97,8 @@ impl Kernel {
                     asked: None,
                 };
                 let entry = self.flows.entry(flow).or_insert(fresh);
-                (entry.app, entry.wire, entry.remote) = (app, wire, remote);
+                (entry.app, entry.wire, entry.between) = (app, wire, between);
+                entry.is_held = is_held;
                 (entry.unanswered_since, entry.is_stalled) = (None, false);
             }
             None => {
@@ -107,17 +121,17 @@ impl Kernel {
     }
 
     /// The application's packet as it goes on the wire; `None` when the agent is to have it.
-    pub(crate) fn egress(&mut self, now: Instant, local: IpAddr, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
+    pub(crate) fn egress(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
         if segment.flags & SYN != 0 {
             return None;
         }
         let flow = *self.by_app.get(&segment.tuple)?;
         let entry = self.flows.get_mut(&flow)?;
-        if !entry.wire.sending || entry.is_stalled {
+        if !entry.wire.sending || entry.is_stalled || entry.is_held {
             return None;
         }
         let is_datagram = segment.tuple.protocol == UDP;
-        let tuple = wire_tuple(segment.tuple.protocol, local, entry.remote, &entry.wire);
+        let tuple = wire_tuple(segment.tuple.protocol, entry.between.0, entry.between.1, &entry.wire);
         let packet = segment.clone().readdressed(tuple).emit();
         if packet.len() > self.mtu || is_datagram && segment.data.is_empty() {
             return None;
@@ -131,7 +145,7 @@ impl Kernel {
             }
             entry.unanswered_since.get_or_insert(now);
         } else if !segment.data.is_empty() || segment.flags & FIN != 0 {
-            let of_path = self.paths.get(&entry.remote).copied();
+            let of_path = self.paths.get(&entry.between.1).copied();
             let rtt = if entry.rtt.is_zero() { of_path } else { Some(entry.rtt) };
             let limit = rtt.map_or(STALL_UNKNOWN, |rtt| STALL + 2 * rtt);
             if entry.unanswered_since.is_some_and(|since| now.since(since) > limit) {
@@ -148,12 +162,13 @@ impl Kernel {
 
     /// A packet of the wire: its flow, and the five-tuple that the application's packets have. `None` when it goes up.
     pub(crate) fn ingress(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Tuple)> {
-        let (source, port) = (segment.tuple.source, segment.tuple.destination.port());
+        let (source, destination) = (segment.tuple.source, segment.tuple.destination);
         let is_bare = segment.tuple.protocol == UDP && segment.data.is_empty();
         let is_on = |entry: &Direct| {
             (entry.wire.accepting || is_bare)
                 && entry.app.protocol == segment.tuple.protocol
-                && (entry.remote, entry.wire.remote_port, entry.wire.local_port) == (source.ip(), source.port(), port)
+                && entry.between == (destination.ip(), source.ip())
+                && (entry.wire.remote_port, entry.wire.local_port) == (source.port(), destination.port())
         };
         let (flow, entry) = self.flows.iter_mut().find(|(_, entry)| is_on(entry))?;
         if segment.tuple.protocol == UDP {
@@ -170,7 +185,7 @@ impl Kernel {
         } else if let Some(since) = entry.unanswered_since.take() {
             let wait = now.since(since);
             if entry.rtt.is_zero() {
-                self.paths.insert(entry.remote, wait);
+                self.paths.insert(entry.between.1, wait);
             }
             // The longest counts at once and is forgotten slowly.
             let shorter = entry.rtt.saturating_sub(wait) / 8;

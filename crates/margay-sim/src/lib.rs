@@ -10,6 +10,7 @@ pub mod host;
 pub mod kernel;
 pub mod network;
 pub mod program;
+mod seal;
 pub mod small;
 pub mod stream;
 pub mod world;

@@ -233,6 +233,22 @@ impl Stream {
         self.backoff += 1;
     }
 
+    /// The agent has it send again what was lost in flight, and say once more what it has.
+    pub(crate) fn restart(&mut self, now: Instant) -> Vec<Segment> {
+        if self.state != State::Open {
+            return Vec::new();
+        }
+        let mut out = vec![self.segment(ACK, None)];
+        if self.next > self.unacknowledged {
+            self.recover = self.recover.max(self.next);
+            self.next = self.unacknowledged;
+            (self.timed, self.duplicates, self.backoff) = (None, 0, 0);
+            self.timer = Some(now + self.time_out_after());
+            self.send_new(now, &mut out);
+        }
+        out
+    }
+
     fn time_out_after(&self) -> Duration {
         let base = self.round_trip.map_or(SYN_RTO, |(mean, variance)| mean + (4 * variance).max(RTO_MIN));
         base.saturating_mul(1 << self.backoff.min(10)).min(RTO_MAX)

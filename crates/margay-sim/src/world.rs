@@ -98,6 +98,21 @@ impl World {
         &mut self.hosts[id.0]
     }
 
+    /// From now on the host has these addresses and no others. What is on its way to the others finds nobody.
+    pub fn set_addresses(&mut self, id: HostId, addresses: Vec<IpAddr>) {
+        self.by_address.retain(|_, host| *host != id);
+        self.by_address.extend(addresses.iter().map(|address| (*address, id)));
+        self.hosts[id.0].set_addresses(self.now, addresses);
+        self.collect(id.0);
+    }
+
+    /// Carries out what a host's core asks for after a call of its control side.
+    pub fn touch(&mut self, id: HostId) {
+        let now = self.now;
+        self.hosts[id.0].drain(now);
+        self.collect(id.0);
+    }
+
     /// What the registration stream does: an association between a router and a host, and a default rule at the host.
     pub fn register(&mut self, router: HostId, host: HostId) {
         let (key, hop_key) = (self.seed(), self.seed());
@@ -120,6 +135,11 @@ impl World {
         }
         let address = self.hosts[router.0].address;
         self.hosts[host.0].forward(margay_core::name::Prefix::default(), address, None);
+        // An agent asks for its routes again and again.
+        for id in [router, host] {
+            let (now, addresses) = (self.now, self.hosts[id.0].addresses.clone());
+            self.hosts[id.0].set_addresses(now, addresses);
+        }
     }
 
     /// Serves `name` on `host` and tells the router.
@@ -184,12 +204,18 @@ impl World {
         let own = SocketAddr::new(self.hosts[id].address, PORT);
         for outgoing in outbox {
             let (from, to, is_direct, bytes) = match outgoing {
-                Outgoing::Datagram(to, bytes) if to.ip().is_loopback() => {
+                Outgoing::Datagram(_, to, bytes) if to.ip().is_loopback() => {
                     (SocketAddr::new(to.ip(), PORT), to, false, bytes)
                 }
-                Outgoing::Datagram(to, bytes) => (own, to, false, bytes),
+                Outgoing::Datagram(local, to, bytes) => {
+                    let Some(from) = self.hosts[id].source_for(local, to.ip()) else { continue };
+                    (SocketAddr::new(from, PORT), to, false, bytes)
+                }
                 Outgoing::Direct(bytes) => {
                     let Some(segment) = Segment::parse(&bytes) else { continue };
+                    if !self.hosts[id].addresses.contains(&segment.tuple.source.ip()) {
+                        continue;
+                    }
                     (segment.tuple.source, segment.tuple.destination, true, bytes)
                 }
             };
@@ -223,7 +249,7 @@ impl World {
                     let host = &mut self.hosts[id.0];
                     match datagram.is_direct {
                         true => host.handle_direct(self.now, &datagram.bytes),
-                        false => host.handle_datagram(self.now, datagram.from, &datagram.bytes),
+                        false => host.handle_datagram(self.now, datagram.to.ip(), datagram.from, &datagram.bytes),
                     }
                     self.collect(id.0);
                 }

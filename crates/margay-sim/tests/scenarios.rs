@@ -57,6 +57,8 @@ fn outcome(world: &mut World, host: HostId, client: usize) -> Outcome {
 #[test]
 fn the_first_packet_goes_through_the_router_and_nothing_else_does() {
     let mut shop = shop(1, Weather::FAIR);
+    // What registration brings with it.
+    shop.world.run_for(SECOND);
     shop.world.recording = Some(Vec::new());
     let client = shop.world.connect(shop.client, "web.shop");
     shop.world.run_for(SECOND);
@@ -155,6 +157,24 @@ fn first_contact_works_through_a_nat_and_a_firewall() {
         assert!(clients.iter().all(|client| matches!(client.outcome, Outcome::Answered(_))));
     }
     all_ended_within(&shop.world, Duration::from_millis(200)).expect("without waiting for a retry");
+}
+
+#[test]
+fn only_who_is_translated_keeps_its_hole_open() {
+    let mut shop = shop(6, Weather::FAIR);
+    let (guarded, free) = (shop.world.add_host(false), shop.world.add_host(false));
+    let private = shop.world.host(guarded).address;
+    shop.world.network.put_behind_nat(private, [192, 0, 2, 1].into());
+    for host in [guarded, free] {
+        shop.world.register(shop.router, host);
+    }
+    shop.world.run_for(10 * SECOND);
+    let mut probes = |host: HostId| shop.world.host(host).sal.counters().messages_sent(Kind::Probe);
+    let before = [guarded, free].map(&mut probes);
+    shop.world.run_for(100 * SECOND);
+    let mut probes = |host: HostId| shop.world.host(host).sal.counters().messages_sent(Kind::Probe);
+    let [kept, silent] = [guarded, free].map(&mut probes);
+    assert_eq!((kept - before[0], silent - before[1]), (4, 0), "every 25 s, and never");
 }
 
 #[test]
@@ -434,6 +454,26 @@ fn members_connect_and_others_do_not() {
         assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
     }
     assert!(shop.world.host(shop.client).sal.flows().all(|flow| flow.authenticated));
+}
+
+/// For flows that are there see `trouble.rs`: they notice nothing.
+#[test]
+fn a_clock_that_jumps_refuses_new_connections_in_words_until_it_is_right() {
+    let (mut shop, authority) = certified(12);
+    let member = certificate(&mut shop.world, shop.client, CertificateKind::Member, &authority, 4_000_000_000);
+    shop.world.host(shop.client).sal.set_membership(member);
+    assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
+    let now = shop.world.now;
+    shop.world.host(shop.client).sal.set_wall_clock(now, 4_000_003_600);
+    assert_eq!(connect_once(&mut shop), Outcome::Refused);
+    let said = shop.world.host(shop.client).events.iter().any(|event| match event {
+        Event::ConnectFailed { why, .. } => why.contains("expired; check both clocks"),
+        _ => false,
+    });
+    assert!(said);
+    let now = shop.world.now;
+    shop.world.host(shop.client).sal.set_wall_clock(now, 1_800_000_000);
+    assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
 }
 
 #[test]

@@ -7,6 +7,14 @@ use crate::header::{Error, FlowId, Kind, VERSION};
 pub const DATA_HEADER_LEN: usize = 16;
 /// Bytes of the train header at the start of chunk 0.
 pub const TRAIN_HEADER_LEN: usize = 8;
+/// Bytes of the tag at the end of each sealed chunk.
+pub const SEAL_TAG_LEN: usize = 16;
+/// Stack: plain encapsulation.
+pub const STACK_ENCAP: u8 = 2;
+/// Stack: `secure`, sealed with AES-256-GCM.
+pub const STACK_SECURE_AES: u8 = 3;
+/// Stack: `secure`, sealed with ChaCha20-Poly1305.
+pub const STACK_SECURE_CHACHA: u8 = 4;
 /// Flag: the sender's last encapsulated packet before it sends direct (DESIGN §18).
 pub const FENCE: u8 = 1;
 /// Flag: the sender sends this flow direct, and only this packet could not go so.
@@ -39,16 +47,27 @@ fn half(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |sum, byte| sum << 8 | u16::from(*byte))
 }
 
+/// The flags of a sealed chunk: the low three bits of the sender's epoch, then of the receiver's as the sender knows it.
+pub const fn epochs(sender: u32, receiver: u32) -> u8 {
+    (sender as u8 & 7) << 5 | (receiver as u8 & 7) << 2
+}
+
+/// Whether chunks of this stack are sealed.
+pub const fn is_sealed(stack: u8) -> bool {
+    matches!(stack, STACK_SECURE_AES | STACK_SECURE_CHACHA)
+}
+
 /// The header of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataRepr {
-    /// How the flow is carried: 2 is `encap`.
+    /// How the flow is carried: [`STACK_ENCAP`], say.
     pub stack: u8,
-    /// [`FENCE`].
+    /// [`FENCE`] and [`BESIDE`]; of a sealed chunk [`epochs`].
     pub flags: u8,
     /// The receiver's flow.
     pub dst_flow: FlowId,
-    /// Low 32 bits of the sender's chunk count for this flow.
+    /// Low 32 bits of the train's number. The next train's is one more; of sealed trains it is more by this one's chunks, so that
+    /// number and place name a chunk for ever.
     pub packet_number: u32,
     /// Place of the chunk in its train.
     pub index: u16,

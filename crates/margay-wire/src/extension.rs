@@ -4,6 +4,7 @@ use core::net::SocketAddr;
 
 use crate::address::{emit_ip, parse_socket};
 use crate::header::{Error, SessionId};
+use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
 
 /// Bit of the type byte: who does not know this extension must not act on the message.
 pub const CRITICAL: u8 = 0x80;
@@ -13,6 +14,8 @@ pub const AUTH_EXT_LEN: usize = 28;
 pub const ERROR_TEXT_MAX: usize = 128;
 /// Bit of FLOW_PORT's flags byte.
 const STARTS: u8 = 1;
+/// Bytes of MOVE's value.
+const MOVE_LEN: usize = 32;
 const PREFIX_LEN: usize = 4;
 const ADDRESS_LEN: usize = 20;
 
@@ -33,6 +36,9 @@ pub mod extension_type {
     pub const COOKIE: u8 = 11 | CRITICAL;
     pub const STACK: u8 = 12 | CRITICAL;
     pub const FLOW_PORT: u8 = 13;
+    pub const MOVE: u8 = 14 | CRITICAL;
+    pub const STRIPE: u8 = 15;
+    pub const ARRIVALS: u8 = 16;
 }
 use extension_type as kind;
 
@@ -84,6 +90,8 @@ error_codes! {
     UnknownAssociation = 12;
     /// Ended by an operator.
     Closed = 13;
+    /// The flow must be carried in a way that the two ends do not share: one demands `secure`, the other has not got it.
+    NoCommonStack = 14;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -128,6 +136,37 @@ pub struct FlowPortRepr {
     pub starts: bool,
 }
 
+bitflags::bitflags! {
+    /// Flags of MOVE. Unknown bits are kept and mean nothing.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct MoveFlags: u16 {
+        /// The sender's former location is dead: what was in flight is lost.
+        const BROKEN = 0x0001;
+        /// What is confirmed came from another place than where the sender knows the receiver to be.
+        const ELSEWHERE = 0x0002;
+        /// A direct packet of the receiver has come by this pair of addresses.
+        const DIRECT = 0x0004;
+        /// The sender has heard of it, and sends directly again.
+        const OPENED = 0x0008;
+        /// An RSYN was of no later location than this number's.
+        const STALE = 0x0010;
+        const _ = !0;
+    }
+}
+
+/// MOVE: where a host is, as its peer is to believe it (docs/decisions/0018).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveRepr {
+    /// Which of the mover's locations: each is one more than the last. Of a PROBE, which one.
+    pub number: u32,
+    /// What shows that RSYN-ACK came to where it was sent; zero in RSYN.
+    pub token: u64,
+    /// In RSYN, the address that the mover thinks it sends from; in what answers, the source that was seen.
+    pub address: SocketAddr,
+    /// Flags.
+    pub flags: MoveFlags,
+}
+
 /// ERROR: why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorRepr<'a> {
@@ -160,6 +199,17 @@ impl<'a> Addresses<'a> {
     /// Not a whole number of addresses.
     pub fn parse(value: &'a [u8]) -> Result<Self, Error> {
         if value.len().is_multiple_of(ADDRESS_LEN) { Ok(Self(value)) } else { Err(Error) }
+    }
+
+    /// Writes one entry, 20 bytes, at the start of `out`.
+    ///
+    /// # Panics
+    ///
+    /// When `out` is shorter.
+    pub fn emit_one(address: SocketAddr, flags: u16, out: &mut [u8]) {
+        emit_ip(address.ip(), &mut out[..16]);
+        out[16..18].copy_from_slice(&address.port().to_be_bytes());
+        out[18..20].copy_from_slice(&flags.to_be_bytes());
     }
 
     /// Address and flags, in order of preference.
@@ -197,13 +247,19 @@ pub enum Extension<'a> {
     Stack(u8),
     /// The sender's flow port.
     FlowPort(FlowPortRepr),
+    /// Where the mover is.
+    Move(MoveRepr),
+    /// A pair of addresses is a place of the flow.
+    Stripe(StripeRepr),
+    /// What has come by each place.
+    Arrivals(ArrivalsRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
 
 /// CHAIN is reserved, and not yet known.
 const fn is_unknown_critical(byte: u8) -> bool {
-    byte & CRITICAL != 0 && !matches!(byte, kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK)
+    byte & CRITICAL != 0 && !matches!(byte, kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK | kind::MOVE)
 }
 
 fn array<const N: usize>(value: &[u8]) -> Result<[u8; N], Error> {
@@ -283,6 +339,9 @@ impl<'a> Extension<'a> {
                 let port = u16::from_be_bytes([value[0], value[1]]);
                 Self::FlowPort(FlowPortRepr { port, starts: value[2] & STARTS != 0 })
             }
+            kind::MOVE => Self::parse_move(value)?,
+            kind::STRIPE => Self::Stripe(StripeRepr::parse(value)?),
+            kind::ARRIVALS => Self::Arrivals(ArrivalsRepr::parse(value)?),
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -295,6 +354,17 @@ impl<'a> Extension<'a> {
             client: parse_socket(&value[16..32], &value[32..34]),
             service_port: u16::from_be_bytes([value[34], value[35]]),
             protocol: value[36],
+        }))
+    }
+
+    fn parse_move(value: &[u8]) -> Result<Self, Error> {
+        exactly(value, MOVE_LEN)?;
+        let flags = u16::from_be_bytes([value[30], value[31]]);
+        Ok(Self::Move(MoveRepr {
+            number: u32_at(value, 0)?,
+            token: u64::from_be_bytes(array(&value[4..])?),
+            address: parse_socket(&value[12..28], &value[28..30]),
+            flags: MoveFlags::from_bits_retain(flags),
         }))
     }
 
@@ -313,6 +383,9 @@ impl<'a> Extension<'a> {
             Self::Cookie(_) => kind::COOKIE,
             Self::Stack(_) => kind::STACK,
             Self::FlowPort(_) => kind::FLOW_PORT,
+            Self::Move(_) => kind::MOVE,
+            Self::Stripe(_) => kind::STRIPE,
+            Self::Arrivals(_) => kind::ARRIVALS,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -329,6 +402,9 @@ impl<'a> Extension<'a> {
             Self::Error(error) => 4 + error.text.len(),
             Self::Auth(_) | Self::Cookie(_) => 24,
             Self::Stack(_) | Self::FlowPort(_) => 4,
+            Self::Move(_) => MOVE_LEN,
+            Self::Stripe(_) => STRIPE_LEN,
+            Self::Arrivals(arrivals) => arrivals.value_len(),
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -399,6 +475,15 @@ impl<'a> Extension<'a> {
                 value[..2].copy_from_slice(&port.port.to_be_bytes());
                 value[2] = if port.starts { STARTS } else { 0 };
             }
+            Self::Move(location) => {
+                value[..4].copy_from_slice(&location.number.to_be_bytes());
+                value[4..12].copy_from_slice(&location.token.to_be_bytes());
+                emit_ip(location.address.ip(), &mut value[12..28]);
+                value[28..30].copy_from_slice(&location.address.port().to_be_bytes());
+                value[30..32].copy_from_slice(&location.flags.bits().to_be_bytes());
+            }
+            Self::Stripe(stripe) => stripe.emit(value),
+            Self::Arrivals(arrivals) => arrivals.emit(value),
             Self::UnknownCritical(_) => {}
         }
     }

@@ -10,8 +10,12 @@ mod header;
 mod message;
 mod program;
 mod resolvable;
+mod stripe;
 
-pub use data::{BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, TRAIN_HEADER_LEN, TrainRepr};
+pub use data::{
+    BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, STACK_SECURE_AES,
+    STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, epochs, is_sealed,
+};
 pub use extension::*;
 pub use header::*;
 pub use message::{Message, MessageWriter};
@@ -20,3 +24,4 @@ pub use program::{
     ProgramReplyRepr, ProgramRequestRepr,
 };
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};
+pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, StripeRepr};

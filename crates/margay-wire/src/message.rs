@@ -3,11 +3,12 @@
 use core::net::SocketAddr;
 
 use crate::extension::{
-    AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, FlowPortRepr, KeyExchangeRepr,
+    AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, FlowPortRepr, KeyExchangeRepr, MoveRepr,
     SessionRepr, extension_type,
 };
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
+use crate::stripe::{ArrivalsRepr, StripeRepr};
 
 const TAG_LEN: usize = 16;
 
@@ -114,6 +115,21 @@ impl<'a> Message<'a> {
     /// ERROR.
     pub fn error(&self) -> Option<ErrorRepr<'a>> {
         self.find(|extension| if let Extension::Error(error) = extension { Some(error) } else { None })
+    }
+
+    /// MOVE.
+    pub fn location(&self) -> Option<MoveRepr> {
+        self.find(|extension| if let Extension::Move(location) = extension { Some(location) } else { None })
+    }
+
+    /// STRIPE.
+    pub fn stripe(&self) -> Option<StripeRepr> {
+        self.find(|extension| if let Extension::Stripe(stripe) = extension { Some(stripe) } else { None })
+    }
+
+    /// ARRIVALS.
+    pub fn arrivals(&self) -> Option<ArrivalsRepr> {
+        self.find(|extension| if let Extension::Arrivals(arrivals) = extension { Some(arrivals) } else { None })
     }
 
     /// AUTH.

@@ -15,6 +15,7 @@ local DATA = 32
 local CRITICAL = 0x80
 local AUTH = 0x8a
 local ERROR_TEXT_MAX = 128
+local PLACES_MAX = 4
 
 local types = {
     [1] = "SYN", [2] = "SYN-ACK", [3] = "ACK", [4] = "RSYN", [5] = "RSYN-ACK", [6] = "RSYN-DONE", [7] = "FIN", [8] = "RST",
@@ -25,14 +26,15 @@ local protocols = { [4] = "IPv4 packet", [41] = "IPv6 packet", [59] = "none" }
 local extension_types = {
     [1] = "SOURCE_SERVICE", [2] = "SESSION", [3] = "ADDRESSES", [4] = "CAPABILITIES", [5] = "KEY_EXCHANGE",
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
-    [0x8c] = "STACK", [13] = "FLOW_PORT",
+    [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
     [6] = "UNKNOWN_CRITICAL", [7] = "UNKNOWN_FLOW", [8] = "HOP_LIMIT", [9] = "OVERLOADED", [10] = "VERSION",
-    [11] = "FULL_HANDSHAKE_WANTED", [12] = "UNKNOWN_ASSOCIATION", [13] = "CLOSED",
+    [11] = "FULL_HANDSHAKE_WANTED", [12] = "UNKNOWN_ASSOCIATION", [13] = "CLOSED", [14] = "NO_COMMON_STACK",
 }
-local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure" }
+local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
+    [4] = "secure (ChaCha20-Poly1305)" }
 local segmentations = { [0] = "none", [1] = "TCP", [2] = "UDP" }
 local ip_protocols = { [6] = "TCP", [17] = "UDP" }
 
@@ -100,6 +102,20 @@ local f = {
     stack = ProtoField.uint8("margay.stack", "Stack", base.DEC, stacks),
     flow_port = ProtoField.uint16("margay.flow_port.port", "Flow port"),
     starts = ProtoField.bool("margay.flow_port.starts", "Sends direct from here on", 8, nil, 0x01),
+    move_number = ProtoField.uint32("margay.move.number", "Location"),
+    move_token = ProtoField.bytes("margay.move.token", "Token"),
+    move_address = ProtoField.ipv6("margay.move.address", "Address"),
+    move_port = ProtoField.uint16("margay.move.port", "Port"),
+    move_flags = ProtoField.uint16("margay.move.flags", "Flags", base.HEX),
+    stripe_number = ProtoField.uint32("margay.stripe.number", "Question"),
+    stripe_place = ProtoField.uint8("margay.stripe.place", "Place"),
+    stripe_ends = ProtoField.bool("margay.stripe.flags.ends", "Several pairs no more", 8, nil, 0x01),
+    stripe_leads = ProtoField.bool("margay.stripe.flags.leads", "The sender says which pairs", 8, nil, 0x02),
+    arrivals_number = ProtoField.uint32("margay.arrivals.number", "Report"),
+    arrivals_place = ProtoField.uint8("margay.arrivals.place", "Place"),
+    arrivals_packet_number = ProtoField.uint32("margay.arrivals.packet_number", "Last train"),
+    arrivals_at = ProtoField.uint32("margay.arrivals.at_us", "Came at, in microseconds"),
+    arrivals_bytes = ProtoField.uint32("margay.arrivals.bytes", "Bytes so far"),
 
     data_stack = ProtoField.uint8("margay.data.stack", "Stack", base.DEC, stacks),
     data_flags = ProtoField.uint8("margay.data.flags", "Flags", base.HEX),
@@ -233,6 +249,34 @@ local readers = {
     [13] = { len = 4, add = function(tree, value)
         tree:add(f.flow_port, value(0, 2))
         tree:add(f.starts, value(2, 1))
+    end },
+    [0x8e] = { len = 32, add = function(tree, value)
+        tree:add(f.move_number, value(0, 4))
+        tree:add(f.move_token, value(4, 8))
+        add_socket(tree, f.move_address, f.move_port, value(12, 16), value(28, 2))
+        tree:add(f.move_flags, value(30, 2))
+    end },
+    [15] = { len = 8, add = function(tree, value)
+        if value(4, 1):uint() >= PLACES_MAX then return "a place that no flow has" end
+        tree:add(f.stripe_number, value(0, 4))
+        tree:add(f.stripe_place, value(4, 1))
+        tree:add(f.stripe_ends, value(5, 1))
+        tree:add(f.stripe_leads, value(5, 1))
+    end },
+    [16] = { least = 4, add = function(tree, value, len)
+        if (len - 4) % 16 ~= 0 then return "not a whole number of places" end
+        tree:add(f.arrivals_number, value(0, 4))
+        local least = 0
+        for at = 4, len - 16, 16 do
+            local place = value(at, 1):uint()
+            if place >= PLACES_MAX then return "a place that no flow has" end
+            if place < least then return "places out of order" end
+            least = place + 1
+            tree:add(f.arrivals_place, value(at, 1))
+            tree:add(f.arrivals_packet_number, value(at + 4, 4))
+            tree:add(f.arrivals_at, value(at + 8, 4))
+            tree:add(f.arrivals_bytes, value(at + 12, 4))
+        end
     end },
 }
 
@@ -380,13 +424,15 @@ local function dissect_data(tvb, pinfo, tree, root)
     tree:append_text(place)
     if index >= count then return refuse(tree, pinfo, "the chunk lies outside its train") end
     local at = DATA_HEADER_LEN
-    if index == 0 then
+    local stack = tvb(2, 1):uint()
+    local is_sealed = stack == 3 or stack == 4
+    if index == 0 and not is_sealed then
         if not dissect_train(tvb, pinfo, tree) then return false end
         at = at + TRAIN_HEADER_LEN
     end
     if len > at then tree:add(f.chunk, tvb(at, len - at)) end
     -- Only a train of one chunk is a packet by itself, and `secure` shows nothing.
-    if count == 1 and tvb(2, 1):uint() <= 2 then dissect_inner(tvb, pinfo, root, at, len - at) end
+    if count == 1 and stack <= 2 then dissect_inner(tvb, pinfo, root, at, len - at) end
     return true
 end
 

@@ -15,7 +15,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use margay_control::registration::Terms;
-use margay_core::name::HOST_V4;
+use margay_core::Policy;
+use margay_core::name::{HOST_V4, Prefix};
 use miette::{Diagnostic, NamedSource, SourceSpan};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -34,6 +35,8 @@ pub const DEFAULT_PATH: &str = "/etc/margay/margay.toml";
 pub struct Config {
     /// Whether flows may go direct, carried by the kernel; otherwise all are encapsulated.
     pub direct: bool,
+    /// Whether every flow of this host is to be sealed, at whichever end it is; what cannot be is refused.
+    pub secure: bool,
     /// Where this host keeps things.
     pub host: HostSection,
     /// Whether this host is a service router.
@@ -44,6 +47,8 @@ pub struct Config {
     pub service: Vec<Spanned<ServiceSection>>,
     /// Names that users other than root may bind.
     pub bind: Vec<Spanned<BindSection>>,
+    /// What flows do with several addresses, by name.
+    pub multihoming: Vec<Spanned<MultihomingSection>>,
     /// Plain addresses for names whose service has no instance.
     pub fallback: Vec<Spanned<FallbackSection>>,
     /// The DNS responder.
@@ -58,11 +63,13 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             direct: true,
+            secure: false,
             host: HostSection::default(),
             router: RouterSection::default(),
             join: JoinSection::default(),
             service: Vec::new(),
             bind: Vec::new(),
+            multihoming: Vec::new(),
             fallback: Vec::new(),
             dns: DnsSection::default(),
             metrics: MetricsSection::default(),
@@ -164,6 +171,9 @@ pub struct ServiceSection {
     /// Datagrams of one unconnected socket are for one instance.
     #[serde(default)]
     pub sticky: bool,
+    /// Flows to it are to be sealed.
+    #[serde(default)]
+    pub secure: bool,
     /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
     #[serde(default, deserialize_with = "allow_list")]
     pub allow: Vec<String>,
@@ -197,6 +207,59 @@ impl BindSection {
             ));
         }
         Ok(())
+    }
+}
+
+/// `[[multihoming]]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MultihomingSection {
+    /// Which names, or prefixes (`sid:<hex>/bits`) with all that is under them.
+    pub names: Vec<ServiceName>,
+    /// What flows to them, or of them, do.
+    pub policy: PolicyWord,
+    /// With `pin`: which address, of this host or of the peer.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
+}
+
+/// A policy, as the file has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyWord {
+    /// Go with all flows of the peer.
+    FailOver,
+    /// Stay with one address.
+    Pin,
+    /// Go by several pairs of addresses at once.
+    Stripe,
+}
+
+impl MultihomingSection {
+    fn policy(&self) -> Policy {
+        match (self.policy, self.address) {
+            (PolicyWord::Pin, Some(address)) => Policy::Pin(address),
+            (PolicyWord::Stripe, _) => Policy::Stripe,
+            (PolicyWord::Pin | PolicyWord::FailOver, _) => Policy::FailOver,
+        }
+    }
+
+    /// What is wrong with it as a whole, and what to do.
+    fn check(&self) -> Result<(), (String, String)> {
+        match (self.policy, self.address) {
+            _ if self.names.is_empty() => Err((
+                "a [[multihoming]] section is about no name".to_owned(),
+                "write some `names`, or remove it".to_owned(),
+            )),
+            (PolicyWord::Pin, None) => Err((
+                "`pin` needs an address".to_owned(),
+                "add `address`: one of this host, or one of the peers".to_owned(),
+            )),
+            (PolicyWord::FailOver | PolicyWord::Stripe, Some(address)) => {
+                Err((format!("only `pin` takes an address, and {address} is one"), "remove `address`".to_owned()))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -503,6 +566,7 @@ impl Config {
         for bind in &self.bind {
             bind.get_ref().check().map_err(|(what, advice)| (what, Some(bind.span()), advice))?;
         }
+        self.check_multihoming()?;
         for (at, fallback) in self.fallback.iter().enumerate() {
             let this = fallback.get_ref();
             let is_twin = |earlier: &FallbackSection| {
@@ -518,6 +582,35 @@ impl Config {
             return Err(("[join] has both token and token_file".into(), None, advice));
         }
         Ok(())
+    }
+
+    fn check_multihoming(&self) -> Result<(), (String, Option<std::ops::Range<usize>>, String)> {
+        for (at, section) in self.multihoming.iter().enumerate() {
+            let this = section.get_ref();
+            this.check().map_err(|(what, advice)| (what, Some(section.span()), advice))?;
+            let mut earlier = self.multihoming[..at].iter().flat_map(|earlier| &earlier.get_ref().names);
+            if let Some(twin) = earlier.find(|name| this.names.contains(name)) {
+                let what = format!("{twin} has two policies");
+                return Err((what, Some(section.span()), "name it in one [[multihoming]] section".into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// What flows do with several addresses, by their names.
+    pub fn policies(&self) -> Vec<(Prefix, Policy)> {
+        let sections = self.multihoming.iter().map(Spanned::get_ref);
+        let of = |section: &MultihomingSection| {
+            let policy = section.policy();
+            section.names.iter().map(|name| (name.0.prefix(), policy)).collect::<Vec<_>>()
+        };
+        sections.flat_map(of).collect()
+    }
+
+    /// Names that this file wants sealed, whoever connects to them or serves them here.
+    pub fn secure_names(&self) -> Vec<Prefix> {
+        let secure = self.service.iter().map(Spanned::get_ref).filter(|service| service.secure);
+        secure.map(|service| service.name.0.prefix()).collect()
     }
 
     /// Path of the API's socket.

@@ -33,9 +33,12 @@ fn every_field_of_the_book_is_read() {
     let book = include_str!("../../../docs/book/configuration.md");
     let example = book.split("```").nth(1).and_then(|block| block.strip_prefix("toml\n")).expect("an example");
     let config = parse(example).expect("the book's example is right");
-    assert!(config.router.enabled);
+    assert!(config.router.enabled && config.secure);
+    assert_eq!(config.secure_names(), [config.service[0].get_ref().name.0.prefix()]);
     assert_eq!(config.service[0].get_ref().service_port(), Some(80));
     assert_eq!(config.service[0].get_ref().terms().partition_bits, 4);
+    let [bulk, prefix] = &config.policies()[..] else { panic!("two names") };
+    assert_eq!((bulk.1, prefix.0.bits, prefix.1), (Policy::Stripe, 64, Policy::Stripe));
     assert_eq!(config.fallback[0].get_ref().address.to_string(), "192.0.2.7");
     assert_eq!(config.log.level.tracing(), tracing::Level::INFO);
 }
@@ -50,6 +53,13 @@ fn mistakes_are_pointed_at() {
     assert!(what.contains("1 to 65535"), "{what}");
     assert_eq!(at, "0");
 
+    let (what, at, _) = wrong("secure = \"yes\"\n");
+    assert!(what.contains("expected a boolean"), "{what}");
+    assert_eq!(at, "\"yes\"");
+    let (what, _, advice) = wrong("sekure = true\n");
+    assert!(what.contains("unknown field"), "{what}");
+    assert_eq!(advice, "did you mean `secure`?");
+
     let web = "[[service]]\nname = \"web.shop\"\nlisten_port = 80\n";
     let (what, at, _) = wrong(&format!("{web}partitions = 12\n"));
     assert!(what.contains("a power of two from 2 to 1024"), "{what}");
@@ -59,6 +69,20 @@ fn mistakes_are_pointed_at() {
     let other = web.replace("80", "81");
     let (what, ..) = wrong(&format!("{web}exclusive = true\n{other}"));
     assert!(what.contains("do not agree about `exclusive`"), "{what}");
+
+    let several = "[[multihoming]]\nnames = [\"web.shop\"]\n";
+    let (what, at, _) = wrong(&format!("{several}policy = \"strip\"\n"));
+    assert!(what.contains("unknown variant `strip`"), "{what}");
+    assert_eq!(at, "\"strip\"");
+    let (what, at, _) = wrong(&format!("{several}policy = \"pin\"\n"));
+    assert!(what.contains("needs an address"), "{what}");
+    assert!(at.starts_with("[[multihoming]]"), "{at}");
+    let (what, ..) = wrong(&format!("{several}policy = \"stripe\"\naddress = \"192.0.2.1\"\n"));
+    assert!(what.contains("only `pin` takes an address"), "{what}");
+    let (what, ..) = wrong(&format!("{several}policy = \"stripe\"\n{several}policy = \"fail-over\"\n"));
+    assert!(what.contains("two policies"), "{what}");
+    let (what, ..) = wrong("[[multihoming]]\nnames = []\npolicy = \"stripe\"\n");
+    assert!(what.contains("no name"), "{what}");
 
     let (what, at, _) = wrong("[[service]]\nname = \"web\"\nlisten = \"0.0.0.0:80\"\n");
     assert!(what.contains("no authority"), "{what}");

@@ -6,12 +6,12 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
-    SessionRepr,
+    Addresses, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
+    ResolvableRepr, SessionRepr,
 };
 
 use super::{
-    Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, SETUP_TIMEOUT, SYN_LEN, next_protocol, prologue,
+    Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, SETUP_TIMEOUT, SYN_LEN, bare, next_protocol, prologue,
     retry_after, starts_direct,
 };
 use crate::association::Association;
@@ -29,8 +29,14 @@ use crate::packet::{self, AppPacket, Parsed, Unreachable};
 use crate::related::Related;
 use crate::rng::Rng;
 use crate::sal::Sal;
+use crate::secure::{Cipher, Verdict};
 use crate::table::Resolution;
 use crate::time::Instant;
+
+const UDP: u8 = 17;
+/// What people are told.
+const NO_COMMON_STACK: &str =
+    "one end demands `secure` and the other cannot carry the connection so; run the same version on both hosts";
 
 /// What a SYN-ACK proved: the association that it came under, and where it came from.
 struct Answer {
@@ -111,6 +117,10 @@ impl Sal {
     /// Sends the first SYN of a new flow.
     pub(crate) fn start_setup(&mut self, now: Instant, mut flow: Flow, start: Start) {
         let id = flow.id;
+        if flow.app.protocol != GREETING && self.demands_secure(&flow.service) {
+            flow.seen |= seen::SECURE;
+        }
+        let flow_port = if flow.has(seen::SECURE) { None } else { self.offer_port(&flow.app) };
         flow.source = self.source_of(flow.app.protocol, flow.app.source).map(Box::new);
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
             nonce: start.nonce,
@@ -124,7 +134,7 @@ impl Sal {
             association: self.associations.fresh_id(&mut self.rng),
             cookie: None,
             full: start.full,
-            flow_port: self.offer_port(&flow.app),
+            flow_port,
             related: start.related,
             pinned: start.pinned,
         }));
@@ -166,6 +176,8 @@ impl Sal {
             Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: setup.association, message: &message_1 }),
         ];
         extensions.extend(setup.flow_port.map(|port| Extension::FlowPort(FlowPortRepr { port, starts: false })));
+        let is_sealed = flow.has(seen::SECURE);
+        extensions.extend(if is_sealed { Some(self.secure_request()?) } else { None });
         extensions.extend(setup.cookie.map(Extension::Cookie));
         let mut draft = Draft::new(Kind::Syn, setup.related.map_or(FlowId(0), |related| related.flow), id);
         draft.flags = if setup.full { Flags::RESOLVABLE | Flags::FULL } else { Flags::RESOLVABLE };
@@ -180,10 +192,13 @@ impl Sal {
         draft.extensions = &extensions;
         let datagram_max = usize::from(self.config.datagram_max);
         draft.pad_to = SYN_LEN.min(datagram_max);
-        draft.payload = (next_protocol(&setup.first), &setup.first);
+        let bare = if is_sealed { bare(&setup.first) } else { None };
+        let first = bare.as_deref().unwrap_or(&setup.first);
+        draft.payload = (next_protocol(first), first);
         // A large first datagram waits for the answer; the SYN goes without it.
         let fits = |datagram: &Vec<u8>| datagram.len() <= datagram_max;
-        if let Some(datagram) = draft.write(None).filter(fits) {
+        let may_show = !is_sealed || flow.app.protocol == 6;
+        if let Some(datagram) = draft.write(None).filter(|datagram| may_show && fits(datagram)) {
             return Some((datagram, true));
         }
         draft.payload = (NextProtocol::None, &[]);
@@ -283,12 +298,12 @@ impl Sal {
         answer: Answer,
     ) -> Result<(), DropReason> {
         let id = message.dst_flow;
-        let authenticated = match self.check_right_to_answer(id, message, answer.association) {
-            Ok(authenticated) => authenticated,
-            Err(why) => {
+        let (authenticated, cipher) = match self.check_answer(id, message, answer.association) {
+            Ok(checked) => checked,
+            Err((why, reason)) => {
                 self.say_reset(answer.association, message, answer.message_3.as_deref());
                 self.fail_connecting(id, Unreachable::Prohibited, &why);
-                return Err(DropReason::BadCertificate);
+                return Err(reason);
             }
         };
         let relayed = message.flags.contains(Flags::RELAY);
@@ -305,7 +320,14 @@ impl Sal {
             return Err(DropReason::Unexpected);
         };
         let app = flow.app;
-        self.settle_ports(now, id, setup.flow_port, message.flow_port());
+        // The responder demands it: what an untold SYN showed does not count.
+        let shown_in_vain = app.protocol == UDP && cipher.is_some();
+        if let Some(cipher) = cipher {
+            self.keep_sealed(now, id);
+            self.seal_flow(id, cipher);
+        } else {
+            self.settle_ports(now, id, setup.flow_port, message.flow_port());
+        }
         self.begin_direct(now, id, false);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let ack = self.write_ack(id, answer.message_3.as_deref()).unwrap_or_default();
@@ -319,29 +341,38 @@ impl Sal {
             }));
         }
         self.flows.set_deadline(id, Some(now + retry_after(0)));
-        let to = self.associations.get(answer.association).map_or(from, |association| association.remote);
-        self.transmit(to, ack, Kind::Ack);
+        let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
+        let (local, to) = pair.unwrap_or((None, from));
+        self.transmit_from(local, to, ack, Kind::Ack);
         if app.protocol == GREETING {
             return Ok(());
         }
         self.queue.update(EntryUpdate::Install(entry));
-        self.deliver_answer(message, &app.reversed(), answer.association);
-        if !setup.first_carried {
+        self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
+        if !setup.first_carried || shown_in_vain {
             self.queue.egress(setup.first);
         }
         for packet in setup.held {
             self.queue.egress(packet);
         }
         self.open_pinhole(now, id);
+        self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }
 
     /// Gives the application the answer that came inside the SYN-ACK.
-    fn deliver_answer(&mut self, message: &Message<'_>, to_app: &crate::entry::Tuple, association: u32) {
+    fn deliver_answer(
+        &mut self,
+        message: &Message<'_>,
+        to_app: &crate::entry::Tuple,
+        association: u32,
+        is_sealed: bool,
+    ) {
         let datagram_max = self.associations.get(association).map_or(self.config.datagram_max, |a| a.datagram_max);
         if let Ok(Parsed::Transport(inner)) = packet::parse(message.payload)
-            && let Some(out) = packet::readdress(&inner, to_app, self.mss_max(datagram_max, to_app.destination.ip()))
+            && let mss_max = self.mss_max(datagram_max, to_app.destination.ip(), is_sealed)
+            && let Some(out) = packet::readdress(&inner, to_app, mss_max)
         {
             self.queue.inject(out);
         }
@@ -355,8 +386,26 @@ impl Sal {
             association.datagram_max = capabilities.mtu.clamp(600, own_max);
         }
         // A relayed answer says less about the path than what an older association already knows.
-        if !relayed || association.flows == 0 {
+        if !relayed {
+            self.find_peer(local_id, remote);
+        } else if association.flows == 0 {
             self.associations.set_remote(local_id, remote);
+        }
+    }
+
+    /// Whether the answer may be accepted, whether the right to give it was checked, and how the flow will be sealed.
+    fn check_answer(
+        &mut self,
+        id: FlowId,
+        message: &Message<'_>,
+        association: u32,
+    ) -> Result<(bool, Option<Cipher>), (String, DropReason)> {
+        let authenticated =
+            self.check_right_to_answer(id, message, association).map_err(|why| (why, DropReason::BadCertificate))?;
+        match self.settle_stack(id, message) {
+            Verdict::Plain => Ok((authenticated, None)),
+            Verdict::Sealed(cipher) => Ok((authenticated, Some(cipher))),
+            Verdict::Refused => Err((NO_COMMON_STACK.to_string(), DropReason::NotAllowed)),
         }
     }
 
@@ -390,7 +439,10 @@ impl Sal {
         let (peer_flow, local_id) = (flow.peer_flow, flow.association);
         let host_id = self.host_id().0;
         let exchange = message_3.filter(|message| !message.is_empty());
+        let addresses = self.own_addresses();
         let mut extensions = alloc::vec![self.capabilities()];
+        extensions.extend(Addresses::parse(&addresses).map(Extension::Addresses));
+        extensions.extend(self.own_rendezvous());
         extensions.extend(self.flow_port(id));
         extensions.extend(flow.source.as_deref().map(|source| Extension::SourceService(source.0)));
         extensions.extend(
@@ -409,9 +461,9 @@ impl Sal {
             return;
         }
         let message_3 = late.ack.clone();
-        let to = self.associations.get(flow.association).map(|association| association.remote);
-        if let (Some(to), Some(ack)) = (to, self.write_ack(id, Some(&message_3))) {
-            self.transmit(to, ack, Kind::Ack);
+        let pair = self.associations.get(flow.association).map(|association| (association.local, association.remote));
+        if let (Some((local, to)), Some(ack)) = (pair, self.write_ack(id, Some(&message_3))) {
+            self.transmit_from(local, to, ack, Kind::Ack);
         }
     }
 
@@ -456,7 +508,10 @@ impl Sal {
             self.remove_flow(id, RemoveReason::Closed);
             return Ok(());
         }
+        let mut rtt = None;
         if let Setup::Late(late) = &mut flow.setup {
+            // Neither said again: it is the answer to that one ACK.
+            rtt = (late.retries == 1).then(|| SETUP_TIMEOUT.saturating_sub(late.give_up.since(now)));
             late.retries = u32::MAX;
             late.give_up = now + LATE_WINDOW;
             let until = late.give_up;
@@ -466,6 +521,10 @@ impl Sal {
         }
         if let Some(chain) = message.certificate() {
             self.note_membership(association, chain);
+        }
+        self.note_whereabouts(association, message);
+        if let Some(host) = self.associations.get(association).map(|association| association.host) {
+            rtt.into_iter().for_each(|rtt| self.note_rtt(host, rtt));
         }
         Ok(())
     }
@@ -605,7 +664,7 @@ pub(crate) fn sticky(flow: FlowId, nonce: u64) -> u64 {
 
 fn unreachable_of(code: ErrorCode) -> Unreachable {
     match code {
-        ErrorCode::NotAllowed | ErrorCode::BadCertificate => Unreachable::Prohibited,
+        ErrorCode::NotAllowed | ErrorCode::BadCertificate | ErrorCode::NoCommonStack => Unreachable::Prohibited,
         ErrorCode::HopLimit | ErrorCode::Overloaded => Unreachable::Host,
         _ => Unreachable::Port,
     }
@@ -620,12 +679,13 @@ fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::NotAllowed => "this host may not connect to the service; its operator's `allow` list decides",
         ErrorCode::HopLimit => "the routers forward this name in a circle; their operators must mend the rules",
         ErrorCode::Overloaded => "the instance is overloaded; try again",
+        ErrorCode::NoCommonStack => NO_COMMON_STACK,
         _ => "the peer refused the connection",
     }
 }
 
 /// Where an answer set out. Through a router its own source is the router, which wrote down where it came from.
-fn answered_from(message: &Message<'_>, from: SocketAddr) -> SocketAddr {
+pub(crate) fn answered_from(message: &Message<'_>, from: SocketAddr) -> SocketAddr {
     let via = message.resolvable.and_then(|resolvable| resolvable.via);
     if message.flags.contains(Flags::RELAY) { via.unwrap_or(from) } else { from }
 }

@@ -8,8 +8,8 @@
 mod initiator;
 mod responder;
 
-pub(crate) use initiator::{Start, sticky};
-pub(crate) use responder::Arrival;
+pub(crate) use initiator::{Start, answered_from, sticky};
+pub(crate) use responder::{Arrival, relay_part};
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -17,18 +17,20 @@ use core::time::Duration;
 
 use margay_wire::{
     AuthRepr, CapabilitiesRepr, Extension, Flags, FlowId, FlowPortRepr, Kind, Message, MessageWriter, NextProtocol,
-    ResolvableRepr, SessionId,
+    ResolvableRepr, SEAL_TAG_LEN, SessionId,
 };
 
 use crate::association::Association;
 use crate::auth;
-use crate::entry::{EntryUpdate, Path, PathId};
 use crate::handshake::Responder;
 use crate::hop;
 use crate::key::HostId;
+use crate::location::Pair;
 use crate::name::ServiceId;
+use crate::packet::{self, Parsed};
 use crate::related::Related;
 use crate::sal::Sal;
+use crate::secure::Cipher;
 use crate::table::Allow;
 use crate::time::Instant;
 
@@ -92,6 +94,8 @@ pub(crate) struct ResponderSetup {
     pub allow: Allow,
     /// SYN-ACK datagrams as sent, to be sent again.
     pub answers: Vec<(SocketAddr, Vec<u8>)>,
+    /// When they were sent, if only once.
+    pub answered: Option<Instant>,
     /// The application's SYN-ACK, from which it can be reset.
     pub app_answer: Option<Vec<u8>>,
     /// The first datagram, delivered once the peer is proved.
@@ -100,6 +104,8 @@ pub(crate) struct ResponderSetup {
     pub syn: Option<Vec<u8>>,
     /// The client's real address, where programs here can be shown it.
     pub shown: Option<IpAddr>,
+    /// How its DATA will be sealed, if it is.
+    pub cipher: Option<Cipher>,
     /// How often the flow had to take another five-tuple.
     pub moves: u8,
     /// DATA that overtook the ACK.
@@ -202,6 +208,14 @@ impl<'a> Draft<'a> {
     }
 }
 
+/// A TCP segment without its data: what is inside a SYN, everybody may read and change.
+pub(crate) fn bare(first: &[u8]) -> Option<Vec<u8>> {
+    match packet::parse(first) {
+        Ok(Parsed::Transport(first)) if first.is_tcp() => packet::without_data(&first),
+        _ => None,
+    }
+}
+
 /// Whether the sender says that it sends direct from the start.
 pub(crate) fn starts_direct(message: &Message<'_>) -> bool {
     message.flow_port().is_some_and(|port| port.starts)
@@ -219,7 +233,8 @@ pub(crate) fn next_protocol(packet: &[u8]) -> NextProtocol {
 impl Sal {
     /// What this host can do, for the peer.
     pub(crate) fn capabilities(&self) -> Extension<'static> {
-        Extension::Capabilities(CapabilitiesRepr { stacks: STACK_ENCAP, mtu: self.config.datagram_max })
+        let stacks = STACK_ENCAP | self.secure_stacks();
+        Extension::Capabilities(CapabilitiesRepr { stacks, mtu: self.config.datagram_max })
     }
 
     /// This end's flow port, and whether it sends direct from the start.
@@ -233,26 +248,33 @@ impl Sal {
     /// addresses of the family of `app`.
     ///
     /// A packet that goes direct has no UDP header, and a TCP header that is 12 bytes longer. Where none goes direct, a packet
-    /// is to fit a datagram.
-    pub(crate) fn mss_max(&self, datagram_max: u16, app: IpAddr) -> u16 {
+    /// is to fit a datagram, sealed where it `is_sealed`.
+    pub(crate) fn mss_max(&self, datagram_max: u16, app: IpAddr, is_sealed: bool) -> u16 {
+        let tag = if is_sealed { SEAL_TAG_LEN as u16 } else { 0 };
         let headers = match app {
-            _ if self.is_direct_on() => 12,
+            _ if self.is_direct_on() && !is_sealed => 12,
             IpAddr::V4(_) => ENCAP_OVERHEAD + 40,
             IpAddr::V6(_) => ENCAP_OVERHEAD + 60,
         };
-        datagram_max.saturating_sub(headers).max(216)
+        datagram_max.saturating_sub(headers + tag).max(216)
     }
 
-    /// Tells the cache where an association's packets go now.
-    pub(crate) fn announce_path(&mut self, local_id: u32) {
-        let Some(association) = self.associations.get(local_id) else { return };
-        let path = Path {
-            id: PathId(local_id),
-            remote: association.remote,
-            local: None,
-            datagram_max: association.datagram_max,
-        };
-        self.queue.update(EntryUpdate::Path(path));
+    /// A proved message of set-up came straight from here. An association without flows is wherever its peer is; one with flows
+    /// moves by RSYN alone, since it is not proved that the peer can be reached there.
+    pub(crate) fn find_peer(&mut self, local_id: u32, remote: SocketAddr) {
+        let arrival = self.arrival;
+        let Some(association) = self.associations.get_mut(local_id) else { return };
+        if association.flows > 0 {
+            if association.remote != remote {
+                // Somebody sends on what it saw, from elsewhere; or did so before, and this is where the peer is.
+                let (host, found) = (association.host, Pair { local: arrival, remote });
+                self.counters.elsewhere += 1;
+                self.suspect(self.now, host, Some(found));
+            }
+            return;
+        }
+        association.local = arrival.or(association.local);
+        self.associations.set_remote(local_id, remote);
     }
 
     /// Puts a hop tag on a finished datagram for the router or host behind `hop_key`.

@@ -5,10 +5,11 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 use margay_wire::{
-    ErrorCode, ErrorRepr, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
+    Addresses, ErrorCode, ErrorRepr, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol,
+    ResolvableRepr,
 };
 
-use super::{Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, next_protocol, prologue, starts_direct};
+use super::{Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, bare, next_protocol, prologue, starts_direct};
 use crate::auth;
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
@@ -20,7 +21,8 @@ use crate::name::ServiceId;
 use crate::output::DropReason;
 use crate::packet::{self, AppPacket, Parsed};
 use crate::sal::Sal;
-use crate::surrogate::{other_port, responder_tuple, shown};
+use crate::secure::Verdict;
+use crate::surrogate::{other_port, responder_tuple, shown as shown_as};
 use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
 
@@ -69,6 +71,8 @@ impl Sal {
         let claimed = HostId(exchange.host_id);
         let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
         let inner = inner_packet(message, session.protocol)?;
+        let verdict = self.answer_stack(message, &arrival.service);
+        let cipher = verdict.cipher();
         if let Some(association) = known
             && !self.is_allowed(association, &arrival.service, &demux.allow)
         {
@@ -84,9 +88,11 @@ impl Sal {
         let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, app, now);
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
-        let mss_max = self.mss_max(datagram_max, app.source.ip());
-        let first = inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), mss_max));
+        let mss_max = self.mss_max(datagram_max, app.source.ip(), cipher.is_some());
         let is_tcp = session.protocol == 6;
+        let first = inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), mss_max));
+        // Nothing that was shown in a SYN is believed of a sealed flow but that a connection begins; the rest comes again.
+        let first = if cipher.is_some() { first.as_deref().and_then(bare) } else { first };
         flow.setup = Setup::Responder(Box::new(ResponderSetup {
             initiator_flow: message.src_flow,
             claimed,
@@ -99,22 +105,44 @@ impl Sal {
             datagram_max,
             allow: demux.allow.clone(),
             answers: Vec::new(),
+            answered: None,
             app_answer: None,
             first: if is_tcp { None } else { first.clone() },
             syn: if is_tcp { first.clone() } else { None },
-            shown: shown(client, session.client.ip(), &app, &self.config.local_addresses),
+            shown: shown_as(client, session.client.ip(), &app, &self.config.local_addresses),
+            cipher,
             moves: 0,
             held: Vec::new(),
             held_direct: Vec::new(),
         }));
         self.flows.insert(flow);
-        self.answer_port(now, id, arrival.reply.direct.ip(), message.flow_port());
-        self.half_open += 1;
+        if cipher.is_some() {
+            self.keep_sealed(now, id);
+        } else {
+            self.answer_port(now, id, (claimed, arrival.reply.direct.ip()), message.flow_port());
+        }
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
+        self.ask_listener(id, is_tcp, first, verdict)
+    }
+
+    /// Counts a new flow, and gives its SYN to the listener. A datagram service says nothing of its own: it is answered for at once, and hears when
+    /// the peer is proved.
+    fn ask_listener(
+        &mut self,
+        id: FlowId,
+        is_tcp: bool,
+        first: Option<Vec<u8>>,
+        verdict: Verdict,
+    ) -> Result<(), DropReason> {
+        self.half_open += 1;
+        if verdict == Verdict::Refused {
+            self.answer(id, &[], Some(ErrorCode::NoCommonStack));
+            self.drop_half_open(id);
+            return Err(DropReason::NotAllowed);
+        }
         match (is_tcp, first) {
             (true, Some(syn)) => self.queue.inject(syn),
             (true, None) => return Err(DropReason::Malformed),
-            // A datagram service says nothing of its own: answer at once, deliver when the peer is proved.
             (false, _) => self.answer(id, &[], None),
         }
         Ok(())
@@ -164,7 +192,11 @@ impl Sal {
         let Some(flow) = self.flows.get(id) else { return };
         let Setup::Responder(setup) = &flow.setup else { return };
         let association = flow.association;
-        for (to, mut datagram) in setup.answers.clone() {
+        let answers = setup.answers.clone();
+        if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
+            setup.answered = None;
+        }
+        for (to, mut datagram) in answers {
             // At first contact the tag's key came with the handshake and has no window.
             if let Some(association) = self.associations.get_mut(association) {
                 if auth::sign_again(association, &mut datagram).is_err() {
@@ -289,7 +321,7 @@ impl Sal {
         let (session, service, known) = (flow.session, flow.service, flow.association);
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
-        let (reply, syn_len) = (setup.reply, setup.syn_len);
+        let (reply, syn_len, cipher) = (setup.reply, setup.syn_len, setup.cipher);
         let mut tag_key = [0; 32];
         let mut message_2 = Vec::new();
         if known == 0 {
@@ -315,6 +347,7 @@ impl Sal {
         let chain = self.certificate_for(&service);
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id));
+        extensions.extend(cipher.map(|cipher| Extension::Stack(cipher.stack())));
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
         extensions.extend((!chain.is_empty()).then_some(Extension::Certificate(&chain)));
         extensions.extend(error.map(|code| Extension::Error(ErrorRepr { code, text: "" })));
@@ -329,6 +362,7 @@ impl Sal {
         }
         if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
             setup.answers = answers;
+            setup.answered = Some(self.now);
             setup.app_answer = (!app_answer.is_empty()).then(|| app_answer.to_vec());
         }
     }
@@ -400,6 +434,7 @@ impl Sal {
             if flow.association != association {
                 return Err(DropReason::Unexpected);
             }
+            self.find_peer(association, from);
             self.confirm(id, association, false);
             return Ok(());
         }
@@ -415,6 +450,7 @@ impl Sal {
             return Ok(());
         }
         let claimed = message.source_service().map(ServiceId);
+        self.note_whereabouts(association, message);
         self.admit(now, from, id, Proof { association, fresh, starts: starts_direct(message), claimed })
     }
 
@@ -443,8 +479,11 @@ impl Sal {
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         let service = flow.service;
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
-        let allow = setup.allow.clone();
-        self.associations.set_remote(association, from);
+        let (allow, answered) = (setup.allow.clone(), setup.answered);
+        self.find_peer(association, from);
+        if let Some(association) = self.associations.get_mut(association) {
+            association.rtt = answered.map(|at| now.since(at)).or(association.rtt);
+        }
         if !self.is_allowed(association, &service, &allow) {
             if let Some(flow) = self.flows.get_mut(id) {
                 flow.association = association;
@@ -472,6 +511,11 @@ impl Sal {
             self.remove_flow(id, RemoveReason::Closed);
             return Ok(());
         }
+        if let Setup::Responder(setup) = &setup
+            && let Some(cipher) = setup.cipher
+        {
+            self.seal_flow(id, cipher);
+        }
         self.begin_direct(now, id, starts);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         if let Setup::Responder(setup) = &setup
@@ -494,6 +538,7 @@ impl Sal {
         }
         self.open_pinhole(now, id);
         self.confirm(id, association, fresh);
+        self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }
@@ -501,9 +546,12 @@ impl Sal {
     /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.
     fn confirm(&mut self, id: FlowId, association: u32, fresh: bool) {
         let Some(flow) = self.flows.get(id) else { return };
+        let addresses = self.own_addresses();
+        let whereabouts =
+            Addresses::parse(&addresses).map(Extension::Addresses).into_iter().chain(self.own_rendezvous());
         let membership = if fresh { self.membership.clone() } else { Vec::new() };
         let certificate = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
-        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(certificate).collect();
+        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(whereabouts).chain(certificate).collect();
         let mut draft = Draft::new(Kind::Ack, flow.peer_flow, id);
         draft.flags = Flags::CONFIRM;
         draft.extensions = &extensions;
@@ -548,7 +596,7 @@ impl Sal {
 }
 
 /// The resolvable part of an answer that a router shall relay to `initiator`.
-fn relay_part(initiator: SocketAddr) -> ResolvableRepr {
+pub(crate) fn relay_part(initiator: SocketAddr) -> ResolvableRepr {
     ResolvableRepr {
         hop_limit: HOP_LIMIT,
         reply_to: Some(initiator),

@@ -9,22 +9,24 @@ use margay_wire::FlowId;
 
 use super::plain::Plain;
 pub(super) use super::skeleton::types::{
-    app_key, flow_entry, flow_event, listener_key, pair_key, path_entry, wire_key,
+    app_key, flow_entry, flow_event, listener_key, pair_key, pair_value, path_entry, wire_key,
 };
 use super::{Seen, TcpSeen, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
 use crate::table::FlowCounters;
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 3;
+pub(super) const LAYOUT_VERSION: u32 = 5;
 pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
+pub(super) const PATH_HELD: u32 = 1;
+pub(super) const PATH_WATCHED: u32 = 2;
 /// An address pair that several peers share.
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 12] = [
+pub(super) const COUNTERS: [&str; 14] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -37,6 +39,8 @@ pub(super) const COUNTERS: [&str; 12] = [
     "event_lost",
     "pinholes",
     "too_big",
+    "left_held",
+    "drop_reset",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
@@ -51,6 +55,8 @@ unsafe impl Plain for path_entry {}
 // SAFETY: as above.
 unsafe impl Plain for pair_key {}
 // SAFETY: as above.
+unsafe impl Plain for pair_value {}
+// SAFETY: as above.
 unsafe impl Plain for flow_event {}
 // SAFETY: as above.
 unsafe impl Plain for listener_key {}
@@ -58,7 +64,8 @@ unsafe impl Plain for listener_key {}
 const _: () = assert!(size_of::<app_key>() == 16 + 16 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<wire_key>() == 4 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<flow_entry>() == 8 + 40 + 8 + 2 * (3 * 8 + 24 + 16) + 2 * 8 + 8);
-const _: () = assert!(size_of::<path_entry>() == 16 + 16 + 16 + 4 + 4 + 8 + 8);
+const _: () = assert!(size_of::<path_entry>() == 16 + 16 + 16 + 4 + 4 + 8 + 8 + 8 + 4 + 4);
+const _: () = assert!(size_of::<pair_value>() == 4 + 4 + 8);
 const _: () = assert!(size_of::<pair_key>() == 32);
 const _: () = assert!(size_of::<flow_event>() == 8 + size_of::<app_key>());
 const _: () = assert!(size_of::<listener_key>() == 2 + 1 + 1);
@@ -112,6 +119,9 @@ pub(super) fn path_entry_of(path: &WirePath) -> path_entry {
         mtu: path.mtu,
         stall_ns: u64::from(path.stall_us) * 1000,
         rtt_ns: 0,
+        since_ns: 0,
+        flags: (if path.held { PATH_HELD } else { 0 }) | (if path.watched { PATH_WATCHED } else { 0 }),
+        zero: 0,
     }
 }
 
@@ -120,8 +130,10 @@ pub(super) fn pair_of(entry: &path_entry) -> pair_key {
 }
 
 pub(super) fn state_of(key: &wire_key, entry: &flow_entry) -> WireState {
-    let direction = |numbers: &super::skeleton::types::tcp_numbers| {
+    let direction = |direction: &super::skeleton::types::direction| {
+        let numbers = &direction.numbers;
         (numbers.flags & 1 != 0).then_some(TcpSeen {
+            segment: direction.segment,
             sequence: numbers.sequence,
             length: numbers.length,
             acknowledgement: numbers.acknowledgement,
@@ -145,8 +157,8 @@ pub(super) fn state_of(key: &wire_key, entry: &flow_entry) -> WireState {
             ingress_bytes: entry.ingress.bytes,
             ingress_segments: entry.ingress.segments,
         },
-        sent: direction(&entry.egress.numbers),
-        received: direction(&entry.ingress.numbers),
+        sent: direction(&entry.egress),
+        received: direction(&entry.ingress),
         last_ns: entry.egress.last_ns.max(entry.ingress.last_ns),
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Nothing depends on it: whatever it does not carry comes to user space.
 
+mod address_pair;
 mod layout;
 mod load;
 pub(crate) mod plain;
@@ -24,15 +25,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
 use margay_core::entry::PathId;
+use margay_core::time::Instant;
 use margay_wire::FlowId;
 use parking_lot::Mutex;
 
+use crate::clock;
 use crate::packet::{FlowKey, mapped};
 use crate::table::FlowCounters;
-use layout::{PATH_SHARED, app_key, flow_entry, pair_key, path_entry, wire_key};
+use address_pair::AddressPairs;
+use layout::{app_key, flow_entry, pair_key, path_entry, wire_key};
 use load::Loaded;
 use plain::Plain;
 
@@ -66,6 +71,10 @@ pub struct WirePath {
     pub mtu: u32,
     /// How much longer than two round trips an answer may take, in microseconds.
     pub stall_us: u32,
+    /// Nothing goes direct for now.
+    pub held: bool,
+    /// Direct packets that come are told of.
+    pub watched: bool,
 }
 
 /// What the cache is to hold for a flow.
@@ -124,6 +133,11 @@ impl Seen {
         self.0 & 32 != 0
     }
 
+    /// A direct packet came by a path that is held; the event names the path instead of a flow.
+    pub const fn path(self) -> bool {
+        self.0 & 128 != 0
+    }
+
     /// A router has dropped a packet of the flow: the largest that it takes, in bytes.
     pub const fn too_big(self) -> Option<u32> {
         if self.0 & 64 != 0 { Some(self.0 >> 16) } else { None }
@@ -141,6 +155,8 @@ pub struct TcpSeen {
     pub acknowledgement: u32,
     /// Last window, unscaled.
     pub window: u16,
+    /// Payload bytes of its largest segment on the wire.
+    pub segment: u32,
 }
 
 /// What the cache holds of a flow.
@@ -274,6 +290,9 @@ pub enum CacheError {
     System(String),
 }
 
+/// For so long packets come by addresses that a path has left.
+const LINGER: Duration = Duration::from_secs(2);
+
 type Keys = (wire_key, app_key);
 
 /// A loaded cache. Dropping it leaves programs and maps in the kernel: they go with [`remove_pins`](Self::remove_pins).
@@ -282,6 +301,8 @@ pub struct KernelCache {
     adopted: Adopted,
     /// Where each flow's entries lie.
     index: Mutex<HashMap<FlowId, Keys>>,
+    /// Pairs of addresses that paths have left, and until when packets that were on their way still come by them.
+    left: Mutex<Vec<(Instant, PathId, pair_key)>>,
 }
 
 impl KernelCache {
@@ -292,7 +313,7 @@ impl KernelCache {
     /// Why not; nothing is attached then.
     pub fn open(config: &CacheConfig) -> Result<Self, Unavailable> {
         let (loaded, adopted) = Loaded::open(config)?;
-        let cache = Self { loaded, adopted, index: Mutex::default() };
+        let cache = Self { loaded, adopted, index: Mutex::default(), left: Mutex::default() };
         let index = cache.entries_with_keys().map(|(key, entry)| (FlowId(entry.flow), (key, entry.app))).collect();
         *cache.index.lock() = index;
         cache.heartbeat();
@@ -372,35 +393,53 @@ impl KernelCache {
         if path.local.is_ipv4() != path.remote.is_ipv4() {
             return Err(CacheError::Families { local: path.local, remote: path.remote });
         }
-        let entry = layout::path_entry_of(path);
+        let mut entry = layout::path_entry_of(path);
         let pair = layout::pair_of(&entry);
         let maps = &self.loaded.maps;
-        let before = get::<path_entry>(&maps.paths, &id.0.to_ne_bytes()).map(|entry| layout::pair_of(&entry));
-        // The new pair is known before anything is sent from it, and the old one until nothing is.
-        let owner = get_u32(&maps.pairs, pair.bytes()).filter(|owner| *owner != id.0);
-        let owner = if owner.is_some() { PATH_SHARED } else { id.0 };
-        put(&maps.pairs, pair.bytes(), &owner.to_ne_bytes(), "address pairs")?;
+        let before = get::<path_entry>(&maps.paths, &id.0.to_ne_bytes());
+        let left = before.as_ref().map(layout::pair_of).filter(|before| before.bytes() != pair.bytes());
+        if let Some(before) = &before {
+            entry.rtt_ns = before.rtt_ns;
+            let is_as_before = left.is_none() && before.flags == entry.flags;
+            entry.since_ns = if is_as_before { before.since_ns } else { clock::now().micros() * 1000 };
+        }
+        // The new pair is known before anything is sent from it, and the old one for a while after nothing is.
+        self.address_pairs().lead(id, &pair, entry.flags)?;
         put(&maps.paths, &id.0.to_ne_bytes(), entry.bytes(), "paths")?;
-        if let Some(before) = before.filter(|before| before.bytes() != pair.bytes()) {
-            self.forget_pair(id, &before);
+        match left {
+            // Nothing that came by it was known for this path's; another may have it for itself now.
+            Some(left) if self.address_pairs().is_shared(&left) => self.address_pairs().forget(id, &left),
+            Some(left) => self.left.lock().push((clock::now() + LINGER, id, left)),
+            None => {}
         }
         Ok(())
+    }
+
+    fn address_pairs(&self) -> AddressPairs<'_, impl MapCore> {
+        AddressPairs { paths: &self.loaded.maps.paths, pairs: &self.loaded.maps.pairs }
+    }
+
+    /// Forgets pairs of addresses that were left a while ago.
+    fn forget_left(&self) {
+        let now = clock::now();
+        let mut left = self.left.lock();
+        left.retain(|(until, id, pair)| {
+            let is_over = *until <= now;
+            let current = get::<path_entry>(&self.loaded.maps.paths, &id.0.to_ne_bytes());
+            if is_over && current.is_none_or(|entry| layout::pair_of(&entry).bytes() != pair.bytes()) {
+                self.address_pairs().forget(*id, pair);
+            }
+            !is_over
+        });
     }
 
     /// Forgets a path record. Flows that still name it are sent to user space.
     pub fn remove_path(&self, id: PathId) {
         let maps = &self.loaded.maps;
         let Some(entry) = get::<path_entry>(&maps.paths, &id.0.to_ne_bytes()) else { return };
-        self.forget_pair(id, &layout::pair_of(&entry));
+        self.address_pairs().forget(id, &layout::pair_of(&entry));
         // Refused only when it is gone already.
         let _ = maps.paths.delete(&id.0.to_ne_bytes());
-    }
-
-    fn forget_pair(&self, id: PathId, pair: &pair_key) {
-        if get_u32(&self.loaded.maps.pairs, pair.bytes()) == Some(id.0) {
-            // Refused only when it is gone already.
-            let _ = self.loaded.maps.pairs.delete(pair.bytes());
-        }
     }
 
     /// Adds an entry, or changes it; what it has counted and seen stays. Packets that pass in the same moment may not be counted.
@@ -488,12 +527,13 @@ impl KernelCache {
 
     /// The agent is alive. Without it for two seconds, packets that user space should have are dropped.
     pub fn heartbeat(&self) {
-        let now_ns = crate::clock::now().micros() * 1000;
+        let now_ns = clock::now().micros() * 1000;
         if let Err(error) =
             self.loaded.maps.heartbeat.update(&0_u32.to_ne_bytes(), &now_ns.to_ne_bytes(), MapFlags::ANY)
         {
             tracing::error!(%error, "the kernel's cache does not hear that the agent is alive");
         }
+        self.forget_left();
     }
 
     /// Readable when connections have ended.
@@ -538,11 +578,6 @@ impl KernelCache {
 
 fn get<T: Plain>(map: &impl MapCore, key: &[u8]) -> Option<T> {
     T::read(&map.lookup(key, MapFlags::ANY).ok().flatten()?)
-}
-
-fn get_u32(map: &impl MapCore, key: &[u8]) -> Option<u32> {
-    let bytes = map.lookup(key, MapFlags::ANY).ok().flatten()?;
-    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
 fn put(map: &impl MapCore, key: &[u8], value: &[u8], what: &'static str) -> Result<(), CacheError> {

@@ -13,6 +13,8 @@ use margay_core::entry::{PathId, Tuple};
 use margay_core::name::HOST_V4;
 use margay_wire::FlowId;
 
+use super::address_pair::AddressPairs;
+use super::get;
 use super::layout::{self, COUNTERS, LAYOUT_VERSION, flow_entry, flow_event, path_entry};
 use super::plain::Plain;
 use super::ring::Ring;
@@ -50,14 +52,23 @@ fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
     let entry = flow_entry { flow: 99, generation: 1, app, flags: layout::flags_of(&flow), ..Default::default() };
     let wire = Tuple { protocol: flow.app.protocol, ..wire(wire_v4) };
     let next_hop = wire.destination.ip();
-    let path =
-        WirePath { local: wire.source.ip(), remote: next_hop, next_hop, ifindex: 1, mtu: 1500, stall_us: 190_000 };
+    let path = WirePath {
+        local: wire.source.ip(),
+        remote: next_hop,
+        next_hop,
+        ifindex: 1,
+        mtu: 1500,
+        stall_us: 190_000,
+        held: false,
+        watched: false,
+    };
     let path = layout::path_entry_of(&path);
     let maps = &rig.0.maps;
     put(&maps.flows, key.bytes(), entry.bytes());
     put(&maps.apps, app.bytes(), key.bytes());
     put(&maps.paths, &PATH.0.to_ne_bytes(), path.bytes());
-    put(&maps.pairs, layout::pair_of(&path).bytes(), &PATH.0.to_ne_bytes());
+    let leads = layout::pair_value { path: PATH.0, flags: 0, told_ns: 0 };
+    put(&maps.pairs, layout::pair_of(&path).bytes(), leads.bytes());
     rig.beat(crate::clock::now().micros() * 1000);
     Some(rig)
 }
@@ -380,6 +391,56 @@ fn both_ends_of_a_connection_are_noted() {
     assert_eq!(rig.entry().seen, 1);
     rig.run(false, &segment(wire(true).reversed(), FIN | ACK, b""));
     assert_eq!(rig.entry().seen, 1 | 4);
+}
+
+#[test]
+fn a_reset_by_a_held_path_is_nobodys_and_shows_nothing() {
+    const PATH_HELD: u32 = 1;
+    const PATH_WATCHED: u32 = 2;
+    const RST: u8 = 0x04;
+    let Some(rig) = rig(sample::tuple4(TCP), true, true, true) else { return };
+    let (pair, wire) = (layout::pair_of(&rig.path()), wire(true).reversed());
+    let lead = |flags: u32| {
+        put(&rig.0.maps.pairs, pair.bytes(), layout::pair_value { path: PATH.0, flags, told_ns: 0 }.bytes());
+    };
+    let told = || get::<layout::pair_value>(&rig.0.maps.pairs, pair.bytes()).is_some_and(|value| value.told_ns > 0);
+    lead(PATH_HELD | PATH_WATCHED);
+    assert_eq!(rig.run(false, &segment(wire, RST | ACK, b"")).0, DROP);
+    assert_eq!((rig.counted(), told()), (vec!["drop_reset"], false));
+    assert_eq!(rig.run(false, &segment(wire, ACK, b"")).0, REDIRECT);
+    assert!(told(), "anything else comes from the peer's own host");
+    lead(PATH_WATCHED);
+    assert_eq!(rig.run(false, &segment(wire, RST | ACK, b"")).0, REDIRECT);
+    assert!(!told());
+}
+
+#[test]
+fn a_pair_that_two_paths_share_leads_to_the_last_of_them() {
+    let Some(rig) = rig(sample::tuple4(TCP), true, true, true) else { return };
+    let (maps, other) = (&rig.0.maps, PathId(PATH.0 + 1));
+    let (entry, pairs) = (rig.path(), AddressPairs { paths: &maps.paths, pairs: &maps.pairs });
+    let pair = layout::pair_of(&entry);
+    let leads_to = || get::<layout::pair_value>(&maps.pairs, pair.bytes()).map(|value| value.path);
+    let stand = |id: PathId| {
+        pairs.lead(id, &pair, entry.flags).expect("room");
+        put(&maps.paths, &id.0.to_ne_bytes(), entry.bytes());
+    };
+    let go = |id: PathId| {
+        maps.paths.delete(&id.0.to_ne_bytes()).expect("it stood there");
+        pairs.forget(id, &pair);
+    };
+    stand(other);
+    assert_eq!(leads_to(), Some(layout::PATH_SHARED));
+    stand(PATH);
+    assert_eq!(leads_to(), Some(layout::PATH_SHARED), "set again, it is shared as before");
+    go(PATH);
+    assert_eq!(leads_to(), Some(other.0));
+    stand(PATH);
+    maps.paths.delete(&other.0.to_ne_bytes()).expect("it stood there");
+    stand(PATH);
+    assert_eq!(leads_to(), Some(PATH.0), "the other has gone elsewhere without a word");
+    go(PATH);
+    assert_eq!(leads_to(), None);
 }
 
 #[test]

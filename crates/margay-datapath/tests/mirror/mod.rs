@@ -2,15 +2,17 @@
 //! sees. It exercises the datapath's contract with the core, with misses, held packets and notices.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use margay_core::{
-    AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Instant, Output, Path, PathId, Tuple,
+    AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Instant, Output, Passage, Path, PathId,
+    Tuple,
 };
 use margay_datapath::Core;
 use margay_datapath::packet::{Packet, parse};
-use margay_wire::{DATA_HEADER_LEN, DataRepr, FlowId, TRAIN_HEADER_LEN};
+use margay_wire::{ArrivalsRepr, DATA_HEADER_LEN, DataRepr, FlowId, TRAIN_HEADER_LEN};
 
 /// Ports below this are servers'.
 const CLIENTS_FROM: u16 = 10_000;
@@ -43,7 +45,16 @@ pub struct Mirror {
 impl Mirror {
     /// A core whose one peer is at `remote`. `translate` turns the peer's five-tuple of a flow into that of this host.
     pub fn new(remote: SocketAddr, datagram_max: u16, translate: fn(Tuple) -> Tuple) -> (Self, Receiver<Heard>) {
-        let path = Path { id: PathId(1), remote, local: None, datagram_max };
+        let path = Path {
+            id: PathId(1),
+            remote,
+            local: None,
+            datagram_max,
+            passage: Passage::Open,
+            wired: true,
+            expected: None,
+            watched: false,
+        };
         let (heard, receiver) = channel();
         let mut mirror =
             Self { path, flows: HashMap::new(), outputs: VecDeque::new(), translate, heard, deadline: None };
@@ -59,7 +70,16 @@ impl Mirror {
         let ports = [app.source.port(), app.destination.port()];
         let client = ports.into_iter().find(|&port| port >= CLIENTS_FROM).unwrap_or(ports[0]);
         let flow = FlowId(u32::from(client));
-        let new = Entry { flow, generation: 1, app, peer_flow: flow, path: self.path.id, wire: None };
+        let new = Entry {
+            flow,
+            generation: 1,
+            app,
+            peer_flow: flow,
+            path: self.path.id,
+            wire: None,
+            seal: None,
+            stripe: None,
+        };
         let entry = *self.flows.entry(flow).or_insert(new);
         self.update(EntryUpdate::Install(entry));
         flow
@@ -67,7 +87,7 @@ impl Mirror {
 
     /// Makes a datagram leave as signalling.
     pub fn transmit(&mut self, datagram: &[u8]) {
-        let output = Output::Transmit { to: self.path.remote, len: datagram.len() };
+        let output = Output::Transmit { local: None, to: self.path.remote, len: datagram.len() };
         self.outputs.push_back((output, datagram.to_vec()));
     }
 
@@ -85,7 +105,12 @@ impl Core for Mirror {
         }
     }
 
-    fn handle_datagram(&mut self, _now: Instant, from: SocketAddr, datagram: &[u8]) {
+    fn handle_path_direct(&mut self, _now: Instant, _path: PathId) {}
+
+    fn handle_silence(&mut self, _now: Instant, _flow: FlowId, _unanswered: Duration) {}
+    fn handle_answer(&mut self, _now: Instant, _flow: FlowId) {}
+
+    fn handle_datagram(&mut self, _now: Instant, _local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
         let Ok(header) = DataRepr::parse(datagram) else {
             self.tell(Heard::Signalling(datagram.to_vec()));
             return;
@@ -111,6 +136,10 @@ impl Core for Mirror {
     }
 
     fn handle_direct(&mut self, _: Instant, _: FlowId, _: DirectEvent) {}
+
+    fn handle_strange_seal(&mut self, _: Instant, _: FlowId) {}
+
+    fn handle_arrivals(&mut self, _: Instant, _: FlowId, _: Option<usize>, _: &ArrivalsRepr) {}
 
     fn handle_activity(&mut self, _now: Instant, flow: FlowId) {
         self.tell(Heard::Active(flow));

@@ -25,8 +25,10 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 5] = [
+const BOUNDS: [Bound; 6] = [
     bound("ratio", AtLeast(0.6)),
+    // Plain datagrams with the lab's six agents on one kernel, of those without any.
+    bound("plain_kept", AtLeast(0.7)),
     bound("share_min", AtLeast(0.2)),
     bound("late", Exactly(0.0)),
     // Otherwise there was nothing that could have been late.
@@ -58,10 +60,13 @@ impl<'a> Sinks<'a> {
             let command = host.traffic(["sink", "--listen", &format!("0.0.0.0:{PORT}")])?;
             let sink = Program::start(command, &host.dir.join("sink.log"))?;
             wait_for("a sink", STEP_LIMIT, || sink.log().contains("ready").then_some(()).context("it is not ready"))?;
-            agent::publish(host, SERVICE, &format!("0.0.0.0:{PORT}"), &[])?;
             sinks.push((host, sink));
         }
         Ok(Self(sinks))
+    }
+
+    fn publish(&self) -> Result<()> {
+        self.0.iter().try_for_each(|(host, _)| agent::publish(host, SERVICE, &format!("0.0.0.0:{PORT}"), &[]))
     }
 
     /// What each has counted in slices that began within these times.
@@ -79,16 +84,21 @@ impl<'a> Sinks<'a> {
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = site::build("datagram-rate", site::V4, &[&["client"][..], &SERVERS].concat(), dir)?;
-    let _agents = Agents::start(&lab)?;
     let client = lab.host("client")?;
-    pair::demand_kernel(&[client], findings)?;
-    let sinks = Sinks::start(&lab)?;
-    agent::await_instances(client, SERVICE, SERVERS.len())?;
     let plain = pair::address(lab.host(SERVERS[0])?)?;
-    for to in [plain.as_str(), NAME] {
-        blast(client, to, WARM_UP)?;
+    let sinks = Sinks::start(&lab)?;
+    blast(client, &plain, WARM_UP)?;
+    let mut alone = Vec::new();
+    for _ in 0..PAIRS {
+        alone.push(rates(client, &plain, &sinks)?.iter().sum());
     }
-    compare(client, &plain, &sinks, findings)?;
+    let _agents = Agents::start(&lab)?;
+    pair::demand_kernel(&[client], findings)?;
+    sinks.publish()?;
+    agent::await_instances(client, SERVICE, SERVERS.len())?;
+    blast(client, NAME, WARM_UP)?;
+    let beside = compare(client, &plain, &sinks, findings)?;
+    findings.set("plain_kept", beside / median(&alone));
     withdraw_one(client, &sinks, findings)
 }
 
@@ -106,8 +116,9 @@ fn rates(client: &Host, to: &str, sinks: &Sinks<'_>) -> Result<Vec<f64>> {
     Ok(counted.into_iter().map(|count| count / blasted.seconds).collect())
 }
 
-fn compare(client: &Host, plain: &str, sinks: &Sinks<'_>, findings: &mut Findings) -> Result<()> {
-    let (mut ratios, mut shares) = (Vec::new(), vec![0.0; SERVERS.len()]);
+/// Gives how many plain ones there are per second.
+fn compare(client: &Host, plain: &str, sinks: &Sinks<'_>, findings: &mut Findings) -> Result<f64> {
+    let (mut ratios, mut plains, mut shares) = (Vec::new(), Vec::new(), vec![0.0; SERVERS.len()]);
     for number in 0..PAIRS {
         let of_plain: f64 = rates(client, plain, sinks)?.iter().sum();
         let named = rates(client, NAME, sinks)?;
@@ -115,6 +126,7 @@ fn compare(client: &Host, plain: &str, sinks: &Sinks<'_>, findings: &mut Finding
         progress(&format!("pair {number}: {of_plain:.0} datagrams/s plain, {of_name:.0} by name"));
         findings.note(format!("{of_plain:.0} datagrams/s plain, {of_name:.0} by name"));
         ratios.push(of_name / of_plain);
+        plains.push(of_plain);
         shares.iter_mut().zip(named).for_each(|(share, rate)| *share += rate / of_name / PAIRS as f64);
     }
     findings.set("ratio", median(&ratios));
@@ -122,7 +134,7 @@ fn compare(client: &Host, plain: &str, sinks: &Sinks<'_>, findings: &mut Finding
     let (direct, all) = agent::direct_flows(client)?;
     findings.set("flows_direct", direct as f64);
     findings.set("flows", all as f64);
-    Ok(())
+    Ok(median(&plains))
 }
 
 /// One instance is withdrawn while datagrams go to all of them.

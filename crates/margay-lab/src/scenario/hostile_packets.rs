@@ -2,12 +2,11 @@
 //! well-formed SYNs from addresses that are not its own; honest programs connect and talk all the while.
 
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::{Findings, Scenario};
@@ -16,7 +15,8 @@ use crate::held::Held;
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::observe::{self, Passing};
-use crate::program::{Program, output_within, wait_for};
+use crate::program::output_within;
+use crate::recorder::Recorder;
 use crate::report::Limit::{AtLeast, AtMost, Exactly};
 use crate::report::{Bound, bound, percentile};
 use crate::server::{self, Outcome};
@@ -90,7 +90,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         observe::count(host, "asked", Passing::In, "ip saddr 10.99.0.0/16 udp dport 54324")?;
         observe::count(host, "answered", Passing::Out, "ip daddr 10.99.0.0/16 udp sport 54324")?;
     }
-    let mut recorder = Recorder::start(server)?;
+    let mut recorder = Recorder::start(server, 0, "udp", CAPTURED)?;
     let mut held = Held::open(client, NAME, HELD)?;
     let warm_up = server::attempt(client, NAME, 7, &["--count", "200"])?;
     let capture = recorder.finish()?;
@@ -240,33 +240,4 @@ fn drops(hosts: [&Host; 3]) -> Result<Vec<(String, u64)>> {
         }
     }
     Ok(sums.into_iter().filter(|(_, packets)| *packets > 0).collect())
-}
-
-/// dumpcap, at the SAL port of a host.
-struct Recorder {
-    program: Program,
-    file: PathBuf,
-}
-
-impl Recorder {
-    fn start(host: &Host) -> Result<Self> {
-        let file = host.dir.join("sal.pcap");
-        let path = file.to_str().context("a path that is no text")?;
-        let count = CAPTURED.to_string();
-        // Unlike tcpdump, it also runs where no other user exists: in a user namespace.
-        let filter = "udp port 54324 and less 1514";
-        let argv = ["dumpcap", "-q", "-P", "-i", "eth0", "-f", filter, "-c", &count, "-w", path];
-        let program = host.spawn("dumpcap", argv)?;
-        wait_for("dumpcap", Duration::from_secs(5), || {
-            if program.log().contains("File:") { Ok(()) } else { bail!("it does not listen: {}", program.log()) }
-        })?;
-        Ok(Self { program, file })
-    }
-
-    fn finish(&mut self) -> Result<PathBuf> {
-        // It has ended by itself when it has seen enough.
-        let _ = self.program.signal(Signal::SIGINT);
-        self.program.finish(Duration::from_secs(5))?;
-        Ok(self.file.clone())
-    }
 }

@@ -5,6 +5,9 @@ mod active_sockets;
 mod af_serval;
 mod agent_restart;
 mod apps;
+mod bad_weather;
+mod black_hole;
+mod both_move;
 mod cache_off;
 mod datagram_rate;
 mod direct_throughput;
@@ -12,16 +15,27 @@ mod encap_throughput;
 mod exclusive_names;
 mod firewalled;
 mod flow_memory;
+mod hijack;
 mod host_death;
 mod hostile_packets;
+mod interface_balance;
+mod interface_failover;
 pub mod late_binding;
 mod many_flows;
 mod memcached_partitions;
+mod model;
+mod move_many;
+mod moved;
+mod multipath;
+mod narrow_path;
 mod nat_first_contact;
 mod odd_hosts;
 mod odd_packets;
 pub mod pair;
+mod renumber;
+mod roam;
 mod round_trips;
+mod secure_throughput;
 mod setup_latency;
 pub mod site;
 mod up_down;
@@ -115,7 +129,20 @@ pub const ALL: &[Scenario] = &[
     memcached_partitions::SCENARIO,
     exclusive_names::SCENARIO,
     datagram_rate::SCENARIO,
+    narrow_path::SCENARIO,
     af_serval::SCENARIO,
+    secure_throughput::SCENARIO,
+    interface_failover::SCENARIO,
+    renumber::SCENARIO,
+    roam::SCENARIO,
+    black_hole::SCENARIO,
+    interface_balance::SCENARIO,
+    move_many::SCENARIO,
+    both_move::SCENARIO,
+    multipath::SCENARIO,
+    hijack::SCENARIO,
+    model::SCENARIO,
+    bad_weather::SCENARIO,
 ];
 
 /// The scenario of this name.

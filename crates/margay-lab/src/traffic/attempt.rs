@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,8 @@ pub struct Plan {
     pub mss: u32,
     /// A datagram is sent again after this time without an answer; 0: never.
     pub resend_ms: u64,
+    /// Bytes of a datagram in the second half of the exchanges, if not the same.
+    pub then_bytes: Option<usize>,
 }
 
 impl Plan {
@@ -60,6 +63,8 @@ pub struct Outcome {
     pub ok_ms: Vec<f64>,
     /// How long the others took.
     pub error_ms: Vec<f64>,
+    /// Datagrams that were sent again.
+    pub resent: u64,
 }
 
 impl Outcome {
@@ -92,13 +97,18 @@ pub async fn repeat(plan: Plan, count: usize, parallel: usize) -> Result<()> {
         tokio::spawn(async move {
             let start = Instant::now();
             let limit = Duration::from_millis(plan.timeout_ms);
-            let result = match tokio::time::timeout(limit, attempt(&plan, number)).await {
+            let resent = AtomicU64::new(0);
+            let result = match tokio::time::timeout(limit, attempt(&plan, number, &resent)).await {
                 Ok(result) => result,
                 Err(_) => Err(anyhow::anyhow!("timed out")),
             };
             let took_ms = start.elapsed().as_secs_f64() * 1e3;
-            // A panic elsewhere does not make the counts wrong.
-            outcome.lock().unwrap_or_else(PoisonError::into_inner).add(&result, took_ms);
+            {
+                // A panic elsewhere does not make the counts wrong.
+                let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+                outcome.add(&result, took_ms);
+                outcome.resent += resent.into_inner();
+            }
             tokio::time::sleep(Duration::from_millis(plan.pause_ms)).await;
             drop(slot);
         });
@@ -109,11 +119,12 @@ pub async fn repeat(plan: Plan, count: usize, parallel: usize) -> Result<()> {
     write_line(&serde_json::to_string(&*outcome)?)
 }
 
-async fn attempt(plan: &Plan, number: usize) -> Result<()> {
+async fn attempt(plan: &Plan, number: usize, resent: &AtomicU64) -> Result<()> {
     let to = resolve(&plan.host, plan.port).await?;
     let mut dice = Dice::new(number as u64 + 1);
-    let message: Vec<u8> = (0..plan.bytes).map(|_| dice.roll() as u8).collect();
-    if plan.udp { datagram(plan, to, &message).await } else { connection(plan, to, &message).await }
+    let bytes = plan.bytes.max(plan.then_bytes.unwrap_or_default());
+    let message: Vec<u8> = (0..bytes).map(|_| dice.roll() as u8).collect();
+    if plan.udp { datagram(plan, to, &message, resent).await } else { connection(plan, to, &message).await }
 }
 
 async fn connection(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
@@ -136,7 +147,7 @@ async fn connection(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
     Ok(())
 }
 
-async fn datagram(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
+async fn datagram(plan: &Plan, to: SocketAddr, message: &[u8], resent: &AtomicU64) -> Result<()> {
     let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_nonblocking(true)?;
     let from = plan.from.unwrap_or_else(|| SocketAddr::new(any_of(to.ip()), 0));
@@ -145,12 +156,14 @@ async fn datagram(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
     socket.connect(to).await?;
     for round in 0..plan.rounds.max(1) {
         plan.pause_before(round).await;
-        exchange_datagram(plan, &socket, message).await?;
+        let is_second_half = round >= plan.rounds / 2;
+        let bytes = plan.then_bytes.filter(|_| is_second_half).unwrap_or(plan.bytes);
+        exchange_datagram(plan, &socket, &message[..bytes], resent).await?;
     }
     Ok(())
 }
 
-async fn exchange_datagram(plan: &Plan, socket: &UdpSocket, message: &[u8]) -> Result<()> {
+async fn exchange_datagram(plan: &Plan, socket: &UdpSocket, message: &[u8], resent: &AtomicU64) -> Result<()> {
     let mut back = vec![0; message.len() + 1];
     let patience = Duration::from_millis(if plan.resend_ms == 0 { plan.timeout_ms } else { plan.resend_ms });
     let length = loop {
@@ -159,6 +172,7 @@ async fn exchange_datagram(plan: &Plan, socket: &UdpSocket, message: &[u8]) -> R
         if let Ok(received) = tokio::time::timeout(patience, socket.recv(&mut back)).await {
             break received?;
         }
+        resent.fetch_add(1, Ordering::Relaxed);
     };
     if back[..length] != *message {
         bail!("wrong bytes came back");

@@ -16,18 +16,14 @@ use margay_wire::{
     NextProtocol, PORT, ResolvableRepr, SessionId, SessionRepr,
 };
 use serde_json::json;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 
+use super::forger::{Captured, DATAGRAM_MAX, IP_UDP_LEN, envelope, fill, raw_socket, read_capture};
 use crate::host::write_line;
 use crate::pump::Dice;
 
-/// Largest UDP payload of a link with an MTU of 1500.
-const DATAGRAM_MAX: usize = 1472;
-const IP_UDP_LEN: usize = 28;
 /// As long as real ones are.
 const SYN_LEN: usize = 1200;
-/// `IPPROTO_RAW`: the kernel takes our IP header.
-const RAW: i32 = 255;
 /// Packets between two looks at the clock.
 const BATCH: usize = 64;
 
@@ -45,14 +41,17 @@ pub struct Plan {
     pub rate: u64,
 }
 
-/// A real datagram, and who sent it.
-struct Captured {
-    from: Ipv4Addr,
-    bytes: Vec<u8>,
+/// Noise made from a capture, or SYNs for a service and its port.
+pub fn trouble(plan: &Plan, capture: Option<&Path>, service: Option<(&str, u16)>) -> Result<()> {
+    match (capture, service) {
+        (Some(capture), _) => noise(plan, capture),
+        (None, Some((service, port))) => syns(plan, service, port),
+        (None, None) => bail!("give --capture or --service"),
+    }
 }
 
 /// Sends garbage, mutations, replays and forged signalling, made from a capture of real traffic (pcap). Prints how many of each.
-pub fn noise(plan: &Plan, capture: &Path) -> Result<()> {
+fn noise(plan: &Plan, capture: &Path) -> Result<()> {
     let captured = read_capture(capture)?;
     let ids = flow_ids(&captured);
     if ids.is_empty() {
@@ -83,7 +82,7 @@ pub fn noise(plan: &Plan, capture: &Path) -> Result<()> {
 }
 
 /// Sends well-formed SYNs for a service, each of another session.
-pub fn syns(plan: &Plan, service: &str, port: u16) -> Result<()> {
+fn syns(plan: &Plan, service: &str, port: u16) -> Result<()> {
     let name: Name = service.parse().with_context(|| format!("{service} is no name"))?;
     let service = name.service_id().0;
     let mut forger = Forger::new(plan)?;
@@ -104,9 +103,7 @@ struct Forger {
 
 impl Forger {
     fn new(plan: &Plan) -> Result<Self> {
-        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(RAW)));
-        let socket = socket.context("cannot open a raw socket; is this a host of a lab?")?;
-        socket.set_send_buffer_size(4 << 20)?;
+        let socket = raw_socket()?;
         if plan.targets.is_empty() || plan.honest.is_empty() {
             bail!("nobody to trouble");
         }
@@ -149,27 +146,6 @@ impl Forger {
         }
         let seconds = start.elapsed().as_secs_f64();
         write_line(&json!({"sent": sent - refused, "refused": refused, "seconds": seconds, "kinds": kinds}).to_string())
-    }
-}
-
-/// IP and UDP headers before a datagram of this length. The kernel fills in the IP checksum; UDP goes without.
-fn envelope(packet: &mut [u8], from: SocketAddrV4, to: Ipv4Addr, length: usize) {
-    packet[..IP_UDP_LEN].fill(0);
-    packet[0] = 0x45;
-    packet[2..4].copy_from_slice(&((IP_UDP_LEN + length) as u16).to_be_bytes());
-    packet[8] = 64;
-    packet[9] = 17;
-    packet[12..16].copy_from_slice(&from.ip().octets());
-    packet[16..20].copy_from_slice(&to.octets());
-    packet[20..22].copy_from_slice(&from.port().to_be_bytes());
-    packet[22..24].copy_from_slice(&PORT.to_be_bytes());
-    packet[24..26].copy_from_slice(&((8 + length) as u16).to_be_bytes());
-}
-
-fn fill(dice: &mut Dice, bytes: &mut [u8]) {
-    for chunk in bytes.chunks_mut(8) {
-        let roll = dice.roll().to_le_bytes();
-        chunk.copy_from_slice(&roll[..chunk.len()]);
     }
 }
 
@@ -317,40 +293,12 @@ fn flow_ids(captured: &[Captured]) -> Vec<(FlowId, FlowId)> {
     messages.filter(|message| message.dst_flow.0 != 0).map(|message| (message.dst_flow, message.src_flow)).collect()
 }
 
-/// UDP payloads to or from the SAL port in a pcap file with Ethernet frames, IPv4.
-fn read_capture(path: &Path) -> Result<Vec<Captured>> {
-    const FILE_HEADER: usize = 24;
-    const RECORD_HEADER: usize = 16;
-    const ETHERNET: usize = 14;
-    let file = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    if file.get(..4) != Some(&0xa1b2_c3d4_u32.to_le_bytes()) {
-        bail!("{} is no pcap file of this machine", path.display());
-    }
-    let mut rest = &file[FILE_HEADER.min(file.len())..];
-    let mut captured = Vec::new();
-    while rest.len() > RECORD_HEADER {
-        let mut length = [0; 4];
-        length.copy_from_slice(&rest[8..12]);
-        let Some(frame) = rest.get(RECORD_HEADER..RECORD_HEADER + u32::from_le_bytes(length) as usize) else { break };
-        rest = &rest[RECORD_HEADER + frame.len()..];
-        let Some(packet) = frame.get(ETHERNET..).filter(|packet| packet.len() > IP_UDP_LEN && packet[0] == 0x45) else {
-            continue;
-        };
-        let end = usize::from(u16::from_be_bytes([packet[2], packet[3]])).min(packet.len());
-        // Super-packets of an offload are longer than any datagram on the wire.
-        if let Some(bytes) = packet.get(IP_UDP_LEN..end).filter(|bytes| bytes.len() <= DATAGRAM_MAX) {
-            let from = Ipv4Addr::new(packet[12], packet[13], packet[14], packet[15]);
-            captured.push(Captured { from, bytes: bytes.to_vec() });
-        }
-    }
-    Ok(captured)
-}
-
 #[cfg(test)]
 mod tests {
     use margay_wire::{Kind, Message};
 
-    use super::{DATAGRAM_MAX, SYN_LEN, checksum, garbage_behind_a_header, mutated, signalling, syn, tcp_syn};
+    use super::super::forger::DATAGRAM_MAX;
+    use super::{SYN_LEN, checksum, garbage_behind_a_header, mutated, signalling, syn, tcp_syn};
     use crate::pump::Dice;
 
     #[test]

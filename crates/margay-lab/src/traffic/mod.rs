@@ -8,16 +8,19 @@ mod dns;
 mod download;
 mod echo;
 mod flows;
+mod forger;
+mod hijack;
 mod hostile;
 mod memcached;
 mod odd;
 mod pingpong;
+mod transfer;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Subcommand;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -28,6 +31,7 @@ pub use datagrams::{Blasted, Slice};
 pub use download::Download;
 pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
+pub use transfer::{STOP, Way, Word, now_us};
 
 /// Which program.
 #[derive(Debug, Subcommand)]
@@ -111,6 +115,37 @@ pub enum Traffic {
         #[arg(long, default_value_t = 0)]
         pace: u64,
     },
+    /// Transfers in either direction to a `transfer-server`, every byte checked; answers each line of input with how far they are
+    Transfer {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// One transfer: up or down, and the sender's congestion control (`up:bbr`); may be given more than once
+        #[arg(long = "way", required = true)]
+        ways: Vec<Way>,
+        /// Number of the first of them, at the server
+        #[arg(long, default_value_t = 0)]
+        first: usize,
+        /// Bytes per second of each; 0: as fast as it goes
+        #[arg(long, default_value_t = 0)]
+        pace: u64,
+        /// Bytes of each; 0: until a line of input says `stop`
+        #[arg(long, default_value_t = 0)]
+        bytes: u64,
+        /// Use MPTCP
+        #[arg(long)]
+        mptcp: bool,
+    },
+    /// The server for it
+    TransferServer {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Use MPTCP
+        #[arg(long)]
+        mptcp: bool,
+    },
     /// Begin a connection every so often, to a server that greets with its name; say what became of each
     Arrivals {
         /// Server's name or address
@@ -163,6 +198,9 @@ pub enum Traffic {
         /// Send a datagram again after this time without an answer; 0: never
         #[arg(long, default_value_t = 0)]
         resend_ms: u64,
+        /// Bytes of a datagram in the second half of the exchanges
+        #[arg(long)]
+        then_bytes: Option<usize>,
         /// How often each connection exchanges the bytes
         #[arg(long, default_value_t = 1)]
         rounds: usize,
@@ -247,6 +285,30 @@ pub enum Traffic {
         #[arg(long, default_value_t = 7)]
         port: u16,
     },
+    /// Try to take over what others have: forgeries of every type of message, and real ones again, as they were or changed
+    Hijack {
+        /// Host whose SAL port gets it; may be given more than once
+        #[arg(long, required = true)]
+        target: Vec<Ipv4Addr>,
+        /// Host whose address is forged; may be given more than once
+        #[arg(long, required = true)]
+        honest: Vec<Ipv4Addr>,
+        /// Other senders' addresses: the 65,536 from here on
+        #[arg(long)]
+        strangers: Ipv4Addr,
+        /// Forgeries of each type, for each target
+        #[arg(long)]
+        forgeries: usize,
+        /// Changed copies of each real datagram, for each target
+        #[arg(long)]
+        flips: usize,
+        /// Datagrams per second
+        #[arg(long)]
+        rate: u64,
+        /// Real traffic (pcap)
+        #[arg(long)]
+        capture: PathBuf,
+    },
 }
 
 /// Runs a traffic program.
@@ -269,6 +331,10 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Download { host, port, path, count, pace } => {
             download::run(download::Plan { host, port, path, count, pace })
         }
+        Traffic::Transfer { host, port, ways, first, pace, bytes, mptcp } => {
+            transfer::run(transfer::Plan { host, port, ways, first, pace, bytes, mptcp })
+        }
+        Traffic::TransferServer { listen, mptcp } => transfer::serve(listen, mptcp),
         Traffic::Arrivals { host, port, every_ms, ask } => {
             runtime.block_on(arrivals::keep_coming(host, port, Duration::from_millis(every_ms), ask))
         }
@@ -284,6 +350,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             timeout_ms,
             pause_ms,
             resend_ms,
+            then_bytes,
             rounds,
             round_pause_ms,
             mss,
@@ -300,6 +367,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
                 round_pause_ms,
                 mss,
                 resend_ms,
+                then_bytes,
             };
             runtime.block_on(attempt::repeat(plan, count, parallel))
         }
@@ -310,11 +378,10 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::ClosingServer { listen } => odd::serve_closing(listen),
         Traffic::Hostile { target, honest, strangers, count, rate, capture, service, port } => {
             let plan = hostile::Plan { targets: target, honest, strangers, count, rate };
-            match (capture, service) {
-                (Some(capture), _) => hostile::noise(&plan, &capture),
-                (None, Some(service)) => hostile::syns(&plan, &service, port),
-                (None, None) => bail!("give --capture or --service"),
-            }
+            hostile::trouble(&plan, capture.as_deref(), service.as_deref().map(|service| (service, port)))
+        }
+        Traffic::Hijack { target, honest, strangers, forgeries, flips, rate, capture } => {
+            hijack::attack(&hijack::Plan { targets: target, honest, strangers, forgeries, flips, rate }, &capture)
         }
     }
 }

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 57] = [
+const FIELDS: [&str; 71] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -69,6 +69,20 @@ const FIELDS: [&str; 57] = [
     "margay.stack",
     "margay.flow_port.port",
     "margay.flow_port.starts",
+    "margay.move.number",
+    "margay.move.token",
+    "margay.move.address",
+    "margay.move.port",
+    "margay.move.flags",
+    "margay.stripe.number",
+    "margay.stripe.place",
+    "margay.stripe.flags.ends",
+    "margay.stripe.flags.leads",
+    "margay.arrivals.number",
+    "margay.arrivals.place",
+    "margay.arrivals.packet_number",
+    "margay.arrivals.at_us",
+    "margay.arrivals.bytes",
     "margay.data.stack",
     "margay.data.flags",
     "margay.data.packet_number",
@@ -254,6 +268,9 @@ impl Expected {
             "COOKIE" => 0x8b,
             "STACK" => 0x8c,
             "FLOW_PORT" => 13,
+            "MOVE" => 0x8e,
+            "STRIPE" => 15,
+            "ARRIVALS" => 16,
             _ => value["number"].as_u64().expect("a number"),
         };
         self.put("ext.type", kind);
@@ -296,6 +313,34 @@ impl Expected {
             13 => {
                 self.number("flow_port.port", &value["port"]);
                 self.put("flow_port.starts", u8::from(value["starts"].as_bool().expect("a flag")));
+            }
+            0x8e => {
+                self.number("move.number", &value["number"]);
+                self.text("move.token", &value["token"]);
+                self.socket("move.address", "move.port", &value["address"]);
+                self.number("move.flags", &value["flags"]);
+            }
+            15 | 16 => self.places(kind, value),
+            _ => {}
+        }
+    }
+
+    fn places(&mut self, kind: u64, value: &Value) {
+        match kind {
+            15 => {
+                self.number("stripe.number", &value["number"]);
+                self.number("stripe.place", &value["place"]);
+                for flag in ["ends", "leads"] {
+                    self.put(&format!("stripe.flags.{flag}"), u8::from(value[flag].as_bool().expect("a flag")));
+                }
+            }
+            16 => {
+                self.number("arrivals.number", &value["number"]);
+                for entry in value["places"].as_array().expect("a list") {
+                    for field in ["place", "packet_number", "at_us", "bytes"] {
+                        self.number(&format!("arrivals.{field}"), &entry[field]);
+                    }
+                }
             }
             _ => {}
         }

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use margay_wire::{
-    Addresses, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr, Extension, Flags, FlowId,
-    FlowPortRepr, GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter, NextProtocol, ResolvableRepr, SessionId,
-    SessionRepr, TRAIN_HEADER_LEN, TrainRepr,
+    Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr,
+    Extension, Flags, FlowId, FlowPortRepr, GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags,
+    MoveRepr, NextProtocol, ResolvableRepr, SessionId, SessionRepr, StripeRepr, TRAIN_HEADER_LEN, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -101,6 +101,25 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Cookie(cookie) => json!({"type": "COOKIE", "cookie": hex(cookie)}),
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
+        Extension::Move(location) => json!({
+            "type": "MOVE",
+            "number": location.number,
+            "token": format!("{:016x}", location.token),
+            "address": location.address.to_string(),
+            "flags": location.flags.bits(),
+        }),
+        Extension::Stripe(stripe) => {
+            let StripeRepr { number, place, ends, leads } = stripe;
+            json!({"type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads})
+        }
+        Extension::Arrivals(arrivals) => {
+            let place = |(place, arrival): (usize, &Option<ArrivalRepr>)| {
+                let ArrivalRepr { packet_number, at_us, bytes } = (*arrival)?;
+                Some(json!({"place": place, "packet_number": packet_number, "at_us": at_us, "bytes": bytes}))
+            };
+            let places: Vec<_> = arrivals.places.iter().enumerate().filter_map(place).collect();
+            json!({"type": "ARRIVALS", "number": arrivals.number, "places": places})
+        }
         Extension::UnknownCritical(byte) => json!({"type": "UNKNOWN_CRITICAL", "number": byte}),
     }
 }
@@ -211,6 +230,27 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             let starts = value["starts"].as_bool().unwrap_or_else(|| panic!("no starts in {value}"));
             Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts })
         }
+        "MOVE" => Extension::Move(MoveRepr {
+            number: number(value, "number"),
+            token: u64::from_be_bytes(bytes(value, "token")),
+            address: socket(&value["address"]),
+            flags: MoveFlags::from_bits_retain(number(value, "flags")),
+        }),
+        "STRIPE" => {
+            let flag = |key| value[key].as_bool().unwrap_or_else(|| panic!("no {key} in {value}"));
+            let (ends, leads) = (flag("ends"), flag("leads"));
+            let (number, place) = (number(value, "number"), number(value, "place"));
+            Extension::Stripe(StripeRepr { number, place, ends, leads })
+        }
+        "ARRIVALS" => {
+            let mut arrivals = ArrivalsRepr { number: number(value, "number"), ..ArrivalsRepr::default() };
+            for place in value["places"].as_array().expect("a list of places") {
+                let (packet_number, at_us) = (number(place, "packet_number"), number(place, "at_us"));
+                let arrival = ArrivalRepr { packet_number, at_us, bytes: number(place, "bytes") };
+                arrivals.places[number::<usize>(place, "place")] = Some(arrival);
+            }
+            Extension::Arrivals(arrivals)
+        }
         "UNKNOWN_CRITICAL" => Extension::UnknownCritical(number(value, "number")),
         other => panic!("{other} is no extension"),
     };
@@ -252,7 +292,7 @@ pub fn of_data(datagram: &[u8]) -> Result<Value, Error> {
         },
         "chunk": hex(chunk),
     });
-    if header.index == 0 {
+    if header.index == 0 && !is_sealed(header.stack) {
         let train = TrainRepr::parse(chunk)?;
         let gso = match train.gso {
             GsoKind::None => "none",

@@ -62,7 +62,8 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     });
     let error =
         (any::<u16>(), "\\PC{0,32}").prop_map(|(code, text)| json!({"type": "ERROR", "code": code, "text": text}));
-    let critical = (0x8d..=0xff_u8).prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
+    let critical = prop_oneof![Just(0x8d_u8), 0x8f..=0xff_u8]
+        .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
     let first = (
         bytes(32).prop_map(|service| json!({"type": "SOURCE_SERVICE", "service": service})),
         session,
@@ -80,9 +81,22 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
             .prop_map(|(port, starts)| json!({"type": "FLOW_PORT", "port": port, "starts": starts})),
         critical,
     );
-    let all =
-        (first, second).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l))| vec![a, b, c, d, e, f, g, h, i, j, k, l]);
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=12)).prop_shuffle();
+    let location = (any::<u32>(), bytes(8), socket(), any::<u16>()).prop_map(|(number, token, address, flags)| {
+        json!({"type": "MOVE", "number": number, "token": token, "address": address, "flags": flags})
+    });
+    let stripe = (any::<u32>(), 0..4_u8, any::<bool>(), any::<bool>()).prop_map(|(number, place, ends, leads)| {
+        json!({"type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads})
+    });
+    let places = subsequence((0..4_u8).collect::<Vec<_>>(), 0..=4);
+    let arrivals = (any::<u32>(), places, any::<(u32, u32, u32)>()).prop_map(|(number, places, of)| {
+        let place = |place| json!({"place": place, "packet_number": of.0, "at_us": of.1, "bytes": of.2});
+        json!({"type": "ARRIVALS", "number": number, "places": places.into_iter().map(place).collect::<Vec<_>>()})
+    });
+    let third = (location, stripe, arrivals);
+    let all = (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o))| {
+        vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o]
+    });
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=15)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {
@@ -173,7 +187,7 @@ proptest! {
             },
             "chunk": chunk,
         });
-        if index == 0 {
+        if index == 0 && !margay_wire::is_sealed(stack) {
             fields["train"] =
                 json!({"gso": gso, "partial_checksum": partial, "segment_size": size, "inner_len": inner_len});
         }

@@ -151,11 +151,10 @@ impl DirectPath {
     }
 
     /// The host's interfaces or addresses have changed.
-    pub fn refresh(&self, core: &CoreHandle, interfaces: &[u32], addresses: &[IpAddr]) {
+    pub fn refresh(&self, interfaces: &[u32], addresses: &[IpAddr]) {
         if let State::On(cache) = &*self.0.lock() {
             cache.set_interfaces(interfaces);
             cache.set_local_addresses(addresses);
-            core.0.refresh_routes();
         }
     }
 

@@ -56,8 +56,14 @@ impl Change {
         match event {
             Event::FlowOpened(flow) | Event::FlowChanged(flow) => Some(Self::Flow(*flow)),
             Event::FlowClosed { flow, .. } => Some(Self::Over(flow.flow)),
-            Event::AssociationUp(_) | Event::PeerRebooted(_) => Some(Self::Associations),
-            Event::ConnectFailed { .. } | Event::Quarantined(_) => None,
+            Event::Moved { flow, .. } if flow.0 != 0 => Some(Self::Flow(*flow)),
+            Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Moved { .. } => Some(Self::Associations),
+            Event::ConnectFailed { .. }
+            | Event::Quarantined(_)
+            | Event::Flapping(_)
+            | Event::Silent(_)
+            | Event::Unanswered(_)
+            | Event::OtherHost { .. } => None,
         }
     }
 }

@@ -86,6 +86,18 @@ impl Collector for Figures {
             ("connects_failed", "Connects of programs that failed", core.connects_failed),
             ("forwarded", "First packets forwarded for others", core.forwarded),
             ("relayed", "Answers relayed for others", core.relayed),
+            ("stripes", "Times that a flow began to go by several pairs of addresses", core.stripes),
+            (
+                "policies_refused",
+                "Flows that could not have the policy of their name, and go as others do",
+                core.policies_refused,
+            ),
+            ("moves", "Times that a peer and this host, or one of their flows, changed addresses", core.moves),
+            (
+                "elsewhere",
+                "Proved messages of set-up from another place than where their sender's flows go",
+                core.elsewhere,
+            ),
             ("resets", "TCP connections of programs reset because their flow failed", core.resets),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;

@@ -14,6 +14,7 @@ pub mod home;
 pub mod keepsake;
 pub mod loopback;
 pub mod metrics;
+mod network;
 pub mod programs;
 pub mod service;
 pub mod spread;
@@ -51,6 +52,8 @@ pub struct Agent {
     pub local: Local,
     /// The core and the datapath.
     pub core: core::CoreHandle,
+    /// Interfaces, addresses and routes as they were looked at last.
+    pub network: network::Network,
     /// The kernel's flow cache.
     pub direct: direct::DirectPath,
     /// Sockets of services on the loopback.

@@ -14,7 +14,7 @@ use margay_control::registration::{Local, Router, RouterConfig};
 use margay_control::store::Store;
 use margay_control::{Clock, SalControl, StateDir, api as transport, entropy};
 use margay_core::{Limits, Sal};
-use margay_datapath::{Datapath, DatapathConfig, clock};
+use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
 use nix::net::if_::if_nametoindex;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,6 +26,7 @@ use super::core::CoreHandle;
 use super::direct::DirectPath;
 use super::keepsake::Keepsake;
 use super::loopback::LoopbackListeners;
+use super::network::Network;
 use super::programs::{self, Programs};
 use super::service::{Publication, Services, Surroundings};
 use super::spread::{self, Spreads};
@@ -99,6 +100,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         identity,
         local,
         core,
+        network: Network::default(),
         direct,
         loopback: LoopbackListeners::default(),
         active,
@@ -161,9 +163,13 @@ async fn start_core(
     };
     let now = clock::now();
     let mut sal = Sal::new(core_config, now, wall.unix_s(), entropy::seed().into_diagnostic()?);
+    // Before flows are taken up: they are sealed with what this says.
+    sal.set_secure(seal::ciphers(), config.secure, config.secure_names());
+    sal.set_policies(config.policies());
     let runtime_dir = config.host.runtime_dir.clone();
     Keepsake::new(&runtime_dir).take_up(&mut sal, now);
     flows::take_up(&runtime_dir, &mut sal, now);
+    sal.forget_superseded();
     direct.hand_over(&mut sal, now);
     spreads.hand_over(&sal);
     let (keeper, changes) = mpsc::channel();
@@ -172,7 +178,7 @@ async fn start_core(
         tun_name: INTERFACE.to_owned(),
         udp_port: config.host.port,
         datagram_max,
-        route: Some(Box::new(host::route::lookup)),
+        routing: Some(Box::new(host::route::Kernel)),
         unconnected: spreads.kernel(),
         ..DatapathConfig::default()
     };

@@ -10,8 +10,8 @@ use margay_control::SalControl;
 use margay_datapath::arena;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::network::{self, Look};
 use super::{Agent, authority, home};
-use crate::host;
 use crate::start::TOKEN_FILE;
 
 /// How often it looks around.
@@ -30,7 +30,7 @@ const STANDBY_ROUND: Duration = Duration::from_secs(1);
 
 /// Goes on until it is aborted.
 pub async fn run(agent: Arc<Agent>) {
-    tokio::join!(look_around(Arc::clone(&agent)), stand_by(agent));
+    tokio::join!(look_around(Arc::clone(&agent)), network::follow(Arc::clone(&agent)), stand_by(agent));
 }
 
 async fn stand_by(agent: Arc<Agent>) {
@@ -45,22 +45,10 @@ async fn stand_by(agent: Arc<Agent>) {
 async fn look_around(agent: Arc<Agent>) {
     let mut rounds = interval(ROUND);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut addresses = Vec::new();
     let mut tide = Tide::default();
     for round in 1_u64.. {
         rounds.tick().await;
-        match host::local_addresses().await {
-            Ok(now) if now != addresses => {
-                agent.core.0.with_sal(|sal, _| sal.set_local_addresses(now.clone()));
-                match host::interfaces().await {
-                    Ok(interfaces) => agent.direct.refresh(&agent.core, &interfaces, &now),
-                    Err(error) => tracing::warn!(%error, "cannot read this host's interfaces"),
-                }
-                addresses = now;
-            }
-            Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "cannot read this host's addresses"),
-        }
+        network::refresh(&agent, Look::Routine).await;
         agent.follow_loopback();
         tokio::task::block_in_place(|| {
             agent.active.sweep();

@@ -72,6 +72,30 @@ fn log(event: &Event) {
         Event::ConnectFailed { service, app, why } => tracing::info!(%service, %app, why, "connect failed"),
         Event::AssociationUp(host) => tracing::debug!(%host, "association up"),
         Event::PeerRebooted(host) => tracing::info!(%host, "peer rebooted; its older flows were reset"),
+        Event::Moved { host, flow, pair, cause } if flow.0 == 0 => {
+            tracing::info!(%host, %pair, why = cause.text(), "flows with this peer go by other addresses");
+        }
+        Event::Moved { host, flow, pair, cause } => {
+            tracing::info!(%host, %flow, %pair, why = cause.text(), "a flow goes by other addresses");
+        }
+        Event::Flapping(host) => {
+            tracing::warn!(%host, "this peer moves more than eight times in ten seconds; until that is over it is left where it is");
+        }
+        Event::Silent(host) => {
+            tracing::info!(%host, "nothing comes from this peer by any way that is known; it is asked again and again");
+        }
+        Event::Unanswered(host) => {
+            tracing::warn!(
+                %host,
+                "probes are answered between the addresses in use with this peer, but data is not, and no other pair of addresses does better"
+            );
+        }
+        Event::OtherHost { former, host } => {
+            tracing::warn!(
+                %former, %host,
+                "a host with another key is at the address of this peer: the machine was set up anew, or the address is another's now"
+            );
+        }
         Event::Quarantined(host) => {
             tracing::warn!(%host, "two hosts use the same key; the later one is kept out: remove the host key of one of them");
         }

@@ -1,5 +1,6 @@
 //! `margay flow`.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -36,11 +37,50 @@ pub enum FlowVerb {
         #[command(flatten)]
         json: Json,
     },
+    /// Move a flow to another address: one of this host, or one of the peer
+    Migrate {
+        /// The flow, as `list` shows it
+        flow: String,
+        /// Where to
+        #[arg(long, value_name = "ADDRESS")]
+        to: String,
+    },
+    /// What a flow does with several addresses: fail over, stay with one, or use them at once
+    Policy {
+        /// The flow, as `list` shows it
+        flow: String,
+        /// Which policy
+        policy: PolicyWord,
+        /// With `pin`: an address of this host, or of the peer
+        #[arg(required_if_eq("policy", "pin"))]
+        address: Option<IpAddr>,
+    },
     /// End a flow at both ends, now
     Close {
         /// The flow, as `list` shows it
         flow: String,
     },
+}
+
+/// A policy, as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum PolicyWord {
+    /// Go with all flows of the peer
+    FailOver,
+    /// Stay with one address
+    Pin,
+    /// Go by several pairs of addresses at once
+    Stripe,
+}
+
+impl std::fmt::Display for PolicyWord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::FailOver => "fail-over",
+            Self::Pin => "pin",
+            Self::Stripe => "stripe",
+        })
+    }
 }
 
 pub async fn flow(mut client: Client, verb: FlowVerb, out: &mut Out) -> Result<()> {
@@ -63,6 +103,19 @@ pub async fn flow(mut client: Client, verb: FlowVerb, out: &mut Out) -> Result<(
             if json.json { out.json(&reply) } else { show(&reply, out) }
         }
         FlowVerb::Watch { name, json } => watch(client, written(name), json, out).await,
+        FlowVerb::Migrate { flow, to } => {
+            client.flow_migrate(FlowMigrateRequest { flow: flow.clone(), to: to.clone() }).await.map_err(refused)?;
+            out.line(&format!("{flow} is moving to {to}; `margay flow show {flow}` shows when it is there"))
+        }
+        FlowVerb::Policy { flow, policy, address } => {
+            if policy != PolicyWord::Pin && address.is_some() {
+                miette::bail!("only `pin` takes an address");
+            }
+            let address = address.map(|address| address.to_string()).unwrap_or_default();
+            let request = FlowPolicyRequest { flow: flow.clone(), policy: policy.to_string(), address };
+            client.flow_policy(request).await.map_err(refused)?;
+            out.line(&format!("{flow} has the policy {policy}; `margay flow show {flow}` shows what becomes of it"))
+        }
         FlowVerb::Close { flow } => {
             client.flow_close(FlowCloseRequest { flow: flow.clone() }).await.map_err(refused)?;
             out.line(&format!("{flow} is closed"))
@@ -105,7 +158,7 @@ pub fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
 fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
     let proof =
         if flow.authenticated { "its right to the name was checked" } else { "its right to the name was not checked" };
-    out.facts(&[
+    let facts = [
         ("flow", format!("{} (peer's: {}), session {}", flow.flow, flow.peer_flow, flow.session)),
         ("service", format!("{} {}", flow.name, flow.service).trim().to_owned()),
         ("role", flow.role.clone()),
@@ -121,9 +174,44 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
             },
         ),
         ("path", format!("{} for {}: {}", flow.path, span(Duration::from_millis(flow.path_since_ms)), flow.path_why)),
+        ("addresses", addresses(flow)),
+        ("policy", policy(flow)),
         ("sent", format!("{} in {} packets", bytes(flow.sent_bytes), flow.sent_packets)),
         ("received", format!("{} in {} packets", bytes(flow.received_bytes), flow.received_packets)),
-    ])
+    ];
+    let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
+    out.facts(&facts.into_iter().chain(trouble).collect::<Vec<_>>())
+}
+
+/// Between which addresses it goes, and since when.
+fn addresses(flow: &FlowInfo) -> String {
+    let local = if flow.local.is_empty() { "?" } else { &flow.local };
+    let aside = if flow.aside { ", apart from the other flows with this peer" } else { "" };
+    if flow.moves == 0 {
+        return format!("{local} > {}{aside}", flow.remote);
+    }
+    let ago = span(Duration::from_millis(flow.moved_ms_ago));
+    format!("{local} > {}{aside}; moved {} times, {ago} ago: {}", flow.remote, flow.moves, flow.moved_why)
+}
+
+/// What it does with several addresses; of a striped flow, what goes by each pair.
+fn policy(flow: &FlowInfo) -> String {
+    let places = flow.places.iter().map(|place| format!("\n  {}", describe(place)));
+    format!("{}{}", flow.policy, places.collect::<String>())
+}
+
+/// One place of striped flows.
+pub fn describe(place: &PlaceInfo) -> String {
+    let carried = bytes(place.sent_bytes + place.received_bytes);
+    let (rtt_ms, later_ms) = (place.round_trip_us as f64 / 1e3, place.later_us as f64 / 1e3);
+    format!(
+        "{} > {}: {}, {} % of all, {carried}; {}/s, {rtt_ms:.1} ms there and back, {later_ms:.1} ms later than the quickest",
+        place.local,
+        place.remote,
+        place.state,
+        place.share,
+        bytes(place.rate),
+    )
 }
 
 async fn watch(mut client: Client, service: String, json: Json, out: &mut Out) -> Result<()> {

@@ -4,6 +4,7 @@ mod check;
 mod flow;
 mod id;
 mod output;
+mod path;
 mod run;
 mod service;
 mod stack;
@@ -76,9 +77,12 @@ enum Verb {
     Enable(unit::EnableArgs),
     /// Let a unit of systemd serve no name any more
     Disable(unit::DisableArgs),
-    /// Flows: list, show, watch, close
+    /// Flows: list, show, watch, migrate, close
     #[command(subcommand)]
     Flow(flow::FlowVerb),
+    /// Paths: by which addresses this host and its peers find each other; move them
+    #[command(subcommand)]
+    Path(path::PathVerb),
     /// The kernel's flow cache: empty it, take it off, put it on
     #[command(subcommand)]
     Stack(stack::StackVerb),
@@ -178,6 +182,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Service(verb) => service::service(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Run(args) => run::run(client, args).await,
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Up(_)

@@ -16,7 +16,7 @@ use std::net::IpAddr;
 
 use margay_control::{StateDir, StateError};
 use margay_core::name::is_virtual;
-use nix::ifaddrs::getifaddrs;
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
 use self::change::{Change, Refused, State};
 use self::journal::{Journal, JournalError};
@@ -242,7 +242,8 @@ pub async fn interfaces() -> io::Result<Vec<u32>> {
     Ok(links.iter().filter(|link| link.up && link.ethernet).map(|link| link.index).collect())
 }
 
-/// Addresses of this host that others could use, those of the interface with the default route first.
+/// Addresses of this host that others could use now, those of the interface with the default route first: of interfaces that are up
+/// and have a carrier.
 ///
 /// # Errors
 ///
@@ -253,19 +254,38 @@ pub async fn local_addresses() -> io::Result<Vec<IpAddr>> {
     let routes = net.routes(change::MAIN_TABLE).await?;
     let leads_out: Vec<u32> =
         routes.iter().filter(|route| route.destination.bits == 0).map(|route| route.index).collect();
-    let is_usable = |index: u32| links.iter().any(|link| link.index == index && link.up && !link.loopback);
+    let is_usable =
+        |index: u32| links.iter().any(|link| link.index == index && link.up && link.running && !link.loopback);
     let addresses = net.addresses().await?.into_iter();
-    let mut found: Vec<_> =
-        addresses.filter(|found| !found.link_local && is_usable(found.index) && !is_virtual(found.address)).collect();
+    let mut found: Vec<_> = addresses
+        .filter(|found| !found.link_local && !found.tentative && is_usable(found.index) && !is_virtual(found.address))
+        .collect();
     found.sort_by_key(|found| (!leads_out.contains(&found.index), found.address.is_ipv6(), found.index));
     Ok(found.into_iter().map(|found| found.address).collect())
 }
 
+/// Number of the interface that has an address.
+pub fn interface_of(address: IpAddr) -> Option<u32> {
+    let own = getifaddrs().ok()?;
+    let found = own.into_iter().find(|found| address_of(found.address.as_ref()) == Some(address))?;
+    nix::net::if_::if_nametoindex(found.interface_name.as_str()).ok()
+}
+
+/// Whether an interface that is up has an address.
+pub fn is_up(address: IpAddr) -> bool {
+    let is_it = |found: &InterfaceAddress| {
+        address_of(found.address.as_ref()) == Some(address)
+            && found.flags.contains(nix::net::if_::InterfaceFlags::IFF_UP)
+    };
+    getifaddrs().into_iter().flatten().any(|found| is_it(&found))
+}
+
+fn address_of(found: Option<&nix::sys::socket::SockaddrStorage>) -> Option<IpAddr> {
+    let v4 = found?.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+    v4.or_else(|| found?.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+}
+
 /// Whether an address is one of this host's own. Asks the kernel alone, at once.
 pub fn has_address(address: IpAddr) -> bool {
-    let own = getifaddrs().into_iter().flatten().filter_map(|found| found.address);
-    own.into_iter().any(|found| {
-        let v4 = found.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        v4.or_else(|| found.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()))) == Some(address)
-    })
+    getifaddrs().into_iter().flatten().any(|found| address_of(found.address.as_ref()) == Some(address))
 }

@@ -4,7 +4,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use futures_util::{Stream, TryStreamExt};
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
@@ -52,6 +52,8 @@ pub struct Address {
     pub bits: u8,
     /// Valid on the link only.
     pub link_local: bool,
+    /// Not to be used yet, or at all: another host may have it.
+    pub tentative: bool,
 }
 
 /// An address block.
@@ -91,6 +93,15 @@ pub struct Rule {
     pub from: IpAddr,
     /// Table.
     pub table: u32,
+}
+
+/// A message for every change of interfaces, addresses and routes. Needs a tokio runtime.
+pub fn changes() -> io::Result<impl Stream<Item = ()> + Unpin> {
+    use rtnetlink::MulticastGroup::{Ipv4Ifaddr, Ipv4Route, Ipv6Ifaddr, Ipv6Route, Link};
+    let groups = [Link, Ipv4Ifaddr, Ipv6Ifaddr, Ipv4Route, Ipv6Route];
+    let (connection, _, messages) = rtnetlink::new_multicast_connection(&groups)?;
+    tokio::spawn(connection);
+    Ok(messages.map(drop))
 }
 
 impl Netlink {
@@ -238,6 +249,7 @@ fn address_of(message: &AddressMessage) -> Option<Address> {
         address: find(true).or_else(|| find(false))?,
         bits: message.header.prefix_len,
         link_local: message.header.scope != AddressScope::Universe,
+        tentative: message.header.flags.intersects(AddressHeaderFlags::Tentative | AddressHeaderFlags::Dadfailed),
     })
 }
 

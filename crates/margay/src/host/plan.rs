@@ -111,10 +111,11 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     let datagram = facts.underlay_mtu.saturating_sub(below);
     // Where flows go direct, their packets may be as large as those of plain TCP, and the few that are encapsulated are cut in
     // two on the way; where none does, each is to fit a datagram (decision 0011).
-    let (mtu, gso_max_size) = if config.direct {
+    let (mtu, gso_max_size) = if config.direct && !config.secure {
         (facts.underlay_mtu, GSO_MAX_DIRECT)
     } else {
-        (datagram.saturating_sub(ENCAP_BYTES), GSO_MAX_ENCAPSULATED)
+        let tag = if config.secure { margay_wire::SEAL_TAG_LEN as u32 } else { 0 };
+        (datagram.saturating_sub(ENCAP_BYTES + tag), GSO_MAX_ENCAPSULATED)
     };
     let mtu = mtu.clamp(MTU_MIN, 65_000);
     let interface = || INTERFACE.to_owned();

@@ -2,7 +2,6 @@
 //! partitions' virtual addresses; one server leaves, then another, and both come back.
 
 mod account;
-mod picture;
 mod series;
 
 use std::path::Path;
@@ -20,9 +19,9 @@ use crate::lab::Lab;
 use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Below, Exactly};
 use crate::report::{Bound, bound};
+use crate::timeline::Timeline;
 use crate::traffic::{Slot, Taken, now_ms};
 use account::Span;
-use picture::Picture;
 use series::Series;
 
 /// The scenario.
@@ -273,7 +272,8 @@ fn draw(course: &Course, findings: &mut Findings) -> Result<()> {
         ((at_ms - course.begun_ms) / 1e3, format!("{} {what}", SERVERS[*server]))
     };
     let changes: Vec<(f64, String)> = course.changes.iter().map(change).collect();
-    let picture = Picture { names: &SERVERS, rates: &rates, step_s: step_ms / 1e3, changes: &changes };
+    let picture =
+        Timeline { names: &SERVERS, unit: "SETs per second", rates: &rates, step_s: step_ms / 1e3, changes: &changes };
     findings.draw(SCENARIO.name, &picture.svg())?;
     findings.set("figure_drawn", f64::from(u8::from(rates.iter().flatten().any(|rate| *rate > 0.0))));
     Ok(())

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use margay_control::api::v1::{FlowCloseReply, FlowEvent, FlowInfo, FlowListReply, FlowListRequest};
+use margay_control::api::v1::{
+    FlowCloseReply, FlowEvent, FlowInfo, FlowListReply, FlowListRequest, FlowMigrateReply, FlowMigrateRequest,
+    FlowPolicyReply, FlowPolicyRequest,
+};
 use margay_core::name::{Name, Prefix, ServiceId};
-use margay_core::{Event, Instant, Lifecycle, Role};
+use margay_core::{Cipher, Event, Instant, Lifecycle, Policy, Role};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::Status;
 
-use super::{Streamed, misuse, not_found};
+use super::{Streamed, misuse, not_found, places};
 use crate::agent::Agent;
 
 /// Flows in one list unless more are asked for.
@@ -70,6 +73,24 @@ pub(super) fn close(agent: &Agent, flow: &str) -> Result<FlowCloseReply, Status>
     if was_there { Ok(FlowCloseReply {}) } else { Err(unknown(id)) }
 }
 
+pub(super) fn migrate(agent: &Agent, request: &FlowMigrateRequest) -> Result<FlowMigrateReply, Status> {
+    let (id, address) = (parse_id(&request.flow)?, super::path::parse_address(&request.to)?);
+    agent.core.0.with_sal(|sal, now| sal.migrate_flow(now, id, super::path::towards(sal, address))).map_err(misuse)?;
+    Ok(FlowMigrateReply {})
+}
+
+pub(super) fn set_policy(agent: &Agent, request: &FlowPolicyRequest) -> Result<FlowPolicyReply, Status> {
+    let id = parse_id(&request.flow)?;
+    let policy = match request.policy.as_str() {
+        "fail-over" => Policy::FailOver,
+        "stripe" => Policy::Stripe,
+        "pin" => Policy::Pin(super::path::parse_address(&request.address)?),
+        other => return Err(misuse(format!("`{other}` is no policy; there are fail-over, pin and stripe"))),
+    };
+    agent.core.0.with_sal(|sal, now| sal.set_flow_policy(now, id, policy)).map_err(misuse)?;
+    Ok(FlowPolicyReply {})
+}
+
 fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
     let carried = agent.core.0.flow_counters(flow.flow).unwrap_or_default();
     let role = match flow.role {
@@ -96,18 +117,50 @@ fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
         peer: flow.peer.map(|peer| peer.to_string()).unwrap_or_default(),
         remote: flow.remote.map(|remote| remote.to_string()).unwrap_or_default(),
         authenticated: flow.authenticated,
-        path: if flow.carriage.sends() { "direct" } else { "encapsulated" }.to_owned(),
+        path: path(flow).to_owned(),
         age_ms: age_ms(flow.since),
         sent_bytes: carried.egress_bytes,
         received_bytes: carried.ingress_bytes,
         sent_packets: carried.egress_segments,
         received_packets: carried.ingress_segments,
         path_since_ms: age_ms(flow.carriage_since),
-        path_why: flow.why.text().to_owned(),
+        path_why: why(flow).to_owned(),
+        local: flow.local.map(|local| local.to_string()).unwrap_or_default(),
+        moves: flow.moves,
+        moved_ms_ago: flow.moved.map_or(0, |moved| age_ms(moved.at)),
+        moved_why: flow.moved.map_or("", |moved| moved.cause.text()).to_owned(),
+        aside: flow.is_aside,
+        trouble: flow.trouble.map_or("", margay_core::Trouble::text).to_owned(),
+        policy: policy(flow).to_owned(),
+        places: places::of_flow(agent, flow),
     }
 }
 
-fn age_ms(since: Instant) -> u64 {
+const fn policy(flow: &margay_core::FlowInfo) -> &'static str {
+    match () {
+        () if flow.stripes => "stripe",
+        () if flow.is_pinned => "pin",
+        () => "fail-over",
+    }
+}
+
+const fn path(flow: &margay_core::FlowInfo) -> &'static str {
+    match flow.secure {
+        Some(_) => "secure",
+        None if flow.carriage.sends() => "direct",
+        None => "encapsulated",
+    }
+}
+
+fn why(flow: &margay_core::FlowInfo) -> &'static str {
+    match flow.secure {
+        Some(Cipher::Aes256Gcm) => "sealed with AES-256-GCM under the keys of the two hosts",
+        Some(Cipher::ChaCha20Poly1305) => "sealed with ChaCha20-Poly1305 under the keys of the two hosts",
+        None => flow.why.text(),
+    }
+}
+
+pub(super) fn age_ms(since: Instant) -> u64 {
     u64::try_from(clock::now().since(since).as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -185,6 +238,14 @@ fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<Flow
             };
             FlowEvent { kind: "connect-failed".to_owned(), flow: Some(flow), why, ..blank() }
         }),
-        Event::FlowChanged(_) | Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Quarantined(_) => None,
+        Event::FlowChanged(_)
+        | Event::AssociationUp(_)
+        | Event::PeerRebooted(_)
+        | Event::Quarantined(_)
+        | Event::Moved { .. }
+        | Event::Flapping(_)
+        | Event::Silent(_)
+        | Event::Unanswered(_)
+        | Event::OtherHost { .. } => None,
     }
 }

@@ -2,6 +2,8 @@
 
 mod flow;
 mod identity;
+mod path;
+mod places;
 mod program;
 mod service;
 mod stack;
@@ -98,6 +100,22 @@ impl Calls for Api {
 
     async fn flow_close(&self, request: Request<FlowCloseRequest>) -> Answer<FlowCloseReply> {
         flow::close(&self.0, &request.into_inner().flow).map(Response::new)
+    }
+
+    async fn flow_migrate(&self, request: Request<FlowMigrateRequest>) -> Answer<FlowMigrateReply> {
+        flow::migrate(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn flow_policy(&self, request: Request<FlowPolicyRequest>) -> Answer<FlowPolicyReply> {
+        flow::set_policy(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn path_list(&self, _: Request<PathListRequest>) -> Answer<PathListReply> {
+        Ok(Response::new(path::list(&self.0)))
+    }
+
+    async fn path_migrate(&self, request: Request<PathMigrateRequest>) -> Answer<PathMigrateReply> {
+        path::migrate(&self.0, &request.into_inner()).map(Response::new)
     }
 
     async fn identity(&self, _: Request<IdentityRequest>) -> Answer<IdentityReply> {

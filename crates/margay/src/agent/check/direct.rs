@@ -98,8 +98,9 @@ fn advice(why: Why) -> Option<&'static str> {
         ),
         Why::PeerBack | Why::PeerHasNone => Some("`margay check` on the peer says why"),
         Why::SharedAddress => Some("the hosts behind one address need addresses of their own to be told apart"),
+        Why::Nowhere => Some("`margay path list` shows where this host looks for its peers"),
         Why::NoCache => Some("see the step before"),
-        Why::SameHost | Why::PortsTaken | Why::Proved | Why::Hinted => None,
+        Why::Secure | Why::Striped | Why::SameHost | Why::PortsTaken | Why::Proved | Why::Hinted | Why::Held => None,
     }
 }
 

@@ -65,7 +65,15 @@ impl Subscription {
             Event::ConnectFailed { service, app, why } => {
                 self.is_theirs(agent, &app).then(|| line(agent, "failed", &service, None, &why))
             }
-            Event::FlowChanged(_) | Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Quarantined(_) => None,
+            Event::FlowChanged(_)
+            | Event::AssociationUp(_)
+            | Event::PeerRebooted(_)
+            | Event::Quarantined(_)
+            | Event::Moved { .. }
+            | Event::Flapping(_)
+            | Event::Silent(_)
+            | Event::Unanswered(_)
+            | Event::OtherHost { .. } => None,
         }
     }
 

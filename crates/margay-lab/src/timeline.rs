@@ -1,4 +1,4 @@
-//! The figure: what each server takes, one upon the other, over time.
+//! A figure of what several carry, one upon the other, over time.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,12 @@ const TOP: f64 = 30.0;
 const COLOURS: [&str; 4] = ["#2b4c6f", "#4c8c6b", "#c9923e", "#d9c7a0"];
 
 /// What to draw.
-pub struct Picture<'a> {
-    /// The servers' names.
+pub struct Timeline<'a> {
+    /// Who they are.
     pub names: &'a [&'a str],
-    /// SETs per second of each, at times that are the same for all.
+    /// What is counted, for the reader.
+    pub unit: &'a str,
+    /// How much of it each carries, at times that are the same for all.
     pub rates: &'a [Vec<f64>],
     /// Seconds between two of them.
     pub step_s: f64,
@@ -21,7 +23,7 @@ pub struct Picture<'a> {
     pub changes: &'a [(f64, String)],
 }
 
-impl Picture<'_> {
+impl Timeline<'_> {
     /// As SVG.
     pub fn svg(&self) -> String {
         let steps = self.rates.iter().map(Vec::len).min().unwrap_or_default();
@@ -37,23 +39,23 @@ impl Picture<'_> {
             TOP + HEIGHT + 70.0
         );
         let mut below = vec![0.0; steps];
-        for (server, rates) in self.rates.iter().enumerate() {
+        for (who, rates) in self.rates.iter().enumerate() {
             let above: Vec<f64> = below.iter().zip(rates).map(|(below, rate)| below + rate).collect();
             let point = |(at, rate): (usize, &f64)| format!("{:.1},{:.1}", x(at as f64 * self.step_s), y(*rate));
             let there = above.iter().enumerate().map(point);
             let back = below.iter().enumerate().rev().map(point);
             let points: Vec<String> = there.chain(back).collect();
-            let colour = COLOURS[server % COLOURS.len()];
+            let colour = COLOURS[who % COLOURS.len()];
             // Writing into a string cannot fail.
             let _ = writeln!(text, "<polygon fill=\"{colour}\" points=\"{}\"/>", points.join(" "));
-            let at = LEFT + server as f64 * 90.0;
+            let at = LEFT + who as f64 * 90.0;
             let legend = TOP + HEIGHT + 45.0;
             let _ = writeln!(
                 text,
                 "<rect x=\"{at}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{colour}\"/>",
                 legend - 11.0
             );
-            let _ = writeln!(text, "<text x=\"{}\" y=\"{legend}\">{}</text>", at + 18.0, self.names[server]);
+            let _ = writeln!(text, "<text x=\"{}\" y=\"{legend}\">{}</text>", at + 18.0, self.names[who]);
             below = above;
         }
         for (second, what) in self.changes {
@@ -79,24 +81,26 @@ impl Picture<'_> {
                 TOP + HEIGHT + 18.0
             );
         }
-        let _ = writeln!(text, "<text x=\"{}\" y=\"{}\">SETs per second</text>", LEFT + 400.0, TOP + HEIGHT + 45.0);
+        let _ = writeln!(text, "<text x=\"{}\" y=\"{}\">{}</text>", LEFT + 400.0, TOP + HEIGHT + 45.0, self.unit);
         text.push_str("</svg>\n");
         text
     }
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     #[test]
-    fn every_server_and_every_change_is_drawn() {
+    fn everybody_and_every_change_is_drawn() {
         let rates = [vec![100.0, 50.0, 0.0], vec![100.0, 100.0, 200.0]];
         let changes = [(0.1, "one leaves".to_owned())];
-        let svg = Picture { names: &["one", "two"], rates: &rates, step_s: 0.1, changes: &changes }.svg();
+        let svg =
+            Timeline { names: &["one", "two"], unit: "SETs per second", rates: &rates, step_s: 0.1, changes: &changes }
+                .svg();
         assert_eq!(svg.matches("<polygon").count(), 2);
         assert!(svg.contains("one leaves") && svg.contains(">two<") && svg.ends_with("</svg>\n"), "{svg}");
-        let empty = Picture { names: &[], rates: &[], step_s: 0.1, changes: &[] }.svg();
+        let empty = Timeline { names: &[], unit: "", rates: &[], step_s: 0.1, changes: &[] }.svg();
         assert!(!empty.contains("NaN"), "{empty}");
     }
 }

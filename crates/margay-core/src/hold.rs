@@ -1,0 +1,141 @@
+//! After a move: the direct path is held until it has shown that it goes by the new addresses, for all flows at once
+//! (docs/decisions/0018).
+//!
+//! The record of the path is held, the flows' entries stay as they are. A bare packet of one flow goes directly, and whoever
+//! sees such a packet come by says so. What is proved for one flow is a hint for the others, as ever: one that stalls goes back by itself.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use margay_wire::{Extension, FlowId, Kind, MoveFlags, MoveRepr};
+
+use crate::direct::{Carriage, DirectEvent, Why};
+use crate::entry::{Passage, PathId};
+use crate::event::Lifecycle;
+use crate::flow::Flow;
+use crate::key::HostId;
+use crate::location::{Hold, Moving, Scope};
+use crate::moving::wait_for;
+use crate::sal::Sal;
+use crate::setup::Draft;
+use crate::time::Instant;
+
+/// Longest wait between two tries.
+const PROVE_MAX: Duration = Duration::from_secs(8);
+
+impl Sal {
+    /// What may pass between this host and a peer now.
+    pub(crate) fn passage_of(&self, host: HostId) -> Passage {
+        let Some(location) = self.locations.get(Scope::of(host)) else { return Passage::Open };
+        let is_lost = location.state == Moving::Asking && location.ask.as_ref().is_some_and(|ask| ask.broken);
+        match &location.hold {
+            _ if is_lost => Passage::Void,
+            Some(_) => Passage::Held,
+            None => Passage::Open,
+        }
+    }
+
+    /// The same for what a flow sends and gets: one that has a pair of its own does not move with the others.
+    pub(crate) fn passage_of_flow(&self, flow: &Flow) -> Passage {
+        match self.associations.get(flow.association) {
+            _ if flow.side.is_some() => Passage::Open,
+            Some(association) => self.passage_of(association.host),
+            None => Passage::Void,
+        }
+    }
+
+    /// Whether the peer is to hear of direct packets.
+    pub(crate) fn is_watched(&self, host: HostId) -> bool {
+        self.locations.get(Scope::of(host)).is_some_and(|location| location.watches)
+    }
+
+    /// Whether a flow is one that goes direct with `host`, when nothing holds it.
+    fn is_direct_with(&self, flow: &Flow, host: HostId) -> bool {
+        let is_its = self.associations.get(flow.association).is_some_and(|association| association.host == host);
+        is_its && matches!(flow.direct.carriage, Carriage::Sending | Carriage::Direct) && flow.carries_data()
+    }
+
+    /// Holds the direct path with a peer, if any flow uses it. Where a translator is on the way, every flow needs its own way in, and
+    /// what is proved for one says nothing of others: each goes back, and is proved by itself.
+    pub(crate) fn hold_direct(&mut self, now: Instant, host: HostId) {
+        if self.is_translated_between(host) {
+            let direct = self.flows.iter().filter(|flow| flow.side.is_none() && self.is_direct_with(flow, host));
+            for id in direct.map(|flow| flow.id).collect::<Vec<_>>() {
+                self.direct_event(now, id, DirectEvent::Stalled, Why::Held);
+            }
+        }
+        let is_used = self.flows.iter().any(|flow| self.is_direct_with(flow, host));
+        self.locations.with(Scope::of(host), |location| {
+            location.hold = is_used.then_some(Hold { tries: 0, next: now });
+            // Its flows may be direct where this end's are not yet.
+            location.watches = true;
+        });
+    }
+
+    /// The first try, after the cache knows the new addresses.
+    pub(crate) fn prove_direct_now(&mut self, now: Instant, host: HostId) {
+        if self.locations.get(Scope::of(host)).is_some_and(|location| location.hold.is_some()) {
+            self.prove_direct(now, host);
+        }
+    }
+
+    /// Sends a bare packet of one flow directly.
+    pub(crate) fn prove_direct(&mut self, now: Instant, host: HostId) {
+        let alive = |flow: &&Flow| flow.lifecycle == Lifecycle::Established;
+        let direct = self.flows.iter().filter(|flow| self.is_direct_with(flow, host)).filter(alive);
+        // The one that was busy last: its numbers are known, and holes on the way are open for it.
+        let found = direct.max_by_key(|flow| flow.active).map(|flow| flow.id);
+        let rtt = self.associations.by_host(host).and_then(|association| association.rtt);
+        self.locations.with(Scope::of(host), |location| match (&mut location.hold, found) {
+            (Some(hold), Some(_)) => {
+                hold.next = now + (wait_for(rtt, 0).saturating_mul(1 << hold.tries.min(16))).min(PROVE_MAX);
+                hold.tries += 1;
+            }
+            (hold, _) => *hold = None,
+        });
+        match found {
+            Some(flow) => self.queue.pinhole(flow),
+            None => self.announce_paths(host),
+        }
+    }
+
+    /// A direct packet came by a path that is watched: the peer is told that its packets pass.
+    pub fn handle_path_direct(&mut self, now: Instant, path: PathId) {
+        self.now = now;
+        if let Some(host) = self.associations.get(path.0).map(|association| association.host) {
+            self.say_of_direct(host, MoveFlags::DIRECT);
+        }
+    }
+
+    fn say_of_direct(&mut self, host: HostId, flags: MoveFlags) {
+        let Some(pair) = self.pair_of(host) else { return };
+        let number = self.locations.get(Scope::of(host)).map_or(0, |location| location.number);
+        let extensions = [Extension::Move(MoveRepr { number, token: 0, address: pair.remote, flags })];
+        let mut draft = Draft::new(Kind::Probe, FlowId(0), FlowId(0));
+        draft.extensions = &extensions;
+        self.send_over(host, pair, draft);
+    }
+
+    /// The peer has seen a direct packet of this host; it hears that this host has heard of it.
+    pub(crate) fn open_direct(&mut self, now: Instant, host: HostId) {
+        self.say_of_direct(host, MoveFlags::OPENED);
+        let was_held = self.locations.with(Scope::of(host), |location| location.hold.take().is_some());
+        if !was_held {
+            return;
+        }
+        let ids: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
+        for id in ids {
+            if let Some(association) = self.associations.get_mut(id) {
+                association.direct_proved = Some(now);
+            }
+        }
+        self.announce_paths(host);
+    }
+
+    /// The peer needs to hear no more of direct packets.
+    pub(crate) fn end_watch(&mut self, host: HostId) {
+        if self.locations.with(Scope::of(host), |location| core::mem::take(&mut location.watches)) {
+            self.announce_paths(host);
+        }
+    }
+}

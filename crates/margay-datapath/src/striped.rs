@@ -1,0 +1,351 @@
+//! Flows that go by several pairs of addresses at once (docs/decisions/0021): each train by the place that the core's scheduler
+//! chooses, and not before its turn; arriving trains put in order, and the peer told of what has come.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use margay_core::entry::{PathId, Place, StripeNews};
+use margay_core::output::DropReason;
+use margay_core::reorder::{Part, Sequencer};
+use margay_core::stripe::{PlaceInfo, Scheduler, Turn};
+use margay_core::time::Instant;
+use margay_wire::{ArrivalRepr, ArrivalsRepr, DataRepr, FlowId, PLACES_MAX};
+use parking_lot::{Mutex, RwLock};
+
+use crate::clock;
+use crate::driver::Shared;
+use crate::table::Destination;
+use crate::train::{OwnedRun, Run};
+use crate::wait::Timer;
+
+/// A train whose turn is so near is sent now: to wait would take longer.
+const SLACK: Duration = Duration::from_micros(300);
+/// The peer is told of what has come no more often.
+const TELL: Duration = Duration::from_millis(10);
+
+/// Where the flow may go.
+#[derive(Clone, Copy, Debug)]
+struct Ways {
+    places: [Option<Place>; PLACES_MAX],
+    /// That of all flows with the peer.
+    main: PathId,
+}
+
+/// A part of a train that waits for its turn.
+struct Waiting {
+    at: Instant,
+    to: Destination,
+    datagrams: Vec<u8>,
+    segment: usize,
+}
+
+#[derive(Default)]
+struct Sending {
+    scheduler: Scheduler,
+    queues: [VecDeque<Waiting>; PLACES_MAX],
+}
+
+#[derive(Default)]
+struct Receiving {
+    sequencer: Sequencer<OwnedRun>,
+    arrivals: ArrivalsRepr,
+    /// Bytes by place, wrapping.
+    bytes: [u32; PLACES_MAX],
+    last_place: Option<usize>,
+    told: Option<Instant>,
+    /// Something has come that the peer has not been told of.
+    is_fresh: bool,
+}
+
+/// What has come of a flow by one place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlaceCounters {
+    /// The sending side; `None` while the place is not proved.
+    pub sending: Option<PlaceInfo>,
+    /// Bytes of datagrams that have come by it; wraps at 4 GiB.
+    pub received_bytes: u32,
+}
+
+/// One striped flow. It outlives its entry, as long as the flow is striped.
+pub struct Stripe {
+    /// This host's number of it.
+    pub flow: FlowId,
+    ways: RwLock<Ways>,
+    sending: Mutex<Sending>,
+    receiving: Mutex<Receiving>,
+}
+
+impl std::fmt::Debug for Stripe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stripe").field("flow", &self.flow).field("ways", &*self.ways.read()).finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Stripe {
+    fn eq(&self, other: &Self) -> bool {
+        core::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Stripe {}
+
+fn number_of(datagrams: &[u8]) -> u32 {
+    // What is sent here has been stamped.
+    DataRepr::parse(datagrams).map_or(0, |header| header.packet_number)
+}
+
+impl Stripe {
+    /// A flow that goes by these places, and by `main` while none of them works.
+    pub fn new(flow: FlowId, places: [Option<Place>; PLACES_MAX], main: PathId) -> Self {
+        let ways = RwLock::new(Ways { places, main });
+        Self { flow, ways, sending: Mutex::default(), receiving: Mutex::default() }
+    }
+
+    /// Its places are these now.
+    pub fn set_places(&self, places: [Option<Place>; PLACES_MAX], main: PathId) {
+        *self.ways.write() = Ways { places, main };
+    }
+
+    /// The path record of a place by which it may send.
+    pub fn path(&self, place: usize) -> Option<PathId> {
+        let place = self.ways.read().places.get(place).copied().flatten();
+        place.filter(|place| place.may_send).map(|place| place.path)
+    }
+
+    /// The path records of all its places.
+    pub fn paths(&self) -> [Option<PathId>; PLACES_MAX] {
+        self.ways.read().places.map(|place| place.map(|place| place.path))
+    }
+
+    /// What the core has heard of it.
+    pub fn note(&self, news: StripeNews) {
+        let mut sending = self.sending.lock();
+        match news {
+            StripeNews::Alive { place, rtt } => sending.scheduler.handle_alive(clock::now(), place, rtt),
+            StripeNews::Gone(place) => sending.scheduler.forget(place),
+            StripeNews::Arrivals(arrivals) => sending.scheduler.handle_arrivals(clock::now(), &arrivals),
+        }
+    }
+
+    /// What goes by each place.
+    pub fn counters(&self) -> [PlaceCounters; PLACES_MAX] {
+        let (sending, arrivals) = (self.sending.lock().scheduler.places(), self.receiving.lock().arrivals);
+        core::array::from_fn(|place| PlaceCounters {
+            sending: sending[place],
+            received_bytes: arrivals.places[place].map_or(0, |arrival| arrival.bytes),
+        })
+    }
+
+    /// Where a train of so many bytes goes, and when.
+    pub fn choose(&self, bytes: usize) -> Turn {
+        self.sending.lock().scheduler.choose(clock::now(), bytes)
+    }
+
+    /// Sends a part of a train by a place that was chosen, or lets it wait for its turn.
+    pub(crate) fn send<C>(
+        self: &Arc<Self>,
+        shared: &Shared<C>,
+        (place, at): (usize, Instant),
+        datagrams: &[u8],
+        segment: usize,
+        to: &Destination,
+    ) {
+        let now = clock::now();
+        let mut sending = self.sending.lock();
+        let Sending { scheduler, queues } = &mut *sending;
+        if queues[place].is_empty() && at <= now + SLACK {
+            scheduler.note_sent(now, place, number_of(datagrams), datagrams.len(), at > now);
+            drop(sending);
+            shared.send_data(datagrams, segment, to, false);
+            return;
+        }
+        queues[place].push_back(Waiting { at, to: *to, datagrams: datagrams.to_vec(), segment });
+        drop(sending);
+        shared.counting.egress_paced.add(1);
+        shared.pacing.add(self, at);
+    }
+
+    /// What is to be sent now; and when there is more. What waits for a place that is dead by now goes another way.
+    fn take_due<C>(&self, shared: &Shared<C>, now: Instant) -> (Vec<Waiting>, Option<Instant>) {
+        let mut due = Vec::new();
+        let mut sending = self.sending.lock();
+        let Sending { scheduler, queues } = &mut *sending;
+        let is_dead = |place: usize, queue: &VecDeque<Waiting>| !queue.is_empty() && !scheduler.is_live(place);
+        let dead = queues.iter_mut().enumerate().filter(|(place, queue)| is_dead(*place, queue));
+        let orphans: Vec<Waiting> = dead.flat_map(|(_, queue)| std::mem::take(queue)).collect();
+        for waiting in orphans {
+            let turn = scheduler.choose(now, waiting.datagrams.len());
+            match self.redirect(shared, turn, waiting) {
+                Some((Some(other), waiting)) => queues[other].push_back(waiting),
+                Some((None, waiting)) => due.push(waiting),
+                None => shared.counting.drop(DropReason::Full),
+            }
+        }
+        for (place, queue) in queues.iter_mut().enumerate() {
+            while let Some(waiting) = queue.pop_front_if(|waiting| waiting.at <= now + SLACK) {
+                scheduler.note_sent(now, place, number_of(&waiting.datagrams), waiting.datagrams.len(), true);
+                due.push(waiting);
+            }
+        }
+        (due, queues.iter().filter_map(|queue| queue.front()).map(|waiting| waiting.at).min())
+    }
+
+    /// To its new place, if there is one, or else where all flows with the peer go.
+    fn redirect<C>(&self, shared: &Shared<C>, turn: Turn, waiting: Waiting) -> Option<(Option<usize>, Waiting)> {
+        let (place, path, at) = match turn {
+            Turn::Place(place, at) => (Some(place), self.path(place)?, at),
+            Turn::Elsewhere => (None, self.ways.read().main, waiting.at),
+            Turn::Full => return None,
+        };
+        let to = shared.table.read().destination(path)?;
+        Some((place, Waiting { at, to, ..waiting }))
+    }
+
+    /// Takes note of datagrams that came by a place, and of the number of the train that they end, if they do. True if the peer is to be
+    /// told now.
+    pub(crate) fn note_arrival<C>(
+        self: &Arc<Self>,
+        shared: &Shared<C>,
+        place: Option<usize>,
+        ended: Option<u32>,
+        bytes: usize,
+    ) -> bool {
+        let now = clock::now();
+        let mut receiving = self.receiving.lock();
+        receiving.last_place = place;
+        if let Some(place) = place {
+            let bytes = receiving.bytes[place].wrapping_add(u32::try_from(bytes).unwrap_or(u32::MAX));
+            receiving.bytes[place] = bytes;
+            if let Some(packet_number) = ended {
+                let arrival = ArrivalRepr { packet_number, at_us: now.micros() as u32, bytes };
+                receiving.arrivals.places[place] = Some(arrival);
+            }
+        }
+        let told = receiving.told.unwrap_or(Instant::ZERO);
+        let is_due = now.since(told) >= TELL;
+        let was_fresh = std::mem::replace(&mut receiving.is_fresh, !is_due);
+        if is_due {
+            receiving.told = Some(now);
+        }
+        drop(receiving);
+        if !is_due && !was_fresh {
+            shared.ordering.add(self, told + TELL);
+        }
+        is_due
+    }
+
+    /// What has come, for the peer: and the place by which the last came.
+    pub fn arrivals(&self) -> (Option<usize>, ArrivalsRepr) {
+        let receiving = self.receiving.lock();
+        (receiving.last_place, receiving.arrivals)
+    }
+
+    /// Gives a run and what has waited for it to `give`, in order; or lets it wait.
+    pub(crate) fn in_order<C>(
+        self: &Arc<Self>,
+        shared: &Shared<C>,
+        place: Option<usize>,
+        part: Part,
+        run: &Run<'_>,
+        mut give: impl FnMut(&Run<'_>),
+    ) {
+        let now = clock::now();
+        let mut receiving = self.receiving.lock();
+        if receiving.sequencer.admit(now, place, &part) {
+            give(run);
+        } else {
+            shared.counting.ingress_held.add(1);
+            receiving.sequencer.hold(now, part, OwnedRun::from(run));
+        }
+        while let Some(held) = receiving.sequencer.take(now) {
+            give(&held.run());
+        }
+        let deadline = receiving.sequencer.deadline();
+        drop(receiving);
+        if let Some(deadline) = deadline {
+            shared.ordering.add(self, deadline);
+        }
+    }
+
+    /// Gives what has waited for too long to `give`. Says whether the peer is to be told of arrivals now, and when to come again.
+    pub fn work(&self, now: Instant, mut give: impl FnMut(&Run<'_>)) -> (bool, Option<Instant>) {
+        let mut receiving = self.receiving.lock();
+        while let Some(held) = receiving.sequencer.take(now) {
+            give(&held.run());
+        }
+        let tell_at = receiving.told.unwrap_or(Instant::ZERO) + TELL;
+        let tells = receiving.is_fresh && tell_at <= now;
+        if tells {
+            (receiving.told, receiving.is_fresh) = (Some(now), false);
+        }
+        let later = receiving.is_fresh.then_some(tell_at);
+        (tells, receiving.sequencer.deadline().into_iter().chain(later).min())
+    }
+}
+
+/// Flows for which something is due at some time.
+pub struct Agenda {
+    timer: Timer,
+    next_us: AtomicU64,
+    flows: Mutex<Vec<Arc<Stripe>>>,
+}
+
+impl Agenda {
+    /// An empty one.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { timer: Timer::new()?, next_us: AtomicU64::new(u64::MAX), flows: Mutex::default() })
+    }
+
+    /// Something is due for a flow at `at`, or earlier.
+    pub fn add(&self, stripe: &Arc<Stripe>, at: Instant) {
+        let mut flows = self.flows.lock();
+        if !flows.iter().any(|known| Arc::ptr_eq(known, stripe)) {
+            flows.push(Arc::clone(stripe));
+        }
+        self.wake_at(at);
+    }
+
+    fn wake_at(&self, at: Instant) {
+        if at.micros() < self.next_us.load(Ordering::Relaxed) {
+            self.next_us.store(at.micros(), Ordering::Relaxed);
+            if let Err(error) = self.timer.arm(at) {
+                tracing::error!(%error, "cannot set the timer of striped flows");
+            }
+        }
+    }
+
+    /// The flows for which something may be due now. Those for which something is due later are to be added again.
+    pub fn take(&self, now: Instant) -> Vec<Arc<Stripe>> {
+        if now.micros() < self.next_us.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let mut flows = self.flows.lock();
+        self.timer.clear();
+        self.next_us.store(u64::MAX, Ordering::Relaxed);
+        std::mem::take(&mut flows)
+    }
+}
+
+impl AsFd for Agenda {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.timer.as_fd()
+    }
+}
+
+/// Sends what has its turn now.
+pub(crate) fn send_due<C>(shared: &Shared<C>) {
+    let now = clock::now();
+    for stripe in shared.pacing.take(now + SLACK) {
+        let (due, next) = stripe.take_due(shared, now);
+        for waiting in due {
+            shared.send_data(&waiting.datagrams, waiting.segment, &waiting.to, false);
+        }
+        if let Some(next) = next {
+            shared.pacing.add(&stripe, next);
+        }
+    }
+}

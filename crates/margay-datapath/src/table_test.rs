@@ -1,0 +1,267 @@
+//! The table's own rules, and that it is like a plain map.
+
+use super::*;
+use crate::packet::{TCP, UDP};
+use crate::sample;
+use margay_core::entry::{Place, Tuple};
+use margay_core::secure::Cipher;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+fn entry(flow: u32, generation: u32, port: u16) -> Entry {
+    let mut app = sample::tuple4(TCP);
+    app.source.set_port(port);
+    Entry {
+        flow: FlowId(flow),
+        generation,
+        app,
+        peer_flow: FlowId(flow + 1000),
+        path: PathId(1),
+        wire: None,
+        seal: None,
+        stripe: None,
+    }
+}
+
+fn path(remote: &str, datagram_max: u16) -> Path {
+    Path {
+        id: PathId(1),
+        remote: remote.parse().expect("literal"),
+        local: None,
+        datagram_max,
+        passage: Passage::Open,
+        wired: true,
+        expected: None,
+        watched: false,
+    }
+}
+
+fn data(packet_number: u32, flags: u8) -> DataRepr {
+    DataRepr { stack: 2, flags, dst_flow: FlowId(7), packet_number, index: 0, count: 1 }
+}
+
+fn table() -> Table {
+    let mut table = Table::default();
+    table.apply(EntryUpdate::Path(path("10.0.0.2:54324", 1472)));
+    table
+}
+
+#[test]
+fn found_both_ways_and_counted() {
+    let mut table = table();
+    assert_eq!(table.apply(EntryUpdate::Install(entry(7, 1, 100))), Applied::Done);
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let first = table.egress(&key, 10, 1, None).expect("installed");
+    let second = table.egress(&key, 20, 2, None).expect("installed");
+    assert_eq!((first.packet_number, second.packet_number), (0, 1));
+    assert_eq!((first.peer_flow, first.to.datagram_max), (FlowId(1007), 1472));
+    let from = "10.0.0.2:54324".parse().expect("literal");
+    let route = IngressRoute {
+        key: key.reversed(),
+        is_back: false,
+        is_sending: false,
+        seal: None,
+        ends_silence: false,
+        stripe: None,
+    };
+    assert_eq!(table.ingress(FlowId(7), (None, from), &data(0, 0)), Ok(route));
+    table.count_ingress(FlowId(7), 5, 1);
+    let counters = FlowCounters { egress_bytes: 30, egress_segments: 3, ingress_bytes: 5, ingress_segments: 1 };
+    assert_eq!(table.counters(FlowId(7)), Some(counters));
+    assert_eq!(table.egress(&key.reversed(), 1, 1, None), None);
+}
+
+#[test]
+fn a_striped_flow_takes_data_from_its_places_and_keeps_what_it_knows_of_them() {
+    let mut table = table();
+    let places = [("10.1.0.2:54324", "10.1.0.1"), ("10.1.0.2:54324", "10.2.0.1")];
+    for (id, (remote, local)) in (8..).zip(places) {
+        let local = Some(local.parse().expect("literal"));
+        table.apply(EntryUpdate::Path(Path { id: PathId(id), local, ..path(remote, 1472) }));
+    }
+    let place = |id, may_send| Some(Place { path: PathId(id), may_send });
+    let striped =
+        |generation| Entry { stripe: Some([place(8, true), place(9, false), None, None]), ..entry(7, generation, 100) };
+    table.apply(EntryUpdate::Install(striped(1)));
+    let came = |table: &Table, local: Option<&str>, from: &str| {
+        let local = local.map(|local| local.parse().expect("literal"));
+        let route = table.ingress(FlowId(7), (local, from.parse().expect("literal")), &data(0, 0));
+        route.map(|route| route.stripe.expect("it is striped").1)
+    };
+    assert_eq!(came(&table, Some("10.1.0.1"), "10.1.0.2:54324"), Ok(Some(0)));
+    assert_eq!(came(&table, Some("10.2.0.1"), "10.1.0.2:54324"), Ok(Some(1)));
+    assert_eq!(came(&table, None, "10.1.0.2:54324"), Ok(Some(0)));
+    assert_eq!(came(&table, Some("10.1.0.1"), "10.0.0.2:54324"), Ok(None), "where all flows with the peer go");
+    assert_eq!(came(&table, Some("10.1.0.1"), "10.1.0.3:54324"), Err(DropReason::WrongPath));
+    let stripe = table.stripe(FlowId(7)).expect("it is striped");
+    assert_eq!((stripe.path(0), stripe.path(1)), (Some(PathId(8)), None), "not by one that has not answered");
+    table.clear();
+    table.apply(EntryUpdate::Install(striped(2)));
+    assert_eq!(table.stripe(FlowId(7)), Some(stripe), "what is known of places outlives the entry");
+    table.apply(EntryUpdate::Install(entry(7, 3, 100)));
+    assert_eq!(table.stripe(FlowId(7)), None);
+}
+
+#[test]
+fn data_from_elsewhere_is_refused() {
+    let mut table = table();
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    for from in ["10.0.0.3:54324", "10.0.0.2:54325", "[::1]:54324"] {
+        assert_eq!(
+            table.ingress(FlowId(7), (None, from.parse().expect("literal")), &data(0, 0)),
+            Err(DropReason::WrongPath)
+        );
+    }
+    let right = "10.0.0.2:54324".parse().expect("literal");
+    assert_eq!(table.ingress(FlowId(8), (None, right), &data(0, 0)), Err(DropReason::UnknownFlow));
+}
+
+#[test]
+fn older_generations_are_ignored() {
+    let mut table = table();
+    table.apply(EntryUpdate::Install(entry(7, 5, 100)));
+    assert_eq!(table.apply(EntryUpdate::Install(entry(7, 4, 200))), Applied::Stale);
+    assert!(table.egress(&FlowKey::from(entry(7, 4, 200).app), 1, 1, None).is_none());
+    assert_eq!(table.apply(EntryUpdate::Install(entry(7, 5, 300))), Applied::Done);
+    assert!(table.egress(&FlowKey::from(entry(7, 5, 100).app), 1, 1, None).is_none());
+    assert!(table.egress(&FlowKey::from(entry(7, 5, 300).app), 1, 1, None).is_some());
+    assert_eq!(table.len(), 1);
+}
+
+#[test]
+fn a_new_flow_takes_the_tuple_of_an_old_one() {
+    let mut table = table();
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    table.apply(EntryUpdate::Install(entry(8, 1, 100)));
+    assert_eq!(table.len(), 1);
+    assert_eq!(table.egress(&FlowKey::from(entry(8, 1, 100).app), 1, 1, None).map(|route| route.flow), Some(FlowId(8)));
+    assert_eq!(table.counters(FlowId(7)), None);
+}
+
+#[test]
+fn a_path_swap_moves_every_flow_and_keeps_what_was_learned_only_on_the_same_links() {
+    let mut table = table();
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    table.shrink_path(PathId(1), 1252);
+    table.shrink_path(PathId(1), 1400);
+    let size = |table: &Table| table.destination(PathId(1)).map(|to| to.datagram_max);
+    assert_eq!(size(&table), Some(1252));
+    table.apply(EntryUpdate::Path(path("10.0.0.2:54324", 1472)));
+    assert_eq!(size(&table), Some(1252));
+    table.apply(EntryUpdate::Path(path("10.9.0.2:54324", 1472)));
+    assert_eq!(size(&table), Some(1472));
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let remote = table.egress(&key, 1, 1, None).map(|route| route.to.remote.to_string());
+    assert_eq!(remote.as_deref(), Some("10.9.0.2:54324"));
+}
+
+#[test]
+fn activity_is_reported_once() {
+    let mut table = table();
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    table.apply(EntryUpdate::Install(entry(8, 1, 101)));
+    let _ = table.egress(&FlowKey::from(entry(7, 1, 100).app), 1, 1, None);
+    let mut flows = Vec::new();
+    table.take_active(0, &mut flows);
+    assert_eq!(flows, [FlowId(7)]);
+    flows.clear();
+    table.take_active(0, &mut flows);
+    assert!(flows.is_empty());
+}
+
+#[test]
+fn a_peer_that_encapsulates_again_is_noticed_once_its_fence_has_passed() {
+    let mut table = table();
+    let wire = Wire { path: PathId(1), local_port: 61_001, remote_port: 61_002, sending: true, accepting: true };
+    table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
+    let from = "10.0.0.2:54324".parse().expect("literal");
+    let is_back = |table: &Table, packet_number, flags| {
+        table.ingress(FlowId(7), (None, from), &data(packet_number, flags)).map(|route| route.is_back)
+    };
+    table.note_fence(FlowId(7), 20);
+    assert_eq!(is_back(&table, 19, 0), Ok(false), "sent before the fence");
+    assert_eq!(is_back(&table, 21, BESIDE), Ok(false), "too large to go direct");
+    assert_eq!(is_back(&table, 21, 0), Ok(true));
+    table.apply(EntryUpdate::Install(Entry { wire: Some(Wire { accepting: false, ..wire }), ..entry(7, 2, 100) }));
+    assert_eq!(is_back(&table, 22, 0), Ok(false), "known already");
+}
+
+#[test]
+fn a_pinhole_waits_for_the_applications_numbers() {
+    let mut table = table();
+    let wire = Wire { path: PathId(1), local_port: 61_001, remote_port: 61_002, sending: false, accepting: false };
+    table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let numbers = TcpNumbers { sequence: 5, acknowledgement: 6 };
+    let asks = |table: &Table| table.egress(&key, 1, 1, Some(numbers)).map(|route| route.wants_pinhole);
+    assert_eq!(table.pinhole(FlowId(7)), None);
+    assert_eq!((asks(&table), asks(&table)), (Some(true), Some(false)));
+    assert_eq!(table.pinhole(FlowId(7)), Some((wire, Some(numbers))));
+}
+
+#[test]
+fn sealed_flows_take_nothing_else_and_keep_their_numbers() {
+    let mut table = table();
+    let keys = sample::seal_keys(Cipher::Aes256Gcm);
+    let sealed = |generation, keys| EntryUpdate::Install(Entry { seal: Some(keys), ..entry(7, generation, 100) });
+    let from = "10.0.0.2:54324".parse().expect("literal");
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let seal = |table: &Table| table.egress(&key, 1, 1, None).and_then(|route| route.seal).expect("sealed");
+    table.apply(sealed(1, keys));
+    let first = seal(&table);
+    let of_stack = |stack| DataRepr { stack, ..data(0, 0) };
+    let route = |table: &Table, stack| table.ingress(FlowId(7), (None, from), &of_stack(stack)).map(|route| route.seal);
+    assert_eq!(route(&table, keys.cipher.stack()), Ok(Some(Arc::clone(&first))));
+    for other in [STACK_ENCAP, Cipher::ChaCha20Poly1305.stack(), 0] {
+        assert_eq!(route(&table, other), Err(DropReason::OtherStack));
+    }
+    assert!(table.mark_route(FlowId(7)).is_none(), "there is no plain word about it");
+    table.clear();
+    table.apply(sealed(1, keys));
+    assert!(seal(&table) == first, "forgotten, and still the same numbers and window");
+    table.apply(sealed(2, SealKeys { send: [9; 32], ..keys }));
+    assert!(seal(&table) != first, "an agent has started again");
+    table.apply(EntryUpdate::Remove { flow: FlowId(7), reason: RemoveReason::Closed });
+    assert!(table.seals.is_empty());
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    assert_eq!(route(&table, keys.cipher.stack()), Err(DropReason::OtherStack), "a plain flow takes nothing sealed");
+}
+
+#[test]
+fn an_entry_is_small() {
+    // 800 bytes per flow are for the whole agent; the two indexes add about 20 bytes each at their emptiest.
+    assert!(size_of::<Slot>() <= 152, "{}", size_of::<Slot>());
+}
+
+#[test]
+fn v4_and_v6_tuples_never_meet() {
+    assert_ne!(FlowKey::from(sample::tuple4(UDP)), FlowKey::from(sample::tuple6(UDP)));
+}
+
+proptest! {
+    #[test]
+    fn like_a_plain_map(steps in proptest::collection::vec((0u8..3, 1u32..40, 0u32..4, 0u16..20), 0..400)) {
+        let mut table = table();
+        let mut model: BTreeMap<u32, (u32, Tuple)> = BTreeMap::new();
+        for (act, flow, generation, port) in steps {
+            let new = entry(flow, generation, port);
+            if act == 0 {
+                let held = model.remove(&flow).is_some();
+                let done = table.apply(EntryUpdate::Remove { flow: FlowId(flow), reason: RemoveReason::Closed });
+                prop_assert_eq!(done == Applied::Done, held);
+            } else if model.get(&flow).is_none_or(|held| held.0 <= generation) {
+                model.retain(|&other, held| other == flow || held.1 != new.app);
+                model.insert(flow, (generation, new.app));
+                prop_assert_eq!(table.apply(EntryUpdate::Install(new)), Applied::Done);
+            } else {
+                prop_assert_eq!(table.apply(EntryUpdate::Install(new)), Applied::Stale);
+            }
+            prop_assert_eq!(table.len(), model.len());
+        }
+        for port in 0..20 {
+            let tuple = entry(0, 0, port).app;
+            let expected = model.iter().find(|(_, held)| held.1 == tuple).map(|(&flow, _)| FlowId(flow));
+            prop_assert_eq!(table.egress(&FlowKey::from(tuple), 1, 1, None).map(|route| route.flow), expected);
+        }
+    }
+}

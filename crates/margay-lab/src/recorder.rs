@@ -1,0 +1,49 @@
+//! dumpcap, at the SAL port of a host.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+
+use crate::host::Host;
+use crate::program::{Program, wait_for};
+
+/// A capture that is under way.
+pub struct Recorder {
+    program: Program,
+    file: PathBuf,
+}
+
+impl Recorder {
+    /// Records what passes a host's link of this number and matches a filter of pcap, until there is so much.
+    ///
+    /// # Errors
+    ///
+    /// dumpcap does not start.
+    pub fn start(host: &Host, link: usize, matching: &str, count: usize) -> Result<Self> {
+        let file = host.dir.join("sal.pcap");
+        let path = file.to_str().context("a path that is no text")?;
+        let (link, count) = (format!("eth{link}"), count.to_string());
+        // Unlike tcpdump, it also runs where no other user exists: in a user namespace.
+        let filter = format!("udp port 54324 and less 1514 and {matching}");
+        let argv = ["dumpcap", "-q", "-P", "-i", &link, "-f", &filter, "-c", &count, "-w", path];
+        let program = host.spawn("dumpcap", argv)?;
+        wait_for("dumpcap", Duration::from_secs(5), || {
+            if program.log().contains("File:") { Ok(()) } else { bail!("it does not listen: {}", program.log()) }
+        })?;
+        Ok(Self { program, file })
+    }
+
+    /// Ends it, if it has not ended by itself; gives the file (pcap).
+    ///
+    /// # Errors
+    ///
+    /// dumpcap fails.
+    pub fn finish(&mut self) -> Result<PathBuf> {
+        // It has ended by itself when it has seen enough.
+        let _ = self.program.signal(Signal::SIGINT);
+        self.program.finish(Duration::from_secs(5))?;
+        Ok(self.file.clone())
+    }
+}

@@ -1,0 +1,191 @@
+//! Flows with a policy of their own where hosts have several addresses, in virtual time (docs/decisions/0021).
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use margay_core::name::Prefix;
+use margay_core::{FlowInfo, Lifecycle, Policy, Why};
+use margay_sim::stream::Plan;
+use margay_sim::{HostId, Weather, World};
+use margay_wire::FlowId;
+
+const SECOND: Duration = Duration::from_secs(1);
+const RTT: Duration = Duration::from_millis(40);
+/// A little, often, for ever.
+const CHAT: Plan = Plan { write: 300, every: Duration::from_millis(10), writes: u32::MAX, closes: false };
+
+struct Site {
+    world: World,
+    router: HostId,
+    server: HostId,
+    client: HostId,
+    stream: usize,
+}
+
+fn address(n: u8) -> IpAddr {
+    [10, 7, 0, n].into()
+}
+
+/// Two hosts with two addresses each, and a connection between them.
+fn site(seed: u64, direct: bool) -> Site {
+    let mut world = World::new(seed, Weather { delay_min: RTT / 2, delay_max: RTT / 2, ..Weather::FAIR });
+    let router = world.add_host(true);
+    let (server, client) = (world.add_host(false), world.add_host(false));
+    for host in [server, client] {
+        world.register(router, host);
+        world.set_direct(host, direct);
+    }
+    world.publish_streams(router, server, "talk.shop", CHAT);
+    let stream = world.connect_stream(client, "talk.shop", CHAT);
+    world.run_for(2 * SECOND);
+    for (host, n) in [(server, 51), (client, 52)] {
+        let first = world.host(host).address;
+        world.set_addresses(host, vec![first, address(n)]);
+    }
+    world.run_for(SECOND);
+    Site { world, router, server, client, stream }
+}
+
+impl Site {
+    fn flow(&mut self) -> FlowInfo {
+        self.world.host(self.client).flow_of(self.stream).expect("the client's flow")
+    }
+
+    fn servers_flow(&mut self) -> FlowInfo {
+        let session = self.flow().session;
+        self.world.host(self.server).sal.flows().find(|flow| flow.session == session).expect("the server's flow")
+    }
+
+    fn order(&mut self, host: HostId, flow: FlowId, policy: Policy) {
+        let now = self.world.now;
+        self.world.host(host).sal.set_flow_policy(now, flow, policy).expect("it can be had");
+        self.world.touch(host);
+    }
+
+    fn is_alive(&mut self) -> bool {
+        let at = self.stream;
+        let acknowledged = |site: &mut Self| {
+            let own = site.world.host(site.client).streams[at].acknowledged();
+            (own, site.world.host(site.server).streams[0].acknowledged())
+        };
+        let before = acknowledged(self);
+        self.world.run_for(SECOND);
+        let after = acknowledged(self);
+        after.0 > before.0 && after.1 > before.1
+    }
+
+    /// How many places each end sends by.
+    fn places(&mut self) -> [usize; 2] {
+        let proved = |flow: FlowInfo| flow.places.iter().filter(|place| place.is_proved).count();
+        [proved(self.flow()), proved(self.servers_flow())]
+    }
+}
+
+#[test]
+fn a_striped_flow_goes_by_two_pairs_at_both_ends_and_by_one_again_when_told() {
+    for (seed, direct) in [(1, false), (2, true)] {
+        let mut site = site(seed, direct);
+        assert_eq!(site.flow().carriage.sends(), direct);
+        let flow = site.flow().flow;
+        site.order(site.client, flow, Policy::Stripe);
+        site.world.run_for(SECOND);
+        assert_eq!(site.places(), [2, 2], "seed {seed}");
+        assert!(site.is_alive());
+        let (own, peer) = (site.flow(), site.servers_flow());
+        assert!(own.is_striped && peer.is_striped);
+        assert!(!own.carriage.sends() && !peer.carriage.sends(), "it is encapsulated");
+        assert_eq!((own.why, peer.why), (Why::Striped, Why::Striped));
+        let pairs: Vec<_> = own.places.iter().map(|place| place.pair).collect();
+        assert!(pairs[0].local != pairs[1].local && pairs[0].remote != pairs[1].remote, "{pairs:?}");
+        site.order(site.client, flow, Policy::FailOver);
+        site.world.run_for(2 * SECOND);
+        assert!(!site.flow().is_striped && !site.servers_flow().is_striped);
+        assert!(site.is_alive());
+        assert_eq!(site.flow().carriage.sends(), direct, "it is lifted again");
+    }
+}
+
+#[test]
+fn a_name_has_a_policy_for_flows_that_begin() {
+    let mut site = site(3, false);
+    let service = site.flow().service;
+    let all = Prefix::new(service, 96);
+    site.world.host(site.server).sal.set_policies(vec![(all, Policy::Stripe)]);
+    let other = site.world.connect_stream(site.client, "talk.shop", CHAT);
+    site.world.run_for(2 * SECOND);
+    assert!(!site.flow().is_striped, "those that there were keep theirs");
+    let begun = site.world.host(site.client).flow_of(other).expect("the other flow");
+    assert!(begun.is_striped);
+    assert_eq!(begun.places.iter().filter(|place| place.is_proved).count(), 2);
+}
+
+#[test]
+fn where_both_ends_want_to_stripe_they_agree_on_the_places() {
+    let mut site = site(4, false);
+    let (own, peer) = (site.flow().flow, site.servers_flow().flow);
+    site.order(site.client, own, Policy::Stripe);
+    site.order(site.server, peer, Policy::Stripe);
+    site.world.run_for(2 * SECOND);
+    assert_eq!(site.places(), [2, 2]);
+    let (own, peer) = (site.flow().places, site.servers_flow().places);
+    for (own, peer) in own.iter().zip(&peer) {
+        assert_eq!(own.place, peer.place);
+        assert_eq!(Some(own.pair.remote.ip()), peer.pair.local);
+    }
+}
+
+#[test]
+fn an_address_that_goes_takes_its_place_with_it_and_brings_it_back() {
+    let mut site = site(5, false);
+    let flow = site.flow().flow;
+    site.order(site.client, flow, Policy::Stripe);
+    site.world.run_for(SECOND);
+    let first = site.world.host(site.client).address;
+    site.world.set_addresses(site.client, vec![first]);
+    site.world.run_for(SECOND);
+    assert!(site.flow().places.iter().all(|place| place.pair.local == Some(first)));
+    assert!(site.is_alive());
+    site.world.set_addresses(site.client, vec![first, address(52)]);
+    site.world.run_for(SECOND);
+    assert_eq!(site.places(), [2, 2]);
+}
+
+#[test]
+fn a_flow_that_ends_leaves_no_places() {
+    let mut site = site(6, false);
+    let flow = site.flow().flow;
+    site.order(site.client, flow, Policy::Stripe);
+    site.world.run_for(SECOND);
+    let now = site.world.now;
+    site.world.host(site.client).sal.close_flow(now, flow);
+    site.world.touch(site.client);
+    site.world.run_for(5 * SECOND);
+    let over = |flow: Option<FlowInfo>| flow.is_none_or(|flow| flow.lifecycle >= Lifecycle::Closed);
+    let found = site.world.host(site.client).flow_of(site.stream);
+    assert!(over(found));
+    let next = site.world.connect_stream(site.client, "talk.shop", CHAT);
+    site.world.run_for(2 * SECOND);
+    assert!(!site.world.host(site.client).flow_of(next).expect("a new one").is_striped);
+    let _ = site.router;
+}
+
+#[test]
+fn a_pinned_flow_stays_when_the_others_move() {
+    let mut site = site(7, false);
+    let flow = site.flow().flow;
+    let first = site.world.host(site.client).address;
+    site.order(site.client, flow, Policy::Pin(first));
+    let peer = site.flow().peer.expect("proved");
+    let now = site.world.now;
+    let towards = margay_core::Towards::Local(address(52));
+    site.world.host(site.client).sal.migrate_host(now, peer, towards).expect("it has that address");
+    site.world.touch(site.client);
+    site.world.run_for(2 * SECOND);
+    assert!(site.is_alive());
+    assert_eq!(site.flow().local, Some(first), "it went back");
+    assert!(site.flow().is_pinned && site.flow().is_aside);
+    site.order(site.client, flow, Policy::FailOver);
+    site.world.run_for(SECOND);
+    assert_eq!(site.flow().local, Some(address(52)));
+    assert!(!site.flow().is_pinned && site.is_alive());
+}

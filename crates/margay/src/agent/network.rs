@@ -1,0 +1,89 @@
+//! The host's interfaces, addresses and routes: followed as they change, and told to whom they matter. The core tells the peers
+//! (docs/decisions/0018).
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::Mutex;
+
+use super::Agent;
+use crate::host::{self, netlink};
+
+/// After the kernel's word was lost.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// What was told last.
+#[derive(Default)]
+pub struct Network(Mutex<Told>);
+
+#[derive(Default)]
+struct Told {
+    addresses: Vec<IpAddr>,
+    interfaces: Vec<u32>,
+    /// From which address the kernel sends to each peer's.
+    routes: HashMap<IpAddr, Option<IpAddr>>,
+}
+
+/// What a look is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// The kernel says that something has changed: every route may be another.
+    Changed,
+    /// Nothing is known to have changed: only addresses of peers that are new are asked for.
+    Routine,
+}
+
+/// Goes on until it is aborted.
+pub async fn follow(agent: Arc<Agent>) {
+    loop {
+        match netlink::changes() {
+            Ok(mut changes) => {
+                while changes.next().await.is_some() {
+                    // What comes in one go is one change: an address brings routes with it.
+                    while let Some(Some(())) = changes.next().now_or_never() {}
+                    refresh(&agent, Look::Changed).await;
+                }
+                tracing::warn!("the kernel's word of changes of this host's network is lost; looking again");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "this host's network is looked at every two seconds, and not heard of")
+            }
+        }
+        tokio::time::sleep(TRY_AGAIN).await;
+    }
+}
+
+/// Looks, and tells what has changed.
+pub async fn refresh(agent: &Agent, look: Look) {
+    // One look at a time: an older one must not have the last word.
+    let mut told = agent.network.0.lock().await;
+    let (addresses, interfaces) = match (host::local_addresses().await, host::interfaces().await) {
+        (Ok(addresses), Ok(interfaces)) => (addresses, interfaces),
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::warn!(%error, "this host's interfaces and addresses cannot be read");
+            return;
+        }
+    };
+    let has_changed = told.addresses != addresses || told.interfaces != interfaces;
+    if has_changed {
+        agent.direct.refresh(&interfaces, &addresses);
+        (told.addresses, told.interfaces) = (addresses.clone(), interfaces);
+    }
+    if has_changed || look == Look::Changed {
+        told.routes.clear();
+        agent.core.0.refresh_routes();
+    }
+    let remotes = agent.core.0.with_sal(|sal, _| sal.remotes());
+    let known = std::mem::take(&mut told.routes);
+    told.routes = tokio::task::block_in_place(|| {
+        let usable = |local: &IpAddr| addresses.contains(local);
+        let ask = |remote: IpAddr| host::route::source(remote).filter(usable);
+        let route = |remote: IpAddr| known.get(&remote).copied().unwrap_or_else(|| ask(remote));
+        remotes.into_iter().map(|remote| (remote, route(remote))).collect()
+    });
+    let routes: Vec<_> = told.routes.iter().map(|(remote, local)| (*remote, *local)).collect();
+    agent.core.0.with_sal(|sal, now| sal.set_routes(now, addresses, routes));
+}

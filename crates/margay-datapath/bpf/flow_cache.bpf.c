@@ -270,7 +270,7 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 	} else {
 		entry->unanswered_since_ns = 0;
 		if ((__s64)(now - entry->egress.last_ns) > (__s64)DATAGRAM_ANSWER_NS &&
-		    (__s64)(now - entry->ingress.asked_ns) > (__s64)DATAGRAM_ANSWER_NS) {
+		    (__s64)(now - entry->ingress.asked_ns) > (__s64)DATAGRAM_ANSWER_NS && agent_is_alive(now)) {
 			entry->ingress.asked_ns = now;
 			tell(entry, SEEN_ONE_WAY, NULL);
 		}
@@ -322,7 +322,8 @@ static __always_inline void tell_of_path(struct pair_value *path)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 
-	if (now - path->told_ns < TELL_NS)
+	/* Without an agent that reads them, they would fill the ring that connections' ends are told by. */
+	if (now - path->told_ns < TELL_NS || !agent_is_alive(now))
 		return;
 	path->told_ns = now;
 	tell_of(path->path, SEEN_PATH, NULL);

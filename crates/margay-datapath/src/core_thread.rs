@@ -43,7 +43,7 @@ pub(crate) struct CoreSide<C> {
     assembler: Assembler,
     armed: Option<Instant>,
     next_scan: Instant,
-    scan: Duration,
+    scan_every: Duration,
     next_restore: Instant,
     next_beat: Instant,
     /// When the kernel's cache was asked for activity last, on its clock.
@@ -62,7 +62,7 @@ impl<C: Core> CoreSide<C> {
             assembler: Assembler::default(),
             armed: None,
             next_scan: now + scan,
-            scan,
+            scan_every: scan,
             next_restore: now + PATHS_RESTORED,
             next_beat: now,
             scanned_ns: 0,
@@ -217,8 +217,8 @@ impl<C: Core> CoreSide<C> {
             self.core.handle_timeout(now);
         }
         if self.next_scan <= now {
-            self.next_scan = now + self.scan;
-            self.scan_activity(shared, now);
+            self.next_scan = now + self.scan_every;
+            self.scan(shared, now);
         }
         if self.next_beat <= now {
             self.next_beat = now + BEAT;
@@ -235,7 +235,9 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
     }
 
-    fn scan_activity(&mut self, shared: &Shared<C>, now: Instant) {
+    /// Looks through the caches for what flows have carried, and for ends that nobody told of: the ring of events may have been
+    /// full, and the programs of the agent before go on telling theirs until they are replaced.
+    fn scan(&mut self, shared: &Shared<C>, now: Instant) {
         let blocks = shared.table.read().blocks();
         let mut flows: Vec<FlowId> = Vec::new();
         // Block by block, so that an update need not wait for the whole table.
@@ -245,8 +247,13 @@ impl<C: Core> CoreSide<C> {
         }
         if let Some(cache) = shared.direct.cache() {
             let since = std::mem::replace(&mut self.scanned_ns, clock::now().micros() * 1000);
-            let active = cache.entries().filter(|state| state.last_ns >= since);
-            active.for_each(|state| self.core.handle_activity(now, state.flow));
+            for state in cache.entries() {
+                if state.last_ns >= since {
+                    self.core.handle_activity(now, state.flow);
+                }
+                let ends = state.seen.ends();
+                ends.for_each(|(direction, flags)| self.core.handle_transport(now, state.flow, direction, flags));
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use margay_wire::FlowId;
 use parking_lot::{Mutex, RwLock};
 
 use crate::kernel::{KernelCache, WireFlow, WirePath, WireState};
-use crate::packet::{FIN, FlowKey, RST};
+use crate::packet::FlowKey;
 use crate::pinhole::{self, Segment};
 use crate::table::{FlowCounters, Table, TcpNumbers};
 use crate::wait::Wake;
@@ -356,15 +356,7 @@ impl Direct {
                 (None, Some(key)) => besides.pinholes.extend(pinhole::received(&key)),
                 (_, None) => {}
             }
-            let flags = |fin: bool, rst: bool| (if fin { FIN } else { 0 }) | (if rst { RST } else { 0 });
-            for (direction, flags) in [
-                (Direction::Egress, flags(event.seen.fin_egress(), event.seen.rst_egress())),
-                (Direction::Ingress, flags(event.seen.fin_ingress(), event.seen.rst_ingress())),
-            ] {
-                if flags != 0 {
-                    heard(event.flow, direction, flags);
-                }
-            }
+            event.seen.ends().for_each(|(direction, flags)| heard(event.flow, direction, flags));
         });
         besides
     }

@@ -8,14 +8,18 @@ mod namespace;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::Duration;
 
-use margay_core::{Direction, Tuple};
+use margay_core::{Direction, PathId, Tuple};
+use margay_datapath::kernel::{CacheConfig, KernelCache, WireFlow, WirePath};
 use margay_datapath::{Counters, Datapath, DatapathConfig, Error, clock};
+use margay_wire::FlowId;
 use mirror::{Heard, Mirror};
 use namespace::{Host, OWN_V4, OWN_V6, PATIENCE, ip, isolated, pattern, two_hosts};
+use rustix::net;
 
 struct Network {
     hosts: [Host; 2],
@@ -234,6 +238,74 @@ fn signalling_and_timers_reach_the_core() {
         let garbage = hear(&network, 1, |heard| matches!(heard, Heard::Signalling(_)));
         assert_eq!(garbage, Heard::Signalling(vec![0xff; 1200]));
         echo(&network, true, true, 1 << 20, || ());
+    });
+}
+
+/// A segment with FIN, from flow port to flow port, past the sender's TCP.
+fn send_fin(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) {
+    let mut packet = vec![0x45, 0, 0, 40, 0, 1, 0x40, 0, 64, 6, 0, 0];
+    packet.extend([from.0.octets(), to.0.octets()].concat());
+    packet.extend([from.1.to_be_bytes(), to.1.to_be_bytes()].concat());
+    packet.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x11, 255, 255, 0, 0, 0, 0]);
+    let socket = net::socket(net::AddressFamily::INET, net::SocketType::RAW, Some(net::ipproto::RAW)).unwrap();
+    net::sendto(&socket, &packet, net::SendFlags::empty(), &SocketAddr::new(to.0.into(), 0)).unwrap();
+}
+
+/// An agent that starts has its programs put in the place of those of the agent before; what those see until then they tell to
+/// a ring that nobody reads.
+#[test]
+fn an_end_that_nobody_was_told_of_is_found() {
+    isolated("an_end_that_nobody_was_told_of_is_found", || {
+        if !nix::unistd::geteuid().is_root() {
+            return eprintln!("skipped: eBPF needs root");
+        }
+        let network = network(UNDERLAY_V4, true, 20);
+        let pin_dir = std::env::temp_dir().join(format!("margay-two-hosts-{}", std::process::id()));
+        let place = pin_dir.clone();
+        let [used, other] = network.hosts[0].run(move || {
+            let eth0 = nix::net::if_::if_nametoindex("eth0").unwrap();
+            let config = CacheConfig {
+                sal0: "sal0".to_owned(),
+                interfaces: vec![eth0],
+                pin_dir: place,
+                flow_ports: 61_000..=61_999,
+                flows_max: 16,
+            };
+            let [used, other] = [0, 1].map(|_| KernelCache::open(&config).unwrap());
+            other.set_local_addresses(&["10.77.0.1".parse().unwrap()]);
+            other.attach().unwrap();
+            let (local, remote) = ("10.77.0.1".parse().unwrap(), "10.77.0.2".parse().unwrap());
+            let path = WirePath {
+                local,
+                remote,
+                next_hop: remote,
+                ifindex: eth0,
+                mtu: 1500,
+                stall_us: 200_000,
+                held: false,
+                watched: false,
+            };
+            used.set_path(PathId(1), &path).unwrap();
+            [used, other]
+        });
+        let app = Tuple { protocol: 6, source: (OWN_V4, 40_000).into(), destination: (PEER_V4, 80).into() };
+        let flow = WireFlow {
+            flow: FlowId(40_000),
+            generation: 1,
+            app: app.into(),
+            path: PathId(1),
+            local_port: 61_001,
+            remote_port: 61_002,
+            egress: false,
+            accept: true,
+        };
+        used.install(&flow).unwrap();
+        other.heartbeat();
+        network.datapaths[0].use_cache(Some(Arc::new(used)));
+        network.hosts[1].run(|| send_fin((Ipv4Addr::new(10, 77, 0, 2), 61_002), (Ipv4Addr::new(10, 77, 0, 1), 61_001)));
+        hear(&network, 0, |heard| *heard == Heard::Passed(flow.flow, Direction::Ingress, 1));
+        drop(other);
+        KernelCache::remove_pins(&pin_dir);
     });
 }
 

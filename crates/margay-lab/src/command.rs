@@ -1,6 +1,7 @@
 //! The commands of `margay lab`.
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -147,6 +148,8 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> ExitCode {
 pub fn execute(command: Command) -> ExitCode {
     match perform(command) {
         Ok(status) => ExitCode::from(status),
+        // Whoever read our output has had enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             progress(&format!("error: {error:#}"));
             ExitCode::FAILURE
@@ -154,9 +157,14 @@ pub fn execute(command: Command) -> ExitCode {
     }
 }
 
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
 /// One line about what goes on, on standard error.
 pub fn progress(text: &str) {
-    eprintln!("lab: {text}");
+    // Nobody may be reading.
+    let _ = writeln!(std::io::stderr(), "lab: {text}");
 }
 
 fn perform(command: Command) -> Result<u8> {

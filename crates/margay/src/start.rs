@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use margay_control::api::v1::ShutdownRequest;
+use margay_control::api::v1::{ShutdownRequest, StatusRequest};
 use margay_control::{StateDir, StateError};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -27,6 +27,8 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 /// The agent says goodbye to its routers and peers.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 const STOP_LOOK: Duration = Duration::from_millis(20);
+/// One that runs answers at once, also under load.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const LOG_TAIL_BYTES: u64 = 4096;
 const UNIT: &str = "margay.service";
 /// Where the unit reads what the command line adds; its place is fixed in the unit.
@@ -167,6 +169,30 @@ pub fn running(config: &Config) -> Result<Option<String>, StartError> {
     }
 }
 
+/// Whether an agent runs here that answers. One that is just ending, or just starting, is waited for; one that is stuck counts.
+///
+/// # Errors
+///
+/// As for [`running`].
+pub async fn is_running(config: &Config) -> Result<bool, StartError> {
+    let until = Instant::now() + STOP_LIMIT;
+    while running(config)?.is_some() {
+        if answers(config).await || Instant::now() >= until {
+            return Ok(true);
+        }
+        sleep(STOP_LOOK).await;
+    }
+    Ok(false)
+}
+
+async fn answers(config: &Config) -> bool {
+    let asked = async {
+        let mut client = margay_control::api::connect(&config.socket()).await.ok()?;
+        client.status(StatusRequest {}).await.ok()
+    };
+    timeout(ANSWER_LIMIT, asked).await.is_ok_and(|answer| answer.is_some())
+}
+
 /// Tells whoever started this process how it goes, as systemd wants it (`sd_notify`). Without one, nothing happens.
 pub fn notify(state: &str) {
     let Some(place) = std::env::var_os("NOTIFY_SOCKET") else { return };
@@ -194,7 +220,7 @@ pub async fn start(config: &Config, options: &StartOptions) -> Result<Started, S
     }
     let by_systemd = has_unit().await;
     let how = if by_systemd { "systemd" } else { "process" };
-    if running(config)?.is_some() {
+    if is_running(config).await? {
         return Ok(Started { how, was_running: true });
     }
     if by_systemd {
@@ -372,6 +398,18 @@ async fn end_flows(config: &Config) {
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[tokio::test]
+    async fn an_agent_that_is_going_is_none() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = format!("[host]\nruntime_dir = {:?}\n", dir.path());
+        let config = Config::parse(&text, Path::new("margay.toml")).expect("a configuration");
+        let held = lock(&config).expect("nobody has it");
+        assert!(running(&config).expect("a lock").is_some());
+        // It is looked at before the lock goes.
+        let (is_running, ()) = tokio::join!(is_running(&config), async { drop(held) });
+        assert!(!is_running.expect("a lock"));
+    }
 
     #[test]
     fn the_unit_is_told_what_the_command_line_says() {

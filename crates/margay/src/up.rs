@@ -41,7 +41,7 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
     if args.dry_run {
         return show(plan.changes(), plan.remarks(), args.json, out).await;
     }
-    let was_running = start::running(config).into_diagnostic()?.is_some();
+    let was_running = start::is_running(config).await.into_diagnostic()?;
     if was_running && (args.join.is_some() || args.router) {
         return Err(miette!(
             help = "`margay down` first, then `margay up` with the new options; connections of this host end",

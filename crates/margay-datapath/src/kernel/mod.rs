@@ -29,12 +29,13 @@ use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
 use margay_core::entry::PathId;
+use margay_core::output::Direction;
 use margay_core::time::Instant;
 use margay_wire::FlowId;
 use parking_lot::Mutex;
 
 use crate::clock;
-use crate::packet::{FlowKey, mapped};
+use crate::packet::{FIN, FlowKey, RST, mapped};
 use crate::table::FlowCounters;
 use address_pair::AddressPairs;
 use layout::{app_key, flow_entry, pair_key, path_entry, wire_key};
@@ -103,24 +104,12 @@ pub struct WireFlow {
 pub struct Seen(u32);
 
 impl Seen {
-    /// The application's FIN.
-    pub const fn fin_egress(self) -> bool {
-        self.0 & 1 != 0
-    }
-
-    /// The application's RST.
-    pub const fn rst_egress(self) -> bool {
-        self.0 & 2 != 0
-    }
-
-    /// The peer's FIN.
-    pub const fn fin_ingress(self) -> bool {
-        self.0 & 4 != 0
-    }
-
-    /// The peer's RST.
-    pub const fn rst_ingress(self) -> bool {
-        self.0 & 8 != 0
+    /// The ends that passed: the application's, and the peer's, with the TCP flags FIN and RST of each that showed one.
+    pub fn ends(self) -> impl Iterator<Item = (Direction, u8)> {
+        let flags =
+            |fin: u32, rst: u32| if self.0 & fin != 0 { FIN } else { 0 } | if self.0 & rst != 0 { RST } else { 0 };
+        let both = [(Direction::Egress, flags(1, 2)), (Direction::Ingress, flags(4, 8))];
+        both.into_iter().filter(|(_, flags)| *flags != 0)
     }
 
     /// Datagrams come and none goes: the peer waits for a sign that they arrive.

@@ -11,6 +11,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
 use margay_core::name::HOST_V4;
+use margay_core::output::Direction;
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -20,7 +21,7 @@ use super::plain::Plain;
 use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder};
 use super::{WireFlow, WirePath};
-use crate::packet::{ACK, FIN, FlowKey, SYN, TCP, UDP};
+use crate::packet::{ACK, FIN, FlowKey, RST, SYN, TCP, UDP};
 use crate::sample::{self, Checksum, Seen};
 
 const ETHERNET: usize = 14;
@@ -391,13 +392,27 @@ fn both_ends_of_a_connection_are_noted() {
     assert_eq!(rig.entry().seen, 1);
     rig.run(false, &segment(wire(true).reversed(), FIN | ACK, b""));
     assert_eq!(rig.entry().seen, 1 | 4);
+    let ends: Vec<_> = super::Seen(rig.entry().seen).ends().collect();
+    assert_eq!(ends, [(Direction::Egress, FIN), (Direction::Ingress, FIN)]);
+    assert_eq!(super::Seen(2 | 16).ends().collect::<Vec<_>>(), [(Direction::Egress, RST)]);
+}
+
+#[test]
+fn an_end_that_finds_the_ring_full_is_kept_in_its_entry() {
+    let app = sample::tuple4(TCP);
+    let Some(rig) = rig(app, true, true, true) else { return };
+    rig.run(true, &segment(app, ACK, b"x"));
+    let news = too_big(&segment(wire(true), ACK, b"x"), 1400);
+    (0..2000).for_each(|_| drop(rig.run(false, &news)));
+    assert!(rig.counted().contains(&"event_lost"));
+    rig.run(true, &segment(app, FIN | ACK, b""));
+    assert_eq!(rig.entry().seen, 1);
 }
 
 #[test]
 fn a_reset_by_a_held_path_is_nobodys_and_shows_nothing() {
     const PATH_HELD: u32 = 1;
     const PATH_WATCHED: u32 = 2;
-    const RST: u8 = 0x04;
     let Some(rig) = rig(sample::tuple4(TCP), true, true, true) else { return };
     let (pair, wire) = (layout::pair_of(&rig.path()), wire(true).reversed());
     let lead = |flags: u32| {
@@ -409,6 +424,11 @@ fn a_reset_by_a_held_path_is_nobodys_and_shows_nothing() {
     assert_eq!((rig.counted(), told()), (vec!["drop_reset"], false));
     assert_eq!(rig.run(false, &segment(wire, ACK, b"")).0, REDIRECT);
     assert!(told(), "anything else comes from the peer's own host");
+    lead(PATH_HELD | PATH_WATCHED);
+    rig.beat(1);
+    rig.run(false, &segment(wire, ACK, b""));
+    assert!(!told(), "nobody reads it");
+    rig.beat(crate::clock::now().micros() * 1000);
     lead(PATH_WATCHED);
     assert_eq!(rig.run(false, &segment(wire, RST | ACK, b"")).0, REDIRECT);
     assert!(!told());

@@ -22,12 +22,12 @@ use crate::topology::Topology;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "agent-restart",
-    summary: "100 transfers while agents are killed and started again, and while they are left dead",
+    summary: "100 transfers while agents are killed and started again, left dead, and started while transfers end",
     bounds: &BOUNDS,
     run,
 };
 
-const BOUNDS: [Bound; 9] = [
+const BOUNDS: [Bound; 10] = [
     bound("resets", Exactly(0.0)),
     bound("wrong_bytes", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
@@ -35,6 +35,7 @@ const BOUNDS: [Bound; 9] = [
     bound("goodput_ratio_dead", AtLeast(0.95)),
     bound("ended_while_dead", Exactly(SHORT_COUNT as f64)),
     bound("names_found_while_dead", AtLeast(10.0)),
+    bound("starts_while_ending", AtLeast(10.0)),
     bound("leaked_entries", Exactly(0.0)),
     bound("hash_maps_kept", AtLeast(FLOW_MAPS)),
 ];
@@ -56,6 +57,10 @@ const DEAD: Duration = Duration::from_secs(30);
 const SHORT_COUNT: usize = 20;
 const SHORT_BYTES: usize = 8_000_000;
 const SHORT_PACE: u64 = 250_000;
+/// Transfers whose ends lie apart: in groups, each a little slower than the one before.
+const BRIEF_BYTES: usize = 2_000_000;
+const GROUPS: usize = 10;
+const PACE_STEP: u64 = 12_000;
 const LONG_COUNT: usize = TRANSFERS - SHORT_COUNT;
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 const END_LIMIT: Duration = Duration::from_secs(180);
@@ -123,6 +128,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let nginx = Nginx::start(server, &["0.0.0.0:80"])?;
     nginx.put("long", &noise(FILE_BYTES, 1))?;
     nginx.put("short", &noise(SHORT_BYTES, 2))?;
+    nginx.put("brief", &noise(BRIEF_BYTES, 3))?;
     nginx.put("tiny", b"What the first of all flows needs is no leak.\n")?;
     agent::publish(server, "web.shop", "0.0.0.0:80", &[])?;
     let stage = Stage { hosts, client, server, root: nginx.root.clone() };
@@ -135,6 +141,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     // Whatever went wrong there, the next part starts with all of them.
     stage.start_missing()?;
     pair::attempt_part("agents left dead", findings, |findings| leave_dead(&stage, findings));
+    stage.start_missing()?;
+    pair::attempt_part("transfers that end while agents start", findings, |findings| end_meanwhile(&stage, findings));
     stage.start_missing()?;
     pair::report_resets(&[client, server], findings)?;
     leaks(&stage, &before, findings)
@@ -233,6 +241,34 @@ fn half_a_minute(stage: &Stage, long: &mut Downloads, short: &mut Downloads, fin
     Ok(())
 }
 
+/// Transfers end one after the other while the agents of both hosts are killed and started again all the time: an agent that
+/// begins takes over from programs that tell nobody any more.
+fn end_meanwhile(stage: &Stage, findings: &mut Findings) -> Result<()> {
+    let group = |number| stage.downloads("brief", TRANSFERS / GROUPS, PACE - number * PACE_STEP);
+    let mut groups = (0..GROUPS as u64).map(group).collect::<Result<Vec<_>>>()?;
+    let ended = starts_until_end(stage, &mut groups, findings);
+    stage.start_missing()?;
+    for running in groups {
+        stage.finish("transfers that end while agents start", "brief", running, findings)?;
+    }
+    ended
+}
+
+fn starts_until_end(stage: &Stage, groups: &mut [Downloads], findings: &mut Findings) -> Result<()> {
+    groups.iter_mut().try_for_each(|running| running.await_open(OPEN_LIMIT).map(drop))?;
+    agent::await_paths(&stage.ends(), true, TRANSFERS, OPEN_LIMIT)?;
+    groups[0].await_progress("the first transfer's end", END_LIMIT, |now| now.ended > 0)?;
+    findings.set("starts_while_ending", 0.0);
+    while groups[GROUPS - 1].progress()?.ended < TRANSFERS / GROUPS {
+        for host in stage.ends() {
+            agent::kill(host)?;
+            agent::start_again(host)?;
+            findings.figures.add("starts_while_ending", 1.0);
+        }
+    }
+    Ok(())
+}
+
 /// Bytes per second of all transfers together, over a fifth of their way.
 fn goodput(long: &mut Downloads, short: &mut Downloads) -> Result<f64> {
     let first = long.progress()?.bytes + short.progress()?.bytes;
@@ -280,15 +316,15 @@ fn closed_cleanly(stage: &Stage, open: usize) -> Result<()> {
 /// What agents and kernels hold for flows.
 #[derive(Clone, Debug)]
 struct Entries {
-    flows: usize,
+    flows: Vec<serde_json::Value>,
     maps: Vec<std::collections::BTreeMap<u32, observe::BpfMap>>,
 }
 
 impl Entries {
     fn now(stage: &Stage) -> Result<Self> {
-        let mut entries = Self { flows: 0, maps: Vec::new() };
+        let mut entries = Self { flows: Vec::new(), maps: Vec::new() };
         for host in stage.ends() {
-            entries.flows += agent::flows(host)?.len();
+            entries.flows.extend(agent::flows(host)?);
             entries.maps.push(observe::bpf_maps(agent::pid(host)?)?);
         }
         Ok(entries)
@@ -298,20 +334,33 @@ impl Entries {
     fn settled(stage: &Stage) -> Result<Self> {
         wait_for("the end of all flows", LEAK_LIMIT, || {
             let entries = Self::now(stage)?;
-            if entries.flows == 0 { Ok(entries) } else { bail!("there are {}", entries.flows) }
+            if entries.flows.is_empty() { Ok(entries) } else { bail!("there are {}", entries.flows.len()) }
         })
     }
 
     /// How many more than these: flows that agents list, and entries of maps that are still the same ones.
     fn more_than(&self, before: &Self) -> f64 {
-        let mut more = self.flows as f64 - before.flows as f64;
-        for (now, then) in self.maps.iter().zip(&before.maps) {
-            for (id, map) in now {
-                let (Some(then), Some(entry_bytes)) = (then.get(id), map.entry_bytes) else { continue };
-                more += ((map.bytes - then.bytes) / entry_bytes).ceil().max(0.0);
-            }
-        }
-        more.max(0.0)
+        let flows = self.flows.len() as f64 - before.flows.len() as f64;
+        (flows + self.growth(before).map(|(_, entries)| entries).sum::<f64>()).max(0.0)
+    }
+
+    /// By how many entries each hash has grown, by its number.
+    fn growth(&self, before: &Self) -> impl Iterator<Item = (u32, f64)> {
+        let hosts = self.maps.iter().zip(&before.maps);
+        hosts.flat_map(|(now, then)| {
+            now.iter().filter_map(|(id, map)| {
+                let entries = (map.bytes - then.get(id)?.bytes) / map.entry_bytes?;
+                Some((*id, entries.ceil().max(0.0)))
+            })
+        })
+    }
+
+    /// What there is more than then, for somebody who looks for its cause.
+    fn remains(&self, before: &Self) -> String {
+        let flows = self.flows.iter().map(serde_json::Value::to_string);
+        let maps = self.growth(before).filter(|(_, entries)| *entries > 0.0);
+        let maps = maps.map(|(id, entries)| format!("map {id} has {entries} entries more"));
+        flows.chain(maps).collect::<Vec<_>>().join("\n")
     }
 
     /// How many hashes each host still has of then, at the least.
@@ -338,6 +387,7 @@ fn leaks(stage: &Stage, before: &Entries, findings: &mut Findings) -> Result<()>
     // A map that another took the place of says nothing of what was before.
     findings.set("hash_maps_kept", now.kept_since(before));
     if let Err(error) = settled {
+        progress(&now.remains(before));
         findings.note(format!("{error:#}"));
     }
     Ok(())

@@ -7,10 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use margay_core::entry::Wire;
-use margay_core::output::Direction;
 use margay_core::{Instant, Sal};
 use margay_datapath::kernel::{Adopted, CacheConfig, KernelCache};
-use margay_datapath::packet::{FIN, RST};
 use margay_datapath::unconnected::Unconnected;
 use parking_lot::Mutex;
 
@@ -80,10 +78,7 @@ impl DirectPath {
                 continue;
             }
             carried += 1;
-            let flags = |fin: bool, rst: bool| (if fin { FIN } else { 0 }) | (if rst { RST } else { 0 });
-            let seen = state.seen;
-            sal.handle_transport(now, state.flow, Direction::Egress, flags(seen.fin_egress(), seen.rst_egress()));
-            sal.handle_transport(now, state.flow, Direction::Ingress, flags(seen.fin_ingress(), seen.rst_ingress()));
+            state.seen.ends().for_each(|(direction, flags)| sal.handle_transport(now, state.flow, direction, flags));
         }
         tracing::info!(carried, "flows that the kernel went on carrying");
     }

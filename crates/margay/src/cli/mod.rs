@@ -133,7 +133,8 @@ fn report(result: Result<ExitCode>) -> ExitCode {
         if is_broken_pipe(&error) {
             return ExitCode::SUCCESS;
         }
-        eprintln!("{error:?}");
+        // Nobody may be reading.
+        let _ = writeln!(std::io::stderr(), "{error:?}");
         ExitCode::FAILURE
     })
 }

@@ -322,10 +322,11 @@ impl AssociationTable {
         {
             self.remove(older);
         }
+        self.thin_out(association.remote);
         self.insert_beside(association)
     }
 
-    /// The same, but what it supersedes stays for now: flows that need it may be on their way.
+    /// The same, but what it supersedes stays for now, and others at its address: flows that need them may be on their way.
     ///
     /// # Errors
     ///
@@ -336,7 +337,6 @@ impl AssociationTable {
             return Err(DropReason::Full);
         }
         self.remove(id);
-        self.thin_out(remote);
         self.by_id.insert(id, association);
         self.by_host.entry(host).or_default().push(id);
         self.note_address(remote, id);

@@ -452,12 +452,14 @@ impl Sal {
             return false;
         }
         flow.generation = flow.generation.max(generation);
-        flow.direct.path = wire.path.0;
         flow.direct.carriage = if wire.accepting { Carriage::Direct } else { Carriage::Sending };
         flow.direct.why = Why::Proved;
         let association = flow.association;
-        if let Some(association) = self.associations.get_mut(association) {
-            association.wire_path = wire.path.0;
+        // Otherwise it is of an association that is gone, or of a path aside: it goes on by what it has been given.
+        if self.take_up_wire_path(association, wire.path.0)
+            && let Some(flow) = self.flows.get_mut(id)
+        {
+            flow.direct.path = wire.path.0;
         }
         self.set_direct_due(id, None);
         self.install_again(id);

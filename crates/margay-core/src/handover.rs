@@ -533,7 +533,7 @@ impl Sal {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use alloc::string::ToString;
 
     use proptest::prelude::*;
@@ -541,6 +541,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Limits};
     use crate::control::AssociationSetup;
+    use crate::entry::{PathId, Wire};
     use crate::key::HostSecret;
     use crate::output::Output;
 
@@ -649,7 +650,7 @@ mod tests {
         }
     }
 
-    fn sal(limits: Limits) -> Sal {
+    pub(crate) fn sal(limits: Limits) -> Sal {
         let config = Config {
             host_key: HostSecret::from_bytes([5; 32]),
             epoch: 1,
@@ -703,6 +704,33 @@ mod tests {
         assert_eq!(sal.adopt_flow(now, &record()), Err(AdoptError::Taken("identifier")));
         let twin = HandoverRecord { flow: FlowId(5), ..record() };
         assert_eq!(sal.adopt_flow(now, &twin), Err(AdoptError::Taken("five-tuple")));
+    }
+
+    /// Taken up with ports of its own, while the cache's entry names the record `path`.
+    fn adopted(sal: &mut Sal, association: u32, path: u32) -> (bool, u32, u32) {
+        let now = Instant::from_millis(1);
+        let (local, remote) = ([0, 0, 0, 0].into(), [10, 0, 0, 2].into());
+        let ports =
+            Tuple { protocol: 6, source: SocketAddr::new(local, 61_001), destination: SocketAddr::new(remote, 61_002) };
+        let mut direct = record();
+        direct.legs[1].keys = Some(KeyReference { host: peer(), association });
+        direct.legs.push(Leg { kind: LegKind::Nic, stack: 0, tuple: Some(ports), flow: None, keys: None });
+        sal.adopt_flow(now, &direct).expect("the peer is known");
+        let wire = Wire { path: PathId(path), local_port: 61_001, remote_port: 61_002, sending: true, accepting: true };
+        let is_adopted = sal.adopt_direct(now, direct.flow, 12, &wire);
+        let named = sal.flows.get(direct.flow).map_or(0, |flow| flow.direct.path);
+        (is_adopted, named, sal.associations.get(association).map_or(0, |association| association.wire_path))
+    }
+
+    #[test]
+    fn a_direct_flow_goes_on_by_the_record_that_its_peer_has() {
+        for (entry, path) in [(77, 77), (78, 78), (5, 78)] {
+            let mut sal = sal(Limits::default());
+            meet_peer(&mut sal, 77);
+            sal.associations.hold(77);
+            meet_peer(&mut sal, 78);
+            assert_eq!(adopted(&mut sal, 78, entry), (true, path, path), "{entry}");
+        }
     }
 
     #[test]

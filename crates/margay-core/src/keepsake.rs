@@ -152,6 +152,26 @@ mod tests {
         assert_eq!(bytes, again);
     }
 
+    /// Flows are taken up after it, so that none has one yet: all stay until then, however many are at one address.
+    #[test]
+    fn all_of_a_peers_come_back_until_flows_have_chosen() {
+        let mut sal = crate::handover::tests::sal(crate::config::Limits::default());
+        let mut bytes = Vec::new();
+        for id in 1..=40 {
+            let mut one = association();
+            one.local_id = id;
+            encode(&one, &mut bytes);
+        }
+        assert_eq!(sal.take_up_associations(Instant::ZERO, &bytes), Ok(40));
+        let peers = |sal: &Sal| -> Vec<u32> {
+            sal.associations.iter().filter(|one| !one.is_self()).map(|one| one.local_id).collect()
+        };
+        assert_eq!(peers(&sal).len(), 40);
+        sal.associations.hold(3);
+        sal.forget_superseded();
+        assert_eq!(peers(&sal), [3, 40]);
+    }
+
     #[test]
     fn another_version_is_refused() {
         let mut bytes = Vec::new();

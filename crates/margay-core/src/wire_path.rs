@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use margay_wire::FlowId;
 
-use crate::association::AssociationTable;
+use crate::association::{Association, AssociationTable};
 use crate::direct::Carriage;
 use crate::entry::{EntryUpdate, Path, PathId};
 use crate::flow::Flow;
@@ -80,6 +80,30 @@ impl Sal {
             let is_its = associations.get(flow.association).is_some_and(|association| association.host == host);
             is_its && flow.side.is_none() && flow.direct.path != owner
         });
+    }
+
+    /// The cache has kept the record `owner`, by which direct flows go: all associations where `association` is name it. False if
+    /// no association there has it.
+    pub(crate) fn take_up_wire_path(&mut self, association: u32, owner: u32) -> bool {
+        let Some(association) = self.associations.get(association) else { return false };
+        let (host, remote, named) = (association.host, association.remote, association.wire_path);
+        let is_there = move |one: &Association| one.host == host && one.remote == remote;
+        if !self.associations.get(owner).is_some_and(is_there) {
+            return false;
+        }
+        if named != owner {
+            let there = self.associations.all_with(host).filter(|one| is_there(one));
+            for id in there.map(|one| one.local_id).collect::<Vec<_>>() {
+                if let Some(association) = self.associations.get_mut(id) {
+                    association.wire_path = owner;
+                }
+            }
+            self.follow_wire_path(owner, |flow, associations| {
+                let is_its = associations.get(flow.association).is_some_and(is_there);
+                is_its && flow.side.is_none() && flow.direct.path != owner
+            });
+        }
+        true
     }
 
     /// Makes wired flows name the record `owner`.

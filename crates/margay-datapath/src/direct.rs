@@ -127,6 +127,15 @@ impl Direct {
         *self.cache.write() = cache;
     }
 
+    /// The kernel's cache forgets path records that no flow names: those of the agent before whose associations have gone while there
+    /// was none. Where two stand at one pair of addresses, direct packets lead to neither.
+    pub fn drop_strange_paths(&self) {
+        if let Some(cache) = self.cache() {
+            let paths = self.paths.lock();
+            cache.retain_paths(|id| paths.get(&id).is_some_and(|path| path.is_used));
+        }
+    }
+
     /// The interface by which a datagram from `local` leaves; zero where it does not matter. [`NOWHERE`] where the one that has
     /// that address is down: the kernel would send it by another, where a translator would remember it for somebody else.
     pub fn interface(&self, remote: IpAddr, local: IpAddr) -> u32 {

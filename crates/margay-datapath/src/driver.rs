@@ -285,6 +285,7 @@ impl<C: Core> Datapath<C> {
     pub fn use_cache(&self, cache: Option<Arc<KernelCache>>) {
         self.shared.direct.use_cache(cache);
         self.shared.direct.follow_all(&self.shared.table.read());
+        self.shared.direct.drop_strange_paths();
         // The core's thread waits on another set of descriptors now.
         self.shared.reload.set();
     }

@@ -262,7 +262,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
         let network = network(UNDERLAY_V4, true, 20);
         let pin_dir = std::env::temp_dir().join(format!("margay-two-hosts-{}", std::process::id()));
         let place = pin_dir.clone();
-        let [used, other] = network.hosts[0].run(move || {
+        let ([used, other], path) = network.hosts[0].run(move || {
             let eth0 = nix::net::if_::if_nametoindex("eth0").unwrap();
             let config = CacheConfig {
                 sal0: "sal0".to_owned(),
@@ -285,8 +285,8 @@ fn an_end_that_nobody_was_told_of_is_found() {
                 held: false,
                 watched: false,
             };
-            used.set_path(PathId(1), &path).unwrap();
-            [used, other]
+            used.set_path(PathId(9), &WirePath { remote: "10.77.0.9".parse().unwrap(), ..path }).unwrap();
+            ([used, other], path)
         });
         let app = Tuple { protocol: 6, source: (OWN_V4, 40_000).into(), destination: (PEER_V4, 80).into() };
         let flow = WireFlow {
@@ -299,11 +299,20 @@ fn an_end_that_nobody_was_told_of_is_found() {
             egress: false,
             accept: true,
         };
+        let used = Arc::new(used);
+        network.datapaths[0].use_cache(Some(Arc::clone(&used)));
+        assert_eq!(used.paths().count(), 0, "a path of the agent before");
+        for id in [1, 2] {
+            used.set_path(PathId(id), &path).unwrap();
+        }
+        used.remove_path(PathId(2));
         used.install(&flow).unwrap();
         other.heartbeat();
-        network.datapaths[0].use_cache(Some(Arc::new(used)));
         network.hosts[1].run(|| send_fin((Ipv4Addr::new(10, 77, 0, 2), 61_002), (Ipv4Addr::new(10, 77, 0, 1), 61_001)));
         hear(&network, 0, |heard| *heard == Heard::Passed(flow.flow, Direction::Ingress, 1));
+        used.install(&WireFlow { path: PathId(3), generation: 2, ..flow }).unwrap();
+        let ends = used.state(flow.flow).map(|state| state.seen.ends().collect::<Vec<_>>());
+        assert_eq!(ends, Some(vec![(Direction::Ingress, 1)]), "it goes with the flow to another path");
         drop(other);
         KernelCache::remove_pins(&pin_dir);
     });

@@ -21,6 +21,19 @@ impl<Map: MapCore> AddressPairs<'_, Map> {
         self.set(pair, if is_shared { PATH_SHARED } else { id.0 }, flags)
     }
 
+    /// Forgets pairs that lead to a path that stands elsewhere, or nowhere.
+    pub(super) fn forget_unled(&self) {
+        let leads_astray = |key: &Vec<u8>| {
+            let value = get::<pair_value>(self.pairs, key).filter(|value| value.path != PATH_SHARED);
+            let path = value.map(|value| get::<path_entry>(self.paths, &value.path.to_ne_bytes()));
+            path.is_some_and(|path| path.is_none_or(|path| layout::pair_of(&path).bytes() != key))
+        };
+        for key in self.pairs.keys().filter(leads_astray).collect::<Vec<_>>() {
+            // Refused only when it is gone already.
+            let _ = self.pairs.delete(&key);
+        }
+    }
+
     /// Whether several paths stand at a pair.
     pub(super) fn is_shared(&self, pair: &pair_key) -> bool {
         get::<pair_value>(self.pairs, pair.bytes()).is_some_and(|value| value.path == PATH_SHARED)

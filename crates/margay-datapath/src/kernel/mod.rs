@@ -422,6 +422,12 @@ impl KernelCache {
         });
     }
 
+    /// The path records.
+    pub fn paths(&self) -> impl Iterator<Item = PathId> {
+        let number = |key: Vec<u8>| Some(PathId(u32::from_ne_bytes(key.try_into().ok()?)));
+        self.loaded.maps.paths.keys().filter_map(number)
+    }
+
     /// Forgets a path record. Flows that still name it are sent to user space.
     pub fn remove_path(&self, id: PathId) {
         let maps = &self.loaded.maps;
@@ -431,7 +437,16 @@ impl KernelCache {
         let _ = maps.paths.delete(&id.0.to_ne_bytes());
     }
 
-    /// Adds an entry, or changes it; what it has counted and seen stays. Packets that pass in the same moment may not be counted.
+    /// Forgets every path record that is not wanted, and pairs of addresses that lead to none.
+    pub fn retain_paths(&self, is_wanted: impl Fn(PathId) -> bool) {
+        let unwanted: Vec<PathId> = self.paths().filter(|id| !is_wanted(*id)).collect();
+        unwanted.into_iter().for_each(|id| self.remove_path(id));
+        if self.left.lock().is_empty() {
+            self.address_pairs().forget_unled();
+        }
+    }
+
+    /// Adds an entry, or changes it, also to another path; what it has counted and seen stays. Packets that pass in the same moment may not be counted.
     ///
     /// # Errors
     ///
@@ -440,16 +455,20 @@ impl KernelCache {
         let (key, app) = (layout::wire_key_of(flow), layout::app_key_of(&flow.app));
         let maps = &self.loaded.maps;
         let mut index = self.index.lock();
+        let mut moved = None;
         if let Some((old_key, old_app)) = index.get(&flow.flow).copied()
             && (old_key.bytes() != key.bytes() || old_app.bytes() != app.bytes())
         {
+            let old = get::<flow_entry>(&maps.flows, old_key.bytes()).filter(|entry| entry.flow == flow.flow.0);
+            // How long answers take is of the path.
+            moved = old.map(|entry| flow_entry { rtt_ns: 0, ..entry });
             self.delete(&old_key, &old_app);
             index.remove(&flow.flow);
         }
         let mut entry = match get::<flow_entry>(&maps.flows, key.bytes()) {
             Some(entry) if entry.flow != flow.flow.0 => return Err(CacheError::Taken),
             Some(entry) if entry.generation > flow.generation => return Ok(()),
-            found => found.unwrap_or_default(),
+            found => found.or(moved).unwrap_or_default(),
         };
         entry.flow = flow.flow.0;
         entry.generation = flow.generation;

@@ -72,6 +72,13 @@ impl Sal {
         });
     }
 
+    /// The pair is what it was for this host. The peer may see another, such as one that has started again and does not know yet
+    /// what it sends from: its direct path is held then, and it waits to hear that its packets come.
+    pub(crate) fn watch_direct(&mut self, host: HostId) {
+        self.locations.with(Scope::of(host), |location| location.watches = true);
+        self.announce_paths(host);
+    }
+
     /// The first try, after the cache knows the new addresses.
     pub(crate) fn prove_direct_now(&mut self, now: Instant, host: HostId) {
         if self.locations.get(Scope::of(host)).is_some_and(|location| location.hold.is_some()) {

@@ -711,6 +711,9 @@ impl Sal {
         });
         let (pair, broken, cause, wish) = ended?;
         if self.pair_in_use(scope) == Some(pair) && cause != Cause::Restart {
+            if scope.is_host() {
+                self.watch_direct(scope.host);
+            }
             return Ok(());
         }
         self.place(now, scope, pair, broken, cause);
@@ -756,11 +759,13 @@ impl Sal {
                 }
             }
         }
-        if !is_same {
+        if is_same {
+            self.watch_direct(host);
+        } else {
             self.join_wire_paths(host, &ids);
             self.hold_direct(now, host);
+            self.announce_paths(host);
         }
-        self.announce_paths(host);
         if broken {
             self.restart_connections(now, host);
         }

@@ -46,9 +46,9 @@ const NAME: &str = "web.shop.sal.internal";
 const TRANSFERS: usize = 100;
 /// Of each agent.
 const KILLS: usize = 3;
-/// Long enough for all kills: 100 seconds at a pace that leaves the link room. On a full one some transfers are much faster than
+/// Long enough for all kills: a minute at a pace that leaves the link room. On a full one some transfers are much faster than
 /// others, and end before all agents have been killed.
-const FILE_BYTES: usize = 30_000_000;
+const PACED_BYTES: usize = 18_000_000;
 const PACE: u64 = 300_000;
 /// Carried while an agent is dead: what all of them take in a second.
 const CARRIED_BYTES: f64 = (TRANSFERS as u64 * PACE) as f64;
@@ -61,6 +61,7 @@ const SHORT_PACE: u64 = 250_000;
 const BRIEF_BYTES: usize = 2_000_000;
 const GROUPS: usize = 10;
 const PACE_STEP: u64 = 12_000;
+const LONG_BYTES: usize = 30_000_000;
 const LONG_COUNT: usize = TRANSFERS - SHORT_COUNT;
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 const END_LIMIT: Duration = Duration::from_secs(180);
@@ -126,7 +127,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let _agents = Agents::start(&lab)?;
     pair::demand_kernel(&[client, server], findings)?;
     let nginx = Nginx::start(server, &["0.0.0.0:80"])?;
-    nginx.put("long", &noise(FILE_BYTES, 1))?;
+    nginx.put("paced", &noise(PACED_BYTES, 4))?;
+    nginx.put("long", &noise(LONG_BYTES, 1))?;
     nginx.put("short", &noise(SHORT_BYTES, 2))?;
     nginx.put("brief", &noise(BRIEF_BYTES, 3))?;
     nginx.put("tiny", b"What the first of all flows needs is no leak.\n")?;
@@ -169,16 +171,16 @@ fn find_other_name(client: &Host) -> Result<()> {
 
 /// Every agent three times, one after the other, at even distances of the transfers' way.
 fn kill_each(stage: &Stage, findings: &mut Findings) -> Result<()> {
-    let mut running = stage.downloads("long", TRANSFERS, PACE)?;
+    let mut running = stage.downloads("paced", TRANSFERS, PACE)?;
     let killed = kill_in_turn(stage, &mut running, findings);
     // What became of the transfers is said in any case.
-    stage.finish("agents killed and started again", "long", running, findings)?;
+    stage.finish("agents killed and started again", "paced", running, findings)?;
     killed
 }
 
 fn kill_in_turn(stage: &Stage, running: &mut Downloads, findings: &mut Findings) -> Result<()> {
     running.await_open(OPEN_LIMIT)?;
-    let all = (TRANSFERS * FILE_BYTES) as f64;
+    let all = (TRANSFERS * PACED_BYTES) as f64;
     let steps = stage.hosts.len() * KILLS;
     findings.set("kills", 0.0);
     for step in 0..steps {
@@ -273,7 +275,7 @@ fn starts_until_end(stage: &Stage, groups: &mut [Downloads], findings: &mut Find
 fn goodput(long: &mut Downloads, short: &mut Downloads) -> Result<f64> {
     let first = long.progress()?.bytes + short.progress()?.bytes;
     let start = Instant::now();
-    let wanted = (LONG_COUNT * FILE_BYTES) as f64 / 5.0;
+    let wanted = (LONG_COUNT * LONG_BYTES) as f64 / 5.0;
     wait_for("a fifth of the transfers", DEAD, || {
         let now = long.progress()?.bytes + short.progress()?.bytes - first;
         if now >= wanted { Ok(now / start.elapsed().as_secs_f64()) } else { bail!("{now} bytes came") }

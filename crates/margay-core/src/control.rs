@@ -21,7 +21,7 @@ use crate::name::{Prefix, ServiceId};
 use crate::output::DropReason;
 use crate::sal::Sal;
 use crate::setup::Draft;
-use crate::table::{Resolution, Rule, RuleId, TableError};
+use crate::table::{Resolution, Rule, RuleId, TableError, Usage};
 use crate::time::Instant;
 
 /// An association that was agreed outside the SAL: over the authenticated registration stream of a router and a host.
@@ -77,8 +77,13 @@ impl Sal {
     /// # Errors
     ///
     /// The table is full.
-    pub fn add_rule(&mut self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
-        self.table.insert(prefix, rule)
+    pub fn add_rule(&mut self, now: Instant, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        self.table.insert(now, prefix, rule)
+    }
+
+    /// What became of a rule.
+    pub fn rule_usage(&self, id: RuleId) -> Option<Usage> {
+        self.table.usage(id)
     }
 
     /// Takes a rule out. Flows that it made live on.

@@ -42,19 +42,24 @@ impl Sal {
         }
         let sticky = crate::setup::sticky(message.src_flow, resolvable.nonce);
         match self.pick(&service, sticky, session.protocol, session.service_port, false) {
-            Resolution::Demux(_, demux) => {
+            Resolution::Demux(rule, demux) => {
                 let demux = demux.clone();
+                self.table.note_use(now, rule);
                 let reply = self.reply_path(from, &resolvable, datagram);
                 let syn_len = datagram.len();
                 let arrival =
                     crate::setup::Arrival { message, service, reply, syn_len, nonce: resolvable.nonce, app: None };
                 self.respond(now, &arrival, &demux)
             }
-            Resolution::Forward(_, hop) => {
+            Resolution::Forward(rule, hop) => {
                 let (to, host) = (hop.address, hop.host);
+                self.table.note_use(now, rule);
                 self.forward(from, &resolvable, datagram, Kind::Syn, to, host)
             }
-            Resolution::Drop(_) => Err(DropReason::ServiceDrop),
+            Resolution::Drop(rule) => {
+                self.table.note_use(now, rule);
+                Err(DropReason::ServiceDrop)
+            }
             Resolution::None => {
                 self.answer_nobody(now, from, message, &service, datagram);
                 Err(DropReason::NoService)

@@ -69,11 +69,15 @@ impl Sal {
             return false;
         }
         let (service, app, number) = (flow.service, flow.app, sticky(id, setup.nonce));
-        let found = match self.pick(&service, number, app.protocol, app.destination.port(), true) {
-            Resolution::Forward(_, hop) => Some(hop.address),
-            Resolution::Demux(..) => Some(self.loopback()),
-            Resolution::Drop(_) | Resolution::None => None,
+        let (rule, found) = match self.pick(&service, number, app.protocol, app.destination.port(), true) {
+            Resolution::Forward(rule, hop) => (Some(rule), Some(hop.address)),
+            Resolution::Demux(rule, _) => (Some(rule), Some(self.loopback())),
+            Resolution::Drop(rule) => (Some(rule), None),
+            Resolution::None => (None, None),
         };
+        if let Some(rule) = rule {
+            self.table.note_use(now, rule);
+        }
         if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
             setup.pinned = false;
             setup.next_hop = found.unwrap_or(setup.next_hop);

@@ -13,6 +13,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
+use crate::time::Instant;
 
 /// The destination port of whoever means the service, on whatever port its instances listen: programs that know names and no
 /// ports. No program listens there, since it is the SAL's own.
@@ -97,6 +98,17 @@ pub struct Rule {
     pub weight: u32,
     /// What to do.
     pub action: Action,
+}
+
+/// What became of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// When it was added.
+    pub since: Instant,
+    /// First packets that it decided upon: of this host's programs, and of other hosts where this one is a router.
+    pub packets: u64,
+    /// When it decided upon the last of them.
+    pub last: Option<Instant>,
 }
 
 impl Action {
@@ -212,7 +224,7 @@ pub enum Resolution<'a> {
 pub struct ServiceTable {
     /// Lengths in use, longest first; a lookup is one search per length. Real tables have few lengths.
     by_bits: BTreeMap<u16, BTreeMap<ServiceId, RuleSet>>,
-    by_id: BTreeMap<RuleId, Prefix>,
+    by_id: BTreeMap<RuleId, (Prefix, Usage)>,
     next_id: u64,
     limit: usize,
 }
@@ -228,7 +240,7 @@ impl ServiceTable {
     /// # Errors
     ///
     /// The table is full.
-    pub fn insert(&mut self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+    pub fn insert(&mut self, now: Instant, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
         if self.by_id.len() >= self.limit {
             return Err(TableError { limit: self.limit });
         }
@@ -236,13 +248,13 @@ impl ServiceTable {
         let id = RuleId(self.next_id);
         self.next_id += 1;
         self.by_bits.entry(prefix.bits).or_default().entry(prefix.id).or_default().insert(id, rule);
-        self.by_id.insert(id, prefix);
+        self.by_id.insert(id, (prefix, Usage { since: now, packets: 0, last: None }));
         Ok(id)
     }
 
     /// Takes a rule out.
     pub fn remove(&mut self, id: RuleId) -> Option<(Prefix, Rule)> {
-        let prefix = self.by_id.remove(&id)?;
+        let (prefix, _) = self.by_id.remove(&id)?;
         let of_length = self.by_bits.get_mut(&prefix.bits)?;
         let set = of_length.get_mut(&prefix.id)?;
         let rule = set.remove(id)?;
@@ -253,6 +265,19 @@ impl ServiceTable {
             self.by_bits.remove(&prefix.bits);
         }
         Some((prefix, rule))
+    }
+
+    /// A rule has decided upon a first packet.
+    pub fn note_use(&mut self, now: Instant, id: RuleId) {
+        if let Some((_, usage)) = self.by_id.get_mut(&id) {
+            usage.packets += 1;
+            usage.last = Some(now);
+        }
+    }
+
+    /// What became of a rule.
+    pub fn usage(&self, id: RuleId) -> Option<Usage> {
+        self.by_id.get(&id).map(|(_, usage)| *usage)
     }
 
     /// How many rules there are.
@@ -316,8 +341,8 @@ mod tests {
     #[test]
     fn the_longest_prefix_wins_and_what_is_unusable_falls_through() {
         let mut table = ServiceTable::new(10);
-        let any = table.insert(prefix("sid:/0"), rule(1, 1, 1)).expect("room");
-        let narrow = table.insert(prefix("sid:abcd/16"), rule(1, 1, 2)).expect("room");
+        let any = table.insert(Instant::ZERO, prefix("sid:/0"), rule(1, 1, 1)).expect("room");
+        let narrow = table.insert(Instant::ZERO, prefix("sid:abcd/16"), rule(1, 1, 2)).expect("room");
         let mut id = ServiceId([0; 32]);
         id.0[..2].copy_from_slice(&[0xab, 0xcd]);
         assert!(matches!(table.resolve(&id, 5, |_| true), Resolution::Forward(rule, _) if rule == narrow));
@@ -333,9 +358,9 @@ mod tests {
     #[test]
     fn priorities_come_first_and_weight_zero_takes_nothing() {
         let mut table = ServiceTable::new(10);
-        let low = table.insert(prefix("sid:/0"), rule(1, 1, 1)).expect("room");
-        let high = table.insert(prefix("sid:/0"), rule(9, 1, 2)).expect("room");
-        table.insert(prefix("sid:/0"), rule(20, 0, 3)).expect("room");
+        let low = table.insert(Instant::ZERO, prefix("sid:/0"), rule(1, 1, 1)).expect("room");
+        let high = table.insert(Instant::ZERO, prefix("sid:/0"), rule(9, 1, 2)).expect("room");
+        table.insert(Instant::ZERO, prefix("sid:/0"), rule(20, 0, 3)).expect("room");
         assert!(
             matches!(table.resolve(&ServiceId([1; 32]), 5, |_| true), Resolution::Forward(rule, _) if rule == high)
         );
@@ -349,7 +374,7 @@ mod tests {
         let service = ServiceId([1; 32]);
         let ids: Vec<RuleId> = [1, 1, 2]
             .into_iter()
-            .map(|weight| table.insert(Prefix::from(service), rule(1, weight, 1)).expect("room"))
+            .map(|weight| table.insert(Instant::ZERO, Prefix::from(service), rule(1, weight, 1)).expect("room"))
             .collect();
         let picked = |table: &ServiceTable, sticky: u64| match table.resolve(&service, sticky, |_| true) {
             Resolution::Forward(id, _) => id,
@@ -374,7 +399,7 @@ mod tests {
             let mut table = ServiceTable::new(10);
             for n in order {
                 // Two of the instances live on one host.
-                table.insert(Prefix::from(service), rule(1, u32::from(n), n / 2)).expect("room");
+                table.insert(Instant::ZERO, Prefix::from(service), rule(1, u32::from(n), n / 2)).expect("room");
             }
             table
         };
@@ -398,9 +423,23 @@ mod tests {
     }
 
     #[test]
+    fn what_a_rule_decided_is_counted_until_it_goes() {
+        let mut table = ServiceTable::new(10);
+        let (made, used) = (Instant::from_millis(5), Instant::from_millis(9));
+        let id = table.insert(made, prefix("sid:/0"), rule(1, 1, 1)).expect("room");
+        assert_eq!(table.usage(id), Some(Usage { since: made, packets: 0, last: None }));
+        table.note_use(made, id);
+        table.note_use(used, id);
+        assert_eq!(table.usage(id), Some(Usage { since: made, packets: 2, last: Some(used) }));
+        table.remove(id);
+        table.note_use(used, id);
+        assert_eq!(table.usage(id), None);
+    }
+
+    #[test]
     fn a_full_table_says_so() {
         let mut table = ServiceTable::new(1);
-        table.insert(Prefix::default(), rule(1, 1, 1)).expect("room");
-        assert_eq!(table.insert(Prefix::default(), rule(1, 1, 1)), Err(TableError { limit: 1 }));
+        table.insert(Instant::ZERO, Prefix::default(), rule(1, 1, 1)).expect("room");
+        assert_eq!(table.insert(Instant::ZERO, Prefix::default(), rule(1, 1, 1)), Err(TableError { limit: 1 }));
     }
 }

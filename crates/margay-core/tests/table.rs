@@ -2,6 +2,7 @@
 
 use core::net::SocketAddr;
 
+use margay_core::Instant;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::table::{Action, NextHop, Resolution, Rule, RuleId, ServiceTable, TableError};
 use proptest::prelude::*;
@@ -97,7 +98,7 @@ proptest! {
         let mut newest = RuleId(0);
         for step in steps {
             match step {
-                Step::Insert(prefix, rule) => match table.insert(prefix, rule.clone()) {
+                Step::Insert(prefix, rule) => match table.insert(Instant::ZERO, prefix, rule.clone()) {
                     Ok(id) => {
                         prop_assert!(id > newest, "an identifier came twice");
                         newest = id;
@@ -148,7 +149,7 @@ proptest! {
         for (n, weight) in (0_u8..).zip(&weights) {
             let hop = NextHop { address: SocketAddr::new([10, 0, 0, n].into(), 1), host: None, router: false };
             let rule = Rule { priority: 1, weight: *weight, action: Action::Forward(hop) };
-            ids.push(table.insert(service.into(), rule).expect("room"));
+            ids.push(table.insert(Instant::ZERO, service.into(), rule).expect("room"));
         }
         let pick = |table: &ServiceTable, sticky: u64| chosen(table.resolve(&service, sticky, |_| true));
         let before: Vec<_> = (0..400).map(|sticky| pick(&table, sticky)).collect();
@@ -158,7 +159,7 @@ proptest! {
             prop_assert!(*old == Some(gone) || pick(&table, sticky) == *old);
         }
         // It comes back under another number, and has the same flows again.
-        let back = table.insert(prefix, rule).expect("room");
+        let back = table.insert(Instant::ZERO, prefix, rule).expect("room");
         for (sticky, old) in (0..).zip(&before) {
             let wanted = if *old == Some(gone) { Some(back) } else { *old };
             prop_assert_eq!(pick(&table, sticky), wanted);

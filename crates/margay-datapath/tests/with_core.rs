@@ -55,15 +55,15 @@ fn network(listener: SocketAddr) -> Network {
     let hosts = two_hosts();
     let [first, second] = [start(&hosts[0], 1), start(&hosts[1], 2)];
     let web = service("web.shop");
-    first.0.with_sal(|sal, _| {
+    first.0.with_sal(|sal, now| {
         let hop = NextHop { address: "10.77.0.2:54324".parse().unwrap(), host: None, router: false };
-        sal.add_rule(web.into(), Rule { priority: 1, weight: 1, action: Action::Forward(hop) }).unwrap();
+        sal.add_rule(now, web.into(), Rule { priority: 1, weight: 1, action: Action::Forward(hop) }).unwrap();
         sal.bind_name(WEB_V4.into(), web);
         sal.bind_name(NOBODY_V4.into(), service("nobody.shop"));
     });
-    second.0.with_sal(|sal, _| {
+    second.0.with_sal(|sal, now| {
         let demux = Demux { listener, service_port: None, protocol: None, allow: Allow::Any };
-        sal.add_rule(web.into(), Rule { priority: 1, weight: 1, action: Action::Demux(demux) }).unwrap();
+        sal.add_rule(now, web.into(), Rule { priority: 1, weight: 1, action: Action::Demux(demux) }).unwrap();
     });
     Network { hosts, datapaths: [first.0, second.0], events: [first.1, second.1] }
 }

@@ -149,6 +149,17 @@ pub fn flows(host: &Host) -> Result<Vec<Value>> {
     Ok(answer["flows"].as_array().cloned().unwrap_or_default())
 }
 
+/// `margay route list`: the rules of a host that cover a name, with `action`, `origin`, `packets` and `used_ms_ago`.
+///
+/// # Errors
+///
+/// No agent runs on the host.
+pub fn routes(host: &Host, name: &str) -> Result<Vec<Value>> {
+    let answer: Value =
+        serde_json::from_str(&margay(host, ["route", "list", name, "--json"])?).context("route list is not JSON")?;
+    Ok(answer["routes"].as_array().cloned().unwrap_or_default())
+}
+
 /// `margay flow migrate`: moves one flow, by its id as [`flows`] has it, to an address of this host.
 ///
 /// # Errors

@@ -132,14 +132,14 @@ impl Host {
             allow,
         };
         let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
-        self.sal.add_rule(service.into(), rule).ok()
+        self.sal.add_rule(Instant::ZERO, service.into(), rule).ok()
     }
 
     /// Adds a next hop for `prefix`.
     pub fn forward(&mut self, prefix: margay_core::name::Prefix, to: IpAddr, host: Option<[u8; 32]>) -> Option<RuleId> {
         let host = host.map(|key| margay_core::key::HostPublic(key).id());
         let hop = NextHop { address: SocketAddr::new(to, PORT), host, router: host.is_none() };
-        self.sal.add_rule(prefix, Rule { priority: 100, weight: 1, action: Action::Forward(hop) }).ok()
+        self.sal.add_rule(Instant::ZERO, prefix, Rule { priority: 100, weight: 1, action: Action::Forward(hop) }).ok()
     }
 
     /// Starts a client of a virtual address.

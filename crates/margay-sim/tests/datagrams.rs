@@ -7,7 +7,7 @@ use std::time::Duration;
 use margay_core::instance::{Instance, instance_address};
 use margay_core::name::{HOST_V6, virtual_v6};
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
-use margay_core::{Carriage, FlowInfo};
+use margay_core::{Carriage, FlowInfo, Instant};
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Weather, World};
 use margay_wire::PORT;
@@ -53,7 +53,7 @@ impl Talk {
         let listener = SocketAddr::new([0_u16; 8].into(), PORT_OF_SERVICE);
         let demux = Demux { listener, service_port: None, protocol: Some(17), allow: Allow::Any };
         let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
-        self.world.host(host).sal.add_rule(service(NAME).into(), rule).expect("room");
+        self.world.host(host).sal.add_rule(Instant::ZERO, service(NAME).into(), rule).expect("room");
         let (address, key) = (self.world.host(host).address, self.world.host(host).public_key());
         self.world.host(self.router).forward(service(NAME).into(), address, Some(key));
     }

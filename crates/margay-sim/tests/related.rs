@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use margay_core::name::{HOST_V6, virtual_v6};
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{AppVerdict, DropReason, FlowInfo, Lifecycle};
+use margay_core::{AppVerdict, DropReason, FlowInfo, Instant, Lifecycle};
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Weather, World};
 use margay_wire::{Kind, PORT};
@@ -30,7 +30,7 @@ fn shop(seed: u64) -> Shop {
     let listener = "[::]:69".parse().expect("literal");
     let demux = Demux { listener, service_port: None, protocol: Some(17), allow: Allow::Any };
     let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
-    world.host(server).sal.add_rule(service(NAME).into(), rule).expect("room");
+    world.host(server).sal.add_rule(Instant::ZERO, service(NAME).into(), rule).expect("room");
     let (address, key) = (world.host(server).address, world.host(server).public_key());
     world.host(router).forward(service(NAME).into(), address, Some(key));
     Shop { world, server, client, other }

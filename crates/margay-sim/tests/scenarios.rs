@@ -8,7 +8,7 @@ use margay_core::key::{SigningKey, VerifyingKey};
 use margay_core::name::Prefix;
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{DropReason, Event, Limits, RemoveReason};
+use margay_core::{DropReason, Event, Instant, Limits, RemoveReason};
 use margay_sim::check::{all_ended_within, ends_agree, nothing_left_over};
 use margay_sim::host::Start;
 use margay_sim::stream::Plan;
@@ -46,7 +46,7 @@ fn publish_port(shop: &mut Shop, instance: HostId, name: &str, port: u16) {
     let demux = Demux { listener, service_port: Some(port), protocol: Some(6), allow: Allow::Any };
     let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
     let (address, key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
-    shop.world.host(instance).sal.add_rule(service(name).into(), rule).expect("room");
+    shop.world.host(instance).sal.add_rule(Instant::ZERO, service(name).into(), rule).expect("room");
     shop.world.host(shop.router).forward(service(name).into(), address, Some(key));
 }
 

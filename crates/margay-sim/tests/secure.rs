@@ -359,7 +359,7 @@ fn ask(client: (&[Cipher], bool), server: (&[Cipher], bool)) -> (Vec<Vec<u8>>, u
     let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
     let name = service("ask.shop");
     let (address, key) = (pair.world.host(pair.server).address, pair.world.host(pair.server).public_key());
-    pair.world.host(pair.server).sal.add_rule(name.into(), rule).expect("room");
+    pair.world.host(pair.server).sal.add_rule(Instant::ZERO, name.into(), rule).expect("room");
     pair.world.hosts[0].forward(name.into(), address, Some(key));
     let own = SocketAddr::new(HOST_V6.into(), 4000);
     let to = SocketAddr::new(virtual_v6(&name).into(), 53);

@@ -9,7 +9,7 @@ use margay_core::key::{SigningKey, VerifyingKey};
 use margay_core::name::{HOST_V6, Prefix, ServiceId, virtual_v6};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, Rule, SERVICE_PORT};
-use margay_core::{FlowInfo, Role, Tuple};
+use margay_core::{FlowInfo, Instant, Role, Tuple};
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Outcome, Weather, World};
 use margay_wire::Kind;
@@ -40,7 +40,7 @@ impl Shop {
         let listener = SocketAddr::new("::".parse().expect("literal"), listen_port);
         let demux = Demux { listener, service_port, protocol: Some(protocol), allow: Allow::Any };
         let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
-        self.world.host(self.server).sal.add_rule(prefix, rule).expect("room");
+        self.world.host(self.server).sal.add_rule(Instant::ZERO, prefix, rule).expect("room");
         let (address, key) = (self.world.host(self.server).address, self.world.host(self.server).public_key());
         self.world.host(self.router).forward(prefix, address, Some(key));
     }

@@ -98,10 +98,18 @@ impl Sal {
         packet: &AppPacket<'_>,
     ) -> Result<SocketAddr, DropReason> {
         match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), true) {
-            Resolution::Forward(_, hop) => Ok(hop.address),
+            Resolution::Forward(rule, hop) => {
+                let address = hop.address;
+                self.table.note_use(self.now, rule);
+                Ok(address)
+            }
             // The same host serves it: over the loopback address, never a NIC (DESIGN §18).
-            Resolution::Demux(..) => Ok(self.loopback()),
-            Resolution::Drop(_) => {
+            Resolution::Demux(rule, _) => {
+                self.table.note_use(self.now, rule);
+                Ok(self.loopback())
+            }
+            Resolution::Drop(rule) => {
+                self.table.note_use(self.now, rule);
                 self.refuse(packet, Unreachable::Prohibited);
                 Err(DropReason::ServiceDrop)
             }

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use super::{Findings, Scenario};
 use crate::agent::{self, Agents};
 use crate::command::progress;
+use crate::host::Host;
 use crate::lab::Lab;
 use crate::observe::{self, Passing};
 use crate::report::Limit::{AtLeast, AtMost, Below, Exactly};
@@ -24,10 +25,11 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 6] = [
+const BOUNDS: [Bound; 7] = [
     bound("ok", Exactly(FETCHES as f64)),
     bound("share_min", AtLeast(0.35)),
     bound("router_byte_share", AtMost(0.01)),
+    bound("decisions_per_fetch", AtLeast(1.0)),
     bound("next_connect_ms", Below(1000.0)),
     bound("wrong_bytes", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
@@ -77,7 +79,17 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     findings.set("share_min", served.iter().copied().min().unwrap_or_default() as f64 / FETCHES as f64);
     findings.set("router_byte_share", router_bytes / (FETCHES * FILE_BYTES) as f64);
     findings.figures.add("failed", (FETCHES - ok as usize) as f64);
+    count_decisions(router, findings)?;
     withdraw_one(&lab, findings)
+}
+
+/// What the router's rules say of themselves: each first packet was decided upon by the rule of an instance, none by another.
+fn count_decisions(router: &Host, findings: &mut Findings) -> Result<()> {
+    let routes = agent::routes(router, SERVICE)?;
+    let of_instances = routes.iter().filter(|route| route["origin"] == "registered" && route["action"] == "forward");
+    let packets = of_instances.filter_map(|route| route["packets"].as_f64());
+    findings.set("decisions_per_fetch", packets.sum::<f64>() / FETCHES as f64);
+    Ok(())
 }
 
 /// Time from the word "withdraw" until a new connection was answered by the other instance; and none after it goes wrong.

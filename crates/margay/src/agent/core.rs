@@ -35,7 +35,7 @@ impl SalControl for CoreHandle {
     }
 
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
-        self.0.with_sal(|sal, _| sal.add_rule(prefix, rule))
+        self.0.with_sal(|sal, now| sal.add_rule(now, prefix, rule))
     }
 
     fn remove_rule(&self, id: RuleId) -> bool {

@@ -5,6 +5,7 @@ mod flow;
 mod id;
 mod output;
 mod path;
+mod route;
 mod run;
 mod service;
 mod stack;
@@ -83,6 +84,9 @@ enum Verb {
     /// Paths: by which addresses this host and its peers find each other; move them
     #[command(subcommand)]
     Path(path::PathVerb),
+    /// Routes: the service table, rule by rule
+    #[command(subcommand)]
+    Route(route::RouteVerb),
     /// The kernel's flow cache: empty it, take it off, put it on
     #[command(subcommand)]
     Stack(stack::StackVerb),
@@ -184,6 +188,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Run(args) => run::run(client, args).await,
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Up(_)

@@ -5,6 +5,7 @@ mod identity;
 mod path;
 mod places;
 mod program;
+mod route;
 mod service;
 mod stack;
 mod status;
@@ -116,6 +117,10 @@ impl Calls for Api {
 
     async fn path_migrate(&self, request: Request<PathMigrateRequest>) -> Answer<PathMigrateReply> {
         path::migrate(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn route_list(&self, request: Request<RouteListRequest>) -> Answer<RouteListReply> {
+        route::list(&self.0, &request.into_inner().name).map(Response::new)
     }
 
     async fn identity(&self, _: Request<IdentityRequest>) -> Answer<IdentityReply> {

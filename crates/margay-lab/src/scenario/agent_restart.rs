@@ -58,7 +58,7 @@ const SHORT_COUNT: usize = 20;
 const SHORT_BYTES: usize = 8_000_000;
 const SHORT_PACE: u64 = 250_000;
 /// Transfers whose ends lie apart: in groups, each a little slower than the one before.
-const BRIEF_BYTES: usize = 2_000_000;
+const BRIEF_BYTES: usize = 5_000_000;
 const GROUPS: usize = 10;
 const PACE_STEP: u64 = 12_000;
 const LONG_BYTES: usize = 30_000_000;

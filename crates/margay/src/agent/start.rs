@@ -47,7 +47,8 @@ const HEARTBEAT_MS: u32 = 200;
 ///
 /// What keeps it from running. Nothing is half-started then.
 pub async fn run(config: Config) -> Result<()> {
-    let _lock = start::lock(&config).into_diagnostic()?;
+    // Given back with the process, not before: who gets it next finds no socket of this one any more.
+    Box::leak(Box::new(start::lock(&config).into_diagnostic()?));
     let agent = bring_up(config).await?;
     let result = serve(&agent).await;
     take_down(&agent).await;

@@ -164,7 +164,7 @@ fn perform(verb: Verb, config_path: Option<PathBuf>) -> Result<ExitCode> {
         tokio::runtime::Builder::new_current_thread()
     };
     let runtime = builder.enable_all().build().into_diagnostic().wrap_err("cannot start the runtime")?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         match verb {
             Verb::Up(args) => up::up(&config, config_path, args, &mut out).await.map(|()| ExitCode::SUCCESS),
             Verb::Down(args) => down::down(&config, args, &mut out).await.map(|()| ExitCode::SUCCESS),
@@ -177,7 +177,10 @@ fn perform(verb: Verb, config_path: Option<PathBuf>) -> Result<ExitCode> {
             Verb::Disable(args) => unit::disable(&args, &mut out).map(|()| ExitCode::SUCCESS),
             verb => ask(verb, connect(&config).await?, &mut out).await,
         }
-    })
+    });
+    // What still waits on another thread, such as for the datapath's end, keeps the process no longer.
+    runtime.shutdown_background();
+    result
 }
 
 async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {

@@ -134,9 +134,13 @@ impl Sal {
         let goes_on = self.locations.with(Scope::of(host), |location| {
             let state = location.state;
             let ask = location.ask.as_mut().filter(|_| state == Moving::Asking)?;
-            // The best is asked over already; what else there is to try has changed.
-            let is_same = ask.pairs.first() == pairs.first() && ask.broken == is_broken;
-            is_same.then(|| ask.pairs.clone_from(&pairs))
+            // The best is asked over already; what else there is to try has changed. One change is often seen in two halves,
+            // the new address before the old one has gone: RSYN-DONE says in time that what was in use is dead.
+            let is_same = ask.pairs.first() == pairs.first();
+            is_same.then(|| {
+                ask.pairs.clone_from(&pairs);
+                ask.broken |= is_broken;
+            })
         });
         if goes_on.is_some() {
             return true;

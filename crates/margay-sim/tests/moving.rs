@@ -32,6 +32,21 @@ fn a_client_moves_with_four_messages_and_its_flow_goes_on() {
 }
 
 #[test]
+fn a_change_that_is_seen_in_two_halves_is_one_move() {
+    let mut site = site(21, steady(), true, (CHAT, CHAT));
+    let old = site.world.host(site.client).address;
+    // Routing wants the new address already, while the old one is still there.
+    site.world.set_addresses(site.client, vec![address(1), old]);
+    site.world.run_for(RTT / 8);
+    site.world.set_addresses(site.client, vec![address(1)]);
+    site.world.run_for(SECOND);
+    site.assert_well(21);
+    assert_eq!(site.sent(site.client), [2, 0, 2], "the server and the router");
+    assert_eq!(site.sent(site.server), [0, 1, 1]);
+    assert_eq!((site.flow().moves, site.servers_flow().moves), (1, 1));
+}
+
+#[test]
 fn the_pause_is_two_round_trips_at_most() {
     for (mover, seed) in [(true, 2), (false, 3)] {
         for direct in [false, true] {

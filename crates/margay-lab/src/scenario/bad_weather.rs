@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ipnet::IpNet;
 use serde_json::Value;
 
+use super::ends::{Ends, SIDES};
 use super::moved::{self, NAME, Pauses};
 use super::{Findings, Scenario, pair};
 use crate::agent::{self, Agents};
@@ -16,7 +16,6 @@ use crate::command::progress;
 use crate::filter;
 use crate::host::Host;
 use crate::interface::{self, Act};
-use crate::lab::Lab;
 use crate::observe;
 use crate::program::wait_for;
 use crate::report::Limit::{AtLeast, Exactly};
@@ -54,7 +53,6 @@ const REDIRECTED: usize = 4;
 /// Paths that carry no data any more.
 const DEAF: usize = 2;
 const WEATHER: Weather = Weather { lost: 0.2, doubled: 0.2, late: 0.2, late_max: Duration::from_millis(60) };
-const SIDES: [&str; 2] = ["client", "server"];
 const WAYS: [&str; 2] = ["up:cubic", "down:cubic"];
 /// Bytes per second of each.
 const PACE: u64 = 100_000;
@@ -62,34 +60,21 @@ const CALM_BYTES: u64 = PACE;
 /// More than was under way, and time between two changes: hosts that move too often are left where they are.
 const RESUMED_BYTES: u64 = PACE * 3 / 2;
 const STEP_LIMIT: Duration = Duration::from_secs(20);
-const FREE_NUMBER: usize = 100;
 /// The link of the gateway `far` behind which the router is.
 const HUB_LINK: usize = 2;
 
-/// Both hosts, and the one address of each.
-struct Stage<'a> {
-    lab: &'a Lab,
-    addresses: [IpNet; 2],
-    number: usize,
-}
-
 /// One kind of change, again and again.
-type Part = fn(&mut Stage<'_>, &mut Transfers<'_>, &mut Pauses, &mut Findings) -> Result<()>;
+type Part = fn(&mut Ends<'_>, &mut Transfers<'_>, &mut Pauses, &mut Findings) -> Result<()>;
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = moved::build_far("bad-weather", dir)?;
     let (client, server) = (lab.host("client")?, lab.host("server")?);
     let rtt_ms = moved::measure_rtt_ms(client, server, findings)?;
-    for host in [client, server] {
-        interface::change(&lab, host, &[Act::Remove(0, interface::first_address(&lab, host, 0, true)?)])?;
-    }
+    let mut ends = Ends::at_one_address(&lab)?;
     let _agents = Agents::start(&lab)?;
     pair::demand_kernel(&[client, server], findings)?;
     let mut serving = moved::serve(server)?;
     [client, server].iter().try_for_each(|host| observe::count_virtual_resets(host))?;
-    let addresses =
-        [interface::first_address(&lab, client, 0, false)?, interface::first_address(&lab, server, 0, false)?];
-    let mut stage = Stage { lab: &lab, addresses, number: FREE_NUMBER };
     for figure in ["changes", "changes_during", "during", "redirected", "left_deaf", "resets"] {
         findings.set(figure, 0.0);
     }
@@ -103,7 +88,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     ];
     for (prefix, what, part) in parts {
         let mut pauses = Pauses::default();
-        pair::attempt_part(what, findings, |findings| stage.carry_out(what, part, &mut serving, &mut pauses, findings));
+        pair::attempt_part(what, findings, |findings| {
+            carry_out(&mut ends, what, part, &mut serving, &mut pauses, findings)
+        });
         pauses.report_rtts(prefix, rtt_ms, findings);
     }
     let fates = lab.sky.fates();
@@ -118,15 +105,15 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 
 /// Client and server in turn.
 fn move_alone(
-    stage: &mut Stage<'_>,
+    ends: &mut Ends<'_>,
     transfers: &mut Transfers<'_>,
     pauses: &mut Pauses,
     findings: &mut Findings,
 ) -> Result<()> {
     for time in 0..CHANGES {
         let side = time % 2;
-        let event_us = stage.change(side)?;
-        stage.enter(&format!("the {}", SIDES[side]), transfers, pauses, event_us)?;
+        let event_us = ends.change(side)?;
+        enter(&format!("the {}", SIDES[side]), transfers, pauses, event_us)?;
         findings.figures.add("changes", 1.0);
     }
     Ok(())
@@ -134,18 +121,18 @@ fn move_alone(
 
 /// The same host, or the other one, before the first is there.
 fn move_twice(
-    stage: &mut Stage<'_>,
+    ends: &mut Ends<'_>,
     transfers: &mut Transfers<'_>,
     pauses: &mut Pauses,
     findings: &mut Findings,
 ) -> Result<()> {
     for time in 0..OVERTAKEN {
         let (first, second) = (time % 2, (time / 2 + time) % 2);
-        let event_us = stage.change(first)?;
-        let is_under_way = path(stage.lab.host(SIDES[first])?)?["state"] != "settled";
-        stage.change(second)?;
+        let event_us = ends.change(first)?;
+        let is_under_way = path(ends.lab.host(SIDES[first])?)?["state"] != "settled";
+        ends.change(second)?;
         findings.figures.add("during", f64::from(u8::from(is_under_way)));
-        stage.enter(&format!("the {}, then the {}", SIDES[first], SIDES[second]), transfers, pauses, event_us)?;
+        enter(&format!("the {}, then the {}", SIDES[first], SIDES[second]), transfers, pauses, event_us)?;
         findings.figures.add("changes_during", 1.0);
     }
     Ok(())
@@ -154,22 +141,22 @@ fn move_twice(
 /// The server gets a second address and is told to use it, while the client changes its own; neither hears the other, until both are
 /// under way. No router helps them: only at the server's old address does the client find it, and is told there where it is now.
 fn cross(
-    stage: &mut Stage<'_>,
+    ends: &mut Ends<'_>,
     transfers: &mut Transfers<'_>,
     pauses: &mut Pauses,
     findings: &mut Findings,
 ) -> Result<()> {
-    let lab = stage.lab;
+    let lab = ends.lab;
     let (client, server, far) = (lab.host("client")?, lab.host("server")?, lab.host("far")?);
     for _ in 0..REDIRECTED {
         let known = path(server)?;
         let peer = known["peer"].as_str().context("a peer without an identity")?;
         let event_us = filter::swallow(far)?.before_us;
-        let new = stage.next(1)?;
+        let new = ends.next(1)?;
         interface::change(lab, server, &[Act::Add(0, new)])?;
         let wanted = new.addr().to_string();
         agent::margay(server, ["path", "migrate", peer, "--to", &wanted])?;
-        stage.change(0)?;
+        ends.change(0)?;
         filter::isolate(far, HUB_LINK)?;
         let is_there =
             |path: &Value, word: &str| path[word].as_str().is_some_and(|address| address.starts_with(&wanted));
@@ -178,9 +165,9 @@ fn cross(
             ensure!(is_there(&own, "local") && is_there(&peers, "remote"), "server: {own}, client: {peers}");
             Ok(())
         })?;
-        stage.enter(&format!("the server to {new}"), transfers, pauses, event_us)?;
+        enter(&format!("the server to {new}"), transfers, pauses, event_us)?;
         findings.figures.add("redirected", 1.0);
-        let old = std::mem::replace(&mut stage.addresses[1], new);
+        let old = std::mem::replace(&mut ends.addresses[1], new);
         interface::change(lab, server, &[Act::Remove(0, old)])?;
         transfers.await_bytes("transfers without the old address", CALM_BYTES, STEP_LIMIT)?;
     }
@@ -189,12 +176,12 @@ fn cross(
 
 /// Both hosts have IPv6 besides, and on IPv4 all data is lost.
 fn leave_deaf(
-    stage: &mut Stage<'_>,
+    ends: &mut Ends<'_>,
     transfers: &mut Transfers<'_>,
     pauses: &mut Pauses,
     findings: &mut Findings,
 ) -> Result<()> {
-    let lab = stage.lab;
+    let lab = ends.lab;
     let hosts = [lab.host("client")?, lab.host("server")?];
     for _ in 0..DEAF {
         for host in hosts {
@@ -202,7 +189,7 @@ fn leave_deaf(
         }
         transfers.await_bytes("transfers with another path", CALM_BYTES, STEP_LIMIT)?;
         let event_us = filter::deafen(lab.host("far")?)?.before_us;
-        stage.enter("from a path without data", transfers, pauses, event_us)?;
+        enter("from a path without data", transfers, pauses, event_us)?;
         findings.figures.add("left_deaf", 1.0);
         filter::relent(lab.host("far")?)?;
         for host in hosts {
@@ -220,47 +207,32 @@ fn path(host: &Host) -> Result<Value> {
     peer.with_context(|| format!("{} has no peer", host.name()))
 }
 
-impl Stage<'_> {
-    /// With transfers of its own. Whatever went wrong, the next part begins in order.
-    fn carry_out(
-        &mut self,
-        what: &str,
-        part: Part,
-        serving: &mut Server,
-        pauses: &mut Pauses,
-        findings: &mut Findings,
-    ) -> Result<()> {
-        let order = Order { to: NAME, ways: &WAYS, pace: PACE };
-        let mut transfers = Transfers::start(self.lab.host("client")?, serving, order)?;
-        let calm = transfers.await_bytes("calm transfers", CALM_BYTES, STEP_LIMIT);
-        let hosts = [self.lab.host("client")?, self.lab.host("server")?];
-        let resets = observe::virtual_resets(&hosts)?.0;
-        let done = calm.and_then(|()| part(self, &mut transfers, pauses, findings));
-        findings.figures.add("resets", observe::virtual_resets(&hosts)?.0 - resets);
-        filter::relent(self.lab.host("far")?)?;
-        transfers.finish(what, findings)?;
-        done
-    }
+/// With transfers of its own. Whatever went wrong, the next part begins in order.
+fn carry_out(
+    ends: &mut Ends<'_>,
+    what: &str,
+    part: Part,
+    serving: &mut Server,
+    pauses: &mut Pauses,
+    findings: &mut Findings,
+) -> Result<()> {
+    let order = Order { to: NAME, ways: &WAYS, pace: PACE };
+    let hosts = [ends.lab.host("client")?, ends.lab.host("server")?];
+    let mut transfers = Transfers::start(hosts[0], serving, order)?;
+    let calm = transfers.await_bytes("calm transfers", CALM_BYTES, STEP_LIMIT);
+    let resets = observe::virtual_resets(&hosts)?.0;
+    let done = calm.and_then(|()| part(ends, &mut transfers, pauses, findings));
+    findings.figures.add("resets", observe::virtual_resets(&hosts)?.0 - resets);
+    filter::relent(ends.lab.host("far")?)?;
+    transfers.finish(what, findings)?;
+    done
+}
 
-    fn next(&mut self, side: usize) -> Result<IpNet> {
-        self.number += 1;
-        interface::address(self.lab, self.lab.host(SIDES[side])?, 0, false, self.number)
-    }
-
-    /// A host gets another address. Gives when that began.
-    fn change(&mut self, side: usize) -> Result<u64> {
-        let new = self.next(side)?;
-        let old = std::mem::replace(&mut self.addresses[side], new);
-        let acts = [Act::Add(0, new), Act::Remove(0, old)];
-        Ok(interface::change(self.lab, self.lab.host(SIDES[side])?, &acts)?.before_us)
-    }
-
-    /// Waits until all goes on, and enters the pauses.
-    fn enter(&self, what: &str, transfers: &mut Transfers<'_>, pauses: &mut Pauses, event_us: u64) -> Result<()> {
-        let stood = pauses
-            .enter("transfers that go on", transfers, event_us, RESUMED_BYTES, STEP_LIMIT)
-            .with_context(|| what.to_owned())?;
-        progress(&format!("{what}: {stood}"));
-        Ok(())
-    }
+/// Waits until all goes on, and enters the pauses.
+fn enter(what: &str, transfers: &mut Transfers<'_>, pauses: &mut Pauses, event_us: u64) -> Result<()> {
+    let stood = pauses
+        .enter("transfers that go on", transfers, event_us, RESUMED_BYTES, STEP_LIMIT)
+        .with_context(|| what.to_owned())?;
+    progress(&format!("{what}: {stood}"));
+    Ok(())
 }

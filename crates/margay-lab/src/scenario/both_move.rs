@@ -5,15 +5,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ipnet::IpNet;
 
+use super::ends::Ends;
 use super::moved::{self, NAME, Pauses};
 use super::{Findings, Scenario, pair};
 use crate::agent::Agents;
 use crate::command::progress;
 use crate::filter;
-use crate::interface::{self, Act};
-use crate::lab::Lab;
 use crate::observe;
 use crate::report::Limit::Exactly;
 use crate::report::{Bound, bound};
@@ -44,13 +42,10 @@ const CALM_BYTES: u64 = PACE;
 /// More than was under way, and time between two changes: hosts that move too often are left where they are.
 const RESUMED_BYTES: u64 = PACE * 3 / 2;
 const STEP_LIMIT: Duration = Duration::from_secs(15);
-const FREE_NUMBER: usize = 100;
 
-/// Both hosts, and where they are.
+/// Both hosts, and how far apart they moved at the most.
 struct Stage<'a> {
-    lab: &'a Lab,
-    addresses: [IpNet; 2],
-    number: usize,
+    ends: Ends<'a>,
     apart_us_max: u64,
 }
 
@@ -58,17 +53,12 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = moved::build_far("both-move", dir)?;
     let (client, server) = (lab.host("client")?, lab.host("server")?);
     let rtt_ms = moved::measure_rtt_ms(client, server, findings)?;
-    // One family: each host is in one place.
-    for host in [client, server] {
-        interface::change(&lab, host, &[Act::Remove(0, interface::first_address(&lab, host, 0, true)?)])?;
-    }
+    let ends = Ends::at_one_address(&lab)?;
     let _agents = Agents::start(&lab)?;
     pair::demand_kernel(&[client, server], findings)?;
     let mut serving = moved::serve(server)?;
     [client, server].iter().try_for_each(|host| observe::count_virtual_resets(host))?;
-    let addresses =
-        [interface::first_address(&lab, client, 0, false)?, interface::first_address(&lab, server, 0, false)?];
-    let mut stage = Stage { lab: &lab, addresses, number: FREE_NUMBER, apart_us_max: 0 };
+    let mut stage = Stage { ends, apart_us_max: 0 };
     findings.set("recovered", 0.0);
     for (prefix, percent) in [("", 0), ("loss_", LOSS_PERCENT)] {
         if percent > 0 {
@@ -96,7 +86,7 @@ fn move_again_and_again(
     let (mut done, mut lost) = (0, 0);
     while done < TIMES {
         let order = Order { to: NAME, ways: &WAYS, pace: PACE };
-        let mut transfers = Transfers::start(stage.lab.host("client")?, serving, order)?;
+        let mut transfers = Transfers::start(stage.ends.lab.host("client")?, serving, order)?;
         let moved = move_on(stage, &mut transfers, &mut done, pauses, findings);
         transfers.finish("transfers", findings)?;
         if let Err(error) = moved {
@@ -118,9 +108,10 @@ fn move_on(
 ) -> Result<()> {
     transfers.await_bytes("calm transfers", CALM_BYTES, STEP_LIMIT)?;
     while *done < TIMES {
-        let event_us = stage.change()?;
+        let (event_us, apart_us) = stage.ends.change_both()?;
+        stage.apart_us_max = stage.apart_us_max.max(apart_us);
         *done += 1;
-        let [client, server] = stage.addresses;
+        let [client, server] = stage.ends.addresses;
         let stood = pauses
             .enter("transfers that go on", transfers, event_us, RESUMED_BYTES, STEP_LIMIT)
             .with_context(|| format!("time {done}: to {client} and {server}"))?;
@@ -128,22 +119,4 @@ fn move_on(
         findings.figures.add("recovered", 1.0);
     }
     Ok(())
-}
-
-impl Stage<'_> {
-    /// Both at once. Gives when the first of them began to.
-    fn change(&mut self) -> Result<u64> {
-        let hosts = [self.lab.host("client")?, self.lab.host("server")?];
-        self.number += 1;
-        let old = self.addresses;
-        let new = [
-            interface::address(self.lab, hosts[0], 0, false, self.number)?,
-            interface::address(self.lab, hosts[1], 0, false, self.number)?,
-        ];
-        let acts = [0, 1].map(|host| [Act::Add(0, new[host]), Act::Remove(0, old[host])]);
-        let [one, other] = interface::change_both(self.lab, [(hosts[0], &acts[0]), (hosts[1], &acts[1])])?;
-        self.addresses = new;
-        self.apart_us_max = self.apart_us_max.max(one.after_us.abs_diff(other.after_us));
-        Ok(one.before_us.min(other.before_us))
-    }
 }

@@ -12,6 +12,7 @@ mod cache_off;
 mod datagram_rate;
 mod direct_throughput;
 mod encap_throughput;
+mod ends;
 mod exclusive_names;
 mod firewalled;
 mod flow_memory;

@@ -118,8 +118,9 @@ impl Sal {
         if let Some(known) = self.associations.by_host(host) {
             association.membership = known.membership.clone();
             association.rtt = known.rtt;
-            // Where they find each other is told by RSYN; a stream knows no address translators, and may be an old one.
-            if known.flows > 0 {
+            // Where they find each other is told by RSYN; a stream knows no address translators, and may be an old one. It knows
+            // nothing of this host's own address either: where the peer is where it was, that is not found out anew.
+            if known.flows > 0 || known.remote == setup.remote {
                 (association.local, association.remote) = (known.local, known.remote);
                 association.chosen = known.chosen;
             }

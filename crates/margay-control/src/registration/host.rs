@@ -34,6 +34,8 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 const RETRY_REFUSED: Duration = Duration::from_secs(30);
 /// Instances under a watched prefix that are remembered.
 const WATCHED_MAX: usize = 10_000;
+/// Of rules that lead to the router: before the one that asks the network segment.
+const ROUTER_PRIORITY: u32 = 1;
 /// Bounds of what a router may ask for.
 const LEASE_RANGE_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -336,7 +338,7 @@ impl Shared {
             return;
         }
         let hop = NextHop { address: router, host: Some(self.config.router_key.id()), router: true };
-        let rule = Rule { priority: 0, weight: 1, action: Action::Forward(hop) };
+        let rule = Rule { priority: ROUTER_PRIORITY, weight: 1, action: Action::Forward(hop) };
         let mut id = [0; 32];
         id[..8].copy_from_slice(&authority_block(&self.config.authority));
         let own = Prefix::new(ServiceId(id), margay_core::name::AUTHORITY_BITS);

@@ -22,6 +22,7 @@ use crate::output::DropReason;
 use crate::packet::{self, AppPacket, Parsed};
 use crate::sal::Sal;
 use crate::secure::Verdict;
+use crate::segment::COPIES;
 use crate::surrogate::{other_port, responder_tuple, shown as shown_as};
 use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
@@ -179,6 +180,10 @@ impl Sal {
         if setup.initiator_flow != initiator_flow {
             return Err(DropReason::Unexpected);
         }
+        if self.came_to_all && self.now.since(flow.since) < COPIES {
+            // The same question by the other family, or another relay.
+            return Ok(());
+        }
         // A listener whose queue was full has said nothing; it is asked again, as TCP itself would.
         if let Some(syn) = setup.syn.clone() {
             self.queue.inject(syn);
@@ -237,7 +242,7 @@ impl Sal {
     /// Sends an untagged message straight and through the router.
     fn send_both_ways(&mut self, reply: Reply, mut draft: Draft<'_>) {
         let kind = draft.kind;
-        if let Some(datagram) = draft.write(None) {
+        if let Some(datagram) = draft.write(None).filter(|_| !reply.is_detour) {
             self.transmit(reply.direct, datagram, kind);
         }
         if let Some(via) = reply.via {
@@ -252,6 +257,10 @@ impl Sal {
 
     /// Refuses a SYN under an association that the claimed sender shares with this host.
     pub(crate) fn refuse_syn(&mut self, arrival: &Arrival<'_>, association: u32, code: ErrorCode) {
+        if arrival.reply.is_detour {
+            // Others may answer; who asked hears in time that nobody has.
+            return;
+        }
         let extensions = [Extension::Error(ErrorRepr { code, text: "" })];
         let mut draft = Draft::new(Kind::SynAck, arrival.message.src_flow, FlowId(0));
         draft.extensions = &extensions;
@@ -378,7 +387,8 @@ impl Sal {
     ) -> Vec<(SocketAddr, Vec<u8>)> {
         let mut budget = syn_len;
         let mut answers = Vec::new();
-        let routes = reply.via.map(|via| (via, true)).into_iter().chain([(reply.direct, false)]);
+        let straight = (!reply.is_detour).then_some((reply.direct, false));
+        let routes = reply.via.map(|via| (via, true)).into_iter().chain(straight);
         for (to, relayed) in routes {
             let mut copy = Draft { ..Draft::new(draft.kind, draft.dst_flow, draft.src_flow) };
             copy.extensions = draft.extensions;

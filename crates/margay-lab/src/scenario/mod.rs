@@ -2,6 +2,7 @@
 
 mod acl;
 mod active_sockets;
+mod ad_hoc;
 mod af_serval;
 mod agent_restart;
 mod apps;
@@ -111,6 +112,7 @@ pub const ALL: &[Scenario] = &[
     late_binding::SCENARIO,
     encap_throughput::SCENARIO,
     nat_first_contact::SCENARIO,
+    ad_hoc::SCENARIO,
     acl::SCENARIO,
     flow_memory::SCENARIO,
     odd_hosts::SCENARIO,

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use margay_control::api::v1::{RouteInfo, RouteListReply};
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix};
+use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, Rule, Usage};
 use tonic::Status;
 
@@ -57,6 +58,10 @@ impl Known {
             ..RouteInfo::default()
         };
         let (action, origin) = match &rule.action {
+            Action::Forward(hop) if hop.address == SEGMENT => {
+                info.to = "the segment".to_owned();
+                ("forward", "ad hoc")
+            }
             Action::Forward(hop) => {
                 info.to = hop.address.to_string();
                 info.host_id = hop.host.map(|host| host.to_string()).unwrap_or_default();

@@ -340,15 +340,7 @@ impl Sal {
         let (authenticated, cipher) = match self.check_answer(id, message, answer.association) {
             Ok(checked) => checked,
             Err((why, reason)) => {
-                self.say_reset(answer.association, message, answer.message_3.as_deref());
-                if self.others_may_answer(now, id, ErrorCode::BadCertificate) {
-                    // The next answer brings an association of the same number.
-                    if answer.message_3.is_some() {
-                        self.associations.remove(answer.association);
-                    }
-                    return Err(reason);
-                }
-                self.fail_connecting(id, Unreachable::Prohibited, &why);
+                self.turn_down(now, message, &answer, &why);
                 return Err(reason);
             }
         };
@@ -405,6 +397,17 @@ impl Sal {
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
+    }
+
+    /// The host that answered may not, or not so. Its half of the flow ends, and the flow with it unless others may answer.
+    fn turn_down(&mut self, now: Instant, message: &Message<'_>, answer: &Answer, why: &str) {
+        self.say_reset(answer.association, message, answer.message_3.as_deref());
+        if !self.others_may_answer(now, message.dst_flow, ErrorCode::BadCertificate) {
+            self.fail_connecting(message.dst_flow, Unreachable::Prohibited, why);
+        } else if answer.message_3.is_some() {
+            // The next answer brings an association of the same number.
+            self.associations.remove(answer.association);
+        }
     }
 
     /// Gives the application the answer that came inside the SYN-ACK.

@@ -500,6 +500,26 @@ fn a_host_without_the_right_certificate_does_not_answer() {
 }
 
 #[test]
+fn an_instance_that_leaves_while_its_listener_is_slow_answers_by_what_it_had() {
+    let (mut shop, authority) = certified(13);
+    let member = certificate(&mut shop.world, shop.client, CertificateKind::Member, &authority, 4_000_000_000);
+    shop.world.host(shop.client).sal.set_membership(member);
+    let (instances, prefix) = (shop.instances, Prefix::new(service("web.shop"), 96));
+    for host in instances {
+        shop.world.host(host).full_queue = 1;
+    }
+    let client = shop.world.connect(shop.client, "web.shop");
+    shop.world.run_for(Duration::from_millis(50));
+    let half_open: usize = instances.into_iter().map(|host| shop.world.host(host).sal.half_open_count()).sum();
+    assert_eq!(half_open, 1, "it was asked and has not answered");
+    for host in instances {
+        shop.world.host(host).sal.set_service_certificate(prefix, Vec::new());
+    }
+    shop.world.run_for(SECOND);
+    assert!(matches!(outcome(&mut shop.world, shop.client, client), Outcome::Answered(_)));
+}
+
+#[test]
 fn a_restarted_agent_ends_flows_of_its_older_start_cleanly() {
     let mut shop = shop(14, Weather::FAIR);
     let client_host = shop.client;

@@ -1,11 +1,12 @@
 //! Hosts register with service routers over one authenticated stream; its lease decides about *new* connections only
 //! (DESIGN §7, §8).
 //!
-//! [`stream`] is the transport, [`host`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
+//! [`stream`] is the transport, [`host`] and [`conversation`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
 //! [`partition`] and [`allotment`] who holds which part of a service, [`retry`] what a refused host does, [`silence`] when either
 //! end counts the other as gone.
 
 mod allotment;
+mod conversation;
 mod host;
 mod instance;
 pub mod partition;

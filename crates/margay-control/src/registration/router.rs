@@ -601,8 +601,11 @@ impl Guest {
         blocking(move || store.claim_name(&claimed)).await??;
         let proto::Register { weight, priority, exclusive, sticky, .. } = asked;
         let terms = Terms { weight, priority, partition_bits, exclusive, sticky };
-        let stream = self.seat.stream;
-        self.shared.roll.lock().register(self.place, stream, prefix, name.written(), terms, &*self.shared.sal)?;
+        if !asked.certificate_only {
+            let stream = self.seat.stream;
+            self.shared.roll.lock().register(self.place, stream, prefix, name.written(), terms, &*self.shared.sal)?;
+            tracing::info!(host = %self.place.host, %name, weight, priority, "registered");
+        }
         let mut registered = proto::Registered {
             request: asked.request,
             certificate: Vec::new(),
@@ -612,7 +615,6 @@ impl Guest {
             (registered.certificate, registered.not_after_unix_s) =
                 issue::service(&authority, prefix, &self.host, unix_s);
         }
-        tracing::info!(host = %self.place.host, %name, weight = asked.weight, priority = asked.priority, "registered");
         Ok(registered)
     }
 

@@ -34,6 +34,9 @@ struct Recorder {
     membership: Mutex<Vec<u8>>,
     /// How many rules there were for a prefix at the least, since it first had one.
     fewest: Mutex<BTreeMap<Prefix, usize>>,
+    /// Whom rules lead to, and those that did when it had no certificate yet.
+    served_by: Mutex<Option<Arc<Recorder>>>,
+    early: Mutex<Vec<Prefix>>,
 }
 
 impl Recorder {
@@ -54,6 +57,10 @@ impl SalControl for Recorder {
         self.certificates.lock().insert(prefix, chain);
     }
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        let is_early = |host: &Arc<Self>| !host.certificates.lock().contains_key(&prefix);
+        if self.served_by.lock().as_ref().is_some_and(is_early) {
+            self.early.lock().push(prefix);
+        }
         let mut next = self.next.lock();
         *next += 1;
         self.rules.lock().insert(RuleId(*next), (prefix, rule));
@@ -226,6 +233,16 @@ async fn a_name_is_registered_resolved_changed_and_withdrawn() {
 }
 
 #[tokio::test]
+async fn a_host_has_its_certificate_before_anybody_is_sent_to_it() {
+    let (router, at, host, home) = shop().await;
+    *router.core.served_by.lock() = Some(Arc::clone(&host.core));
+    home.register(registration("web.shop", 100));
+    until("registration", || state_of(&home, "web.shop") == "registered").await;
+    assert_eq!((router.core.early.lock().len(), at.instances().len()), (0, 1));
+    at.stop().await;
+}
+
+#[tokio::test]
 async fn a_host_that_watches_a_prefix_hears_of_every_change() {
     let (router, at, _host, home) = shop().await;
     let authority = router.keyring.authority("shop").expect("readable").expect("made");
@@ -329,6 +346,7 @@ fn register(name: &str) -> super::proto::from_host::Body {
         partition_bits: 0,
         exclusive: false,
         sticky: false,
+        certificate_only: false,
     })
 }
 

@@ -94,6 +94,8 @@ pub(crate) struct ResponderSetup {
     pub association: u32,
     pub datagram_max: u16,
     pub allow: Allow,
+    /// By what this host could answer for the name when it was asked: it answers by that, also where it has left meanwhile.
+    pub chain: Vec<u8>,
     /// SYN-ACK datagrams as sent, to be sent again.
     pub answers: Vec<(SocketAddr, Vec<u8>)>,
     /// When they were sent, if only once.

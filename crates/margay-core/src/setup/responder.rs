@@ -71,8 +71,7 @@ impl Sal {
         }
         let claimed = HostId(exchange.host_id);
         let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
-        let inner = inner_packet(message, session.protocol)?;
-        let verdict = self.answer_stack(message, &arrival.service);
+        let (inner, verdict) = (inner_packet(message, session.protocol)?, self.answer_stack(message, &arrival.service));
         let cipher = verdict.cipher();
         if let Some(association) = known
             && !self.is_allowed(association, &arrival.service, &demux.allow)
@@ -105,6 +104,7 @@ impl Sal {
             association: if known.is_some() { 0 } else { self.associations.fresh_id(&mut self.rng) },
             datagram_max,
             allow: demux.allow.clone(),
+            chain: self.certificate_for(&arrival.service),
             answers: Vec::new(),
             answered: None,
             app_answer: None,
@@ -330,7 +330,7 @@ impl Sal {
         let (session, service, known) = (flow.session, flow.service, flow.association);
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
-        let (reply, syn_len, cipher) = (setup.reply, setup.syn_len, setup.cipher);
+        let (reply, syn_len, cipher, chain) = (setup.reply, setup.syn_len, setup.cipher, setup.chain.clone());
         let mut tag_key = [0; 32];
         let mut message_2 = Vec::new();
         if known == 0 {
@@ -353,7 +353,6 @@ impl Sal {
         }
         let host_id = self.host_id().0;
         let exchange = KeyExchangeRepr { host_id, assoc_id: reserved, message: &message_2 };
-        let chain = self.certificate_for(&service);
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id));
         extensions.extend(cipher.map(|cipher| Extension::Stack(cipher.stack())));

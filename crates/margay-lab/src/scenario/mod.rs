@@ -35,6 +35,7 @@ mod odd_hosts;
 mod odd_packets;
 pub mod pair;
 mod renumber;
+mod replicated_web;
 mod roam;
 mod round_trips;
 mod secure_throughput;
@@ -110,6 +111,7 @@ pub fn is_long() -> bool {
 /// All scenarios, in the order in which they are run.
 pub const ALL: &[Scenario] = &[
     late_binding::SCENARIO,
+    replicated_web::SCENARIO,
     encap_throughput::SCENARIO,
     nat_first_contact::SCENARIO,
     ad_hoc::SCENARIO,

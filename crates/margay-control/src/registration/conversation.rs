@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use margay_core::certificate::decode_chain;
-use margay_core::name::{Prefix, ServiceId};
+use margay_core::certificate::{Revocation, decode_chain};
+use margay_core::name::{Prefix, ServiceId, authority_block};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -257,6 +257,15 @@ impl<'a> Conversation<'a> {
         self.shared.heard.send_modify(|version| *version = version.wrapping_add(1));
     }
 
+    fn put_out(&self, revoked: proto::Revoked) {
+        let authority = authority_block(&self.shared.config.authority);
+        for host in revoked.hosts {
+            if let Ok(host_key) = host.host_key.try_into() {
+                self.shared.sal.revoke(Revocation { authority, host_key, until_s: host.until_unix_s });
+            }
+        }
+    }
+
     /// Gives the end, when the router ends the stream.
     fn take(&mut self, message: proto::FromRouter) -> Option<End> {
         use from_router::Body;
@@ -276,6 +285,7 @@ impl<'a> Conversation<'a> {
                 }
             }
             Body::Watched(watched) => self.heard(watched),
+            Body::Revoked(revoked) => self.put_out(revoked),
             Body::Membership(answer) => {
                 self.pending.remove(&answer.request);
                 self.plan_membership(&answer.chain);

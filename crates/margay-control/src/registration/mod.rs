@@ -2,19 +2,20 @@
 //! (DESIGN §7, §8).
 //!
 //! [`stream`] is the transport, [`host`] and [`conversation`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
-//! [`partition`] and [`allotment`] who holds which part of a service, [`retry`] what a refused host does, [`silence`] when either
+//! [`partition`] and [`allotment`] who holds which part of a service, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`silence`] when either
 //! end counts the other as gone.
 
 mod allotment;
 mod conversation;
 mod host;
 mod instance;
+mod ledger;
 pub mod partition;
 mod retry;
 mod roll;
 mod router;
 mod silence;
-mod stream;
+pub mod stream;
 
 use margay_core::key::HostSecret;
 
@@ -25,7 +26,7 @@ pub use router::{Router, RouterConfig, RouterError};
 
 /// Messages of `proto/registration.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]
-mod proto {
+pub mod proto {
     tonic::include_proto!("margay.registration.v1");
 }
 

@@ -34,6 +34,7 @@ mod nat_first_contact;
 mod odd_hosts;
 mod odd_packets;
 pub mod pair;
+mod registration_attacks;
 mod renumber;
 mod replicated_web;
 mod roam;
@@ -112,6 +113,7 @@ pub fn is_long() -> bool {
 pub const ALL: &[Scenario] = &[
     late_binding::SCENARIO,
     replicated_web::SCENARIO,
+    registration_attacks::SCENARIO,
     encap_throughput::SCENARIO,
     nat_first_contact::SCENARIO,
     ad_hoc::SCENARIO,

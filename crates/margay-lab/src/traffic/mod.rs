@@ -12,6 +12,7 @@ mod flows;
 mod forger;
 mod hijack;
 mod hostile;
+mod intruder;
 mod memcached;
 mod odd;
 mod pingpong;
@@ -31,6 +32,7 @@ pub use connects::Connects;
 pub use datagrams::{Blasted, Slice};
 pub use download::Download;
 pub use fetches::Fetched;
+pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
 pub use transfer::{STOP, Way, Word, now_us};
@@ -268,6 +270,8 @@ pub enum Traffic {
         #[arg(long, default_value_t = 7)]
         port: u16,
     },
+    /// Register with a router without a right to it, in every way; print what was granted
+    Intrude(Box<intruder::Plan>),
     /// Try to take over what others have: forgeries of every type of message, and real ones again, as they were or changed
     Hijack {
         /// Host whose SAL port gets it; may be given more than once
@@ -335,6 +339,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             let plan = hostile::Plan { targets: target, honest, strangers, count, rate };
             hostile::trouble(&plan, capture.as_deref(), service.as_deref().map(|service| (service, port)))
         }
+        Traffic::Intrude(plan) => runtime.block_on(intruder::intrude(&plan)),
         Traffic::Hijack { target, honest, strangers, forgeries, flips, rate, capture } => {
             hijack::attack(&hijack::Plan { targets: target, honest, strangers, forgeries, flips, rate }, &capture)
         }

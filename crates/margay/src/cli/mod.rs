@@ -1,5 +1,6 @@
 //! The command line: one verb per module, each with `--json` where it lists.
 
+mod audit;
 mod check;
 mod flow;
 mod id;
@@ -92,6 +93,9 @@ enum Verb {
     Stack(stack::StackVerb),
     /// Identity: keys, authorities, join tokens, members
     Id(id::IdArgs),
+    /// The audit log of a router
+    #[command(subcommand)]
+    Audit(audit::AuditVerb),
     /// Hosts as network namespaces on this machine: demonstration, scenarios, your own topologies
     #[command(subcommand)]
     Lab(margay_lab::Command),
@@ -193,6 +197,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Audit(verb) => audit::audit(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Up(_)
         | Verb::Down(_)

@@ -1,6 +1,7 @@
 //! The host's end of one stream: what it asks of its router, and what it makes of the answers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ enum Pending {
 /// One stream while it lasts.
 pub(super) struct Conversation<'a> {
     shared: &'a Arc<Shared>,
+    /// This host's address.
+    local: IpAddr,
     writer: Writer,
     lease: Duration,
     heartbeat: Duration,
@@ -52,11 +55,12 @@ pub(super) struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    /// Of a host that was welcomed.
-    pub fn new(shared: &'a Arc<Shared>, writer: Writer, welcome: &proto::Welcome) -> Self {
+    /// Of a host that was welcomed, from this address.
+    pub fn new(shared: &'a Arc<Shared>, local: IpAddr, writer: Writer, welcome: &proto::Welcome) -> Self {
         let within = |ms: u32| ms.clamp(*LEASE_RANGE_MS.start(), *LEASE_RANGE_MS.end());
         let mut this = Self {
             shared,
+            local,
             writer,
             lease: Duration::from_millis(within(welcome.lease_ms).into()),
             heartbeat: Duration::from_millis(within(welcome.heartbeat_ms).into()),
@@ -113,6 +117,7 @@ impl<'a> Conversation<'a> {
                 () = self.retries.wait() => self.ask_again().await,
                 order = orders.recv() => match order {
                     None | Some(Order::Stop) => return End::Stopped,
+                    Some(Order::Moved(gone)) if gone.contains(&self.local) => return End::Left(Some(self.writer)),
                     Some(order) => self.carry_out(order).await,
                 },
                 answer = answers.recv() => {
@@ -215,7 +220,7 @@ impl<'a> Conversation<'a> {
             }
             Order::Watch(prefix) => self.watch(prefix, false).await,
             Order::EndWatch(prefix) => self.watch(prefix, true).await,
-            Order::Stop => Ok(()),
+            Order::Moved(_) | Order::Stop => Ok(()),
         }
     }
 

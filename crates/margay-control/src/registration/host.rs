@@ -1,7 +1,7 @@
 //! The host's end: joins, registers what the host serves, renews, and comes back whenever the stream breaks.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,6 +127,8 @@ pub(super) enum Order {
     Resolve(ServiceId, oneshot::Sender<Vec<Instance>>),
     Watch(Prefix),
     EndWatch(Prefix),
+    /// This host's addresses are others now; these are gone.
+    Moved(Vec<IpAddr>),
     Stop,
 }
 
@@ -159,6 +161,9 @@ pub struct Home {
 /// Why a stream ended.
 pub(super) enum End {
     Stopped,
+    /// This host has left the address that the stream was from. It is kept open until there is another: its end would be heard as
+    /// the host's.
+    Left(Option<Writer>),
     Refused(String),
     Broke(String),
 }
@@ -231,6 +236,12 @@ impl Home {
             // Without an answer the lease ends it.
             let _ = timeout(ANSWER_LIMIT, acknowledged).await;
         }))
+    }
+
+    /// This host's addresses have changed, and these are gone: a stream from one of them is opened anew from another at once, and
+    /// one that could not be opened is tried again. The router lists this host all the while.
+    pub fn moved(&self, gone: Vec<IpAddr>) {
+        self.order(Order::Moved(gone));
     }
 
     /// How it stands with a prefix; `None` when it was not registered.
@@ -346,11 +357,16 @@ impl Shared {
 }
 
 async fn live(shared: Arc<Shared>, mut orders: mpsc::UnboundedReceiver<Order>) {
-    let mut wait = RETRY_FIRST;
+    let (mut wait, mut former) = (RETRY_FIRST, None);
     loop {
-        let end = one_stream(&shared, &mut orders, &mut wait).await;
+        let end = one_stream(&shared, &mut orders, &mut wait, &mut former).await;
         let rest = match end {
             End::Stopped => break,
+            End::Left(writer) => {
+                former = writer.or(former);
+                tracing::info!(router = shared.config.router_address, "registering again, from another address");
+                continue;
+            }
             End::Refused(why) => {
                 tracing::warn!(router = shared.config.router_address, why, "the router says no");
                 shared.enter(Phase::Refused, why);
@@ -387,42 +403,56 @@ async fn is_stopped_during(orders: &mut mpsc::UnboundedReceiver<Order>, until: I
             () = sleep_until(until) => return false,
             order = orders.recv() => match order {
                 None | Some(Order::Stop) => return true,
+                // There may be a way now.
+                Some(Order::Moved(_)) => return false,
                 Some(_) => {}
             }
         }
     }
 }
 
-async fn one_stream(shared: &Arc<Shared>, orders: &mut mpsc::UnboundedReceiver<Order>, wait: &mut Duration) -> End {
+async fn one_stream(
+    shared: &Arc<Shared>,
+    orders: &mut mpsc::UnboundedReceiver<Order>,
+    wait: &mut Duration,
+    former: &mut Option<Writer>,
+) -> End {
     let meeting = timeout(CONNECT_LIMIT, meet(shared));
     tokio::pin!(meeting);
     let met = loop {
         tokio::select! {
             met = &mut meeting => break met,
-            order = orders.recv() => if matches!(order, None | Some(Order::Stop)) { return End::Stopped },
+            order = orders.recv() => match order {
+                None | Some(Order::Stop) => return End::Stopped,
+                // It may be from an address that is gone.
+                Some(Order::Moved(_)) => return End::Left(None),
+                Some(_) => {}
+            },
         }
     };
-    let (reader, writer, welcome) = match met {
+    let (local, (reader, writer), welcome) = match met {
         Err(_) => return End::Broke(format!("no answer in {CONNECT_LIMIT:?}")),
         Ok(Err(end)) => return end,
         Ok(Ok(met)) => met,
     };
     *wait = RETRY_FIRST;
+    *former = None;
     shared.enter(Phase::Connected, String::new());
     tracing::info!(router = shared.config.router_address, authority = shared.config.authority, "joined");
     let (sender, answers) = mpsc::channel(64);
     let reading = tokio::spawn(read_all(reader, sender));
-    let end = Conversation::new(shared, writer, &welcome).hold(orders, answers).await;
+    let end = Conversation::new(shared, local, writer, &welcome).hold(orders, answers).await;
     reading.abort();
     end
 }
 
 /// Connects, says hello, and is welcomed.
-async fn meet(shared: &Arc<Shared>) -> Result<(Reader, Writer, proto::Welcome), End> {
+async fn meet(shared: &Arc<Shared>) -> Result<(IpAddr, (Reader, Writer), proto::Welcome), End> {
     let config = &shared.config;
     let stream = TcpStream::connect(&config.router_address).await;
     let stream = stream.map_err(|error| End::Broke(format!("{}: {error}", config.router_address)))?;
     let router = stream.peer_addr().map_err(|error| End::Broke(error.to_string()))?;
+    let local = stream.local_addr().map_err(|error| End::Broke(error.to_string()))?.ip().to_canonical();
     let (mut reader, mut writer) = open(stream, &shared.local.host_key, &config.router_key).await?;
     let mut rng = entropy::rng().map_err(|error| End::Broke(error.to_string()))?;
     let association_id = rng.u32().max(1);
@@ -447,7 +477,7 @@ async fn meet(shared: &Arc<Shared>) -> Result<(Reader, Writer, proto::Welcome), 
     };
     adopt(shared, &welcome, association_id, router)?;
     remember(shared).await?;
-    Ok((reader, writer, welcome))
+    Ok((local, (reader, writer), welcome))
 }
 
 /// What a refusal of the whole stream means.

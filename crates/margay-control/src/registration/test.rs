@@ -382,6 +382,26 @@ async fn a_token_is_good_for_as_many_hosts_as_it_says_and_a_member_needs_none() 
     at.stop().await;
 }
 
+/// The lease would end only much later; and a name that is there all the while has an instance all the while.
+#[tokio::test]
+async fn a_host_that_leaves_its_address_registers_again_at_once() {
+    let (router, _at, host, home) = shop().await;
+    home.register(registration("web.shop", 5));
+    until("the registration", || state_of(&home, "web.shop") == "registered").await;
+    let prefix = "web.shop".parse::<Name>().expect("literal").prefix();
+    let streams = || router.core.associations.lock().len();
+    let before = streams();
+    home.moved(vec!["192.0.2.1".parse().expect("literal")]);
+    home.moved(vec!["127.0.0.1".parse().expect("literal")]);
+    until("another stream", || streams() > before).await;
+    home.register(registration("web.shop", 6));
+    until("the new weight", || router.core.rules_of(&prefix).first().is_some_and(|rule| rule.weight == 6)).await;
+    assert_eq!(streams(), before + 1, "what it did not use is nothing to it");
+    assert_eq!(router.core.rules_of(&prefix).len(), 1);
+    assert_eq!(router.core.fewest.lock().get(&prefix).copied().unwrap_or(1), 1);
+    assert_eq!(host.core.associations.lock().len(), before + 1);
+}
+
 #[tokio::test]
 async fn a_stream_that_ends_takes_its_names_with_it() {
     let (router, at, _host, home) = shop().await;

@@ -77,6 +77,8 @@ pub async fn refresh(agent: &Agent, look: Look) {
     let has_changed = told.addresses != addresses || told.interfaces != interfaces;
     if has_changed {
         agent.direct.refresh(&interfaces, &addresses);
+        let gone: Vec<IpAddr> = told.addresses.iter().copied().filter(|known| !addresses.contains(known)).collect();
+        agent.services.homes().iter().for_each(|home| home.moved(gone.clone()));
         (told.addresses, told.interfaces) = (addresses.clone(), interfaces);
     }
     if told.segments != segments {

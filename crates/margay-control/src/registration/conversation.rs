@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::Instance;
-use super::host::{End, Order, Shared, refused};
+use super::host::{End, Order, RegistrationState, Shared, refused};
 use super::proto::{self, from_host, from_router};
 use super::retry::Retries;
 use super::silence::Silence;
@@ -262,6 +262,21 @@ impl<'a> Conversation<'a> {
         self.shared.heard.send_modify(|version| *version = version.wrapping_add(1));
     }
 
+    /// What this host may register has changed: some is lost, and what was refused may be had now.
+    fn granted(&mut self, granted: proto::Granted) {
+        let refused = |(prefix, state): (&Prefix, &RegistrationState)| (state.state == "refused").then_some(*prefix);
+        self.to_register.extend(self.shared.states.lock().iter().filter_map(refused));
+        for lost in granted.lost {
+            let (Ok(id), Ok(bits)) = (<[u8; 32]>::try_from(lost.service_id), u16::try_from(lost.bits)) else {
+                continue;
+            };
+            let prefix = Prefix::new(ServiceId(id), bits.min(256));
+            self.certified.remove(&prefix);
+            self.shared.sal.set_service_certificate(prefix, Vec::new());
+            self.not_registered(prefix, proto::Refusal { request: 0, code: lost.code, text: lost.text });
+        }
+    }
+
     fn put_out(&self, revoked: proto::Revoked) {
         let authority = authority_block(&self.shared.config.authority);
         for host in revoked.hosts {
@@ -291,6 +306,7 @@ impl<'a> Conversation<'a> {
             }
             Body::Watched(watched) => self.heard(watched),
             Body::Revoked(revoked) => self.put_out(revoked),
+            Body::Granted(granted) => self.granted(granted),
             Body::Membership(answer) => {
                 self.pending.remove(&answer.request);
                 self.plan_membership(&answer.chain);

@@ -2,7 +2,7 @@
 //! (DESIGN §7, §8).
 //!
 //! [`stream`] is the transport, [`host`] and [`conversation`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
-//! [`partition`] and [`allotment`] who holds which part of a service, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`silence`] when either
+//! [`partition`] and [`allotment`] who holds which part of a service, [`rights`] who may register what, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`silence`] when either
 //! end counts the other as gone.
 
 mod allotment;
@@ -12,6 +12,7 @@ mod instance;
 mod ledger;
 pub mod partition;
 mod retry;
+mod rights;
 mod roll;
 mod router;
 mod silence;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
-use margay_core::certificate::{Revocation, TrustStore};
+use margay_core::certificate::Revocation;
 use margay_core::key::{HostId, HostPublic};
 use margay_core::name::{Name, PARTITION_BITS_MAX, Prefix, SERVICE_BITS, ServiceId};
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ledger::{Act, Ledger};
 use super::proto::{self, Code, from_host, from_router};
+use super::rights::{Claim, by_grant};
 use super::roll::{Leave, OwnService, PREFIXES_MAX, Place, Roll, RollError, Seat, Terms};
 use super::silence::Silence;
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
@@ -89,6 +90,8 @@ struct Shared {
     stopping: watch::Sender<bool>,
     /// Hosts that were put out.
     revoked: watch::Sender<Vec<Revocation>>,
+    /// Rises when grants are changed.
+    grants: watch::Sender<u64>,
 }
 
 impl Shared {
@@ -149,6 +152,7 @@ impl Router {
             ledger: Arc::clone(&ledger),
             stopping: watch::channel(false).0,
             revoked: watch::Sender::default(),
+            grants: watch::Sender::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
         shared.read_revocations()?;
@@ -226,6 +230,11 @@ impl Router {
     pub fn remove_host(&self, host: HostId) -> Result<(), StoreError> {
         self.shared.roll.lock().expel(host, &*self.shared.sal);
         self.shared.read_revocations()
+    }
+
+    /// What hosts may register has been changed: those that are here lose what they may not register any more, and are told.
+    pub fn review_grants(&self) {
+        self.shared.grants.send_modify(|version| *version = version.wrapping_add(1));
     }
 
     /// Tells every host that the router goes, ends their streams, and takes their rules out.
@@ -323,7 +332,7 @@ impl Drop for Stranger {
 }
 
 /// A no with its number and its words.
-struct No(Code, String);
+pub(super) struct No(pub Code, pub String);
 
 impl From<AdmitError> for No {
     fn from(error: AdmitError) -> Self {
@@ -359,7 +368,8 @@ impl From<NameError> for No {
     }
 }
 
-fn invalid(text: &str) -> No {
+/// What was said makes no sense.
+pub(super) fn invalid(text: &str) -> No {
     No(Code::Invalid, text.to_owned())
 }
 
@@ -412,6 +422,8 @@ struct Guest {
     watches: BTreeMap<Prefix, Option<Vec<Instance>>>,
     /// Names that it asks for again and again, because another host has them; bounded by the prefixes that a host may have.
     stands_by: BTreeSet<Prefix>,
+    /// What it has registered because it was granted.
+    granted: BTreeMap<Prefix, Name>,
 }
 
 impl Guest {
@@ -473,7 +485,8 @@ impl Guest {
         };
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
         let (shared, watches, stands_by) = (Arc::clone(shared), BTreeMap::new(), BTreeSet::new());
-        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by })
+        let granted = BTreeMap::new();
+        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted })
     }
 
     /// Answers the host until it is gone; says why it is.
@@ -489,6 +502,7 @@ impl Guest {
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
         let mut revoked = self.shared.revoked.subscribe();
         revoked.mark_changed();
+        let mut grants = self.shared.grants.subscribe();
         let (mut silence, sweep_at) = (Silence::new(lease), Instant::now() + lease);
         let mut swept = false;
         let gone = loop {
@@ -524,7 +538,8 @@ impl Guest {
                 },
                 // The sender lives in the roll, which this stream holds.
                 _ = changes.changed(), if !self.watches.is_empty() => self.news(),
-                // So does this one.
+                // So do these.
+                _ = grants.changed() => self.review().await,
                 _ = revoked.changed() => self.put_out(&revoked.borrow_and_update()),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
@@ -565,7 +580,7 @@ impl Guest {
             }
             Some(Asked::Withdraw(asked)) => match prefix_of(&asked.service_id, asked.bits) {
                 Ok(prefix) => {
-                    self.shared.roll.lock().withdraw(self.place, self.seat.stream, &prefix, &*self.shared.sal);
+                    self.withdraw(&prefix);
                     tracing::info!(host = %self.place.host, %prefix, "withdrawn");
                     Answer::Withdrawn(proto::Withdrawn { request: asked.request })
                 }
@@ -582,6 +597,40 @@ impl Guest {
             Some(Asked::Hello(_)) | None => return self.refuse(0, invalid("the message makes no sense here")),
         };
         vec![proto::FromRouter { body: Some(body) }]
+    }
+
+    fn withdraw(&mut self, prefix: &Prefix) {
+        self.granted.remove(prefix);
+        self.shared.roll.lock().withdraw(self.place, self.seat.stream, prefix, &*self.shared.sal);
+    }
+
+    /// What the host may register has changed: what it may no longer is withdrawn, and it is told.
+    async fn review(&mut self) -> Vec<proto::FromRouter> {
+        let (store, key) =
+            (Arc::clone(&self.shared.store), MemberKey { host: self.host, authority: self.place.authority });
+        match blocking(move || store.member(&key)).await {
+            Ok(Ok(Some(member))) if member.grants != self.member.grants => self.member = member,
+            // Who is no member any more is put out by other means.
+            Ok(Ok(_)) => return Vec::new(),
+            Ok(Err(error)) => return vec![refusal(0, No(Code::Store, error.to_string()))],
+            Err(no) => return vec![refusal(0, no)],
+        }
+        let no_longer = |(prefix, name): (&Prefix, &Name)| {
+            Some((*prefix, name.clone(), by_grant(&self.member, name, prefix).err()?))
+        };
+        let gone: Vec<(Prefix, Name, No)> = self.granted.iter().filter_map(no_longer).collect();
+        let mut lost = Vec::new();
+        for (prefix, name, No(code, text)) in gone {
+            self.withdraw(&prefix);
+            self.note(Act::RegisterRefused, format!("{name}: {text}"));
+            lost.push(proto::Lost {
+                service_id: prefix.id.0.to_vec(),
+                bits: prefix.bits.into(),
+                code: code.into(),
+                text,
+            });
+        }
+        vec![proto::FromRouter { body: Some(from_router::Body::Granted(proto::Granted { lost })) }]
     }
 
     fn note(&self, act: Act, detail: impl ToString) {
@@ -660,7 +709,7 @@ impl Guest {
         news
     }
 
-    async fn register(&self, asked: proto::Register) -> Result<proto::Registered, No> {
+    async fn register(&mut self, asked: proto::Register) -> Result<proto::Registered, No> {
         let prefix = prefix_of(&asked.service_id, asked.bits)?;
         let name: Name =
             asked.name.parse().map_err(|error: margay_core::name::NameError| invalid(&error.to_string()))?;
@@ -673,33 +722,10 @@ impl Guest {
         if is_divided && !(name.is_service() && prefix.bits == SERVICE_BITS) {
             return Err(invalid("only a whole service has partitions, not a key or a block of services"));
         }
-        // A grant for a service is one for its partitions.
-        let own = name.prefix();
         let unix_s = self.shared.clock.unix_s();
         let is_proved = !asked.proof.is_empty();
-        if is_proved {
-            // A name that certifies itself needs no authority's leave; the key's own word is enough.
-            let proved = TrustStore::default().verify_service(&asked.proof, &prefix.id, &self.host.0, unix_s);
-            if prefix.bits != 256 || !proved.is_ok_and(|proved| proved.is_proved()) {
-                return Err(No(Code::Proof, format!("{name} is not certified by the key that it names")));
-            }
-        } else if may_certify_itself(&name) && !self.member.is_granted_exactly(&prefix) {
-            return Err(No(
-                Code::Proof,
-                format!(
-                    "{name} may be the name of a key, and this host shows no certificate by it: serve it where that key is, or join again \
-                     with a token for it: `margay id token create --grant {name}`"
-                ),
-            ));
-        } else if !self.member.may_register(if is_divided { &own } else { &prefix }) {
-            let text = format!(
-                "this host has no grant for {name}; join again with a token that has: `margay id token create --grant`"
-            );
-            return Err(No(Code::NoGrant, text));
-        }
-        if prefix != (if is_divided { name.service_prefix() } else { own }) && !is_proved {
-            return Err(invalid("the name does not stand for these bits"));
-        }
+        let claim = Claim { name: &name, prefix: &prefix, is_divided, proof: &asked.proof };
+        claim.check(&self.member, &self.host, unix_s)?;
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
         blocking(move || store.claim_name(&claimed)).await??;
         let proto::Register { weight, priority, exclusive, sticky, .. } = asked;
@@ -710,6 +736,9 @@ impl Guest {
             if is_new {
                 tracing::info!(host = %self.place.host, %name, weight, priority, "registered");
                 self.note(Act::Register, format!("{name}, priority {priority}, weight {weight}"));
+            }
+            if !is_proved {
+                self.granted.insert(prefix, name.clone());
             }
         }
         let mut registered = proto::Registered {
@@ -730,13 +759,6 @@ impl Guest {
         let instances = found.into_iter().take(INSTANCES_MAX).map(proto::Instance::from);
         from_router::Body::Resolved(proto::Resolved { request, instances: instances.collect(), truncated })
     }
-}
-
-/// Whether a name says bits alone, and those of one tail: they may be the hash of a service's key, which nobody can tell by looking at them. Then a
-/// grant for the service, or for all of the authority, is not meant for it.
-fn may_certify_itself(name: &Name) -> bool {
-    let is_whole = name.prefix().bits == 256 && name.service_id().tail().iter().any(|byte| *byte != 0);
-    is_whole && name.written().starts_with("sid:")
 }
 
 /// What somebody calls a name, as far as people want to read it.

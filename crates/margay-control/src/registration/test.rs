@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::issue::{self, authority_prefix};
 use crate::keyring::{Keyring, ServiceKey};
-use crate::store::{Store, Token};
+use crate::store::{MemberKey, Store, Token};
 use crate::token::TokenSecret;
 use crate::{Clock, SalControl, StateDir};
 
@@ -243,6 +243,34 @@ async fn a_host_has_its_certificate_before_anybody_is_sent_to_it() {
     home.register(registration("web.shop", 100));
     until("registration", || state_of(&home, "web.shop") == "registered").await;
     assert_eq!((router.core.early.lock().len(), at.instances().len()), (0, 1));
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_grant_that_is_taken_back_ends_what_was_registered_by_it_and_a_new_one_is_used_at_once() {
+    let (router, at, host, home) = shop().await;
+    let prefix = |name: &str| name.parse::<Name>().expect("literal").prefix();
+    let key = MemberKey { host: host.local.host_key.public(), authority: authority_block("shop") };
+    let grant = |names: &[&str]| {
+        let grants: Vec<Prefix> = names.iter().map(|name| prefix(name)).collect();
+        router.store.set_grants(&key, &grants, NOW_S).expect("written").expect("a member");
+        at.review_grants();
+    };
+    for name in ["web.shop", "db.shop"] {
+        home.register(registration(name, 100));
+        until("registration", || state_of(&home, name) == "registered").await;
+    }
+    grant(&["db.shop"]);
+    until("the refusal", || state_of(&home, "web.shop") == "refused").await;
+    assert!(home.registration(&prefix("web.shop")).expect("known").why.contains("no grant"));
+    assert_eq!(at.instances().iter().map(|found| found.name.as_str()).collect::<Vec<_>>(), ["db.shop"]);
+    assert_eq!(state_of(&home, "db.shop"), "registered");
+    assert!(host.core.certificates.lock()[&prefix("web.shop")].is_empty(), "it has no certificate to show");
+    grant(&["db.shop", "web.shop"]);
+    until("registration", || state_of(&home, "web.shop") == "registered").await;
+    assert_eq!((at.instances().len(), at.host_count()), (2, 1));
+    let unknown = MemberKey { host: party(9, "other").local.host_key.public(), ..key };
+    assert_eq!(router.store.set_grants(&unknown, &[], NOW_S).expect("readable"), None);
     at.stop().await;
 }
 

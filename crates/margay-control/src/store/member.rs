@@ -316,6 +316,29 @@ impl Store {
         })
     }
 
+    /// Says anew what a host may register; gives what it is then. `None`: it is no member.
+    ///
+    /// # Errors
+    ///
+    /// The disk refuses, or those are more than can be kept.
+    pub fn set_grants(&self, key: &MemberKey, grants: &[Prefix], unix_s: u64) -> Result<Option<Member>, StoreError> {
+        self.decide(|transaction| {
+            let mut members = transaction.open_table(MEMBERS)?;
+            let known = members.get(member_key(key))?.map(|known| MemberRecord::decode(known.value())).transpose()?;
+            let Some(mut record) = known else { return Ok((false, None)) };
+            if grants.len() > GRANTS_MAX {
+                return Err(Failure::Full { what: "grants of a host", limit: GRANTS_MAX as u64 });
+            }
+            record.grants = grants.iter().map(|grant| prefix_key(grant).to_vec()).collect();
+            members.insert(member_key(key), &record.encode_to_vec()[..])?;
+            let all: Vec<String> = grants.iter().map(Prefix::to_string).collect();
+            let detail =
+                format!("{}: {}", record.authority, if all.is_empty() { "nothing".to_owned() } else { all.join(" ") });
+            audit::note(transaction, AuditEntry::once(unix_s, "member-grant", key.host.id().to_string(), detail))?;
+            Ok((true, Some(member_of(key.host, record)?)))
+        })
+    }
+
     /// Every member.
     ///
     /// # Errors

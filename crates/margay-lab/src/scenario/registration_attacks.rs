@@ -30,7 +30,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 8] = [
+const BOUNDS: [Bound; 9] = [
     bound("accepted", Exactly(0.0)),
     bound("attempts", AtLeast(700.0)),
     bound("kinds", Exactly(23.0)),
@@ -38,6 +38,7 @@ const BOUNDS: [Bound; 8] = [
     bound("unexplained", Exactly(0.0)),
     bound("honest_failed", Exactly(0.0)),
     bound("honest_rounds", AtLeast(5.0)),
+    bound("narrowed", Exactly(1.0)),
     bound("failed", Exactly(0.0)),
 ];
 
@@ -91,7 +92,28 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     findings.set("honest_failed", failures.len() as f64);
     failures.into_iter().take(3).for_each(|failure| findings.note(failure));
     let tallies = tallies?;
-    judge(router, &tallies, findings)
+    judge(router, &tallies, findings)?;
+    narrow(router, honest)?;
+    findings.set("narrowed", 1.0);
+    Ok(())
+}
+
+/// A grant is taken back: what it was for is refused at once, and served again when it is given again.
+fn narrow(router: &Host, honest: &Host) -> Result<()> {
+    let status = agent::status(honest)?;
+    let id = status["host_id"].as_str().context("a host without an identity")?;
+    let is = |wanted: &str| {
+        wait_for(&format!("{TARGET} to be {wanted}"), LIMIT, || {
+            let shown = agent::show(honest, TARGET)?;
+            if shown["service"]["state"] == wanted { Ok(()) } else { bail!("it is {}", shown["service"]) }
+        })
+    };
+    agent::margay(router, ["id", "member", "grant", id, ROAMER])?;
+    is("refused")?;
+    agent::await_instances(router, TARGET, 0)?;
+    agent::margay(router, ["id", "member", "grant", id, ROAMER, TARGET])?;
+    is("registered")?;
+    agent::await_instances(router, TARGET, 1)
 }
 
 /// A token, and the identifier by which the operator knows it.

@@ -98,6 +98,17 @@ struct TokenArgs {
 enum MemberVerb {
     /// All of them
     List(Json),
+    /// Say anew which names a host may serve, instead of what its tokens said; holds at once
+    Grant {
+        /// Its host-ID
+        host: String,
+        /// Names: web.shop, web.shop/key:user42, sid:<hex>/bits; none: it may serve nothing
+        #[arg(value_name = "NAME")]
+        names: Vec<String>,
+        /// The authority, where the host is a member of several here
+        #[arg(long, value_name = "NAME")]
+        authority: Option<String>,
+    },
     /// Put a host out: its registrations end now, and hosts that reach a router believe it no longer; others, within a day
     Remove {
         /// Its host-ID
@@ -205,6 +216,12 @@ async fn member(mut client: Client, verb: MemberVerb, out: &mut Out) -> Result<(
             });
             let header = ["HOST", "HOST-ID", "AUTHORITY", "ADDRESS", "JOINED", "GROUPS"];
             out.table(&header, rows.collect(), "no host has joined here")
+        }
+        MemberVerb::Grant { host, names, authority } => {
+            let request = MemberGrantRequest { host_id: host, authority: authority.unwrap_or_default(), grants: names };
+            let now = client.member_grant(request).await.map_err(refused)?.into_inner();
+            let grants = if now.grants.is_empty() { "nothing".to_owned() } else { now.grants.join(" ") };
+            out.line(&format!("{} ({}) may serve {grants}", now.host_name, now.host_id))
         }
         MemberVerb::Remove { host } => {
             let gone = client.member_remove(MemberRemoveRequest { host_id: host }).await.map_err(refused)?.into_inner();

@@ -116,7 +116,7 @@ impl Session {
                 Body::Resolved(_) | Body::Membership(_) => return Ok(Answer::Yes),
                 Body::Refusal(refusal) => return Ok(Answer::No(refusal.text)),
                 // Nobody asked for these.
-                Body::Heartbeat(_) | Body::Watched(_) | Body::Revoked(_) => {}
+                Body::Heartbeat(_) | Body::Watched(_) | Body::Revoked(_) | Body::Granted(_) => {}
             }
         }
     }

@@ -6,7 +6,7 @@ use margay_control::SalControl;
 use margay_control::api::v1::*;
 use margay_control::entropy;
 use margay_control::keyring::{Authority, ServiceKey, written_key};
-use margay_control::store::{Member, Token, TokenState};
+use margay_control::store::{Member, MemberKey, Token, TokenState};
 use margay_control::token::{JoinToken, TokenSecret};
 use margay_core::certificate::TrustAnchor;
 use margay_core::key::{HostId, to_hex};
@@ -198,12 +198,43 @@ pub(super) fn list_members(agent: &Agent) -> Result<MemberListReply, Status> {
     Ok(MemberListReply { members: members.iter().map(|member| member_info(agent, member)).collect() })
 }
 
+pub(super) fn grant_member(agent: &Agent, request: &MemberGrantRequest) -> Result<MemberInfo, Status> {
+    let id = host_id(&request.host_id)?;
+    let mut found = blocking(|| agent.store.members()).map_err(environment)?;
+    found.retain(|member| {
+        let is_meant = request.authority.is_empty() || request.authority == member.authority;
+        member.host.id() == id && is_meant
+    });
+    let member = match &found[..] {
+        [member] => member,
+        [] => return Err(not_a_member(id)),
+        _ => return Err(misuse(format!("{id} is a member of several authorities here; say which: --authority NAME"))),
+    };
+    let found = agent.keyring.authority(&member.authority).map_err(environment)?;
+    let authority = found
+        .ok_or_else(|| not_found(format!("the key of the authority {} is not here any more", member.authority)))?;
+    let grants = request.grants.iter().map(|grant| parse_grant(grant, &authority)).collect::<Result<Vec<_>, _>>()?;
+    let key = MemberKey { host: member.host, authority: authority.block() };
+    let now = agent.clock.unix_s();
+    let changed = blocking(|| agent.store.set_grants(&key, &grants, now)).map_err(environment)?;
+    if let Some(router) = &agent.router {
+        router.review_grants();
+    }
+    changed.map(|member| member_info(agent, &member)).ok_or_else(|| not_a_member(id))
+}
+
+fn host_id(text: &str) -> Result<HostId, Status> {
+    text.parse().map_err(|error| misuse(format!("`{text}`: {error}; `margay id member list` shows them")))
+}
+
+fn not_a_member(id: HostId) -> Status {
+    not_found(format!("{id} is no member; `margay id member list` shows them"))
+}
+
 pub(super) fn remove_member(agent: &Agent, host: &str) -> Result<MemberInfo, Status> {
-    let id: HostId =
-        host.parse().map_err(|error| misuse(format!("`{host}`: {error}; `margay id member list` shows them")))?;
+    let id = host_id(host)?;
     let removed = blocking(|| agent.store.remove_member(id, agent.clock.unix_s())).map_err(environment)?;
-    let first =
-        removed.first().ok_or_else(|| not_found(format!("{id} is no member; `margay id member list` shows them")))?;
+    let first = removed.first().ok_or_else(|| not_a_member(id))?;
     let mut info = member_info(agent, first);
     if let Some(router) = &agent.router {
         router.remove_host(id).map_err(environment)?;

@@ -152,6 +152,10 @@ impl Calls for Api {
         identity::list_members(&self.0).map(Response::new)
     }
 
+    async fn member_grant(&self, request: Request<MemberGrantRequest>) -> Answer<MemberInfo> {
+        identity::grant_member(&self.0, &request.into_inner()).map(Response::new)
+    }
+
     async fn member_remove(&self, request: Request<MemberRemoveRequest>) -> Answer<MemberInfo> {
         identity::remove_member(&self.0, &request.into_inner().host_id).map(Response::new)
     }

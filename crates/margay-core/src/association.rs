@@ -6,11 +6,13 @@ use core::time::Duration;
 use hashbrown::HashMap;
 
 use crate::certificate::Membership;
+use crate::changes::Changes;
 use crate::flow::KeyedHash;
 use crate::handshake::Keys;
 use crate::key::{HostId, HostPublic};
 use crate::output::DropReason;
 use crate::rng::Rng;
+use crate::router_copy::Part;
 use crate::time::Instant;
 
 /// Associations without flows that may share one UDP address. A NAT reuses its ports, so a few may; without a bound one
@@ -217,6 +219,15 @@ impl Association {
     }
 }
 
+/// Somebody that this host may share a hop key with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Neighbour {
+    /// Whom packets are tagged for.
+    Host(HostId),
+    /// Whose tags are checked.
+    At(SocketAddr),
+}
+
 /// Every association of a host: by our index, by peer, by the peer's address.
 pub struct AssociationTable {
     by_id: HashMap<u32, Association, KeyedHash>,
@@ -230,6 +241,8 @@ pub struct AssociationTable {
     gone: alloc::vec::Vec<(u32, HostId)>,
     by_ip: HashMap<IpAddr, alloc::vec::Vec<u32>, KeyedHash>,
     limit: usize,
+    /// Whose hop key may have changed.
+    changes: Changes<Neighbour>,
 }
 
 impl AssociationTable {
@@ -243,6 +256,45 @@ impl AssociationTable {
             gone: alloc::vec::Vec::new(),
             by_ip: HashMap::with_hasher(hasher),
             limit,
+            changes: Changes::new(2 * limit),
+        }
+    }
+
+    /// Keeps note of what changes of hop keys from now on, for whoever holds a copy.
+    pub(crate) const fn follow_hop_keys(&mut self) {
+        self.changes.follow();
+    }
+
+    pub(crate) const fn changes(&mut self) -> &mut Changes<Neighbour> {
+        &mut self.changes
+    }
+
+    pub(crate) fn has_news(&self) -> bool {
+        self.changes.has_news()
+    }
+
+    /// The hop keys of up to `max` neighbours for whom they may have changed; whether the copy must begin anew.
+    pub(crate) fn take_hop_keys(&mut self, max: usize) -> Part<(Neighbour, Option<[u8; 16]>)> {
+        let with_key = self.by_id.values().filter(|association| association.hop_key.is_some());
+        let both = |one: &Association| [Neighbour::Host(one.host), Neighbour::At(one.remote)];
+        let begins_anew = self.changes.begin_anew(with_key.flat_map(both));
+        let changed = self.changes.take(max);
+        Part { begins_anew, changed: changed.into_iter().map(|who| (who, self.hop_key(who))).collect() }
+    }
+
+    /// The hop key that this host shares with a neighbour.
+    pub fn hop_key(&self, neighbour: Neighbour) -> Option<[u8; 16]> {
+        match neighbour {
+            Neighbour::Host(host) => self.by_host(host).and_then(|association| association.hop_key),
+            Neighbour::At(address) => self.at_address(address).find_map(|association| association.hop_key),
+        }
+    }
+
+    /// One with `host` at `address` came or went: with it, a hop key may have.
+    fn note_hop_key(&mut self, host: HostId, address: SocketAddr) {
+        if self.all_with(host).any(|association| association.hop_key.is_some()) {
+            self.changes.note(Neighbour::Host(host));
+            self.changes.note(Neighbour::At(address));
         }
     }
 
@@ -340,6 +392,7 @@ impl AssociationTable {
         self.by_id.insert(id, association);
         self.by_host.entry(host).or_default().push(id);
         self.note_address(remote, id);
+        self.note_hop_key(host, remote);
         Ok(())
     }
 
@@ -373,6 +426,8 @@ impl AssociationTable {
 
     /// Takes one out.
     pub fn remove(&mut self, local_id: u32) -> Option<Association> {
+        let (host, remote) = self.get(local_id).map(|association| (association.host, association.remote))?;
+        self.note_hop_key(host, remote);
         let association = self.by_id.remove(&local_id)?;
         forget(&mut self.by_host, &association.host, local_id);
         self.forget_address(association.remote, local_id);
@@ -408,10 +463,12 @@ impl AssociationTable {
     /// The peer is at another address now.
     pub fn set_remote(&mut self, local_id: u32, remote: SocketAddr) {
         let Some(association) = self.by_id.get_mut(&local_id) else { return };
-        let old = core::mem::replace(&mut association.remote, remote);
+        let (host, old) = (association.host, core::mem::replace(&mut association.remote, remote));
         if old != remote {
             self.forget_address(old, local_id);
             self.note_address(remote, local_id);
+            self.note_hop_key(host, old);
+            self.note_hop_key(host, remote);
         }
     }
 
@@ -537,6 +594,38 @@ mod tests {
     }
 
     /// The three indices say the same after whatever happened, and the bound holds.
+    #[test]
+    fn whose_hop_key_may_have_changed_is_given_to_a_copy_once() {
+        let mut table = table(9);
+        let (host, at) =
+            (Neighbour::Host(association(1, 1).host), |n| Neighbour::At(SocketAddr::new([10, 0, 0, n].into(), 1)));
+        let with_key = |id, n| {
+            let remote = SocketAddr::new([10, 0, 0, n].into(), 1);
+            Association { hop_key: Some([n; 16]), remote, ..association(id, 1) }
+        };
+        table.insert(with_key(1, 5)).expect("room");
+        table.insert(association(2, 2)).expect("room");
+        table.follow_hop_keys();
+        assert!(table.has_news());
+        let key = Some([5; 16]);
+        let first = Part { begins_anew: true, changed: alloc::vec![(host, key), (at(5), key)] };
+        assert_eq!(table.take_hop_keys(9), first);
+        table.insert(association(3, 3)).expect("room");
+        let nothing = Part { begins_anew: false, changed: alloc::vec![] };
+        assert_eq!((table.has_news(), table.take_hop_keys(9)), (false, nothing), "it has none");
+        table.set_remote(1, SocketAddr::new([10, 0, 0, 6].into(), 1));
+        assert_eq!(table.take_hop_keys(9).changed, [(host, key), (at(5), None), (at(6), key)]);
+        table.insert(with_key(4, 7)).expect("room");
+        let key = Some([7; 16]);
+        assert_eq!(
+            table.take_hop_keys(9).changed,
+            [(host, key), (at(6), None), (at(7), key)],
+            "it superseded the other"
+        );
+        table.remove(4);
+        assert_eq!(table.take_hop_keys(9).changed, [(host, None), (at(7), None)]);
+    }
+
     #[test]
     fn the_indices_agree_after_any_history() {
         let mut rng = Rng::new([11; 32]);

@@ -6,6 +6,7 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, RESOLVABLE_OFFSET, ResolvableRepr};
 
+use crate::association::Neighbour;
 use crate::greeting::GREETING;
 use crate::hop;
 use crate::key::HostId;
@@ -92,7 +93,7 @@ impl Sal {
 
     /// The hop key shared with the router or host at `address`.
     pub(crate) fn hop_key_of(&self, address: SocketAddr) -> Option<[u8; 16]> {
-        self.associations.at_address(address).find_map(|association| association.hop_key)
+        self.associations.hop_key(Neighbour::At(address))
     }
 
     fn forward(
@@ -116,7 +117,7 @@ impl Sal {
             onward.reply_to = Some(from);
             onward.via = Some(VIA_SENDER);
         }
-        let hop_key = host.and_then(|host| self.associations.by_host(host)).and_then(|association| association.hop_key);
+        let hop_key = host.and_then(|host| self.associations.hop_key(Neighbour::Host(host)));
         let copy = rewrite(datagram, &onward, hop_key).ok_or(DropReason::Malformed)?;
         self.counters.forwarded += 1;
         self.transmit(to, copy, kind);

@@ -351,12 +351,12 @@ impl Sal {
     /// The next thing to do, its bytes in `buf`, which holds at least 65,536 bytes.
     pub fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {
         self.drop_gone_paths();
-        self.queue.pop(buf)
+        self.queue.pop(buf).or_else(|| self.take_route_news().then_some(Output::Routes))
     }
 
     /// Whether [`poll`](Self::poll) has something.
     pub fn has_output(&self) -> bool {
-        !self.queue.is_empty() || self.associations.has_gone()
+        !self.queue.is_empty() || self.associations.has_gone() || self.has_route_news()
     }
 
     /// The next event.

@@ -1,8 +1,9 @@
 //! The service table: prefix → rules, longest prefix first (DESIGN §8; Serval §4.2).
 //!
 //! Within a prefix the highest priority with a usable rule wins; among its rules an instance is picked by weighted rendezvous
-//! hashing of the packet's sticky number, so that a retransmission finds the same instance and a change of the set moves only
-//! what it must. Where nothing is usable the next priority answers, then the next shorter prefix.
+//! hashing, so that a retransmission finds the same instance and a change of the set moves only what it must. What is hashed is
+//! one of 4096 buckets that the packet's sticky number falls into: whoever has the list of a set's buckets need not hash
+//! (docs/decisions/0022). Where nothing is usable the next priority answers, then the next shorter prefix.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -11,13 +12,19 @@ use core::net::{IpAddr, SocketAddr};
 
 use siphasher::sip::SipHasher13;
 
+use crate::changes::Changes;
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
+use crate::router_copy::Part;
 use crate::time::Instant;
 
 /// The destination port of whoever means the service, on whatever port its instances listen: programs that know names and no
 /// ports. No program listens there, since it is the SAL's own.
 pub const SERVICE_PORT: u16 = margay_wire::PORT;
+
+/// Buckets that sticky numbers fall into; each is one instance's.
+pub const BUCKETS: usize = 1 << BUCKET_BITS;
+const BUCKET_BITS: u32 = 12;
 
 /// Names a rule. Never used again once the rule is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -175,18 +182,76 @@ impl RuleSet {
         let first = self.0.iter().position(|seat| fit(&seat))?;
         let priority = self.0[first].rule.priority;
         let level = self.0[first..].iter().take_while(|seat| seat.rule.priority == priority).filter(fit);
-        level.max_by_key(|seat| (score(sticky, seat.point, seat.rule.weight), seat.point))
+        let bucket = bucket(sticky);
+        level.max_by_key(|seat| (score(bucket, seat.point, seat.rule.weight), seat.point))
     }
+
+    /// What it says of packets from other hosts, as far as that is the same for all of them.
+    fn outcome(&self) -> Outcome {
+        let takes = |seat: &&Seat| seat.rule.weight > 0;
+        let Some(first) = self.0.iter().find(takes) else { return Outcome::Shorter };
+        let level = self.0.iter().filter(|seat| takes(seat) && seat.rule.priority == first.rule.priority);
+        let share = |seat: &Seat| {
+            let to = match &seat.rule.action {
+                Action::Forward(hop) => Some(*hop),
+                Action::Drop => None,
+                Action::Demux(_) => return None,
+            };
+            Some(Share { rule: seat.id, to, point: seat.point, weight: seat.rule.weight })
+        };
+        level.map(share).collect::<Option<Vec<Share>>>().map_or(Outcome::Depends, Outcome::Shares)
+    }
+}
+
+/// What the rules of one prefix say of packets from other hosts that a router forwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// No rule takes new flows: the next shorter prefix answers.
+    Shorter,
+    /// There is a listener here, and its port and protocol decide.
+    Depends,
+    /// By bucket, one of these. Never empty.
+    Shares(Vec<Share>),
+}
+
+/// A rule that takes a share of a prefix's packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Which.
+    pub rule: RuleId,
+    /// Where they go; `None`: nowhere.
+    pub to: Option<NextHop>,
+    point: u64,
+    weight: u32,
+}
+
+impl Share {
+    /// Which of `shares` has each bucket, by number.
+    pub fn holders(shares: &[Self]) -> impl Iterator<Item = usize> {
+        (0..BUCKETS).map(|bucket| {
+            let score = |share: &Self| (score(bucket as u64, share.point, share.weight), share.point);
+            // Not empty, by whoever made them; none is as good as the first then.
+            (0..shares.len()).max_by_key(|at| score(&shares[*at])).unwrap_or(0)
+        })
+    }
+}
+
+/// The bucket of a sticky number: the upper bits of a mix of all of its bits, so that numbers that count up spread.
+pub fn bucket(sticky: u64) -> u64 {
+    mix(sticky) >> (u64::BITS - BUCKET_BITS)
+}
+
+fn mix(mut number: u64) -> u64 {
+    for multiplier in [0xbf58_476d_1ce4_e5b9_u64, 0x94d0_49bb_1331_11eb] {
+        number = (number ^ number >> 31).wrapping_mul(multiplier);
+    }
+    number ^ number >> 29
 }
 
 /// Weighted rendezvous hashing: the highest of −weight / ln(u) wins, with u uniform in (0, 1) from the pair. As −1/ln is
 /// increasing, ln is taken in base 2 and fixed point; floats would differ between hosts and are absent from the core.
-fn score(sticky: u64, point: u64, weight: u32) -> u128 {
-    let mut mixed = sticky ^ point;
-    for multiplier in [0xbf58_476d_1ce4_e5b9_u64, 0x94d0_49bb_1331_11eb] {
-        mixed = (mixed ^ mixed >> 31).wrapping_mul(multiplier);
-    }
-    let u = mixed ^ mixed >> 29 | 1;
+fn score(bucket: u64, point: u64, weight: u32) -> u128 {
+    let u = mix(bucket ^ point) | 1;
     (u128::from(weight) << 64) / u128::from(negative_log2(u).max(1))
 }
 
@@ -227,12 +292,13 @@ pub struct ServiceTable {
     by_id: BTreeMap<RuleId, (Prefix, Usage)>,
     next_id: u64,
     limit: usize,
+    changes: Changes<Prefix>,
 }
 
 impl ServiceTable {
     /// An empty table for at most `limit` rules.
     pub fn new(limit: usize) -> Self {
-        Self { by_bits: BTreeMap::new(), by_id: BTreeMap::new(), next_id: 1, limit }
+        Self { by_bits: BTreeMap::new(), by_id: BTreeMap::new(), next_id: 1, limit, changes: Changes::new(limit) }
     }
 
     /// Adds a rule.
@@ -248,6 +314,7 @@ impl ServiceTable {
         let id = RuleId(self.next_id);
         self.next_id += 1;
         self.by_bits.entry(prefix.bits).or_default().entry(prefix.id).or_default().insert(id, rule);
+        self.changes.note(prefix);
         self.by_id.insert(id, (prefix, Usage { since: now, packets: 0, last: None }));
         Ok(id)
     }
@@ -264,7 +331,35 @@ impl ServiceTable {
         if of_length.is_empty() {
             self.by_bits.remove(&prefix.bits);
         }
+        self.changes.note(prefix);
         Some((prefix, rule))
+    }
+
+    /// Keeps note of what changes from now on, for whoever holds a copy.
+    pub(crate) const fn follow(&mut self) {
+        self.changes.follow();
+    }
+
+    pub(crate) const fn changes(&mut self) -> &mut Changes<Prefix> {
+        &mut self.changes
+    }
+
+    pub(crate) fn has_news(&self) -> bool {
+        self.changes.has_news()
+    }
+
+    /// What up to `max` prefixes say that have changed; whether the copy must begin anew.
+    pub(crate) fn take_changes(&mut self, max: usize) -> Part<(Prefix, Outcome)> {
+        let prefixes = |(bits, sets): (&u16, &BTreeMap<ServiceId, RuleSet>)| {
+            let bits = *bits;
+            sets.keys().map(move |id| Prefix { id: *id, bits }).collect::<Vec<_>>()
+        };
+        let begins_anew = self.changes.begin_anew(self.by_bits.iter().flat_map(prefixes));
+        let outcome = |prefix: Prefix| {
+            let set = self.by_bits.get(&prefix.bits).and_then(|sets| sets.get(&prefix.id));
+            (prefix, set.map_or(Outcome::Shorter, RuleSet::outcome))
+        };
+        Part { begins_anew, changed: self.changes.take(max).into_iter().map(outcome).collect() }
     }
 
     /// A rule has decided upon a first packet.
@@ -411,6 +506,55 @@ mod tests {
             };
             assert_eq!(hop(&one), hop(&other), "{sticky}");
         }
+    }
+
+    #[test]
+    fn numbers_that_count_up_fall_into_all_buckets_alike() {
+        let mut counts = [0_u32; BUCKETS];
+        (0..64 * BUCKETS as u64).for_each(|sticky| counts[bucket(sticky) as usize] += 1);
+        // 64 each, and six times the deviation of chance.
+        assert!(counts.iter().all(|count| (16..112).contains(count)), "{:?}", counts.iter().max());
+    }
+
+    #[test]
+    fn a_copy_of_the_buckets_picks_as_the_table_does() {
+        let mut table = ServiceTable::new(10);
+        table.follow();
+        for (n, weight) in [(1, 1), (2, 3), (3, 7)] {
+            table.insert(Instant::ZERO, Prefix::default(), rule(1, weight, n)).expect("room");
+        }
+        table.insert(Instant::ZERO, Prefix::default(), rule(0, 9, 4)).expect("room");
+        let Part { begins_anew, changed } = table.take_changes(10);
+        let [(_, Outcome::Shares(shares))] = &changed[..] else { panic!("not one prefix with shares: {changed:?}") };
+        let holders: Vec<usize> = Share::holders(shares).collect();
+        assert!(begins_anew && shares.len() == 3 && holders.len() == BUCKETS);
+        for sticky in 0..5000 {
+            let Resolution::Forward(picked, _) = table.resolve(&ServiceId([7; 32]), sticky, |_| true) else {
+                panic!("not forwarded")
+            };
+            assert_eq!(shares[holders[bucket(sticky) as usize]].rule, picked);
+        }
+    }
+
+    #[test]
+    fn what_changes_is_given_to_a_copy_once() {
+        let mut table = ServiceTable::new(10);
+        let before = table.insert(Instant::ZERO, prefix("sid:aa/8"), rule(1, 1, 1)).expect("room");
+        table.follow();
+        assert!(table.has_news());
+        let Part { begins_anew, changed } = table.take_changes(10);
+        assert!(begins_anew && matches!(&changed[..], [(of, Outcome::Shares(_))] if *of == prefix("sid:aa/8")));
+        assert_eq!((table.has_news(), table.take_changes(10).changed), (false, Vec::new()));
+        table.remove(before);
+        let listener =
+            Demux { listener: ([0; 4], 80).into(), service_port: None, protocol: None, allow: Allow::default() };
+        let listens = Rule { priority: 5, weight: 1, action: Action::Demux(listener) };
+        table.insert(Instant::ZERO, prefix("sid:bb/8"), rule(1, 1, 1)).expect("room");
+        table.insert(Instant::ZERO, prefix("sid:bb/8"), listens).expect("room");
+        table.insert(Instant::ZERO, prefix("sid:cc/8"), rule(1, 0, 1)).expect("room");
+        let Part { changed, .. } = table.take_changes(10);
+        let wanted = [("sid:aa/8", Outcome::Shorter), ("sid:bb/8", Outcome::Depends), ("sid:cc/8", Outcome::Shorter)];
+        assert_eq!(changed, wanted.map(|(text, outcome)| (prefix(text), outcome)));
     }
 
     #[test]

@@ -401,6 +401,8 @@ impl Host {
                 Output::Fence(flow) => self.send_mark(flow, FENCE),
                 Output::Back(flow) => self.send_mark(flow, 0),
                 Output::Restart(flow) => self.restart(now, flow),
+                // No copy of the service table is kept here.
+                Output::Routes => {}
             }
         }
         while let Some(event) = self.sal.poll_event() {

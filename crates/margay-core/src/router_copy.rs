@@ -1,0 +1,45 @@
+//! What a copy of this router's tables outside the core needs: a program in the kernel that forwards as the core does, say
+//! (docs/decisions/0022). It is told of changes, and asks for them in parts.
+
+use alloc::vec::Vec;
+
+use crate::association::Neighbour;
+use crate::name::Prefix;
+use crate::sal::Sal;
+use crate::table::Outcome;
+
+/// Changes that a copy takes up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part<T> {
+    /// The copy forgets all that it has first.
+    pub begins_anew: bool,
+    /// What has changed, as it is now. Fewer than were asked for: that was all.
+    pub changed: Vec<T>,
+}
+
+impl Sal {
+    /// Keeps note for a copy from now on. Whatever there is counts as changed.
+    pub fn follow_routes(&mut self) {
+        self.table.follow();
+        self.associations.follow_hop_keys();
+    }
+
+    /// Up to `max` prefixes that have changed, and what their rules say.
+    pub fn take_route_changes(&mut self, max: usize) -> Part<(Prefix, Outcome)> {
+        self.table.take_changes(max)
+    }
+
+    /// Up to `max` neighbours whose hop key may have changed, and the keys.
+    pub fn take_hop_key_changes(&mut self, max: usize) -> Part<(Neighbour, Option<[u8; 16]>)> {
+        self.associations.take_hop_keys(max)
+    }
+
+    pub(crate) fn has_route_news(&self) -> bool {
+        self.table.has_news() || self.associations.has_news()
+    }
+
+    pub(crate) fn take_route_news(&mut self) -> bool {
+        // Both, so that one word stands for both.
+        self.table.changes().take_news() | self.associations.changes().take_news()
+    }
+}

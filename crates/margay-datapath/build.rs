@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const SOURCES: [&str; 3] = ["flow_cache", "active_sockets", "unconnected"];
+const SOURCES: [&str; 5] = ["flow_cache", "active_sockets", "unconnected", "service_router", "router_rate"];
 
 fn main() {
     println!("cargo:rerun-if-changed=bpf");

@@ -88,6 +88,7 @@ impl<C: Core> CoreSide<C> {
                 Output::Fence(flow) => shared.direct.fence(flow),
                 Output::Back(flow) => shared.send_mark(flow, 0),
                 Output::Restart(flow) => restart::restart(shared, flow),
+                Output::Routes => shared.routes.set(),
             }
         }
         self.outbox.flush(&mut sender(shared, false));

@@ -191,6 +191,8 @@ pub(crate) struct Shared<C> {
     pub stop: Wake,
     /// The kernel's cache came or went.
     pub reload: Wake,
+    /// The core has changes for a copy of its service table.
+    pub routes: Wake,
     pub stopping: AtomicBool,
     pub core: Mutex<CoreSide<C>>,
     pub egress: Mutex<EgressSide>,
@@ -227,6 +229,7 @@ impl<C: Core> Datapath<C> {
             timer: Timer::new().map_err(descriptors)?,
             stop: Wake::new().map_err(descriptors)?,
             reload: Wake::new().map_err(descriptors)?,
+            routes: Wake::new().map_err(descriptors)?,
             stopping: AtomicBool::new(false),
             core: Mutex::new(CoreSide::new(core, on_event, &config)),
             egress: Mutex::new(EgressSide::new(config.datagram_max)),
@@ -312,6 +315,11 @@ impl<C: Core> Datapath<C> {
         self.shared.direct.refresh_paths();
     }
 
+    /// What to wait on for changes of the core's service table.
+    pub fn route_news(&self) -> RouteNews<C> {
+        RouteNews(Arc::clone(&self.shared))
+    }
+
     /// Number of cached flows.
     pub fn cached_flows(&self) -> usize {
         self.shared.table.read().len()
@@ -348,6 +356,24 @@ impl<C: Core> Datapath<C> {
                 tracing::error!("a datapath thread panicked");
             }
         }
+    }
+}
+
+/// Word that the core has changes for a copy of its service table ([`Output::Routes`]). The datapath may end meanwhile.
+pub struct RouteNews<C>(Arc<Shared<C>>);
+
+impl<C> RouteNews<C> {
+    /// Waits for it; false when the datapath has ended instead.
+    ///
+    /// # Errors
+    ///
+    /// The system's word.
+    pub fn wait(&self) -> io::Result<bool> {
+        let [has_news, has_ended] = readable([self.0.routes.as_fd(), self.0.stop.as_fd()])?;
+        if has_news {
+            self.0.routes.clear();
+        }
+        Ok(!has_ended)
     }
 }
 

@@ -26,6 +26,7 @@ mod restart;
 mod sample;
 pub mod seal;
 pub mod segments;
+pub mod service_router;
 pub mod socket_table;
 pub mod striped;
 pub mod table;

@@ -39,6 +39,8 @@ mod renumber;
 mod replicated_web;
 mod roam;
 mod round_trips;
+mod router_rate;
+mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
 pub mod site;
@@ -150,6 +152,8 @@ pub const ALL: &[Scenario] = &[
     hijack::SCENARIO,
     model::SCENARIO,
     bad_weather::SCENARIO,
+    router_rate::SCENARIO,
+    router_throughput::SCENARIO,
 ];
 
 /// The scenario of this name.

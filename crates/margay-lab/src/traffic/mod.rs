@@ -16,6 +16,7 @@ mod intruder;
 mod memcached;
 mod odd;
 mod pingpong;
+mod route_rate;
 mod transfer;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -35,6 +36,7 @@ pub use fetches::Fetched;
 pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
+pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
 pub use transfer::{STOP, Way, Word, now_us};
 
 /// Which program.
@@ -98,6 +100,8 @@ pub enum Traffic {
         #[arg(long)]
         time_ms: u64,
     },
+    /// Measure how many first packets a second are forwarded, in a namespace that is made for it
+    RouteRate(route_rate::Plan),
     /// Count datagrams
     Sink {
         /// Where to listen
@@ -314,6 +318,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Blast { host, port, bytes, time_ms } => {
             datagrams::blast(&host, port, bytes, Duration::from_millis(time_ms))
         }
+        Traffic::RouteRate(plan) => route_rate::measure(&plan),
         Traffic::Sink { listen } => datagrams::sink(listen),
         Traffic::Download { host, port, path, count, pace } => {
             download::run(download::Plan { host, port, path, count, pace })

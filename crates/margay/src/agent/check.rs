@@ -13,6 +13,7 @@ use futures_util::Stream;
 use margay_control::api::v1::CheckStep;
 use margay_control::registration::Phase;
 use margay_core::name::is_virtual;
+use margay_datapath::service_router::Mode;
 use nix::net::if_::if_nametoindex;
 use tokio::sync::mpsc;
 use tonic::Status;
@@ -209,6 +210,32 @@ async fn dns(agent: &Agent) -> Finding {
     }
 }
 
+/// Who forwards first packets for others.
+fn kernel_router(agent: &Agent) -> Finding {
+    let advice =
+        "it works: this process forwards, at some times the processor time per packet; the agent's log says more";
+    if let Some(why) = agent.kernel_router.why_not() {
+        return Finding::warning(format!("the kernel forwards nothing: {why}"), advice);
+    }
+    let Some(kernel) = agent.kernel_router.kernel() else { return Finding::Ok("not loaded".to_owned()) };
+    let bare = kernel.bare_interfaces();
+    if let Some((index, why)) = bare.first() {
+        let name = direct::name_of(*index);
+        let text = format!("{} interfaces take no program, {name} among them: {why}", bare.len());
+        return Finding::warning(text, advice);
+    }
+    let forwarded = kernel.forwarded();
+    match kernel.mode() {
+        Some((Mode::Driver, count)) => Finding::Ok(format!(
+            "the drivers of {count} interfaces run the service router; {forwarded} packets forwarded"
+        )),
+        Some((Mode::Buffer, count)) => Finding::Ok(format!(
+            "the kernel runs the service router on {count} interfaces, not all of whose drivers could; {forwarded} packets forwarded"
+        )),
+        None => Finding::Ok("the service router is on no interface yet".to_owned()),
+    }
+}
+
 async fn routers(agent: &Agent, steps: &mut Steps) {
     let homes = agent.services.homes();
     if homes.is_empty() && agent.router.is_none() {
@@ -218,6 +245,7 @@ async fn routers(agent: &Agent, steps: &mut Steps) {
     if let Some(router) = &agent.router {
         let text = format!("this host is a router; {} hosts are registered", router.host_count());
         steps.say("router", Finding::Ok(text)).await;
+        steps.say("router", kernel_router(agent)).await;
     }
     for home in homes {
         let (config, state) = (home.config(), home.state());

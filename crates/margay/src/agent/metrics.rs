@@ -57,12 +57,15 @@ pub fn text(agent: &Arc<Agent>) -> String {
     text
 }
 
-/// Drops of the core and of the datapath together, by reason.
+/// Drops of the core, of the datapath and of the kernel's service router together, by reason.
 pub fn drops(agent: &Agent) -> Vec<(&'static str, u64)> {
     let of_datapath = agent.core.0.counters();
     let of_core = agent.core.0.with_sal(|sal, _| sal.counters().clone());
-    let both = |reason: &DropReason| (reason.label(), of_core.drops(*reason) + of_datapath.drops(*reason));
-    DropReason::ALL.iter().map(both).collect()
+    let all = |reason: &DropReason| {
+        let drops = of_core.drops(*reason) + of_datapath.drops(*reason) + agent.kernel_router.drops(*reason);
+        (reason.label(), drops)
+    };
+    DropReason::ALL.iter().map(all).collect()
 }
 
 struct Figures(Arc<Agent>);
@@ -84,7 +87,7 @@ impl Collector for Figures {
         for (name, help, value) in [
             ("cookies", "Cookies asked for under load", core.cookies_sent),
             ("connects_failed", "Connects of programs that failed", core.connects_failed),
-            ("forwarded", "First packets forwarded for others", core.forwarded),
+            ("forwarded", "First packets forwarded for others", core.forwarded + agent.kernel_router.forwarded()),
             ("relayed", "Answers relayed for others", core.relayed),
             ("stripes", "Times that a flow began to go by several pairs of addresses", core.stripes),
             (
@@ -111,6 +114,12 @@ impl Collector for Figures {
         for (name, value) in agent.direct.counters() {
             let name = format!("kernel_{name}");
             let metric = encoder.encode_descriptor(&name, "What the kernel carried", None, MetricType::Counter)?;
+            ConstCounter::new(value).encode(metric)?;
+        }
+        for (name, value) in agent.kernel_router.kernel().map(|router| router.counters()).unwrap_or_default() {
+            let name = format!("kernel_router_{name}");
+            let help = "What the service router in the kernel did";
+            let metric = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
             ConstCounter::new(value).encode(metric)?;
         }
         let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
@@ -153,7 +162,11 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let revocations = agent.core.0.with_sal(|sal, _| sal.revocations());
     let (programs, sockets, bound) = agent.active.counts();
     let (names, instances) = agent.spreads.counts();
+    let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
     for (name, help, value) in [
+        ("kernel_router_prefixes", "Prefixes that the service router in the kernel knows", prefixes),
+        ("kernel_router_lists", "Of these, with several instances", lists),
+        ("kernel_router_next_hops", "Hosts and routers that it forwards to", hops),
         ("flows", "Flows of all kinds", flows),
         ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
         ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),

@@ -17,6 +17,7 @@ pub mod metrics;
 mod network;
 pub mod programs;
 pub mod service;
+pub mod service_router;
 pub mod spread;
 pub mod start;
 pub mod upkeep;
@@ -56,6 +57,8 @@ pub struct Agent {
     pub network: network::Network,
     /// The kernel's flow cache.
     pub direct: direct::DirectPath,
+    /// The service router in the kernel.
+    pub kernel_router: service_router::KernelRouter,
     /// Sockets of services on the loopback.
     pub loopback: loopback::LoopbackListeners,
     /// What listens here, and which names that serves.

@@ -90,6 +90,7 @@ pub async fn refresh(agent: &Agent, look: Look) {
     if has_changed || look == Look::Changed {
         told.routes.clear();
         agent.core.0.refresh_routes();
+        tokio::task::block_in_place(|| agent.kernel_router.refresh(&told.interfaces, &addresses));
     }
     let remotes = agent.core.0.with_sal(|sal, _| sal.remotes());
     let known = std::mem::take(&mut told.routes);

@@ -32,6 +32,7 @@ use super::loopback::LoopbackListeners;
 use super::network::Network;
 use super::programs::{self, Programs};
 use super::service::{Publication, Services, Surroundings};
+use super::service_router::KernelRouter;
 use super::spread::{self, Spreads};
 use super::watch::Watchers;
 use super::{Agent, INTERFACE, authority, flows, home, metrics, upkeep};
@@ -75,7 +76,9 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let watchers = Watchers::default();
     let direct = DirectPath::open(&config).await;
     let spreads = Spreads::open(&config, &direct);
+    let kernel_router = KernelRouter::open(&config);
     let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
+    kernel_router.start(&core).into_diagnostic()?;
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
     let tokens = home::candidates(&config, &state_dir, &store)?;
     authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
@@ -106,6 +109,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         core,
         network: Network::default(),
         direct,
+        kernel_router,
         loopback: LoopbackListeners::default(),
         active,
         spreads,

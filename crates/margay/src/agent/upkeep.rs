@@ -11,7 +11,7 @@ use margay_datapath::arena;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
-use super::{Agent, authority, home};
+use super::{Agent, authority, home, service_router};
 use crate::start::TOKEN_FILE;
 
 /// How often it looks around.
@@ -30,7 +30,8 @@ const STANDBY_ROUND: Duration = Duration::from_secs(1);
 
 /// Goes on until it is aborted.
 pub async fn run(agent: Arc<Agent>) {
-    tokio::join!(look_around(Arc::clone(&agent)), network::follow(Arc::clone(&agent)), stand_by(agent));
+    let neighbours = service_router::follow_neighbours(Arc::clone(&agent));
+    tokio::join!(look_around(Arc::clone(&agent)), network::follow(Arc::clone(&agent)), neighbours, stand_by(agent));
 }
 
 async fn stand_by(agent: Arc<Agent>) {

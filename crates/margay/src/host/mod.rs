@@ -4,6 +4,7 @@
 
 pub mod change;
 mod journal;
+pub mod neighbour;
 pub mod netlink;
 mod plan;
 mod resolv_conf;

@@ -149,6 +149,17 @@ fn send(socket: &Socket, request: RouteNetlinkMessage, flags: u16) -> io::Result
     Ok(())
 }
 
+/// Asks the kernel one thing.
+///
+/// # Errors
+///
+/// Its word.
+pub(super) fn question(request: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
+    let socket = Socket::new(NETLINK_ROUTE)?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    ask(&socket, request)
+}
+
 fn ask(socket: &Socket, request: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
     send(socket, request, NLM_F_REQUEST)?;
     let (answer, _) = socket.recv_from_full()?;

@@ -20,7 +20,8 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouteListReply, Status> 
     let covers = |prefix: &Prefix| wanted.as_ref().is_none_or(|name| prefix.contains(&name.service_id()));
     let mut rules: Vec<(Prefix, Rule, Option<Usage>)> = agent.core.0.with_sal(|sal, _| {
         let covering = sal.rules().filter(|(prefix, ..)| covers(prefix));
-        covering.map(|(prefix, id, rule)| (prefix, rule.clone(), sal.rule_usage(id))).collect()
+        let whole = |id| sal.rule_usage(id).map(|usage| agent.kernel_router.whole_usage(id, usage));
+        covering.map(|(prefix, id, rule)| (prefix, rule.clone(), whole(id))).collect()
     });
     rules.sort_by_key(|(prefix, rule, _)| (Reverse(prefix.bits), prefix.id, Reverse(rule.priority)));
     let known = Known::of(agent, wanted);

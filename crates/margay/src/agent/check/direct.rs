@@ -42,7 +42,7 @@ pub(super) async fn peer(agent: &Agent, steps: &mut Steps, host: HostId) {
     }
 }
 
-fn name_of(index: u32) -> String {
+pub(super) fn name_of(index: u32) -> String {
     if_indextoname(index).ok().and_then(|name| name.into_string().ok()).unwrap_or_else(|| format!("interface {index}"))
 }
 

@@ -1,0 +1,324 @@
+//! What of the core's service table lies in the kernel's maps, and where. Nothing is overwritten that a packet on its way through
+//! the program may still need: what replaces it is made first.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use margay_core::association::Neighbour;
+use margay_core::key::HostId;
+use margay_core::name::Prefix;
+use margay_core::table::{Outcome, RuleId, Share};
+
+use super::Way;
+use super::layout::{self, HOP_NONE, ROUTE_AGENT, ROUTE_BUCKETS, ROUTE_SEAT};
+use crate::kernel::plain::Plain;
+
+/// Lengths of prefixes in use at once (`ROUTER_LENGTHS`).
+pub(super) const LENGTHS_MAX: usize = 32;
+
+/// The maps that this process writes.
+pub(super) struct Maps {
+    pub routes: MapHandle,
+    pub seats: MapHandle,
+    pub lists: MapHandle,
+    pub hops: MapHandle,
+    pub neighbours: MapHandle,
+    pub own_addresses: MapHandle,
+    pub devices: MapHandle,
+    pub counters: MapHandle,
+}
+
+/// Numbers of elements of an array. Those given back are given out again as late as possible.
+struct Numbers {
+    fresh: Range<u32>,
+    back: VecDeque<u32>,
+}
+
+impl Numbers {
+    const fn new(count: u32) -> Self {
+        Self { fresh: 0..count, back: VecDeque::new() }
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        self.fresh.next().or_else(|| self.back.pop_front())
+    }
+}
+
+/// Where packets go: the same for all rules that name it.
+type HopName = (Option<HostId>, SocketAddr);
+
+struct HopState {
+    number: u32,
+    /// How many seats lead to it.
+    seats: usize,
+    way: Option<Way>,
+}
+
+struct SeatState {
+    number: u32,
+    hop: Option<HopName>,
+}
+
+/// What is held of one prefix.
+#[derive(Default)]
+struct Held {
+    rules: Vec<RuleId>,
+    list: Option<u32>,
+    /// All rules of the prefix found room.
+    is_whole: bool,
+}
+
+/// The copy. An error leaves it of no use: the program must not decide by it.
+pub(super) struct Copy {
+    held: HashMap<Prefix, Held>,
+    seats: HashMap<RuleId, SeatState>,
+    seat_numbers: Numbers,
+    list_numbers: Numbers,
+    hops: BTreeMap<HopName, HopState>,
+    hop_numbers: Numbers,
+    keys: HashMap<HostId, [u8; 16]>,
+    /// How many prefixes have each length.
+    lengths: BTreeMap<u16, usize>,
+}
+
+impl Copy {
+    pub fn new(rules_max: u32, lists_max: u32, hops_max: u32) -> Self {
+        Self {
+            held: HashMap::new(),
+            seats: HashMap::new(),
+            seat_numbers: Numbers::new(rules_max),
+            list_numbers: Numbers::new(lists_max),
+            hops: BTreeMap::new(),
+            hop_numbers: Numbers::new(hops_max),
+            keys: HashMap::new(),
+            lengths: BTreeMap::new(),
+        }
+    }
+
+    /// The lengths in use, longest first; `None` when they are too many.
+    pub fn lengths(&self) -> Option<Vec<u16>> {
+        (self.lengths.len() <= LENGTHS_MAX).then(|| self.lengths.keys().rev().copied().collect())
+    }
+
+    pub fn prefixes(&self) -> Vec<Prefix> {
+        self.held.keys().copied().collect()
+    }
+
+    pub fn hosts(&self) -> Vec<HostId> {
+        self.keys.keys().copied().collect()
+    }
+
+    /// Number of prefixes, lists of buckets and next hops.
+    pub fn sizes(&self) -> [usize; 3] {
+        let lists = self.held.values().filter(|held| held.list.is_some()).count();
+        [self.held.len(), lists, self.hops.len()]
+    }
+
+    /// The element of a rule's counts.
+    pub fn seat(&self, rule: RuleId) -> Option<u32> {
+        self.seats.get(&rule).map(|seat| seat.number)
+    }
+
+    /// Brings one prefix up to date.
+    pub fn apply(&mut self, maps: &Maps, prefix: Prefix, outcome: &Outcome) -> io::Result<()> {
+        let shares = match outcome {
+            Outcome::Shorter => {
+                // Absent where it had no rule that takes packets before, either.
+                let _ = maps.routes.delete(layout::route_key_of(&prefix).bytes());
+                let Some(before) = self.held.remove(&prefix) else { return Ok(()) };
+                self.count_length(prefix.bits, false);
+                return self.retire(maps, before, &[]);
+            }
+            Outcome::Depends => &[][..],
+            Outcome::Shares(shares) => shares,
+        };
+        let rules = || shares.iter().map(|share| share.rule);
+        if self.held.get(&prefix).is_some_and(|held| held.is_whole && held.rules.iter().copied().eq(rules())) {
+            return Ok(());
+        }
+        let (route, held) = self.take_seats(maps, shares)?;
+        put(&maps.routes, layout::route_key_of(&prefix).bytes(), route.bytes())?;
+        let kept = held.rules.clone();
+        match self.held.insert(prefix, held) {
+            Some(before) => self.retire(maps, before, &kept),
+            None => {
+                self.count_length(prefix.bits, true);
+                Ok(())
+            }
+        }
+    }
+
+    fn count_length(&mut self, bits: u16, more: bool) {
+        let count = self.lengths.entry(bits).or_default();
+        *count = if more { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            self.lengths.remove(&bits);
+        }
+    }
+
+    /// What a prefix leads to. Where there is no room, to the agent.
+    fn take_seats(&mut self, maps: &Maps, shares: &[Share]) -> io::Result<(layout::route, Held)> {
+        let mut held = Held::default();
+        let to_agent = layout::route { kind: ROUTE_AGENT, number: 0 };
+        let mut numbers = Vec::with_capacity(shares.len());
+        for share in shares {
+            let Some(number) = self.take_seat(maps, share)? else { return Ok((to_agent, held)) };
+            numbers.push(number);
+            held.rules.push(share.rule);
+        }
+        let route = match numbers[..] {
+            [] => to_agent,
+            [number] => layout::route { kind: ROUTE_SEAT, number },
+            _ => {
+                let Some(number) = self.list_numbers.take() else { return Ok((to_agent, held)) };
+                held.list = Some(number);
+                write_list(maps, number, Share::holders(shares).map(|at| numbers[at]))?;
+                layout::route { kind: ROUTE_BUCKETS, number }
+            }
+        };
+        held.is_whole = true;
+        Ok((route, held))
+    }
+
+    fn take_seat(&mut self, maps: &Maps, share: &Share) -> io::Result<Option<u32>> {
+        if let Some(seat) = self.seats.get(&share.rule) {
+            return Ok(Some(seat.number));
+        }
+        let hop = share.to.map(|to| (to.host, to.address));
+        let hop_number = match hop {
+            None => Some(HOP_NONE),
+            Some(name) => self.take_hop(maps, name)?,
+        };
+        let (Some(hop_number), Some(number)) = (hop_number, self.seat_numbers.take()) else {
+            return Ok(None);
+        };
+        let value = layout::seat { packets: 0, last_ns: 0, hop: hop_number, zero: 0 };
+        put(&maps.seats, &number.to_ne_bytes(), value.bytes())?;
+        if let Some(state) = hop.and_then(|name| self.hops.get_mut(&name)) {
+            state.seats += 1;
+        }
+        self.seats.insert(share.rule, SeatState { number, hop });
+        Ok(Some(number))
+    }
+
+    fn take_hop(&mut self, maps: &Maps, name: HopName) -> io::Result<Option<u32>> {
+        if let Some(state) = self.hops.get(&name) {
+            return Ok(Some(state.number));
+        }
+        let Some(number) = self.hop_numbers.take() else { return Ok(None) };
+        write_hop(maps, number, layout::hop_of(name.1, None, self.key(name)))?;
+        self.hops.insert(name, HopState { number, seats: 0, way: None });
+        Ok(Some(number))
+    }
+
+    fn key(&self, (host, _): HopName) -> Option<&[u8; 16]> {
+        self.keys.get(&host?)
+    }
+
+    /// Gives back what `before` held and `kept` does not.
+    fn retire(&mut self, maps: &Maps, before: Held, kept: &[RuleId]) -> io::Result<()> {
+        if let Some(list) = before.list {
+            maps.lists.delete(&list.to_ne_bytes()).map_err(io::Error::other)?;
+            self.list_numbers.back.push_back(list);
+        }
+        for rule in before.rules.into_iter().filter(|rule| !kept.contains(rule)) {
+            let Some(seat) = self.seats.remove(&rule) else { continue };
+            self.seat_numbers.back.push_back(seat.number);
+            let Some(name) = seat.hop else { continue };
+            let Some(state) = self.hops.get_mut(&name) else { continue };
+            state.seats -= 1;
+            if state.seats == 0 {
+                self.hop_numbers.back.push_back(state.number);
+                self.hops.remove(&name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds out how packets to next hops leave this host: to all, or to those only that have no way yet.
+    pub fn find_ways(
+        &mut self,
+        maps: &Maps,
+        all: bool,
+        mut find: impl FnMut(SocketAddr) -> Option<Way>,
+    ) -> io::Result<()> {
+        for ((host, address), state) in self.hops.iter_mut().filter(|(_, state)| all || state.way.is_none()) {
+            let way = find(*address);
+            if way != state.way {
+                state.way = way;
+                let key = host.and_then(|host| self.keys.get(&host));
+                write_hop(maps, state.number, layout::hop_of(*address, state.way.as_ref(), key))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a next hop has no way yet.
+    pub fn is_lost(&self) -> bool {
+        self.hops.values().any(|state| state.way.is_none())
+    }
+
+    /// The hop key that is shared with a neighbour, or none any more.
+    pub fn set_hop_key(&mut self, maps: &Maps, neighbour: Neighbour, key: Option<[u8; 16]>) -> io::Result<()> {
+        let host = match (neighbour, key) {
+            (Neighbour::At(address), None) => {
+                // Absent where it had none before.
+                let _ = maps.neighbours.delete(layout::neighbour_of(address).bytes());
+                return Ok(());
+            }
+            (Neighbour::At(address), Some(key)) => {
+                let value = layout::hop_key { words: layout::key_words(&key) };
+                return put(&maps.neighbours, layout::neighbour_of(address).bytes(), value.bytes());
+            }
+            (Neighbour::Host(host), None) => {
+                self.keys.remove(&host);
+                host
+            }
+            (Neighbour::Host(host), Some(key)) => {
+                self.keys.insert(host, key);
+                host
+            }
+        };
+        let of_host = self.hops.range((Some(host), LEAST)..).take_while(|((of, _), _)| *of == Some(host));
+        for ((_, address), state) in of_host {
+            write_hop(maps, state.number, layout::hop_of(*address, state.way.as_ref(), key.as_ref()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Before every other address.
+const LEAST: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// Makes a list whole, then puts it in the place of the one before.
+fn write_list(maps: &Maps, number: u32, seats: impl Iterator<Item = u32>) -> io::Result<()> {
+    let bytes: Vec<u8> = seats.flat_map(u32::to_ne_bytes).collect();
+    let len = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    let list = MapHandle::create(MapType::Array, Some("bucket_list"), 4, len, 1, &options).map_err(io::Error::other)?;
+    put(&list, &0_u32.to_ne_bytes(), &bytes)?;
+    put(&maps.lists, &number.to_ne_bytes(), &list.as_fd().as_raw_fd().to_ne_bytes())
+}
+
+/// Writes the version that is not in force, then puts it in force.
+fn write_hop(maps: &Maps, number: u32, version: layout::hop_version) -> io::Result<()> {
+    let key = number.to_ne_bytes();
+    let bytes = maps.hops.lookup(&key, MapFlags::ANY).map_err(io::Error::other)?;
+    let mut hop = bytes.and_then(|bytes| layout::hop::read(&bytes)).unwrap_or_default();
+    let next = (hop.active + 1) % 2;
+    hop.versions[next as usize] = version;
+    put(&maps.hops, &key, hop.bytes())?;
+    hop.active = next;
+    put(&maps.hops, &key, hop.bytes())
+}
+
+fn put(map: &impl MapCore, key: &[u8], value: &[u8]) -> io::Result<()> {
+    map.update(key, value, MapFlags::ANY).map_err(io::Error::other)
+}

@@ -1,0 +1,641 @@
+//! The program by test run, beside the core that it stands for: one packet for both, and what they send must be the same bytes. They
+//! need root; without it they say so and pass.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+
+use libbpf_rs::{MapCore, MapFlags, ProgramInput};
+use margay_core::key::{HostId, HostSecret};
+use margay_core::name::{Prefix, ServiceId};
+use margay_core::output::{DropReason, Output};
+use margay_core::rng::Rng;
+use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
+use margay_core::time::Instant;
+use margay_core::{AssociationSetup, Config, Limits, Sal};
+use margay_wire::{
+    Extension, Flags, FlowId, Kind, MessageWriter, NextProtocol, PORT, ResolvableRepr, SessionId, SessionRepr,
+};
+
+use super::layout::{self, hop};
+use super::{ServiceRouter, Way};
+use crate::clock;
+use crate::kernel::plain::Plain;
+use crate::packet::UDP;
+use crate::sample::{self, Checksum};
+
+const ETHERNET: usize = 14;
+const DROP: u32 = 1;
+const PASS: u32 = 2;
+const TX: u32 = 3;
+const REDIRECT: u32 = 4;
+/// Numbers of next hops that tests come to.
+const NUMBERS: u32 = 256;
+/// Index of the loopback, where test runs arrive.
+const HERE: u32 = 1;
+const MTU: u32 = 1500;
+const REMOTE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect("literal")
+}
+
+fn own(v4: bool) -> SocketAddr {
+    address(if v4 { "10.1.0.1:54324" } else { "[fd01::1]:54324" })
+}
+
+/// Where the n-th neighbour is.
+fn place(n: u8, v4: bool) -> SocketAddr {
+    if v4 {
+        SocketAddr::new([10, 1, 0, n].into(), PORT)
+    } else {
+        SocketAddr::new([0xfd01, 0, 0, 0, 0, 0, 0, n.into()].into(), PORT)
+    }
+}
+
+fn hop_key(n: u8) -> [u8; 16] {
+    std::array::from_fn(|at| n.wrapping_mul(17) ^ at as u8)
+}
+
+fn neighbour(n: u8) -> HostSecret {
+    HostSecret::from_bytes([n; 32])
+}
+
+/// A router's core, and the program that follows it.
+struct Rig {
+    router: ServiceRouter,
+    sal: Sal,
+    now: Instant,
+}
+
+impl Rig {
+    /// `None` without root.
+    fn new() -> Option<Self> {
+        if !nix::unistd::Uid::effective().is_root() {
+            eprintln!("skipped: eBPF needs root");
+            return None;
+        }
+        let now = clock::now();
+        let config = Config {
+            host_key: neighbour(1),
+            epoch: 1,
+            boot_id: [1; 16],
+            router: true,
+            datagram_max: 1472,
+            local_addresses: vec![own(true).ip(), own(false).ip()],
+            limits: Limits { answers_per_s: 1_000_000, ..Limits::default() },
+        };
+        let mut sal = Sal::new(config, now, 1_700_000_000, [7; 32]);
+        sal.follow_routes();
+        let router = ServiceRouter::open(PORT, 1 << 10).expect("the verifier takes it");
+        router.set_own_addresses(&[own(true).ip(), own(false).ip()]);
+        Some(Self { router, sal, now })
+    }
+
+    /// Shares a hop key with the n-th neighbour.
+    fn meet(&mut self, n: u8, v4: bool) -> HostId {
+        let host_key = neighbour(n).public();
+        let setup = AssociationSetup {
+            host_key: host_key.0,
+            key: [n; 32],
+            local_id: 1000 + u32::from(n),
+            remote_id: 2000 + u32::from(n),
+            peer_epoch: 1,
+            remote: place(n, v4),
+            hop_key: Some(hop_key(n)),
+            router: true,
+            initiator: false,
+        };
+        self.sal.install_association(self.now, setup);
+        host_key.id()
+    }
+
+    fn rule(&mut self, prefix: Prefix, priority: u32, weight: u32, action: Action) -> RuleId {
+        self.sal.add_rule(self.now, prefix, Rule { priority, weight, action }).expect("room")
+    }
+
+    /// Brings the program up to date; its next hops have been looked after just now.
+    fn sync(&mut self) {
+        let mut told = 0;
+        let mut buffer = vec![0; 65_536];
+        while let Some(output) = self.sal.poll(&mut buffer) {
+            told += u32::from(output == Output::Routes);
+        }
+        assert!(told <= 1, "said once, until it is asked for");
+        self.router.take_hop_keys(&self.sal.take_hop_key_changes(4096));
+        self.router.take_routes(&self.sal.take_route_changes(4096));
+        self.find_ways(HERE);
+        assert_eq!(self.router.failure(), None);
+    }
+
+    fn find_ways(&self, ifindex: u32) {
+        self.router.find_ways(true, |remote| {
+            let local = own(remote.is_ipv4()).ip();
+            Some(Way { local, ifindex, mtu: MTU, local_mac: LOCAL_MAC, remote_mac: REMOTE_MAC })
+        });
+        self.look_after(clock::now().micros() * 1000);
+    }
+
+    fn look_after(&self, at_ns: u64) {
+        let hops = &self.router.maps.hops;
+        for number in 0..NUMBERS {
+            let key = number.to_ne_bytes();
+            let bytes = hops.lookup(&key, MapFlags::ANY).expect("a map").expect("its own key");
+            let changed = hop { checked_ns: at_ns, ..hop::read(&bytes).expect("a whole record") };
+            hops.update(&key, changed.bytes(), MapFlags::ANY).expect("room");
+        }
+    }
+
+    /// Verdict, and the frame that came out.
+    fn run(&self, frame: &[u8]) -> (u32, Vec<u8>) {
+        let skeleton = self.router.skeleton.lock();
+        run(&skeleton.progs.route_frame, frame)
+    }
+
+    /// The same of the programs for packets in buffers, in XDP's words.
+    fn run_buffer(&self, frame: &[u8]) -> (u32, Vec<u8>) {
+        let skeleton = self.router.skeleton.lock();
+        let (verdict, out) = run(&skeleton.progs.find_buffer, frame);
+        let verdict = match verdict.cast_signed() {
+            -1 => PASS,
+            2 => DROP,
+            7 => TX,
+            other => panic!("verdict {other}"),
+        };
+        (verdict, out)
+    }
+
+    fn counted(&self) -> Vec<&'static str> {
+        self.router.counters().into_iter().filter(|(_, count)| *count > 0).map(|(name, _)| name).collect()
+    }
+
+    /// What the core does with the datagram: why it dropped it, or what it sends where.
+    fn core(&mut self, from: SocketAddr, datagram: &[u8]) -> (Option<DropReason>, Vec<(SocketAddr, Vec<u8>)>) {
+        let local = own(from.is_ipv4()).ip();
+        let result = self.sal.handle_datagram(self.now, Some(local), from, datagram);
+        let (mut buffer, mut sent) = (vec![0; 65_536], Vec::new());
+        while let Some(output) = self.sal.poll(&mut buffer) {
+            if let Output::Transmit { to, len, .. } = output {
+                sent.push((to, buffer[..len].to_vec()));
+            }
+        }
+        (result.err(), sent)
+    }
+
+    /// Gives a datagram to both. What the program decides the core must have decided alike; what it leaves it must not have touched.
+    fn compare(&mut self, from: SocketAddr, datagram: &[u8]) -> u32 {
+        let frame = frame(from, own(from.is_ipv4()), datagram, Checksum::Complete);
+        let (in_buffer, from_buffer) = self.run_buffer(&frame);
+        let (verdict, out) = self.run(&frame);
+        assert_eq!(in_buffer, if verdict == REDIRECT { TX } else { verdict });
+        assert!(verdict == DROP || from_buffer == out, "wherever it is decided upon, it is decided alike");
+        let (dropped, sent) = self.core(from, datagram);
+        match verdict {
+            PASS => assert_eq!(out, frame, "what is left to the agent is as it came"),
+            DROP => assert!(matches!(dropped, Some(DropReason::HopLimit | DropReason::ServiceDrop)), "{dropped:?}"),
+            TX | REDIRECT => {
+                assert_eq!(out[..12], [REMOTE_MAC, LOCAL_MAC].concat());
+                let seen = sample::see(&out[ETHERNET..]);
+                assert_eq!((seen.tuple.source, seen.hop_limit), (own(from.is_ipv4()), 64));
+                assert_eq!(vec![(seen.tuple.destination, seen.payload)], sent);
+            }
+            other => panic!("verdict {other}"),
+        }
+        verdict
+    }
+}
+
+fn run(program: &libbpf_rs::ProgramMut<'_>, frame: &[u8]) -> (u32, Vec<u8>) {
+    let mut out = vec![0; 4096];
+    let input = ProgramInput { data_in: Some(frame), data_out: Some(&mut out), ..Default::default() };
+    let result = program.test_run(input).expect("a run");
+    (result.return_value, result.data.expect("bytes out").to_vec())
+}
+
+fn frame(from: SocketAddr, to: SocketAddr, payload: &[u8], checksum: Checksum) -> Vec<u8> {
+    let tuple = margay_core::Tuple { protocol: UDP, source: from, destination: to };
+    let packet = sample::packet(tuple, 0, payload, checksum);
+    let ethertype = if from.is_ipv4() { [8, 0] } else { [0x86, 0xdd] };
+    [&[2; 12][..], &ethertype, &packet].concat()
+}
+
+/// A first packet, and what a test may want otherwise.
+#[derive(Clone)]
+struct Syn {
+    service: ServiceId,
+    nonce: u64,
+    flow: u32,
+    dst_flow: u32,
+    flags: Flags,
+    protocol: u8,
+    hop_limit: u8,
+    reply_to: Option<SocketAddr>,
+    via: Option<SocketAddr>,
+    len: usize,
+    /// Tagged as the n-th neighbour does.
+    tag: Option<u8>,
+    session_first: bool,
+}
+
+impl Syn {
+    fn to(service: ServiceId) -> Self {
+        Self {
+            service,
+            nonce: 0x0123_4567_89ab_cdef,
+            flow: 0xfeed_0001,
+            dst_flow: 0,
+            flags: Flags::RESOLVABLE,
+            protocol: 6,
+            hop_limit: 16,
+            reply_to: None,
+            via: None,
+            len: 1200,
+            tag: None,
+            session_first: true,
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut buffer = vec![0; 4096];
+        let (dst_flow, flow) = (FlowId(self.dst_flow), FlowId(self.flow));
+        let mut writer = MessageWriter::new(&mut buffer, Kind::Syn, dst_flow, flow, 0);
+        writer.flags(self.flags);
+        let resolvable = ResolvableRepr {
+            hop_limit: self.hop_limit,
+            reply_to: self.reply_to,
+            via: self.via,
+            service: self.service.0,
+            nonce: self.nonce,
+            hop_tag: [0x5a; 8],
+        };
+        writer.resolvable(&resolvable).expect("room");
+        let session = Extension::Session(SessionRepr {
+            session: SessionId([9; 16]),
+            client: address("192.0.2.7:4000"),
+            service_port: 80,
+            protocol: self.protocol,
+        });
+        let source = Extension::SourceService([3; 32]);
+        let extensions = if self.session_first { [session, source] } else { [source, session] };
+        for extension in &extensions {
+            writer.extension(extension).expect("room");
+        }
+        writer.payload(NextProtocol::Ipv4, &[0xab; 60]).expect("room");
+        writer.pad_to(self.len);
+        let len = writer.finish().expect("whole");
+        buffer.truncate(len);
+        if let Some(n) = self.tag {
+            let tag = margay_core::hop::hop_tag(&hop_key(n), &buffer[..margay_wire::HOP_TAGGED_LEN]);
+            buffer[margay_wire::HOP_TAGGED_LEN..margay_wire::HOP_TAGGED_LEN + 8].copy_from_slice(&tag);
+        }
+        buffer
+    }
+}
+
+const SERVICE: ServiceId = ServiceId([0x77; 32]);
+
+fn forward(n: u8, v4: bool, host: Option<HostId>) -> Action {
+    Action::Forward(NextHop { address: place(n, v4), host, router: false })
+}
+
+/// A program with one rule for everything.
+fn rig(v4: bool) -> Option<(Rig, RuleId)> {
+    let mut rig = Rig::new()?;
+    let host = rig.meet(20, v4);
+    let rule = rig.rule(Prefix::default(), 1, 1, forward(20, v4, Some(host)));
+    rig.sync();
+    Some((rig, rule))
+}
+
+#[test]
+fn the_layouts_are_of_one_mind() {
+    let Some(rig) = Rig::new() else { return };
+    let skeleton = rig.router.skeleton.lock();
+    let shared = skeleton.maps.bss_data.as_deref().expect("globals");
+    assert_eq!(shared.lengths[0].of.len(), super::copy::LENGTHS_MAX);
+    let counters = skeleton.maps.counters.max_entries() as usize;
+    assert_eq!(counters, layout::COUNTERS.len());
+}
+
+#[test]
+fn a_first_router_says_who_asks_and_tags_the_hop() {
+    for v4 in [true, false] {
+        let Some((mut rig, rule)) = rig(v4) else { return };
+        let from = SocketAddr::new(place(50, v4).ip(), 40_000);
+        assert_eq!(rig.compare(from, &Syn::to(SERVICE).bytes()), TX);
+        assert_eq!(rig.compare(from, &Syn { flags: Flags::RESOLVABLE | Flags::FULL, ..Syn::to(SERVICE) }.bytes()), TX);
+        assert_eq!(rig.counted(), ["forwarded"]);
+        let usage = rig.router.usage(rule);
+        assert_eq!((usage.packets, rig.router.forwarded()), (4, 4), "by each of the two programs");
+        assert!(usage.last.is_some_and(|last| last <= clock::now() && last > Instant::ZERO));
+        assert_eq!(rig.router.usage(RuleId(99)).packets, 0);
+    }
+}
+
+#[test]
+fn a_later_router_believes_a_right_tag_alone() {
+    for v4 in [true, false] {
+        let Some((mut rig, _)) = rig(v4) else { return };
+        rig.meet(30, v4);
+        rig.sync();
+        let asks = Some(SocketAddr::new(place(50, v4).ip(), 4321));
+        let unspecified = [address("0.0.0.0:54324"), address("[::]:54324")];
+        for via in [place(60, v4), unspecified[0], unspecified[1]] {
+            for reply_to in [asks, None] {
+                let syn = Syn { reply_to, via: Some(via), tag: Some(30), ..Syn::to(SERVICE) };
+                assert_eq!(rig.compare(place(30, v4), &syn.bytes()), TX);
+            }
+        }
+        assert_eq!(rig.counted(), ["forwarded"]);
+        let wrong = Syn { reply_to: asks, via: Some(place(60, v4)), tag: Some(31), ..Syn::to(SERVICE) };
+        assert_eq!(rig.compare(place(30, v4), &wrong.bytes()), TX);
+        // A stranger's, however it is tagged; and one that names no router.
+        assert_eq!(rig.compare(place(31, v4), &wrong.bytes()), TX);
+        assert_eq!(rig.compare(place(30, v4), &Syn { via: None, tag: Some(30), ..wrong }.bytes()), TX);
+        assert_eq!(rig.counted(), ["forwarded", "bad_hop_tag"]);
+    }
+}
+
+#[test]
+fn what_hops_have_run_out_of_or_a_rule_discards_is_dropped_and_counted() {
+    let Some((mut rig, rule)) = rig(true) else { return };
+    let from = address("10.1.0.50:40000");
+    for hop_limit in [0, 1] {
+        assert_eq!(rig.compare(from, &Syn { hop_limit, ..Syn::to(SERVICE) }.bytes()), DROP);
+    }
+    assert_eq!(rig.compare(from, &Syn { hop_limit: 2, ..Syn::to(SERVICE) }.bytes()), TX);
+    assert_eq!((rig.router.usage(rule).packets, rig.router.drops(DropReason::HopLimit)), (6, 4));
+    let discards = rig.rule(Prefix::from(SERVICE), 1, 1, Action::Drop);
+    rig.sync();
+    assert_eq!(rig.compare(from, &Syn::to(SERVICE).bytes()), DROP);
+    assert_eq!((rig.router.usage(discards).packets, rig.router.drops(DropReason::ServiceDrop)), (2, 2));
+}
+
+#[test]
+fn what_is_no_plain_first_packet_is_the_agents() {
+    let Some((mut rig, _)) = rig(true) else { return };
+    let from = address("10.1.0.50:40000");
+    let plain = Syn::to(SERVICE);
+    let mut others = vec![
+        Syn { dst_flow: 5, ..plain.clone() }.bytes(),
+        Syn { protocol: 0, ..plain.clone() }.bytes(),
+        Syn { protocol: 132, ..plain.clone() }.bytes(),
+        Syn { session_first: false, ..plain.clone() }.bytes(),
+        Syn { flags: Flags::RESOLVABLE | Flags::RELAY, ..plain.clone() }.bytes(),
+        Syn { flags: Flags::RESOLVABLE | Flags::from_bits_retain(0x40), ..plain.clone() }.bytes(),
+        Syn { len: 2400, ..plain.clone() }.bytes(),
+        plain.bytes()[..100].to_vec(),
+        plain.bytes()[..150].to_vec(),
+    ];
+    // Another version, another type, a header or a payload that is longer than the datagram, a header of odd length.
+    for (at, value) in [(0, 2), (1, 4), (1, 32), (4, 9), (6, 9), (5, plain.bytes()[5] + 1), (111, 39)] {
+        let mut bytes = plain.bytes();
+        bytes[at] = value;
+        others.push(bytes);
+    }
+    for (number, bytes) in others.iter().enumerate() {
+        assert_eq!(rig.compare(from, bytes), PASS, "the {number}th");
+    }
+    assert_eq!(rig.counted(), ["left_shape"]);
+    assert_eq!(rig.compare(from, &plain.bytes()), TX);
+}
+
+#[test]
+fn packets_that_are_not_for_the_agent_or_not_plain_pass_untouched() {
+    let Some((rig, _)) = rig(true) else { return };
+    let (from, to, syn) = (address("10.1.0.50:40000"), own(true), Syn::to(SERVICE).bytes());
+    let good = frame(from, to, &syn, Checksum::Complete);
+    assert_eq!(rig.run(&good).0, TX);
+    let mut frames = vec![
+        frame(from, address("10.1.0.99:54324"), &syn, Checksum::Complete),
+        frame(from, address("10.1.0.1:54325"), &syn, Checksum::Complete),
+        frame(address("127.0.0.1:40000"), to, &syn, Checksum::Complete),
+        frame(address("224.0.0.5:40000"), to, &syn, Checksum::Complete),
+        frame(address("0.0.0.0:40000"), to, &syn, Checksum::Complete),
+        good[..60].to_vec(),
+        frame(address("[fe80::5]:40000"), own(false), &syn, Checksum::Complete),
+        frame(address("[::1]:40000"), own(false), &syn, Checksum::Complete),
+    ];
+    // Ethertype; IP options, total length, a fragment, TCP, header checksum; the UDP length.
+    for (at, value) in [(12, 0x81), (14, 0x46), (16, 0x09), (20, 0x20), (23, 6), (24, 0), (38, 0)] {
+        let mut bytes = good.clone();
+        bytes[at] ^= if at == 24 { 1 } else { bytes[at] ^ value };
+        frames.push(bytes);
+    }
+    for (number, frame) in frames.iter().enumerate() {
+        let (verdict, out) = rig.run(frame);
+        assert_eq!((verdict, &out), (PASS, frame), "the {number}th");
+    }
+    let mut padded = good;
+    padded.extend([0; 20]);
+    assert_eq!(rig.run(&padded).0, TX, "a short frame's padding is none of the packet's");
+}
+
+#[test]
+fn checksums_that_are_absent_stay_absent_and_partial_ones_partial() {
+    let Some((rig, _)) = rig(true) else { return };
+    let (from, syn) = (address("10.1.0.50:40000"), Syn::to(SERVICE).bytes());
+    let checksum = |frame: &[u8]| [frame[ETHERNET + 26], frame[ETHERNET + 27]];
+    let (verdict, out) = rig.run(&frame(from, own(true), &syn, Checksum::Absent));
+    assert_eq!((verdict, checksum(&out)), (TX, [0, 0]));
+    let partial = frame(from, own(true), &syn, Checksum::Partial);
+    assert_eq!(rig.run(&partial).0, PASS, "nobody would complete it");
+    assert_eq!(rig.counted(), ["forwarded", "left_checksum"]);
+    let (verdict, out) = rig.run_buffer(&partial);
+    let seen = frame(own(true), place(20, true), &[0; 1200], Checksum::Partial);
+    assert_eq!((verdict, checksum(&out)), (TX, checksum(&seen)));
+    // A complete one that looks partial: the sum of all else is nothing. Its payload is made so.
+    let mut lucky = syn.clone();
+    let wanted = u16::from_be_bytes(checksum(&partial));
+    let last = lucky.len() - 2;
+    let found = (0..=u16::MAX).find(|word| {
+        lucky[last..].copy_from_slice(&word.to_be_bytes());
+        checksum(&frame(from, own(true), &lucky, Checksum::Complete)) == wanted.to_be_bytes()
+    });
+    assert!(found.is_some());
+    assert_eq!(rig.run_buffer(&frame(from, own(true), &lucky, Checksum::Complete)).0, PASS, "it may be either");
+    assert_eq!(rig.run(&frame(from, own(true), &syn, Checksum::Complete)).0, TX);
+}
+
+#[test]
+fn next_hops_without_a_way_of_this_family_or_size_are_the_agents() {
+    let Some((mut rig, _)) = rig(true) else { return };
+    let (from, syn) = (address("10.1.0.50:40000"), Syn::to(SERVICE));
+    assert_eq!(rig.compare(address("[fd01::50]:40000"), &syn.bytes()), PASS, "from the other family");
+    assert_eq!(rig.counted(), ["left_no_way"]);
+    rig.rule(Prefix::from(SERVICE), 1, 1, forward(40, true, None));
+    rig.router.take_routes(&rig.sal.take_route_changes(4096));
+    assert!(rig.router.is_lost());
+    assert_eq!(rig.compare(from, &syn.bytes()), PASS, "no way yet");
+    rig.find_ways(HERE);
+    assert!(!rig.router.is_lost());
+    assert_eq!(rig.compare(from, &syn.bytes()), TX);
+    assert_eq!(rig.compare(from, &Syn { len: 1472, ..syn.clone() }.bytes()), TX);
+    assert_eq!(rig.compare(from, &Syn { len: 1473, ..syn.clone() }.bytes()), PASS, "too large");
+    rig.look_after(1);
+    assert_eq!(rig.run(&frame(from, own(true), &syn.bytes(), Checksum::Complete)).0, PASS, "the kernel looks after it");
+    assert_eq!(rig.compare(from, &syn.bytes()), TX);
+    let counted = ["forwarded", "left_no_way", "left_too_large", "left_check"];
+    assert_eq!(rig.counted(), counted);
+    rig.find_ways(77);
+    assert_eq!(rig.run(&frame(from, own(true), &syn.bytes(), Checksum::Complete)).0, DROP, "no such interface");
+    assert_eq!(rig.router.drops(DropReason::Environment), 1);
+    rig.router.find_ways(true, |_| None);
+    assert_eq!(rig.compare(from, &syn.bytes()), PASS);
+}
+
+#[test]
+fn listeners_and_names_without_rules_are_the_agents() {
+    let Some(mut rig) = Rig::new() else { return };
+    let (from, syn) = (address("10.1.0.50:40000"), Syn::to(SERVICE).bytes());
+    assert_eq!(rig.compare(from, &syn), PASS);
+    let none = rig.rule(Prefix::new(SERVICE, 64), 1, 0, forward(20, true, None));
+    rig.sync();
+    assert_eq!(rig.compare(from, &syn), PASS, "a rule without weight is none");
+    let listener = || {
+        Action::Demux(Demux { listener: ([0; 4], 80).into(), service_port: None, protocol: None, allow: Allow::Any })
+    };
+    rig.rule(Prefix::new(SERVICE, 64), 1, 1, forward(20, true, None));
+    let above = rig.rule(Prefix::new(SERVICE, 64), 9, 1, listener());
+    rig.sync();
+    assert_eq!(rig.compare(from, &syn), PASS, "a listener is first");
+    rig.sal.remove_rule(above);
+    rig.sync();
+    assert_eq!(rig.compare(from, &syn), TX);
+    rig.rule(Prefix::new(SERVICE, 64), 0, 1, listener());
+    rig.sync();
+    assert_eq!(rig.compare(from, &syn), TX, "a listener is the last resort");
+    rig.rule(Prefix::new(SERVICE, 96), 0, 1, listener());
+    rig.sync();
+    assert_eq!(rig.compare(from, &syn), PASS, "a longer prefix is a listener's");
+    rig.sal.remove_rule(none);
+    assert_eq!(rig.counted(), ["forwarded", "left_no_route"]);
+}
+
+#[test]
+fn more_lengths_than_fit_leave_everything_to_the_agent() {
+    let Some((mut rig, _)) = rig(true) else { return };
+    let rules: Vec<RuleId> =
+        (1..33).map(|bits| rig.rule(Prefix::new(SERVICE, bits), 1, 1, forward(20, true, None))).collect();
+    rig.router.take_routes(&rig.sal.take_route_changes(4096));
+    let from = address("10.1.0.50:40000");
+    assert!(rig.router.failure().is_some());
+    assert_eq!(rig.compare(from, &Syn::to(SERVICE).bytes()), PASS);
+    rig.sal.remove_rule(rules[7]);
+    rig.sync();
+    assert_eq!(rig.compare(from, &Syn::to(SERVICE).bytes()), TX);
+}
+
+#[test]
+fn rules_come_and_go_without_a_trace() {
+    let Some((mut rig, _)) = rig(true) else { return };
+    let from = address("10.1.0.50:40000");
+    let before = rig.router.sizes();
+    for round in 0..3 {
+        let ids: Vec<RuleId> = (0..40_u8)
+            .map(|n| {
+                let bits = [96, 128, 256][usize::from(n % 3)];
+                let service = ServiceId([n / 6; 32]);
+                rig.rule(Prefix::new(service, bits), 1, u32::from(n % 4), forward(n, true, None))
+            })
+            .collect();
+        rig.sync();
+        for n in 0..7 {
+            for nonce in 0..9 {
+                rig.compare(from, &Syn { nonce, ..Syn::to(ServiceId([n; 32])) }.bytes());
+            }
+        }
+        assert!(rig.router.sizes() > before, "round {round}");
+        ids.into_iter().for_each(|id| assert!(rig.sal.remove_rule(id)));
+        rig.sync();
+        assert_eq!(rig.router.sizes(), before, "round {round}");
+    }
+    // Whoever begins anew ends with the same.
+    rig.sal.follow_routes();
+    rig.sync();
+    assert_eq!((rig.router.sizes(), rig.compare(from, &Syn::to(SERVICE).bytes())), (before, TX));
+}
+
+/// Random tables and random packets: the program decides most of them, and all of those as the core does.
+#[test]
+fn whatever_the_table_and_the_packet_both_decide_alike() {
+    let mut verdicts = HashSet::new();
+    for seed in 0..4_u8 {
+        let Some(mut rig) = Rig::new() else { return };
+        let mut rng = Rng::new([seed; 32]);
+        let mut draw = move |below: u32| rng.u32() % below;
+        let hosts: Vec<Option<HostId>> = (0..24_u8)
+            .map(|n| {
+                let v4 = !n.is_multiple_of(3);
+                (!n.is_multiple_of(4)).then(|| rig.meet(100 + n, v4))
+            })
+            .collect();
+        let names: Vec<ServiceId> = (0..12_u8).map(|n| ServiceId([n / 4; 32])).collect();
+        let mut rules = Vec::new();
+        let mut decided = 0;
+        for _ in 0..1500 {
+            if draw(20) == 0 {
+                let n = draw(24) as u8;
+                let action = match draw(12) {
+                    0 => Action::Drop,
+                    1 => Action::Demux(Demux {
+                        listener: ([0; 4], 80).into(),
+                        service_port: Some(443),
+                        protocol: None,
+                        allow: Allow::Any,
+                    }),
+                    _ => forward(100 + n, !n.is_multiple_of(3), hosts[usize::from(n)]),
+                };
+                let mut id = names[draw(12) as usize];
+                id.0[31] ^= draw(2) as u8;
+                let bits = [0, 8, 64, 96, 255, 256][draw(6) as usize];
+                rules.push(rig.rule(Prefix::new(id, bits), draw(3), draw(4), action));
+                if rules.len() > 30 {
+                    let gone = rules.swap_remove(draw(30) as usize);
+                    rig.sal.remove_rule(gone);
+                }
+                rig.sync();
+            }
+            let v4 = draw(3) != 0;
+            let n = 100 + draw(24) as u8;
+            let mut service = names[draw(12) as usize];
+            service.0[31] ^= draw(2) as u8;
+            let some = |draw: &mut dyn FnMut(u32) -> u32| match draw(4) {
+                0 => None,
+                1 => Some(address("0.0.0.0:54324")),
+                2 => Some(address("[fd01::77]:99")),
+                _ => Some(address("10.1.0.77:99")),
+            };
+            let syn = Syn {
+                service,
+                nonce: u64::from(draw(u32::MAX)) << 20,
+                flow: draw(u32::MAX),
+                hop_limit: 16_u8.saturating_sub(draw(20) as u8),
+                reply_to: some(&mut draw),
+                via: some(&mut draw),
+                tag: (draw(3) != 0).then_some(n),
+                len: 1200 + draw(200) as usize,
+                ..Syn::to(service)
+            };
+            let from =
+                if draw(2) == 0 { place(n, v4) } else { SocketAddr::new(place(9, v4).ip(), 1 + draw(60_000) as u16) };
+            let verdict = rig.compare(from, &syn.bytes());
+            decided += u32::from(verdict != PASS);
+            verdicts.insert(verdict);
+        }
+        assert!(decided > 300, "seed {seed}: {decided} were decided");
+    }
+    assert_eq!(verdicts, HashSet::from([PASS, DROP, TX]));
+}
+
+#[test]
+fn own_addresses_are_followed() {
+    let Some((rig, _)) = rig(true) else { return };
+    let run = |to: &str| {
+        rig.run(&frame(address("10.1.0.50:40000"), address(to), &Syn::to(SERVICE).bytes(), Checksum::Complete)).0
+    };
+    let addresses: [IpAddr; 1] = ["10.1.0.2".parse().expect("literal")];
+    assert_eq!((run("10.1.0.1:54324"), run("10.1.0.2:54324")), (TX, PASS));
+    rig.router.set_own_addresses(&addresses);
+    assert_eq!((run("10.1.0.1:54324"), run("10.1.0.2:54324")), (PASS, TX));
+}

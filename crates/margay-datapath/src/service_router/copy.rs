@@ -1,7 +1,7 @@
 //! What of the core's service table lies in the kernel's maps, and where. Nothing is overwritten that a packet on its way through
 //! the program may still need: what replaces it is made first.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -66,7 +66,7 @@ struct SeatState {
 /// What is held of one prefix.
 #[derive(Default)]
 struct Held {
-    rules: Vec<RuleId>,
+    shares: Vec<Share>,
     list: Option<u32>,
     /// All rules of the prefix found room.
     is_whole: bool,
@@ -80,7 +80,10 @@ pub(super) struct Copy {
     list_numbers: Numbers,
     hops: BTreeMap<HopName, HopState>,
     hop_numbers: Numbers,
+    /// Names of next hops, by address.
+    at: BTreeSet<(SocketAddr, Option<HostId>)>,
     keys: HashMap<HostId, [u8; 16]>,
+    keys_at: HashMap<SocketAddr, [u8; 16]>,
     /// How many prefixes have each length.
     lengths: BTreeMap<u16, usize>,
 }
@@ -94,7 +97,9 @@ impl Copy {
             list_numbers: Numbers::new(lists_max),
             hops: BTreeMap::new(),
             hop_numbers: Numbers::new(hops_max),
+            at: BTreeSet::new(),
             keys: HashMap::new(),
+            keys_at: HashMap::new(),
             lengths: BTreeMap::new(),
         }
     }
@@ -108,8 +113,10 @@ impl Copy {
         self.held.keys().copied().collect()
     }
 
-    pub fn hosts(&self) -> Vec<HostId> {
-        self.keys.keys().copied().collect()
+    /// Whoever a hop key is known of.
+    pub fn neighbours(&self) -> Vec<Neighbour> {
+        let by_host = self.keys.keys().map(|host| Neighbour::Host(*host));
+        by_host.chain(self.keys_at.keys().map(|address| Neighbour::At(*address))).collect()
     }
 
     /// Number of prefixes, lists of buckets and next hops.
@@ -136,13 +143,12 @@ impl Copy {
             Outcome::Depends => &[][..],
             Outcome::Shares(shares) => shares,
         };
-        let rules = || shares.iter().map(|share| share.rule);
-        if self.held.get(&prefix).is_some_and(|held| held.is_whole && held.rules.iter().copied().eq(rules())) {
+        if self.held.get(&prefix).is_some_and(|held| held.is_whole && held.shares == shares) {
             return Ok(());
         }
         let (route, held) = self.take_seats(maps, shares)?;
         put(&maps.routes, layout::route_key_of(&prefix).bytes(), route.bytes())?;
-        let kept = held.rules.clone();
+        let kept: Vec<RuleId> = held.shares.iter().map(|share| share.rule).collect();
         match self.held.insert(prefix, held) {
             Some(before) => self.retire(maps, before, &kept),
             None => {
@@ -168,7 +174,7 @@ impl Copy {
         for share in shares {
             let Some(number) = self.take_seat(maps, share)? else { return Ok((to_agent, held)) };
             numbers.push(number);
-            held.rules.push(share.rule);
+            held.shares.push(*share);
         }
         let route = match numbers[..] {
             [] => to_agent,
@@ -185,23 +191,31 @@ impl Copy {
     }
 
     fn take_seat(&mut self, maps: &Maps, share: &Share) -> io::Result<Option<u32>> {
-        if let Some(seat) = self.seats.get(&share.rule) {
-            return Ok(Some(seat.number));
-        }
         let hop = share.to.map(|to| (to.host, to.address));
+        let known = self.seats.get(&share.rule).map(|seat| (seat.number, seat.hop));
+        if let Some((number, _)) = known.filter(|(_, before)| *before == hop) {
+            return Ok(Some(number));
+        }
         let hop_number = match hop {
             None => Some(HOP_NONE),
             Some(name) => self.take_hop(maps, name)?,
         };
-        let (Some(hop_number), Some(number)) = (hop_number, self.seat_numbers.take()) else {
+        let mut number = || known.map(|(number, _)| number).or_else(|| self.seat_numbers.take());
+        let (Some(hop_number), Some(number)) = (hop_number, number()) else {
             return Ok(None);
         };
-        let value = layout::seat { packets: 0, last_ns: 0, hop: hop_number, zero: 0 };
+        // A rule that leads elsewhere now keeps what it has counted.
+        let before = maps.seats.lookup(&number.to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)?;
+        let before = before.filter(|_| known.is_some()).and_then(|bytes| layout::seat::read(&bytes));
+        let value = layout::seat { hop: hop_number, zero: 0, ..before.unwrap_or_default() };
         put(&maps.seats, &number.to_ne_bytes(), value.bytes())?;
         if let Some(state) = hop.and_then(|name| self.hops.get_mut(&name)) {
             state.seats += 1;
         }
         self.seats.insert(share.rule, SeatState { number, hop });
+        if let Some((_, Some(left))) = known {
+            self.leave_hop(left);
+        }
         Ok(Some(number))
     }
 
@@ -212,11 +226,24 @@ impl Copy {
         let Some(number) = self.hop_numbers.take() else { return Ok(None) };
         write_hop(maps, number, layout::hop_of(name.1, None, self.key(name)))?;
         self.hops.insert(name, HopState { number, seats: 0, way: None });
+        self.at.insert((name.1, name.0));
         Ok(Some(number))
     }
 
-    fn key(&self, (host, _): HopName) -> Option<&[u8; 16]> {
-        self.keys.get(&host?)
+    /// One rule less leads to a next hop.
+    fn leave_hop(&mut self, name: HopName) {
+        let Some(state) = self.hops.get_mut(&name) else { return };
+        state.seats -= 1;
+        if state.seats == 0 {
+            self.hop_numbers.back.push_back(state.number);
+            self.hops.remove(&name);
+            self.at.remove(&(name.1, name.0));
+        }
+    }
+
+    /// The host's, or that of whoever is known to be at the address.
+    fn key(&self, (host, address): HopName) -> Option<&[u8; 16]> {
+        host.and_then(|host| self.keys.get(&host)).or_else(|| self.keys_at.get(&address))
     }
 
     /// Gives back what `before` held and `kept` does not.
@@ -225,15 +252,12 @@ impl Copy {
             maps.lists.delete(&list.to_ne_bytes()).map_err(io::Error::other)?;
             self.list_numbers.back.push_back(list);
         }
-        for rule in before.rules.into_iter().filter(|rule| !kept.contains(rule)) {
+        let rules = before.shares.into_iter().map(|share| share.rule);
+        for rule in rules.filter(|rule| !kept.contains(rule)) {
             let Some(seat) = self.seats.remove(&rule) else { continue };
             self.seat_numbers.back.push_back(seat.number);
-            let Some(name) = seat.hop else { continue };
-            let Some(state) = self.hops.get_mut(&name) else { continue };
-            state.seats -= 1;
-            if state.seats == 0 {
-                self.hop_numbers.back.push_back(state.number);
-                self.hops.remove(&name);
+            if let Some(name) = seat.hop {
+                self.leave_hop(name);
             }
         }
         Ok(())
@@ -246,15 +270,20 @@ impl Copy {
         all: bool,
         mut find: impl FnMut(SocketAddr) -> Option<Way>,
     ) -> io::Result<()> {
-        for ((host, address), state) in self.hops.iter_mut().filter(|(_, state)| all || state.way.is_none()) {
-            let way = find(*address);
+        let mut changed = Vec::new();
+        for (name, state) in self.hops.iter_mut().filter(|(_, state)| all || state.way.is_none()) {
+            let way = find(name.1);
             if way != state.way {
                 state.way = way;
-                let key = host.and_then(|host| self.keys.get(&host));
-                write_hop(maps, state.number, layout::hop_of(*address, state.way.as_ref(), key))?;
+                changed.push(*name);
             }
         }
-        Ok(())
+        changed.into_iter().try_for_each(|name| self.write_hop_of(maps, name))
+    }
+
+    fn write_hop_of(&self, maps: &Maps, name: HopName) -> io::Result<()> {
+        let Some(state) = self.hops.get(&name) else { return Ok(()) };
+        write_hop(maps, state.number, layout::hop_of(name.1, state.way.as_ref(), self.key(name)))
     }
 
     /// Whether a next hop has no way yet.
@@ -264,30 +293,33 @@ impl Copy {
 
     /// The hop key that is shared with a neighbour, or none any more.
     pub fn set_hop_key(&mut self, maps: &Maps, neighbour: Neighbour, key: Option<[u8; 16]>) -> io::Result<()> {
-        let host = match (neighbour, key) {
-            (Neighbour::At(address), None) => {
-                // Absent where it had none before.
-                let _ = maps.neighbours.delete(layout::neighbour_of(address).bytes());
-                return Ok(());
+        let concerned: Vec<HopName> = match neighbour {
+            Neighbour::At(address) => {
+                match key {
+                    None => {
+                        self.keys_at.remove(&address);
+                        // Absent where it had none before.
+                        let _ = maps.neighbours.delete(layout::neighbour_of(address).bytes());
+                    }
+                    Some(key) => {
+                        self.keys_at.insert(address, key);
+                        let value = layout::hop_key { words: layout::key_words(&key) };
+                        put(&maps.neighbours, layout::neighbour_of(address).bytes(), value.bytes())?;
+                    }
+                }
+                let at = self.at.range((address, None)..).take_while(|(of, _)| *of == address);
+                at.map(|(address, host)| (*host, *address)).collect()
             }
-            (Neighbour::At(address), Some(key)) => {
-                let value = layout::hop_key { words: layout::key_words(&key) };
-                return put(&maps.neighbours, layout::neighbour_of(address).bytes(), value.bytes());
-            }
-            (Neighbour::Host(host), None) => {
-                self.keys.remove(&host);
-                host
-            }
-            (Neighbour::Host(host), Some(key)) => {
-                self.keys.insert(host, key);
-                host
+            Neighbour::Host(host) => {
+                match key {
+                    None => self.keys.remove(&host),
+                    Some(key) => self.keys.insert(host, key),
+                };
+                let of_host = self.hops.range((Some(host), LEAST)..).take_while(|((of, _), _)| *of == Some(host));
+                of_host.map(|(name, _)| *name).collect()
             }
         };
-        let of_host = self.hops.range((Some(host), LEAST)..).take_while(|((of, _), _)| *of == Some(host));
-        for ((_, address), state) in of_host {
-            write_hop(maps, state.number, layout::hop_of(*address, state.way.as_ref(), key.as_ref()))?;
-        }
-        Ok(())
+        concerned.into_iter().try_for_each(|name| self.write_hop_of(maps, name))
     }
 }
 

@@ -149,11 +149,8 @@ impl ServiceRouter {
     pub fn take_hop_keys(&self, part: &Part<(Neighbour, Option<[u8; 16]>)>) {
         self.change(|copy| {
             if part.begins_anew {
-                for host in copy.hosts() {
-                    copy.set_hop_key(&self.maps, Neighbour::Host(host), None)?;
-                }
-                for neighbour in self.maps.neighbours.keys().collect::<Vec<_>>() {
-                    self.maps.neighbours.delete(&neighbour).map_err(io::Error::other)?;
+                for neighbour in copy.neighbours() {
+                    copy.set_hop_key(&self.maps, neighbour, None)?;
                 }
             }
             let mut changed = part.changed.iter();

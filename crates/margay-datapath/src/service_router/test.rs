@@ -584,6 +584,8 @@ fn whatever_the_table_and_the_packet_both_decide_alike() {
                         protocol: None,
                         allow: Allow::Any,
                     }),
+                    // Rules that name an address alone find the key of whoever is there.
+                    2..4 => forward(100 + n, !n.is_multiple_of(3), None),
                     _ => forward(100 + n, !n.is_multiple_of(3), hosts[usize::from(n)]),
                 };
                 let mut id = names[draw(12) as usize];

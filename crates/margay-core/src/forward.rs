@@ -91,6 +91,12 @@ impl Sal {
         self.associations.at_address(address).find_map(|association| association.hop_key)
     }
 
+    /// The hop key shared with a next hop: the host's, or that of whoever is known to be at the address.
+    pub(crate) fn hop_key_to(&self, host: Option<HostId>, address: SocketAddr) -> Option<[u8; 16]> {
+        let of_host = host.and_then(|host| self.associations.by_host(host)).and_then(|association| association.hop_key);
+        of_host.or_else(|| self.hop_key_of(address))
+    }
+
     fn forward(
         &mut self,
         from: SocketAddr,
@@ -112,7 +118,7 @@ impl Sal {
             onward.reply_to = Some(from);
             onward.via = Some(VIA_SENDER);
         }
-        let hop_key = host.and_then(|host| self.associations.by_host(host)).and_then(|association| association.hop_key);
+        let hop_key = self.hop_key_to(host, to);
         let copy = rewrite(datagram, &onward, hop_key).ok_or(DropReason::Malformed)?;
         self.counters.forwarded += 1;
         self.transmit(to, copy, kind);

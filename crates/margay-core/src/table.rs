@@ -219,6 +219,16 @@ pub enum Resolution<'a> {
     None,
 }
 
+impl Resolution<'_> {
+    /// The rule that decides.
+    pub fn rule(&self) -> Option<RuleId> {
+        match self {
+            Self::Demux(id, _) | Self::Forward(id, _) | Self::Drop(id) => Some(*id),
+            Self::None => None,
+        }
+    }
+}
+
 /// The table.
 #[derive(Debug)]
 pub struct ServiceTable {
@@ -241,15 +251,34 @@ impl ServiceTable {
     ///
     /// The table is full.
     pub fn insert(&mut self, now: Instant, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        let id = RuleId(self.next_id);
+        self.insert_as(now, id, prefix, rule).map(|()| id)
+    }
+
+    /// Adds a rule under a number that no rule has; numbers given from now on are higher.
+    ///
+    /// # Errors
+    ///
+    /// The table is full.
+    pub fn insert_as(&mut self, now: Instant, id: RuleId, prefix: Prefix, rule: Rule) -> Result<(), TableError> {
         if self.by_id.len() >= self.limit {
             return Err(TableError { limit: self.limit });
         }
         let prefix = Prefix::new(prefix.id, prefix.bits);
-        let id = RuleId(self.next_id);
-        self.next_id += 1;
+        self.next_id = self.next_id.max(id.0.saturating_add(1));
         self.by_bits.entry(prefix.bits).or_default().entry(prefix.id).or_default().insert(id, rule);
         self.by_id.insert(id, (prefix, Usage { since: now, packets: 0, last: None }));
-        Ok(id)
+        Ok(())
+    }
+
+    /// Makes a rule say something else; its number, its prefix and its usage stay. False if there is no such rule.
+    pub fn change(&mut self, id: RuleId, rule: Rule) -> bool {
+        let Some((prefix, _)) = self.by_id.get(&id) else { return false };
+        let set = self.by_bits.get_mut(&prefix.bits).and_then(|sets| sets.get_mut(&prefix.id));
+        let Some(set) = set.filter(|set| set.iter().any(|(known, _)| known == id)) else { return false };
+        set.remove(id);
+        set.insert(id, rule);
+        true
     }
 
     /// Takes a rule out.
@@ -280,6 +309,13 @@ impl ServiceTable {
         self.by_id.get(&id).map(|(_, usage)| *usage)
     }
 
+    /// One rule.
+    pub fn get(&self, id: RuleId) -> Option<(Prefix, &Rule)> {
+        let (prefix, _) = self.by_id.get(&id)?;
+        let set = self.by_bits.get(&prefix.bits)?.get(&prefix.id)?;
+        set.iter().find(|(known, _)| *known == id).map(|(_, rule)| (*prefix, rule))
+    }
+
     /// How many rules there are.
     pub fn len(&self) -> usize {
         self.by_id.len()
@@ -302,6 +338,14 @@ impl ServiceTable {
     /// The sets of rules that cover `service`, longest prefix first.
     fn covering(&self, service: ServiceId) -> impl Iterator<Item = &RuleSet> {
         self.by_bits.iter().rev().filter_map(move |(bits, sets)| sets.get(&Prefix::new(service, *bits).id))
+    }
+
+    /// The same, with their prefixes.
+    pub fn covering_sets(&self, service: ServiceId) -> impl Iterator<Item = (Prefix, &RuleSet)> {
+        self.by_bits.iter().rev().filter_map(move |(bits, sets)| {
+            let prefix = Prefix::new(service, *bits);
+            sets.get(&prefix.id).map(|set| (prefix, set))
+        })
     }
 
     /// The rules of the longest prefix that covers `service`.

@@ -98,6 +98,7 @@ impl Collector for Figures {
                 "Proved messages of set-up from another place than where their sender's flows go",
                 core.elsewhere,
             ),
+            ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
             ("resets", "TCP connections of programs reset because their flow failed", core.resets),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -148,6 +149,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         .core
         .0
         .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.associations().count(), sal.source_count()));
+    let rules = agent.core.0.with_sal(|sal, _| sal.rule_count());
     let (programs, sockets, bound) = agent.active.counts();
     let (names, instances) = agent.spreads.counts();
     for (name, help, value) in [
@@ -157,6 +159,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         ("associations", "Hosts that this host shares keys with", associations),
         ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
         ("services", "Services published by this host", agent.services.list().len()),
+        ("rules", "Rules of the service table", rules),
         ("programs", "Programs that were started for a name", programs),
         ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
         ("bound_sockets", "Sockets that their programs have bound to names", bound),

@@ -3,27 +3,28 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use margay_core::AssociationSetup;
-use margay_core::certificate::{TrustAnchor, decode_chain};
+use margay_core::certificate::decode_chain;
 use margay_core::key::{HostPublic, VerifyingKey};
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::table::{Action, NextHop, Rule, RuleId};
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
-use super::proto::{self, Code, from_host, from_router};
+use super::meeting::{meet, refused};
+use super::proto::{self, from_host, from_router};
 use super::retry::Retries;
 use super::silence::Silence;
-use super::stream::{Reader, StreamError, Writer, open, read_all};
-use super::{Instance, Local, VERSION};
-use crate::store::{Joined, Store};
-use crate::token::{TokenHash, TokenSecret};
+use super::stream::{StreamError, Writer, read_all};
+use super::trace::{self, Desk, Question, TraceError, Tracer};
+use super::{Instance, Local};
+use crate::api::v1::TraceHop;
+use crate::store::Store;
+use crate::token::TokenSecret;
 use crate::{Clock, SalControl, entropy};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -130,6 +131,7 @@ enum Order {
     Resolve(ServiceId, oneshot::Sender<Vec<Instance>>),
     Watch(Prefix),
     EndWatch(Prefix),
+    Trace(Question, oneshot::Sender<Result<oneshot::Receiver<proto::Traced>, TraceError>>),
     Stop,
 }
 
@@ -137,26 +139,29 @@ enum Pending {
     Registered(Prefix),
     Withdrawn(oneshot::Sender<()>),
     Resolved(oneshot::Sender<Vec<Instance>>),
+    Traced(oneshot::Sender<proto::Traced>),
     Membership,
 }
 
 /// What the task and the handle share.
-struct Shared {
-    config: HomeConfig,
-    local: Local,
-    store: Arc<Store>,
-    sal: Arc<dyn SalControl>,
-    clock: Clock,
+pub(super) struct Shared {
+    pub config: HomeConfig,
+    pub local: Local,
+    pub store: Arc<Store>,
+    pub sal: Arc<dyn SalControl>,
+    pub clock: Clock,
     wanted: Mutex<BTreeMap<Prefix, Registration>>,
     states: Mutex<BTreeMap<Prefix, RegistrationState>>,
     state: watch::Sender<HomeState>,
     /// Rules that lead to the router, and where they lead.
     rules: Mutex<(Option<SocketAddr>, Vec<RuleId>)>,
-    is_member: Mutex<bool>,
+    pub is_member: Mutex<bool>,
     /// Prefixes of which every change is heard, and what was heard last.
     watched: Mutex<BTreeMap<Prefix, Option<Vec<Instance>>>>,
     /// Rises with everything that is heard of them.
     heard: watch::Sender<u64>,
+    /// What explains first packets on this host, once it is there.
+    tracer: OnceLock<Tracer>,
 }
 
 /// One router of this host, for one authority.
@@ -167,7 +172,7 @@ pub struct Home {
 }
 
 /// Why a stream ended.
-enum End {
+pub(super) enum End {
     Stopped,
     Refused(String),
     Broke(String),
@@ -202,6 +207,7 @@ impl Home {
             is_member,
             watched: Mutex::default(),
             heard: watch::Sender::default(),
+            tracer: OnceLock::new(),
         });
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
@@ -261,6 +267,28 @@ impl Home {
             Ok(Err(_)) => Err(HomeError::Down),
             Ok(Ok(instances)) => Ok(instances),
         }
+    }
+
+    /// What the router would do with a first packet, and those that it would send it to.
+    ///
+    /// # Errors
+    ///
+    /// There is no stream, or no answer, or it is no.
+    pub async fn trace(&self, question: Question) -> Result<Vec<TraceHop>, TraceError> {
+        let limit = question.limit;
+        let (done, asked) = oneshot::channel();
+        self.order(Order::Trace(question, done));
+        match timeout(limit, asked).await {
+            Err(_) => Err(TraceError::Timeout),
+            Ok(Err(_)) => Err(TraceError::Down),
+            Ok(Ok(answer)) => trace::wait(answer?, limit).await,
+        }
+    }
+
+    /// Lets the router ask what this host would do with first packets.
+    pub fn set_tracer(&self, tracer: Tracer) {
+        // Set once, at the start.
+        let _ = self.shared.tracer.set(tracer);
     }
 
     /// Hears of everybody who serves something under a prefix, from now until [`end_watch`](Self::end_watch).
@@ -330,16 +358,14 @@ impl Shared {
     }
 
     /// First packets of this authority's names, and of all others that are not known here, go to the router.
-    fn lead_to(&self, router: SocketAddr) {
+    pub(super) fn lead_to(&self, router: SocketAddr) {
         let mut rules = self.rules.lock();
         if rules.0 == Some(router) {
             return;
         }
         let hop = NextHop { address: router, host: Some(self.config.router_key.id()), router: true };
         let rule = Rule { priority: 0, weight: 1, action: Action::Forward(hop) };
-        let mut id = [0; 32];
-        id[..8].copy_from_slice(&authority_block(&self.config.authority));
-        let own = Prefix::new(ServiceId(id), margay_core::name::AUTHORITY_BITS);
+        let own = Prefix::of_authority(&self.config.authority);
         let everything = Prefix::new(ServiceId([0; 32]), 0);
         let added = [own, everything].into_iter().filter_map(|prefix| match self.sal.add_rule(prefix, rule.clone()) {
             Ok(rule) => Some(rule),
@@ -427,99 +453,6 @@ async fn one_stream(shared: &Arc<Shared>, orders: &mut mpsc::UnboundedReceiver<O
     end
 }
 
-/// Connects, says hello, and is welcomed.
-async fn meet(shared: &Arc<Shared>) -> Result<(Reader, Writer, proto::Welcome), End> {
-    let config = &shared.config;
-    let stream = TcpStream::connect(&config.router_address).await;
-    let stream = stream.map_err(|error| End::Broke(format!("{}: {error}", config.router_address)))?;
-    let router = stream.peer_addr().map_err(|error| End::Broke(error.to_string()))?;
-    let (mut reader, mut writer) = open(stream, &shared.local.host_key, &config.router_key).await?;
-    let mut rng = entropy::rng().map_err(|error| End::Broke(error.to_string()))?;
-    let association_id = rng.u32().max(1);
-    let secret = if *shared.is_member.lock() { None } else { config.secret.as_ref() };
-    let hello = proto::Hello {
-        version: VERSION,
-        secret: secret.map(|secret| secret.as_bytes().to_vec()).unwrap_or_default(),
-        authority: authority_block(&config.authority).to_vec(),
-        epoch: shared.local.epoch,
-        boot_id: shared.local.boot_id.to_vec(),
-        association_id,
-        sal_port: shared.local.sal_port.into(),
-        host_name: shared.local.host_name.clone(),
-        software: shared.local.software.clone(),
-    };
-    writer.write(&proto::FromHost { body: Some(from_host::Body::Hello(hello)) }).await?;
-    let answer: proto::FromRouter = reader.read().await?;
-    let welcome = match answer.body {
-        Some(from_router::Body::Welcome(welcome)) => welcome,
-        Some(from_router::Body::Refusal(refusal)) => return Err(refused(&refusal)),
-        _ => return Err(StreamError::Garbage.into()),
-    };
-    adopt(shared, &welcome, association_id, router)?;
-    remember(shared).await?;
-    Ok((reader, writer, welcome))
-}
-
-fn refused(refusal: &proto::Refusal) -> End {
-    match refusal.code() {
-        // These pass by themselves.
-        Code::GoingDown | Code::Superseded | Code::Limit | Code::Store => End::Broke(refusal.text.clone()),
-        _ => End::Refused(refusal.text.clone()),
-    }
-}
-
-/// Makes what the router said true here.
-fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: SocketAddr) -> Result<(), End> {
-    let garbage = || End::from(StreamError::Garbage);
-    let key: [u8; 32] = welcome.association_key[..].try_into().map_err(|_| garbage())?;
-    let hop_key: [u8; 16] = welcome.hop_key[..].try_into().map_err(|_| garbage())?;
-    let sal_port = u16::try_from(welcome.sal_port).map_err(|_| garbage())?;
-    if welcome.version != VERSION || welcome.association_id == 0 {
-        return Err(garbage());
-    }
-    let config = &shared.config;
-    let remote = SocketAddr::new(router.ip(), sal_port);
-    let authority = authority_block(&config.authority);
-    shared.sal.add_trust_anchor(TrustAnchor { authority, key: config.authority_key });
-    shared.sal.set_membership(welcome.membership.clone());
-    shared.sal.install_association(AssociationSetup {
-        host_key: config.router_key.0,
-        key,
-        local_id,
-        remote_id: welcome.association_id,
-        peer_epoch: welcome.epoch,
-        remote,
-        hop_key: Some(hop_key),
-        router: true,
-        initiator: true,
-    });
-    shared.lead_to(remote);
-    Ok(())
-}
-
-/// The token is used: from now on the router knows this host by its key, also after a restart.
-async fn remember(shared: &Arc<Shared>) -> Result<(), End> {
-    if *shared.is_member.lock() {
-        return Ok(());
-    }
-    let config = &shared.config;
-    let joined = Joined {
-        router_key: config.router_key,
-        router_address: config.router_address.clone(),
-        authority: config.authority.clone(),
-        authority_key: config.authority_key,
-        joined_s: shared.clock.unix_s(),
-        token: config.secret.as_ref().map_or(TokenHash([0; 32]), TokenSecret::hash),
-    };
-    let store = Arc::clone(&shared.store);
-    match tokio::task::spawn_blocking(move || store.note_joined(&joined)).await {
-        Ok(Ok(())) => *shared.is_member.lock() = true,
-        Ok(Err(error)) => return Err(End::Broke(error.to_string())),
-        Err(_) => return Err(End::Broke("the store ended badly".to_owned())),
-    }
-    Ok(())
-}
-
 /// One stream while it lasts.
 struct Conversation<'a> {
     shared: &'a Arc<Shared>,
@@ -535,6 +468,9 @@ struct Conversation<'a> {
     retries: Retries,
     /// What was heard of a watched prefix, while more of it is to come.
     parts: BTreeMap<Prefix, Vec<Instance>>,
+    /// The router answers questions about first packets, and has its own answered.
+    traces: bool,
+    desk: Desk,
 }
 
 impl<'a> Conversation<'a> {
@@ -551,6 +487,8 @@ impl<'a> Conversation<'a> {
             membership_renewal_s: 0,
             retries: Retries::default(),
             parts: BTreeMap::new(),
+            traces: welcome.traces,
+            desk: Desk::new(authority_block(&shared.config.authority), shared.config.router_key.id()),
         };
         this.plan_membership(&welcome.membership);
         this
@@ -597,6 +535,7 @@ impl<'a> Conversation<'a> {
                     None | Some(Order::Stop) => return End::Stopped,
                     Some(order) => self.carry_out(order).await,
                 },
+                answer = self.desk.answered() => self.send(from_host::Body::Traced(answer)).await,
                 answer = answers.recv() => {
                     silence.broken();
                     match answer {
@@ -685,8 +624,25 @@ impl<'a> Conversation<'a> {
             }
             Order::Watch(prefix) => self.watch(prefix, false).await,
             Order::EndWatch(prefix) => self.watch(prefix, true).await,
+            Order::Trace(question, done) => self.ask_trace(&question, done).await,
             Order::Stop => Ok(()),
         }
+    }
+
+    async fn ask_trace(
+        &mut self,
+        question: &Question,
+        done: oneshot::Sender<Result<oneshot::Receiver<proto::Traced>, TraceError>>,
+    ) -> Result<(), StreamError> {
+        if !self.traces {
+            // Whoever asked has stopped waiting.
+            let _ = done.send(Err(TraceError::Older));
+            return Ok(());
+        }
+        let (sender, answer) = oneshot::channel();
+        let request = self.request(Pending::Traced(sender));
+        let _ = done.send(Ok(answer));
+        self.send(from_host::Body::Trace(question.written(request))).await
     }
 
     async fn watch(&mut self, prefix: Prefix, ends: bool) -> Result<(), StreamError> {
@@ -746,6 +702,13 @@ impl<'a> Conversation<'a> {
                 }
             }
             Body::Watched(watched) => self.heard(watched),
+            Body::Traced(answer) => {
+                if let Some(Pending::Traced(done)) = self.pending.remove(&answer.request) {
+                    // Whoever asked has stopped waiting.
+                    let _ = done.send(answer);
+                }
+            }
+            Body::Trace(asked) => self.desk.take(self.shared.tracer.get(), asked),
             Body::Membership(answer) => {
                 self.pending.remove(&answer.request);
                 self.plan_membership(&answer.chain);

@@ -1,19 +1,21 @@
 //! Hosts register with service routers over one authenticated stream; its lease decides about *new* connections only
 //! (DESIGN §7, §8).
 //!
-//! [`stream`] is the transport, [`host`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
+//! [`stream`] is the transport, [`host`] the host's end, [`meeting`] how it begins, [`router`] the router's, [`roll`] who is registered there now,
 //! [`partition`] and [`allotment`] who holds which part of a service, [`retry`] what a refused host does, [`silence`] when either
-//! end counts the other as gone.
+//! end counts the other as gone, [`trace`] what either end asks the other of a first packet's way.
 
 mod allotment;
 mod host;
 mod instance;
+mod meeting;
 pub mod partition;
 mod retry;
 mod roll;
 mod router;
 mod silence;
 mod stream;
+mod trace;
 
 use margay_core::key::HostSecret;
 
@@ -21,6 +23,7 @@ pub use host::{Acknowledgement, Home, HomeConfig, HomeError, HomeState, Phase, R
 pub use instance::Instance;
 pub use roll::{OwnService, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
+pub use trace::{HOPS_MAX, Question, TraceError, Tracer};
 
 /// Messages of `proto/registration.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]

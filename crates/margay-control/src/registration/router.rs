@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
@@ -20,7 +20,9 @@ use super::proto::{self, Code, from_host, from_router};
 use super::roll::{Leave, OwnService, Place, Roll, RollError, Seat, Terms};
 use super::silence::Silence;
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
+use super::trace::{self, Desk, Lines, Question, TraceError, Tracer};
 use super::{Instance, Local, VERSION};
+use crate::api::v1::TraceHop;
 use crate::keyring::Keyring;
 use crate::store::{AdmitError, Member, MemberKey, NameError, Store};
 use crate::token::hash_secret;
@@ -79,6 +81,10 @@ struct Shared {
     sal: Arc<dyn SalControl>,
     clock: Clock,
     roll: Mutex<Roll>,
+    /// How hosts are asked.
+    lines: Mutex<Lines>,
+    /// What explains first packets on this host, once it is there.
+    tracer: OnceLock<Tracer>,
     strangers: Mutex<HashMap<IpAddr, usize>>,
     stopping: watch::Sender<bool>,
 }
@@ -125,6 +131,8 @@ impl Router {
             sal,
             clock,
             roll: Mutex::default(),
+            lines: Mutex::default(),
+            tracer: OnceLock::new(),
             strangers: Mutex::default(),
             stopping: watch::channel(false).0,
         });
@@ -177,9 +185,30 @@ impl Router {
         self.shared.roll.lock().set_own(own, &*self.shared.sal);
     }
 
+    /// What a host that is registered here would do with a first packet, and those that it would send it to.
+    ///
+    /// # Errors
+    ///
+    /// It is not registered for the name's authority, or there is no answer, or it is no.
+    pub async fn trace(&self, host: HostId, question: &Question) -> Result<Vec<TraceHop>, TraceError> {
+        let answer = self.shared.lines.lock().ask(host, question)?;
+        trace::wait(answer, question.limit).await
+    }
+
+    /// Lets hosts ask what this router would do with first packets.
+    pub fn set_tracer(&self, tracer: Tracer) {
+        // Set once, at the start.
+        let _ = self.shared.tracer.set(tracer);
+    }
+
     /// SAL address of a host, if its stream is up.
     pub fn connected(&self, host: HostId) -> Option<SocketAddr> {
         self.shared.roll.lock().address_of(host)
+    }
+
+    /// The host whose stream is up at a SAL address, and what it calls itself.
+    pub fn host_at(&self, address: SocketAddr) -> Option<(HostId, String)> {
+        self.shared.roll.lock().host_at(address)
     }
 
     /// Hosts whose stream is up.
@@ -317,6 +346,10 @@ impl From<NameError> for No {
     }
 }
 
+fn answer_of(body: from_router::Body) -> proto::FromRouter {
+    proto::FromRouter { body: Some(body) }
+}
+
 fn invalid(text: &str) -> No {
     No(Code::Invalid, text.to_owned())
 }
@@ -365,6 +398,9 @@ struct Guest {
     welcome: proto::Welcome,
     /// What the host watches, and what it was told last.
     watches: BTreeMap<Prefix, Option<Vec<Instance>>>,
+    /// The host answers questions about first packets, and has its own answered.
+    traces: bool,
+    desk: Desk,
 }
 
 impl Guest {
@@ -423,21 +459,25 @@ impl Guest {
             unix_s,
             lease_ms: shared.config.lease_ms,
             heartbeat_ms: shared.config.heartbeat_ms,
+            traces: true,
         };
+        let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
-        Ok(Self { shared: Arc::clone(shared), host, member, place, seat, welcome, watches: BTreeMap::new() })
+        let (shared, watches) = (Arc::clone(shared), BTreeMap::new());
+        Ok(Self { shared, host, member, place, seat, welcome, watches, traces, desk })
     }
 
     /// Answers the host until it is gone; says why it is.
     async fn hold(mut self, reader: Reader, mut writer: Writer) -> (Leave, String) {
         let lease = Duration::from_millis(self.shared.config.lease_ms.into());
         let welcome = std::mem::take(&mut self.welcome);
-        let welcome = proto::FromRouter { body: Some(from_router::Body::Welcome(welcome)) };
+        let welcome = answer_of(from_router::Body::Welcome(welcome));
         if let Err(error) = writer.write(&welcome).await {
             return (Leave::Ended, error.to_string());
         }
         let (sender, mut messages) = tokio::sync::mpsc::channel(64);
         let reading = tokio::spawn(read_all(reader, sender));
+        let mut questions = self.shared.lines.lock().open(self.place, self.seat.stream, self.traces);
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
         let (mut silence, sweep_at) = (Silence::new(lease), Instant::now() + lease);
         let mut swept = false;
@@ -467,6 +507,8 @@ impl Guest {
                         self.answer(message).await
                     }
                 },
+                answer = self.desk.answered() => vec![answer_of(from_router::Body::Traced(answer))],
+                Some(question) = questions.recv() => vec![question],
                 // The sender lives in the roll, which this stream holds.
                 _ = changes.changed(), if !self.watches.is_empty() => self.news(),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
@@ -478,6 +520,7 @@ impl Guest {
             }
         };
         reading.abort();
+        self.shared.lines.lock().close(self.place, self.seat.stream);
         gone
     }
 
@@ -523,9 +566,17 @@ impl Guest {
                 Ok(chain) => Answer::Membership(proto::Membership { request: asked.request, chain }),
                 Err(no) => return vec![refusal(asked.request, no)],
             },
+            Some(Asked::Trace(asked)) => {
+                self.desk.take(self.shared.tracer.get(), asked);
+                return Vec::new();
+            }
+            Some(Asked::Traced(answer)) => {
+                self.shared.lines.lock().answered(self.place, answer);
+                return Vec::new();
+            }
             Some(Asked::Hello(_)) | None => return vec![refusal(0, invalid("the message makes no sense here"))],
         };
-        vec![proto::FromRouter { body: Some(body) }]
+        vec![answer_of(body)]
     }
 
     fn watch(&mut self, asked: &proto::Watch) -> Result<(), No> {

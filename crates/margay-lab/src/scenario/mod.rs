@@ -39,6 +39,7 @@ mod round_trips;
 mod secure_throughput;
 mod setup_latency;
 pub mod site;
+mod trace;
 mod up_down;
 
 use std::path::Path;
@@ -144,6 +145,7 @@ pub const ALL: &[Scenario] = &[
     hijack::SCENARIO,
     model::SCENARIO,
     bad_weather::SCENARIO,
+    trace::SCENARIO,
 ];
 
 /// The scenario of this name.

@@ -14,7 +14,7 @@ use crate::lab::Lab;
 use crate::program::wait_for;
 use crate::report::Limit::{AtLeast, Exactly};
 use crate::report::{Bound, bound};
-use crate::server::{Nginx, fetch_text};
+use crate::server::{Nginx, echo, fetch_text};
 use crate::topology::Topology;
 
 /// The scenario.
@@ -76,6 +76,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     fall_back(&lab, findings)?;
     discarded(&lab, findings)?;
     nowhere(&lab, findings)?;
+    refused(&lab)?;
+    datagrams(&lab)?;
     kept(lab.host("client")?)?;
     dead_router(&lab, findings)
 }
@@ -226,6 +228,59 @@ fn nowhere(lab: &Lab, findings: &mut Findings) -> Result<()> {
         &["nobody there can be asked", "is not tagged"],
     );
     Ok(())
+}
+
+/// Orders that make no sense are refused in words that name what is wrong, and change nothing.
+fn refused(lab: &Lab) -> Result<()> {
+    let client = lab.host("client")?;
+    let own = client.plan.address().context("the client has no address")?.to_string();
+    let before = margay(client, ["route", "list", "--json"])?.matches("\"id\"").count();
+    for (words, part) in [
+        ("web drop", "`web` has no authority"),
+        ("sid:0g/64 drop", "character 6 of `sid:0g/64`"),
+        ("web.shpo drop", "belongs to: shop"),
+        ("sid:01/8 drop", "names of many authorities"),
+        ("web.shop forward 10.1.0.300", "`10.1.0.300` is no address of a next hop"),
+        ("web.shop forward 10.1.0.9:0", "10.1.0.9:0 has no port"),
+        ("web.shop forward 255.255.255.255", "is no host's own address"),
+        (&format!("web.shop forward {own}"), "is this host itself"),
+        ("web.shop forward 10.1.0.9 --weight 65536", "--weight 65536"),
+        ("web.shop drop --idle-timeout 0s", "--idle-timeout 0"),
+        ("web.shop drop --hard-timeout 0s", "--hard-timeout 0"),
+    ] {
+        let error = margay(client, ["route", "add"].into_iter().chain(words.split(' ')));
+        let error = error.err().with_context(|| format!("`route add {words}` is taken"))?.to_string();
+        // The terminal's width may break the sentence anywhere.
+        let plain = |text: &str| text.replace(['│', '\n', ' '], "");
+        ensure!(plain(&error).contains(&plain(part)), "`route add {words}`: {error}");
+    }
+    let after = margay(client, ["route", "list", "--json"])?.matches("\"id\"").count();
+    ensure!(before == after, "there are {after} rules, not {before}");
+    Ok(())
+}
+
+/// Datagrams of an unconnected socket obey a rule of their own host, too, from soon after it is given until it is gone.
+fn datagrams(lab: &Lab) -> Result<()> {
+    const ASK: &str = "import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(0.4)
+s.sendto(b'hello', (socket.gethostbyname('echo.shop.sal.internal'), 7))
+sys.exit(0 if s.recv(100) else 1)";
+    let (client, web1) = (lab.host("client")?, lab.host("web1")?);
+    let _echo = echo(web1, &["0.0.0.0:7".parse()?])?;
+    agent::publish(web1, "echo.shop", "0.0.0.0:7", &["--protocol", "udp"])?;
+    let is_answered = || client.run(["python3", "-c", ASK]).is_ok();
+    let until = |wanted: bool| {
+        wait_for("datagrams that are answered, or not", LIMIT, || {
+            ensure!(is_answered() == wanted, "they are{} answered", if wanted { " not" } else { "" });
+            Ok(())
+        })
+    };
+    until(true)?;
+    let id = rule_id(&margay(client, ["route", "add", "echo.shop", "drop", "--json"])?)?;
+    until(false)?;
+    margay(client, ["route", "delete", &id.to_string()])?;
+    until(true)
 }
 
 /// A rule outlives the agent, and one whose time is not over yet keeps the rest of it.

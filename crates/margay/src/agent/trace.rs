@@ -11,7 +11,7 @@ use margay_control::api::v1::{EndedRouteInfo, RouteInfo, TraceHop, TraceRule};
 use margay_control::registration::{HOPS_MAX, Question, TraceError, Tracer};
 use margay_core::explain::{Probe, Unusable, Verdict};
 use margay_core::key::HostId;
-use margay_core::name::authority_block;
+use margay_core::name::{Prefix, authority_block};
 use margay_core::table::{Action, Allow, AllowItem, Demux, NextHop};
 
 use super::Agent;
@@ -99,7 +99,7 @@ fn explain(agent: &Agent, question: &Question, own: bool) -> Explained {
 
 /// This host as a hop, and what comes after it.
 fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained) -> (TraceHop, Next) {
-    let known = Known::of(agent, None);
+    let known = Known::of(agent, None, Some(&Prefix::from(question.service)));
     let mut hop = TraceHop {
         host_id: agent.identity.host_id().to_string(),
         host_name: agent.local.host_name.clone(),
@@ -299,20 +299,22 @@ fn unasked(host: Option<HostId>, name: String, address: SocketAddr, why: &str) -
 /// The host at a next hop, and what people call it.
 fn whose(agent: &Agent, to: &NextHop) -> Option<(HostId, String)> {
     let homes = agent.services.homes();
-    let by_address = |host: HostId| {
-        agent.core.0.with_sal(|sal, _| sal.associations().any(|one| one.host == host && one.remote == to.address))
+    let is_there = |host: HostId| match to.host {
+        Some(known) => known == host,
+        None => {
+            agent.core.0.with_sal(|sal, _| sal.associations().any(|one| one.host == host && one.remote == to.address))
+        }
     };
-    if let Some(host) = to.host {
-        let router = homes.iter().find(|home| home.config().router_key.id() == host);
-        let name =
-            router.map_or_else(|| Known::of(agent, None).host_name(host), |home| home.config().router_address.clone());
-        return Some((host, name));
-    }
-    let router = homes.iter().find(|home| by_address(home.config().router_key.id()));
-    if let Some(home) = router {
+    if let Some(home) = homes.iter().find(|home| is_there(home.config().router_key.id())) {
         return Some((home.config().router_key.id(), home.config().router_address.clone()));
     }
-    agent.router.as_ref()?.host_at(to.address)
+    let registered = agent.router.as_ref().and_then(|router| router.host_at(to.address));
+    match (to.host, registered) {
+        (Some(host), Some((found, name))) if found == host => Some((host, name)),
+        // It has left just now; whoever is asked says so.
+        (Some(host), _) => Some((host, String::new())),
+        (None, registered) => registered,
+    }
 }
 
 async fn ask(agent: &Agent, host: HostId, question: Question) -> Result<Vec<TraceHop>, TraceError> {

@@ -3,11 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::api::v1::{
     EndedRouteInfo, RouteAddReply, RouteAddRequest, RouteChangeRequest, RouteDeleteReply, RouteInfo, RouteListReply,
 };
+use margay_control::registration::Router;
 use margay_control::store::StoredRule;
 use margay_core::key::HostId;
 use margay_core::lifetime::{Ends, Expiry};
@@ -62,7 +64,8 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouteListReply, Status> 
     });
     rules.sort_by_key(|found| (Reverse(found.prefix.bits), found.prefix.id, Reverse(found.rule.priority), found.id));
     let covers = |rule: &StoredRule| wanted.as_ref().is_none_or(|name| rule.prefix.contains(&name.service_id()));
-    let known = Known::of(agent, wanted.as_ref());
+    let about = wanted.as_ref().map(|name| Prefix::from(name.service_id()));
+    let known = Known::of(agent, wanted.as_ref(), about.as_ref());
     let ended = agent.rules.ended().into_iter().filter(|ended| covers(&ended.rule));
     Ok(RouteListReply {
         routes: rules.iter().map(|found| known.route(found)).collect(),
@@ -164,7 +167,8 @@ fn info(agent: &Agent, id: RuleId) -> Option<RouteInfo> {
         let (prefix, rule) = sal.rule(id)?;
         Some(Found::of(sal, prefix, id, rule))
     });
-    Some(Known::of(agent, None).route(&found?))
+    let found = found?;
+    Some(Known::of(agent, None, Some(&found.prefix)).route(&found))
 }
 
 /// What people call prefixes and hosts, as far as this host knows.
@@ -172,13 +176,15 @@ pub(in crate::agent) struct Known<'a> {
     agent: &'a Agent,
     names: HashMap<Prefix, String>,
     hosts: HashMap<HostId, String>,
-    addresses: HashMap<SocketAddr, HostId>,
 }
 
 impl<'a> Known<'a> {
-    /// From what it publishes, what is registered here, the operator's rules, and what was asked for.
-    pub fn of(agent: &'a Agent, wanted: Option<&Name>) -> Self {
-        let registered = agent.router.as_ref().map(|router| router.instances()).unwrap_or_default();
+    /// From what it publishes, what is registered here, the operator's rules, and what was asked for. With `about` only what concerns
+    /// names under that prefix, which is soon found where much is registered.
+    pub fn of(agent: &'a Agent, wanted: Option<&Name>, about: Option<&Prefix>) -> Self {
+        let under =
+            |router: &Arc<Router>| about.map_or_else(|| router.instances(), |about| router.instances_under(about));
+        let registered = agent.router.as_ref().map(under).unwrap_or_default();
         let named = |name: &Name| (name.prefix(), name.written().to_owned());
         let own = agent.services.list();
         let of_authority = |authority: String| (Prefix::of_authority(&authority), format!("*.{authority}"));
@@ -189,20 +195,16 @@ impl<'a> Known<'a> {
             agent,
             names: names.collect(),
             hosts: registered.iter().map(|one| (one.host, one.host_name.clone())).collect(),
-            addresses: registered.iter().map(|one| (one.address, one.host)).collect(),
         }
-    }
-
-    /// What people call a host; empty where nobody has said.
-    pub fn host_name(&self, host: HostId) -> String {
-        self.hosts.get(&host).cloned().unwrap_or_default()
     }
 
     fn set_host(&self, info: &mut RouteInfo, address: SocketAddr, host: Option<HostId>) {
         info.to = address.to_string();
-        if let Some(host) = host.or_else(|| self.addresses.get(&address).copied()) {
-            info.host_id = host.to_string();
-            info.host_name = self.host_name(host);
+        let named = host.and_then(|host| Some((host, self.hosts.get(&host)?.clone())));
+        let there =
+            || self.agent.router.as_ref()?.host_at(address).filter(|(found, _)| host.is_none_or(|host| host == *found));
+        if let Some((host, name)) = named.or_else(there).or(host.map(|host| (host, String::new()))) {
+            (info.host_id, info.host_name) = (host.to_string(), name);
         }
     }
 

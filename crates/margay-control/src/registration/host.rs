@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -162,6 +163,7 @@ pub(super) struct Shared {
     heard: watch::Sender<u64>,
     /// What explains first packets on this host, once it is there.
     tracer: OnceLock<Tracer>,
+    traces_refused: AtomicU64,
 }
 
 /// One router of this host, for one authority.
@@ -208,6 +210,7 @@ impl Home {
             watched: Mutex::default(),
             heard: watch::Sender::default(),
             tracer: OnceLock::new(),
+            traces_refused: AtomicU64::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
@@ -283,6 +286,11 @@ impl Home {
             Ok(Err(_)) => Err(TraceError::Down),
             Ok(Ok(answer)) => trace::wait(answer?, limit).await,
         }
+    }
+
+    /// Questions of the router about first packets that were refused.
+    pub fn traces_refused(&self) -> u64 {
+        self.shared.traces_refused.load(Ordering::Relaxed)
     }
 
     /// Lets the router ask what this host would do with first packets.
@@ -708,7 +716,11 @@ impl<'a> Conversation<'a> {
                     let _ = done.send(answer);
                 }
             }
-            Body::Trace(asked) => self.desk.take(self.shared.tracer.get(), asked),
+            Body::Trace(asked) => {
+                if !self.desk.take(self.shared.tracer.get(), asked) {
+                    self.shared.traces_refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
             Body::Membership(answer) => {
                 self.pending.remove(&answer.request);
                 self.plan_membership(&answer.chain);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -85,6 +86,7 @@ struct Shared {
     lines: Mutex<Lines>,
     /// What explains first packets on this host, once it is there.
     tracer: OnceLock<Tracer>,
+    traces_refused: AtomicU64,
     strangers: Mutex<HashMap<IpAddr, usize>>,
     stopping: watch::Sender<bool>,
 }
@@ -133,6 +135,7 @@ impl Router {
             roll: Mutex::default(),
             lines: Mutex::default(),
             tracer: OnceLock::new(),
+            traces_refused: AtomicU64::default(),
             strangers: Mutex::default(),
             stopping: watch::channel(false).0,
         });
@@ -193,6 +196,11 @@ impl Router {
     pub async fn trace(&self, host: HostId, question: &Question) -> Result<Vec<TraceHop>, TraceError> {
         let answer = self.shared.lines.lock().ask(host, question)?;
         trace::wait(answer, question.limit).await
+    }
+
+    /// Questions of hosts about first packets that were refused.
+    pub fn traces_refused(&self) -> u64 {
+        self.shared.traces_refused.load(Ordering::Relaxed)
     }
 
     /// Lets hosts ask what this router would do with first packets.
@@ -567,7 +575,9 @@ impl Guest {
                 Err(no) => return vec![refusal(asked.request, no)],
             },
             Some(Asked::Trace(asked)) => {
-                self.desk.take(self.shared.tracer.get(), asked);
+                if !self.desk.take(self.shared.tracer.get(), asked) {
+                    self.shared.traces_refused.fetch_add(1, Ordering::Relaxed);
+                }
                 return Vec::new();
             }
             Some(Asked::Traced(answer)) => {

@@ -527,6 +527,7 @@ async fn questions_that_nobody_may_ask_are_refused_and_the_stream_lives() {
         assert!(answered < 1000, "nothing stops it");
     }
     assert!(answered >= 6, "{answered}");
+    assert_eq!(at.traces_refused(), 5);
     let stranger = at.trace(router.local.host_key.public().id(), &question("web.shop", &[&router])).await;
     assert_eq!(stranger, Err(TraceError::Down));
     assert_eq!((home.state().phase, at.host_count()), (Phase::Connected, 1));

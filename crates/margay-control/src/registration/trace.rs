@@ -170,13 +170,15 @@ impl Desk {
     }
 
     /// Takes a question; it is answered while the stream goes on. Beyond the bounds the answer is no, and where even that finds no room
-    /// the asker's own limit ends it.
-    pub fn take(&mut self, tracer: Option<&Tracer>, asked: proto::Trace) {
+    /// the asker's own limit ends it. False if it is no.
+    pub fn take(&mut self, tracer: Option<&Tracer>, asked: proto::Trace) -> bool {
         let request = asked.request;
-        if let Err(no) = self.begin(tracer, asked) {
+        let begun = self.begin(tracer, asked);
+        if let Err(no) = begun {
             let refused = proto::Traced { request, hops: Vec::new(), refused: no.to_owned() };
             let _ = self.sender.try_send(refused);
         }
+        begun.is_ok()
     }
 
     fn begin(&mut self, tracer: Option<&Tracer>, asked: proto::Trace) -> Result<(), &'static str> {

@@ -98,6 +98,7 @@ impl Collector for Figures {
                 "Proved messages of set-up from another place than where their sender's flows go",
                 core.elsewhere,
             ),
+            ("traces_refused", "Questions of other hosts about first packets that were refused", traces_refused(agent)),
             ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
             ("resets", "TCP connections of programs reset because their flow failed", core.resets),
         ] {
@@ -141,6 +142,12 @@ fn of_router(router: &registration::Router, encoder: &mut DescriptorEncoder<'_>)
     ConstCounter::new(router.partitions_moved()).encode(metric)?;
     let left = router.instances_left().map(|(why, count)| (why.to_owned(), count));
     family(encoder, "instances_left", "Instances that this router lists no longer", "reason", left.into())
+}
+
+/// By either end of a registration.
+fn traces_refused(agent: &Agent) -> u64 {
+    let by_router = agent.router.as_ref().map_or(0, |router| router.traces_refused());
+    agent.services.homes().iter().map(|home| home.traces_refused()).sum::<u64>() + by_router
 }
 
 /// How much there is of what.

@@ -342,7 +342,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use margay_core::AssociationSetup;
-    use margay_core::certificate::TrustAnchor;
+    use margay_core::certificate::{Revocation, TrustAnchor};
     use margay_core::name::Prefix;
     use margay_core::table::{Rule, RuleId, TableError};
 
@@ -368,6 +368,7 @@ mod tests {
     impl SalControl for Recorder {
         fn install_association(&self, _setup: AssociationSetup) {}
         fn add_trust_anchor(&self, _anchor: TrustAnchor) {}
+        fn revoke(&self, _: Revocation) {}
         fn set_membership(&self, _chain: Vec<u8>) {}
         fn set_service_certificate(&self, _prefix: Prefix, _chain: Vec<u8>) {}
         fn add_rule(&self, _prefix: Prefix, _rule: Rule) -> Result<RuleId, TableError> {

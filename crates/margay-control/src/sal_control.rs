@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use margay_core::AssociationSetup;
-use margay_core::certificate::TrustAnchor;
+use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::table::{Rule, RuleId, TableError};
 
@@ -14,6 +14,8 @@ pub trait SalControl: Send + Sync + 'static {
     fn install_association(&self, setup: AssociationSetup);
     /// See [`margay_core::Sal::add_trust_anchor`].
     fn add_trust_anchor(&self, anchor: TrustAnchor);
+    /// See [`margay_core::Sal::revoke`].
+    fn revoke(&self, revocation: Revocation);
     /// See [`margay_core::Sal::set_membership`].
     fn set_membership(&self, chain: Vec<u8>);
     /// See [`margay_core::Sal::set_service_certificate`]; an empty chain takes it away.

@@ -29,7 +29,7 @@ const TEXT_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// Something else altogether.
-    #[error("a join token begins with `{PREFIX}`; make one on the router with `margay token create`")]
+    #[error("a join token begins with `{PREFIX}`; make one on the router with `margay id token create`")]
     NotAToken,
     /// A character that tokens do not have.
     #[error(

@@ -77,6 +77,9 @@ pub enum CertificateError {
     /// Not signed by who is named.
     #[error("the signature on its certificate is wrong")]
     BadSignature,
+    /// Its host was put out of the authority after it was made.
+    #[error("its host was put out of the authority; it needs a new join token from a router of it")]
+    Revoked,
     /// Signed by someone who may not.
     #[error("its certificate was not signed by the authority of the name, nor by the key that the name certifies")]
     NotTrusted,
@@ -252,6 +255,20 @@ pub struct TrustAnchor {
     pub key: VerifyingKey,
 }
 
+/// A host was put out of its authority: what the authority has signed for it until then holds no longer, although its time is not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revocation {
+    /// The authority's block.
+    pub authority: [u8; 8],
+    /// The host's key.
+    pub host_key: [u8; 32],
+    /// What ends later was made after it, for a host that was let in again. After this time there is nothing left to revoke.
+    pub until_s: u64,
+}
+
+/// Revocations that a host remembers. Of more, those that end first are forgotten.
+pub const REVOCATIONS_MAX: usize = 1024;
+
 /// What is known of a host's right to answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Authenticated {
@@ -283,6 +300,7 @@ pub struct Membership {
 #[derive(Clone, Debug, Default)]
 pub struct TrustStore {
     anchors: Vec<TrustAnchor>,
+    revoked: Vec<Revocation>,
     checked: CheckedSignatures,
 }
 
@@ -297,6 +315,35 @@ impl TrustStore {
     /// Whether nobody is trusted.
     pub fn is_empty(&self) -> bool {
         self.anchors.is_empty()
+    }
+
+    /// Believes no more what an authority signed for a host that it has put out.
+    pub fn revoke(&mut self, revocation: Revocation, unix_s: u64) {
+        let is_same =
+            |known: &Revocation| (known.authority, known.host_key) == (revocation.authority, revocation.host_key);
+        self.revoked
+            .retain(|known| known.until_s >= unix_s && !(is_same(known) && known.until_s <= revocation.until_s));
+        if self.revoked.iter().any(is_same) {
+            return;
+        }
+        self.revoked.push(revocation);
+        if self.revoked.len() > REVOCATIONS_MAX
+            && let Some(first) = (0..self.revoked.len()).min_by_key(|at| self.revoked[*at].until_s)
+        {
+            self.revoked.swap_remove(first);
+        }
+    }
+
+    /// How many revocations are remembered.
+    pub fn revocations(&self) -> usize {
+        self.revoked.len()
+    }
+
+    fn check_revocation(&self, authority: [u8; 8], leaf: &Certificate) -> Result<(), CertificateError> {
+        let is_revoked = |known: &Revocation| {
+            known.authority == authority && known.host_key == leaf.host_key && leaf.not_after_s <= known.until_s
+        };
+        if self.revoked.iter().any(is_revoked) { Err(CertificateError::Revoked) } else { Ok(()) }
     }
 
     fn trusts(&self, authority: [u8; 8], key: &VerifyingKey) -> bool {
@@ -327,6 +374,9 @@ impl TrustStore {
             return if is_known { Err(CertificateError::NotTrusted) } else { Ok(Authenticated::No) };
         }
         let leaf = check_chain(&chain, &mut self.checked, host_key, unix_s)?;
+        if !is_own_key {
+            self.check_revocation(service.authority(), leaf)?;
+        }
         let is_for_name = leaf.kind == CertificateKind::Service && leaf.prefix.contains(service);
         if is_for_name { Ok(Authenticated::Yes) } else { Err(CertificateError::WrongPrefix) }
     }
@@ -349,6 +399,7 @@ impl TrustStore {
         if !self.trusts(authority, &root.issuer) {
             return Err(CertificateError::NotTrusted);
         }
+        self.check_revocation(authority, leaf)?;
         // Membership is of a whole authority or of a part of it, never of more.
         if leaf.kind != CertificateKind::Member || leaf.prefix.bits < 64 || leaf.prefix.bits > SERVICE_BITS {
             return Err(CertificateError::WrongPrefix);
@@ -459,6 +510,37 @@ mod tests {
         narrow.prefix = Prefix::new("mail.shop".parse::<Name>().expect("literal").service_id(), 96);
         let bad = encode_chain(&[narrow.sign(&key(1)), leaf]);
         assert_eq!(store().verify_service(&bad, &service(), &HOST, 150), Err(CertificateError::NotTrusted));
+    }
+
+    #[test]
+    fn what_a_host_was_given_before_it_was_put_out_holds_no_longer() {
+        let mut trust = store();
+        let answers = |trust: &mut TrustStore, end: u64| {
+            let made = |kind| Certificate { not_after_s: end, ..certificate(kind, 96) };
+            let (service_chain, member) = (one(made(CertificateKind::Service)), one(made(CertificateKind::Member)));
+            (
+                trust.verify_service(&service_chain, &service(), &HOST, 150).err(),
+                trust.verify_member(&member, &HOST, 150).err(),
+            )
+        };
+        let revocation = Revocation { authority: service().authority(), host_key: HOST, until_s: 200 };
+        trust.revoke(Revocation { authority: [1; 8], ..revocation }, 150);
+        trust.revoke(Revocation { host_key: [1; 32], ..revocation }, 150);
+        assert_eq!(answers(&mut trust, 200), (None, None), "others are put out");
+        trust.revoke(revocation, 150);
+        trust.revoke(Revocation { until_s: 180, ..revocation }, 150);
+        let revoked = Some(CertificateError::Revoked);
+        assert_eq!(answers(&mut trust, 200), (revoked, revoked));
+        assert_eq!(answers(&mut trust, 201), (None, None), "it was let in again");
+        assert_eq!(trust.revocations(), 3);
+        for number in 0..=REVOCATIONS_MAX as u64 {
+            let mut host_key = [9; 32];
+            host_key[..8].copy_from_slice(&number.to_be_bytes());
+            trust.revoke(Revocation { host_key, until_s: 300, ..revocation }, 150);
+        }
+        assert_eq!(trust.revocations(), REVOCATIONS_MAX);
+        trust.revoke(revocation, 400);
+        assert_eq!(trust.revocations(), 1, "their time is over");
     }
 
     #[test]

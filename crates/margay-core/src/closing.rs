@@ -312,10 +312,7 @@ impl Sal {
                     self.send_syn(now, id);
                 }
             }
-            Setup::Initiator(_) => {
-                let why = "nobody answered in time; `margay check` looks for the cause";
-                self.fail_connecting(id, Unreachable::Host, why);
-            }
+            Setup::Initiator(_) => self.give_up_connecting(id),
             Setup::Responder(_) => self.drop_half_open(id),
             Setup::Late(_) => self.retry_ack(now, id),
             Setup::Done => {}

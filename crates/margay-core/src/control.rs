@@ -7,7 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use margay_wire::{FlowId, Kind, Message};
 
 use crate::association::Association;
-use crate::certificate::TrustAnchor;
+use crate::certificate::{Revocation, TrustAnchor};
 use crate::counters::Counters;
 use crate::direct::{Carriage, Why};
 use crate::entry::Passage;
@@ -51,6 +51,27 @@ impl Sal {
     /// Trusts an authority's key for its block of names.
     pub fn add_trust_anchor(&mut self, anchor: TrustAnchor) {
         self.trust.add(anchor);
+    }
+
+    /// Believes no more what an authority signed for a host that it has put out. Flows that are bound go on (DESIGN §3.9); new ones, either way,
+    /// are refused.
+    pub fn revoke(&mut self, revocation: Revocation) {
+        let unix_s = self.unix_s();
+        self.trust.revoke(revocation, unix_s);
+        let host = HostPublic(revocation.host_key).id();
+        let indices: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
+        for local_id in indices {
+            if let Some(association) = self.associations.get_mut(local_id) {
+                association.membership.take_if(|membership| {
+                    membership.authority == revocation.authority && membership.not_after_s <= revocation.until_s
+                });
+            }
+        }
+    }
+
+    /// How many revocations are remembered.
+    pub fn revocations(&self) -> usize {
+        self.trust.revocations()
     }
 
     /// Sets the encoded certificate chain that shows peers which authority this host belongs to.
@@ -149,8 +170,9 @@ impl Sal {
         if let Some(known) = self.associations.by_host(host) {
             association.membership = known.membership.clone();
             association.rtt = known.rtt;
-            // Where they find each other is told by RSYN; a stream knows no address translators, and may be an old one.
-            if known.flows > 0 {
+            // Where they find each other is told by RSYN; a stream knows no address translators, and may be an old one. It knows
+            // nothing of this host's own address either: where the peer is where it was, that is not found out anew.
+            if known.flows > 0 || known.remote == setup.remote {
                 (association.local, association.remote) = (known.local, known.remote);
                 association.chosen = known.chosen;
             }

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
 use crate::sal::Sal;
+use crate::segment::SEGMENT;
 use crate::table::{Action, Allow, AllowItem, NextHop, Rule, RuleId, SERVICE_PORT};
 
 /// A first packet that nobody sends.
@@ -32,7 +33,7 @@ pub enum Unusable {
     Protocol,
     /// Its listener is for another port.
     Port,
-    /// It leads elsewhere, the packet comes from elsewhere, and this host is no router.
+    /// It leads elsewhere, the packet comes from elsewhere, and this host is no router; or it asks the segment.
     NotForOthers,
 }
 
@@ -72,7 +73,10 @@ impl Sal {
             Action::Demux(demux) if port != SERVICE_PORT && demux.service_port.is_some_and(|wanted| wanted != port) => {
                 Some(Unusable::Port)
             }
-            Action::Forward(_) if !own && !self.config.router => Some(Unusable::NotForOthers),
+            // What others ask for on a segment is passed on by relays, whatever the table says.
+            Action::Forward(hop) if !own && (!self.config.router || hop.address == SEGMENT) => {
+                Some(Unusable::NotForOthers)
+            }
             Action::Demux(_) | Action::Forward(_) | Action::Drop => None,
         }
     }

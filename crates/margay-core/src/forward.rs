@@ -17,7 +17,7 @@ use crate::table::{Action, Resolution};
 use crate::time::Instant;
 
 /// Stands for "the router that sent this": it does not know which of its addresses the next hop sees.
-const VIA_SENDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), margay_wire::PORT);
+pub(crate) const VIA_SENDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), margay_wire::PORT);
 
 impl Sal {
     /// A SYN from the network: for a listener here, to be forwarded, or for nobody.
@@ -31,7 +31,7 @@ impl Sal {
         let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
         let service = ServiceId(resolvable.service);
-        if session.protocol == GREETING {
+        if session.protocol == GREETING && !self.came_to_all {
             return self.handle_greeting(now, from, message, resolvable.nonce, datagram.len());
         }
         if !matches!(session.protocol, 6 | 17) {
@@ -60,6 +60,7 @@ impl Sal {
                 self.table.note_use(now, rule);
                 Err(DropReason::ServiceDrop)
             }
+            Resolution::None if self.came_to_all => self.pass_on(now, from, message, &resolvable, datagram),
             Resolution::None => {
                 self.answer_nobody(now, from, message, &service, datagram);
                 Err(DropReason::NoService)
@@ -69,13 +70,16 @@ impl Sal {
 
     /// Where answers to a resolvable packet go. A reply-to that differs from the sender counts only on a tagged hop.
     pub(crate) fn reply_path(&mut self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> Reply {
-        let Some(reply_to) = resolvable.reply_to else { return Reply { direct: from, via: None } };
+        let Some(reply_to) = resolvable.reply_to else { return Reply::straight(from) };
+        if self.came_to_all {
+            return Reply { direct: reply_to, via: Some(from), is_detour: true };
+        }
         if !self.is_hop_tagged(from, resolvable, datagram) {
             self.counters.drop(DropReason::BadHopTag);
-            return Reply { direct: from, via: None };
+            return Reply::straight(from);
         }
         let via = resolvable.via.filter(|via| !via.ip().is_unspecified()).unwrap_or(from);
-        Reply { direct: reply_to, via: Some(via) }
+        Reply { direct: reply_to, via: Some(via), is_detour: false }
     }
 
     fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
@@ -198,7 +202,7 @@ impl Sal {
 }
 
 /// The datagram with another resolvable part, tagged for the next hop. Tags between end hosts leave that part out.
-fn rewrite(datagram: &[u8], resolvable: &ResolvableRepr, hop_key: Option<[u8; 16]>) -> Option<Vec<u8>> {
+pub(crate) fn rewrite(datagram: &[u8], resolvable: &ResolvableRepr, hop_key: Option<[u8; 16]>) -> Option<Vec<u8>> {
     let mut copy = datagram.to_vec();
     resolvable.emit(copy.get_mut(RESOLVABLE_OFFSET..RESOLVABLE_OFFSET + margay_wire::RESOLVABLE_LEN)?);
     Sal::tag_hop(&mut copy, hop_key);

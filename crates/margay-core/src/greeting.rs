@@ -79,7 +79,7 @@ impl Sal {
         nonce: u64,
         syn_len: usize,
     ) -> Result<(), DropReason> {
-        let reply = Reply { direct: from, via: None };
+        let reply = Reply::straight(from);
         let arrival = Arrival { message, service: ServiceId::default(), reply, syn_len, nonce, app: None };
         // Whoever proves its key may share an association; what it may do with it is asked at each connection.
         let nowhere = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);

@@ -45,6 +45,7 @@ pub mod reorder;
 pub mod rng;
 mod sal;
 pub mod secure;
+pub mod segment;
 pub mod session;
 mod setup;
 mod side_path;

@@ -503,7 +503,7 @@ impl Sal {
         };
         let reply = match &message.resolvable {
             Some(resolvable) => self.reply_path(from, resolvable, datagram),
-            None => crate::setup::Reply { direct: from, via: None },
+            None => crate::setup::Reply::straight(from),
         };
         self.note_whereabouts(association, message);
         let found = Numbered { number: theirs.number, by: scope.host };

@@ -63,7 +63,7 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let (resolvable, session) = message.resolvable.zip(message.session()).ok_or(DropReason::Malformed)?;
         let claimed = HostId(message.key_exchange().ok_or(DropReason::Malformed)?.host_id);
-        let reply = Reply { direct: from, via: None };
+        let reply = Reply::straight(from);
         let service = crate::name::ServiceId(resolvable.service);
         let mut arrival = Arrival { message, service, reply, syn_len, nonce: resolvable.nonce, app: None };
         let is_its_own = |flow: &&Flow| {

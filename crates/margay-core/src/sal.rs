@@ -28,6 +28,7 @@ use crate::queue::OutputQueue;
 use crate::rate::RateLimit;
 use crate::rng::Rng;
 use crate::secure::Demands;
+use crate::segment::{Relay, is_for_all};
 use crate::setup::Draft;
 use crate::side_path::SidePath;
 use crate::source::SourceTable;
@@ -101,6 +102,10 @@ pub struct Sal {
     pub(crate) move_secret: [u8; 32],
     /// The local address that the datagram in hand came to, where that is known.
     pub(crate) arrival: Option<IpAddr>,
+    /// The datagram in hand came to all hosts of a segment.
+    pub(crate) came_to_all: bool,
+    /// What this host passes on between its segments, if it does.
+    pub(crate) relay: Option<Relay>,
     next_sweep: Instant,
 }
 
@@ -165,6 +170,8 @@ impl Sal {
             striped: BTreeSet::new(),
             move_secret: rng.bytes(),
             arrival: None,
+            came_to_all: false,
+            relay: None,
             next_sweep: now + SWEEP,
             rng,
             config,
@@ -254,7 +261,8 @@ impl Sal {
         datagram: &[u8],
     ) -> Result<(), DropReason> {
         self.now = now;
-        self.arrival = local;
+        self.came_to_all = local.is_some_and(is_for_all);
+        self.arrival = local.filter(|_| !self.came_to_all);
         let result = self.dispatch(now, from, datagram);
         self.seal_again();
         if let Err(reason) = result {
@@ -269,13 +277,20 @@ impl Sal {
         }
         let kind = margay_wire::kind_of(datagram).map_err(|_| DropReason::Malformed)?;
         self.counters.received(kind);
-        if kind == Kind::Data {
+        if kind == Kind::Data && !self.came_to_all {
             return self.handle_data_miss(now, from, datagram);
         }
         let message = Message::parse(datagram).map_err(|_| DropReason::Malformed)?;
+        // What is asked of everybody is for whom it concerns; each refusal would be one of many.
+        if self.came_to_all && (kind != Kind::Syn || message.unknown_critical().is_some()) {
+            return Err(DropReason::Unexpected);
+        }
         if message.unknown_critical().is_some() {
             self.answer_unknown_critical(now, from, &message);
             return Err(DropReason::UnknownCritical);
+        }
+        if self.is_to_pass_back(&message) {
+            return self.pass_back(from, &message, datagram);
         }
         if is_relay_request(&message) {
             return if self.config.router { self.relay(from, &message, datagram) } else { Err(DropReason::Unexpected) };

@@ -9,6 +9,7 @@ use margay_core::Event;
 use margay_core::direct::DirectEvent;
 use margay_core::entry::EntryUpdate;
 use margay_core::output::{AppVerdict, DropReason, Output};
+use margay_core::segment::SEGMENT;
 use margay_core::time::Instant;
 use margay_wire::{DataRepr, FlowId};
 
@@ -381,6 +382,11 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate) {
 
 fn transmit<C>(shared: &Shared<C>, local: Option<IpAddr>, to: SocketAddr, datagram: &[u8]) {
     shared.counting.signalling_sent.add(1);
+    if to == SEGMENT {
+        let refused = shared.segments.send(&shared.sockets.signalling, datagram);
+        (0..refused).for_each(|_| shared.counting.drop(DropReason::Environment));
+        return;
+    }
     match shared.sockets.signalling.send(datagram, datagram.len(), to, shared.origin(to, local)) {
         Ok(()) => {}
         Err(SendError::Full) => shared.counting.drop(DropReason::Full),

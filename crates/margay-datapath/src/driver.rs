@@ -41,6 +41,7 @@ use crate::kernel::KernelCache;
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
 use crate::packet::{FIN, RST, SYN, UDP};
 use crate::restart::Restarts;
+use crate::segments::{Segment, Segments};
 use crate::striped::{Agenda, PlaceCounters};
 use crate::table::{Destination, FlowCounters, Table, TcpNumbers};
 use crate::tun::Tun;
@@ -180,6 +181,7 @@ pub(crate) struct Shared<C> {
     pub backlog: Backlog,
     pub direct: Direct,
     pub restarts: Restarts,
+    pub segments: Segments,
     /// What of striped flows waits for its turn to be sent.
     pub pacing: Agenda,
     /// What of striped flows waits for what was sent before it.
@@ -218,6 +220,7 @@ impl<C: Core> Datapath<C> {
             backlog: Backlog::new().map_err(descriptors)?,
             direct: Direct::new(config.routing.take()).map_err(descriptors)?,
             restarts: Restarts::default(),
+            segments: Segments::default(),
             pacing: Agenda::new().map_err(descriptors)?,
             ordering: Agenda::new().map_err(descriptors)?,
             unconnected: config.unconnected.take(),
@@ -293,6 +296,15 @@ impl<C: Core> Datapath<C> {
     /// The kernel's flow cache, while it is in use.
     pub fn cache(&self) -> Option<Arc<KernelCache>> {
         self.shared.direct.cache()
+    }
+
+    /// What is for every host near goes over these interfaces from now on.
+    ///
+    /// # Errors
+    ///
+    /// One of them does not let this host listen to [`GROUP`](crate::segments::GROUP); the others are used.
+    pub fn set_segments(&self, segments: Vec<Segment>) -> io::Result<()> {
+        self.shared.segments.set(&self.shared.sockets.signalling, segments)
     }
 
     /// The host's addresses or routes have changed: asks where the packets of every path leave now.

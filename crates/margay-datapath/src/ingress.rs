@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use margay_core::direct::DirectEvent;
 use margay_core::output::{Direction, DropReason};
 use margay_core::reorder::Part;
+use margay_core::segment::is_for_all;
 use margay_wire::{DataRepr, FENCE, FlowId, Kind, is_sealed};
 
 use crate::backlog::Notice;
@@ -28,6 +29,10 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
             readable([shared.sockets.data.as_fd(), shared.ordering.as_fd(), shared.stop.as_fd()])?;
             continue;
         };
+        // What is for all hosts comes to every socket of the port, and the one for signalling takes it.
+        if received.local.is_some_and(is_for_all) {
+            continue;
+        }
         let (mut rest, stride) = (&mut buffer[..received.len], received.segment);
         while !rest.is_empty() && stride > 0 {
             let (header, len) = measure(rest, stride);

@@ -25,6 +25,7 @@ mod restart;
 #[cfg(test)]
 mod sample;
 pub mod seal;
+pub mod segments;
 pub mod socket_table;
 pub mod striped;
 pub mod table;

@@ -168,7 +168,36 @@ impl Udp {
         if self.set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER).is_err() {
             self.set(libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER)?;
         }
+        self.set(libc::SOL_SOCKET, libc::SO_BROADCAST, 1)?;
         self.set(libc::SOL_UDP, libc::UDP_GRO, 1)
+    }
+
+    /// Also receives what is sent to `group` on an interface. Where it does already, nothing changes.
+    pub fn join(&self, group: Ipv6Addr, interface: u32) -> io::Result<()> {
+        if !self.ipv6 {
+            return Ok(());
+        }
+        let group = libc::ipv6_mreq {
+            ipv6mr_multiaddr: libc::in6_addr { s6_addr: group.octets() },
+            ipv6mr_interface: interface,
+        };
+        // SAFETY: the option's value lives across the call, and the length is its own.
+        let result = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::IPPROTO_IPV6,
+                libc::IPV6_ADD_MEMBERSHIP,
+                (&raw const group).cast(),
+                size_of::<libc::ipv6_mreq>() as libc::socklen_t,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => match io::Error::last_os_error() {
+                error if error.raw_os_error() == Some(libc::EADDRINUSE) => Ok(()),
+                error => Err(error),
+            },
+        }
     }
 
     /// What the kernel does about datagrams larger than the path (`IP_PMTUDISC_*`; the IPv6 numbers are the same).

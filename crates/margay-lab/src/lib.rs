@@ -26,6 +26,7 @@ pub mod recorder;
 pub mod report;
 pub mod route;
 pub mod scenario;
+pub mod series;
 pub mod server;
 pub mod shadow;
 pub mod standing;

@@ -33,13 +33,26 @@ impl Nginx {
     ///
     /// nginx is not installed, or does not listen in time.
     pub fn start(host: &Host, listen: &[&str]) -> Result<Self> {
+        Self::start_as(host, listen, None)
+    }
+
+    /// As [`start`](Self::start), for a server that answers so many requests per second and no more: what comes beyond waits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub fn start_limited(host: &Host, listen: &[&str], requests_per_s: u32) -> Result<Self> {
+        Self::start_as(host, listen, Some(requests_per_s))
+    }
+
+    fn start_as(host: &Host, listen: &[&str], requests_per_s: Option<u32>) -> Result<Self> {
         let dir = host.dir.join("nginx");
         let root = dir.join("files");
         fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
         fs::write(root.join("host"), format!("{}\n", host.name()))?;
         let access_log = dir.join("access.log");
         let config = dir.join("nginx.conf");
-        fs::write(&config, nginx_config(&dir, &root, &access_log, listen)?)?;
+        fs::write(&config, nginx_config(&dir, &root, &access_log, listen, requests_per_s)?)?;
         let argv = ["nginx", "-e", "stderr", "-c"].map(Path::new);
         let mut program = host.spawn("nginx", argv.into_iter().chain([config.as_path()]))?;
         for address in listen {
@@ -65,7 +78,13 @@ impl Nginx {
     }
 }
 
-fn nginx_config(dir: &Path, root: &Path, access_log: &Path, listen: &[&str]) -> Result<String> {
+fn nginx_config(
+    dir: &Path,
+    root: &Path,
+    access_log: &Path,
+    listen: &[&str],
+    requests_per_s: Option<u32>,
+) -> Result<String> {
     let dir = dir.display();
     let mut text =
         // The one user that every user namespace has; nginx would give its directories to `nobody`.
@@ -77,6 +96,11 @@ fn nginx_config(dir: &Path, root: &Path, access_log: &Path, listen: &[&str]) -> 
     for temporary in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
         writeln!(text, "  {temporary}_temp_path {dir}/{temporary};")?;
     }
+    // One queue for all that asks, whoever it is.
+    let limit = requests_per_s.map_or(String::new(), |rate| {
+        format!("  limit_req_zone $server_port zone=all:1m rate={rate}r/s;\n  limit_req zone=all burst=4096;\n")
+    });
+    text.push_str(&limit);
     text.push_str("  server {\n");
     for address in listen {
         let only = if address.starts_with('[') { " ipv6only=on" } else { "" };

@@ -7,7 +7,7 @@ const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 70.0;
 const TOP: f64 = 30.0;
 /// Told apart also without colours: from dark to light.
-const COLOURS: [&str; 4] = ["#2b4c6f", "#4c8c6b", "#c9923e", "#d9c7a0"];
+const COLOURS: [&str; 5] = ["#2b4c6f", "#4c8c6b", "#c9923e", "#d9c7a0", "#8a5a6b"];
 
 /// What to draw.
 pub struct Timeline<'a> {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::name::{Name, ServiceId, virtual_v6};
+use margay_core::segment::SEGMENT;
 use margay_core::table::Allow;
 use margay_core::{AppVerdict, AssociationSetup, Instant, Limits};
 use margay_wire::PORT;
@@ -21,6 +22,8 @@ struct InFlight {
     from: SocketAddr,
     to: SocketAddr,
     is_direct: bool,
+    /// Sent to all hosts of the segment.
+    is_for_all: bool,
     bytes: Vec<u8>,
 }
 
@@ -175,7 +178,7 @@ impl World {
     pub fn inject(&mut self, from: SocketAddr, to: SocketAddr, bytes: Vec<u8>) {
         let at = self.now + Duration::from_micros(100);
         self.sent += 1;
-        self.in_flight.insert((at, self.sent), InFlight { from, to, is_direct: false, bytes });
+        self.in_flight.insert((at, self.sent), InFlight { from, to, is_direct: false, is_for_all: false, bytes });
     }
 
     /// Serves `name` on `host` by a program whose connections follow `plan`, and tells the router.
@@ -207,6 +210,10 @@ impl World {
                 Outgoing::Datagram(_, to, bytes) if to.ip().is_loopback() => {
                     (SocketAddr::new(to.ip(), PORT), to, false, bytes)
                 }
+                Outgoing::Datagram(_, to, bytes) if to == SEGMENT => {
+                    self.send_to_all(id, &bytes);
+                    continue;
+                }
                 Outgoing::Datagram(local, to, bytes) => {
                     let Some(from) = self.hosts[id].source_for(local, to.ip()) else { continue };
                     (SocketAddr::new(from, PORT), to, false, bytes)
@@ -227,8 +234,32 @@ impl World {
             for arrival in self.network.send(&mut self.rng, &packet) {
                 self.sent += 1;
                 let to = if arrival.to.ip().is_loopback() { SocketAddr::new(own.ip(), PORT) } else { arrival.to };
-                let packet = InFlight { from: arrival.from, to, is_direct, bytes: bytes.clone() };
+                let packet = InFlight { from: arrival.from, to, is_direct, is_for_all: false, bytes: bytes.clone() };
                 self.in_flight.insert((self.now + arrival.after, self.sent), packet);
+            }
+        }
+    }
+
+    /// To every address of the segments that a host is on, its own included: hosts whose addresses share the first 24 bits.
+    fn send_to_all(&mut self, id: usize, bytes: &[u8]) {
+        let segment = |address: &IpAddr| match address {
+            IpAddr::V4(v4) => Some(v4.octets()[..3].to_vec()),
+            IpAddr::V6(_) => None,
+        };
+        for own in self.hosts[id].addresses.clone() {
+            if let Some(recording) = &mut self.recording {
+                recording.push((SocketAddr::new(own, PORT), SEGMENT, bytes.to_vec()));
+            }
+            let mut near: Vec<IpAddr> = self.by_address.keys().copied().collect();
+            near.retain(|address| segment(address).is_some() && segment(address) == segment(&own));
+            near.sort_unstable();
+            for address in near {
+                let (from, to) = (SocketAddr::new(own, PORT), SocketAddr::new(address, PORT));
+                for arrival in self.network.send(&mut self.rng, &Passing { from, to, is_direct: false, bytes }) {
+                    self.sent += 1;
+                    let packet = InFlight { from, to, is_direct: false, is_for_all: true, bytes: bytes.to_vec() };
+                    self.in_flight.insert((self.now + arrival.after, self.sent), packet);
+                }
             }
         }
     }
@@ -249,7 +280,10 @@ impl World {
                     let host = &mut self.hosts[id.0];
                     match datagram.is_direct {
                         true => host.handle_direct(self.now, &datagram.bytes),
-                        false => host.handle_datagram(self.now, datagram.to.ip(), datagram.from, &datagram.bytes),
+                        false => {
+                            let local = if datagram.is_for_all { SEGMENT.ip() } else { datagram.to.ip() };
+                            host.handle_datagram(self.now, local, datagram.from, &datagram.bytes);
+                        }
                     }
                     self.collect(id.0);
                 }

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use margay_core::direct::Carriage;
-use margay_core::{Cause, DropReason, Event, Lifecycle, RemoveReason};
+use margay_core::key::HostPublic;
+use margay_core::{AssociationSetup, Cause, DropReason, Event, Lifecycle, RemoveReason};
 use margay_sim::check::nothing_left_over;
 use margay_sim::stream::{Plan, State};
 use margay_sim::{Weather, World};
@@ -334,4 +335,34 @@ fn an_rsyn_for_a_flow_that_is_gone_ends_it_at_the_mover() {
     });
     assert_eq!(reasons.collect::<Vec<_>>(), [RemoveReason::PeerFailed], "and it is said why");
     nothing_left_over(&site.world).expect("nothing");
+}
+
+/// What a stream says of the router's own address is nothing: it was found out, and is not forgotten.
+#[test]
+fn a_host_that_registers_again_from_where_it_was_is_where_it_was() {
+    let mut site = site(22, steady(), false, (CHAT, CHAT));
+    site.world.set_addresses(site.client, vec![address(3)]);
+    site.world.run_for(SECOND);
+    let (key, epoch) = (site.world.host(site.client).public_key(), 1);
+    let host = HostPublic(key).id();
+    let path = |site: &mut Site| {
+        let known = site.world.host(site.router).sal.associations().find(|known| known.host == host);
+        known.map(|known| (known.local, known.remote, known.moves)).expect("the client is registered")
+    };
+    let before = path(&mut site);
+    assert!(before.0.is_some(), "{before:?}");
+    let setup = AssociationSetup {
+        host_key: key,
+        key: [1; 32],
+        local_id: 77,
+        remote_id: 78,
+        peer_epoch: epoch,
+        remote: before.1,
+        hop_key: None,
+        router: true,
+        initiator: false,
+    };
+    let now = site.world.now;
+    site.world.host(site.router).sal.install_association(now, setup);
+    assert_eq!(path(&mut site), before);
 }

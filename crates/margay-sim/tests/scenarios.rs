@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::certificate::{Certificate, CertificateKind, TrustAnchor, encode_chain};
+use margay_core::certificate::{Certificate, CertificateKind, Revocation, TrustAnchor, encode_chain};
 use margay_core::key::{SigningKey, VerifyingKey};
 use margay_core::name::Prefix;
 use margay_core::rng::Rng;
@@ -497,6 +497,62 @@ fn a_host_without_the_right_certificate_does_not_answer() {
     }
     assert_eq!(accepted(&mut shop), 0);
     all_ended_within(&shop.world, Duration::from_millis(100)).expect("a clear error at once");
+}
+
+#[test]
+fn who_was_put_out_neither_connects_nor_answers_until_it_is_let_in_again() {
+    const END_S: u64 = 4_000_000_000;
+    let (mut shop, authority) = certified(16);
+    let (client, instances) = (shop.client, shop.instances);
+    let member = |shop: &mut Shop, end_s: u64| {
+        let chain = certificate(&mut shop.world, client, CertificateKind::Member, &authority, end_s);
+        shop.world.host(client).sal.set_membership(chain);
+    };
+    member(&mut shop, END_S);
+    assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
+    let revocation = |shop: &mut Shop, host: HostId| {
+        let host_key = shop.world.host(host).public_key();
+        Revocation { authority: service("web.shop").authority(), host_key, until_s: END_S }
+    };
+    let before = accepted(&mut shop);
+    let put_out = revocation(&mut shop, client);
+    for host in instances {
+        shop.world.host(host).sal.revoke(put_out);
+    }
+    assert!(matches!(connect_once(&mut shop), Outcome::Refused | Outcome::Reset));
+    assert_eq!(accepted(&mut shop), before);
+    member(&mut shop, END_S + 1);
+    assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
+    for host in instances {
+        let put_out = revocation(&mut shop, host);
+        shop.world.host(client).sal.revoke(put_out);
+    }
+    assert_eq!(connect_once(&mut shop), Outcome::Refused);
+    let said = shop.world.host(client).events.iter().any(|event| match event {
+        Event::ConnectFailed { why, .. } => why.contains("put out of the authority"),
+        _ => false,
+    });
+    assert!(said);
+}
+
+#[test]
+fn an_instance_that_leaves_while_its_listener_is_slow_answers_by_what_it_had() {
+    let (mut shop, authority) = certified(13);
+    let member = certificate(&mut shop.world, shop.client, CertificateKind::Member, &authority, 4_000_000_000);
+    shop.world.host(shop.client).sal.set_membership(member);
+    let (instances, prefix) = (shop.instances, Prefix::new(service("web.shop"), 96));
+    for host in instances {
+        shop.world.host(host).full_queue = 1;
+    }
+    let client = shop.world.connect(shop.client, "web.shop");
+    shop.world.run_for(Duration::from_millis(50));
+    let half_open: usize = instances.into_iter().map(|host| shop.world.host(host).sal.half_open_count()).sum();
+    assert_eq!(half_open, 1, "it was asked and has not answered");
+    for host in instances {
+        shop.world.host(host).sal.set_service_certificate(prefix, Vec::new());
+    }
+    shop.world.run_for(SECOND);
+    assert!(matches!(outcome(&mut shop.world, shop.client, client), Outcome::Answered(_)));
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub struct Config {
     pub router: RouterSection,
     /// The router that this host registers with.
     pub join: JoinSection,
+    /// Names without a router.
+    pub ad_hoc: AdHocSection,
     /// Services published by this host.
     pub service: Vec<Spanned<ServiceSection>>,
     /// Names that users other than root may bind.
@@ -67,6 +69,7 @@ impl Default for Config {
             host: HostSection::default(),
             router: RouterSection::default(),
             join: JoinSection::default(),
+            ad_hoc: AdHocSection::default(),
             service: Vec::new(),
             bind: Vec::new(),
             multihoming: Vec::new(),
@@ -133,6 +136,22 @@ pub struct JoinSection {
     pub token: Option<String>,
     /// A file that holds it.
     pub token_file: Option<PathBuf>,
+}
+
+/// `[ad_hoc]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdHocSection {
+    /// While there is no router, ask the network segments for names that are not served here.
+    pub enabled: bool,
+    /// Pass on what is asked on one segment to the others.
+    pub relay: bool,
+}
+
+impl Default for AdHocSection {
+    fn default() -> Self {
+        Self { enabled: true, relay: false }
+    }
 }
 
 /// `[[service]]`

@@ -1,31 +1,31 @@
 //! The host's end: joins, registers what the host serves, renews, and comes back whenever the stream breaks.
 
-use std::collections::{BTreeMap, HashMap};
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use margay_core::certificate::decode_chain;
+use margay_core::AssociationSetup;
+use margay_core::certificate::TrustAnchor;
 use margay_core::key::{HostPublic, VerifyingKey};
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::table::{Action, NextHop, Rule, RuleId};
 use parking_lot::Mutex;
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::meeting::{meet, refused};
-use super::proto::{self, from_host, from_router};
-use super::retry::Retries;
-use super::silence::Silence;
-use super::stream::{StreamError, Writer, read_all};
-use super::trace::{self, Desk, Question, TraceError, Tracer};
-use super::{Instance, Local};
+use super::conversation::Conversation;
+use super::proto::{self, Code, from_host, from_router};
+use super::stream::{Reader, StreamError, Writer, open, read_all};
+use super::trace::{self, Question, TraceError, Tracer};
+use super::{Instance, Local, VERSION};
 use crate::api::v1::TraceHop;
-use crate::store::Store;
-use crate::token::TokenSecret;
+use crate::store::{Joined, Store};
+use crate::token::{TokenHash, TokenSecret};
 use crate::{Clock, SalControl, entropy};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -34,10 +34,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// A router that says no will say no again until somebody does something.
 const RETRY_REFUSED: Duration = Duration::from_secs(30);
-/// Instances under a watched prefix that are remembered.
-const WATCHED_MAX: usize = 10_000;
-/// Bounds of what a router may ask for.
-const LEASE_RANGE_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
+/// Of rules that lead to the router: before the one that asks the network segment.
+const ROUTER_PRIORITY: u32 = 1;
 
 /// The router, and what is known of it.
 #[derive(Clone, Debug)]
@@ -126,44 +124,38 @@ pub enum HomeError {
 /// Ends when a router has acknowledged something, or cannot.
 pub type Acknowledgement = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-enum Order {
+pub(super) enum Order {
     Register(Prefix),
     Withdraw(Prefix, oneshot::Sender<()>),
     Resolve(ServiceId, oneshot::Sender<Vec<Instance>>),
     Watch(Prefix),
     EndWatch(Prefix),
     Trace(Question, oneshot::Sender<Result<oneshot::Receiver<proto::Traced>, TraceError>>),
+    /// This host's addresses are others now; these are gone.
+    Moved(Vec<IpAddr>),
     Stop,
-}
-
-enum Pending {
-    Registered(Prefix),
-    Withdrawn(oneshot::Sender<()>),
-    Resolved(oneshot::Sender<Vec<Instance>>),
-    Traced(oneshot::Sender<proto::Traced>),
-    Membership,
 }
 
 /// What the task and the handle share.
 pub(super) struct Shared {
     pub config: HomeConfig,
-    pub local: Local,
-    pub store: Arc<Store>,
+    local: Local,
+    store: Arc<Store>,
     pub sal: Arc<dyn SalControl>,
     pub clock: Clock,
-    wanted: Mutex<BTreeMap<Prefix, Registration>>,
-    states: Mutex<BTreeMap<Prefix, RegistrationState>>,
+    pub wanted: Mutex<BTreeMap<Prefix, Registration>>,
+    pub states: Mutex<BTreeMap<Prefix, RegistrationState>>,
     state: watch::Sender<HomeState>,
     /// Rules that lead to the router, and where they lead.
-    rules: Mutex<(Option<SocketAddr>, Vec<RuleId>)>,
-    pub is_member: Mutex<bool>,
+    pub rules: Mutex<(Option<SocketAddr>, Vec<RuleId>)>,
+    is_member: Mutex<bool>,
     /// Prefixes of which every change is heard, and what was heard last.
-    watched: Mutex<BTreeMap<Prefix, Option<Vec<Instance>>>>,
+    pub watched: Mutex<BTreeMap<Prefix, Option<Vec<Instance>>>>,
     /// Rises with everything that is heard of them.
-    heard: watch::Sender<u64>,
+    pub heard: watch::Sender<u64>,
     /// What explains first packets on this host, once it is there.
-    tracer: OnceLock<Tracer>,
-    traces_refused: AtomicU64,
+    pub tracer: OnceLock<Tracer>,
+    pub traces_refused: AtomicU64,
 }
 
 /// One router of this host, for one authority.
@@ -176,6 +168,9 @@ pub struct Home {
 /// Why a stream ended.
 pub(super) enum End {
     Stopped,
+    /// This host has left the address that the stream was from. It is kept open until there is another: its end would be heard as
+    /// the host's.
+    Left(Option<Writer>),
     Refused(String),
     Broke(String),
 }
@@ -250,6 +245,12 @@ impl Home {
             // Without an answer the lease ends it.
             let _ = timeout(ANSWER_LIMIT, acknowledged).await;
         }))
+    }
+
+    /// This host's addresses have changed, and these are gone: a stream from one of them is opened anew from another at once, and
+    /// one that could not be opened is tried again. The router lists this host all the while.
+    pub fn moved(&self, gone: Vec<IpAddr>) {
+        self.order(Order::Moved(gone));
     }
 
     /// How it stands with a prefix; `None` when it was not registered.
@@ -342,7 +343,7 @@ impl Home {
 }
 
 impl Shared {
-    fn note(&self, prefix: Prefix, state: &'static str, why: String, certificate_expires_unix_s: u64) {
+    pub fn note(&self, prefix: Prefix, state: &'static str, why: String, certificate_expires_unix_s: u64) {
         let since_unix_s = self.clock.unix_s();
         let state = RegistrationState { state, why, since_unix_s, certificate_expires_unix_s };
         self.states.lock().insert(prefix, state);
@@ -366,13 +367,13 @@ impl Shared {
     }
 
     /// First packets of this authority's names, and of all others that are not known here, go to the router.
-    pub(super) fn lead_to(&self, router: SocketAddr) {
+    fn lead_to(&self, router: SocketAddr) {
         let mut rules = self.rules.lock();
         if rules.0 == Some(router) {
             return;
         }
         let hop = NextHop { address: router, host: Some(self.config.router_key.id()), router: true };
-        let rule = Rule { priority: 0, weight: 1, action: Action::Forward(hop) };
+        let rule = Rule { priority: ROUTER_PRIORITY, weight: 1, action: Action::Forward(hop) };
         let own = Prefix::of_authority(&self.config.authority);
         let everything = Prefix::new(ServiceId([0; 32]), 0);
         let added = [own, everything].into_iter().filter_map(|prefix| match self.sal.add_rule(prefix, rule.clone()) {
@@ -390,11 +391,16 @@ impl Shared {
 }
 
 async fn live(shared: Arc<Shared>, mut orders: mpsc::UnboundedReceiver<Order>) {
-    let mut wait = RETRY_FIRST;
+    let (mut wait, mut former) = (RETRY_FIRST, None);
     loop {
-        let end = one_stream(&shared, &mut orders, &mut wait).await;
+        let end = one_stream(&shared, &mut orders, &mut wait, &mut former).await;
         let rest = match end {
             End::Stopped => break,
+            End::Left(writer) => {
+                former = writer.or(former);
+                tracing::info!(router = shared.config.router_address, "registering again, from another address");
+                continue;
+            }
             End::Refused(why) => {
                 tracing::warn!(router = shared.config.router_address, why, "the router says no");
                 shared.enter(Phase::Refused, why);
@@ -431,334 +437,141 @@ async fn is_stopped_during(orders: &mut mpsc::UnboundedReceiver<Order>, until: I
             () = sleep_until(until) => return false,
             order = orders.recv() => match order {
                 None | Some(Order::Stop) => return true,
+                // There may be a way now.
+                Some(Order::Moved(_)) => return false,
                 Some(_) => {}
             }
         }
     }
 }
 
-async fn one_stream(shared: &Arc<Shared>, orders: &mut mpsc::UnboundedReceiver<Order>, wait: &mut Duration) -> End {
+async fn one_stream(
+    shared: &Arc<Shared>,
+    orders: &mut mpsc::UnboundedReceiver<Order>,
+    wait: &mut Duration,
+    former: &mut Option<Writer>,
+) -> End {
     let meeting = timeout(CONNECT_LIMIT, meet(shared));
     tokio::pin!(meeting);
     let met = loop {
         tokio::select! {
             met = &mut meeting => break met,
-            order = orders.recv() => if matches!(order, None | Some(Order::Stop)) { return End::Stopped },
+            order = orders.recv() => match order {
+                None | Some(Order::Stop) => return End::Stopped,
+                // It may be from an address that is gone.
+                Some(Order::Moved(_)) => return End::Left(None),
+                Some(_) => {}
+            },
         }
     };
-    let (reader, writer, welcome) = match met {
+    let (local, (reader, writer), welcome) = match met {
         Err(_) => return End::Broke(format!("no answer in {CONNECT_LIMIT:?}")),
         Ok(Err(end)) => return end,
         Ok(Ok(met)) => met,
     };
     *wait = RETRY_FIRST;
+    *former = None;
     shared.enter(Phase::Connected, String::new());
     tracing::info!(router = shared.config.router_address, authority = shared.config.authority, "joined");
     let (sender, answers) = mpsc::channel(64);
     let reading = tokio::spawn(read_all(reader, sender));
-    let end = Conversation::new(shared, writer, &welcome).hold(orders, answers).await;
+    let end = Conversation::new(shared, local, writer, &welcome).hold(orders, answers).await;
     reading.abort();
     end
 }
 
-/// One stream while it lasts.
-struct Conversation<'a> {
-    shared: &'a Arc<Shared>,
-    writer: Writer,
-    lease: Duration,
-    heartbeat: Duration,
-    next_request: u64,
-    pending: HashMap<u64, Pending>,
-    /// When what must be signed again: prefixes, and the membership.
-    renewals: BTreeMap<Prefix, u64>,
-    membership_renewal_s: u64,
-    /// What was refused and is asked for again.
-    retries: Retries,
-    /// What was heard of a watched prefix, while more of it is to come.
-    parts: BTreeMap<Prefix, Vec<Instance>>,
-    /// The router answers questions about first packets, and has its own answered.
-    traces: bool,
-    desk: Desk,
+/// Connects, says hello, and is welcomed.
+async fn meet(shared: &Arc<Shared>) -> Result<(IpAddr, (Reader, Writer), proto::Welcome), End> {
+    let config = &shared.config;
+    let stream = TcpStream::connect(&config.router_address).await;
+    let stream = stream.map_err(|error| End::Broke(format!("{}: {error}", config.router_address)))?;
+    let router = stream.peer_addr().map_err(|error| End::Broke(error.to_string()))?;
+    let local = stream.local_addr().map_err(|error| End::Broke(error.to_string()))?.ip().to_canonical();
+    let (mut reader, mut writer) = open(stream, &shared.local.host_key, &config.router_key).await?;
+    let mut rng = entropy::rng().map_err(|error| End::Broke(error.to_string()))?;
+    let association_id = rng.u32().max(1);
+    let secret = if *shared.is_member.lock() { None } else { config.secret.as_ref() };
+    let hello = proto::Hello {
+        version: VERSION,
+        secret: secret.map(|secret| secret.as_bytes().to_vec()).unwrap_or_default(),
+        authority: authority_block(&config.authority).to_vec(),
+        epoch: shared.local.epoch,
+        boot_id: shared.local.boot_id.to_vec(),
+        association_id,
+        sal_port: shared.local.sal_port.into(),
+        host_name: shared.local.host_name.clone(),
+        software: shared.local.software.clone(),
+        traces: true,
+    };
+    writer.write(&proto::FromHost { body: Some(from_host::Body::Hello(hello)) }).await?;
+    let answer: proto::FromRouter = reader.read().await?;
+    let welcome = match answer.body {
+        Some(from_router::Body::Welcome(welcome)) => welcome,
+        Some(from_router::Body::Refusal(refusal)) => return Err(refused(&refusal)),
+        _ => return Err(StreamError::Garbage.into()),
+    };
+    adopt(shared, &welcome, association_id, router)?;
+    remember(shared).await?;
+    Ok((local, (reader, writer), welcome))
 }
 
-impl<'a> Conversation<'a> {
-    fn new(shared: &'a Arc<Shared>, writer: Writer, welcome: &proto::Welcome) -> Self {
-        let within = |ms: u32| ms.clamp(*LEASE_RANGE_MS.start(), *LEASE_RANGE_MS.end());
-        let mut this = Self {
-            shared,
-            writer,
-            lease: Duration::from_millis(within(welcome.lease_ms).into()),
-            heartbeat: Duration::from_millis(within(welcome.heartbeat_ms).into()),
-            next_request: 1,
-            pending: HashMap::new(),
-            renewals: BTreeMap::new(),
-            membership_renewal_s: 0,
-            retries: Retries::default(),
-            parts: BTreeMap::new(),
-            traces: welcome.traces,
-            desk: Desk::new(authority_block(&shared.config.authority), shared.config.router_key.id()),
-        };
-        this.plan_membership(&welcome.membership);
-        this
+/// What a refusal of the whole stream means.
+pub(super) fn refused(refusal: &proto::Refusal) -> End {
+    match refusal.code() {
+        // These pass by themselves.
+        Code::GoingDown | Code::Superseded | Code::Limit | Code::Store => End::Broke(refusal.text.clone()),
+        _ => End::Refused(refusal.text.clone()),
     }
+}
 
-    /// Half of a certificate's life from now.
-    fn half_way(&self, not_after_s: u64) -> u64 {
-        let now = self.shared.clock.unix_s();
-        now + not_after_s.saturating_sub(now) / 2
+/// Makes what the router said true here.
+fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: SocketAddr) -> Result<(), End> {
+    let garbage = || End::from(StreamError::Garbage);
+    let key: [u8; 32] = welcome.association_key[..].try_into().map_err(|_| garbage())?;
+    let hop_key: [u8; 16] = welcome.hop_key[..].try_into().map_err(|_| garbage())?;
+    let sal_port = u16::try_from(welcome.sal_port).map_err(|_| garbage())?;
+    if welcome.version != VERSION || welcome.association_id == 0 {
+        return Err(garbage());
     }
+    let config = &shared.config;
+    let remote = SocketAddr::new(router.ip(), sal_port);
+    let authority = authority_block(&config.authority);
+    shared.sal.add_trust_anchor(TrustAnchor { authority, key: config.authority_key });
+    shared.sal.set_membership(welcome.membership.clone());
+    shared.sal.install_association(AssociationSetup {
+        host_key: config.router_key.0,
+        key,
+        local_id,
+        remote_id: welcome.association_id,
+        peer_epoch: welcome.epoch,
+        remote,
+        hop_key: Some(hop_key),
+        router: true,
+        initiator: true,
+    });
+    shared.lead_to(remote);
+    Ok(())
+}
 
-    fn plan_membership(&mut self, chain: &[u8]) {
-        let ends = decode_chain(chain).ok().and_then(|chain| chain.iter().map(|one| one.not_after_s).min());
-        self.membership_renewal_s = ends.map_or(u64::MAX, |end| self.half_way(end));
+/// The token is used: from now on the router knows this host by its key, also after a restart.
+async fn remember(shared: &Arc<Shared>) -> Result<(), End> {
+    if *shared.is_member.lock() {
+        return Ok(());
     }
-
-    async fn hold(
-        mut self,
-        orders: &mut mpsc::UnboundedReceiver<Order>,
-        mut answers: mpsc::Receiver<Result<proto::FromRouter, StreamError>>,
-    ) -> End {
-        let wanted: Vec<Prefix> = self.shared.wanted.lock().keys().copied().collect();
-        for prefix in wanted {
-            if let Err(error) = self.register(prefix).await {
-                return error.into();
-            }
-        }
-        let watched: Vec<Prefix> = self.shared.watched.lock().keys().copied().collect();
-        for prefix in watched {
-            if let Err(error) = self.watch(prefix, false).await {
-                return error.into();
-            }
-        }
-        let mut beats = interval(self.heartbeat);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut silence = Silence::new(self.lease);
-        loop {
-            let done = tokio::select! {
-                // Its own sign of life first, and what has come before the lease may end.
-                biased;
-                _ = beats.tick() => self.beat().await,
-                () = self.retries.wait() => self.ask_again().await,
-                order = orders.recv() => match order {
-                    None | Some(Order::Stop) => return End::Stopped,
-                    Some(order) => self.carry_out(order).await,
-                },
-                answer = self.desk.answered() => self.send(from_host::Body::Traced(answer)).await,
-                answer = answers.recv() => {
-                    silence.broken();
-                    match answer {
-                        None => return End::Broke("the stream ended".to_owned()),
-                        Some(Err(error)) => return error.into(),
-                        Some(Ok(answer)) => match self.take(answer) {
-                            Some(end) => return end,
-                            None => Ok(()),
-                        },
-                    }
-                },
-                () = silence.lasted() => return End::Broke(format!("silent for {:?}", self.lease)),
-            };
-            if let Err(error) = done {
-                return error.into();
-            }
-        }
+    let config = &shared.config;
+    let joined = Joined {
+        router_key: config.router_key,
+        router_address: config.router_address.clone(),
+        authority: config.authority.clone(),
+        authority_key: config.authority_key,
+        joined_s: shared.clock.unix_s(),
+        token: config.secret.as_ref().map_or(TokenHash([0; 32]), TokenSecret::hash),
+    };
+    let store = Arc::clone(&shared.store);
+    match tokio::task::spawn_blocking(move || store.note_joined(&joined)).await {
+        Ok(Ok(())) => *shared.is_member.lock() = true,
+        Ok(Err(error)) => return Err(End::Broke(error.to_string())),
+        Err(_) => return Err(End::Broke("the store ended badly".to_owned())),
     }
-
-    async fn send(&mut self, body: from_host::Body) -> Result<(), StreamError> {
-        self.writer.write(&proto::FromHost { body: Some(body) }).await
-    }
-
-    fn request(&mut self, pending: Pending) -> u64 {
-        let request = self.next_request;
-        self.next_request += 1;
-        self.pending.insert(request, pending);
-        request
-    }
-
-    async fn beat(&mut self) -> Result<(), StreamError> {
-        let now = self.shared.clock.unix_s();
-        let due: Vec<Prefix> = self.renewals.iter().filter(|(_, at)| **at <= now).map(|(prefix, _)| *prefix).collect();
-        for prefix in due {
-            self.renewals.remove(&prefix);
-            self.register(prefix).await?;
-        }
-        if self.membership_renewal_s <= now {
-            self.membership_renewal_s = u64::MAX;
-            let request = self.request(Pending::Membership);
-            self.send(from_host::Body::RenewMembership(proto::RenewMembership { request })).await?;
-        }
-        self.send(from_host::Body::Heartbeat(proto::Heartbeat {})).await
-    }
-
-    /// For what another host had, and may have no longer.
-    async fn ask_again(&mut self) -> Result<(), StreamError> {
-        for prefix in self.retries.due(Instant::now()) {
-            self.register(prefix).await?;
-        }
-        Ok(())
-    }
-
-    async fn register(&mut self, prefix: Prefix) -> Result<(), StreamError> {
-        let Some(wanted) = self.shared.wanted.lock().get(&prefix).cloned() else { return Ok(()) };
-        let request = self.request(Pending::Registered(prefix));
-        self.send(from_host::Body::Register(proto::Register {
-            request,
-            name: wanted.name,
-            service_id: prefix.id.0.to_vec(),
-            bits: prefix.bits.into(),
-            weight: wanted.weight,
-            priority: wanted.priority,
-            proof: wanted.proof,
-            partition_bits: wanted.partition_bits.into(),
-            exclusive: wanted.exclusive,
-            sticky: wanted.sticky,
-        }))
-        .await
-    }
-
-    async fn carry_out(&mut self, order: Order) -> Result<(), StreamError> {
-        match order {
-            Order::Register(prefix) => self.register(prefix).await,
-            Order::Withdraw(prefix, done) => {
-                self.renewals.remove(&prefix);
-                self.retries.forget(&prefix);
-                let request = self.request(Pending::Withdrawn(done));
-                let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
-                self.send(from_host::Body::Withdraw(proto::Withdraw { request, service_id, bits })).await
-            }
-            Order::Resolve(service, done) => {
-                let request = self.request(Pending::Resolved(done));
-                let service_id = service.0.to_vec();
-                self.send(from_host::Body::Resolve(proto::Resolve { request, service_id })).await
-            }
-            Order::Watch(prefix) => self.watch(prefix, false).await,
-            Order::EndWatch(prefix) => self.watch(prefix, true).await,
-            Order::Trace(question, done) => self.ask_trace(&question, done).await,
-            Order::Stop => Ok(()),
-        }
-    }
-
-    async fn ask_trace(
-        &mut self,
-        question: &Question,
-        done: oneshot::Sender<Result<oneshot::Receiver<proto::Traced>, TraceError>>,
-    ) -> Result<(), StreamError> {
-        if !self.traces {
-            // Whoever asked has stopped waiting.
-            let _ = done.send(Err(TraceError::Older));
-            return Ok(());
-        }
-        let (sender, answer) = oneshot::channel();
-        let request = self.request(Pending::Traced(sender));
-        let _ = done.send(Ok(answer));
-        self.send(from_host::Body::Trace(question.written(request))).await
-    }
-
-    async fn watch(&mut self, prefix: Prefix, ends: bool) -> Result<(), StreamError> {
-        // What is heard names the prefix.
-        let (request, service_id, bits) = (self.next_request, prefix.id.0.to_vec(), prefix.bits.into());
-        self.next_request += 1;
-        self.send(from_host::Body::Watch(proto::Watch { request, service_id, bits, ends })).await
-    }
-
-    /// Of its own host the router knows no address that it could tell: we know it.
-    fn instances(&self, found: Vec<proto::Instance>) -> Vec<Instance> {
-        let mut instances: Vec<Instance> = found.into_iter().filter_map(Instance::read).collect();
-        let router = (self.shared.config.router_key.id(), self.shared.rules.lock().0);
-        for instance in instances.iter_mut().filter(|instance| instance.host == router.0) {
-            instance.address = router.1.unwrap_or(instance.address);
-        }
-        instances
-    }
-
-    fn heard(&mut self, watched: proto::Watched) {
-        let Ok(id) = <[u8; 32]>::try_from(watched.service_id) else { return };
-        let prefix = Prefix::new(ServiceId(id), u16::try_from(watched.bits).unwrap_or(256).min(256));
-        if !self.shared.watched.lock().contains_key(&prefix) {
-            return;
-        }
-        let mut instances = self.parts.remove(&prefix).unwrap_or_default();
-        instances.extend(self.instances(watched.instances));
-        if watched.goes_on && instances.len() < WATCHED_MAX {
-            self.parts.insert(prefix, instances);
-            return;
-        }
-        if watched.truncated {
-            tracing::warn!(%prefix, known = instances.len(), "more hosts serve it than the router tells of");
-        }
-        if let Some(known) = self.shared.watched.lock().get_mut(&prefix) {
-            *known = Some(instances);
-        }
-        self.shared.heard.send_modify(|version| *version = version.wrapping_add(1));
-    }
-
-    /// Gives the end, when the router ends the stream.
-    fn take(&mut self, message: proto::FromRouter) -> Option<End> {
-        use from_router::Body;
-        match message.body? {
-            Body::Heartbeat(_) | Body::Welcome(_) => {}
-            Body::Registered(answer) => self.registered(&answer),
-            Body::Withdrawn(answer) => {
-                if let Some(Pending::Withdrawn(done)) = self.pending.remove(&answer.request) {
-                    // Whoever ordered it has stopped waiting.
-                    let _ = done.send(());
-                }
-            }
-            Body::Resolved(answer) => {
-                if let Some(Pending::Resolved(done)) = self.pending.remove(&answer.request) {
-                    // Whoever asked has stopped waiting.
-                    let _ = done.send(self.instances(answer.instances));
-                }
-            }
-            Body::Watched(watched) => self.heard(watched),
-            Body::Traced(answer) => {
-                if let Some(Pending::Traced(done)) = self.pending.remove(&answer.request) {
-                    // Whoever asked has stopped waiting.
-                    let _ = done.send(answer);
-                }
-            }
-            Body::Trace(asked) => {
-                if !self.desk.take(self.shared.tracer.get(), asked) {
-                    self.shared.traces_refused.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            Body::Membership(answer) => {
-                self.pending.remove(&answer.request);
-                self.plan_membership(&answer.chain);
-                self.shared.sal.set_membership(answer.chain);
-            }
-            Body::Refusal(refusal) if refusal.request == 0 => return Some(refused(&refusal)),
-            Body::Refusal(refusal) => match self.pending.remove(&refusal.request) {
-                Some(Pending::Registered(prefix)) => self.not_registered(prefix, refusal),
-                _ => tracing::warn!(why = refusal.text, "the router refuses what it was asked"),
-            },
-        }
-        None
-    }
-
-    fn not_registered(&mut self, prefix: Prefix, refusal: proto::Refusal) {
-        if !self.shared.wanted.lock().contains_key(&prefix) {
-            return;
-        }
-        self.renewals.remove(&prefix);
-        self.retries.refused(prefix, refusal.code(), Instant::now());
-        let known = self.shared.states.lock().get(&prefix).cloned();
-        // Asked again and again, it is one refusal.
-        if known.is_none_or(|known| (known.state, &known.why) != ("refused", &refusal.text)) {
-            tracing::warn!(%prefix, why = refusal.text, "the router does not register it");
-            self.shared.note(prefix, "refused", refusal.text, 0);
-        }
-    }
-
-    fn registered(&mut self, answer: &proto::Registered) {
-        let Some(Pending::Registered(prefix)) = self.pending.remove(&answer.request) else { return };
-        self.retries.forget(&prefix);
-        if !self.shared.wanted.lock().contains_key(&prefix) {
-            return;
-        }
-        if !answer.certificate.is_empty() {
-            self.shared.sal.set_service_certificate(prefix, answer.certificate.clone());
-            self.renewals.insert(prefix, self.half_way(answer.not_after_unix_s));
-        }
-        self.shared.note(prefix, "registered", String::new(), answer.not_after_unix_s);
-    }
+    Ok(())
 }

@@ -1,20 +1,23 @@
 //! Hosts register with service routers over one authenticated stream; its lease decides about *new* connections only
 //! (DESIGN §7, §8).
 //!
-//! [`stream`] is the transport, [`host`] the host's end, [`meeting`] how it begins, [`router`] the router's, [`roll`] who is registered there now,
-//! [`partition`] and [`allotment`] who holds which part of a service, [`retry`] what a refused host does, [`silence`] when either
+//! [`stream`] is the transport, [`host`] and [`conversation`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
+//! [`partition`] and [`allotment`] who holds which part of a service, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`silence`] when either
 //! end counts the other as gone, [`trace`] what either end asks the other of a first packet's way.
 
 mod allotment;
+mod conversation;
 mod host;
 mod instance;
-mod meeting;
+mod ledger;
 pub mod partition;
+mod refusal;
 mod retry;
 mod roll;
 mod router;
 mod silence;
-mod stream;
+mod stranger;
+pub mod stream;
 mod trace;
 
 use margay_core::key::HostSecret;
@@ -27,7 +30,7 @@ pub use trace::{HOPS_MAX, Question, TraceError, Tracer};
 
 /// Messages of `proto/registration.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]
-mod proto {
+pub mod proto {
     tonic::include_proto!("margay.registration.v1");
 }
 

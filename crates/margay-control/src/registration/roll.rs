@@ -15,7 +15,7 @@ use super::allotment::{Allotments, Server};
 use crate::SalControl;
 
 /// Prefixes of one host.
-const PREFIXES_MAX: usize = 1000;
+pub const PREFIXES_MAX: usize = 1000;
 /// Hosts of one router.
 const HOSTS_MAX: usize = 10_000;
 /// A host that is replaced more often than this by one with the same key, within the time below, has a clone.
@@ -231,8 +231,8 @@ impl Roll {
         Ok(Seat { stream, end })
     }
 
-    /// A host serves a prefix from now on, or on other terms. The new rule is there before the old one goes. What is refused
-    /// because of another host is not registered any more, either, if it was.
+    /// A host serves a prefix from now on, or on other terms; false if it did so already. The new rule is there before the old one
+    /// goes. What is refused because of another host is not registered any more, either, if it was.
     pub fn register(
         &mut self,
         place: Place,
@@ -241,7 +241,7 @@ impl Roll {
         name: &str,
         terms: Terms,
         sal: &dyn SalControl,
-    ) -> Result<(), RollError> {
+    ) -> Result<bool, RollError> {
         if self.hosts.get(&place).is_none_or(|host| host.stream != stream) {
             return Err(RollError::Superseded);
         }
@@ -269,7 +269,7 @@ impl Roll {
             && (known.partition_bits, known.exclusive) == (partition_bits, exclusive)
         {
             known.stream = stream;
-            return Ok(());
+            return Ok(false);
         }
         let hop = NextHop { address: host.address, host: Some(place.host), router: false };
         let rule = sal.add_rule(prefix, Rule { priority, weight, action: Action::Forward(hop) })?;
@@ -279,7 +279,7 @@ impl Roll {
         self.serving.entry(prefix).or_default().insert(place);
         self.settle(&prefix, sal);
         self.changed();
-        Ok(())
+        Ok(true)
     }
 
     /// Whether other hosts let a host serve a prefix like this.

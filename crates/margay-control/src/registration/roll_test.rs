@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
 use margay_core::AssociationSetup;
-use margay_core::certificate::TrustAnchor;
+use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::name::Name;
 use parking_lot::Mutex;
 
@@ -48,6 +48,7 @@ impl Rules {
 impl SalControl for Rules {
     fn install_association(&self, _: AssociationSetup) {}
     fn add_trust_anchor(&self, _: TrustAnchor) {}
+    fn revoke(&self, _: Revocation) {}
     fn set_membership(&self, _: Vec<u8>) {}
     fn set_service_certificate(&self, _: Prefix, _: Vec<u8>) {}
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
@@ -83,7 +84,7 @@ fn arrive(roll: &mut Roll, n: u8, boot_id: [u8; 16], now: Instant) -> Result<Sea
     roll.arrive(place(n), "web1", ADDRESS.parse().expect("literal"), boot_id, now)
 }
 
-fn register(roll: &mut Roll, stream: u64, name: &str, rules: &Rules) -> Result<(), RollError> {
+fn register(roll: &mut Roll, stream: u64, name: &str, rules: &Rules) -> Result<bool, RollError> {
     roll.register(place(1), stream, prefix(name), name, TERMS, rules)
 }
 
@@ -141,7 +142,7 @@ fn what_there_is_no_room_for_is_refused_and_changes_nothing() {
         register(&mut roll, seat.stream, &format!("a{number}.shop"), &rules).expect("room");
     }
     assert_eq!(register(&mut roll, seat.stream, "more.shop", &rules), Err(RollError::Prefixes));
-    assert_eq!(register(&mut roll, seat.stream, "a1.shop", &rules), Ok(()), "what is there may be said again");
+    assert_eq!(register(&mut roll, seat.stream, "a1.shop", &rules), Ok(false), "what is there may be said again");
 }
 
 #[test]
@@ -170,7 +171,7 @@ fn service(name: &str) -> Prefix {
     name.parse::<Name>().expect("literal").service_prefix()
 }
 
-fn serve(roll: &mut Roll, n: u8, streams: &[u64], terms: Terms, rules: &Rules) -> Result<(), RollError> {
+fn serve(roll: &mut Roll, n: u8, streams: &[u64], terms: Terms, rules: &Rules) -> Result<bool, RollError> {
     // As hosts do: without partitions by the name's own bits.
     let prefix = if terms.partition_bits > 0 { service("cache.shop") } else { prefix("cache.shop") };
     let known = roll.instances().iter().any(|found| found.host == place(n).host && found.prefix != prefix);

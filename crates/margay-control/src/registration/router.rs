@@ -1,6 +1,6 @@
 //! The router's end: lets hosts in, takes down what they serve, and forgets them when they fall silent.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
-use margay_core::certificate::TrustStore;
+use margay_core::certificate::{Revocation, TrustStore};
 use margay_core::key::{HostId, HostPublic};
 use margay_core::name::{Name, PARTITION_BITS_MAX, Prefix, SERVICE_BITS, ServiceId};
 use parking_lot::Mutex;
@@ -17,23 +17,23 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::ledger::{Act, Ledger};
 use super::proto::{self, Code, from_host, from_router};
-use super::roll::{Leave, OwnService, Place, Roll, RollError, Seat, Terms};
+use super::refusal::{No, invalid, refusal};
+use super::roll::{Leave, OwnService, PREFIXES_MAX, Place, Roll, RollError, Seat, Terms};
 use super::silence::Silence;
+use super::stranger::{Stranger, Strangers};
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
 use super::trace::{self, Desk, Lines, Question, TraceError, Tracer};
 use super::{Instance, Local, VERSION};
 use crate::api::v1::TraceHop;
 use crate::keyring::Keyring;
-use crate::store::{AdmitError, Member, MemberKey, NameError, Store};
+use crate::store::{Member, MemberKey, Store, StoreError};
 use crate::token::hash_secret;
 use crate::{Clock, SalControl, entropy, issue};
 
 /// From the first byte to the welcome.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
-/// Streams that were not welcomed yet: all, and of one address.
-const STRANGERS_MAX: usize = 256;
-const STRANGERS_OF_ADDRESS_MAX: usize = 32;
 /// Instances in one answer.
 const INSTANCES_MAX: usize = 64;
 /// Instances under one watched prefix that one message holds; and all that are told: each of a service's partitions, and more.
@@ -43,6 +43,7 @@ const WATCHED_MAX: usize = 4000;
 const WATCHES_MAX: usize = 256;
 const WEIGHT_MAX: u32 = 65_535;
 const HOST_NAME_MAX: usize = 253;
+const NAME_SHOWN_MAX: usize = 100;
 
 /// How the router is set up.
 #[derive(Clone, Debug)]
@@ -71,6 +72,9 @@ pub enum RouterError {
         /// What it said.
         error: io::Error,
     },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 /// What all streams share.
@@ -87,8 +91,21 @@ struct Shared {
     /// What explains first packets on this host, once it is there.
     tracer: OnceLock<Tracer>,
     traces_refused: AtomicU64,
-    strangers: Mutex<HashMap<IpAddr, usize>>,
+    strangers: Arc<Strangers>,
+    ledger: Arc<Ledger>,
     stopping: watch::Sender<bool>,
+    /// Hosts that were put out.
+    revoked: watch::Sender<Vec<Revocation>>,
+}
+
+impl Shared {
+    /// Takes up who was put out, for this host and for those that are told.
+    fn read_revocations(&self) -> Result<(), StoreError> {
+        let all = self.store.revocations(self.clock.unix_s())?;
+        all.iter().for_each(|revocation| self.sal.revoke(*revocation));
+        self.revoked.send_replace(all);
+        Ok(())
+    }
 }
 
 /// A service router.
@@ -96,6 +113,7 @@ pub struct Router {
     shared: Arc<Shared>,
     address: SocketAddr,
     task: Mutex<Option<JoinHandle<()>>>,
+    keeping: JoinHandle<()>,
 }
 
 impl Router {
@@ -125,6 +143,7 @@ impl Router {
             _ => RouterError::Listen { address, error },
         })?;
         let address = listener.local_addr().map_err(|error| RouterError::Listen { address, error })?;
+        let ledger = Arc::new(Ledger::new(Arc::clone(&store), clock.clone()));
         let shared = Arc::new(Shared {
             config,
             local,
@@ -136,11 +155,15 @@ impl Router {
             lines: Mutex::default(),
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
-            strangers: Mutex::default(),
+            strangers: Arc::default(),
+            ledger: Arc::clone(&ledger),
             stopping: watch::channel(false).0,
+            revoked: watch::Sender::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
-        Ok(Arc::new(Self { shared, address, task }))
+        shared.read_revocations()?;
+        let keeping = tokio::spawn(ledger.keep());
+        Ok(Arc::new(Self { shared, address, task, keeping }))
     }
 
     /// Where it listens.
@@ -230,9 +253,15 @@ impl Router {
         Leave::ALL.map(|why| (why.label(), roll.left(why)))
     }
 
-    /// Ends the stream of a host that is no member any more, and all that it serves.
-    pub fn remove_host(&self, host: HostId) {
+    /// Ends the stream of a host that is no member any more, and all that it serves; tells the others that what was signed for it holds no
+    /// longer.
+    ///
+    /// # Errors
+    ///
+    /// The store cannot be read: then its stream has ended all the same, and its certificates end within a day.
+    pub fn remove_host(&self, host: HostId) -> Result<(), StoreError> {
         self.shared.roll.lock().expel(host, &*self.shared.sal);
+        self.shared.read_revocations()
     }
 
     /// Tells every host that the router goes, ends their streams, and takes their rules out.
@@ -244,6 +273,18 @@ impl Router {
         {
             tracing::error!("the router ended badly");
         }
+        self.keeping.abort();
+        self.write_audit().await;
+    }
+
+    /// Writes what the audit log has not yet.
+    pub async fn write_audit(&self) {
+        Arc::clone(&self.shared.ledger).flush().await;
+    }
+
+    /// How many registrations there were, and how often something was refused, by the acts of the audit log.
+    pub fn audit_counts(&self) -> Vec<(&'static str, u64)> {
+        self.shared.ledger.counts().into()
     }
 }
 
@@ -257,8 +298,11 @@ async fn listen(shared: Arc<Shared>, listener: TcpListener) {
                 Ok((stream, from)) => {
                     // One socket hears both families, and shows IPv4 as mapped.
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    if let Some(stranger) = Stranger::admit(&shared, from.ip()) {
+                    if let Some(stranger) = Stranger::admit(&shared.strangers, from.ip()) {
                         streams.spawn(serve(Arc::clone(&shared), stream, from, stranger));
+                    } else {
+                        let why = "too many streams at once that were not welcomed yet";
+                        shared.ledger.note(Act::StreamRefused, from.ip(), why);
                     }
                 }
                 Err(error) => {
@@ -285,86 +329,8 @@ async fn told(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
-/// Room for one stream that was not welcomed yet.
-struct Stranger {
-    shared: Arc<Shared>,
-    address: IpAddr,
-}
-
-impl Stranger {
-    fn admit(shared: &Arc<Shared>, address: IpAddr) -> Option<Self> {
-        let mut strangers = shared.strangers.lock();
-        let all: usize = strangers.values().sum();
-        let of_address = strangers.entry(address).or_default();
-        if all >= STRANGERS_MAX || *of_address >= STRANGERS_OF_ADDRESS_MAX {
-            tracing::debug!(%address, "too many strangers");
-            return None;
-        }
-        *of_address += 1;
-        Some(Self { shared: Arc::clone(shared), address })
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let mut strangers = self.shared.strangers.lock();
-        if let Some(count) = strangers.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                strangers.remove(&self.address);
-            }
-        }
-    }
-}
-
-/// A no with its number and its words.
-struct No(Code, String);
-
-impl From<AdmitError> for No {
-    fn from(error: AdmitError) -> Self {
-        let code = match error {
-            AdmitError::UnknownToken | AdmitError::Expired | AdmitError::UsedUp | AdmitError::OtherAuthority => {
-                Code::Token
-            }
-            AdmitError::NotAMember => Code::NotAMember,
-            AdmitError::TooMuch => Code::Limit,
-            AdmitError::Store(_) => Code::Store,
-        };
-        Self(code, error.to_string())
-    }
-}
-
-impl From<RollError> for No {
-    fn from(error: RollError) -> Self {
-        let code = match error {
-            RollError::Hosts | RollError::Prefixes | RollError::Table(_) => Code::Limit,
-            RollError::Clone => Code::Quarantined,
-            RollError::Superseded => Code::Superseded,
-            RollError::Held { .. } => Code::Exclusive,
-            RollError::Partitions { .. } => Code::Partitions,
-        };
-        Self(code, error.to_string())
-    }
-}
-
-impl From<NameError> for No {
-    fn from(error: NameError) -> Self {
-        let code = if matches!(error, NameError::Store(_)) { Code::Store } else { Code::NameTaken };
-        Self(code, error.to_string())
-    }
-}
-
 fn answer_of(body: from_router::Body) -> proto::FromRouter {
     proto::FromRouter { body: Some(body) }
-}
-
-fn invalid(text: &str) -> No {
-    No(Code::Invalid, text.to_owned())
-}
-
-fn refusal(request: u64, No(code, text): No) -> proto::FromRouter {
-    let refusal = proto::Refusal { request, code: code.into(), text };
-    proto::FromRouter { body: Some(from_router::Body::Refusal(refusal)) }
 }
 
 /// One stream from its first byte to its end.
@@ -376,13 +342,16 @@ async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, strange
     });
     let (reader, mut writer, host, hello) = match greeted.await {
         Ok(Ok(greeted)) => greeted,
-        Ok(Err(error)) => return tracing::debug!(%from, %error, "no registration"),
-        Err(_) => return tracing::debug!(%from, "no registration: too slow"),
+        Ok(Err(error)) => return shared.ledger.note(Act::StreamRefused, from.ip(), error),
+        Err(_) => {
+            return shared.ledger.note(Act::StreamRefused, from.ip(), format!("no hello within {HELLO_LIMIT:?}"));
+        }
     };
     let guest = match Guest::welcome(&shared, host, hello, from).await {
         Ok(guest) => guest,
         Err(no) => {
             tracing::warn!(%from, host = %host.id(), why = no.1, "host refused");
+            shared.ledger.note(Act::HostRefused, host.id(), format!("{} (from {})", no.1, from.ip()));
             // The host learns by the end of the stream, too.
             let _ = timeout(HELLO_LIMIT, writer.write(&refusal(0, no))).await;
             return;
@@ -406,6 +375,8 @@ struct Guest {
     welcome: proto::Welcome,
     /// What the host watches, and what it was told last.
     watches: BTreeMap<Prefix, Option<Vec<Instance>>>,
+    /// Names that it asks for again and again, because another host has them; bounded by the prefixes that a host may have.
+    stands_by: BTreeSet<Prefix>,
     /// The host answers questions about first packets, and has its own answered.
     traces: bool,
     desk: Desk,
@@ -471,8 +442,8 @@ impl Guest {
         };
         let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
-        let (shared, watches) = (Arc::clone(shared), BTreeMap::new());
-        Ok(Self { shared, host, member, place, seat, welcome, watches, traces, desk })
+        let (shared, watches, stands_by) = (Arc::clone(shared), BTreeMap::new(), BTreeSet::new());
+        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, traces, desk })
     }
 
     /// Answers the host until it is gone; says why it is.
@@ -487,6 +458,8 @@ impl Guest {
         let reading = tokio::spawn(read_all(reader, sender));
         let mut questions = self.shared.lines.lock().open(self.place, self.seat.stream, self.traces);
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
+        let mut revoked = self.shared.revoked.subscribe();
+        revoked.mark_changed();
         let (mut silence, sweep_at) = (Silence::new(lease), Instant::now() + lease);
         let mut swept = false;
         let gone = loop {
@@ -509,7 +482,12 @@ impl Guest {
                 }
                 message = messages.recv() => match message {
                     None => break (Leave::Ended, "the stream ended".to_owned()),
-                    Some(Err(error)) => break (Leave::Ended, StreamError::to_string(&error)),
+                    Some(Err(error)) => {
+                        if matches!(error, StreamError::Garbage) {
+                            self.note(Act::MessageRefused, &error);
+                        }
+                        break (Leave::Ended, error.to_string());
+                    }
                     Some(Ok(message)) => {
                         silence.broken();
                         self.answer(message).await
@@ -519,6 +497,8 @@ impl Guest {
                 Some(question) = questions.recv() => vec![question],
                 // The sender lives in the roll, which this stream holds.
                 _ = changes.changed(), if !self.watches.is_empty() => self.news(),
+                // So does this one.
+                _ = revoked.changed() => self.put_out(&revoked.borrow_and_update()),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
             match timeout(lease, write_all(&mut writer, &answers)).await {
@@ -538,16 +518,15 @@ impl Guest {
         let body = match message.body {
             Some(Asked::Heartbeat(_)) => Answer::Heartbeat(proto::Heartbeat {}),
             Some(Asked::Register(asked)) => {
-                let request = asked.request;
+                let (request, name) = (asked.request, asked.name.clone());
+                let prefix = prefix_of(&asked.service_id, asked.bits).ok();
                 match self.register(asked).await {
-                    Ok(registered) => Answer::Registered(registered),
-                    // A standby asks every second.
-                    Err(no @ No(Code::Exclusive | Code::Partitions, _)) => {
-                        tracing::debug!(host = %self.place.host, why = no.1, "registration refused for now");
-                        return vec![refusal(request, no)];
+                    Ok(registered) => {
+                        prefix.map(|prefix| self.stands_by.remove(&prefix));
+                        Answer::Registered(registered)
                     }
                     Err(no) => {
-                        tracing::warn!(host = %self.place.host, why = no.1, "registration refused");
+                        self.note_refused(&name, prefix, &no);
                         return vec![refusal(request, no)];
                     }
                 }
@@ -555,7 +534,7 @@ impl Guest {
             Some(Asked::Watch(asked)) => {
                 return match self.watch(&asked) {
                     Ok(()) => self.news(),
-                    Err(no) => vec![refusal(asked.request, no)],
+                    Err(no) => self.refuse(asked.request, no),
                 };
             }
             Some(Asked::Withdraw(asked)) => match prefix_of(&asked.service_id, asked.bits) {
@@ -564,15 +543,15 @@ impl Guest {
                     tracing::info!(host = %self.place.host, %prefix, "withdrawn");
                     Answer::Withdrawn(proto::Withdrawn { request: asked.request })
                 }
-                Err(no) => return vec![refusal(asked.request, no)],
+                Err(no) => return self.refuse(asked.request, no),
             },
             Some(Asked::Resolve(asked)) => match <[u8; 32]>::try_from(asked.service_id) {
                 Ok(service) => self.resolve(asked.request, &ServiceId(service)),
-                Err(_) => return vec![refusal(asked.request, invalid("no serviceID"))],
+                Err(_) => return self.refuse(asked.request, invalid("no serviceID")),
             },
             Some(Asked::RenewMembership(asked)) => match membership_of(&self.shared, &self.member) {
                 Ok(chain) => Answer::Membership(proto::Membership { request: asked.request, chain }),
-                Err(no) => return vec![refusal(asked.request, no)],
+                Err(no) => return self.refuse(asked.request, no),
             },
             Some(Asked::Trace(asked)) => {
                 if !self.desk.take(self.shared.tracer.get(), asked) {
@@ -584,9 +563,48 @@ impl Guest {
                 self.shared.lines.lock().answered(self.place, answer);
                 return Vec::new();
             }
-            Some(Asked::Hello(_)) | None => return vec![refusal(0, invalid("the message makes no sense here"))],
+            Some(Asked::Hello(_)) | None => return self.refuse(0, invalid("the message makes no sense here")),
         };
         vec![answer_of(body)]
+    }
+
+    fn note(&self, act: Act, detail: impl ToString) {
+        self.shared.ledger.note(act, self.place.host, detail);
+    }
+
+    fn refuse(&self, request: u64, no: No) -> Vec<proto::FromRouter> {
+        self.note(Act::MessageRefused, &no.1);
+        vec![refusal(request, no)]
+    }
+
+    /// What a standby asks for every second is one refusal, until it is accepted.
+    fn note_refused(&mut self, name: &str, prefix: Option<Prefix>, no: &No) {
+        let No(code, why) = no;
+        if let (Code::Exclusive | Code::Partitions, Some(prefix)) = (code, prefix) {
+            if self.stands_by.contains(&prefix) {
+                return;
+            }
+            if self.stands_by.len() < PREFIXES_MAX {
+                self.stands_by.insert(prefix);
+            }
+        }
+        tracing::warn!(host = %self.place.host, name, why, "registration refused");
+        self.note(Act::RegisterRefused, format!("{}: {why}", shown(name)));
+    }
+
+    /// Whom the host is not to believe any more; nothing, where there is nobody.
+    fn put_out(&self, revoked: &[Revocation]) -> Vec<proto::FromRouter> {
+        let of_authority = revoked.iter().filter(|revocation| revocation.authority == self.place.authority);
+        let hosts: Vec<_> = of_authority
+            .map(|revocation| proto::Revocation {
+                host_key: revocation.host_key.to_vec(),
+                until_unix_s: revocation.until_s,
+            })
+            .collect();
+        if hosts.is_empty() {
+            return Vec::new();
+        }
+        vec![proto::FromRouter { body: Some(from_router::Body::Revoked(proto::Revoked { hosts })) }]
     }
 
     fn watch(&mut self, asked: &proto::Watch) -> Result<(), No> {
@@ -649,6 +667,14 @@ impl Guest {
             if prefix.bits != 256 || !proved.is_ok_and(|proved| proved.is_proved()) {
                 return Err(No(Code::Proof, format!("{name} is not certified by the key that it names")));
             }
+        } else if may_certify_itself(&name) && !self.member.is_granted_exactly(&prefix) {
+            return Err(No(
+                Code::Proof,
+                format!(
+                    "{name} may be the name of a key, and this host shows no certificate by it: serve it where that key is, or join again \
+                     with a token for it: `margay id token create --grant {name}`"
+                ),
+            ));
         } else if !self.member.may_register(if is_divided { &own } else { &prefix }) {
             let text = format!(
                 "this host has no grant for {name}; join again with a token that has: `margay id token create --grant`"
@@ -662,8 +688,14 @@ impl Guest {
         blocking(move || store.claim_name(&claimed)).await??;
         let proto::Register { weight, priority, exclusive, sticky, .. } = asked;
         let terms = Terms { weight, priority, partition_bits, exclusive, sticky };
-        let stream = self.seat.stream;
-        self.shared.roll.lock().register(self.place, stream, prefix, name.written(), terms, &*self.shared.sal)?;
+        if !asked.certificate_only {
+            let (stream, sal) = (self.seat.stream, &*self.shared.sal);
+            let is_new = self.shared.roll.lock().register(self.place, stream, prefix, name.written(), terms, sal)?;
+            if is_new {
+                tracing::info!(host = %self.place.host, %name, weight, priority, "registered");
+                self.note(Act::Register, format!("{name}, priority {priority}, weight {weight}"));
+            }
+        }
         let mut registered = proto::Registered {
             request: asked.request,
             certificate: Vec::new(),
@@ -673,7 +705,6 @@ impl Guest {
             (registered.certificate, registered.not_after_unix_s) =
                 issue::service(&authority, prefix, &self.host, unix_s);
         }
-        tracing::info!(host = %self.place.host, %name, weight = asked.weight, priority = asked.priority, "registered");
         Ok(registered)
     }
 
@@ -683,6 +714,18 @@ impl Guest {
         let instances = found.into_iter().take(INSTANCES_MAX).map(proto::Instance::from);
         from_router::Body::Resolved(proto::Resolved { request, instances: instances.collect(), truncated })
     }
+}
+
+/// Whether a name says bits alone, and those of one tail: they may be the hash of a service's key, which nobody can tell by looking at them. Then a
+/// grant for the service, or for all of the authority, is not meant for it.
+fn may_certify_itself(name: &Name) -> bool {
+    let is_whole = name.prefix().bits == 256 && name.service_id().tail().iter().any(|byte| *byte != 0);
+    is_whole && name.written().starts_with("sid:")
+}
+
+/// What somebody calls a name, as far as people want to read it.
+fn shown(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(NAME_SHOWN_MAX).collect()
 }
 
 async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Result<(), StreamError> {

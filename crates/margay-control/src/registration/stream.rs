@@ -92,12 +92,20 @@ async fn write_frame(to: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> Result<
 }
 
 /// Opens the stream to a router whose key is known.
+///
+/// # Errors
+///
+/// The connection breaks, or another host answers.
 pub async fn open(stream: TcpStream, own: &HostSecret, router: &HostPublic) -> Result<(Reader, Writer), StreamError> {
     let (reader, writer, peer) = shake(stream, own, true).await?;
     if peer == *router { Ok((reader, writer)) } else { Err(StreamError::WrongKey(peer.id())) }
 }
 
 /// Takes the stream of a host, whoever it is.
+///
+/// # Errors
+///
+/// The connection breaks, or what comes is no handshake.
 pub async fn accept(stream: TcpStream, own: &HostSecret) -> Result<(Reader, Writer, HostPublic), StreamError> {
     shake(stream, own, false).await
 }
@@ -130,6 +138,10 @@ async fn shake(
 
 impl Reader {
     /// The next message. Not cancel-safe: a reader belongs to one task.
+    ///
+    /// # Errors
+    ///
+    /// The connection breaks, or what comes is no message, or was not sent by the other end.
     pub async fn read<M: Message + Default>(&mut self) -> Result<M, StreamError> {
         let frame = read_frame(&mut self.half, FRAME_MAX).await?;
         let mut plain = vec![0; frame.len()];
@@ -141,6 +153,10 @@ impl Reader {
 
 impl Writer {
     /// Sends a message.
+    ///
+    /// # Errors
+    ///
+    /// The connection breaks, or the message is too long.
     pub async fn write(&mut self, message: &impl Message) -> Result<(), StreamError> {
         let plain = message.encode_to_vec();
         if plain.len() > FRAME_MAX - TAG_LEN {

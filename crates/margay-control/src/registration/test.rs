@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
-use margay_core::certificate::{TrustAnchor, TrustStore};
-use margay_core::key::HostSecret;
-use margay_core::name::{Name, Prefix, ServiceId, authority_block};
+use margay_core::certificate::{Revocation, TrustAnchor, TrustStore};
+use margay_core::key::{HostSecret, SigningKey};
+use margay_core::name::{Name, Prefix, ServiceId, authority_block, self_certifying_tail};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Rule, RuleId, TableError};
 use parking_lot::Mutex;
@@ -16,8 +16,8 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::api::v1::TraceHop;
-use crate::issue::authority_prefix;
-use crate::keyring::Keyring;
+use crate::issue::{self, authority_prefix};
+use crate::keyring::{Keyring, ServiceKey};
 use crate::store::{Store, Token};
 use crate::token::TokenSecret;
 use crate::{Clock, SalControl, StateDir};
@@ -35,6 +35,10 @@ struct Recorder {
     membership: Mutex<Vec<u8>>,
     /// How many rules there were for a prefix at the least, since it first had one.
     fewest: Mutex<BTreeMap<Prefix, usize>>,
+    /// Whom rules lead to, and those that did when it had no certificate yet.
+    served_by: Mutex<Option<Arc<Recorder>>>,
+    early: Mutex<Vec<Prefix>>,
+    revoked: Mutex<Vec<Revocation>>,
 }
 
 impl Recorder {
@@ -48,6 +52,9 @@ impl SalControl for Recorder {
         self.associations.lock().push(setup);
     }
     fn add_trust_anchor(&self, _: TrustAnchor) {}
+    fn revoke(&self, revocation: Revocation) {
+        self.revoked.lock().push(revocation);
+    }
     fn set_membership(&self, chain: Vec<u8>) {
         *self.membership.lock() = chain;
     }
@@ -55,6 +62,10 @@ impl SalControl for Recorder {
         self.certificates.lock().insert(prefix, chain);
     }
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        let is_early = |host: &Arc<Self>| !host.certificates.lock().contains_key(&prefix);
+        if self.served_by.lock().as_ref().is_some_and(is_early) {
+            self.early.lock().push(prefix);
+        }
         let mut next = self.next.lock();
         *next += 1;
         self.rules.lock().insert(RuleId(*next), (prefix, rule));
@@ -227,6 +238,73 @@ async fn a_name_is_registered_resolved_changed_and_withdrawn() {
 }
 
 #[tokio::test]
+async fn a_host_has_its_certificate_before_anybody_is_sent_to_it() {
+    let (router, at, host, home) = shop().await;
+    *router.core.served_by.lock() = Some(Arc::clone(&host.core));
+    home.register(registration("web.shop", 100));
+    until("registration", || state_of(&home, "web.shop") == "registered").await;
+    assert_eq!((router.core.early.lock().len(), at.instances().len()), (0, 1));
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_is_put_out_is_gone_at_once_and_the_others_hear_of_it() {
+    let (router, at, first, home) = shop().await;
+    let (out, outcast) = second(&router, &at).await;
+    outcast.register(registration("web.shop", 100));
+    until("registration", || state_of(&outcast, "web.shop") == "registered").await;
+    let key = out.local.host_key.public();
+    router.store.remove_member(key.id(), NOW_S).expect("written");
+    at.remove_host(key.id()).expect("readable");
+    assert_eq!(at.instances(), []);
+    await_phase(&outcast, Phase::Refused).await;
+    assert!(outcast.state().why.contains("needs a new join token"), "{}", outcast.state().why);
+    let revocation =
+        Revocation { authority: authority_block("shop"), host_key: key.0, until_s: NOW_S + issue::LIFETIME_S };
+    for core in [&router.core, &first.core] {
+        until("the news", || *core.revoked.lock() == [revocation]).await;
+    }
+    // Who comes later hears of it, too.
+    home.stop().await;
+    let again = first.join(&router, &at, None);
+    await_phase(&again, Phase::Connected).await;
+    until("the news again", || first.core.revoked.lock().len() == 2).await;
+    at.write_audit().await;
+    let refused = router.store.audit(100).expect("readable").into_iter().filter(|entry| entry.act == "host-refused");
+    assert!(refused.map(|entry| entry.subject).all(|subject| subject == key.id().to_string()));
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_registered_and_what_is_refused_is_in_the_log_with_its_reason() {
+    let (router, at, host, home) = shop().await;
+    home.register(registration("web.shop", 100));
+    home.register(registration("web.other", 100));
+    until("registration", || state_of(&home, "web.shop") == "registered").await;
+    until("the refusal", || state_of(&home, "web.other") == "refused").await;
+    // Said again it is nothing new.
+    home.register(registration("web.shop", 100));
+    let mut stream = TcpStream::connect(at.local_address()).await.expect("connected");
+    stream.write_all(&[0xff; 600]).await.expect("written");
+    // It may be reset, too: either way it is over.
+    let _ = timeout(LIMIT, stream.read_to_end(&mut Vec::new())).await.expect("the router ends it");
+    home.resolve("web.shop".parse::<Name>().expect("literal").service_id()).await.expect("all before is answered");
+    at.write_audit().await;
+    let log = router.store.audit(100).expect("readable");
+    let of = |act: &str| -> Vec<(String, String)> {
+        let entries = log.iter().filter(|entry| entry.act == act);
+        entries.map(|entry| (entry.subject.clone(), entry.detail.clone())).collect()
+    };
+    let id = host.local.host_key.public().id().to_string();
+    assert_eq!(of("register"), [(id.clone(), "web.shop, priority 100, weight 100".to_owned())]);
+    let [(subject, detail)] = &of("register-refused")[..] else { panic!("{log:?}") };
+    assert!(*subject == id && detail.starts_with("web.other: ") && detail.contains("no grant"), "{detail}");
+    let [(subject, _)] = &of("stream-refused")[..] else { panic!("{log:?}") };
+    assert_eq!(subject, "127.0.0.1");
+    at.stop().await;
+}
+
+#[tokio::test]
 async fn a_host_that_watches_a_prefix_hears_of_every_change() {
     let (router, at, _host, home) = shop().await;
     let authority = router.keyring.authority("shop").expect("readable").expect("made");
@@ -265,6 +343,33 @@ async fn what_no_grant_covers_is_refused_and_says_why() {
 }
 
 #[tokio::test]
+async fn bits_that_may_be_those_of_a_key_take_its_word_or_a_grant_for_just_them() {
+    let (router, at, host, home) = shop().await;
+    let mut rng = Rng::new([5; 32]);
+    let (right, wrong) = (SigningKey::generate(&mut rng), SigningKey::generate(&mut rng));
+    let mut service = "web.shop".parse::<Name>().expect("literal").service_id();
+    let head: [u8; 12] = service.0[..12].try_into().expect("twelve");
+    service.0[12..].copy_from_slice(&self_certifying_tail(&right.public(), &head));
+    let written = service.to_string();
+    let by = |key: &SigningKey| {
+        let key = ServiceKey { name: "web.shop".to_owned(), key: key.clone(), service };
+        issue::service_by_key(&key, &host.local.host_key.public(), NOW_S).0
+    };
+    for (proof, wanted) in [(Vec::new(), "refused"), (by(&wrong), "refused"), (by(&right), "registered")] {
+        home.register(Registration { proof, ..registration(&written, 100) });
+        until("an answer", || state_of(&home, &written) == wanted).await;
+    }
+    // A content's key has words that hash to its bits.
+    home.register(registration("web.shop/key:user42", 100));
+    until("registration", || state_of(&home, "web.shop/key:user42") == "registered").await;
+    let (other, grant) = (party(3, "web2"), Prefix::from(service));
+    let second = other.join(&router, &at, Some(router.token(1, 8, vec![grant])));
+    second.register(registration(&written, 100));
+    until("registration", || state_of(&second, &written) == "registered").await;
+    at.stop().await;
+}
+
+#[tokio::test]
 async fn a_token_is_good_for_as_many_hosts_as_it_says_and_a_member_needs_none() {
     let (router, at, host, home) = shop().await;
     let late = party(3, "late");
@@ -276,6 +381,26 @@ async fn a_token_is_good_for_as_many_hosts_as_it_says_and_a_member_needs_none() 
     let again = host.join(&router, &at, None);
     await_phase(&again, Phase::Connected).await;
     at.stop().await;
+}
+
+/// The lease would end only much later; and a name that is there all the while has an instance all the while.
+#[tokio::test]
+async fn a_host_that_leaves_its_address_registers_again_at_once() {
+    let (router, _at, host, home) = shop().await;
+    home.register(registration("web.shop", 5));
+    until("the registration", || state_of(&home, "web.shop") == "registered").await;
+    let prefix = "web.shop".parse::<Name>().expect("literal").prefix();
+    let streams = || router.core.associations.lock().len();
+    let before = streams();
+    home.moved(vec!["192.0.2.1".parse().expect("literal")]);
+    home.moved(vec!["127.0.0.1".parse().expect("literal")]);
+    until("another stream", || streams() > before).await;
+    home.register(registration("web.shop", 6));
+    until("the new weight", || router.core.rules_of(&prefix).first().is_some_and(|rule| rule.weight == 6)).await;
+    assert_eq!(streams(), before + 1, "what it did not use is nothing to it");
+    assert_eq!(router.core.rules_of(&prefix).len(), 1);
+    assert_eq!(router.core.fewest.lock().get(&prefix).copied().unwrap_or(1), 1);
+    assert_eq!(host.core.associations.lock().len(), before + 1);
 }
 
 #[tokio::test]
@@ -330,6 +455,7 @@ fn register(name: &str) -> super::proto::from_host::Body {
         partition_bits: 0,
         exclusive: false,
         sticky: false,
+        certificate_only: false,
     })
 }
 

@@ -1,4 +1,5 @@
-//! Who was given what, and when: the newest entries, written in the transaction of the act itself.
+//! Who was given what, who asked and was refused, and when: the newest entries. What the store itself changes is noted in the
+//! transaction of the act.
 
 use prost::Message;
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
@@ -6,33 +7,51 @@ use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransacti
 use super::record::AuditRecord;
 use super::{Failure, Store, StoreError};
 
-const AUDIT: TableDefinition<u64, &[u8]> = TableDefinition::new("audit");
-/// Entries kept; the oldest go.
+/// What was done, and what was refused. Refusals, of which strangers can cause any number, push out nothing but refusals.
+const DONE: TableDefinition<u64, &[u8]> = TableDefinition::new("audit");
+const REFUSED: TableDefinition<u64, &[u8]> = TableDefinition::new("audit_refused");
+/// Entries kept of each; the oldest go.
 const ENTRIES_MAX: u64 = 10_000;
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditEntry {
-    /// When, in seconds since 1970.
+    /// When, in seconds since 1970; the first time, where it stands for several.
     pub unix_s: u64,
-    /// What was done: `token-create`, `token-revoke`, `join`, `member-remove`.
+    /// What was done: `token-create`, `token-revoke`, `join`, `member-remove`, `register`; or what was not: `stream-refused`,
+    /// `host-refused`, `register-refused`, `message-refused`.
     pub act: String,
-    /// To whom: a token's or a host's identifier.
+    /// To whom: a token's or a host's identifier, or an address.
     pub subject: String,
-    /// What it was about.
+    /// What it was about, and why it was refused.
     pub detail: String,
+    /// How often.
+    pub count: u64,
+}
+
+impl AuditEntry {
+    /// Of one act.
+    pub fn once(unix_s: u64, act: &str, subject: String, detail: String) -> Self {
+        Self { unix_s, act: act.to_owned(), subject, detail, count: 1 }
+    }
+
+    /// Whether it says what did not happen.
+    pub fn is_refusal(&self) -> bool {
+        self.act.ends_with("-refused")
+    }
 }
 
 pub(super) fn create(transaction: &WriteTransaction) -> Result<(), Failure> {
-    transaction.open_table(AUDIT)?;
+    transaction.open_table(DONE)?;
+    transaction.open_table(REFUSED)?;
     Ok(())
 }
 
 pub(super) fn note(transaction: &WriteTransaction, entry: AuditEntry) -> Result<(), Failure> {
-    let mut table = transaction.open_table(AUDIT)?;
+    let mut table = transaction.open_table(if entry.is_refusal() { REFUSED } else { DONE })?;
     let next = table.last()?.map_or(0, |(number, _)| number.value() + 1);
-    let AuditEntry { unix_s, act, subject, detail } = entry;
-    let record = AuditRecord { unix_s, act, subject, detail };
+    let AuditEntry { unix_s, act, subject, detail, count } = entry;
+    let record = AuditRecord { unix_s, act, subject, detail, count };
     table.insert(next, &record.encode_to_vec()[..])?;
     if table.len()? > ENTRIES_MAX {
         table.pop_first()?;
@@ -41,6 +60,15 @@ pub(super) fn note(transaction: &WriteTransaction, entry: AuditEntry) -> Result<
 }
 
 impl Store {
+    /// Writes entries, all or none.
+    ///
+    /// # Errors
+    ///
+    /// The disk refuses.
+    pub fn note_all(&self, entries: &[AuditEntry]) -> Result<(), StoreError> {
+        self.write(|transaction| entries.iter().try_for_each(|entry| note(transaction, entry.clone())))
+    }
+
     /// The newest `limit` entries, newest first.
     ///
     /// # Errors
@@ -48,14 +76,38 @@ impl Store {
     /// The disk refuses, or the store is damaged.
     pub fn audit(&self, limit: usize) -> Result<Vec<AuditEntry>, StoreError> {
         self.read(|transaction| {
-            let table = transaction.open_table(AUDIT)?;
-            let newest = table.iter()?.rev().take(limit);
-            newest
-                .map(|entry| {
-                    let AuditRecord { unix_s, act, subject, detail } = AuditRecord::decode(entry?.1.value())?;
-                    Ok(AuditEntry { unix_s, act, subject, detail })
-                })
-                .collect()
+            let mut entries = Vec::new();
+            for table in [DONE, REFUSED] {
+                for entry in transaction.open_table(table)?.iter()?.rev().take(limit) {
+                    let AuditRecord { unix_s, act, subject, detail, count } = AuditRecord::decode(entry?.1.value())?;
+                    // Older programs counted nothing.
+                    entries.push(AuditEntry { unix_s, act, subject, detail, count: count.max(1) });
+                }
+            }
+            // Of one second, in the order in which they were written.
+            entries.sort_by_key(|entry| std::cmp::Reverse(entry.unix_s));
+            entries.truncate(limit);
+            Ok(entries)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::store;
+
+    #[test]
+    fn refusals_push_out_refusals_alone() {
+        let (_base, store) = store();
+        let entry = |number: u64, act: &str| AuditEntry::once(number, act, "h".to_owned(), "d".to_owned());
+        store.note_all(&[entry(1, "join")]).expect("written");
+        let flood: Vec<AuditEntry> = (0..=ENTRIES_MAX).map(|number| entry(2 + number, "host-refused")).collect();
+        store.note_all(&flood).expect("written");
+        let all = store.audit(usize::MAX).expect("readable");
+        assert_eq!(all.len() as u64, ENTRIES_MAX + 1);
+        assert_eq!((all[0].unix_s, all[0].act.as_str()), (2 + ENTRIES_MAX, "host-refused"));
+        assert_eq!(all.last().map(|last| last.act.as_str()), Some("join"));
+        assert_eq!(store.audit(1).expect("readable"), all[..1]);
     }
 }

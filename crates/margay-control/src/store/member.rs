@@ -1,6 +1,7 @@
 //! On a router: join tokens, and the hosts that used them.
 
-use margay_core::key::{HostId, HostPublic, to_hex};
+use margay_core::certificate::{REVOCATIONS_MAX, Revocation};
+use margay_core::key::{HostId, HostPublic};
 use margay_core::name::{Prefix, authority_block};
 use prost::Message;
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
@@ -8,12 +9,15 @@ use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransacti
 use super::audit::{self, AuditEntry};
 use super::record::{MemberRecord, TokenRecord, bytes, prefix_key, prefix_of};
 use super::{Failure, Store, StoreError};
+use crate::issue::LIFETIME_S;
 use crate::token::TokenHash;
 
 /// By the hash of the secret.
 const TOKENS: TableDefinition<[u8; 32], &[u8]> = TableDefinition::new("tokens");
 /// Host's key, then the authority's block.
 const MEMBERS: TableDefinition<[u8; 40], &[u8]> = TableDefinition::new("members");
+/// Hosts that were put out, by the same key: until when what was signed for them would hold.
+const REVOKED: TableDefinition<[u8; 40], u64> = TableDefinition::new("revoked");
 const TOKENS_MAX: u64 = 10_000;
 const MEMBERS_MAX: u64 = 100_000;
 /// Grants and groups of one host; more than a certificate carries would be of no use.
@@ -94,6 +98,11 @@ impl Member {
     pub fn may_register(&self, prefix: &Prefix) -> bool {
         self.grants.iter().any(|grant| grant.covers(prefix))
     }
+
+    /// Whether a grant is for `prefix` alone, and not for more.
+    pub fn is_granted_exactly(&self, prefix: &Prefix) -> bool {
+        self.grants.contains(prefix)
+    }
 }
 
 /// Why a host is not let in.
@@ -101,20 +110,20 @@ impl Member {
 pub enum AdmitError {
     /// No such token here.
     #[error(
-        "this router does not know the join token: it was revoked, or made on another router; make a new one with `margay token create`"
+        "this router does not know the join token: it was revoked, or made on another router; make a new one with `margay id token create`"
     )]
     UnknownToken,
     /// Too late.
-    #[error("the join token has expired; make a new one with `margay token create`")]
+    #[error("the join token has expired; make a new one with `margay id token create`")]
     Expired,
     /// Others were faster.
-    #[error("the join token was used up by other hosts; make a new one with `margay token create`")]
+    #[error("the join token was used up by other hosts; make a new one with `margay id token create`")]
     UsedUp,
     /// For another authority.
     #[error("the join token is for another authority than the host asked for")]
     OtherAuthority,
     /// It never joined, or was removed.
-    #[error("this host is no member here; it needs a new join token: `margay token create` on the router")]
+    #[error("this host is no member here; it needs a new join token: `margay id token create` on the router")]
     NotAMember,
     /// Its tokens gave it more than can be kept.
     #[error(
@@ -129,6 +138,7 @@ pub enum AdmitError {
 pub(super) fn create(transaction: &WriteTransaction) -> Result<(), Failure> {
     transaction.open_table(TOKENS)?;
     transaction.open_table(MEMBERS)?;
+    transaction.open_table(REVOKED)?;
     Ok(())
 }
 
@@ -207,8 +217,7 @@ impl Store {
             }
             table.insert(token.hash.0, &encode_token(token)[..])?;
             let detail = format!("{} hosts into {}", token.uses_left, token.authority);
-            let act = "token-create".to_owned();
-            audit::note(transaction, AuditEntry { unix_s: token.created_s, act, subject: token.hash.id(), detail })
+            audit::note(transaction, AuditEntry::once(token.created_s, "token-create", token.hash.id(), detail))
         })
     }
 
@@ -239,8 +248,7 @@ impl Store {
         self.write(|transaction| {
             transaction.open_table(TOKENS)?.remove(token.hash.0)?;
             let detail = token.authority.clone();
-            let act = "token-revoke".to_owned();
-            audit::note(transaction, AuditEntry { unix_s, act, subject: id.to_owned(), detail })
+            audit::note(transaction, AuditEntry::once(unix_s, "token-revoke", id.to_owned(), detail))
         })?;
         Ok(Some(token))
     }
@@ -290,7 +298,7 @@ impl Store {
             token.uses_left = token.uses_left.saturating_sub(1);
             tokens.insert(hash.0, &encode_token(&token)[..])?;
             let (subject, detail) = (key.host.id().to_string(), format!("{} by token {}", token.authority, hash.id()));
-            audit::note(transaction, AuditEntry { unix_s, act: "join".to_owned(), subject, detail })?;
+            audit::note(transaction, AuditEntry::once(unix_s, "join", subject, detail))?;
             Ok((true, Ok(member_of(key.host, record)?)))
         })?
     }
@@ -326,7 +334,27 @@ impl Store {
         })
     }
 
-    /// Removes a host from every authority; gives what it was.
+    /// Hosts that were put out, as long as something that was signed for them would hold.
+    ///
+    /// # Errors
+    ///
+    /// The disk refuses, or the store is damaged.
+    pub fn revocations(&self, unix_s: u64) -> Result<Vec<Revocation>, StoreError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(REVOKED)?;
+            let mut all = Vec::new();
+            for entry in table.iter()? {
+                let (key, until_s) = entry?;
+                let (host_key, authority) =
+                    (bytes("a host's key", &key.value()[..32])?, bytes("a block", &key.value()[32..])?);
+                all.push(Revocation { authority, host_key, until_s: until_s.value() });
+            }
+            all.retain(|revocation| revocation.until_s >= unix_s);
+            Ok(all)
+        })
+    }
+
+    /// Removes a host from every authority, and revokes what was signed for it; gives what it was.
     ///
     /// # Errors
     ///
@@ -341,13 +369,32 @@ impl Store {
             for member in &gone {
                 let key = MemberKey { host: member.host, authority: authority_block(&member.authority) };
                 table.remove(member_key(&key))?;
+                revoke(transaction, &key, unix_s)?;
             }
             let detail = gone.iter().map(|member| member.authority.as_str()).collect::<Vec<_>>().join(" ");
-            let act = "member-remove".to_owned();
-            audit::note(transaction, AuditEntry { unix_s, act, subject: to_hex(&host.0), detail })
+            audit::note(transaction, AuditEntry::once(unix_s, "member-remove", host.to_string(), detail))
         })?;
         Ok(gone)
     }
+}
+
+/// Nothing that was signed for a host until now holds any longer.
+fn revoke(transaction: &WriteTransaction, key: &MemberKey, unix_s: u64) -> Result<(), Failure> {
+    let mut table = transaction.open_table(REVOKED)?;
+    table.retain(|_, until_s| until_s >= unix_s)?;
+    table.insert(member_key(key), unix_s + LIFETIME_S)?;
+    // Of more, those that end first are forgotten, here as at the hosts.
+    let mut ends: Vec<u64> = table.iter()?.map(|entry| Ok(entry?.1.value())).collect::<Result<_, Failure>>()?;
+    if ends.len() > REVOCATIONS_MAX {
+        ends.sort_unstable();
+        let first = ends[0];
+        tracing::warn!(
+            limit = REVOCATIONS_MAX,
+            "more revocations than are remembered: the oldest certificates hold to their end"
+        );
+        table.retain(|_, until_s| until_s > first)?;
+    }
+    Ok(())
 }
 
 fn usable(found: Option<Token>, key: &MemberKey, unix_s: u64) -> Result<Token, AdmitError> {
@@ -430,6 +477,10 @@ mod tests {
         assert_eq!(member.groups, ["web", "db"]);
         assert_eq!(member.grants.len(), 1);
         assert_eq!(store.remove_member(host(1).host.id(), 160).expect("written").len(), 1);
+        let revoked = |unix_s| store.revocations(unix_s).expect("readable");
+        let until_s = 160 + LIFETIME_S;
+        assert_eq!(revoked(160), [Revocation { authority: host(1).authority, host_key: host(1).host.0, until_s }]);
+        assert_eq!(revoked(until_s + 1), [], "all that was signed has ended by itself");
         assert!(store.member(&host(1)).expect("readable").is_none());
         assert!(matches!(store.admit(&host(1), "a", None, 150), Err(AdmitError::NotAMember)));
     }

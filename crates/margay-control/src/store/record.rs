@@ -130,4 +130,6 @@ pub(super) struct AuditRecord {
     pub subject: String,
     #[prost(string, tag = "4")]
     pub detail: String,
+    #[prost(uint64, tag = "5")]
+    pub count: u64,
 }

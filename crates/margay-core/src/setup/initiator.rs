@@ -30,6 +30,7 @@ use crate::related::Related;
 use crate::rng::Rng;
 use crate::sal::Sal;
 use crate::secure::{Cipher, Verdict};
+use crate::segment::{OTHERS_WAIT, SEGMENT, SEGMENT_TIMEOUT};
 use crate::table::Resolution;
 use crate::time::Instant;
 
@@ -37,6 +38,9 @@ const UDP: u8 = 17;
 /// What people are told.
 const NO_COMMON_STACK: &str =
     "one end demands `secure` and the other cannot carry the connection so; run the same version on both hosts";
+
+const NOBODY_NEAR: &str =
+    "no host on this network segment serves the name, and no service router is known; see `margay status`";
 
 /// What a SYN-ACK proved: the association that it came under, and where it came from.
 struct Answer {
@@ -137,7 +141,7 @@ impl Sal {
             held: Vec::new(),
             retries: 0,
             first_carried: false,
-            give_up: now + SETUP_TIMEOUT,
+            give_up: now + if start.next_hop == SEGMENT { SEGMENT_TIMEOUT } else { SETUP_TIMEOUT },
             handshake_seed: self.rng.bytes(),
             association: self.associations.fresh_id(&mut self.rng),
             cookie: None,
@@ -145,6 +149,7 @@ impl Sal {
             flow_port,
             related: start.related,
             pinned: start.pinned,
+            refused: None,
         }));
         self.flows.insert(flow);
         self.send_syn(now, id);
@@ -257,7 +262,7 @@ impl Sal {
             other => other?,
         };
         if let Some(error) = message.error() {
-            if self.resolve_again(now, id) {
+            if self.resolve_again(now, id) || self.others_may_answer(now, id, error.code) {
                 return Ok(());
             }
             let why = unreachable_of(error.code);
@@ -265,6 +270,32 @@ impl Sal {
             return Ok(());
         }
         self.accept_answer(now, from, message, answer)
+    }
+
+    /// A whole segment was asked, and one host has refused, or may not speak for the name: its word is not the last one.
+    fn others_may_answer(&mut self, now: Instant, id: FlowId, code: ErrorCode) -> bool {
+        let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
+        if setup.next_hop != SEGMENT {
+            return false;
+        }
+        // Whoever may not speak for the name cannot shorten the time of those who may.
+        if setup.refused.replace(code).is_none() && code != ErrorCode::BadCertificate {
+            setup.give_up = setup.give_up.min(now + OTHERS_WAIT);
+            let give_up = setup.give_up;
+            self.flows.set_deadline(id, Some(give_up));
+        }
+        true
+    }
+
+    /// Nobody has set the flow up in time.
+    pub(crate) fn give_up_connecting(&mut self, id: FlowId) {
+        let Some(Setup::Initiator(setup)) = self.flows.get(id).map(|flow| &flow.setup) else { return };
+        let (how, why) = match (setup.refused, setup.next_hop) {
+            (Some(code), _) => (unreachable_of(code), error_text(code)),
+            (None, SEGMENT) => (Unreachable::Port, NOBODY_NEAR),
+            (None, _) => (Unreachable::Host, "nobody answered in time; `margay check` looks for the cause"),
+        };
+        self.fail_connecting(id, how, why);
     }
 
     fn has_family_of(&self, remote: IpAddr) -> bool {
@@ -309,8 +340,7 @@ impl Sal {
         let (authenticated, cipher) = match self.check_answer(id, message, answer.association) {
             Ok(checked) => checked,
             Err((why, reason)) => {
-                self.say_reset(answer.association, message, answer.message_3.as_deref());
-                self.fail_connecting(id, Unreachable::Prohibited, &why);
+                self.turn_down(now, message, &answer, &why);
                 return Err(reason);
             }
         };
@@ -367,6 +397,17 @@ impl Sal {
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
+    }
+
+    /// The host that answered may not, or not so. Its half of the flow ends, and the flow with it unless others may answer.
+    fn turn_down(&mut self, now: Instant, message: &Message<'_>, answer: &Answer, why: &str) {
+        self.say_reset(answer.association, message, answer.message_3.as_deref());
+        if !self.others_may_answer(now, message.dst_flow, ErrorCode::BadCertificate) {
+            self.fail_connecting(message.dst_flow, Unreachable::Prohibited, why);
+        } else if answer.message_3.is_some() {
+            // The next answer brings an association of the same number.
+            self.associations.remove(answer.association);
+        }
     }
 
     /// Gives the application the answer that came inside the SYN-ACK.
@@ -688,6 +729,7 @@ fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::HopLimit => "the routers forward this name in a circle; their operators must mend the rules",
         ErrorCode::Overloaded => "the instance is overloaded; try again",
         ErrorCode::NoCommonStack => NO_COMMON_STACK,
+        ErrorCode::BadCertificate => "only hosts answered that may not speak for this name; their certificates say so",
         _ => "the peer refused the connection",
     }
 }

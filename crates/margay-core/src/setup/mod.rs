@@ -16,8 +16,8 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use margay_wire::{
-    AuthRepr, CapabilitiesRepr, Extension, Flags, FlowId, FlowPortRepr, Kind, Message, MessageWriter, NextProtocol,
-    ResolvableRepr, SEAL_TAG_LEN, SessionId,
+    AuthRepr, CapabilitiesRepr, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, Kind, Message, MessageWriter,
+    NextProtocol, ResolvableRepr, SEAL_TAG_LEN, SessionId,
 };
 
 use crate::association::Association;
@@ -76,6 +76,8 @@ pub(crate) struct InitiatorSetup {
     pub related: Option<Related>,
     /// The next hop is the one instance that the program's datagram was resolved to.
     pub pinned: bool,
+    /// What one host of the segment has refused it with, while others may still answer.
+    pub refused: Option<ErrorCode>,
 }
 
 /// What the responder keeps until the initiator is proved.
@@ -92,6 +94,8 @@ pub(crate) struct ResponderSetup {
     pub association: u32,
     pub datagram_max: u16,
     pub allow: Allow,
+    /// By what this host could answer for the name when it was asked: it answers by that, also where it has left meanwhile.
+    pub chain: Vec<u8>,
     /// SYN-ACK datagrams as sent, to be sent again.
     pub answers: Vec<(SocketAddr, Vec<u8>)>,
     /// When they were sent, if only once.
@@ -129,6 +133,15 @@ pub(crate) struct Reply {
     pub direct: SocketAddr,
     /// The router that relays to the initiator.
     pub via: Option<SocketAddr>,
+    /// Only that way: nobody has vouched for the other.
+    pub is_detour: bool,
+}
+
+impl Reply {
+    /// To whoever sent the packet.
+    pub fn straight(from: SocketAddr) -> Self {
+        Self { direct: from, via: None, is_detour: false }
+    }
 }
 
 /// The wait before try number `retries` + 1.

@@ -22,6 +22,7 @@ use crate::output::DropReason;
 use crate::packet::{self, AppPacket, Parsed};
 use crate::sal::Sal;
 use crate::secure::Verdict;
+use crate::segment::COPIES;
 use crate::surrogate::{other_port, responder_tuple, shown as shown_as};
 use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
@@ -70,8 +71,7 @@ impl Sal {
         }
         let claimed = HostId(exchange.host_id);
         let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
-        let inner = inner_packet(message, session.protocol)?;
-        let verdict = self.answer_stack(message, &arrival.service);
+        let (inner, verdict) = (inner_packet(message, session.protocol)?, self.answer_stack(message, &arrival.service));
         let cipher = verdict.cipher();
         if let Some(association) = known
             && !self.is_allowed(association, &arrival.service, &demux.allow)
@@ -104,6 +104,7 @@ impl Sal {
             association: if known.is_some() { 0 } else { self.associations.fresh_id(&mut self.rng) },
             datagram_max,
             allow: demux.allow.clone(),
+            chain: self.certificate_for(&arrival.service),
             answers: Vec::new(),
             answered: None,
             app_answer: None,
@@ -179,6 +180,10 @@ impl Sal {
         if setup.initiator_flow != initiator_flow {
             return Err(DropReason::Unexpected);
         }
+        if self.came_to_all && self.now.since(flow.since) < COPIES {
+            // The same question by the other family, or another relay.
+            return Ok(());
+        }
         // A listener whose queue was full has said nothing; it is asked again, as TCP itself would.
         if let Some(syn) = setup.syn.clone() {
             self.queue.inject(syn);
@@ -237,7 +242,7 @@ impl Sal {
     /// Sends an untagged message straight and through the router.
     fn send_both_ways(&mut self, reply: Reply, mut draft: Draft<'_>) {
         let kind = draft.kind;
-        if let Some(datagram) = draft.write(None) {
+        if let Some(datagram) = draft.write(None).filter(|_| !reply.is_detour) {
             self.transmit(reply.direct, datagram, kind);
         }
         if let Some(via) = reply.via {
@@ -252,6 +257,10 @@ impl Sal {
 
     /// Refuses a SYN under an association that the claimed sender shares with this host.
     pub(crate) fn refuse_syn(&mut self, arrival: &Arrival<'_>, association: u32, code: ErrorCode) {
+        if arrival.reply.is_detour {
+            // Others may answer; who asked hears in time that nobody has.
+            return;
+        }
         let extensions = [Extension::Error(ErrorRepr { code, text: "" })];
         let mut draft = Draft::new(Kind::SynAck, arrival.message.src_flow, FlowId(0));
         draft.extensions = &extensions;
@@ -321,7 +330,7 @@ impl Sal {
         let (session, service, known) = (flow.session, flow.service, flow.association);
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
-        let (reply, syn_len, cipher) = (setup.reply, setup.syn_len, setup.cipher);
+        let (reply, syn_len, cipher, chain) = (setup.reply, setup.syn_len, setup.cipher, setup.chain.clone());
         let mut tag_key = [0; 32];
         let mut message_2 = Vec::new();
         if known == 0 {
@@ -344,7 +353,6 @@ impl Sal {
         }
         let host_id = self.host_id().0;
         let exchange = KeyExchangeRepr { host_id, assoc_id: reserved, message: &message_2 };
-        let chain = self.certificate_for(&service);
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id));
         extensions.extend(cipher.map(|cipher| Extension::Stack(cipher.stack())));
@@ -378,7 +386,8 @@ impl Sal {
     ) -> Vec<(SocketAddr, Vec<u8>)> {
         let mut budget = syn_len;
         let mut answers = Vec::new();
-        let routes = reply.via.map(|via| (via, true)).into_iter().chain([(reply.direct, false)]);
+        let straight = (!reply.is_detour).then_some((reply.direct, false));
+        let routes = reply.via.map(|via| (via, true)).into_iter().chain(straight);
         for (to, relayed) in routes {
             let mut copy = Draft { ..Draft::new(draft.kind, draft.dst_flow, draft.src_flow) };
             copy.extensions = draft.extensions;

@@ -2,6 +2,7 @@
 
 mod acl;
 mod active_sockets;
+mod ad_hoc;
 mod af_serval;
 mod agent_restart;
 mod apps;
@@ -33,7 +34,9 @@ mod nat_first_contact;
 mod odd_hosts;
 mod odd_packets;
 pub mod pair;
+mod registration_attacks;
 mod renumber;
+mod replicated_web;
 mod roam;
 mod round_trips;
 mod secure_throughput;
@@ -110,8 +113,11 @@ pub fn is_long() -> bool {
 /// All scenarios, in the order in which they are run.
 pub const ALL: &[Scenario] = &[
     late_binding::SCENARIO,
+    replicated_web::SCENARIO,
+    registration_attacks::SCENARIO,
     encap_throughput::SCENARIO,
     nat_first_contact::SCENARIO,
+    ad_hoc::SCENARIO,
     acl::SCENARIO,
     flow_memory::SCENARIO,
     odd_hosts::SCENARIO,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpSocket, UdpSocket};
@@ -17,31 +18,42 @@ use crate::pump::Dice;
 use crate::traffic::{any_of, echo, resolve};
 
 /// What to attempt.
+#[derive(Args, Debug)]
 pub struct Plan {
-    /// Server's name or address.
+    /// Server's name or address
     pub host: String,
-    /// Server's port.
+    /// Server's port
     pub port: u16,
-    /// Datagrams instead of a connection.
+    /// Use UDP
+    #[arg(long)]
     pub udp: bool,
-    /// Bytes to exchange.
+    /// Bytes to exchange
+    #[arg(long, default_value_t = 64)]
     pub bytes: usize,
-    /// Source address and port.
+    /// Source address and port
+    #[arg(long)]
     pub from: Option<SocketAddr>,
-    /// When an attempt counts as failed.
+    /// When an attempt counts as failed
+    #[arg(long, default_value_t = 5_000)]
     pub timeout_ms: u64,
-    /// Pause after each attempt.
+    /// Pause after each attempt
+    #[arg(long, default_value_t = 0)]
     pub pause_ms: u64,
-    /// How often the bytes are exchanged.
-    pub rounds: usize,
-    /// Pause between two exchanges.
-    pub round_pause_ms: u64,
-    /// Largest segment of a connection; 0: as the kernel has it.
-    pub mss: u32,
-    /// A datagram is sent again after this time without an answer; 0: never.
+    /// Send a datagram again after this time without an answer; 0: never
+    #[arg(long, default_value_t = 0)]
     pub resend_ms: u64,
-    /// Bytes of a datagram in the second half of the exchanges, if not the same.
+    /// Bytes of a datagram in the second half of the exchanges
+    #[arg(long)]
     pub then_bytes: Option<usize>,
+    /// How often each connection exchanges the bytes
+    #[arg(long, default_value_t = 1)]
+    pub rounds: usize,
+    /// Pause between two exchanges
+    #[arg(long, default_value_t = 0)]
+    pub round_pause_ms: u64,
+    /// Largest segment of a connection; 0: as the kernel has it
+    #[arg(long, default_value_t = 0)]
+    pub mss: u32,
 }
 
 impl Plan {

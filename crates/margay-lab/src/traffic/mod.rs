@@ -7,10 +7,12 @@ mod datagrams;
 mod dns;
 mod download;
 mod echo;
+mod fetches;
 mod flows;
 mod forger;
 mod hijack;
 mod hostile;
+mod intruder;
 mod memcached;
 mod odd;
 mod pingpong;
@@ -29,6 +31,8 @@ pub use attempt::Outcome;
 pub use connects::Connects;
 pub use datagrams::{Blasted, Slice};
 pub use download::Download;
+pub use fetches::Fetched;
+pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
 pub use transfer::{STOP, Way, Word, now_us};
@@ -159,6 +163,18 @@ pub enum Traffic {
         #[arg(long)]
         ask: Option<String>,
     },
+    /// Fetch a file from a web server again and again, over new connections, until the input ends; say what became of each
+    Fetches {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// File on the server, without the first slash
+        path: String,
+        /// How many fetch at once
+        #[arg(long)]
+        clients: usize,
+    },
     /// Name server that gives one address for every name
     Dns {
         /// Where to listen
@@ -170,46 +186,15 @@ pub enum Traffic {
     },
     /// Connect, exchange some bytes with an echo server, close; again and again
     Attempt {
-        /// Server's name or address
-        host: String,
-        /// Server's port
-        port: u16,
+        /// Each of them
+        #[command(flatten)]
+        plan: attempt::Plan,
         /// How often
         #[arg(long)]
         count: usize,
         /// How many at once
         #[arg(long, default_value_t = 1)]
         parallel: usize,
-        /// Use UDP
-        #[arg(long)]
-        udp: bool,
-        /// Bytes to exchange
-        #[arg(long, default_value_t = 64)]
-        bytes: usize,
-        /// Source address and port
-        #[arg(long)]
-        from: Option<SocketAddr>,
-        /// When an attempt counts as failed
-        #[arg(long, default_value_t = 5_000)]
-        timeout_ms: u64,
-        /// Pause after each attempt
-        #[arg(long, default_value_t = 0)]
-        pause_ms: u64,
-        /// Send a datagram again after this time without an answer; 0: never
-        #[arg(long, default_value_t = 0)]
-        resend_ms: u64,
-        /// Bytes of a datagram in the second half of the exchanges
-        #[arg(long)]
-        then_bytes: Option<usize>,
-        /// How often each connection exchanges the bytes
-        #[arg(long, default_value_t = 1)]
-        rounds: usize,
-        /// Pause between two exchanges
-        #[arg(long, default_value_t = 0)]
-        round_pause_ms: u64,
-        /// Largest segment of a connection; 0: as the kernel has it
-        #[arg(long, default_value_t = 0)]
-        mss: u32,
     },
     /// Send SETs to memcached by UDP, so many at once, and print how many were answered
     MemcachedSets {
@@ -285,6 +270,8 @@ pub enum Traffic {
         #[arg(long, default_value_t = 7)]
         port: u16,
     },
+    /// Register with a router without a right to it, in every way; print what was granted
+    Intrude(Box<intruder::Plan>),
     /// Try to take over what others have: forgeries of every type of message, and real ones again, as they were or changed
     Hijack {
         /// Host whose SAL port gets it; may be given more than once
@@ -338,39 +325,11 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Arrivals { host, port, every_ms, ask } => {
             runtime.block_on(arrivals::keep_coming(host, port, Duration::from_millis(every_ms), ask))
         }
-        Traffic::Dns { listen, answer } => dns::serve(listen, answer),
-        Traffic::Attempt {
-            host,
-            port,
-            count,
-            parallel,
-            udp,
-            bytes,
-            from,
-            timeout_ms,
-            pause_ms,
-            resend_ms,
-            then_bytes,
-            rounds,
-            round_pause_ms,
-            mss,
-        } => {
-            let plan = attempt::Plan {
-                host,
-                port,
-                udp,
-                bytes,
-                from,
-                timeout_ms,
-                pause_ms,
-                rounds,
-                round_pause_ms,
-                mss,
-                resend_ms,
-                then_bytes,
-            };
-            runtime.block_on(attempt::repeat(plan, count, parallel))
+        Traffic::Fetches { host, port, path, clients } => {
+            runtime.block_on(fetches::keep_fetching(&host, port, &path, clients))
         }
+        Traffic::Dns { listen, answer } => dns::serve(listen, answer),
+        Traffic::Attempt { plan, count, parallel } => runtime.block_on(attempt::repeat(plan, count, parallel)),
         Traffic::MemcachedSets { to, window, bytes } => memcached::send_sets(memcached::Plan { to, window, bytes }),
         Traffic::MemcachedTaken { port, every_ms } => memcached::watch_sets(port, Duration::from_millis(every_ms)),
         Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),
@@ -380,6 +339,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             let plan = hostile::Plan { targets: target, honest, strangers, count, rate };
             hostile::trouble(&plan, capture.as_deref(), service.as_deref().map(|service| (service, port)))
         }
+        Traffic::Intrude(plan) => runtime.block_on(intruder::intrude(&plan)),
         Traffic::Hijack { target, honest, strangers, forgeries, flips, rate, capture } => {
             hijack::attack(&hijack::Plan { targets: target, honest, strangers, forgeries, flips, rate }, &capture)
         }

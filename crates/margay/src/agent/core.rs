@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use margay_control::SalControl;
-use margay_core::certificate::TrustAnchor;
+use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::table::{Rule, RuleId, TableError};
 use margay_core::{AssociationSetup, Sal};
@@ -24,6 +24,10 @@ impl SalControl for CoreHandle {
 
     fn add_trust_anchor(&self, anchor: TrustAnchor) {
         self.0.with_sal(|sal, _| sal.add_trust_anchor(anchor));
+    }
+
+    fn revoke(&self, revocation: Revocation) {
+        self.0.with_sal(|sal, _| sal.revoke(revocation));
     }
 
     fn set_membership(&self, chain: Vec<u8>) {

@@ -141,6 +141,8 @@ fn of_router(router: &registration::Router, encoder: &mut DescriptorEncoder<'_>)
     let metric = encoder.encode_descriptor("partitions_moved", help, None, MetricType::Counter)?;
     ConstCounter::new(router.partitions_moved()).encode(metric)?;
     let left = router.instances_left().map(|(why, count)| (why.to_owned(), count));
+    let acts = router.audit_counts().into_iter().map(|(act, count)| (act.to_owned(), count));
+    family(encoder, "registrations", "Registrations, and refusals of all kinds", "act", acts.collect())?;
     family(encoder, "instances_left", "Instances that this router lists no longer", "reason", left.into())
 }
 
@@ -156,13 +158,18 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         .core
         .0
         .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.associations().count(), sal.source_count()));
-    let rules = agent.core.0.with_sal(|sal, _| sal.rule_count());
+    let (rules, revocations) = agent.core.0.with_sal(|sal, _| (sal.rule_count(), sal.revocations()));
     let (programs, sockets, bound) = agent.active.counts();
     let (names, instances) = agent.spreads.counts();
     for (name, help, value) in [
         ("flows", "Flows of all kinds", flows),
         ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
         ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),
+        (
+            "revocations",
+            "Hosts that were put out of their authority, and whose certificates would hold still",
+            revocations,
+        ),
         ("associations", "Hosts that this host shares keys with", associations),
         ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
         ("services", "Services published by this host", agent.services.list().len()),

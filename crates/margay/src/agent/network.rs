@@ -2,11 +2,13 @@
 //! (docs/decisions/0018).
 
 use std::collections::HashMap;
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
+use margay_datapath::segments::Segment;
 use tokio::sync::Mutex;
 
 use super::Agent;
@@ -23,6 +25,7 @@ pub struct Network(Mutex<Told>);
 struct Told {
     addresses: Vec<IpAddr>,
     interfaces: Vec<u32>,
+    segments: Vec<Segment>,
     /// From which address the kernel sends to each peer's.
     routes: HashMap<IpAddr, Option<IpAddr>>,
 }
@@ -56,13 +59,17 @@ pub async fn follow(agent: Arc<Agent>) {
     }
 }
 
+async fn look_at_host() -> io::Result<(Vec<IpAddr>, Vec<u32>, Vec<Segment>)> {
+    Ok((host::local_addresses().await?, host::interfaces().await?, host::segments().await?))
+}
+
 /// Looks, and tells what has changed.
 pub async fn refresh(agent: &Agent, look: Look) {
     // One look at a time: an older one must not have the last word.
     let mut told = agent.network.0.lock().await;
-    let (addresses, interfaces) = match (host::local_addresses().await, host::interfaces().await) {
-        (Ok(addresses), Ok(interfaces)) => (addresses, interfaces),
-        (Err(error), _) | (_, Err(error)) => {
+    let (addresses, interfaces, segments) = match look_at_host().await {
+        Ok(found) => found,
+        Err(error) => {
             tracing::warn!(%error, "this host's interfaces and addresses cannot be read");
             return;
         }
@@ -70,7 +77,15 @@ pub async fn refresh(agent: &Agent, look: Look) {
     let has_changed = told.addresses != addresses || told.interfaces != interfaces;
     if has_changed {
         agent.direct.refresh(&interfaces, &addresses);
+        let gone: Vec<IpAddr> = told.addresses.iter().copied().filter(|known| !addresses.contains(known)).collect();
+        agent.services.homes().iter().for_each(|home| home.moved(gone.clone()));
         (told.addresses, told.interfaces) = (addresses.clone(), interfaces);
+    }
+    if told.segments != segments {
+        if let Err(error) = agent.core.0.set_segments(segments.clone()) {
+            tracing::warn!(%error, "questions to all IPv6 hosts of a network segment are not heard");
+        }
+        told.segments = segments;
     }
     if has_changed || look == Look::Changed {
         told.routes.clear();

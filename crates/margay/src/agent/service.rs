@@ -431,13 +431,13 @@ impl Services {
             self.core.remove_rule(rule);
         }
         match (before.filter(|before| before.is_served), service.is_served) {
-            (Some(before), false) => drop(self.retract(before.prefix())),
+            (Some(before), false) => self.end(before.prefix()),
             (Some(before), true) if before.terms == service.terms => {}
             (before, true) => {
                 self.certify(service);
                 self.announce(service);
                 if let Some(other) = before.map(Published::prefix).filter(|before| *before != service.prefix()) {
-                    drop(self.retract(other));
+                    self.end(other);
                 }
             }
             (None, false) => {}
@@ -512,8 +512,13 @@ impl Services {
 
     /// Tells the routers that a prefix is no longer served here.
     fn retract(&self, prefix: Prefix) -> Vec<Acknowledgement> {
-        self.core.set_service_certificate(prefix, Vec::new());
         self.homes().into_iter().filter_map(|home| home.withdraw(prefix)).collect()
+    }
+
+    /// A prefix whose rules are gone is not answered for any more. As long as there were rules, answers had to be believed.
+    fn end(&self, prefix: Prefix) {
+        self.core.set_service_certificate(prefix, Vec::new());
+        drop(self.retract(prefix));
     }
 
     fn add_rules(&self, service: &Published) -> Result<Vec<RuleId>, PublishError> {

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use margay_core::AssociationSetup;
-use margay_core::certificate::TrustAnchor;
+use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key::HostSecret;
 use margay_core::name::ServiceId;
 use margay_core::rng::Rng;
@@ -16,13 +16,19 @@ struct Recorder {
     certificates: Mutex<Vec<(Prefix, bool)>>,
     next: Mutex<u64>,
     full: Mutex<bool>,
+    /// Names that lost their certificate while there were rules for them.
+    bare: Mutex<Vec<Prefix>>,
 }
 
 impl SalControl for Recorder {
     fn install_association(&self, _: AssociationSetup) {}
     fn add_trust_anchor(&self, _: TrustAnchor) {}
+    fn revoke(&self, _: Revocation) {}
     fn set_membership(&self, _: Vec<u8>) {}
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
+        if chain.is_empty() && self.rules.lock().values().any(|(of, _)| *of == prefix) {
+            self.bare.lock().push(prefix);
+        }
         self.certificates.lock().push((prefix, !chain.is_empty()));
     }
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
@@ -192,6 +198,18 @@ fn a_holder_of_the_authority_s_key_signs_for_itself() {
     services.publish(publication("web.other", "0.0.0.0:8081")).expect("published");
     let shop: Name = "web.shop".parse().expect("literal");
     assert_eq!(*host.core.certificates.lock(), [(shop.prefix(), true)]);
+}
+
+#[tokio::test]
+async fn what_is_withdrawn_can_be_answered_for_to_its_end() {
+    let mut host = host();
+    let services = host.services();
+    services.keyring.create_authority("shop").expect("made");
+    services.publish(publication("web.shop", "0.0.0.0:8080")).expect("published");
+    let shop: Name = "web.shop".parse().expect("literal");
+    services.withdraw(&shop, None).await.expect("withdrawn");
+    assert_eq!(*host.core.certificates.lock(), [(shop.prefix(), true), (shop.prefix(), false)]);
+    assert_eq!(*host.core.bare.lock(), []);
 }
 
 #[test]

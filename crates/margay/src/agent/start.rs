@@ -13,6 +13,9 @@ use margay_control::lease::Leases;
 use margay_control::registration::{Local, Router, RouterConfig};
 use margay_control::store::Store;
 use margay_control::{Clock, SalControl, StateDir, api as transport, entropy};
+use margay_core::name::Prefix;
+use margay_core::segment::SEGMENT;
+use margay_core::table::{Action, NextHop, Rule, TableError};
 use margay_core::{Limits, Sal};
 use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
@@ -193,7 +196,18 @@ async fn start_core(
     std::thread::Builder::new().name("margay-flows".to_owned()).spawn(keep).into_diagnostic()?;
     let core = CoreHandle(datapath);
     direct.start(&core);
+    start_ad_hoc(config, &core).into_diagnostic()?;
     Ok(core)
+}
+
+/// The default rule of a host without a router. A router's own rules come before it.
+fn start_ad_hoc(config: &Config, core: &CoreHandle) -> Result<(), TableError> {
+    core.0.with_sal(|sal, now| sal.set_relay(now, config.ad_hoc.relay));
+    if config.ad_hoc.enabled && !config.router.enabled {
+        let hop = NextHop { address: SEGMENT, host: None, router: false };
+        core.add_rule(Prefix::default(), Rule { priority: 0, weight: 1, action: Action::Forward(hop) })?;
+    }
+    Ok(())
 }
 
 async fn start_router(

@@ -12,6 +12,7 @@ use margay_control::registration::{HOPS_MAX, Question, TraceError, Tracer};
 use margay_core::explain::{Probe, Unusable, Verdict};
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, authority_block};
+use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, Allow, AllowItem, Demux, NextHop};
 
 use super::Agent;
@@ -184,6 +185,7 @@ fn named(info: &RouteInfo) -> String {
     let origin = match info.origin.as_str() {
         "operator" => "the operator's".to_owned(),
         "router" => "the way to the router".to_owned(),
+        "ad hoc" => "where no router knows better".to_owned(),
         "registered" if !info.host_name.is_empty() => format!("registered by {}", info.host_name),
         other => other.to_owned(),
     };
@@ -260,6 +262,13 @@ async fn follow(agent: &Agent, mut question: Question, to: &NextHop, own: bool) 
     question.limit = limit;
     if !own {
         question.passed.push(own_id);
+    }
+    if to.address == SEGMENT {
+        let text = "whoever serves the name on the network segments of this host may answer, and is not known before";
+        return vec![TraceHop {
+            host_name: "the segment".to_owned(),
+            ..unasked(None, String::new(), to.address, text)
+        }];
     }
     let Some((host, name)) = whose(agent, to) else {
         let text = "no host that is registered here, and no router of this host, is known at that address, so nobody there can be asked";

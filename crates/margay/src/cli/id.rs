@@ -98,7 +98,7 @@ struct TokenArgs {
 enum MemberVerb {
     /// All of them
     List(Json),
-    /// Put a host out: its registrations end now, its certificates within a day
+    /// Put a host out: its registrations end now, and hosts that reach a router believe it no longer; others, within a day
     Remove {
         /// Its host-ID
         host: String,

@@ -1,5 +1,6 @@
 //! The command line: one verb per module, each with `--json` where it lists.
 
+mod audit;
 mod check;
 mod flow;
 mod id;
@@ -95,6 +96,9 @@ enum Verb {
     Stack(stack::StackVerb),
     /// Identity: keys, authorities, join tokens, members
     Id(id::IdArgs),
+    /// The audit log of a router
+    #[command(subcommand)]
+    Audit(audit::AuditVerb),
     /// Hosts as network namespaces on this machine: demonstration, scenarios, your own topologies
     #[command(subcommand)]
     Lab(margay_lab::Command),
@@ -197,6 +201,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Trace(args) => trace::trace(client, args, out).await,
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Audit(verb) => audit::audit(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Up(_)
         | Verb::Down(_)

@@ -228,6 +228,7 @@ fn describe(reply: &ServiceResolveReply, out: &mut Out) -> Result<()> {
     let next = match reply.rule.as_str() {
         "demux" => format!("to the listener here at {}", reply.next_hop),
         "forward" => format!("to {}, which knows more", reply.next_hop),
+        "ask" => "to all hosts of the network segment: this host knows no router".to_owned(),
         "drop" => "discarded, by a rule".to_owned(),
         _ => "nowhere: this host knows no router".to_owned(),
     };

@@ -16,6 +16,7 @@ use std::net::IpAddr;
 
 use margay_control::{StateDir, StateError};
 use margay_core::name::is_virtual;
+use margay_datapath::segments::Segment;
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
 use self::change::{Change, Refused, State};
@@ -262,6 +263,33 @@ pub async fn local_addresses() -> io::Result<Vec<IpAddr>> {
         .collect();
     found.sort_by_key(|found| (!leads_out.contains(&found.index), found.address.is_ipv6(), found.index));
     Ok(found.into_iter().map(|found| found.address).collect())
+}
+
+/// The interfaces by which all hosts of a segment can be reached, each with an address of either family that others may answer.
+///
+/// # Errors
+///
+/// The kernel's tables cannot be read.
+pub async fn segments() -> io::Result<Vec<Segment>> {
+    let net = Netlink::connect()?;
+    let links =
+        net.links().await?.into_iter().filter(|link| link.up && link.running && link.ethernet && !link.loopback);
+    let mut addresses = net.addresses().await?;
+    addresses.retain(|found| !found.link_local && !found.tentative && !is_virtual(found.address));
+    Ok(links
+        .map(|link| {
+            let mut own = addresses.iter().filter(|found| found.index == link.index).map(|found| found.address);
+            let v4 = own.clone().find_map(|address| match address {
+                IpAddr::V4(v4) => Some(v4),
+                IpAddr::V6(_) => None,
+            });
+            let v6 = own.find_map(|address| match address {
+                IpAddr::V6(v6) => Some(v6),
+                IpAddr::V4(_) => None,
+            });
+            Segment { interface: link.index, v4, v6 }
+        })
+        .collect())
 }
 
 /// Number of the interface that has an address.

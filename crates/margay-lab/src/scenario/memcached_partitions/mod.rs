@@ -2,7 +2,6 @@
 //! partitions' virtual addresses; one server leaves, then another, and both come back.
 
 mod account;
-mod series;
 
 use std::path::Path;
 use std::thread::sleep;
@@ -19,10 +18,10 @@ use crate::lab::Lab;
 use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Below, Exactly};
 use crate::report::{Bound, bound};
+use crate::series::Series;
 use crate::timeline::Timeline;
 use crate::traffic::{Slot, Taken, now_ms};
 use account::Span;
-use series::Series;
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {

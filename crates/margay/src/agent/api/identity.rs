@@ -206,7 +206,7 @@ pub(super) fn remove_member(agent: &Agent, host: &str) -> Result<MemberInfo, Sta
         removed.first().ok_or_else(|| not_found(format!("{id} is no member; `margay id member list` shows them")))?;
     let mut info = member_info(agent, first);
     if let Some(router) = &agent.router {
-        router.remove_host(id);
+        router.remove_host(id).map_err(environment)?;
     }
     info.connected = false;
     Ok(info)

@@ -1,5 +1,6 @@
 //! The calls of the API (`proto/margay.proto`), each in the module of its noun.
 
+mod audit;
 mod flow;
 mod identity;
 mod path;
@@ -170,6 +171,10 @@ impl Calls for Api {
 
     async fn member_remove(&self, request: Request<MemberRemoveRequest>) -> Answer<MemberInfo> {
         identity::remove_member(&self.0, &request.into_inner().host_id).map(Response::new)
+    }
+
+    async fn audit_list(&self, request: Request<AuditListRequest>) -> Answer<AuditListReply> {
+        audit::list(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
     async fn stack(&self, request: Request<StackRequest>) -> Answer<StackReply> {

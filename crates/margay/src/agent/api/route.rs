@@ -14,6 +14,7 @@ use margay_control::store::StoredRule;
 use margay_core::key::HostId;
 use margay_core::lifetime::{Ends, Expiry};
 use margay_core::name::{Name, Prefix};
+use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, NextHop, Rule, RuleId, Usage};
 use margay_core::{Instant, Sal};
 use margay_datapath::clock;
@@ -253,6 +254,10 @@ impl<'a> Known<'a> {
             ..RouteInfo::default()
         };
         let (action, origin) = match &rule.action {
+            Action::Forward(hop) if hop.address == SEGMENT => {
+                info.to = "the segment".to_owned();
+                ("forward", "ad hoc")
+            }
             Action::Forward(hop) => {
                 self.set_host(&mut info, hop.address, hop.host);
                 ("forward", if hop.router { "router" } else { "registered" })

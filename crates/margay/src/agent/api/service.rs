@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use margay_control::api::v1::*;
 use margay_control::registration::{Instance, Terms, partition};
 use margay_core::name::{Name, PARTITION_BITS_MAX, SERVICE_BITS, is_computable, virtual_v6};
+use margay_core::segment::SEGMENT;
 use margay_core::table::Resolution;
 use tonic::Status;
 
@@ -264,6 +265,7 @@ pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveR
     let virtual_v4 = blocking(|| agent.leases.lease(&name)).map_err(environment)?;
     let (rule, next_hop) = agent.core.0.with_sal(|sal, _| match sal.resolve(&id) {
         Resolution::Demux(_, demux) => ("demux", demux.listener.to_string()),
+        Resolution::Forward(_, hop) if hop.address == SEGMENT => ("ask", "the segment".to_owned()),
         Resolution::Forward(_, hop) => ("forward", hop.address.to_string()),
         Resolution::Drop(_) => ("drop", String::new()),
         Resolution::None => ("none", String::new()),

@@ -1,0 +1,380 @@
+//! The host's end of one stream: what it asks of its router, and what it makes of the answers.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use margay_core::certificate::{Revocation, decode_chain};
+use margay_core::name::{Prefix, ServiceId, authority_block};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::Instance;
+use super::host::{End, Order, Shared, refused};
+use super::proto::{self, from_host, from_router};
+use super::retry::Retries;
+use super::silence::Silence;
+use super::stream::{StreamError, Writer};
+use super::trace::{Desk, Question, TraceError};
+
+/// Instances under a watched prefix that are remembered.
+const WATCHED_MAX: usize = 10_000;
+/// Bounds of what a router may ask for.
+const LEASE_RANGE_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
+
+/// What an answer is awaited for.
+enum Pending {
+    Certified(Prefix),
+    Registered(Prefix),
+    Withdrawn(oneshot::Sender<()>),
+    Resolved(oneshot::Sender<Vec<Instance>>),
+    Traced(oneshot::Sender<proto::Traced>),
+    Membership,
+}
+
+/// One stream while it lasts.
+pub(super) struct Conversation<'a> {
+    shared: &'a Arc<Shared>,
+    /// This host's address.
+    local: IpAddr,
+    writer: Writer,
+    lease: Duration,
+    heartbeat: Duration,
+    next_request: u64,
+    pending: HashMap<u64, Pending>,
+    /// When what must be signed again: prefixes, and the membership.
+    renewals: BTreeMap<Prefix, u64>,
+    membership_renewal_s: u64,
+    /// What was refused and is asked for again.
+    retries: Retries,
+    /// What was heard of a watched prefix, while more of it is to come.
+    parts: BTreeMap<Prefix, Vec<Instance>>,
+    /// Prefixes that this host can answer for: the router may send others here.
+    certified: BTreeSet<Prefix>,
+    /// Those among them that are to be registered now.
+    to_register: Vec<Prefix>,
+    /// The router answers questions about first packets, and has its own answered.
+    traces: bool,
+    desk: Desk,
+}
+
+impl<'a> Conversation<'a> {
+    /// Of a host that was welcomed, from this address.
+    pub fn new(shared: &'a Arc<Shared>, local: IpAddr, writer: Writer, welcome: &proto::Welcome) -> Self {
+        let within = |ms: u32| ms.clamp(*LEASE_RANGE_MS.start(), *LEASE_RANGE_MS.end());
+        let mut this = Self {
+            shared,
+            local,
+            writer,
+            lease: Duration::from_millis(within(welcome.lease_ms).into()),
+            heartbeat: Duration::from_millis(within(welcome.heartbeat_ms).into()),
+            next_request: 1,
+            pending: HashMap::new(),
+            renewals: BTreeMap::new(),
+            membership_renewal_s: 0,
+            retries: Retries::default(),
+            parts: BTreeMap::new(),
+            certified: BTreeSet::new(),
+            to_register: Vec::new(),
+            traces: welcome.traces,
+            desk: Desk::new(authority_block(&shared.config.authority), shared.config.router_key.id()),
+        };
+        this.plan_membership(&welcome.membership);
+        this
+    }
+
+    /// Half of a certificate's life from now.
+    fn half_way(&self, not_after_s: u64) -> u64 {
+        let now = self.shared.clock.unix_s();
+        now + not_after_s.saturating_sub(now) / 2
+    }
+
+    fn plan_membership(&mut self, chain: &[u8]) {
+        let ends = decode_chain(chain).ok().and_then(|chain| chain.iter().map(|one| one.not_after_s).min());
+        self.membership_renewal_s = ends.map_or(u64::MAX, |end| self.half_way(end));
+    }
+
+    /// Goes on until the stream ends, and says why.
+    pub async fn hold(
+        mut self,
+        orders: &mut mpsc::UnboundedReceiver<Order>,
+        mut answers: mpsc::Receiver<Result<proto::FromRouter, StreamError>>,
+    ) -> End {
+        let wanted: Vec<Prefix> = self.shared.wanted.lock().keys().copied().collect();
+        for prefix in wanted {
+            if let Err(error) = self.register(prefix).await {
+                return error.into();
+            }
+        }
+        let watched: Vec<Prefix> = self.shared.watched.lock().keys().copied().collect();
+        for prefix in watched {
+            if let Err(error) = self.watch(prefix, false).await {
+                return error.into();
+            }
+        }
+        let mut beats = interval(self.heartbeat);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut silence = Silence::new(self.lease);
+        loop {
+            let done = tokio::select! {
+                // Its own sign of life first, and what has come before the lease may end.
+                biased;
+                _ = beats.tick() => self.beat().await,
+                () = self.retries.wait() => self.ask_again().await,
+                order = orders.recv() => match order {
+                    None | Some(Order::Stop) => return End::Stopped,
+                    Some(Order::Moved(gone)) if gone.contains(&self.local) => return End::Left(Some(self.writer)),
+                    Some(order) => self.carry_out(order).await,
+                },
+                answer = self.desk.answered() => self.send(from_host::Body::Traced(answer)).await,
+                answer = answers.recv() => {
+                    silence.broken();
+                    match answer {
+                        None => return End::Broke("the stream ended".to_owned()),
+                        Some(Err(error)) => return error.into(),
+                        Some(Ok(answer)) => match self.take(answer) {
+                            Some(end) => return end,
+                            None => self.register_certified().await,
+                        },
+                    }
+                },
+                () = silence.lasted() => return End::Broke(format!("silent for {:?}", self.lease)),
+            };
+            if let Err(error) = done {
+                return error.into();
+            }
+        }
+    }
+
+    async fn send(&mut self, body: from_host::Body) -> Result<(), StreamError> {
+        self.writer.write(&proto::FromHost { body: Some(body) }).await
+    }
+
+    fn request(&mut self, pending: Pending) -> u64 {
+        let request = self.next_request;
+        self.next_request += 1;
+        self.pending.insert(request, pending);
+        request
+    }
+
+    async fn beat(&mut self) -> Result<(), StreamError> {
+        let now = self.shared.clock.unix_s();
+        let due: Vec<Prefix> = self.renewals.iter().filter(|(_, at)| **at <= now).map(|(prefix, _)| *prefix).collect();
+        for prefix in due {
+            self.renewals.remove(&prefix);
+            self.register(prefix).await?;
+        }
+        if self.membership_renewal_s <= now {
+            self.membership_renewal_s = u64::MAX;
+            let request = self.request(Pending::Membership);
+            self.send(from_host::Body::RenewMembership(proto::RenewMembership { request })).await?;
+        }
+        self.send(from_host::Body::Heartbeat(proto::Heartbeat {})).await
+    }
+
+    /// For what another host had, and may have no longer.
+    async fn ask_again(&mut self) -> Result<(), StreamError> {
+        for prefix in self.retries.due(Instant::now()) {
+            self.register(prefix).await?;
+        }
+        Ok(())
+    }
+
+    /// The certificate comes first, and the registration after it: whom the router sends here is answered in a way that it believes.
+    async fn register(&mut self, prefix: Prefix) -> Result<(), StreamError> {
+        let Some(wanted) = self.shared.wanted.lock().get(&prefix).cloned() else { return Ok(()) };
+        let certificate_only = wanted.proof.is_empty() && !self.certified.contains(&prefix);
+        let pending = if certificate_only { Pending::Certified(prefix) } else { Pending::Registered(prefix) };
+        let request = self.request(pending);
+        self.send(from_host::Body::Register(proto::Register {
+            request,
+            name: wanted.name,
+            service_id: prefix.id.0.to_vec(),
+            bits: prefix.bits.into(),
+            weight: wanted.weight,
+            priority: wanted.priority,
+            proof: wanted.proof,
+            partition_bits: wanted.partition_bits.into(),
+            exclusive: wanted.exclusive,
+            sticky: wanted.sticky,
+            certificate_only,
+        }))
+        .await
+    }
+
+    async fn register_certified(&mut self) -> Result<(), StreamError> {
+        for prefix in std::mem::take(&mut self.to_register) {
+            self.register(prefix).await?;
+        }
+        Ok(())
+    }
+
+    async fn carry_out(&mut self, order: Order) -> Result<(), StreamError> {
+        match order {
+            Order::Register(prefix) => self.register(prefix).await,
+            Order::Withdraw(prefix, done) => {
+                self.renewals.remove(&prefix);
+                self.retries.forget(&prefix);
+                self.certified.remove(&prefix);
+                let request = self.request(Pending::Withdrawn(done));
+                let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
+                self.send(from_host::Body::Withdraw(proto::Withdraw { request, service_id, bits })).await
+            }
+            Order::Resolve(service, done) => {
+                let request = self.request(Pending::Resolved(done));
+                let service_id = service.0.to_vec();
+                self.send(from_host::Body::Resolve(proto::Resolve { request, service_id })).await
+            }
+            Order::Watch(prefix) => self.watch(prefix, false).await,
+            Order::EndWatch(prefix) => self.watch(prefix, true).await,
+            Order::Trace(question, done) => self.ask_trace(&question, done).await,
+            Order::Moved(_) | Order::Stop => Ok(()),
+        }
+    }
+
+    async fn ask_trace(
+        &mut self,
+        question: &Question,
+        done: oneshot::Sender<Result<oneshot::Receiver<proto::Traced>, TraceError>>,
+    ) -> Result<(), StreamError> {
+        if !self.traces {
+            // Whoever asked has stopped waiting.
+            let _ = done.send(Err(TraceError::Older));
+            return Ok(());
+        }
+        let (sender, answer) = oneshot::channel();
+        let request = self.request(Pending::Traced(sender));
+        let _ = done.send(Ok(answer));
+        self.send(from_host::Body::Trace(question.written(request))).await
+    }
+
+    async fn watch(&mut self, prefix: Prefix, ends: bool) -> Result<(), StreamError> {
+        // What is heard names the prefix.
+        let (request, service_id, bits) = (self.next_request, prefix.id.0.to_vec(), prefix.bits.into());
+        self.next_request += 1;
+        self.send(from_host::Body::Watch(proto::Watch { request, service_id, bits, ends })).await
+    }
+
+    /// Of its own host the router knows no address that it could tell: we know it.
+    fn instances(&self, found: Vec<proto::Instance>) -> Vec<Instance> {
+        let mut instances: Vec<Instance> = found.into_iter().filter_map(Instance::read).collect();
+        let router = (self.shared.config.router_key.id(), self.shared.rules.lock().0);
+        for instance in instances.iter_mut().filter(|instance| instance.host == router.0) {
+            instance.address = router.1.unwrap_or(instance.address);
+        }
+        instances
+    }
+
+    fn heard(&mut self, watched: proto::Watched) {
+        let Ok(id) = <[u8; 32]>::try_from(watched.service_id) else { return };
+        let prefix = Prefix::new(ServiceId(id), u16::try_from(watched.bits).unwrap_or(256).min(256));
+        if !self.shared.watched.lock().contains_key(&prefix) {
+            return;
+        }
+        let mut instances = self.parts.remove(&prefix).unwrap_or_default();
+        instances.extend(self.instances(watched.instances));
+        if watched.goes_on && instances.len() < WATCHED_MAX {
+            self.parts.insert(prefix, instances);
+            return;
+        }
+        if watched.truncated {
+            tracing::warn!(%prefix, known = instances.len(), "more hosts serve it than the router tells of");
+        }
+        if let Some(known) = self.shared.watched.lock().get_mut(&prefix) {
+            *known = Some(instances);
+        }
+        self.shared.heard.send_modify(|version| *version = version.wrapping_add(1));
+    }
+
+    fn put_out(&self, revoked: proto::Revoked) {
+        let authority = authority_block(&self.shared.config.authority);
+        for host in revoked.hosts {
+            if let Ok(host_key) = host.host_key.try_into() {
+                self.shared.sal.revoke(Revocation { authority, host_key, until_s: host.until_unix_s });
+            }
+        }
+    }
+
+    /// Gives the end, when the router ends the stream.
+    fn take(&mut self, message: proto::FromRouter) -> Option<End> {
+        use from_router::Body;
+        match message.body? {
+            Body::Heartbeat(_) | Body::Welcome(_) => {}
+            Body::Registered(answer) => self.registered(&answer),
+            Body::Withdrawn(answer) => {
+                if let Some(Pending::Withdrawn(done)) = self.pending.remove(&answer.request) {
+                    // Whoever ordered it has stopped waiting.
+                    let _ = done.send(());
+                }
+            }
+            Body::Resolved(answer) => {
+                if let Some(Pending::Resolved(done)) = self.pending.remove(&answer.request) {
+                    // Whoever asked has stopped waiting.
+                    let _ = done.send(self.instances(answer.instances));
+                }
+            }
+            Body::Watched(watched) => self.heard(watched),
+            Body::Traced(answer) => {
+                if let Some(Pending::Traced(done)) = self.pending.remove(&answer.request) {
+                    // Whoever asked has stopped waiting.
+                    let _ = done.send(answer);
+                }
+            }
+            Body::Trace(asked) => {
+                if !self.desk.take(self.shared.tracer.get(), asked) {
+                    self.shared.traces_refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Body::Revoked(revoked) => self.put_out(revoked),
+            Body::Membership(answer) => {
+                self.pending.remove(&answer.request);
+                self.plan_membership(&answer.chain);
+                self.shared.sal.set_membership(answer.chain);
+            }
+            Body::Refusal(refusal) if refusal.request == 0 => return Some(refused(&refusal)),
+            Body::Refusal(refusal) => match self.pending.remove(&refusal.request) {
+                Some(Pending::Registered(prefix) | Pending::Certified(prefix)) => self.not_registered(prefix, refusal),
+                _ => tracing::warn!(why = refusal.text, "the router refuses what it was asked"),
+            },
+        }
+        None
+    }
+
+    fn not_registered(&mut self, prefix: Prefix, refusal: proto::Refusal) {
+        if !self.shared.wanted.lock().contains_key(&prefix) {
+            return;
+        }
+        self.renewals.remove(&prefix);
+        self.retries.refused(prefix, refusal.code(), Instant::now());
+        let known = self.shared.states.lock().get(&prefix).cloned();
+        // Asked again and again, it is one refusal.
+        if known.is_none_or(|known| (known.state, &known.why) != ("refused", &refusal.text)) {
+            tracing::warn!(%prefix, why = refusal.text, "the router does not register it");
+            self.shared.note(prefix, "refused", refusal.text, 0);
+        }
+    }
+
+    fn registered(&mut self, answer: &proto::Registered) {
+        let (prefix, is_registered) = match self.pending.remove(&answer.request) {
+            Some(Pending::Registered(prefix)) => (prefix, true),
+            Some(Pending::Certified(prefix)) => (prefix, false),
+            _ => return,
+        };
+        if !self.shared.wanted.lock().contains_key(&prefix) {
+            return;
+        }
+        if !answer.certificate.is_empty() {
+            self.shared.sal.set_service_certificate(prefix, answer.certificate.clone());
+            self.renewals.insert(prefix, self.half_way(answer.not_after_unix_s));
+        }
+        self.certified.insert(prefix);
+        if is_registered {
+            self.retries.forget(&prefix);
+            self.shared.note(prefix, "registered", String::new(), answer.not_after_unix_s);
+        } else {
+            self.to_register.push(prefix);
+        }
+    }
+}

@@ -102,6 +102,20 @@ impl Sal {
         self.table.insert(now, prefix, rule)
     }
 
+    /// Adds a rule under a number that it had in an earlier life of the agent. Numbers given from now on are higher.
+    ///
+    /// # Errors
+    ///
+    /// The table is full.
+    pub fn add_rule_as(&mut self, now: Instant, id: RuleId, prefix: Prefix, rule: Rule) -> Result<(), TableError> {
+        self.table.insert_as(now, id, prefix, rule)
+    }
+
+    /// Makes a rule say something else. It keeps its number, its prefix, and what it counted. False if there is no such rule.
+    pub fn change_rule(&mut self, id: RuleId, rule: Rule) -> bool {
+        self.table.change(id, rule)
+    }
+
     /// What became of a rule.
     pub fn rule_usage(&self, id: RuleId) -> Option<Usage> {
         self.table.usage(id)
@@ -109,12 +123,29 @@ impl Sal {
 
     /// Takes a rule out. Flows that it made live on.
     pub fn remove_rule(&mut self, id: RuleId) -> bool {
+        self.lifetimes.remove(id);
         self.table.remove(id).is_some()
+    }
+
+    /// One rule.
+    pub fn rule(&self, id: RuleId) -> Option<(Prefix, &Rule)> {
+        self.table.get(id)
+    }
+
+    /// How many rules there are.
+    pub fn rule_count(&self) -> usize {
+        self.table.len()
     }
 
     /// Every rule, in no order.
     pub fn rules(&self) -> impl Iterator<Item = (Prefix, RuleId, &Rule)> {
         self.table.iter()
+    }
+
+    /// The rules that cover a name, in the order in which they are asked.
+    pub fn rules_covering(&self, service: ServiceId) -> impl Iterator<Item = (Prefix, RuleId, &Rule)> {
+        let sets = self.table.covering_sets(service);
+        sets.flat_map(|(prefix, set)| set.iter().map(move |(id, rule)| (prefix, id, rule)))
     }
 
     /// What would happen now to a first packet to `service` from this host, for TCP and any port.

@@ -32,6 +32,8 @@ pub struct Counters {
     pub elsewhere: u64,
     /// Times that a peer and this host, or one of their flows, changed their addresses.
     pub moves: u64,
+    /// Rules that ended by themselves.
+    pub rules_expired: u64,
     /// Flows that were begun to be striped.
     pub stripes: u64,
     /// Flows whose name's policy could not be had: they go as others do.

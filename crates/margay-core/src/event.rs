@@ -10,10 +10,12 @@ use margay_wire::{FlowId, SessionId};
 use crate::direct::{Carriage, Why};
 use crate::entry::{Passage, RemoveReason, Tuple};
 use crate::key::HostId;
+use crate::lifetime::Expiry;
 use crate::location::{Cause, Moved, Moving, Pair, Trouble};
-use crate::name::ServiceId;
+use crate::name::{Prefix, ServiceId};
 use crate::secure::Cipher;
 use crate::striping::StripePlace;
+use crate::table::RuleId;
 use crate::time::Instant;
 
 /// Something that happened. Nothing needs to be done about it; logs, metrics and watchers live on it.
@@ -69,6 +71,17 @@ pub enum Event {
     },
     /// A second host uses this key; it is kept out until its epoch is newer (DESIGN §18).
     Quarantined(HostId),
+    /// A rule of the service table has ended by itself.
+    RuleExpired {
+        /// Its number.
+        id: RuleId,
+        /// What it was for.
+        prefix: Prefix,
+        /// Why.
+        why: Expiry,
+        /// First packets that it decided upon.
+        packets: u64,
+    },
 }
 
 /// Which end of a flow this host is.

@@ -121,6 +121,13 @@ impl Prefix {
         Self { id: masked, bits }
     }
 
+    /// Everything of an authority.
+    pub fn of_authority(authority: &str) -> Self {
+        let mut id = ServiceId::default();
+        id.0[..8].copy_from_slice(&authority_block(authority));
+        Self { id, bits: AUTHORITY_BITS }
+    }
+
     /// Whether `id` begins with these bits.
     pub fn contains(&self, id: &ServiceId) -> bool {
         Self::new(*id, self.bits).id == self.id

@@ -1,11 +1,12 @@
-//! A token bucket for answers to strangers.
+//! A token bucket: for answers to strangers, and for questions that others ask.
 
 use crate::time::Instant;
 
 const MICROS_PER_S: u64 = 1_000_000;
 
 /// Allows so many per second, with a burst of one second's worth.
-pub(crate) struct RateLimit {
+#[derive(Debug)]
+pub struct RateLimit {
     per_s: u64,
     /// Millionths of a token.
     credit: u64,
@@ -13,6 +14,7 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
+    /// So many per second, from `now` on.
     pub fn new(per_s: u32, now: Instant) -> Self {
         let per_s = u64::from(per_s);
         Self { per_s, credit: per_s * MICROS_PER_S, at: now }

@@ -26,7 +26,15 @@ impl Sal {
 
     /// Up to `max` prefixes that have changed, and what their rules say.
     pub fn take_route_changes(&mut self, max: usize) -> Part<(Prefix, Outcome)> {
-        self.table.take_changes(max)
+        let mut part = self.table.take_changes(max);
+        for (_, outcome) in &mut part.changed {
+            // A copy does not say at once what it has decided by a rule.
+            if matches!(outcome, Outcome::Shares(shares) if shares.iter().any(|share| self.lifetimes.counts_use(share.rule)))
+            {
+                *outcome = Outcome::Depends;
+            }
+        }
+        part
     }
 
     /// Up to `max` neighbours whose hop key may have changed, and the keys.

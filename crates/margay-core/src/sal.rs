@@ -18,6 +18,7 @@ use crate::flow::{FlowTable, KeyedHash, seen};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
 use crate::instance::Instance;
+use crate::lifetime::Lifetimes;
 use crate::location::LocationTable;
 use crate::name::{Prefix, ServiceId, service_of_v6};
 use crate::output::{AppVerdict, Direction, DropReason, Output};
@@ -27,11 +28,11 @@ use crate::queue::OutputQueue;
 use crate::rate::RateLimit;
 use crate::rng::Rng;
 use crate::secure::Demands;
-use crate::segment::{Relay, SEGMENT, is_for_all};
+use crate::segment::{Relay, is_for_all};
 use crate::setup::Draft;
 use crate::side_path::SidePath;
 use crate::source::SourceTable;
-use crate::table::{Action, Resolution, Rule, SERVICE_PORT, ServiceTable};
+use crate::table::{Resolution, Rule, ServiceTable};
 use crate::time::Instant;
 
 /// Events that wait to be polled; when nobody listens the oldest go.
@@ -61,6 +62,8 @@ pub struct Sal {
     pub(crate) now: Instant,
     wall: (Instant, u64),
     pub(crate) table: ServiceTable,
+    /// Rules that end by themselves.
+    pub(crate) lifetimes: Lifetimes,
     pub(crate) flows: FlowTable,
     pub(crate) associations: AssociationTable,
     pub(crate) trust: TrustStore,
@@ -142,6 +145,7 @@ impl Sal {
             now,
             wall: (now, unix_s),
             table: ServiceTable::new(limits.rules),
+            lifetimes: Lifetimes::default(),
             flows: FlowTable::new(flow_hasher),
             associations: AssociationTable::with_hasher(limits.associations, association_hasher),
             trust: TrustStore::default(),
@@ -342,6 +346,7 @@ impl Sal {
         self.direct_due(now);
         self.locations_due(now);
         self.stripes_due(now);
+        self.rules_due(now);
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
             self.sweep(now);
@@ -373,6 +378,7 @@ impl Sal {
             .chain(self.ports.next_deadline())
             .chain(self.locations.next_deadline())
             .chain(self.stripes_deadline())
+            .chain(self.lifetimes.next_deadline())
             .chain(sweep)
             .min()
     }
@@ -397,18 +403,9 @@ impl Sal {
     }
 
     /// What the service table says of a first packet: longest prefix, highest priority, by weight and `sticky`.
-    /// `forwards`: whether this host may send it on although it came from elsewhere.
+    /// `own`: it comes from this host, which may send it on although it is no router.
     pub(crate) fn pick(&self, service: &ServiceId, sticky: u64, protocol: u8, port: u16, own: bool) -> Resolution<'_> {
-        let forwards = own || self.config.router;
-        self.table.resolve(service, sticky, |rule: &Rule| match &rule.action {
-            Action::Demux(demux) => {
-                demux.protocol.is_none_or(|wanted| wanted == protocol)
-                    && demux.service_port.is_none_or(|wanted| wanted == port || port == SERVICE_PORT)
-            }
-            // What others ask for on a segment is passed on by relays, whatever the table says.
-            Action::Forward(hop) => forwards && (own || hop.address != SEGMENT),
-            Action::Drop => true,
-        })
+        self.table.resolve(service, sticky, |rule: &Rule| self.unusable(rule, protocol, port, own).is_none())
     }
 
     /// The name behind a virtual address: a lease, an instance, or the /96 that an IPv6 address spells out.

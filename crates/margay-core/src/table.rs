@@ -208,7 +208,7 @@ impl RuleSet {
 pub enum Outcome {
     /// No rule takes new flows: the next shorter prefix answers.
     Shorter,
-    /// There is a listener here, and its port and protocol decide.
+    /// The core decides: there is a listener here, whose port and protocol matter, or a rule that lives by being used.
     Depends,
     /// By bucket, one of these. Never empty.
     Shares(Vec<Share>),
@@ -284,6 +284,16 @@ pub enum Resolution<'a> {
     None,
 }
 
+impl Resolution<'_> {
+    /// The rule that decides.
+    pub fn rule(&self) -> Option<RuleId> {
+        match self {
+            Self::Demux(id, _) | Self::Forward(id, _) | Self::Drop(id) => Some(*id),
+            Self::None => None,
+        }
+    }
+}
+
 /// The table.
 #[derive(Debug)]
 pub struct ServiceTable {
@@ -307,16 +317,36 @@ impl ServiceTable {
     ///
     /// The table is full.
     pub fn insert(&mut self, now: Instant, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        let id = RuleId(self.next_id);
+        self.insert_as(now, id, prefix, rule).map(|()| id)
+    }
+
+    /// Adds a rule under a number that no rule has; numbers given from now on are higher.
+    ///
+    /// # Errors
+    ///
+    /// The table is full.
+    pub fn insert_as(&mut self, now: Instant, id: RuleId, prefix: Prefix, rule: Rule) -> Result<(), TableError> {
         if self.by_id.len() >= self.limit {
             return Err(TableError { limit: self.limit });
         }
         let prefix = Prefix::new(prefix.id, prefix.bits);
-        let id = RuleId(self.next_id);
-        self.next_id += 1;
+        self.next_id = self.next_id.max(id.0.saturating_add(1));
         self.by_bits.entry(prefix.bits).or_default().entry(prefix.id).or_default().insert(id, rule);
         self.changes.note(prefix);
         self.by_id.insert(id, (prefix, Usage { since: now, packets: 0, last: None }));
-        Ok(id)
+        Ok(())
+    }
+
+    /// Makes a rule say something else; its number, its prefix and its usage stay. False if there is no such rule.
+    pub fn change(&mut self, id: RuleId, rule: Rule) -> bool {
+        let Some((prefix, _)) = self.by_id.get(&id) else { return false };
+        self.changes.note(*prefix);
+        let set = self.by_bits.get_mut(&prefix.bits).and_then(|sets| sets.get_mut(&prefix.id));
+        let Some(set) = set.filter(|set| set.iter().any(|(known, _)| known == id)) else { return false };
+        set.remove(id);
+        set.insert(id, rule);
+        true
     }
 
     /// Takes a rule out.
@@ -333,6 +363,13 @@ impl ServiceTable {
         }
         self.changes.note(prefix);
         Some((prefix, rule))
+    }
+
+    /// Whoever holds a copy is to look at a rule again.
+    pub(crate) fn touch(&mut self, id: RuleId) {
+        if let Some((prefix, _)) = self.by_id.get(&id) {
+            self.changes.note(*prefix);
+        }
     }
 
     /// Keeps note of what changes from now on, for whoever holds a copy.
@@ -375,6 +412,13 @@ impl ServiceTable {
         self.by_id.get(&id).map(|(_, usage)| *usage)
     }
 
+    /// One rule.
+    pub fn get(&self, id: RuleId) -> Option<(Prefix, &Rule)> {
+        let (prefix, _) = self.by_id.get(&id)?;
+        let set = self.by_bits.get(&prefix.bits)?.get(&prefix.id)?;
+        set.iter().find(|(known, _)| *known == id).map(|(_, rule)| (*prefix, rule))
+    }
+
     /// How many rules there are.
     pub fn len(&self) -> usize {
         self.by_id.len()
@@ -397,6 +441,14 @@ impl ServiceTable {
     /// The sets of rules that cover `service`, longest prefix first.
     fn covering(&self, service: ServiceId) -> impl Iterator<Item = &RuleSet> {
         self.by_bits.iter().rev().filter_map(move |(bits, sets)| sets.get(&Prefix::new(service, *bits).id))
+    }
+
+    /// The same, with their prefixes.
+    pub fn covering_sets(&self, service: ServiceId) -> impl Iterator<Item = (Prefix, &RuleSet)> {
+        self.by_bits.iter().rev().filter_map(move |(bits, sets)| {
+            let prefix = Prefix::new(service, *bits);
+            sets.get(&prefix.id).map(|set| (prefix, set))
+        })
     }
 
     /// The rules of the longest prefix that covers `service`.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use margay_core::certificate::{Revocation, decode_chain};
@@ -16,6 +17,7 @@ use super::proto::{self, from_host, from_router};
 use super::retry::Retries;
 use super::silence::Silence;
 use super::stream::{StreamError, Writer};
+use super::trace::{Desk, Question, TraceError};
 
 /// Instances under a watched prefix that are remembered.
 const WATCHED_MAX: usize = 10_000;
@@ -28,6 +30,7 @@ enum Pending {
     Registered(Prefix),
     Withdrawn(oneshot::Sender<()>),
     Resolved(oneshot::Sender<Vec<Instance>>),
+    Traced(oneshot::Sender<proto::Traced>),
     Membership,
 }
 
@@ -52,6 +55,9 @@ pub(super) struct Conversation<'a> {
     certified: BTreeSet<Prefix>,
     /// Those among them that are to be registered now.
     to_register: Vec<Prefix>,
+    /// The router answers questions about first packets, and has its own answered.
+    traces: bool,
+    desk: Desk,
 }
 
 impl<'a> Conversation<'a> {
@@ -72,6 +78,8 @@ impl<'a> Conversation<'a> {
             parts: BTreeMap::new(),
             certified: BTreeSet::new(),
             to_register: Vec::new(),
+            traces: welcome.traces,
+            desk: Desk::new(authority_block(&shared.config.authority), shared.config.router_key.id()),
         };
         this.plan_membership(&welcome.membership);
         this
@@ -120,6 +128,7 @@ impl<'a> Conversation<'a> {
                     Some(Order::Moved(gone)) if gone.contains(&self.local) => return End::Left(Some(self.writer)),
                     Some(order) => self.carry_out(order).await,
                 },
+                answer = self.desk.answered() => self.send(from_host::Body::Traced(answer)).await,
                 answer = answers.recv() => {
                     silence.broken();
                     match answer {
@@ -220,8 +229,25 @@ impl<'a> Conversation<'a> {
             }
             Order::Watch(prefix) => self.watch(prefix, false).await,
             Order::EndWatch(prefix) => self.watch(prefix, true).await,
+            Order::Trace(question, done) => self.ask_trace(&question, done).await,
             Order::Moved(_) | Order::Stop => Ok(()),
         }
+    }
+
+    async fn ask_trace(
+        &mut self,
+        question: &Question,
+        done: oneshot::Sender<Result<oneshot::Receiver<proto::Traced>, TraceError>>,
+    ) -> Result<(), StreamError> {
+        if !self.traces {
+            // Whoever asked has stopped waiting.
+            let _ = done.send(Err(TraceError::Older));
+            return Ok(());
+        }
+        let (sender, answer) = oneshot::channel();
+        let request = self.request(Pending::Traced(sender));
+        let _ = done.send(Ok(answer));
+        self.send(from_host::Body::Trace(question.written(request))).await
     }
 
     async fn watch(&mut self, prefix: Prefix, ends: bool) -> Result<(), StreamError> {
@@ -305,6 +331,17 @@ impl<'a> Conversation<'a> {
                 }
             }
             Body::Watched(watched) => self.heard(watched),
+            Body::Traced(answer) => {
+                if let Some(Pending::Traced(done)) = self.pending.remove(&answer.request) {
+                    // Whoever asked has stopped waiting.
+                    let _ = done.send(answer);
+                }
+            }
+            Body::Trace(asked) => {
+                if !self.desk.take(self.shared.tracer.get(), asked) {
+                    self.shared.traces_refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
             Body::Revoked(revoked) => self.put_out(revoked),
             Body::Granted(granted) => self.granted(granted),
             Body::Membership(answer) => {

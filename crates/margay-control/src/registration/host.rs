@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
@@ -20,7 +21,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::conversation::Conversation;
 use super::proto::{self, Code, from_host, from_router};
 use super::stream::{Reader, StreamError, Writer, open, read_all};
+use super::trace::{self, Question, TraceError, Tracer};
 use super::{Instance, Local, VERSION};
+use crate::api::v1::TraceHop;
 use crate::store::{Joined, Store};
 use crate::token::{TokenHash, TokenSecret};
 use crate::{Clock, SalControl, entropy};
@@ -127,6 +130,7 @@ pub(super) enum Order {
     Resolve(ServiceId, oneshot::Sender<Vec<Instance>>),
     Watch(Prefix),
     EndWatch(Prefix),
+    Trace(Question, oneshot::Sender<Result<oneshot::Receiver<proto::Traced>, TraceError>>),
     /// This host's addresses are others now; these are gone.
     Moved(Vec<IpAddr>),
     Stop,
@@ -149,6 +153,9 @@ pub(super) struct Shared {
     pub watched: Mutex<BTreeMap<Prefix, Option<Vec<Instance>>>>,
     /// Rises with everything that is heard of them.
     pub heard: watch::Sender<u64>,
+    /// What explains first packets on this host, once it is there.
+    pub tracer: OnceLock<Tracer>,
+    pub traces_refused: AtomicU64,
 }
 
 /// One router of this host, for one authority.
@@ -197,6 +204,8 @@ impl Home {
             is_member,
             watched: Mutex::default(),
             heard: watch::Sender::default(),
+            tracer: OnceLock::new(),
+            traces_refused: AtomicU64::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
@@ -262,6 +271,33 @@ impl Home {
             Ok(Err(_)) => Err(HomeError::Down),
             Ok(Ok(instances)) => Ok(instances),
         }
+    }
+
+    /// What the router would do with a first packet, and those that it would send it to.
+    ///
+    /// # Errors
+    ///
+    /// There is no stream, or no answer, or it is no.
+    pub async fn trace(&self, question: Question) -> Result<Vec<TraceHop>, TraceError> {
+        let limit = question.limit;
+        let (done, asked) = oneshot::channel();
+        self.order(Order::Trace(question, done));
+        match timeout(limit, asked).await {
+            Err(_) => Err(TraceError::Timeout),
+            Ok(Err(_)) => Err(TraceError::Down),
+            Ok(Ok(answer)) => trace::wait(answer?, limit).await,
+        }
+    }
+
+    /// Questions of the router about first packets that were refused.
+    pub fn traces_refused(&self) -> u64 {
+        self.shared.traces_refused.load(Ordering::Relaxed)
+    }
+
+    /// Lets the router ask what this host would do with first packets.
+    pub fn set_tracer(&self, tracer: Tracer) {
+        // Set once, at the start.
+        let _ = self.shared.tracer.set(tracer);
     }
 
     /// Hears of everybody who serves something under a prefix, from now until [`end_watch`](Self::end_watch).
@@ -338,9 +374,7 @@ impl Shared {
         }
         let hop = NextHop { address: router, host: Some(self.config.router_key.id()), router: true };
         let rule = Rule { priority: ROUTER_PRIORITY, weight: 1, action: Action::Forward(hop) };
-        let mut id = [0; 32];
-        id[..8].copy_from_slice(&authority_block(&self.config.authority));
-        let own = Prefix::new(ServiceId(id), margay_core::name::AUTHORITY_BITS);
+        let own = Prefix::of_authority(&self.config.authority);
         let everything = Prefix::new(ServiceId([0; 32]), 0);
         let added = [own, everything].into_iter().filter_map(|prefix| match self.sal.add_rule(prefix, rule.clone()) {
             Ok(rule) => Some(rule),
@@ -467,6 +501,7 @@ async fn meet(shared: &Arc<Shared>) -> Result<(IpAddr, (Reader, Writer), proto::
         sal_port: shared.local.sal_port.into(),
         host_name: shared.local.host_name.clone(),
         software: shared.local.software.clone(),
+        traces: true,
     };
     writer.write(&proto::FromHost { body: Some(from_host::Body::Hello(hello)) }).await?;
     let answer: proto::FromRouter = reader.read().await?;

@@ -3,7 +3,7 @@
 //!
 //! [`stream`] is the transport, [`host`] and [`conversation`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
 //! [`partition`] and [`allotment`] who holds which part of a service, [`rights`] who may register what, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`silence`] when either
-//! end counts the other as gone.
+//! end counts the other as gone, [`trace`] what either end asks the other of a first packet's way.
 
 mod allotment;
 mod conversation;
@@ -11,12 +11,15 @@ mod host;
 mod instance;
 mod ledger;
 pub mod partition;
+mod refusal;
 mod retry;
 mod rights;
 mod roll;
 mod router;
 mod silence;
+mod stranger;
 pub mod stream;
+mod trace;
 
 use margay_core::key::HostSecret;
 
@@ -24,6 +27,7 @@ pub use host::{Acknowledgement, Home, HomeConfig, HomeError, HomeState, Phase, R
 pub use instance::Instance;
 pub use roll::{OwnService, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
+pub use trace::{HOPS_MAX, Question, TraceError, Tracer};
 
 /// Messages of `proto/registration.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]

@@ -5,7 +5,7 @@ use margay_core::key::HostPublic;
 use margay_core::name::{Name, Prefix, SERVICE_BITS};
 
 use super::proto::Code;
-use super::router::{No, invalid};
+use super::refusal::{No, invalid};
 use crate::store::Member;
 
 /// Written and proved as a host says.

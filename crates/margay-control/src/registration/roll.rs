@@ -474,6 +474,12 @@ impl Roll {
         self.hosts.iter().find(|(place, _)| place.host == host).map(|(_, host)| host.address)
     }
 
+    /// Who is at an address, if its stream is up, and what it calls itself.
+    pub fn host_at(&self, address: SocketAddr) -> Option<(HostId, String)> {
+        let found = self.hosts.iter().find(|(_, host)| host.address == address);
+        found.map(|(place, host)| (place.host, host.name.clone()))
+    }
+
     /// How many instances are no longer listed, by reason.
     pub fn left(&self, why: Leave) -> u64 {
         self.left[why as usize]

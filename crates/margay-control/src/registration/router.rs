@@ -1,9 +1,10 @@
 //! The router's end: lets hosts in, takes down what they serve, and forgets them when they fall silent.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
@@ -18,21 +19,22 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ledger::{Act, Ledger};
 use super::proto::{self, Code, from_host, from_router};
+use super::refusal::{No, invalid, refusal};
 use super::rights::{Claim, by_grant};
 use super::roll::{Leave, OwnService, PREFIXES_MAX, Place, Roll, RollError, Seat, Terms};
 use super::silence::Silence;
+use super::stranger::{Stranger, Strangers};
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
+use super::trace::{self, Desk, Lines, Question, TraceError, Tracer};
 use super::{Instance, Local, VERSION};
+use crate::api::v1::TraceHop;
 use crate::keyring::Keyring;
-use crate::store::{AdmitError, Member, MemberKey, NameError, Store, StoreError};
+use crate::store::{Member, MemberKey, Store, StoreError};
 use crate::token::hash_secret;
 use crate::{Clock, SalControl, entropy, issue};
 
 /// From the first byte to the welcome.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
-/// Streams that were not welcomed yet: all, and of one address.
-const STRANGERS_MAX: usize = 256;
-const STRANGERS_OF_ADDRESS_MAX: usize = 32;
 /// Instances in one answer.
 const INSTANCES_MAX: usize = 64;
 /// Instances under one watched prefix that one message holds; and all that are told: each of a service's partitions, and more.
@@ -85,7 +87,12 @@ struct Shared {
     sal: Arc<dyn SalControl>,
     clock: Clock,
     roll: Mutex<Roll>,
-    strangers: Mutex<HashMap<IpAddr, usize>>,
+    /// How hosts are asked.
+    lines: Mutex<Lines>,
+    /// What explains first packets on this host, once it is there.
+    tracer: OnceLock<Tracer>,
+    traces_refused: AtomicU64,
+    strangers: Arc<Strangers>,
     ledger: Arc<Ledger>,
     stopping: watch::Sender<bool>,
     /// Hosts that were put out.
@@ -148,7 +155,10 @@ impl Router {
             sal,
             clock,
             roll: Mutex::default(),
-            strangers: Mutex::default(),
+            lines: Mutex::default(),
+            tracer: OnceLock::new(),
+            traces_refused: AtomicU64::default(),
+            strangers: Arc::default(),
             ledger: Arc::clone(&ledger),
             stopping: watch::channel(false).0,
             revoked: watch::Sender::default(),
@@ -205,9 +215,35 @@ impl Router {
         self.shared.roll.lock().set_own(own, &*self.shared.sal);
     }
 
+    /// What a host that is registered here would do with a first packet, and those that it would send it to.
+    ///
+    /// # Errors
+    ///
+    /// It is not registered for the name's authority, or there is no answer, or it is no.
+    pub async fn trace(&self, host: HostId, question: &Question) -> Result<Vec<TraceHop>, TraceError> {
+        let answer = self.shared.lines.lock().ask(host, question)?;
+        trace::wait(answer, question.limit).await
+    }
+
+    /// Questions of hosts about first packets that were refused.
+    pub fn traces_refused(&self) -> u64 {
+        self.shared.traces_refused.load(Ordering::Relaxed)
+    }
+
+    /// Lets hosts ask what this router would do with first packets.
+    pub fn set_tracer(&self, tracer: Tracer) {
+        // Set once, at the start.
+        let _ = self.shared.tracer.set(tracer);
+    }
+
     /// SAL address of a host, if its stream is up.
     pub fn connected(&self, host: HostId) -> Option<SocketAddr> {
         self.shared.roll.lock().address_of(host)
+    }
+
+    /// The host whose stream is up at a SAL address, and what it calls itself.
+    pub fn host_at(&self, address: SocketAddr) -> Option<(HostId, String)> {
+        self.shared.roll.lock().host_at(address)
     }
 
     /// Hosts whose stream is up.
@@ -271,8 +307,11 @@ async fn listen(shared: Arc<Shared>, listener: TcpListener) {
                 Ok((stream, from)) => {
                     // One socket hears both families, and shows IPv4 as mapped.
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    if let Some(stranger) = Stranger::admit(&shared, from.ip()) {
+                    if let Some(stranger) = Stranger::admit(&shared.strangers, from.ip()) {
                         streams.spawn(serve(Arc::clone(&shared), stream, from, stranger));
+                    } else {
+                        let why = "too many streams at once that were not welcomed yet";
+                        shared.ledger.note(Act::StreamRefused, from.ip(), why);
                     }
                 }
                 Err(error) => {
@@ -299,83 +338,8 @@ async fn told(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
-/// Room for one stream that was not welcomed yet.
-struct Stranger {
-    shared: Arc<Shared>,
-    address: IpAddr,
-}
-
-impl Stranger {
-    fn admit(shared: &Arc<Shared>, address: IpAddr) -> Option<Self> {
-        let mut strangers = shared.strangers.lock();
-        let all: usize = strangers.values().sum();
-        let of_address = strangers.entry(address).or_default();
-        if all >= STRANGERS_MAX || *of_address >= STRANGERS_OF_ADDRESS_MAX {
-            shared.ledger.note(Act::StreamRefused, address, "too many streams at once that were not welcomed yet");
-            return None;
-        }
-        *of_address += 1;
-        Some(Self { shared: Arc::clone(shared), address })
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let mut strangers = self.shared.strangers.lock();
-        if let Some(count) = strangers.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                strangers.remove(&self.address);
-            }
-        }
-    }
-}
-
-/// A no with its number and its words.
-pub(super) struct No(pub Code, pub String);
-
-impl From<AdmitError> for No {
-    fn from(error: AdmitError) -> Self {
-        let code = match error {
-            AdmitError::UnknownToken | AdmitError::Expired | AdmitError::UsedUp | AdmitError::OtherAuthority => {
-                Code::Token
-            }
-            AdmitError::NotAMember => Code::NotAMember,
-            AdmitError::TooMuch => Code::Limit,
-            AdmitError::Store(_) => Code::Store,
-        };
-        Self(code, error.to_string())
-    }
-}
-
-impl From<RollError> for No {
-    fn from(error: RollError) -> Self {
-        let code = match error {
-            RollError::Hosts | RollError::Prefixes | RollError::Table(_) => Code::Limit,
-            RollError::Clone => Code::Quarantined,
-            RollError::Superseded => Code::Superseded,
-            RollError::Held { .. } => Code::Exclusive,
-            RollError::Partitions { .. } => Code::Partitions,
-        };
-        Self(code, error.to_string())
-    }
-}
-
-impl From<NameError> for No {
-    fn from(error: NameError) -> Self {
-        let code = if matches!(error, NameError::Store(_)) { Code::Store } else { Code::NameTaken };
-        Self(code, error.to_string())
-    }
-}
-
-/// What was said makes no sense.
-pub(super) fn invalid(text: &str) -> No {
-    No(Code::Invalid, text.to_owned())
-}
-
-fn refusal(request: u64, No(code, text): No) -> proto::FromRouter {
-    let refusal = proto::Refusal { request, code: code.into(), text };
-    proto::FromRouter { body: Some(from_router::Body::Refusal(refusal)) }
+fn answer_of(body: from_router::Body) -> proto::FromRouter {
+    proto::FromRouter { body: Some(body) }
 }
 
 /// One stream from its first byte to its end.
@@ -424,6 +388,9 @@ struct Guest {
     stands_by: BTreeSet<Prefix>,
     /// What it has registered because it was granted.
     granted: BTreeMap<Prefix, Name>,
+    /// The host answers questions about first packets, and has its own answered.
+    traces: bool,
+    desk: Desk,
 }
 
 impl Guest {
@@ -482,23 +449,26 @@ impl Guest {
             unix_s,
             lease_ms: shared.config.lease_ms,
             heartbeat_ms: shared.config.heartbeat_ms,
+            traces: true,
         };
+        let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
         let (shared, watches, stands_by) = (Arc::clone(shared), BTreeMap::new(), BTreeSet::new());
         let granted = BTreeMap::new();
-        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted })
+        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, traces, desk })
     }
 
     /// Answers the host until it is gone; says why it is.
     async fn hold(mut self, reader: Reader, mut writer: Writer) -> (Leave, String) {
         let lease = Duration::from_millis(self.shared.config.lease_ms.into());
         let welcome = std::mem::take(&mut self.welcome);
-        let welcome = proto::FromRouter { body: Some(from_router::Body::Welcome(welcome)) };
+        let welcome = answer_of(from_router::Body::Welcome(welcome));
         if let Err(error) = writer.write(&welcome).await {
             return (Leave::Ended, error.to_string());
         }
         let (sender, mut messages) = tokio::sync::mpsc::channel(64);
         let reading = tokio::spawn(read_all(reader, sender));
+        let mut questions = self.shared.lines.lock().open(self.place, self.seat.stream, self.traces);
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
         let mut revoked = self.shared.revoked.subscribe();
         revoked.mark_changed();
@@ -536,6 +506,8 @@ impl Guest {
                         self.answer(message).await
                     }
                 },
+                answer = self.desk.answered() => vec![answer_of(from_router::Body::Traced(answer))],
+                Some(question) = questions.recv() => vec![question],
                 // The sender lives in the roll, which this stream holds.
                 _ = changes.changed(), if !self.watches.is_empty() => self.news(),
                 // So do these.
@@ -550,6 +522,7 @@ impl Guest {
             }
         };
         reading.abort();
+        self.shared.lines.lock().close(self.place, self.seat.stream);
         gone
     }
 
@@ -594,9 +567,19 @@ impl Guest {
                 Ok(chain) => Answer::Membership(proto::Membership { request: asked.request, chain }),
                 Err(no) => return self.refuse(asked.request, no),
             },
+            Some(Asked::Trace(asked)) => {
+                if !self.desk.take(self.shared.tracer.get(), asked) {
+                    self.shared.traces_refused.fetch_add(1, Ordering::Relaxed);
+                }
+                return Vec::new();
+            }
+            Some(Asked::Traced(answer)) => {
+                self.shared.lines.lock().answered(self.place, answer);
+                return Vec::new();
+            }
             Some(Asked::Hello(_)) | None => return self.refuse(0, invalid("the message makes no sense here")),
         };
-        vec![proto::FromRouter { body: Some(body) }]
+        vec![answer_of(body)]
     }
 
     fn withdraw(&mut self, prefix: &Prefix) {

@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::*;
+use crate::api::v1::TraceHop;
 use crate::issue::{self, authority_prefix};
 use crate::keyring::{Keyring, ServiceKey};
 use crate::store::{MemberKey, Store, Token};
@@ -506,10 +507,14 @@ async fn a_host_that_falls_silent_is_gone_after_its_lease() {
         sal_port: 54_324,
         host_name: "web1".to_owned(),
         software: String::new(),
+        traces: false,
     };
     let body = Some(super::proto::from_host::Body::Hello(hello));
     writer.write(&super::proto::FromHost { body }).await.expect("written");
     until("the host's arrival", || at.host_count() == 1).await;
+    // It did not say that it can be asked, so it is not.
+    let (id, question) = (host.local.host_key.public().id(), question("web.shop", &[&router]));
+    until("its line", || matches!(now(at.trace(id, &question)), Some(Err(TraceError::Older)))).await;
     writer.write(&super::proto::FromHost { body: Some(register("web.shop")) }).await.expect("written");
     until("the registration", || at.instances().len() == 1).await;
     until("the end of its lease", || at.host_count() == 0).await;
@@ -592,4 +597,134 @@ async fn partitions_are_shared_by_those_who_agree_on_their_number() {
     first.register(key.clone());
     until("the refusal of a key's", || home_state(&first, &key.prefix) == "refused").await;
     at.stop().await;
+}
+
+fn question(name: &str, passed: &[&Party]) -> Question {
+    Question {
+        service: name.parse::<Name>().expect("literal").service_id(),
+        protocol: 6,
+        port: 80,
+        sticky: 0xfedc_ba98_7654_3210,
+        passed: passed.iter().map(|party| party.local.host_key.public().id()).collect(),
+        limit: Duration::from_secs(4),
+    }
+}
+
+/// What is there without waiting.
+fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(value) => Some(value),
+        std::task::Poll::Pending => None,
+    }
+}
+
+fn hop(name: &str, act: &str) -> TraceHop {
+    TraceHop { host_name: name.to_owned(), act: act.to_owned(), ..TraceHop::default() }
+}
+
+/// Answers every question with one hop, and remembers what was asked.
+fn answering(name: &'static str, asked: &Arc<Mutex<Vec<Question>>>) -> Tracer {
+    let asked = Arc::clone(asked);
+    Arc::new(move |question| {
+        asked.lock().push(question);
+        Box::pin(async move { vec![hop(name, "deliver")] })
+    })
+}
+
+#[tokio::test]
+async fn a_first_packet_is_traced_from_host_to_router_and_from_router_to_host() {
+    let (router, at, host, home) = shop().await;
+    let id = host.local.host_key.public().id();
+    let asked = Arc::default();
+    home.set_tracer(answering("web1", &asked));
+    // The router asks the very host that asks it: both answers come by one stream.
+    let asks_on = Arc::clone(&at);
+    at.set_tracer(Arc::new(move |mut question: Question| {
+        let (at, own) = (Arc::clone(&asks_on), router.local.host_key.public().id());
+        Box::pin(async move {
+            question.passed.push(own);
+            let mut hops = vec![hop("router", "forward")];
+            hops.extend(at.trace(id, &question).await.expect("answered"));
+            hops
+        })
+    }));
+    let asking = question("web.shop", &[&host]);
+    let hops = home.trace(asking.clone()).await.expect("answered");
+    assert_eq!(hops, [hop("router", "forward"), hop("web1", "deliver")]);
+    let asked = asked.lock().clone();
+    let passed = vec![id, home.config().router_key.id()];
+    assert_eq!(asked, [Question { passed, ..asking }]);
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn questions_that_nobody_may_ask_are_refused_and_the_stream_lives() {
+    let (router, at, host, home) = shop().await;
+    let asked = Arc::default();
+    let refused = |answer: Result<Vec<TraceHop>, TraceError>| match answer {
+        Err(TraceError::Refused(why)) => why,
+        other => panic!("it was not refused: {other:?}"),
+    };
+    let good = question("web.shop", &[&host]);
+    assert!(refused(home.trace(good.clone()).await).contains("just been started"));
+    at.set_tracer(answering("router", &asked));
+    assert!(refused(home.trace(question("web.bank", &[&host])).await).contains("another authority"));
+    assert!(refused(home.trace(question("web.shop", &[&router])).await).contains("another host than it says"));
+    assert!(refused(home.trace(question("web.shop", &[])).await).contains("makes no sense"));
+    // Four of ten this second are used up.
+    let mut answered = 0;
+    while let Ok(hops) = home.trace(good.clone()).await {
+        assert_eq!(hops, [hop("router", "deliver")]);
+        answered += 1;
+        assert!(answered < 1000, "nothing stops it");
+    }
+    assert!(answered >= 6, "{answered}");
+    assert_eq!(at.traces_refused(), 5);
+    let stranger = at.trace(router.local.host_key.public().id(), &question("web.shop", &[&router])).await;
+    assert_eq!(stranger, Err(TraceError::Down));
+    assert_eq!((home.state().phase, at.host_count()), (Phase::Connected, 1));
+    home.stop().await;
+    assert_eq!(home.trace(good).await, Err(TraceError::Down));
+    at.stop().await;
+}
+
+#[tokio::test]
+async fn a_router_that_does_not_answer_or_knows_no_such_question_is_said_to_be_so() {
+    let (router, at, host, home) = shop().await;
+    at.set_tracer(Arc::new(|_| Box::pin(std::future::pending())));
+    let short = Question { limit: Duration::from_millis(50), ..question("web.shop", &[&host]) };
+    assert_eq!(home.trace(short).await, Err(TraceError::Timeout));
+    at.stop().await;
+    // One of an older version welcomes the host, and says nothing of traces.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let other = party(3, "web2");
+    let config = HomeConfig {
+        router_address: listener.local_addr().expect("bound").to_string(),
+        router_key: router.local.host_key.public(),
+        secret: None,
+        ..home.config().clone()
+    };
+    let (store, core) = (Arc::clone(&other.store), Arc::clone(&other.core) as Arc<dyn SalControl>);
+    let home = Home::start(config, other.local.clone(), store, core, clock());
+    let (stream, _) = listener.accept().await.expect("it comes");
+    let (mut reader, mut writer, _) = super::stream::accept(stream, &router.local.host_key).await.expect("met");
+    let _: super::proto::FromHost = reader.read().await.expect("its hello");
+    let welcome = super::proto::Welcome {
+        version: VERSION,
+        association_id: 7,
+        association_key: vec![1; 32],
+        hop_key: vec![1; 16],
+        sal_port: 54_324,
+        lease_ms: 60_000,
+        heartbeat_ms: 10_000,
+        ..super::proto::Welcome::default()
+    };
+    let body = Some(super::proto::from_router::Body::Welcome(welcome));
+    writer.write(&super::proto::FromRouter { body }).await.expect("written");
+    await_phase(&home, Phase::Connected).await;
+    assert_eq!(home.trace(question("web.shop", &[&other])).await, Err(TraceError::Older));
+    assert_eq!(home.state().phase, Phase::Connected);
+    home.stop().await;
 }

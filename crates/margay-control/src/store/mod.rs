@@ -9,6 +9,7 @@ mod lease;
 mod member;
 mod name;
 mod record;
+mod rule;
 
 use std::fs::OpenOptions;
 use std::io;
@@ -26,6 +27,7 @@ pub use join::Joined;
 pub use lease::StoredLease;
 pub use member::{AdmitError, Member, MemberKey, Token, TokenState};
 pub use name::NameError;
+pub use rule::StoredRule;
 
 use crate::state_dir::StateDir;
 
@@ -133,6 +135,7 @@ impl Store {
             lease::create(transaction)?;
             member::create(transaction)?;
             name::create(transaction)?;
+            rule::create(transaction)?;
             Ok(())
         })?;
         Ok(store)

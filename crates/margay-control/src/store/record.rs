@@ -92,6 +92,33 @@ pub(super) struct JoinedRecord {
     pub token: Vec<u8>,
 }
 
+/// A rule that the operator gave.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct RuleRecord {
+    #[prost(bytes = "vec", tag = "1")]
+    pub service: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    pub bits: u32,
+    #[prost(string, tag = "3")]
+    pub name: String,
+    /// Where it leads; empty: nowhere, it discards.
+    #[prost(string, tag = "4")]
+    pub forward: String,
+    #[prost(uint32, tag = "5")]
+    pub priority: u32,
+    #[prost(uint32, tag = "6")]
+    pub weight: u32,
+    #[prost(uint64, tag = "7")]
+    pub created_s: u64,
+    #[prost(uint64, optional, tag = "8")]
+    pub idle_ms: Option<u64>,
+    #[prost(uint64, optional, tag = "9")]
+    pub hard_ms: Option<u64>,
+    /// When its hard time began.
+    #[prost(uint64, tag = "10")]
+    pub hard_since_s: u64,
+}
+
 /// Who was given what, and when.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct AuditRecord {

@@ -582,7 +582,7 @@ impl Sal {
     }
 
     /// Whether the proved host behind `association` is on the allow list (DESIGN §7, "Who may connect").
-    fn is_allowed(&self, association: u32, service: &ServiceId, allow: &Allow) -> bool {
+    pub(crate) fn is_allowed(&self, association: u32, service: &ServiceId, allow: &Allow) -> bool {
         let Some(association) = self.associations.get(association) else { return false };
         if association.host == self.host_id() {
             return true;

@@ -44,6 +44,7 @@ mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
 pub mod site;
+mod trace;
 mod up_down;
 
 use std::path::Path;
@@ -152,6 +153,7 @@ pub const ALL: &[Scenario] = &[
     hijack::SCENARIO,
     model::SCENARIO,
     bad_weather::SCENARIO,
+    trace::SCENARIO,
     router_rate::SCENARIO,
     router_throughput::SCENARIO,
 ];

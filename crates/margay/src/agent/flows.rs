@@ -63,7 +63,8 @@ impl Change {
             | Event::Flapping(_)
             | Event::Silent(_)
             | Event::Unanswered(_)
-            | Event::OtherHost { .. } => None,
+            | Event::OtherHost { .. }
+            | Event::RuleExpired { .. } => None,
         }
     }
 }

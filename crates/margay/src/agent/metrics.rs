@@ -101,6 +101,8 @@ impl Collector for Figures {
                 "Proved messages of set-up from another place than where their sender's flows go",
                 core.elsewhere,
             ),
+            ("traces_refused", "Questions of other hosts about first packets that were refused", traces_refused(agent)),
+            ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
             ("resets", "TCP connections of programs reset because their flow failed", core.resets),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -153,13 +155,19 @@ fn of_router(router: &registration::Router, encoder: &mut DescriptorEncoder<'_>)
     family(encoder, "instances_left", "Instances that this router lists no longer", "reason", left.into())
 }
 
+/// By either end of a registration.
+fn traces_refused(agent: &Agent) -> u64 {
+    let by_router = agent.router.as_ref().map_or(0, |router| router.traces_refused());
+    agent.services.homes().iter().map(|home| home.traces_refused()).sum::<u64>() + by_router
+}
+
 /// How much there is of what.
 fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let (flows, half_open, associations, sources) = agent
         .core
         .0
         .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.associations().count(), sal.source_count()));
-    let revocations = agent.core.0.with_sal(|sal, _| sal.revocations());
+    let (rules, revocations) = agent.core.0.with_sal(|sal, _| (sal.rule_count(), sal.revocations()));
     let (programs, sockets, bound) = agent.active.counts();
     let (names, instances) = agent.spreads.counts();
     let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
@@ -178,6 +186,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         ("associations", "Hosts that this host shares keys with", associations),
         ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
         ("services", "Services published by this host", agent.services.list().len()),
+        ("rules", "Rules of the service table", rules),
         ("programs", "Programs that were started for a name", programs),
         ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
         ("bound_sockets", "Sockets that their programs have bound to names", bound),

@@ -16,13 +16,16 @@ pub mod loopback;
 pub mod metrics;
 mod network;
 pub mod programs;
+pub mod rule_book;
 pub mod service;
 pub mod service_router;
 pub mod spread;
 pub mod start;
+pub mod trace;
 pub mod upkeep;
 pub mod watch;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -71,6 +74,8 @@ pub struct Agent {
     pub watchers: watch::Watchers,
     /// What this host publishes.
     pub services: Arc<service::Services>,
+    /// The operator's own rules.
+    pub rules: rule_book::RuleBook,
     /// The router on this host.
     pub router: Option<Arc<Router>>,
     /// Virtual addresses.
@@ -96,6 +101,13 @@ pub struct Agent {
 }
 
 impl Agent {
+    /// The authorities that this host belongs to: those of its routers, and those whose keys are here.
+    pub fn authorities(&self) -> Vec<String> {
+        let joined = self.services.homes().into_iter().map(|home| home.config().authority.clone());
+        let own = self.keyring.authorities().unwrap_or_default().into_iter().map(|authority| authority.name);
+        joined.chain(own).collect::<BTreeSet<String>>().into_iter().collect()
+    }
+
     /// Brings connections to services on the loopback: theirs are the sockets that listen now.
     pub fn follow_loopback(&self) {
         let published = self.services.list();

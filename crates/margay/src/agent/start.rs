@@ -31,11 +31,12 @@ use super::keepsake::Keepsake;
 use super::loopback::LoopbackListeners;
 use super::network::Network;
 use super::programs::{self, Programs};
+use super::rule_book::{self, RuleBook};
 use super::service::{Publication, Services, Surroundings};
 use super::service_router::KernelRouter;
 use super::spread::{self, Spreads};
 use super::watch::Watchers;
-use super::{Agent, INTERFACE, authority, flows, home, metrics, upkeep};
+use super::{Agent, INTERFACE, authority, flows, home, metrics, trace, upkeep};
 use crate::config::Config;
 use crate::{host, start};
 
@@ -78,6 +79,9 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let spreads = Spreads::open(&config, &direct);
     let kernel_router = KernelRouter::open(&config);
     let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
+    let rules = RuleBook::open(core.clone(), Arc::clone(&store), clock_of_wall.clone());
+    let rules = rules.into_diagnostic().wrap_err("the operator's rules cannot be taken up")?;
+    start_ad_hoc(&config, &core).into_diagnostic()?;
     kernel_router.start(&core).into_diagnostic()?;
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
     let tokens = home::candidates(&config, &state_dir, &store)?;
@@ -115,6 +119,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         spreads,
         watchers,
         services,
+        rules,
         router,
         leases,
         dns,
@@ -196,7 +201,6 @@ async fn start_core(
     std::thread::Builder::new().name("margay-flows".to_owned()).spawn(keep).into_diagnostic()?;
     let core = CoreHandle(datapath);
     direct.start(&core);
-    start_ad_hoc(config, &core).into_diagnostic()?;
     Ok(core)
 }
 
@@ -253,6 +257,13 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let listener = transport::bind(&agent.config.socket(), agent.config.host.group.as_deref()).into_diagnostic()?;
     let metrics = metrics::start(agent).await?;
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
+    let rules = tokio::spawn(rule_book::follow(Arc::clone(agent)));
+    for home in agent.services.homes() {
+        home.set_tracer(trace::tracer(agent));
+    }
+    if let Some(router) = &agent.router {
+        router.set_tracer(trace::tracer(agent));
+    }
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
     let program_socket = programs::socket::open(&programs::path(&agent.config.host.runtime_dir))?;
@@ -280,6 +291,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     upkeep.abort();
+    rules.abort();
     programs.abort();
     if let Some(metrics) = metrics {
         metrics.abort();

@@ -11,6 +11,7 @@ mod run;
 mod service;
 mod stack;
 mod status;
+mod trace;
 mod unit;
 
 use std::io::Write;
@@ -85,9 +86,11 @@ enum Verb {
     /// Paths: by which addresses this host and its peers find each other; move them
     #[command(subcommand)]
     Path(path::PathVerb),
-    /// Routes: the service table, rule by rule
+    /// Routes: the service table, rule by rule; rules of your own
     #[command(subcommand)]
     Route(route::RouteVerb),
+    /// What would happen to a connection to a name now, hop by hop, and why
+    Trace(trace::TraceArgs),
     /// The kernel's flow cache: empty it, take it off, put it on
     #[command(subcommand)]
     Stack(stack::StackVerb),
@@ -196,6 +199,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Trace(args) => trace::trace(client, args, out).await,
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Audit(verb) => audit::audit(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Id(args) => id::id(client, args, out).await.map(|()| ExitCode::SUCCESS),

@@ -76,6 +76,7 @@ impl Session {
             sal_port: 54_324,
             host_name: "intruder".to_owned(),
             software: String::new(),
+            traces: false,
         };
         self.ask(Some(from_host::Body::Hello(hello))).await
     }
@@ -117,6 +118,7 @@ impl Session {
                 Body::Refusal(refusal) => return Ok(Answer::No(refusal.text)),
                 // Nobody asked for these.
                 Body::Heartbeat(_) | Body::Watched(_) | Body::Revoked(_) | Body::Granted(_) => {}
+                Body::Trace(_) | Body::Traced(_) => {}
             }
         }
     }

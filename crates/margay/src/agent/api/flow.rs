@@ -246,6 +246,7 @@ fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<Flow
         | Event::Flapping(_)
         | Event::Silent(_)
         | Event::Unanswered(_)
-        | Event::OtherHost { .. } => None,
+        | Event::OtherHost { .. }
+        | Event::RuleExpired { .. } => None,
     }
 }

@@ -6,10 +6,11 @@ mod identity;
 mod path;
 mod places;
 mod program;
-mod route;
+pub(super) mod route;
 mod service;
 mod stack;
 mod status;
+mod trace;
 
 pub(crate) use status::phase;
 
@@ -122,6 +123,22 @@ impl Calls for Api {
 
     async fn route_list(&self, request: Request<RouteListRequest>) -> Answer<RouteListReply> {
         route::list(&self.0, &request.into_inner().name).map(Response::new)
+    }
+
+    async fn route_add(&self, request: Request<RouteAddRequest>) -> Answer<RouteAddReply> {
+        route::add(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn route_change(&self, request: Request<RouteChangeRequest>) -> Answer<RouteInfo> {
+        route::change(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn route_delete(&self, request: Request<RouteDeleteRequest>) -> Answer<RouteDeleteReply> {
+        route::delete(&self.0, request.into_inner().id).map(Response::new)
+    }
+
+    async fn trace(&self, request: Request<TraceRequest>) -> Answer<TraceReply> {
+        trace::reply(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
     async fn identity(&self, _: Request<IdentityRequest>) -> Answer<IdentityReply> {

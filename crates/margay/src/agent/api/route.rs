@@ -1,61 +1,257 @@
-//! The service table, rule by rule.
+//! The service table, rule by rule; and the operator's own rules in it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
 
-use margay_control::api::v1::{RouteInfo, RouteListReply};
+use margay_control::api::v1::{
+    EndedRouteInfo, RouteAddReply, RouteAddRequest, RouteChangeRequest, RouteDeleteReply, RouteInfo, RouteListReply,
+};
+use margay_control::registration::Router;
+use margay_control::store::StoredRule;
 use margay_core::key::HostId;
+use margay_core::lifetime::{Ends, Expiry};
 use margay_core::name::{Name, Prefix};
 use margay_core::segment::SEGMENT;
-use margay_core::table::{Action, Rule, Usage};
+use margay_core::table::{Action, NextHop, Rule, RuleId, Usage};
+use margay_core::{Instant, Sal};
+use margay_datapath::clock;
 use tonic::Status;
 
 use super::flow::age_ms;
-use super::service::parse_name;
+use super::service::{DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_name};
+use super::{blocking, environment, misuse, not_found};
 use crate::agent::Agent;
+use crate::agent::rule_book::{Amendment, Ended, Order, RuleError, check_hop};
+
+fn refusal(error: RuleError) -> Status {
+    match error {
+        RuleError::Misuse(_) | RuleError::NotOurs(..) => misuse(error),
+        RuleError::Unknown(_) => not_found(error),
+        RuleError::Table(_) | RuleError::Store(_) => environment(error),
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A rule, and all that the core knows of it.
+pub(in crate::agent) struct Found {
+    prefix: Prefix,
+    pub id: RuleId,
+    pub rule: Rule,
+    usage: Option<Usage>,
+    ends: Ends,
+}
+
+impl Found {
+    pub fn of(sal: &Sal, prefix: Prefix, id: RuleId, rule: &Rule) -> Self {
+        Self { prefix, id, rule: rule.clone(), usage: sal.rule_usage(id), ends: sal.rule_ends(id) }
+    }
+}
 
 /// All rules, or those that cover `name`, in the order in which they are asked: longest prefixes first, then priorities.
 pub(super) fn list(agent: &Agent, name: &str) -> Result<RouteListReply, Status> {
     let wanted = if name.is_empty() { None } else { Some(parse_name(name)?) };
-    let covers = |prefix: &Prefix| wanted.as_ref().is_none_or(|name| prefix.contains(&name.service_id()));
-    let mut rules: Vec<(Prefix, Rule, Option<Usage>)> = agent.core.0.with_sal(|sal, _| {
-        let covering = sal.rules().filter(|(prefix, ..)| covers(prefix));
-        let whole = |id| sal.rule_usage(id).map(|usage| agent.kernel_router.whole_usage(id, usage));
-        covering.map(|(prefix, id, rule)| (prefix, rule.clone(), whole(id))).collect()
+    let mut rules: Vec<Found> = agent.core.0.with_sal(|sal, _| match &wanted {
+        None => sal.rules().map(|(prefix, id, rule)| Found::of(sal, prefix, id, rule)).collect(),
+        Some(name) => {
+            let covering = sal.rules_covering(name.service_id());
+            covering.map(|(prefix, id, rule)| Found::of(sal, prefix, id, rule)).collect()
+        }
     });
-    rules.sort_by_key(|(prefix, rule, _)| (Reverse(prefix.bits), prefix.id, Reverse(rule.priority)));
-    let known = Known::of(agent, wanted);
+    rules.sort_by_key(|found| (Reverse(found.prefix.bits), found.prefix.id, Reverse(found.rule.priority), found.id));
+    let covers = |rule: &StoredRule| wanted.as_ref().is_none_or(|name| rule.prefix.contains(&name.service_id()));
+    let about = wanted.as_ref().map(|name| Prefix::from(name.service_id()));
+    let known = Known::of(agent, wanted.as_ref(), about.as_ref());
+    let ended = agent.rules.ended().into_iter().filter(|ended| covers(&ended.rule));
     Ok(RouteListReply {
-        routes: rules.iter().map(|(prefix, rule, usage)| known.route(*prefix, rule, *usage)).collect(),
+        routes: rules.iter().map(|found| known.route(found)).collect(),
+        ended: ended.map(|ended| ended_of(&known, &ended)).collect(),
     })
 }
 
+/// A rule that has ended by itself.
+pub(in crate::agent) fn ended_of(known: &Known<'_>, ended: &Ended) -> EndedRouteInfo {
+    let why = match ended.why {
+        Expiry::Idle => "idle",
+        Expiry::Hard => "hard",
+    };
+    EndedRouteInfo {
+        route: Some(known.ended(&ended.rule)),
+        why: why.to_owned(),
+        ended_ms_ago: millis(ended.at.elapsed()),
+    }
+}
+
+fn parse_hop(text: &str) -> Result<SocketAddr, Status> {
+    let with_port = |ip: IpAddr| SocketAddr::new(ip, margay_wire::PORT);
+    let address = text.parse::<IpAddr>().map(with_port).or_else(|_| text.parse::<SocketAddr>());
+    let address = address.map_err(|_| {
+        misuse(format!(
+            "`{text}` is no address of a next hop; write for example 10.1.0.9, 10.1.0.9:54324 or [fd01::9]:54324"
+        ))
+    })?;
+    check_hop(address).map_err(misuse)
+}
+
+pub(super) fn add(agent: &Agent, request: &RouteAddRequest) -> Result<RouteAddReply, Status> {
+    let name = parse_name(&request.name)?;
+    let forward = request.to.iter().map(|text| parse_hop(text)).collect::<Result<Vec<_>, _>>()?;
+    match (request.action.as_str(), forward.is_empty()) {
+        ("forward", false) | ("drop", true) => {}
+        ("forward", true) => return Err(misuse("a rule that forwards needs an address")),
+        ("drop", false) => return Err(misuse("a rule that discards leads nowhere; leave the addresses out")),
+        (other, _) => return Err(misuse(format!("`{other}` is no action; it is forward or drop"))),
+    }
+    let order = Order {
+        name,
+        forward,
+        weight: request.weight.unwrap_or(DEFAULT_WEIGHT),
+        priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
+        idle: request.idle_timeout_ms.map(Duration::from_millis),
+        hard: request.hard_timeout_ms.map(Duration::from_millis),
+    };
+    let ids = blocking(|| agent.rules.add(&order, &agent.authorities())).map_err(refusal)?;
+    tracing::info!(name = %order.name, rules = ids.len(), "rules added by the operator");
+    let routes: Vec<RouteInfo> = ids.into_iter().filter_map(|id| info(agent, id)).collect();
+    Ok(RouteAddReply { warnings: warnings(agent, &order), routes })
+}
+
+/// On a router: next hops that what others send cannot be tagged for.
+fn warnings(agent: &Agent, order: &Order) -> Vec<String> {
+    let is_strange = |address: &&SocketAddr| {
+        let hop = NextHop { address: **address, host: None, router: false };
+        agent.router.is_some() && !agent.core.0.with_sal(|sal, _| sal.is_hop_known(&hop))
+    };
+    let strange = order.forward.iter().filter(is_strange);
+    strange
+        .map(|address| {
+            format!(
+                "no host that is registered here, and no router of this host, is known at {address}: connections that this router sends \
+                 there for others end in a time-out, since the answers do not find back"
+            )
+        })
+        .collect()
+}
+
+pub(super) fn change(agent: &Agent, request: &RouteChangeRequest) -> Result<RouteInfo, Status> {
+    let time = |given: Option<u64>, none: bool| match (given, none) {
+        (Some(ms), _) => Some(Some(Duration::from_millis(ms))),
+        (None, true) => Some(None),
+        (None, false) => None,
+    };
+    let forward = if request.to.is_empty() { None } else { Some(parse_hop(&request.to)?) };
+    let amendment = Amendment {
+        forward,
+        weight: request.weight,
+        priority: request.priority,
+        idle: time(request.idle_timeout_ms, request.no_idle_timeout),
+        hard: time(request.hard_timeout_ms, request.no_hard_timeout),
+    };
+    blocking(|| agent.rules.change(RuleId(request.id), &amendment)).map_err(refusal)?;
+    tracing::info!(rule = request.id, "changed by the operator");
+    info(agent, RuleId(request.id)).ok_or_else(|| refusal(RuleError::Unknown(request.id)))
+}
+
+pub(super) fn delete(agent: &Agent, id: u64) -> Result<RouteDeleteReply, Status> {
+    blocking(|| agent.rules.delete(RuleId(id))).map_err(refusal)?;
+    tracing::info!(rule = id, "deleted by the operator");
+    Ok(RouteDeleteReply {})
+}
+
+fn info(agent: &Agent, id: RuleId) -> Option<RouteInfo> {
+    let found = agent.core.0.with_sal(|sal, _| {
+        let (prefix, rule) = sal.rule(id)?;
+        Some(Found::of(sal, prefix, id, rule))
+    });
+    let found = found?;
+    Some(Known::of(agent, None, Some(&found.prefix)).route(&found))
+}
+
 /// What people call prefixes and hosts, as far as this host knows.
-struct Known {
+pub(in crate::agent) struct Known<'a> {
+    agent: &'a Agent,
     names: HashMap<Prefix, String>,
     hosts: HashMap<HostId, String>,
 }
 
-impl Known {
-    /// From what it publishes, what is registered here, and what was asked for.
-    fn of(agent: &Agent, wanted: Option<Name>) -> Self {
-        let registered = agent.router.as_ref().map(|router| router.instances()).unwrap_or_default();
+impl<'a> Known<'a> {
+    /// From what it publishes, what is registered here, the operator's rules, and what was asked for. With `about` only what concerns
+    /// names under that prefix, which is soon found where much is registered.
+    pub fn of(agent: &'a Agent, wanted: Option<&Name>, about: Option<&Prefix>) -> Self {
+        let under =
+            |router: &Arc<Router>| about.map_or_else(|| router.instances(), |about| router.instances_under(about));
+        let registered = agent.router.as_ref().map(under).unwrap_or_default();
         let named = |name: &Name| (name.prefix(), name.written().to_owned());
         let own = agent.services.list();
-        let names = registered.iter().map(|one| (one.prefix, one.name.clone()));
-        let names = names.chain(own.iter().map(|service| named(&service.name))).chain(wanted.as_ref().map(named));
-        Self { names: names.collect(), hosts: registered.iter().map(|one| (one.host, one.host_name.clone())).collect() }
+        let of_authority = |authority: String| (Prefix::of_authority(&authority), format!("*.{authority}"));
+        let names = agent.authorities().into_iter().map(of_authority).chain(agent.rules.names());
+        let names = names.chain(registered.iter().map(|one| (one.prefix, one.name.clone())));
+        let names = names.chain(own.iter().map(|service| named(&service.name))).chain(wanted.map(named));
+        Self {
+            agent,
+            names: names.collect(),
+            hosts: registered.iter().map(|one| (one.host, one.host_name.clone())).collect(),
+        }
     }
 
-    fn route(&self, prefix: Prefix, rule: &Rule, usage: Option<Usage>) -> RouteInfo {
+    fn set_host(&self, info: &mut RouteInfo, address: SocketAddr, host: Option<HostId>) {
+        info.to = address.to_string();
+        let named = host.and_then(|host| Some((host, self.hosts.get(&host)?.clone())));
+        let there =
+            || self.agent.router.as_ref()?.host_at(address).filter(|(found, _)| host.is_none_or(|host| host == *found));
+        if let Some((host, name)) = named.or_else(there).or(host.map(|host| (host, String::new()))) {
+            (info.host_id, info.host_name) = (host.to_string(), name);
+        }
+    }
+
+    /// A rule that has ended.
+    fn ended(&self, rule: &StoredRule) -> RouteInfo {
+        let mut info = RouteInfo {
+            prefix: rule.prefix.to_string(),
+            name: rule.name.clone(),
+            action: if rule.forward.is_some() { "forward" } else { "drop" }.to_owned(),
+            priority: rule.priority,
+            weight: rule.weight,
+            id: rule.id.0,
+            ..RouteInfo::default()
+        };
+        if let Some(address) = rule.forward {
+            self.set_host(&mut info, address, None);
+        }
+        self.set_order(&mut info, rule);
+        info
+    }
+
+    /// What the operator said of a rule.
+    fn set_order(&self, info: &mut RouteInfo, rule: &StoredRule) {
+        info.origin = "operator".to_owned();
+        info.age_ms = self.agent.clock.unix_s().saturating_sub(rule.created_s).saturating_mul(1000).max(info.age_ms);
+        info.idle_timeout_ms = rule.idle.map(millis);
+        info.hard_timeout_ms = rule.hard.map(millis);
+    }
+
+    /// A rule as lists show it.
+    pub fn route(&self, found: &Found) -> RouteInfo {
+        let Found { prefix, id, rule, usage, ends } = found;
+        let usage = usage.map(|usage| self.agent.kernel_router.whole_usage(*id, usage));
+        let now = clock::now();
+        let left = |at: Option<Instant>| at.map(|at| millis(at.since(now)));
         let mut info = RouteInfo {
             prefix: prefix.to_string(),
-            name: self.names.get(&prefix).cloned().unwrap_or_default(),
+            name: self.names.get(prefix).cloned().unwrap_or_default(),
             priority: rule.priority,
             weight: rule.weight,
             age_ms: usage.map_or(0, |usage| age_ms(usage.since)),
             packets: usage.map_or(0, |usage| usage.packets),
             used_ms_ago: usage.and_then(|usage| usage.last).map(age_ms),
+            id: id.0,
+            idle_left_ms: left(ends.idle),
+            hard_left_ms: left(ends.hard),
             ..RouteInfo::default()
         };
         let (action, origin) = match &rule.action {
@@ -64,9 +260,7 @@ impl Known {
                 ("forward", "ad hoc")
             }
             Action::Forward(hop) => {
-                info.to = hop.address.to_string();
-                info.host_id = hop.host.map(|host| host.to_string()).unwrap_or_default();
-                info.host_name = hop.host.and_then(|host| self.hosts.get(&host)).cloned().unwrap_or_default();
+                self.set_host(&mut info, hop.address, hop.host);
                 ("forward", if hop.router { "router" } else { "registered" })
             }
             Action::Demux(demux) => {
@@ -80,9 +274,12 @@ impl Known {
                 .to_owned();
                 ("demux", "published")
             }
-            Action::Drop => ("drop", "published"),
+            Action::Drop => ("drop", "operator"),
         };
         (info.action, info.origin) = (action.to_owned(), origin.to_owned());
+        if let Some(order) = self.agent.rules.get(*id) {
+            self.set_order(&mut info, &order);
+        }
         info
     }
 }

@@ -73,7 +73,8 @@ impl Subscription {
             | Event::Flapping(_)
             | Event::Silent(_)
             | Event::Unanswered(_)
-            | Event::OtherHost { .. } => None,
+            | Event::OtherHost { .. }
+            | Event::RuleExpired { .. } => None,
         }
     }
 

@@ -162,6 +162,7 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
     if let Some(router) = &agent.router {
         tokio::spawn(pass_on(router.changes(), Arc::clone(&heard)));
     }
+    tokio::spawn(pass_on(agent.rules.changes(), Arc::clone(&heard)));
     // What was spread before the restart is asked for again.
     let kept = kernel.spreads().into_iter().map(|(name, _)| name).collect();
     let (sender, questions) = mpsc::channel(QUESTIONS_MAX);
@@ -251,6 +252,8 @@ impl Spread {
             let instances = known.entry(prefix).or_insert_with(|| instances_under(agent, &service, &prefix));
             // Nothing was heard yet: what was known before a restart holds.
             let Some(instances) = instances else { continue };
+            // A rule of the operator's decides, and not who serves the name: its datagrams go by the service table.
+            let instances = if agent.rules.covers(&service) { &[][..] } else { instances };
             let (mut shares, mut sticky) = (Vec::new(), false);
             for instance in choice::usable(instances, &service) {
                 if let Some(address) = self.place(agent, name.ip(), &service, instance) {

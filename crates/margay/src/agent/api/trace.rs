@@ -1,0 +1,34 @@
+//! What would happen to a first packet, hop by hop.
+
+use margay_control::api::v1::{TraceReply, TraceRequest};
+use margay_control::entropy;
+use margay_control::registration::Question;
+use margay_core::table::SERVICE_PORT;
+use tonic::Status;
+
+use super::service::{parse_name, parse_port, parse_protocol};
+use super::{environment, misuse};
+use crate::agent::{Agent, trace};
+use crate::listener::Protocol;
+
+pub(super) async fn reply(agent: &Agent, request: &TraceRequest) -> Result<TraceReply, Status> {
+    let name = parse_name(&request.name)?;
+    if name.prefix().bits < 256 && !name.is_service() {
+        return Err(misuse(format!("{name} is a block of many names; a packet goes to one: write a whole name")));
+    }
+    let port = request.port.map(parse_port).transpose()?.unwrap_or(SERVICE_PORT);
+    let protocol = parse_protocol(&request.protocol)?.unwrap_or(Protocol::Tcp);
+    let question = Question {
+        service: name.service_id(),
+        protocol: protocol.number(),
+        port,
+        // As of a flow that begins now: another trace may be given to another instance.
+        sticky: entropy::rng().map_err(environment)?.u64(),
+        passed: vec![agent.identity.host_id()],
+        limit: trace::LIMIT,
+    };
+    let mut hops = trace::trace(agent, question, true).await;
+    trace::name_circle(&mut hops);
+    let reached = hops.last().is_some_and(|hop| hop.act == "deliver");
+    Ok(TraceReply { name: name.written().to_owned(), hops, reached })
+}

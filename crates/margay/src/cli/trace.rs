@@ -1,0 +1,137 @@
+//! `margay trace`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use margay_control::api::v1::{RouteInfo, TraceHop, TraceReply, TraceRequest, TraceRule};
+use miette::Result;
+
+use super::output::span;
+use super::route::{ended_rule, of, place};
+use super::{Client, Json, Out, refused};
+use crate::listener::{Protocol, ServiceName, port_number};
+
+#[derive(Args)]
+pub struct TraceArgs {
+    /// The name
+    name: ServiceName,
+    /// Port of the service; whatever port its instances listen on when left out
+    #[arg(long, value_name = "NUMBER", value_parser = port_number)]
+    port: Option<u16>,
+    /// Transport protocol
+    #[arg(long, default_value = "tcp")]
+    protocol: Protocol,
+    #[command(flatten)]
+    json: Json,
+}
+
+pub async fn trace(mut client: Client, args: TraceArgs, out: &mut Out) -> Result<ExitCode> {
+    let request = TraceRequest {
+        name: args.name.to_string(),
+        port: args.port.map(u32::from),
+        protocol: args.protocol.label().to_owned(),
+    };
+    let reply = client.trace(request).await.map_err(refused)?.into_inner();
+    if args.json.json {
+        out.json(&reply)?;
+    } else {
+        lines(&reply).iter().try_for_each(|line| out.line(line))?;
+    }
+    Ok(if reply.reached { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// One block for each hop: what it does, its rules with what became of each (the one that decides is marked), and what else there is to know.
+fn lines(reply: &TraceReply) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (number, hop) in (1..).zip(&reply.hops) {
+        let here = if number == 1 { " (this host)" } else { "" };
+        lines.push(format!("{number:2}  {}{here}: {}", host(hop), hop.why));
+        lines.extend(hop.rules.iter().map(rule));
+        if hop.rules_left_out > 0 {
+            lines.push(format!("      and {} more rules, none of which decides", hop.rules_left_out));
+        }
+        lines.extend(hop.ended.iter().map(|ended| format!("      {}", ended_rule(ended))));
+        lines.extend(hop.notes.iter().map(|note| format!("      note: {note}")));
+    }
+    let end = match reply.hops.last().map(|hop| (hop.act.as_str(), host(hop))) {
+        Some(("deliver", host)) => format!("{} is reached at {host}", reply.name),
+        Some(("unasked", host)) => {
+            format!("what {host} would do is not known: the trace ends before it reaches {}", reply.name)
+        }
+        Some((_, host)) => format!("{} is not reached: it ends at {host}", reply.name),
+        None => format!("{} is not reached", reply.name),
+    };
+    lines.push(end);
+    lines
+}
+
+fn host(hop: &TraceHop) -> String {
+    if hop.host_name.is_empty() { hop.host_id.chars().take(12).collect() } else { hop.host_name.clone() }
+}
+
+fn rule(rule: &TraceRule) -> String {
+    let none = RouteInfo::default();
+    let route = rule.route.as_ref().unwrap_or(&none);
+    let mark = if rule.verdict == "chosen" { '*' } else { '-' };
+    let origin = if route.origin == "registered" && !route.host_name.is_empty() {
+        format!("registered by {}", route.host_name)
+    } else {
+        route.origin.clone()
+    };
+    let age = span(Duration::from_secs(route.age_ms / 1000));
+    format!(
+        "    {mark} rule {}: {}, {}, priority {}, weight {}, {origin}, {age} old: {}",
+        route.id,
+        of(route),
+        [route.action.as_str(), &place(route)].join(" ").trim_end(),
+        route.priority,
+        route.weight,
+        rule.why
+    )
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn hop(name: &str, act: &str, why: &str) -> TraceHop {
+        TraceHop { host_name: name.to_owned(), act: act.to_owned(), why: why.to_owned(), ..TraceHop::default() }
+    }
+
+    #[test]
+    fn a_trace_as_people_read_it() {
+        let route = RouteInfo {
+            name: "web.shop".to_owned(),
+            action: "forward".to_owned(),
+            to: "10.1.0.11:54324".to_owned(),
+            host_name: "web1".to_owned(),
+            origin: "registered".to_owned(),
+            priority: 10,
+            weight: 1,
+            id: 12,
+            age_ms: 61_000,
+            ..RouteInfo::default()
+        };
+        let rule = TraceRule { route: Some(route), verdict: "chosen".to_owned(), why: "it decides".to_owned() };
+        let router = TraceHop { rules: vec![rule], rules_left_out: 2, ..hop("router", "forward", "sends it on") };
+        let mut reply = TraceReply {
+            name: "web.shop".to_owned(),
+            reached: true,
+            hops: vec![hop("client", "forward", "sends"), router],
+        };
+        reply.hops.push(hop("web1", "deliver", "hands it over"));
+        let wanted = [
+            " 1  client (this host): sends",
+            " 2  router: sends it on",
+            "    * rule 12: web.shop, forward 10.1.0.11:54324, priority 10, weight 1, registered by web1, 1m 1s old: it decides",
+            "      and 2 more rules, none of which decides",
+            " 3  web1: hands it over",
+            "web.shop is reached at web1",
+        ];
+        assert_eq!(lines(&reply), wanted);
+        reply.hops.push(hop("10.0.0.9:54324", "unasked", "it does not answer"));
+        let end = "what 10.0.0.9:54324 would do is not known: the trace ends before it reaches web.shop";
+        assert_eq!(lines(&reply).last().map(String::as_str), Some(end));
+    }
+}

@@ -250,10 +250,8 @@ impl Roll {
             self.withdraw(place, stream, &prefix, sal);
             return Err(error);
         }
+        self.check_room(place, &prefix)?;
         let host = self.hosts.get_mut(&place).ok_or(RollError::Superseded)?;
-        if !host.entries.contains_key(&prefix) && host.entries.len() >= PREFIXES_MAX {
-            return Err(RollError::Prefixes);
-        }
         let instance = Instance {
             host: place.host,
             host_name: host.name.clone(),
@@ -280,6 +278,16 @@ impl Roll {
         self.settle(&prefix, sal);
         self.changed();
         Ok(true)
+    }
+
+    /// Whether a host may have a prefix more.
+    ///
+    /// # Errors
+    ///
+    /// It has as many as it may.
+    pub fn check_room(&self, place: Place, prefix: &Prefix) -> Result<(), RollError> {
+        let is_full = |host: &Host| !host.entries.contains_key(prefix) && host.entries.len() >= PREFIXES_MAX;
+        if self.hosts.get(&place).is_some_and(is_full) { Err(RollError::Prefixes) } else { Ok(()) }
     }
 
     /// Whether other hosts let a host serve a prefix like this.

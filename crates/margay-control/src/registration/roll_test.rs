@@ -142,6 +142,8 @@ fn what_there_is_no_room_for_is_refused_and_changes_nothing() {
         register(&mut roll, seat.stream, &format!("a{number}.shop"), &rules).expect("room");
     }
     assert_eq!(register(&mut roll, seat.stream, "more.shop", &rules), Err(RollError::Prefixes));
+    assert_eq!(roll.check_room(place(1), &prefix("more.shop")), Err(RollError::Prefixes));
+    assert_eq!(roll.check_room(place(1), &prefix("a1.shop")), Ok(()));
     assert_eq!(register(&mut roll, seat.stream, "a1.shop", &rules), Ok(false), "what is there may be said again");
 }
 

@@ -709,6 +709,8 @@ impl Guest {
         let is_proved = !asked.proof.is_empty();
         let claim = Claim { name: &name, prefix: &prefix, is_divided, proof: &asked.proof };
         claim.check(&self.member, &self.host, unix_s)?;
+        // Before the name is written down for ever.
+        self.shared.roll.lock().check_room(self.place, &prefix)?;
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
         blocking(move || store.claim_name(&claimed)).await??;
         let proto::Register { weight, priority, exclusive, sticky, .. } = asked;

@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 use crate::association::Neighbour;
 use crate::name::Prefix;
 use crate::sal::Sal;
-use crate::table::Outcome;
+use crate::table::{Outcome, RuleId};
+use crate::time::Instant;
 
 /// Changes that a copy takes up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +41,11 @@ impl Sal {
     /// Up to `max` neighbours whose hop key may have changed, and the keys.
     pub fn take_hop_key_changes(&mut self, max: usize) -> Part<(Neighbour, Option<[u8; 16]>)> {
         self.associations.take_hop_keys(max)
+    }
+
+    /// A rule has decided upon packets in the copy, the last of them at `last`, and does so there no more.
+    pub fn note_copy_use(&mut self, rule: RuleId, packets: u64, last: Option<Instant>) {
+        self.table.add_use(rule, packets, last);
     }
 
     pub(crate) fn has_route_news(&self) -> bool {

@@ -407,6 +407,14 @@ impl ServiceTable {
         }
     }
 
+    /// A rule has decided upon packets elsewhere, the last of them at `last`.
+    pub(crate) fn add_use(&mut self, id: RuleId, packets: u64, last: Option<Instant>) {
+        if let Some((_, usage)) = self.by_id.get_mut(&id) {
+            usage.packets += packets;
+            usage.last = usage.last.max(last);
+        }
+    }
+
     /// What became of a rule.
     pub fn usage(&self, id: RuleId) -> Option<Usage> {
         self.by_id.get(&id).map(|(_, usage)| *usage)
@@ -627,7 +635,11 @@ mod tests {
         table.note_use(made, id);
         table.note_use(used, id);
         assert_eq!(table.usage(id), Some(Usage { since: made, packets: 2, last: Some(used) }));
+        table.add_use(id, 5, None);
+        table.add_use(id, 1, Some(made));
+        assert_eq!(table.usage(id), Some(Usage { since: made, packets: 8, last: Some(used) }));
         table.remove(id);
+        table.add_use(id, 1, Some(used));
         table.note_use(used, id);
         assert_eq!(table.usage(id), None);
     }

@@ -7,12 +7,14 @@
 
 #define ROUTER_LENGTHS 32 /* lengths of prefixes in use at once */
 #define ROUTER_BUCKETS 4096
+#define ROUTER_FILTER_WORDS 8192
+#define NO_FILTER 0xffffffff
 
 /* The masks of the lengths in use, longest first: a look-up is one search per length. */
 struct route_length {
 	__u64 mask[4];
 	__u32 bits;
-	__u32 zero;
+	__u32 filter; /* number of the filter that knows which names may have such a prefix */
 };
 
 struct route_lengths {
@@ -32,9 +34,19 @@ struct route_key {
 #define ROUTE_SEAT 1
 #define ROUTE_BUCKETS 2
 
+/* What a rule has done. */
+struct usage {
+	__u64 packets; /* that it has decided upon */
+	__u64 last_ns;
+};
+
+/* All that is to be known of a prefix with one rule, so that nothing else must be fetched from memory. */
 struct route {
 	__u32 kind;
 	__u32 number; /* of the seat, or of the list of buckets */
+	__u32 hop;
+	__u32 zero;
+	struct usage usage; /* since the route was written */
 };
 
 /* By bucket, the number of a seat. */
@@ -46,8 +58,7 @@ struct bucket_list {
 
 /* A rule. */
 struct seat {
-	__u64 packets; /* that it has decided upon */
-	__u64 last_ns;
+	struct usage usage; /* beside others of its prefix */
 	__u32 hop;
 	__u32 zero;
 };

@@ -10,6 +10,9 @@ const volatile __u16 sal_port = 0; /* network byte order */
 struct route_lengths lengths[2] = {};
 __u32 lengths_active = 0;
 
+/* Which names may have a prefix of a length: most have none of most lengths, and need not be looked for in memory that is far away. */
+__u64 filters[ROUTER_LENGTHS][ROUTER_FILTER_WORDS] = {};
+
 /* Sizes of the maps are the agent's to set. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

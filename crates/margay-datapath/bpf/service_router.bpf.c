@@ -36,6 +36,7 @@ struct shared_router_layout {
 	struct route_key key;
 	struct route route;
 	struct bucket_list buckets;
+	struct usage usage;
 	struct seat seat;
 	struct hop hop;
 	struct neighbour_key neighbour;
@@ -68,10 +69,17 @@ static __always_inline void write_words(__u32 *to, const word32 *from)
 #include "router_parse.h"
 #include "router_checksum.h"
 
-static __always_inline void note_use(struct seat *seat, __u64 now)
+static __always_inline void note_use(struct usage *usage, __u64 now)
 {
-	__sync_fetch_and_add(&seat->packets, 1);
-	seat->last_ns = now;
+	__sync_fetch_and_add(&usage->packets, 1);
+	usage->last_ns = now;
+}
+
+static __always_inline bool may_have_prefix(__u32 filter, const __u64 *id)
+{
+	__u64 place = ((id[0] ^ id[2]) * 0xbf58476d1ce4e5b9ULL ^ (id[1] ^ id[3])) * 0x94d049bb133111ebULL >> 45;
+
+	return filter >= ROUTER_LENGTHS || filters[filter][place >> 6 & (ROUTER_FILTER_WORDS - 1)] >> (place & 63) & 1;
 }
 
 static __always_inline struct route *find_route(const struct resolvable *sal)
@@ -91,6 +99,8 @@ static __always_inline struct route *find_route(const struct resolvable *sal)
 		key.id[1] = service[1] & length->mask[1];
 		key.id[2] = service[2] & length->mask[2];
 		key.id[3] = service[3] & length->mask[3];
+		if (!may_have_prefix(length->filter, key.id))
+			continue;
 		key.bits = length->bits;
 		route = bpf_map_lookup_elem(&routes, &key);
 		if (route)
@@ -99,28 +109,36 @@ static __always_inline struct route *find_route(const struct resolvable *sal)
 	return NULL;
 }
 
-static __always_inline struct seat *find_seat(const struct resolvable *sal)
+/* Where the packet goes; and the usage of the rule that says so, or none. */
+static __always_inline struct usage *find_hop(const struct resolvable *sal, __u32 *hop)
 {
 	struct route *route = find_route(sal);
 	__u32 number, zero = 0;
 	struct bucket_list *list;
+	struct seat *seat;
 	void *lists;
 
 	if (!route)
 		return NULL;
-	number = route->number;
-	if (route->kind == ROUTE_BUCKETS) {
-		lists = bpf_map_lookup_elem(&bucket_lists, &number);
-		if (!lists)
-			return NULL;
-		list = bpf_map_lookup_elem(lists, &zero);
-		if (!list)
-			return NULL;
-		number = list->seats[bucket_of(sal) & (ROUTER_BUCKETS - 1)];
-	} else if (route->kind != ROUTE_SEAT) {
-		return NULL;
+	if (route->kind == ROUTE_SEAT) {
+		*hop = route->hop;
+		return &route->usage;
 	}
-	return bpf_map_lookup_elem(&seats, &number);
+	if (route->kind != ROUTE_BUCKETS)
+		return NULL;
+	number = route->number;
+	lists = bpf_map_lookup_elem(&bucket_lists, &number);
+	if (!lists)
+		return NULL;
+	list = bpf_map_lookup_elem(lists, &zero);
+	if (!list)
+		return NULL;
+	number = list->seats[bucket_of(sal) & (ROUTER_BUCKETS - 1)];
+	seat = bpf_map_lookup_elem(&seats, &number);
+	if (!seat)
+		return NULL;
+	*hop = seat->hop;
+	return &seat->usage;
 }
 
 /* Whether a router that this host shares a key with has tagged the packet: then it says who asks. */
@@ -216,20 +234,19 @@ static __always_inline enum verdict forward(void *data, void *end, const struct 
 	const struct hop_version *to;
 	enum checksum checksum;
 	bool passed_a_router;
-	struct seat *seat;
+	struct usage *usage;
 	struct hop *hop;
-	__u32 number;
+	__u32 number = 0;
 	__u64 sum, now;
 
 	if ((void *)(sal + 1) > end || !is_plain_syn(sal, datagram->sal_len))
 		return leave(ROUTER_LEFT_SHAPE);
-	seat = find_seat(sal);
-	if (!seat)
+	usage = find_hop(sal, &number);
+	if (!usage)
 		return leave(ROUTER_LEFT_NO_ROUTE);
 	now = bpf_ktime_get_coarse_ns();
-	number = seat->hop;
 	if (number == HOP_NONE) {
-		note_use(seat, now);
+		note_use(usage, now);
 		count(ROUTER_DROP_SERVICE);
 		return DISCARD;
 	}
@@ -242,7 +259,7 @@ static __always_inline enum verdict forward(void *data, void *end, const struct 
 	checksum = checksum_of(data, end, datagram, is_v4, in_buffer);
 	if (checksum == CHECKSUM_UNKNOWN)
 		return leave(ROUTER_LEFT_CHECKSUM);
-	note_use(seat, now);
+	note_use(usage, now);
 	if (sal->hop_limit <= 1) {
 		count(ROUTER_DROP_HOP_LIMIT);
 		return DISCARD;

@@ -61,6 +61,15 @@ struct HopState {
 struct SeatState {
     number: u32,
     hop: Option<HopName>,
+    /// The prefix of which it is the only rule: there its packets are counted.
+    alone: Option<Prefix>,
+}
+
+/// Prefixes of one length.
+#[derive(Clone, Copy)]
+struct Length {
+    count: usize,
+    filter: Option<u32>,
 }
 
 /// What is held of one prefix.
@@ -84,8 +93,21 @@ pub(super) struct Copy {
     at: BTreeSet<(SocketAddr, Option<HostId>)>,
     keys: HashMap<HostId, [u8; 16]>,
     keys_at: HashMap<SocketAddr, [u8; 16]>,
-    /// How many prefixes have each length.
-    lengths: BTreeMap<u16, usize>,
+    lengths: BTreeMap<u16, Length>,
+    filters: Numbers,
+    /// What rules have done that are no more in force here.
+    credits: Vec<(RuleId, layout::usage)>,
+    /// What the filters do not know yet.
+    news: Vec<FilterNews>,
+}
+
+/// What is to be written into filters, in this order.
+#[derive(Clone, Copy)]
+pub(super) enum FilterNews {
+    /// It is for another length now.
+    Empty(u32),
+    /// There is such a prefix.
+    Add(u32, Prefix),
 }
 
 impl Copy {
@@ -101,12 +123,24 @@ impl Copy {
             keys: HashMap::new(),
             keys_at: HashMap::new(),
             lengths: BTreeMap::new(),
+            filters: Numbers::new(LENGTHS_MAX as u32),
+            news: Vec::new(),
+            credits: Vec::new(),
         }
     }
 
-    /// The lengths in use, longest first; `None` when they are too many.
-    pub fn lengths(&self) -> Option<Vec<u16>> {
-        (self.lengths.len() <= LENGTHS_MAX).then(|| self.lengths.keys().rev().copied().collect())
+    /// The lengths in use and their filters, longest first; `None` when they are too many.
+    pub fn lengths(&self) -> Option<Vec<(u16, Option<u32>)>> {
+        let named = |(bits, length): (&u16, &Length)| (*bits, length.filter);
+        (self.lengths.len() <= LENGTHS_MAX).then(|| self.lengths.iter().rev().map(named).collect())
+    }
+
+    pub fn take_credits(&mut self) -> Vec<(RuleId, layout::usage)> {
+        std::mem::take(&mut self.credits)
+    }
+
+    pub fn take_news(&mut self) -> Vec<FilterNews> {
+        std::mem::take(&mut self.news)
     }
 
     pub fn prefixes(&self) -> Vec<Prefix> {
@@ -125,9 +159,26 @@ impl Copy {
         [self.held.len(), lists, self.hops.len()]
     }
 
-    /// The element of a rule's counts.
-    pub fn seat(&self, rule: RuleId) -> Option<u32> {
-        self.seats.get(&rule).map(|seat| seat.number)
+    /// What a rule has done.
+    pub fn usage(&self, maps: &Maps, rule: RuleId) -> Option<layout::usage> {
+        let state = self.seats.get(&rule)?;
+        let seat: layout::seat = get(&maps.seats, &state.number.to_ne_bytes())?;
+        let alone = state.alone.and_then(|prefix| get(&maps.routes, layout::route_key_of(&prefix).bytes()));
+        Some(sum(seat.usage, alone.map(|route: layout::route| route.usage).unwrap_or_default()))
+    }
+
+    /// Brings what a prefix's only rule has done to its seat: the route is about to be replaced.
+    fn keep_usage(&mut self, maps: &Maps, prefix: Prefix) -> io::Result<()> {
+        let Some(Held { shares, .. }) = self.held.get(&prefix) else { return Ok(()) };
+        let Some(rule) = shares.first().map(|share| share.rule) else { return Ok(()) };
+        let usage = self.usage(maps, rule);
+        let (Some(usage), Some(state)) = (usage, self.seats.get_mut(&rule)) else { return Ok(()) };
+        if state.alone.take().is_none() {
+            return Ok(());
+        }
+        let key = state.number.to_ne_bytes();
+        let seat: layout::seat = get(&maps.seats, &key).unwrap_or_default();
+        put(&maps.seats, &key, layout::seat { usage, ..seat }.bytes())
     }
 
     /// Brings one prefix up to date.
@@ -135,9 +186,10 @@ impl Copy {
         let shares = match outcome {
             Outcome::Shorter => {
                 // Absent where it had no rule that takes packets before, either.
+                self.keep_usage(maps, prefix)?;
                 let _ = maps.routes.delete(layout::route_key_of(&prefix).bytes());
                 let Some(before) = self.held.remove(&prefix) else { return Ok(()) };
-                self.count_length(prefix.bits, false);
+                self.forget_length(prefix.bits);
                 return self.retire(maps, before, &[]);
             }
             Outcome::Depends => &[][..],
@@ -146,22 +198,39 @@ impl Copy {
         if self.held.get(&prefix).is_some_and(|held| held.is_whole && held.shares == shares) {
             return Ok(());
         }
+        self.keep_usage(maps, prefix)?;
         let (route, held) = self.take_seats(maps, shares)?;
         put(&maps.routes, layout::route_key_of(&prefix).bytes(), route.bytes())?;
+        if route.kind == ROUTE_SEAT {
+            let alone = held.shares.first().and_then(|share| self.seats.get_mut(&share.rule));
+            alone.into_iter().for_each(|seat| seat.alone = Some(prefix));
+        }
         let kept: Vec<RuleId> = held.shares.iter().map(|share| share.rule).collect();
         match self.held.insert(prefix, held) {
             Some(before) => self.retire(maps, before, &kept),
             None => {
-                self.count_length(prefix.bits, true);
+                self.note_length(prefix);
                 Ok(())
             }
         }
     }
 
-    fn count_length(&mut self, bits: u16, more: bool) {
-        let count = self.lengths.entry(bits).or_default();
-        *count = if more { *count + 1 } else { count.saturating_sub(1) };
-        if *count == 0 {
+    fn note_length(&mut self, prefix: Prefix) {
+        let (filters, news) = (&mut self.filters, &mut self.news);
+        let length = self.lengths.entry(prefix.bits).or_insert_with(|| {
+            let filter = filters.take();
+            news.extend(filter.map(FilterNews::Empty));
+            Length { count: 0, filter }
+        });
+        length.count += 1;
+        news.extend(length.filter.map(|filter| FilterNews::Add(filter, prefix)));
+    }
+
+    fn forget_length(&mut self, bits: u16) {
+        let Some(length) = self.lengths.get_mut(&bits) else { return };
+        length.count -= 1;
+        if length.count == 0 {
+            self.filters.back.extend(length.filter);
             self.lengths.remove(&bits);
         }
     }
@@ -169,7 +238,7 @@ impl Copy {
     /// What a prefix leads to. Where there is no room, to the agent.
     fn take_seats(&mut self, maps: &Maps, shares: &[Share]) -> io::Result<(layout::route, Held)> {
         let mut held = Held::default();
-        let to_agent = layout::route { kind: ROUTE_AGENT, number: 0 };
+        let to_agent = layout::route { kind: ROUTE_AGENT, ..Default::default() };
         let mut numbers = Vec::with_capacity(shares.len());
         for share in shares {
             let Some(number) = self.take_seat(maps, share)? else { return Ok((to_agent, held)) };
@@ -178,12 +247,14 @@ impl Copy {
         }
         let route = match numbers[..] {
             [] => to_agent,
-            [number] => layout::route { kind: ROUTE_SEAT, number },
+            [number] => {
+                layout::route { kind: ROUTE_SEAT, number, hop: self.hop_number(&shares[0]), ..Default::default() }
+            }
             _ => {
                 let Some(number) = self.list_numbers.take() else { return Ok((to_agent, held)) };
                 held.list = Some(number);
                 write_list(maps, number, Share::holders(shares).map(|at| numbers[at]))?;
-                layout::route { kind: ROUTE_BUCKETS, number }
+                layout::route { kind: ROUTE_BUCKETS, number, ..Default::default() }
             }
         };
         held.is_whole = true;
@@ -205,18 +276,23 @@ impl Copy {
             return Ok(None);
         };
         // A rule that leads elsewhere now keeps what it has counted.
-        let before = maps.seats.lookup(&number.to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)?;
-        let before = before.filter(|_| known.is_some()).and_then(|bytes| layout::seat::read(&bytes));
-        let value = layout::seat { hop: hop_number, zero: 0, ..before.unwrap_or_default() };
+        let before: Option<layout::seat> = known.and_then(|(number, _)| get(&maps.seats, &number.to_ne_bytes()));
+        let value = layout::seat { hop: hop_number, ..before.unwrap_or_default() };
         put(&maps.seats, &number.to_ne_bytes(), value.bytes())?;
         if let Some(state) = hop.and_then(|name| self.hops.get_mut(&name)) {
             state.seats += 1;
         }
-        self.seats.insert(share.rule, SeatState { number, hop });
+        self.seats.insert(share.rule, SeatState { number, hop, alone: None });
         if let Some((_, Some(left))) = known {
             self.leave_hop(left);
         }
         Ok(Some(number))
+    }
+
+    /// Of a share that has a seat.
+    fn hop_number(&self, share: &Share) -> u32 {
+        let state = share.to.and_then(|to| self.hops.get(&(to.host, to.address)));
+        state.map_or(HOP_NONE, |state| state.number)
     }
 
     fn take_hop(&mut self, maps: &Maps, name: HopName) -> io::Result<Option<u32>> {
@@ -254,6 +330,8 @@ impl Copy {
         }
         let rules = before.shares.into_iter().map(|share| share.rule);
         for rule in rules.filter(|rule| !kept.contains(rule)) {
+            let usage = self.usage(maps, rule).filter(|usage| usage.packets > 0);
+            self.credits.extend(usage.map(|usage| (rule, usage)));
             let Some(seat) = self.seats.remove(&rule) else { continue };
             self.seat_numbers.back.push_back(seat.number);
             if let Some(name) = seat.hop {
@@ -349,6 +427,14 @@ fn write_hop(maps: &Maps, number: u32, version: layout::hop_version) -> io::Resu
     put(&maps.hops, &key, hop.bytes())?;
     hop.active = next;
     put(&maps.hops, &key, hop.bytes())
+}
+
+fn sum(one: layout::usage, other: layout::usage) -> layout::usage {
+    layout::usage { packets: one.packets + other.packets, last_ns: one.last_ns.max(other.last_ns) }
+}
+
+fn get<T: Plain>(map: &impl MapCore, key: &[u8]) -> Option<T> {
+    T::read(&map.lookup(key, MapFlags::ANY).ok().flatten()?)
 }
 
 fn put(map: &impl MapCore, key: &[u8], value: &[u8]) -> io::Result<()> {

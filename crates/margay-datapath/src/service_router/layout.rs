@@ -9,7 +9,7 @@ use margay_core::output::DropReason;
 use super::Way;
 pub(super) use super::skeleton::types::{
     bucket_list, hop, hop_key, hop_version, neighbour_key, own_address, route, route_key, route_length, route_lengths,
-    seat,
+    seat, usage,
 };
 use crate::kernel::plain::Plain;
 use crate::packet::mapped;
@@ -17,6 +17,7 @@ use crate::packet::mapped;
 pub(super) const ROUTE_AGENT: u32 = 0;
 pub(super) const ROUTE_SEAT: u32 = 1;
 pub(super) const ROUTE_BUCKETS: u32 = 2;
+const NO_FILTER: u32 = u32::MAX;
 /// A seat whose packets are discarded.
 pub(super) const HOP_NONE: u32 = u32::MAX;
 const HOP_READY: u16 = 1;
@@ -52,6 +53,8 @@ unsafe impl Plain for route_key {}
 // SAFETY: as above.
 unsafe impl Plain for route {}
 // SAFETY: as above.
+unsafe impl Plain for usage {}
+// SAFETY: as above.
 unsafe impl Plain for seat {}
 // SAFETY: as above.
 unsafe impl Plain for hop {}
@@ -63,8 +66,9 @@ unsafe impl Plain for hop_key {}
 unsafe impl Plain for own_address {}
 
 const _: () = assert!(size_of::<route_key>() == 32 + 4 + 4);
-const _: () = assert!(size_of::<route>() == 4 + 4);
-const _: () = assert!(size_of::<seat>() == 2 * 8 + 4 + 4);
+const _: () = assert!(size_of::<usage>() == 2 * 8);
+const _: () = assert!(size_of::<route>() == 4 * 4 + size_of::<usage>());
+const _: () = assert!(size_of::<seat>() == size_of::<usage>() + 4 + 4);
 const _: () = assert!(size_of::<hop_version>() == 16 + 16 + 16 + 4 + 4 + 2 + 2 + 6 + 6);
 const _: () = assert!(size_of::<hop>() == 4 + 4 + 8 + 2 * size_of::<hop_version>());
 const _: () = assert!(size_of::<neighbour_key>() == 16 + 2 + 6);
@@ -82,21 +86,29 @@ pub(super) fn route_key_of(prefix: &Prefix) -> route_key {
     route_key { id: words(&prefix.id), bits: u32::from(prefix.bits), zero: 0 }
 }
 
-fn length_of(bits: u16) -> route_length {
+fn length_of(bits: u16, filter: Option<u32>) -> route_length {
     let mask = Prefix::new(ServiceId([0xff; 32]), bits);
-    route_length { mask: words(&mask.id), bits: u32::from(bits), zero: 0 }
+    route_length { mask: words(&mask.id), bits: u32::from(bits), filter: filter.unwrap_or(NO_FILTER) }
 }
 
-/// What the program reads of the lengths in use; they are at most `LENGTHS_MAX`.
-pub(super) fn lengths_of(lengths: &[u16]) -> route_lengths {
+/// What the program reads of the lengths in use and their filters; they are at most `LENGTHS_MAX`.
+pub(super) fn lengths_of(lengths: &[(u16, Option<u32>)]) -> route_lengths {
     let mut all = route_lengths { count: lengths.len() as u32, ..Default::default() };
-    all.of.iter_mut().zip(lengths).for_each(|(place, bits)| *place = length_of(*bits));
+    all.of.iter_mut().zip(lengths).for_each(|(place, (bits, filter))| *place = length_of(*bits, *filter));
     all
 }
 
 pub(super) fn is_same(one: &route_lengths, other: &route_lengths) -> bool {
-    let bits = |lengths: &route_lengths| lengths.of.map(|length| length.bits);
-    one.count == other.count && bits(one) == bits(other)
+    let named = |lengths: &route_lengths| lengths.of.map(|length| (length.bits, length.filter));
+    one.count == other.count && named(one) == named(other)
+}
+
+/// Word and bit of a filter that stand for a prefix (`may_have_prefix`).
+pub(super) fn filter_place(prefix: &Prefix) -> (usize, u64) {
+    let id = words(&prefix.id);
+    let first = (id[0] ^ id[2]).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (id[1] ^ id[3]);
+    let place = first.wrapping_mul(0x94d0_49bb_1331_11eb) >> 45;
+    ((place >> 6) as usize, 1 << (place & 63))
 }
 
 pub(super) fn key_words(key: &[u8; 16]) -> [u64; 2] {

@@ -38,7 +38,7 @@ use crate::kernel::plain::Plain;
 use crate::kernel::{Unavailable, words};
 use attach::Attached;
 pub use attach::Mode;
-use copy::{Copy, Maps};
+use copy::{Copy, FilterNews, Maps};
 use layout::{COUNTERS, DROPS};
 use skeleton::{OpenServiceRouterSkel, ServiceRouterSkel, ServiceRouterSkelBuilder};
 
@@ -200,13 +200,22 @@ impl ServiceRouter {
             }
         };
         // Without one of them, a shorter prefix would answer for it.
-        self.set_lengths(&lengths.unwrap_or_default());
+        self.set_lengths(&lengths.unwrap_or_default(), copy.take_news());
     }
 
     /// Tells the program which lengths prefixes have, all at once.
-    fn set_lengths(&self, lengths: &[u16]) {
+    fn set_lengths(&self, lengths: &[(u16, Option<u32>)], news: Vec<FilterNews>) {
         let mut skeleton = self.skeleton.lock();
         let Some(shared) = skeleton.maps.bss_data.as_deref_mut() else { return };
+        for new in news {
+            match new {
+                FilterNews::Empty(filter) => shared.filters[filter as usize].fill(0),
+                FilterNews::Add(filter, prefix) => {
+                    let (word, bit) = layout::filter_place(&prefix);
+                    shared.filters[filter as usize][word] |= bit;
+                }
+            }
+        }
         let next = (shared.lengths_active + 1) % 2;
         let wanted = layout::lengths_of(lengths);
         if layout::is_same(&shared.lengths[(shared.lengths_active % 2) as usize], &wanted) {
@@ -225,11 +234,13 @@ impl ServiceRouter {
 
     /// What the program has done by a rule.
     pub fn usage(&self, rule: RuleId) -> SeatUsage {
-        let Some(number) = self.copy.lock().seat(rule) else { return SeatUsage::default() };
-        let bytes = self.maps.seats.lookup(&number.to_ne_bytes(), MapFlags::ANY).ok().flatten();
-        let Some(seat) = bytes.and_then(|bytes| layout::seat::read(&bytes)) else { return SeatUsage::default() };
-        let last = (seat.last_ns > 0).then(|| Instant::from_micros(seat.last_ns / 1000));
-        SeatUsage { packets: seat.packets, last }
+        let Some(usage) = self.copy.lock().usage(&self.maps, rule) else { return SeatUsage::default() };
+        usage_of(usage)
+    }
+
+    /// What was done by rules that are no more in force here: lower ones, when a higher one has come. For the core to keep.
+    pub fn take_credits(&self) -> Vec<(RuleId, SeatUsage)> {
+        self.copy.lock().take_credits().into_iter().map(|(rule, usage)| (rule, usage_of(usage))).collect()
     }
 
     /// Everything counted, by name, all processors together.
@@ -257,4 +268,9 @@ impl ServiceRouter {
     pub fn sizes(&self) -> [usize; 3] {
         self.copy.lock().sizes()
     }
+}
+
+fn usage_of(usage: layout::usage) -> SeatUsage {
+    let last = (usage.last_ns > 0).then(|| Instant::from_micros(usage.last_ns / 1000));
+    SeatUsage { packets: usage.packets, last }
 }

@@ -556,6 +556,34 @@ fn rules_come_and_go_without_a_trace() {
     assert_eq!((rig.router.sizes(), rig.compare(from, &Syn::to(SERVICE).bytes())), (before, TX));
 }
 
+#[test]
+fn what_a_rule_has_done_stays_when_others_come_and_go_beside_it() {
+    let Some((mut rig, rule)) = rig(true) else { return };
+    let from = address("10.1.0.50:40000");
+    let send = |rig: &mut Rig| {
+        (0..40).for_each(|nonce| assert_eq!(rig.compare(from, &Syn { nonce, ..Syn::to(SERVICE) }.bytes()), TX));
+    };
+    send(&mut rig);
+    let alone = rig.router.usage(rule).packets;
+    let other = rig.rule(Prefix::default(), 1, 1, forward(40, true, None));
+    rig.sync();
+    assert_eq!((alone, rig.router.usage(rule).packets), (80, 80));
+    send(&mut rig);
+    let both = [rule, other].map(|rule| rig.router.usage(rule).packets);
+    assert!(both[0] > 80 && both[1] > 0 && both[0] + both[1] == 160, "{both:?}");
+    rig.sal.remove_rule(other);
+    rig.sync();
+    send(&mut rig);
+    assert_eq!(rig.router.usage(rule).packets, both[0] + 80);
+    // A listener above takes all: what was done stays done.
+    let listener = Demux { listener: ([0; 4], 80).into(), service_port: None, protocol: None, allow: Allow::Any };
+    rig.rule(Prefix::default(), 9, 1, Action::Demux(listener));
+    rig.sync();
+    let credits: Vec<_> = rig.router.take_credits().into_iter().map(|(rule, usage)| (rule, usage.packets)).collect();
+    assert_eq!(credits, [(other, both[1]), (rule, both[0] + 80)], "for the core to keep");
+    assert_eq!(rig.router.usage(rule).packets, 0);
+}
+
 /// Random tables and random packets: the program decides most of them, and all of those as the core does.
 #[test]
 fn whatever_the_table_and_the_packet_both_decide_alike() {
@@ -595,6 +623,13 @@ fn whatever_the_table_and_the_packet_both_decide_alike() {
                 if rules.len() > 30 {
                     let gone = rules.swap_remove(draw(30) as usize);
                     rig.sal.remove_rule(gone);
+                }
+                if draw(3) == 0 {
+                    // The same rule says something else from now on.
+                    let id = rules[draw(rules.len() as u32) as usize];
+                    let n = draw(24) as u8;
+                    let action = forward(100 + n, !n.is_multiple_of(3), hosts[usize::from(n)]);
+                    assert!(rig.sal.change_rule(id, Rule { priority: draw(3), weight: draw(4), action }));
                 }
                 rig.sync();
             }

@@ -84,6 +84,10 @@ impl KernelRouter {
         while let Some(running) = running.upgrade() {
             let part = running.with_sal(|sal, _| sal.take_route_changes(PART));
             router.take_routes(&part);
+            let credits = router.take_credits();
+            running.with_sal(|sal, _| {
+                credits.iter().for_each(|(rule, usage)| sal.note_copy_use(*rule, usage.packets, usage.last));
+            });
             if part.changed.len() < PART {
                 break;
             }

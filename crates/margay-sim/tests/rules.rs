@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use margay_core::Event;
 use margay_core::lifetime::{Expiry, Lifetime};
 use margay_core::name::Prefix;
-use margay_core::table::{Action, Rule, RuleId};
+use margay_core::table::{Action, Outcome, Rule, RuleId};
+use margay_core::{Event, Sal};
 use margay_sim::world::service;
-use margay_sim::{HostId, Outcome, Weather, World};
+use margay_sim::{HostId, Outcome as Ended, Weather, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -32,7 +32,7 @@ fn shop(seed: u64) -> Shop {
 }
 
 impl Shop {
-    fn connect(&mut self) -> Outcome {
+    fn connect(&mut self) -> Ended {
         let client = self.world.connect(self.client, "web.shop");
         self.world.run_for(SECOND / 2);
         self.world.host(self.client).clients[client].outcome
@@ -73,12 +73,12 @@ fn a_lower_priority_takes_over_where_none_of_the_higher_can() {
     assert!(shop.world.host(router).sal.change_rule(ids[0], terms(&rules[0], 10, 1)));
     assert!(shop.world.host(router).sal.change_rule(ids[1], terms(&rules[1], 5, 1)));
     let first = shop.connect();
-    assert!(matches!(first, Outcome::Answered(_)));
+    assert!(matches!(first, Ended::Answered(_)));
     assert!((0..6).all(|_| shop.connect() == first), "one of the lower priority was taken");
     // It takes no new connections any more.
     assert!(shop.world.host(router).sal.change_rule(ids[0], terms(&rules[0], 10, 0)));
     let second = shop.connect();
-    assert!(matches!(second, Outcome::Answered(_)) && second != first, "{second:?}");
+    assert!(matches!(second, Ended::Answered(_)) && second != first, "{second:?}");
     assert!(shop.world.host(router).sal.change_rule(ids[0], terms(&rules[0], 10, 1)));
     assert_eq!(shop.connect(), first);
 }
@@ -89,12 +89,32 @@ fn a_rule_lasts_while_it_is_used_and_then_its_idle_time() {
     shop.world.publish(shop.router, shop.instances[0], "web.shop", 1);
     let id = shop.drop_on_client(Lifetime { idle: Some(2 * SECOND), until: None });
     for _ in 0..8 {
-        assert_eq!(shop.connect(), Outcome::Refused);
+        assert_eq!(shop.connect(), Ended::Refused);
     }
     assert_eq!(shop.ended(), [], "it was used all the time");
     shop.world.run_for(2 * SECOND);
     assert_eq!(shop.ended(), [(id, Expiry::Idle, 8)]);
-    assert_eq!(shop.connect(), Outcome::Answered(1));
+    assert_eq!(shop.connect(), Ended::Answered(1));
+}
+
+/// A copy in the kernel counts what it decides, and is not asked for it when the idle time is over.
+#[test]
+fn a_rule_that_lives_by_being_used_is_the_core_s_alone() {
+    let mut shop = shop(6);
+    let router = shop.router;
+    let now = shop.world.now;
+    let sal = &mut shop.world.host(router).sal;
+    sal.follow_routes();
+    let rule = Rule { priority: 100, weight: 1, action: Action::Drop };
+    let id = sal.add_rule(now, service("web.shop").into(), rule).expect("room");
+    let told = |sal: &mut Sal| {
+        let changed = sal.take_route_changes(1000).changed;
+        changed.into_iter().find(|(prefix, _)| prefix.bits == 256).map(|(_, outcome)| outcome)
+    };
+    assert!(matches!(told(sal), Some(Outcome::Shares(_))));
+    assert_eq!(told(sal), None);
+    assert!(sal.set_rule_lifetime(now, id, Lifetime { idle: Some(SECOND), until: None }));
+    assert_eq!(told(sal), Some(Outcome::Depends), "whoever has a copy hears of it");
 }
 
 #[test]
@@ -104,10 +124,10 @@ fn a_hard_time_is_over_whether_a_rule_is_used_or_not() {
     let until = Some(shop.world.now + 2 * SECOND);
     let id = shop.drop_on_client(Lifetime { idle: Some(60 * SECOND), until });
     for _ in 0..3 {
-        assert_eq!(shop.connect(), Outcome::Refused);
+        assert_eq!(shop.connect(), Ended::Refused);
     }
-    assert_eq!(shop.connect(), Outcome::Refused, "its time is not over yet");
-    assert_eq!(shop.connect(), Outcome::Answered(1));
+    assert_eq!(shop.connect(), Ended::Refused, "its time is not over yet");
+    assert_eq!(shop.connect(), Ended::Answered(1));
     assert_eq!(shop.ended(), [(id, Expiry::Hard, 4)]);
 }
 
@@ -118,7 +138,7 @@ fn a_next_hop_that_only_its_address_names_is_tagged_if_it_is_known() {
     let address = shop.world.host(instance).address;
     shop.world.host(instance).serve(service("web.shop"), 80, 1, margay_core::table::Allow::Any);
     shop.world.host(shop.router).forward(Prefix::from(service("web.shop")), address, None);
-    assert_eq!(shop.connect(), Outcome::Answered(1));
+    assert_eq!(shop.connect(), Ended::Answered(1));
 }
 
 /// Nobody has told the next hop's host and the router of each other: the answers come to the router, which knows no such flow. The
@@ -133,5 +153,5 @@ fn answers_of_a_next_hop_that_the_router_does_not_know_do_not_find_back() {
     let client = shop.world.connect(shop.client, "web.shop");
     shop.world.run_for(7 * SECOND);
     let outcome = shop.world.host(shop.client).clients[client].outcome;
-    assert!(!matches!(outcome, Outcome::Answered(_) | Outcome::Pending), "{outcome:?}");
+    assert!(!matches!(outcome, Ended::Answered(_) | Ended::Pending), "{outcome:?}");
 }

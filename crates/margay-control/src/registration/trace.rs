@@ -21,7 +21,7 @@ use crate::api::v1::{RouteInfo, TraceHop};
 pub const HOPS_MAX: usize = 16;
 /// Questions of one stream that are answered at once, and in a second.
 const AT_ONCE_MAX: usize = 4;
-const PER_S_MAX: u32 = 10;
+const PER_S_MAX: u32 = 50;
 /// An answer fits one message of the stream, with room for what is around it.
 const ANSWER_MAX: usize = 60_000;
 /// Nobody waits longer.

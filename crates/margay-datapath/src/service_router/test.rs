@@ -584,6 +584,20 @@ fn what_a_rule_has_done_stays_when_others_come_and_go_beside_it() {
     assert_eq!(rig.router.usage(rule).packets, 0);
 }
 
+fn listener() -> Demux {
+    Demux { listener: ([0; 4], 80).into(), service_port: Some(443), protocol: None, allow: Allow::Any }
+}
+
+/// An address that a packet names, or none.
+fn some_address(draw: &mut dyn FnMut(u32) -> u32) -> Option<SocketAddr> {
+    match draw(4) {
+        0 => None,
+        1 => Some(address("0.0.0.0:54324")),
+        2 => Some(address("[fd01::77]:99")),
+        _ => Some(address("10.1.0.77:99")),
+    }
+}
+
 /// Random tables and random packets: the program decides most of them, and all of those as the core does.
 #[test]
 fn whatever_the_table_and_the_packet_both_decide_alike() {
@@ -606,12 +620,7 @@ fn whatever_the_table_and_the_packet_both_decide_alike() {
                 let n = draw(24) as u8;
                 let action = match draw(12) {
                     0 => Action::Drop,
-                    1 => Action::Demux(Demux {
-                        listener: ([0; 4], 80).into(),
-                        service_port: Some(443),
-                        protocol: None,
-                        allow: Allow::Any,
-                    }),
+                    1 => Action::Demux(listener()),
                     // Rules that name an address alone find the key of whoever is there.
                     2..4 => forward(100 + n, !n.is_multiple_of(3), None),
                     _ => forward(100 + n, !n.is_multiple_of(3), hosts[usize::from(n)]),
@@ -637,19 +646,13 @@ fn whatever_the_table_and_the_packet_both_decide_alike() {
             let n = 100 + draw(24) as u8;
             let mut service = names[draw(12) as usize];
             service.0[31] ^= draw(2) as u8;
-            let some = |draw: &mut dyn FnMut(u32) -> u32| match draw(4) {
-                0 => None,
-                1 => Some(address("0.0.0.0:54324")),
-                2 => Some(address("[fd01::77]:99")),
-                _ => Some(address("10.1.0.77:99")),
-            };
             let syn = Syn {
                 service,
                 nonce: u64::from(draw(u32::MAX)) << 20,
                 flow: draw(u32::MAX),
                 hop_limit: 16_u8.saturating_sub(draw(20) as u8),
-                reply_to: some(&mut draw),
-                via: some(&mut draw),
+                reply_to: some_address(&mut draw),
+                via: some_address(&mut draw),
                 tag: (draw(3) != 0).then_some(n),
                 len: 1200 + draw(200) as usize,
                 ..Syn::to(service)

@@ -15,7 +15,7 @@ use margay_control::store::Store;
 use margay_control::{Clock, SalControl, StateDir, api as transport, entropy};
 use margay_core::name::Prefix;
 use margay_core::segment::SEGMENT;
-use margay_core::table::{Action, NextHop, Rule, TableError};
+use margay_core::table::{Action, NextHop, Rule};
 use margay_core::{Limits, Sal};
 use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
@@ -76,12 +76,9 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let local = local_of(&config, &identity);
     let watchers = Watchers::default();
     let direct = DirectPath::open(&config).await;
-    let spreads = Spreads::open(&config, &direct);
-    let kernel_router = KernelRouter::open(&config);
+    let (spreads, kernel_router) = (Spreads::open(&config, &direct), KernelRouter::open(&config));
     let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
-    let rules = RuleBook::open(core.clone(), Arc::clone(&store), clock_of_wall.clone());
-    let rules = rules.into_diagnostic().wrap_err("the operator's rules cannot be taken up")?;
-    start_ad_hoc(&config, &core).into_diagnostic()?;
+    let rules = start_rules(&config, &core, &store, &clock_of_wall)?;
     kernel_router.start(&core).into_diagnostic()?;
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
     let tokens = home::candidates(&config, &state_dir, &store)?;
@@ -204,14 +201,18 @@ async fn start_core(
     Ok(core)
 }
 
-/// The default rule of a host without a router. A router's own rules come before it.
-fn start_ad_hoc(config: &Config, core: &CoreHandle) -> Result<(), TableError> {
+/// The operator's rules, which keep their numbers and so come first; then the default rule of a host without a router. A router's
+/// own rules come before that.
+fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Clock) -> Result<RuleBook> {
+    let rules = RuleBook::open(core.clone(), Arc::clone(store), wall.clone());
+    let rules = rules.into_diagnostic().wrap_err("the operator's rules cannot be taken up")?;
     core.0.with_sal(|sal, now| sal.set_relay(now, config.ad_hoc.relay));
     if config.ad_hoc.enabled && !config.router.enabled {
         let hop = NextHop { address: SEGMENT, host: None, router: false };
-        core.add_rule(Prefix::default(), Rule { priority: 0, weight: 1, action: Action::Forward(hop) })?;
+        let rule = Rule { priority: 0, weight: 1, action: Action::Forward(hop) };
+        core.add_rule(Prefix::default(), rule).into_diagnostic()?;
     }
-    Ok(())
+    Ok(rules)
 }
 
 async fn start_router(

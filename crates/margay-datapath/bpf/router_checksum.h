@@ -127,6 +127,9 @@ static __always_inline bool readdress(void *data, void *end, const struct datagr
 	if (is_v4) {
 		struct iphdr *ip = data + sizeof(*ethernet);
 
+		/* A link further on may be narrower, and nobody here would hear of it: it may cut the packet. */
+		ip->frag_off = 0;
+		ip->id = (__u16)((const struct resolvable *)(data + SAL_OFFSET(true)))->nonce[1];
 		ip->ttl = TTL;
 		ip->saddr = local[3];
 		ip->daddr = remote[3];

@@ -28,6 +28,7 @@ typedef __u32 __attribute__((__may_alias__)) word32;
 #define IP_FRAGMENT_MASK 0x3fff
 /* Of datagrams that leave this host by themselves. */
 #define TTL 64
+#define IPV6_MTU_MIN 1280
 /* How often a next hop's packet takes the way through the kernel, which looks after its neighbours when they are used. */
 #define CHECK_NS 5000000000ULL
 
@@ -213,7 +214,8 @@ static __always_inline bool is_ready(struct hop *hop, const struct hop_version *
 		count(ROUTER_LEFT_NO_WAY);
 		return false;
 	}
-	if (datagram->ip_len > to->mtu) {
+	/* IPv6 is cut by nobody on its way. What every link takes needs no word of those further on. */
+	if (datagram->ip_len > to->mtu || (!is_v4 && datagram->ip_len > IPV6_MTU_MIN)) {
 		count(ROUTER_LEFT_TOO_LARGE);
 		return false;
 	}

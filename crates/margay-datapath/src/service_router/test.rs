@@ -18,6 +18,7 @@ use margay_wire::{
 
 use super::layout::{self, hop};
 use super::{ServiceRouter, Way};
+use crate::checksum::{fold, sum};
 use crate::clock;
 use crate::kernel::plain::Plain;
 use crate::packet::UDP;
@@ -484,6 +485,28 @@ fn next_hops_without_a_way_of_this_family_or_size_are_the_agents() {
     assert_eq!(rig.compare(from, &syn.bytes()), PASS);
 }
 
+/// A link behind the next router may be narrower. Whoever hears of that is the kernel, which does not send these.
+#[test]
+fn what_is_sent_on_may_be_cut_on_its_way() {
+    let Some((mut rig, _)) = rig(true) else { return };
+    let from = address("10.1.0.50:40000");
+    let mut whole = frame(from, own(true), &Syn { len: 1472, ..Syn::to(SERVICE) }.bytes(), Checksum::Complete);
+    // Don't fragment, as hosts send these.
+    whole[ETHERNET + 6] = 0x40;
+    whole[ETHERNET + 10..ETHERNET + 12].fill(0);
+    let right = !fold(sum(&whole[ETHERNET..ETHERNET + 20]));
+    whole[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&right.to_be_bytes());
+    let (verdict, out) = rig.run(&whole);
+    assert_eq!((verdict, &out[ETHERNET + 6..ETHERNET + 8]), (TX, &[0, 0][..]));
+    assert_eq!(fold(sum(&out[ETHERNET..ETHERNET + 20])), 0xffff);
+    rig.rule(Prefix::from(SERVICE), 5, 1, forward(50, false, None));
+    rig.sync();
+    let from = address("[fd01::50]:40000");
+    let of_len = |len| Syn { len, ..Syn::to(SERVICE) }.bytes();
+    assert_eq!(rig.compare(from, &of_len(1280 - 48)), TX);
+    assert_eq!(rig.compare(from, &of_len(1281 - 48)), PASS, "too large for some link");
+}
+
 #[test]
 fn listeners_and_names_without_rules_are_the_agents() {
     let Some(mut rig) = Rig::new() else { return };
@@ -654,7 +677,7 @@ fn whatever_the_table_and_the_packet_both_decide_alike() {
                 reply_to: some_address(&mut draw),
                 via: some_address(&mut draw),
                 tag: (draw(3) != 0).then_some(n),
-                len: 1200 + draw(200) as usize,
+                len: 1200 + draw(80) as usize,
                 ..Syn::to(service)
             };
             let from =

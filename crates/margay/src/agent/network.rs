@@ -2,7 +2,6 @@
 //! (docs/decisions/0018).
 
 use std::collections::HashMap;
-use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,17 +58,28 @@ pub async fn follow(agent: Arc<Agent>) {
     }
 }
 
-async fn look_at_host() -> io::Result<(Vec<IpAddr>, Vec<u32>, Vec<Segment>)> {
-    Ok((host::local_addresses().await?, host::interfaces().await?, host::segments().await?))
+/// The segments that are asked over, where they are others now.
+async fn follow_segments(agent: &Agent, told: &mut Vec<Segment>) {
+    let set = match host::segments().await {
+        Ok(segments) if *told == segments => Ok(()),
+        Ok(segments) => {
+            told.clone_from(&segments);
+            agent.core.0.set_segments(segments)
+        }
+        Err(error) => Err(error),
+    };
+    if let Err(error) = set {
+        tracing::warn!(%error, "questions to all hosts of a network segment are not heard everywhere");
+    }
 }
 
 /// Looks, and tells what has changed.
 pub async fn refresh(agent: &Agent, look: Look) {
     // One look at a time: an older one must not have the last word.
     let mut told = agent.network.0.lock().await;
-    let (addresses, interfaces, segments) = match look_at_host().await {
-        Ok(found) => found,
-        Err(error) => {
+    let (addresses, interfaces) = match (host::local_addresses().await, host::interfaces().await) {
+        (Ok(addresses), Ok(interfaces)) => (addresses, interfaces),
+        (Err(error), _) | (_, Err(error)) => {
             tracing::warn!(%error, "this host's interfaces and addresses cannot be read");
             return;
         }
@@ -81,13 +91,8 @@ pub async fn refresh(agent: &Agent, look: Look) {
         agent.services.homes().iter().for_each(|home| home.moved(gone.clone()));
         (told.addresses, told.interfaces) = (addresses.clone(), interfaces);
     }
-    if told.segments != segments {
-        if let Err(error) = agent.core.0.set_segments(segments.clone()) {
-            tracing::warn!(%error, "questions to all IPv6 hosts of a network segment are not heard");
-        }
-        told.segments = segments;
-    }
     if has_changed || look == Look::Changed {
+        follow_segments(agent, &mut told.segments).await;
         told.routes.clear();
         agent.core.0.refresh_routes();
         tokio::task::block_in_place(|| agent.kernel_router.refresh(&told.interfaces, &addresses));

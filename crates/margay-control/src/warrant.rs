@@ -15,8 +15,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use margay_core::certificate::{
-    CHAIN_MAX, Certificate, CertificateError, CertificateKind, TrustStore, decode_chain, encode_chain,
-    verify_delegation,
+    Certificate, CertificateError, CertificateKind, TrustStore, decode_chain, encode_chain, verify_delegation,
 };
 use margay_core::key::{HostPublic, SigningKey, VerifyingKey};
 use margay_core::name::{AUTHORITY_BITS, Prefix, ServiceId, authority_block};
@@ -70,13 +69,11 @@ pub enum WarrantError {
         "the request is for `{0}`, whose key is not here; sign it on a host that has it (`margay id` lists what is here)"
     )]
     NoKey(String),
-    /// A chain has so many links.
-    #[error(
-        "this host's own right to sign for `{0}` comes from a router that was itself given it; have the request signed there"
-    )]
-    TooDeep(String),
+    /// Only the authority's own key passes it on.
+    #[error("this host signs for `{0}` by a warrant itself; have the request signed where the authority's own key is")]
+    NotRoot(String),
     /// What is signed lives for some time.
-    #[error("a warrant lives from a minute to a year, and not longer than this host's own right to sign")]
+    #[error("a warrant lives from a minute to a year")]
     Lifetime,
     /// It does not hold.
     #[error("the warrant does not hold: {0}")]
@@ -114,27 +111,24 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// The key is another authority's, may not be passed on, or ends sooner.
+    /// The key is another authority's, or not the authority's own: a chain with one more link would let the answer to a SYN grow larger than what
+    /// passes every network.
     pub fn grant(&self, by: &Authority, unix_s: u64, lifetime_s: u64) -> Result<Warrant, WarrantError> {
         if by.name != self.authority {
             return Err(WarrantError::NoKey(self.authority.clone()));
         }
-        let end_s = unix_s.saturating_add(lifetime_s);
-        let is_longer = by.warrant.as_ref().is_some_and(|own| end_s > own.not_after_s());
-        if is_longer || !(60..=LIFETIME_MAX_S).contains(&lifetime_s) {
+        if by.warrant.is_some() {
+            return Err(WarrantError::NotRoot(self.authority.clone()));
+        }
+        if !(60..=LIFETIME_MAX_S).contains(&lifetime_s) {
             return Err(WarrantError::Lifetime);
         }
-        let block = block_of(&self.authority);
+        let (block, end_s) = (block_of(&self.authority), unix_s.saturating_add(lifetime_s));
         let chain = |kind| {
-            let mut chain = by.delegations(kind).to_vec();
-            if chain.len() + 2 > CHAIN_MAX {
-                return Err(WarrantError::TooDeep(self.authority.clone()));
-            }
             let link = Certificate { delegate: Some(self.key), ..blank(kind, block, unix_s, end_s) };
-            chain.push(link.sign(&by.key));
-            Ok(chain)
+            vec![link.sign(&by.key)]
         };
-        let (members, services) = (chain(CertificateKind::Member)?, chain(CertificateKind::Service)?);
+        let (members, services) = (chain(CertificateKind::Member), chain(CertificateKind::Service));
         Ok(Warrant::Authority(Delegation { authority: self.authority.clone(), root: by.root(), members, services }))
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod clock;
+pub mod cluster;
 pub mod dns;
 pub mod entropy;
 pub mod identity;

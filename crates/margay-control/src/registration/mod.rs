@@ -25,7 +25,7 @@ use margay_core::key::HostSecret;
 
 pub use host::{Acknowledgement, Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState};
 pub use instance::Instance;
-pub use roll::{OwnService, RollError, Terms};
+pub use roll::{OwnService, Place, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
 pub use trace::{HOPS_MAX, Question, TraceError, Tracer};
 

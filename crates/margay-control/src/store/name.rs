@@ -3,10 +3,12 @@
 use margay_core::name::{AUTHORITY_BITS, Name, Prefix, SERVICE_BITS};
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
 
+use super::agreement::Draft;
 use super::record::{PrefixKey, prefix_key, prefix_of};
+use super::replica::SharedTable;
 use super::{Failure, Store, StoreError};
 
-const NAMES: TableDefinition<PrefixKey, &str> = TableDefinition::new("names");
+pub(super) const NAMES: TableDefinition<PrefixKey, &str> = TableDefinition::new("names");
 const NAMES_MAX: u64 = 1_000_000;
 
 /// Why a written name was not taken down.
@@ -48,6 +50,30 @@ fn claims(name: &Name) -> Vec<(Prefix, &str)> {
     claims
 }
 
+/// Gives a name that has the bits already, and how many of them.
+fn draft_claims(
+    transaction: &WriteTransaction,
+    draft: &mut Draft,
+    name: &Name,
+) -> Result<Option<(u16, String)>, Failure> {
+    let table = transaction.open_table(NAMES)?;
+    let mut fresh = Vec::new();
+    for (prefix, claim) in claims(name) {
+        match table.get(prefix_key(&prefix))?.map(|known| known.value().to_owned()) {
+            Some(known) if known != claim => return Ok(Some((prefix.bits, known))),
+            Some(_) => {}
+            None => fresh.push((prefix, claim)),
+        }
+    }
+    if table.len()? + fresh.len() as u64 > NAMES_MAX {
+        return Err(Failure::Full { what: "names", limit: NAMES_MAX });
+    }
+    for (prefix, claim) in fresh {
+        draft.put(SharedTable::Names, &prefix_key(&prefix), None, Some(claim.as_bytes().to_vec()));
+    }
+    Ok(None)
+}
+
 impl Store {
     /// Takes a written name down, so that nobody else gets its bits. A name that is known already costs no write.
     ///
@@ -68,25 +94,12 @@ impl Store {
         if is_known {
             return Ok(());
         }
-        let taken = self.decide(|transaction| {
-            let mut table = transaction.open_table(NAMES)?;
-            let mut fresh = Vec::new();
-            for (prefix, claim) in claims(name) {
-                let known = table.get(prefix_key(&prefix))?.map(|known| known.value().to_owned());
-                match known {
-                    Some(known) if known != claim => return Ok((false, Some((prefix.bits, known)))),
-                    Some(_) => {}
-                    None => fresh.push((prefix, claim)),
-                }
-            }
-            if table.len()? + fresh.len() as u64 > NAMES_MAX {
-                return Err(Failure::Full { what: "names", limit: NAMES_MAX });
-            }
-            for (prefix, claim) in &fresh {
-                table.insert(prefix_key(prefix), *claim)?;
-            }
-            Ok((!fresh.is_empty(), None))
-        })?;
+        let draft = |transaction: &WriteTransaction, draft: &mut Draft| draft_claims(transaction, draft, name);
+        let taken = match self.settle(draft) {
+            // Hosts that are members go on; the routers see later who was first.
+            Err(StoreError::Away(_)) => self.carry_out(&draft)?,
+            decided => decided?,
+        };
         match taken {
             None => Ok(()),
             Some((bits, known)) => Err(NameError::Taken { name: name.written().to_owned(), bits, known }),

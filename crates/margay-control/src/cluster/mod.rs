@@ -178,6 +178,11 @@ impl Cluster {
         self.shared.state.subscribe()
     }
 
+    /// What its keys begin with.
+    pub fn prefix(&self) -> &str {
+        &self.shared.config.prefix
+    }
+
     /// This router.
     pub fn router(&self) -> &RouterEntry {
         &self.shared.router

@@ -287,6 +287,25 @@ impl Store {
         }
     }
 
+    /// A router is a member of the authorities that it signs for, with nothing that it may register as a host.
+    ///
+    /// # Errors
+    ///
+    /// The others do not agree, or the disk refuses.
+    pub fn enrol(&self, key: &MemberKey, authority: &str, host_name: &str, unix_s: u64) -> Result<(), StoreError> {
+        self.settle(|transaction, draft| {
+            let known = transaction.open_table(MEMBERS)?.get(member_key(key))?.is_some();
+            if !known {
+                let (authority, host_name) = (authority.to_owned(), host_name.to_owned());
+                let record = MemberRecord { authority, host_name, joined_s: unix_s, ..MemberRecord::default() };
+                draft.put(SharedTable::Members, &member_key(key), None, Some(record.encode_to_vec()));
+                let detail = format!("{} as a router", record.authority);
+                draft.note(AuditEntry::once(unix_s, "join", key.host.id().to_string(), detail));
+            }
+            Ok(())
+        })
+    }
+
     /// A host's membership as it is now.
     ///
     /// # Errors

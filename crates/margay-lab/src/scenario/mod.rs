@@ -39,6 +39,7 @@ mod renumber;
 mod replicated_web;
 mod roam;
 mod round_trips;
+mod router_ha;
 mod router_rate;
 mod router_throughput;
 mod secure_throughput;
@@ -154,6 +155,7 @@ pub const ALL: &[Scenario] = &[
     model::SCENARIO,
     bad_weather::SCENARIO,
     trace::SCENARIO,
+    router_ha::SCENARIO,
     router_rate::SCENARIO,
     router_throughput::SCENARIO,
 ];

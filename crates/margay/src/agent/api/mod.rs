@@ -12,6 +12,7 @@ mod stack;
 mod status;
 mod trace;
 
+pub(in crate::agent) use identity::router_address;
 pub(crate) use status::phase;
 
 use std::fmt::Display;

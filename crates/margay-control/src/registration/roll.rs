@@ -234,6 +234,10 @@ impl Roll {
         let entries = entries.unwrap_or_default();
         let host = Host { stream, address, name: name.to_owned(), boot_id, entries, end: Arc::clone(&end) };
         self.hosts.insert(place, host);
+        // It may be one of the cluster's routers, which register nothing.
+        if self.untold.is_some() {
+            self.changed();
+        }
         Ok(Seat { stream, end })
     }
 

@@ -14,9 +14,11 @@ use crate::SalControl;
 
 /// Of rules that lead to a router: before the one that asks the network segment.
 const ROUTER_PRIORITY: u32 = 1;
-/// A router that has just come back may not know yet who else is there: as long as another is connected, it is not asked. By then
-/// every host that lost it has tried again, twice.
-pub const PROBATION: Duration = Duration::from_secs(10);
+/// A router that has just come back may not know yet who else is there: while another one has been heard for longer, it is not asked. By
+/// then every host that lost it has tried again, twice.
+const PROBATION: Duration = Duration::from_secs(10);
+/// Routers that were first heard within this time know equally much.
+const TOGETHER: Duration = Duration::from_secs(1);
 
 /// A router, for one authority.
 struct Way {
@@ -110,25 +112,18 @@ impl Ways {
     }
 }
 
-/// Rules lead to the routers that have been heard for a while, of each authority; where there are none, to all that are heard; and
-/// where there are none, to where they did. New rules are there before old ones go.
+/// Rules lead, of each authority, to the router that has been heard for longest, and to those that have been for long enough; where none
+/// is heard, to where they did. New rules are there before old ones go.
 fn settle(ways: &mut [Way]) {
     let now = Instant::now();
-    let is_proved = |way: &Way| way.heard.is_some_and(|since| now - since >= PROBATION);
-    let of = |one: &Way, is: &dyn Fn(&Way) -> bool| ways.iter().any(|way| way.authority == one.authority && is(way));
-    let is_heard = |way: &Way| way.heard.is_some();
-    let wanted: Vec<bool> = ways
-        .iter()
-        .map(|way| {
-            if of(way, &is_proved) {
-                is_proved(way)
-            } else if of(way, &is_heard) {
-                is_heard(way)
-            } else {
-                !way.rules.is_empty()
-            }
-        })
-        .collect();
+    let first_of =
+        |authority: &str| ways.iter().filter(|way| way.authority == authority).filter_map(|way| way.heard).min();
+    let is_wanted = |way: &Way| match (way.heard, first_of(&way.authority)) {
+        (Some(since), Some(first)) => now - since >= PROBATION || since - first <= TOGETHER,
+        (None, Some(_)) => false,
+        (_, None) => !way.rules.is_empty(),
+    };
+    let wanted: Vec<bool> = ways.iter().map(is_wanted).collect();
     for (way, _) in ways.iter_mut().zip(&wanted).filter(|(way, wanted)| **wanted && way.rules.is_empty()) {
         way.open();
     }
@@ -176,7 +171,9 @@ mod tests {
         assert_eq!(open(&core, "shop"), BTreeSet::from([2]), "the one that has come back knows little");
         lost(2);
         assert_eq!(open(&core, "shop"), BTreeSet::from([1]), "and is better than none");
+        tokio::time::advance(TOGETHER * 2).await;
         heard(2);
+        assert_eq!(open(&core, "shop"), BTreeSet::from([1]), "nor does this one, yet");
         tokio::time::advance(PROBATION).await;
         ways.look();
         assert_eq!(open(&core, "shop"), BTreeSet::from([1, 2]));

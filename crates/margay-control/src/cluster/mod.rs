@@ -16,7 +16,7 @@ mod view;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use margay_core::key::HostId;
 use parking_lot::Mutex;
@@ -25,6 +25,7 @@ use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
 use self::etcd::{Etcd, Trouble};
+use self::key::{Key, Keys};
 pub use self::record::{RouterEntry, Served};
 use self::view::{News, View};
 use crate::Clock;
@@ -33,6 +34,9 @@ use crate::store::Store;
 
 /// Routers of one cluster: each host registers with every one of them.
 pub const ROUTERS_MAX: usize = 7;
+
+/// Registrations with other routers that were heard of longer ago count no more at a start without etcd.
+const VIEW_AGE_MAX_S: u64 = 3600;
 
 /// Where etcd is, and what is this cluster's in it.
 #[derive(Clone, Debug)]
@@ -79,6 +83,8 @@ struct Shared {
     store: Arc<Store>,
     clock: Clock,
     view: Mutex<View>,
+    /// The view is etcd's, or what it was when this router heard of it last.
+    is_informed: AtomicBool,
     /// Who is registered here, as etcd shall have it.
     wanted: Mutex<BTreeMap<Place, Vec<u8>>>,
     dirty: Notify,
@@ -146,13 +152,15 @@ impl Cluster {
     /// alone.
     pub fn start(config: ClusterConfig, router: RouterEntry, store: Arc<Store>, clock: Clock) -> Arc<Self> {
         let since_unix_s = clock.unix_s();
+        let view = kept_view(&config, &store, since_unix_s);
         let first = ClusterState { is_connected: false, endpoint: String::new(), why: String::new(), since_unix_s };
         let shared = Arc::new(Shared {
             config,
             router,
             store: Arc::clone(&store),
             clock,
-            view: Mutex::default(),
+            is_informed: AtomicBool::new(!view.is_empty()),
+            view: Mutex::new(view),
             wanted: Mutex::default(),
             dirty: Notify::new(),
             client: Mutex::default(),
@@ -186,6 +194,11 @@ impl Cluster {
     /// This router.
     pub fn router(&self) -> &RouterEntry {
         &self.shared.router
+    }
+
+    /// Whether what is known of the others was ever heard from etcd.
+    pub fn is_informed(&self) -> bool {
+        self.shared.is_informed.load(Ordering::Relaxed)
     }
 
     /// All routers that are known, this one among them, at most [`ROUTERS_MAX`].
@@ -251,4 +264,20 @@ impl Cluster {
             }
         }
     }
+}
+
+/// What this router knew of the others when it heard of them last. Routers stay where they are; hosts come and go, and of those that were
+/// registered long ago nothing is known.
+fn kept_view(config: &ClusterConfig, store: &Store, unix_s: u64) -> View {
+    let mut view = View::default();
+    match store.kept_view() {
+        Ok((heard_s, kept)) => {
+            let keys = Keys::new(&config.prefix);
+            let is_fresh = unix_s.saturating_sub(heard_s) <= VIEW_AGE_MAX_S;
+            let read = kept.into_iter().filter_map(|(key, value)| Some((keys.read(key.as_bytes())?, value)));
+            view.replace(read.filter(|(key, _)| is_fresh || matches!(key, Key::Router(_))));
+        }
+        Err(error) => tracing::warn!(%error, "what was known of other routers cannot be read"),
+    }
+    view
 }

@@ -16,7 +16,7 @@ use super::record::write_router;
 use super::view::News;
 use crate::entropy;
 use crate::registration::Place;
-use crate::store::{Marks, Row, SharedTable};
+use crate::store::{Marks, Row, SharedTable, ViewChanges};
 
 /// Silence after which etcd takes a router for gone, with all that is registered with it.
 const LEASE_S: i64 = 9;
@@ -28,6 +28,8 @@ const GATHER: Duration = Duration::from_millis(10);
 const NEXT_MEMBER: Duration = Duration::from_millis(50);
 const ROUND_FIRST: Duration = Duration::from_millis(200);
 const ROUND_MAX: Duration = Duration::from_secs(2);
+/// Renewals after which it is written down that what is known is still so.
+const RENEWALS_KEPT: u32 = 30;
 const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
 
 /// What outlives one connection.
@@ -111,10 +113,14 @@ struct Session<'a> {
     shared: &'a Arc<Shared>,
     past: &'a mut Past,
     etcd: Etcd,
+    keys: Keys,
     lease: i64,
     marks: Marks,
     /// What lies in etcd of those who are registered here.
     written: BTreeMap<Place, Vec<u8>>,
+    /// What was heard and is not on the disk yet.
+    unkept: ViewChanges,
+    renewals: u32,
 }
 
 impl<'a> Session<'a> {
@@ -138,7 +144,17 @@ impl<'a> Session<'a> {
         let watch = etcd.watch(marks.revision).await?;
         let lease = etcd.lease(LEASE_S).await?;
         let former = past.lease.replace(lease);
-        let mut this = Self { shared, past, etcd, lease, marks, written: BTreeMap::new() };
+        let mut this = Self {
+            shared,
+            past,
+            etcd,
+            keys,
+            lease,
+            marks,
+            written: BTreeMap::new(),
+            unkept: BTreeMap::new(),
+            renewals: 0,
+        };
         this.introduce().await?;
         if let Some(former) = former
             && let Err(trouble) = this.etcd.end_lease(former).await
@@ -215,15 +231,30 @@ impl<'a> Session<'a> {
                     Some(_) => self.publish().await?,
                     None => gathered_until = Some(Instant::now() + GATHER),
                 },
-                _ = renewals.tick() => self.etcd.renew(self.lease).await?,
+                _ = renewals.tick() => {
+                    self.etcd.renew(self.lease).await?;
+                    self.keep().await?;
+                }
             }
         }
+    }
+
+    /// For a start without etcd.
+    async fn keep(&mut self) -> Result<(), Trouble> {
+        self.renewals = (self.renewals + 1) % RENEWALS_KEPT;
+        if self.unkept.is_empty() && self.renewals != 0 {
+            return Ok(());
+        }
+        keep(self.shared, std::mem::take(&mut self.unkept), false).await
     }
 
     async fn take(&mut self, heard: Heard) -> Result<(), Trouble> {
         let (mut rows, mut news, me) = (Vec::new(), News::default(), self.shared.router.id());
         let mut is_lost = false;
         for (key, value) in heard.events {
+            if matches!(key, Key::Router(_) | Key::Host(..)) {
+                self.unkept.insert(self.keys.written(&key), value.clone());
+            }
             match key {
                 Key::Cluster => {
                     let same = self.marks.cluster.to_be_bytes();
@@ -311,9 +342,22 @@ async fn take_over(
     follow(shared, rows, marks).await?;
     let mut entries = etcd.read_all(&keys.routers(), marks.revision).await?;
     entries.extend(etcd.read_all(&keys.hosts(), marks.revision).await?);
-    let news = shared.view.lock().replace(entries);
-    shared.tell(&news, false);
+    let all = entries.iter().map(|(key, value)| (keys.written(key), Some(value.clone()))).collect();
+    keep(shared, all, true).await?;
+    shared.view.lock().replace(entries);
+    shared.is_informed.store(true, Ordering::Relaxed);
+    // Also where it is what was known before: that is news.
+    shared.tell(&News { routers: true, ..News::default() }, false);
     Ok(marks)
+}
+
+async fn keep(shared: &Arc<Shared>, changes: ViewChanges, is_all: bool) -> Result<(), Trouble> {
+    let this = Arc::clone(shared);
+    let kept = tokio::task::spawn_blocking(move || this.store.keep_view(&changes, is_all, this.clock.unix_s()));
+    match kept.await {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(Trouble::Configuration("the store ended badly; the log says why".to_owned())),
+    }
 }
 
 async fn follow(shared: &Arc<Shared>, rows: Vec<Row>, marks: Marks) -> Result<(), Trouble> {

@@ -92,7 +92,7 @@ async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 
 /// A router: its store, and its part in the cluster.
 struct Node {
-    _base: tempfile::TempDir,
+    base: tempfile::TempDir,
     store: Arc<Store>,
     cluster: Option<Arc<Cluster>>,
 }
@@ -101,7 +101,18 @@ impl Node {
     fn alone() -> Self {
         let base = tempfile::tempdir().expect("a directory");
         let dir = StateDir::open(base.path().join("s")).expect("made");
-        Self { store: Arc::new(Store::open(&dir).expect("opened")), _base: base, cluster: None }
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None }
+    }
+
+    /// Its next start.
+    async fn again(self) -> Self {
+        let Self { base, store, cluster } = self;
+        if let Some(cluster) = cluster {
+            cluster.stop().await;
+        }
+        drop(store);
+        let dir = StateDir::open(base.path().join("s")).expect("there");
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None }
     }
 
     fn part(mut self, seed: u8, server: &Server) -> Self {
@@ -289,6 +300,33 @@ async fn an_etcd_that_lost_everything_gets_it_back_from_the_routers() {
     two.admit(1, false).await.expect("still a member");
     two.admit(2, true).await.expect("the token is still there");
     eventually("registrations, too", async || two.cluster().elsewhere().contains_key(&place(1))).await;
+    one.cluster().stop().await;
+    two.cluster().stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_starts_without_etcd_knows_what_it_knew() {
+    let mut server = Server::start().await;
+    let one = Node::alone().part(1, &server).connected().await;
+    let two = Node::alone().part(2, &server).connected().await;
+    one.act(|store| store.add_token(&token(9))).await.expect("agreed");
+    one.admit(1, true).await.expect("let in");
+    one.cluster().offer(place(1), &[served(1)]);
+    one.cluster().offer(place(2), &[served(2)]);
+    let is_kept = async |count: usize| {
+        let (_, kept) = two.store.kept_view().expect("readable");
+        kept.iter().filter(|(key, _)| key.contains("/hosts/")).count() == count
+    };
+    eventually("two has written it down", async || is_kept(2).await).await;
+    one.cluster().offer(place(2), &[]);
+    eventually("and what ended", async || is_kept(1).await).await;
+    server.kill();
+    let two = two.again().await.part(2, &server);
+    assert!(!two.cluster().state().is_connected && two.cluster().is_informed());
+    let routers: Vec<String> = two.cluster().routers().into_iter().map(|router| router.name).collect();
+    assert_eq!(routers, ["r2", "r1"]);
+    assert_eq!(two.cluster().elsewhere().into_keys().collect::<Vec<_>>(), [place(1)]);
+    two.admit(1, false).await.expect("still a member");
     one.cluster().stop().await;
     two.cluster().stop().await;
 }

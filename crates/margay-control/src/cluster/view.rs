@@ -88,6 +88,11 @@ impl View {
         news
     }
 
+    /// Nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.routers.is_empty() && self.served.is_empty()
+    }
+
     /// All routers, this one among them.
     pub fn routers(&self) -> impl Iterator<Item = &RouterEntry> {
         self.routers.values()

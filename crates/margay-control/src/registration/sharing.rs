@@ -56,22 +56,25 @@ pub(super) async fn follow(shared: Arc<Shared>) {
             _ = state.changed() => {
                 let is_connected = state.borrow_and_update().is_connected;
                 shared.roll.lock().set_away(!is_connected, &*shared.sal);
-                if is_connected {
-                    enrol(&shared).await;
+                if is_connected || !links.may_open {
+                    links.may_open |= enrol(&shared).await;
                     links.follow(&shared, &cluster);
                 }
             }
             () = links.changed.notified() => links.show(&shared),
             () = shared.signs.notified() => {
-                enrol(&shared).await;
+                links.may_open |= enrol(&shared).await;
                 links.follow(&shared, &cluster);
             }
         }
     }
 }
 
-/// Where hosts register.
+/// Where hosts register. Who knows nobody yet says nothing: hosts would take the others for gone.
 fn tell_hosts(shared: &Shared, cluster: &Cluster) {
+    if !cluster.is_informed() {
+        return;
+    }
     let of = |router: RouterEntry| proto::ClusterRouter { key: router.key.0.to_vec(), address: router.address };
     let routers: Vec<_> = cluster.routers().into_iter().map(of).collect();
     shared.routers.send_if_modified(|known| {
@@ -117,8 +120,8 @@ async fn take_up(shared: &Arc<Shared>) {
     }
 }
 
-/// This router is a member of its authorities, so that the others let it in.
-async fn enrol(shared: &Arc<Shared>) {
+/// This router is a member of its authorities, so that the others let it in; false: they do not know it yet.
+async fn enrol(shared: &Arc<Shared>) -> bool {
     let this = Arc::clone(shared);
     let enrolled = tokio::task::spawn_blocking(move || {
         let (host, unix_s) = (this.local.host_key.public(), this.clock.unix_s());
@@ -129,10 +132,11 @@ async fn enrol(shared: &Arc<Shared>) {
         Ok::<_, StoreError>(())
     });
     match enrolled.await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "the other routers do not know this one as a member yet"),
+        Ok(Ok(())) => return true,
+        Ok(Err(error)) => tracing::info!(%error, "the other routers do not know this one as a member yet"),
         Err(_) => tracing::error!("becoming a member ended badly"),
     }
+    false
 }
 
 impl Shared {
@@ -157,6 +161,8 @@ impl Shared {
 struct Links {
     out: BTreeMap<HostId, (String, Home)>,
     others: Vec<HostId>,
+    /// This router is a member: who asks earlier is told no.
+    may_open: bool,
     changed: Arc<Notify>,
 }
 
@@ -168,7 +174,7 @@ impl Links {
         self.others = others.iter().map(RouterEntry::id).collect();
         self.out.retain(|id, (address, _)| others.iter().any(|one| one.id() == *id && one.address == *address));
         let authorities = shared.authorities();
-        let Some(authority) = authorities.first() else { return };
+        let Some(authority) = authorities.first().filter(|_| self.may_open) else { return };
         for router in others.into_iter().filter(|router| me < router.id()) {
             if self.out.contains_key(&router.id()) {
                 continue;

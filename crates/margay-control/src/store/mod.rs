@@ -12,6 +12,7 @@ mod name;
 mod record;
 mod replica;
 mod rule;
+mod view;
 
 use std::fs::OpenOptions;
 use std::io;
@@ -32,6 +33,7 @@ pub use member::{AdmitError, Member, MemberKey, Token, TokenState};
 pub use name::NameError;
 pub use replica::{Marks, SharedTable};
 pub use rule::StoredRule;
+pub use view::ViewChanges;
 
 use crate::state_dir::StateDir;
 
@@ -148,6 +150,7 @@ impl Store {
             member::create(transaction)?;
             name::create(transaction)?;
             rule::create(transaction)?;
+            view::create(transaction)?;
             Ok(())
         })?;
         Ok(store)

@@ -66,6 +66,10 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let _programs = serve(&stage)?;
     let ends: Vec<&Host> = SERVERS.iter().chain(&["client"]).map(|name| stage.host(name)).collect::<Result<_>>()?;
     ends.iter().try_for_each(|host| observe::count_virtual_resets(host))?;
+    let _dumps: Vec<Program> = ends
+        .iter()
+        .map(|host| host.spawn("rst", ["tcpdump", "-l", "-n", "-tt", "-i", "sal0", "tcp"]))
+        .collect::<Result<_>>()?; // TEMPORARY
     let client = stage.host("client")?;
     let mut held = Held::open(client, "echo.shop.sal.internal", HELD)?;
     ensure!(held.open_count() == HELD as f64, "not all connections opened: {}", held.said());

@@ -88,6 +88,8 @@ struct Shared {
     /// Who is registered here, as etcd shall have it.
     wanted: Mutex<BTreeMap<Place, Vec<u8>>>,
     dirty: Notify,
+    /// The others, and hosts, may be told of this router.
+    is_announced: AtomicBool,
     /// While it answers.
     client: Mutex<Option<Etcd>>,
     state: watch::Sender<ClusterState>,
@@ -163,6 +165,7 @@ impl Cluster {
             view: Mutex::new(view),
             wanted: Mutex::default(),
             dirty: Notify::new(),
+            is_announced: AtomicBool::default(),
             client: Mutex::default(),
             state: watch::channel(first).0,
             changes: watch::Sender::default(),
@@ -226,6 +229,12 @@ impl Cluster {
     /// Told when members, tokens, names or revocations are others.
     pub fn row_changes(&self) -> watch::Receiver<u64> {
         self.shared.rows.subscribe()
+    }
+
+    /// Lets the others, and through them all hosts, know of this router: it can let hosts in.
+    pub fn announce(&self) {
+        self.shared.is_announced.store(true, Ordering::Relaxed);
+        self.shared.dirty.notify_one();
     }
 
     /// Says what a host has registered with this router now; nothing: it is gone.

@@ -165,13 +165,9 @@ impl<'a> Session<'a> {
         Ok((this, watch))
     }
 
-    /// Writes down this router and who is registered with it; what an earlier start left behind goes.
+    /// Writes down who is registered with this router; what an earlier start left behind goes.
     async fn introduce(&mut self) -> Result<(), Trouble> {
         let me = &self.shared.router;
-        let entry = (Key::Router(me.id()), Some(write_router(me)));
-        if self.shared.view.lock().router(me.id()) != Some(me) {
-            self.etcd.put_all(&[entry], None).await?;
-        }
         let wanted = self.shared.wanted.lock().clone();
         let places: Vec<Place> = self.shared.view.lock().places_of(me.id()).copied().collect();
         let stale = places.into_iter().filter(|place| !wanted.contains_key(place));
@@ -197,7 +193,11 @@ impl<'a> Session<'a> {
 
     /// Writes down what is other than it was written last.
     async fn publish(&mut self) -> Result<(), Trouble> {
-        let me = self.shared.router.id();
+        let (router, me) = (&self.shared.router, self.shared.router.id());
+        let is_known = self.shared.view.lock().router(me) == Some(router);
+        if !is_known && self.shared.is_announced.load(Ordering::Relaxed) {
+            self.etcd.put_all(&[(Key::Router(me), Some(write_router(router)))], None).await?;
+        }
         let wanted = self.shared.wanted.lock().clone();
         let put = wanted.iter().filter(|(place, value)| self.written.get(place) != Some(value));
         let put = put.map(|(place, value)| (Key::Host(me, *place), Some(value.clone())));

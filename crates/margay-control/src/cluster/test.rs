@@ -130,7 +130,9 @@ impl Node {
             name: format!("r{seed}"),
         };
         let clock = Clock::from_fn(|| NOW_S);
-        self.cluster = Some(Cluster::start(config, router, Arc::clone(&self.store), clock));
+        let cluster = Cluster::start(config, router, Arc::clone(&self.store), clock);
+        cluster.announce();
+        self.cluster = Some(cluster);
         self
     }
 

@@ -111,7 +111,7 @@ pub(super) struct Shared {
 
 /// A service router.
 pub struct Router {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     address: SocketAddr,
     task: Mutex<Option<JoinHandle<()>>>,
     keeping: JoinHandle<()>,
@@ -245,16 +245,6 @@ impl Router {
     /// The host whose stream is up at a SAL address, and what it calls itself.
     pub fn host_at(&self, address: SocketAddr) -> Option<(HostId, String)> {
         self.shared.roll.lock().host_at(address)
-    }
-
-    /// The key of an authority has come to this host.
-    pub fn review_authorities(&self) {
-        self.shared.signs.notify_one();
-    }
-
-    /// Other routers of the cluster that answer.
-    pub fn links(&self) -> Vec<HostId> {
-        self.shared.roll.lock().links()
     }
 
     /// Hosts whose stream is up.
@@ -779,7 +769,11 @@ async fn blocking<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -
 }
 
 fn authority_of(shared: &Shared, block: [u8; 8]) -> Result<Option<crate::keyring::Authority>, No> {
-    shared.keyring.authority_of(block).map_err(|error| No(Code::Store, error.to_string()))
+    let found = shared.keyring.authority_of(block).map_err(|error| No(Code::Store, error.to_string()))?;
+    match found {
+        Some(found) if !found.is_valid(shared.clock.unix_s()) => Err(No(Code::Store, found.ended())),
+        found => Ok(found),
+    }
 }
 
 fn membership_of(shared: &Shared, member: &Member) -> Result<Vec<u8>, No> {

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use super::host::{Home, HomeConfig, Phase};
 use super::proto::{self, from_router};
 use super::roll::Place;
-use super::router::Shared;
+use super::router::{Router, Shared};
 use crate::cluster::{Cluster, RouterEntry};
 use crate::keyring::Authority;
 use crate::store::{MemberKey, StoreError};
@@ -57,14 +57,12 @@ pub(super) async fn follow(shared: Arc<Shared>) {
                 let is_connected = state.borrow_and_update().is_connected;
                 shared.roll.lock().set_away(!is_connected, &*shared.sal);
                 if is_connected || !links.may_open {
-                    links.may_open |= enrol(&shared).await;
-                    links.follow(&shared, &cluster);
+                    links.open(&shared, &cluster).await;
                 }
             }
             () = links.changed.notified() => links.show(&shared),
             () = shared.signs.notified() => {
-                links.may_open |= enrol(&shared).await;
-                links.follow(&shared, &cluster);
+                links.open(&shared, &cluster).await;
             }
         }
     }
@@ -120,19 +118,20 @@ async fn take_up(shared: &Arc<Shared>) {
     }
 }
 
-/// This router is a member of its authorities, so that the others let it in; false: they do not know it yet.
+/// This router is a member of its authorities, so that the others let it in; false: of none, or they do not know it yet.
 async fn enrol(shared: &Arc<Shared>) -> bool {
     let this = Arc::clone(shared);
     let enrolled = tokio::task::spawn_blocking(move || {
         let (host, unix_s) = (this.local.host_key.public(), this.clock.unix_s());
-        for authority in this.authorities() {
+        let authorities = this.authorities();
+        for authority in &authorities {
             let key = MemberKey { host, authority: authority.block() };
             this.store.enrol(&key, &authority.name, &this.local.host_name, unix_s)?;
         }
-        Ok::<_, StoreError>(())
+        Ok::<_, StoreError>(!authorities.is_empty())
     });
     match enrolled.await {
-        Ok(Ok(())) => return true,
+        Ok(Ok(is_member)) => return is_member,
         Ok(Err(error)) => tracing::info!(%error, "the other routers do not know this one as a member yet"),
         Err(_) => tracing::error!("becoming a member ended badly"),
     }
@@ -156,6 +155,18 @@ impl Shared {
     }
 }
 
+impl Router {
+    /// The key of an authority has come to this host.
+    pub fn review_authorities(&self) {
+        self.shared.signs.notify_one();
+    }
+
+    /// Other routers of the cluster that answer.
+    pub fn links(&self) -> Vec<HostId> {
+        self.shared.roll.lock().links()
+    }
+}
+
 /// The streams to routers that this one registers with, and those of routers that register here.
 #[derive(Default)]
 struct Links {
@@ -167,6 +178,15 @@ struct Links {
 }
 
 impl Links {
+    /// As soon as this router can let hosts in, and is let in by the others, it is one of the cluster.
+    async fn open(&mut self, shared: &Arc<Shared>, cluster: &Cluster) {
+        self.may_open |= enrol(shared).await;
+        if self.may_open {
+            cluster.announce();
+        }
+        self.follow(shared, cluster);
+    }
+
     /// Opens those that are not open, and ends those to routers that are none any more, or somewhere else.
     fn follow(&mut self, shared: &Arc<Shared>, cluster: &Cluster) {
         let me = cluster.router().id();
@@ -183,7 +203,7 @@ impl Links {
                 router_address: router.address.clone(),
                 router_key: router.key,
                 authority: authority.name.clone(),
-                authority_key: authority.key.public(),
+                authority_key: authority.root(),
                 secret: None,
             };
             let (store, sal) = (Arc::clone(&shared.store), Arc::clone(&shared.sal));

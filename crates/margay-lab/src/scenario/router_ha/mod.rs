@@ -9,17 +9,18 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use self::stage::{LIMIT, MEMBERS, ROUTERS, SERVERS, Stage};
-use super::pair::{self, attempt_part};
+use super::pair::attempt_part;
 use super::{Findings, Scenario, is_long};
 use crate::agent::{self, margay};
 use crate::arrivals::{Arrivals, now_ms};
 use crate::command::progress;
 use crate::held::Held;
 use crate::host::Host;
+use crate::observe::{self, Passing};
 use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Exactly};
 use crate::report::{Bound, bound};
-use crate::{observe, server, wire};
+use crate::{server, wire};
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
@@ -45,6 +46,10 @@ const BOUNDS: [Bound; 8] = [
 const FAULTS: f64 = 13.0;
 const WHO: &str = "who.shop.sal.internal";
 const WHO_PORT: u16 = 70;
+/// Of the connections that are held.
+const ECHO_PORT: u16 = 7;
+/// Of what is published while etcd is away.
+const NEW_PORT: u16 = 71;
 const EVERY: Duration = Duration::from_millis(10);
 const HELD: usize = 20;
 /// A fault has its time to be noticed; what begins later must succeed.
@@ -65,11 +70,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let stage = Stage::build(dir)?;
     let _programs = serve(&stage)?;
     let ends: Vec<&Host> = SERVERS.iter().chain(&["client"]).map(|name| stage.host(name)).collect::<Result<_>>()?;
-    ends.iter().try_for_each(|host| observe::count_virtual_resets(host))?;
-    let _dumps: Vec<Program> = ends
-        .iter()
-        .map(|host| host.spawn("rst", ["tcpdump", "-l", "-n", "-tt", "-i", "sal0", "tcp"]))
-        .collect::<Result<_>>()?; // TEMPORARY
+    ends.iter().try_for_each(|host| count_resets(host))?;
     let client = stage.host("client")?;
     let mut held = Held::open(client, "echo.shop.sal.internal", HELD)?;
     ensure!(held.open_count() == HELD as f64, "not all connections opened: {}", held.said());
@@ -88,8 +89,21 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     run.judge(findings)?;
     held.round()?;
     findings.set("held_lost", held.end()?);
-    pair::report_resets(&ends, findings)?;
+    for host in &ends {
+        let counts = observe::counts(host)?;
+        findings.figures.add("resets", counts.values().map(|count| count.packets).sum());
+    }
     attempt_part("what is registered in the end", findings, |findings| look_for_stale(&stage, findings));
+    Ok(())
+}
+
+/// Counts resets of the connections that are held, and of no others: those that come and go are closed by either end.
+fn count_resets(host: &Host) -> Result<()> {
+    for (name, port) in [("from_server", "sport"), ("to_server", "dport")] {
+        let matching = |way: &str| format!("{way} sal0 tcp {port} {ECHO_PORT} tcp flags & rst == rst");
+        observe::count(host, &format!("in_{name}"), Passing::In, &matching("iifname"))?;
+        observe::count(host, &format!("out_{name}"), Passing::Out, &matching("oifname"))?;
+    }
     Ok(())
 }
 
@@ -98,7 +112,7 @@ fn serve(stage: &Stage) -> Result<Vec<Program>> {
     for name in SERVERS {
         let host = stage.host(name)?;
         programs.push(server::greeter(host, ([0; 4], WHO_PORT).into())?);
-        programs.push(server::echo(host, &["0.0.0.0:7".parse()?])?);
+        programs.push(server::echo(host, &[([0; 4], ECHO_PORT).into(), ([0; 4], NEW_PORT).into()])?);
         agent::publish(host, "who.shop", &format!("0.0.0.0:{WHO_PORT}"), &[])?;
         agent::publish(host, "echo.shop", "0.0.0.0:7", &[])?;
     }
@@ -200,10 +214,10 @@ impl Run<'_> {
         self.mark("r2 starts again, without etcd");
         agent::start_again(stage.host("r2")?)?;
         // Services come and go.
-        agent::publish(stage.host("web1")?, "new.shop", "0.0.0.0:7", &[])?;
+        agent::publish(stage.host("web1")?, "new.shop", &format!("0.0.0.0:{NEW_PORT}"), &[])?;
         agent::withdraw(stage.host("web3")?, "echo.shop")?;
         let found = wait_for("new.shop", LIMIT, || {
-            match server::attempt(stage.host("client")?, "new.shop.sal.internal", 7, &["--count", "1"])? {
+            match server::attempt(stage.host("client")?, "new.shop.sal.internal", NEW_PORT, &["--count", "1"])? {
                 outcome if outcome.failed() == 0 => Ok(()),
                 outcome => bail!("{:?}", outcome.errors),
             }

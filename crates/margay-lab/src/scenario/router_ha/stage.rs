@@ -104,27 +104,23 @@ impl Stage {
         Ok(())
     }
 
-    /// All routers sign for the authority, whose key was made on the first.
+    /// All routers sign for the authority: the first by its key, the others by keys of their own and its word.
     fn start_routers(&self) -> Result<()> {
         let endpoints = self.endpoints()?.iter().map(|url| format!("{url:?}")).collect::<Vec<_>>().join(", ");
         let configuration =
             format!("[router]\nenabled = true\n[router.etcd]\nendpoints = [{endpoints}]\nprefix = \"{PREFIX}\"\n");
-        const KEY: &str = "/var/lib/margay/keys/authority/shop.key";
-        let mut key = String::new();
+        let first = self.host(ROUTERS[0])?;
         for name in ROUTERS {
             let host = self.host(name)?;
             host.shell(&format!("cat >> /etc/margay/margay.toml <<'END'\n{configuration}END\n"))?;
-            if key.is_empty() {
-                margay(host, ["up"])?;
+            margay(host, ["up"])?;
+            if name == first.name() {
                 margay(host, ["id", "authority", "create", "shop"])?;
-                key = host.run(["cat", KEY])?;
-            } else {
-                host.shell(&format!(
-                    "umask 077; mkdir -p $(dirname {KEY}); cat > {KEY} <<'END'\n{}\nEND\n",
-                    key.trim()
-                ))?;
-                margay(host, ["up"])?;
+                continue;
             }
+            let request = margay(host, ["id", "authority", "request", "shop"])?;
+            let warrant = margay(first, ["id", "authority", "sign", request.trim()])?;
+            margay(host, ["id", "accept", warrant.trim()])?;
         }
         Ok(())
     }

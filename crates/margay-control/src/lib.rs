@@ -7,6 +7,7 @@
 pub mod api;
 mod armor;
 pub mod clock;
+pub mod cluster;
 pub mod dns;
 pub mod entropy;
 pub mod identity;

@@ -138,7 +138,11 @@ impl JoinToken {
 }
 
 /// Whether text is `host:port`: an IP address or a name, and a port that is not zero.
-pub(crate) fn check_address(text: &str) -> Result<(), TokenError> {
+///
+/// # Errors
+///
+/// It is not.
+pub fn check_address(text: &str) -> Result<(), TokenError> {
     let bad = || TokenError::Address(text.to_owned());
     let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
     let is_port = port.parse::<u16>().is_ok_and(|port| port != 0);

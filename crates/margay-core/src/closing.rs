@@ -309,7 +309,7 @@ impl Sal {
         match &flow.setup {
             Setup::Initiator(setup) if now < setup.give_up => {
                 if !self.resolve_again(now, id) {
-                    self.send_syn(now, id);
+                    self.send_syn_again(now, id);
                 }
             }
             Setup::Initiator(_) => self.give_up_connecting(id),

@@ -99,6 +99,20 @@ fn connections_spread_over_the_instances_and_follow_a_withdrawal() {
 }
 
 #[test]
+fn a_connection_that_has_begun_with_a_router_that_is_gone_goes_by_the_rules_that_are_left() {
+    let mut shop = shop(22, Weather::FAIR);
+    let name = service("web.shop");
+    let nobody = IpAddr::from([10, 99, 99, 99]);
+    let rule = shop.world.host(shop.client).forward(name.into(), nobody, None).expect("room");
+    let client = shop.world.connect(shop.client, "web.shop");
+    shop.world.run_for(SECOND);
+    assert_eq!(outcome(&mut shop.world, shop.client, client), Outcome::Pending, "nobody is there");
+    assert!(shop.world.host(shop.client).sal.remove_rule(rule));
+    shop.world.run_for(SECOND);
+    assert!(matches!(outcome(&mut shop.world, shop.client, client), Outcome::Answered(1 | 2)));
+}
+
+#[test]
 fn a_second_connection_to_a_known_host_needs_no_key_work() {
     let mut shop = shop(3, Weather::FAIR);
     for _ in 0..6 {

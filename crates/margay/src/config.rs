@@ -15,6 +15,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use margay_control::registration::Terms;
+use margay_control::token::check_address;
 use margay_core::Policy;
 use margay_core::name::{HOST_V4, Prefix};
 use miette::{Diagnostic, NamedSource, SourceSpan};
@@ -24,6 +25,7 @@ use toml::Spanned;
 
 use crate::agent::active::rule::{Offer, Rule, Source};
 use crate::allow;
+use crate::etcd_section::EtcdSection;
 use crate::listener::{self, Protocol, ServiceName};
 
 /// Where it lies unless `--config` says otherwise.
@@ -121,11 +123,15 @@ pub struct RouterSection {
     pub enabled: bool,
     /// TCP address for registrations; `[::]` is every address of both families.
     pub listen: SocketAddr,
+    /// Where hosts find this router: `host:port`; the first address of this host unless given.
+    pub address: Option<String>,
+    /// What it shares with other routers.
+    pub etcd: Option<EtcdSection>,
 }
 
 impl Default for RouterSection {
     fn default() -> Self {
-        Self { enabled: false, listen: (Ipv6Addr::UNSPECIFIED, margay_wire::PORT).into() }
+        Self { enabled: false, listen: (Ipv6Addr::UNSPECIFIED, margay_wire::PORT).into(), address: None, etcd: None }
     }
 }
 
@@ -613,11 +619,19 @@ impl Config {
                 return Err((what, Some(fallback.span()), "keep one; a fallback is the last resort".into()));
             }
         }
+        self.check_router()?;
         if self.join.token.is_some() && self.join.token_file.is_some() {
             let advice = "keep token_file, so that the configuration holds no secret".into();
             return Err(("[join] has both token and token_file".into(), None, advice));
         }
         Ok(())
+    }
+
+    fn check_router(&self) -> Result<(), (String, Option<std::ops::Range<usize>>, String)> {
+        if let Some(Err(error)) = self.router.address.as_deref().map(check_address) {
+            return Err((format!("[router] address: {error}"), None, "or leave it out".into()));
+        }
+        self.router.etcd.as_ref().map_or(Ok(()), EtcdSection::check).map_err(|(what, advice)| (what, None, advice))
     }
 
     fn check_multihoming(&self) -> Result<(), (String, Option<std::ops::Range<usize>>, String)> {

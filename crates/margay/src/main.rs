@@ -5,6 +5,7 @@ mod allow;
 mod cli;
 mod config;
 mod down;
+mod etcd_section;
 mod host;
 mod listener;
 mod start;

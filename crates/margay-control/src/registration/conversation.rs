@@ -7,17 +7,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use margay_core::certificate::{Revocation, decode_chain};
+use margay_core::key::HostPublic;
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::Instance;
-use super::host::{End, Order, RegistrationState, Shared, refused};
+use super::host::{ClusterRouter, End, Order, RegistrationState, Shared, refused};
 use super::proto::{self, from_host, from_router};
 use super::retry::Retries;
 use super::silence::Silence;
 use super::stream::{StreamError, Writer};
 use super::trace::{Desk, Question, TraceError};
+use crate::cluster::ROUTERS_MAX;
+use crate::token::check_address;
 
 /// Instances under a watched prefix that are remembered.
 const WATCHED_MAX: usize = 10_000;
@@ -160,6 +163,7 @@ impl<'a> Conversation<'a> {
     }
 
     async fn beat(&mut self) -> Result<(), StreamError> {
+        self.shared.ways.iter().for_each(|ways| ways.look());
         let now = self.shared.clock.unix_s();
         let due: Vec<Prefix> = self.renewals.iter().filter(|(_, at)| **at <= now).map(|(prefix, _)| *prefix).collect();
         for prefix in due {
@@ -260,7 +264,7 @@ impl<'a> Conversation<'a> {
     /// Of its own host the router knows no address that it could tell: we know it.
     fn instances(&self, found: Vec<proto::Instance>) -> Vec<Instance> {
         let mut instances: Vec<Instance> = found.into_iter().filter_map(Instance::read).collect();
-        let router = (self.shared.config.router_key.id(), self.shared.rules.lock().0);
+        let router = (self.shared.config.router_key.id(), *self.shared.router_at.lock());
         for instance in instances.iter_mut().filter(|instance| instance.host == router.0) {
             instance.address = router.1.unwrap_or(instance.address);
         }
@@ -301,6 +305,20 @@ impl<'a> Conversation<'a> {
             self.shared.sal.set_service_certificate(prefix, Vec::new());
             self.not_registered(prefix, proto::Refusal { request: 0, code: lost.code, text: lost.text });
         }
+    }
+
+    fn of_cluster(&self, told: proto::Routers) {
+        let read = |router: proto::ClusterRouter| {
+            let key = HostPublic(router.key.try_into().ok()?);
+            check_address(&router.address).is_ok().then_some(ClusterRouter { key, address: router.address })
+        };
+        let routers: Vec<ClusterRouter> = told.routers.into_iter().take(ROUTERS_MAX).filter_map(read).collect();
+        self.shared.routers.send_if_modified(|known| {
+            *known != routers && {
+                *known = routers;
+                true
+            }
+        });
     }
 
     fn put_out(&self, revoked: proto::Revoked) {
@@ -344,6 +362,7 @@ impl<'a> Conversation<'a> {
             }
             Body::Revoked(revoked) => self.put_out(revoked),
             Body::Granted(granted) => self.granted(granted),
+            Body::Routers(routers) => self.of_cluster(routers),
             Body::Membership(answer) => {
                 self.pending.remove(&answer.request);
                 self.plan_membership(&answer.chain);

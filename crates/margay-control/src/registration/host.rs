@@ -11,7 +11,6 @@ use margay_core::AssociationSetup;
 use margay_core::certificate::TrustAnchor;
 use margay_core::key::{HostPublic, VerifyingKey};
 use margay_core::name::{Prefix, ServiceId, authority_block};
-use margay_core::table::{Action, NextHop, Rule, RuleId};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -22,6 +21,7 @@ use super::conversation::Conversation;
 use super::proto::{self, Code, from_host, from_router};
 use super::stream::{Reader, StreamError, Writer, open, read_all};
 use super::trace::{self, Question, TraceError, Tracer};
+use super::ways::Ways;
 use super::{Instance, Local, VERSION};
 use crate::api::v1::TraceHop;
 use crate::store::{Joined, Store};
@@ -34,8 +34,6 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// A router that says no will say no again until somebody does something.
 const RETRY_REFUSED: Duration = Duration::from_secs(30);
-/// Of rules that lead to the router: before the one that asks the network segment.
-const ROUTER_PRIORITY: u32 = 1;
 
 /// The router, and what is known of it.
 #[derive(Clone, Debug)]
@@ -97,6 +95,15 @@ pub struct Registration {
     pub sticky: bool,
 }
 
+/// A router of the cluster that a host has joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterRouter {
+    /// Its host key.
+    pub key: HostPublic,
+    /// Where it takes registrations: `host:port`.
+    pub address: String,
+}
+
 /// How it stands with a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistrationState {
@@ -146,8 +153,12 @@ pub(super) struct Shared {
     pub wanted: Mutex<BTreeMap<Prefix, Registration>>,
     pub states: Mutex<BTreeMap<Prefix, RegistrationState>>,
     state: watch::Sender<HomeState>,
-    /// Rules that lead to the router, and where they lead.
-    pub rules: Mutex<(Option<SocketAddr>, Vec<RuleId>)>,
+    /// Where the router hears SAL, once it has welcomed this host.
+    pub router_at: Mutex<Option<SocketAddr>>,
+    /// What makes first packets go there; none: they do not.
+    pub ways: Option<Arc<Ways>>,
+    /// Where else this host registers, as the router says.
+    pub routers: watch::Sender<Vec<ClusterRouter>>,
     is_member: Mutex<bool>,
     /// Prefixes of which every change is heard, and what was heard last.
     pub watched: Mutex<BTreeMap<Prefix, Option<Vec<Instance>>>>,
@@ -186,8 +197,21 @@ impl From<StreamError> for End {
 }
 
 impl Home {
-    /// Joins or comes back, and goes on until [`stop`](Self::stop).
+    /// Joins or comes back, and goes on until [`stop`](Self::stop). First packets go to the router, if it is the only one.
     pub fn start(config: HomeConfig, local: Local, store: Arc<Store>, sal: Arc<dyn SalControl>, clock: Clock) -> Self {
+        Self::start_among(config, local, store, sal, clock, Some(Arc::default()))
+    }
+
+    /// As [`start`](Self::start), where the host has more routers: `ways` says to which of them first packets go; without, they do not
+    /// go to this one.
+    pub fn start_among(
+        config: HomeConfig,
+        local: Local,
+        store: Arc<Store>,
+        sal: Arc<dyn SalControl>,
+        clock: Clock,
+        ways: Option<Arc<Ways>>,
+    ) -> Self {
         let (orders, receiver) = mpsc::unbounded_channel();
         let first = HomeState { phase: Phase::Connecting, why: String::new(), since_unix_s: clock.unix_s() };
         let is_member = Mutex::new(config.secret.is_none());
@@ -200,7 +224,9 @@ impl Home {
             wanted: Mutex::default(),
             states: Mutex::default(),
             state: watch::channel(first).0,
-            rules: Mutex::default(),
+            router_at: Mutex::default(),
+            ways,
+            routers: watch::Sender::default(),
             is_member,
             watched: Mutex::default(),
             heard: watch::Sender::default(),
@@ -219,6 +245,16 @@ impl Home {
     /// How it stands now.
     pub fn state(&self) -> HomeState {
         self.shared.state.borrow().clone()
+    }
+
+    /// Where the router hears SAL, once it has welcomed this host.
+    pub fn router_at(&self) -> Option<SocketAddr> {
+        *self.shared.router_at.lock()
+    }
+
+    /// The routers of the router's cluster, as it says; told of every change. None: it says nothing.
+    pub fn routers(&self) -> watch::Receiver<Vec<ClusterRouter>> {
+        self.shared.routers.subscribe()
     }
 
     /// Told of every change.
@@ -359,33 +395,11 @@ impl Shared {
             is_new
         });
         if phase != Phase::Connected {
+            self.ways.iter().for_each(|ways| ways.lost(&self.config.authority, self.config.router_key.id()));
             let mut states = self.states.lock();
             for state in states.values_mut().filter(|state| state.state == "registered") {
                 (state.state, state.since_unix_s) = ("pending", since_unix_s);
             }
-        }
-    }
-
-    /// First packets of this authority's names, and of all others that are not known here, go to the router.
-    fn lead_to(&self, router: SocketAddr) {
-        let mut rules = self.rules.lock();
-        if rules.0 == Some(router) {
-            return;
-        }
-        let hop = NextHop { address: router, host: Some(self.config.router_key.id()), router: true };
-        let rule = Rule { priority: ROUTER_PRIORITY, weight: 1, action: Action::Forward(hop) };
-        let own = Prefix::of_authority(&self.config.authority);
-        let everything = Prefix::new(ServiceId([0; 32]), 0);
-        let added = [own, everything].into_iter().filter_map(|prefix| match self.sal.add_rule(prefix, rule.clone()) {
-            Ok(rule) => Some(rule),
-            Err(error) => {
-                tracing::error!(%error, "no rule leads to the router");
-                None
-            }
-        });
-        let old = std::mem::replace(&mut *rules, (Some(router), added.collect()));
-        for rule in old.1 {
-            self.sal.remove_rule(rule);
         }
     }
 }
@@ -419,9 +433,7 @@ async fn live(shared: Arc<Shared>, mut orders: mpsc::UnboundedReceiver<Order>) {
             break;
         }
     }
-    for rule in std::mem::take(&mut shared.rules.lock().1) {
-        shared.sal.remove_rule(rule);
-    }
+    shared.ways.iter().for_each(|ways| ways.left(&shared.config.authority, shared.config.router_key.id()));
 }
 
 /// Hosts that lost their router at the same moment do not come back at the same moment.
@@ -549,7 +561,9 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
         router: true,
         initiator: true,
     });
-    shared.lead_to(remote);
+    *shared.router_at.lock() = Some(remote);
+    let heard = |ways: &Arc<Ways>| ways.heard(&config.authority, config.router_key.id(), remote, &shared.sal);
+    shared.ways.iter().for_each(heard);
     Ok(())
 }
 

@@ -46,7 +46,7 @@ impl From<Instance> for proto::Instance {
 
 impl Instance {
     /// What the other end wrote; `None` when it makes no sense.
-    pub(super) fn read(found: proto::Instance) -> Option<Self> {
+    pub(crate) fn read(found: proto::Instance) -> Option<Self> {
         Some(Self {
             host: HostId(found.host.try_into().ok()?),
             host_name: found.host_name,

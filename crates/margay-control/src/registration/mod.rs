@@ -2,11 +2,12 @@
 //! (DESIGN §7, §8).
 //!
 //! [`stream`] is the transport, [`host`] and [`conversation`] the host's end, [`router`] the router's, [`roll`] who is registered there now,
-//! [`partition`] and [`allotment`] who holds which part of a service, [`rights`] who may register what, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`silence`] when either
+//! [`partition`] and [`allotment`] who holds which part of a service, [`rights`] who may register what, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`sharing`] what routers of a cluster tell each other, [`elsewhere`] who is registered with the others, [`ways`] which router first packets go to, [`silence`] when either
 //! end counts the other as gone, [`trace`] what either end asks the other of a first packet's way.
 
 mod allotment;
 mod conversation;
+mod elsewhere;
 mod host;
 mod instance;
 mod ledger;
@@ -16,18 +17,23 @@ mod retry;
 mod rights;
 mod roll;
 mod router;
+mod sharing;
 mod silence;
 mod stranger;
 pub mod stream;
 mod trace;
+mod ways;
 
 use margay_core::key::HostSecret;
 
-pub use host::{Acknowledgement, Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState};
+pub use host::{
+    Acknowledgement, ClusterRouter, Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState,
+};
 pub use instance::Instance;
-pub use roll::{OwnService, RollError, Terms};
+pub use roll::{OwnService, Place, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
 pub use trace::{HOPS_MAX, Question, TraceError, Tracer};
+pub use ways::Ways;
 
 /// Messages of `proto/registration.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]

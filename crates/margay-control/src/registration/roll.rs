@@ -13,7 +13,9 @@ use tokio::time::{Duration, Instant};
 
 use super::Instance;
 use super::allotment::{Allotments, Server};
+use super::elsewhere::{self, Elsewhere, Registered};
 use crate::SalControl;
+use crate::cluster::Served;
 
 /// Prefixes of one host.
 pub const PREFIXES_MAX: usize = 1000;
@@ -191,6 +193,10 @@ pub struct Roll {
     left: [u64; Leave::ALL.len()],
     /// Rises whenever somebody else may serve something.
     changes: watch::Sender<u64>,
+    /// Who is registered with other routers of the cluster.
+    elsewhere: Elsewhere,
+    /// In a cluster: hosts of which the other routers are to be told.
+    untold: Option<BTreeSet<Place>>,
 }
 
 /// A stream that speaks for a host.
@@ -236,6 +242,10 @@ impl Roll {
         let entries = entries.unwrap_or_default();
         let host = Host { stream, address, name: name.to_owned(), boot_id, entries, end: Arc::clone(&end) };
         self.hosts.insert(place, host);
+        // It may be one of the cluster's routers, which register nothing.
+        if self.untold.is_some() {
+            self.changed();
+        }
         Ok(Seat { stream, end })
     }
 
@@ -287,6 +297,9 @@ impl Roll {
             BTreeSet::new()
         });
         places.insert(place);
+        self.untold.iter_mut().for_each(|untold| {
+            untold.insert(place);
+        });
         self.settle(&prefix, sal);
         self.changed();
         Ok(true)
@@ -315,7 +328,10 @@ impl Roll {
         let registered = same.iter().flatten().flat_map(|prefix| self.entries_of(prefix));
         let registered = registered.map(|entry| (&entry.instance, entry.partition_bits, entry.exclusive));
         let own = self.own.iter().filter(|own| same.contains(&Some(own.instance.prefix)));
-        let all = registered.chain(own.map(|own| (&own.instance, own.partition_bits, own.exclusive)));
+        let own = own.map(|own| (&own.instance, own.partition_bits, own.exclusive));
+        let elsewhere = same.iter().flatten().flat_map(|prefix| self.elsewhere.of(prefix));
+        let elsewhere = elsewhere.map(|(.., there)| (&there.instance, there.partition_bits, there.exclusive));
+        let all = registered.chain(own).chain(elsewhere);
         let name = || name.to_owned();
         for (other, theirs, is_held) in all.filter(|(other, ..)| other.host != host) {
             let holder = other.host_name.clone();
@@ -334,8 +350,17 @@ impl Roll {
         places.filter_map(|place| self.hosts.get(place)?.entries.get(prefix))
     }
 
-    /// Makes who holds which partition of a service follow from who serves it.
+    /// Makes the rules that lead to other routers, and who holds which partition of a service, follow from who serves it.
     fn settle(&mut self, prefix: &Prefix, sal: &dyn SalControl) {
+        let here = self.entries_of(prefix).map(|entry| &entry.instance);
+        let here = here.chain(self.own.iter().map(|own| &own.instance).filter(|own| own.prefix == *prefix));
+        let best = here.filter(|instance| instance.weight > 0).map(|instance| instance.priority).max();
+        let (hosts, own) = (&self.hosts, &self.own);
+        let is_here = |place: &Place| {
+            hosts.get(place).is_some_and(|host| host.entries.contains_key(prefix))
+                || own.iter().any(|own| own.instance.host == place.host && own.instance.prefix == *prefix)
+        };
+        self.elsewhere.settle(*prefix, best, is_here, sal);
         let forward = |instance: &Instance| {
             Action::Forward(NextHop { address: instance.address, host: Some(instance.host), router: false })
         };
@@ -357,7 +382,11 @@ impl Roll {
     /// What a host had registered is gone from its list: its partitions go to others, then its rule goes.
     fn unlist(&mut self, place: Place, gone: BTreeMap<Prefix, Entry>, why: Leave, sal: &dyn SalControl) {
         self.left[why as usize] += gone.len() as u64;
+        self.untold.iter_mut().for_each(|untold| {
+            untold.insert(place);
+        });
         for (prefix, entry) in gone {
+            self.elsewhere.ended(prefix, place);
             if let Some(places) = self.serving.get_mut(&prefix) {
                 places.remove(&place);
                 if places.is_empty() {
@@ -454,6 +483,7 @@ impl Roll {
     pub fn instances(&self) -> Vec<Instance> {
         let mut all: Vec<Instance> =
             self.hosts.values().flat_map(|host| host.entries.values()).map(|entry| entry.instance.clone()).collect();
+        all.extend(self.elsewhere.prefixes().flat_map(|prefix| self.instances_elsewhere(prefix)));
         all.sort_by(in_order);
         all
     }
@@ -465,9 +495,12 @@ impl Roll {
         let own_bits = own.clone().map(|own| own.prefix.bits).max();
         let mut longest_first = self.lengths.keys().rev().copied();
         let registered = longest_first.find(|bits| self.serving.contains_key(&Prefix::new(*service, *bits)));
-        let longest = registered.max(own_bits).unwrap_or(0);
+        let is_there = |bits: &u16| self.instances_elsewhere(&Prefix::new(*service, *bits)).next().is_some();
+        let there = self.elsewhere.lengths().rev().find(is_there);
+        let longest = registered.max(own_bits).max(there).unwrap_or(0);
         let at = Prefix::new(*service, longest);
         let mut found: Vec<Instance> = self.entries_of(&at).map(|entry| entry.instance.clone()).collect();
+        found.extend(self.instances_elsewhere(&at));
         found.sort_by(in_order);
         found.extend(own.filter(|own| own.prefix.bits == longest).cloned());
         let is_key = service.tail().iter().any(|byte| *byte != 0);
@@ -490,8 +523,86 @@ impl Roll {
         let own = self.own.iter().map(|own| &own.instance).filter(is_meant);
         let all = registered.map(|entry| &entry.instance).chain(own);
         let mut found: Vec<Instance> = all.chain(self.allotments.instances_under(prefix)).cloned().collect();
+        found.extend(
+            self.elsewhere.about(prefix).flat_map(|about| self.instances_elsewhere(&about).collect::<Vec<_>>()),
+        );
         found.sort_by_key(|instance| (instance.prefix, instance.host));
         found
+    }
+
+    /// Those who serve a prefix and are not registered here.
+    fn instances_elsewhere(&self, prefix: &Prefix) -> impl Iterator<Item = Instance> {
+        let is_here = |place: &Place| self.hosts.get(place).is_some_and(|host| host.entries.contains_key(prefix));
+        let others = self.elsewhere.of(prefix).filter(move |(place, ..)| !is_here(place));
+        others.map(|(_, _, address, there)| elsewhere::told(there, address))
+    }
+
+    /// Others say what is registered with them.
+    pub fn set_elsewhere(&mut self, registered: Registered, sal: &dyn SalControl) {
+        let concerned = self.elsewhere.replace(registered);
+        self.settle_all(&concerned, sal);
+    }
+
+    /// Other routers that answer, and where.
+    pub fn set_links(&mut self, links: BTreeMap<HostId, SocketAddr>, sal: &dyn SalControl) {
+        let concerned = self.elsewhere.set_links(links);
+        self.settle_all(&concerned, sal);
+    }
+
+    /// Other routers that answer.
+    pub fn links(&self) -> Vec<HostId> {
+        self.elsewhere.links().collect()
+    }
+
+    /// Whether the others' words come through.
+    pub fn set_away(&mut self, is_away: bool, sal: &dyn SalControl) {
+        let concerned = self.elsewhere.set_away(is_away);
+        self.settle_all(&concerned, sal);
+    }
+
+    fn settle_all(&mut self, concerned: &BTreeSet<Prefix>, sal: &dyn SalControl) {
+        for prefix in concerned {
+            self.settle(prefix, sal);
+        }
+        if !concerned.is_empty() {
+            self.changed();
+        }
+    }
+
+    /// Other routers are to be told from now on: gives what hosts serve of whom they have not been told yet.
+    pub fn untold(&mut self) -> Vec<(Place, Vec<Served>)> {
+        let untold = match &mut self.untold {
+            Some(untold) => std::mem::take(untold),
+            none => {
+                *none = Some(BTreeSet::new());
+                self.hosts.keys().copied().collect()
+            }
+        };
+        let of = |entry: &Entry| Served {
+            instance: entry.instance.clone(),
+            partition_bits: entry.partition_bits,
+            exclusive: entry.exclusive,
+        };
+        let all = |place: &Place| {
+            self.hosts.get(place).map(|host| host.entries.values().map(of).collect()).unwrap_or_default()
+        };
+        untold.into_iter().map(|place| (place, all(&place))).collect()
+    }
+
+    /// What the router's own host serves, for the others, by authority.
+    pub fn own_served(&self) -> BTreeMap<Place, Vec<Served>> {
+        let mut all: BTreeMap<Place, Vec<Served>> = BTreeMap::new();
+        for OwnService { instance, partition_bits, exclusive, .. } in &self.own {
+            let place = Place { host: instance.host, authority: instance.prefix.id.authority() };
+            let served = Served { instance: instance.clone(), partition_bits: *partition_bits, exclusive: *exclusive };
+            all.entry(place).or_default().push(served);
+        }
+        all
+    }
+
+    /// Everybody whose stream is up.
+    pub fn places(&self) -> Vec<Place> {
+        self.hosts.keys().copied().collect()
     }
 
     /// How many partitions went from one host to another.

@@ -13,7 +13,7 @@ use margay_core::key::{HostId, HostPublic};
 use margay_core::name::{Name, PARTITION_BITS_MAX, Prefix, SERVICE_BITS, ServiceId};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -22,12 +22,14 @@ use super::proto::{self, Code, from_host, from_router};
 use super::refusal::{No, invalid, refusal};
 use super::rights::{Claim, by_grant};
 use super::roll::{Leave, OwnService, PREFIXES_MAX, Place, Roll, RollError, Seat, Terms};
+use super::sharing;
 use super::silence::Silence;
 use super::stranger::{Stranger, Strangers};
 use super::stream::{Reader, StreamError, Writer, accept, read_all};
 use super::trace::{self, Desk, Lines, Question, TraceError, Tracer};
 use super::{Instance, Local, VERSION};
 use crate::api::v1::TraceHop;
+use crate::cluster::Cluster;
 use crate::keyring::Keyring;
 use crate::store::{Member, MemberKey, Store, StoreError};
 use crate::token::hash_secret;
@@ -58,6 +60,8 @@ pub struct RouterConfig {
     pub lease_ms: u32,
     /// Time between signs of life.
     pub heartbeat_ms: u32,
+    /// What it shares with other routers.
+    pub cluster: Option<Arc<Cluster>>,
 }
 
 /// Why a router cannot be.
@@ -82,14 +86,14 @@ pub enum RouterError {
 }
 
 /// What all streams share.
-struct Shared {
-    config: RouterConfig,
-    local: Local,
-    keyring: Keyring,
-    store: Arc<Store>,
-    sal: Arc<dyn SalControl>,
-    clock: Clock,
-    roll: Mutex<Roll>,
+pub(super) struct Shared {
+    pub config: RouterConfig,
+    pub local: Local,
+    pub keyring: Keyring,
+    pub store: Arc<Store>,
+    pub sal: Arc<dyn SalControl>,
+    pub clock: Clock,
+    pub roll: Mutex<Roll>,
     /// How hosts are asked.
     lines: Mutex<Lines>,
     /// What explains first packets on this host, once it is there.
@@ -99,24 +103,18 @@ struct Shared {
     ledger: Arc<Ledger>,
     stopping: watch::Sender<bool>,
     /// Hosts that were put out.
-    revoked: watch::Sender<Vec<Revocation>>,
+    pub revoked: watch::Sender<Vec<Revocation>>,
     /// Rises when grants are changed.
-    grants: watch::Sender<u64>,
-}
-
-impl Shared {
-    /// Takes up who was put out, for this host and for those that are told.
-    fn read_revocations(&self) -> Result<(), StoreError> {
-        let all = self.store.revocations(self.clock.unix_s())?;
-        all.iter().for_each(|revocation| self.sal.revoke(*revocation));
-        self.revoked.send_replace(all);
-        Ok(())
-    }
+    pub grants: watch::Sender<u64>,
+    /// Where else hosts register.
+    pub routers: watch::Sender<Vec<proto::ClusterRouter>>,
+    /// This router signs for others than before.
+    pub signs: Notify,
 }
 
 /// A service router.
 pub struct Router {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     address: SocketAddr,
     task: Mutex<Option<JoinHandle<()>>>,
     keeping: JoinHandle<()>,
@@ -166,10 +164,13 @@ impl Router {
             stopping: watch::channel(false).0,
             revoked: watch::Sender::default(),
             grants: watch::Sender::default(),
+            routers: watch::Sender::default(),
+            signs: Notify::new(),
         });
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
         shared.read_revocations()?;
-        let keeping = tokio::spawn(ledger.keep());
+        let sharing = sharing::follow(Arc::clone(&shared));
+        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing) });
         Ok(Arc::new(Self { shared, address, task, keeping }))
     }
 
@@ -483,6 +484,8 @@ impl Guest {
         let mut revoked = self.shared.revoked.subscribe();
         revoked.mark_changed();
         let mut grants = self.shared.grants.subscribe();
+        let mut routers = self.shared.routers.subscribe();
+        routers.mark_changed();
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
         let mut swept = false;
         let gone = loop {
@@ -524,6 +527,7 @@ impl Guest {
                 }
                 // So do these.
                 _ = grants.changed() => self.review().await,
+                _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
                 _ = revoked.changed() => self.put_out(&revoked.borrow_and_update()),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };

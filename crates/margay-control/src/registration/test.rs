@@ -27,14 +27,14 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// A core that remembers what it was told.
 #[derive(Default)]
-struct Recorder {
+pub(super) struct Recorder {
     associations: Mutex<Vec<AssociationSetup>>,
     rules: Mutex<BTreeMap<RuleId, (Prefix, Rule)>>,
     next: Mutex<u64>,
     certificates: Mutex<BTreeMap<Prefix, Vec<u8>>>,
     membership: Mutex<Vec<u8>>,
     /// How many rules there were for a prefix at the least, since it first had one.
-    fewest: Mutex<BTreeMap<Prefix, usize>>,
+    pub(super) fewest: Mutex<BTreeMap<Prefix, usize>>,
     /// Whom rules lead to, and those that did when it had no certificate yet.
     served_by: Mutex<Option<Arc<Recorder>>>,
     early: Mutex<Vec<Prefix>>,
@@ -42,7 +42,7 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn rules_of(&self, prefix: &Prefix) -> Vec<Rule> {
+    pub(super) fn rules_of(&self, prefix: &Prefix) -> Vec<Rule> {
         self.rules.lock().values().filter(|(of, _)| of == prefix).map(|(_, rule)| rule.clone()).collect()
     }
 }
@@ -114,8 +114,8 @@ fn clock() -> Clock {
 
 impl Party {
     async fn route(&self, lease_ms: u32) -> Arc<Router> {
-        let config =
-            RouterConfig { listen: "127.0.0.1:0".parse().expect("literal"), lease_ms, heartbeat_ms: lease_ms / 4 };
+        let listen = "127.0.0.1:0".parse().expect("literal");
+        let config = RouterConfig { listen, lease_ms, heartbeat_ms: lease_ms / 4, cluster: None };
         let (store, core) = (Arc::clone(&self.store), Arc::clone(&self.core) as Arc<dyn SalControl>);
         Router::start(config, self.local.clone(), self.keyring.clone(), store, core, clock()).await.expect("started")
     }

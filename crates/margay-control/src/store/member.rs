@@ -6,23 +6,27 @@ use margay_core::name::{Prefix, authority_block};
 use prost::Message;
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
 
-use super::audit::{self, AuditEntry};
+use super::agreement::Draft;
+use super::audit::AuditEntry;
 use super::record::{MemberRecord, TokenRecord, bytes, prefix_key, prefix_of};
+use super::replica::SharedTable;
 use super::{Failure, Store, StoreError};
 use crate::issue::LIFETIME_S;
 use crate::token::TokenHash;
 
 /// By the hash of the secret.
-const TOKENS: TableDefinition<[u8; 32], &[u8]> = TableDefinition::new("tokens");
+pub(super) const TOKENS: TableDefinition<[u8; 32], &[u8]> = TableDefinition::new("tokens");
 /// Host's key, then the authority's block.
-const MEMBERS: TableDefinition<[u8; 40], &[u8]> = TableDefinition::new("members");
+pub(super) const MEMBERS: TableDefinition<[u8; 40], &[u8]> = TableDefinition::new("members");
 /// Hosts that were put out, by the same key: until when what was signed for them would hold.
-const REVOKED: TableDefinition<[u8; 40], u64> = TableDefinition::new("revoked");
+pub(super) const REVOKED: TableDefinition<[u8; 40], u64> = TableDefinition::new("revoked");
 const TOKENS_MAX: u64 = 10_000;
 const MEMBERS_MAX: u64 = 100_000;
 /// Grants and groups of one host; more than a certificate carries would be of no use.
 const GRANTS_MAX: usize = 64;
 const GROUPS_MAX: usize = 16;
+/// Old rows that one act clears away by the way.
+const CLEARED_MAX: usize = 50;
 
 /// A join token as the router keeps it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,18 +210,25 @@ impl Store {
     /// The disk refuses, or there are too many tokens.
     pub fn add_token(&self, token: &Token) -> Result<(), StoreError> {
         const KEPT_S: u64 = 7 * 24 * 3600;
-        self.write(|transaction| {
-            let mut table = transaction.open_table(TOKENS)?;
+        self.settle(|transaction, draft| {
+            let table = transaction.open_table(TOKENS)?;
             let is_old = |known: &[u8]| {
                 TokenRecord::decode(known).is_ok_and(|known| known.expires_s.saturating_add(KEPT_S) < token.created_s)
             };
-            table.retain(|_, known| !is_old(known))?;
-            if table.len()? >= TOKENS_MAX {
+            for entry in table.iter()? {
+                let (hash, known) = entry?;
+                if draft.len() < CLEARED_MAX && is_old(known.value()) {
+                    draft.put(SharedTable::Tokens, &hash.value(), Some(known.value().to_vec()), None);
+                }
+            }
+            if table.len()? - draft.len() as u64 >= TOKENS_MAX {
                 return Err(Failure::Full { what: "join tokens", limit: TOKENS_MAX });
             }
-            table.insert(token.hash.0, &encode_token(token)[..])?;
+            let before = table.get(token.hash.0)?.map(|known| known.value().to_vec());
+            draft.put(SharedTable::Tokens, &token.hash.0, before, Some(encode_token(token)));
             let detail = format!("{} hosts into {}", token.uses_left, token.authority);
-            audit::note(transaction, AuditEntry::once(token.created_s, "token-create", token.hash.id(), detail))
+            draft.note(AuditEntry::once(token.created_s, "token-create", token.hash.id(), detail));
+            Ok(())
         })
     }
 
@@ -245,10 +256,11 @@ impl Store {
     /// The disk refuses.
     pub fn revoke_token(&self, id: &str, unix_s: u64) -> Result<Option<Token>, StoreError> {
         let Some(token) = self.tokens()?.into_iter().find(|token| token.hash.id() == id) else { return Ok(None) };
-        self.write(|transaction| {
-            transaction.open_table(TOKENS)?.remove(token.hash.0)?;
-            let detail = token.authority.clone();
-            audit::note(transaction, AuditEntry::once(unix_s, "token-revoke", id.to_owned(), detail))
+        self.settle(|transaction, draft| {
+            let known = transaction.open_table(TOKENS)?.get(token.hash.0)?.map(|known| known.value().to_vec());
+            draft.put(SharedTable::Tokens, &token.hash.0, known, None);
+            draft.note(AuditEntry::once(unix_s, "token-revoke", id.to_owned(), token.authority.clone()));
+            Ok(())
         })?;
         Ok(Some(token))
     }
@@ -266,41 +278,32 @@ impl Store {
         token: Option<TokenHash>,
         unix_s: u64,
     ) -> Result<Member, AdmitError> {
-        self.decide(|transaction| {
-            let mut members = transaction.open_table(MEMBERS)?;
-            let known = members.get(member_key(key))?.map(|known| MemberRecord::decode(known.value())).transpose()?;
-            let Some(hash) = token else {
-                let member = known.map(|known| member_of(key.host, known)).transpose()?;
-                return Ok((false, member.ok_or(AdmitError::NotAMember)));
-            };
-            if let Some(known) = known.as_ref().filter(|known| known.tokens.iter().any(|used| *used == hash.0)) {
-                return Ok((false, Ok(member_of(key.host, known.clone())?)));
+        let admit =
+            || self.settle(|transaction, draft| draft_admission(transaction, draft, key, host_name, token, unix_s));
+        match admit()? {
+            // Another router may know more.
+            Err(AdmitError::NotAMember | AdmitError::UnknownToken) if self.refresh(&rows_of(key, token))? => admit()?,
+            decided => decided,
+        }
+    }
+
+    /// A router is a member of the authorities that it signs for, with nothing that it may register as a host.
+    ///
+    /// # Errors
+    ///
+    /// The others do not agree, or the disk refuses.
+    pub fn enrol(&self, key: &MemberKey, authority: &str, host_name: &str, unix_s: u64) -> Result<(), StoreError> {
+        self.settle(|transaction, draft| {
+            let known = transaction.open_table(MEMBERS)?.get(member_key(key))?.is_some();
+            if !known {
+                let (authority, host_name) = (authority.to_owned(), host_name.to_owned());
+                let record = MemberRecord { authority, host_name, joined_s: unix_s, ..MemberRecord::default() };
+                draft.put(SharedTable::Members, &member_key(key), None, Some(record.encode_to_vec()));
+                let detail = format!("{} as a router", record.authority);
+                draft.note(AuditEntry::once(unix_s, "join", key.host.id().to_string(), detail));
             }
-            let mut tokens = transaction.open_table(TOKENS)?;
-            let found = tokens.get(hash.0)?.map(|found| token_of(hash, found.value())).transpose()?;
-            let mut token = match usable(found, key, unix_s) {
-                Ok(token) => token,
-                Err(error) => return Ok((false, Err(error))),
-            };
-            let mut record = known.unwrap_or_else(|| MemberRecord { joined_s: unix_s, ..MemberRecord::default() });
-            record.authority.clone_from(&token.authority);
-            record.host_name = host_name.to_owned();
-            merge(&mut record.grants, &token.grants.iter().map(|grant| prefix_key(grant).to_vec()).collect::<Vec<_>>());
-            merge(&mut record.groups, &token.groups);
-            record.tokens.push(hash.0.to_vec());
-            if record.grants.len() > GRANTS_MAX || record.groups.len() > GROUPS_MAX {
-                return Ok((false, Err(AdmitError::TooMuch)));
-            }
-            members.insert(member_key(key), &record.encode_to_vec()[..])?;
-            if members.len()? > MEMBERS_MAX {
-                return Err(Failure::Full { what: "member hosts", limit: MEMBERS_MAX });
-            }
-            token.uses_left = token.uses_left.saturating_sub(1);
-            tokens.insert(hash.0, &encode_token(&token)[..])?;
-            let (subject, detail) = (key.host.id().to_string(), format!("{} by token {}", token.authority, hash.id()));
-            audit::note(transaction, AuditEntry::once(unix_s, "join", subject, detail))?;
-            Ok((true, Ok(member_of(key.host, record)?)))
-        })?
+            Ok(())
+        })
     }
 
     /// A host's membership as it is now.
@@ -322,20 +325,22 @@ impl Store {
     ///
     /// The disk refuses, or those are more than can be kept.
     pub fn set_grants(&self, key: &MemberKey, grants: &[Prefix], unix_s: u64) -> Result<Option<Member>, StoreError> {
-        self.decide(|transaction| {
-            let mut members = transaction.open_table(MEMBERS)?;
-            let known = members.get(member_key(key))?.map(|known| MemberRecord::decode(known.value())).transpose()?;
-            let Some(mut record) = known else { return Ok((false, None)) };
+        self.settle(|transaction, draft| {
+            let members = transaction.open_table(MEMBERS)?;
+            let Some(known) = members.get(member_key(key))?.map(|known| known.value().to_vec()) else {
+                return Ok(None);
+            };
+            let mut record = MemberRecord::decode(&known[..])?;
             if grants.len() > GRANTS_MAX {
                 return Err(Failure::Full { what: "grants of a host", limit: GRANTS_MAX as u64 });
             }
             record.grants = grants.iter().map(|grant| prefix_key(grant).to_vec()).collect();
-            members.insert(member_key(key), &record.encode_to_vec()[..])?;
+            draft.put(SharedTable::Members, &member_key(key), Some(known), Some(record.encode_to_vec()));
             let all: Vec<String> = grants.iter().map(Prefix::to_string).collect();
             let detail =
                 format!("{}: {}", record.authority, if all.is_empty() { "nothing".to_owned() } else { all.join(" ") });
-            audit::note(transaction, AuditEntry::once(unix_s, "member-grant", key.host.id().to_string(), detail))?;
-            Ok((true, Some(member_of(key.host, record)?)))
+            draft.note(AuditEntry::once(unix_s, "member-grant", key.host.id().to_string(), detail));
+            Ok(Some(member_of(key.host, record)?))
         })
     }
 
@@ -387,35 +392,104 @@ impl Store {
         if gone.is_empty() {
             return Ok(gone);
         }
-        self.write(|transaction| {
-            let mut table = transaction.open_table(MEMBERS)?;
-            for member in &gone {
-                let key = MemberKey { host: member.host, authority: authority_block(&member.authority) };
-                table.remove(member_key(&key))?;
-                revoke(transaction, &key, unix_s)?;
+        let key = |member: &Member| MemberKey { host: member.host, authority: authority_block(&member.authority) };
+        let keys: Vec<[u8; 40]> = gone.iter().map(|member| member_key(&key(member))).collect();
+        self.settle(|transaction, draft| {
+            let members = transaction.open_table(MEMBERS)?;
+            for key in &keys {
+                let known = members.get(key)?.map(|known| known.value().to_vec());
+                draft.put(SharedTable::Members, key, known, None);
             }
+            revoke(transaction, draft, &keys, unix_s)?;
             let detail = gone.iter().map(|member| member.authority.as_str()).collect::<Vec<_>>().join(" ");
-            audit::note(transaction, AuditEntry::once(unix_s, "member-remove", host.to_string(), detail))
+            draft.note(AuditEntry::once(unix_s, "member-remove", host.to_string(), detail));
+            Ok(())
         })?;
         Ok(gone)
     }
 }
 
-/// Nothing that was signed for a host until now holds any longer.
-fn revoke(transaction: &WriteTransaction, key: &MemberKey, unix_s: u64) -> Result<(), Failure> {
-    let mut table = transaction.open_table(REVOKED)?;
-    table.retain(|_, until_s| until_s >= unix_s)?;
-    table.insert(member_key(key), unix_s + LIFETIME_S)?;
+/// What decides about letting a host in.
+fn rows_of(key: &MemberKey, token: Option<TokenHash>) -> Vec<(SharedTable, Vec<u8>)> {
+    let member = (SharedTable::Members, member_key(key).to_vec());
+    let token = token.map(|hash| (SharedTable::Tokens, hash.0.to_vec()));
+    std::iter::once(member).chain(token).collect()
+}
+
+fn draft_admission(
+    transaction: &WriteTransaction,
+    draft: &mut Draft,
+    key: &MemberKey,
+    host_name: &str,
+    token: Option<TokenHash>,
+    unix_s: u64,
+) -> Result<Result<Member, AdmitError>, Failure> {
+    let members = transaction.open_table(MEMBERS)?;
+    let before = members.get(member_key(key))?.map(|known| known.value().to_vec());
+    let known = before.as_deref().map(MemberRecord::decode).transpose()?;
+    let Some(hash) = token else {
+        let member = known.map(|known| member_of(key.host, known)).transpose()?;
+        return Ok(member.ok_or(AdmitError::NotAMember));
+    };
+    if let Some(known) = known.as_ref().filter(|known| known.tokens.iter().any(|used| *used == hash.0)) {
+        return Ok(Ok(member_of(key.host, known.clone())?));
+    }
+    let tokens = transaction.open_table(TOKENS)?;
+    let token_before = tokens.get(hash.0)?.map(|found| found.value().to_vec());
+    let found = token_before.as_deref().map(|found| token_of(hash, found)).transpose()?;
+    let mut token = match usable(found, key, unix_s) {
+        Ok(token) => token,
+        Err(error) => return Ok(Err(error)),
+    };
+    let is_new = known.is_none();
+    let mut record = known.unwrap_or_else(|| MemberRecord { joined_s: unix_s, ..MemberRecord::default() });
+    record.authority.clone_from(&token.authority);
+    record.host_name = host_name.to_owned();
+    merge(&mut record.grants, &token.grants.iter().map(|grant| prefix_key(grant).to_vec()).collect::<Vec<_>>());
+    merge(&mut record.groups, &token.groups);
+    record.tokens.push(hash.0.to_vec());
+    if record.grants.len() > GRANTS_MAX || record.groups.len() > GROUPS_MAX {
+        return Ok(Err(AdmitError::TooMuch));
+    }
+    if is_new && members.len()? >= MEMBERS_MAX {
+        return Err(Failure::Full { what: "member hosts", limit: MEMBERS_MAX });
+    }
+    draft.put(SharedTable::Members, &member_key(key), before, Some(record.encode_to_vec()));
+    token.uses_left = token.uses_left.saturating_sub(1);
+    draft.put(SharedTable::Tokens, &hash.0, token_before, Some(encode_token(&token)));
+    let (subject, detail) = (key.host.id().to_string(), format!("{} by token {}", token.authority, hash.id()));
+    draft.note(AuditEntry::once(unix_s, "join", subject, detail));
+    Ok(Ok(member_of(key.host, record)?))
+}
+
+/// Nothing that was signed for hosts until now holds any longer.
+fn revoke(transaction: &WriteTransaction, draft: &mut Draft, keys: &[[u8; 40]], unix_s: u64) -> Result<(), Failure> {
+    let table = transaction.open_table(REVOKED)?;
+    let mut known: Vec<(u64, [u8; 40])> = Vec::new();
+    for entry in table.iter()? {
+        let (key, until_s) = entry?;
+        known.push((until_s.value(), key.value()));
+    }
+    known.sort_unstable();
+    let encoded = |until_s: u64| until_s.to_be_bytes().to_vec();
+    let others = known.iter().filter(|(_, key)| !keys.contains(key));
     // Of more, those that end first are forgotten, here as at the hosts.
-    let mut ends: Vec<u64> = table.iter()?.map(|entry| Ok(entry?.1.value())).collect::<Result<_, Failure>>()?;
-    if ends.len() > REVOCATIONS_MAX {
-        ends.sort_unstable();
-        let first = ends[0];
-        tracing::warn!(
-            limit = REVOCATIONS_MAX,
-            "more revocations than are remembered: the oldest certificates hold to their end"
-        );
-        table.retain(|_, until_s| until_s > first)?;
+    let surplus = (others.clone().count() + keys.len()).saturating_sub(REVOCATIONS_MAX);
+    for (rank, (until_s, key)) in others.take(CLEARED_MAX).enumerate() {
+        let is_over = *until_s < unix_s;
+        if rank < surplus && !is_over {
+            tracing::warn!(
+                limit = REVOCATIONS_MAX,
+                "more revocations than are remembered: the oldest certificates hold to their end"
+            );
+        }
+        if is_over || rank < surplus {
+            draft.put(SharedTable::Revoked, key, Some(encoded(*until_s)), None);
+        }
+    }
+    for key in keys {
+        let before = known.iter().find(|(_, known)| known == key).map(|(until_s, _)| encoded(*until_s));
+        draft.put(SharedTable::Revoked, key, before, Some(encoded(unix_s + LIFETIME_S)));
     }
     Ok(())
 }

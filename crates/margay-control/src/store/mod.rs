@@ -3,31 +3,37 @@
 //! Each change is one transaction: after a crash, a full disk or a refused request it is there whole or not at all. A disk
 //! that was full does not end the store: once there is room the next change goes through.
 
+mod agreement;
 mod audit;
 mod join;
 mod lease;
 mod member;
 mod name;
 mod record;
+mod replica;
 mod rule;
+mod view;
 
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use redb::{
     CommitError, Database, DatabaseError, ReadTransaction, ReadableDatabase, ReadableTable, StorageError,
     TableDefinition, TransactionError, WriteTransaction,
 };
 
+pub use agreement::{Agreement, Change, Dissent, Row};
 pub use audit::AuditEntry;
 pub use join::Joined;
 pub use lease::StoredLease;
 pub use member::{AdmitError, Member, MemberKey, Token, TokenState};
 pub use name::NameError;
+pub use replica::{Marks, SharedTable};
 pub use rule::StoredRule;
+pub use view::ViewChanges;
 
 use crate::state_dir::StateDir;
 
@@ -69,6 +75,12 @@ pub enum StoreError {
         /// What the system said.
         error: String,
     },
+    /// The routers of the cluster cannot agree about it.
+    #[error(
+        "the cluster's store cannot be asked ({0}), so nothing new is decided: hosts that are members go on meanwhile; `margay status` on \
+         the router shows how it stands with etcd"
+    )]
+    Away(String),
     /// A table is at its bound.
     #[error("the store holds {limit} {what} already, its bound; remove some first")]
     Full {
@@ -89,6 +101,8 @@ pub struct Store {
     /// `None` after an error of the disk; the next call opens it again.
     database: Mutex<Option<Database>>,
     claims: name::Claims,
+    /// The routers of the cluster, where there are more.
+    agreement: OnceLock<Arc<dyn Agreement>>,
 }
 
 /// What goes wrong inside a transaction.
@@ -129,7 +143,8 @@ impl Store {
     }
 
     fn with_opener(path: PathBuf, open: Opener) -> Result<Self, StoreError> {
-        let store = Self { path, open, database: Mutex::new(None), claims: name::Claims::default() };
+        let (claims, agreement) = (name::Claims::default(), OnceLock::new());
+        let store = Self { path, open, database: Mutex::new(None), claims, agreement };
         store.write(|transaction| {
             audit::create(transaction)?;
             join::create(transaction)?;
@@ -137,6 +152,7 @@ impl Store {
             member::create(transaction)?;
             name::create(transaction)?;
             rule::create(transaction)?;
+            view::create(transaction)?;
             Ok(())
         })?;
         Ok(store)
@@ -253,7 +269,6 @@ fn is_of_disk(failure: &Failure) -> bool {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use margay_core::name::Name;

@@ -1,15 +1,21 @@
 //! Which written name the bits of a serviceID stand for: first come, and no other after it (DESIGN §5).
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use margay_core::name::{AUTHORITY_BITS, Name, Prefix, SERVICE_BITS};
-use redb::{ReadableTable, ReadableTableMetadata, Table, TableDefinition, WriteTransaction};
+use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
 
+use super::agreement::Draft;
 use super::record::{PrefixKey, prefix_key, prefix_of};
+use super::replica::SharedTable;
 use super::{Failure, Store, StoreError};
 
-const NAMES: TableDefinition<PrefixKey, &str> = TableDefinition::new("names");
+pub(super) const NAMES: TableDefinition<PrefixKey, &str> = TableDefinition::new("names");
 const NAMES_MAX: u64 = 4_000_000;
+/// Names that are judged at once: what is here alone; and what a cluster's store takes as one change.
+const CLAIMS_MAX: usize = 1024;
+const CLAIMS_MAX_AGREED: usize = 32;
 
 /// Why a written name was not taken down.
 #[derive(Debug, thiserror::Error)]
@@ -75,24 +81,36 @@ enum Verdict {
     Full,
 }
 
-/// Takes a name down unless another has its bits; says whether anything was written.
-fn judge(table: &mut Table<'_, PrefixKey, &'static str>, name: &Name) -> Result<(Verdict, bool), Failure> {
-    let mut fresh = Vec::new();
-    for (prefix, claim) in claims(name) {
-        let known = table.get(prefix_key(&prefix))?.map(|known| known.value().to_owned());
-        match known {
-            Some(known) if known != claim => return Ok((Verdict::Taken { bits: prefix.bits, known }, false)),
-            Some(_) => {}
-            None => fresh.push((prefix, claim)),
+/// Drafts names one after the other, each unless another has its bits.
+fn judge(transaction: &WriteTransaction, draft: &mut Draft, names: &[Arc<Claim>]) -> Result<Vec<Verdict>, Failure> {
+    let table = transaction.open_table(NAMES)?;
+    let mut drafted: BTreeMap<PrefixKey, &str> = BTreeMap::new();
+    let mut verdicts = Vec::with_capacity(names.len());
+    'names: for claim in names {
+        let mut fresh = Vec::new();
+        for (prefix, written) in claims(&claim.name) {
+            let key = prefix_key(&prefix);
+            let there = table.get(key)?.map(|known| known.value().to_owned());
+            match there.or_else(|| drafted.get(&key).map(|known| (*known).to_owned())) {
+                Some(known) if known != written => {
+                    verdicts.push(Verdict::Taken { bits: prefix.bits, known });
+                    continue 'names;
+                }
+                Some(_) => {}
+                None => fresh.push((key, written)),
+            }
         }
+        if table.len()? + (drafted.len() + fresh.len()) as u64 > NAMES_MAX {
+            verdicts.push(Verdict::Full);
+            continue;
+        }
+        for (key, written) in fresh {
+            draft.put(SharedTable::Names, &key, None, Some(written.as_bytes().to_vec()));
+            drafted.insert(key, written);
+        }
+        verdicts.push(Verdict::Yes);
     }
-    if table.len()? + fresh.len() as u64 > NAMES_MAX {
-        return Ok((Verdict::Full, false));
-    }
-    for (prefix, claim) in &fresh {
-        table.insert(prefix_key(prefix), *claim)?;
-    }
-    Ok((Verdict::Yes, !fresh.is_empty()))
+    Ok(verdicts)
 }
 
 impl Store {
@@ -118,7 +136,7 @@ impl Store {
         let own = Arc::new(Claim { name: name.clone(), verdict: OnceLock::new() });
         self.claims.waiting().push(Arc::clone(&own));
         let _turn = self.claims.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if own.verdict.get().is_none() {
+        while own.verdict.get().is_none() {
             self.claim_waiting(&own)?;
         }
         match own.verdict.get() {
@@ -130,17 +148,23 @@ impl Store {
         }
     }
 
-    /// Takes down all that wait, `own` among them, in one transaction.
+    /// Takes down those that have waited longest, as one change. Where it fails, `own` waits no longer.
     fn claim_waiting(&self, own: &Arc<Claim>) -> Result<(), StoreError> {
-        let all = std::mem::take(&mut *self.claims.waiting());
-        let done = self.decide(|transaction| {
-            let mut table = transaction.open_table(NAMES)?;
-            let verdicts = all.iter().map(|claim| judge(&mut table, &claim.name)).collect::<Result<Vec<_>, _>>()?;
-            Ok((verdicts.iter().any(|(_, is_new)| *is_new), verdicts))
-        });
-        match done {
+        let most = if self.agreement.get().is_some() { CLAIMS_MAX_AGREED } else { CLAIMS_MAX };
+        let some: Vec<Arc<Claim>> = {
+            let mut waiting = self.claims.waiting();
+            let count = waiting.len().min(most);
+            waiting.drain(..count).collect()
+        };
+        let draft = |transaction: &WriteTransaction, draft: &mut Draft| judge(transaction, draft, &some);
+        let judged = match self.settle(draft) {
+            // Hosts that are members go on; the routers see later who was first.
+            Err(StoreError::Away(_)) => self.carry_out(&draft),
+            judged => judged,
+        };
+        match judged {
             Ok(verdicts) => {
-                for (claim, (verdict, _)) in all.iter().zip(verdicts) {
+                for (claim, verdict) in some.iter().zip(verdicts) {
                     // Nobody else judges it: it was taken from those that wait.
                     let _ = claim.verdict.set(verdict);
                 }
@@ -148,7 +172,9 @@ impl Store {
             }
             Err(error) => {
                 // Each of the others tries for itself, and hears what is wrong by then.
-                self.claims.waiting().extend(all.into_iter().filter(|claim| !Arc::ptr_eq(claim, own)));
+                let mut waiting = self.claims.waiting();
+                waiting.extend(some);
+                waiting.retain(|claim| !Arc::ptr_eq(claim, own));
                 Err(error)
             }
         }

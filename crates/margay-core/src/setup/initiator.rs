@@ -31,7 +31,7 @@ use crate::rng::Rng;
 use crate::sal::Sal;
 use crate::secure::{Cipher, Verdict};
 use crate::segment::{OTHERS_WAIT, SEGMENT, SEGMENT_TIMEOUT};
-use crate::table::Resolution;
+use crate::table::{Action, Resolution, Rule};
 use crate::time::Instant;
 
 const UDP: u8 = 17;
@@ -152,6 +152,31 @@ impl Sal {
             refused: None,
         }));
         self.flows.insert(flow);
+        self.send_syn(now, id);
+    }
+
+    /// Nobody has answered yet. Where no rule leads any more to where the SYN went (a router was lost, say), it goes by those that there
+    /// are now.
+    pub(crate) fn send_syn_again(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let Setup::Initiator(setup) = &flow.setup else { return };
+        let (service, app, number) = (flow.service, flow.app, sticky(id, setup.nonce));
+        let leads = |rule: &Rule| matches!(&rule.action, Action::Forward(hop) if hop.address == setup.next_hop);
+        let is_by_rule = matches!(app.protocol, 6 | 17)
+            && !setup.pinned
+            && setup.related.is_none()
+            && setup.next_hop != self.loopback();
+        if is_by_rule
+            && !self.rules_covering(service).any(|(_, _, rule)| leads(rule))
+            && let Resolution::Forward(rule, hop) =
+                self.pick(&service, number, app.protocol, app.destination.port(), true)
+        {
+            let to = hop.address;
+            self.table.note_use(now, rule);
+            if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
+                setup.next_hop = to;
+            }
+        }
         self.send_syn(now, id);
     }
 

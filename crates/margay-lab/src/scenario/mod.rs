@@ -42,6 +42,7 @@ mod replicated_web;
 mod resolve_script;
 mod roam;
 mod round_trips;
+mod router_ha;
 mod router_rate;
 mod router_throughput;
 mod secure_throughput;
@@ -160,6 +161,7 @@ pub const ALL: &[Scenario] = &[
     model::SCENARIO,
     bad_weather::SCENARIO,
     trace::SCENARIO,
+    router_ha::SCENARIO,
     router_rate::SCENARIO,
     router_throughput::SCENARIO,
 ];

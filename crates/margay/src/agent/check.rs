@@ -276,6 +276,19 @@ async fn routers(agent: &Agent, steps: &mut Steps) {
         steps.say("router", Finding::Ok(text)).await;
         steps.say("router", kernel_router(agent)).await;
     }
+    if let Some(cluster) = &agent.cluster {
+        let state = cluster.state();
+        let text = format!("the cluster {} has {} routers", cluster.prefix(), cluster.routers().len());
+        let finding = match (state.is_connected, state.why) {
+            (true, _) => Finding::Ok(format!("{text}; this one follows {}", state.endpoint)),
+            (false, why) if why.is_empty() => Finding::warning("etcd was not reached yet", "look again in a moment"),
+            (false, why) => Finding::failed(
+                format!("{text}; etcd is away: {why}"),
+                "members and their services go on meanwhile; nobody new can join, and no token, grant or name is decided about",
+            ),
+        };
+        steps.say("etcd", finding).await;
+    }
     for home in homes {
         let (config, state) = (home.config(), home.state());
         let text = format!("{} of {}: {}", config.router_address, config.authority, phase(state.phase));

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use margay_control::dns::Directory;
-use margay_control::registration::{Home, HomeConfig, Instance, Local, Phase, Router};
+use margay_control::registration::{Home, HomeConfig, Instance, Local, Phase, Router, Ways};
 use margay_control::store::Store;
 use margay_control::token::JoinToken;
 use margay_control::{Clock, SalControl, StateDir};
@@ -71,8 +71,10 @@ pub fn join(
     store: &Arc<Store>,
     control: &Arc<dyn SalControl>,
     clock: &Clock,
+    ways: &Arc<Ways>,
 ) -> Arc<Home> {
-    Arc::new(Home::start(config, local.clone(), Arc::clone(store), Arc::clone(control), clock.clone()))
+    let (store, control, ways) = (Arc::clone(store), Arc::clone(control), Some(Arc::clone(ways)));
+    Arc::new(Home::start_among(config, local.clone(), store, control, clock.clone(), ways))
 }
 
 /// Instances of a name as the routers know them, and who said so. `None`: no router answered.
@@ -85,7 +87,9 @@ pub async fn instances(
     if let Some(router) = router {
         return Ok((router.instances_of(&id), "this host".to_owned()));
     }
-    let homes = services.homes_of(name);
+    let mut homes = services.homes_of(name);
+    // Whoever is not there does not answer.
+    homes.sort_by_key(|home| !is_connected(home));
     let mut why = "this host has joined no router".to_owned();
     for home in &homes {
         match home.resolve(id).await {

@@ -140,6 +140,11 @@ impl Collector for Figures {
         if let Some(router) = &agent.router {
             of_router(router, &mut encoder)?;
         }
+        if let Some(cluster) = &agent.cluster {
+            let help = "What happened between this router and etcd";
+            let rows = cluster.counts().map(|(act, count)| (act.to_owned(), count));
+            family(&mut encoder, "etcd", help, "act", rows.into())?;
+        }
         let dropped = drops(agent).into_iter().map(|(reason, count)| (reason.to_owned(), count));
         family(&mut encoder, "drops", "Packets dropped", "reason", dropped.collect())
     }
@@ -170,6 +175,9 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let (rules, revocations) = agent.core.0.with_sal(|sal, _| (sal.rule_count(), sal.revocations()));
     let (programs, sockets, bound) = agent.active.counts();
     let (names, instances) = agent.spreads.counts();
+    let follows_etcd = agent.cluster.as_ref().is_some_and(|cluster| cluster.state().is_connected);
+    let routers = agent.cluster.as_ref().map_or(0, |cluster| cluster.routers().len());
+    let links = agent.router.as_ref().map_or(0, |router| router.links().len());
     let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
     for (name, help, value) in [
         ("kernel_router_prefixes", "Prefixes that the service router in the kernel knows", prefixes),
@@ -194,6 +202,9 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         ("program_connections", "Programs that are connected to the program socket", agent.programs.connections()),
         ("names_spread", "Names that programs here send unconnected datagrams to", names),
         ("instances_known", "Instances of those names", instances),
+        ("etcd_connected", "1: this router follows etcd", usize::from(follows_etcd)),
+        ("cluster_routers", "Routers of this router's cluster, itself among them", routers),
+        ("cluster_routers_connected", "Of these, others that answer", links),
         ("hosts", "Hosts registered with this router", agent.router.as_ref().map_or(0, |router| router.host_count())),
     ] {
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

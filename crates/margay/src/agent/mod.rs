@@ -7,6 +7,7 @@ pub mod active;
 pub mod api;
 pub mod authority;
 pub mod check;
+pub mod cluster;
 pub mod core;
 pub mod direct;
 pub mod flows;
@@ -31,11 +32,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use margay_control::cluster::Cluster;
 use margay_control::dns::Responder;
 use margay_control::identity::Identity;
 use margay_control::keyring::Keyring;
 use margay_control::lease::Leases;
-use margay_control::registration::{Local, Router};
+use margay_control::registration::{Local, Router, Ways};
 use margay_control::store::Store;
 use margay_control::{Clock, StateDir};
 use tokio::sync::Notify;
@@ -79,6 +81,10 @@ pub struct Agent {
     pub rules: rule_book::RuleBook,
     /// The router on this host.
     pub router: Option<Arc<Router>>,
+    /// Its part in a cluster.
+    pub cluster: Option<Arc<Cluster>>,
+    /// Which of this host's routers first packets go to.
+    pub ways: Arc<Ways>,
     /// Virtual addresses.
     pub leases: Arc<Leases>,
     /// The DNS responder.

@@ -292,6 +292,11 @@ impl Services {
         }
     }
 
+    /// Services are not registered there any more.
+    pub fn remove_home(&self, home: &Arc<Home>) {
+        self.homes.lock().retain(|known| !Arc::ptr_eq(known, home));
+    }
+
     /// The routers.
     pub fn homes(&self) -> Vec<Arc<Home>> {
         self.homes.lock().clone()

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
+use margay_control::cluster::Cluster;
 use margay_control::dns::Responder;
 use margay_control::identity::{BOOT_ID, Identity};
 use margay_control::keyring::Keyring;
@@ -36,7 +37,7 @@ use super::service::{Publication, Services, Surroundings};
 use super::service_router::KernelRouter;
 use super::spread::{self, Spreads};
 use super::watch::Watchers;
-use super::{Agent, INTERFACE, authority, flows, home, metrics, remote, trace, upkeep};
+use super::{Agent, INTERFACE, authority, cluster, flows, home, metrics, remote, trace, upkeep};
 use crate::config::Config;
 use crate::{host, start};
 
@@ -84,7 +85,9 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let tokens = home::candidates(&config, &state_dir, &store)?;
     authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
         .into_diagnostic()?;
-    let router = start_router(&config, &local, &keyring, &store, &control, &clock_of_wall).await?;
+    let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
+    let router = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
+    let ways = Arc::default();
     let services = Arc::new(Services::new(Surroundings {
         core: Arc::clone(&control),
         local: local.clone(),
@@ -96,7 +99,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     }));
     services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
     for candidate in tokens {
-        services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall));
+        services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall, &ways));
     }
     let active = Active::open(&config, &services);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
@@ -118,6 +121,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         services,
         rules,
         router,
+        cluster,
+        ways,
         leases,
         dns,
         keyring,
@@ -217,6 +222,7 @@ fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Cl
 
 async fn start_router(
     config: &Config,
+    cluster: &Option<Arc<Cluster>>,
     local: &Local,
     keyring: &Keyring,
     store: &Arc<Store>,
@@ -226,7 +232,8 @@ async fn start_router(
     if !config.router.enabled {
         return Ok(None);
     }
-    let router_config = RouterConfig { listen: config.router.listen, lease_ms: LEASE_MS, heartbeat_ms: HEARTBEAT_MS };
+    let (listen, cluster) = (config.router.listen, cluster.clone());
+    let router_config = RouterConfig { listen, lease_ms: LEASE_MS, heartbeat_ms: HEARTBEAT_MS, cluster };
     let (store, control) = (Arc::clone(store), Arc::clone(control));
     let router = Router::start(router_config, local.clone(), keyring.clone(), store, control, wall.clone()).await;
     router.map(Some).into_diagnostic()
@@ -308,6 +315,9 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
 async fn take_down(agent: &Agent) {
     if let Some(router) = &agent.router {
         router.stop().await;
+    }
+    if let Some(cluster) = &agent.cluster {
+        cluster.stop().await;
     }
     for home in agent.services.homes() {
         home.stop().await;

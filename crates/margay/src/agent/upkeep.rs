@@ -11,7 +11,7 @@ use margay_datapath::arena;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
-use super::{Agent, authority, home, service_router};
+use super::{Agent, authority, cluster, home, service_router};
 use crate::start::TOKEN_FILE;
 
 /// How often it looks around.
@@ -31,7 +31,9 @@ const STANDBY_ROUND: Duration = Duration::from_secs(1);
 /// Goes on until it is aborted.
 pub async fn run(agent: Arc<Agent>) {
     let neighbours = service_router::follow_neighbours(Arc::clone(&agent));
-    tokio::join!(look_around(Arc::clone(&agent)), network::follow(Arc::clone(&agent)), neighbours, stand_by(agent));
+    let routers = cluster::follow(Arc::clone(&agent));
+    let network = network::follow(Arc::clone(&agent));
+    tokio::join!(look_around(Arc::clone(&agent)), network, neighbours, routers, stand_by(agent));
 }
 
 async fn stand_by(agent: Arc<Agent>) {

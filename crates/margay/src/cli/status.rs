@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use margay_control::api::v1::{MetricsRequest, StatusRequest};
+use margay_control::api::v1::{ClusterInfo, MetricsRequest, StatusRequest};
 use miette::Result;
 
 use super::output::{moment, span};
@@ -16,6 +16,21 @@ pub struct StatusArgs {
     /// Print all counts as OpenMetrics text
     #[arg(long, conflicts_with = "json")]
     metrics: bool,
+}
+
+fn print_cluster(cluster: &ClusterInfo, out: &mut Out) -> Result<()> {
+    let since = moment(cluster.since_unix_s);
+    let how = match (cluster.connected, cluster.why.as_str()) {
+        (true, _) => format!("follows {} since {since}", cluster.endpoint),
+        (false, "") => format!("not reached yet, since {since}"),
+        (false, why) => format!("away since {since}: {why}"),
+    };
+    out.line(&format!("etcd       {}: {how}", cluster.prefix))?;
+    for router in &cluster.routers {
+        let state = if router.state == "this" { "this router" } else { &router.state };
+        out.line(&format!("cluster    {} at {}: {state}", router.name, router.address))?;
+    }
+    Ok(())
 }
 
 pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Result<()> {
@@ -73,6 +88,9 @@ pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Resu
             "router     {} of {}: {} since {since}{why}",
             router.address, router.authority, router.state
         ))?;
+    }
+    if let Some(cluster) = reply.cluster {
+        print_cluster(&cluster, out)?;
     }
     if !reply.drops.is_empty() {
         let drops: Vec<String> = reply.drops.iter().map(|drop| format!("{} {}", drop.packets, drop.reason)).collect();

@@ -12,7 +12,8 @@ use margay_core::name::{Name, Prefix};
 use tonic::Status;
 
 use super::{blocking, environment, misuse, not_found, warrant};
-use crate::agent::{Agent, authority};
+use crate::agent::{Agent, authority, cluster};
+use crate::config::Config;
 use crate::host;
 
 const DAY_S: u64 = 24 * 60 * 60;
@@ -68,6 +69,7 @@ pub(super) fn adopt(agent: &Agent) -> Result<(), Status> {
     let has_home = !agent.services.homes().is_empty();
     let host = agent.local.host_key.public();
     authority::adopt(&agent.core, &agent.keyring, &host, &agent.clock, has_home).map_err(environment)?;
+    agent.router.iter().for_each(|router| router.review_authorities());
     agent.services.renew();
     Ok(())
 }
@@ -97,7 +99,10 @@ pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> 
         return Err(misuse("a token lives a year at most"));
     }
     let token = JoinToken {
-        router_address: router_address(agent, request.router_address).await?,
+        router_address: match request.router_address {
+            asked if asked.is_empty() => cluster::address_of(&agent.config).await.map_err(environment)?,
+            asked => asked,
+        },
         router_key: agent.local.host_key.public(),
         authority: authority.name.clone(),
         authority_key: authority.root(),
@@ -136,20 +141,16 @@ fn parse_grant(text: &str, authority: &Authority) -> Result<Prefix, Status> {
     Ok(if is_plain { Prefix::new(prefix.id, margay_core::name::SERVICE_BITS) } else { prefix })
 }
 
-/// Where hosts find this router: as asked for, or the first address of this host.
-async fn router_address(agent: &Agent, asked: String) -> Result<String, Status> {
-    if !asked.is_empty() {
-        return Ok(asked);
-    }
-    let listen = agent.config.router.listen;
+/// Where hosts find this router, unless the operator says it: the first address of this host.
+pub(in crate::agent) async fn router_address(config: &Config) -> Result<String, String> {
+    let listen = config.router.listen;
     if !listen.ip().is_unspecified() {
         return Ok(listen.to_string());
     }
-    let addresses = host::local_addresses().await.map_err(environment)?;
+    let addresses = host::local_addresses().await.map_err(|error| error.to_string())?;
     let usable = addresses.into_iter().find(|address| listen.is_ipv6() || address.is_ipv4());
-    let address = usable.ok_or_else(|| {
-        environment("this host has no address that others could use; name one with --router-address ADDRESS:PORT")
-    })?;
+    let none = "this host has no address that others could use; name one with [router] address in the configuration";
+    let address = usable.ok_or(none)?;
     Ok(SocketAddr::new(address, listen.port()).to_string())
 }
 

@@ -13,6 +13,7 @@ mod status;
 mod trace;
 mod warrant;
 
+pub(in crate::agent) use identity::router_address;
 pub(crate) use status::phase;
 
 use std::fmt::Display;

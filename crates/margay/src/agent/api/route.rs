@@ -277,6 +277,12 @@ impl<'a> Known<'a> {
             Action::Drop => ("drop", "operator"),
         };
         (info.action, info.origin) = (action.to_owned(), origin.to_owned());
+        if let (Action::Forward(NextHop { router: true, host: Some(host), .. }), Some(cluster)) =
+            (&rule.action, &self.agent.cluster)
+            && let Some(router) = cluster.routers().into_iter().find(|router| router.id() == *host)
+        {
+            info.origin = format!("registered with {}", router.name);
+        }
         if let Some(order) = self.agent.rules.get(*id) {
             self.set_order(&mut info, &order);
         }

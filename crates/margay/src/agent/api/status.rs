@@ -1,6 +1,9 @@
 //! The agent as a whole.
 
-use margay_control::api::v1::{AssociationInfo, AssociationListReply, DropCount, RouterInfo, StatusReply};
+use margay_control::api::v1::{
+    AssociationInfo, AssociationListReply, ClusterInfo, ClusterRouterInfo, DropCount, RouterInfo, StatusReply,
+};
+use margay_control::cluster::{Cluster, RouterEntry};
 use margay_control::registration::{Home, Phase};
 
 use crate::agent::start::sal_address;
@@ -38,6 +41,34 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
         warnings: warnings(agent, joined),
         joined,
         drops: drops(agent),
+        cluster: agent.cluster.as_ref().map(|cluster| cluster_info(agent, cluster)),
+    }
+}
+
+/// How it stands with etcd, and with the other routers.
+fn cluster_info(agent: &Agent, cluster: &Cluster) -> ClusterInfo {
+    let (state, me) = (cluster.state(), cluster.router().id());
+    let links = agent.router.as_ref().map(|router| router.links()).unwrap_or_default();
+    let router = |router: RouterEntry| {
+        let state = match router.id() {
+            id if id == me => "this",
+            id if links.contains(&id) => "connected",
+            _ => "unreachable",
+        };
+        ClusterRouterInfo {
+            host_id: router.id().to_string(),
+            name: router.name,
+            address: router.address,
+            state: state.to_owned(),
+        }
+    };
+    ClusterInfo {
+        connected: state.is_connected,
+        endpoint: state.endpoint,
+        why: state.why,
+        since_unix_s: state.since_unix_s,
+        prefix: cluster.prefix().to_owned(),
+        routers: cluster.routers().into_iter().map(router).collect(),
     }
 }
 

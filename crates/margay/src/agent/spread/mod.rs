@@ -21,9 +21,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
-use super::Agent;
 use super::active::cgroup::Hierarchy;
 use super::direct::DirectPath;
+use super::{Agent, home};
 use crate::config::Config;
 
 /// Names that are watched at most.
@@ -67,6 +67,8 @@ struct Spread {
     places: BTreeMap<Whom, Place>,
     /// The addresses of all places.
     taken: HashSet<IpAddr>,
+    /// Routers have said something.
+    heard: Arc<Notify>,
 }
 
 /// Datagrams of unconnected sockets on this host.
@@ -91,6 +93,7 @@ impl Spreads {
                 names: BTreeMap::new(),
                 places: BTreeMap::new(),
                 taken: HashSet::new(),
+                heard: Arc::default(),
             })),
             Err(why) => {
                 tracing::warn!(why, "unconnected datagrams of a socket all go to one instance");
@@ -155,10 +158,8 @@ impl Spreads {
 pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
     let Ok(spread) = &agent.spreads.0 else { return Ok(()) };
     let kernel = Arc::clone(&spread.lock().kernel);
-    let heard = Arc::new(Notify::new());
-    for home in agent.services.homes() {
-        tokio::spawn(pass_on(home.heard(), Arc::clone(&heard)));
-    }
+    let heard = Arc::clone(&spread.lock().heard);
+    agent.services.homes().iter().for_each(|home| hear(agent, home));
     if let Some(router) = &agent.router {
         tokio::spawn(pass_on(router.changes(), Arc::clone(&heard)));
     }
@@ -168,6 +169,15 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
     let (sender, questions) = mpsc::channel(QUESTIONS_MAX);
     tokio::spawn(follow(Arc::downgrade(agent), questions, heard, kept));
     thread::Builder::new().name("margay-spread".to_owned()).spawn(move || listen(&kernel, &sender)).map(drop)
+}
+
+/// Follows what a router says, too.
+pub fn hear(agent: &Agent, home: &Home) {
+    agent.spreads.with(|spread| {
+        tokio::spawn(pass_on(home.heard(), Arc::clone(&spread.heard)));
+        let services: HashSet<ServiceId> = spread.names.values().map(|sought| sought.service).collect();
+        services.iter().for_each(|service| home.watch(whole(service)));
+    });
 }
 
 /// Waits for the kernel's questions, until the process ends.
@@ -402,6 +412,12 @@ fn instances_under(agent: &Agent, service: &ServiceId, prefix: &Prefix) -> Optio
     }
     let mut heard: Vec<registration::Instance> = Vec::new();
     let mut has_heard = false;
+    // What a router said that is gone may be so no longer, where another one is there to say it.
+    let is_there = |home: &&Arc<Home>| home::is_connected(home);
+    let mut homes: Vec<&Arc<Home>> = homes.iter().collect();
+    if homes.iter().any(is_there) {
+        homes.retain(is_there);
+    }
     for found in homes.iter().filter_map(|home| home.watched(prefix)) {
         has_heard = true;
         // A host may be registered with several routers.

@@ -1,0 +1,292 @@
+//! Several routers that are one: what they must agree about lies in etcd, and each has a copy of it (DESIGN §8; SCAFFOLD §4.2.1).
+//!
+//! [`session`] is what a router does with etcd, by [`etcd`]; [`key`] and [`record`] say what lies there; [`view`] (pure) is what is known
+//! of the other routers. Members, tokens and names are in the router's own store (`store/replica.rs`), changed by common consent
+//! (`store/agreement.rs`). While etcd is away, routers go on with what they know.
+
+mod clerk;
+mod etcd;
+mod key;
+mod record;
+mod session;
+#[cfg(test)]
+mod test;
+mod view;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use margay_core::key::HostId;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use zeroize::Zeroizing;
+
+use self::etcd::{Etcd, Trouble};
+use self::key::{Key, Keys};
+pub use self::record::{RouterEntry, Served};
+use self::view::{News, View};
+use crate::Clock;
+use crate::registration::Place;
+use crate::store::Store;
+
+/// Routers of one cluster: each host registers with every one of them.
+pub const ROUTERS_MAX: usize = 7;
+
+/// Registrations with other routers that were heard of longer ago count no more at a start without etcd.
+const VIEW_AGE_MAX_S: u64 = 3600;
+
+/// Where etcd is, and what is this cluster's in it.
+#[derive(Clone, Debug)]
+pub struct ClusterConfig {
+    /// `http://HOST:PORT` or `https://HOST:PORT`, one for each member of etcd; at least one.
+    pub endpoints: Vec<String>,
+    /// What all keys begin with.
+    pub prefix: String,
+    /// User and password.
+    pub user: Option<(String, Zeroizing<String>)>,
+    /// Who signs for etcd's members, PEM.
+    pub ca: Option<PathBuf>,
+    /// This router's certificate and key for etcd, PEM.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// How it stands with etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterState {
+    /// A member of etcd answers, and this router follows every change.
+    pub is_connected: bool,
+    /// Which member.
+    pub endpoint: String,
+    /// Why not.
+    pub why: String,
+    /// Since when, in seconds since 1970.
+    pub since_unix_s: u64,
+}
+
+/// For metrics.
+#[derive(Debug, Default)]
+struct Counts {
+    losses: AtomicU64,
+    rereads: AtomicU64,
+    published: AtomicU64,
+    agreed: AtomicU64,
+    outdated: AtomicU64,
+    refused: AtomicU64,
+}
+
+struct Shared {
+    config: ClusterConfig,
+    router: RouterEntry,
+    store: Arc<Store>,
+    clock: Clock,
+    view: Mutex<View>,
+    /// The view is etcd's, or what it was when this router heard of it last.
+    is_informed: AtomicBool,
+    /// Who is registered here, as etcd shall have it.
+    wanted: Mutex<BTreeMap<Place, Vec<u8>>>,
+    dirty: Notify,
+    /// The others, and hosts, may be told of this router.
+    is_announced: AtomicBool,
+    /// While it answers.
+    client: Mutex<Option<Etcd>>,
+    state: watch::Sender<ClusterState>,
+    /// Rises when routers or their hosts are others.
+    changes: watch::Sender<u64>,
+    /// Rises when rows of shared tables are others.
+    rows: watch::Sender<u64>,
+    stopping: watch::Sender<bool>,
+    counts: Counts,
+}
+
+impl Shared {
+    fn connected(&self, etcd: Etcd) {
+        let endpoint = etcd.endpoint().to_owned();
+        tracing::info!(endpoint, "etcd answers; this router follows it");
+        *self.client.lock() = Some(etcd);
+        let since_unix_s = self.clock.unix_s();
+        self.state.send_replace(ClusterState { is_connected: true, endpoint, why: String::new(), since_unix_s });
+    }
+
+    fn lost(&self, trouble: &Trouble) {
+        let why = trouble.to_string();
+        let since_unix_s = self.clock.unix_s();
+        self.state.send_if_modified(|state| {
+            if state.is_connected || state.why.is_empty() {
+                tracing::warn!(why, "etcd is away; this router goes on with what it knows");
+                self.counts.losses.fetch_add(1, Ordering::Relaxed);
+                *state = ClusterState { is_connected: false, endpoint: String::new(), why, since_unix_s };
+                return true;
+            }
+            // It is still the same absence.
+            let is_new = state.why != why;
+            state.why = why;
+            is_new
+        });
+    }
+
+    fn tell(&self, news: &News, is_lost: bool) {
+        if is_lost {
+            self.dirty.notify_one();
+        }
+        if !news.is_empty() {
+            self.changes.send_modify(|version| *version = version.wrapping_add(1));
+        }
+    }
+}
+
+/// This router's part in a cluster.
+pub struct Cluster {
+    shared: Arc<Shared>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cluster({})", self.shared.config.prefix)
+    }
+}
+
+impl Cluster {
+    /// Takes part until [`stop`](Self::stop), as soon as etcd answers. From now on the store's shared tables change by common consent
+    /// alone.
+    pub fn start(config: ClusterConfig, router: RouterEntry, store: Arc<Store>, clock: Clock) -> Arc<Self> {
+        let since_unix_s = clock.unix_s();
+        let view = kept_view(&config, &store, since_unix_s);
+        let first = ClusterState { is_connected: false, endpoint: String::new(), why: String::new(), since_unix_s };
+        let shared = Arc::new(Shared {
+            config,
+            router,
+            store: Arc::clone(&store),
+            clock,
+            is_informed: AtomicBool::new(!view.is_empty()),
+            view: Mutex::new(view),
+            wanted: Mutex::default(),
+            dirty: Notify::new(),
+            is_announced: AtomicBool::default(),
+            client: Mutex::default(),
+            state: watch::channel(first).0,
+            changes: watch::Sender::default(),
+            rows: watch::Sender::default(),
+            stopping: watch::channel(false).0,
+            counts: Counts::default(),
+        });
+        let (desk, clerk) = clerk::open(Arc::clone(&shared));
+        store.set_agreement(Arc::new(desk));
+        let tasks = Mutex::new(vec![tokio::spawn(session::run(Arc::clone(&shared))), tokio::spawn(clerk)]);
+        Arc::new(Self { shared, tasks })
+    }
+
+    /// How it stands with etcd now.
+    pub fn state(&self) -> ClusterState {
+        self.shared.state.borrow().clone()
+    }
+
+    /// Told of every change of it.
+    pub fn state_changes(&self) -> watch::Receiver<ClusterState> {
+        self.shared.state.subscribe()
+    }
+
+    /// What its keys begin with.
+    pub fn prefix(&self) -> &str {
+        &self.shared.config.prefix
+    }
+
+    /// This router.
+    pub fn router(&self) -> &RouterEntry {
+        &self.shared.router
+    }
+
+    /// Whether what is known of the others was ever heard from etcd.
+    pub fn is_informed(&self) -> bool {
+        self.shared.is_informed.load(Ordering::Relaxed)
+    }
+
+    /// All routers that are known, this one among them, at most [`ROUTERS_MAX`].
+    pub fn routers(&self) -> Vec<RouterEntry> {
+        let view = self.shared.view.lock();
+        let others = view.routers().filter(|entry| entry.id() != self.shared.router.id());
+        std::iter::once(&self.shared.router).chain(others).take(ROUTERS_MAX).cloned().collect()
+    }
+
+    /// What hosts have registered with other routers: by host, and by router.
+    pub fn elsewhere(&self) -> BTreeMap<Place, BTreeMap<HostId, Vec<Served>>> {
+        let (view, me) = (self.shared.view.lock(), self.shared.router.id());
+        let of = |place: &Place| {
+            let others = view.served(place).filter(|(router, _)| *router != me);
+            (*place, others.map(|(router, served)| (router, served.to_vec())).collect::<BTreeMap<_, _>>())
+        };
+        view.places().map(of).filter(|(_, by_router)| !by_router.is_empty()).collect()
+    }
+
+    /// Told when routers, or hosts that are registered with them, are others.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    /// Told when members, tokens, names or revocations are others.
+    pub fn row_changes(&self) -> watch::Receiver<u64> {
+        self.shared.rows.subscribe()
+    }
+
+    /// Lets the others, and through them all hosts, know of this router: it can let hosts in.
+    pub fn announce(&self) {
+        self.shared.is_announced.store(true, Ordering::Relaxed);
+        self.shared.dirty.notify_one();
+    }
+
+    /// Says what a host has registered with this router now; nothing: it is gone.
+    pub fn offer(&self, place: Place, served: &[Served]) {
+        let mut wanted = self.shared.wanted.lock();
+        if served.is_empty() {
+            wanted.remove(&place);
+        } else {
+            wanted.insert(place, record::write_served(served));
+        }
+        drop(wanted);
+        self.shared.dirty.notify_one();
+    }
+
+    /// For metrics: what has happened, and how often.
+    pub fn counts(&self) -> [(&'static str, u64); 6] {
+        let counts = &self.shared.counts;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        [
+            ("lost", of(&counts.losses)),
+            ("reread", of(&counts.rereads)),
+            ("published", of(&counts.published)),
+            ("agreed", of(&counts.agreed)),
+            ("outdated", of(&counts.outdated)),
+            ("refused", of(&counts.refused)),
+        ]
+    }
+
+    /// Takes no part any more; what is registered here is taken out of etcd.
+    pub async fn stop(&self) {
+        self.shared.stopping.send_replace(true);
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        for task in tasks {
+            if task.await.is_err() {
+                tracing::error!("the cluster's part ended badly");
+            }
+        }
+    }
+}
+
+/// What this router knew of the others when it heard of them last. Routers stay where they are; hosts come and go, and of those that were
+/// registered long ago nothing is known.
+fn kept_view(config: &ClusterConfig, store: &Store, unix_s: u64) -> View {
+    let mut view = View::default();
+    match store.kept_view() {
+        Ok((heard_s, kept)) => {
+            let keys = Keys::new(&config.prefix);
+            let is_fresh = unix_s.saturating_sub(heard_s) <= VIEW_AGE_MAX_S;
+            let read = kept.into_iter().filter_map(|(key, value)| Some((keys.read(key.as_bytes())?, value)));
+            view.replace(read.filter(|(key, _)| is_fresh || matches!(key, Key::Router(_))));
+        }
+        Err(error) => tracing::warn!(%error, "what was known of other routers cannot be read"),
+    }
+    view
+}

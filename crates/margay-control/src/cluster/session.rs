@@ -1,0 +1,374 @@
+//! What a router does with etcd: connects, takes up what is there, writes down who is registered with it, and hears of every change;
+//! and all of that again, with another member, when it cannot go on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use etcd_client::WatchStream;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+
+use super::Shared;
+use super::etcd::{BATCH_BYTES_MAX, BATCH_MAX, Etcd, Heard, Trouble};
+use super::key::{Key, Keys};
+use super::record::write_router;
+use super::view::News;
+use crate::entropy;
+use crate::registration::Place;
+use crate::store::{Marks, Row, SharedTable, ViewChanges};
+
+/// Silence after which etcd takes a router for gone, with all that is registered with it.
+const LEASE_S: i64 = 9;
+/// How often the lease is renewed, which also shows whether etcd still answers.
+const RENEWAL: Duration = Duration::from_secs(1);
+/// Registrations of so long are written at once.
+const GATHER: Duration = Duration::from_millis(10);
+/// Between members of etcd that fail one after the other, and after all of them have.
+const NEXT_MEMBER: Duration = Duration::from_millis(50);
+const ROUND_FIRST: Duration = Duration::from_millis(200);
+const ROUND_MAX: Duration = Duration::from_secs(2);
+/// Renewals after which it is written down that what is known is still so.
+const RENEWALS_KEPT: u32 = 30;
+const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
+
+/// What outlives one connection.
+#[derive(Default)]
+struct Past {
+    /// Which cluster, and all changes of it that were heard.
+    followed: Option<Marks>,
+    /// The lease under which the registrations are.
+    lease: Option<i64>,
+}
+
+/// Goes on until the cluster is left.
+pub async fn run(shared: Arc<Shared>) {
+    let (mut past, mut stopping) = (Past::default(), shared.stopping.subscribe());
+    let members = &shared.config.endpoints;
+    let (mut turn, mut failures, mut round) = (0, 0, ROUND_FIRST);
+    loop {
+        let held = hold(&shared, &members[turn % members.len()], &mut past);
+        let (trouble, was_connected) = tokio::select! {
+            ended = held => ended,
+            // The sender lives as long as the cluster.
+            _ = stopping.wait_for(|stopping| *stopping) => break,
+        };
+        if was_connected {
+            (failures, round) = (0, ROUND_FIRST);
+        }
+        if let Trouble::Compacted(_) | Trouble::Replaced(_) | Trouble::LeaseLost(_) = trouble {
+            tracing::info!(%trouble, "etcd");
+            past.followed = None;
+            shared.counts.rereads.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
+        shared.lost(&trouble);
+        (turn, failures) = (turn + 1, failures + 1);
+        let pause = if failures % members.len() == 0 {
+            round = (round * 2).min(ROUND_MAX);
+            jittered(round)
+        } else {
+            NEXT_MEMBER
+        };
+        tokio::select! {
+            () = sleep(pause) => {}
+            _ = stopping.wait_for(|stopping| *stopping) => break,
+        }
+    }
+    // Whoever was registered here is gone with us; without a word, the lease would say it later.
+    let connected = shared.client.lock().take();
+    if let (Some(mut etcd), Some(lease)) = (connected, past.lease) {
+        let goodbye = tokio::time::timeout(GOODBYE_LIMIT, etcd.end_lease(lease));
+        if !matches!(goodbye.await, Ok(Ok(()))) {
+            tracing::debug!("etcd was not told that this router goes");
+        }
+    }
+}
+
+/// Routers that lost etcd at the same moment do not come back at the same moment.
+fn jittered(pause: Duration) -> Duration {
+    let part = entropy::rng().map_or(128, |mut rng| rng.u32() % 256);
+    pause / 2 + pause * part / 512
+}
+
+/// One connection; gives why it ended, and whether there was one.
+async fn hold(shared: &Arc<Shared>, endpoint: &str, past: &mut Past) -> (Trouble, bool) {
+    let (mut session, mut watch) = match Session::open(shared, endpoint, past).await {
+        Ok(opened) => opened,
+        Err(trouble) => return (trouble, false),
+    };
+    shared.connected(session.etcd.clone());
+    let trouble = match session.go_on(&mut watch).await {
+        Ok(never) => match never {},
+        Err(trouble) => trouble,
+    };
+    shared.client.lock().take();
+    (trouble, true)
+}
+
+/// What never is: a connection ends by trouble alone.
+enum Never {}
+
+struct Session<'a> {
+    shared: &'a Arc<Shared>,
+    past: &'a mut Past,
+    etcd: Etcd,
+    keys: Keys,
+    lease: i64,
+    marks: Marks,
+    /// What lies in etcd of those who are registered here.
+    written: BTreeMap<Place, Vec<u8>>,
+    /// What was heard and is not on the disk yet.
+    unkept: ViewChanges,
+    renewals: u32,
+}
+
+impl<'a> Session<'a> {
+    async fn open(shared: &'a Arc<Shared>, endpoint: &str, past: &'a mut Past) -> Result<(Self, WatchStream), Trouble> {
+        let (mut etcd, revision, number) = Etcd::connect(&shared.config, endpoint).await?;
+        let cluster = match number {
+            Some(number) => number,
+            None => found(&mut etcd).await?,
+        };
+        let keys = Keys::new(&shared.config.prefix);
+        // An older copy of etcd's may have been put back, or another cluster's be there.
+        let is_same = |marks: &Marks| marks.cluster == cluster && marks.revision <= revision;
+        let marks = match past.followed.filter(is_same) {
+            Some(marks) => marks,
+            None => {
+                let marks = take_over(shared, &mut etcd, &keys, cluster, revision).await?;
+                past.followed = Some(marks);
+                marks
+            }
+        };
+        let watch = etcd.watch(marks.revision).await?;
+        let lease = etcd.lease(LEASE_S).await?;
+        let former = past.lease.replace(lease);
+        let mut this = Self {
+            shared,
+            past,
+            etcd,
+            keys,
+            lease,
+            marks,
+            written: BTreeMap::new(),
+            unkept: BTreeMap::new(),
+            renewals: 0,
+        };
+        this.introduce().await?;
+        if let Some(former) = former
+            && let Err(trouble) = this.etcd.end_lease(former).await
+        {
+            // It has ended by itself, mostly.
+            tracing::debug!(%trouble, "the former lease");
+        }
+        Ok((this, watch))
+    }
+
+    /// Writes down who is registered with this router; what an earlier start left behind goes.
+    async fn introduce(&mut self) -> Result<(), Trouble> {
+        let me = &self.shared.router;
+        let wanted = self.shared.wanted.lock().clone();
+        let places: Vec<Place> = self.shared.view.lock().places_of(me.id()).copied().collect();
+        let stale = places.into_iter().filter(|place| !wanted.contains_key(place));
+        let stale: Vec<_> = stale.map(|place| (Key::Host(me.id(), place), None)).collect();
+        self.put(stale).await?;
+        self.publish().await
+    }
+
+    async fn put(&mut self, mut entries: Vec<(Key, Option<Vec<u8>>)>) -> Result<(), Trouble> {
+        while !entries.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, value): &&(Key, Option<Vec<u8>>)| {
+                bytes += value.as_ref().map_or(0, Vec::len);
+                bytes <= BATCH_BYTES_MAX
+            };
+            let count = entries.iter().take(BATCH_MAX).take_while(fits).count().max(1);
+            let rest = entries.split_off(count);
+            self.etcd.put_all(&entries, Some(self.lease)).await?;
+            entries = rest;
+        }
+        Ok(())
+    }
+
+    /// Writes down what is other than it was written last.
+    async fn publish(&mut self) -> Result<(), Trouble> {
+        let (router, me) = (&self.shared.router, self.shared.router.id());
+        let is_known = self.shared.view.lock().router(me) == Some(router);
+        if !is_known && self.shared.is_announced.load(Ordering::Relaxed) {
+            self.etcd.put_all(&[(Key::Router(me), Some(write_router(router)))], None).await?;
+        }
+        let wanted = self.shared.wanted.lock().clone();
+        let put = wanted.iter().filter(|(place, value)| self.written.get(place) != Some(value));
+        let put = put.map(|(place, value)| (Key::Host(me, *place), Some(value.clone())));
+        let gone = self.written.keys().filter(|place| !wanted.contains_key(place));
+        let gone = gone.map(|place| (Key::Host(me, *place), None));
+        let changes: Vec<_> = put.chain(gone).collect();
+        self.shared.counts.published.fetch_add(changes.len() as u64, Ordering::Relaxed);
+        self.put(changes).await?;
+        self.written = wanted;
+        Ok(())
+    }
+
+    async fn go_on(&mut self, watch: &mut WatchStream) -> Result<Never, Trouble> {
+        let mut renewals = interval(RENEWAL);
+        renewals.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Changes that come without a pause do not wait for ever.
+        let mut gathered_until: Option<Instant> = None;
+        loop {
+            let gathering = async {
+                match gathered_until {
+                    Some(until) => tokio::time::sleep_until(until).await,
+                    None => self.shared.dirty.notified().await,
+                }
+            };
+            tokio::select! {
+                heard = self.etcd.heard(watch) => {
+                    let heard = heard?;
+                    self.take(heard).await?;
+                }
+                () = gathering => match gathered_until.take() {
+                    Some(_) => self.publish().await?,
+                    None => gathered_until = Some(Instant::now() + GATHER),
+                },
+                _ = renewals.tick() => {
+                    self.etcd.renew(self.lease).await?;
+                    self.keep().await?;
+                }
+            }
+        }
+    }
+
+    /// For a start without etcd.
+    async fn keep(&mut self) -> Result<(), Trouble> {
+        self.renewals = (self.renewals + 1) % RENEWALS_KEPT;
+        if self.unkept.is_empty() && self.renewals != 0 {
+            return Ok(());
+        }
+        keep(self.shared, std::mem::take(&mut self.unkept), false).await
+    }
+
+    async fn take(&mut self, heard: Heard) -> Result<(), Trouble> {
+        let (mut rows, mut news, me) = (Vec::new(), News::default(), self.shared.router.id());
+        let mut is_lost = false;
+        for (key, value) in heard.events {
+            if matches!(key, Key::Router(_) | Key::Host(..)) {
+                self.unkept.insert(self.keys.written(&key), value.clone());
+            }
+            match key {
+                Key::Cluster => {
+                    let same = self.marks.cluster.to_be_bytes();
+                    if value.as_deref() != Some(&same[..]) {
+                        return Err(Trouble::Replaced(self.etcd.endpoint().to_owned()));
+                    }
+                }
+                Key::Row(table, key) => rows.push((table, key, value)),
+                Key::Host(router, place) if router == me => {
+                    // Somebody else's hand, or the end of a former lease.
+                    if value.as_ref() != self.written.get(&place) {
+                        is_lost |= self.written.remove(&place).is_some();
+                    }
+                    news.add(self.shared.view.lock().apply(&key, value.as_deref()));
+                }
+                Key::Router(_) | Key::Host(..) => {
+                    news.add(self.shared.view.lock().apply(&key, value.as_deref()));
+                }
+            }
+        }
+        self.marks.revision = self.marks.revision.max(heard.revision);
+        if !rows.is_empty() {
+            follow(self.shared, rows, self.marks).await?;
+        }
+        self.past.followed = Some(self.marks);
+        self.shared.tell(&news, is_lost);
+        Ok(())
+    }
+}
+
+/// Gives a cluster its number; another router may be faster.
+async fn found(etcd: &mut Etcd) -> Result<u64, Trouble> {
+    let mut rng = entropy::rng().map_err(|error| Trouble::Configuration(error.to_string()))?;
+    let number = u64::from_be_bytes(rng.bytes()).max(1);
+    if etcd.create(&Key::Cluster, number.to_be_bytes().to_vec()).await? {
+        tracing::info!("this router is the first of its cluster: what it knows of members becomes all routers'");
+        return Ok(number);
+    }
+    Err(Trouble::Replaced(etcd.endpoint().to_owned()))
+}
+
+/// Makes what is here and what is in etcd one. On a router that was by itself until now, or follows another cluster, what it alone
+/// knows is given to all; else etcd's word counts. Names are given in any case: none is ever taken back.
+async fn take_over(
+    shared: &Arc<Shared>,
+    etcd: &mut Etcd,
+    keys: &Keys,
+    cluster: u64,
+    revision: i64,
+) -> Result<Marks, Trouble> {
+    let known = shared.store.replica_marks()?;
+    let is_new = known.cluster != cluster || known.revision > revision;
+    for table in SharedTable::ALL.into_iter().filter(|table| is_new || *table == SharedTable::Names) {
+        let theirs: BTreeMap<Key, Vec<u8>> = etcd.read_all(&keys.table(table), 0).await?.into_iter().collect();
+        let ours = shared.store.shared_rows(table)?.into_iter().map(|(row, value)| (Key::Row(table, row), value));
+        let missing: Vec<_> = ours.filter(|(key, _)| !theirs.contains_key(key)).collect();
+        for batch in missing.chunks(BATCH_MAX / 2) {
+            if !etcd.create_all(batch).await? {
+                // Another router gives some of the same: looked at anew.
+                return Err(Trouble::Replaced(etcd.endpoint().to_owned()));
+            }
+        }
+        if !missing.is_empty() {
+            tracing::info!(rows = missing.len(), table = table.label(), "given to the cluster");
+        }
+    }
+    let marks = Marks { cluster, revision: etcd.revision().await? };
+    let mut rows: Vec<Row> = Vec::new();
+    for table in SharedTable::ALL {
+        let mut ours = shared.store.shared_rows(table)?;
+        for (key, value) in etcd.read_all(&keys.table(table), marks.revision).await? {
+            let Key::Row(_, row) = key else { continue };
+            match ours.remove(&row) {
+                Some(known) if known == value => continue,
+                Some(known) if table == SharedTable::Names => {
+                    let (ours, theirs) = (String::from_utf8_lossy(&known), String::from_utf8_lossy(&value));
+                    tracing::warn!(%ours, %theirs, "two names have the same bits; all routers keep the one that was first");
+                }
+                _ => {}
+            }
+            rows.push((table, row, Some(value)));
+        }
+        rows.extend(ours.into_keys().map(|row| (table, row, None)));
+    }
+    follow(shared, rows, marks).await?;
+    let mut entries = etcd.read_all(&keys.routers(), marks.revision).await?;
+    entries.extend(etcd.read_all(&keys.hosts(), marks.revision).await?);
+    let all = entries.iter().map(|(key, value)| (keys.written(key), Some(value.clone()))).collect();
+    keep(shared, all, true).await?;
+    shared.view.lock().replace(entries);
+    shared.is_informed.store(true, Ordering::Relaxed);
+    // Also where it is what was known before: that is news.
+    shared.tell(&News { routers: true, ..News::default() }, false);
+    Ok(marks)
+}
+
+async fn keep(shared: &Arc<Shared>, changes: ViewChanges, is_all: bool) -> Result<(), Trouble> {
+    let this = Arc::clone(shared);
+    let kept = tokio::task::spawn_blocking(move || this.store.keep_view(&changes, is_all, this.clock.unix_s()));
+    match kept.await {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(Trouble::Configuration("the store ended badly; the log says why".to_owned())),
+    }
+}
+
+async fn follow(shared: &Arc<Shared>, rows: Vec<Row>, marks: Marks) -> Result<(), Trouble> {
+    let store = Arc::clone(&shared.store);
+    let is_news = !rows.is_empty();
+    match tokio::task::spawn_blocking(move || store.follow(&rows, marks)).await {
+        Ok(done) => done?,
+        Err(_) => return Err(Trouble::Configuration("the store ended badly; the log says why".to_owned())),
+    }
+    if is_news {
+        shared.rows.send_modify(|version| *version = version.wrapping_add(1));
+    }
+    Ok(())
+}

@@ -1,0 +1,334 @@
+//! Against a real etcd, a process of its own for each test.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use etcd_client::{Client, CompactionOptions};
+use margay_core::key::HostPublic;
+use margay_core::name::{Name, Prefix, authority_block};
+use tokio::time::{sleep, timeout};
+
+use super::*;
+use crate::StateDir;
+use crate::registration::Instance;
+use crate::store::{AdmitError, MemberKey, StoreError, Token};
+use crate::token::TokenHash;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const NOW_S: u64 = 1_700_000_000;
+
+/// One member of etcd, which is all of it.
+struct Server {
+    dir: tempfile::TempDir,
+    client: u16,
+    peer: u16,
+    process: Option<Child>,
+}
+
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("bound").port()
+}
+
+impl Server {
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut this = Self { dir, client: free_port(), peer: free_port(), process: None };
+        this.go("first").await;
+        this
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.client)
+    }
+
+    /// Starts it with the data of this name: the same again, or none yet.
+    async fn go(&mut self, data: &str) {
+        let (url, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer));
+        let log = std::fs::File::create(self.dir.path().join("log")).expect("made");
+        let process = Command::new("etcd")
+            .args(["--name", "one", "--unsafe-no-fsync", "--data-dir"])
+            .arg(self.dir.path().join(data))
+            .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("one={peer}")])
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        self.process = Some(process.expect("etcd is installed; scripts/setup does it"));
+        eventually("etcd answers", async || {
+            let Ok(mut client) = Client::connect([&url], None).await else { return false };
+            matches!(timeout(Duration::from_secs(1), client.get("x", None)).await, Ok(Ok(_)))
+        })
+        .await;
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().expect("killed");
+            process.wait().expect("gone");
+        }
+    }
+
+    async fn client(&self) -> Client {
+        Client::connect([self.url()], None).await.expect("there")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let waited = timeout(LIMIT, async {
+        while !is_so().await {
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "in {LIMIT:?} it does not come to be that {what}");
+}
+
+/// A router: its store, and its part in the cluster.
+struct Node {
+    base: tempfile::TempDir,
+    store: Arc<Store>,
+    cluster: Option<Arc<Cluster>>,
+}
+
+impl Node {
+    fn alone() -> Self {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = StateDir::open(base.path().join("s")).expect("made");
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None }
+    }
+
+    /// Its next start.
+    async fn again(self) -> Self {
+        let Self { base, store, cluster } = self;
+        if let Some(cluster) = cluster {
+            cluster.stop().await;
+        }
+        drop(store);
+        let dir = StateDir::open(base.path().join("s")).expect("there");
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None }
+    }
+
+    fn part(mut self, seed: u8, server: &Server) -> Self {
+        let config = ClusterConfig {
+            // Nobody is at the first: the second is found.
+            endpoints: vec![format!("http://127.0.0.1:{}", free_port()), server.url()],
+            prefix: "/margay/test".to_owned(),
+            user: None,
+            ca: None,
+            identity: None,
+        };
+        let router = RouterEntry {
+            key: HostPublic([seed; 32]),
+            address: format!("10.0.0.{seed}:54324"),
+            name: format!("r{seed}"),
+        };
+        let clock = Clock::from_fn(|| NOW_S);
+        let cluster = Cluster::start(config, router, Arc::clone(&self.store), clock);
+        cluster.announce();
+        self.cluster = Some(cluster);
+        self
+    }
+
+    fn cluster(&self) -> &Cluster {
+        self.cluster.as_ref().expect("takes part")
+    }
+
+    async fn connected(self) -> Self {
+        self.await_state(true).await;
+        self
+    }
+
+    async fn await_state(&self, is_connected: bool) {
+        let mut state = self.cluster().state_changes();
+        let awaited = timeout(LIMIT, state.wait_for(|state| state.is_connected == is_connected)).await;
+        assert!(awaited.is_ok(), "not {is_connected}: {:?}", self.cluster().state());
+    }
+
+    /// What the store does waits for the network.
+    async fn act<T: Send + 'static>(&self, act: impl FnOnce(&Store) -> T + Send + 'static) -> T {
+        let store = Arc::clone(&self.store);
+        tokio::task::spawn_blocking(move || act(&store)).await.expect("done")
+    }
+
+    async fn admit(&self, n: u8, with_token: bool) -> Result<(), AdmitError> {
+        let token = with_token.then_some(TokenHash([1; 32]));
+        self.act(move |store| store.admit(&host(n), "h", token, NOW_S).map(drop)).await
+    }
+}
+
+fn host(n: u8) -> MemberKey {
+    MemberKey { host: HostPublic([n; 32]), authority: authority_block("shop") }
+}
+
+fn token(uses_left: u32) -> Token {
+    Token {
+        hash: TokenHash([1; 32]),
+        authority: "shop".to_owned(),
+        grants: vec![Prefix::of_authority("shop")],
+        groups: Vec::new(),
+        uses_left,
+        created_s: NOW_S,
+        expires_s: NOW_S + 60,
+    }
+}
+
+fn place(n: u8) -> Place {
+    Place { host: HostPublic([n; 32]).id(), authority: authority_block("shop") }
+}
+
+fn served(n: u8) -> Served {
+    let name: Name = "web.shop".parse().expect("a name");
+    let instance = Instance {
+        host: place(n).host,
+        host_name: format!("h{n}"),
+        address: "10.0.1.1:54324".parse().expect("literal"),
+        name: name.to_string(),
+        prefix: name.prefix(),
+        weight: 1,
+        priority: 1,
+        sticky: false,
+    };
+    Served { instance, partition_bits: 0, exclusive: false }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn routers_share_members_and_registrations_and_a_router_that_goes_takes_its_own_with_it() {
+    let server = Server::start().await;
+    // It was a router by itself before.
+    let one = Node::alone();
+    one.act(|store| store.add_token(&token(2))).await.expect("kept");
+    one.admit(1, true).await.expect("let in");
+    let one = one.part(1, &server).connected().await;
+    let two = Node::alone().part(2, &server).connected().await;
+    two.admit(1, false).await.expect("a member before there was a cluster");
+    two.admit(2, true).await.expect("the second use");
+    assert!(matches!(one.admit(3, true).await, Err(AdmitError::UsedUp)));
+    one.admit(2, false).await.expect("a member by the other router");
+
+    one.cluster().offer(place(1), &[served(1)]);
+    eventually("the other hears of it", async || two.cluster().elsewhere().contains_key(&place(1))).await;
+    let known = two.cluster().elsewhere();
+    assert_eq!(known[&place(1)].values().collect::<Vec<_>>(), [&[served(1)]]);
+    assert!(one.cluster().elsewhere().is_empty(), "its own is not elsewhere");
+    eventually("both know both routers", async || one.cluster().routers().len() == 2).await;
+    assert_eq!(two.cluster().routers()[0].name, "r2", "itself first");
+
+    two.act(|store| store.remove_member(host(1).host.id(), NOW_S)).await.expect("agreed");
+    eventually("removal is heard", async || one.store.member(&host(1)).expect("readable").is_none()).await;
+    assert_eq!(one.store.revocations(NOW_S).expect("readable").len(), 1);
+
+    one.cluster().stop().await;
+    eventually("who has gone serves nothing", async || two.cluster().elsewhere().is_empty()).await;
+    two.cluster().stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_even_if_its_record_is_gone() {
+    let mut server = Server::start().await;
+    let one = Node::alone().part(1, &server).connected().await;
+    let two = Node::alone().part(2, &server).connected().await;
+    one.act(|store| store.add_token(&token(9))).await.expect("agreed");
+    for n in 1..=3 {
+        one.admit(n, true).await.expect("let in");
+    }
+    one.cluster().offer(place(1), &[served(1)]);
+    one.cluster().offer(place(2), &[served(2)]);
+    eventually("two knows all", async || {
+        two.cluster().elsewhere().len() == 2 && two.store.members().expect("readable").len() == 3
+    })
+    .await;
+
+    server.kill();
+    for node in [&one, &two] {
+        node.await_state(false).await;
+    }
+    two.admit(1, false).await.expect("known");
+    let error = two.admit(7, true).await.expect_err("nobody new");
+    assert!(matches!(&error, AdmitError::Store(StoreError::Away(why)) if why.contains("does not answer")), "{error}");
+    assert_eq!(two.cluster().elsewhere().len(), 2, "it goes on with what it knows");
+    // What is registered and withdrawn meanwhile.
+    one.cluster().offer(place(1), &[]);
+    one.cluster().offer(place(3), &[served(3)]);
+
+    // Somebody else's hand, and all record of it is gone before the routers find etcd again.
+    let port = std::mem::replace(&mut server.client, free_port());
+    server.go("first").await;
+    let mut client = server.client().await;
+    let member = key::Keys::new("/margay/test").written(&key::Key::Row(
+        crate::store::SharedTable::Members,
+        [&host(3).host.0[..], &host(3).authority].concat(),
+    ));
+    client.delete(member, None).await.expect("deleted");
+    let revision = client.get("x", None).await.expect("there").header().expect("a header").revision();
+    client.compact(revision, Some(CompactionOptions::new())).await.expect("compacted");
+    server.kill();
+    server.client = port;
+    server.go("first").await;
+    for node in [&one, &two] {
+        node.await_state(true).await;
+    }
+    eventually("the two agree again", async || {
+        let known: Vec<Place> = two.cluster().elsewhere().into_keys().collect();
+        let mut wanted = [place(2), place(3)];
+        wanted.sort();
+        known == wanted && two.store.member(&host(3)).expect("readable").is_none()
+    })
+    .await;
+    for node in [&one, &two] {
+        assert!(node.cluster().counts().contains(&("reread", 1)), "{:?}", node.cluster().counts());
+        node.cluster().stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_etcd_that_lost_everything_gets_it_back_from_the_routers() {
+    let mut server = Server::start().await;
+    let one = Node::alone().part(1, &server).connected().await;
+    one.act(|store| store.add_token(&token(9))).await.expect("agreed");
+    one.admit(1, true).await.expect("let in");
+    one.cluster().offer(place(1), &[served(1)]);
+    server.kill();
+    one.await_state(false).await;
+    server.go("second").await;
+    one.await_state(true).await;
+    let two = Node::alone().part(2, &server).connected().await;
+    two.admit(1, false).await.expect("still a member");
+    two.admit(2, true).await.expect("the token is still there");
+    eventually("registrations, too", async || two.cluster().elsewhere().contains_key(&place(1))).await;
+    one.cluster().stop().await;
+    two.cluster().stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_starts_without_etcd_knows_what_it_knew() {
+    let mut server = Server::start().await;
+    let one = Node::alone().part(1, &server).connected().await;
+    let two = Node::alone().part(2, &server).connected().await;
+    one.act(|store| store.add_token(&token(9))).await.expect("agreed");
+    one.admit(1, true).await.expect("let in");
+    one.cluster().offer(place(1), &[served(1)]);
+    one.cluster().offer(place(2), &[served(2)]);
+    let is_kept = async |count: usize| {
+        let (_, kept) = two.store.kept_view().expect("readable");
+        kept.iter().filter(|(key, _)| key.contains("/hosts/")).count() == count
+    };
+    eventually("two has written it down", async || is_kept(2).await).await;
+    one.cluster().offer(place(2), &[]);
+    eventually("and what ended", async || is_kept(1).await).await;
+    server.kill();
+    let two = two.again().await.part(2, &server);
+    assert!(!two.cluster().state().is_connected && two.cluster().is_informed());
+    let routers: Vec<String> = two.cluster().routers().into_iter().map(|router| router.name).collect();
+    assert_eq!(routers, ["r2", "r1"]);
+    assert_eq!(two.cluster().elsewhere().into_keys().collect::<Vec<_>>(), [place(1)]);
+    two.admit(1, false).await.expect("still a member");
+    one.cluster().stop().await;
+    two.cluster().stop().await;
+}

@@ -1,0 +1,202 @@
+//! What this router knows of the other routers of its cluster, and of who is registered with them. Pure: what etcd says goes in, what
+//! has changed by it comes out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use margay_core::key::HostId;
+
+use super::key::Key;
+use super::record::{RouterEntry, Served, read_router, read_served};
+use crate::registration::Place;
+
+/// What has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// Routers came, went, or are somewhere else.
+    pub routers: bool,
+    /// Hosts that serve something else, or somewhere else.
+    pub places: BTreeSet<Place>,
+}
+
+impl News {
+    /// Nothing has.
+    pub fn is_empty(&self) -> bool {
+        !self.routers && self.places.is_empty()
+    }
+
+    /// With what has changed besides.
+    pub fn add(&mut self, other: Self) {
+        self.routers |= other.routers;
+        self.places.extend(other.places);
+    }
+}
+
+/// The view.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    routers: BTreeMap<HostId, RouterEntry>,
+    served: BTreeMap<Place, BTreeMap<HostId, Vec<Served>>>,
+}
+
+impl View {
+    /// A key holds something else now; `None`: it is gone. What makes no sense counts as gone.
+    pub fn apply(&mut self, key: &Key, value: Option<&[u8]>) -> News {
+        let mut news = News::default();
+        match key {
+            Key::Router(id) => {
+                // Nobody speaks for another router than the one whose key it is.
+                let entry = value.and_then(read_router).filter(|entry| entry.id() == *id);
+                news.routers = match entry {
+                    Some(entry) => self.routers.insert(*id, entry.clone()) != Some(entry),
+                    None => self.routers.remove(id).is_some(),
+                };
+            }
+            Key::Host(router, place) => {
+                let served = value.and_then(read_served);
+                let served = served.map(|mut served| {
+                    served.retain(|served| served.instance.host == place.host);
+                    served
+                });
+                let by_router = self.served.entry(*place).or_default();
+                let is_changed = match served.filter(|served| !served.is_empty()) {
+                    Some(served) => by_router.insert(*router, served.clone()) != Some(served),
+                    None => by_router.remove(router).is_some(),
+                };
+                if by_router.is_empty() {
+                    self.served.remove(place);
+                }
+                if is_changed {
+                    news.places.insert(*place);
+                }
+            }
+            Key::Cluster | Key::Row(..) => {}
+        }
+        news
+    }
+
+    /// All keys were read anew: this is all that there is.
+    pub fn replace(&mut self, entries: impl IntoIterator<Item = (Key, Vec<u8>)>) -> News {
+        let mut fresh = Self::default();
+        for (key, value) in entries {
+            fresh.apply(&key, Some(&value));
+        }
+        let places = self.served.keys().chain(fresh.served.keys());
+        let is_changed = |place: &&Place| self.served.get(place) != fresh.served.get(place);
+        let news =
+            News { routers: self.routers != fresh.routers, places: places.filter(is_changed).copied().collect() };
+        *self = fresh;
+        news
+    }
+
+    /// Nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.routers.is_empty() && self.served.is_empty()
+    }
+
+    /// All routers, this one among them.
+    pub fn routers(&self) -> impl Iterator<Item = &RouterEntry> {
+        self.routers.values()
+    }
+
+    /// One of them.
+    pub fn router(&self, id: HostId) -> Option<&RouterEntry> {
+        self.routers.get(&id)
+    }
+
+    /// What a host has registered with whom.
+    pub fn served(&self, place: &Place) -> impl Iterator<Item = (HostId, &[Served])> {
+        self.served.get(place).into_iter().flatten().map(|(router, served)| (*router, &served[..]))
+    }
+
+    /// All hosts that have registered something.
+    pub fn places(&self) -> impl Iterator<Item = &Place> {
+        self.served.keys()
+    }
+
+    /// Hosts that have registered something with a router.
+    pub fn places_of(&self, router: HostId) -> impl Iterator<Item = &Place> {
+        self.served.iter().filter(move |(_, by_router)| by_router.contains_key(&router)).map(|(place, _)| place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use margay_core::key::HostPublic;
+    use margay_core::rng::Rng;
+
+    use super::super::record::{write_router, write_served};
+    use super::*;
+    use crate::registration::Instance;
+
+    fn served(host: HostId, weight: u32) -> Served {
+        let instance = Instance {
+            host,
+            host_name: "h".to_owned(),
+            address: "10.0.0.1:54324".parse().expect("literal"),
+            name: "web.shop".to_owned(),
+            prefix: "web.shop".parse().expect("literal"),
+            weight,
+            priority: 1,
+            sticky: false,
+        };
+        Served { instance, partition_bits: 0, exclusive: weight == 3 }
+    }
+
+    fn draw(rng: &mut Rng) -> (Key, Option<Vec<u8>>) {
+        let router = HostPublic([(rng.u32() % 3) as u8; 32]);
+        let gone = rng.u32().is_multiple_of(3);
+        if rng.u32().is_multiple_of(4) {
+            let entry = RouterEntry { key: router, address: format!("r:{}", rng.u32() % 2 + 1), name: String::new() };
+            return (Key::Router(router.id()), (!gone).then(|| write_router(&entry)));
+        }
+        let host = HostId([(rng.u32() % 4) as u8; 16]);
+        let value = write_served(&[served(host, rng.u32() % 4)]);
+        (Key::Host(router.id(), Place { host, authority: [1; 8] }), (!gone).then_some(value))
+    }
+
+    #[test]
+    fn whether_it_is_told_each_change_or_reads_all_anew_it_knows_the_same() {
+        for seed in 0..50 {
+            let mut rng = Rng::new([seed; 32]);
+            let (mut followed, mut reread) = (View::default(), View::default());
+            let mut etcd: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
+            let mut since = News::default();
+            for _ in 0..200 {
+                let (key, value) = draw(&mut rng);
+                since.add(followed.apply(&key, value.as_deref()));
+                match value {
+                    Some(value) => drop(etcd.insert(key, value)),
+                    None => drop(etcd.remove(&key)),
+                }
+                if rng.u32().is_multiple_of(20) {
+                    let before = reread.clone();
+                    let news = reread.replace(etcd.clone());
+                    assert_eq!(reread, followed, "seed {seed}");
+                    // What went and came back in between is no news to who looks only now.
+                    assert!(news.places.is_subset(&since.places) && (!news.routers || since.routers), "seed {seed}");
+                    assert_eq!(news.is_empty(), before == reread, "seed {seed}");
+                    since = News::default();
+                }
+            }
+            assert!(followed.places().count() > 0, "seed {seed} was empty");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_or_speaks_for_another_is_not_there() {
+        let mut view = View::default();
+        let (id, place) = (HostPublic([1; 32]).id(), Place { host: HostId([2; 16]), authority: [1; 8] });
+        let foreign = RouterEntry { key: HostPublic([9; 32]), address: "r:1".to_owned(), name: String::new() };
+        assert!(view.apply(&Key::Router(id), Some(&write_router(&foreign))).is_empty());
+        assert!(view.apply(&Key::Router(id), Some(b"\xff")).is_empty());
+        let other = write_served(&[served(HostId([7; 16]), 1)]);
+        assert!(view.apply(&Key::Host(id, place), Some(&other)).is_empty());
+        assert_eq!(view, View::default());
+        let own = write_served(&[served(place.host, 1)]);
+        assert_eq!(view.apply(&Key::Host(id, place), Some(&own)).places, BTreeSet::from([place]));
+        assert!(view.apply(&Key::Host(id, place), Some(&own)).is_empty(), "the same again is no news");
+        // Garbage in place of what was there: better nobody than somebody who is somewhere else.
+        assert_eq!(view.apply(&Key::Host(id, place), Some(b"\xff")).places, BTreeSet::from([place]));
+        assert_eq!(view.places().count(), 0);
+    }
+}

@@ -17,6 +17,7 @@ pub mod sal_control;
 pub mod state_dir;
 pub mod store;
 pub mod token;
+pub mod wide_area;
 
 pub use clock::Clock;
 pub use sal_control::SalControl;

@@ -16,6 +16,7 @@ use crate::sal::Sal;
 use crate::setup::{Draft, Reply};
 use crate::table::{Action, Resolution};
 use crate::time::Instant;
+use crate::way::Sender;
 
 /// Stands for "the router that sent this": it does not know which of its addresses the next hop sees.
 pub(crate) const VIA_SENDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), margay_wire::PORT);
@@ -42,7 +43,8 @@ impl Sal {
             return self.handle_related(now, from, message, datagram.len());
         }
         let sticky = crate::setup::sticky(message.src_flow, resolvable.nonce);
-        match self.pick(&service, sticky, session.protocol, session.service_port, false) {
+        let sender = if resolvable.via.is_some() { Sender::Router(from) } else { Sender::Host };
+        match self.pick(&service, sticky, session.protocol, session.service_port, sender) {
             Resolution::Demux(rule, demux) => {
                 let demux = demux.clone();
                 self.table.note_use(now, rule);

@@ -25,6 +25,7 @@ use toml::Spanned;
 use crate::agent::active::rule::{Offer, Rule, Source};
 use crate::allow;
 use crate::listener::{self, Protocol, ServiceName};
+use crate::site::{self, Names, NeighbourSection, ScopeSection};
 
 /// Where it lies unless `--config` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/margay/margay.toml";
@@ -118,11 +119,31 @@ pub struct RouterSection {
     pub enabled: bool,
     /// TCP address for registrations; `[::]` is every address of both families.
     pub listen: SocketAddr,
+    /// What routers of other sites call this one's; with it, announcements are exchanged with them.
+    #[serde(deserialize_with = "site::own_site")]
+    pub site: Option<String>,
+    /// Announced in place of the services under them.
+    pub announce: Vec<Names>,
+    /// The share that this site asks for, among sites that are as good.
+    #[serde(deserialize_with = "site::weight")]
+    pub site_weight: u32,
+    /// How far announcements of names go.
+    pub scope: Vec<Spanned<ScopeSection>>,
+    /// How routers of other sites are taken.
+    pub neighbour: Vec<Spanned<NeighbourSection>>,
 }
 
 impl Default for RouterSection {
     fn default() -> Self {
-        Self { enabled: false, listen: (Ipv6Addr::UNSPECIFIED, margay_wire::PORT).into() }
+        Self {
+            enabled: false,
+            listen: (Ipv6Addr::UNSPECIFIED, margay_wire::PORT).into(),
+            site: None,
+            announce: Vec::new(),
+            site_weight: site::default_weight(),
+            scope: Vec::new(),
+            neighbour: Vec::new(),
+        }
     }
 }
 
@@ -586,6 +607,7 @@ impl Config {
             bind.get_ref().check().map_err(|(what, advice)| (what, Some(bind.span()), advice))?;
         }
         self.check_multihoming()?;
+        self.router.check()?;
         for (at, fallback) in self.fallback.iter().enumerate() {
             let this = fallback.get_ref();
             let is_twin = |earlier: &FallbackSection| {

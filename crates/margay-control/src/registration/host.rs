@@ -26,6 +26,7 @@ use super::{Instance, Local, VERSION};
 use crate::api::v1::TraceHop;
 use crate::store::{Joined, Store};
 use crate::token::{TokenHash, TokenSecret};
+use crate::wide_area::WideArea;
 use crate::{Clock, SalControl, entropy};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -156,6 +157,7 @@ pub(super) struct Shared {
     /// What explains first packets on this host, once it is there.
     pub tracer: OnceLock<Tracer>,
     pub traces_refused: AtomicU64,
+    pub area: Option<Arc<WideArea>>,
 }
 
 /// One router of this host, for one authority.
@@ -187,7 +189,16 @@ impl From<StreamError> for End {
 
 impl Home {
     /// Joins or comes back, and goes on until [`stop`](Self::stop).
-    pub fn start(config: HomeConfig, local: Local, store: Arc<Store>, sal: Arc<dyn SalControl>, clock: Clock) -> Self {
+    ///
+    /// With an `area` this host is the router of a site, and tells routers of other sites what that serves.
+    pub fn start(
+        config: HomeConfig,
+        local: Local,
+        store: Arc<Store>,
+        sal: Arc<dyn SalControl>,
+        clock: Clock,
+        area: Option<Arc<WideArea>>,
+    ) -> Self {
         let (orders, receiver) = mpsc::unbounded_channel();
         let first = HomeState { phase: Phase::Connecting, why: String::new(), since_unix_s: clock.unix_s() };
         let is_member = Mutex::new(config.secret.is_none());
@@ -206,6 +217,7 @@ impl Home {
             heard: watch::Sender::default(),
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
+            area,
         });
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
@@ -349,6 +361,11 @@ impl Shared {
         self.states.lock().insert(prefix, state);
     }
 
+    /// Whether the router of a site is beside this one, and not above it.
+    pub fn is_beside(&self, site: &str) -> bool {
+        !site.is_empty() && self.area.as_ref().is_some_and(|area| area.policy().preference(site).beside)
+    }
+
     fn enter(&self, phase: Phase, why: String) {
         let since_unix_s = self.clock.unix_s();
         self.state.send_if_modified(|state| {
@@ -366,8 +383,9 @@ impl Shared {
         }
     }
 
-    /// First packets of this authority's names, and of all others that are not known here, go to the router.
-    fn lead_to(&self, router: SocketAddr) {
+    /// First packets of this authority's names, and of all others that are not known here, go to the router; unless that is beside this
+    /// one.
+    fn lead_to(&self, router: SocketAddr, beside: bool) {
         let mut rules = self.rules.lock();
         if rules.0 == Some(router) {
             return;
@@ -376,7 +394,8 @@ impl Shared {
         let rule = Rule { priority: ROUTER_PRIORITY, weight: 1, action: Action::Forward(hop) };
         let own = Prefix::of_authority(&self.config.authority);
         let everything = Prefix::new(ServiceId([0; 32]), 0);
-        let added = [own, everything].into_iter().filter_map(|prefix| match self.sal.add_rule(prefix, rule.clone()) {
+        let all = if beside { &[][..] } else { &[own, everything] };
+        let added = all.iter().filter_map(|prefix| match self.sal.add_rule(*prefix, rule.clone()) {
             Ok(rule) => Some(rule),
             Err(error) => {
                 tracing::error!(%error, "no rule leads to the router");
@@ -536,7 +555,9 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
     let config = &shared.config;
     let remote = SocketAddr::new(router.ip(), sal_port);
     let authority = authority_block(&config.authority);
-    shared.sal.add_trust_anchor(TrustAnchor { authority, key: config.authority_key });
+    let anchor = TrustAnchor { authority, key: config.authority_key };
+    shared.sal.add_trust_anchor(anchor);
+    shared.area.iter().for_each(|area| area.trust(anchor));
     shared.sal.set_membership(welcome.membership.clone());
     shared.sal.install_association(AssociationSetup {
         host_key: config.router_key.0,
@@ -549,7 +570,7 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
         router: true,
         initiator: true,
     });
-    shared.lead_to(remote);
+    shared.lead_to(remote, shared.is_beside(&welcome.site));
     Ok(())
 }
 

@@ -25,6 +25,7 @@ use margay_core::key::HostSecret;
 
 pub use host::{Acknowledgement, Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState};
 pub use instance::Instance;
+pub(crate) use ledger::{Act, Ledger};
 pub use roll::{OwnService, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
 pub use trace::{HOPS_MAX, Question, TraceError, Tracer};

@@ -13,6 +13,7 @@ use tokio::time::{Duration, Instant};
 use super::Instance;
 use super::allotment::{Allotments, Server};
 use crate::SalControl;
+use crate::wide_area::Census;
 
 /// Prefixes of one host.
 pub const PREFIXES_MAX: usize = 1000;
@@ -183,6 +184,8 @@ pub struct Roll {
     left: [u64; Leave::ALL.len()],
     /// Rises whenever somebody else may serve something.
     changes: watch::Sender<u64>,
+    /// What other sites hear of it.
+    pub census: Census,
 }
 
 /// A stream that speaks for a host.
@@ -271,7 +274,9 @@ impl Roll {
         }
         let hop = NextHop { address: host.address, host: Some(place.host), router: false };
         let rule = sal.add_rule(prefix, Rule { priority, weight, action: Action::Forward(hop) })?;
+        self.census.add(&prefix, weight);
         if let Some(old) = host.entries.insert(prefix, Entry { rule, instance, partition_bits, exclusive, stream }) {
+            self.census.remove(&prefix, old.instance.weight);
             sal.remove_rule(old.rule);
         }
         self.serving.entry(prefix).or_default().insert(place);
@@ -352,6 +357,7 @@ impl Roll {
                     self.serving.remove(&prefix);
                 }
             }
+            self.census.remove(&prefix, entry.instance.weight);
             self.settle(&prefix, sal);
             sal.remove_rule(entry.rule);
         }
@@ -407,6 +413,7 @@ impl Roll {
         let OwnService { instance, partition_bits, exclusive, .. } = &own;
         self.check_others(instance.host, &instance.prefix, &instance.name, *partition_bits, *exclusive)?;
         if self.own.iter().all(|known| known.instance.prefix != instance.prefix) {
+            self.census.add(&instance.prefix, instance.weight);
             self.own.push(own);
         }
         Ok(())
@@ -415,6 +422,8 @@ impl Roll {
     /// What the router's own host serves. The rules of its names are the caller's, those of partitions are made here.
     pub fn set_own(&mut self, own: Vec<OwnService>, sal: &dyn SalControl) {
         let before = std::mem::replace(&mut self.own, own);
+        self.own.iter().for_each(|own| self.census.add(&own.instance.prefix, own.instance.weight));
+        before.iter().for_each(|own| self.census.remove(&own.instance.prefix, own.instance.weight));
         let divided = before.iter().chain(&self.own).filter(|own| own.partition_bits > 0);
         let concerned: BTreeSet<Prefix> = divided.map(|own| own.instance.prefix).collect();
         for prefix in concerned {

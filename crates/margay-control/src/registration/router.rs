@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ledger::{Act, Ledger};
 use super::proto::{self, Code, from_host, from_router};
-use super::refusal::{No, invalid, refusal};
+use super::refusal::{No, invalid, prefix_of, refusal, shown};
 use super::rights::{Claim, by_grant};
 use super::roll::{Leave, OwnService, PREFIXES_MAX, Place, Roll, RollError, Seat, Terms};
 use super::silence::Silence;
@@ -31,6 +31,7 @@ use crate::api::v1::TraceHop;
 use crate::keyring::Keyring;
 use crate::store::{Member, MemberKey, Store, StoreError};
 use crate::token::hash_secret;
+use crate::wide_area::{Attachment, WideArea, Words, due};
 use crate::{Clock, SalControl, entropy, issue};
 
 /// From the first byte to the welcome.
@@ -44,7 +45,11 @@ const WATCHED_MAX: usize = 4000;
 const WATCHES_MAX: usize = 256;
 const WEIGHT_MAX: u32 = 65_535;
 const HOST_NAME_MAX: usize = 253;
-const NAME_SHOWN_MAX: usize = 100;
+
+mod error;
+mod site;
+
+pub use error::RouterError;
 
 /// How the router is set up.
 #[derive(Clone, Debug)]
@@ -55,27 +60,6 @@ pub struct RouterConfig {
     pub lease_ms: u32,
     /// Time between signs of life.
     pub heartbeat_ms: u32,
-}
-
-/// Why a router cannot be.
-#[derive(Debug, thiserror::Error)]
-pub enum RouterError {
-    /// Another program has the port.
-    #[error(
-        "TCP {0} is taken by another program (`ss -ltnp` names it); stop that, or set [router] listen in the configuration"
-    )]
-    PortInUse(SocketAddr),
-    /// The system refuses.
-    #[error("registrations cannot be heard at TCP {address}: {error}; correct [router] listen in the configuration")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// What it said.
-        error: io::Error,
-    },
-    /// The store.
-    #[error(transparent)]
-    Store(#[from] StoreError),
 }
 
 /// What all streams share.
@@ -94,6 +78,7 @@ struct Shared {
     traces_refused: AtomicU64,
     strangers: Arc<Strangers>,
     ledger: Arc<Ledger>,
+    area: Option<Arc<WideArea>>,
     stopping: watch::Sender<bool>,
     /// Hosts that were put out.
     revoked: watch::Sender<Vec<Revocation>>,
@@ -106,6 +91,7 @@ impl Shared {
     fn read_revocations(&self) -> Result<(), StoreError> {
         let all = self.store.revocations(self.clock.unix_s())?;
         all.iter().for_each(|revocation| self.sal.revoke(*revocation));
+        self.area.iter().for_each(|area| all.iter().for_each(|revocation| area.revoke(*revocation)));
         self.revoked.send_replace(all);
         Ok(())
     }
@@ -117,10 +103,11 @@ pub struct Router {
     address: SocketAddr,
     task: Mutex<Option<JoinHandle<()>>>,
     keeping: JoinHandle<()>,
+    following: Option<JoinHandle<()>>,
 }
 
 impl Router {
-    /// Listens for hosts until [`stop`](Self::stop).
+    /// Listens for hosts until [`stop`](Self::stop). With an `area`, other sites hear of what they serve.
     ///
     /// # Errors
     ///
@@ -132,6 +119,7 @@ impl Router {
         store: Arc<Store>,
         sal: Arc<dyn SalControl>,
         clock: Clock,
+        area: Option<Arc<WideArea>>,
     ) -> Result<Arc<Self>, RouterError> {
         let address = config.listen;
         let listener = match TcpListener::bind(address).await {
@@ -155,6 +143,7 @@ impl Router {
             sal,
             clock,
             roll: Mutex::default(),
+            area,
             lines: Mutex::default(),
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
@@ -166,8 +155,9 @@ impl Router {
         });
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
         shared.read_revocations()?;
+        let following = shared.follow_area();
         let keeping = tokio::spawn(ledger.keep());
-        Ok(Arc::new(Self { shared, address, task, keeping }))
+        Ok(Arc::new(Self { shared, address, task, keeping, following }))
     }
 
     /// Where it listens.
@@ -282,6 +272,7 @@ impl Router {
         {
             tracing::error!("the router ended badly");
         }
+        self.following.iter().for_each(JoinHandle::abort);
         self.keeping.abort();
         self.write_audit().await;
     }
@@ -380,6 +371,8 @@ struct Guest {
     host: HostPublic,
     member: Member,
     place: Place,
+    /// Where it hears SAL.
+    address: SocketAddr,
     seat: Seat,
     welcome: proto::Welcome,
     /// What the host watches, and what it was told last.
@@ -391,6 +384,8 @@ struct Guest {
     /// The host answers questions about first packets, and has its own answered.
     traces: bool,
     desk: Desk,
+    /// It is the router of another site.
+    attachment: Option<Attachment>,
 }
 
 impl Guest {
@@ -450,12 +445,27 @@ impl Guest {
             lease_ms: shared.config.lease_ms,
             heartbeat_ms: shared.config.heartbeat_ms,
             traces: true,
+            site: shared.area.as_ref().map(|area| area.policy().site.clone()).unwrap_or_default(),
         };
         let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
         let (shared, watches, stands_by) = (Arc::clone(shared), BTreeMap::new(), BTreeSet::new());
         let granted = BTreeMap::new();
-        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, traces, desk })
+        Ok(Self {
+            shared,
+            host,
+            member,
+            place,
+            address,
+            seat,
+            welcome,
+            watches,
+            stands_by,
+            granted,
+            traces,
+            desk,
+            attachment: None,
+        })
     }
 
     /// Answers the host until it is gone; says why it is.
@@ -491,6 +501,7 @@ impl Guest {
                 () = sleep_until(sweep_at), if !swept => {
                     swept = true;
                     self.shared.roll.lock().sweep(self.place, self.seat.stream, &*self.shared.sal);
+                    self.attachment.iter().for_each(Attachment::sweep);
                     continue;
                 }
                 message = messages.recv() => match message {
@@ -508,6 +519,7 @@ impl Guest {
                 },
                 answer = self.desk.answered() => vec![answer_of(from_router::Body::Traced(answer))],
                 Some(question) = questions.recv() => vec![question],
+                words = due(self.attachment.as_ref()) => words.into_iter().map(|words| answer_of(words.into())).collect(),
                 // The sender lives in the roll, which this stream holds.
                 _ = changes.changed(), if !self.watches.is_empty() => self.news(),
                 // So do these.
@@ -577,6 +589,10 @@ impl Guest {
                 self.shared.lines.lock().answered(self.place, answer);
                 return Vec::new();
             }
+            Some(Asked::Site(site)) => return self.attach(&site),
+            Some(Asked::Announce(announce)) => return self.hear(Words::Announce(announce)),
+            Some(Asked::Retract(retract)) => return self.hear(Words::Retract(retract)),
+            Some(Asked::Declined(declined)) => return self.hear(Words::Declined(declined)),
             Some(Asked::Hello(_)) | None => return self.refuse(0, invalid("the message makes no sense here")),
         };
         vec![answer_of(body)]
@@ -613,7 +629,8 @@ impl Guest {
                 text,
             });
         }
-        vec![proto::FromRouter { body: Some(from_router::Body::Granted(proto::Granted { lost })) }]
+        let granted = answer_of(from_router::Body::Granted(proto::Granted { lost }));
+        std::iter::once(granted).chain(self.review_announced()).collect()
     }
 
     fn note(&self, act: Act, detail: impl ToString) {
@@ -746,11 +763,6 @@ impl Guest {
     }
 }
 
-/// What somebody calls a name, as far as people want to read it.
-fn shown(name: &str) -> String {
-    name.chars().filter(|c| !c.is_control()).take(NAME_SHOWN_MAX).collect()
-}
-
 async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Result<(), StreamError> {
     for message in messages {
         writer.write(message).await?;
@@ -774,11 +786,4 @@ fn membership_of(shared: &Shared, member: &Member) -> Result<Vec<u8>, No> {
         No(Code::NotAMember, format!("the key of the authority {} is not on this router any more", member.authority))
     })?;
     Ok(issue::membership(&authority, &member.host, &member.groups, shared.clock.unix_s()).0)
-}
-
-fn prefix_of(service_id: &[u8], bits: u32) -> Result<Prefix, No> {
-    let id: [u8; 32] = service_id.try_into().map_err(|_| invalid("no serviceID"))?;
-    let bits = u16::try_from(bits).ok().filter(|bits| *bits <= 256).ok_or_else(|| invalid("no prefix length"))?;
-    let prefix = Prefix::new(ServiceId(id), bits);
-    if prefix.id.0 == id { Ok(prefix) } else { Err(invalid("bits beyond the prefix are not zero")) }
 }

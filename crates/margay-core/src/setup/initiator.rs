@@ -33,6 +33,7 @@ use crate::secure::{Cipher, Verdict};
 use crate::segment::{OTHERS_WAIT, SEGMENT, SEGMENT_TIMEOUT};
 use crate::table::Resolution;
 use crate::time::Instant;
+use crate::way::Sender;
 
 const UDP: u8 = 17;
 /// What people are told.
@@ -101,7 +102,7 @@ impl Sal {
         sticky: u64,
         packet: &AppPacket<'_>,
     ) -> Result<SocketAddr, DropReason> {
-        match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), true) {
+        match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), Sender::Own) {
             Resolution::Forward(rule, hop) => {
                 let address = hop.address;
                 self.table.note_use(self.now, rule);

@@ -10,6 +10,7 @@ use margay_control::dns::Directory;
 use margay_control::registration::{Home, HomeConfig, Instance, Local, Phase, Router};
 use margay_control::store::Store;
 use margay_control::token::JoinToken;
+use margay_control::wide_area::WideArea;
 use margay_control::{Clock, SalControl, StateDir};
 use margay_core::name::{Name, Prefix, ServiceId};
 use miette::{IntoDiagnostic, Result, WrapErr};
@@ -71,8 +72,10 @@ pub fn join(
     store: &Arc<Store>,
     control: &Arc<dyn SalControl>,
     clock: &Clock,
+    area: Option<&Arc<WideArea>>,
 ) -> Arc<Home> {
-    Arc::new(Home::start(config, local.clone(), Arc::clone(store), Arc::clone(control), clock.clone()))
+    let (store, control) = (Arc::clone(store), Arc::clone(control));
+    Arc::new(Home::start(config, local.clone(), store, control, clock.clone(), area.cloned()))
 }
 
 /// Instances of a name as the routers know them, and who said so. `None`: no router answered.

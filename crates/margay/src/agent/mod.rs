@@ -36,6 +36,7 @@ use margay_control::keyring::Keyring;
 use margay_control::lease::Leases;
 use margay_control::registration::{Local, Router};
 use margay_control::store::Store;
+use margay_control::wide_area::WideArea;
 use margay_control::{Clock, StateDir};
 use tokio::sync::Notify;
 
@@ -78,6 +79,8 @@ pub struct Agent {
     pub rules: rule_book::RuleBook,
     /// The router on this host.
     pub router: Option<Arc<Router>>,
+    /// What it tells routers of other sites, and is told by them.
+    pub area: Option<Arc<WideArea>>,
     /// Virtual addresses.
     pub leases: Arc<Leases>,
     /// The DNS responder.

@@ -12,6 +12,7 @@ use margay_control::keyring::Keyring;
 use margay_control::lease::Leases;
 use margay_control::registration::{Local, Router, RouterConfig};
 use margay_control::store::Store;
+use margay_control::wide_area::WideArea;
 use margay_control::{Clock, SalControl, StateDir, api as transport, entropy};
 use margay_core::name::Prefix;
 use margay_core::segment::SEGMENT;
@@ -84,7 +85,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let tokens = home::candidates(&config, &state_dir, &store)?;
     authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
         .into_diagnostic()?;
-    let router = start_router(&config, &local, &keyring, &store, &control, &clock_of_wall).await?;
+    let area = wide_area(&config, &local, &keyring, &control, &clock_of_wall);
+    let router = start_router(&config, &local, &keyring, &store, &control, &clock_of_wall, area.clone()).await?;
     let services = Arc::new(Services::new(Surroundings {
         core: Arc::clone(&control),
         local: local.clone(),
@@ -96,7 +98,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     }));
     services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
     for candidate in tokens {
-        services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall));
+        services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall, area.as_ref()));
     }
     let active = Active::open(&config, &services);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
@@ -118,6 +120,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         services,
         rules,
         router,
+        area,
         leases,
         dns,
         keyring,
@@ -215,6 +218,18 @@ fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Cl
     Ok(rules)
 }
 
+/// What this router tells routers of other sites, if it belongs to one.
+fn wide_area(
+    config: &Config,
+    local: &Local,
+    keyring: &Keyring,
+    control: &Arc<dyn SalControl>,
+    wall: &Clock,
+) -> Option<Arc<WideArea>> {
+    let policy = config.router.policy().filter(|_| config.router.enabled)?;
+    Some(WideArea::new(policy, local.host_key.public(), keyring.clone(), Arc::clone(control), wall.clone()))
+}
+
 async fn start_router(
     config: &Config,
     local: &Local,
@@ -222,13 +237,14 @@ async fn start_router(
     store: &Arc<Store>,
     control: &Arc<dyn SalControl>,
     wall: &Clock,
+    area: Option<Arc<WideArea>>,
 ) -> Result<Option<Arc<Router>>> {
     if !config.router.enabled {
         return Ok(None);
     }
     let router_config = RouterConfig { listen: config.router.listen, lease_ms: LEASE_MS, heartbeat_ms: HEARTBEAT_MS };
     let (store, control) = (Arc::clone(store), Arc::clone(control));
-    let router = Router::start(router_config, local.clone(), keyring.clone(), store, control, wall.clone()).await;
+    let router = Router::start(router_config, local.clone(), keyring.clone(), store, control, wall.clone(), area).await;
     router.map(Some).into_diagnostic()
 }
 

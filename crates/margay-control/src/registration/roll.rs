@@ -274,7 +274,7 @@ impl Roll {
         }
         let hop = NextHop { address: host.address, host: Some(place.host), router: false };
         let rule = sal.add_rule(prefix, Rule { priority, weight, action: Action::Forward(hop) })?;
-        self.census.add(&prefix, weight);
+        self.census.add(&prefix, name, weight);
         if let Some(old) = host.entries.insert(prefix, Entry { rule, instance, partition_bits, exclusive, stream }) {
             self.census.remove(&prefix, old.instance.weight);
             sal.remove_rule(old.rule);
@@ -413,7 +413,7 @@ impl Roll {
         let OwnService { instance, partition_bits, exclusive, .. } = &own;
         self.check_others(instance.host, &instance.prefix, &instance.name, *partition_bits, *exclusive)?;
         if self.own.iter().all(|known| known.instance.prefix != instance.prefix) {
-            self.census.add(&instance.prefix, instance.weight);
+            self.census.add(&instance.prefix, &instance.name, instance.weight);
             self.own.push(own);
         }
         Ok(())
@@ -422,7 +422,9 @@ impl Roll {
     /// What the router's own host serves. The rules of its names are the caller's, those of partitions are made here.
     pub fn set_own(&mut self, own: Vec<OwnService>, sal: &dyn SalControl) {
         let before = std::mem::replace(&mut self.own, own);
-        self.own.iter().for_each(|own| self.census.add(&own.instance.prefix, own.instance.weight));
+        for Instance { prefix, name, weight, .. } in self.own.iter().map(|own| &own.instance) {
+            self.census.add(prefix, name, *weight);
+        }
         before.iter().for_each(|own| self.census.remove(&own.instance.prefix, own.instance.weight));
         let divided = before.iter().chain(&self.own).filter(|own| own.partition_bits > 0);
         let concerned: BTreeSet<Prefix> = divided.map(|own| own.instance.prefix).collect();

@@ -1,7 +1,7 @@
 //! What a router says of names that it leads to: which, how far the word may go, by which routers, and who may say so.
 
 use margay_core::key::{HostId, HostPublic};
-use margay_core::name::{AUTHORITY_BITS, Prefix, ServiceId};
+use margay_core::name::{AUTHORITY_BITS, Name, Prefix, ServiceId};
 
 use crate::registration::proto::{self, Code};
 
@@ -39,6 +39,8 @@ pub struct Stage {
 pub struct Announcement {
     /// Which.
     pub prefix: Prefix,
+    /// As people write them, where that is known; else empty.
+    pub name: String,
     /// How far it goes.
     pub scope: Scope,
     /// From whoever says it to whoever serves them.
@@ -114,6 +116,13 @@ pub fn prefix_of(service_id: &[u8], bits: u32) -> Result<Prefix, Fault> {
     if prefix.id.0 == id { Ok(prefix) } else { Err(Fault::Invalid("bits beyond the prefix are not zero")) }
 }
 
+/// The service that a written name is of, if that is what `prefix` stands for.
+pub fn service_name(written: &str, prefix: &Prefix) -> Option<String> {
+    let service = written.split('/').next()?;
+    let name: Name = service.parse().ok().filter(|_| !service.starts_with("sid:"))?;
+    (name.service_prefix() == *prefix).then(|| name.written().to_owned())
+}
+
 /// Whether a site may be called this: a label, as names have them.
 pub fn is_site(name: &str) -> bool {
     let is_inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -138,6 +147,7 @@ impl Announcement {
             weight: self.weight,
             origin_key: self.origin.0.to_vec(),
             proof: self.proof.clone(),
+            name: self.name.clone(),
         }
     }
 
@@ -168,6 +178,7 @@ impl Announcement {
         }
         Ok(Self {
             prefix,
+            name: service_name(&announce.name, &prefix).unwrap_or_default(),
             scope: if announce.passed_on { Scope::World } else { Scope::Region },
             path,
             weight: announce.weight,
@@ -189,8 +200,22 @@ mod tests {
             Stage { host: origin.id(), site: "berlin".to_owned() },
         ];
         let prefix = Prefix::new(ServiceId([9; 32]), 96);
-        let one = Announcement { prefix, scope: Scope::World, path, weight: 5, origin, proof: vec![1], not_after_s: 0 };
+        let (name, scope) = (String::new(), Scope::World);
+        let one = Announcement { prefix, name, scope, path, weight: 5, origin, proof: vec![1], not_after_s: 0 };
         one.written()
+    }
+
+    #[test]
+    fn a_name_is_believed_where_it_stands_for_the_prefix() {
+        let web: Name = "web.shop".parse().expect("a name");
+        let prefix = web.service_prefix();
+        assert_eq!(service_name("web.shop/key:one", &prefix), Some("web.shop".to_owned()));
+        for other in ["mail.shop", "", "\u{1b}[2J", &prefix.to_string()] {
+            assert_eq!(service_name(other, &prefix), None, "{other}");
+        }
+        assert_eq!(service_name("web.shop", &Prefix::of_authority("shop")), None);
+        let named = proto::Announce { name: "web.shop".to_owned(), service_id: prefix.id.0.to_vec(), ..announce() };
+        assert_eq!(Announcement::read(named).expect("fine").name, "web.shop");
     }
 
     #[test]

@@ -250,23 +250,23 @@ impl WideArea {
         Some(issue::service(&authority.ok()??, prefix, host, self.clock.unix_s()))
     }
 
-    fn own_announcement(&self, prefix: Prefix) -> Announcement {
+    fn own_announcement(&self, prefix: Prefix, name: String) -> Announcement {
         // Without the authority's key, whoever hears it knows what this router was granted.
         let (proof, not_after_s) = self.prove(prefix, &self.own).unwrap_or((Vec::new(), u64::MAX));
         let path = vec![Stage { host: self.own.id(), site: self.policy.site.clone() }];
         let (scope, weight) = (self.policy.scope(&prefix), self.policy.weight);
-        Announcement { prefix, scope, path, weight, origin: self.own, proof, not_after_s }
+        Announcement { prefix, name, scope, path, weight, origin: self.own, proof, not_after_s }
     }
 
     /// Follows what the site serves, and the time, until it is aborted.
     pub async fn follow(
         self: Arc<Self>,
         mut changes: watch::Receiver<u64>,
-        take_served: impl Fn() -> Vec<(Prefix, bool)>,
+        take_served: impl Fn() -> Vec<(Prefix, Option<String>)>,
     ) {
         loop {
             let served = take_served();
-            let deadline = self.look(&served);
+            let deadline = self.look(served);
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(deadline) => {}
@@ -275,17 +275,18 @@ impl WideArea {
     }
 
     /// Takes up what is served otherwise than before, and what time has brought. Gives how long nothing else happens.
-    fn look(&self, served: &[(Prefix, bool)]) -> Duration {
+    fn look(&self, served: Vec<(Prefix, Option<String>)>) -> Duration {
         let (now, unix_s) = (self.now(), self.clock.unix_s());
         let mut state = self.state.lock();
-        for (prefix, is_served) in served {
-            let announcement = is_served.then(|| self.own_announcement(*prefix));
-            state.board.set_served(now, *prefix, announcement);
+        for (prefix, name) in served {
+            let announcement = name.map(|name| self.own_announcement(prefix, name));
+            state.board.set_served(now, prefix, announcement);
         }
         let is_old = |one: &&Announcement| one.not_after_s <= unix_s + issue::LIFETIME_S / 2;
-        let old: Vec<Prefix> = state.board.served().filter(is_old).map(|one| one.prefix).collect();
-        for prefix in old {
-            let announcement = self.own_announcement(prefix);
+        let old = state.board.served().filter(is_old).map(|one| (one.prefix, one.name.clone()));
+        let old: Vec<(Prefix, String)> = old.collect();
+        for (prefix, name) in old {
+            let announcement = self.own_announcement(prefix, name);
             state.board.set_served(now, prefix, Some(announcement));
         }
         state.board.forget_all_where(|heard| heard.announcement.not_after_s <= unix_s);
@@ -341,6 +342,15 @@ impl WideArea {
         let candidates = state.board.candidates(&prefix);
         let candidate = candidates.iter().find(|candidate| candidate.link == link)?;
         Some(candidate.heard.announcement.sites().into_iter().map(str::to_owned).collect())
+    }
+
+    /// Names of prefixes that neighbours have announced; with `about` of those alone that cover it, or that it covers.
+    pub fn names(&self, about: Option<&Prefix>) -> Vec<(Prefix, String)> {
+        let is_meant = |prefix: &Prefix| about.is_none_or(|about| prefix.covers(about) || about.covers(prefix));
+        let state = self.state.lock();
+        let all = state.board.heard().map(|heard| &heard.announcement);
+        let named = all.filter(|said| !said.name.is_empty() && is_meant(&said.prefix));
+        named.map(|said| (said.prefix, said.name.clone())).collect()
     }
 
     /// The neighbours whose streams are up, and what was said.

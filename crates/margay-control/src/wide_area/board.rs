@@ -423,6 +423,11 @@ impl Board {
         said.filter_map(|prefix| self.heard.get(prefix)?.get(link))
     }
 
+    /// All that was heard.
+    pub fn heard(&self) -> impl Iterator<Item = &Heard> {
+        self.heard.values().flat_map(BTreeMap::values)
+    }
+
     /// Prefixes that somebody has announced.
     pub fn prefixes(&self) -> usize {
         self.heard.len()

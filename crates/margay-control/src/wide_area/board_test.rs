@@ -37,7 +37,17 @@ fn neighbour(n: usize, relation: Relation) -> Neighbour {
 /// What router `n` says of what it serves itself.
 fn served(n: usize, of: u8, scope: Scope) -> Announcement {
     let path = vec![Stage { host: key(n).id(), site: site(n) }];
-    Announcement { prefix: prefix(of), scope, path, weight: 100, origin: key(n), proof: Vec::new(), not_after_s: 0 }
+    let name = String::new();
+    Announcement {
+        prefix: prefix(of),
+        name,
+        scope,
+        path,
+        weight: 100,
+        origin: key(n),
+        proof: Vec::new(),
+        not_after_s: 0,
+    }
 }
 
 /// The same as heard by way of others, the nearest first.

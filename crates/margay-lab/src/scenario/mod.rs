@@ -46,6 +46,7 @@ mod setup_latency;
 pub mod site;
 mod trace;
 mod up_down;
+mod wide_area;
 
 use std::path::Path;
 
@@ -154,6 +155,7 @@ pub const ALL: &[Scenario] = &[
     model::SCENARIO,
     bad_weather::SCENARIO,
     trace::SCENARIO,
+    wide_area::SCENARIO,
     router_rate::SCENARIO,
     router_throughput::SCENARIO,
 ];

@@ -191,6 +191,8 @@ impl<'a> Known<'a> {
         let of_authority = |authority: String| (Prefix::of_authority(&authority), format!("*.{authority}"));
         let names = agent.authorities().into_iter().map(of_authority).chain(agent.rules.names());
         let names = names.chain(registered.iter().map(|one| (one.prefix, one.name.clone())));
+        let announced = agent.area.as_ref().map(|area| area.names(about)).unwrap_or_default();
+        let names = announced.into_iter().chain(names);
         let names = names.chain(own.iter().map(|service| named(&service.name))).chain(wanted.map(named));
         Self {
             agent,

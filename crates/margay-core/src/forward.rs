@@ -85,7 +85,7 @@ impl Sal {
         Reply { direct: reply_to, via: Some(via), is_detour: false }
     }
 
-    fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
+    pub(crate) fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
         let tagged = datagram.get(..margay_wire::HOP_TAGGED_LEN);
         match (self.hop_key_of(from), tagged) {
             (Some(key), Some(tagged)) => hop::is_valid(&key, tagged, &resolvable.hop_tag),
@@ -157,10 +157,11 @@ impl Sal {
     ) {
         let claimed = message.key_exchange().map(|exchange| HostId(exchange.host_id));
         let known = claimed.and_then(|host| self.associations.by_host(host)).map(|association| association.local_id);
-        let (Some(local_id), Some(resolvable)) = (known, message.resolvable) else { return };
+        let Some(resolvable) = message.resolvable else { return };
         if !self.answers.take(now) {
             return;
         }
+        let Some(local_id) = known else { return self.tell_router_of_nobody(from, message, datagram) };
         // The service is here but not this port or protocol of it: that is a refusal, not an absence. The initiator hears it
         // itself; it may have come through a router, which knows nothing of the flow.
         let is_here = self

@@ -22,6 +22,8 @@ use crate::store::{MemberKey, Store, Token};
 use crate::token::TokenSecret;
 use crate::{Clock, SalControl, StateDir};
 
+mod site;
+
 const NOW_S: u64 = 1_700_000_000;
 const LIMIT: Duration = Duration::from_secs(10);
 

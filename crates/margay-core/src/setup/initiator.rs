@@ -639,7 +639,10 @@ impl Sal {
             }
             return Ok(());
         }
-        auth::authenticate(&mut self.associations, message, now)?;
+        let association = auth::authenticate(&mut self.associations, message, now)?;
+        if message.resolvable.is_some() {
+            return self.pass_on_nobody(association, message);
+        }
         let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
         if !matches!(flow.setup, Setup::Initiator(_)) {
             return Err(DropReason::Unexpected);

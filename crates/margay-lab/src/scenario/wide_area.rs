@@ -245,7 +245,7 @@ fn churn(lab: &Lab, findings: &mut Findings) -> Result<()> {
     for number in 0..if is_long() { CHANGES_LONG } else { CHANGES } {
         let site = SITES[number % SITES.len()];
         let [one, other] = instances(site);
-        let host = lab.host(if number / SITES.len() % 2 == 0 { &one } else { &other })?;
+        let host = lab.host(if (number / SITES.len()).is_multiple_of(2) { &one } else { &other })?;
         agent::withdraw(host, SERVICE)?;
         agent::await_instances(lab.host(&format!("{site}-r"))?, SERVICE, 1)?;
         publish(host)?;

@@ -247,7 +247,9 @@ impl WideArea {
     fn prove(&self, prefix: Prefix, host: &HostPublic) -> Option<(Vec<u8>, u64)> {
         let authority = self.keyring.authority_of(prefix.id.authority());
         let authority = authority.inspect_err(|error| tracing::warn!(%error, "an authority's key cannot be read"));
-        Some(issue::service(&authority.ok()??, prefix, host, self.clock.unix_s()))
+        let unix_s = self.clock.unix_s();
+        let authority = authority.ok()?.filter(|authority| authority.is_valid(unix_s))?;
+        Some(issue::service(&authority, prefix, host, unix_s))
     }
 
     fn own_announcement(&self, prefix: Prefix, name: String) -> Announcement {
@@ -282,12 +284,14 @@ impl WideArea {
             let announcement = name.map(|name| self.own_announcement(prefix, name));
             state.board.set_served(now, prefix, announcement);
         }
-        let is_old = |one: &&Announcement| one.not_after_s <= unix_s + issue::LIFETIME_S / 2;
-        let old = state.board.served().filter(is_old).map(|one| (one.prefix, one.name.clone()));
-        let old: Vec<(Prefix, String)> = old.collect();
-        for (prefix, name) in old {
-            let announcement = self.own_announcement(prefix, name);
-            state.board.set_served(now, prefix, Some(announcement));
+        let is_old = |one: &&Announcement| one.proof.is_empty() || one.not_after_s <= unix_s + issue::LIFETIME_S / 2;
+        let old: Vec<Announcement> = state.board.served().filter(is_old).cloned().collect();
+        for one in old {
+            let again = self.own_announcement(one.prefix, one.name);
+            // What would hold no longer is no news; this router's warrant may end soon.
+            if !again.proof.is_empty() && (one.proof.is_empty() || again.not_after_s > one.not_after_s) {
+                state.board.set_served(now, one.prefix, Some(again));
+            }
         }
         state.board.forget_all_where(|heard| heard.announcement.not_after_s <= unix_s);
         state.board.tick(now);
@@ -301,10 +305,11 @@ impl WideArea {
             return Err(Fault::NoGrant(prefix));
         }
         let authority = prefix.id.authority();
-        if state.anchored.insert(authority)
+        if !state.anchored.contains(&authority)
             && let Ok(Some(known)) = self.keyring.authority_of(authority)
         {
-            state.trust.add(TrustAnchor { authority, key: known.key.public() });
+            state.anchored.insert(authority);
+            state.trust.add(TrustAnchor { authority, key: known.root() });
         }
         let unproved = |why: &str| Fault::Proof { prefix, why: why.to_owned() };
         if said.proof.is_empty() {

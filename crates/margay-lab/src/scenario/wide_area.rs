@@ -123,7 +123,6 @@ fn start(lab: &Lab) -> Result<()> {
     configure(hub, "[router]\nsite = \"hub\"\n")?;
     margay(hub, ["up", "--router"])?;
     margay(hub, ["id", "authority", "create", "shop"])?;
-    let key = hub.run(["cat", "/var/lib/margay/keys/authority/shop.key"])?;
     let above = token(hub)?;
     for site in SITES {
         let router = lab.host(&format!("{site}-r"))?;
@@ -131,13 +130,11 @@ fn start(lab: &Lab) -> Result<()> {
         if site == "b" {
             configure(router, "[[router.neighbour]]\nsite = \"a\"\nrelation = \"peer\"\n")?;
         }
-        let keys = "/var/lib/margay/keys/authority";
-        router.shell(&format!(
-            "umask 077; mkdir -p {keys}; chmod 700 /var/lib/margay; printf '%s\\n' '{}' > {keys}/shop.key",
-            key.trim()
-        ))?;
         margay(router, ["up", "--router", "--join", &above])?;
         await_joined(router, 1)?;
+        let request = margay(router, ["id", "authority", "request", "shop"])?;
+        let warrant = margay(hub, ["id", "authority", "sign", request.trim(), "--lifetime", "1d"])?;
+        margay(router, ["id", "accept", warrant.trim()])?;
     }
     let (peer, beside) = (lab.host("b-r")?, token(lab.host("a-r")?)?);
     margay(peer, ["down"])?;

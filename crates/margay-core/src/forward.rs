@@ -82,7 +82,10 @@ impl Sal {
             return Reply::straight(from);
         }
         let via = resolvable.via.filter(|via| !via.ip().is_unspecified()).unwrap_or(from);
-        Reply { direct: reply_to, via: Some(via), is_detour: false }
+        // The first router of another site shares no key with this host, and would relay nothing for it; a copy to it would only use up what
+        // an answer may have of bytes.
+        let via = Some(via).filter(|via| self.hop_key_of(*via).is_some());
+        Reply { direct: reply_to, via, is_detour: false }
     }
 
     pub(crate) fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {

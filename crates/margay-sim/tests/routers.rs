@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use margay_core::DropReason;
 use margay_core::key::HostPublic;
 use margay_core::way::Relation;
 use margay_sim::world::service;
@@ -70,6 +71,8 @@ fn a_first_packet_goes_up_and_down_by_announcements_and_its_answer_straight_back
     let [top, hub, a, b, c] = sites.forwarded();
     // A copy of the first packet may have been on its way.
     assert!(top == 0 && c == 0 && hub >= 1 && hub == a && a == b, "{:?}", sites.forwarded());
+    let dropped = sites.world.host(sites.a).sal.counters().drops(DropReason::BadHopTag);
+    assert_eq!(dropped, 0, "the server asks no router that it shares no key with to relay");
 }
 
 #[test]

@@ -46,9 +46,11 @@ const WATCHES_MAX: usize = 256;
 const WEIGHT_MAX: u32 = 65_535;
 const HOST_NAME_MAX: usize = 253;
 
+mod authority;
 mod error;
 mod site;
 
+use authority::{authority_of, membership_of};
 pub use error::RouterError;
 
 /// How the router is set up.
@@ -774,20 +776,4 @@ async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Resul
 async fn blocking<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> Result<R, No> {
     let done = tokio::task::spawn_blocking(act).await;
     done.map_err(|_| No(Code::Store, "the router's store ended badly; its log says why".to_owned()))
-}
-
-fn authority_of(shared: &Shared, block: [u8; 8]) -> Result<Option<crate::keyring::Authority>, No> {
-    let found = shared.keyring.authority_of(block).map_err(|error| No(Code::Store, error.to_string()))?;
-    match found {
-        Some(found) if !found.is_valid(shared.clock.unix_s()) => Err(No(Code::Store, found.ended())),
-        found => Ok(found),
-    }
-}
-
-fn membership_of(shared: &Shared, member: &Member) -> Result<Vec<u8>, No> {
-    let block = margay_core::name::authority_block(&member.authority);
-    let authority = authority_of(shared, block)?.ok_or_else(|| {
-        No(Code::NotAMember, format!("the key of the authority {} is not on this router any more", member.authority))
-    })?;
-    Ok(issue::membership(&authority, &member.host, &member.groups, shared.clock.unix_s()).0)
 }

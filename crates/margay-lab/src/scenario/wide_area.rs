@@ -28,7 +28,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 8] = [
+const BOUNDS: [Bound; 9] = [
     bound("failed_after_ms", Below(2000.0)),
     bound("announcements_outside", Exactly(0.0)),
     // What happened inside meanwhile.
@@ -36,6 +36,7 @@ const BOUNDS: [Bound; 8] = [
     // Of connections while the client's own site has instances.
     bound("not_nearest", Exactly(0.0)),
     bound("stretch", Below(1.5)),
+    bound("refused_ms", Below(1000.0)),
     bound("connects", AtLeast(300.0)),
     bound("deaths", Exactly(2.0)),
     bound("failed", Exactly(0.0)),
@@ -96,7 +97,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     }
     stretch(&lab, findings)?;
     spill_over(&lab, &mut clients, findings)?;
-    refused(&lab)?;
+    refused(&lab, findings)?;
     for (how, die, live) in [("cut off", cut_off as Act, mend as Act), ("killed", kill, revive)] {
         // Site a has no instance now, and goes to its peer b; so that is the one to die.
         let after = site_death(&lab, &mut clients, how, die, live, findings)?;
@@ -346,8 +347,13 @@ fn spill_over(lab: &Lab, clients: &mut [Arrivals], findings: &mut Findings) -> R
 }
 
 /// What nobody serves anywhere is refused, and not sent round until its program gives up.
-fn refused(lab: &Lab) -> Result<()> {
+fn refused(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let client = lab.host("a-u")?;
+    let begun_ms = now_ms();
+    let curl = client.output(["curl", "-sS", "--max-time", "20", "http://nobody.shop.sal.internal/"])?;
+    let said = String::from_utf8_lossy(&curl.stderr).into_owned();
+    ensure!(!curl.status.success() && said.contains("onnect"), "a name that nobody serves: {said}");
+    findings.set("refused_ms", now_ms() - begun_ms);
     let output = client.output([
         crate::fabric::margay_program()?.as_os_str(),
         "trace".as_ref(),

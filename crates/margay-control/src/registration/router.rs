@@ -31,7 +31,7 @@ use crate::api::v1::TraceHop;
 use crate::keyring::Keyring;
 use crate::store::{Member, MemberKey, Store, StoreError};
 use crate::token::hash_secret;
-use crate::wide_area::{Attachment, WideArea, Words, due};
+use crate::wide_area::{Attachment, WideArea, due};
 use crate::{Clock, SalControl, entropy, issue};
 
 /// From the first byte to the welcome.
@@ -373,8 +373,6 @@ struct Guest {
     host: HostPublic,
     member: Member,
     place: Place,
-    /// Where it hears SAL.
-    address: SocketAddr,
     seat: Seat,
     welcome: proto::Welcome,
     /// What the host watches, and what it was told last.
@@ -452,22 +450,8 @@ impl Guest {
         let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
         let (shared, watches, stands_by) = (Arc::clone(shared), BTreeMap::new(), BTreeSet::new());
-        let granted = BTreeMap::new();
-        Ok(Self {
-            shared,
-            host,
-            member,
-            place,
-            address,
-            seat,
-            welcome,
-            watches,
-            stands_by,
-            granted,
-            traces,
-            desk,
-            attachment: None,
-        })
+        let (granted, attachment) = (BTreeMap::new(), None);
+        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, traces, desk, attachment })
     }
 
     /// Answers the host until it is gone; says why it is.
@@ -592,9 +576,7 @@ impl Guest {
                 return Vec::new();
             }
             Some(Asked::Site(site)) => return self.attach(&site),
-            Some(Asked::Announce(announce)) => return self.hear(Words::Announce(announce)),
-            Some(Asked::Retract(retract)) => return self.hear(Words::Retract(retract)),
-            Some(Asked::Declined(declined)) => return self.hear(Words::Declined(declined)),
+            Some(asked @ (Asked::Announce(_) | Asked::Retract(_) | Asked::Declined(_))) => return self.hear(asked),
             Some(Asked::Hello(_)) | None => return self.refuse(0, invalid("the message makes no sense here")),
         };
         vec![answer_of(body)]

@@ -26,7 +26,7 @@ use crate::{Clock, SalControl, issue};
 
 /// Words that one neighbour is told in one go.
 const WORDS_MAX: usize = 64;
-/// How often proofs are looked at, at least: those that end, and those to be made anew.
+/// How often proofs are looked at: those that end, and those to be made anew.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// What happened, for metrics.
@@ -56,6 +56,8 @@ struct State {
     /// Authorities of this router that are trusted already.
     anchored: BTreeSet<[u8; 8]>,
     places: BTreeMap<Link, Place>,
+    /// When proofs are looked at next.
+    look_at: margay_core::Instant,
     counts: [u64; COUNTS.len()],
 }
 
@@ -134,6 +136,7 @@ impl WideArea {
             trust: TrustStore::default(),
             anchored: BTreeSet::new(),
             places: BTreeMap::new(),
+            look_at: margay_core::Instant::ZERO,
             counts: [0; COUNTS.len()],
         };
         Arc::new(Self {
@@ -284,6 +287,18 @@ impl WideArea {
             let announcement = name.map(|name| self.own_announcement(prefix, name));
             state.board.set_served(now, prefix, announcement);
         }
+        if state.look_at <= now {
+            state.look_at = now + LOOK;
+            self.look_at_proofs(&mut state, now, unix_s);
+        }
+        state.board.tick(now);
+        self.settle(&mut state);
+        let deadline = state.board.deadline().map_or(state.look_at, |deadline| deadline.min(state.look_at));
+        deadline.since(now)
+    }
+
+    /// Makes those anew that end before long, and forgets what is not proved any more.
+    fn look_at_proofs(&self, state: &mut State, now: margay_core::Instant, unix_s: u64) {
         let is_old = |one: &&Announcement| one.proof.is_empty() || one.not_after_s <= unix_s + issue::LIFETIME_S / 2;
         let old: Vec<Announcement> = state.board.served().filter(is_old).cloned().collect();
         for one in old {
@@ -294,9 +309,6 @@ impl WideArea {
             }
         }
         state.board.forget_all_where(|heard| heard.announcement.not_after_s <= unix_s);
-        state.board.tick(now);
-        self.settle(&mut state);
-        state.board.deadline().map_or(LOOK, |deadline| deadline.since(now)).min(LOOK)
     }
 
     fn check(&self, state: &mut State, said: &mut Announcement, member: Option<&Member>) -> Result<(), Fault> {

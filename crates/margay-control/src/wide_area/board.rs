@@ -207,8 +207,11 @@ impl Board {
     ///
     /// Why it is not taken.
     pub fn hear(&mut self, now: Instant, link: &Link, ticket: u64, announcement: Announcement) -> Result<(), Fault> {
+        if !self.is_current(link, ticket) {
+            return Err(Fault::Invalid("its stream was replaced"));
+        }
         let prefix = announcement.prefix;
-        let taken = self.check(link, ticket, &announcement);
+        let taken = self.check(link, &announcement);
         if taken.is_err() {
             self.forget(link, &prefix);
             return taken;
@@ -225,11 +228,9 @@ impl Board {
         Ok(())
     }
 
-    fn check(&self, link: &Link, ticket: u64, announcement: &Announcement) -> Result<(), Fault> {
+    fn check(&self, link: &Link, announcement: &Announcement) -> Result<(), Fault> {
         let Announcement { prefix, path, .. } = announcement;
-        let peer = self.peers.get(link).filter(|peer| peer.ticket == ticket);
-        let peer = peer.ok_or(Fault::Invalid("its stream was replaced"))?;
-        if peer.neighbour.relation == Relation::Above {
+        if self.peers.get(link).is_some_and(|peer| peer.neighbour.relation == Relation::Above) {
             return Err(Fault::FromAbove);
         }
         if prefix.id.authority() != link.authority {

@@ -198,7 +198,9 @@ fn a_stream_that_takes_over_leaves_no_gap() {
     let second = board.arrive(link, neighbour(1, Relation::Below)).expect("room");
     assert_eq!(board.candidates(&prefix(1)).len(), 1);
     board.hear(at(5), &link, second, by_way(&[1], 1)).expect("taken");
-    assert!(!board.leave(&link, first), "the earlier stream ends, and takes nothing with it");
+    assert!(board.hear(at(6), &link, first, by_way(&[9], 1)).is_err(), "the earlier stream has no say");
+    board.retracted(&link, first, &prefix(1));
+    assert!(!board.leave(&link, first), "it ends, and takes nothing with it");
     board.sweep(&link, second);
     assert_eq!((board.candidates(&prefix(1)).len(), board.candidates(&prefix(2)).len()), (1, 0));
     assert_eq!(board.candidates(&prefix(1))[0].heard.since, at(0), "it holds since it was said first");

@@ -85,8 +85,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let tokens = home::candidates(&config, &state_dir, &store)?;
     authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
         .into_diagnostic()?;
-    let area = wide_area(&config, &local, &keyring, &control, &clock_of_wall);
-    let router = start_router(&config, &local, &keyring, &store, &control, &clock_of_wall, area.clone()).await?;
+    let (router, area) = start_router(&config, &local, &keyring, &store, &control, &clock_of_wall).await?;
     let services = Arc::new(Services::new(Surroundings {
         core: Arc::clone(&control),
         local: local.clone(),
@@ -97,9 +96,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         router: router.clone(),
     }));
     services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
-    for candidate in tokens {
-        services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall, area.as_ref()));
-    }
+    let join = |one| home::join(one, &local, &store, &control, &clock_of_wall, area.as_ref());
+    tokens.into_iter().map(join).for_each(|home| services.add_home(home));
     let active = Active::open(&config, &services);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let mut warnings = Vec::new();
@@ -218,18 +216,7 @@ fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Cl
     Ok(rules)
 }
 
-/// What this router tells routers of other sites, if it belongs to one.
-fn wide_area(
-    config: &Config,
-    local: &Local,
-    keyring: &Keyring,
-    control: &Arc<dyn SalControl>,
-    wall: &Clock,
-) -> Option<Arc<WideArea>> {
-    let policy = config.router.policy().filter(|_| config.router.enabled)?;
-    Some(WideArea::new(policy, local.host_key.public(), keyring.clone(), Arc::clone(control), wall.clone()))
-}
-
+/// The router, and what it tells routers of other sites, if it belongs to one.
 async fn start_router(
     config: &Config,
     local: &Local,
@@ -237,15 +224,18 @@ async fn start_router(
     store: &Arc<Store>,
     control: &Arc<dyn SalControl>,
     wall: &Clock,
-    area: Option<Arc<WideArea>>,
-) -> Result<Option<Arc<Router>>> {
+) -> Result<(Option<Arc<Router>>, Option<Arc<WideArea>>)> {
     if !config.router.enabled {
-        return Ok(None);
+        return Ok((None, None));
     }
+    let own = local.host_key.public();
+    let wide_area = |policy| WideArea::new(policy, own, keyring.clone(), Arc::clone(control), wall.clone());
+    let area = config.router.policy().map(wide_area);
     let router_config = RouterConfig { listen: config.router.listen, lease_ms: LEASE_MS, heartbeat_ms: HEARTBEAT_MS };
     let (store, control) = (Arc::clone(store), Arc::clone(control));
-    let router = Router::start(router_config, local.clone(), keyring.clone(), store, control, wall.clone(), area).await;
-    router.map(Some).into_diagnostic()
+    let local = local.clone();
+    let router = Router::start(router_config, local, keyring.clone(), store, control, wall.clone(), area.clone());
+    Ok((Some(router.await.into_diagnostic()?), area))
 }
 
 /// The responder is a convenience: where its address is taken, the agent runs without it and says so.

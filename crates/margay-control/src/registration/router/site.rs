@@ -7,7 +7,7 @@ use margay_core::way::Relation;
 use tokio::task::JoinHandle;
 
 use super::{Guest, Shared, answer_of};
-use crate::registration::proto;
+use crate::registration::proto::{self, from_host};
 use crate::registration::refusal::{No, invalid};
 use crate::wide_area::{Census, Link, Words};
 
@@ -28,11 +28,13 @@ impl Guest {
     pub(super) fn attach(&mut self, site: &proto::Site) -> Vec<proto::FromRouter> {
         let link = Link { host: self.place.host, authority: self.place.authority, joined: false };
         let relation = if site.beside { Relation::Beside } else { Relation::Below };
+        let address = self.shared.roll.lock().address_of(self.place.host);
         let attached = self
             .shared
             .area
             .as_ref()
-            .map(|area| area.attach(link, self.address, &site.name, relation, Some(self.member.clone())));
+            .zip(address)
+            .map(|(area, address)| area.attach(link, address, &site.name, relation, Some(self.member.clone())));
         match attached {
             Some(Ok(attachment)) => {
                 self.attachment = Some(attachment);
@@ -43,7 +45,14 @@ impl Guest {
         }
     }
 
-    pub(super) fn hear(&mut self, words: Words) -> Vec<proto::FromRouter> {
+    /// What other sites serve, by the word of the host.
+    pub(super) fn hear(&mut self, asked: from_host::Body) -> Vec<proto::FromRouter> {
+        let words = match asked {
+            from_host::Body::Announce(announce) => Words::Announce(announce),
+            from_host::Body::Retract(retract) => Words::Retract(retract),
+            from_host::Body::Declined(declined) => Words::Declined(declined),
+            _ => return self.refuse(0, invalid("the message is not about other sites")),
+        };
         let Some(attachment) = &self.attachment else { return self.refuse(0, invalid("the host named no site")) };
         attachment.take(words).map(|words| answer_of(words.into())).into_iter().collect()
     }

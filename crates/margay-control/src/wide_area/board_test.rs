@@ -150,6 +150,8 @@ fn what_makes_no_sense_is_refused_and_takes_what_was_said_before_with_it() {
     }
     assert_eq!(board.hear(at(0), &above, above_ticket, by_way(&[2], 1)), Err(Fault::FromAbove));
     assert!(board.hear(at(0), &below, ticket + 7, by_way(&[1], 1)).is_err(), "of another stream");
+    assert_eq!(board.candidates(&prefix(1)).len(), 1, "that of another stream changes nothing");
+    board.retracted(&below, ticket, &prefix(1));
     for n in 0..HEARD_MAX {
         let mut one = by_way(&[1], 0);
         one.prefix.id.0[8..12].copy_from_slice(&u32::try_from(n).expect("few").to_be_bytes());

@@ -20,6 +20,7 @@ pub mod state_dir;
 pub mod store;
 pub mod token;
 pub mod warrant;
+pub mod wide_area;
 
 pub use clock::Clock;
 pub use sal_control::SalControl;

@@ -4,8 +4,10 @@ use std::net::IpAddr;
 
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
+use margay_core::key::HostId;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::table::{Rule, RuleId, TableError};
+use margay_core::way::Relation;
 
 /// The control side of [`margay_core::Sal`]. The program implements it with its lock around the core and its own `now`; every call
 /// is short and must not call back.
@@ -20,6 +22,8 @@ pub trait SalControl: Send + Sync + 'static {
     fn set_membership(&self, chain: Vec<u8>);
     /// See [`margay_core::Sal::set_service_certificate`]; an empty chain takes it away.
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>);
+    /// See [`margay_core::Sal::set_relation`]. Nothing to do for a core that forwards nothing for others.
+    fn set_relation(&self, _host: HostId, _relation: Option<Relation>) {}
     /// See [`margay_core::Sal::add_rule`].
     ///
     /// # Errors

@@ -381,6 +381,28 @@ impl TrustStore {
         if is_for_name { Ok(Authenticated::Yes) } else { Err(CertificateError::WrongPrefix) }
     }
 
+    /// Until when the host of `host_key` may answer for all of `prefix`, in seconds since 1970.
+    ///
+    /// # Errors
+    ///
+    /// Why it may not; that nobody is trusted for these names is a reason.
+    pub fn verify_prefix(
+        &mut self,
+        chain: &[u8],
+        prefix: &Prefix,
+        host_key: &[u8; 32],
+        unix_s: u64,
+    ) -> Result<u64, CertificateError> {
+        match self.verify_service(chain, &prefix.id, host_key, unix_s)? {
+            Authenticated::No => return Err(CertificateError::NotTrusted),
+            Authenticated::Yes => {}
+        }
+        let chain = decode_chain(chain)?;
+        let covers = chain.last().is_some_and(|leaf| leaf.prefix.covers(prefix));
+        let ends = chain.iter().map(|certificate| certificate.not_after_s).min();
+        ends.filter(|_| covers).ok_or(CertificateError::WrongPrefix)
+    }
+
     /// What the host of `host_key` proves of its authority.
     ///
     /// # Errors
@@ -522,6 +544,20 @@ mod tests {
         assert_eq!(TrustStore::default().verify_service(&chain, &service(), &HOST, 150), Ok(Authenticated::No));
         let member = one(certificate(CertificateKind::Member, 64));
         assert_eq!(store().verify_service(&member, &service(), &HOST, 150), Err(CertificateError::WrongPrefix));
+    }
+
+    #[test]
+    fn a_prefix_needs_a_certificate_for_all_of_it() {
+        let chain = one(certificate(CertificateKind::Service, 96));
+        let of = |bits| Prefix::new(service(), bits);
+        let verify = |chain: &[u8], bits, host: &[u8; 32]| store().verify_prefix(chain, &of(bits), host, 150);
+        assert_eq!(verify(&chain, 96, &HOST), Ok(200));
+        assert_eq!(verify(&chain, 100, &HOST), Ok(200));
+        assert_eq!(verify(&chain, 95, &HOST), Err(CertificateError::WrongPrefix));
+        assert_eq!(verify(&chain, 96, &[9; 32]), Err(CertificateError::WrongHost));
+        assert_eq!(verify(&[], 96, &HOST), Err(CertificateError::Missing));
+        let nobody = TrustStore::default().verify_prefix(&chain, &of(96), &HOST, 150);
+        assert_eq!(nobody, Err(CertificateError::NotTrusted), "nobody is trusted for it");
     }
 
     #[test]

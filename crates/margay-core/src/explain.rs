@@ -8,6 +8,7 @@ use crate::name::{Prefix, ServiceId};
 use crate::sal::Sal;
 use crate::segment::SEGMENT;
 use crate::table::{Action, Allow, AllowItem, NextHop, Rule, RuleId, SERVICE_PORT};
+use crate::way::{Sender, WayOn};
 
 /// A first packet that nobody sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +21,8 @@ pub struct Probe {
     pub port: u16,
     /// By what instances are picked: the same on every hop.
     pub sticky: u64,
-    /// It comes from this host.
-    pub own: bool,
+    /// Who it comes from.
+    pub sender: Sender,
 }
 
 /// Why a rule cannot take a packet.
@@ -35,6 +36,10 @@ pub enum Unusable {
     Port,
     /// It leads elsewhere, the packet comes from elsewhere, and this host is no router; or it asks the segment.
     NotForOthers,
+    /// It leads to a router above or beside this one, and the packet comes from one.
+    Inward,
+    /// It leads to where the packet comes from.
+    Back,
 }
 
 /// What becomes of a rule.
@@ -67,24 +72,27 @@ pub struct Considered<'a> {
 
 impl Sal {
     /// Why a rule cannot take a packet; `None`: it can, if it has a weight.
-    pub(crate) fn unusable(&self, rule: &Rule, protocol: u8, port: u16, own: bool) -> Option<Unusable> {
+    pub(crate) fn unusable(&self, rule: &Rule, protocol: u8, port: u16, way: WayOn) -> Option<Unusable> {
         match &rule.action {
             Action::Demux(demux) if demux.protocol.is_some_and(|wanted| wanted != protocol) => Some(Unusable::Protocol),
             Action::Demux(demux) if port != SERVICE_PORT && demux.service_port.is_some_and(|wanted| wanted != port) => {
                 Some(Unusable::Port)
             }
             // What others ask for on a segment is passed on by relays, whatever the table says.
-            Action::Forward(hop) if !own && (!self.config.router || hop.address == SEGMENT) => {
+            Action::Forward(hop) if way.sender != Sender::Own && (!self.config.router || hop.address == SEGMENT) => {
                 Some(Unusable::NotForOthers)
             }
+            Action::Forward(hop) if way.is_back(hop.address) => Some(Unusable::Back),
+            Action::Forward(hop) if hop.router && way.is_inward() => Some(Unusable::Inward),
             Action::Demux(_) | Action::Forward(_) | Action::Drop => None,
         }
     }
 
     /// Every rule that covers the name, in the order in which they are asked, and what becomes of it.
     pub fn explain(&self, probe: &Probe) -> Vec<Considered<'_>> {
-        let Probe { service, protocol, port, sticky, own } = *probe;
-        let chosen = self.pick(&service, sticky, protocol, port, own).rule();
+        let Probe { service, protocol, port, sticky, sender } = *probe;
+        let chosen = self.pick(&service, sticky, protocol, port, sender).rule();
+        let way = self.way_on(sender);
         let mut considered = Vec::new();
         // Where the choice was made, once the walk has come there.
         let mut decided: Option<(Prefix, u32)> = None;
@@ -93,7 +101,7 @@ impl Sal {
             decided = decided.or(priority.map(|priority| (prefix, priority)));
             for (id, rule) in set.iter() {
                 let no_weight = (rule.weight == 0).then_some(Unusable::NoWeight);
-                let unusable = no_weight.or_else(|| self.unusable(rule, protocol, port, own));
+                let unusable = no_weight.or_else(|| self.unusable(rule, protocol, port, way));
                 let verdict = match (unusable, decided) {
                     (Some(why), _) => Verdict::Unusable(why),
                     (None, _) if Some(id) == chosen => Verdict::Chosen,
@@ -167,9 +175,14 @@ mod tests {
         });
         let forward = any::<u8>().prop_map(|n| {
             let address = SocketAddr::new([10, 0, 0, n].into(), 1);
-            Action::Forward(NextHop { address, host: None, router: false })
+            Action::Forward(NextHop { address, host: None, router: n % 2 == 0 })
         });
         prop_oneof![2 => forward, 2 => demux, 1 => Just(Action::Drop)]
+    }
+
+    fn sender() -> impl Strategy<Value = Sender> {
+        let router = any::<u8>().prop_map(|n| Sender::Router(SocketAddr::new([10, 0, 0, n].into(), 1)));
+        prop_oneof![Just(Sender::Own), Just(Sender::Host), router]
     }
 
     fn rules() -> impl Strategy<Value = Vec<(u16, Rule)>> {
@@ -185,12 +198,21 @@ mod tests {
         fn the_explanation_is_the_decision(
             all in rules(),
             router: bool,
-            own: bool,
+            sender in sender(),
+            beside: bool,
             udp: bool,
             port in prop_oneof![Just(80), Just(9), Just(SERVICE_PORT)],
             sticky: u64,
         ) {
             let mut sal = sal(router);
+            let peer = HostSecret::generate(&mut Rng::new([3; 32])).public();
+            if let Sender::Router(remote) = sender {
+                sal.install_association(Instant::ZERO, crate::AssociationSetup {
+                    host_key: peer.0, key: [1; 32], local_id: 1, remote_id: 1, peer_epoch: 1, remote,
+                    hop_key: None, router: true, initiator: false,
+                });
+                sal.set_relation(peer.id(), beside.then_some(crate::way::Relation::Beside));
+            }
             let service = ServiceId([0x5a; 32]);
             for (bits, rule) in all {
                 sal.add_rule(Instant::ZERO, Prefix::new(service, bits), rule).expect("room");
@@ -198,13 +220,13 @@ mod tests {
             // Of another name.
             sal.add_rule(Instant::ZERO, ServiceId([1; 32]).into(), Rule { priority: 9, weight: 1, action: Action::Drop }).expect("room");
             let protocol = if udp { 17 } else { 6 };
-            let probe = Probe { service, protocol, port, sticky, own };
+            let probe = Probe { service, protocol, port, sticky, sender };
             let explained = sal.explain(&probe);
             prop_assert_eq!(explained.len(), sal.rules().count() - 1);
             let order: Vec<_> = explained.iter().map(|one| (one.prefix.bits, one.rule.priority)).collect();
             prop_assert!(order.is_sorted_by(|one, next| one >= next), "{order:?}");
             let chosen: Vec<_> = explained.iter().filter(|one| one.verdict == Verdict::Chosen).collect();
-            prop_assert_eq!(chosen.first().map(|one| one.id), sal.pick(&service, sticky, protocol, port, own).rule());
+            prop_assert_eq!(chosen.first().map(|one| one.id), sal.pick(&service, sticky, protocol, port, sender).rule());
             prop_assert!(chosen.len() <= 1);
             for one in &explained {
                 let is_unusable = matches!(one.verdict, Verdict::Unusable(_));

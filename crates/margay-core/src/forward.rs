@@ -16,6 +16,7 @@ use crate::sal::Sal;
 use crate::setup::{Draft, Reply};
 use crate::table::{Action, Resolution};
 use crate::time::Instant;
+use crate::way::Sender;
 
 /// Stands for "the router that sent this": it does not know which of its addresses the next hop sees.
 pub(crate) const VIA_SENDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), margay_wire::PORT);
@@ -42,7 +43,8 @@ impl Sal {
             return self.handle_related(now, from, message, datagram.len());
         }
         let sticky = crate::setup::sticky(message.src_flow, resolvable.nonce);
-        match self.pick(&service, sticky, session.protocol, session.service_port, false) {
+        let sender = if resolvable.via.is_some() { Sender::Router(from) } else { Sender::Host };
+        match self.pick(&service, sticky, session.protocol, session.service_port, sender) {
             Resolution::Demux(rule, demux) => {
                 let demux = demux.clone();
                 self.table.note_use(now, rule);
@@ -80,10 +82,13 @@ impl Sal {
             return Reply::straight(from);
         }
         let via = resolvable.via.filter(|via| !via.ip().is_unspecified()).unwrap_or(from);
-        Reply { direct: reply_to, via: Some(via), is_detour: false }
+        // The first router of another site shares no key with this host, and would relay nothing for it; a copy to it would only use up what
+        // an answer may have of bytes.
+        let via = Some(via).filter(|via| self.hop_key_of(*via).is_some());
+        Reply { direct: reply_to, via, is_detour: false }
     }
 
-    fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
+    pub(crate) fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
         let tagged = datagram.get(..margay_wire::HOP_TAGGED_LEN);
         match (self.hop_key_of(from), tagged) {
             (Some(key), Some(tagged)) => hop::is_valid(&key, tagged, &resolvable.hop_tag),
@@ -155,10 +160,11 @@ impl Sal {
     ) {
         let claimed = message.key_exchange().map(|exchange| HostId(exchange.host_id));
         let known = claimed.and_then(|host| self.associations.by_host(host)).map(|association| association.local_id);
-        let (Some(local_id), Some(resolvable)) = (known, message.resolvable) else { return };
+        let Some(resolvable) = message.resolvable else { return };
         if !self.answers.take(now) {
             return;
         }
+        let Some(local_id) = known else { return self.tell_router_of_nobody(from, message, datagram) };
         // The service is here but not this port or protocol of it: that is a refusal, not an absence. The initiator hears it
         // itself; it may have come through a router, which knows nothing of the flow.
         let is_here = self

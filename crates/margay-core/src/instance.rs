@@ -14,6 +14,7 @@ use crate::sal::Sal;
 use crate::setup::sticky;
 use crate::table::{NextHop, Resolution};
 use crate::time::Instant;
+use crate::way::Sender;
 
 /// Instances' IPv4 addresses: 198.19.0.0/18. The rest of 198.19.0.0/16 stands for clients.
 const FIRST_V4: u32 = 0xc613_0000;
@@ -69,7 +70,7 @@ impl Sal {
             return false;
         }
         let (service, app, number) = (flow.service, flow.app, sticky(id, setup.nonce));
-        let (rule, found) = match self.pick(&service, number, app.protocol, app.destination.port(), true) {
+        let (rule, found) = match self.pick(&service, number, app.protocol, app.destination.port(), Sender::Own) {
             Resolution::Forward(rule, hop) => (Some(rule), Some(hop.address)),
             Resolution::Demux(rule, _) => (Some(rule), Some(self.loopback())),
             Resolution::Drop(rule) => (Some(rule), None),

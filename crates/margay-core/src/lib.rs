@@ -59,6 +59,7 @@ mod surrogate;
 pub mod table;
 pub mod time;
 mod translator;
+pub mod way;
 mod wire_path;
 
 pub use config::{Config, Limits};

@@ -1,6 +1,6 @@
 //! [`Sal`]: the Service Access Layer of one host.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -18,6 +18,7 @@ use crate::flow::{FlowTable, KeyedHash, seen};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
 use crate::instance::Instance;
+use crate::key::HostId;
 use crate::lifetime::Lifetimes;
 use crate::location::LocationTable;
 use crate::name::{Prefix, ServiceId, service_of_v6};
@@ -34,6 +35,7 @@ use crate::side_path::SidePath;
 use crate::source::SourceTable;
 use crate::table::{Resolution, Rule, ServiceTable};
 use crate::time::Instant;
+use crate::way::{Relation, Sender};
 
 /// Events that wait to be polled; when nobody listens the oldest go.
 const EVENTS_MAX: usize = 4096;
@@ -106,6 +108,8 @@ pub struct Sal {
     pub(crate) came_to_all: bool,
     /// What this host passes on between its segments, if it does.
     pub(crate) relay: Option<Relay>,
+    /// Routers that this one exchanges announcements with.
+    pub(crate) neighbours: BTreeMap<HostId, Relation>,
     next_sweep: Instant,
 }
 
@@ -171,6 +175,7 @@ impl Sal {
             move_secret: rng.bytes(),
             arrival: None,
             came_to_all: false,
+            neighbours: BTreeMap::new(),
             relay: None,
             next_sweep: now + SWEEP,
             rng,
@@ -403,9 +408,16 @@ impl Sal {
     }
 
     /// What the service table says of a first packet: longest prefix, highest priority, by weight and `sticky`.
-    /// `own`: it comes from this host, which may send it on although it is no router.
-    pub(crate) fn pick(&self, service: &ServiceId, sticky: u64, protocol: u8, port: u16, own: bool) -> Resolution<'_> {
-        self.table.resolve(service, sticky, |rule: &Rule| self.unusable(rule, protocol, port, own).is_none())
+    pub(crate) fn pick(
+        &self,
+        service: &ServiceId,
+        sticky: u64,
+        protocol: u8,
+        port: u16,
+        sender: Sender,
+    ) -> Resolution<'_> {
+        let way = self.way_on(sender);
+        self.table.resolve(service, sticky, |rule: &Rule| self.unusable(rule, protocol, port, way).is_none())
     }
 
     /// The name behind a virtual address: a lease, an instance, or the /96 that an IPv6 address spells out.

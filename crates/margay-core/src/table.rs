@@ -45,7 +45,8 @@ pub struct NextHop {
     pub address: SocketAddr,
     /// The host, where it is known: its hop key tags the packet.
     pub host: Option<HostId>,
-    /// It is a router, which resolves further.
+    /// It is a router above or beside this one, which resolves further: what comes from such a router does not go there
+    /// ([`crate::way`]).
     pub router: bool,
 }
 

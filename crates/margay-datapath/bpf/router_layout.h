@@ -67,6 +67,7 @@ struct seat {
 #define HOP_READY 1 /* interface and neighbour are known */
 #define HOP_KEYED 2
 #define HOP_V4 4
+#define HOP_OUTER 8 /* a router above or beside this one */
 
 struct hop_version {
 	__u8 remote[16];
@@ -110,7 +111,7 @@ enum router_counter {
 	ROUTER_DROP_SERVICE, /* DropReason::ServiceDrop */
 	ROUTER_DROP_NO_DEVICE, /* the interface went while the packet was on its way */
 	ROUTER_LEFT_SHAPE, /* to the agent: no plain SYN, or no plain packet */
-	ROUTER_LEFT_NO_ROUTE, /* no rule, or one that the agent must decide by */
+	ROUTER_LEFT_NO_ROUTE, /* no rule, or one that the agent must decide by, or whether it may go there */
 	ROUTER_LEFT_NO_WAY, /* next hop of the other family, or its neighbour is not known */
 	ROUTER_LEFT_TOO_LARGE,
 	ROUTER_LEFT_CHECK, /* so that the kernel looks after the neighbour */

@@ -206,6 +206,20 @@ static __always_inline enum verdict leave(__u32 why)
 	return LEAVE;
 }
 
+/* Whether the agent must say if a packet may take this hop: what has passed a router does not go on to one above or beside this one
+ * unless it comes from below, and nothing goes back to a router (`way.rs`).
+ */
+static __always_inline bool may_be_barred(const struct resolvable *sal, const struct datagram *datagram, const struct hop_version *to)
+{
+	const word32 *remote = (const word32 *)to->remote;
+
+	if (!(sal->present & VIA_PRESENT))
+		return false;
+	return to->flags & HOP_OUTER ||
+	       (datagram->source_port == to->remote_port && datagram->source[0] == remote[0] && datagram->source[1] == remote[1] &&
+		datagram->source[2] == remote[2] && datagram->source[3] == remote[3]);
+}
+
 /* Whether the packet can be sent on to this hop from here. */
 static __always_inline bool is_ready(struct hop *hop, const struct hop_version *to, const struct datagram *datagram, bool is_v4,
 				     __u64 now)
@@ -256,6 +270,8 @@ static __always_inline enum verdict forward(void *data, void *end, const struct 
 	if (!hop)
 		return leave(ROUTER_LEFT_NO_WAY);
 	to = &hop->versions[hop->active & 1];
+	if (may_be_barred(sal, datagram, to))
+		return leave(ROUTER_LEFT_NO_ROUTE);
 	if (!is_ready(hop, to, datagram, is_v4, now))
 		return LEAVE;
 	checksum = checksum_of(data, end, datagram, is_v4, in_buffer);

@@ -27,6 +27,7 @@ use crate::agent::active::rule::{Offer, Rule, Source};
 use crate::allow;
 use crate::etcd_section::EtcdSection;
 use crate::listener::{self, Protocol, ServiceName};
+use crate::site::{self, Names, NeighbourSection, ScopeSection};
 
 /// Where it lies unless `--config` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/margay/margay.toml";
@@ -127,11 +128,33 @@ pub struct RouterSection {
     pub address: Option<String>,
     /// What it shares with other routers.
     pub etcd: Option<EtcdSection>,
+    /// What routers of other sites call this one's; with it, announcements are exchanged with them.
+    #[serde(deserialize_with = "site::own_site")]
+    pub site: Option<String>,
+    /// Announced in place of the services under them.
+    pub announce: Vec<Names>,
+    /// The share that this site asks for, among sites that are as good.
+    #[serde(deserialize_with = "site::weight")]
+    pub site_weight: u32,
+    /// How far announcements of names go.
+    pub scope: Vec<Spanned<ScopeSection>>,
+    /// How routers of other sites are taken.
+    pub neighbour: Vec<Spanned<NeighbourSection>>,
 }
 
 impl Default for RouterSection {
     fn default() -> Self {
-        Self { enabled: false, listen: (Ipv6Addr::UNSPECIFIED, margay_wire::PORT).into(), address: None, etcd: None }
+        Self {
+            enabled: false,
+            listen: (Ipv6Addr::UNSPECIFIED, margay_wire::PORT).into(),
+            address: None,
+            etcd: None,
+            site: None,
+            announce: Vec::new(),
+            site_weight: site::default_weight(),
+            scope: Vec::new(),
+            neighbour: Vec::new(),
+        }
     }
 }
 
@@ -609,6 +632,7 @@ impl Config {
             bind.get_ref().check().map_err(|(what, advice)| (what, Some(bind.span()), advice))?;
         }
         self.check_multihoming()?;
+        self.router.check()?;
         for (at, fallback) in self.fallback.iter().enumerate() {
             let this = fallback.get_ref();
             let is_twin = |earlier: &FallbackSection| {

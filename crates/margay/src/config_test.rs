@@ -37,10 +37,54 @@ fn every_field_of_the_book_is_read() {
     assert_eq!(config.secure_names(), [config.service[0].get_ref().name.0.prefix()]);
     assert_eq!(config.service[0].get_ref().service_port(), Some(80));
     assert_eq!(config.service[0].get_ref().terms().partition_bits, 4);
+    let policy = config.router.policy().expect("a site");
+    assert_eq!((policy.aggregates.len(), policy.scopes.len(), policy.neighbours.len()), (2, 1, 1));
     let [bulk, prefix] = &config.policies()[..] else { panic!("two names") };
     assert_eq!((bulk.1, prefix.0.bits, prefix.1), (Policy::Stripe, 64, Policy::Stripe));
     assert_eq!(config.fallback[0].get_ref().address.to_string(), "192.0.2.7");
     assert_eq!(config.log.level.tracing(), tracing::Level::INFO);
+}
+
+#[test]
+fn what_a_site_tells_others_is_read_as_it_is_meant() {
+    let text = "[router]\nenabled = true\nsite = \"b\"\nannounce = [\"*.shop\", \"web.club\"]\n\
+        [[router.scope]]\nnames = [\"admin.shop\"]\nscope = \"site\"\n\
+        [[router.neighbour]]\nsite = \"a\"\nrelation = \"peer\"\nweight = 50\n";
+    let policy = parse(text).expect("read").router.policy().expect("a site");
+    assert_eq!((policy.site.as_str(), policy.weight), ("b", 100));
+    let bits: Vec<u16> = policy.aggregates.iter().map(|prefix| prefix.bits).collect();
+    assert_eq!(bits, [64, 96], "all of an authority, and a service with its keys");
+    assert_eq!(policy.announced_as(&"admin.shop".parse().expect("a name")), None);
+    let peer = policy.preference("a");
+    assert_eq!((peer.beside, peer.preference, peer.weight), (true, 100, 50));
+    assert!(!policy.preference("c").beside);
+    assert_eq!(parse("[router]\nenabled = true\n").expect("read").router.policy(), None);
+
+    let site = "[router]\nsite = \"b\"\n";
+    for (text, words) in [
+        ("[router]\nsite = \"Berlin 1\"\n".to_owned(), "no name of a site"),
+        ("[router]\nannounce = [\"*.shop\"]\n".to_owned(), "not what this one is called"),
+        (format!("{site}announce = [\"sid:01/8\"]\n"), "many authorities"),
+        (format!("{site}announce = [\"web\"]\n"), "no authority"),
+        (format!("{site}site_weight = 70000\n"), "0 to 65535"),
+        (format!("{site}[[router.scope]]\nnames = []\nscope = \"site\"\n"), "about no name"),
+        (format!("{site}[[router.scope]]\nnames = [\"web.shop\"]\nscope = \"here\"\n"), "unknown variant"),
+        (
+            format!(
+                "{site}[[router.scope]]\nnames = [\"web.shop\", \"web.shop\"]\nscope = \"site\"\n[[router.scope]]\nnames = [\"web.shop\"]\nscope = \"region\"\n"
+            ),
+            "two scopes",
+        ),
+        (format!("{site}[[router.neighbour]]\nsite = \"b\"\n"), "own site"),
+        (
+            format!("{site}[[router.neighbour]]\nsite = \"a\"\n[[router.neighbour]]\nsite = \"a\"\n"),
+            "two [[router.neighbour]]",
+        ),
+        (format!("{site}[[router.neighbour]]\nsite = \"a\"\nrelation = \"boss\"\n"), "unknown variant"),
+    ] {
+        let (what, ..) = wrong(&text);
+        assert!(what.contains(words), "{text}: {what}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use margay_core::certificate::{Revocation, decode_chain};
 use margay_core::key::HostPublic;
 use margay_core::name::{Prefix, ServiceId, authority_block};
+use margay_core::way::Relation;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -21,6 +22,7 @@ use super::stream::{StreamError, Writer};
 use super::trace::{Desk, Question, TraceError};
 use crate::cluster::ROUTERS_MAX;
 use crate::token::check_address;
+use crate::wide_area::{Attachment, Link, Words, due};
 
 /// Instances under a watched prefix that are remembered.
 const WATCHED_MAX: usize = 10_000;
@@ -61,6 +63,12 @@ pub(super) struct Conversation<'a> {
     /// The router answers questions about first packets, and has its own answered.
     traces: bool,
     desk: Desk,
+    /// What the router's site is called, if it has one.
+    site: String,
+    /// Both are routers of sites.
+    attachment: Option<Attachment>,
+    /// What it is to be answered.
+    to_say: Vec<Words>,
 }
 
 impl<'a> Conversation<'a> {
@@ -83,6 +91,9 @@ impl<'a> Conversation<'a> {
             to_register: Vec::new(),
             traces: welcome.traces,
             desk: Desk::new(authority_block(&shared.config.authority), shared.config.router_key.id()),
+            site: welcome.site.clone(),
+            attachment: None,
+            to_say: Vec::new(),
         };
         this.plan_membership(&welcome.membership);
         this
@@ -105,6 +116,9 @@ impl<'a> Conversation<'a> {
         orders: &mut mpsc::UnboundedReceiver<Order>,
         mut answers: mpsc::Receiver<Result<proto::FromRouter, StreamError>>,
     ) -> End {
+        if let Err(error) = self.attach().await {
+            return error.into();
+        }
         let wanted: Vec<Prefix> = self.shared.wanted.lock().keys().copied().collect();
         for prefix in wanted {
             if let Err(error) = self.register(prefix).await {
@@ -131,6 +145,7 @@ impl<'a> Conversation<'a> {
                     Some(Order::Moved(gone)) if gone.contains(&self.local) => return End::Left(Some(self.writer)),
                     Some(order) => self.carry_out(order).await,
                 },
+                words = due(self.attachment.as_ref()) => self.say(words).await,
                 answer = self.desk.answered() => self.send(from_host::Body::Traced(answer)).await,
                 answer = answers.recv() => {
                     silence.broken();
@@ -139,7 +154,7 @@ impl<'a> Conversation<'a> {
                         Some(Err(error)) => return error.into(),
                         Some(Ok(answer)) => match self.take(answer) {
                             Some(end) => return end,
-                            None => self.register_certified().await,
+                            None => self.follow_up().await,
                         },
                     }
                 },
@@ -206,6 +221,46 @@ impl<'a> Conversation<'a> {
             certificate_only,
         }))
         .await
+    }
+
+    /// Says whose site this host is the router of, if both ends are one.
+    async fn attach(&mut self) -> Result<(), StreamError> {
+        let Some(area) = self.shared.area.as_ref().filter(|_| !self.site.is_empty()) else { return Ok(()) };
+        let config = &self.shared.config;
+        let (host, authority) = (config.router_key.id(), authority_block(&config.authority));
+        let beside = self.shared.is_beside(&self.site);
+        let relation = if beside { Relation::Beside } else { Relation::Above };
+        let Some(address) = *self.shared.router_at.lock() else { return Ok(()) };
+        match area.attach(Link { host, authority, joined: true }, address, &self.site, relation, None) {
+            Ok(attachment) => self.attachment = Some(attachment),
+            Err(fault) => {
+                tracing::warn!(router = config.router_address, why = %fault, "nothing is announced to the router");
+                return Ok(());
+            }
+        }
+        let site = proto::Site { name: area.policy().site.clone(), beside };
+        self.send(from_host::Body::Site(site)).await
+    }
+
+    async fn say(&mut self, words: Vec<Words>) -> Result<(), StreamError> {
+        for words in words {
+            self.send(words.into()).await?;
+        }
+        Ok(())
+    }
+
+    /// What follows from an answer.
+    async fn follow_up(&mut self) -> Result<(), StreamError> {
+        let words = std::mem::take(&mut self.to_say);
+        self.say(words).await?;
+        self.register_certified().await
+    }
+
+    /// The router has said something of what other sites serve.
+    fn heard_words(&mut self, words: Words) {
+        if let Some(attachment) = &self.attachment {
+            self.to_say.extend(attachment.take(words));
+        }
     }
 
     async fn register_certified(&mut self) -> Result<(), StreamError> {
@@ -294,6 +349,7 @@ impl<'a> Conversation<'a> {
 
     /// What this host may register has changed: some is lost, and what was refused may be had now.
     fn granted(&mut self, granted: proto::Granted) {
+        self.attachment.iter().for_each(Attachment::tell_declined_again);
         let refused = |(prefix, state): (&Prefix, &RegistrationState)| (state.state == "refused").then_some(*prefix);
         self.to_register.extend(self.shared.states.lock().iter().filter_map(refused));
         for lost in granted.lost {
@@ -325,7 +381,9 @@ impl<'a> Conversation<'a> {
         let authority = authority_block(&self.shared.config.authority);
         for host in revoked.hosts {
             if let Ok(host_key) = host.host_key.try_into() {
-                self.shared.sal.revoke(Revocation { authority, host_key, until_s: host.until_unix_s });
+                let revocation = Revocation { authority, host_key, until_s: host.until_unix_s };
+                self.shared.sal.revoke(revocation);
+                self.shared.area.iter().for_each(|area| area.revoke(revocation));
             }
         }
     }
@@ -363,6 +421,9 @@ impl<'a> Conversation<'a> {
             Body::Revoked(revoked) => self.put_out(revoked),
             Body::Granted(granted) => self.granted(granted),
             Body::Routers(routers) => self.of_cluster(routers),
+            Body::Announce(announce) => self.heard_words(Words::Announce(announce)),
+            Body::Retract(retract) => self.heard_words(Words::Retract(retract)),
+            Body::Declined(declined) => self.heard_words(Words::Declined(declined)),
             Body::Membership(answer) => {
                 self.pending.remove(&answer.request);
                 self.plan_membership(&answer.chain);

@@ -26,6 +26,7 @@ use super::{Instance, Local, VERSION};
 use crate::api::v1::TraceHop;
 use crate::store::{Joined, Store};
 use crate::token::{TokenHash, TokenSecret};
+use crate::wide_area::WideArea;
 use crate::{Clock, SalControl, entropy};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -167,6 +168,7 @@ pub(super) struct Shared {
     /// What explains first packets on this host, once it is there.
     pub tracer: OnceLock<Tracer>,
     pub traces_refused: AtomicU64,
+    pub area: Option<Arc<WideArea>>,
 }
 
 /// One router of this host, for one authority.
@@ -197,20 +199,18 @@ impl From<StreamError> for End {
 }
 
 impl Home {
-    /// Joins or comes back, and goes on until [`stop`](Self::stop). First packets go to the router, if it is the only one.
-    pub fn start(config: HomeConfig, local: Local, store: Arc<Store>, sal: Arc<dyn SalControl>, clock: Clock) -> Self {
-        Self::start_among(config, local, store, sal, clock, Some(Arc::default()))
-    }
-
-    /// As [`start`](Self::start), where the host has more routers: `ways` says to which of them first packets go; without, they do not
-    /// go to this one.
-    pub fn start_among(
+    /// Joins or comes back, and goes on until [`stop`](Self::stop).
+    ///
+    /// `ways` says to which of this host's routers first packets go; without, they do not go to this one. With an `area` this host is the router of
+    /// a site, and tells routers of other sites what that serves.
+    pub fn start(
         config: HomeConfig,
         local: Local,
         store: Arc<Store>,
         sal: Arc<dyn SalControl>,
         clock: Clock,
         ways: Option<Arc<Ways>>,
+        area: Option<Arc<WideArea>>,
     ) -> Self {
         let (orders, receiver) = mpsc::unbounded_channel();
         let first = HomeState { phase: Phase::Connecting, why: String::new(), since_unix_s: clock.unix_s() };
@@ -232,6 +232,7 @@ impl Home {
             heard: watch::Sender::default(),
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
+            area,
         });
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
@@ -383,6 +384,11 @@ impl Shared {
         let since_unix_s = self.clock.unix_s();
         let state = RegistrationState { state, why, since_unix_s, certificate_expires_unix_s };
         self.states.lock().insert(prefix, state);
+    }
+
+    /// Whether the router of a site is beside this one, and not above it.
+    pub fn is_beside(&self, site: &str) -> bool {
+        !site.is_empty() && self.area.as_ref().is_some_and(|area| area.policy().preference(site).beside)
     }
 
     fn enter(&self, phase: Phase, why: String) {
@@ -548,7 +554,9 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
     let config = &shared.config;
     let remote = SocketAddr::new(router.ip(), sal_port);
     let authority = authority_block(&config.authority);
-    shared.sal.add_trust_anchor(TrustAnchor { authority, key: config.authority_key });
+    let anchor = TrustAnchor { authority, key: config.authority_key };
+    shared.sal.add_trust_anchor(anchor);
+    shared.area.iter().for_each(|area| area.trust(anchor));
     shared.sal.set_membership(welcome.membership.clone());
     shared.sal.install_association(AssociationSetup {
         host_key: config.router_key.0,
@@ -562,8 +570,15 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
         initiator: true,
     });
     *shared.router_at.lock() = Some(remote);
-    let heard = |ways: &Arc<Ways>| ways.heard(&config.authority, config.router_key.id(), remote, &shared.sal);
-    shared.ways.iter().for_each(heard);
+    let (beside, router) = (shared.is_beside(&welcome.site), config.router_key.id());
+    if let Some(ways) = &shared.ways {
+        // Of one that is beside this one only what it announces goes there.
+        if beside {
+            ways.left(&config.authority, router);
+        } else {
+            ways.heard(&config.authority, router, remote, &shared.sal);
+        }
+    }
     Ok(())
 }
 

@@ -30,12 +30,23 @@ pub enum Act {
     RegisterRefused,
     /// A host that was let in said something that makes no sense, or that it may not ask.
     MessageRefused,
+    /// A router leads to names, by its own word.
+    Announce,
+    /// It may not say so.
+    AnnounceRefused,
 }
 
 impl Act {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Register, Self::StreamRefused, Self::HostRefused, Self::RegisterRefused, Self::MessageRefused];
+    pub const ALL: [Self; 7] = [
+        Self::Register,
+        Self::StreamRefused,
+        Self::HostRefused,
+        Self::RegisterRefused,
+        Self::MessageRefused,
+        Self::Announce,
+        Self::AnnounceRefused,
+    ];
 
     /// As the log and metrics have it.
     pub fn label(self) -> &'static str {
@@ -45,6 +56,8 @@ impl Act {
             Self::HostRefused => "host-refused",
             Self::RegisterRefused => "register-refused",
             Self::MessageRefused => "message-refused",
+            Self::Announce => "announce",
+            Self::AnnounceRefused => "announce-refused",
         }
     }
 }

@@ -30,6 +30,7 @@ pub use host::{
     Acknowledgement, ClusterRouter, Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState,
 };
 pub use instance::Instance;
+pub(crate) use ledger::{Act, Ledger};
 pub use roll::{OwnService, Place, RollError, Terms};
 pub use router::{Router, RouterConfig, RouterError};
 pub use trace::{HOPS_MAX, Question, TraceError, Tracer};

@@ -1,8 +1,12 @@
 //! What a router says to a host when it says no.
 
+use margay_core::name::{Prefix, ServiceId};
+
 use super::proto::{self, Code, from_router};
 use super::roll::RollError;
 use crate::store::{AdmitError, NameError};
+
+const NAME_SHOWN_MAX: usize = 100;
 
 /// A no with its number and its words.
 pub(super) struct No(pub Code, pub String);
@@ -50,4 +54,21 @@ pub(super) fn invalid(text: &str) -> No {
 pub(super) fn refusal(request: u64, No(code, text): No) -> proto::FromRouter {
     let refusal = proto::Refusal { request, code: code.into(), text };
     proto::FromRouter { body: Some(from_router::Body::Refusal(refusal)) }
+}
+
+/// A prefix as it is written in messages.
+///
+/// # Errors
+///
+/// It is none.
+pub(super) fn prefix_of(service_id: &[u8], bits: u32) -> Result<Prefix, No> {
+    let id: [u8; 32] = service_id.try_into().map_err(|_| invalid("no serviceID"))?;
+    let bits = u16::try_from(bits).ok().filter(|bits| *bits <= 256).ok_or_else(|| invalid("no prefix length"))?;
+    let prefix = Prefix::new(ServiceId(id), bits);
+    if prefix.id.0 == id { Ok(prefix) } else { Err(invalid("bits beyond the prefix are not zero")) }
+}
+
+/// What somebody calls a name, as far as people want to read it.
+pub(super) fn shown(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(NAME_SHOWN_MAX).collect()
 }

@@ -16,6 +16,7 @@ use super::allotment::{Allotments, Server};
 use super::elsewhere::{self, Elsewhere, Registered};
 use crate::SalControl;
 use crate::cluster::Served;
+use crate::wide_area::Census;
 
 /// Prefixes of one host.
 pub const PREFIXES_MAX: usize = 1000;
@@ -197,6 +198,8 @@ pub struct Roll {
     elsewhere: Elsewhere,
     /// In a cluster: hosts of which the other routers are to be told.
     untold: Option<BTreeSet<Place>>,
+    /// What other sites hear of it.
+    pub census: Census,
 }
 
 /// A stream that speaks for a host.
@@ -289,7 +292,9 @@ impl Roll {
         }
         let hop = NextHop { address: host.address, host: Some(place.host), router: false };
         let rule = sal.add_rule(prefix, Rule { priority, weight, action: Action::Forward(hop) })?;
+        self.census.add(&prefix, name, weight);
         if let Some(old) = host.entries.insert(prefix, Entry { rule, instance, partition_bits, exclusive, stream }) {
+            self.census.remove(&prefix, old.instance.weight);
             sal.remove_rule(old.rule);
         }
         let places = self.serving.entry(prefix).or_insert_with(|| {
@@ -399,6 +404,7 @@ impl Roll {
                     };
                 }
             }
+            self.census.remove(&prefix, entry.instance.weight);
             self.settle(&prefix, sal);
             sal.remove_rule(entry.rule);
         }
@@ -454,6 +460,7 @@ impl Roll {
         let OwnService { instance, partition_bits, exclusive, .. } = &own;
         self.check_others(instance.host, &instance.prefix, &instance.name, *partition_bits, *exclusive)?;
         if self.own.iter().all(|known| known.instance.prefix != instance.prefix) {
+            self.census.add(&instance.prefix, &instance.name, instance.weight);
             self.own.push(own);
         }
         Ok(())
@@ -462,6 +469,10 @@ impl Roll {
     /// What the router's own host serves. The rules of its names are the caller's, those of partitions are made here.
     pub fn set_own(&mut self, own: Vec<OwnService>, sal: &dyn SalControl) {
         let before = std::mem::replace(&mut self.own, own);
+        for Instance { prefix, name, weight, .. } in self.own.iter().map(|own| &own.instance) {
+            self.census.add(prefix, name, *weight);
+        }
+        before.iter().for_each(|own| self.census.remove(&own.instance.prefix, own.instance.weight));
         let divided = before.iter().chain(&self.own).filter(|own| own.partition_bits > 0);
         let concerned: BTreeSet<Prefix> = divided.map(|own| own.instance.prefix).collect();
         for prefix in concerned {

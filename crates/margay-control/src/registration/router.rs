@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ledger::{Act, Ledger};
 use super::proto::{self, Code, from_host, from_router};
-use super::refusal::{No, invalid, refusal};
+use super::refusal::{No, invalid, prefix_of, refusal, shown};
 use super::rights::{Claim, by_grant};
 use super::roll::{Leave, OwnService, PREFIXES_MAX, Place, Roll, RollError, Seat, Terms};
 use super::sharing;
@@ -33,6 +33,7 @@ use crate::cluster::Cluster;
 use crate::keyring::Keyring;
 use crate::store::{Member, MemberKey, Store, StoreError};
 use crate::token::hash_secret;
+use crate::wide_area::{Attachment, WideArea, due};
 use crate::{Clock, SalControl, entropy, issue};
 
 /// From the first byte to the welcome.
@@ -49,7 +50,13 @@ const LOOK_PAUSE: Duration = Duration::from_millis(5);
 const WATCHES_MAX: usize = 256;
 const WEIGHT_MAX: u32 = 65_535;
 const HOST_NAME_MAX: usize = 253;
-const NAME_SHOWN_MAX: usize = 100;
+
+mod authority;
+mod error;
+mod site;
+
+use authority::{authority_of, membership_of};
+pub use error::RouterError;
 
 /// How the router is set up.
 #[derive(Clone, Debug)]
@@ -62,27 +69,6 @@ pub struct RouterConfig {
     pub heartbeat_ms: u32,
     /// What it shares with other routers.
     pub cluster: Option<Arc<Cluster>>,
-}
-
-/// Why a router cannot be.
-#[derive(Debug, thiserror::Error)]
-pub enum RouterError {
-    /// Another program has the port.
-    #[error(
-        "TCP {0} is taken by another program (`ss -ltnp` names it); stop that, or set [router] listen in the configuration"
-    )]
-    PortInUse(SocketAddr),
-    /// The system refuses.
-    #[error("registrations cannot be heard at TCP {address}: {error}; correct [router] listen in the configuration")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// What it said.
-        error: io::Error,
-    },
-    /// The store.
-    #[error(transparent)]
-    Store(#[from] StoreError),
 }
 
 /// What all streams share.
@@ -101,6 +87,7 @@ pub(super) struct Shared {
     traces_refused: AtomicU64,
     strangers: Arc<Strangers>,
     ledger: Arc<Ledger>,
+    pub area: Option<Arc<WideArea>>,
     stopping: watch::Sender<bool>,
     /// Hosts that were put out.
     pub revoked: watch::Sender<Vec<Revocation>>,
@@ -118,10 +105,11 @@ pub struct Router {
     address: SocketAddr,
     task: Mutex<Option<JoinHandle<()>>>,
     keeping: JoinHandle<()>,
+    following: Option<JoinHandle<()>>,
 }
 
 impl Router {
-    /// Listens for hosts until [`stop`](Self::stop).
+    /// Listens for hosts until [`stop`](Self::stop). With an `area`, other sites hear of what they serve.
     ///
     /// # Errors
     ///
@@ -133,6 +121,7 @@ impl Router {
         store: Arc<Store>,
         sal: Arc<dyn SalControl>,
         clock: Clock,
+        area: Option<Arc<WideArea>>,
     ) -> Result<Arc<Self>, RouterError> {
         let address = config.listen;
         let listener = match TcpListener::bind(address).await {
@@ -156,6 +145,7 @@ impl Router {
             sal,
             clock,
             roll: Mutex::default(),
+            area,
             lines: Mutex::default(),
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
@@ -169,9 +159,9 @@ impl Router {
         });
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
         shared.read_revocations()?;
-        let sharing = sharing::follow(Arc::clone(&shared));
+        let (sharing, following) = (sharing::follow(Arc::clone(&shared)), shared.follow_area());
         let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing) });
-        Ok(Arc::new(Self { shared, address, task, keeping }))
+        Ok(Arc::new(Self { shared, address, task, keeping, following }))
     }
 
     /// Where it listens.
@@ -286,6 +276,7 @@ impl Router {
         {
             tracing::error!("the router ended badly");
         }
+        self.following.iter().for_each(JoinHandle::abort);
         self.keeping.abort();
         self.write_audit().await;
     }
@@ -402,6 +393,8 @@ struct Guest {
     /// The host answers questions about first packets, and has its own answered.
     traces: bool,
     desk: Desk,
+    /// It is the router of another site.
+    attachment: Option<Attachment>,
 }
 
 impl Guest {
@@ -461,12 +454,13 @@ impl Guest {
             lease_ms: shared.config.lease_ms,
             heartbeat_ms: shared.config.heartbeat_ms,
             traces: true,
+            site: shared.area.as_ref().map(|area| area.policy().site.clone()).unwrap_or_default(),
         };
         let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
         let (shared, watches, stands_by) = (Arc::clone(shared), BTreeMap::new(), BTreeSet::new());
-        let granted = BTreeMap::new();
-        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, traces, desk })
+        let (granted, attachment) = (BTreeMap::new(), None);
+        Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, traces, desk, attachment })
     }
 
     /// Answers the host until it is gone; says why it is.
@@ -504,6 +498,7 @@ impl Guest {
                 () = sleep_until(sweep_at), if !swept => {
                     swept = true;
                     self.shared.roll.lock().sweep(self.place, self.seat.stream, &*self.shared.sal);
+                    self.attachment.iter().for_each(Attachment::sweep);
                     continue;
                 }
                 message = messages.recv() => match message {
@@ -521,6 +516,7 @@ impl Guest {
                 },
                 answer = self.desk.answered() => vec![answer_of(from_router::Body::Traced(answer))],
                 Some(question) = questions.recv() => vec![question],
+                words = due(self.attachment.as_ref()) => words.into_iter().map(|words| answer_of(words.into())).collect(),
                 () = next_change(&mut changes, look_at), if !self.watches.is_empty() => {
                     look_at = Instant::now() + LOOK_PAUSE;
                     self.news()
@@ -593,6 +589,8 @@ impl Guest {
                 self.shared.lines.lock().answered(self.place, answer);
                 return Vec::new();
             }
+            Some(Asked::Site(site)) => return self.attach(&site),
+            Some(asked @ (Asked::Announce(_) | Asked::Retract(_) | Asked::Declined(_))) => return self.hear(asked),
             Some(Asked::Hello(_)) | None => return self.refuse(0, invalid("the message makes no sense here")),
         };
         vec![answer_of(body)]
@@ -629,7 +627,8 @@ impl Guest {
                 text,
             });
         }
-        vec![proto::FromRouter { body: Some(from_router::Body::Granted(proto::Granted { lost })) }]
+        let granted = answer_of(from_router::Body::Granted(proto::Granted { lost }));
+        std::iter::once(granted).chain(self.review_announced()).collect()
     }
 
     fn note(&self, act: Act, detail: impl ToString) {
@@ -762,11 +761,6 @@ impl Guest {
     }
 }
 
-/// What somebody calls a name, as far as people want to read it.
-fn shown(name: &str) -> String {
-    name.chars().filter(|c| !c.is_control()).take(NAME_SHOWN_MAX).collect()
-}
-
 async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Result<(), StreamError> {
     for message in messages {
         writer.write(message).await?;
@@ -778,27 +772,4 @@ async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Resul
 async fn blocking<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> Result<R, No> {
     let done = tokio::task::spawn_blocking(act).await;
     done.map_err(|_| No(Code::Store, "the router's store ended badly; its log says why".to_owned()))
-}
-
-fn authority_of(shared: &Shared, block: [u8; 8]) -> Result<Option<crate::keyring::Authority>, No> {
-    let found = shared.keyring.authority_of(block).map_err(|error| No(Code::Store, error.to_string()))?;
-    match found {
-        Some(found) if !found.is_valid(shared.clock.unix_s()) => Err(No(Code::Store, found.ended())),
-        found => Ok(found),
-    }
-}
-
-fn membership_of(shared: &Shared, member: &Member) -> Result<Vec<u8>, No> {
-    let block = margay_core::name::authority_block(&member.authority);
-    let authority = authority_of(shared, block)?.ok_or_else(|| {
-        No(Code::NotAMember, format!("the key of the authority {} is not on this router any more", member.authority))
-    })?;
-    Ok(issue::membership(&authority, &member.host, &member.groups, shared.clock.unix_s()).0)
-}
-
-fn prefix_of(service_id: &[u8], bits: u32) -> Result<Prefix, No> {
-    let id: [u8; 32] = service_id.try_into().map_err(|_| invalid("no serviceID"))?;
-    let bits = u16::try_from(bits).ok().filter(|bits| *bits <= 256).ok_or_else(|| invalid("no prefix length"))?;
-    let prefix = Prefix::new(ServiceId(id), bits);
-    if prefix.id.0 == id { Ok(prefix) } else { Err(invalid("bits beyond the prefix are not zero")) }
 }

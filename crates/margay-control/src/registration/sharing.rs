@@ -143,6 +143,7 @@ impl Shared {
     pub fn read_revocations(&self) -> Result<(), StoreError> {
         let all = self.store.revocations(self.clock.unix_s())?;
         all.iter().for_each(|revocation| self.sal.revoke(*revocation));
+        self.area.iter().for_each(|area| all.iter().for_each(|revocation| area.revoke(*revocation)));
         self.revoked.send_replace(all);
         Ok(())
     }
@@ -207,7 +208,7 @@ impl Links {
                 secret: None,
             };
             let (store, sal) = (Arc::clone(&shared.store), Arc::clone(&shared.sal));
-            let home = Home::start_among(config, shared.local.clone(), store, sal, shared.clock.clone(), None);
+            let home = Home::start(config, shared.local.clone(), store, sal, shared.clock.clone(), None, None);
             tokio::spawn(pass_on(home.changed(), Arc::clone(&self.changed)));
             self.out.insert(router.id(), (router.address, home));
         }

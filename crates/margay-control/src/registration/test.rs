@@ -22,6 +22,8 @@ use crate::store::{MemberKey, Store, Token};
 use crate::token::TokenSecret;
 use crate::{Clock, SalControl, StateDir};
 
+mod site;
+
 const NOW_S: u64 = 1_700_000_000;
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -117,7 +119,9 @@ impl Party {
         let listen = "127.0.0.1:0".parse().expect("literal");
         let config = RouterConfig { listen, lease_ms, heartbeat_ms: lease_ms / 4, cluster: None };
         let (store, core) = (Arc::clone(&self.store), Arc::clone(&self.core) as Arc<dyn SalControl>);
-        Router::start(config, self.local.clone(), self.keyring.clone(), store, core, clock()).await.expect("started")
+        Router::start(config, self.local.clone(), self.keyring.clone(), store, core, clock(), None)
+            .await
+            .expect("started")
     }
 
     fn token(&self, uses: u32, seed: u8, grants: Vec<Prefix>) -> TokenSecret {
@@ -145,7 +149,7 @@ impl Party {
             secret,
         };
         let (store, core) = (Arc::clone(&self.store), Arc::clone(&self.core) as Arc<dyn SalControl>);
-        Home::start(config, self.local.clone(), store, core, clock())
+        Home::start(config, self.local.clone(), store, core, clock(), Some(Arc::default()), None)
     }
 }
 
@@ -707,7 +711,7 @@ async fn a_router_that_does_not_answer_or_knows_no_such_question_is_said_to_be_s
         ..home.config().clone()
     };
     let (store, core) = (Arc::clone(&other.store), Arc::clone(&other.core) as Arc<dyn SalControl>);
-    let home = Home::start(config, other.local.clone(), store, core, clock());
+    let home = Home::start(config, other.local.clone(), store, core, clock(), Some(Arc::default()), None);
     let (stream, _) = listener.accept().await.expect("it comes");
     let (mut reader, mut writer, _) = super::stream::accept(stream, &router.local.host_key).await.expect("met");
     let _: super::proto::FromHost = reader.read().await.expect("its hello");

@@ -33,6 +33,7 @@ use crate::secure::{Cipher, Verdict};
 use crate::segment::{OTHERS_WAIT, SEGMENT, SEGMENT_TIMEOUT};
 use crate::table::{Action, Resolution, Rule};
 use crate::time::Instant;
+use crate::way::Sender;
 
 const UDP: u8 = 17;
 /// What people are told.
@@ -101,7 +102,7 @@ impl Sal {
         sticky: u64,
         packet: &AppPacket<'_>,
     ) -> Result<SocketAddr, DropReason> {
-        match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), true) {
+        match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), Sender::Own) {
             Resolution::Forward(rule, hop) => {
                 let address = hop.address;
                 self.table.note_use(self.now, rule);
@@ -169,7 +170,7 @@ impl Sal {
         if is_by_rule
             && !self.rules_covering(service).any(|(_, _, rule)| leads(rule))
             && let Resolution::Forward(rule, hop) =
-                self.pick(&service, number, app.protocol, app.destination.port(), true)
+                self.pick(&service, number, app.protocol, app.destination.port(), Sender::Own)
         {
             let to = hop.address;
             self.table.note_use(now, rule);
@@ -663,7 +664,10 @@ impl Sal {
             }
             return Ok(());
         }
-        auth::authenticate(&mut self.associations, message, now)?;
+        let association = auth::authenticate(&mut self.associations, message, now)?;
+        if message.resolvable.is_some() {
+            return self.pass_on_nobody(association, message);
+        }
         let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
         if !matches!(flow.setup, Setup::Initiator(_)) {
             return Err(DropReason::Unexpected);

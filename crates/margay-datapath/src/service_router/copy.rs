@@ -48,8 +48,8 @@ impl Numbers {
     }
 }
 
-/// Where packets go: the same for all rules that name it.
-type HopName = (Option<HostId>, SocketAddr);
+/// Where packets go, and whether that is a router above or beside this one: the same for all rules that name it.
+type HopName = (Option<HostId>, SocketAddr, bool);
 
 struct HopState {
     number: u32,
@@ -92,7 +92,7 @@ pub(super) struct Copy {
     hops: BTreeMap<HopName, HopState>,
     hop_numbers: Numbers,
     /// Names of next hops, by address.
-    at: BTreeSet<(SocketAddr, Option<HostId>)>,
+    at: BTreeSet<(SocketAddr, Option<HostId>, bool)>,
     keys: HashMap<HostId, [u8; 16]>,
     keys_at: HashMap<SocketAddr, [u8; 16]>,
     lengths: BTreeMap<u16, Length>,
@@ -270,7 +270,7 @@ impl Copy {
     }
 
     fn take_seat(&mut self, maps: &Maps, share: &Share) -> io::Result<Option<u32>> {
-        let hop = share.to.map(|to| (to.host, to.address));
+        let hop = share.to.map(|to| (to.host, to.address, to.router));
         let known = self.seats.get(&share.rule).map(|seat| (seat.number, seat.hop));
         if let Some((number, _)) = known.filter(|(_, before)| *before == hop) {
             return Ok(Some(number));
@@ -299,7 +299,7 @@ impl Copy {
 
     /// Of a share that has a seat.
     fn hop_number(&self, share: &Share) -> u32 {
-        let state = share.to.and_then(|to| self.hops.get(&(to.host, to.address)));
+        let state = share.to.and_then(|to| self.hops.get(&(to.host, to.address, to.router)));
         state.map_or(HOP_NONE, |state| state.number)
     }
 
@@ -308,9 +308,9 @@ impl Copy {
             return Ok(Some(state.number));
         }
         let Some(number) = self.hop_numbers.take() else { return Ok(None) };
-        write_hop(maps, number, layout::hop_of(name.1, None, self.key(name)))?;
+        write_hop(maps, number, layout::hop_of(name.1, name.2, None, self.key(name)))?;
         self.hops.insert(name, HopState { number, seats: 0, way: None });
-        self.at.insert((name.1, name.0));
+        self.at.insert((name.1, name.0, name.2));
         Ok(Some(number))
     }
 
@@ -321,12 +321,12 @@ impl Copy {
         if state.seats == 0 {
             self.hop_numbers.back.push_back(state.number);
             self.hops.remove(&name);
-            self.at.remove(&(name.1, name.0));
+            self.at.remove(&(name.1, name.0, name.2));
         }
     }
 
     /// The host's, or that of whoever is known to be at the address.
-    fn key(&self, (host, address): HopName) -> Option<&[u8; 16]> {
+    fn key(&self, (host, address, _): HopName) -> Option<&[u8; 16]> {
         host.and_then(|host| self.keys.get(&host)).or_else(|| self.keys_at.get(&address))
     }
 
@@ -369,7 +369,7 @@ impl Copy {
 
     fn write_hop_of(&self, maps: &Maps, name: HopName) -> io::Result<()> {
         let Some(state) = self.hops.get(&name) else { return Ok(()) };
-        write_hop(maps, state.number, layout::hop_of(name.1, state.way.as_ref(), self.key(name)))
+        write_hop(maps, state.number, layout::hop_of(name.1, name.2, state.way.as_ref(), self.key(name)))
     }
 
     /// Whether a next hop has no way yet.
@@ -393,15 +393,16 @@ impl Copy {
                         put(&maps.neighbours, layout::neighbour_of(address).bytes(), value.bytes())?;
                     }
                 }
-                let at = self.at.range((address, None)..).take_while(|(of, _)| *of == address);
-                at.map(|(address, host)| (*host, *address)).collect()
+                let at = self.at.range((address, None, false)..).take_while(|(of, ..)| *of == address);
+                at.map(|(address, host, router)| (*host, *address, *router)).collect()
             }
             Neighbour::Host(host) => {
                 match key {
                     None => self.keys.remove(&host),
                     Some(key) => self.keys.insert(host, key),
                 };
-                let of_host = self.hops.range((Some(host), LEAST)..).take_while(|((of, _), _)| *of == Some(host));
+                let of_host =
+                    self.hops.range((Some(host), LEAST, false)..).take_while(|((of, ..), _)| *of == Some(host));
                 of_host.map(|(name, _)| *name).collect()
             }
         };

@@ -23,6 +23,7 @@ pub(super) const HOP_NONE: u32 = u32::MAX;
 const HOP_READY: u16 = 1;
 const HOP_KEYED: u16 = 2;
 const HOP_V4: u16 = 4;
+const HOP_OUTER: u16 = 8;
 
 /// Names of the counters, by number (`enum router_counter`).
 pub(super) const COUNTERS: [&str; 11] = [
@@ -124,12 +125,14 @@ pub(super) fn own_of(address: IpAddr) -> own_address {
     own_address { address: mapped(address) }
 }
 
-pub(super) fn hop_of(remote: SocketAddr, way: Option<&Way>, key: Option<&[u8; 16]>) -> hop_version {
+pub(super) fn hop_of(remote: SocketAddr, is_outer: bool, way: Option<&Way>, key: Option<&[u8; 16]>) -> hop_version {
     let mut version = hop_version {
         remote: mapped(remote.ip()),
         remote_port: remote.port().to_be(),
         key: key.map(key_words).unwrap_or_default(),
-        flags: (if key.is_some() { HOP_KEYED } else { 0 }) | (if remote.is_ipv4() { HOP_V4 } else { 0 }),
+        flags: (if key.is_some() { HOP_KEYED } else { 0 })
+            | (if remote.is_ipv4() { HOP_V4 } else { 0 })
+            | (if is_outer { HOP_OUTER } else { 0 }),
         ..Default::default()
     };
     if let Some(way) = way.filter(|way| way.local.is_ipv4() == remote.is_ipv4()) {

@@ -372,6 +372,28 @@ fn what_hops_have_run_out_of_or_a_rule_discards_is_dropped_and_counted() {
     assert_eq!((rig.router.usage(discards).packets, rig.router.drops(DropReason::ServiceDrop)), (2, 2));
 }
 
+/// What has passed a router may have to stay below (`way.rs` of the core), and that is not for the program to say.
+#[test]
+fn what_has_passed_a_router_goes_neither_back_nor_up_without_the_agent() {
+    let Some(mut rig) = Rig::new() else { return };
+    let [below, outer] = [20, 21].map(|n| rig.meet(n, true));
+    let hop = |n, host, router| Action::Forward(NextHop { address: place(n, true), host: Some(host), router });
+    let up = ServiceId([0x78; 32]);
+    rig.rule(SERVICE.into(), 1, 1, hop(20, below, false));
+    rig.rule(up.into(), 1, 1, hop(21, outer, true));
+    rig.sync();
+    let passed = |service, n| Syn { via: Some(address("10.1.0.9:54324")), tag: Some(n), ..Syn::to(service) };
+    let host = address("10.1.0.50:40000");
+    for service in [SERVICE, up] {
+        assert_eq!(rig.compare(host, &Syn::to(service).bytes()), TX, "from whose program sends it");
+    }
+    assert_eq!(rig.compare(place(21, true), &passed(SERVICE, 21).bytes()), TX, "down");
+    assert_eq!(rig.counted(), ["forwarded"]);
+    assert_eq!(rig.compare(place(20, true), &passed(SERVICE, 20).bytes()), PASS, "back");
+    assert_eq!(rig.compare(place(20, true), &passed(up, 20).bytes()), PASS, "up");
+    assert_eq!(rig.counted(), ["forwarded", "left_no_route"]);
+}
+
 #[test]
 fn what_is_no_plain_first_packet_is_the_agents() {
     let Some((mut rig, _)) = rig(true) else { return };

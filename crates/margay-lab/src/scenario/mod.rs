@@ -50,6 +50,7 @@ mod setup_latency;
 pub mod site;
 mod trace;
 mod up_down;
+mod wide_area;
 
 use std::path::Path;
 
@@ -162,6 +163,7 @@ pub const ALL: &[Scenario] = &[
     bad_weather::SCENARIO,
     trace::SCENARIO,
     router_ha::SCENARIO,
+    wide_area::SCENARIO,
     router_rate::SCENARIO,
     router_throughput::SCENARIO,
 ];

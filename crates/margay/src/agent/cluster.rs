@@ -107,7 +107,7 @@ async fn join(agent: &Arc<Agent>, by: &Arc<Home>, router: &ClusterRouter) {
     tracing::info!(router = router_address, authority, "the cluster has this router, too");
     let config = HomeConfig { router_address, router_key, authority, authority_key, secret: None };
     let control: Arc<dyn margay_control::SalControl> = Arc::new(agent.core.clone());
-    let home = home::join(config, &agent.local, &agent.store, &control, &agent.clock, &agent.ways);
+    let home = home::join(config, &agent.local, &agent.store, &control, &agent.clock, &agent.ways, agent.area.as_ref());
     home.set_tracer(trace::tracer(agent));
     spread::hear(agent, &home);
     agent.services.add_home(home);

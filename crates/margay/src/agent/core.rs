@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use margay_control::SalControl;
 use margay_core::certificate::{Revocation, TrustAnchor};
+use margay_core::key::HostId;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::table::{Rule, RuleId, TableError};
+use margay_core::way::Relation;
 use margay_core::{AssociationSetup, Sal};
 use margay_datapath::Datapath;
 
@@ -36,6 +38,10 @@ impl SalControl for CoreHandle {
 
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
         self.0.with_sal(|sal, _| sal.set_service_certificate(prefix, chain));
+    }
+
+    fn set_relation(&self, host: HostId, relation: Option<Relation>) {
+        self.0.with_sal(|sal, _| sal.set_relation(host, relation));
     }
 
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {

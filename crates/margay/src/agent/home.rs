@@ -10,6 +10,7 @@ use margay_control::dns::Directory;
 use margay_control::registration::{Home, HomeConfig, Instance, Local, Phase, Router, Ways};
 use margay_control::store::Store;
 use margay_control::token::JoinToken;
+use margay_control::wide_area::WideArea;
 use margay_control::{Clock, SalControl, StateDir};
 use margay_core::name::{Name, Prefix, ServiceId};
 use miette::{IntoDiagnostic, Result, WrapErr};
@@ -72,9 +73,10 @@ pub fn join(
     control: &Arc<dyn SalControl>,
     clock: &Clock,
     ways: &Arc<Ways>,
+    area: Option<&Arc<WideArea>>,
 ) -> Arc<Home> {
     let (store, control, ways) = (Arc::clone(store), Arc::clone(control), Some(Arc::clone(ways)));
-    Arc::new(Home::start_among(config, local.clone(), store, control, clock.clone(), ways))
+    Arc::new(Home::start(config, local.clone(), store, control, clock.clone(), ways, area.cloned()))
 }
 
 /// Instances of a name as the routers know them, and who said so. `None`: no router answered.

@@ -7,6 +7,7 @@ use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use margay_control::registration;
+use margay_control::wide_area::WideArea;
 use margay_core::{DropReason, RemoveReason};
 use margay_wire::Kind;
 use miette::{IntoDiagnostic, Result, WrapErr};
@@ -145,6 +146,9 @@ impl Collector for Figures {
             let rows = cluster.counts().map(|(act, count)| (act.to_owned(), count));
             family(&mut encoder, "etcd", help, "act", rows.into())?;
         }
+        if let Some(area) = &agent.area {
+            of_area(area, &mut encoder)?;
+        }
         let dropped = drops(agent).into_iter().map(|(reason, count)| (reason.to_owned(), count));
         family(&mut encoder, "drops", "Packets dropped", "reason", dropped.collect())
     }
@@ -158,6 +162,20 @@ fn of_router(router: &registration::Router, encoder: &mut DescriptorEncoder<'_>)
     let acts = router.audit_counts().into_iter().map(|(act, count)| (act.to_owned(), count));
     family(encoder, "registrations", "Registrations, and refusals of all kinds", "act", acts.collect())?;
     family(encoder, "instances_left", "Instances that this router lists no longer", "reason", left.into())
+}
+
+fn of_area(area: &WideArea, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counts = area.counts().into_iter().map(|(act, count)| (act.to_owned(), count));
+    family(encoder, "announcements", "What was announced to other sites and by them", "act", counts.collect())?;
+    let (neighbours, prefixes) = area.sizes();
+    for (name, help, value) in [
+        ("neighbours", "Routers of other sites whose streams are up", neighbours),
+        ("prefixes_heard", "Prefixes that they have announced", prefixes),
+    ] {
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;
+    }
+    Ok(())
 }
 
 /// By either end of a registration.

@@ -39,6 +39,7 @@ use margay_control::keyring::Keyring;
 use margay_control::lease::Leases;
 use margay_control::registration::{Local, Router, Ways};
 use margay_control::store::Store;
+use margay_control::wide_area::WideArea;
 use margay_control::{Clock, StateDir};
 use tokio::sync::Notify;
 
@@ -85,6 +86,8 @@ pub struct Agent {
     pub cluster: Option<Arc<Cluster>>,
     /// Which of this host's routers first packets go to.
     pub ways: Arc<Ways>,
+    /// What it tells routers of other sites, and is told by them.
+    pub area: Option<Arc<WideArea>>,
     /// Virtual addresses.
     pub leases: Arc<Leases>,
     /// The DNS responder.

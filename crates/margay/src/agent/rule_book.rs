@@ -275,9 +275,12 @@ impl<C: Core> RuleBook<C> {
             Some(Action::Demux(_)) => RuleError::NotOurs(id.0, "this host publishes it; see `margay service list`"),
             Some(Action::Forward(hop)) if hop.router => RuleError::NotOurs(
                 id.0,
-                "it is the way to this host's router; a rule of your own for a name comes before it",
+                "it is the way to another router; a rule of your own for a name comes before it",
             ),
-            Some(_) => RuleError::NotOurs(id.0, "a host has registered it; it goes when that host leaves"),
+            Some(_) => RuleError::NotOurs(
+                id.0,
+                "a host has registered it, or the router of another site announced it; it goes when that does",
+            ),
         })
     }
 

@@ -13,6 +13,7 @@ use margay_control::keyring::Keyring;
 use margay_control::lease::Leases;
 use margay_control::registration::{Local, Router, RouterConfig};
 use margay_control::store::Store;
+use margay_control::wide_area::WideArea;
 use margay_control::{Clock, SalControl, StateDir, api as transport, entropy};
 use margay_core::name::Prefix;
 use margay_core::segment::SEGMENT;
@@ -86,7 +87,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
         .into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
-    let router = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
+    let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
     let ways = Arc::default();
     let services = Arc::new(Services::new(Surroundings {
         core: Arc::clone(&control),
@@ -98,9 +99,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         router: router.clone(),
     }));
     services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
-    for candidate in tokens {
-        services.add_home(home::join(candidate, &local, &store, &control, &clock_of_wall, &ways));
-    }
+    let join = |one| home::join(one, &local, &store, &control, &clock_of_wall, &ways, area.as_ref());
+    tokens.into_iter().map(join).for_each(|home| services.add_home(home));
     let active = Active::open(&config, &services);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let mut warnings = Vec::new();
@@ -123,6 +123,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         router,
         cluster,
         ways,
+        area,
         leases,
         dns,
         keyring,
@@ -220,6 +221,7 @@ fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Cl
     Ok(rules)
 }
 
+/// The router, and what it tells routers of other sites, if it belongs to one.
 async fn start_router(
     config: &Config,
     cluster: &Option<Arc<Cluster>>,
@@ -228,15 +230,19 @@ async fn start_router(
     store: &Arc<Store>,
     control: &Arc<dyn SalControl>,
     wall: &Clock,
-) -> Result<Option<Arc<Router>>> {
+) -> Result<(Option<Arc<Router>>, Option<Arc<WideArea>>)> {
     if !config.router.enabled {
-        return Ok(None);
+        return Ok((None, None));
     }
+    let own = local.host_key.public();
+    let wide_area = |policy| WideArea::new(policy, own, keyring.clone(), Arc::clone(control), wall.clone());
+    let area = config.router.policy().map(wide_area);
     let (listen, cluster) = (config.router.listen, cluster.clone());
     let router_config = RouterConfig { listen, lease_ms: LEASE_MS, heartbeat_ms: HEARTBEAT_MS, cluster };
     let (store, control) = (Arc::clone(store), Arc::clone(control));
-    let router = Router::start(router_config, local.clone(), keyring.clone(), store, control, wall.clone()).await;
-    router.map(Some).into_diagnostic()
+    let local = local.clone();
+    let router = Router::start(router_config, local, keyring.clone(), store, control, wall.clone(), area.clone());
+    Ok((Some(router.await.into_diagnostic()?), area))
 }
 
 /// The responder is a convenience: where its address is taken, the agent runs without it and says so.

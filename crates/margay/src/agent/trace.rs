@@ -14,6 +14,7 @@ use margay_core::key::HostId;
 use margay_core::name::{Prefix, authority_block};
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, Allow, AllowItem, Demux, NextHop};
+use margay_core::way::Sender;
 
 use super::Agent;
 use super::api::route::{Found, Known, ended_of};
@@ -79,10 +80,18 @@ pub async fn trace(agent: &Agent, question: Question, own: bool) -> Vec<TraceHop
 
 fn explain(agent: &Agent, question: &Question, own: bool) -> Explained {
     let Question { service, protocol, port, sticky, .. } = *question;
-    let probe = Probe { service, protocol, port, sticky, own };
     let client = question.passed.first().copied().filter(|_| !own).unwrap_or(agent.identity.host_id());
     agent.core.0.with_sal(|sal, _| {
-        let considered = sal.explain(&probe);
+        let sender = match &question.passed[..] {
+            _ if own => Sender::Own,
+            // Whose program sends it is no hop.
+            [] | [_] => Sender::Host,
+            [.., router] => {
+                let there = sal.associations().find(|one| one.host == *router).map(|one| one.remote);
+                there.map_or(Sender::Host, Sender::Router)
+            }
+        };
+        let considered = sal.explain(&Probe { service, protocol, port, sticky, sender });
         let chosen = considered.iter().find(|one| one.verdict == Verdict::Chosen).map(|one| &one.rule.action);
         let (is_hop_known, may_connect) = match chosen {
             // What a program here sends needs no tag: its answers come straight back.
@@ -187,9 +196,20 @@ fn named(info: &RouteInfo) -> String {
         "router" => "the way to the router".to_owned(),
         "ad hoc" => "where no router knows better".to_owned(),
         "registered" if !info.host_name.is_empty() => format!("registered by {}", info.host_name),
+        "announced" => format!("announced by {}", announced(info)),
         other => other.to_owned(),
     };
     format!("rule {} ({origin})", info.id)
+}
+
+/// Whose router has announced a rule, and by which sites it leads from there.
+fn announced(info: &RouteInfo) -> String {
+    let age = humantime::format_duration(Duration::from_secs(info.age_ms / 1000));
+    match &info.sites[..] {
+        [] => "another site".to_owned(),
+        [site] => format!("{site}, {age} ago"),
+        [site, on @ ..] => format!("{site}, {age} ago, which leads on to {}", on.join(", ")),
+    }
 }
 
 /// Where a rule leads, inside a sentence.
@@ -241,6 +261,10 @@ fn why(one: &Considered, by: Option<&Found>, level: usize, total: u64) -> String
         Verdict::Unusable(Unusable::NoWeight) => "weight 0: it takes no new connections".to_owned(),
         Verdict::Unusable(Unusable::Protocol) => "its listener is for the other protocol".to_owned(),
         Verdict::Unusable(Unusable::Port) => "its listener is for another port".to_owned(),
+        Verdict::Unusable(Unusable::Inward) => {
+            "it leads to a router above or beside this one, and the packet comes from one: such go to hosts and routers below".to_owned()
+        }
+        Verdict::Unusable(Unusable::Back) => "it leads to the router that the packet comes from".to_owned(),
         Verdict::Unusable(Unusable::NotForOthers) => {
             "this host is no router: it sends on only what its own programs send".to_owned()
         }

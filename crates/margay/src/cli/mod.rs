@@ -7,6 +7,7 @@ mod id;
 mod output;
 mod path;
 mod route;
+mod router;
 mod run;
 mod service;
 mod stack;
@@ -123,6 +124,9 @@ enum Verb {
     /// Routes: the service table, rule by rule; rules of your own
     #[command(subcommand)]
     Route(route::RouteVerb),
+    /// Routers of other sites: what is announced to them, and by them
+    #[command(subcommand)]
+    Router(router::RouterVerb),
     /// What would happen to a connection to a name now, hop by hop, and why
     Trace(trace::TraceArgs),
     /// The kernel's flow cache: empty it, take it off, put it on
@@ -252,6 +256,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Router(verb) => router::router(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Trace(args) => trace::trace(client, args, out).await,
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Audit(verb) => audit::audit(client, verb, out).await.map(|()| ExitCode::SUCCESS),

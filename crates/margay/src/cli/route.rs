@@ -217,6 +217,15 @@ pub(super) fn place(route: &RouteInfo) -> String {
     format!("{}{port}", route.to)
 }
 
+/// Where a rule is from.
+fn origin(route: &RouteInfo) -> String {
+    if route.sites.is_empty() {
+        route.origin.clone()
+    } else {
+        format!("{} by {}", route.origin, route.sites.join(" > "))
+    }
+}
+
 fn row(route: &RouteInfo) -> Vec<String> {
     let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let host =
@@ -229,7 +238,7 @@ fn row(route: &RouteInfo) -> Vec<String> {
         or_dash(&host),
         route.priority.to_string(),
         route.weight.to_string(),
-        route.origin.clone(),
+        origin(route),
         span(Duration::from_millis(route.age_ms)),
         or_dash(&left(route)),
         route.packets.to_string(),

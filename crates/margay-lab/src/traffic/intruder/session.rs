@@ -119,6 +119,7 @@ impl Session {
                 // Nobody asked for these.
                 Body::Heartbeat(_) | Body::Watched(_) | Body::Revoked(_) | Body::Granted(_) => {}
                 Body::Trace(_) | Body::Traced(_) | Body::Routers(_) => {}
+                Body::Announce(_) | Body::Retract(_) | Body::Declined(_) => {}
             }
         }
     }

@@ -7,6 +7,7 @@ mod path;
 mod places;
 mod program;
 pub(super) mod route;
+mod router;
 mod service;
 mod stack;
 mod status;
@@ -141,6 +142,10 @@ impl Calls for Api {
 
     async fn trace(&self, request: Request<TraceRequest>) -> Answer<TraceReply> {
         trace::reply(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn router_list(&self, request: Request<RouterListRequest>) -> Answer<RouterListReply> {
+        router::list(&self.0, &request.into_inner().name).map(Response::new)
     }
 
     async fn identity(&self, _: Request<IdentityRequest>) -> Answer<IdentityReply> {

@@ -13,7 +13,7 @@ use margay_control::registration::Router;
 use margay_control::store::StoredRule;
 use margay_core::key::HostId;
 use margay_core::lifetime::{Ends, Expiry};
-use margay_core::name::{Name, Prefix};
+use margay_core::name::{Name, Prefix, SERVICE_BITS};
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, NextHop, Rule, RuleId, Usage};
 use margay_core::{Instant, Sal};
@@ -191,6 +191,8 @@ impl<'a> Known<'a> {
         let of_authority = |authority: String| (Prefix::of_authority(&authority), format!("*.{authority}"));
         let names = agent.authorities().into_iter().map(of_authority).chain(agent.rules.names());
         let names = names.chain(registered.iter().map(|one| (one.prefix, one.name.clone())));
+        let announced = agent.area.as_ref().map(|area| area.names(about)).unwrap_or_default();
+        let names = announced.into_iter().chain(names);
         let names = names.chain(own.iter().map(|service| named(&service.name))).chain(wanted.map(named));
         Self {
             agent,
@@ -235,6 +237,13 @@ impl<'a> Known<'a> {
         info.hard_timeout_ms = rule.hard.map(millis);
     }
 
+    /// A prefix as people write it; empty: nobody here knows. A service stands for all its keys.
+    pub fn name(&self, prefix: &Prefix) -> String {
+        let whole = (prefix.bits == SERVICE_BITS).then(|| Prefix::from(prefix.id));
+        let named = self.names.get(prefix).or_else(|| self.names.get(&whole?));
+        named.cloned().unwrap_or_default()
+    }
+
     /// A rule as lists show it.
     pub fn route(&self, found: &Found) -> RouteInfo {
         let Found { prefix, id, rule, usage, ends } = found;
@@ -243,7 +252,7 @@ impl<'a> Known<'a> {
         let left = |at: Option<Instant>| at.map(|at| millis(at.since(now)));
         let mut info = RouteInfo {
             prefix: prefix.to_string(),
-            name: self.names.get(prefix).cloned().unwrap_or_default(),
+            name: self.name(prefix),
             priority: rule.priority,
             weight: rule.weight,
             age_ms: usage.map_or(0, |usage| age_ms(usage.since)),
@@ -282,6 +291,9 @@ impl<'a> Known<'a> {
             && let Some(router) = cluster.routers().into_iter().find(|router| router.id() == *host)
         {
             info.origin = format!("registered with {}", router.name);
+        }
+        if let Some(announced) = self.agent.area.as_ref().and_then(|area| area.origin(*id)) {
+            (info.origin, info.sites) = ("announced".to_owned(), announced);
         }
         if let Some(order) = self.agent.rules.get(*id) {
             self.set_order(&mut info, &order);

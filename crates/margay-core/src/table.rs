@@ -228,12 +228,40 @@ pub struct Share {
 
 impl Share {
     /// Which of `shares` has each bucket, by number.
-    pub fn holders(shares: &[Self]) -> impl Iterator<Item = usize> {
-        (0..BUCKETS).map(|bucket| {
-            let score = |share: &Self| (score(bucket as u64, share.point, share.weight), share.point);
-            // Not empty, by whoever made them; none is as good as the first then.
-            (0..shares.len()).max_by_key(|at| score(&shares[*at])).unwrap_or(0)
-        })
+    pub fn holders(shares: &[Self]) -> Vec<u32> {
+        (0..BUCKETS).map(|bucket| Self::holder(shares, bucket, 0..shares.len() as u32)).collect()
+    }
+
+    /// The same, where it is known who had each bucket of the shares `before`: nearly all keep theirs, so that one change of many shares
+    /// costs two hashes for each bucket, not one for each share.
+    pub fn holders_after(shares: &[Self], before: &[Self], holders: &[u32]) -> Vec<u32> {
+        let mut fresh: BTreeMap<RuleId, u32> = shares.iter().map(|share| share.rule).zip(0..).collect();
+        let mut kept = Vec::with_capacity(before.len());
+        for share in before {
+            let now = fresh.get(&share.rule).copied().filter(|at| shares[*at as usize].is_as_big_as(share));
+            kept.push(now);
+            if now.is_some() {
+                fresh.remove(&share.rule);
+            }
+        }
+        let after = |(bucket, holder): (usize, &u32)| match kept.get(*holder as usize).copied().flatten() {
+            Some(at) => Self::holder(shares, bucket, fresh.values().copied().chain([at])),
+            None => Self::holder(shares, bucket, 0..shares.len() as u32),
+        };
+        holders.iter().enumerate().map(after).collect()
+    }
+
+    fn is_as_big_as(&self, other: &Self) -> bool {
+        (self.point, self.weight) == (other.point, other.weight)
+    }
+
+    /// Which of some of `shares` has a bucket. Not none, by whoever made them; none is as good as the first then.
+    fn holder(shares: &[Self], bucket: usize, among: impl Iterator<Item = u32>) -> u32 {
+        let score = |at: &u32| {
+            let share = &shares[*at as usize];
+            (score(bucket as u64, share.point, share.weight), share.point)
+        };
+        among.max_by_key(score).unwrap_or(0)
     }
 }
 
@@ -587,13 +615,40 @@ mod tests {
         table.insert(Instant::ZERO, Prefix::default(), rule(0, 9, 4)).expect("room");
         let Part { begins_anew, changed } = table.take_changes(10);
         let [(_, Outcome::Shares(shares))] = &changed[..] else { panic!("not one prefix with shares: {changed:?}") };
-        let holders: Vec<usize> = Share::holders(shares).collect();
+        let holders = Share::holders(shares);
         assert!(begins_anew && shares.len() == 3 && holders.len() == BUCKETS);
         for sticky in 0..5000 {
             let Resolution::Forward(picked, _) = table.resolve(&ServiceId([7; 32]), sticky, |_| true) else {
                 panic!("not forwarded")
             };
-            assert_eq!(shares[holders[bucket(sticky) as usize]].rule, picked);
+            assert_eq!(shares[holders[bucket(sticky) as usize] as usize].rule, picked);
+        }
+    }
+
+    #[test]
+    fn buckets_follow_what_changes() {
+        let mut rng = crate::rng::Rng::new([3; 32]);
+        let share = |number: u64, weight: u64| Share {
+            rule: RuleId(number),
+            to: None,
+            point: mix(number % 40 + 1),
+            weight: weight as u32 % 3 + 1,
+        };
+        let mut shares: Vec<Share> = (0..3).map(|number| share(number, 0)).collect();
+        let mut holders = Share::holders(&shares);
+        for number in 3..60 {
+            let before = shares.clone();
+            for _ in 0..(rng.u64() % 3).min(shares.len() as u64 - 1) {
+                shares.remove(rng.u64() as usize % shares.len());
+            }
+            let at = rng.u64() as usize % (shares.len() + 1);
+            if number % 4 > 0 || shares.is_empty() {
+                shares.insert(at, share(number, rng.u64()));
+            } else if let Some(one) = shares.first_mut() {
+                one.weight += 1;
+            }
+            holders = Share::holders_after(&shares, &before, &holders);
+            assert_eq!(holders, Share::holders(&shares), "change {number} of {} shares", shares.len());
         }
     }
 

@@ -58,6 +58,8 @@ pub struct Config {
     pub dns: DnsSection,
     /// `/metrics`.
     pub metrics: MetricsSection,
+    /// The API for operators on other hosts; it is heard on this host alone unless given.
+    pub api: Option<ApiSection>,
     /// Logs.
     pub log: LogSection,
 }
@@ -77,6 +79,7 @@ impl Default for Config {
             fallback: Vec::new(),
             dns: DnsSection::default(),
             metrics: MetricsSection::default(),
+            api: None,
             log: LogSection::default(),
         }
     }
@@ -338,6 +341,20 @@ impl Default for DnsSection {
 pub struct MetricsSection {
     /// TCP address that serves `/metrics`; none unless given.
     pub listen: Option<SocketAddr>,
+}
+
+/// `[api]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApiSection {
+    /// TCP address where operators are heard.
+    pub listen: SocketAddr,
+    /// The agent's certificate in PEM, and those between it and its authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authorities in PEM: whoever shows a certificate of one of them is an operator.
+    pub operators: PathBuf,
 }
 
 /// `[log]`

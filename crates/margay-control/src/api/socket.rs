@@ -15,7 +15,7 @@ use super::v1::agent_client::AgentClient;
 use super::v1::agent_server::{Agent, AgentServer};
 
 /// A list of all flows of a large host is the largest answer.
-const ANSWER_MAX_BYTES: usize = 64 << 20;
+pub(super) const ANSWER_MAX_BYTES: usize = 64 << 20;
 
 /// Why the API cannot be offered or reached. Each names the socket.
 #[derive(Debug, thiserror::Error)]

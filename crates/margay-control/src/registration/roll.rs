@@ -1,5 +1,6 @@
 //! Who is registered with this router now: hosts, what they serve, and the rules that lead there.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -86,6 +87,11 @@ fn twin(prefix: &Prefix) -> Option<Prefix> {
         256 if whole.id == prefix.id => Some(whole),
         _ => None,
     }
+}
+
+/// As lists have them.
+fn in_order(one: &Instance, other: &Instance) -> Ordering {
+    (&one.name, &one.host_name, one.host).cmp(&(&other.name, &other.host_name, other.host))
 }
 
 fn divided(bits: u8) -> String {
@@ -176,8 +182,10 @@ struct Host {
 pub struct Roll {
     hosts: HashMap<Place, Host>,
     own: Vec<OwnService>,
-    /// Who has registered a prefix.
-    serving: HashMap<Prefix, BTreeSet<Place>>,
+    /// Who has registered a prefix; all under one lie together.
+    serving: BTreeMap<Prefix, BTreeSet<Place>>,
+    /// How many of these have each length.
+    lengths: BTreeMap<u16, usize>,
     allotments: Allotments,
     next_stream: u64,
     takeovers: HashMap<Place, Vec<Instant>>,
@@ -279,7 +287,11 @@ impl Roll {
             self.census.remove(&prefix, old.instance.weight);
             sal.remove_rule(old.rule);
         }
-        self.serving.entry(prefix).or_default().insert(place);
+        let places = self.serving.entry(prefix).or_insert_with(|| {
+            *self.lengths.entry(prefix.bits).or_default() += 1;
+            BTreeSet::new()
+        });
+        places.insert(place);
         self.settle(&prefix, sal);
         self.changed();
         Ok(true)
@@ -355,6 +367,12 @@ impl Roll {
                 places.remove(&place);
                 if places.is_empty() {
                     self.serving.remove(&prefix);
+                    let left = self.lengths.get(&prefix.bits).map_or(0, |count| count - 1);
+                    if left == 0 {
+                        self.lengths.remove(&prefix.bits)
+                    } else {
+                        self.lengths.insert(prefix.bits, left)
+                    };
                 }
             }
             self.census.remove(&prefix, entry.instance.weight);
@@ -447,20 +465,22 @@ impl Roll {
     pub fn instances(&self) -> Vec<Instance> {
         let mut all: Vec<Instance> =
             self.hosts.values().flat_map(|host| host.entries.values()).map(|entry| entry.instance.clone()).collect();
-        all.sort_by(|one, other| {
-            (&one.name, &one.host_name, one.host).cmp(&(&other.name, &other.host_name, other.host))
-        });
+        all.sort_by(in_order);
         all
     }
 
     /// Who serves a name: the instances of the longest prefix that covers it, the router's own host among them. Of a key in a
     /// partition that is its holder; a service's bare name stands for all of its servers.
     pub fn instances_of(&self, service: &ServiceId) -> Vec<Instance> {
-        let mut found = self.instances();
-        found.extend(self.own.iter().map(|own| own.instance.clone()));
-        found.retain(|instance| instance.prefix.contains(service));
-        let longest = found.iter().map(|instance| instance.prefix.bits).max().unwrap_or(0);
-        found.retain(|instance| instance.prefix.bits == longest);
+        let own = self.own.iter().map(|own| &own.instance).filter(|own| own.prefix.contains(service));
+        let own_bits = own.clone().map(|own| own.prefix.bits).max();
+        let mut longest_first = self.lengths.keys().rev().copied();
+        let registered = longest_first.find(|bits| self.serving.contains_key(&Prefix::new(*service, *bits)));
+        let longest = registered.max(own_bits).unwrap_or(0);
+        let at = Prefix::new(*service, longest);
+        let mut found: Vec<Instance> = self.entries_of(&at).map(|entry| entry.instance.clone()).collect();
+        found.sort_by(in_order);
+        found.extend(own.filter(|own| own.prefix.bits == longest).cloned());
         let is_key = service.tail().iter().any(|byte| *byte != 0);
         if is_key
             && longest == SERVICE_BITS
@@ -474,11 +494,13 @@ impl Roll {
     /// Who serves something under a prefix, or all of it: the router's own host among them. Beside them, for each partition there, its
     /// holder once more with the partition as prefix.
     pub fn instances_under(&self, prefix: &Prefix) -> Vec<Instance> {
-        let registered = self.hosts.values().flat_map(|host| host.entries.values()).map(|entry| &entry.instance);
-        let all = registered.chain(self.own.iter().map(|own| &own.instance));
+        let above = self.lengths.range(..prefix.bits).map(|(bits, _)| Prefix::new(prefix.id, *bits));
+        let below = self.serving.range(*prefix..).map(|(below, _)| *below).take_while(|below| prefix.covers(below));
+        let registered = above.chain(below).flat_map(|at| self.entries_of(&at).collect::<Vec<_>>());
         let is_meant = |instance: &&Instance| prefix.covers(&instance.prefix) || instance.prefix.covers(prefix);
-        let mut found: Vec<Instance> =
-            all.filter(is_meant).chain(self.allotments.instances_under(prefix)).cloned().collect();
+        let own = self.own.iter().map(|own| &own.instance).filter(is_meant);
+        let all = registered.map(|entry| &entry.instance).chain(own);
+        let mut found: Vec<Instance> = all.chain(self.allotments.instances_under(prefix)).cloned().collect();
         found.sort_by_key(|instance| (instance.prefix, instance.host));
         found
     }

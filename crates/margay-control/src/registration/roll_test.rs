@@ -297,3 +297,42 @@ fn one_host_alone_serves_an_exclusive_name() {
     assert!(serve(&mut roll, 2, &streams, ALONE, &rules).is_err());
     assert!(rules.prefixes().is_empty(), "what is refused is not registered");
 }
+
+/// Who serves what is found by prefix, not by looking at everybody: the same is found either way, whatever came and went.
+#[test]
+fn what_is_found_by_prefix_is_what_everybody_has_registered() {
+    let mut rng = margay_core::rng::Rng::new([9; 32]);
+    let (mut roll, rules) = (Roll::default(), Rules::with_room(usize::MAX));
+    let now = Instant::now();
+    let seats: Vec<(Place, u64)> = (1..=5)
+        .map(|n| (place(n), roll.arrive(place(n), &format!("h{n}"), ADDRESS.parse().expect("literal"), BOOT, now)))
+        .map(|(place, seat)| (place, seat.expect("room").stream))
+        .collect();
+    let ids: Vec<ServiceId> =
+        (0..4_u8).map(|n| ServiceId([n / 2, 1, n % 2, 0xff, n, 5, 5, 5].repeat(4).try_into().expect("32"))).collect();
+    let mut pick = |among: usize| usize::try_from(rng.u64() % among as u64).expect("small");
+    for round in 0..600 {
+        let prefix = Prefix::new(ids[pick(ids.len())], [8, 16, 20, 96, 256][pick(5)]);
+        let (place, stream) = seats[pick(seats.len())];
+        if round > 500 || pick(3) == 0 {
+            roll.withdraw(place, stream, &prefix, &rules);
+        } else {
+            roll.register(place, stream, prefix, "web.shop", TERMS, &rules).expect("room");
+        }
+        let all = roll.instances();
+        let about = Prefix::new(ids[pick(ids.len())], [0, 8, 12, 96, 256][pick(5)]);
+        let mut under: Vec<_> =
+            all.iter().filter(|one| about.covers(&one.prefix) || one.prefix.covers(&about)).cloned().collect();
+        under.sort_by_key(|instance| (instance.prefix, instance.host));
+        assert_eq!(roll.instances_under(&about), under, "round {round}");
+        let service = ids[pick(ids.len())];
+        let longest = all.iter().filter(|one| one.prefix.contains(&service)).map(|one| one.prefix.bits).max();
+        let serving: Vec<_> =
+            all.into_iter().filter(|one| one.prefix.contains(&service) && Some(one.prefix.bits) == longest).collect();
+        assert_eq!(roll.instances_of(&service), serving, "round {round}");
+    }
+    for (place, stream) in seats {
+        roll.depart(place, stream, Leave::Ended, &rules);
+    }
+    assert!(roll.lengths.is_empty() && roll.serving.is_empty(), "{:?}", roll.lengths);
+}

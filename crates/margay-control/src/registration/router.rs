@@ -41,6 +41,9 @@ const INSTANCES_MAX: usize = 64;
 /// Instances under one watched prefix that one message holds; and all that are told: each of a service's partitions, and more.
 const WATCHED_PART: usize = 400;
 const WATCHED_MAX: usize = 4000;
+/// A host that watches hears of a change at once, and of what changes within so long after it together: a thousand changes a second are
+/// no thousand looks for each host.
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
 /// Prefixes that one host watches.
 const WATCHES_MAX: usize = 256;
 const WEIGHT_MAX: u32 = 65_535;
@@ -331,6 +334,13 @@ async fn told(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
+/// Waits until something has changed, and the last look was long enough ago.
+async fn next_change(changes: &mut watch::Receiver<u64>, not_before: Instant) {
+    sleep_until(not_before).await;
+    // The sender lives in the roll, which this stream holds.
+    let _ = changes.changed().await;
+}
+
 fn answer_of(body: from_router::Body) -> proto::FromRouter {
     proto::FromRouter { body: Some(body) }
 }
@@ -469,7 +479,7 @@ impl Guest {
         let mut revoked = self.shared.revoked.subscribe();
         revoked.mark_changed();
         let mut grants = self.shared.grants.subscribe();
-        let (mut silence, sweep_at) = (Silence::new(lease), Instant::now() + lease);
+        let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
         let mut swept = false;
         let gone = loop {
             let answers = tokio::select! {
@@ -506,8 +516,10 @@ impl Guest {
                 answer = self.desk.answered() => vec![answer_of(from_router::Body::Traced(answer))],
                 Some(question) = questions.recv() => vec![question],
                 words = due(self.attachment.as_ref()) => words.into_iter().map(|words| answer_of(words.into())).collect(),
-                // The sender lives in the roll, which this stream holds.
-                _ = changes.changed(), if !self.watches.is_empty() => self.news(),
+                () = next_change(&mut changes, look_at), if !self.watches.is_empty() => {
+                    look_at = Instant::now() + LOOK_PAUSE;
+                    self.news()
+                }
                 // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = revoked.changed() => self.put_out(&revoked.borrow_and_update()),

@@ -88,6 +88,7 @@ pub struct Store {
     open: Opener,
     /// `None` after an error of the disk; the next call opens it again.
     database: Mutex<Option<Database>>,
+    claims: name::Claims,
 }
 
 /// What goes wrong inside a transaction.
@@ -128,7 +129,7 @@ impl Store {
     }
 
     fn with_opener(path: PathBuf, open: Opener) -> Result<Self, StoreError> {
-        let store = Self { path, open, database: Mutex::new(None) };
+        let store = Self { path, open, database: Mutex::new(None), claims: name::Claims::default() };
         store.write(|transaction| {
             audit::create(transaction)?;
             join::create(transaction)?;
@@ -340,10 +341,13 @@ pub(crate) mod tests {
         let name = |n: u32| -> Name { format!("s{n}.shop").parse().expect("a name") };
         store.claim_name(&name(0)).expect("written");
         room.store(100, Ordering::SeqCst);
-        for _ in 0..3 {
-            let error = store.claim_name(&name(1)).expect_err("refused");
+        let refused = |number| {
+            let error = store.claim_name(&name(number)).expect_err("refused");
             assert!(matches!(error, NameError::Store(StoreError::DiskFull(_) | StoreError::Io { .. })), "{error}");
-        }
+        };
+        (0..3).for_each(|_| refused(1));
+        // Each of several at once hears it.
+        std::thread::scope(|scope| (2..10).for_each(|number| drop(scope.spawn(move || refused(number)))));
         room.store(u64::MAX, Ordering::SeqCst);
         assert_eq!(store.names().expect("readable").len(), 3, "the service, its /96 and its authority, nothing else");
         store.claim_name(&name(1)).expect("written");

@@ -1,13 +1,15 @@
 //! Which written name the bits of a serviceID stand for: first come, and no other after it (DESIGN §5).
 
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
 use margay_core::name::{AUTHORITY_BITS, Name, Prefix, SERVICE_BITS};
-use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
+use redb::{ReadableTable, ReadableTableMetadata, Table, TableDefinition, WriteTransaction};
 
 use super::record::{PrefixKey, prefix_key, prefix_of};
 use super::{Failure, Store, StoreError};
 
 const NAMES: TableDefinition<PrefixKey, &str> = TableDefinition::new("names");
-const NAMES_MAX: u64 = 1_000_000;
+const NAMES_MAX: u64 = 4_000_000;
 
 /// Why a written name was not taken down.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +50,51 @@ fn claims(name: &Name) -> Vec<(Prefix, &str)> {
     claims
 }
 
+/// Names that wait to be taken down: whoever has its turn writes for all that wait by then, so that a thousand at once cost the disk
+/// little more than one.
+#[derive(Default)]
+pub(super) struct Claims {
+    turn: Mutex<()>,
+    waiting: Mutex<Vec<Arc<Claim>>>,
+}
+
+impl Claims {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Arc<Claim>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Claim {
+    name: Name,
+    verdict: OnceLock<Verdict>,
+}
+
+enum Verdict {
+    Yes,
+    Taken { bits: u16, known: String },
+    Full,
+}
+
+/// Takes a name down unless another has its bits; says whether anything was written.
+fn judge(table: &mut Table<'_, PrefixKey, &'static str>, name: &Name) -> Result<(Verdict, bool), Failure> {
+    let mut fresh = Vec::new();
+    for (prefix, claim) in claims(name) {
+        let known = table.get(prefix_key(&prefix))?.map(|known| known.value().to_owned());
+        match known {
+            Some(known) if known != claim => return Ok((Verdict::Taken { bits: prefix.bits, known }, false)),
+            Some(_) => {}
+            None => fresh.push((prefix, claim)),
+        }
+    }
+    if table.len()? + fresh.len() as u64 > NAMES_MAX {
+        return Ok((Verdict::Full, false));
+    }
+    for (prefix, claim) in &fresh {
+        table.insert(prefix_key(prefix), *claim)?;
+    }
+    Ok((Verdict::Yes, !fresh.is_empty()))
+}
+
 impl Store {
     /// Takes a written name down, so that nobody else gets its bits. A name that is known already costs no write.
     ///
@@ -68,28 +115,42 @@ impl Store {
         if is_known {
             return Ok(());
         }
-        let taken = self.decide(|transaction| {
+        let own = Arc::new(Claim { name: name.clone(), verdict: OnceLock::new() });
+        self.claims.waiting().push(Arc::clone(&own));
+        let _turn = self.claims.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.verdict.get().is_none() {
+            self.claim_waiting(&own)?;
+        }
+        match own.verdict.get() {
+            None | Some(Verdict::Yes) => Ok(()),
+            Some(Verdict::Full) => Err(StoreError::Full { what: "names", limit: NAMES_MAX }.into()),
+            Some(Verdict::Taken { bits, known }) => {
+                Err(NameError::Taken { name: name.written().to_owned(), bits: *bits, known: known.clone() })
+            }
+        }
+    }
+
+    /// Takes down all that wait, `own` among them, in one transaction.
+    fn claim_waiting(&self, own: &Arc<Claim>) -> Result<(), StoreError> {
+        let all = std::mem::take(&mut *self.claims.waiting());
+        let done = self.decide(|transaction| {
             let mut table = transaction.open_table(NAMES)?;
-            let mut fresh = Vec::new();
-            for (prefix, claim) in claims(name) {
-                let known = table.get(prefix_key(&prefix))?.map(|known| known.value().to_owned());
-                match known {
-                    Some(known) if known != claim => return Ok((false, Some((prefix.bits, known)))),
-                    Some(_) => {}
-                    None => fresh.push((prefix, claim)),
+            let verdicts = all.iter().map(|claim| judge(&mut table, &claim.name)).collect::<Result<Vec<_>, _>>()?;
+            Ok((verdicts.iter().any(|(_, is_new)| *is_new), verdicts))
+        });
+        match done {
+            Ok(verdicts) => {
+                for (claim, (verdict, _)) in all.iter().zip(verdicts) {
+                    // Nobody else judges it: it was taken from those that wait.
+                    let _ = claim.verdict.set(verdict);
                 }
+                Ok(())
             }
-            if table.len()? + fresh.len() as u64 > NAMES_MAX {
-                return Err(Failure::Full { what: "names", limit: NAMES_MAX });
+            Err(error) => {
+                // Each of the others tries for itself, and hears what is wrong by then.
+                self.claims.waiting().extend(all.into_iter().filter(|claim| !Arc::ptr_eq(claim, own)));
+                Err(error)
             }
-            for (prefix, claim) in &fresh {
-                table.insert(prefix_key(prefix), *claim)?;
-            }
-            Ok((!fresh.is_empty(), None))
-        })?;
-        match taken {
-            None => Ok(()),
-            Some((bits, known)) => Err(NameError::Taken { name: name.written().to_owned(), bits, known }),
         }
     }
 
@@ -137,6 +198,40 @@ mod tests {
 
     fn name(text: &str) -> Name {
         text.parse().expect("a name")
+    }
+
+    #[test]
+    fn names_that_come_together_are_judged_one_by_one() {
+        let (_base, store) = store();
+        let planted = name("web.store2");
+        store.plant_name(&Prefix::new(planted.service_id(), 64), "store");
+        let start = std::sync::Barrier::new(40);
+        let claim = |number: u32| {
+            start.wait();
+            match number % 4 {
+                // Twins, and one that has no room among them.
+                0 => store.claim_name(&planted).is_err(),
+                _ => store.claim_name(&name(&format!("s{}.shop", number / 2))).is_ok(),
+            }
+        };
+        let right = std::thread::scope(|scope| {
+            let claims: Vec<_> = (0..40)
+                .map(|number| {
+                    scope.spawn({
+                        let claim = &claim;
+                        move || claim(number)
+                    })
+                })
+                .collect();
+            claims.into_iter().map(|claim| claim.join().expect("no panic")).filter(|ok| *ok).count()
+        });
+        assert_eq!(right, 40);
+        let taken = (0..40).filter(|number| number % 4 != 0).map(|number| number / 2);
+        for number in taken {
+            let written = format!("s{number}.shop");
+            let known = store.name_of(&name(&written).prefix()).expect("readable");
+            assert_eq!(known.as_deref(), Some(&written[..]));
+        }
     }
 
     #[test]

@@ -77,6 +77,8 @@ struct Length {
 struct Held {
     shares: Vec<Share>,
     list: Option<u32>,
+    /// Which share has each bucket, where there is a list.
+    holders: Vec<u32>,
     /// All rules of the prefix found room.
     is_whole: bool,
 }
@@ -199,7 +201,7 @@ impl Copy {
             return Ok(());
         }
         self.keep_usage(maps, prefix)?;
-        let (route, held) = self.take_seats(maps, shares)?;
+        let (route, held) = self.take_seats(maps, prefix, shares)?;
         put(&maps.routes, layout::route_key_of(&prefix).bytes(), route.bytes())?;
         if route.kind == ROUTE_SEAT {
             let alone = held.shares.first().and_then(|share| self.seats.get_mut(&share.rule));
@@ -236,7 +238,7 @@ impl Copy {
     }
 
     /// What a prefix leads to. Where there is no room, to the agent.
-    fn take_seats(&mut self, maps: &Maps, shares: &[Share]) -> io::Result<(layout::route, Held)> {
+    fn take_seats(&mut self, maps: &Maps, prefix: Prefix, shares: &[Share]) -> io::Result<(layout::route, Held)> {
         let mut held = Held::default();
         let to_agent = layout::route { kind: ROUTE_AGENT, ..Default::default() };
         let mut numbers = Vec::with_capacity(shares.len());
@@ -253,7 +255,13 @@ impl Copy {
             _ => {
                 let Some(number) = self.list_numbers.take() else { return Ok((to_agent, held)) };
                 held.list = Some(number);
-                write_list(maps, number, Share::holders(shares).map(|at| numbers[at]))?;
+                held.holders = match self.held.get(&prefix) {
+                    Some(before) if before.list.is_some() => {
+                        Share::holders_after(shares, &before.shares, &before.holders)
+                    }
+                    _ => Share::holders(shares),
+                };
+                write_list(maps, number, held.holders.iter().map(|at| numbers[*at as usize]))?;
                 layout::route { kind: ROUTE_BUCKETS, number, ..Default::default() }
             }
         };

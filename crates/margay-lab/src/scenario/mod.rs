@@ -35,6 +35,8 @@ mod odd_hosts;
 mod odd_packets;
 pub mod pair;
 mod registration_attacks;
+mod registry_scale;
+mod remote;
 mod renumber;
 mod replicated_web;
 mod resolve_script;
@@ -117,6 +119,7 @@ pub fn is_long() -> bool {
 /// All scenarios, in the order in which they are run.
 pub const ALL: &[Scenario] = &[
     late_binding::SCENARIO,
+    registry_scale::SCENARIO,
     replicated_web::SCENARIO,
     resolve_script::SCENARIO,
     registration_attacks::SCENARIO,
@@ -146,6 +149,7 @@ pub const ALL: &[Scenario] = &[
     af_serval::SCENARIO,
     secure_throughput::SCENARIO,
     interface_failover::SCENARIO,
+    remote::SCENARIO,
     renumber::SCENARIO,
     roam::SCENARIO,
     black_hole::SCENARIO,

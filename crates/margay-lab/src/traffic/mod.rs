@@ -16,6 +16,7 @@ mod intruder;
 mod memcached;
 mod odd;
 mod pingpong;
+pub mod registrants;
 mod route_rate;
 mod transfer;
 
@@ -276,6 +277,8 @@ pub enum Traffic {
     },
     /// Register with a router without a right to it, in every way; print what was granted
     Intrude(Box<intruder::Plan>),
+    /// Register as many hosts with a router, let their services come and go, and note when watchers hear of it
+    Crowd(Box<registrants::Plan>),
     /// Try to take over what others have: forgeries of every type of message, and real ones again, as they were or changed
     Hijack {
         /// Host whose SAL port gets it; may be given more than once
@@ -345,6 +348,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             hostile::trouble(&plan, capture.as_deref(), service.as_deref().map(|service| (service, port)))
         }
         Traffic::Intrude(plan) => runtime.block_on(intruder::intrude(&plan)),
+        Traffic::Crowd(plan) => runtime.block_on(registrants::crowd(&plan)),
         Traffic::Hijack { target, honest, strangers, forgeries, flips, rate, capture } => {
             hijack::attack(&hijack::Plan { targets: target, honest, strangers, forgeries, flips, rate }, &capture)
         }

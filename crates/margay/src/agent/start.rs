@@ -37,7 +37,7 @@ use super::service::{Publication, Services, Surroundings};
 use super::service_router::KernelRouter;
 use super::spread::{self, Spreads};
 use super::watch::Watchers;
-use super::{Agent, INTERFACE, authority, flows, home, metrics, trace, upkeep};
+use super::{Agent, INTERFACE, authority, flows, home, metrics, remote, trace, upkeep};
 use crate::config::Config;
 use crate::{host, start};
 
@@ -263,6 +263,7 @@ async fn start_dns(
 async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let listener = transport::bind(&agent.config.socket(), agent.config.host.group.as_deref()).into_diagnostic()?;
     let metrics = metrics::start(agent).await?;
+    let operators = remote::start(agent).await?;
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
     let rules = tokio::spawn(rule_book::follow(Arc::clone(agent)));
     for home in agent.services.homes() {
@@ -300,9 +301,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     upkeep.abort();
     rules.abort();
     programs.abort();
-    if let Some(metrics) = metrics {
-        metrics.abort();
-    }
+    metrics.into_iter().chain(operators).for_each(|task| task.abort());
     match agent.core.0.failure() {
         Some(failure) => Err(miette!(
             help = "`margay check` looks at the host; `margay down` and `margay up` set it up again",

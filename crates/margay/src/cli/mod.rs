@@ -22,6 +22,7 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use margay_control::api;
+use margay_control::api::remote::TlsFiles;
 use margay_control::api::v1::agent_client::AgentClient;
 use miette::{IntoDiagnostic, Report, Result, WrapErr, miette};
 use tonic::transport::Channel;
@@ -57,8 +58,40 @@ struct Cli {
     /// Configuration file (TOML); /etc/margay/margay.toml unless given
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    remote: RemoteArgs,
     #[command(subcommand)]
     verb: Option<Verb>,
+}
+
+/// Which agent is asked, if it is not the one of this host.
+#[derive(Args, Default)]
+#[command(next_help_heading = "Another host's agent")]
+struct RemoteArgs {
+    /// Its [api] listen, as a name or an address that its certificate is for
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "MARGAY_REMOTE")]
+    remote: Option<String>,
+    /// The authority of its certificate (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "MARGAY_TLS_CA")]
+    tls_ca: Option<PathBuf>,
+    /// Your own certificate (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "MARGAY_TLS_CERTIFICATE")]
+    tls_certificate: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "MARGAY_TLS_KEY")]
+    tls_key: Option<PathBuf>,
+}
+
+impl RemoteArgs {
+    /// The address and the files, where another host's agent is meant.
+    fn given(self) -> Result<Option<(String, TlsFiles)>> {
+        let Some(address) = self.remote else { return Ok(None) };
+        let (Some(authorities), Some(certificate), Some(key)) = (self.tls_ca, self.tls_certificate, self.tls_key)
+        else {
+            return Err(miette!("--remote needs --tls-ca, --tls-certificate and --tls-key"));
+        };
+        Ok(Some((address, TlsFiles { certificate, key, authorities })))
+    }
 }
 
 #[derive(Subcommand)]
@@ -114,6 +147,21 @@ enum Verb {
     },
 }
 
+impl Verb {
+    /// Its word, where it acts on this host alone.
+    fn on_this_host(&self) -> Option<&'static str> {
+        match self {
+            Self::Up(_) => Some("up"),
+            Self::Down(_) => Some("down"),
+            Self::Agent(_) => Some("agent"),
+            Self::Run(_) => Some("run"),
+            Self::Enable(_) => Some("enable"),
+            Self::Disable(_) => Some("disable"),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Args)]
 struct AgentArgs {
     /// Be a service router, also when the configuration does not say so
@@ -140,7 +188,7 @@ pub fn main() -> ExitCode {
         }
         // The kernel lets only a process of one thread make user namespaces.
         Some(Verb::Lab(command)) => margay_lab::execute(command),
-        Some(verb) => report(perform(verb, cli.config)),
+        Some(verb) => report(perform(verb, cli.config, cli.remote)),
     }
 }
 
@@ -160,13 +208,17 @@ fn is_broken_pipe(error: &Report) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-fn perform(verb: Verb, config_path: Option<PathBuf>) -> Result<ExitCode> {
+fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Result<ExitCode> {
     let mut out = Out::new();
     if let Verb::Completions { shell } = verb {
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut Cli::command(), "margay", &mut script);
         out.write_all(&script).into_diagnostic()?;
         return Ok(ExitCode::SUCCESS);
+    }
+    let remote = remote.given()?;
+    if let (Some((address, _)), Some(word)) = (&remote, verb.on_this_host()) {
+        return Err(miette!("`margay {word}` acts on this host alone; on {address} it has to be run there"));
     }
     let mut config = Config::load(config_path.as_deref())?;
     let is_agent = matches!(verb, Verb::Agent(_));
@@ -187,7 +239,7 @@ fn perform(verb: Verb, config_path: Option<PathBuf>) -> Result<ExitCode> {
             }
             Verb::Enable(args) => unit::enable(&args, &mut out).map(|()| ExitCode::SUCCESS),
             Verb::Disable(args) => unit::disable(&args, &mut out).map(|()| ExitCode::SUCCESS),
-            verb => ask(verb, connect(&config).await?, &mut out).await,
+            verb => ask(verb, connect(&config, remote).await?, &mut out).await,
         }
     });
     // What still waits on another thread, such as for the datapath's end, keeps the process no longer.
@@ -222,8 +274,11 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
 /// A client of the agent.
 pub type Client = AgentClient<Channel>;
 
-async fn connect(config: &Config) -> Result<Client> {
-    api::connect(&config.socket()).await.into_diagnostic()
+async fn connect(config: &Config, remote: Option<(String, TlsFiles)>) -> Result<Client> {
+    match remote {
+        Some((address, files)) => api::remote::connect(&address, &files).await.into_diagnostic(),
+        None => api::connect(&config.socket()).await.into_diagnostic(),
+    }
 }
 
 /// What the agent says, without the transport's words.

@@ -1,0 +1,233 @@
+//! The API over TLS, for operators on other hosts: both ends show a certificate (DESIGN §8).
+//!
+//! Whoever shows one that an authority of operators has signed may do what root may do here, but for what needs a program on this host or
+//! ends the agent. Each call is told to the caller of [`serve`], with the fingerprint of the certificate.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use margay_core::key::to_hex;
+use tokio::net::{TcpListener, TcpStream};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{Service, tokio_stream::wrappers::TcpListenerStream};
+use tonic::server::NamedService;
+use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
+
+use super::socket::ANSWER_MAX_BYTES;
+use super::v1::StatusRequest;
+use super::v1::agent_client::AgentClient;
+use super::v1::agent_server::{Agent, AgentServer};
+
+/// What an operator elsewhere may not call: it would act on programs here, or leave nobody to answer.
+const LOCAL_ONLY: [&str; 2] = ["ProgramAttach", "Shutdown"];
+
+/// The files of one end, all PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// This end's certificate, and those between it and its authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authorities that sign the other end's.
+    pub authorities: PathBuf,
+}
+
+/// Why there is no TLS. Each names the file or the place.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// A file.
+    #[error("{path}: {error}; it has to be PEM, and readable by who runs this", path = path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The files are no certificates, or do not fit each other.
+    #[error(
+        "{certificate}, {key} and {authorities} are no certificate, its key, and certificates of authorities: {why}",
+        certificate = files.certificate.display(), key = files.key.display(), authorities = files.authorities.display()
+    )]
+    Unfit {
+        /// Which.
+        files: TlsFiles,
+        /// What is wrong.
+        why: String,
+    },
+    /// The address cannot be had.
+    #[error("the API cannot be heard at TCP {address}: {error}; correct [api] listen in the configuration")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Nobody is there.
+    #[error("{address}: {error}; is that the agent's [api] listen, and may this host reach it?")]
+    Unreachable {
+        /// Where.
+        address: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The two ends do not trust each other.
+    #[error(
+        "{address}: no TLS: {why}; the authority (--tls-ca) must be that of the agent's certificate, the agent's certificate be for this \
+             name or address, and this operator's certificate be of an authority in the agent's [api] operators"
+    )]
+    Distrust {
+        /// Where.
+        address: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// gRPC failed.
+    #[error("the API ended: {0}")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, RemoteError> {
+    std::fs::read(path).map_err(|error| RemoteError::File { path: path.to_owned(), error })
+}
+
+impl TlsFiles {
+    fn identity(&self) -> Result<Identity, RemoteError> {
+        Ok(Identity::from_pem(read(&self.certificate)?, read(&self.key)?))
+    }
+
+    fn authorities(&self) -> Result<Certificate, RemoteError> {
+        Ok(Certificate::from_pem(read(&self.authorities)?))
+    }
+
+    fn unfit(&self, error: &dyn std::error::Error) -> RemoteError {
+        RemoteError::Unfit { files: self.clone(), why: reasons(error) }
+    }
+}
+
+/// An error with all that it comes from.
+fn reasons(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// A place where operators are heard.
+pub struct Door {
+    listener: TcpListener,
+    server: Server,
+}
+
+/// Listens at `address`.
+///
+/// # Errors
+///
+/// The files make no sense, or the address cannot be had.
+pub async fn open(address: SocketAddr, files: &TlsFiles) -> Result<Door, RemoteError> {
+    let tls = ServerTlsConfig::new().identity(files.identity()?).client_ca_root(files.authorities()?);
+    let server = Server::builder().tls_config(tls).map_err(|error| files.unfit(&error))?;
+    let listener = TcpListener::bind(address).await.map_err(|error| RemoteError::Listen { address, error })?;
+    Ok(Door { listener, server })
+}
+
+/// Who calls what: the fingerprint of a certificate, where from, the name of the call.
+pub type Heard = Arc<dyn Fn(&str, Option<SocketAddr>, &str) + Send + Sync>;
+
+/// Answers operators until `until` is done; `heard` is told of each call before it is carried out.
+///
+/// # Errors
+///
+/// The transport fails.
+pub async fn serve(
+    door: Door,
+    agent: impl Agent,
+    heard: Heard,
+    until: impl Future<Output = ()>,
+) -> Result<(), RemoteError> {
+    let Door { listener, mut server } = door;
+    let service = Guarded { inner: AgentServer::new(agent), heard };
+    let incoming = TcpListenerStream::new(listener);
+    Ok(server.add_service(service).serve_with_incoming_shutdown(incoming, until).await?)
+}
+
+/// The API, with somebody at the door.
+#[derive(Clone)]
+struct Guarded<S> {
+    inner: S,
+    heard: Heard,
+}
+
+impl<S: NamedService> NamedService for Guarded<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<Request<Body>> for Guarded<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let call = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+        let caller = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
+        let fingerprint = caller.and_then(|caller| {
+            let shown = caller.peer_certs()?;
+            shown.first().map(|first| to_hex(&blake3::hash(first).as_bytes()[..8]))
+        });
+        let Some(fingerprint) = fingerprint else {
+            // TLS lets nobody in without one.
+            let refusal = Status::unauthenticated("operators show a certificate");
+            return Box::pin(async move { Ok(refusal.into_http()) });
+        };
+        if LOCAL_ONLY.contains(&&call[..]) {
+            let refusal = Status::permission_denied("that is done on the host itself");
+            return Box::pin(async move { Ok(refusal.into_http()) });
+        }
+        (self.heard)(&fingerprint, caller.and_then(|caller| caller.get_ref().remote_addr()), &call);
+        Box::pin(self.inner.call(request))
+    }
+}
+
+/// A client of the agent at `address`, a name or an IP address with a port.
+///
+/// # Errors
+///
+/// Nobody is there, or the two do not trust each other.
+pub async fn connect(address: &str, files: &TlsFiles) -> Result<AgentClient<Channel>, RemoteError> {
+    // The transport hides why it could not connect, so the reason is found out first.
+    let reached = TcpStream::connect(address).await;
+    reached.map_err(|error| RemoteError::Unreachable { address: address.to_owned(), error })?;
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    let tls = ClientTlsConfig::new().identity(files.identity()?).ca_certificate(files.authorities()?);
+    let endpoint = Endpoint::from_shared(format!("https://{address}")).map_err(|error| files.unfit(&error))?;
+    let endpoint = endpoint.tls_config(tls.domain_name(host)).map_err(|error| files.unfit(&error))?;
+    let distrust = |why| RemoteError::Distrust { address: address.to_owned(), why };
+    let channel = endpoint.connect().await.map_err(|error| distrust(reasons(&error)))?;
+    let mut client = AgentClient::new(channel).max_decoding_message_size(ANSWER_MAX_BYTES);
+    // With TLS 1.3 a client hears only now that its certificate is not taken.
+    match client.status(StatusRequest {}).await {
+        Err(status) => Err(distrust(reasons(&status))),
+        Ok(_) => Ok(client),
+    }
+}

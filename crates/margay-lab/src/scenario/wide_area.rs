@@ -107,6 +107,10 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     come_home(&lab, &mut clients[0])?;
     let connects: usize = clients.iter_mut().map(|client| client.until(0.0, LIMIT).map_or(0, Iterator::count)).sum();
     findings.set("connects", connects as f64);
+    findings.note(
+        "failed_after_ms: from a site's death until the last connection from elsewhere began that failed or had to ask again; stretch: hosts \
+         that a first packet meets against the fewest that would do, its own router, that of the other site and the instance",
+    );
     Ok(())
 }
 

@@ -124,7 +124,9 @@ impl Sal {
     /// Takes a rule out. Flows that it made live on.
     pub fn remove_rule(&mut self, id: RuleId) -> bool {
         self.lifetimes.remove(id);
-        self.table.remove(id).is_some()
+        let Some((_, rule)) = self.table.remove(id) else { return false };
+        self.forget_resolved(id, &rule);
+        true
     }
 
     /// One rule.

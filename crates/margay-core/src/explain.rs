@@ -35,6 +35,8 @@ pub enum Unusable {
     Port,
     /// It leads elsewhere, the packet comes from elsewhere, and this host is no router; or it asks the segment.
     NotForOthers,
+    /// Its resolver had no answer just now.
+    Unanswered,
 }
 
 /// What becomes of a rule.
@@ -77,7 +79,8 @@ impl Sal {
             Action::Forward(hop) if !own && (!self.config.router || hop.address == SEGMENT) => {
                 Some(Unusable::NotForOthers)
             }
-            Action::Demux(_) | Action::Forward(_) | Action::Drop => None,
+            Action::Delay(_) if !own && !self.config.router => Some(Unusable::NotForOthers),
+            Action::Demux(_) | Action::Forward(_) | Action::Delay(_) | Action::Drop => None,
         }
     }
 
@@ -94,6 +97,8 @@ impl Sal {
             for (id, rule) in set.iter() {
                 let no_weight = (rule.weight == 0).then_some(Unusable::NoWeight);
                 let unusable = no_weight.or_else(|| self.unusable(rule, protocol, port, own));
+                let has_failed = self.has_failed(&service, rule) && Some(id) != chosen;
+                let unusable = unusable.or(has_failed.then_some(Unusable::Unanswered));
                 let verdict = match (unusable, decided) {
                     (Some(why), _) => Verdict::Unusable(why),
                     (None, _) if Some(id) == chosen => Verdict::Chosen,
@@ -140,6 +145,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Config, Limits};
+    use crate::delay::{Question, ResolverId};
     use crate::key::HostSecret;
     use crate::rng::Rng;
     use crate::table::Demux;
@@ -169,7 +175,8 @@ mod tests {
             let address = SocketAddr::new([10, 0, 0, n].into(), 1);
             Action::Forward(NextHop { address, host: None, router: false })
         });
-        prop_oneof![2 => forward, 2 => demux, 1 => Just(Action::Drop)]
+        let delay = (0_u32..2).prop_map(|resolver| Action::Delay(ResolverId(resolver)));
+        prop_oneof![2 => forward, 2 => demux, 1 => Just(Action::Drop), 1 => delay]
     }
 
     fn rules() -> impl Strategy<Value = Vec<(u16, Rule)>> {
@@ -189,6 +196,7 @@ mod tests {
             udp: bool,
             port in prop_oneof![Just(80), Just(9), Just(SERVICE_PORT)],
             sticky: u64,
+            has_failed: bool,
         ) {
             let mut sal = sal(router);
             let service = ServiceId([0x5a; 32]);
@@ -197,6 +205,9 @@ mod tests {
             }
             // Of another name.
             sal.add_rule(Instant::ZERO, ServiceId([1; 32]).into(), Rule { priority: 9, weight: 1, action: Action::Drop }).expect("room");
+            if has_failed {
+                sal.delays.note_failure(Instant::ZERO, Question { service, resolver: ResolverId(0) }, 1);
+            }
             let protocol = if udp { 17 } else { 6 };
             let probe = Probe { service, protocol, port, sticky, own };
             let explained = sal.explain(&probe);

@@ -7,6 +7,7 @@ mod config;
 mod down;
 mod host;
 mod listener;
+mod resolver;
 mod start;
 mod up;
 

@@ -16,6 +16,7 @@ pub mod loopback;
 pub mod metrics;
 mod network;
 pub mod programs;
+pub mod resolvers;
 pub mod rule_book;
 pub mod service;
 pub mod service_router;

@@ -1,0 +1,255 @@
+//! `lookup`: the same web server reached by names that a static file and a DNS server resolve, and names whose resolvers fail or never
+//! answer: their programs get an error soon, and what waits meanwhile is bounded.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Findings, Scenario};
+use crate::agent::{self, Agents, margay};
+use crate::command::progress;
+use crate::fabric::margay_program;
+use crate::host::Host;
+use crate::lab::Lab;
+use crate::program::{Program, wait_for};
+use crate::report::Limit::{AtMost, Below, Exactly};
+use crate::report::{Bound, bound};
+use crate::server::{self, Nginx, fetch, fetch_text};
+use crate::topology::Topology;
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "lookup",
+    summary: "the same service by DNS and by a static file; a resolver that fails, and one that never answers",
+    bounds: &BOUNDS,
+    run,
+};
+
+const BOUNDS: [Bound; 7] = [
+    bound("ok", Exactly((GOOD.len() * FETCHES) as f64)),
+    bound("failed", Exactly(0.0)),
+    bound("error_ms", Below(3000.0)),
+    bound("held_packets_max", AtMost(HELD_PER_NAME)),
+    bound("burst_failed", Exactly(BURST as f64)),
+    // Each name is asked for once while its answer holds.
+    bound("questions_per_fetch", AtMost(0.5)),
+    bound("by_registry", Exactly(0.0)),
+];
+
+const FETCHES: usize = 20;
+/// Programs that connect at once to a name whose resolver is silent: more than the core holds for one name.
+const BURST: usize = 300;
+/// What the core holds for one name.
+const HELD_PER_NAME: f64 = 256.0;
+const LIMIT: Duration = Duration::from_secs(10);
+/// Names that are found, each by the resolver that it begins with.
+const GOOD: [&str; 2] = ["hosts.shop", "corp.shop"];
+/// Names that are not: its server refuses, its server is silent, its file says nothing of it.
+const BAD: [&str; 3] = ["refused.shop", "silent.shop", "absent.shop"];
+
+const TOPOLOGY: &str = r#"
+[subnet.site]
+v4 = "10.1.0.0/24"
+
+[host.router]
+role = "router"
+links = [{ subnet = "site" }]
+
+[host.web]
+role = "agent"
+links = [{ subnet = "site" }]
+
+[host.client]
+role = "agent"
+links = [{ subnet = "site" }]
+
+[host.names]
+role = "plain"
+links = [{ subnet = "site" }]
+
+[host.silent]
+role = "plain"
+links = [{ subnet = "site" }]
+"#;
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = Lab::build(Topology::parse("lookup", TOPOLOGY)?, dir)?;
+    for figure in ["ok", "failed", "error_ms"] {
+        findings.set(figure, 0.0);
+    }
+    let (client, web) = (lab.host("client")?, lab.host("web")?);
+    let _names = serve_zone(&lab)?;
+    hush(lab.host("silent")?)?;
+    configure(&lab)?;
+    let _agents = Agents::start(&lab)?;
+    let _nginx = Nginx::start(web, &["0.0.0.0:80"])?;
+    for name in GOOD.iter().chain(&BAD) {
+        agent::publish(web, name, "0.0.0.0:80", &[])?;
+    }
+    fetch_all(client, findings)?;
+    refused(client, findings)?;
+    burst(client, findings)?;
+    explained(client)?;
+    changed(client)
+}
+
+fn address(lab: &Lab, host: &str) -> Result<String> {
+    let link = lab.host(host)?.plan.links.first().context("a host without a link")?;
+    Ok(link.address(false).context("no IPv4 address")?.to_string())
+}
+
+fn url(name: &str) -> String {
+    format!("http://{name}.sal.internal/host")
+}
+
+/// A DNS server with the zone `shop.test`, by knot.
+fn serve_zone(lab: &Lab) -> Result<Program> {
+    let host = lab.host("names")?;
+    let (web, own, dir) = (address(lab, "web")?, address(lab, "names")?, host.dir.join("knot"));
+    std::fs::create_dir_all(&dir)?;
+    let zone = format!(
+        "$ORIGIN shop.test.\n$TTL 5\n@ SOA ns hostmaster 1 60 60 60 1\n@ NS ns\nns A {own}\n\
+         _sal._udp.corp.shop SRV 0 100 54324 web\nweb A {web}\n"
+    );
+    std::fs::write(dir.join("shop.test.zone"), zone)?;
+    let dir = dir.display();
+    let config = format!(
+        "server:\n  rundir: {dir}\n  listen: {own}@53\n  user: root:root\n  udp-workers: 1\n  tcp-workers: 1\n  background-workers: 1\n\
+         database:\n  storage: {dir}\nlog:\n  - target: stderr\n    any: info\n\
+         zone:\n  - domain: shop.test\n    storage: {dir}\n    file: shop.test.zone\n    zonefile-load: whole\n"
+    );
+    let path = host.dir.join("knot/knot.conf");
+    std::fs::write(&path, config)?;
+    let mut program = host.spawn("knot", [Path::new("knotd"), Path::new("-c"), path.as_path()])?;
+    wait_for("the DNS server", LIMIT, || {
+        ensure!(program.ended()?.is_none(), "knot has ended: {}", program.log());
+        let found = host.shell(&format!("dig +short +time=1 +tries=1 @{own} _sal._udp.corp.shop.shop.test SRV"))?;
+        ensure!(found.contains("54324"), "it does not answer yet");
+        Ok(())
+    })?;
+    Ok(program)
+}
+
+/// Whoever asks this host anything hears nothing.
+fn hush(host: &Host) -> Result<()> {
+    let rules = "add table inet lab_silent; add chain inet lab_silent input { type filter hook input priority 0; }; \
+                 add rule inet lab_silent input meta l4proto { tcp, udp } drop";
+    host.run(["nft", rules]).map(drop)
+}
+
+/// The client's resolvers, and which names wait for them.
+fn configure(lab: &Lab) -> Result<()> {
+    let (web, names, silent) = (address(lab, "web")?, address(lab, "names")?, address(lab, "silent")?);
+    let client = lab.host("client")?;
+    let section =
+        |name: &str, kind: &str, rest: &str| format!("[[resolver]]\nname = \"{name}\"\nkind = \"{kind}\"\n{rest}\n");
+    let dns = |server: &str, zone: &str, names: &str| {
+        format!("servers = [\"{server}\"]\nzone = \"{zone}\"\nnames = [\"{names}\"]")
+    };
+    let sections = [
+        section("hosts", "static", "file = \"/etc/margay/names\"\nnames = [\"hosts.shop\", \"absent.shop\"]"),
+        section("corp", "dns", &dns(&names, "shop.test", "corp.shop")),
+        // That server is not responsible for this zone.
+        section("refusing", "dns", &dns(&names, "other.test", "refused.shop")),
+        section("silent", "dns", &dns(&silent, "shop.test", "silent.shop")),
+    ];
+    let text = sections.concat();
+    client.shell(&format!("cat >> /etc/margay/margay.toml <<'END'\n{text}END"))?;
+    write_names(client, &format!("hosts.shop {web}"))
+}
+
+/// As an editor does: the new file takes the place of the old one.
+fn write_names(client: &Host, text: &str) -> Result<()> {
+    client
+        .shell(&format!("printf '{text}\\n' > /etc/margay/names.new && mv /etc/margay/names.new /etc/margay/names"))
+        .map(drop)
+}
+
+fn fetch_all(client: &Host, findings: &mut Findings) -> Result<()> {
+    for name in GOOD {
+        for _ in 0..FETCHES {
+            match fetch_text(client, &url(name)) {
+                Ok(host) if host == "web" => findings.figures.add("ok", 1.0),
+                other => fail(findings, &format!("{name}: {other:?}")),
+            }
+        }
+    }
+    let asked = agent::metric(client, "margay_questions_total")?;
+    findings.set("questions_per_fetch", asked / (GOOD.len() * FETCHES) as f64);
+    // Their way is not the registry's, by which the same names could be found.
+    let mut by_registry = 0.0;
+    for name in GOOD {
+        let resolver = name.split('.').next().unwrap_or_default();
+        let origin = format!("resolved by {resolver}");
+        let routes = agent::routes(client, name)?;
+        let by_it = routes.iter().filter(|route| route["origin"] == origin.as_str());
+        let packets: f64 = by_it.filter_map(|route| route["packets"].as_f64()).sum();
+        progress(&format!("{name}: {packets} first packets went by what {resolver} has said"));
+        by_registry += if packets > 0.0 { 0.0 } else { 1.0 };
+    }
+    findings.set("by_registry", by_registry);
+    Ok(())
+}
+
+fn refused(client: &Host, findings: &mut Findings) -> Result<()> {
+    for name in BAD {
+        // The second is answered by what is remembered of the first.
+        for what in ["a name", "the name again"] {
+            let got = fetch(client, &[], &url(name))?;
+            progress(&format!("{what}, {name}: {} after {:.0} ms", got.error, got.took_ms));
+            if got.status != 7 {
+                fail(findings, &format!("{name}: status {}, {}", got.status, got.error));
+            }
+            let slowest = findings.figures.get("error_ms").max(got.took_ms);
+            findings.set("error_ms", slowest);
+        }
+    }
+    Ok(())
+}
+
+/// Many programs at once want a name whose resolver is silent. Each is told, also those beyond what is held.
+fn burst(client: &Host, findings: &mut Findings) -> Result<()> {
+    // Until the resolver is asked again.
+    let program = margay_program()?;
+    let argv = || [program.as_os_str(), "trace".as_ref(), "silent.shop".as_ref()];
+    wait_for("the end of what is remembered", LIMIT, || {
+        let said = String::from_utf8_lossy(&client.output(argv())?.stdout).into_owned();
+        ensure!(said.contains("holds it by rule"), "it is remembered still: {said}");
+        Ok(())
+    })?;
+    let burst = server::connects(client, "silent.shop.sal.internal", BURST, BURST)?;
+    findings.set("burst_failed", burst.failed as f64);
+    findings.set("held_packets_max", agent::metric(client, "margay_held_packets_max")?);
+    let (held, left) =
+        (agent::metric(client, "margay_held_packets_max")?, agent::metric(client, "margay_held_packets")?);
+    ensure!(held > 1.0, "nothing was held at once");
+    ensure!(left == 0.0, "{left} packets wait still");
+    Ok(())
+}
+
+/// What a person sees of it.
+fn explained(client: &Host) -> Result<()> {
+    let list = margay(client, ["route", "list"])?;
+    for words in ["resolved by hosts", "delay", "resolver silent (dns): asked", "configured"] {
+        ensure!(list.contains(words), "`route list` does not say `{words}`:\n{list}");
+    }
+    Ok(())
+}
+
+/// The file changes; a rule of the operator's names a resolver that there is, or is refused.
+fn changed(client: &Host) -> Result<()> {
+    let unknown = margay(client, ["route", "add", "late.shop", "delay", "nobody"]).err().map(|error| error.to_string());
+    ensure!(unknown.as_deref().is_some_and(|text| text.contains("no resolver `nobody`")), "{unknown:?}");
+    margay(client, ["route", "add", "late.shop", "delay", "hosts"])?;
+    let wrong = "hosts.shop nowhere";
+    write_names(client, wrong)?;
+    let list = margay(client, ["route", "list"])?;
+    ensure!(list.contains("names:1: `nowhere` is no address"), "`route list` does not say what is wrong:\n{list}");
+    Ok(())
+}
+
+fn fail(findings: &mut Findings, what: &str) {
+    findings.note(what.to_owned());
+    findings.figures.add("failed", 1.0);
+}

@@ -345,6 +345,11 @@ impl Sal {
         self.config.local_addresses.contains(&address)
     }
 
+    /// This host's addresses.
+    pub fn local_addresses(&self) -> &[IpAddr] {
+        &self.config.local_addresses
+    }
+
     /// Every peer, by its newest association; the flows are those of all that there are with it.
     pub fn paths(&self) -> Vec<AssociationInfo> {
         let newest = |association: &&Association| {

@@ -426,7 +426,8 @@ fn port<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
     }
 }
 
-fn some_port<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+/// A port that may be left out.
+pub fn some_port<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
     port(from).map(Some)
 }
 

@@ -179,6 +179,9 @@ fn a_resolver_has_what_its_kind_needs_and_nothing_else() {
         (servers.join(" ").as_str(), section.zone.as_deref()),
         ("10.1.0.53:53 [fd01::1]:5353", Some("example.org"))
     );
+    let dht = "[[resolver]]\nname = \"dht\"\nkind = \"dht\"\nbootstrap = [\"10.1.0.1:6881\"]\n";
+    let config = parse(&format!("{dht}port = 6881\npublish = [\"web.shop\"]\n")).expect("right");
+    assert_eq!((config.resolver[0].get_ref().port, config.resolver[0].get_ref().publish.len()), (Some(6881), 1));
     for (text, part) in [
         (hosts.to_owned(), "is `static`, and has no `file`"),
         (format!("{file}zone = \"example.org\"\n"), "is `static`, which has no `zone`"),
@@ -190,6 +193,10 @@ fn a_resolver_has_what_its_kind_needs_and_nothing_else() {
         (file.replace("static", "statik"), "unknown variant `statik`"),
         (format!("{dns}servers = [\"ns.example.org\"]\n"), "no address of a server"),
         (dns.to_owned(), "is `dns`, and has no `servers`"),
+        (format!("{dns}servers = [\"10.1.0.53\"]\npublish = [\"web.shop\"]\n"), "only one of `publish` and `key_file`"),
+        (dht.replace("10.1.0.1", "fd01::1"), "no IPv4 address with a port"),
+        (format!("{dht}keys = [\"abc\"]\n"), "`abc` is no public key"),
+        (format!("{dht}key_file = \"/etc/margay/tsig\"\n"), "is `dht`, which has no `key_file`"),
     ] {
         let (what, ..) = wrong(&text);
         assert!(what.contains(part), "{what}");

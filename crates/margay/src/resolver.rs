@@ -1,15 +1,16 @@
 //! `[[resolver]]`: somebody who is asked who serves a name, and which names are.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use margay_control::resolver::TIMEOUT;
 use margay_core::delay::QUESTION_TIMEOUT;
+use margay_core::key::{VerifyingKey, from_hex};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-use crate::config::zone;
+use crate::config::{some_port, zone};
 use crate::listener::ServiceName;
 
 const DNS_PORT: u16 = 53;
@@ -29,6 +30,8 @@ pub enum Kind {
     Registry,
     /// Servers that know a zone.
     Dns,
+    /// A DHT.
+    Dht,
 }
 
 impl Kind {
@@ -38,6 +41,7 @@ impl Kind {
             Self::Static => "static",
             Self::Registry => "registry",
             Self::Dns => "dns",
+            Self::Dht => "dht",
         }
     }
 
@@ -47,13 +51,16 @@ impl Kind {
             Self::Static => &["file"],
             Self::Registry => &["router"],
             Self::Dns => &["servers", "zone"],
+            Self::Dht => &["bootstrap"],
         }
     }
 
     /// Fields that it may have besides.
     const fn takes(self) -> &'static [&'static str] {
         match self {
-            Self::Static | Self::Registry | Self::Dns => &[],
+            Self::Static | Self::Registry => &[],
+            Self::Dns => &["publish", "key_file"],
+            Self::Dht => &["publish", "port", "keys"],
         }
     }
 }
@@ -88,16 +95,36 @@ pub struct ResolverSection {
     /// `dns`: the zone under which names are.
     #[serde(default, deserialize_with = "some_zone")]
     pub zone: Option<String>,
+    /// `dns`: a file with the TSIG key by which the first server lets this host change the zone.
+    #[serde(default, deserialize_with = "absolute")]
+    pub key_file: Option<PathBuf>,
+    /// `dht`: addresses of nodes by which it is joined.
+    #[serde(default, deserialize_with = "nodes")]
+    pub bootstrap: Vec<SocketAddrV4>,
+    /// `dht`: the UDP port at which this host is a node, too.
+    #[serde(default, deserialize_with = "some_port")]
+    pub port: Option<u16>,
+    /// `dht`: public keys of services, whose names need not be looked for.
+    #[serde(default, deserialize_with = "keys")]
+    pub keys: Vec<VerifyingKey>,
+    /// `dns`, `dht`: names, or prefixes, that are written there as they are registered here.
+    #[serde(default)]
+    pub publish: Vec<ServiceName>,
 }
 
 impl ResolverSection {
     /// Fields that single kinds have, and whether this section has them.
-    fn special(&self) -> [(&'static str, bool); 4] {
+    fn special(&self) -> [(&'static str, bool); 9] {
         [
             ("file", self.file.is_some()),
             ("router", self.router.is_some()),
             ("servers", !self.servers.is_empty()),
             ("zone", self.zone.is_some()),
+            ("key_file", self.key_file.is_some()),
+            ("bootstrap", !self.bootstrap.is_empty()),
+            ("port", self.port.is_some()),
+            ("keys", !self.keys.is_empty()),
+            ("publish", !self.publish.is_empty()),
         ]
     }
 
@@ -114,6 +141,11 @@ impl ResolverSection {
                 let what = format!("the resolver `{}` is `{word}`, which has no `{field}`", self.name);
                 return Err((what, format!("remove `{field}`, or correct `kind`")));
             }
+        }
+        if self.kind == Kind::Dns && self.publish.is_empty() != self.key_file.is_none() {
+            let what = format!("the resolver `{}` has only one of `publish` and `key_file`", self.name);
+            let advice = "add the other: which names are written there, and the TSIG key that the server knows";
+            return Err((what, advice.to_owned()));
         }
         if self.priority == u32::MAX {
             let what = format!("the resolver `{}` has the highest priority that there is", self.name);
@@ -177,6 +209,30 @@ fn servers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddr>, D::Err
         })
     };
     words.iter().map(address).collect()
+}
+
+fn nodes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddrV4>, D::Error> {
+    let words = Vec::<String>::deserialize(from)?;
+    if words.len() > SERVERS_MAX {
+        return Err(D::Error::custom(format!("{} nodes: there are {SERVERS_MAX} at most", words.len())));
+    }
+    let address = |text: &String| {
+        text.parse().map_err(|_| {
+            let advice = "the DHT speaks IPv4 alone; write for example \"10.1.0.1:6881\"";
+            D::Error::custom(format!("`{text}` is no IPv4 address with a port: {advice}"))
+        })
+    };
+    words.iter().map(address).collect()
+}
+
+fn keys<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<VerifyingKey>, D::Error> {
+    let words = Vec::<String>::deserialize(from)?;
+    let key = |text: &String| {
+        from_hex(text).map(VerifyingKey).map_err(|_| {
+            D::Error::custom(format!("`{text}` is no public key; `margay id` shows those of this host's services"))
+        })
+    };
+    words.iter().map(key).collect()
 }
 
 fn some_zone<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {

@@ -3,10 +3,14 @@
 //! What a resolver says is a hint. It costs a connect at most: whoever answers there proves its right to the name by certificates when the
 //! connection is set up, as everywhere else. Each resolver is bounded in time, in questions at once, and in what it takes for an answer.
 
+pub mod dht;
+pub mod dht_record;
 pub mod dns;
 pub mod dns_record;
+pub mod dns_update;
 pub mod file;
 pub mod registry;
+pub mod writer;
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;

@@ -1,8 +1,9 @@
-//! `lookup`: the same web server reached by names that a static file and a DNS server resolve, and names whose resolvers fail or never
-//! answer: their programs get an error soon, and what waits meanwhile is bounded.
+//! `lookup`: the same web server reached by names that a static file, a DNS server and a DHT resolve, where a router and the server's own
+//! host have written them; and names whose resolvers fail or never answer: their programs get an error soon, and what waits meanwhile is
+//! bounded.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -21,13 +22,13 @@ use crate::topology::Topology;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "lookup",
-    summary: "the same service by DNS and by a static file; a resolver that fails, and one that never answers",
+    summary: "the same service by DNS, a DHT and a static file; a resolver that fails, and one that never answers",
     bounds: &BOUNDS,
     run,
 };
 
-const BOUNDS: [Bound; 7] = [
-    bound("ok", Exactly((GOOD.len() * FETCHES) as f64)),
+const BOUNDS: [Bound; 10] = [
+    bound("ok", Exactly(((GOOD.len() + 1) * FETCHES) as f64)),
     bound("failed", Exactly(0.0)),
     bound("error_ms", Below(3000.0)),
     bound("held_packets_max", AtMost(HELD_PER_NAME)),
@@ -35,6 +36,9 @@ const BOUNDS: [Bound; 7] = [
     // Each name is asked for once while its answer holds.
     bound("questions_per_fetch", AtMost(0.5)),
     bound("by_registry", Exactly(0.0)),
+    bound("dns_written_ms", Below(5000.0)),
+    bound("dns_withdrawn_ms", Below(5000.0)),
+    bound("dht_found_ms", Below(1000.0)),
 ];
 
 const FETCHES: usize = 20;
@@ -43,9 +47,14 @@ const BURST: usize = 300;
 /// What the core holds for one name.
 const HELD_PER_NAME: f64 = 256.0;
 const LIMIT: Duration = Duration::from_secs(10);
-/// Names that are found, each by the resolver that it begins with.
-const GOOD: [&str; 2] = ["hosts.shop", "corp.shop"];
-/// Names that are not: its server refuses, its server is silent, its file says nothing of it.
+const DHT_PORT: u16 = 6881;
+/// `shop`, with all that is of it.
+const AUTHORITY: &str = "sid:842add7b70d72e01/64";
+/// By which the router may change the zone.
+const SECRET: &str = "bWFyZ2F5LWxhYi1zZWNyZXQtb2YtMzItYnl0ZXMhISE=";
+/// Names that are found, and by which resolver: of the last, another one has failed before.
+const GOOD: [(&str, &str); 3] = [("hosts.shop", "hosts"), ("corp.shop", "corp"), ("both.shop", "hosts")];
+/// Names that are not: its server refuses, its two servers are silent, its file says nothing of it.
 const BAD: [&str; 3] = ["refused.shop", "silent.shop", "absent.shop"];
 
 const TOPOLOGY: &str = r#"
@@ -84,14 +93,20 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     configure(&lab)?;
     let _agents = Agents::start(&lab)?;
     let _nginx = Nginx::start(web, &["0.0.0.0:80"])?;
-    for name in GOOD.iter().chain(&BAD) {
+    for name in GOOD.iter().map(|(name, _)| name).chain(&BAD) {
         agent::publish(web, name, "0.0.0.0:80", &[])?;
     }
+    let corp = Corp { server: address(&lab, "names")?, client };
+    findings.set("dns_written_ms", corp.await_record(true)?);
     fetch_all(client, findings)?;
+    fetch_by_key(web, client, findings)?;
     refused(client, findings)?;
     burst(client, findings)?;
-    explained(client)?;
-    changed(client)
+    explained(client, lab.host("router")?)?;
+    changed(client)?;
+    agent::withdraw(web, "corp.shop")?;
+    findings.set("dns_withdrawn_ms", corp.await_record(false)?);
+    Ok(())
 }
 
 fn address(lab: &Lab, host: &str) -> Result<String> {
@@ -106,26 +121,25 @@ fn url(name: &str) -> String {
 /// A DNS server with the zone `shop.test`, by knot.
 fn serve_zone(lab: &Lab) -> Result<Program> {
     let host = lab.host("names")?;
-    let (web, own, dir) = (address(lab, "web")?, address(lab, "names")?, host.dir.join("knot"));
+    let (own, dir) = (address(lab, "names")?, host.dir.join("knot"));
     std::fs::create_dir_all(&dir)?;
-    let zone = format!(
-        "$ORIGIN shop.test.\n$TTL 5\n@ SOA ns hostmaster 1 60 60 60 1\n@ NS ns\nns A {own}\n\
-         _sal._udp.corp.shop SRV 0 100 54324 web\nweb A {web}\n"
-    );
+    let zone = format!("$ORIGIN shop.test.\n$TTL 5\n@ SOA ns hostmaster 1 60 60 60 1\n@ NS ns\nns A {own}\n");
     std::fs::write(dir.join("shop.test.zone"), zone)?;
     let dir = dir.display();
     let config = format!(
         "server:\n  rundir: {dir}\n  listen: {own}@53\n  user: root:root\n  udp-workers: 1\n  tcp-workers: 1\n  background-workers: 1\n\
          database:\n  storage: {dir}\nlog:\n  - target: stderr\n    any: info\n\
-         zone:\n  - domain: shop.test\n    storage: {dir}\n    file: shop.test.zone\n    zonefile-load: whole\n"
+         key:\n  - id: margay\n    algorithm: hmac-sha256\n    secret: {SECRET}\n\
+         acl:\n  - id: margay\n    key: margay\n    action: update\n\
+         zone:\n  - domain: shop.test\n    storage: {dir}\n    file: shop.test.zone\n    zonefile-load: whole\n    acl: margay\n"
     );
     let path = host.dir.join("knot/knot.conf");
     std::fs::write(&path, config)?;
     let mut program = host.spawn("knot", [Path::new("knotd"), Path::new("-c"), path.as_path()])?;
     wait_for("the DNS server", LIMIT, || {
         ensure!(program.ended()?.is_none(), "knot has ended: {}", program.log());
-        let found = host.shell(&format!("dig +short +time=1 +tries=1 @{own} _sal._udp.corp.shop.shop.test SRV"))?;
-        ensure!(found.contains("54324"), "it does not answer yet");
+        let found = host.shell(&format!("dig +short +time=1 +tries=1 @{own} ns.shop.test A"))?;
+        ensure!(found.contains(&own), "it does not answer yet");
         Ok(())
     })?;
     Ok(program)
@@ -138,25 +152,63 @@ fn hush(host: &Host) -> Result<()> {
     host.run(["nft", rules]).map(drop)
 }
 
-/// The client's resolvers, and which names wait for them.
+fn section(name: &str, kind: &str, rest: &str) -> String {
+    format!("[[resolver]]\nname = \"{name}\"\nkind = \"{kind}\"\n{rest}\n")
+}
+
+/// Who is asked, and which names wait for whom; and what is written where.
 fn configure(lab: &Lab) -> Result<()> {
     let (web, names, silent) = (address(lab, "web")?, address(lab, "names")?, address(lab, "silent")?);
     let client = lab.host("client")?;
-    let section =
-        |name: &str, kind: &str, rest: &str| format!("[[resolver]]\nname = \"{name}\"\nkind = \"{kind}\"\n{rest}\n");
-    let dns = |server: &str, zone: &str, names: &str| {
-        format!("servers = [\"{server}\"]\nzone = \"{zone}\"\nnames = [\"{names}\"]")
-    };
-    let sections = [
-        section("hosts", "static", "file = \"/etc/margay/names\"\nnames = [\"hosts.shop\", \"absent.shop\"]"),
-        section("corp", "dns", &dns(&names, "shop.test", "corp.shop")),
+    let dns = |server: &str, zone: &str, rest: &str| format!("servers = [\"{server}\"]\nzone = \"{zone}\"\n{rest}");
+    let nodes = format!("bootstrap = [\"{}:{DHT_PORT}\", \"{web}:{DHT_PORT}\"]\n", address(lab, "router")?);
+    let dht = |rest: &str| section("dht", "dht", &format!("{nodes}port = {DHT_PORT}\n{rest}"));
+    let of_client = [
+        section(
+            "hosts",
+            "static",
+            "file = \"/etc/margay/names\"\nnames = [\"hosts.shop\", \"both.shop\", \"absent.shop\"]",
+        ),
+        section("corp", "dns", &dns(&names, "shop.test", "names = [\"corp.shop\"]")),
         // That server is not responsible for this zone.
-        section("refusing", "dns", &dns(&names, "other.test", "refused.shop")),
-        section("silent", "dns", &dns(&silent, "shop.test", "silent.shop")),
+        section(
+            "refusing",
+            "dns",
+            &dns(&names, "other.test", "priority = 200\nnames = [\"refused.shop\", \"both.shop\"]"),
+        ),
+        section("silent", "dns", &dns(&silent, "shop.test", "timeout_ms = 2000\nnames = [\"silent.shop\"]")),
+        // Asked when the other has failed, with what is left of the time.
+        section("mute", "dns", &dns(&silent, "shop.test", "priority = 90\nnames = [\"silent.shop\"]")),
+        dht(""),
     ];
-    let text = sections.concat();
-    client.shell(&format!("cat >> /etc/margay/margay.toml <<'END'\n{text}END"))?;
-    write_names(client, &format!("hosts.shop {web}"))
+    let written = "key_file = \"/etc/margay/tsig\"\npublish = [\"corp.shop\"]";
+    let of_router = [section("corp", "dns", &dns(&names, "shop.test", written)), dht("")];
+    let of_web = [dht(&format!("publish = [\"{AUTHORITY}\"]"))];
+    for (host, text) in [("client", of_client.concat()), ("router", of_router.concat()), ("web", of_web.concat())] {
+        lab.host(host)?.shell(&format!("cat >> /etc/margay/margay.toml <<'END'\n{text}END"))?;
+    }
+    lab.host("router")?.shell(&format!("echo hmac-sha256:margay:{SECRET} > /etc/margay/tsig"))?;
+    write_names(client, &format!("hosts.shop {web}\\nboth.shop {web}"))
+}
+
+/// The zone as a client sees it.
+struct Corp<'a> {
+    server: String,
+    client: &'a Host,
+}
+
+impl Corp<'_> {
+    /// How long it takes until the record of `corp.shop` is there, or is not.
+    fn await_record(&self, is_there: bool) -> Result<f64> {
+        let begun = Instant::now();
+        wait_for("the record of corp.shop", LIMIT, || {
+            let dig = format!("dig +short +time=1 +tries=1 @{} _sal._udp.corp.shop.shop.test SRV", self.server);
+            let found = self.client.shell(&dig)?;
+            ensure!(found.contains("54324") == is_there, "the server says: {found}");
+            Ok(())
+        })?;
+        Ok(begun.elapsed().as_secs_f64() * 1e3)
+    }
 }
 
 /// As an editor does: the new file takes the place of the old one.
@@ -167,7 +219,7 @@ fn write_names(client: &Host, text: &str) -> Result<()> {
 }
 
 fn fetch_all(client: &Host, findings: &mut Findings) -> Result<()> {
-    for name in GOOD {
+    for (name, _) in GOOD {
         for _ in 0..FETCHES {
             match fetch_text(client, &url(name)) {
                 Ok(host) if host == "web" => findings.figures.add("ok", 1.0),
@@ -179,8 +231,7 @@ fn fetch_all(client: &Host, findings: &mut Findings) -> Result<()> {
     findings.set("questions_per_fetch", asked / (GOOD.len() * FETCHES) as f64);
     // Their way is not the registry's, by which the same names could be found.
     let mut by_registry = 0.0;
-    for name in GOOD {
-        let resolver = name.split('.').next().unwrap_or_default();
+    for (name, resolver) in GOOD {
         let origin = format!("resolved by {resolver}");
         let routes = agent::routes(client, name)?;
         let by_it = routes.iter().filter(|route| route["origin"] == origin.as_str());
@@ -189,6 +240,32 @@ fn fetch_all(client: &Host, findings: &mut Findings) -> Result<()> {
         by_registry += if packets > 0.0 { 0.0 } else { 1.0 };
     }
     findings.set("by_registry", by_registry);
+    Ok(())
+}
+
+/// A name that certifies itself, by the DHT: its host has signed the record.
+fn fetch_by_key(web: &Host, client: &Host, findings: &mut Findings) -> Result<()> {
+    let service = margay(web, ["id", "key", "create", "keyed.shop"])?.trim().to_owned();
+    agent::publish(web, &service, "0.0.0.0:80", &[])?;
+    wait_for("the writing of the record", LIMIT, || {
+        let list = margay(web, ["route", "list"])?;
+        ensure!(list.contains("1 names are written there, 0 failed"), "it is not written:\n{list}");
+        Ok(())
+    })?;
+    margay(client, ["route", "add", &service, "delay", "dht"])?;
+    let (v4, _) = agent::virtual_addresses(client, &service)?;
+    let url = format!("http://{v4}/host");
+    let first = fetch(client, &[], &url)?;
+    ensure!(first.status == 0, "by the DHT: {}", first.error);
+    findings.set("dht_found_ms", first.took_ms);
+    for _ in 0..FETCHES {
+        match fetch_text(client, &url) {
+            Ok(host) if host == "web" => findings.figures.add("ok", 1.0),
+            other => fail(findings, &format!("by the DHT: {other:?}")),
+        }
+    }
+    let list = margay(client, ["route", "list", &service])?;
+    ensure!(list.contains("resolved by dht"), "it was not the DHT:\n{list}");
     Ok(())
 }
 
@@ -229,7 +306,9 @@ fn burst(client: &Host, findings: &mut Findings) -> Result<()> {
 }
 
 /// What a person sees of it.
-fn explained(client: &Host) -> Result<()> {
+fn explained(client: &Host, router: &Host) -> Result<()> {
+    let written = margay(router, ["route", "list"])?;
+    ensure!(written.contains("1 names are written there, 0 failed"), "`route list` of the router:\n{written}");
     let list = margay(client, ["route", "list"])?;
     for words in ["resolved by hosts", "delay", "resolver silent (dns): asked", "configured"] {
         ensure!(list.contains(words), "`route list` does not say `{words}`:\n{list}");

@@ -162,6 +162,15 @@ fn of_resolvers(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<()
     family(encoder, "resolver_answered", answered, "resolver", rows(&|figures| figures.answered))?;
     let failed = "Of these, without";
     family(encoder, "resolver_failed", failed, "resolver", rows(&|figures| figures.failed))?;
+    let reports = all.iter().filter_map(|one| Some((one.name().to_owned(), agent.rules.resolvers.report(one.name())?)));
+    let reports: Vec<_> = reports.collect();
+    let writes = |figure: &dyn Fn(&resolver::writer::Report) -> u64| -> Rows {
+        reports.iter().map(|(name, report)| (name.clone(), figure(report))).collect()
+    };
+    let written = "Names of registrations written to a resolver, and taken away";
+    family(encoder, "resolver_written", written, "resolver", writes(&|report| report.written))?;
+    let not_written = "Names that could not be written, and are tried again";
+    family(encoder, "resolver_not_written", not_written, "resolver", writes(&|report| report.failed))?;
     family(encoder, "resolver_ms", "Milliseconds that all of them took", "resolver", rows(&|figures| figures.ms))
 }
 

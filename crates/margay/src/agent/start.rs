@@ -205,7 +205,7 @@ async fn start_core(
 /// The operator's rules, which keep their numbers and so come first; then those of the configuration, and the default rule of a host
 /// without a router. A router's own rules come before that.
 fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Clock) -> Result<RuleBook> {
-    let resolvers = Arc::new(Resolvers::open(config)?);
+    let resolvers = Arc::new(Resolvers::open(config, wall)?);
     let rules = RuleBook::open(core.clone(), Arc::clone(store), wall.clone(), Arc::clone(&resolvers));
     let rules = rules.into_diagnostic().wrap_err("the operator's rules cannot be taken up")?;
     resolvers.add_rules(config, core)?;

@@ -150,8 +150,13 @@ async fn list(mut client: Client, name: Option<String>, json: Json, out: &mut Ou
 
 /// A resolver, in one line.
 fn resolver_line(resolver: &ResolverInfo) -> String {
-    let ResolverInfo { name, kind, asked, answered, failed, ms, trouble } = resolver;
-    let trouble = if trouble.is_empty() { String::new() } else { format!("; {trouble}") };
+    let ResolverInfo { name, kind, asked, answered, failed, ms, trouble, writes } = resolver;
+    let told = |trouble: &str| if trouble.is_empty() { String::new() } else { format!("; {trouble}") };
+    let writes = writes.as_ref().map(|writes| {
+        let ResolverWrites { names, failing, trouble, .. } = writes;
+        format!("; {names} names are written there, {failing} failed{}", told(trouble))
+    });
+    let trouble = format!("{}{}", told(trouble), writes.unwrap_or_default());
     match ms.checked_div(*asked) {
         None => format!("resolver {name} ({kind}): not asked yet{trouble}"),
         Some(ms) => {
@@ -334,6 +339,10 @@ mod test {
         let busy = ResolverInfo { asked: 4, answered: 3, failed: 1, ms: 22, trouble: "gone".to_owned(), ..idle };
         let wanted = "resolver hosts (static): asked 4 times, 3 answered, 1 not, 5 ms each; gone";
         assert_eq!(resolver_line(&busy), wanted);
+        let writes =
+            ResolverWrites { names: 2, failing: 1, trouble: "refused".to_owned(), ..ResolverWrites::default() };
+        let both = ResolverInfo { writes: Some(writes), ..busy };
+        assert_eq!(resolver_line(&both), format!("{wanted}; 2 names are written there, 1 failed; refused"));
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::api::v1::{
-    EndedRouteInfo, ResolverInfo, RouteAddReply, RouteAddRequest, RouteChangeRequest, RouteDeleteReply, RouteInfo,
-    RouteListReply,
+    EndedRouteInfo, ResolverInfo, ResolverWrites, RouteAddReply, RouteAddRequest, RouteChangeRequest, RouteDeleteReply,
+    RouteInfo, RouteListReply,
 };
 use margay_control::registration::Router;
 use margay_control::resolver::{Figures, Resolver};
@@ -76,12 +76,19 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouteListReply, Status> 
     Ok(RouteListReply {
         routes: rules.iter().map(|found| known.route(found)).collect(),
         ended: ended.map(|ended| ended_of(&known, &ended)).collect(),
-        resolvers: agent.rules.resolvers.all().iter().map(|resolver| resolver_info(resolver)).collect(),
+        resolvers: agent.rules.resolvers.all().iter().map(|resolver| resolver_info(agent, resolver)).collect(),
     })
 }
 
-fn resolver_info(resolver: &Resolver) -> ResolverInfo {
+fn resolver_info(agent: &Agent, resolver: &Resolver) -> ResolverInfo {
     let Figures { asked, answered, failed, ms } = resolver.figures();
+    let writes = agent.rules.resolvers.report(resolver.name()).map(|report| ResolverWrites {
+        names: report.names as u64,
+        failing: report.failing as u64,
+        written: report.written,
+        failed: report.failed,
+        trouble: report.trouble.unwrap_or_default(),
+    });
     ResolverInfo {
         name: resolver.name().to_owned(),
         kind: resolver.kind().to_owned(),
@@ -90,6 +97,7 @@ fn resolver_info(resolver: &Resolver) -> ResolverInfo {
         failed,
         ms,
         trouble: resolver.trouble().unwrap_or_default(),
+        writes,
     }
 }
 

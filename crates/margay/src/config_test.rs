@@ -39,6 +39,8 @@ fn every_field_of_the_book_is_read() {
     assert_eq!(config.service[0].get_ref().terms().partition_bits, 4);
     let [bulk, prefix] = &config.policies()[..] else { panic!("two names") };
     assert_eq!((bulk.1, prefix.0.bits, prefix.1), (Policy::Stripe, 64, Policy::Stripe));
+    let resolver = config.resolver[0].get_ref();
+    assert_eq!((resolver.names.len(), resolver.publish.len(), resolver.timeout_ms), (1, 1, 1000));
     assert_eq!(config.fallback[0].get_ref().address.to_string(), "192.0.2.7");
     assert_eq!(config.log.level.tracing(), tracing::Level::INFO);
 }

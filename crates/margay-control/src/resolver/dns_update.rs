@@ -170,7 +170,9 @@ impl Write for DnsUpdate {
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::rr::TSigResponseContext;
     use margay_core::key::HostId;
+    use tokio::net::TcpListener;
 
     use super::*;
 
@@ -219,6 +221,45 @@ mod tests {
             prefix.contains(&format!("+ h{h2}.18555bd6.842add7b70d72e01._sid.dns.test. 30 A 10.1.0.2")),
             "{prefix:#?}"
         );
+    }
+
+    /// What comes of an update at a server that answers `code`, signed or not.
+    async fn sent(code: ResponseCode, is_signed: bool) -> Result<(), String> {
+        const NOW_S: u64 = 1_700_000_000;
+        let key = || parse_key("hmac-sha256:margay:c2VjcmV0").expect("right");
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let server = listener.local_addr().expect("bound");
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut asked = vec![0; stream.read_u16().await.expect("a length").into()];
+            stream.read_exact(&mut asked).await.expect("a message");
+            let (id, (mac, ..)) = {
+                let message = Message::from_vec(&asked).expect("an update");
+                (message.id, key().verify_message_byte(&asked, None, true).expect("signed by the client"))
+            };
+            let mut answer = Message::response(id, OpCode::Update);
+            answer.metadata.response_code = code;
+            if is_signed {
+                let context = TSigResponseContext::new(id, NOW_S, key(), mac, None);
+                let signature = context.sign(&answer.to_vec().expect("short")).expect("signed");
+                answer.set_signature(signature);
+            }
+            let bytes = answer.to_vec().expect("short");
+            let length = u16::try_from(bytes.len()).expect("short");
+            stream.write_all(&[&length.to_be_bytes()[..], &bytes].concat()).await.expect("sent");
+        });
+        let update = DnsUpdate::new(server, "dns.test", key(), Clock::from_fn(|| NOW_S)).expect("right");
+        let entry = Entry { name: "web.shop".parse().expect("literal"), places: vec![place(1)] };
+        update.write(&entry, &[]).await
+    }
+
+    #[tokio::test]
+    async fn only_a_signed_answer_counts_and_a_refusal_says_what_to_do() {
+        assert_eq!(sent(ResponseCode::NoError, true).await, Ok(()));
+        let unsigned = sent(ResponseCode::NoError, false).await.expect_err("not signed");
+        assert!(unsigned.contains("its answer is not signed right"), "{unsigned}");
+        let refused = sent(ResponseCode::Refused, false).await.expect_err("refused");
+        assert!(refused.contains("the TSIG key may not change these names"), "{refused}");
     }
 
     #[test]

@@ -53,7 +53,8 @@ const AUTHORITY: &str = "sid:842add7b70d72e01/64";
 /// By which the router may change the zone.
 const SECRET: &str = "bWFyZ2F5LWxhYi1zZWNyZXQtb2YtMzItYnl0ZXMhISE=";
 /// Names that are found, and by which resolver: of the last, another one has failed before.
-const GOOD: [(&str, &str); 3] = [("hosts.shop", "hosts"), ("corp.shop", "corp"), ("both.shop", "hosts")];
+const GOOD: [(&str, &str); 4] =
+    [("hosts.shop", "hosts"), ("corp.shop", "corp"), ("known.shop", "registry"), ("both.shop", "hosts")];
 /// Names that are not: its server refuses, its two servers are silent, its file says nothing of it.
 const BAD: [&str; 3] = ["refused.shop", "silent.shop", "absent.shop"];
 
@@ -161,7 +162,8 @@ fn configure(lab: &Lab) -> Result<()> {
     let (web, names, silent) = (address(lab, "web")?, address(lab, "names")?, address(lab, "silent")?);
     let client = lab.host("client")?;
     let dns = |server: &str, zone: &str, rest: &str| format!("servers = [\"{server}\"]\nzone = \"{zone}\"\n{rest}");
-    let nodes = format!("bootstrap = [\"{}:{DHT_PORT}\", \"{web}:{DHT_PORT}\"]\n", address(lab, "router")?);
+    let router = address(lab, "router")?;
+    let nodes = format!("bootstrap = [\"{router}:{DHT_PORT}\", \"{web}:{DHT_PORT}\"]\n");
     let dht = |rest: &str| section("dht", "dht", &format!("{nodes}port = {DHT_PORT}\n{rest}"));
     let of_client = [
         section(
@@ -170,6 +172,7 @@ fn configure(lab: &Lab) -> Result<()> {
             "file = \"/etc/margay/names\"\nnames = [\"hosts.shop\", \"both.shop\", \"absent.shop\"]",
         ),
         section("corp", "dns", &dns(&names, "shop.test", "names = [\"corp.shop\"]")),
+        section("registry", "registry", &format!("router = \"{router}:54324\"\nnames = [\"known.shop\"]")),
         // That server is not responsible for this zone.
         section(
             "refusing",

@@ -1,38 +1,39 @@
 //! What an authority signs: who belongs to it, and who may answer for a name (DESIGN §7).
 
 use margay_core::certificate::{Certificate, CertificateKind, encode_chain};
-use margay_core::key::{HostPublic, SigningKey, VerifyingKey};
+use margay_core::key::{HostPublic, VerifyingKey};
 use margay_core::name::{AUTHORITY_BITS, Prefix, ServiceId, group_number};
 
 use crate::keyring::{Authority, ServiceKey};
+use crate::warrant::Delegation;
 
 /// How long a certificate lives. Hosts renew it before half of that has passed.
 pub const LIFETIME_S: u64 = 24 * 60 * 60;
 /// Clocks that differ by less do no harm.
 const SKEW_S: u64 = 5 * 60;
 
-fn sign(
-    key: &SigningKey,
-    kind: CertificateKind,
-    prefix: Prefix,
-    host: &HostPublic,
-    groups: Vec<u32>,
-    unix_s: u64,
-) -> (Vec<u8>, u64) {
-    let not_after_s = unix_s + LIFETIME_S;
-    let certificate = Certificate {
+fn certificate(kind: CertificateKind, prefix: Prefix, host: &HostPublic, unix_s: u64) -> Certificate {
+    Certificate {
         kind,
         prefix,
         host_key: host.0,
         not_before_s: unix_s.saturating_sub(SKEW_S),
-        not_after_s,
-        groups,
+        not_after_s: unix_s + LIFETIME_S,
+        groups: Vec::new(),
         // Both are filled in by the signature.
         issuer: VerifyingKey([0; 32]),
         delegate: None,
         signature: [0; 64],
-    };
-    (encode_chain(&[certificate.sign(key)]), not_after_s)
+    }
+}
+
+/// Below the authority's own key, or below that of this router.
+fn sign(authority: &Authority, certificate: Certificate) -> (Vec<u8>, u64) {
+    let mut chain = authority.delegations(certificate.kind).to_vec();
+    let end = authority.warrant.as_ref().map_or(u64::MAX, Delegation::not_after_s);
+    let not_after_s = certificate.not_after_s.min(end);
+    chain.push(Certificate { not_after_s, ..certificate }.sign(&authority.key));
+    (encode_chain(&chain), not_after_s)
 }
 
 /// The block of an authority, as a prefix.
@@ -45,22 +46,25 @@ pub fn authority_prefix(authority: &Authority) -> Prefix {
 /// A host belongs to an authority and some of its groups. Gives the encoded chain, and its end in seconds since 1970.
 pub fn membership(authority: &Authority, host: &HostPublic, groups: &[String], unix_s: u64) -> (Vec<u8>, u64) {
     let groups = groups.iter().map(|group| group_number(group)).collect();
-    sign(&authority.key, CertificateKind::Member, authority_prefix(authority), host, groups, unix_s)
+    let made = certificate(CertificateKind::Member, authority_prefix(authority), host, unix_s);
+    sign(authority, Certificate { groups, ..made })
 }
 
 /// A host may answer for a prefix of an authority's names. Gives the encoded chain, and its end.
 pub fn service(authority: &Authority, prefix: Prefix, host: &HostPublic, unix_s: u64) -> (Vec<u8>, u64) {
-    sign(&authority.key, CertificateKind::Service, prefix, host, Vec::new(), unix_s)
+    sign(authority, certificate(CertificateKind::Service, prefix, host, unix_s))
 }
 
 /// A host may answer for the name that a service's key certifies. Gives the encoded chain, and its end.
 pub fn service_by_key(key: &ServiceKey, host: &HostPublic, unix_s: u64) -> (Vec<u8>, u64) {
-    sign(&key.key, CertificateKind::Service, Prefix::new(key.service, 256), host, Vec::new(), unix_s)
+    let made = certificate(CertificateKind::Service, Prefix::new(key.service, 256), host, unix_s);
+    (encode_chain(&[made.clone().sign(&key.key)]), made.not_after_s)
 }
 
 #[cfg(test)]
 mod tests {
     use margay_core::certificate::{CertificateError, TrustAnchor, TrustStore};
+    use margay_core::key::SigningKey;
     use margay_core::name::self_certifying_tail;
     use margay_core::rng::Rng;
 
@@ -70,7 +74,7 @@ mod tests {
     const HOST: HostPublic = HostPublic([7; 32]);
 
     fn authority(seed: u8) -> Authority {
-        Authority { name: "shop".to_owned(), key: SigningKey::generate(&mut Rng::new([seed; 32])) }
+        Authority { name: "shop".to_owned(), key: SigningKey::generate(&mut Rng::new([seed; 32])), warrant: None }
     }
 
     #[test]

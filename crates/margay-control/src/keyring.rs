@@ -1,23 +1,32 @@
 //! The signing keys of this host: of authorities that it speaks for, and of services whose names certify themselves (DESIGN §5).
 
-use margay_core::key::{SigningKey, VerifyingKey, from_hex, to_hex};
+use std::fs;
+
+use margay_core::certificate::{Certificate, CertificateKind};
+use margay_core::key::{HostPublic, SigningKey, VerifyingKey, from_hex, to_hex};
 use margay_core::name::{Name, ServiceId, authority_block, self_certifying_tail};
 use zeroize::Zeroizing;
 
 use crate::entropy;
 use crate::state_dir::{StateDir, StateError, damaged};
+use crate::warrant::{Delegation, Permit, Request, Warrant, WarrantError};
 
 const SUFFIX: &str = ".key";
+/// A key that waits for its warrant; the same format.
+const REQUESTED: &str = ".requested";
+const PERMIT: &str = ".warrant";
 const AUTHORITY_MAGIC: &str = "margay-authority-key-1";
 const SERVICE_MAGIC: &str = "margay-service-key-1";
 
-/// An authority's name and key.
+/// An authority's name, and a key that signs for it.
 #[derive(Clone, Debug)]
 pub struct Authority {
     /// Its name: what stands after the service in `web.shop`.
     pub name: String,
-    /// Its private key.
+    /// The private key: the authority's own, or this router's.
     pub key: SigningKey,
+    /// By what a key of this router signs; `None`: the key is the authority's own.
+    pub warrant: Option<Delegation>,
 }
 
 impl Authority {
@@ -25,6 +34,45 @@ impl Authority {
     pub fn block(&self) -> [u8; 8] {
         authority_block(&self.name)
     }
+
+    /// The authority's own key: what hosts trust.
+    pub fn root(&self) -> VerifyingKey {
+        self.warrant.as_ref().map_or_else(|| self.key.public(), |warrant| warrant.root)
+    }
+
+    /// What stands between the root and what is signed here.
+    pub fn delegations(&self, kind: CertificateKind) -> &[Certificate] {
+        match (&self.warrant, kind) {
+            (None, _) => &[],
+            (Some(warrant), CertificateKind::Member) => &warrant.members,
+            (Some(warrant), CertificateKind::Service) => &warrant.services,
+        }
+    }
+
+    /// What to say, and to do, when it is not [valid](Self::is_valid).
+    pub fn ended(&self) -> String {
+        let name = &self.name;
+        format!(
+            "the router's right to sign for {name} has ended: `margay id authority request {name}` there, `margay id authority sign` \
+             where the authority's key is, `margay id accept` there"
+        )
+    }
+
+    /// Whether what is signed here holds.
+    pub fn is_valid(&self, unix_s: u64) -> bool {
+        self.warrant.as_ref().is_none_or(|warrant| unix_s <= warrant.not_after_s())
+    }
+}
+
+/// Why a warrant is not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum AcceptError {
+    /// It is wrong, or somebody else's.
+    #[error(transparent)]
+    Warrant(#[from] WarrantError),
+    /// It cannot be kept.
+    #[error(transparent)]
+    State(#[from] StateError),
 }
 
 /// A service's key, and the name that certifies itself by it.
@@ -43,6 +91,7 @@ pub struct ServiceKey {
 pub struct Keyring {
     authorities: StateDir,
     services: StateDir,
+    permits: StateDir,
 }
 
 impl Keyring {
@@ -53,7 +102,8 @@ impl Keyring {
     /// A directory cannot be made, or others may write in it.
     pub fn open(dir: &StateDir) -> Result<Self, StateError> {
         let keys = dir.subdir("keys")?;
-        Ok(Self { authorities: keys.subdir("authority")?, services: keys.subdir("service")? })
+        let (authorities, services) = (keys.subdir("authority")?, keys.subdir("service")?);
+        Ok(Self { authorities, services, permits: keys.subdir("permit")? })
     }
 
     /// Makes an authority's key.
@@ -64,7 +114,102 @@ impl Keyring {
     pub fn create_authority(&self, name: &str) -> Result<Authority, StateError> {
         check_authority(name)?;
         let key = create(&self.authorities, name, AUTHORITY_MAGIC)?;
-        Ok(Authority { name: name.to_owned(), key })
+        Ok(Authority { name: name.to_owned(), key, warrant: None })
+    }
+
+    /// Asks for the right to sign for an authority: by the key that this router signs by already, by the one that it asked for before,
+    /// or by a new one.
+    ///
+    /// # Errors
+    ///
+    /// The name is no name, the authority's own key is here, or the key cannot be written.
+    pub fn request(&self, name: &str, is_new_key: bool) -> Result<Request, StateError> {
+        let known = self.authority(name)?;
+        if known.as_ref().is_some_and(|known| known.warrant.is_none()) {
+            return Err(StateError::Exists(self.authorities.join(&format!("{name}{SUFFIX}"))));
+        }
+        if let (Some(known), false) = (&known, is_new_key) {
+            return Ok(Request::new(name, &known.key));
+        }
+        let file = format!("{name}{REQUESTED}");
+        let waiting = if is_new_key { None } else { self.requested(name)? };
+        let key = match waiting {
+            Some(key) => key,
+            None => {
+                let key = SigningKey::generate(&mut entropy::rng()?);
+                self.authorities.write(&file, line(AUTHORITY_MAGIC, &key).as_bytes())?;
+                key
+            }
+        };
+        Ok(Request::new(name, &key))
+    }
+
+    fn requested(&self, name: &str) -> Result<Option<SigningKey>, StateError> {
+        let file = format!("{name}{REQUESTED}");
+        let Some(text) = self.authorities.read(&file)? else { return Ok(None) };
+        read_key(&self.authorities, &file, &text, AUTHORITY_MAGIC).map(Some)
+    }
+
+    /// Takes what was signed for a request of this host: from now on it signs for the authority.
+    ///
+    /// # Errors
+    ///
+    /// It does not hold, it is for another host, or it cannot be written.
+    pub fn accept(&self, warrant: Delegation, unix_s: u64) -> Result<Authority, AcceptError> {
+        let name = warrant.authority.clone();
+        let known = self.authority(&name)?;
+        if known.as_ref().is_some_and(|known| known.root() != warrant.root) {
+            return Err(WarrantError::OtherRoot(name).into());
+        }
+        let mut keys: Vec<SigningKey> = self.requested(&name)?.into_iter().collect();
+        keys.extend(known.filter(|known| known.warrant.is_some()).map(|known| known.key));
+        let mut verdict = Err(WarrantError::NotHere);
+        for key in keys {
+            verdict = match warrant.verify(&key.public(), unix_s) {
+                Ok(()) => Ok(key),
+                // The one that is signed by now may be right where the one that was asked for is not.
+                Err(WarrantError::NotHere) => continue,
+                Err(error) => Err(error),
+            };
+            break;
+        }
+        let key = verdict?;
+        let text = Warrant::Authority(warrant.clone()).to_string();
+        let content = Zeroizing::new(format!("{}{text}\n", *line(AUTHORITY_MAGIC, &key)));
+        self.authorities.write(&format!("{name}{SUFFIX}"), content.as_bytes())?;
+        // A crash before this leaves a key that nothing asks for.
+        let _ = fs::remove_file(self.authorities.join(&format!("{name}{REQUESTED}")));
+        Ok(Authority { name, key, warrant: Some(warrant) })
+    }
+
+    /// Takes what a service's key has signed for this host.
+    ///
+    /// # Errors
+    ///
+    /// It does not hold, it is for another host, or it cannot be written.
+    pub fn accept_permit(&self, permit: &Permit, host: &HostPublic, unix_s: u64) -> Result<(), AcceptError> {
+        permit.verify(host, unix_s)?;
+        let text = Warrant::Service(permit.clone()).to_string();
+        Ok(self.permits.write(&format!("{}{PERMIT}", permit.name), text.as_bytes())?)
+    }
+
+    /// Names of keys elsewhere that this host may answer for, by name.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read, or holds something else.
+    pub fn permits(&self) -> Result<Vec<Permit>, StateError> {
+        let names = self.permits.list(PERMIT)?;
+        let read = |name: &String| {
+            let file = format!("{name}{PERMIT}");
+            let text = self.permits.read(&file)?.unwrap_or_default();
+            match text.parse() {
+                Ok(Warrant::Service(permit)) => Ok(permit),
+                Ok(Warrant::Authority(_)) => Err(damaged(&self.permits.join(&file), "not for a service".to_owned())),
+                Err(error) => Err(damaged(&self.permits.join(&file), format!("{error}, or remove the file"))),
+            }
+        };
+        names.iter().map(read).collect()
     }
 
     /// One authority's key, if this host has it.
@@ -74,8 +219,19 @@ impl Keyring {
     /// The file cannot be read, or holds something else.
     pub fn authority(&self, name: &str) -> Result<Option<Authority>, StateError> {
         check_authority(name)?;
-        let key = load(&self.authorities, name, AUTHORITY_MAGIC)?;
-        Ok(key.map(|key| Authority { name: name.to_owned(), key }))
+        let file = format!("{name}{SUFFIX}");
+        let Some(text) = self.authorities.read(&file)? else { return Ok(None) };
+        let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+        let key = read_key(&self.authorities, &file, first, AUTHORITY_MAGIC)?;
+        let warrant = match rest.trim().parse() {
+            _ if rest.trim().is_empty() => None,
+            Ok(Warrant::Authority(warrant)) if warrant.authority == name => Some(warrant),
+            _ => {
+                let what = "what follows the key is no warrant for it; restore it from a copy, or ask for a new one";
+                return Err(damaged(&self.authorities.join(&file), what.to_owned()));
+            }
+        };
+        Ok(Some(Authority { name: name.to_owned(), key, warrant }))
     }
 
     /// The authority of a block, if this host has its key.
@@ -121,8 +277,9 @@ impl Keyring {
     pub fn service_keys(&self) -> Result<Vec<ServiceKey>, StateError> {
         let mut keys = Vec::new();
         for name in self.services.list(SUFFIX)? {
-            let head = check_service(&name)?;
-            if let Some(key) = load(&self.services, &name, SERVICE_MAGIC)? {
+            let (file, head) = (format!("{name}{SUFFIX}"), check_service(&name)?);
+            if let Some(text) = self.services.read(&file)? {
+                let key = read_key(&self.services, &file, &text, SERVICE_MAGIC)?;
                 keys.push(service_key(&name, key, head));
             }
         }
@@ -140,10 +297,24 @@ impl Keyring {
 }
 
 fn service_key(name: &str, key: SigningKey, head: [u8; 12]) -> ServiceKey {
+    let service = certified(head, &key.public());
+    ServiceKey { name: name.to_owned(), key, service }
+}
+
+/// The name that a key certifies, written as `name`.
+///
+/// # Errors
+///
+/// The name is no name of a service.
+pub(crate) fn service_of(name: &str, key: &VerifyingKey) -> Result<ServiceId, StateError> {
+    Ok(certified(check_service(name)?, key))
+}
+
+fn certified(head: [u8; 12], key: &VerifyingKey) -> ServiceId {
     let mut id = [0; 32];
     id[..12].copy_from_slice(&head);
-    id[12..].copy_from_slice(&self_certifying_tail(&key.public(), &head));
-    ServiceKey { name: name.to_owned(), key, service: ServiceId(id) }
+    id[12..].copy_from_slice(&self_certifying_tail(key, &head));
+    ServiceId(id)
 }
 
 /// An authority is what may stand after a service's name; that also makes it a safe name of a file.
@@ -173,20 +344,21 @@ fn create(dir: &StateDir, name: &str, magic: &str) -> Result<SigningKey, StateEr
         return Err(StateError::Exists(dir.join(&file)));
     }
     let key = SigningKey::generate(&mut entropy::rng()?);
-    let text = Zeroizing::new(format!("{magic} {}\n", to_hex(&key.to_bytes()[..])));
-    dir.write(&file, text.as_bytes())?;
+    dir.write(&file, line(magic, &key).as_bytes())?;
     Ok(key)
 }
 
-fn load(dir: &StateDir, name: &str, magic: &str) -> Result<Option<SigningKey>, StateError> {
-    let file = format!("{name}{SUFFIX}");
-    let Some(text) = dir.read(&file)? else { return Ok(None) };
+fn line(magic: &str, key: &SigningKey) -> Zeroizing<String> {
+    Zeroizing::new(format!("{magic} {}\n", to_hex(&key.to_bytes()[..])))
+}
+
+fn read_key(dir: &StateDir, file: &str, text: &str, magic: &str) -> Result<SigningKey, StateError> {
     let digits = text.trim_end().strip_prefix(magic).map(str::trim_start);
     let bytes = digits.and_then(|digits| from_hex::<32>(digits).ok());
     let bytes = bytes.map(Zeroizing::new).ok_or_else(|| {
-        damaged(&dir.join(&file), format!("not `{magic}` and 64 hexadecimal digits; restore it from a copy"))
+        damaged(&dir.join(file), format!("not `{magic}` and 64 hexadecimal digits; restore it from a copy"))
     })?;
-    Ok(Some(SigningKey::from_bytes(&bytes)))
+    Ok(SigningKey::from_bytes(&bytes))
 }
 
 /// A public key as people pass it on.

@@ -5,6 +5,7 @@
 //! program implements.
 
 pub mod api;
+mod armor;
 pub mod clock;
 pub mod dns;
 pub mod entropy;
@@ -18,6 +19,7 @@ pub mod sal_control;
 pub mod state_dir;
 pub mod store;
 pub mod token;
+pub mod warrant;
 
 pub use clock::Clock;
 pub use sal_control::SalControl;

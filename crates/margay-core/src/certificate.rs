@@ -416,6 +416,16 @@ fn check_chain<'a>(
     host_key: &[u8; 32],
     unix_s: u64,
 ) -> Result<&'a Certificate, CertificateError> {
+    let leaf = check_links(chain, checked, unix_s)?;
+    if leaf.host_key == *host_key { Ok(leaf) } else { Err(CertificateError::WrongHost) }
+}
+
+/// Signatures, times and delegation of a chain; gives its last certificate.
+fn check_links<'a>(
+    chain: &'a [Certificate],
+    checked: &mut CheckedSignatures,
+    unix_s: u64,
+) -> Result<&'a Certificate, CertificateError> {
     for certificate in chain {
         certificate.check_signature_and_time(checked, unix_s)?;
     }
@@ -427,8 +437,34 @@ fn check_chain<'a>(
             return Err(CertificateError::NotTrusted);
         }
     }
-    let leaf = chain.last().ok_or(CertificateError::Malformed)?;
-    if leaf.host_key == *host_key { Ok(leaf) } else { Err(CertificateError::WrongHost) }
+    chain.last().ok_or(CertificateError::Malformed)
+}
+
+/// Whether a chain that begins with `root` lets `key` sign certificates of a kind, within a prefix. Gives the end of its time, in
+/// seconds since 1970.
+///
+/// # Errors
+///
+/// Why it does not.
+pub fn verify_delegation(
+    chain: &[Certificate],
+    (kind, prefix): (CertificateKind, &Prefix),
+    root: &VerifyingKey,
+    key: &VerifyingKey,
+    unix_s: u64,
+) -> Result<u64, CertificateError> {
+    let last = check_links(chain, &mut CheckedSignatures::default(), unix_s)?;
+    // One place must be left for what the key signs.
+    if chain.len() >= CHAIN_MAX {
+        return Err(CertificateError::Malformed);
+    }
+    if chain.first().is_none_or(|first| first.issuer != *root) || last.delegate != Some(*key) {
+        return Err(CertificateError::NotTrusted);
+    }
+    if last.kind != kind || !last.prefix.covers(prefix) {
+        return Err(CertificateError::WrongPrefix);
+    }
+    Ok(chain.iter().map(|certificate| certificate.not_after_s).min().unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -510,6 +546,29 @@ mod tests {
         narrow.prefix = Prefix::new("mail.shop".parse::<Name>().expect("literal").service_id(), 96);
         let bad = encode_chain(&[narrow.sign(&key(1)), leaf]);
         assert_eq!(store().verify_service(&bad, &service(), &HOST, 150), Err(CertificateError::NotTrusted));
+    }
+
+    #[test]
+    fn a_delegation_is_for_one_key_and_kind_and_leaves_room_for_what_it_signs() {
+        let (all, block, kind) = (Prefix::new(service(), 0), Prefix::new(service(), 64), CertificateKind::Service);
+        let to = |number: u8, by: u8, end: u64| {
+            let delegate = Some(key(number).public());
+            Certificate { host_key: [0; 32], delegate, not_after_s: end, ..certificate(kind, 64) }.sign(&key(by))
+        };
+        let chain = [to(3, 1, 200), to(4, 3, 180)];
+        let check = |chain: &[Certificate], what, number, unix_s| {
+            verify_delegation(chain, what, &key(1).public(), &key(number).public(), unix_s)
+        };
+        assert_eq!(check(&chain, (kind, &block), 4, 150), Ok(180), "the earliest end");
+        assert_eq!(check(&chain[..1], (kind, &block), 3, 150), Ok(200));
+        assert_eq!(check(&chain, (kind, &block), 3, 150), Err(CertificateError::NotTrusted), "another's");
+        assert_eq!(check(&chain[1..], (kind, &block), 4, 150), Err(CertificateError::NotTrusted), "no root");
+        assert_eq!(check(&chain, (CertificateKind::Member, &block), 4, 150), Err(CertificateError::WrongPrefix));
+        assert_eq!(check(&chain, (kind, &all), 4, 150), Err(CertificateError::WrongPrefix));
+        assert_eq!(check(&chain, (kind, &block), 4, 190), Err(CertificateError::Expired));
+        assert_eq!(check(&[], (kind, &block), 4, 150), Err(CertificateError::Malformed));
+        let full = [to(3, 1, 200), to(4, 3, 180), to(5, 4, 180)];
+        assert_eq!(check(&full, (kind, &block), 5, 150), Err(CertificateError::Malformed), "nothing fits below it");
     }
 
     #[test]

@@ -765,7 +765,11 @@ async fn blocking<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -
 }
 
 fn authority_of(shared: &Shared, block: [u8; 8]) -> Result<Option<crate::keyring::Authority>, No> {
-    shared.keyring.authority_of(block).map_err(|error| No(Code::Store, error.to_string()))
+    let found = shared.keyring.authority_of(block).map_err(|error| No(Code::Store, error.to_string()))?;
+    match found {
+        Some(found) if !found.is_valid(shared.clock.unix_s()) => Err(No(Code::Store, found.ended())),
+        found => Ok(found),
+    }
 }
 
 fn membership_of(shared: &Shared, member: &Member) -> Result<Vec<u8>, No> {

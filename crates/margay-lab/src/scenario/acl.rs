@@ -69,6 +69,15 @@ links = [{ subnet = "site" }]
 role = "plain"
 links = [{ subnet = "site" }]
 
+# Another router of shop, which signs by a warrant, and a host that joined there.
+[host.second]
+role = "plain"
+links = [{ subnet = "site" }]
+
+[host.guest]
+role = "plain"
+links = [{ subnet = "site" }]
+
 # Calls itself the router of shop, with a key of its own.
 [host.rogue]
 role = "plain"
@@ -115,6 +124,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     refused(other, "one.shop", 9, "a member that is not the host named", &mut tally, findings)?;
     refused(lab.host("stranger")?, "open.shop", 7, "a member of another authority", &mut tally, findings)?;
     forged_registration(other, friend, &mut tally, findings)?;
+    warranted(&lab, &mut tally, findings)?;
+    key_elsewhere(router, server, friend, &mut tally, findings)?;
     expired(router, late?, &mut tally, findings)?;
     honest(friend, "open.shop", 7, &mut tally, findings)?;
     rogue_router(router, lab.host("rogue")?, friend, &mut tally, findings)?;
@@ -171,6 +182,66 @@ fn forged_registration(other: &Host, friend: &Host, tally: &mut Tally, findings:
     })?;
     refused(friend, "bank.shop", 10, "a name whose only server has no grant", tally, findings)?;
     agent::withdraw(other, "bank.shop")
+}
+
+/// Hosts of one authority believe each other, whichever of its routers has signed for them; a warrant that a third host holds gives it nothing.
+fn warranted(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let [router, second, guest] = [lab.host("router")?, lab.host("second")?, lab.host("guest")?];
+    let [server, friend, other] = [lab.host("server")?, lab.host("friend")?, lab.host("other")?];
+    margay(second, ["up", "--router"])?;
+    let request = margay(second, ["id", "authority", "request", "shop"])?;
+    if margay(second, ["id", "token", "create", "shop"]).is_ok() {
+        bail!("a router that has only asked gives out tokens");
+    }
+    let warrant = margay(router, ["id", "authority", "sign", request.trim(), "--lifetime", "1h"])?;
+    if margay(other, ["id", "accept", warrant.trim()]).is_ok() {
+        bail!("a host has taken the warrant of another");
+    }
+    margay(second, ["id", "accept", warrant.trim()])?;
+    agent::join(guest, &token(second, &["shop"])?)?;
+    let _echo = server::echo(guest, &["0.0.0.0:11".parse()?])?;
+    agent::publish(guest, "guest.shop", "0.0.0.0:11", &[])?;
+    // The routers know nothing of each other: the way there is said by hand.
+    for (from, name, to) in [(guest, "open.shop", server), (friend, "guest.shop", guest)] {
+        let address = to.plan.address().context("no address")?.to_string();
+        margay(from, ["route", "add", name, "forward", &address])?;
+    }
+    honest(guest, "open.shop", 7, tally, findings)?;
+    honest(friend, "guest.shop", 11, tally, findings)
+}
+
+/// A host that a service's key lets answer does, and without that key's word it is not listed.
+fn key_elsewhere(
+    holder: &Host,
+    server: &Host,
+    friend: &Host,
+    tally: &mut Tally,
+    findings: &mut Findings,
+) -> Result<()> {
+    let name = margay(holder, ["id", "key", "create", "own.shop"])?.trim().to_owned();
+    let _echo = server::echo(server, &["0.0.0.0:12".parse()?])?;
+    let publish = |state: &str| {
+        margay(server, ["service", "publish", &name, "--listen", "0.0.0.0:12"])?;
+        wait_for("the router's word on the key's name", READY_LIMIT, || {
+            let shown = agent::show(server, &name)?;
+            let found = shown["service"]["state"].as_str().unwrap_or_default();
+            if found == state { Ok(()) } else { bail!("the state of {name} is {found}, not {state}") }
+        })
+    };
+    publish("refused")?;
+    agent::withdraw(server, &name)?;
+    let identity: serde_json::Value = serde_json::from_str(&margay(server, ["id", "--json"])?)?;
+    let key = identity["host_key"].as_str().context("the agent shows no host key")?;
+    let warrant = margay(holder, ["id", "key", "sign", "own.shop", "--host", key])?;
+    margay(server, ["id", "accept", warrant.trim()])?;
+    publish("registered")?;
+    let address = agent::virtual_addresses(friend, &name)?.0;
+    let outcome = server::attempt(friend, &address, 12, &["--count", &TRIES.to_string()])?;
+    if outcome.ok != TRIES as u64 {
+        findings.note(format!("to the name of a key that is elsewhere: {:?}", outcome.errors));
+    }
+    tally.honest_failed += TRIES as u64 - outcome.ok;
+    Ok(())
 }
 
 /// A host whose clock is beyond the end of every certificate believes nobody; and a token that has expired admits nobody.

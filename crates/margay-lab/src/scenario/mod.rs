@@ -38,6 +38,7 @@ pub mod pair;
 mod registration_attacks;
 mod renumber;
 mod replicated_web;
+mod resolve_script;
 mod roam;
 mod round_trips;
 mod router_rate;
@@ -117,6 +118,7 @@ pub fn is_long() -> bool {
 pub const ALL: &[Scenario] = &[
     late_binding::SCENARIO,
     replicated_web::SCENARIO,
+    resolve_script::SCENARIO,
     registration_attacks::SCENARIO,
     encap_throughput::SCENARIO,
     nat_first_contact::SCENARIO,

@@ -19,9 +19,10 @@ pub fn adopt(
 ) -> Result<(), StateError> {
     let authorities = keyring.authorities()?;
     for authority in &authorities {
-        core.add_trust_anchor(TrustAnchor { authority: authority.block(), key: authority.key.public() });
+        core.add_trust_anchor(TrustAnchor { authority: authority.block(), key: authority.root() });
     }
-    if let (Some(first), false) = (authorities.first(), has_home) {
+    let first = authorities.iter().find(|authority| authority.is_valid(clock.unix_s()));
+    if let (Some(first), false) = (first, has_home) {
         core.set_membership(issue::membership(first, host, &[], clock.unix_s()).0);
     }
     Ok(())

@@ -26,6 +26,10 @@ use crate::host::{self, change::State};
 /// Longer than any resolver that works.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(3);
 
+/// A warrant that ends sooner is to be renewed.
+const WARRANT_DAYS: u64 = 14;
+const DAY_S: u64 = 24 * 60 * 60;
+
 /// What a step has found.
 enum Finding {
     Ok(String),
@@ -103,7 +107,32 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
     direct::this_host(agent, steps).await;
     steps.say("dns", dns(agent).await).await;
     routers(agent, steps).await;
+    warrants(agent, steps).await;
     services(agent, steps).await;
+}
+
+/// Whether what this host signs or shows by the word of keys elsewhere holds for a while.
+async fn warrants(agent: &Agent, steps: &mut Steps) {
+    let authorities = agent.keyring.authorities().unwrap_or_default();
+    let to_sign = authorities.iter().filter_map(|authority| {
+        let end_s = authority.warrant.as_ref()?.not_after_s();
+        Some((format!("the right to sign for {}", authority.name), end_s, authority.ended()))
+    });
+    let permits = agent.keyring.permits().unwrap_or_default();
+    let to_answer = permits.iter().map(|permit| {
+        let advice = format!("`margay id key sign {}` where its key is, `margay id accept` here", permit.name);
+        (format!("the right to answer for the key of {}", permit.name), permit.not_after_s(), advice)
+    });
+    let now = agent.clock.unix_s();
+    for (what, end_s, advice) in to_sign.chain(to_answer) {
+        let days = end_s.saturating_sub(now) / DAY_S;
+        let finding = match end_s {
+            _ if end_s < now => Finding::failed(format!("{what} has ended"), advice),
+            _ if days < WARRANT_DAYS => Finding::warning(format!("{what} ends in {days} days"), advice),
+            _ => Finding::Ok(format!("{what} holds for {days} days")),
+        };
+        steps.say("warrant", finding).await;
+    }
 }
 
 /// What this host serves or would, and whether anything listens for it.

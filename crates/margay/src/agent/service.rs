@@ -9,6 +9,7 @@ use std::sync::Arc;
 use margay_control::keyring::Keyring;
 use margay_control::registration::{Acknowledgement, Home, Instance, Local, OwnService, Registration, Router, Terms};
 use margay_control::store::{NameError, Store};
+use margay_control::warrant::Permit;
 use margay_control::{Clock, SalControl, StateDir, StateError, issue};
 use margay_core::name::{Name, Prefix, authority_block, is_virtual};
 use margay_core::table::{Action, Demux, Rule, RuleId, TableError};
@@ -544,14 +545,22 @@ impl Services {
         let (prefix, host, unix_s) = (service.prefix(), self.local.host_key.public(), self.clock.unix_s());
         if let Some(proof) = self.proof(&service.name) {
             self.core.set_service_certificate(prefix, proof);
-        } else if let Ok(Some(authority)) = self.keyring.authority_of(prefix.id.authority()) {
+        } else if let Ok(Some(authority)) = self.keyring.authority_of(prefix.id.authority())
+            && authority.is_valid(unix_s)
+        {
             self.core.set_service_certificate(prefix, issue::service(&authority, prefix, &host, unix_s).0);
         }
     }
 
     fn proof(&self, name: &Name) -> Option<Vec<u8>> {
-        let key = self.keyring.service_key_of(&name.service_id()).ok().flatten()?;
-        Some(issue::service_by_key(&key, &self.local.host_key.public(), self.clock.unix_s()).0)
+        let (service, unix_s) = (name.service_id(), self.clock.unix_s());
+        if let Some(key) = self.keyring.service_key_of(&service).ok().flatten() {
+            return Some(issue::service_by_key(&key, &self.local.host_key.public(), unix_s).0);
+        }
+        // The key is elsewhere, and its owner has said that this host may.
+        let is_its = |permit: &Permit| permit.service().is_ok_and(|its| its == service);
+        let permits = self.keyring.permits().unwrap_or_default().into_iter();
+        permits.filter(is_its).find(|permit| unix_s <= permit.not_after_s()).map(|permit| permit.chain)
     }
 
     fn registration_of(&self, service: &Published) -> Registration {

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use margay_control::api::v1::warrant_sign_request::What;
 use margay_control::api::v1::*;
 use miette::Result;
 
 use super::output::{moment, span};
-use super::{Client, Json, Out, refused};
+use super::{Client, Json, Out, refused, warrant};
 
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -32,12 +33,39 @@ enum IdVerb {
     /// Hosts that have joined this router
     #[command(subcommand)]
     Member(MemberVerb),
+    /// Take a warrant that was signed for this host
+    Accept {
+        /// margay-warrant-…, as `sign` printed it; - reads it from standard input
+        warrant: String,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Hosts that this host shares keys with
     Peers(Json),
 }
 
 #[derive(Subcommand)]
 enum AuthorityVerb {
+    /// Ask for the right to sign for an authority whose key is on another host
+    Request {
+        /// Its name
+        name: String,
+        /// Ask for a new key, although this router signs by one already
+        #[arg(long)]
+        new_key: bool,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Let the router that made a request sign for the authority, by a key of its own
+    Sign {
+        /// margay-request-…, as `request` printed it
+        request: String,
+        /// How long: 30d, 90d, 366d at most
+        #[arg(long, default_value = "90d", value_name = "TIME", value_parser = lifetime)]
+        lifetime: Duration,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Make an authority's key on this host
     Create {
         /// What stands after the service in its names: shop, for web.shop
@@ -53,6 +81,19 @@ enum KeyVerb {
     Create {
         /// service.authority
         name: String,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Let another host answer for the name of a key that is here
+    Sign {
+        /// service.authority
+        name: String,
+        /// The host's key: 64 hexadecimal digits, `margay id` there shows it
+        #[arg(long, value_name = "KEY")]
+        host: String,
+        /// How long: 30d, 90d, 366d at most
+        #[arg(long, default_value = "90d", value_name = "TIME", value_parser = lifetime)]
+        lifetime: Duration,
         #[command(flatten)]
         json: Json,
     },
@@ -119,14 +160,25 @@ enum MemberVerb {
 fn lifetime(text: &str) -> Result<Duration, String> {
     let parsed =
         humantime::parse_duration(text).map_err(|error| format!("{error}; write for example 90m, 12h or 7d"))?;
-    if parsed.as_secs() == 0 { Err("a token lives a second at least".into()) } else { Ok(parsed) }
+    if parsed.as_secs() == 0 { Err("it lives a second at least".into()) } else { Ok(parsed) }
 }
 
 pub async fn id(client: Client, args: IdArgs, out: &mut Out) -> Result<()> {
     match args.verb {
         None => identity(client, args.json, out).await,
         Some(IdVerb::Authority(AuthorityVerb::Create { name, json })) => authority(client, name, json, out).await,
+        Some(IdVerb::Authority(AuthorityVerb::Request { name, new_key, json })) => {
+            warrant::request(client, name, new_key, json, out).await
+        }
+        Some(IdVerb::Authority(AuthorityVerb::Sign { request, lifetime, json })) => {
+            warrant::sign(client, What::Request(request), lifetime, json, out).await
+        }
         Some(IdVerb::Key(KeyVerb::Create { name, json })) => key(client, name, json, out).await,
+        Some(IdVerb::Key(KeyVerb::Sign { name, host, lifetime, json })) => {
+            let what = What::Host(HostOfKey { service: name, host_key: host });
+            warrant::sign(client, what, lifetime, json, out).await
+        }
+        Some(IdVerb::Accept { warrant, json }) => warrant::accept(client, warrant, json, out).await,
         Some(IdVerb::Token(verb)) => token(client, verb, out).await,
         Some(IdVerb::Member(verb)) => member(client, verb, out).await,
         Some(IdVerb::Peers(json)) => peers(client, json, out).await,
@@ -140,11 +192,20 @@ async fn identity(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
     }
     out.facts(&[("host", reply.host_id), ("key", reply.host_key), ("epoch", reply.epoch.to_string())])?;
     for authority in reply.authorities {
-        let how = if authority.signs { "its key is here" } else { "joined" };
+        let is_by_warrant =
+            reply.warrants.iter().any(|warrant| warrant.kind == "authority" && warrant.name == authority.name);
+        let how = match authority.signs {
+            true if is_by_warrant => "this router signs for it by a warrant",
+            true => "its key is here",
+            false => "joined",
+        };
         out.line(&format!("authority {} ({how}), key {}", authority.name, authority.key))?;
     }
     for key in reply.service_keys {
         out.line(&format!("service key {}: {}", key.name, key.service_id))?;
+    }
+    for warrant in &reply.warrants {
+        out.line(&warrant::described(warrant))?;
     }
     Ok(())
 }

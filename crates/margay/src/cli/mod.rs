@@ -13,6 +13,7 @@ mod stack;
 mod status;
 mod trace;
 mod unit;
+mod warrant;
 
 use std::io::Write;
 use std::path::PathBuf;

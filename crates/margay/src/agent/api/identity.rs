@@ -2,18 +2,16 @@
 
 use std::net::SocketAddr;
 
-use margay_control::SalControl;
 use margay_control::api::v1::*;
 use margay_control::entropy;
 use margay_control::keyring::{Authority, ServiceKey, written_key};
 use margay_control::store::{Member, MemberKey, Token, TokenState};
 use margay_control::token::{JoinToken, TokenSecret};
-use margay_core::certificate::TrustAnchor;
 use margay_core::key::{HostId, to_hex};
 use margay_core::name::{Name, Prefix};
 use tonic::Status;
 
-use super::{blocking, environment, misuse, not_found};
+use super::{blocking, environment, misuse, not_found, warrant};
 use crate::agent::{Agent, authority};
 use crate::host;
 
@@ -41,6 +39,7 @@ pub(super) fn reply(agent: &Agent) -> Result<IdentityReply, Status> {
         boot_id: to_hex(&agent.identity.boot_id),
         authorities: infos,
         service_keys: agent.keyring.service_keys().map_err(environment)?.iter().map(key_info).collect(),
+        warrants: warrant::list(agent)?,
     })
 }
 
@@ -48,7 +47,7 @@ fn authority_info(authority: &Authority) -> AuthorityInfo {
     AuthorityInfo {
         name: authority.name.clone(),
         block: to_hex(&authority.block()),
-        key: written_key(&authority.key.public()),
+        key: written_key(&authority.root()),
         signs: true,
     }
 }
@@ -59,14 +58,18 @@ fn key_info(key: &ServiceKey) -> ServiceKeyInfo {
 
 pub(super) fn create_authority(agent: &Agent, name: &str) -> Result<AuthorityInfo, Status> {
     let made = blocking(|| agent.keyring.create_authority(name)).map_err(misuse)?;
-    agent.core.add_trust_anchor(TrustAnchor { authority: made.block(), key: made.key.public() });
+    adopt(agent)?;
+    tracing::info!(authority = name, "authority made");
+    Ok(authority_info(&made))
+}
+
+/// Another authority can be signed for: it is trusted, and what is published under it is signed from now on.
+pub(super) fn adopt(agent: &Agent) -> Result<(), Status> {
     let has_home = !agent.services.homes().is_empty();
     let host = agent.local.host_key.public();
     authority::adopt(&agent.core, &agent.keyring, &host, &agent.clock, has_home).map_err(environment)?;
-    // What is published under this authority is signed for from now on.
     agent.services.renew();
-    tracing::info!(authority = name, "authority made");
-    Ok(authority_info(&made))
+    Ok(())
 }
 
 pub(super) fn create_service_key(agent: &Agent, name: &str) -> Result<ServiceKeyInfo, Status> {
@@ -81,10 +84,13 @@ pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> 
     let found = agent.keyring.authority(&request.authority).map_err(misuse)?;
     let authority = found.ok_or_else(|| {
         not_found(format!(
-            "the key of `{0}` is not here; `margay id authority create {0}` makes one",
+            "the key of `{0}` is not here; `margay id authority create {0}` makes one, `margay id authority request {0}` asks who has it",
             request.authority
         ))
     })?;
+    if !authority.is_valid(agent.clock.unix_s()) {
+        return Err(environment(authority.ended()));
+    }
     let grants = request.grants.iter().map(|grant| parse_grant(grant, &authority)).collect::<Result<Vec<_>, _>>()?;
     let lifetime_s = if request.lifetime_s == 0 { DAY_S } else { request.lifetime_s };
     if lifetime_s > LIFETIME_MAX_S {
@@ -94,7 +100,7 @@ pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> 
         router_address: router_address(agent, request.router_address).await?,
         router_key: agent.local.host_key.public(),
         authority: authority.name.clone(),
-        authority_key: authority.key.public(),
+        authority_key: authority.root(),
         secret: TokenSecret::new(entropy::rng().map_err(environment)?.bytes()),
     };
     token.check().map_err(misuse)?;

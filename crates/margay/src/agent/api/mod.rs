@@ -11,6 +11,7 @@ mod service;
 mod stack;
 mod status;
 mod trace;
+mod warrant;
 
 pub(crate) use status::phase;
 
@@ -151,6 +152,18 @@ impl Calls for Api {
 
     async fn service_key_create(&self, request: Request<ServiceKeyCreateRequest>) -> Answer<ServiceKeyInfo> {
         identity::create_service_key(&self.0, &request.into_inner().name).map(Response::new)
+    }
+
+    async fn warrant_request(&self, request: Request<WarrantRequestRequest>) -> Answer<WarrantRequestReply> {
+        warrant::request(&self.0, &request.into_inner()).map(Response::new)
+    }
+
+    async fn warrant_sign(&self, request: Request<WarrantSignRequest>) -> Answer<WarrantSignReply> {
+        warrant::sign(&self.0, request.into_inner()).map(Response::new)
+    }
+
+    async fn warrant_accept(&self, request: Request<WarrantAcceptRequest>) -> Answer<WarrantInfo> {
+        warrant::accept(&self.0, &request.into_inner().warrant).map(Response::new)
     }
 
     async fn token_create(&self, request: Request<TokenCreateRequest>) -> Answer<TokenCreateReply> {

@@ -256,6 +256,7 @@ impl Sal {
         (rule, resolver): (RuleId, ResolverId),
     ) -> AppVerdict {
         if self.is_unresolved(&service, rule) {
+            self.table.note_use(now, rule);
             self.refuse(packet, Unreachable::Port);
             let why = "no resolver says now who serves this name; `margay trace NAME` shows what they answered";
             self.connect_failed(service, packet, why.to_string());
@@ -290,6 +291,7 @@ impl Sal {
         let sender = Sender::Host { from, local: self.arrival, flow: message.src_flow };
         let held = Held { sender, bytes: datagram.to_vec() };
         let result = if self.is_unresolved(&service, rule) {
+            self.table.note_use(now, rule);
             Err(DropReason::NoService)
         } else {
             self.delay(now, service, held, 1, (rule, resolver))
@@ -318,6 +320,7 @@ impl Sal {
         if known >= copies {
             return Ok(());
         }
+        self.table.note_use(now, rule);
         if !self.delays.has_room(&service, held.bytes.len(), &self.config.limits) {
             self.counters.delays_refused += 1;
             return Err(DropReason::Full);

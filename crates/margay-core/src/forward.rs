@@ -58,7 +58,6 @@ impl Sal {
                 self.forward(from, &resolvable, datagram, Kind::Syn, to, host)
             }
             Resolution::Delay(rule, resolver) => {
-                self.table.note_use(now, rule);
                 self.delay_other(now, from, message, service, datagram, (rule, resolver))
             }
             Resolution::Drop(rule) => {

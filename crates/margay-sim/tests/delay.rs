@@ -78,13 +78,15 @@ impl Shop {
 #[test]
 fn one_question_is_put_however_many_packets_wait_and_its_answer_lets_them_go_on() {
     let mut shop = shop(1, Limits::default());
-    shop.delay(shop.client, service("web.shop").into(), 100, FIRST);
+    let rule = shop.delay(shop.client, service("web.shop").into(), 100, FIRST);
     let clients: Vec<usize> = (0..20).map(|_| shop.world.connect(shop.client, "web.shop")).collect();
     // Long enough for each program's TCP to send its SYN again.
     shop.world.run_for(SECOND + SECOND / 2);
     assert_eq!(shop.questions(shop.client), [question(FIRST)]);
     let held = shop.world.host(shop.client).sal.held();
     assert_eq!((held.names, held.packets, held.packets_max), (1, 20, 20), "a SYN that is sent again is the same SYN");
+    let usage = shop.world.host(shop.client).sal.rule_usage(rule).expect("there");
+    assert_eq!(usage.packets, 20, "nor is it counted twice");
     assert!(clients.iter().all(|client| shop.outcome(*client) == Outcome::Pending));
     let answer = shop.found();
     shop.answer(shop.client, question(FIRST), Some(answer));

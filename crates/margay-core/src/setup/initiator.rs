@@ -113,10 +113,7 @@ impl Sal {
                 self.table.note_use(self.now, rule);
                 Ok(self.loopback())
             }
-            Resolution::Delay(rule, resolver) => {
-                self.table.note_use(self.now, rule);
-                Err(self.delay_own(now, *service, packet, (rule, resolver)))
-            }
+            Resolution::Delay(rule, resolver) => Err(self.delay_own(now, *service, packet, (rule, resolver))),
             Resolution::Drop(rule) => {
                 self.table.note_use(self.now, rule);
                 self.refuse(packet, Unreachable::Prohibited);

@@ -247,7 +247,7 @@ impl Leases {
     }
 
     /// The written name of a service that has a lease.
-    pub(crate) fn written(&self, service: &ServiceId) -> Option<String> {
+    pub fn written(&self, service: &ServiceId) -> Option<String> {
         let state = self.state();
         state.by_service.get(service).and_then(|address| state.by_address.get(address)).map(|lease| lease.name.clone())
     }

@@ -42,6 +42,18 @@ pub struct Limits {
     /// DATA datagrams held for one flow whose peer is not proved yet: the longest inner packet comes in 47. While cookies
     /// are asked for, only `held_per_flow`.
     pub held_data_per_flow: usize,
+    /// Names whose first packets wait for a resolver.
+    pub held_names: usize,
+    /// First packets that wait for one name.
+    pub held_per_name: usize,
+    /// First packets that wait in all.
+    pub held_packets: usize,
+    /// Their length in all, in bytes.
+    pub held_bytes: usize,
+    /// Rules that resolvers' answers make; an answer that finds no room counts as none.
+    pub resolved_rules: usize,
+    /// Names of which it is remembered that a resolver had no answer; the oldest are forgotten.
+    pub failed_names: usize,
     /// Outputs waiting to be polled; beyond it transmissions are dropped, never entry updates.
     pub outputs: usize,
     /// Unauthenticated answers (cookies, errors) per second.
@@ -58,6 +70,12 @@ impl Default for Limits {
             rules: 1 << 20,
             held_per_flow: 8,
             held_data_per_flow: 64,
+            held_names: 1024,
+            held_per_name: 256,
+            held_packets: 4096,
+            held_bytes: 8 << 20,
+            resolved_rules: 1 << 14,
+            failed_names: 4096,
             outputs: 8192,
             answers_per_s: 20_000,
         }

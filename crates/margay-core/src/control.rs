@@ -124,7 +124,9 @@ impl Sal {
     /// Takes a rule out. Flows that it made live on.
     pub fn remove_rule(&mut self, id: RuleId) -> bool {
         self.lifetimes.remove(id);
-        self.table.remove(id).is_some()
+        let Some((_, rule)) = self.table.remove(id) else { return false };
+        self.forget_resolved(id, &rule);
+        true
     }
 
     /// One rule.
@@ -341,6 +343,11 @@ impl Sal {
     /// Whether an address is one of this host's.
     pub fn has_address(&self, address: IpAddr) -> bool {
         self.config.local_addresses.contains(&address)
+    }
+
+    /// This host's addresses.
+    pub fn local_addresses(&self) -> &[IpAddr] {
+        &self.config.local_addresses
     }
 
     /// Every peer, by its newest association; the flows are those of all that there are with it.

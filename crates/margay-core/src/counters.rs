@@ -32,6 +32,16 @@ pub struct Counters {
     pub elsewhere: u64,
     /// Times that a peer and this host, or one of their flows, changed their addresses.
     pub moves: u64,
+    /// First packets that waited for a resolver.
+    pub delayed: u64,
+    /// First packets that could not wait, since too many did.
+    pub delays_refused: u64,
+    /// Questions to resolvers.
+    pub questions: u64,
+    /// Questions that brought nothing, in time or at all.
+    pub questions_failed: u64,
+    /// Answers that nobody waited for any more.
+    pub answers_late: u64,
     /// Rules that ended by themselves.
     pub rules_expired: u64,
     /// Flows that were begun to be striped.

@@ -40,6 +40,8 @@ pub enum Unusable {
     Inward,
     /// It leads to where the packet comes from.
     Back,
+    /// Its resolver had no answer just now.
+    Unanswered,
 }
 
 /// What becomes of a rule.
@@ -84,7 +86,8 @@ impl Sal {
             }
             Action::Forward(hop) if way.is_back(hop.address) => Some(Unusable::Back),
             Action::Forward(hop) if hop.router && way.is_inward() => Some(Unusable::Inward),
-            Action::Demux(_) | Action::Forward(_) | Action::Drop => None,
+            Action::Delay(_) if way.sender != Sender::Own && !self.config.router => Some(Unusable::NotForOthers),
+            Action::Demux(_) | Action::Forward(_) | Action::Delay(_) | Action::Drop => None,
         }
     }
 
@@ -102,6 +105,8 @@ impl Sal {
             for (id, rule) in set.iter() {
                 let no_weight = (rule.weight == 0).then_some(Unusable::NoWeight);
                 let unusable = no_weight.or_else(|| self.unusable(rule, protocol, port, way));
+                let has_failed = self.has_failed(&service, rule) && Some(id) != chosen;
+                let unusable = unusable.or(has_failed.then_some(Unusable::Unanswered));
                 let verdict = match (unusable, decided) {
                     (Some(why), _) => Verdict::Unusable(why),
                     (None, _) if Some(id) == chosen => Verdict::Chosen,
@@ -148,6 +153,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Config, Limits};
+    use crate::delay::{Question, ResolverId};
     use crate::key::HostSecret;
     use crate::rng::Rng;
     use crate::table::Demux;
@@ -177,7 +183,8 @@ mod tests {
             let address = SocketAddr::new([10, 0, 0, n].into(), 1);
             Action::Forward(NextHop { address, host: None, router: n % 2 == 0 })
         });
-        prop_oneof![2 => forward, 2 => demux, 1 => Just(Action::Drop)]
+        let delay = (0_u32..2).prop_map(|resolver| Action::Delay(ResolverId(resolver)));
+        prop_oneof![2 => forward, 2 => demux, 1 => Just(Action::Drop), 1 => delay]
     }
 
     fn sender() -> impl Strategy<Value = Sender> {
@@ -203,6 +210,7 @@ mod tests {
             udp: bool,
             port in prop_oneof![Just(80), Just(9), Just(SERVICE_PORT)],
             sticky: u64,
+            has_failed: bool,
         ) {
             let mut sal = sal(router);
             let peer = HostSecret::generate(&mut Rng::new([3; 32])).public();
@@ -219,6 +227,9 @@ mod tests {
             }
             // Of another name.
             sal.add_rule(Instant::ZERO, ServiceId([1; 32]).into(), Rule { priority: 9, weight: 1, action: Action::Drop }).expect("room");
+            if has_failed {
+                sal.delays.note_failure(Instant::ZERO, Question { service, resolver: ResolverId(0) }, 1);
+            }
             let protocol = if udp { 17 } else { 6 };
             let probe = Probe { service, protocol, port, sticky, sender };
             let explained = sal.explain(&probe);

@@ -59,6 +59,9 @@ impl Sal {
                 self.table.note_use(now, rule);
                 self.forward(from, &resolvable, datagram, Kind::Syn, to, host)
             }
+            Resolution::Delay(rule, resolver) => {
+                self.delay_other(now, from, message, service, datagram, (rule, resolver))
+            }
             Resolution::Drop(rule) => {
                 self.table.note_use(now, rule);
                 Err(DropReason::ServiceDrop)
@@ -150,7 +153,7 @@ impl Sal {
 
     /// Says at once that nobody serves the name, or not on that port; believed only by a host that shares an association with
     /// this one.
-    fn answer_nobody(
+    pub(crate) fn answer_nobody(
         &mut self,
         now: Instant,
         from: SocketAddr,

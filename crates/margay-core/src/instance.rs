@@ -73,7 +73,8 @@ impl Sal {
         let (rule, found) = match self.pick(&service, number, app.protocol, app.destination.port(), Sender::Own) {
             Resolution::Forward(rule, hop) => (Some(rule), Some(hop.address)),
             Resolution::Demux(rule, _) => (Some(rule), Some(self.loopback())),
-            Resolution::Drop(rule) => (Some(rule), None),
+            // Its SYN has waited once; whoever tries again waits for the resolver.
+            Resolution::Delay(rule, _) | Resolution::Drop(rule) => (Some(rule), None),
             Resolution::None => (None, None),
         };
         if let Some(rule) = rule {

@@ -15,6 +15,7 @@ pub mod config;
 mod control;
 pub mod cookie;
 mod counters;
+pub mod delay;
 pub mod direct;
 pub mod entry;
 pub mod event;

@@ -154,7 +154,8 @@ impl Sal {
         }
         for (id, why) in ended {
             let packets = self.table.usage(id).map_or(0, |usage| usage.packets);
-            if let Some((prefix, _)) = self.table.remove(id) {
+            if let Some((prefix, rule)) = self.table.remove(id) {
+                self.forget_resolved(id, &rule);
                 self.counters.rules_expired += 1;
                 self.events.push(Event::RuleExpired { id, prefix, why, packets });
             }

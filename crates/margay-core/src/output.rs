@@ -49,6 +49,9 @@ pub enum Output {
     /// What was in flight of this connection is lost: have the host's TCP send it again now, instead of when its timer says so
     /// (DESIGN §18).
     Restart(FlowId),
+    /// There are questions for resolvers: [`Sal::poll_question`](crate::Sal::poll_question) gives them. Said once, until there are
+    /// further ones.
+    Questions,
     /// Something that a router's copy of the service table must know has changed: [`Sal::take_route_changes`]
     /// (crate::Sal::take_route_changes) and [`Sal::take_hop_key_changes`](crate::Sal::take_hop_key_changes) say what. Said once, until
     /// it is asked for.

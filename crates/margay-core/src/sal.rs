@@ -13,6 +13,7 @@ use crate::closing::SWEEP;
 use crate::config::Config;
 use crate::cookie::CookieJar;
 use crate::counters::Counters;
+use crate::delay::Delays;
 use crate::event::Event;
 use crate::flow::{FlowTable, KeyedHash, seen};
 use crate::flow_ports::FlowPorts;
@@ -110,6 +111,8 @@ pub struct Sal {
     pub(crate) relay: Option<Relay>,
     /// Routers that this one exchanges announcements with.
     pub(crate) neighbours: BTreeMap<HostId, Relation>,
+    /// First packets that wait for resolvers.
+    pub(crate) delays: Delays,
     next_sweep: Instant,
 }
 
@@ -177,6 +180,7 @@ impl Sal {
             came_to_all: false,
             neighbours: BTreeMap::new(),
             relay: None,
+            delays: Delays::default(),
             next_sweep: now + SWEEP,
             rng,
             config,
@@ -214,7 +218,7 @@ impl Sal {
         verdict
     }
 
-    fn handle_transport_packet(&mut self, now: Instant, packet: &packet::AppPacket<'_>) -> AppVerdict {
+    pub(crate) fn handle_transport_packet(&mut self, now: Instant, packet: &packet::AppPacket<'_>) -> AppVerdict {
         if let Some(id) = self.flows.by_tuple(&packet.tuple) {
             let is_over = self.flows.get(id).is_some_and(|flow| flow.lifecycle >= crate::event::Lifecycle::Closed);
             if !(packet.is_tcp_syn() && is_over) {
@@ -352,6 +356,7 @@ impl Sal {
         self.locations_due(now);
         self.stripes_due(now);
         self.rules_due(now);
+        self.delays_due(now);
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
             self.sweep(now);
@@ -361,12 +366,13 @@ impl Sal {
     /// The next thing to do, its bytes in `buf`, which holds at least 65,536 bytes.
     pub fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {
         self.drop_gone_paths();
-        self.queue.pop(buf).or_else(|| self.take_route_news().then_some(Output::Routes))
+        let next = self.queue.pop(buf).or_else(|| self.take_route_news().then_some(Output::Routes));
+        next.or_else(|| self.delays.take_news().then_some(Output::Questions))
     }
 
     /// Whether [`poll`](Self::poll) has something.
     pub fn has_output(&self) -> bool {
-        !self.queue.is_empty() || self.associations.has_gone() || self.has_route_news()
+        !self.queue.is_empty() || self.associations.has_gone() || self.has_route_news() || self.delays.has_news()
     }
 
     /// The next event.
@@ -384,6 +390,7 @@ impl Sal {
             .chain(self.locations.next_deadline())
             .chain(self.stripes_deadline())
             .chain(self.lifetimes.next_deadline())
+            .chain(self.delays.next_deadline())
             .chain(sweep)
             .min()
     }
@@ -417,7 +424,8 @@ impl Sal {
         sender: Sender,
     ) -> Resolution<'_> {
         let way = self.way_on(sender);
-        self.table.resolve(service, sticky, |rule: &Rule| self.unusable(rule, protocol, port, way).is_none())
+        let usable = |rule: &Rule| self.unusable(rule, protocol, port, way).is_none();
+        self.table.resolve_last(service, sticky, usable, |rule| self.has_failed(service, rule))
     }
 
     /// The name behind a virtual address: a lease, an instance, or the /96 that an IPv6 address spells out.

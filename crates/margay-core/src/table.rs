@@ -13,6 +13,7 @@ use core::net::{IpAddr, SocketAddr};
 use siphasher::sip::SipHasher13;
 
 use crate::changes::Changes;
+use crate::delay::ResolverId;
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
 use crate::router_copy::Part;
@@ -93,6 +94,8 @@ pub enum Action {
     Forward(NextHop),
     /// Give it to a listener here.
     Demux(Demux),
+    /// Hold it until this resolver has said where it goes.
+    Delay(ResolverId),
     /// Discard it.
     Drop,
 }
@@ -141,6 +144,7 @@ impl Action {
             Self::Forward(NextHop { host: Some(host), .. }) => hasher.write(&host.0),
             Self::Forward(NextHop { address, .. }) => hasher.write(&place(address)),
             Self::Demux(demux) => hasher.write(&place(&demux.listener)),
+            Self::Delay(resolver) => hasher.write(&resolver.0.to_be_bytes()),
             Self::Drop => {}
         }
         hasher.finish()
@@ -196,7 +200,7 @@ impl RuleSet {
             let to = match &seat.rule.action {
                 Action::Forward(hop) => Some(*hop),
                 Action::Drop => None,
-                Action::Demux(_) => return None,
+                Action::Demux(_) | Action::Delay(_) => return None,
             };
             Some(Share { rule: seat.id, to, point: seat.point, weight: seat.rule.weight })
         };
@@ -209,7 +213,8 @@ impl RuleSet {
 pub enum Outcome {
     /// No rule takes new flows: the next shorter prefix answers.
     Shorter,
-    /// The core decides: there is a listener here, whose port and protocol matter, or a rule that lives by being used.
+    /// The core decides: there is a listener here, whose port and protocol matter, a resolver to be asked, or a rule that lives by
+    /// being used.
     Depends,
     /// By bucket, one of these. Never empty.
     Shares(Vec<Share>),
@@ -307,6 +312,8 @@ pub enum Resolution<'a> {
     Demux(RuleId, &'a Demux),
     /// Elsewhere.
     Forward(RuleId, &'a NextHop),
+    /// Wait for this resolver.
+    Delay(RuleId, ResolverId),
     /// Discard.
     Drop(RuleId),
     /// No rule.
@@ -317,7 +324,7 @@ impl Resolution<'_> {
     /// The rule that decides.
     pub fn rule(&self) -> Option<RuleId> {
         match self {
-            Self::Demux(id, _) | Self::Forward(id, _) | Self::Drop(id) => Some(*id),
+            Self::Demux(id, _) | Self::Forward(id, _) | Self::Delay(id, _) | Self::Drop(id) => Some(*id),
             Self::None => None,
         }
     }
@@ -495,11 +502,24 @@ impl ServiceTable {
 
     /// What to do with a packet to `service`, among rules that are `usable` for it.
     pub fn resolve(&self, service: &ServiceId, sticky: u64, usable: impl Fn(&Rule) -> bool) -> Resolution<'_> {
-        match self.covering(*service).find_map(|set| set.pick(sticky, &usable)) {
+        self.resolve_last(service, sticky, usable, |_| false)
+    }
+
+    /// The same; of each prefix, rules that are `last` are taken only where there are no others.
+    pub(crate) fn resolve_last(
+        &self,
+        service: &ServiceId,
+        sticky: u64,
+        usable: impl Fn(&Rule) -> bool,
+        last: impl Fn(&Rule) -> bool,
+    ) -> Resolution<'_> {
+        let first = |rule: &Rule| usable(rule) && !last(rule);
+        match self.covering(*service).find_map(|set| set.pick(sticky, &first).or_else(|| set.pick(sticky, &usable))) {
             None => Resolution::None,
             Some(seat) => match &seat.rule.action {
                 Action::Demux(demux) => Resolution::Demux(seat.id, demux),
                 Action::Forward(hop) => Resolution::Forward(seat.id, hop),
+                Action::Delay(resolver) => Resolution::Delay(seat.id, *resolver),
                 Action::Drop => Resolution::Drop(seat.id),
             },
         }

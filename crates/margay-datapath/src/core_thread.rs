@@ -89,6 +89,7 @@ impl<C: Core> CoreSide<C> {
                 Output::Back(flow) => shared.send_mark(flow, 0),
                 Output::Restart(flow) => restart::restart(shared, flow),
                 Output::Routes => shared.routes.set(),
+                Output::Questions => shared.questions.set(),
             }
         }
         self.outbox.flush(&mut sender(shared, false));

@@ -193,6 +193,8 @@ pub(crate) struct Shared<C> {
     pub reload: Wake,
     /// The core has changes for a copy of its service table.
     pub routes: Wake,
+    /// The core has questions for resolvers.
+    pub questions: Wake,
     pub stopping: AtomicBool,
     pub core: Mutex<CoreSide<C>>,
     pub egress: Mutex<EgressSide>,
@@ -230,6 +232,7 @@ impl<C: Core> Datapath<C> {
             stop: Wake::new().map_err(descriptors)?,
             reload: Wake::new().map_err(descriptors)?,
             routes: Wake::new().map_err(descriptors)?,
+            questions: Wake::new().map_err(descriptors)?,
             stopping: AtomicBool::new(false),
             core: Mutex::new(CoreSide::new(core, on_event, &config)),
             egress: Mutex::new(EgressSide::new(config.datagram_max)),
@@ -316,8 +319,13 @@ impl<C: Core> Datapath<C> {
     }
 
     /// What to wait on for changes of the core's service table.
-    pub fn route_news(&self) -> RouteNews<C> {
-        RouteNews(Arc::clone(&self.shared))
+    pub fn route_news(&self) -> News<C> {
+        News { shared: Arc::clone(&self.shared), wake: |shared| &shared.routes }
+    }
+
+    /// What to wait on for questions of the core's to resolvers.
+    pub fn question_news(&self) -> News<C> {
+        News { shared: Arc::clone(&self.shared), wake: |shared| &shared.questions }
     }
 
     /// Number of cached flows.
@@ -359,19 +367,24 @@ impl<C: Core> Datapath<C> {
     }
 }
 
-/// Word that the core has changes for a copy of its service table ([`Output::Routes`]). The datapath may end meanwhile.
-pub struct RouteNews<C>(Arc<Shared<C>>);
+/// Word that the core has something to be asked for: changes for a copy of its service table ([`Output::Routes`]), say. The datapath may
+/// end meanwhile.
+pub struct News<C> {
+    shared: Arc<Shared<C>>,
+    wake: fn(&Shared<C>) -> &Wake,
+}
 
-impl<C> RouteNews<C> {
+impl<C> News<C> {
     /// Waits for it; false when the datapath has ended instead.
     ///
     /// # Errors
     ///
     /// The system's word.
     pub fn wait(&self) -> io::Result<bool> {
-        let [has_news, has_ended] = readable([self.0.routes.as_fd(), self.0.stop.as_fd()])?;
+        let wake = (self.wake)(&self.shared);
+        let [has_news, has_ended] = readable([wake.as_fd(), self.shared.stop.as_fd()])?;
         if has_news {
-            self.0.routes.clear();
+            wake.clear();
         }
         Ok(!has_ended)
     }

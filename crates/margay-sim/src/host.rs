@@ -403,6 +403,8 @@ impl Host {
                 Output::Restart(flow) => self.restart(now, flow),
                 // No copy of the service table is kept here.
                 Output::Routes => {}
+                // Whoever runs the world answers them.
+                Output::Questions => {}
             }
         }
         while let Some(event) = self.sal.poll_event() {

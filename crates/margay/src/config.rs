@@ -27,6 +27,7 @@ use crate::agent::active::rule::{Offer, Rule, Source};
 use crate::allow;
 use crate::etcd_section::EtcdSection;
 use crate::listener::{self, Protocol, ServiceName};
+use crate::resolver::ResolverSection;
 use crate::site::{self, Names, NeighbourSection, ScopeSection};
 
 /// Where it lies unless `--config` says otherwise.
@@ -54,6 +55,8 @@ pub struct Config {
     pub bind: Vec<Spanned<BindSection>>,
     /// What flows do with several addresses, by name.
     pub multihoming: Vec<Spanned<MultihomingSection>>,
+    /// Who is asked who serves a name.
+    pub resolver: Vec<Spanned<ResolverSection>>,
     /// Plain addresses for names whose service has no instance.
     pub fallback: Vec<Spanned<FallbackSection>>,
     /// The DNS responder.
@@ -78,6 +81,7 @@ impl Default for Config {
             service: Vec::new(),
             bind: Vec::new(),
             multihoming: Vec::new(),
+            resolver: Vec::new(),
             fallback: Vec::new(),
             dns: DnsSection::default(),
             metrics: MetricsSection::default(),
@@ -468,7 +472,8 @@ fn port<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
     }
 }
 
-fn some_port<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+/// A port that may be left out.
+pub fn some_port<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
     port(from).map(Some)
 }
 
@@ -510,7 +515,8 @@ fn allow_list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Erro
     Ok(words)
 }
 
-fn zone<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+/// A DNS zone.
+pub fn zone<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let zone = String::deserialize(from)?.trim_end_matches('.').to_ascii_lowercase();
     let is_label = |label: &str| {
         !label.is_empty() && label.len() <= 63 && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
@@ -633,6 +639,7 @@ impl Config {
         }
         self.check_multihoming()?;
         self.router.check()?;
+        self.check_resolvers()?;
         for (at, fallback) in self.fallback.iter().enumerate() {
             let this = fallback.get_ref();
             let is_twin = |earlier: &FallbackSection| {
@@ -666,6 +673,18 @@ impl Config {
             if let Some(twin) = earlier.find(|name| this.names.contains(name)) {
                 let what = format!("{twin} has two policies");
                 return Err((what, Some(section.span()), "name it in one [[multihoming]] section".into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_resolvers(&self) -> Result<(), (String, Option<std::ops::Range<usize>>, String)> {
+        for (at, section) in self.resolver.iter().enumerate() {
+            let this = section.get_ref();
+            this.check().map_err(|(what, advice)| (what, Some(section.span()), advice))?;
+            if self.resolver[..at].iter().any(|earlier| earlier.get_ref().name == this.name) {
+                let what = format!("two resolvers are called `{}`", this.name);
+                return Err((what, Some(section.span()), "rules know them by their names; call one otherwise".into()));
             }
         }
         Ok(())

@@ -41,6 +41,8 @@ fn every_field_of_the_book_is_read() {
     assert_eq!((policy.aggregates.len(), policy.scopes.len(), policy.neighbours.len()), (2, 1, 1));
     let [bulk, prefix] = &config.policies()[..] else { panic!("two names") };
     assert_eq!((bulk.1, prefix.0.bits, prefix.1), (Policy::Stripe, 64, Policy::Stripe));
+    let resolver = config.resolver[0].get_ref();
+    assert_eq!((resolver.names.len(), resolver.publish.len(), resolver.timeout_ms), (1, 1, 1000));
     assert_eq!(config.fallback[0].get_ref().address.to_string(), "192.0.2.7");
     assert_eq!(config.log.level.tracing(), tracing::Level::INFO);
 }
@@ -206,4 +208,43 @@ fn who_may_bind_is_said_for_one_user_or_group_and_for_some_names() {
     }
     let (what, pointed, _) = wrong("[[bind]]\nuser = \"a\"\nnames = [\"web\"]\n");
     assert!(what.contains("no authority") && pointed.contains("\"web\""), "{what} {pointed}");
+}
+
+#[test]
+fn a_resolver_has_what_its_kind_needs_and_nothing_else() {
+    let hosts = "[[resolver]]\nname = \"hosts\"\nkind = \"static\"\n";
+    let file = format!("{hosts}file = \"/etc/margay/names\"\n");
+    let config = parse(&format!("{file}names = [\"web.shop\"]\n")).expect("right");
+    let section = config.resolver[0].get_ref();
+    assert_eq!((section.priority, section.timeout_ms, section.names.len()), (100, 1000, 1));
+    let dns = "[[resolver]]\nname = \"corp\"\nkind = \"dns\"\nzone = \"Example.ORG.\"\n";
+    let config = parse(&format!("{dns}servers = [\"10.1.0.53\", \"[fd01::1]:5353\"]\n")).expect("right");
+    let section = config.resolver[0].get_ref();
+    let servers: Vec<String> = section.servers.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        (servers.join(" ").as_str(), section.zone.as_deref()),
+        ("10.1.0.53:53 [fd01::1]:5353", Some("example.org"))
+    );
+    let dht = "[[resolver]]\nname = \"dht\"\nkind = \"dht\"\nbootstrap = [\"10.1.0.1:6881\"]\n";
+    let config = parse(&format!("{dht}port = 6881\npublish = [\"web.shop\"]\n")).expect("right");
+    assert_eq!((config.resolver[0].get_ref().port, config.resolver[0].get_ref().publish.len()), (Some(6881), 1));
+    for (text, part) in [
+        (hosts.to_owned(), "is `static`, and has no `file`"),
+        (format!("{file}zone = \"example.org\"\n"), "is `static`, which has no `zone`"),
+        (format!("{file}{file}"), "two resolvers are called `hosts`"),
+        (file.replace("hosts", "Corp DNS"), "no name of a resolver"),
+        (file.replace("/etc/", "etc/"), "no absolute path"),
+        (format!("{file}timeout_ms = 5000\n"), "timeout_ms is 50 to 2000"),
+        (format!("{file}priority = 4294967295\n"), "the highest priority that there is"),
+        (file.replace("static", "statik"), "unknown variant `statik`"),
+        (format!("{dns}servers = [\"ns.example.org\"]\n"), "no address of a server"),
+        (dns.to_owned(), "is `dns`, and has no `servers`"),
+        (format!("{dns}servers = [\"10.1.0.53\"]\npublish = [\"web.shop\"]\n"), "only one of `publish` and `key_file`"),
+        (dht.replace("10.1.0.1", "fd01::1"), "no IPv4 address with a port"),
+        (format!("{dht}keys = [\"abc\"]\n"), "`abc` is no public key"),
+        (format!("{dht}key_file = \"/etc/margay/tsig\"\n"), "is `dht`, which has no `key_file`"),
+    ] {
+        let (what, ..) = wrong(&text);
+        assert!(what.contains(part), "{what}");
+    }
 }

@@ -8,6 +8,7 @@ mod down;
 mod etcd_section;
 mod host;
 mod listener;
+mod resolver;
 mod site;
 mod start;
 mod up;

@@ -117,6 +117,9 @@ pub(super) struct RuleRecord {
     /// When its hard time began.
     #[prost(uint64, tag = "10")]
     pub hard_since_s: u64,
+    /// The resolver that packets wait for; empty: none.
+    #[prost(string, tag = "11")]
+    pub resolver: String,
 }
 
 /// Who was given what, and when.

@@ -25,8 +25,10 @@ pub struct StoredRule {
     pub prefix: Prefix,
     /// As written.
     pub name: String,
-    /// Where it leads; `None`: it discards.
+    /// Where it leads; `None`: it delays, or discards.
     pub forward: Option<SocketAddr>,
+    /// The resolver that packets wait for; `None` with `forward`: it discards.
+    pub resolver: Option<String>,
     /// Higher first.
     pub priority: u32,
     /// Share among rules of the same priority.
@@ -57,6 +59,7 @@ impl StoredRule {
             bits: self.prefix.bits.into(),
             name: self.name.clone(),
             forward: self.forward.map(|address| address.to_string()).unwrap_or_default(),
+            resolver: self.resolver.clone().unwrap_or_default(),
             priority: self.priority,
             weight: self.weight,
             created_s: self.created_s,
@@ -82,6 +85,7 @@ impl StoredRule {
             ),
             name: record.name,
             forward,
+            resolver: Some(record.resolver).filter(|name| !name.is_empty()),
             priority: record.priority,
             weight: record.weight,
             created_s: record.created_s,
@@ -155,6 +159,7 @@ mod tests {
             prefix: "sid:0102/16".parse().expect("literal"),
             name: "sid:0102/16".to_owned(),
             forward: Some("[fd01::7]:54324".parse().expect("literal")),
+            resolver: None,
             priority: 9,
             weight: 3,
             created_s: 1_700_000_000,
@@ -168,11 +173,12 @@ mod tests {
     fn what_is_kept_comes_back_and_what_is_forgotten_does_not() {
         let (_base, store) = store();
         let drop = StoredRule { forward: None, idle: None, hard: Some(Duration::from_secs(60)), ..rule(7) };
-        store.write_rules(&[rule(3), drop.clone()]).expect("written");
-        assert_eq!(store.rules().expect("readable"), [rule(3), drop.clone()]);
+        let delay = StoredRule { forward: None, resolver: Some("hosts".to_owned()), ..rule(8) };
+        store.write_rules(&[rule(3), drop.clone(), delay.clone()]).expect("written");
+        assert_eq!(store.rules().expect("readable"), [rule(3), drop.clone(), delay]);
         let changed = StoredRule { weight: 8, ..rule(3) };
         store.write_rules(std::slice::from_ref(&changed)).expect("written");
-        store.remove_rules(&[RuleId(7), RuleId(99)]).expect("written");
+        store.remove_rules(&[RuleId(7), RuleId(8), RuleId(99)]).expect("written");
         assert_eq!(store.rules().expect("readable"), [changed]);
     }
 

@@ -84,9 +84,9 @@ impl Sal {
         }
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
         let instance = self.instances.get(&packet.tuple.destination.ip()).map(|instance| instance.next_hop.address);
-        let next_hop = match instance.map_or_else(|| self.first_hop(&service, sticky(id, nonce), packet), Ok) {
+        let next_hop = match instance.map_or_else(|| self.first_hop(now, &service, sticky(id, nonce), packet), Ok) {
             Ok(next_hop) => next_hop,
-            Err(reason) => return AppVerdict::Drop(reason),
+            Err(verdict) => return verdict,
         };
         let session = margay_wire::SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
@@ -95,13 +95,14 @@ impl Sal {
         AppVerdict::Consumed
     }
 
-    /// Where the first packet to a name goes. Where it goes nowhere, the application is told.
+    /// Where the first packet to a name goes. Where it goes nowhere, or not yet, that is seen to.
     fn first_hop(
         &mut self,
+        now: Instant,
         service: &ServiceId,
         sticky: u64,
         packet: &AppPacket<'_>,
-    ) -> Result<SocketAddr, DropReason> {
+    ) -> Result<SocketAddr, AppVerdict> {
         match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), Sender::Own) {
             Resolution::Forward(rule, hop) => {
                 let address = hop.address;
@@ -113,16 +114,17 @@ impl Sal {
                 self.table.note_use(self.now, rule);
                 Ok(self.loopback())
             }
+            Resolution::Delay(rule, resolver) => Err(self.delay_own(now, *service, packet, (rule, resolver))),
             Resolution::Drop(rule) => {
                 self.table.note_use(self.now, rule);
                 self.refuse(packet, Unreachable::Prohibited);
-                Err(DropReason::ServiceDrop)
+                Err(AppVerdict::Drop(DropReason::ServiceDrop))
             }
             Resolution::None => {
                 self.refuse(packet, Unreachable::Port);
                 let why = "no instance serves this name, and no service router is known; see `margay status`";
                 self.connect_failed(*service, packet, why.to_string());
-                Err(DropReason::NoService)
+                Err(AppVerdict::Drop(DropReason::NoService))
             }
         }
     }
@@ -703,7 +705,7 @@ impl Sal {
         }
     }
 
-    fn connect_failed(&mut self, service: ServiceId, packet: &AppPacket<'_>, why: String) {
+    pub(crate) fn connect_failed(&mut self, service: ServiceId, packet: &AppPacket<'_>, why: String) {
         self.counters.connects_failed += 1;
         self.events.push(Event::ConnectFailed { service, app: packet.tuple, why });
     }

@@ -23,6 +23,7 @@ mod hostile_packets;
 mod interface_balance;
 mod interface_failover;
 pub mod late_binding;
+mod lookup;
 mod many_flows;
 mod memcached_partitions;
 mod model;
@@ -127,6 +128,7 @@ pub const ALL: &[Scenario] = &[
     encap_throughput::SCENARIO,
     nat_first_contact::SCENARIO,
     ad_hoc::SCENARIO,
+    lookup::SCENARIO,
     acl::SCENARIO,
     flow_memory::SCENARIO,
     odd_hosts::SCENARIO,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
-use margay_control::registration;
 use margay_control::wide_area::WideArea;
+use margay_control::{registration, resolver};
 use margay_core::{DropReason, RemoveReason};
 use margay_wire::Kind;
 use miette::{IntoDiagnostic, Result, WrapErr};
@@ -104,6 +104,11 @@ impl Collector for Figures {
             ),
             ("traces_refused", "Questions of other hosts about first packets that were refused", traces_refused(agent)),
             ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
+            ("packets_held", "First packets that waited for a resolver", core.delayed),
+            ("packets_not_held", "First packets refused since too many waited for resolvers", core.delays_refused),
+            ("questions", "Questions to resolvers", core.questions),
+            ("questions_failed", "Questions to resolvers that brought nothing", core.questions_failed),
+            ("answers_late", "Answers of resolvers that nothing waited for any more", core.answers_late),
             ("resets", "TCP connections of programs reset because their flow failed", core.resets),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -138,6 +143,7 @@ impl Collector for Figures {
         family(&mut encoder, "messages_sent", "Signalling sent", "kind", kinds(&|kind| core.messages_sent(kind)))?;
         let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
         family(&mut encoder, "flows_removed", "Flows that ended", "reason", removed.collect())?;
+        of_resolvers(agent, &mut encoder)?;
         if let Some(router) = &agent.router {
             of_router(router, &mut encoder)?;
         }
@@ -152,6 +158,29 @@ impl Collector for Figures {
         let dropped = drops(agent).into_iter().map(|(reason, count)| (reason.to_owned(), count));
         family(&mut encoder, "drops", "Packets dropped", "reason", dropped.collect())
     }
+}
+
+fn of_resolvers(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let all = agent.rules.resolvers.all();
+    let rows = |figure: &dyn Fn(resolver::Figures) -> u64| -> Rows {
+        all.iter().map(|resolver| (resolver.name().to_owned(), figure(resolver.figures()))).collect()
+    };
+    let asked = "Questions that a resolver was asked";
+    family(encoder, "resolver_asked", asked, "resolver", rows(&|figures| figures.asked))?;
+    let answered = "Of these, answered with somebody who serves the name";
+    family(encoder, "resolver_answered", answered, "resolver", rows(&|figures| figures.answered))?;
+    let failed = "Of these, without";
+    family(encoder, "resolver_failed", failed, "resolver", rows(&|figures| figures.failed))?;
+    let reports = all.iter().filter_map(|one| Some((one.name().to_owned(), agent.rules.resolvers.report(one.name())?)));
+    let reports: Vec<_> = reports.collect();
+    let writes = |figure: &dyn Fn(&resolver::writer::Report) -> u64| -> Rows {
+        reports.iter().map(|(name, report)| (name.clone(), figure(report))).collect()
+    };
+    let written = "Names of registrations written to a resolver, and taken away";
+    family(encoder, "resolver_written", written, "resolver", writes(&|report| report.written))?;
+    let not_written = "Names that could not be written, and are tried again";
+    family(encoder, "resolver_not_written", not_written, "resolver", writes(&|report| report.failed))?;
+    family(encoder, "resolver_ms", "Milliseconds that all of them took", "resolver", rows(&|figures| figures.ms))
 }
 
 fn of_router(router: &registration::Router, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
@@ -197,7 +226,13 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let routers = agent.cluster.as_ref().map_or(0, |cluster| cluster.routers().len());
     let links = agent.router.as_ref().map_or(0, |router| router.links().len());
     let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
+    let held = agent.core.0.with_sal(|sal, _| sal.held());
     for (name, help, value) in [
+        ("held_names", "Names whose first packets wait for a resolver", held.names),
+        ("held_packets", "First packets that wait for a resolver", held.packets),
+        ("held_bytes", "Their length", held.bytes),
+        ("held_packets_max", "The most that ever waited at once", held.packets_max),
+        ("rules_resolved", "Rules that resolvers' answers have made", held.rules),
         ("kernel_router_prefixes", "Prefixes that the service router in the kernel knows", prefixes),
         ("kernel_router_lists", "Of these, with several instances", lists),
         ("kernel_router_next_hops", "Hosts and routers that it forwards to", hops),

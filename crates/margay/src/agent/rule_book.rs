@@ -20,6 +20,7 @@ use tokio::sync::watch;
 
 use super::Agent;
 use super::core::CoreHandle;
+use super::resolvers::Resolvers;
 use crate::listener::WEIGHT_MAX;
 
 /// Addresses of one order.
@@ -44,8 +45,10 @@ impl Core for CoreHandle {
 pub struct Order {
     /// What for.
     pub name: Name,
-    /// Where to, one of them for each packet; nothing: it is discarded.
+    /// Where to, one of them for each packet; nothing: it is discarded, or delayed.
     pub forward: Vec<SocketAddr>,
+    /// The resolver that it waits for, instead.
+    pub resolver: Option<String>,
     /// Share among rules of the same priority.
     pub weight: u32,
     /// Higher first.
@@ -107,19 +110,25 @@ pub struct RuleBook<C = CoreHandle> {
     core: C,
     store: Arc<Store>,
     clock: Clock,
+    /// Who is asked by rules that delay.
+    pub resolvers: Arc<Resolvers>,
     rules: Mutex<BTreeMap<RuleId, StoredRule>>,
     ended: Mutex<VecDeque<Ended>>,
     /// Rises with every change.
     changes: watch::Sender<u64>,
 }
 
-fn action(rule: &StoredRule) -> Action {
-    // Who is there may change: the hop key of whoever is known to be at the address tags the packet.
-    rule.forward.map_or(Action::Drop, |address| Action::Forward(NextHop { address, host: None, router: false }))
+fn action(rule: &StoredRule, resolvers: &Resolvers) -> Action {
+    match (rule.forward, &rule.resolver) {
+        // Who is there may change: the hop key of whoever is known to be at the address tags the packet.
+        (Some(address), _) => Action::Forward(NextHop { address, host: None, router: false }),
+        (None, Some(resolver)) => Action::Delay(resolvers.id_of(resolver)),
+        (None, None) => Action::Drop,
+    }
 }
 
-fn rule_of(rule: &StoredRule) -> Rule {
-    Rule { priority: rule.priority, weight: rule.weight, action: action(rule) }
+fn rule_of(rule: &StoredRule, resolvers: &Resolvers) -> Rule {
+    Rule { priority: rule.priority, weight: rule.weight, action: action(rule, resolvers) }
 }
 
 fn misuse<T>(text: impl Into<String>) -> Result<T, RuleError> {
@@ -132,10 +141,10 @@ impl<C: Core> RuleBook<C> {
     /// # Errors
     ///
     /// The store cannot be read, or the table has no room.
-    pub fn open(core: C, store: Arc<Store>, clock: Clock) -> Result<Self, RuleError> {
+    pub fn open(core: C, store: Arc<Store>, clock: Clock, resolvers: Arc<Resolvers>) -> Result<Self, RuleError> {
         let kept = store.rules()?;
         let (rules, ended, changes) = (Mutex::default(), Mutex::default(), watch::Sender::default());
-        let this = Self { core, store, clock, rules, ended, changes };
+        let this = Self { core, store, clock, resolvers, rules, ended, changes };
         let mut over = Vec::new();
         for rule in kept {
             let Some(lifetime) = this.lifetime_left(&rule) else {
@@ -144,7 +153,7 @@ impl<C: Core> RuleBook<C> {
                 continue;
             };
             this.core.with_sal(|sal, now| {
-                sal.add_rule_as(now, rule.id, rule.prefix, rule_of(&rule))?;
+                sal.add_rule_as(now, rule.id, rule.prefix, rule_of(&rule, &this.resolvers))?;
                 sal.set_rule_lifetime(now, rule.id, lifetime(now));
                 Ok::<(), TableError>(())
             })?;
@@ -171,6 +180,7 @@ impl<C: Core> RuleBook<C> {
         check_name(&order.name, authorities)?;
         check_terms(order.weight, &[("idle", order.idle), ("hard", order.hard)])?;
         check_addresses(&order.forward)?;
+        self.check_resolver(order)?;
         let forwards: Vec<Option<SocketAddr>> =
             if order.forward.is_empty() { vec![None] } else { order.forward.iter().copied().map(Some).collect() };
         let unix_s = self.clock.unix_s();
@@ -181,6 +191,7 @@ impl<C: Core> RuleBook<C> {
                 prefix: order.name.prefix(),
                 name: order.name.written().to_owned(),
                 forward,
+                resolver: order.resolver.clone(),
                 priority: order.priority,
                 weight: order.weight,
                 created_s: unix_s,
@@ -192,7 +203,7 @@ impl<C: Core> RuleBook<C> {
             check_new(&rule, rules.values().chain(&fresh))?;
             fresh.push(rule);
         }
-        self.core.with_sal(|sal, now| install(sal, now, &mut fresh))?;
+        self.core.with_sal(|sal, now| install(sal, now, &mut fresh, &self.resolvers))?;
         if let Err(error) = self.store.write_rules(&fresh) {
             self.core.with_sal(|sal, _| remove(sal, &fresh));
             return Err(error.into());
@@ -213,7 +224,8 @@ impl<C: Core> RuleBook<C> {
         let known = self.own(&rules, id)?.clone();
         let Amendment { forward, weight, priority, idle, hard } = amendment.clone();
         if forward.is_some() && known.forward.is_none() {
-            return misuse(format!("rule {} discards, and leads nowhere; delete it, and add one that forwards", id.0));
+            let does = if known.resolver.is_some() { "delays" } else { "discards" };
+            return misuse(format!("rule {} {does}, and leads nowhere; delete it, and add one that forwards", id.0));
         }
         let rule = StoredRule {
             forward: forward.or(known.forward),
@@ -224,10 +236,11 @@ impl<C: Core> RuleBook<C> {
             hard_since_s: if hard.is_some() { self.clock.unix_s() } else { known.hard_since_s },
             ..known.clone()
         };
-        if known.forward.is_none() && weight.is_some() {
+        if known.forward.is_none() && known.resolver.is_none() && weight.is_some() {
             return misuse(format!("rule {} discards, and has no share in anything", id.0));
         }
         check_terms(rule.weight, &[("idle", rule.idle), ("hard", rule.hard)])?;
+        check_room_above(rule.resolver.as_deref(), rule.priority)?;
         self.check_place(&rule)?;
         check_new(&rule, rules.values())?;
         // The disk first: it may refuse, the core does not.
@@ -238,7 +251,7 @@ impl<C: Core> RuleBook<C> {
                 let lifetime = lifetime.map_or_else(|| over_at(now), |left| left(now));
                 sal.set_rule_lifetime(now, id, lifetime);
             }
-            sal.change_rule(id, rule_of(&rule))
+            sal.change_rule(id, rule_of(&rule, &self.resolvers))
         });
         if !is_changed {
             // Its time was over just now.
@@ -273,6 +286,10 @@ impl<C: Core> RuleBook<C> {
         Err(match found {
             None => RuleError::Unknown(id.0),
             Some(Action::Demux(_)) => RuleError::NotOurs(id.0, "this host publishes it; see `margay service list`"),
+            Some(Action::Delay(_)) => RuleError::NotOurs(id.0, "a [[resolver]] section of the configuration gives it"),
+            Some(Action::Forward(_)) if self.core.with_sal(|sal, _| sal.resolved_by(id).is_some()) => {
+                RuleError::NotOurs(id.0, "a resolver's answer made it; it goes with the rule that delays, or by itself")
+            }
             Some(Action::Forward(hop)) if hop.router => RuleError::NotOurs(
                 id.0,
                 "it is the way to another router; a rule of your own for a name comes before it",
@@ -296,14 +313,26 @@ impl<C: Core> RuleBook<C> {
         Ok(())
     }
 
+    fn check_resolver(&self, order: &Order) -> Result<(), RuleError> {
+        let Some(resolver) = &order.resolver else { return Ok(()) };
+        let known = self.resolvers.known();
+        if !known.contains(resolver) {
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            return misuse(format!(
+                "there is no resolver `{resolver}` here (there is: {known}); add a [[resolver]] section to the configuration, and restart the agent"
+            ));
+        }
+        check_room_above(Some(resolver), order.priority)
+    }
+
     /// What the operator ordered, of a rule that is the operator's.
     pub fn get(&self, id: RuleId) -> Option<StoredRule> {
         self.rules.lock().get(&id).cloned()
     }
 
-    /// Whether a rule of the operator's covers a name.
+    /// Whether a rule of the operator's covers a name, or one of the configuration's.
     pub fn covers(&self, service: &ServiceId) -> bool {
-        self.rules.lock().values().any(|rule| rule.prefix.contains(service))
+        self.resolvers.covers(service) || self.rules.lock().values().any(|rule| rule.prefix.contains(service))
     }
 
     /// Told whenever there is a rule more or less.
@@ -367,10 +396,10 @@ fn remove(sal: &mut Sal, rules: &[StoredRule]) {
 }
 
 /// Adds all of them, or none.
-fn install(sal: &mut Sal, now: Instant, fresh: &mut [StoredRule]) -> Result<(), TableError> {
+fn install(sal: &mut Sal, now: Instant, fresh: &mut [StoredRule], resolvers: &Resolvers) -> Result<(), TableError> {
     for at in 0..fresh.len() {
         let rule = &fresh[at];
-        match sal.add_rule(now, rule.prefix, rule_of(rule)) {
+        match sal.add_rule(now, rule.prefix, rule_of(rule, resolvers)) {
             Ok(id) => {
                 let lifetime = Lifetime { idle: rule.idle, until: rule.hard.map(|hard| now + hard) };
                 sal.set_rule_lifetime(now, id, lifetime);
@@ -414,6 +443,14 @@ fn check_terms(weight: u32, times: &[(&str, Option<Duration>)]) -> Result<(), Ru
     Ok(())
 }
 
+/// What a resolver answers comes before the rule that asked it.
+fn check_room_above(resolver: Option<&str>, priority: u32) -> Result<(), RuleError> {
+    if resolver.is_some() && priority == u32::MAX {
+        return misuse(format!("--priority {priority}: what the resolver answers needs a higher one"));
+    }
+    Ok(())
+}
+
 fn check_addresses(forward: &[SocketAddr]) -> Result<(), RuleError> {
     if forward.len() > ADDRESSES_MAX {
         return misuse(format!("{} addresses: one order has {ADDRESSES_MAX} at most", forward.len()));
@@ -441,7 +478,8 @@ pub fn check_hop(address: SocketAddr) -> Result<SocketAddr, String> {
 fn check_new<'a>(rule: &StoredRule, mut others: impl Iterator<Item = &'a StoredRule>) -> Result<(), RuleError> {
     let same = others.find(|other| {
         (other.id.0 == 0 || other.id != rule.id)
-            && (other.prefix, other.priority, other.forward) == (rule.prefix, rule.priority, rule.forward)
+            && (other.prefix, other.priority) == (rule.prefix, rule.priority)
+            && (other.forward, &other.resolver) == (rule.forward, &rule.resolver)
     });
     match same {
         None => Ok(()),

@@ -6,6 +6,7 @@ use margay_core::{Config, Limits};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
+use crate::agent::resolvers::tests::one;
 
 const NOW_S: u64 = 1_700_000_000;
 const OWN: [u8; 4] = [10, 1, 0, 2];
@@ -82,7 +83,7 @@ impl Host {
     fn book(&self, core: &Still) -> RuleBook<Still> {
         let unix_s = Arc::clone(&self.unix_s);
         let clock = Clock::from_fn(move || unix_s.load(Ordering::Relaxed));
-        RuleBook::open(core.clone(), Arc::clone(&self.store), clock).expect("opened")
+        RuleBook::open(core.clone(), Arc::clone(&self.store), clock, one("hosts")).expect("opened")
     }
 }
 
@@ -90,6 +91,7 @@ fn order(name: &str, forward: &[&str]) -> Order {
     Order {
         name: name.parse().expect("a name"),
         forward: forward.iter().map(|text| text.parse().expect("an address")).collect(),
+        resolver: None,
         weight: 100,
         priority: 100,
         idle: None,
@@ -163,6 +165,33 @@ fn what_others_made_or_nobody_has_is_not_changed() {
         assert!(error.contains(part), "{error}");
     }
     assert_eq!(core.count(), 2);
+}
+
+#[test]
+fn a_rule_that_delays_needs_a_resolver_and_outlives_it() {
+    let (host, core) = (host(), Still::new(100));
+    let book = host.book(&core);
+    let delay = |resolver: &str| Order { resolver: Some(resolver.to_owned()), ..order("web.shop", &[]) };
+    let unknown = book.add(&delay("dns"), &shop()).expect_err("unknown").to_string();
+    assert!(unknown.contains("no resolver `dns` here (there is: hosts)"), "{unknown}");
+    let highest = Order { priority: u32::MAX, ..delay("hosts") };
+    assert!(book.add(&highest, &shop()).expect_err("too high").to_string().contains("needs a higher one"));
+    let id = book.add(&delay("hosts"), &shop()).expect("added")[0];
+    let is_delay = |core: &Still, resolvers: &Resolvers| {
+        let action = core.with_sal(|sal, _| sal.rule(id).map(|(_, rule)| rule.action.clone()));
+        action == Some(Action::Delay(resolvers.id_of("hosts")))
+    };
+    assert!(is_delay(&core, &book.resolvers));
+    let to = Amendment { forward: Some("10.1.0.9:1".parse().expect("literal")), ..Amendment::default() };
+    assert!(book.change(id, &to).expect_err("leads nowhere").to_string().contains("delays, and leads nowhere"));
+    book.change(id, &Amendment { priority: Some(7), ..Amendment::default() }).expect("changed");
+    // The next start, whose configuration has another resolver.
+    let core = Still::new(100);
+    let clock = Clock::from_fn(|| NOW_S);
+    let book = RuleBook::open(core.clone(), Arc::clone(&host.store), clock, one("other")).expect("opened");
+    assert!(is_delay(&core, &book.resolvers));
+    assert_eq!(book.get(id).and_then(|rule| rule.resolver).as_deref(), Some("hosts"));
+    book.delete(id).expect("deleted");
 }
 
 #[test]

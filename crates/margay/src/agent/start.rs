@@ -33,6 +33,7 @@ use super::keepsake::Keepsake;
 use super::loopback::LoopbackListeners;
 use super::network::Network;
 use super::programs::{self, Programs};
+use super::resolvers::{self, Resolvers};
 use super::rule_book::{self, RuleBook};
 use super::service::{Publication, Services, Surroundings};
 use super::service_router::KernelRouter;
@@ -207,11 +208,13 @@ async fn start_core(
     Ok(core)
 }
 
-/// The operator's rules, which keep their numbers and so come first; then the default rule of a host without a router. A router's
-/// own rules come before that.
+/// The operator's rules, which keep their numbers and so come first; then those of the configuration, and the default rule of a host
+/// without a router. A router's own rules come before that.
 fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Clock) -> Result<RuleBook> {
-    let rules = RuleBook::open(core.clone(), Arc::clone(store), wall.clone());
+    let resolvers = Arc::new(Resolvers::open(config, wall)?);
+    let rules = RuleBook::open(core.clone(), Arc::clone(store), wall.clone(), Arc::clone(&resolvers));
     let rules = rules.into_diagnostic().wrap_err("the operator's rules cannot be taken up")?;
+    resolvers.add_rules(config, core)?;
     core.0.with_sal(|sal, now| sal.set_relay(now, config.ad_hoc.relay));
     if config.ad_hoc.enabled && !config.router.enabled {
         let hop = NextHop { address: SEGMENT, host: None, router: false };
@@ -281,6 +284,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     }
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
+    resolvers::start(agent).into_diagnostic()?;
     let program_socket = programs::socket::open(&programs::path(&agent.config.host.runtime_dir))?;
     let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
     let (mut terminate, mut interrupt) =

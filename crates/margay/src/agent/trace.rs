@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use margay_control::api::v1::{EndedRouteInfo, RouteInfo, TraceHop, TraceRule};
 use margay_control::registration::{HOPS_MAX, Question, TraceError, Tracer};
+use margay_core::delay::ResolverId;
 use margay_core::explain::{Probe, Unusable, Verdict};
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, authority_block};
@@ -39,6 +40,8 @@ struct Explained {
     rules: Vec<Considered>,
     /// Of a forward: whether what is sent there can be tagged.
     is_hop_known: bool,
+    /// Of a delay: how many packets for the name wait for a resolver.
+    held: usize,
     /// Of a listener: whether the client may connect, where that can be known.
     may_connect: Option<bool>,
 }
@@ -97,13 +100,14 @@ fn explain(agent: &Agent, question: &Question, own: bool) -> Explained {
             // What a program here sends needs no tag: its answers come straight back.
             Some(Action::Forward(hop)) => (own || sal.is_hop_known(hop), None),
             Some(Action::Demux(demux)) => (true, sal.may_connect(client, &service, &demux.allow)),
-            Some(Action::Drop) | None => (true, None),
+            Some(Action::Delay(_) | Action::Drop) | None => (true, None),
         };
         let found = |one: &margay_core::explain::Considered<'_>| Considered {
             found: Found::of(sal, one.prefix, one.id, one.rule),
             verdict: one.verdict,
         };
-        Explained { rules: considered.iter().map(found).collect(), is_hop_known, may_connect }
+        let rules = considered.iter().map(found).collect();
+        Explained { rules, is_hop_known, held: sal.held_for(&service), may_connect }
     })
 }
 
@@ -139,6 +143,11 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
             (hop.act, hop.why) = delivered(demux, &rule, explained.may_connect);
             (hop, Next::End)
         }
+        Action::Delay(resolver) => {
+            (hop.act, hop.why) = delayed(agent, &rule, *resolver, question, explained);
+            hop.notes = answers(agent, question, explained);
+            (hop, Next::End)
+        }
         Action::Forward(next) => {
             (hop.act, hop.why) = ("forward".to_owned(), format!("sends it on to {} by {rule}", place(&info)));
             if !explained.is_hop_known {
@@ -150,6 +159,54 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
             (hop, Next::Hop(*next))
         }
     }
+}
+
+/// What becomes of a packet that waits for a resolver.
+fn delayed(
+    agent: &Agent,
+    rule: &str,
+    resolver: ResolverId,
+    question: &Question,
+    explained: &Explained,
+) -> (String, String) {
+    let name = agent.rules.resolvers.name_of(resolver);
+    if agent.core.0.with_sal(|sal, _| sal.had_no_answer(&question.service, resolver)) {
+        let text = format!("refuses it by {rule}: the resolver {name} had no answer just now, and no other is left");
+        return ("nobody".to_owned(), text);
+    }
+    let waiting = match explained.held {
+        0 => String::new(),
+        1 => "; one packet for the name waits now".to_owned(),
+        held => format!("; {held} packets for the name wait now"),
+    };
+    ("delay".to_owned(), format!("holds it by {rule} until the resolver {name} has said where it goes{waiting}"))
+}
+
+/// What the resolvers of a name's rules said of it last, and what is wrong with them.
+fn answers(agent: &Agent, question: &Question, explained: &Explained) -> Vec<String> {
+    let mut notes = Vec::new();
+    for one in &explained.rules {
+        let Action::Delay(id) = one.found.rule.action else { continue };
+        let name = agent.rules.resolvers.name_of(id);
+        let Some(resolver) = agent.rules.resolvers.get(id) else {
+            notes.push(format!("there is no resolver {name} in the configuration: what it is asked fails at once"));
+            continue;
+        };
+        notes.push(match resolver.last(&question.service) {
+            None => format!("{name} has not been asked of this name yet"),
+            Some(last) => {
+                let what = match &last.what {
+                    Ok(1) => "one instance".to_owned(),
+                    Ok(count) => format!("{count} instances"),
+                    Err(error) => error.to_string(),
+                };
+                let (ago, took) = (last.at.elapsed().as_secs(), last.took.as_millis());
+                format!("{name} was asked {ago}s ago and took {took} ms: {what}")
+            }
+        });
+        notes.extend(resolver.trouble().map(|trouble| format!("{name}: {trouble}")));
+    }
+    notes
 }
 
 fn delivered(demux: &Demux, rule: &str, may_connect: Option<bool>) -> (String, String) {
@@ -195,6 +252,7 @@ fn named(info: &RouteInfo) -> String {
         "operator" => "the operator's".to_owned(),
         "router" => "the way to the router".to_owned(),
         "ad hoc" => "where no router knows better".to_owned(),
+        "configured" => "of a [[resolver]] section".to_owned(),
         "registered" if !info.host_name.is_empty() => format!("registered by {}", info.host_name),
         "announced" => format!("announced by {}", announced(info)),
         other => other.to_owned(),
@@ -265,6 +323,7 @@ fn why(one: &Considered, by: Option<&Found>, level: usize, total: u64) -> String
             "it leads to a router above or beside this one, and the packet comes from one: such go to hosts and routers below".to_owned()
         }
         Verdict::Unusable(Unusable::Back) => "it leads to the router that the packet comes from".to_owned(),
+        Verdict::Unusable(Unusable::Unanswered) => "its resolver had no answer just now".to_owned(),
         Verdict::Unusable(Unusable::NotForOthers) => {
             "this host is no router: it sends on only what its own programs send".to_owned()
         }

@@ -49,6 +49,14 @@ pub enum ActionVerb {
         #[command(flatten)]
         terms: TermArgs,
     },
+    /// Hold first packets until a resolver has said who serves the name
+    Delay {
+        /// Its name in the configuration
+        #[arg(value_name = "RESOLVER")]
+        resolver: String,
+        #[command(flatten)]
+        terms: TermArgs,
+    },
     /// Discard first packets; programs of this host are refused at once
     Drop {
         #[command(flatten)]
@@ -136,7 +144,27 @@ async fn list(mut client: Client, name: Option<String>, json: Json, out: &mut Ou
         return out.json(&reply);
     }
     table(&reply.routes, out)?;
-    reply.ended.iter().try_for_each(|ended| out.line(&ended_rule(ended)))
+    reply.ended.iter().try_for_each(|ended| out.line(&ended_rule(ended)))?;
+    reply.resolvers.iter().try_for_each(|resolver| out.line(&resolver_line(resolver)))
+}
+
+/// A resolver, in one line.
+fn resolver_line(resolver: &ResolverInfo) -> String {
+    let ResolverInfo { name, kind, asked, answered, failed, ms, trouble, writes } = resolver;
+    let told = |trouble: &str| if trouble.is_empty() { String::new() } else { format!("; {trouble}") };
+    let writes = writes.as_ref().map(|writes| {
+        let ResolverWrites { names, failing, trouble, .. } = writes;
+        format!("; {names} names are written there, {failing} failed{}", told(trouble))
+    });
+    let trouble = format!("{}{}", told(trouble), writes.unwrap_or_default());
+    match ms.checked_div(*asked) {
+        None => format!("resolver {name} ({kind}): not asked yet{trouble}"),
+        Some(ms) => {
+            format!(
+                "resolver {name} ({kind}): asked {asked} times, {answered} answered, {failed} not, {ms} ms each{trouble}"
+            )
+        }
+    }
 }
 
 /// A rule that has ended by itself, in one line.
@@ -156,6 +184,7 @@ pub(super) fn ended_rule(ended: &EndedRouteInfo) -> String {
 async fn add(mut client: Client, name: &ServiceName, action: ActionVerb, out: &mut Out) -> Result<()> {
     let (action, to, weight, terms) = match action {
         ActionVerb::Forward { to, weight, terms } => ("forward", to, weight, terms),
+        ActionVerb::Delay { resolver, terms } => ("delay", vec![resolver], None, terms),
         ActionVerb::Drop { terms } => ("drop", Vec::new(), None, terms),
     };
     let request = RouteAddRequest {
@@ -310,6 +339,19 @@ mod test {
         let idle = "rule 9 (drop of web.shop) ended 2s ago: it decided upon nothing for 30s";
         assert_eq!(ended("idle", 2_000), idle);
         assert_eq!(ended("hard", 500), "rule 9 (drop of web.shop) ended 500ms ago: its 1h were over");
+    }
+
+    #[test]
+    fn a_resolver_in_one_line() {
+        let idle = ResolverInfo { name: "hosts".to_owned(), kind: "static".to_owned(), ..ResolverInfo::default() };
+        assert_eq!(resolver_line(&idle), "resolver hosts (static): not asked yet");
+        let busy = ResolverInfo { asked: 4, answered: 3, failed: 1, ms: 22, trouble: "gone".to_owned(), ..idle };
+        let wanted = "resolver hosts (static): asked 4 times, 3 answered, 1 not, 5 ms each; gone";
+        assert_eq!(resolver_line(&busy), wanted);
+        let writes =
+            ResolverWrites { names: 2, failing: 1, trouble: "refused".to_owned(), ..ResolverWrites::default() };
+        let both = ResolverInfo { writes: Some(writes), ..busy };
+        assert_eq!(resolver_line(&both), format!("{wanted}; 2 names are written there, 1 failed; refused"));
     }
 
     #[test]

@@ -229,6 +229,7 @@ fn describe(reply: &ServiceResolveReply, out: &mut Out) -> Result<()> {
         "demux" => format!("to the listener here at {}", reply.next_hop),
         "forward" => format!("to {}, which knows more", reply.next_hop),
         "ask" => "to all hosts of the network segment: this host knows no router".to_owned(),
+        "delay" => format!("held until the resolver {} has said where they go", reply.next_hop),
         "drop" => "discarded, by a rule".to_owned(),
         _ => "nowhere: this host knows no router".to_owned(),
     };

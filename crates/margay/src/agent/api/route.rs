@@ -7,10 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::api::v1::{
-    EndedRouteInfo, RouteAddReply, RouteAddRequest, RouteChangeRequest, RouteDeleteReply, RouteInfo, RouteListReply,
+    EndedRouteInfo, ResolverInfo, ResolverWrites, RouteAddReply, RouteAddRequest, RouteChangeRequest, RouteDeleteReply,
+    RouteInfo, RouteListReply,
 };
 use margay_control::registration::Router;
+use margay_control::resolver::{Figures, Resolver};
 use margay_control::store::StoredRule;
+use margay_core::delay::ResolverId;
 use margay_core::key::HostId;
 use margay_core::lifetime::{Ends, Expiry};
 use margay_core::name::{Name, Prefix, SERVICE_BITS};
@@ -45,11 +48,13 @@ pub(in crate::agent) struct Found {
     pub rule: Rule,
     usage: Option<Usage>,
     ends: Ends,
+    resolved_by: Option<ResolverId>,
 }
 
 impl Found {
     pub fn of(sal: &Sal, prefix: Prefix, id: RuleId, rule: &Rule) -> Self {
-        Self { prefix, id, rule: rule.clone(), usage: sal.rule_usage(id), ends: sal.rule_ends(id) }
+        let (usage, ends, resolved_by) = (sal.rule_usage(id), sal.rule_ends(id), sal.resolved_by(id));
+        Self { prefix, id, rule: rule.clone(), usage, ends, resolved_by }
     }
 }
 
@@ -71,7 +76,29 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouteListReply, Status> 
     Ok(RouteListReply {
         routes: rules.iter().map(|found| known.route(found)).collect(),
         ended: ended.map(|ended| ended_of(&known, &ended)).collect(),
+        resolvers: agent.rules.resolvers.all().iter().map(|resolver| resolver_info(agent, resolver)).collect(),
     })
+}
+
+fn resolver_info(agent: &Agent, resolver: &Resolver) -> ResolverInfo {
+    let Figures { asked, answered, failed, ms } = resolver.figures();
+    let writes = agent.rules.resolvers.report(resolver.name()).map(|report| ResolverWrites {
+        names: report.names as u64,
+        failing: report.failing as u64,
+        written: report.written,
+        failed: report.failed,
+        trouble: report.trouble.unwrap_or_default(),
+    });
+    ResolverInfo {
+        name: resolver.name().to_owned(),
+        kind: resolver.kind().to_owned(),
+        asked,
+        answered,
+        failed,
+        ms,
+        trouble: resolver.trouble().unwrap_or_default(),
+        writes,
+    }
 }
 
 /// A rule that has ended by itself.
@@ -100,16 +127,19 @@ fn parse_hop(text: &str) -> Result<SocketAddr, Status> {
 
 pub(super) fn add(agent: &Agent, request: &RouteAddRequest) -> Result<RouteAddReply, Status> {
     let name = parse_name(&request.name)?;
-    let forward = request.to.iter().map(|text| parse_hop(text)).collect::<Result<Vec<_>, _>>()?;
-    match (request.action.as_str(), forward.is_empty()) {
-        ("forward", false) | ("drop", true) => {}
-        ("forward", true) => return Err(misuse("a rule that forwards needs an address")),
-        ("drop", false) => return Err(misuse("a rule that discards leads nowhere; leave the addresses out")),
-        (other, _) => return Err(misuse(format!("`{other}` is no action; it is forward or drop"))),
-    }
+    let (forward, resolver) = match (request.action.as_str(), &request.to[..]) {
+        ("forward", []) => return Err(misuse("a rule that forwards needs an address")),
+        ("forward", to) => (to.iter().map(|text| parse_hop(text)).collect::<Result<Vec<_>, _>>()?, None),
+        ("delay", [resolver]) => (Vec::new(), Some(resolver.clone())),
+        ("delay", _) => return Err(misuse("a rule that delays needs one resolver; for several give several rules")),
+        ("drop", []) => (Vec::new(), None),
+        ("drop", _) => return Err(misuse("a rule that discards leads nowhere; leave the addresses out")),
+        (other, _) => return Err(misuse(format!("`{other}` is no action; it is forward, delay or drop"))),
+    };
     let order = Order {
         name,
         forward,
+        resolver,
         weight: request.weight.unwrap_or(DEFAULT_WEIGHT),
         priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
         idle: request.idle_timeout_ms.map(Duration::from_millis),
@@ -190,6 +220,7 @@ impl<'a> Known<'a> {
         let own = agent.services.list();
         let of_authority = |authority: String| (Prefix::of_authority(&authority), format!("*.{authority}"));
         let names = agent.authorities().into_iter().map(of_authority).chain(agent.rules.names());
+        let names = names.chain(agent.rules.resolvers.names());
         let names = names.chain(registered.iter().map(|one| (one.prefix, one.name.clone())));
         let announced = agent.area.as_ref().map(|area| area.names(about)).unwrap_or_default();
         let names = announced.into_iter().chain(names);
@@ -216,7 +247,13 @@ impl<'a> Known<'a> {
         let mut info = RouteInfo {
             prefix: rule.prefix.to_string(),
             name: rule.name.clone(),
-            action: if rule.forward.is_some() { "forward" } else { "drop" }.to_owned(),
+            action: match (rule.forward, &rule.resolver) {
+                (Some(_), _) => "forward",
+                (None, Some(_)) => "delay",
+                (None, None) => "drop",
+            }
+            .to_owned(),
+            to: rule.resolver.clone().unwrap_or_default(),
             priority: rule.priority,
             weight: rule.weight,
             id: rule.id.0,
@@ -246,7 +283,7 @@ impl<'a> Known<'a> {
 
     /// A rule as lists show it.
     pub fn route(&self, found: &Found) -> RouteInfo {
-        let Found { prefix, id, rule, usage, ends } = found;
+        let Found { prefix, id, rule, usage, ends, resolved_by } = found;
         let usage = usage.map(|usage| self.agent.kernel_router.whole_usage(*id, usage));
         let now = clock::now();
         let left = |at: Option<Instant>| at.map(|at| millis(at.since(now)));
@@ -283,6 +320,10 @@ impl<'a> Known<'a> {
                 .to_owned();
                 ("demux", "published")
             }
+            Action::Delay(resolver) => {
+                info.to = self.agent.rules.resolvers.name_of(*resolver);
+                ("delay", "configured")
+            }
             Action::Drop => ("drop", "operator"),
         };
         (info.action, info.origin) = (action.to_owned(), origin.to_owned());
@@ -294,6 +335,9 @@ impl<'a> Known<'a> {
         }
         if let Some(announced) = self.agent.area.as_ref().and_then(|area| area.origin(*id)) {
             (info.origin, info.sites) = ("announced".to_owned(), announced);
+        }
+        if let Some(resolver) = resolved_by {
+            info.origin = format!("resolved by {}", self.agent.rules.resolvers.name_of(*resolver));
         }
         if let Some(order) = self.agent.rules.get(*id) {
             self.set_order(&mut info, &order);

@@ -267,6 +267,7 @@ pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveR
         Resolution::Demux(_, demux) => ("demux", demux.listener.to_string()),
         Resolution::Forward(_, hop) if hop.address == SEGMENT => ("ask", "the segment".to_owned()),
         Resolution::Forward(_, hop) => ("forward", hop.address.to_string()),
+        Resolution::Delay(_, resolver) => ("delay", agent.rules.resolvers.name_of(resolver)),
         Resolution::Drop(_) => ("drop", String::new()),
         Resolution::None => ("none", String::new()),
     });

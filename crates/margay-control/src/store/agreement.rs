@@ -162,10 +162,12 @@ mod tests {
     use crate::store::{AdmitError, MemberKey, NameError, Token, TokenState};
     use crate::token::TokenHash;
 
+    type Rows = BTreeMap<(SharedTable, Vec<u8>), Vec<u8>>;
+
     /// What the routers share, as etcd does it.
     #[derive(Default)]
     struct Table {
-        rows: Mutex<BTreeMap<(SharedTable, Vec<u8>), Vec<u8>>>,
+        rows: Mutex<Rows>,
         revision: Mutex<i64>,
         is_away: Mutex<bool>,
     }

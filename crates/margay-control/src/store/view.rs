@@ -12,6 +12,8 @@ const HEARD: &str = "cluster_view_s";
 
 /// Keys, and what they hold; `None`: they are gone.
 pub type ViewChanges = BTreeMap<String, Option<Vec<u8>>>;
+/// Keys, and what they hold.
+pub type KeptView = Vec<(String, Vec<u8>)>;
 
 pub(super) fn create(transaction: &WriteTransaction) -> Result<(), Failure> {
     transaction.open_table(VIEW)?;
@@ -46,7 +48,7 @@ impl Store {
     /// # Errors
     ///
     /// The disk refuses, or the store is damaged.
-    pub fn kept_view(&self) -> Result<(u64, Vec<(String, Vec<u8>)>), StoreError> {
+    pub fn kept_view(&self) -> Result<(u64, KeptView), StoreError> {
         self.read(|transaction| {
             let heard_s = transaction.open_table(META)?.get(HEARD)?.map_or(0, |value| value.value());
             let mut all = Vec::new();

@@ -61,7 +61,7 @@ pub async fn run(config: Config) -> Result<()> {
     result
 }
 
-async fn bring_up(config: Config) -> Result<Arc<Agent>> {
+fn check_interface() -> Result<()> {
     if if_nametoindex(INTERFACE).is_err() {
         return Err(miette!(
             help =
@@ -69,6 +69,11 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
             "there is no interface {INTERFACE}"
         ));
     }
+    Ok(())
+}
+
+async fn bring_up(config: Config) -> Result<Arc<Agent>> {
+    check_interface()?;
     let clock_of_wall = Clock::system();
     let state_dir = StateDir::open(&config.host.state_dir).into_diagnostic()?;
     let store = Arc::new(Store::open(&state_dir).into_diagnostic()?);

@@ -103,7 +103,7 @@ fn a_connection_that_has_begun_with_a_router_that_is_gone_goes_by_the_rules_that
     let mut shop = shop(22, Weather::FAIR);
     let name = service("web.shop");
     let nobody = IpAddr::from([10, 99, 99, 99]);
-    let rule = shop.world.host(shop.client).forward(name.into(), nobody, None).expect("room");
+    let rule = shop.world.host(shop.client).forward(name.into(), nobody, Some([1; 32])).expect("room");
     let client = shop.world.connect(shop.client, "web.shop");
     shop.world.run_for(SECOND);
     assert_eq!(outcome(&mut shop.world, shop.client, client), Outcome::Pending, "nobody is there");

@@ -7,7 +7,7 @@ use margay_core::certificate::{Certificate, CertificateKind, Revocation, TrustAn
 use margay_core::key::{SigningKey, VerifyingKey};
 use margay_core::name::Prefix;
 use margay_core::rng::Rng;
-use margay_core::table::{Action, Allow, Demux, Rule};
+use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
 use margay_core::{DropReason, Event, Instant, Limits, RemoveReason};
 use margay_sim::check::{all_ended_within, ends_agree, nothing_left_over};
 use margay_sim::host::Start;
@@ -103,13 +103,48 @@ fn a_connection_that_has_begun_with_a_router_that_is_gone_goes_by_the_rules_that
     let mut shop = shop(22, Weather::FAIR);
     let name = service("web.shop");
     let nobody = IpAddr::from([10, 99, 99, 99]);
-    let rule = shop.world.host(shop.client).forward(name.into(), nobody, None).expect("room");
+    let rule = shop.world.host(shop.client).forward(name.into(), nobody, Some([1; 32])).expect("room");
     let client = shop.world.connect(shop.client, "web.shop");
     shop.world.run_for(SECOND);
     assert_eq!(outcome(&mut shop.world, shop.client, client), Outcome::Pending, "nobody is there");
     assert!(shop.world.host(shop.client).sal.remove_rule(rule));
     shop.world.run_for(SECOND);
     assert!(matches!(outcome(&mut shop.world, shop.client, client), Outcome::Answered(1 | 2)));
+}
+
+#[test]
+fn of_two_routers_the_other_one_is_asked_where_the_first_does_not_answer() {
+    let mut shop = shop(24, Weather::FAIR);
+    let nobody = SocketAddr::new(IpAddr::from([10, 99, 99, 99]), PORT);
+    let hop = NextHop { address: nobody, host: None, router: true };
+    let rule = Rule { priority: 1, weight: 100, action: Action::Forward(hop) };
+    shop.world.host(shop.client).sal.add_rule(Instant::ZERO, Prefix::default(), rule).expect("room");
+    let address = SocketAddr::new(shop.world.host(shop.router).address, PORT);
+    let rule = Rule { priority: 1, weight: 1, action: Action::Forward(NextHop { address, host: None, router: true }) };
+    shop.world.host(shop.client).sal.add_rule(Instant::ZERO, Prefix::default(), rule).expect("room");
+    for _ in 0..20 {
+        let client = shop.world.connect(shop.client, "web.shop");
+        shop.world.run_for(SECOND);
+        assert!(matches!(outcome(&mut shop.world, shop.client, client), Outcome::Answered(1 | 2)));
+    }
+}
+
+#[test]
+fn a_router_sends_on_to_another_one_what_is_registered_there() {
+    let mut world = World::new(23, Weather::FAIR);
+    let [one, other] = [world.add_host(true), world.add_host(true)];
+    let [server, client] = [world.add_host(false), world.add_host(false)];
+    world.register(other, one);
+    world.register(one, client);
+    world.register(other, server);
+    world.publish(other, server, "web.shop", 7);
+    let (address, key) = (world.host(other).address, world.host(other).public_key());
+    world.host(one).forward(service("web.shop").into(), address, Some(key));
+    for _ in 0..3 {
+        let number = world.connect(client, "web.shop");
+        world.run_for(SECOND);
+        assert_eq!(outcome(&mut world, client, number), Outcome::Answered(7));
+    }
 }
 
 #[test]

@@ -46,6 +46,7 @@ const WATCHED_MAX: usize = 4000;
 /// A host that watches hears of a change at once, and of what changes within so long after it together: a thousand changes a second are
 /// no thousand looks for each host.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
+const GOING_DOWN: &str = "the router is going down";
 /// Prefixes that one host watches.
 const WATCHES_MAX: usize = 256;
 const WEIGHT_MAX: u32 = 65_535;
@@ -466,8 +467,7 @@ impl Guest {
     /// Answers the host until it is gone; says why it is.
     async fn hold(mut self, reader: Reader, mut writer: Writer) -> (Leave, String) {
         let lease = Duration::from_millis(self.shared.config.lease_ms.into());
-        let welcome = std::mem::take(&mut self.welcome);
-        let welcome = answer_of(from_router::Body::Welcome(welcome));
+        let welcome = answer_of(from_router::Body::Welcome(std::mem::take(&mut self.welcome)));
         if let Err(error) = writer.write(&welcome).await {
             return (Leave::Ended, error.to_string());
         }
@@ -475,11 +475,10 @@ impl Guest {
         let reading = tokio::spawn(read_all(reader, sender));
         let mut questions = self.shared.lines.lock().open(self.place, self.seat.stream, self.traces);
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
-        let mut revoked = self.shared.revoked.subscribe();
+        let (mut revoked, mut routers) = (self.shared.revoked.subscribe(), self.shared.routers.subscribe());
         revoked.mark_changed();
-        let mut grants = self.shared.grants.subscribe();
-        let mut routers = self.shared.routers.subscribe();
         routers.mark_changed();
+        let mut grants = self.shared.grants.subscribe();
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
         let mut swept = false;
         let gone = loop {
@@ -487,8 +486,7 @@ impl Guest {
                 // What has come is heard before the lease may end.
                 biased;
                 () = told(&mut stopping) => {
-                    let no = No(Code::GoingDown, "the router is going down".to_owned());
-                    let _ = timeout(lease, writer.write(&refusal(0, no))).await;
+                    let _ = timeout(lease, writer.write(&refusal(0, No(Code::GoingDown, GOING_DOWN.to_owned())))).await;
                     break (Leave::Ended, "the router goes down".to_owned());
                 }
                 () = self.seat.end.notified() => {

@@ -33,7 +33,7 @@ pub use member::{AdmitError, Member, MemberKey, Token, TokenState};
 pub use name::NameError;
 pub use replica::{Marks, SharedTable};
 pub use rule::StoredRule;
-pub use view::ViewChanges;
+pub use view::{KeptView, ViewChanges};
 
 use crate::state_dir::StateDir;
 

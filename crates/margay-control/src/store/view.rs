@@ -12,14 +12,13 @@ const HEARD: &str = "cluster_view_s";
 
 /// Keys, and what they hold; `None`: they are gone.
 pub type ViewChanges = BTreeMap<String, Option<Vec<u8>>>;
+/// Keys, and what they hold.
+pub type KeptView = Vec<(String, Vec<u8>)>;
 
 pub(super) fn create(transaction: &WriteTransaction) -> Result<(), Failure> {
     transaction.open_table(VIEW)?;
     Ok(())
 }
-
-/// A key of the cluster's store, and what it held.
-pub type KeptRow = (String, Vec<u8>);
 
 impl Store {
     /// Keeps what has changed, or all that there is, and when that was heard, in seconds since 1970.
@@ -49,7 +48,7 @@ impl Store {
     /// # Errors
     ///
     /// The disk refuses, or the store is damaged.
-    pub fn kept_view(&self) -> Result<(u64, Vec<KeptRow>), StoreError> {
+    pub fn kept_view(&self) -> Result<(u64, KeptView), StoreError> {
         self.read(|transaction| {
             let heard_s = transaction.open_table(META)?.get(HEARD)?.map_or(0, |value| value.value());
             let mut all = Vec::new();

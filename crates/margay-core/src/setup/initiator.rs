@@ -31,11 +31,13 @@ use crate::rng::Rng;
 use crate::sal::Sal;
 use crate::secure::{Cipher, Verdict};
 use crate::segment::{OTHERS_WAIT, SEGMENT, SEGMENT_TIMEOUT};
-use crate::table::{Action, Resolution, Rule};
+use crate::table::{Action, NextHop, Resolution, Rule};
 use crate::time::Instant;
 use crate::way::Sender;
 
 const UDP: u8 = 17;
+/// After so many SYNs without an answer another router is asked, where there is one.
+const TURN_RETRIES: u32 = 2;
 /// What people are told.
 const NO_COMMON_STACK: &str =
     "one end demands `secure` and the other cannot carry the connection so; run the same version on both hosts";
@@ -159,20 +161,31 @@ impl Sal {
     }
 
     /// Nobody has answered yet. Where no rule leads any more to where the SYN went (a router was lost, say), it goes by those that there
-    /// are now.
+    /// are now; and where several routers are known, another one may reach whom the first one does not.
     pub(crate) fn send_syn_again(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         let Setup::Initiator(setup) = &flow.setup else { return };
-        let (service, app, number) = (flow.service, flow.app, sticky(id, setup.nonce));
-        let leads = |rule: &Rule| matches!(&rule.action, Action::Forward(hop) if hop.address == setup.next_hop);
+        let (service, app, retries) = (flow.service, flow.app, setup.retries);
         let is_by_rule = matches!(app.protocol, 6 | 17)
             && !setup.pinned
             && setup.related.is_none()
             && setup.next_hop != self.loopback();
-        if is_by_rule
-            && !self.rules_covering(service).any(|(_, _, rule)| leads(rule))
-            && let Resolution::Forward(rule, hop) =
-                self.pick(&service, number, app.protocol, app.destination.port(), Sender::Own)
+        let is_it = |hop: &NextHop| hop.address == setup.next_hop;
+        let led = self.rules_covering(service).find_map(|(_, _, rule)| match rule.action {
+            Action::Forward(hop) if is_it(&hop) => Some(hop),
+            _ => None,
+        });
+        let turns = led.is_some_and(|hop| hop.router && retries >= TURN_RETRIES);
+        // Each turn draws anew.
+        let number = sticky(id, setup.nonce.wrapping_add(if turns { retries.into() } else { 0 }));
+        let is_other = |rule: &Rule| !matches!(&rule.action, Action::Forward(hop) if is_it(hop));
+        let way = self.way_on(Sender::Own);
+        let found = self.table.resolve(&service, number, |rule| {
+            is_other(rule) && self.unusable(rule, app.protocol, app.destination.port(), way).is_none()
+        });
+        if let Resolution::Forward(rule, hop) = found
+            && is_by_rule
+            && (led.is_none() || turns && hop.router)
         {
             let to = hop.address;
             self.table.note_use(now, rule);

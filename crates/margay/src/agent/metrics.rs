@@ -114,22 +114,7 @@ impl Collector for Figures {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             ConstCounter::new(value).encode(metric)?;
         }
-        for (name, value) in agent.core.0.counters().named() {
-            let name = format!("datapath_{name}");
-            let metric = encoder.encode_descriptor(&name, "What the datapath carried", None, MetricType::Counter)?;
-            ConstCounter::new(value).encode(metric)?;
-        }
-        for (name, value) in agent.direct.counters() {
-            let name = format!("kernel_{name}");
-            let metric = encoder.encode_descriptor(&name, "What the kernel carried", None, MetricType::Counter)?;
-            ConstCounter::new(value).encode(metric)?;
-        }
-        for (name, value) in agent.kernel_router.kernel().map(|router| router.counters()).unwrap_or_default() {
-            let name = format!("kernel_router_{name}");
-            let help = "What the service router in the kernel did";
-            let metric = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
-            ConstCounter::new(value).encode(metric)?;
-        }
+        carried(agent, &mut encoder)?;
         let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
             Kind::ALL.iter().map(|kind| (format!("{kind:?}").to_lowercase(), count(*kind))).collect()
         };
@@ -158,6 +143,20 @@ impl Collector for Figures {
         let dropped = drops(agent).into_iter().map(|(reason, count)| (reason.to_owned(), count));
         family(&mut encoder, "drops", "Packets dropped", "reason", dropped.collect())
     }
+}
+
+fn carried(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let router = agent.kernel_router.kernel().map(|router| router.counters()).unwrap_or_default();
+    let counters = agent.core.0.counters();
+    let datapath = counters.named().map(|row| ("datapath", "What the datapath carried", row));
+    let kernel = agent.direct.counters().into_iter().map(|row| ("kernel", "What the kernel carried", row));
+    let router = router.into_iter().map(|row| ("kernel_router", "What the service router in the kernel did", row));
+    for (of, help, (name, value)) in datapath.chain(kernel).chain(router) {
+        let name = format!("{of}_{name}");
+        let metric = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+        ConstCounter::new(value).encode(metric)?;
+    }
+    Ok(())
 }
 
 fn of_resolvers(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {

@@ -63,7 +63,7 @@ pub async fn run(config: Config) -> Result<()> {
     result
 }
 
-async fn bring_up(config: Config) -> Result<Arc<Agent>> {
+fn check_interface() -> Result<()> {
     if if_nametoindex(INTERFACE).is_err() {
         return Err(miette!(
             help =
@@ -71,10 +71,13 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
             "there is no interface {INTERFACE}"
         ));
     }
+    Ok(())
+}
+
+async fn bring_up(config: Config) -> Result<Arc<Agent>> {
+    check_interface()?;
     let clock_of_wall = Clock::system();
-    let state_dir = StateDir::open(&config.host.state_dir).into_diagnostic()?;
-    let store = Arc::new(Store::open(&state_dir).into_diagnostic()?);
-    let keyring = Keyring::open(&state_dir).into_diagnostic()?;
+    let (state_dir, store, keyring) = open_state(&config)?;
     let identity = Identity::start(&state_dir, Path::new(BOOT_ID), &clock_of_wall).into_diagnostic()?;
     let local = local_of(&config, &identity);
     let watchers = Watchers::default();
@@ -85,8 +88,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     kernel_router.start(&core).into_diagnostic()?;
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
     let tokens = home::candidates(&config, &state_dir, &store)?;
-    authority::adopt(&*control, &keyring, &local.host_key.public(), &clock_of_wall, !tokens.is_empty())
-        .into_diagnostic()?;
+    let own = local.host_key.public();
+    authority::adopt(&*control, &keyring, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
     let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
     let ways = Arc::default();
@@ -104,8 +107,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     tokens.into_iter().map(join).for_each(|home| services.add_home(home));
     let active = Active::open(&config, &services);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
-    let mut warnings = Vec::new();
-    let dns = start_dns(&config, &leases, &services, &router, &mut warnings).await?;
+    let (dns, warnings) = start_dns(&config, &leases, &services, &router).await?;
     Ok(Arc::new(Agent {
         programs: Programs::new(&config),
         config,
@@ -136,6 +138,14 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         ends_flows: AtomicBool::new(false),
         warnings,
     }))
+}
+
+/// What is kept on disk.
+fn open_state(config: &Config) -> Result<(StateDir, Arc<Store>, Keyring)> {
+    let dir = StateDir::open(&config.host.state_dir).into_diagnostic()?;
+    let store = Arc::new(Store::open(&dir).into_diagnostic()?);
+    let keyring = Keyring::open(&dir).into_diagnostic()?;
+    Ok((dir, store, keyring))
 }
 
 fn local_of(config: &Config, identity: &Identity) -> Local {
@@ -254,18 +264,16 @@ async fn start_dns(
     leases: &Arc<Leases>,
     services: &Arc<Services>,
     router: &Option<Arc<Router>>,
-    warnings: &mut Vec<String>,
-) -> Result<Option<Responder>> {
+) -> Result<(Option<Responder>, Vec<String>)> {
     if !config.dns.enabled {
-        return Ok(None);
+        return Ok((None, Vec::new()));
     }
     let directory = Arc::new(home::Fallbacks::new(config, Arc::clone(services), router.clone()));
     match Responder::start(config.dns.listen, &config.dns.zone, Arc::clone(leases), directory).await {
-        Ok(responder) => Ok(Some(responder)),
+        Ok(responder) => Ok((Some(responder), Vec::new())),
         Err(error) => {
             tracing::warn!(%error, "names of the zone are not answered");
-            warnings.push(format!("names of the zone {} are not answered: {error}", config.dns.zone));
-            Ok(None)
+            Ok((None, vec![format!("names of the zone {} are not answered: {error}", config.dns.zone)]))
         }
     }
 }

@@ -156,7 +156,7 @@ impl Stage {
         })
     }
 
-    /// Nothing passes between hosts of one and of the other side, in either direction.
+    /// Nothing passes between hosts of one and of the other side, in either direction. It is lost where it arrives: senders are not told.
     pub fn cut(&self, one: &[&str], other: &[&str]) -> Result<()> {
         for (side, others) in [(one, other), (other, one)] {
             let gone: Result<Vec<String>> =
@@ -165,9 +165,7 @@ impl Stage {
             let rules = format!(
                 "add table inet lab_cut
                 add chain inet lab_cut in {{ type filter hook input priority -200; }}
-                add chain inet lab_cut out {{ type filter hook output priority -200; }}
-                add rule inet lab_cut in ip saddr {{ {gone} }} drop
-                add rule inet lab_cut out ip daddr {{ {gone} }} drop"
+                add rule inet lab_cut in ip saddr {{ {gone} }} drop"
             );
             side.iter().try_for_each(|name| self.host(name)?.run(["nft", &rules]).map(drop))?;
         }

@@ -130,6 +130,37 @@ fn of_two_routers_the_other_one_is_asked_where_the_first_does_not_answer() {
 }
 
 #[test]
+fn an_answer_is_relayed_by_the_router_that_the_first_packet_comes_by_now() {
+    let mut world = World::new(25, Weather::FAIR);
+    let [one, other] = [world.add_host(true), world.add_host(true)];
+    let [server, client] = [world.add_host(false), world.add_host(false)];
+    world.register(other, one);
+    for router in [one, other] {
+        world.register(router, server);
+        world.register(router, client);
+    }
+    world.publish(other, server, "web.shop", 7);
+    let [at_one, at_other, at_server, at_client] = [one, other, server, client].map(|id| world.host(id).address);
+    let key = world.host(other).public_key();
+    world.host(one).forward(service("web.shop").into(), at_other, Some(key));
+    for (priority, address) in [(900, at_one), (800, at_other)] {
+        let hop = NextHop { address: SocketAddr::new(address, PORT), host: None, router: true };
+        let rule = Rule { priority, weight: 1, action: Action::Forward(hop) };
+        world.host(client).sal.add_rule(Instant::ZERO, Prefix::default(), rule).expect("room");
+    }
+    // The first router reaches the server by the other one alone, and the server does not reach it; nor, for now, the client.
+    world.network.cut(at_one, at_server);
+    world.network.cut(at_client, at_server);
+    let number = world.connect(client, "web.shop");
+    world.run_for(2 * SECOND);
+    assert!(world.host(one).sal.counters().forwarded > 0, "it was asked first");
+    assert!(world.host(other).sal.counters().relayed > 0, "the answer got as far as the client");
+    world.network.heal();
+    world.run_for(3 * SECOND);
+    assert_eq!(outcome(&mut world, client, number), Outcome::Answered(7));
+}
+
+#[test]
 fn a_router_sends_on_to_another_one_what_is_registered_there() {
     let mut world = World::new(23, Weather::FAIR);
     let [one, other] = [world.add_host(true), world.add_host(true)];

@@ -14,6 +14,7 @@ use crate::auth;
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup};
+use crate::forward::rewrite;
 use crate::greeting::{GREETING, tuple_of};
 use crate::handshake::Responder;
 use crate::key::HostId;
@@ -61,7 +62,7 @@ impl Sal {
         let session = message.session().ok_or(DropReason::Malformed)?;
         if let Some(id) = self.flows.by_session(session.session) {
             if !self.is_superseded(id, message) {
-                return self.answer_again(id, message.src_flow);
+                return self.answer_again(id, message.src_flow, arrival.reply);
             }
             self.drop_half_open(id);
         }
@@ -174,7 +175,7 @@ impl Sal {
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).
-    fn answer_again(&mut self, id: FlowId, initiator_flow: FlowId) -> Result<(), DropReason> {
+    fn answer_again(&mut self, id: FlowId, initiator_flow: FlowId, reply: Reply) -> Result<(), DropReason> {
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         let Setup::Responder(setup) = &flow.setup else { return Ok(()) };
         if setup.initiator_flow != initiator_flow {
@@ -188,8 +189,26 @@ impl Sal {
         if let Some(syn) = setup.syn.clone() {
             self.queue.inject(syn);
         }
+        self.turn_answers(id, reply);
         self.send_answers_again(id);
         Ok(())
+    }
+
+    /// The SYN comes by another router than before: from now on that one relays, since it may reach the initiator where the former one cannot be
+    /// reached. Nobody else's address comes into it: the initiator's is where it was.
+    fn turn_answers(&mut self, id: FlowId, reply: Reply) {
+        let Some(via) = reply.via.filter(|_| !reply.is_detour) else { return };
+        let hop_key = self.hop_key_of(via);
+        let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
+        if setup.reply.via == Some(via) || setup.reply.direct.ip() != reply.direct.ip() {
+            return;
+        }
+        setup.reply = reply;
+        for (to, datagram) in setup.answers.iter_mut().filter(|(_, datagram)| is_relay_datagram(datagram)) {
+            if let Some(copy) = rewrite(datagram, &relay_part(reply.direct), hop_key) {
+                (*to, *datagram) = (via, copy);
+            }
+        }
     }
 
     /// Sends the SYN-ACK once more, as it was but for the sequence number of its tag.

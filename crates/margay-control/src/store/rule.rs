@@ -103,8 +103,20 @@ impl Store {
     ///
     /// The disk refuses, or the table is at its bound.
     pub fn write_rules(&self, rules: &[StoredRule]) -> Result<(), StoreError> {
+        self.exchange_rules(rules, &[])
+    }
+
+    /// Keeps rules, new ones and changed ones alike, and forgets others: all or nothing.
+    ///
+    /// # Errors
+    ///
+    /// The disk refuses, or the table is at its bound.
+    pub fn exchange_rules(&self, rules: &[StoredRule], gone: &[RuleId]) -> Result<(), StoreError> {
         self.write(|transaction| {
             let mut table = transaction.open_table(RULES)?;
+            for id in gone {
+                table.remove(id.0)?;
+            }
             for rule in rules {
                 table.insert(rule.id.0, &rule.record().encode_to_vec()[..])?;
             }
@@ -121,13 +133,7 @@ impl Store {
     ///
     /// The disk refuses.
     pub fn remove_rules(&self, ids: &[RuleId]) -> Result<(), StoreError> {
-        self.write(|transaction| {
-            let mut table = transaction.open_table(RULES)?;
-            for id in ids {
-                table.remove(id.0)?;
-            }
-            Ok(())
-        })
+        self.exchange_rules(&[], ids)
     }
 
     /// Every rule that is kept, by number.

@@ -130,6 +130,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
             }
         }
     }
+    declare(&desk, dir)?;
     let log = margay(router, ["audit", "list"])?;
     findings.set("audited", log.lines().filter(|line| line.contains("remote-call")).count() as f64);
     for (who, trusts, explained) in [
@@ -153,6 +154,24 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         .shell(&format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | timeout 2 socat - TCP:{} || true", desk.address))?;
     ensure!(desk.ask("alice", "site", &["status"]).is_ok(), "the agent answers no more");
     agent::down(router)
+}
+
+/// A policy from the operator's desk: looked at first, then made so, and no change the second time.
+fn declare(desk: &Desk<'_>, dir: &Path) -> Result<()> {
+    let file = dir.join("policy.toml");
+    let policy = "[[route]]\nname = \"api.shop\"\naction = \"forward\"\nto = [\"10.1.0.98\"]\nweight = 7\n";
+    std::fs::write(&file, policy)?;
+    let file = file.to_str().context("a path that is no text")?;
+    let looked = desk.ask("alice", "site", &["policy", "apply", file, "--dry-run"])?;
+    ensure!(looked.contains("+ route api.shop") && looked.contains("- route rule"), "the difference is {looked}");
+    let listed = || desk.ask("alice", "site", &["route", "list"]);
+    ensure!(listed()?.contains("10.1.0.99"), "looking has changed something");
+    desk.ask("alice", "site", &["policy", "apply", file])?;
+    let now = listed()?;
+    ensure!(now.contains("10.1.0.98") && !now.contains("10.1.0.99"), "the rules are {now}");
+    let again = desk.ask("alice", "site", &["policy", "apply", file])?;
+    ensure!(again.contains("nothing to change"), "the second time it says {again}");
+    Ok(())
 }
 
 /// Where the operator sits.

@@ -327,20 +327,23 @@ async fn churn(plan: &Plan, hosts: &[Arc<Registrant>], board: &Arc<Board>) -> Re
     let total = plan.churn_per_s * plan.churn_s;
     let watched: BTreeSet<String> = (0..plan.watched).map(|at| service(at, plan.hosts)).collect();
     let mut churned = Churned::default();
+    let pair = |pair: usize| {
+        let (host, at) = (pair % hosts.len(), pair / hosts.len() % plan.shared);
+        (Arc::clone(&hosts[host]), service(host * plan.shared + at, plan.hosts))
+    };
+    for gone in 0..AWAY {
+        let (host, name) = pair(gone);
+        host.withdraw(&name).await?;
+    }
     let (since, mut ticks, mut acts) = (Instant::now(), interval(TICK), JoinSet::new());
     let mut turns = (0..total).peekable();
     while turns.peek().is_some() {
         ticks.tick().await;
         let due = (since.elapsed().as_secs_f64() * plan.churn_per_s as f64) as usize;
         while let Some(turn) = turns.next_if(|turn| *turn < due) {
-            // Every second turn somebody goes who comes back with the turn that is AWAY later.
-            let (pair, is_there) =
-                if turn % 2 == 0 { (turn / 2, false) } else { ((turn / 2).wrapping_sub(AWAY), true) };
-            if pair >= total {
-                continue;
-            }
-            let (host, at) = (Arc::clone(&hosts[pair % hosts.len()]), pair / hosts.len() % plan.shared);
-            let name = service(pair % hosts.len() * plan.shared + at, plan.hosts);
+            // Every second turn somebody goes, who comes back when so many others have gone.
+            let is_there = turn % 2 == 1;
+            let (host, name) = pair(if is_there { turn / 2 } else { AWAY + turn / 2 });
             if watched.contains(&name) {
                 board.expect(plan.watchers, prefix_of(&name)?, host.id, is_there);
             }

@@ -3,6 +3,8 @@
 //! Number, origin and age of such a rule outlive the agent. So does its hard time, which goes on while no agent runs; its idle time begins
 //! anew with the agent, since nobody knows what the rule would have decided meanwhile.
 
+mod declare;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,6 +24,8 @@ use super::Agent;
 use super::core::CoreHandle;
 use super::resolvers::Resolvers;
 use crate::listener::WEIGHT_MAX;
+
+pub use declare::RuleChange;
 
 /// Addresses of one order.
 const ADDRESSES_MAX: usize = 64;
@@ -177,6 +181,21 @@ impl<C: Core> RuleBook<C> {
     /// What is wrong with the order; then there is none of them.
     pub fn add(&self, order: &Order, authorities: &[String]) -> Result<Vec<RuleId>, RuleError> {
         let mut rules = self.rules.lock();
+        let mut fresh = self.rules_of(order, authorities)?;
+        fresh.iter().try_for_each(|rule| check_new(rule, rules.values()))?;
+        self.core.with_sal(|sal, now| install(sal, now, &mut fresh, &self.resolvers))?;
+        if let Err(error) = self.store.write_rules(&fresh) {
+            self.core.with_sal(|sal, _| remove(sal, &fresh));
+            return Err(error.into());
+        }
+        let ids = fresh.iter().map(|rule| rule.id).collect();
+        rules.extend(fresh.into_iter().map(|rule| (rule.id, rule)));
+        self.changed();
+        Ok(ids)
+    }
+
+    /// The rules of an order, without numbers.
+    fn rules_of(&self, order: &Order, authorities: &[String]) -> Result<Vec<StoredRule>, RuleError> {
         check_name(&order.name, authorities)?;
         check_terms(order.weight, &[("idle", order.idle), ("hard", order.hard)])?;
         check_addresses(&order.forward)?;
@@ -200,18 +219,10 @@ impl<C: Core> RuleBook<C> {
                 hard_since_s: unix_s,
             };
             self.check_place(&rule)?;
-            check_new(&rule, rules.values().chain(&fresh))?;
+            check_new(&rule, fresh.iter())?;
             fresh.push(rule);
         }
-        self.core.with_sal(|sal, now| install(sal, now, &mut fresh, &self.resolvers))?;
-        if let Err(error) = self.store.write_rules(&fresh) {
-            self.core.with_sal(|sal, _| remove(sal, &fresh));
-            return Err(error.into());
-        }
-        let ids = fresh.iter().map(|rule| rule.id).collect();
-        rules.extend(fresh.into_iter().map(|rule| (rule.id, rule)));
-        self.changed();
-        Ok(ids)
+        Ok(fresh)
     }
 
     /// Changes a rule at once; between the old and the new no packet finds none.

@@ -275,3 +275,47 @@ fn a_restart_keeps_numbers_and_the_rest_of_the_time() {
     assert!(later > ends, "a number came twice");
     assert_eq!(host.store.rules().expect("readable").len(), 3);
 }
+
+#[test]
+fn what_is_declared_is_there_and_nothing_else() {
+    let (host, core) = (host(), Still::new(100));
+    let book = host.book(&core);
+    let [one, two, three] = ["10.1.0.7:54324", "10.1.0.8:54324", "10.1.0.9:54324"];
+    let kept = Order { hard: Some(Duration::from_secs(600)), ..order("web.shop", &[one]) };
+    let ids = book.add(&kept, &shop()).expect("added");
+    book.add(&order("web.shop", &[two]), &shop()).expect("added");
+    book.add(&order("old.shop", &[]), &shop()).expect("added");
+    host.unix_s.fetch_add(60, Ordering::Relaxed);
+    let before = host.store.rules().expect("readable");
+    let declared =
+        [kept, Order { weight: 7, priority: 5, ..order("web.shop", &[two]) }, order("new.shop", &[three, one])];
+    let looked = book.declare(&declared, &shop(), true).expect("fine");
+    assert_eq!(host.store.rules().expect("readable"), before, "looking changes nothing");
+    let words = |changes: &[RuleChange]| -> Vec<String> {
+        let word = |change: &RuleChange| match change {
+            RuleChange::Add(rule) => format!("+ {} {:?}", rule.name, rule.forward),
+            RuleChange::Amend { before, after } => format!("~ {} {} -> {}", before.id.0, before.weight, after.weight),
+            RuleChange::Delete(rule) => format!("- {}", rule.name),
+        };
+        changes.iter().map(word).collect()
+    };
+    let wanted = ["~ 2 100 -> 7", "+ new.shop Some(10.1.0.9:54324)", "+ new.shop Some(10.1.0.7:54324)", "- old.shop"];
+    assert_eq!(words(&looked), wanted);
+    let done = book.declare(&declared, &shop(), false).expect("fine");
+    assert_eq!(words(&done), wanted);
+    let after = host.store.rules().expect("readable");
+    assert_eq!(after.iter().find(|rule| rule.id == ids[0]), before.first(), "number, age and end are as they were");
+    assert_eq!((after.len(), core.count()), (4, 4));
+    assert_eq!(book.declare(&declared, &shop(), false).expect("fine"), [], "said again it changes nothing");
+    // What is wrong with one order leaves all as it is: what makes no sense, and what has no room.
+    for bad in [order("web.shpo", &[one]), Order { weight: 7, priority: 5, ..order("web.shop", &[two]) }] {
+        assert!(book.declare(&[declared[0].clone(), declared[1].clone(), bad], &shop(), false).is_err());
+    }
+    let (full, small) = (self::host(), Still::new(1));
+    let tight = full.book(&small);
+    assert!(matches!(tight.declare(&declared, &shop(), false), Err(RuleError::Table(_))));
+    assert_eq!((small.count(), full.store.rules().expect("readable").len()), (0, 0));
+    assert_eq!(host.store.rules().expect("readable"), after);
+    book.declare(&[], &shop(), false).expect("fine");
+    assert_eq!((host.store.rules().expect("readable").len(), core.count()), (0, 0));
+}

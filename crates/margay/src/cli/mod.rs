@@ -6,6 +6,7 @@ mod flow;
 mod id;
 mod output;
 mod path;
+mod policy;
 mod route;
 mod router;
 mod run;
@@ -127,6 +128,9 @@ enum Verb {
     /// Routers of other sites: what is announced to them, and by them
     #[command(subcommand)]
     Router(router::RouterVerb),
+    /// Policies: rules and grants as a file declares them
+    #[command(subcommand)]
+    Policy(policy::PolicyVerb),
     /// What would happen to a connection to a name now, hop by hop, and why
     Trace(trace::TraceArgs),
     /// The kernel's flow cache: empty it, take it off, put it on
@@ -257,6 +261,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Router(verb) => router::router(client, verb, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Policy(verb) => policy::policy(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Trace(args) => trace::trace(client, args, out).await,
         Verb::Stack(verb) => stack::stack(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Audit(verb) => audit::audit(client, verb, out).await.map(|()| ExitCode::SUCCESS),

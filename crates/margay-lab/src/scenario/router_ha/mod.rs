@@ -172,8 +172,9 @@ impl Run<'_> {
 
     fn partitions(&mut self, findings: &mut Findings) -> Result<()> {
         let everybody = [&ROUTERS[1..], &MEMBERS, &SERVERS, &["client"]].concat();
-        let cuts: [(&str, &[&str], Vec<&str>); 3] = [
+        let cuts: [(&str, &[&str], Vec<&str>); 4] = [
             ("r1 has neither etcd nor the other routers", &["r1"], [&ROUTERS[1..], &MEMBERS].concat()),
+            ("no server reaches r1", &["r1"], SERVERS.to_vec()),
             ("r1 and e1 are apart from all others", &["r1", "e1"], [&everybody[..], &["e2", "e3"]].concat()),
             ("web1 reaches r3 alone", &["web1"], vec!["r1", "r2"]),
         ];

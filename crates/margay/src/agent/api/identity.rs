@@ -8,7 +8,7 @@ use margay_control::keyring::{Authority, ServiceKey, written_key};
 use margay_control::store::{Member, MemberKey, Token, TokenState};
 use margay_control::token::{JoinToken, TokenSecret};
 use margay_core::key::{HostId, to_hex};
-use margay_core::name::{Name, Prefix};
+use margay_core::name::{Name, Prefix, authority_block};
 use tonic::Status;
 
 use super::{blocking, environment, misuse, not_found, warrant};
@@ -205,7 +205,8 @@ pub(super) fn list_members(agent: &Agent) -> Result<MemberListReply, Status> {
     Ok(MemberListReply { members: members.iter().map(|member| member_info(agent, member)).collect() })
 }
 
-pub(super) fn grant_member(agent: &Agent, request: &MemberGrantRequest) -> Result<MemberInfo, Status> {
+/// The member that is meant, and what it may serve from then on.
+pub(super) fn granted(agent: &Agent, request: &MemberGrantRequest) -> Result<(Member, Vec<Prefix>), Status> {
     let id = host_id(&request.host_id)?;
     let mut found = blocking(|| agent.store.members()).map_err(environment)?;
     found.retain(|member| {
@@ -221,7 +222,13 @@ pub(super) fn grant_member(agent: &Agent, request: &MemberGrantRequest) -> Resul
     let authority = found
         .ok_or_else(|| not_found(format!("the key of the authority {} is not here any more", member.authority)))?;
     let grants = request.grants.iter().map(|grant| parse_grant(grant, &authority)).collect::<Result<Vec<_>, _>>()?;
-    let key = MemberKey { host: member.host, authority: authority.block() };
+    Ok((member.clone(), grants))
+}
+
+pub(super) fn grant_member(agent: &Agent, request: &MemberGrantRequest) -> Result<MemberInfo, Status> {
+    let (member, grants) = granted(agent, request)?;
+    let id = member.host.id();
+    let key = MemberKey { host: member.host, authority: authority_block(&member.authority) };
     let now = agent.clock.unix_s();
     let changed = blocking(|| agent.store.set_grants(&key, &grants, now)).map_err(environment)?;
     if let Some(router) = &agent.router {

@@ -5,6 +5,7 @@ mod flow;
 mod identity;
 mod path;
 mod places;
+mod policy;
 mod program;
 pub(super) mod route;
 mod router;
@@ -138,6 +139,10 @@ impl Calls for Api {
 
     async fn route_delete(&self, request: Request<RouteDeleteRequest>) -> Answer<RouteDeleteReply> {
         route::delete(&self.0, request.into_inner().id).map(Response::new)
+    }
+
+    async fn policy_apply(&self, request: Request<PolicyApplyRequest>) -> Answer<PolicyApplyReply> {
+        policy::apply(&self.0, &request.into_inner()).map(Response::new)
     }
 
     async fn trace(&self, request: Request<TraceRequest>) -> Answer<TraceReply> {

@@ -29,7 +29,7 @@ use super::{blocking, environment, misuse, not_found};
 use crate::agent::Agent;
 use crate::agent::rule_book::{Amendment, Ended, Order, RuleError, check_hop};
 
-fn refusal(error: RuleError) -> Status {
+pub(super) fn refusal(error: RuleError) -> Status {
     match error {
         RuleError::Misuse(_) | RuleError::NotOurs(..) => misuse(error),
         RuleError::Unknown(_) => not_found(error),
@@ -125,7 +125,8 @@ fn parse_hop(text: &str) -> Result<SocketAddr, Status> {
     check_hop(address).map_err(misuse)
 }
 
-pub(super) fn add(agent: &Agent, request: &RouteAddRequest) -> Result<RouteAddReply, Status> {
+/// What is ordered.
+pub(super) fn order_of(request: &RouteAddRequest) -> Result<Order, Status> {
     let name = parse_name(&request.name)?;
     let (forward, resolver) = match (request.action.as_str(), &request.to[..]) {
         ("forward", []) => return Err(misuse("a rule that forwards needs an address")),
@@ -136,7 +137,7 @@ pub(super) fn add(agent: &Agent, request: &RouteAddRequest) -> Result<RouteAddRe
         ("drop", _) => return Err(misuse("a rule that discards leads nowhere; leave the addresses out")),
         (other, _) => return Err(misuse(format!("`{other}` is no action; it is forward, delay or drop"))),
     };
-    let order = Order {
+    Ok(Order {
         name,
         forward,
         resolver,
@@ -144,7 +145,11 @@ pub(super) fn add(agent: &Agent, request: &RouteAddRequest) -> Result<RouteAddRe
         priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
         idle: request.idle_timeout_ms.map(Duration::from_millis),
         hard: request.hard_timeout_ms.map(Duration::from_millis),
-    };
+    })
+}
+
+pub(super) fn add(agent: &Agent, request: &RouteAddRequest) -> Result<RouteAddReply, Status> {
+    let order = order_of(request)?;
     let ids = blocking(|| agent.rules.add(&order, &agent.authorities())).map_err(refusal)?;
     tracing::info!(name = %order.name, rules = ids.len(), "rules added by the operator");
     let routes: Vec<RouteInfo> = ids.into_iter().filter_map(|id| info(agent, id)).collect();

@@ -1,0 +1,79 @@
+//! What an operator declares of this host as a whole: its rules, and what its members may serve.
+
+use margay_control::api::v1::*;
+use margay_control::store::StoredRule;
+use tonic::Status;
+
+use super::identity::{grant_member, granted};
+use super::route::{order_of, refusal};
+use super::{blocking, misuse};
+use crate::agent::Agent;
+use crate::agent::rule_book::RuleChange;
+
+/// Members of one policy.
+const GRANTS_MAX: usize = 10_000;
+/// Rules of one policy; the store has as many.
+const ROUTES_MAX: usize = 10_000;
+
+pub(super) fn apply(agent: &Agent, request: &PolicyApplyRequest) -> Result<PolicyApplyReply, Status> {
+    let routes = request.routes.as_ref().map(|all| &all.routes[..]);
+    if request.grants.len() > GRANTS_MAX || routes.is_some_and(|all| all.len() > ROUTES_MAX) {
+        return Err(misuse(format!("a policy has {ROUTES_MAX} rules and {GRANTS_MAX} members at most")));
+    }
+    // All of it is looked at before any of it is done.
+    let orders = routes.map(|all| all.iter().map(order_of).collect::<Result<Vec<_>, _>>()).transpose()?;
+    let (mut changes, mut grants) = (Vec::new(), Vec::new());
+    for grant in &request.grants {
+        let (member, wanted) = granted(agent, grant)?;
+        if member.grants != wanted {
+            let before: Vec<String> = member.grants.iter().map(ToString::to_string).collect();
+            let text = format!("{}: {} -> {}", member.host.id(), listed(&before), listed(&grant.grants));
+            changes.push(PolicyChange { act: "change".to_owned(), what: "grant".to_owned(), text });
+            grants.push(grant);
+        }
+    }
+    if let Some(orders) = &orders {
+        let declared = blocking(|| agent.rules.declare(orders, &agent.authorities(), request.dry_run));
+        changes.splice(0..0, declared.map_err(refusal)?.iter().map(described));
+    }
+    if !request.dry_run {
+        for grant in grants {
+            grant_member(agent, grant)?;
+        }
+        tracing::info!(changes = changes.len(), "a policy was applied by the operator");
+    }
+    Ok(PolicyApplyReply { changes })
+}
+
+fn listed(grants: &[String]) -> String {
+    if grants.is_empty() { "nothing".to_owned() } else { grants.join(" ") }
+}
+
+fn described(change: &RuleChange) -> PolicyChange {
+    let (act, text) = match change {
+        RuleChange::Add(rule) => ("add", written(rule)),
+        RuleChange::Amend { before, after } => {
+            ("change", format!("rule {}: {} -> {}", before.id.0, written(before), terms(after)))
+        }
+        RuleChange::Delete(rule) => ("delete", format!("rule {}: {}", rule.id.0, written(rule))),
+    };
+    PolicyChange { act: act.to_owned(), what: "route".to_owned(), text }
+}
+
+/// A rule as one line.
+fn written(rule: &StoredRule) -> String {
+    let action = match (rule.forward, &rule.resolver) {
+        (Some(to), _) => format!("forward {to}"),
+        (None, Some(resolver)) => format!("delay {resolver}"),
+        (None, None) => "drop".to_owned(),
+    };
+    format!("{} {action}, {}", rule.name, terms(rule))
+}
+
+fn terms(rule: &StoredRule) -> String {
+    let mut text = format!("priority {}, weight {}", rule.priority, rule.weight);
+    for (which, time) in [("idle", rule.idle), ("hard", rule.hard)] {
+        text.extend(time.map(|time| format!(", {which} {}", humantime::format_duration(time))));
+    }
+    text
+}

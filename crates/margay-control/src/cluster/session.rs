@@ -39,6 +39,8 @@ struct Past {
     followed: Option<Marks>,
     /// The lease under which the registrations are.
     lease: Option<i64>,
+    /// What was heard and is not on the disk yet.
+    unkept: ViewChanges,
 }
 
 /// Goes on until the cluster is left.
@@ -56,6 +58,7 @@ pub async fn run(shared: Arc<Shared>) {
         if was_connected {
             (failures, round) = (0, ROUND_FIRST);
         }
+        keep_rest(&shared, &mut past).await;
         if let Trouble::Compacted(_) | Trouble::Replaced(_) | Trouble::LeaseLost(_) = trouble {
             tracing::info!(%trouble, "etcd");
             past.followed = None;
@@ -75,6 +78,7 @@ pub async fn run(shared: Arc<Shared>) {
             _ = stopping.wait_for(|stopping| *stopping) => break,
         }
     }
+    keep_rest(&shared, &mut past).await;
     // Whoever was registered here is gone with us; without a word, the lease would say it later.
     let connected = shared.client.lock().take();
     if let (Some(mut etcd), Some(lease)) = (connected, past.lease) {
@@ -118,8 +122,6 @@ struct Session<'a> {
     marks: Marks,
     /// What lies in etcd of those who are registered here.
     written: BTreeMap<Place, Vec<u8>>,
-    /// What was heard and is not on the disk yet.
-    unkept: ViewChanges,
     renewals: u32,
 }
 
@@ -137,6 +139,7 @@ impl<'a> Session<'a> {
             Some(marks) => marks,
             None => {
                 let marks = take_over(shared, &mut etcd, &keys, cluster, revision).await?;
+                past.unkept.clear();
                 past.followed = Some(marks);
                 marks
             }
@@ -144,17 +147,7 @@ impl<'a> Session<'a> {
         let watch = etcd.watch(marks.revision).await?;
         let lease = etcd.lease(LEASE_S).await?;
         let former = past.lease.replace(lease);
-        let mut this = Self {
-            shared,
-            past,
-            etcd,
-            keys,
-            lease,
-            marks,
-            written: BTreeMap::new(),
-            unkept: BTreeMap::new(),
-            renewals: 0,
-        };
+        let mut this = Self { shared, past, etcd, keys, lease, marks, written: BTreeMap::new(), renewals: 0 };
         this.introduce().await?;
         if let Some(former) = former
             && let Err(trouble) = this.etcd.end_lease(former).await
@@ -242,10 +235,10 @@ impl<'a> Session<'a> {
     /// For a start without etcd.
     async fn keep(&mut self) -> Result<(), Trouble> {
         self.renewals = (self.renewals + 1) % RENEWALS_KEPT;
-        if self.unkept.is_empty() && self.renewals != 0 {
+        if self.past.unkept.is_empty() && self.renewals != 0 {
             return Ok(());
         }
-        keep(self.shared, std::mem::take(&mut self.unkept), false).await
+        keep(self.shared, std::mem::take(&mut self.past.unkept), false).await
     }
 
     async fn take(&mut self, heard: Heard) -> Result<(), Trouble> {
@@ -253,7 +246,7 @@ impl<'a> Session<'a> {
         let mut is_lost = false;
         for (key, value) in heard.events {
             if matches!(key, Key::Router(_) | Key::Host(..)) {
-                self.unkept.insert(self.keys.written(&key), value.clone());
+                self.past.unkept.insert(self.keys.written(&key), value.clone());
             }
             match key {
                 Key::Cluster => {
@@ -349,6 +342,16 @@ async fn take_over(
     // Also where it is what was known before: that is news.
     shared.tell(&News { routers: true, ..News::default() }, false);
     Ok(marks)
+}
+
+/// A connection has ended: what was heard since the last look at the disk is the last that is known.
+async fn keep_rest(shared: &Arc<Shared>, past: &mut Past) {
+    let rest = std::mem::take(&mut past.unkept);
+    if !rest.is_empty()
+        && let Err(trouble) = keep(shared, rest, false).await
+    {
+        tracing::warn!(%trouble, "what was heard of other routers last is not kept");
+    }
 }
 
 async fn keep(shared: &Arc<Shared>, changes: ViewChanges, is_all: bool) -> Result<(), Trouble> {

@@ -1,12 +1,14 @@
 //! Against a real etcd, a process of its own for each test.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use etcd_client::{Client, CompactionOptions};
 use margay_core::key::HostPublic;
 use margay_core::name::{Name, Prefix, authority_block};
-use tokio::time::{sleep, timeout};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::*;
 use crate::StateDir;
@@ -15,6 +17,8 @@ use crate::store::{AdmitError, MemberKey, StoreError, Token};
 use crate::token::TokenHash;
 
 const LIMIT: Duration = Duration::from_secs(20);
+/// What etcd says when it answers.
+const READY: &str = "ready to serve client requests";
 const NOW_S: u64 = 1_700_000_000;
 
 /// One member of etcd, which is all of it.
@@ -45,7 +49,6 @@ impl Server {
     /// Starts it with the data of this name: the same again, or none yet.
     async fn go(&mut self, data: &str) {
         let (url, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer));
-        let log = std::fs::File::create(self.dir.path().join("log")).expect("made");
         let process = Command::new("etcd")
             .args(["--name", "one", "--unsafe-no-fsync", "--data-dir"])
             .arg(self.dir.path().join(data))
@@ -53,14 +56,19 @@ impl Server {
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("one={peer}")])
             .stdout(Stdio::null())
-            .stderr(log)
+            .stderr(Stdio::piped())
             .spawn();
-        self.process = Some(process.expect("etcd is installed; scripts/setup does it"));
-        eventually("etcd answers", async || {
-            let Ok(mut client) = Client::connect([&url], None).await else { return false };
-            matches!(timeout(Duration::from_secs(1), client.get("x", None)).await, Ok(Ok(_)))
-        })
-        .await;
+        let mut process = process.expect("etcd is installed; scripts/setup does it");
+        let mut said = BufReader::new(process.stderr.take().expect("piped")).lines();
+        self.process = Some(process);
+        let (sender, ready) = oneshot::channel();
+        std::thread::spawn(move || {
+            let is_ready = |line: &std::io::Result<String>| line.as_ref().is_ok_and(|line| line.contains(READY));
+            let _ = sender.send(said.any(|line| is_ready(&line)));
+            // It ends when it cannot say what it has to say.
+            said.for_each(drop);
+        });
+        assert_eq!(timeout(LIMIT, ready).await.expect("in time"), Ok(true), "etcd has ended");
     }
 
     fn kill(&mut self) {
@@ -79,15 +87,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let waited = timeout(LIMIT, async {
-        while !is_so().await {
-            sleep(Duration::from_millis(20)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "in {LIMIT:?} it does not come to be that {what}");
 }
 
 /// A router: its store, and its part in the cluster.
@@ -149,6 +148,21 @@ impl Node {
         let mut state = self.cluster().state_changes();
         let awaited = timeout(LIMIT, state.wait_for(|state| state.is_connected == is_connected)).await;
         assert!(awaited.is_ok(), "not {is_connected}: {:?}", self.cluster().state());
+    }
+
+    /// Waits until so much has been heard of the others that something is so.
+    async fn hears(&self, what: &str, is_so: impl Fn(&Cluster, &Store) -> bool) {
+        let (mut changes, mut rows) = (self.cluster().changes(), self.cluster().row_changes());
+        let waited = timeout(LIMIT, async {
+            while !is_so(self.cluster(), &self.store) {
+                let more = tokio::select! {
+                    more = changes.changed() => more,
+                    more = rows.changed() => more,
+                };
+                more.expect("takes part");
+            }
+        });
+        assert!(waited.await.is_ok(), "in {LIMIT:?} it is not heard that {what}");
     }
 
     /// What the store does waits for the network.
@@ -213,19 +227,20 @@ async fn routers_share_members_and_registrations_and_a_router_that_goes_takes_it
     one.admit(2, false).await.expect("a member by the other router");
 
     one.cluster().offer(place(1), &[served(1)]);
-    eventually("the other hears of it", async || two.cluster().elsewhere().contains_key(&place(1))).await;
+    two.hears("one has a host", |cluster, _| cluster.elsewhere().contains_key(&place(1))).await;
     let known = two.cluster().elsewhere();
     assert_eq!(known[&place(1)].values().collect::<Vec<_>>(), [&[served(1)]]);
     assert!(one.cluster().elsewhere().is_empty(), "its own is not elsewhere");
-    eventually("both know both routers", async || one.cluster().routers().len() == 2).await;
+    one.hears("there is a second router", |cluster, _| cluster.routers().len() == 2).await;
+    two.hears("there is a first router", |cluster, _| cluster.routers().len() == 2).await;
     assert_eq!(two.cluster().routers()[0].name, "r2", "itself first");
 
     two.act(|store| store.remove_member(host(1).host.id(), NOW_S)).await.expect("agreed");
-    eventually("removal is heard", async || one.store.member(&host(1)).expect("readable").is_none()).await;
+    one.hears("a member is gone", |_, store| store.member(&host(1)).expect("readable").is_none()).await;
     assert_eq!(one.store.revocations(NOW_S).expect("readable").len(), 1);
 
     one.cluster().stop().await;
-    eventually("who has gone serves nothing", async || two.cluster().elsewhere().is_empty()).await;
+    two.hears("who has gone serves nothing", |cluster, _| cluster.elsewhere().is_empty()).await;
     two.cluster().stop().await;
 }
 
@@ -240,8 +255,8 @@ async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_ev
     }
     one.cluster().offer(place(1), &[served(1)]);
     one.cluster().offer(place(2), &[served(2)]);
-    eventually("two knows all", async || {
-        two.cluster().elsewhere().len() == 2 && two.store.members().expect("readable").len() == 3
+    two.hears("there are two registrations and three members", |cluster, store| {
+        cluster.elsewhere().len() == 2 && store.members().expect("readable").len() == 3
     })
     .await;
 
@@ -274,11 +289,11 @@ async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_ev
     for node in [&one, &two] {
         node.await_state(true).await;
     }
-    eventually("the two agree again", async || {
-        let known: Vec<Place> = two.cluster().elsewhere().into_keys().collect();
-        let mut wanted = [place(2), place(3)];
-        wanted.sort();
-        known == wanted && two.store.member(&host(3)).expect("readable").is_none()
+    let mut wanted = [place(2), place(3)];
+    wanted.sort();
+    two.hears("the two agree again", |cluster, store| {
+        let known: Vec<Place> = cluster.elsewhere().into_keys().collect();
+        known == wanted && store.member(&host(3)).expect("readable").is_none()
     })
     .await;
     for node in [&one, &two] {
@@ -301,7 +316,7 @@ async fn an_etcd_that_lost_everything_gets_it_back_from_the_routers() {
     let two = Node::alone().part(2, &server).connected().await;
     two.admit(1, false).await.expect("still a member");
     two.admit(2, true).await.expect("the token is still there");
-    eventually("registrations, too", async || two.cluster().elsewhere().contains_key(&place(1))).await;
+    two.hears("registrations, too", |cluster, _| cluster.elsewhere().contains_key(&place(1))).await;
     one.cluster().stop().await;
     two.cluster().stop().await;
 }
@@ -315,14 +330,14 @@ async fn a_router_that_starts_without_etcd_knows_what_it_knew() {
     one.admit(1, true).await.expect("let in");
     one.cluster().offer(place(1), &[served(1)]);
     one.cluster().offer(place(2), &[served(2)]);
-    let is_kept = async |count: usize| {
-        let (_, kept) = two.store.kept_view().expect("readable");
-        kept.iter().filter(|(key, _)| key.contains("/hosts/")).count() == count
-    };
-    eventually("two has written it down", async || is_kept(2).await).await;
+    two.hears("both are there", |cluster, _| cluster.elsewhere().len() == 2).await;
     one.cluster().offer(place(2), &[]);
-    eventually("and what ended", async || is_kept(1).await).await;
+    two.hears("one has ended", |cluster, _| cluster.elsewhere().len() == 1).await;
+    // With the end of the connection everything is on the disk, however late it came.
     server.kill();
+    two.await_state(false).await;
+    let (_, kept) = two.store.kept_view().expect("readable");
+    assert_eq!(kept.iter().filter(|(key, _)| key.contains("/hosts/")).count(), 1);
     let two = two.again().await.part(2, &server);
     assert!(!two.cluster().state().is_connected && two.cluster().is_informed());
     let routers: Vec<String> = two.cluster().routers().into_iter().map(|router| router.name).collect();

@@ -12,14 +12,16 @@ use std::time::{Duration, Instant as Moment};
 
 use margay_core::name::{Name, Prefix};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{sleep_until, timeout};
 
 use super::Place;
 use crate::StateDir;
 
 /// Names that one resolver is written; further ones are left out, and it is said.
 const NAMES_MAX: usize = 4096;
-/// Who serves what is looked at so often.
-const LOOK: Duration = Duration::from_secs(1);
+/// Between two looks at who serves what: registrations that come together are one look.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// One writing may take so long.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// What has not changed is written again after so long.
@@ -115,6 +117,11 @@ impl Ledger {
         Some((due.entry.clone(), due.before.clone()))
     }
 
+    /// When something will be due.
+    fn due(&self) -> Option<Moment> {
+        self.names.values().map(|state| state.due).min()
+    }
+
     /// What became of it. True if a name is gone.
     fn done(&mut self, now: Moment, entry: Entry, result: Result<(), String>) -> bool {
         *(if result.is_ok() { &mut self.written } else { &mut self.failed }) += 1;
@@ -180,6 +187,7 @@ pub struct Report {
 pub struct Writer {
     to: Box<dyn Write>,
     ledger: Mutex<Ledger>,
+    news: Notify,
     dir: StateDir,
     file: String,
 }
@@ -192,11 +200,11 @@ impl Writer {
         match dir.read(&file) {
             Ok(text) => {
                 let text = text.unwrap_or_default();
-                ledger.remember(Moment::now(), text.lines().filter_map(|line| line.parse().ok()));
+                ledger.remember(now(), text.lines().filter_map(|line| line.parse().ok()));
             }
             Err(error) => tracing::warn!(%error, "what was written before the agent's start is not known"),
         }
-        Self { to, ledger: Mutex::new(ledger), dir, file }
+        Self { to, ledger: Mutex::new(ledger), news: Notify::new(), dir, file }
     }
 
     /// How it goes.
@@ -204,45 +212,80 @@ impl Writer {
         self.ledger.lock().report()
     }
 
-    /// Looks at who serves what, and writes, until it is aborted.
+    /// Somebody else may serve something, or be reached elsewhere.
+    pub fn look(&self) {
+        self.news.notify_one();
+    }
+
+    /// Looks at who serves what whenever [`Self::look`] says so, and writes what is due, until it is aborted.
     pub async fn run(&self, wanted: Arc<dyn Fn() -> Vec<Entry> + Send + Sync>) {
         loop {
+            let looked = tokio::time::Instant::now();
             let entries = wanted().into_iter().filter(|entry| self.to.takes(&entry.name)).collect();
-            let is_other = self.ledger.lock().want(Moment::now(), entries);
+            let is_other = self.ledger.lock().want(looked.into_std(), entries);
             if is_other {
-                self.keep();
+                self.keep().await;
             }
-            self.write_due().await;
-            tokio::time::sleep(LOOK).await;
+            while self.write_next(looked + LOOK_PAUSE).await.is_some() {}
         }
     }
 
-    async fn write_due(&self) {
-        loop {
-            let next = self.ledger.lock().next(Moment::now());
-            let Some((entry, before)) = next else { return };
-            let writing = tokio::time::timeout(TIMEOUT, self.to.write(&entry, &before)).await;
-            let result = writing.unwrap_or_else(|_| Err(format!("it did not answer within {} s", TIMEOUT.as_secs())));
-            if let Err(error) = &result {
-                tracing::warn!(name = %entry.name, %error, "not written; it is tried again");
+    /// Writes something once it is due. Nothing if it is to be looked again first, which is at `next_look` at the earliest.
+    async fn write_next(&self, next_look: tokio::time::Instant) -> Option<()> {
+        let due = self.ledger.lock().due();
+        let is_due = async {
+            match due {
+                Some(due) => sleep_until(due.into()).await,
+                None => std::future::pending().await,
             }
-            let is_gone = self.ledger.lock().done(Moment::now(), entry, result);
-            if is_gone {
-                self.keep();
-            }
+        };
+        let has_news = async {
+            sleep_until(next_look).await;
+            self.news.notified().await;
+        };
+        tokio::select! {
+            // However many writings fail, what has changed meanwhile is seen.
+            biased;
+            () = has_news => return None,
+            () = is_due => {}
         }
+        let (entry, before) = self.ledger.lock().next(now())?;
+        let writing = timeout(TIMEOUT, self.to.write(&entry, &before)).await;
+        let result = writing.unwrap_or_else(|_| Err(format!("it did not answer within {} s", TIMEOUT.as_secs())));
+        if let Err(error) = &result {
+            tracing::warn!(name = %entry.name, %error, "not written; it is tried again");
+        }
+        let is_gone = self.ledger.lock().done(now(), entry, result);
+        if is_gone {
+            self.keep().await;
+        }
+        Some(())
     }
 
-    fn keep(&self) {
-        let text = self.ledger.lock().text();
-        if let Err(error) = tokio::task::block_in_place(|| self.dir.write(&self.file, text.as_bytes())) {
-            tracing::warn!(%error, "which names are written is not kept: a restart will not take away what is gone then");
+    async fn keep(&self) {
+        let (text, dir, file) = (self.ledger.lock().text(), self.dir.clone(), self.file.clone());
+        let kept =
+            tokio::task::spawn_blocking(move || dir.write(&file, text.as_bytes()).map_err(|error| error.to_string()));
+        if let Err(error) = kept.await.unwrap_or_else(|error| Err(error.to_string())) {
+            tracing::warn!(
+                error,
+                "which names are written is not kept: a restart will not take away what is gone then"
+            );
         }
     }
 }
 
+/// By the clock that waits go by.
+fn now() -> Moment {
+    tokio::time::Instant::now().into_std()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::mpsc;
+
     use super::*;
 
     fn entry(name: &str, hosts: &[u8]) -> Entry {
@@ -314,6 +357,54 @@ mod tests {
         assert_eq!(ledger.next(after(begin, 16)).map(|(entry, _)| entry), Some(entry("gone.shop", &[])));
         assert!(ledger.done(begin, entry("gone.shop", &[]), Ok(())));
         assert_eq!(ledger.text(), "web.shop\n");
+    }
+
+    /// Says when it was asked to write, in seconds, and what.
+    struct Told(Moment, mpsc::UnboundedSender<(u64, usize)>);
+
+    impl Write for Told {
+        fn write<'a>(&'a self, entry: &'a Entry, _: &'a [Place]) -> Writing<'a> {
+            let told = self.1.send((now().duration_since(self.0).as_secs(), entry.places.len()));
+            Box::pin(async move { told.map_err(|error| error.to_string()) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_looks_when_there_is_news_and_not_otherwise_and_news_that_come_together_are_one_look() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let dir = StateDir::open(dir.path().join("state")).expect("made");
+        let (sender, mut written) = mpsc::unbounded_channel();
+        let writer = Arc::new(Writer::new("corp", Box::new(Told(now(), sender)), dir));
+        let (looks, hosts) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(1)));
+        let wanted = {
+            let (looks, hosts) = (Arc::clone(&looks), Arc::clone(&hosts));
+            move || {
+                looks.fetch_add(1, Ordering::Relaxed);
+                vec![entry("web.shop", &[1, 2, 3, 4, 5][..hosts.load(Ordering::Relaxed)])]
+            }
+        };
+        let running = tokio::spawn({
+            let writer = Arc::clone(&writer);
+            async move { writer.run(Arc::new(wanted)).await }
+        });
+        assert_eq!(written.recv().await, Some((0, 1)));
+        assert_eq!(written.recv().await, Some((600, 1)), "records may get lost");
+        assert_eq!(looks.load(Ordering::Relaxed), 1, "nothing has changed");
+        for now in 2..=5 {
+            hosts.store(now, Ordering::Relaxed);
+            writer.look();
+            tokio::task::yield_now().await;
+        }
+        let mut last = (0, 0);
+        while last.1 != 5 {
+            last = written.recv().await.expect("it goes on");
+        }
+        assert!(last.0 <= 601, "{last:?}");
+        assert!(
+            looks.load(Ordering::Relaxed) <= 3,
+            "four changes at one moment: now, and what was not seen a second later"
+        );
+        running.abort();
     }
 
     #[test]

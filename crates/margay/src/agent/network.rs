@@ -107,4 +107,7 @@ pub async fn refresh(agent: &Agent, look: Look) {
     });
     let routes: Vec<_> = told.routes.iter().map(|(remote, local)| (*remote, *local)).collect();
     agent.core.0.with_sal(|sal, now| sal.set_routes(now, addresses, routes));
+    if has_changed {
+        agent.rules.resolvers.look();
+    }
 }

@@ -135,6 +135,13 @@ impl Resolvers {
         self.entries.lock().iter().filter_map(|entry| entry.resolver.clone()).collect()
     }
 
+    /// Others may serve what is written to resolvers, or it may be reached elsewhere.
+    pub fn look(&self) {
+        for publishing in self.entries.lock().iter().filter_map(|entry| entry.publishing.as_ref()) {
+            publishing.writer.look();
+        }
+    }
+
     /// How a resolver's writing goes, if anything is written there.
     pub fn report(&self, name: &str) -> Option<Report> {
         let entries = self.entries.lock();
@@ -208,6 +215,14 @@ fn start_writers(agent: &Arc<Agent>) {
         let wanted = Arc::new(move || agent.upgrade().map_or_else(Vec::new, |agent| registered(&agent, &names)));
         tokio::spawn(async move { writer.run(wanted).await });
     }
+    let mut news = agent.router.as_ref().map_or_else(|| agent.services.changes(), |router| router.changes());
+    let resolvers = Arc::downgrade(&agent.rules.resolvers);
+    tokio::spawn(async move {
+        while news.changed().await.is_ok() {
+            let Some(resolvers) = resolvers.upgrade() else { return };
+            resolvers.look();
+        }
+    });
 }
 
 /// What is registered here of some names: on a router by all its hosts, elsewhere by this one.

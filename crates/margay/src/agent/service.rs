@@ -15,6 +15,7 @@ use margay_core::name::{Name, Prefix, authority_block, is_virtual};
 use margay_core::table::{Action, Demux, Rule, RuleId, TableError};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use crate::config::ServiceSection;
 use crate::listener::{self, Protocol, WEIGHT_MAX};
@@ -200,6 +201,7 @@ pub struct Services {
     published: Mutex<Vec<Published>>,
     /// `None` where the kernel does not say what listens: then whatever is published counts.
     listening: Mutex<Option<Listening>>,
+    changes: watch::Sender<u64>,
 }
 
 /// What the services need of the rest of the agent.
@@ -225,7 +227,8 @@ impl Services {
     pub fn new(around: Surroundings) -> Self {
         let Surroundings { core, local, keyring, store, clock, dir, router } = around;
         let (homes, published, listening) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { core, local, keyring, store, clock, dir, router, homes, published, listening }
+        let changes = watch::Sender::default();
+        Self { core, local, keyring, store, clock, dir, router, homes, published, listening, changes }
     }
 
     /// Publishes what was published before the restart, then what the configuration says, which wins.
@@ -604,7 +607,13 @@ impl Services {
         }
     }
 
+    /// Told whenever this host may serve something else.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
     fn tell_router(&self) {
+        self.changes.send_modify(|version| *version = version.wrapping_add(1));
         let Some(router) = &self.router else { return };
         let published = self.published.lock();
         let served = published.iter().filter(|service| service.is_served);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
-use super::{Findings, Scenario, pair, site};
+use super::{Findings, Scenario, is_long, pair, site};
 use crate::agent::{self, Agents};
 use crate::arrivals::{Arrival, Arrivals, now_ms};
 use crate::command::progress;
@@ -36,12 +36,15 @@ const BOUNDS: [Bound; 7] = [
     bound("withdraw_ms_p99", Below(100.0)),
     bound("wrong_landings", Exactly(0.0)),
     bound("stale_entries", Exactly(0.0)),
-    bound("cycles", AtLeast((ROUNDS * 13) as f64)),
+    bound("cycles", AtLeast((ROUNDS * CYCLES) as f64)),
     bound("doors", AtLeast(17.0)),
     bound("failed", Exactly(0.0)),
 ];
 
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 2;
+const ROUNDS_LONG: usize = 4;
+/// Of all kinds in all the ways that they end, in a round.
+const CYCLES: usize = 13;
 const LIMIT: Duration = Duration::from_secs(15);
 /// Between two connections to one service.
 const EVERY: Duration = Duration::from_millis(40);
@@ -87,13 +90,14 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         probes.push(Probe::start(&lab, kind)?);
     }
     let sockets_before = agent::metric(alpha, "margay_listening_sockets")?;
-    for round in 0..ROUNDS {
+    let rounds = if is_long() { ROUNDS_LONG } else { ROUNDS };
+    for round in 0..rounds {
         for (kind, probe) in KINDS.iter().zip(&mut probes) {
             for end in kind.ends {
                 stage.cycle(kind, *end, probe)?;
             }
         }
-        progress(&format!("round {} of {ROUNDS}: {}", round + 1, stage.times.sentence()));
+        progress(&format!("round {} of {rounds}: {}", round + 1, stage.times.sentence()));
     }
     stage.storm(&mut probes[0])?;
     doors::try_all(&stage, findings)?;

@@ -18,7 +18,7 @@ use margay_control::registration::Terms;
 use margay_control::token::check_address;
 use margay_core::Policy;
 use margay_core::name::{HOST_V4, Prefix};
-use miette::{Diagnostic, NamedSource, SourceSpan};
+use miette::Diagnostic;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
@@ -27,6 +27,7 @@ use crate::agent::active::rule::{Offer, Rule, Source};
 use crate::allow;
 use crate::etcd_section::EtcdSection;
 use crate::listener::{self, Protocol, ServiceName};
+use crate::misread::{self, Misread};
 use crate::resolver::ResolverSection;
 use crate::site::{self, Names, NeighbourSection, ScopeSection};
 
@@ -542,20 +543,9 @@ pub enum ConfigError {
         advice: String,
     },
     /// Its content is wrong.
-    #[error("{what}")]
-    Wrong {
-        /// What is wrong.
-        what: String,
-        /// The file.
-        #[source_code]
-        source_code: NamedSource<String>,
-        /// Where.
-        #[label("here")]
-        at: Option<SourceSpan>,
-        /// What to do.
-        #[help]
-        advice: String,
-    },
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Wrong(#[from] Misread),
 }
 
 impl Config {
@@ -588,18 +578,9 @@ impl Config {
     /// Its content is wrong.
     #[expect(clippy::result_large_err, reason = "made once, and shown")]
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let wrong = |what: String, at: Option<std::ops::Range<usize>>, advice: String| ConfigError::Wrong {
-            what,
-            source_code: NamedSource::new(path.display().to_string(), text.to_owned()).with_language("toml"),
-            at: at.map(SourceSpan::from),
-            advice,
-        };
-        let config: Self = toml::from_str(text).map_err(|error| {
-            let what = error.message().to_owned();
-            let advice = advise(&what);
-            wrong(what, error.span(), advice)
-        })?;
-        config.check_whole().map_err(|(what, at, advice)| wrong(what, at, advice))?;
+        let config: Self =
+            misread::read(text, path, "the book's page on configuration lists every field with its default")?;
+        config.check_whole().map_err(|(what, at, advice)| Misread::new(text, path, what, at, advice))?;
         Ok(config)
     }
 
@@ -710,24 +691,6 @@ impl Config {
     pub fn socket(&self) -> PathBuf {
         self.host.runtime_dir.join("api.sock")
     }
-}
-
-/// What to do about a message of the TOML reader.
-fn advise(what: &str) -> String {
-    let quoted: Vec<&str> = what.split('`').skip(1).step_by(2).collect();
-    if what.starts_with("unknown field")
-        && let [unknown, known @ ..] = &quoted[..]
-    {
-        let near = known.iter().map(|word| (strsim::damerau_levenshtein(unknown, word), word)).min();
-        return match near {
-            Some((distance, word)) if distance <= 2 => format!("did you mean `{word}`?"),
-            _ => format!("remove it, or write one of: {}", known.join(", ")),
-        };
-    }
-    if let Some(field) = what.strip_prefix("missing field ") {
-        return format!("add a line for {field}");
-    }
-    "correct this line; the book's page on configuration lists every field with its default".into()
 }
 
 #[cfg(test)]

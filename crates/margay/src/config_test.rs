@@ -14,9 +14,9 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
 fn wrong(text: &str) -> (String, String, String) {
     let error = parse(text).expect_err("refused");
     let advice = error.help().map(|help| help.to_string()).unwrap_or_default();
-    let ConfigError::Wrong { what, at, .. } = error else { panic!("{error}") };
-    let pointed = at.map(|at| text[at.offset()..at.offset() + at.len()].to_owned()).unwrap_or_default();
-    (what, pointed, advice)
+    let ConfigError::Wrong(misread) = error else { panic!("{error}") };
+    let pointed = misread.pointed().unwrap_or_default().to_owned();
+    (misread.to_string(), pointed, advice)
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod down;
 mod etcd_section;
 mod host;
 mod listener;
+mod misread;
 mod resolver;
 mod site;
 mod start;

@@ -3,6 +3,7 @@
 //! Whoever shows one that an authority of operators has signed may do what root may do here, but for what needs a program on this host or
 //! ends the agent. Each call is told to the caller of [`serve`], with the fingerprint of the certificate.
 
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -10,24 +11,35 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use margay_core::key::to_hex;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{Service, tokio_stream::wrappers::TcpListenerStream};
 use tonic::server::NamedService;
 use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
+use tonic::transport::{Certificate, Channel, Identity, Server, ServerTlsConfig};
 
-use super::socket::ANSWER_MAX_BYTES;
-use super::v1::StatusRequest;
+use super::client_over;
 use super::v1::agent_client::AgentClient;
 use super::v1::agent_server::{Agent, AgentServer};
 
 /// What an operator elsewhere may not call: it would act on programs here, or leave nobody to answer.
 const LOCAL_ONLY: [&str; 2] = ["ProgramAttach", "Shutdown"];
+
+/// An agent that does not answer for so long is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The files of one end, all PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,23 +119,28 @@ impl TlsFiles {
         Ok(Certificate::from_pem(read(&self.authorities)?))
     }
 
-    fn unfit(&self, error: &dyn std::error::Error) -> RemoteError {
-        RemoteError::Unfit { files: self.clone(), why: reasons(error) }
+    fn unfit(&self, error: &dyn Error) -> RemoteError {
+        RemoteError::Unfit { files: self.clone(), why: error.to_string() }
     }
-}
 
-/// An error with all that it comes from.
-fn reasons(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
+    /// What a client shows, and whom it believes.
+    fn client(&self) -> Result<ClientConfig, RemoteError> {
+        let certificates = |pem: &[u8]| CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+        let believed = certificates(&read(&self.authorities)?).map_err(|error| self.unfit(&error))?;
+        let shown = certificates(&read(&self.certificate)?).map_err(|error| self.unfit(&error))?;
+        let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?).map_err(|error| self.unfit(&error))?;
+        let mut roots = RootCertStore::empty();
+        for certificate in believed {
+            roots.add(certificate).map_err(|error| self.unfit(&error))?;
         }
-        source = cause.source();
+        let versions = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| self.unfit(&error))?;
+        let config = versions.with_root_certificates(roots).with_client_auth_cert(shown, key);
+        let mut config = config.map_err(|error| self.unfit(&error))?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
     }
-    text
 }
 
 /// A place where operators are heard.
@@ -139,7 +156,7 @@ pub struct Door {
 /// The files make no sense, or the address cannot be had.
 pub async fn open(address: SocketAddr, files: &TlsFiles) -> Result<Door, RemoteError> {
     let tls = ServerTlsConfig::new().identity(files.identity()?).client_ca_root(files.authorities()?);
-    let server = Server::builder().tls_config(tls).map_err(|error| files.unfit(&error))?;
+    let server = Server::builder().tls_config(tls).map_err(|error| files.unfit(root(&error)))?;
     let listener = TcpListener::bind(address).await.map_err(|error| RemoteError::Listen { address, error })?;
     Ok(Door { listener, server })
 }
@@ -209,25 +226,40 @@ where
     }
 }
 
+/// What an error comes from in the end: those around it only say which part of the transport has met it.
+fn root<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    std::iter::successors(Some(error), |error| (*error).source()).last().unwrap_or(error)
+}
+
 /// A client of the agent at `address`, a name or an IP address with a port.
 ///
 /// # Errors
 ///
 /// Nobody is there, or the two do not trust each other.
 pub async fn connect(address: &str, files: &TlsFiles) -> Result<AgentClient<Channel>, RemoteError> {
-    // The transport hides why it could not connect, so the reason is found out first.
-    let reached = TcpStream::connect(address).await;
-    reached.map_err(|error| RemoteError::Unreachable { address: address.to_owned(), error })?;
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
-    let tls = ClientTlsConfig::new().identity(files.identity()?).ca_certificate(files.authorities()?);
-    let endpoint = Endpoint::from_shared(format!("https://{address}")).map_err(|error| files.unfit(&error))?;
-    let endpoint = endpoint.tls_config(tls.domain_name(host)).map_err(|error| files.unfit(&error))?;
-    let distrust = |why| RemoteError::Distrust { address: address.to_owned(), why };
-    let channel = endpoint.connect().await.map_err(|error| distrust(reasons(&error)))?;
-    let mut client = AgentClient::new(channel).max_decoding_message_size(ANSWER_MAX_BYTES);
-    // With TLS 1.3 a client hears only now that its certificate is not taken.
-    match client.status(StatusRequest {}).await {
-        Err(status) => Err(distrust(reasons(&status))),
-        Ok(_) => Ok(client),
+    let tls = TlsConnector::from(Arc::new(files.client()?));
+    let unreachable = |error| RemoteError::Unreachable { address: address.to_owned(), error };
+    let name = ServerName::try_from(host.to_owned());
+    let name = name.map_err(|error| unreachable(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
+    let reached = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+    let reached = reached.unwrap_or_else(|late| Err(late.into())).map_err(unreachable)?;
+    let agreed = timeout(CONNECT_TIMEOUT, agree(&tls, name, reached)).await.unwrap_or_else(|late| Err(late.into()));
+    let agreed =
+        agreed.map_err(|error| RemoteError::Distrust { address: address.to_owned(), why: error.to_string() })?;
+    Ok(client_over(agreed).await?)
+}
+
+/// TLS that both ends have agreed to. With TLS 1.3 a client hears last, and only if it has not begun to speak, that its certificate is not
+/// taken: what it has said by then would be answered by a reset, which overtakes the reason. But HTTP/2 lets a server speak at once.
+async fn agree(
+    tls: &TlsConnector,
+    name: ServerName<'static>,
+    stream: TcpStream,
+) -> io::Result<BufReader<TlsStream<TcpStream>>> {
+    let mut stream = BufReader::new(tls.connect(name, stream).await?);
+    if stream.fill_buf().await?.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the agent has ended the connection"));
     }
+    Ok(stream)
 }

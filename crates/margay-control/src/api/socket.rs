@@ -9,13 +9,11 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Group, chown};
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::{Channel, Endpoint, Server};
+use tonic::transport::{Channel, Server};
 
+use super::client_over;
 use super::v1::agent_client::AgentClient;
 use super::v1::agent_server::{Agent, AgentServer};
-
-/// A list of all flows of a large host is the largest answer.
-pub(super) const ANSWER_MAX_BYTES: usize = 64 << 20;
 
 /// Why the API cannot be offered or reached. Each names the socket.
 #[derive(Debug, thiserror::Error)]
@@ -100,16 +98,12 @@ pub async fn serve(listener: UnixListener, agent: impl Agent, until: impl Future
 ///
 /// No agent runs, or this user may not talk to it.
 pub async fn connect(path: &Path) -> Result<AgentClient<Channel>, ApiError> {
-    // The transport hides why it could not connect, so the reason is found out first.
-    if let Err(error) = UnixStream::connect(path).await {
-        return Err(match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ApiError::NoAgent(path.to_owned()),
-            io::ErrorKind::PermissionDenied => ApiError::Denied(path.to_owned()),
-            _ => ApiError::Io { path: path.to_owned(), act: "connect to it", error },
-        });
-    }
-    let channel = Endpoint::from_shared(format!("unix://{}", path.display()))?.connect().await?;
-    Ok(AgentClient::new(channel).max_decoding_message_size(ANSWER_MAX_BYTES))
+    let connected = UnixStream::connect(path).await.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ApiError::NoAgent(path.to_owned()),
+        io::ErrorKind::PermissionDenied => ApiError::Denied(path.to_owned()),
+        _ => ApiError::Io { path: path.to_owned(), act: "connect to it", error },
+    })?;
+    Ok(client_over(connected).await?)
 }
 
 #[cfg(test)]

@@ -135,10 +135,10 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     findings.set("audited", log.lines().filter(|line| line.contains("remote-call")).count() as f64);
     for (who, trusts, explained) in [
         // Signed by another authority; the agent's is another's; the agent's own is no operator's; one whose time is over.
-        ("mallory", "site", "operators"),
-        ("alice", "others", "tls-ca"),
-        ("agent", "site", "operators"),
-        ("bob", "site", "operators"),
+        ("mallory", "site", "UnknownCA"),
+        ("alice", "others", "UnknownIssuer"),
+        ("agent", "site", "UnknownCA"),
+        ("bob", "site", "CertificateExpired"),
     ] {
         match desk.ask(who, trusts, &["status"]) {
             Ok(_) => findings.figures.add("accepted", 1.0),
@@ -149,6 +149,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
             }
         }
     }
+    let nobody = Desk { address: format!("{address}:{}", PORT + 1), ..desk };
+    let told = nobody.ask("alice", "site", &["status"]).err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(told.contains("Connection refused"), "where nobody listens, it is said that {told}");
     // In the clear nothing is said, and the agent still answers.
     desk.host
         .shell(&format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | timeout 2 socat - TCP:{} || true", desk.address))?;

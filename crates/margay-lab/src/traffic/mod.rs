@@ -17,6 +17,7 @@ mod memcached;
 mod odd;
 mod pingpong;
 pub mod registrants;
+mod request;
 mod route_rate;
 mod transfer;
 

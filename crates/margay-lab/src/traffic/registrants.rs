@@ -22,6 +22,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use super::request::{hello, registration};
 use crate::host::write_line;
 
 /// A name that nobody has heard of after this long is not heard of.
@@ -168,17 +169,7 @@ impl Registrant {
         let connected = TcpStream::connect(&token.router_address).await;
         let connected = connected.with_context(|| format!("{} cannot be reached", token.router_address))?;
         let (mut reader, mut writer) = stream::open(connected, &key, &token.router_key).await?;
-        let hello = proto::Hello {
-            version: 1,
-            secret: token.secret.as_bytes().to_vec(),
-            authority: token.authority_block().to_vec(),
-            epoch: 1,
-            boot_id: vec![7; 16],
-            association_id: 7,
-            sal_port: 54_324,
-            host_name: name,
-            ..proto::Hello::default()
-        };
+        let hello = hello(token.authority_block(), token.secret.as_bytes(), name);
         writer.write(&proto::FromHost { body: Some(from_host::Body::Hello(hello)) }).await?;
         let first: proto::FromRouter = reader.read().await?;
         let Some(from_router::Body::Welcome(welcome)) = first.body else {
@@ -212,15 +203,7 @@ impl Registrant {
     }
 
     async fn register(&self, name: &str) -> Result<()> {
-        let prefix = prefix_of(name)?;
-        let register = proto::Register {
-            name: name.to_owned(),
-            service_id: prefix.id.0.to_vec(),
-            bits: prefix.bits.into(),
-            weight: 100,
-            priority: 100,
-            ..proto::Register::default()
-        };
+        let register = registration(name, prefix_of(name)?);
         self.ask(|request| from_host::Body::Register(proto::Register { request, ..register })).await
     }
 

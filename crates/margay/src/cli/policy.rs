@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use margay_control::api::v1::*;
-use miette::{Diagnostic, IntoDiagnostic, NamedSource, Result, SourceSpan, WrapErr};
+use miette::{IntoDiagnostic, Result, WrapErr};
 use serde::Deserialize;
 
 use super::{Client, Json, Out, refused};
 use crate::listener::ServiceName;
+use crate::misread::{self, Misread};
 
 #[derive(Subcommand)]
 pub enum PolicyVerb {
@@ -85,28 +86,10 @@ fn time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duration>, D
     parsed.map(Some).map_err(|error| serde::de::Error::custom(format!("{error}; write for example \"30s\" or \"1h\"")))
 }
 
-/// What is wrong with the file, and where.
-#[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("{what}")]
-struct PolicyError {
-    what: String,
-    #[source_code]
-    source_code: NamedSource<String>,
-    #[label("here")]
-    at: Option<SourceSpan>,
-    #[help]
-    advice: &'static str,
-}
-
 impl Policy {
     #[expect(clippy::result_large_err, reason = "made once, and shown")]
-    fn parse(text: &str, path: &Path) -> Result<Self, PolicyError> {
-        toml::from_str(text).map_err(|error| PolicyError {
-            what: error.message().to_owned(),
-            source_code: NamedSource::new(path.display().to_string(), text.to_owned()).with_language("toml"),
-            at: error.span().map(SourceSpan::from),
-            advice: "a policy has [[route]] and [[grant]] sections; docs/book/routing.md shows one",
-        })
+    fn parse(text: &str, path: &Path) -> Result<Self, Misread> {
+        misread::read(text, path, "a policy has [[route]] and [[grant]] sections; docs/book/routing.md shows one")
     }
 
     fn request(self, dry_run: bool) -> PolicyApplyRequest {
@@ -167,7 +150,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Policy, String> {
-        Policy::parse(text, Path::new("p.toml")).map_err(|error| format!("{error} at {:?}", error.at))
+        Policy::parse(text, Path::new("p.toml")).map_err(|error| format!("{error} at {:?}", error.pointed()))
     }
 
     #[test]

@@ -21,8 +21,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
-use self::session::{Answer, Session, Target, registration, stranger};
+use self::session::{Answer, Session, Target, stranger};
 use crate::host::write_line;
+use crate::traffic::request::registration;
 
 /// Each kind is tried so often at the least.
 const ROUNDS: usize = 10;

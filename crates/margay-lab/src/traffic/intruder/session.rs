@@ -8,9 +8,10 @@ use margay_control::registration::proto::{self, from_host, from_router};
 use margay_control::registration::stream::{self, Reader, Writer};
 use margay_control::token::JoinToken;
 use margay_core::key::{HostPublic, HostSecret};
-use margay_core::name::Prefix;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+
+use crate::traffic::request::hello;
 
 const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -66,18 +67,7 @@ impl Session {
 
     /// Says hello: with the secret of a token, or as a member.
     pub async fn hello(&mut self, target: &Target, secret: &[u8]) -> Answer {
-        let hello = proto::Hello {
-            version: 1,
-            secret: secret.to_vec(),
-            authority: target.authority.to_vec(),
-            epoch: 1,
-            boot_id: vec![7; 16],
-            association_id: 7,
-            sal_port: 54_324,
-            host_name: "intruder".to_owned(),
-            software: String::new(),
-            traces: false,
-        };
+        let hello = hello(target.authority, secret, "intruder".to_owned());
         self.ask(Some(from_host::Body::Hello(hello))).await
     }
 
@@ -135,19 +125,6 @@ impl Session {
             }
         };
         if timeout(limit, staying).await.is_err() { bail!("the stream has not ended within {limit:?}") } else { Ok(()) }
-    }
-}
-
-/// A registration as an honest host would write it.
-pub fn registration(name: &str, prefix: Prefix) -> proto::Register {
-    proto::Register {
-        request: 1,
-        name: name.to_owned(),
-        service_id: prefix.id.0.to_vec(),
-        bits: prefix.bits.into(),
-        weight: 100,
-        priority: 100,
-        ..proto::Register::default()
     }
 }
 

@@ -12,22 +12,31 @@ pub fn is_listening(address: SocketAddr, protocol: Option<Protocol>) -> bool {
     let udp = [(Table::Udp, Socket::BOUND), (Table::Udp6, Socket::BOUND)];
     let tcp = tcp.into_iter().filter(|_| protocol != Some(Protocol::Udp));
     let udp = udp.into_iter().filter(|_| protocol != Some(Protocol::Tcp));
-    tcp.chain(udp).any(|(table, state)| {
-        table.sockets().iter().any(|socket| socket.local.port() == address.port() && socket.state == state)
-    })
+    let (ip, port) = (address.ip().to_canonical(), address.port());
+    let takes = |local: SocketAddr| {
+        let own = local.ip().to_canonical();
+        local.port() == port && (own == ip || own.is_unspecified() || ip.is_unspecified())
+    };
+    tcp.chain(udp)
+        .any(|(table, state)| table.sockets().iter().any(|socket| socket.state == state && takes(socket.local)))
 }
 
 #[cfg(test)]
 mod test {
     use super::*;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, UdpSocket};
 
     #[test]
-    fn a_listener_is_seen_until_it_ends() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("bound");
+    fn a_listener_is_seen_until_it_ends_and_one_of_another_address_is_not_it() {
+        // Both have the port at another address, so that nobody else gets it at all addresses meanwhile.
+        let elsewhere = UdpSocket::bind("127.83.12.10:0").expect("a port");
+        let port = elsewhere.local_addr().expect("bound").port();
+        let _elsewhere = TcpListener::bind(("127.83.12.10", port)).expect("the same port");
+        let address = SocketAddr::from(([127, 83, 12, 9], port));
+        let listener = TcpListener::bind(address).expect("the same port");
         assert!(is_listening(address, Some(Protocol::Tcp)));
         assert!(!is_listening(address, Some(Protocol::Udp)));
+        assert!(is_listening(SocketAddr::from(([0, 0, 0, 0], port)), Some(Protocol::Udp)), "any address");
         drop(listener);
         assert!(!is_listening(address, None));
     }

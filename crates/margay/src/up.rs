@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::agent;
 use crate::config::Config;
 use crate::host::change::{Change, State};
-use crate::host::{self, netlink::Netlink};
+use crate::host::{self, Programs, netlink::Netlink};
 use crate::start::{self, StartOptions};
 
 /// The words after `up`.
@@ -39,7 +39,8 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
     let join = args.join.as_deref().map(check_token).transpose()?;
     let plan = host::plan(config).await.into_diagnostic()?;
     if args.dry_run {
-        return show(plan.changes(), plan.remarks(), args.json, out).await;
+        let programs = host::programs(config, config.router.enabled || args.router);
+        return show(plan.changes(), &programs, plan.remarks(), args.json, out).await;
     }
     let was_running = start::is_running(config).await.into_diagnostic()?;
     if was_running && (args.join.is_some() || args.router) {
@@ -102,7 +103,13 @@ fn line(out: &mut dyn Write, text: &str) -> Result<()> {
     writeln!(out, "{text}").map_err(Report::from_err)
 }
 
-async fn show(changes: &[Change], remarks: &[String], as_json: bool, out: &mut dyn Write) -> Result<()> {
+async fn show(
+    changes: &[Change],
+    programs: &[Programs],
+    remarks: &[String],
+    as_json: bool,
+    out: &mut dyn Write,
+) -> Result<()> {
     let net = Netlink::connect().into_diagnostic()?;
     let mut rows = Vec::new();
     for change in changes {
@@ -117,12 +124,15 @@ async fn show(changes: &[Change], remarks: &[String], as_json: bool, out: &mut d
     if as_json {
         let changes: Vec<_> =
             rows.iter().map(|(what, state, note)| json!({ "what": what, "state": state, "now": note })).collect();
-        return line(out, &json!({ "changes": changes, "remarks": remarks }).to_string());
+        return line(out, &json!({ "changes": changes, "programs": programs, "remarks": remarks }).to_string());
     }
     for (what, mark, note) in rows {
         let note = if note.is_empty() { note } else { format!(" (now: {note})") };
         let mark = if mark == "present" { "is there   " } else { "would      " };
         line(out, &format!("{mark}{what}{note}"))?;
+    }
+    for Programs { at, purpose } in programs {
+        line(out, &format!("the agent  puts eBPF programs on: {at} ({purpose})"))?;
     }
     for remark in remarks {
         line(out, &format!("note: {remark}"))?;

@@ -260,6 +260,7 @@ fn what_cannot_be_done_is_refused_and_changes_nothing() {
         r#"
         # Another user of the same host: what would change may be seen, not done.
         unshare -U "$margay_program" --config "$dir/margay.toml" up --dry-run >"$dir/said"; said 'would make the virtual interface sal0'
+        said 'tcx at sal0 and at every network card'
         refused unshare -U "$margay_program" --config "$dir/margay.toml" up --host-only; said 'needs root'
         as_before 'up without root'
 

@@ -7,6 +7,7 @@ mod journal;
 pub mod neighbour;
 pub mod netlink;
 mod plan;
+mod program;
 mod resolv_conf;
 mod resolved;
 pub mod route;
@@ -26,6 +27,7 @@ use self::netlink::Netlink;
 use crate::config::Config;
 
 pub use self::plan::{Plan, plan};
+pub use self::program::{Programs, programs};
 
 /// The host cannot be prepared or restored.
 #[derive(Debug, thiserror::Error)]

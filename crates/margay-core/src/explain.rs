@@ -40,6 +40,8 @@ pub enum Unusable {
     Inward,
     /// It leads to where the packet comes from.
     Back,
+    /// It makes copies, and the packet comes from a router: whoever is first on the way makes them.
+    Copies,
     /// Its resolver had no answer just now.
     Unanswered,
 }
@@ -47,7 +49,7 @@ pub enum Unusable {
 /// What becomes of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It decides.
+    /// It decides. Of those that forward to all there may be several.
     Chosen,
     /// It might have: the weights gave this packet to another rule of its priority.
     NotPicked,
@@ -80,21 +82,33 @@ impl Sal {
             Action::Demux(demux) if port != SERVICE_PORT && demux.service_port.is_some_and(|wanted| wanted != port) => {
                 Some(Unusable::Port)
             }
-            // What others ask for on a segment is passed on by relays, whatever the table says.
-            Action::Forward(hop) if way.sender != Sender::Own && (!self.config.router || hop.address == SEGMENT) => {
-                Some(Unusable::NotForOthers)
-            }
-            Action::Forward(hop) if way.is_back(hop.address) => Some(Unusable::Back),
-            Action::Forward(hop) if hop.router && way.is_inward() => Some(Unusable::Inward),
+            Action::Forward(_) | Action::ForwardAll(_) => self.cannot_forward(rule, way),
             Action::Delay(_) if way.sender != Sender::Own && !self.config.router => Some(Unusable::NotForOthers),
-            Action::Demux(_) | Action::Forward(_) | Action::Delay(_) | Action::Drop => None,
+            Action::Demux(_) | Action::Delay(_) | Action::Drop => None,
         }
+    }
+
+    /// The same for one that leads to another host.
+    pub(crate) fn cannot_forward(&self, rule: &Rule, way: WayOn) -> Option<Unusable> {
+        let hop = rule.action.next_hop()?;
+        // What others ask for on a segment is passed on by relays, whatever the table says.
+        if way.sender != Sender::Own && (!self.config.router || hop.address == SEGMENT) {
+            return Some(Unusable::NotForOthers);
+        }
+        if way.is_back(hop.address) {
+            return Some(Unusable::Back);
+        }
+        let makes_copies = matches!(rule.action, Action::ForwardAll(_)) && matches!(way.sender, Sender::Router(_));
+        let why = makes_copies.then_some(Unusable::Copies);
+        why.or((hop.router && way.is_inward()).then_some(Unusable::Inward))
     }
 
     /// Every rule that covers the name, in the order in which they are asked, and what becomes of it.
     pub fn explain(&self, probe: &Probe) -> Vec<Considered<'_>> {
         let Probe { service, protocol, port, sticky, sender } = *probe;
         let chosen = self.pick(&service, sticky, protocol, port, sender).rule();
+        let beside = chosen.map_or_else(Vec::new, |chosen| self.beside(chosen, sender));
+        let gets_copy = |id: RuleId| beside.iter().any(|(beside, _)| *beside == id);
         let way = self.way_on(sender);
         let mut considered = Vec::new();
         // Where the choice was made, once the walk has come there.
@@ -109,7 +123,7 @@ impl Sal {
                 let unusable = unusable.or(has_failed.then_some(Unusable::Unanswered));
                 let verdict = match (unusable, decided) {
                     (Some(why), _) => Verdict::Unusable(why),
-                    (None, _) if Some(id) == chosen => Verdict::Chosen,
+                    (None, _) if Some(id) == chosen || gets_copy(id) => Verdict::Chosen,
                     (None, Some((at, _))) if at != prefix => Verdict::Shorter,
                     (None, Some((_, priority))) if priority != rule.priority => Verdict::Outranked,
                     (None, _) => Verdict::NotPicked,
@@ -154,6 +168,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Limits};
     use crate::delay::{Question, ResolverId};
+    use crate::forward_all::COPIES_MAX;
     use crate::key::HostSecret;
     use crate::rng::Rng;
     use crate::table::Demux;
@@ -179,9 +194,10 @@ mod tests {
             let listener = SocketAddr::new([0, 0, 0, 0].into(), 80);
             Action::Demux(Demux { listener, service_port, protocol, allow: Allow::Any })
         });
-        let forward = any::<u8>().prop_map(|n| {
+        let forward = (any::<u8>(), any::<bool>()).prop_map(|(n, all)| {
             let address = SocketAddr::new([10, 0, 0, n].into(), 1);
-            Action::Forward(NextHop { address, host: None, router: n % 2 == 0 })
+            let hop = NextHop { address, host: None, router: n % 2 == 0 };
+            if all { Action::ForwardAll(hop) } else { Action::Forward(hop) }
         });
         let delay = (0_u32..2).prop_map(|resolver| Action::Delay(ResolverId(resolver)));
         prop_oneof![2 => forward, 2 => demux, 1 => Just(Action::Drop), 1 => delay]
@@ -237,8 +253,17 @@ mod tests {
             let order: Vec<_> = explained.iter().map(|one| (one.prefix.bits, one.rule.priority)).collect();
             prop_assert!(order.is_sorted_by(|one, next| one >= next), "{order:?}");
             let chosen: Vec<_> = explained.iter().filter(|one| one.verdict == Verdict::Chosen).collect();
-            prop_assert_eq!(chosen.first().map(|one| one.id), sal.pick(&service, sticky, protocol, port, sender).rule());
-            prop_assert!(chosen.len() <= 1);
+            let picked = sal.pick(&service, sticky, protocol, port, sender).rule();
+            prop_assert!(picked.is_none_or(|picked| chosen.iter().any(|one| one.id == picked)));
+            let is_for_all = |one: &&Considered<'_>| matches!(one.rule.action, Action::ForwardAll(_));
+            let most = match picked.and_then(|picked| chosen.iter().find(|one| one.id == picked)) {
+                None => 0,
+                Some(one) => if is_for_all(one) { COPIES_MAX } else { 1 },
+            };
+            prop_assert!(chosen.len() <= most && (chosen.len() < 2 || chosen.iter().all(is_for_all)));
+            for pair in chosen.windows(2) {
+                prop_assert_eq!((pair[0].prefix, pair[0].rule.priority), (pair[1].prefix, pair[1].rule.priority));
+            }
             for one in &explained {
                 let is_unusable = matches!(one.verdict, Verdict::Unusable(_));
                 let Some(winner) = chosen.first() else { prop_assert!(is_unusable, "{one:?} was not taken"); continue };

@@ -48,16 +48,22 @@ impl Sal {
             Resolution::Demux(rule, demux) => {
                 let demux = demux.clone();
                 self.table.note_use(now, rule);
-                let reply = self.reply_path(from, &resolvable, datagram);
+                let is_copy = message.flags.contains(Flags::COPIED);
+                let reply = Reply { is_copy, ..self.reply_path(from, &resolvable, datagram) };
                 let syn_len = datagram.len();
                 let arrival =
                     crate::setup::Arrival { message, service, reply, syn_len, nonce: resolvable.nonce, app: None };
                 self.respond(now, &arrival, &demux)
             }
             Resolution::Forward(rule, hop) => {
-                let (to, host) = (hop.address, hop.host);
+                let hop = *hop;
+                let mut beside = self.beside(rule, sender);
+                if !beside.is_empty() {
+                    beside.push((rule, hop));
+                    return self.forward_all(now, from, &resolvable, datagram, &beside);
+                }
                 self.table.note_use(now, rule);
-                self.forward(from, &resolvable, datagram, Kind::Syn, to, host)
+                self.forward(from, &resolvable, datagram, Kind::Syn, hop.address, hop.host)
             }
             Resolution::Delay(rule, resolver) => {
                 self.delay_other(now, from, message, service, datagram, (rule, resolver))
@@ -78,7 +84,7 @@ impl Sal {
     pub(crate) fn reply_path(&mut self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> Reply {
         let Some(reply_to) = resolvable.reply_to else { return Reply::straight(from) };
         if self.came_to_all {
-            return Reply { direct: reply_to, via: Some(from), is_detour: true };
+            return Reply { via: Some(from), is_detour: true, ..Reply::straight(reply_to) };
         }
         if !self.is_hop_tagged(from, resolvable, datagram) {
             self.counters.drop(DropReason::BadHopTag);
@@ -88,7 +94,7 @@ impl Sal {
         // The first router of another site shares no key with this host, and would relay nothing for it; a copy to it would only use up what
         // an answer may have of bytes.
         let via = Some(via).filter(|via| self.hop_key_of(*via).is_some());
-        Reply { direct: reply_to, via, is_detour: false }
+        Reply { via, ..Reply::straight(reply_to) }
     }
 
     pub(crate) fn is_hop_tagged(&self, from: SocketAddr, resolvable: &ResolvableRepr, datagram: &[u8]) -> bool {
@@ -110,7 +116,7 @@ impl Sal {
         of_host.or_else(|| self.hop_key_of(address))
     }
 
-    fn forward(
+    pub(crate) fn forward(
         &mut self,
         from: SocketAddr,
         resolvable: &ResolvableRepr,
@@ -164,7 +170,7 @@ impl Sal {
         let claimed = message.key_exchange().map(|exchange| HostId(exchange.host_id));
         let known = claimed.and_then(|host| self.associations.by_host(host)).map(|association| association.local_id);
         let Some(resolvable) = message.resolvable else { return };
-        if !self.answers.take(now) {
+        if message.flags.contains(Flags::COPIED) || !self.answers.take(now) {
             return;
         }
         let Some(local_id) = known else { return self.tell_router_of_nobody(from, message, datagram) };

@@ -66,7 +66,11 @@ impl Sal {
         let flow = Flow::new(id, session, ServiceId::default(), Role::Initiator, tuple_of(id), now);
         let nonce = self.rng.u64();
         let (first, full) = (Vec::new(), true);
-        self.start_setup(now, flow, Start { nonce, next_hop: from, first, full, related: None, pinned: false });
+        self.start_setup(
+            now,
+            flow,
+            Start { nonce, next_hop: from, beside: Vec::new(), first, full, related: None, pinned: false },
+        );
         Ok(())
     }
 

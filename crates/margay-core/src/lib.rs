@@ -23,6 +23,7 @@ pub mod explain;
 mod flow;
 mod flow_ports;
 mod forward;
+pub mod forward_all;
 mod greeting;
 pub mod handover;
 pub mod handshake;

@@ -5,6 +5,7 @@
 //! On the wire it is a SYN whose destination flow is not zero: it names, at the receiver, the flow that it is related to. Only the host
 //! at the other end of that flow may open one, and only to the socket that has it.
 
+use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 use margay_wire::{ErrorCode, FlowId, Message};
@@ -48,7 +49,15 @@ impl Sal {
         self.start_setup(
             now,
             flow,
-            Start { nonce, next_hop, first: packet.whole.to_vec(), full: false, related, pinned: false },
+            Start {
+                nonce,
+                next_hop,
+                beside: Vec::new(),
+                first: packet.whole.to_vec(),
+                full: false,
+                related,
+                pinned: false,
+            },
         );
         Some(AppVerdict::Consumed)
     }

@@ -92,6 +92,8 @@ pub struct Demux {
 pub enum Action {
     /// Send it on.
     Forward(NextHop),
+    /// Send it on, and copies to those of its prefix and priority that are for all, too.
+    ForwardAll(NextHop),
     /// Give it to a listener here.
     Demux(Demux),
     /// Hold it until this resolver has said where it goes.
@@ -123,6 +125,14 @@ pub struct Usage {
 }
 
 impl Action {
+    /// Where it leads, if it leads to another host.
+    pub const fn next_hop(&self) -> Option<&NextHop> {
+        match self {
+            Self::Forward(hop) | Self::ForwardAll(hop) => Some(hop),
+            Self::Demux(_) | Self::Delay(_) | Self::Drop => None,
+        }
+    }
+
     /// A number that stands for where the action leads: the same on every router and after every restart, so that all of
     /// them pick the same instance for a copy of one SYN. `ordinal` tells apart rules that lead to one place.
     fn point(&self, ordinal: u32) -> u64 {
@@ -141,8 +151,12 @@ impl Action {
         hasher.write(&ordinal.to_be_bytes());
         match self {
             // A host keeps its place in the order when it comes back from another address.
-            Self::Forward(NextHop { host: Some(host), .. }) => hasher.write(&host.0),
-            Self::Forward(NextHop { address, .. }) => hasher.write(&place(address)),
+            Self::Forward(NextHop { host: Some(host), .. }) | Self::ForwardAll(NextHop { host: Some(host), .. }) => {
+                hasher.write(&host.0);
+            }
+            Self::Forward(NextHop { address, .. }) | Self::ForwardAll(NextHop { address, .. }) => {
+                hasher.write(&place(address));
+            }
             Self::Demux(demux) => hasher.write(&place(&demux.listener)),
             Self::Delay(resolver) => hasher.write(&resolver.0.to_be_bytes()),
             Self::Drop => {}
@@ -200,7 +214,7 @@ impl RuleSet {
             let to = match &seat.rule.action {
                 Action::Forward(hop) => Some(*hop),
                 Action::Drop => None,
-                Action::Demux(_) | Action::Delay(_) => return None,
+                Action::ForwardAll(_) | Action::Demux(_) | Action::Delay(_) => return None,
             };
             Some(Share { rule: seat.id, to, point: seat.point, weight: seat.rule.weight })
         };
@@ -213,8 +227,8 @@ impl RuleSet {
 pub enum Outcome {
     /// No rule takes new flows: the next shorter prefix answers.
     Shorter,
-    /// The core decides: there is a listener here, whose port and protocol matter, a resolver to be asked, or a rule that lives by
-    /// being used.
+    /// The core decides: there is a listener here, whose port and protocol matter, a resolver to be asked, a copy to be sent to
+    /// several, or a rule that lives by being used.
     Depends,
     /// By bucket, one of these. Never empty.
     Shares(Vec<Share>),
@@ -473,6 +487,17 @@ impl ServiceTable {
         self.by_id.is_empty()
     }
 
+    /// The rules for all of a prefix and priority, but for `id`; none, unless it is one of them.
+    pub(crate) fn beside(&self, id: RuleId) -> impl Iterator<Item = (RuleId, &Rule)> {
+        let is_for_all = |rule: &&Rule| matches!(rule.action, Action::ForwardAll(_));
+        let found = self.get(id).filter(|(_, rule)| is_for_all(rule));
+        let priority = found.map(|(_, rule)| rule.priority);
+        let set = found.and_then(|(prefix, _)| self.by_bits.get(&prefix.bits)?.get(&prefix.id));
+        set.into_iter().flat_map(RuleSet::iter).filter(move |(other, rule)| {
+            is_for_all(rule) && *other != id && Some(rule.priority) == priority && rule.weight > 0
+        })
+    }
+
     /// Every rule, longest prefixes last.
     pub fn iter(&self) -> impl Iterator<Item = (Prefix, RuleId, &Rule)> {
         self.by_bits.iter().flat_map(|(bits, sets)| {
@@ -518,7 +543,7 @@ impl ServiceTable {
             None => Resolution::None,
             Some(seat) => match &seat.rule.action {
                 Action::Demux(demux) => Resolution::Demux(seat.id, demux),
-                Action::Forward(hop) => Resolution::Forward(seat.id, hop),
+                Action::Forward(hop) | Action::ForwardAll(hop) => Resolution::Forward(seat.id, hop),
                 Action::Delay(resolver) => Resolution::Delay(seat.id, *resolver),
                 Action::Drop => Resolution::Drop(seat.id),
             },

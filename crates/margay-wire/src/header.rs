@@ -19,6 +19,8 @@ pub const PORT: u16 = 54324;
 pub const VERSION: u8 = 1;
 /// Bytes of the base header.
 pub const HEADER_LEN: usize = 20;
+/// Where its [`Flags`] are, one byte.
+pub const FLAGS_OFFSET: usize = 2;
 
 /// The datagram does not follow the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +131,8 @@ bitflags::bitflags! {
         const CONFIRM = 0x04;
         /// A router shall relay this to reply-to, or has.
         const RELAY = 0x08;
+        /// Others have a copy of this: who does not serve the name says nothing.
+        const COPIED = 0x10;
         const _ = !0;
     }
 }

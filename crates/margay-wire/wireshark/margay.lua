@@ -48,6 +48,7 @@ local f = {
     flag_full = ProtoField.bool("margay.flags.full", "Full handshake wanted", 8, nil, 0x02),
     flag_confirm = ProtoField.bool("margay.flags.confirm", "Answers the same type", 8, nil, 0x04),
     flag_relay = ProtoField.bool("margay.flags.relay", "Relay to reply-to", 8, nil, 0x08),
+    flag_copied = ProtoField.bool("margay.flags.copied", "Others have a copy", 8, nil, 0x10),
     next_protocol = ProtoField.uint8("margay.next_protocol", "Next protocol", base.DEC, protocols),
     header_len = ProtoField.uint16("margay.header_len", "Header length", base.UNIT_STRING, { " bytes" }),
     payload_len = ProtoField.uint16("margay.payload_len", "Payload length", base.UNIT_STRING, { " bytes" }),
@@ -350,7 +351,8 @@ local function dissect_header(tvb, tree)
     tree:add(f.version, tvb(0, 1))
     tree:add(f.type, tvb(1, 1))
     local flags = tree:add(f.flags, tvb(2, 1))
-    for _, flag in ipairs({ f.flag_resolvable, f.flag_full, f.flag_confirm, f.flag_relay }) do flags:add(flag, tvb(2, 1)) end
+    local known = { f.flag_resolvable, f.flag_full, f.flag_confirm, f.flag_relay, f.flag_copied }
+    for _, flag in ipairs(known) do flags:add(flag, tvb(2, 1)) end
     tree:add(f.next_protocol, tvb(3, 1))
     tree:add(f.header_len, tvb(4, 2))
     tree:add(f.payload_len, tvb(6, 2))

@@ -120,6 +120,9 @@ pub(super) struct RuleRecord {
     /// The resolver that packets wait for; empty: none.
     #[prost(string, tag = "11")]
     pub resolver: String,
+    /// It forwards, and to the others of its priority that say so, too.
+    #[prost(bool, tag = "12")]
+    pub all: bool,
 }
 
 /// Who was given what, and when.

@@ -27,6 +27,8 @@ pub struct StoredRule {
     pub name: String,
     /// Where it leads; `None`: it delays, or discards.
     pub forward: Option<SocketAddr>,
+    /// The others of its name and priority that say so get a copy, too.
+    pub all: bool,
     /// The resolver that packets wait for; `None` with `forward`: it discards.
     pub resolver: Option<String>,
     /// Higher first.
@@ -60,6 +62,7 @@ impl StoredRule {
             name: self.name.clone(),
             forward: self.forward.map(|address| address.to_string()).unwrap_or_default(),
             resolver: self.resolver.clone().unwrap_or_default(),
+            all: self.all,
             priority: self.priority,
             weight: self.weight,
             created_s: self.created_s,
@@ -86,6 +89,7 @@ impl StoredRule {
             name: record.name,
             forward,
             resolver: Some(record.resolver).filter(|name| !name.is_empty()),
+            all: record.all,
             priority: record.priority,
             weight: record.weight,
             created_s: record.created_s,
@@ -165,6 +169,7 @@ mod tests {
             prefix: "sid:0102/16".parse().expect("literal"),
             name: "sid:0102/16".to_owned(),
             forward: Some("[fd01::7]:54324".parse().expect("literal")),
+            all: id.is_multiple_of(2),
             resolver: None,
             priority: 9,
             weight: 3,

@@ -31,7 +31,7 @@ use crate::rng::Rng;
 use crate::sal::Sal;
 use crate::secure::{Cipher, Verdict};
 use crate::segment::{OTHERS_WAIT, SEGMENT, SEGMENT_TIMEOUT};
-use crate::table::{Action, NextHop, Resolution, Rule};
+use crate::table::{NextHop, Resolution, Rule};
 use crate::time::Instant;
 use crate::way::Sender;
 
@@ -56,6 +56,8 @@ struct Answer {
 pub(crate) struct Start {
     pub nonce: u64,
     pub next_hop: SocketAddr,
+    /// Who gets a copy.
+    pub beside: Vec<SocketAddr>,
     /// The application's own first packet.
     pub first: Vec<u8>,
     /// Whether no older association shall be counted on.
@@ -86,35 +88,38 @@ impl Sal {
         }
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
         let instance = self.instances.get(&packet.tuple.destination.ip()).map(|instance| instance.next_hop.address);
-        let next_hop = match instance.map_or_else(|| self.first_hop(now, &service, sticky(id, nonce), packet), Ok) {
-            Ok(next_hop) => next_hop,
+        let first_hop = match instance {
+            Some(instance) => Ok((instance, Vec::new())),
+            None => self.first_hop(now, &service, sticky(id, nonce), packet),
+        };
+        let (next_hop, beside) = match first_hop {
+            Ok(hops) => hops,
             Err(verdict) => return verdict,
         };
         let session = margay_wire::SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
         let (first, pinned) = (packet.whole.to_vec(), instance.is_some());
-        self.start_setup(now, flow, Start { nonce, next_hop, first, full: false, related: None, pinned });
+        self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full: false, related: None, pinned });
         AppVerdict::Consumed
     }
 
-    /// Where the first packet to a name goes. Where it goes nowhere, or not yet, that is seen to.
+    /// Where the first packet to a name goes, and who gets a copy. Where it goes nowhere, or not yet, that is seen to.
     fn first_hop(
         &mut self,
         now: Instant,
         service: &ServiceId,
         sticky: u64,
         packet: &AppPacket<'_>,
-    ) -> Result<SocketAddr, AppVerdict> {
+    ) -> Result<(SocketAddr, Vec<SocketAddr>), AppVerdict> {
         match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), Sender::Own) {
             Resolution::Forward(rule, hop) => {
                 let address = hop.address;
-                self.table.note_use(self.now, rule);
-                Ok(address)
+                Ok((address, self.note_own(rule)))
             }
             // The same host serves it: over the loopback address, never a NIC (DESIGN §18).
             Resolution::Demux(rule, _) => {
                 self.table.note_use(self.now, rule);
-                Ok(self.loopback())
+                Ok((self.loopback(), Vec::new()))
             }
             Resolution::Delay(rule, resolver) => Err(self.delay_own(now, *service, packet, (rule, resolver))),
             Resolution::Drop(rule) => {
@@ -142,6 +147,7 @@ impl Sal {
         flow.setup = Setup::Initiator(Box::new(InitiatorSetup {
             nonce: start.nonce,
             next_hop: start.next_hop,
+            beside: start.beside,
             first: start.first,
             held: Vec::new(),
             retries: 0,
@@ -171,14 +177,11 @@ impl Sal {
             && setup.related.is_none()
             && setup.next_hop != self.loopback();
         let is_it = |hop: &NextHop| hop.address == setup.next_hop;
-        let led = self.rules_covering(service).find_map(|(_, _, rule)| match rule.action {
-            Action::Forward(hop) if is_it(&hop) => Some(hop),
-            _ => None,
-        });
+        let led = self.rules_covering(service).find_map(|(_, _, rule)| rule.action.next_hop().filter(|hop| is_it(hop)));
         let turns = led.is_some_and(|hop| hop.router && retries >= TURN_RETRIES);
         // Each turn draws anew.
         let number = sticky(id, setup.nonce.wrapping_add(if turns { retries.into() } else { 0 }));
-        let is_other = |rule: &Rule| !matches!(&rule.action, Action::Forward(hop) if is_it(hop));
+        let is_other = |rule: &Rule| !rule.action.next_hop().is_some_and(is_it);
         let way = self.way_on(Sender::Own);
         let found = self.table.resolve(&service, number, |rule| {
             is_other(rule) && self.unusable(rule, app.protocol, app.destination.port(), way).is_none()
@@ -188,9 +191,9 @@ impl Sal {
             && (led.is_none() || turns && hop.router)
         {
             let to = hop.address;
-            self.table.note_use(now, rule);
+            let beside = self.note_own(rule);
             if let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
-                setup.next_hop = to;
+                (setup.next_hop, setup.beside) = (to, beside);
             }
         }
         self.send_syn(now, id);
@@ -203,11 +206,12 @@ impl Sal {
             return;
         };
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
-        let (to, wait) = (setup.next_hop, retry_after(setup.retries));
+        let (to, beside, wait) = (setup.next_hop, setup.beside.clone(), retry_after(setup.retries));
         setup.retries += 1;
         setup.first_carried = carried;
         let next = (now + wait).min(setup.give_up);
         self.flows.set_deadline(id, Some(next));
+        beside.into_iter().for_each(|to| self.transmit(to, datagram.clone(), Kind::Syn));
         self.transmit(to, datagram, Kind::Syn);
     }
 
@@ -234,7 +238,9 @@ impl Sal {
         extensions.extend(if is_sealed { Some(self.secure_request()?) } else { None });
         extensions.extend(setup.cookie.map(Extension::Cookie));
         let mut draft = Draft::new(Kind::Syn, setup.related.map_or(FlowId(0), |related| related.flow), id);
-        draft.flags = if setup.full { Flags::RESOLVABLE | Flags::FULL } else { Flags::RESOLVABLE };
+        draft.flags = Flags::RESOLVABLE;
+        draft.flags.set(Flags::FULL, setup.full);
+        draft.flags.set(Flags::COPIED, !setup.beside.is_empty());
         draft.resolvable = Some(ResolvableRepr {
             hop_limit: HOP_LIMIT,
             reply_to: None,

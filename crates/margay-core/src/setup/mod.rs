@@ -55,6 +55,8 @@ const SCRATCH_LEN: usize = 65_536;
 pub(crate) struct InitiatorSetup {
     pub nonce: u64,
     pub next_hop: SocketAddr,
+    /// Who gets a copy.
+    pub beside: Vec<SocketAddr>,
     /// The application's own first packet.
     pub first: Vec<u8>,
     /// Whether the SYN as sent last had room for it.
@@ -135,12 +137,14 @@ pub(crate) struct Reply {
     pub via: Option<SocketAddr>,
     /// Only that way: nobody has vouched for the other.
     pub is_detour: bool,
+    /// Others were asked, too: a refusal here is nothing that the initiator should hear.
+    pub is_copy: bool,
 }
 
 impl Reply {
     /// To whoever sent the packet.
     pub fn straight(from: SocketAddr) -> Self {
-        Self { direct: from, via: None, is_detour: false }
+        Self { direct: from, via: None, is_detour: false, is_copy: false }
     }
 }
 

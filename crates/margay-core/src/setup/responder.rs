@@ -276,7 +276,7 @@ impl Sal {
 
     /// Refuses a SYN under an association that the claimed sender shares with this host.
     pub(crate) fn refuse_syn(&mut self, arrival: &Arrival<'_>, association: u32, code: ErrorCode) {
-        if arrival.reply.is_detour {
+        if arrival.reply.is_detour || arrival.reply.is_copy {
             // Others may answer; who asked hears in time that nobody has.
             return;
         }
@@ -350,6 +350,9 @@ impl Sal {
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
         let (reply, syn_len, cipher, chain) = (setup.reply, setup.syn_len, setup.cipher, setup.chain.clone());
+        if error.is_some() && reply.is_copy {
+            return;
+        }
         let mut tag_key = [0; 32];
         let mut message_2 = Vec::new();
         if known == 0 {

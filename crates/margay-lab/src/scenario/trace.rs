@@ -26,7 +26,7 @@ pub const SCENARIO: Scenario = Scenario {
 };
 
 const BOUNDS: [Bound; 4] = [
-    bound("traces", AtLeast(12.0)),
+    bound("traces", AtLeast(13.0)),
     bound("wrong", Exactly(0.0)),
     bound("counted_by_traces", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
@@ -75,6 +75,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     through_routers(&lab, findings)?;
     fall_back(&lab, findings)?;
     discarded(&lab, findings)?;
+    copied(&lab, findings)?;
     nowhere(&lab, findings)?;
     refused(&lab)?;
     datagrams(&lab)?;
@@ -204,6 +205,24 @@ fn discarded(lab: &Lab, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
+/// The router sends a copy of each first packet to both hosts, of which one does not serve the name.
+fn copied(lab: &Lab, findings: &mut Findings) -> Result<()> {
+    let (client, router) = (lab.host("client")?, lab.host("router")?);
+    agent::publish(lab.host("web2")?, "half.shop", "0.0.0.0:80", &[])?;
+    agent::await_instances(router, "half.shop", 1)?;
+    let address = |name: &str| lab.host(name)?.plan.address().with_context(|| format!("{name} has no address"));
+    let both = format!("{},{}", address("web1")?, address("web2")?);
+    margay(router, ["route", "add", "half.shop", "forward-all", &both, "--priority", "200"])?;
+    let found = trace(client, "half.shop", &[])?;
+    let words = ["sends a copy to each of", "no rule can take it", "half.shop is reached at web2"];
+    expect(findings, &found, "deliver", "client > router > web1 > web2", &words);
+    for _ in 0..5 {
+        let answered = fetch_text(client, "http://half.shop.sal.internal/host")?;
+        ensure!(answered == "web2", "{answered} answers for half.shop");
+    }
+    Ok(())
+}
+
 /// Rules of the router's that lead in a circle, and to nobody.
 fn nowhere(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let (client, router) = (lab.host("client")?, lab.host("router")?);
@@ -245,6 +264,10 @@ fn refused(lab: &Lab) -> Result<()> {
         ("web.shop forward 255.255.255.255", "is no host's own address"),
         (&format!("web.shop forward {own}"), "is this host itself"),
         ("web.shop forward 10.1.0.9 --weight 65536", "--weight 65536"),
+        (
+            "web.shop forward-all 10.1.0.11,10.1.0.12,10.1.0.13,10.1.0.14,10.1.0.15,10.1.0.16,10.1.0.17,10.1.0.18,10.1.0.19",
+            "8 next hops",
+        ),
         ("web.shop drop --idle-timeout 0s", "--idle-timeout 0"),
         ("web.shop drop --hard-timeout 0s", "--hard-timeout 0"),
     ] {

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 71] = [
+const FIELDS: [&str; 72] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -27,6 +27,7 @@ const FIELDS: [&str; 71] = [
     "margay.flags.full",
     "margay.flags.confirm",
     "margay.flags.relay",
+    "margay.flags.copied",
     "margay.next_protocol",
     "margay.header_len",
     "margay.payload_len",
@@ -230,7 +231,7 @@ impl Expected {
         self.put("version", 1);
         self.put("type", bytes[1]);
         self.put("flags", bytes[2]);
-        for flag in ["RESOLVABLE", "FULL", "CONFIRM", "RELAY"] {
+        for flag in ["RESOLVABLE", "FULL", "CONFIRM", "RELAY", "COPIED"] {
             let is_set = header["flags"].as_array().expect("a list").iter().any(|set| set == flag);
             self.put(&format!("flags.{}", flag.to_lowercase()), u8::from(is_set));
         }

@@ -29,8 +29,13 @@ const KINDS: [(Kind, &str); 16] = [
     (Kind::CancelLock, "CANCEL_LOCK"),
     (Kind::AckCancel, "ACK_CANCEL"),
 ];
-const FLAGS: [(Flags, &str); 4] =
-    [(Flags::RESOLVABLE, "RESOLVABLE"), (Flags::FULL, "FULL"), (Flags::CONFIRM, "CONFIRM"), (Flags::RELAY, "RELAY")];
+const FLAGS: [(Flags, &str); 5] = [
+    (Flags::RESOLVABLE, "RESOLVABLE"),
+    (Flags::FULL, "FULL"),
+    (Flags::CONFIRM, "CONFIRM"),
+    (Flags::RELAY, "RELAY"),
+    (Flags::COPIED, "COPIED"),
+];
 
 /// The fields of a message that was read from `len` bytes.
 pub fn of_message(message: &Message<'_>, len: usize) -> Value {
@@ -45,7 +50,7 @@ pub fn of_message(message: &Message<'_>, len: usize) -> Value {
         "src_flow": message.src_flow.to_string(),
         "control_seq": message.control_seq,
     });
-    let unknown_flags = message.flags.bits() & 0xf0;
+    let unknown_flags = message.flags.bits() & 0xe0;
     if unknown_flags != 0 {
         header["unknown_flags"] = unknown_flags.into();
     }

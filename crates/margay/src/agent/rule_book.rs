@@ -12,6 +12,7 @@ use std::time::{Duration, Instant as Moment};
 
 use margay_control::Clock;
 use margay_control::store::{Store, StoreError, StoredRule};
+use margay_core::forward_all::COPIES_MAX;
 use margay_core::lifetime::{Expiry, Lifetime};
 use margay_core::name::{AUTHORITY_BITS, Name, Prefix, ServiceId, is_virtual};
 use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
@@ -51,6 +52,8 @@ pub struct Order {
     pub name: Name,
     /// Where to, one of them for each packet; nothing: it is discarded, or delayed.
     pub forward: Vec<SocketAddr>,
+    /// A copy to each of them, instead.
+    pub all: bool,
     /// The resolver that it waits for, instead.
     pub resolver: Option<String>,
     /// Share among rules of the same priority.
@@ -125,7 +128,10 @@ pub struct RuleBook<C = CoreHandle> {
 fn action(rule: &StoredRule, resolvers: &Resolvers) -> Action {
     match (rule.forward, &rule.resolver) {
         // Who is there may change: the hop key of whoever is known to be at the address tags the packet.
-        (Some(address), _) => Action::Forward(NextHop { address, host: None, router: false }),
+        (Some(address), _) => {
+            let hop = NextHop { address, host: None, router: false };
+            if rule.all { Action::ForwardAll(hop) } else { Action::Forward(hop) }
+        }
         (None, Some(resolver)) => Action::Delay(resolvers.id_of(resolver)),
         (None, None) => Action::Drop,
     }
@@ -183,6 +189,7 @@ impl<C: Core> RuleBook<C> {
         let mut rules = self.rules.lock();
         let mut fresh = self.rules_of(order, authorities)?;
         fresh.iter().try_for_each(|rule| check_new(rule, rules.values()))?;
+        check_copies(rules.values().chain(&fresh))?;
         self.core.with_sal(|sal, now| install(sal, now, &mut fresh, &self.resolvers))?;
         if let Err(error) = self.store.write_rules(&fresh) {
             self.core.with_sal(|sal, _| remove(sal, &fresh));
@@ -210,6 +217,7 @@ impl<C: Core> RuleBook<C> {
                 prefix: order.name.prefix(),
                 name: order.name.written().to_owned(),
                 forward,
+                all: order.all,
                 resolver: order.resolver.clone(),
                 priority: order.priority,
                 weight: order.weight,
@@ -254,6 +262,7 @@ impl<C: Core> RuleBook<C> {
         check_room_above(rule.resolver.as_deref(), rule.priority)?;
         self.check_place(&rule)?;
         check_new(&rule, rules.values())?;
+        check_copies(rules.values().filter(|other| other.id != id).chain([&rule]))?;
         // The disk first: it may refuse, the core does not.
         self.store.write_rules(std::slice::from_ref(&rule))?;
         let lifetime = self.lifetime_left(&rule);
@@ -490,7 +499,7 @@ fn check_new<'a>(rule: &StoredRule, mut others: impl Iterator<Item = &'a StoredR
     let same = others.find(|other| {
         (other.id.0 == 0 || other.id != rule.id)
             && (other.prefix, other.priority) == (rule.prefix, rule.priority)
-            && (other.forward, &other.resolver) == (rule.forward, &rule.resolver)
+            && (other.forward, other.all, &other.resolver) == (rule.forward, rule.all, &rule.resolver)
     });
     match same {
         None => Ok(()),
@@ -499,6 +508,20 @@ fn check_new<'a>(rule: &StoredRule, mut others: impl Iterator<Item = &'a StoredR
             misuse(format!("rule {} says so already; `margay route change {}` changes it", same.id.0, same.id.0))
         }
     }
+}
+
+/// A packet is not copied to more than the core copies it to.
+fn check_copies<'a>(all: impl Iterator<Item = &'a StoredRule>) -> Result<(), RuleError> {
+    let mut copies: BTreeMap<(Prefix, u32), usize> = BTreeMap::new();
+    for rule in all.filter(|rule| rule.all) {
+        let count = copies.entry((rule.prefix, rule.priority)).or_default();
+        *count += 1;
+        if *count > COPIES_MAX {
+            let name = &rule.name;
+            return misuse(format!("{name}: a packet is copied to {COPIES_MAX} next hops of one priority at most"));
+        }
+    }
+    Ok(())
 }
 
 fn place(rule: &StoredRule) -> String {

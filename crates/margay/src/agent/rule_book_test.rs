@@ -91,6 +91,7 @@ fn order(name: &str, forward: &[&str]) -> Order {
     Order {
         name: name.parse().expect("a name"),
         forward: forward.iter().map(|text| text.parse().expect("an address")).collect(),
+        all: false,
         resolver: None,
         weight: 100,
         priority: 100,
@@ -131,6 +132,28 @@ fn what_makes_no_sense_is_refused_with_its_place_and_changes_nothing() {
         assert!(check_hop(address.parse().expect("literal")).expect_err(part).contains(part));
     }
     assert_eq!((core.count(), host.store.rules().expect("readable").len()), (0, 0));
+}
+
+#[test]
+fn rules_for_all_are_kept_as_such_and_are_not_more_than_a_packet_is_copied_to() {
+    let (host, core) = (host(), Still::new(100));
+    let book = host.book(&core);
+    let hops: Vec<String> = (1..=9).map(|n| format!("10.1.0.{}:54324", 100 + n)).collect();
+    let hops: Vec<&str> = hops.iter().map(String::as_str).collect();
+    let all = |hops: &[&str]| Order { all: true, ..order("web.shop", hops) };
+    let error = book.add(&all(&hops), &shop()).expect_err("nine").to_string();
+    assert!(error.contains("8 next hops"), "{error}");
+    assert!(book.declare(&[all(&hops[..4]), all(&hops[4..])], &shop(), true).is_err(), "nine in two orders");
+    book.add(&all(&hops[..8]), &shop()).expect("eight");
+    assert!(book.add(&all(&hops[8..]), &shop()).is_err(), "one more");
+    book.add(&Order { priority: 50, ..all(&hops[8..]) }, &shop()).expect("of another priority");
+    drop(book);
+    let core = Still::new(100);
+    let book = host.book(&core);
+    let actions = core.with_sal(|sal, _| sal.rules().map(|(_, _, rule)| rule.action.clone()).collect::<Vec<_>>());
+    assert_eq!(actions.iter().filter(|action| matches!(action, Action::ForwardAll(_))).count(), 9);
+    let one = book.declare(&[order("web.shop", &hops[..1])], &shop(), false).expect("declared");
+    assert_eq!(one.len(), 10, "to forward to one is another rule than to forward to all");
 }
 
 #[test]

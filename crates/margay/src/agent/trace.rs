@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use margay_control::api::v1::{EndedRouteInfo, RouteInfo, TraceHop, TraceRule};
 use margay_control::registration::{HOPS_MAX, Question, TraceError, Tracer};
 use margay_core::delay::ResolverId;
@@ -49,7 +50,8 @@ struct Explained {
 /// What comes after a hop.
 enum Next {
     End,
-    Hop(NextHop),
+    /// One, or all that get a copy.
+    Hops(Vec<NextHop>),
 }
 
 /// Answers the questions of others about this host.
@@ -70,14 +72,17 @@ pub fn tracer(agent: &Arc<Agent>) -> Tracer {
 pub async fn trace(agent: &Agent, question: Question, own: bool) -> Vec<TraceHop> {
     let explained = explain(agent, &question, own);
     let (mut hop, next) = describe(agent, &question, own, &explained);
-    let Next::Hop(to) = next else { return vec![hop] };
+    let Next::Hops(to) = next else { return vec![hop] };
     if question.passed.len() >= HOPS_MAX {
         hop.act = "hop-limit".to_owned();
         hop.why = format!("{}; but the packet has passed {HOPS_MAX} hosts, and is discarded", hop.why);
         return vec![hop];
     }
     let mut hops = vec![hop];
-    hops.extend(follow(agent, question, &to, own).await);
+    let mut ways = join_all(to.iter().map(|to| follow(agent, question.clone(), to, own))).await;
+    // Of several copies, one that reaches the name is what the trace ends with.
+    ways.sort_by_key(|way| way.last().is_some_and(|hop| hop.act == "deliver"));
+    hops.extend(ways.into_iter().flatten());
     hops
 }
 
@@ -98,7 +103,7 @@ fn explain(agent: &Agent, question: &Question, own: bool) -> Explained {
         let chosen = considered.iter().find(|one| one.verdict == Verdict::Chosen).map(|one| &one.rule.action);
         let (is_hop_known, may_connect) = match chosen {
             // What a program here sends needs no tag: its answers come straight back.
-            Some(Action::Forward(hop)) => (own || sal.is_hop_known(hop), None),
+            Some(Action::Forward(hop) | Action::ForwardAll(hop)) => (own || sal.is_hop_known(hop), None),
             Some(Action::Demux(demux)) => (true, sal.may_connect(client, &service, &demux.allow)),
             Some(Action::Delay(_) | Action::Drop) | None => (true, None),
         };
@@ -156,7 +161,17 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
                     next.address
                 ));
             }
-            (hop, Next::Hop(*next))
+            (hop, Next::Hops(vec![*next]))
+        }
+        Action::ForwardAll(_) => {
+            let copies = explained.rules.iter().filter(|one| one.verdict == Verdict::Chosen);
+            let tell = |one: &Considered| {
+                let info = known.route(&one.found);
+                format!("{} by {}", place(&info), named(&info))
+            };
+            let told: Vec<String> = copies.clone().map(tell).collect();
+            (hop.act, hop.why) = ("forward".to_owned(), format!("sends a copy to each of {}", told.join(", ")));
+            (hop, Next::Hops(copies.filter_map(|one| one.found.rule.action.next_hop().copied()).collect()))
         }
     }
 }
@@ -309,6 +324,9 @@ fn why(one: &Considered, by: Option<&Found>, level: usize, total: u64) -> String
     let winner = by.map_or(0, |found| found.id.0);
     let rule = &one.found.rule;
     match one.verdict {
+        Verdict::Chosen if matches!(rule.action, Action::ForwardAll(_)) => {
+            "a copy goes by each of those that forward to all, of one prefix and priority".to_owned()
+        }
         Verdict::Chosen if level > 1 => format!("picked by weight among {level}: it takes {} of {total}", rule.weight),
         Verdict::Chosen => "the longest prefix, and of that the highest priority that can take it".to_owned(),
         Verdict::NotPicked => {
@@ -323,6 +341,9 @@ fn why(one: &Considered, by: Option<&Found>, level: usize, total: u64) -> String
             "it leads to a router above or beside this one, and the packet comes from one: such go to hosts and routers below".to_owned()
         }
         Verdict::Unusable(Unusable::Back) => "it leads to the router that the packet comes from".to_owned(),
+        Verdict::Unusable(Unusable::Copies) => {
+            "it makes copies, and the packet comes from a router: only the first host on its way makes them".to_owned()
+        }
         Verdict::Unusable(Unusable::Unanswered) => "its resolver had no answer just now".to_owned(),
         Verdict::Unusable(Unusable::NotForOthers) => {
             "this host is no router: it sends on only what its own programs send".to_owned()

@@ -60,9 +60,10 @@ struct RouteSection {
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 enum ActionWord {
     Forward,
+    ForwardAll,
     Delay,
     Drop,
 }
@@ -98,6 +99,7 @@ impl Policy {
             name: section.name.0.written().to_owned(),
             action: match section.action {
                 ActionWord::Forward => "forward",
+                ActionWord::ForwardAll => "forward-all",
                 ActionWord::Delay => "delay",
                 ActionWord::Drop => "drop",
             }

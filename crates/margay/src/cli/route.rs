@@ -49,6 +49,14 @@ pub enum ActionVerb {
         #[command(flatten)]
         terms: TermArgs,
     },
+    /// Send a copy of each first packet to every one of several hosts or routers; who answers first has the connection
+    ForwardAll {
+        /// Next hops, eight at most; without a port that of the SAL
+        #[arg(value_name = "ADDRESS[:PORT]", value_delimiter = ',', required = true)]
+        to: Vec<String>,
+        #[command(flatten)]
+        terms: TermArgs,
+    },
     /// Hold first packets until a resolver has said who serves the name
     Delay {
         /// Its name in the configuration
@@ -184,6 +192,7 @@ pub(super) fn ended_rule(ended: &EndedRouteInfo) -> String {
 async fn add(mut client: Client, name: &ServiceName, action: ActionVerb, out: &mut Out) -> Result<()> {
     let (action, to, weight, terms) = match action {
         ActionVerb::Forward { to, weight, terms } => ("forward", to, weight, terms),
+        ActionVerb::ForwardAll { to, terms } => ("forward-all", to, None, terms),
         ActionVerb::Delay { resolver, terms } => ("delay", vec![resolver], None, terms),
         ActionVerb::Drop { terms } => ("drop", Vec::new(), None, terms),
     };

@@ -63,7 +63,7 @@ fn described(change: &RuleChange) -> PolicyChange {
 /// A rule as one line.
 fn written(rule: &StoredRule) -> String {
     let action = match (rule.forward, &rule.resolver) {
-        (Some(to), _) => format!("forward {to}"),
+        (Some(to), _) => format!("{} {to}", if rule.all { "forward-all" } else { "forward" }),
         (None, Some(resolver)) => format!("delay {resolver}"),
         (None, None) => "drop".to_owned(),
     };

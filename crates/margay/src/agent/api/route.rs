@@ -129,17 +129,20 @@ fn parse_hop(text: &str) -> Result<SocketAddr, Status> {
 pub(super) fn order_of(request: &RouteAddRequest) -> Result<Order, Status> {
     let name = parse_name(&request.name)?;
     let (forward, resolver) = match (request.action.as_str(), &request.to[..]) {
-        ("forward", []) => return Err(misuse("a rule that forwards needs an address")),
-        ("forward", to) => (to.iter().map(|text| parse_hop(text)).collect::<Result<Vec<_>, _>>()?, None),
+        ("forward" | "forward-all", []) => return Err(misuse("a rule that forwards needs an address")),
+        ("forward" | "forward-all", to) => {
+            (to.iter().map(|text| parse_hop(text)).collect::<Result<Vec<_>, _>>()?, None)
+        }
         ("delay", [resolver]) => (Vec::new(), Some(resolver.clone())),
         ("delay", _) => return Err(misuse("a rule that delays needs one resolver; for several give several rules")),
         ("drop", []) => (Vec::new(), None),
         ("drop", _) => return Err(misuse("a rule that discards leads nowhere; leave the addresses out")),
-        (other, _) => return Err(misuse(format!("`{other}` is no action; it is forward, delay or drop"))),
+        (other, _) => return Err(misuse(format!("`{other}` is no action; it is forward, forward-all, delay or drop"))),
     };
     Ok(Order {
         name,
         forward,
+        all: request.action == "forward-all",
         resolver,
         weight: request.weight.unwrap_or(DEFAULT_WEIGHT),
         priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
@@ -313,6 +316,10 @@ impl<'a> Known<'a> {
             Action::Forward(hop) => {
                 self.set_host(&mut info, hop.address, hop.host);
                 ("forward", if hop.router { "router" } else { "registered" })
+            }
+            Action::ForwardAll(hop) => {
+                self.set_host(&mut info, hop.address, hop.host);
+                ("forward-all", "operator")
             }
             Action::Demux(demux) => {
                 info.to = demux.listener.to_string();

@@ -2,7 +2,7 @@
 
 use margay_control::store::StoredRule;
 
-use super::{Core, Order, RuleBook, RuleError, check_new, install, over_at, remove, rule_of};
+use super::{Core, Order, RuleBook, RuleError, check_copies, check_new, install, over_at, remove, rule_of};
 
 /// What has to change, or has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,7 @@ impl<C: Core> RuleBook<C> {
                 wanted.push(rule);
             }
         }
+        check_copies(wanted.iter())?;
         let mut changes = compare(rules.values().cloned().collect(), wanted);
         if is_dry || changes.is_empty() {
             return Ok(changes);
@@ -97,7 +98,8 @@ impl<C: Core> RuleBook<C> {
 /// Rules that lead to the same place of the same name are one rule with other terms: first those of the same priority, then any.
 fn compare(mut known: Vec<StoredRule>, wanted: Vec<StoredRule>) -> Vec<RuleChange> {
     let leads = |one: &StoredRule, other: &StoredRule| {
-        (one.prefix, one.forward, &one.resolver) == (other.prefix, other.forward, &other.resolver)
+        let to = |rule: &StoredRule| (rule.prefix, rule.forward, rule.all);
+        to(one) == to(other) && one.resolver == other.resolver
     };
     let (mut changes, mut added) = (Vec::new(), Vec::new());
     let mut pair = |before: StoredRule, want: StoredRule| {

@@ -3,7 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use margay_core::certificate::{Certificate, CertificateKind, TrustAnchor, encode_chain};
 use margay_core::forward_all::COPIES_MAX;
+use margay_core::key::{SigningKey, VerifyingKey};
+use margay_core::name::Prefix;
+use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, NextHop, Rule, RuleId};
 use margay_sim::world::service;
 use margay_sim::{HostId, Outcome, Weather, World};
@@ -110,6 +114,36 @@ fn a_host_of_its_own_makes_copies_too_and_in_bad_weather() {
             shop.forward_all(shop.client, shop.hosts[at]);
         }
         assert_eq!(shop.connect(6 * SECOND), Outcome::Answered(1), "seed {seed}");
+    }
+}
+
+/// Two of three answer without the right to; the client's own rule leads to all.
+#[test]
+fn who_may_not_speak_for_the_name_does_not_end_the_wait_for_who_may() {
+    let right = SigningKey::generate(&mut Rng::new([77; 32]));
+    for seed in 0..20 {
+        let mut shop = shop(seed, Weather::FAIR, 3);
+        let anchor = TrustAnchor { authority: service(NAME).authority(), key: right.public() };
+        shop.world.host(shop.client).sal.add_trust_anchor(anchor);
+        for at in 0..3 {
+            shop.serve(at);
+            shop.forward_all(shop.client, shop.hosts[at]);
+        }
+        let prefix = Prefix::from(service(NAME));
+        let certificate = Certificate {
+            kind: CertificateKind::Service,
+            prefix,
+            host_key: shop.world.host(shop.hosts[1]).public_key(),
+            not_before_s: 0,
+            not_after_s: 4_000_000_000,
+            groups: Vec::new(),
+            issuer: VerifyingKey([0; 32]),
+            delegate: None,
+            signature: [0; 64],
+        };
+        let chain = encode_chain(&[certificate.sign(&right)]);
+        shop.world.host(shop.hosts[1]).sal.set_service_certificate(prefix, chain);
+        assert_eq!(shop.connect(SECOND), Outcome::Answered(1), "seed {seed}");
     }
 }
 

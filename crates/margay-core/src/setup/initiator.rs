@@ -319,10 +319,10 @@ impl Sal {
         self.accept_answer(now, from, message, answer)
     }
 
-    /// A whole segment was asked, and one host has refused, or may not speak for the name: its word is not the last one.
+    /// Several were asked, and one host has refused, or may not speak for the name: its word is not the last one.
     fn others_may_answer(&mut self, now: Instant, id: FlowId, code: ErrorCode) -> bool {
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
-        if setup.next_hop != SEGMENT {
+        if setup.next_hop != SEGMENT && setup.beside.is_empty() {
             return false;
         }
         // Whoever may not speak for the name cannot shorten the time of those who may.

@@ -78,7 +78,7 @@ pub(crate) struct InitiatorSetup {
     pub related: Option<Related>,
     /// The next hop is the one instance that the program's datagram was resolved to.
     pub pinned: bool,
-    /// What one host of the segment has refused it with, while others may still answer.
+    /// What one of several hosts has refused it with, while others may still answer.
     pub refused: Option<ErrorCode>,
 }
 

@@ -9,6 +9,10 @@
 #define ROUTER_BUCKETS 4096
 #define ROUTER_FILTER_WORDS 8192
 #define NO_FILTER 0xffffffff
+/* A prefix lies in one block of cells. */
+#define BLOCK_CELLS 64
+#define CHUNK_BLOCKS 7
+#define CHUNK_CELLS (CHUNK_BLOCKS * BLOCK_CELLS)
 
 /* The masks of the lengths in use, longest first: a look-up is one search per length. */
 struct route_length {
@@ -17,22 +21,27 @@ struct route_length {
 	__u32 filter; /* number of the filter that knows which names may have such a prefix */
 };
 
+/* Where the prefixes are: chunks of cells, by number. */
+struct cell_table {
+	__u32 first_chunk;
+	__u32 chunks;
+};
+
 struct route_lengths {
 	__u32 count;
 	__u32 zero;
+	struct cell_table table;
 	struct route_length of[ROUTER_LENGTHS];
 };
 
-struct route_key {
-	__u64 id[4]; /* bits beyond the prefix are zero */
-	__u32 bits;
-	__u32 zero;
-};
-
-/* route.kind */
-#define ROUTE_AGENT 0 /* the agent decides: a listener may want it */
-#define ROUTE_SEAT 1
-#define ROUTE_BUCKETS 2
+/* Of a route: what it is, where it leads, and the length of its prefix, in one word, so that they change at once. */
+#define ROUTE_GONE 1 /* no such prefix any more */
+#define ROUTE_AGENT 2 /* the agent decides: a listener may want it */
+#define ROUTE_HOP 3
+#define ROUTE_BUCKETS 4
+#define ROUTE_NUMBER(route) ((__u32)(route)) /* of the next hop, or of the list of buckets */
+#define ROUTE_KIND(route) ((__u32)((route) >> 32 & 0xffff))
+#define ROUTE_BITS(route) ((__u32)((route) >> 48))
 
 /* What a rule has done. */
 struct usage {
@@ -40,13 +49,41 @@ struct usage {
 	__u64 last_ns;
 };
 
-/* All that is to be known of a prefix with one rule, so that nothing else must be fetched from memory. */
-struct route {
-	__u32 kind;
-	__u32 number; /* of the seat, or of the list of buckets */
-	__u32 hop;
-	__u32 zero;
-	struct usage usage; /* since the route was written */
+/* A prefix and all that is to be known of it, so that one line of the processor's cache is fetched from memory. Once it is used, a
+ * cell is this prefix's for as long as its table is.
+ */
+struct cell {
+	__u64 id[4]; /* bits beyond the prefix are zero */
+	__u64 route; /* 0: not used yet */
+	__u64 zero;
+	struct usage usage; /* since the route was written, where it leads to one next hop */
+};
+
+/* Cells, and room to have them begin where a pair of lines does. */
+struct chunk {
+	__u8 bytes[(CHUNK_CELLS + 2) * 64];
+};
+
+/* cell_order.action */
+#define CELL_WRITE 1 /* `usage` becomes what was done by the route before */
+#define CELL_READ 2 /* `usage` becomes what was done */
+#define CELL_ADD 3 /* `usage` was done besides */
+
+/* cell_order.result */
+#define CELL_ABSENT 0
+#define CELL_CROWDED 1 /* others are where it might be: names with such a prefix are left to the agent */
+#define CELL_KNOWN 2
+#define CELL_NEW 3
+
+/* What the agent asks of `keep_cell`. */
+struct cell_order {
+	__u64 id[4];
+	__u64 route; /* of CELL_WRITE; the others look at its length alone */
+	struct usage usage;
+	struct cell_table table;
+	__u32 filter;
+	__u16 action;
+	__u16 result;
 };
 
 /* By bucket, the number of a seat. */
@@ -117,5 +154,6 @@ enum router_counter {
 	ROUTER_LEFT_CHECK, /* so that the kernel looks after the neighbour */
 	ROUTER_LEFT_CHECKSUM, /* whether it is complete cannot be told */
 	ROUTER_BAD_HOP_TAG, /* forwarded all the same, as from a first router */
+	ROUTER_LEFT_CROWDED, /* there may be a prefix that had no room */
 	ROUTER_COUNTERS,
 };

@@ -5,6 +5,7 @@
 
 /* Set before the program is loaded. */
 const volatile __u16 sal_port = 0; /* network byte order */
+const volatile __u64 hash_seed = 0;
 
 /* Two, so that the agent writes the one that is not in force. */
 struct route_lengths lengths[2] = {};
@@ -13,15 +14,24 @@ __u32 lengths_active = 0;
 /* Which names may have a prefix of a length: most have none of most lengths, and need not be looked for in memory that is far away. */
 __u64 filters[ROUTER_LENGTHS][ROUTER_FILTER_WORDS] = {};
 
-/* Sizes of the maps are the agent's to set. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+struct chunk_array {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
-	__type(key, struct route_key);
-	__type(value, struct route);
-} routes SEC(".maps");
+	__type(key, __u32);
+	__type(value, struct chunk);
+};
 
+/* Of two tables, of which one is in force. The kernel takes what is no larger than a chunk from memory that it has large pages for:
+ * whatever is far away costs half as much there.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct chunk_array);
+} chunks SEC(".maps");
+
+/* Sizes of the maps are the agent's to set. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

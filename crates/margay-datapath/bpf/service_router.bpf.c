@@ -10,6 +10,7 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <linux/udp.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -18,6 +19,7 @@ typedef __u64 __attribute__((__may_alias__)) word64;
 typedef __u32 __attribute__((__may_alias__)) word32;
 
 #include "router_maps.h"
+#include "router_cells.h"
 #include "sip_hash.h"
 #include "resolvable.h"
 
@@ -34,8 +36,9 @@ typedef __u32 __attribute__((__may_alias__)) word32;
 
 /* Names the types that the agent shares, so that they are in the object's type information. */
 struct shared_router_layout {
-	struct route_key key;
-	struct route route;
+	struct cell cell;
+	struct chunk chunk;
+	struct cell_order order;
 	struct bucket_list buckets;
 	struct usage usage;
 	struct seat seat;
@@ -76,70 +79,49 @@ static __always_inline void note_use(struct usage *usage, __u64 now)
 	usage->last_ns = now;
 }
 
-static __always_inline bool may_have_prefix(__u32 filter, const __u64 *id)
-{
-	__u64 place = ((id[0] ^ id[2]) * 0xbf58476d1ce4e5b9ULL ^ (id[1] ^ id[3])) * 0x94d049bb133111ebULL >> 45;
-
-	return filter >= ROUTER_LENGTHS || filters[filter][place >> 6 & (ROUTER_FILTER_WORDS - 1)] >> (place & 63) & 1;
-}
-
-static __always_inline struct route *find_route(const struct resolvable *sal)
-{
-	__u32 active = *(volatile __u32 *)&lengths_active & 1;
-	const word64 *service = (const word64 *)sal->service;
-	struct route_key key = {};
-	__u32 at;
-
-	for (at = 0; at < ROUTER_LENGTHS; at++) {
-		const struct route_length *length = &lengths[active].of[at];
-		struct route *route;
-
-		if (at >= lengths[active].count)
-			break;
-		key.id[0] = service[0] & length->mask[0];
-		key.id[1] = service[1] & length->mask[1];
-		key.id[2] = service[2] & length->mask[2];
-		key.id[3] = service[3] & length->mask[3];
-		if (!may_have_prefix(length->filter, key.id))
-			continue;
-		key.bits = length->bits;
-		route = bpf_map_lookup_elem(&routes, &key);
-		if (route)
-			return route;
-	}
-	return NULL;
-}
-
 /* Where the packet goes; and the usage of the rule that says so, or none. */
 static __always_inline struct usage *find_hop(const struct resolvable *sal, __u32 *hop)
 {
-	struct route *route = find_route(sal);
+	const word64 *service = (const word64 *)sal->service;
+	struct name name = { .id = { service[0], service[1], service[2], service[3] } };
 	__u32 number, zero = 0;
 	struct bucket_list *list;
+	struct cell *cell;
 	struct seat *seat;
 	void *lists;
+	__u64 place, route;
 
-	if (!route)
+	place = find_place(&name);
+	if (place == PLACE_CROWDED) {
+		count(ROUTER_LEFT_CROWDED);
 		return NULL;
-	if (route->kind == ROUTE_SEAT) {
-		*hop = route->hop;
-		return &route->usage;
 	}
-	if (route->kind != ROUTE_BUCKETS)
-		return NULL;
-	number = route->number;
+	cell = cell_of(place);
+	if (!cell)
+		goto to_agent;
+	route = *(volatile __u64 *)&cell->route;
+	number = ROUTE_NUMBER(route);
+	if (ROUTE_KIND(route) == ROUTE_HOP) {
+		*hop = number;
+		return &cell->usage;
+	}
+	if (ROUTE_KIND(route) != ROUTE_BUCKETS)
+		goto to_agent;
 	lists = bpf_map_lookup_elem(&bucket_lists, &number);
 	if (!lists)
-		return NULL;
+		goto to_agent;
 	list = bpf_map_lookup_elem(lists, &zero);
 	if (!list)
-		return NULL;
+		goto to_agent;
 	number = list->seats[bucket_of(sal) & (ROUTER_BUCKETS - 1)];
 	seat = bpf_map_lookup_elem(&seats, &number);
 	if (!seat)
-		return NULL;
+		goto to_agent;
 	*hop = seat->hop;
 	return &seat->usage;
+to_agent:
+	count(ROUTER_LEFT_NO_ROUTE);
+	return NULL;
 }
 
 /* Whether a router that this host shares a key with has tagged the packet: then it says who asks. */
@@ -259,7 +241,7 @@ static __always_inline enum verdict forward(void *data, void *end, const struct 
 		return leave(ROUTER_LEFT_SHAPE);
 	usage = find_hop(sal, &number);
 	if (!usage)
-		return leave(ROUTER_LEFT_NO_ROUTE);
+		return LEAVE;
 	now = bpf_ktime_get_coarse_ns();
 	if (number == HOP_NONE) {
 		note_use(usage, now);

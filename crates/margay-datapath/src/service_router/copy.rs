@@ -14,7 +14,8 @@ use margay_core::name::Prefix;
 use margay_core::table::{Outcome, RuleId, Share};
 
 use super::Way;
-use super::layout::{self, HOP_NONE, ROUTE_AGENT, ROUTE_BUCKETS, ROUTE_SEAT};
+use super::cells::Cells;
+use super::layout::{self, HOP_NONE, Route};
 use crate::kernel::plain::Plain;
 
 /// Lengths of prefixes in use at once (`ROUTER_LENGTHS`).
@@ -22,7 +23,6 @@ pub(super) const LENGTHS_MAX: usize = 32;
 
 /// The maps that this process writes.
 pub(super) struct Maps {
-    pub routes: MapHandle,
     pub seats: MapHandle,
     pub lists: MapHandle,
     pub hops: MapHandle,
@@ -79,12 +79,15 @@ struct Held {
     list: Option<u32>,
     /// Which share has each bucket, where there is a list.
     holders: Vec<u32>,
-    /// All rules of the prefix found room.
+    /// What the program is told of it.
+    route: Route,
+    /// The prefix and all its rules found room.
     is_whole: bool,
 }
 
 /// The copy. An error leaves it of no use: the program must not decide by it.
 pub(super) struct Copy {
+    cells: Cells,
     held: HashMap<Prefix, Held>,
     seats: HashMap<RuleId, SeatState>,
     seat_numbers: Numbers,
@@ -99,22 +102,12 @@ pub(super) struct Copy {
     filters: Numbers,
     /// What rules have done that are no more in force here.
     credits: Vec<(RuleId, layout::usage)>,
-    /// What the filters do not know yet.
-    news: Vec<FilterNews>,
-}
-
-/// What is to be written into filters, in this order.
-#[derive(Clone, Copy)]
-pub(super) enum FilterNews {
-    /// It is for another length now.
-    Empty(u32),
-    /// There is such a prefix.
-    Add(u32, Prefix),
 }
 
 impl Copy {
-    pub fn new(rules_max: u32, lists_max: u32, hops_max: u32) -> Self {
+    pub fn new(cells: Cells, rules_max: u32, lists_max: u32, hops_max: u32) -> Self {
         Self {
+            cells,
             held: HashMap::new(),
             seats: HashMap::new(),
             seat_numbers: Numbers::new(rules_max),
@@ -126,7 +119,6 @@ impl Copy {
             keys_at: HashMap::new(),
             lengths: BTreeMap::new(),
             filters: Numbers::new(LENGTHS_MAX as u32),
-            news: Vec::new(),
             credits: Vec::new(),
         }
     }
@@ -141,8 +133,14 @@ impl Copy {
         std::mem::take(&mut self.credits)
     }
 
-    pub fn take_news(&mut self) -> Vec<FilterNews> {
-        std::mem::take(&mut self.news)
+    /// Tells the program which lengths to look for.
+    pub fn set_lengths(&mut self, lengths: &[(u16, Option<u32>)]) {
+        self.cells.set_lengths(lengths);
+    }
+
+    /// Bytes that the table of prefixes takes.
+    pub fn table_bytes(&self) -> usize {
+        self.cells.bytes()
     }
 
     pub fn prefixes(&self) -> Vec<Prefix> {
@@ -165,22 +163,46 @@ impl Copy {
     pub fn usage(&self, maps: &Maps, rule: RuleId) -> Option<layout::usage> {
         let state = self.seats.get(&rule)?;
         let seat: layout::seat = get(&maps.seats, &state.number.to_ne_bytes())?;
-        let alone = state.alone.and_then(|prefix| get(&maps.routes, layout::route_key_of(&prefix).bytes()));
-        Some(sum(seat.usage, alone.map(|route: layout::route| route.usage).unwrap_or_default()))
+        let in_cell = |prefix| self.cells.usage(&self.cells.active(), &prefix).ok();
+        Some(sum(seat.usage, state.alone.and_then(in_cell).unwrap_or_default()))
     }
 
-    /// Brings what a prefix's only rule has done to its seat: the route is about to be replaced.
-    fn keep_usage(&mut self, maps: &Maps, prefix: Prefix) -> io::Result<()> {
-        let Some(Held { shares, .. }) = self.held.get(&prefix) else { return Ok(()) };
-        let Some(rule) = shares.first().map(|share| share.rule) else { return Ok(()) };
-        let usage = self.usage(maps, rule);
-        let (Some(usage), Some(state)) = (usage, self.seats.get_mut(&rule)) else { return Ok(()) };
-        if state.alone.take().is_none() {
+    /// Writes what is said of a prefix. What its only rule has done is brought to that rule's seat.
+    fn write_route(&mut self, maps: &Maps, prefix: Prefix, route: Route) -> io::Result<bool> {
+        let filter = self.lengths.get(&prefix.bits).and_then(|length| length.filter);
+        let written = self.cells.write_active(&prefix, route, filter)?;
+        let rule = self.held.get(&prefix).and_then(|held| held.shares.first()).map(|share| share.rule);
+        let Some(state) = rule.and_then(|rule| self.seats.get_mut(&rule)) else { return Ok(written.has_room) };
+        state.alone = None;
+        let key = state.number.to_ne_bytes();
+        if written.usage.packets > 0 {
+            let seat: layout::seat = get(&maps.seats, &key).unwrap_or_default();
+            let usage = sum(seat.usage, written.usage);
+            put(&maps.seats, &key, layout::seat { usage, ..seat }.bytes())?;
+        }
+        Ok(written.has_room)
+    }
+
+    /// Makes the table anew where it has no more room.
+    fn make_room(&mut self) -> io::Result<()> {
+        if !self.cells.is_full(self.held.len()) {
             return Ok(());
         }
-        let key = state.number.to_ne_bytes();
-        let seat: layout::seat = get(&maps.seats, &key).unwrap_or_default();
-        put(&maps.seats, &key, layout::seat { usage, ..seat }.bytes())
+        let mut table = self.cells.prepare(self.held.len())?;
+        for (prefix, held) in &mut self.held {
+            let filter = self.lengths.get(&prefix.bits).and_then(|length| length.filter);
+            let has_room = self.cells.write(&mut table, prefix, held.route, filter)?.has_room;
+            // Whoever found none is written again when it is next heard of.
+            held.is_whole &= has_room;
+        }
+        let before = self.cells.put_in_force(table)?;
+        for prefix in self.seats.values().filter_map(|seat| seat.alone) {
+            let usage = self.cells.usage(&before, &prefix)?;
+            if usage.packets > 0 {
+                self.cells.add_usage(&table, &prefix, usage)?;
+            }
+        }
+        self.cells.release(before)
     }
 
     /// Brings one prefix up to date.
@@ -188,8 +210,10 @@ impl Copy {
         let shares = match outcome {
             Outcome::Shorter => {
                 // Absent where it had no rule that takes packets before, either.
-                self.keep_usage(maps, prefix)?;
-                let _ = maps.routes.delete(layout::route_key_of(&prefix).bytes());
+                if !self.held.contains_key(&prefix) {
+                    return Ok(());
+                }
+                self.write_route(maps, prefix, Route::Gone)?;
                 let Some(before) = self.held.remove(&prefix) else { return Ok(()) };
                 self.forget_length(prefix.bits);
                 return self.retire(maps, before, &[]);
@@ -200,32 +224,31 @@ impl Copy {
         if self.held.get(&prefix).is_some_and(|held| held.is_whole && held.shares == shares) {
             return Ok(());
         }
-        self.keep_usage(maps, prefix)?;
-        let (route, held) = self.take_seats(maps, prefix, shares)?;
-        put(&maps.routes, layout::route_key_of(&prefix).bytes(), route.bytes())?;
-        if route.kind == ROUTE_SEAT {
+        self.make_room()?;
+        if !self.held.contains_key(&prefix) {
+            self.note_length(prefix.bits);
+        }
+        let mut held = self.take_seats(maps, prefix, shares)?;
+        held.is_whole &= self.write_route(maps, prefix, held.route)?;
+        if matches!(held.route, Route::Hop(_)) {
             let alone = held.shares.first().and_then(|share| self.seats.get_mut(&share.rule));
             alone.into_iter().for_each(|seat| seat.alone = Some(prefix));
         }
         let kept: Vec<RuleId> = held.shares.iter().map(|share| share.rule).collect();
         match self.held.insert(prefix, held) {
             Some(before) => self.retire(maps, before, &kept),
-            None => {
-                self.note_length(prefix);
-                Ok(())
-            }
+            None => Ok(()),
         }
     }
 
-    fn note_length(&mut self, prefix: Prefix) {
-        let (filters, news) = (&mut self.filters, &mut self.news);
-        let length = self.lengths.entry(prefix.bits).or_insert_with(|| {
+    fn note_length(&mut self, bits: u16) {
+        let (filters, cells) = (&mut self.filters, &mut self.cells);
+        let length = self.lengths.entry(bits).or_insert_with(|| {
             let filter = filters.take();
-            news.extend(filter.map(FilterNews::Empty));
+            filter.into_iter().for_each(|filter| cells.empty_filter(filter));
             Length { count: 0, filter }
         });
         length.count += 1;
-        news.extend(length.filter.map(|filter| FilterNews::Add(filter, prefix)));
     }
 
     fn forget_length(&mut self, bits: u16) {
@@ -238,22 +261,19 @@ impl Copy {
     }
 
     /// What a prefix leads to. Where there is no room, to the agent.
-    fn take_seats(&mut self, maps: &Maps, prefix: Prefix, shares: &[Share]) -> io::Result<(layout::route, Held)> {
+    fn take_seats(&mut self, maps: &Maps, prefix: Prefix, shares: &[Share]) -> io::Result<Held> {
         let mut held = Held::default();
-        let to_agent = layout::route { kind: ROUTE_AGENT, ..Default::default() };
         let mut numbers = Vec::with_capacity(shares.len());
         for share in shares {
-            let Some(number) = self.take_seat(maps, share)? else { return Ok((to_agent, held)) };
+            let Some(number) = self.take_seat(maps, share)? else { return Ok(held) };
             numbers.push(number);
             held.shares.push(*share);
         }
-        let route = match numbers[..] {
-            [] => to_agent,
-            [number] => {
-                layout::route { kind: ROUTE_SEAT, number, hop: self.hop_number(&shares[0]), ..Default::default() }
-            }
+        held.route = match numbers[..] {
+            [] => Route::Agent,
+            [_] => Route::Hop(self.hop_number(&shares[0])),
             _ => {
-                let Some(number) = self.list_numbers.take() else { return Ok((to_agent, held)) };
+                let Some(number) = self.list_numbers.take() else { return Ok(held) };
                 held.list = Some(number);
                 held.holders = match self.held.get(&prefix) {
                     Some(before) if before.list.is_some() => {
@@ -262,11 +282,11 @@ impl Copy {
                     _ => Share::holders(shares),
                 };
                 write_list(maps, number, held.holders.iter().map(|at| numbers[*at as usize]))?;
-                layout::route { kind: ROUTE_BUCKETS, number, ..Default::default() }
+                Route::Buckets(number)
             }
         };
         held.is_whole = true;
-        Ok((route, held))
+        Ok(held)
     }
 
     fn take_seat(&mut self, maps: &Maps, share: &Share) -> io::Result<Option<u32>> {

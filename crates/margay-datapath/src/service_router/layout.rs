@@ -8,15 +8,23 @@ use margay_core::output::DropReason;
 
 use super::Way;
 pub(super) use super::skeleton::types::{
-    bucket_list, hop, hop_key, hop_version, neighbour_key, own_address, route, route_key, route_length, route_lengths,
-    seat, usage,
+    bucket_list, cell, cell_order, cell_table, chunk, hop, hop_key, hop_version, neighbour_key, own_address,
+    route_length, route_lengths, seat, usage,
 };
 use crate::kernel::plain::Plain;
 use crate::packet::mapped;
 
-pub(super) const ROUTE_AGENT: u32 = 0;
-pub(super) const ROUTE_SEAT: u32 = 1;
-pub(super) const ROUTE_BUCKETS: u32 = 2;
+pub(super) const CHUNK_CELLS: u32 = 448;
+const LINE: usize = 64;
+const ROUTE_GONE: u64 = 1;
+const ROUTE_AGENT: u64 = 2;
+const ROUTE_HOP: u64 = 3;
+const ROUTE_BUCKETS: u64 = 4;
+pub(super) const CELL_WRITE: u16 = 1;
+pub(super) const CELL_READ: u16 = 2;
+pub(super) const CELL_ADD: u16 = 3;
+pub(super) const CELL_CROWDED: u16 = 1;
+pub(super) const CELL_NEW: u16 = 3;
 const NO_FILTER: u32 = u32::MAX;
 /// A seat whose packets are discarded.
 pub(super) const HOP_NONE: u32 = u32::MAX;
@@ -26,7 +34,7 @@ const HOP_V4: u16 = 4;
 const HOP_OUTER: u16 = 8;
 
 /// Names of the counters, by number (`enum router_counter`).
-pub(super) const COUNTERS: [&str; 11] = [
+pub(super) const COUNTERS: [&str; 12] = [
     "forwarded",
     "drop_hop_limit",
     "drop_service",
@@ -38,6 +46,7 @@ pub(super) const COUNTERS: [&str; 11] = [
     "left_check",
     "left_checksum",
     "bad_hop_tag",
+    "left_crowded",
 ];
 
 /// Counters that stand for a reason of the core's, so that they are counted with it.
@@ -50,12 +59,6 @@ pub(super) const DROPS: [(u32, DropReason); 4] = [
 
 // SAFETY: made from C structures whose members lie without gaps (`router_layout.h` has its padding as members); the assertions
 // below add them up.
-unsafe impl Plain for route_key {}
-// SAFETY: as above.
-unsafe impl Plain for route {}
-// SAFETY: as above.
-unsafe impl Plain for usage {}
-// SAFETY: as above.
 unsafe impl Plain for seat {}
 // SAFETY: as above.
 unsafe impl Plain for hop {}
@@ -66,9 +69,9 @@ unsafe impl Plain for hop_key {}
 // SAFETY: as above.
 unsafe impl Plain for own_address {}
 
-const _: () = assert!(size_of::<route_key>() == 32 + 4 + 4);
 const _: () = assert!(size_of::<usage>() == 2 * 8);
-const _: () = assert!(size_of::<route>() == 4 * 4 + size_of::<usage>());
+const _: () = assert!(size_of::<cell>() == LINE);
+const _: () = assert!(size_of::<chunk>() == (CHUNK_CELLS as usize + 2) * LINE);
 const _: () = assert!(size_of::<seat>() == size_of::<usage>() + 4 + 4);
 const _: () = assert!(size_of::<hop_version>() == 16 + 16 + 16 + 4 + 4 + 2 + 2 + 6 + 6);
 const _: () = assert!(size_of::<hop>() == 4 + 4 + 8 + 2 * size_of::<hop_version>());
@@ -78,38 +81,56 @@ const _: () = assert!(size_of::<own_address>() == 16);
 const _: () = assert!(size_of::<bucket_list>() == 4 * margay_core::table::BUCKETS);
 
 /// The bytes of a name as the program reads them: eight at a time.
-fn words(id: &ServiceId) -> [u64; 4] {
+pub(super) fn words(id: &ServiceId) -> [u64; 4] {
     let (words, _) = id.0.as_chunks::<8>();
     std::array::from_fn(|at| u64::from_ne_bytes(words[at]))
 }
 
-pub(super) fn route_key_of(prefix: &Prefix) -> route_key {
-    route_key { id: words(&prefix.id), bits: u32::from(prefix.bits), zero: 0 }
+/// What is said of a prefix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Route {
+    /// There is none any more.
+    Gone,
+    /// The agent decides.
+    #[default]
+    Agent,
+    /// To the next hop of this number.
+    Hop(u32),
+    /// By the list of buckets of this number.
+    Buckets(u32),
+}
+
+/// The word of a cell that says a prefix's length and its route.
+pub(super) fn route_word(prefix: &Prefix, route: Route) -> u64 {
+    let (kind, number) = match route {
+        Route::Gone => (ROUTE_GONE, 0),
+        Route::Agent => (ROUTE_AGENT, 0),
+        Route::Hop(number) => (ROUTE_HOP, number),
+        Route::Buckets(number) => (ROUTE_BUCKETS, number),
+    };
+    u64::from(prefix.bits) << 48 | kind << 32 | u64::from(number)
+}
+
+pub(super) fn filter_number(filter: Option<u32>) -> u32 {
+    filter.unwrap_or(NO_FILTER)
 }
 
 fn length_of(bits: u16, filter: Option<u32>) -> route_length {
     let mask = Prefix::new(ServiceId([0xff; 32]), bits);
-    route_length { mask: words(&mask.id), bits: u32::from(bits), filter: filter.unwrap_or(NO_FILTER) }
+    route_length { mask: words(&mask.id), bits: u32::from(bits), filter: filter_number(filter) }
 }
 
 /// What the program reads of the lengths in use and their filters; they are at most `LENGTHS_MAX`.
-pub(super) fn lengths_of(lengths: &[(u16, Option<u32>)]) -> route_lengths {
-    let mut all = route_lengths { count: lengths.len() as u32, ..Default::default() };
+pub(super) fn lengths_of(lengths: &[(u16, Option<u32>)], table: cell_table) -> route_lengths {
+    let mut all = route_lengths { count: lengths.len() as u32, table, ..Default::default() };
     all.of.iter_mut().zip(lengths).for_each(|(place, (bits, filter))| *place = length_of(*bits, *filter));
     all
 }
 
 pub(super) fn is_same(one: &route_lengths, other: &route_lengths) -> bool {
     let named = |lengths: &route_lengths| lengths.of.map(|length| (length.bits, length.filter));
-    one.count == other.count && named(one) == named(other)
-}
-
-/// Word and bit of a filter that stand for a prefix (`may_have_prefix`).
-pub(super) fn filter_place(prefix: &Prefix) -> (usize, u64) {
-    let id = words(&prefix.id);
-    let first = (id[0] ^ id[2]).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (id[1] ^ id[3]);
-    let place = first.wrapping_mul(0x94d0_49bb_1331_11eb) >> 45;
-    ((place >> 6) as usize, 1 << (place & 63))
+    let first = |lengths: &route_lengths| lengths.table.first_chunk;
+    one.count == other.count && first(one) == first(other) && named(one) == named(other)
 }
 
 pub(super) fn key_words(key: &[u8; 16]) -> [u64; 2] {

@@ -6,9 +6,12 @@
 #![allow(unsafe_code)]
 
 mod attach;
+mod cells;
 mod copy;
 mod layout;
 pub mod rate;
+#[cfg(test)]
+mod table_test;
 #[cfg(test)]
 mod test;
 
@@ -18,11 +21,11 @@ mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/service_router.skel.rs"));
 }
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject};
@@ -38,7 +41,8 @@ use crate::kernel::plain::Plain;
 use crate::kernel::{Unavailable, words};
 use attach::Attached;
 pub use attach::Mode;
-use copy::{Copy, FilterNews, Maps};
+use cells::Cells;
+use copy::{Copy, Maps};
 use layout::{COUNTERS, DROPS};
 use skeleton::{OpenServiceRouterSkel, ServiceRouterSkel, ServiceRouterSkelBuilder};
 
@@ -98,15 +102,16 @@ impl ServiceRouter {
         let set_up = |open: &mut OpenServiceRouterSkel<'_>| -> libbpf_rs::Result<()> {
             if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
                 constants.sal_port = sal_port.to_be();
+                constants.hash_seed = RandomState::new().hash_one(rules_max);
             }
-            open.maps.routes.set_max_entries(rules_max)?;
+            open.maps.chunks.set_max_entries(cells::places_for(rules_max))?;
             open.maps.seats.set_max_entries(rules_max)?;
             open.maps.bucket_lists.set_max_entries(LISTS_MAX)?;
             open.maps.hops.set_max_entries(HOPS_MAX)?;
             open.maps.neighbours.set_max_entries(HOPS_MAX)
         };
         set_up(&mut open).map_err(|error| Unavailable::system("prepare the maps", error))?;
-        let skeleton = open.load().map_err(|error| Unavailable::of_load(&error))?;
+        let mut skeleton = open.load().map_err(|error| Unavailable::of_load(&error))?;
         let buffer = skeleton.progs.route_buffer.as_fd().as_raw_fd().to_ne_bytes();
         let put = skeleton.maps.programs.update(&0_u32.to_ne_bytes(), &buffer, MapFlags::ANY);
         put.map_err(|error| Unavailable::system("put a program in its place", error))?;
@@ -114,7 +119,6 @@ impl ServiceRouter {
             MapHandle::try_from(map).map_err(|error| Unavailable::system("open a map", error))
         };
         let maps = Maps {
-            routes: handle(&skeleton.maps.routes)?,
             seats: handle(&skeleton.maps.seats)?,
             lists: handle(&skeleton.maps.bucket_lists)?,
             hops: handle(&skeleton.maps.hops)?,
@@ -123,10 +127,14 @@ impl ServiceRouter {
             devices: handle(&skeleton.maps.devices)?,
             counters: handle(&skeleton.maps.counters)?,
         };
+        let opened = |error| Unavailable::system("make a table", error);
+        let keep_cell = skeleton.progs.keep_cell.as_fd().try_clone_to_owned().map_err(opened)?;
+        let shared = skeleton.maps.bss_data.take().ok_or_else(|| opened(io::ErrorKind::NotFound.into()))?;
+        let cells = Cells::new(keep_cell, handle(&skeleton.maps.chunks)?, shared, rules_max).map_err(opened)?;
         Ok(Self {
             skeleton: Mutex::new(skeleton),
             maps,
-            copy: Mutex::new(Copy::new(rules_max, LISTS_MAX, HOPS_MAX)),
+            copy: Mutex::new(Copy::new(cells, rules_max, LISTS_MAX, HOPS_MAX)),
             attached: Mutex::default(),
             failure: Mutex::default(),
         })
@@ -200,30 +208,7 @@ impl ServiceRouter {
             }
         };
         // Without one of them, a shorter prefix would answer for it.
-        self.set_lengths(&lengths.unwrap_or_default(), copy.take_news());
-    }
-
-    /// Tells the program which lengths prefixes have, all at once.
-    fn set_lengths(&self, lengths: &[(u16, Option<u32>)], news: Vec<FilterNews>) {
-        let mut skeleton = self.skeleton.lock();
-        let Some(shared) = skeleton.maps.bss_data.as_deref_mut() else { return };
-        for new in news {
-            match new {
-                FilterNews::Empty(filter) => shared.filters[filter as usize].fill(0),
-                FilterNews::Add(filter, prefix) => {
-                    let (word, bit) = layout::filter_place(&prefix);
-                    shared.filters[filter as usize][word] |= bit;
-                }
-            }
-        }
-        let next = (shared.lengths_active + 1) % 2;
-        let wanted = layout::lengths_of(lengths);
-        if layout::is_same(&shared.lengths[(shared.lengths_active % 2) as usize], &wanted) {
-            return;
-        }
-        shared.lengths[next as usize] = wanted;
-        // SAFETY: the word is aligned, and lives as long as the mapping that the skeleton holds; this process writes it here alone.
-        unsafe { AtomicU32::from_ptr(&raw mut shared.lengths_active) }.store(next, Ordering::Release);
+        copy.set_lengths(&lengths.unwrap_or_default());
     }
 
     /// Why the program leaves everything to the agent, if it does.
@@ -262,6 +247,11 @@ impl ServiceRouter {
         let values = self.maps.counters.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY).ok().flatten();
         let value = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_ne_bytes);
         values.map_or(0, |values| values.iter().map(value).sum())
+    }
+
+    /// Bytes that the table of prefixes takes.
+    pub fn table_bytes(&self) -> usize {
+        self.copy.lock().table_bytes()
     }
 
     /// How full the maps are: prefixes, prefixes with several instances, next hops.

@@ -26,8 +26,8 @@ use crate::sample::{self, Checksum};
 
 const ETHERNET: usize = 14;
 const DROP: u32 = 1;
-const PASS: u32 = 2;
-const TX: u32 = 3;
+pub(super) const PASS: u32 = 2;
+pub(super) const TX: u32 = 3;
 const REDIRECT: u32 = 4;
 /// Numbers of next hops that tests come to.
 const NUMBERS: u32 = 256;
@@ -37,16 +37,16 @@ const MTU: u32 = 1500;
 const REMOTE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-fn address(text: &str) -> SocketAddr {
+pub(super) fn address(text: &str) -> SocketAddr {
     text.parse().expect("literal")
 }
 
-fn own(v4: bool) -> SocketAddr {
+pub(super) fn own(v4: bool) -> SocketAddr {
     address(if v4 { "10.1.0.1:54324" } else { "[fd01::1]:54324" })
 }
 
 /// Where the n-th neighbour is.
-fn place(n: u8, v4: bool) -> SocketAddr {
+pub(super) fn place(n: u8, v4: bool) -> SocketAddr {
     if v4 {
         SocketAddr::new([10, 1, 0, n].into(), PORT)
     } else {
@@ -63,15 +63,20 @@ fn neighbour(n: u8) -> HostSecret {
 }
 
 /// A router's core, and the program that follows it.
-struct Rig {
-    router: ServiceRouter,
-    sal: Sal,
-    now: Instant,
+pub(super) struct Rig {
+    pub router: ServiceRouter,
+    pub sal: Sal,
+    pub now: Instant,
 }
 
 impl Rig {
     /// `None` without root.
     fn new() -> Option<Self> {
+        Self::of_size(1 << 10)
+    }
+
+    /// For so many rules.
+    pub fn of_size(rules_max: u32) -> Option<Self> {
         if !nix::unistd::Uid::effective().is_root() {
             eprintln!("skipped: eBPF needs root");
             return None;
@@ -88,7 +93,7 @@ impl Rig {
         };
         let mut sal = Sal::new(config, now, 1_700_000_000, [7; 32]);
         sal.follow_routes();
-        let router = ServiceRouter::open(PORT, 1 << 10).expect("the verifier takes it");
+        let router = ServiceRouter::open(PORT, rules_max).expect("the verifier takes it");
         router.set_own_addresses(&[own(true).ip(), own(false).ip()]);
         Some(Self { router, sal, now })
     }
@@ -111,12 +116,12 @@ impl Rig {
         host_key.id()
     }
 
-    fn rule(&mut self, prefix: Prefix, priority: u32, weight: u32, action: Action) -> RuleId {
+    pub fn rule(&mut self, prefix: Prefix, priority: u32, weight: u32, action: Action) -> RuleId {
         self.sal.add_rule(self.now, prefix, Rule { priority, weight, action }).expect("room")
     }
 
     /// Brings the program up to date; its next hops have been looked after just now.
-    fn sync(&mut self) {
+    pub fn sync(&mut self) {
         let mut told = 0;
         let mut buffer = vec![0; 65_536];
         while let Some(output) = self.sal.poll(&mut buffer) {
@@ -127,6 +132,11 @@ impl Rig {
         self.router.take_routes(&self.sal.take_route_changes(4096));
         self.find_ways(HERE);
         assert_eq!(self.router.failure(), None);
+    }
+
+    /// The same where no next hop is new.
+    pub fn sync_routes(&mut self) {
+        self.router.take_routes(&self.sal.take_route_changes(4096));
     }
 
     fn find_ways(&self, ifindex: u32) {
@@ -149,8 +159,7 @@ impl Rig {
 
     /// Verdict, and the frame that came out.
     fn run(&self, frame: &[u8]) -> (u32, Vec<u8>) {
-        let skeleton = self.router.skeleton.lock();
-        run(&skeleton.progs.route_frame, frame)
+        run_on(&self.router, frame)
     }
 
     /// The same of the programs for packets in buffers, in XDP's words.
@@ -166,7 +175,7 @@ impl Rig {
         (verdict, out)
     }
 
-    fn counted(&self) -> Vec<&'static str> {
+    pub fn counted(&self) -> Vec<&'static str> {
         self.router.counters().into_iter().filter(|(_, count)| *count > 0).map(|(name, _)| name).collect()
     }
 
@@ -184,7 +193,7 @@ impl Rig {
     }
 
     /// Gives a datagram to both. What the program decides the core must have decided alike; what it leaves it must not have touched.
-    fn compare(&mut self, from: SocketAddr, datagram: &[u8]) -> u32 {
+    pub fn compare(&mut self, from: SocketAddr, datagram: &[u8]) -> u32 {
         let frame = frame(from, own(from.is_ipv4()), datagram, Checksum::Complete);
         let (in_buffer, from_buffer) = self.run_buffer(&frame);
         let (verdict, out) = self.run(&frame);
@@ -206,6 +215,11 @@ impl Rig {
     }
 }
 
+/// Verdict, and the frame that came out.
+pub(super) fn run_on(router: &ServiceRouter, frame: &[u8]) -> (u32, Vec<u8>) {
+    run(&router.skeleton.lock().progs.route_frame, frame)
+}
+
 fn run(program: &libbpf_rs::ProgramMut<'_>, frame: &[u8]) -> (u32, Vec<u8>) {
     let mut out = vec![0; 4096];
     let input = ProgramInput { data_in: Some(frame), data_out: Some(&mut out), ..Default::default() };
@@ -213,7 +227,7 @@ fn run(program: &libbpf_rs::ProgramMut<'_>, frame: &[u8]) -> (u32, Vec<u8>) {
     (result.return_value, result.data.expect("bytes out").to_vec())
 }
 
-fn frame(from: SocketAddr, to: SocketAddr, payload: &[u8], checksum: Checksum) -> Vec<u8> {
+pub(super) fn frame(from: SocketAddr, to: SocketAddr, payload: &[u8], checksum: Checksum) -> Vec<u8> {
     let tuple = margay_core::Tuple { protocol: UDP, source: from, destination: to };
     let packet = sample::packet(tuple, 0, payload, checksum);
     let ethertype = if from.is_ipv4() { [8, 0] } else { [0x86, 0xdd] };
@@ -222,9 +236,9 @@ fn frame(from: SocketAddr, to: SocketAddr, payload: &[u8], checksum: Checksum) -
 
 /// A first packet, and what a test may want otherwise.
 #[derive(Clone)]
-struct Syn {
-    service: ServiceId,
-    nonce: u64,
+pub(super) struct Syn {
+    pub service: ServiceId,
+    pub nonce: u64,
     flow: u32,
     dst_flow: u32,
     flags: Flags,
@@ -239,7 +253,7 @@ struct Syn {
 }
 
 impl Syn {
-    fn to(service: ServiceId) -> Self {
+    pub fn to(service: ServiceId) -> Self {
         Self {
             service,
             nonce: 0x0123_4567_89ab_cdef,
@@ -256,7 +270,7 @@ impl Syn {
         }
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let mut buffer = vec![0; 4096];
         let (dst_flow, flow) = (FlowId(self.dst_flow), FlowId(self.flow));
         let mut writer = MessageWriter::new(&mut buffer, Kind::Syn, dst_flow, flow, 0);
@@ -293,9 +307,9 @@ impl Syn {
     }
 }
 
-const SERVICE: ServiceId = ServiceId([0x77; 32]);
+pub(super) const SERVICE: ServiceId = ServiceId([0x77; 32]);
 
-fn forward(n: u8, v4: bool, host: Option<HostId>) -> Action {
+pub(super) fn forward(n: u8, v4: bool, host: Option<HostId>) -> Action {
     Action::Forward(NextHop { address: place(n, v4), host, router: false })
 }
 
@@ -312,8 +326,7 @@ fn rig(v4: bool) -> Option<(Rig, RuleId)> {
 fn the_layouts_are_of_one_mind() {
     let Some(rig) = Rig::new() else { return };
     let skeleton = rig.router.skeleton.lock();
-    let shared = skeleton.maps.bss_data.as_deref().expect("globals");
-    assert_eq!(shared.lengths[0].of.len(), super::copy::LENGTHS_MAX);
+    assert_eq!(layout::route_lengths::default().of.len(), super::copy::LENGTHS_MAX);
     let counters = skeleton.maps.counters.max_entries() as usize;
     assert_eq!(counters, layout::COUNTERS.len());
 }

@@ -166,7 +166,8 @@ impl Table {
         }
         router.find_ways(true, |_| Some(way));
         ensure!(router.failure().is_none(), "{:?}", router.failure());
-        let bytes_per_prefix = (bpf_bytes()? - before) / f64::from(prefixes) + SEAT_AND_BUCKET_BYTES;
+        let bytes = bpf_bytes()? - before + router.table_bytes() as f64;
+        let bytes_per_prefix = bytes / f64::from(prefixes) + SEAT_BYTES;
         Ok(Self { sal, router, bytes_per_prefix })
     }
 
@@ -200,8 +201,8 @@ impl Table {
     }
 }
 
-/// What a rule takes in the array of rules, and in that of the table's heads, which are there from the start.
-const SEAT_AND_BUCKET_BYTES: f64 = 24.0 + 16.0;
+/// What a rule takes in the array of rules, which is there from the start.
+const SEAT_BYTES: f64 = 24.0;
 
 fn neighbour(n: u8, host_key: [u8; 32], remote: SocketAddr) -> AssociationSetup {
     AssociationSetup {

@@ -225,6 +225,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let routers = agent.cluster.as_ref().map_or(0, |cluster| cluster.routers().len());
     let links = agent.router.as_ref().map_or(0, |router| router.links().len());
     let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
+    let table_bytes = agent.kernel_router.kernel().map_or(0, |router| router.table_bytes());
     let held = agent.core.0.with_sal(|sal, _| sal.held());
     for (name, help, value) in [
         ("held_names", "Names whose first packets wait for a resolver", held.names),
@@ -233,6 +234,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         ("held_packets_max", "The most that ever waited at once", held.packets_max),
         ("rules_resolved", "Rules that resolvers' answers have made", held.rules),
         ("kernel_router_prefixes", "Prefixes that the service router in the kernel knows", prefixes),
+        ("kernel_router_table_bytes", "Bytes that its table of prefixes takes", table_bytes),
         ("kernel_router_lists", "Of these, with several instances", lists),
         ("kernel_router_next_hops", "Hosts and routers that it forwards to", hops),
         ("flows", "Flows of all kinds", flows),

@@ -32,6 +32,12 @@ pub struct Counters {
     pub elsewhere: u64,
     /// Times that a peer and this host, or one of their flows, changed their addresses.
     pub moves: u64,
+    /// Times that this host asked its segments for a router.
+    pub searches: u64,
+    /// Answers to that by hosts that proved to be one.
+    pub routers_found: u64,
+    /// Others' searches that this router answered.
+    pub searches_answered: u64,
     /// First packets that waited for a resolver.
     pub delayed: u64,
     /// First packets that could not wait, since too many did.

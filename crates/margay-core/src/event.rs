@@ -9,7 +9,7 @@ use margay_wire::{FlowId, SessionId};
 
 use crate::direct::{Carriage, Why};
 use crate::entry::{Passage, RemoveReason, Tuple};
-use crate::key::HostId;
+use crate::key::{HostId, HostPublic};
 use crate::lifetime::Expiry;
 use crate::location::{Cause, Moved, Moving, Pair, Trouble};
 use crate::name::{Prefix, ServiceId};
@@ -71,6 +71,15 @@ pub enum Event {
     },
     /// A second host uses this key; it is kept out until its epoch is newer (DESIGN §18).
     Quarantined(HostId),
+    /// A router of an authority has answered a search, and proved that it is one. It may do so again.
+    RouterFound {
+        /// The authority's block.
+        authority: [u8; 8],
+        /// The router's key.
+        key: HostPublic,
+        /// Where it hears SAL.
+        at: SocketAddr,
+    },
     /// A rule of the service table has ended by itself.
     RuleExpired {
         /// Its number.

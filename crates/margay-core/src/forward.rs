@@ -33,8 +33,10 @@ impl Sal {
         let resolvable = message.resolvable.ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
         let service = ServiceId(resolvable.service);
-        if session.protocol == GREETING && !self.came_to_all {
-            return self.handle_greeting(now, from, message, resolvable.nonce, datagram.len());
+        match session.protocol {
+            GREETING if self.came_to_all => return self.handle_search(now, from, message, &resolvable, datagram),
+            GREETING => return self.handle_greeting(now, from, message, resolvable.nonce, datagram.len()),
+            _ => {}
         }
         if !matches!(session.protocol, 6 | 17) {
             return Err(DropReason::Protocol);

@@ -48,6 +48,7 @@ pub mod reorder;
 pub mod rng;
 pub mod router_copy;
 mod sal;
+pub mod search;
 pub mod secure;
 pub mod segment;
 pub mod session;

@@ -44,6 +44,14 @@ impl ServiceId {
         &self.0[12..]
     }
 
+    /// What the routers of an authority are asked for by on a network segment: no name that anybody can write.
+    pub fn of_routers(authority: [u8; 8]) -> Self {
+        let mut id = Self::default();
+        id.0[..8].copy_from_slice(&authority);
+        id.0[8..12].copy_from_slice(&blake3::hash(b"margay routers").as_bytes()[..4]);
+        id
+    }
+
     /// Which of 2^`bits` partitions of its service a name lies in; `bits` beyond [`PARTITION_BITS_MAX`] count as that.
     pub fn partition(&self, bits: u8) -> u16 {
         let head = u32::from(u16::from_be_bytes([self.0[12], self.0[13]]));

@@ -109,6 +109,8 @@ pub struct Sal {
     pub(crate) came_to_all: bool,
     /// What this host passes on between its segments, if it does.
     pub(crate) relay: Option<Relay>,
+    /// Others' searches for a router that this one answers.
+    pub(crate) searches_answered: RateLimit,
     /// Routers that this one exchanges announcements with.
     pub(crate) neighbours: BTreeMap<HostId, Relation>,
     /// First packets that wait for resolvers.
@@ -180,6 +182,7 @@ impl Sal {
             came_to_all: false,
             neighbours: BTreeMap::new(),
             relay: None,
+            searches_answered: RateLimit::new(crate::search::ANSWERED_PER_S, now),
             delays: Delays::default(),
             next_sweep: now + SWEEP,
             rng,

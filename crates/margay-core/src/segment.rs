@@ -21,7 +21,7 @@ use crate::time::Instant;
 pub const SEGMENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::BROADCAST), margay_wire::PORT);
 
 /// Who is asked is near: nobody waits for long.
-pub(crate) const SEGMENT_TIMEOUT: Duration = Duration::from_millis(2000);
+pub const SEGMENT_TIMEOUT: Duration = Duration::from_millis(2000);
 /// After one host has refused, others may still answer for so long.
 pub(crate) const OTHERS_WAIT: Duration = Duration::from_millis(300);
 /// A SYN that is sent again comes later than this; what comes sooner is a copy by another relay.

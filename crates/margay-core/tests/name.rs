@@ -62,3 +62,11 @@ proptest! {
         prop_assert_eq!(text.parse::<Name>(), Err(NameError::Character { name: text.clone(), at, found }));
     }
 }
+
+/// As docs/book/wire.md has it.
+#[test]
+fn routers_are_asked_for_by_bits_that_other_programs_can_make() {
+    let id = ServiceId::of_routers([7; 8]);
+    assert_eq!(id.0[..12], [7, 7, 7, 7, 7, 7, 7, 7, 0x69, 0x40, 0xea, 0xd3]);
+    assert_eq!(id.0[12..], [0; 20]);
+}

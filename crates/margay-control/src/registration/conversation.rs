@@ -289,7 +289,7 @@ impl<'a> Conversation<'a> {
             Order::Watch(prefix) => self.watch(prefix, false).await,
             Order::EndWatch(prefix) => self.watch(prefix, true).await,
             Order::Trace(question, done) => self.ask_trace(&question, done).await,
-            Order::Moved(_) | Order::Stop => Ok(()),
+            Order::Moved(_) | Order::Found | Order::Stop => Ok(()),
         }
     }
 

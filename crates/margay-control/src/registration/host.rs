@@ -1,6 +1,6 @@
 //! The host's end: joins, registers what the host serves, renews, and comes back whenever the stream breaks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +30,10 @@ use crate::wide_area::WideArea;
 use crate::{Clock, SalControl, entropy};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// Who was found is near.
+const FOUND_LIMIT: Duration = Duration::from_secs(2);
+/// Addresses that a search has brought and that were not tried yet; of more, the later are left out.
+const FOUND_MAX: usize = 4;
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
@@ -141,6 +145,8 @@ pub(super) enum Order {
     Trace(Question, oneshot::Sender<Result<oneshot::Receiver<proto::Traced>, TraceError>>),
     /// This host's addresses are others now; these are gone.
     Moved(Vec<IpAddr>),
+    /// A search has brought an address of the router.
+    Found,
     Stop,
 }
 
@@ -156,6 +162,10 @@ pub(super) struct Shared {
     state: watch::Sender<HomeState>,
     /// Where the router hears SAL, once it has welcomed this host.
     pub router_at: Mutex<Option<SocketAddr>>,
+    /// Where a search has seen it, to be tried before the address that is configured.
+    found: Mutex<VecDeque<SocketAddr>>,
+    /// Which of those the stream goes to, if to any.
+    found_at: Mutex<Option<SocketAddr>>,
     /// What makes first packets go there; none: they do not.
     pub ways: Option<Arc<Ways>>,
     /// Where else this host registers, as the router says.
@@ -184,6 +194,8 @@ pub(super) enum End {
     /// This host has left the address that the stream was from. It is kept open until there is another: its end would be heard as
     /// the host's.
     Left(Option<Writer>),
+    /// There is another address to try.
+    Found,
     Refused(String),
     Broke(String),
 }
@@ -215,6 +227,8 @@ impl Home {
         let (orders, receiver) = mpsc::unbounded_channel();
         let first = HomeState { phase: Phase::Connecting, why: String::new(), since_unix_s: clock.unix_s() };
         let is_member = Mutex::new(config.secret.is_none());
+        // Whoever speaks for its names, or says that it is a router of it, has to prove that from now on, also before a router is heard.
+        sal.add_trust_anchor(TrustAnchor { authority: authority_block(&config.authority), key: config.authority_key });
         let shared = Arc::new(Shared {
             config,
             local,
@@ -225,6 +239,8 @@ impl Home {
             states: Mutex::default(),
             state: watch::channel(first).0,
             router_at: Mutex::default(),
+            found: Mutex::default(),
+            found_at: Mutex::default(),
             ways,
             routers: watch::Sender::default(),
             is_member,
@@ -251,6 +267,22 @@ impl Home {
     /// Where the router hears SAL, once it has welcomed this host.
     pub fn router_at(&self) -> Option<SocketAddr> {
         *self.shared.router_at.lock()
+    }
+
+    /// The router may be at this address: it is tried before the one that is configured, now and as long as it is reached there. Nothing
+    /// else comes of it: whoever is there has to prove that it is the router.
+    pub fn found(&self, at: SocketAddr) {
+        let mut found = self.shared.found.lock();
+        if found.len() < FOUND_MAX && !found.contains(&at) {
+            found.push_back(at);
+            drop(found);
+            self.order(Order::Found);
+        }
+    }
+
+    /// Where the router was found and is reached, if not at the address that is configured.
+    pub fn found_at(&self) -> Option<SocketAddr> {
+        *self.shared.found_at.lock()
     }
 
     /// The routers of the router's cluster, as it says; told of every change. None: it says nothing.
@@ -401,6 +433,7 @@ impl Shared {
             is_new
         });
         if phase != Phase::Connected {
+            *self.found_at.lock() = None;
             self.ways.iter().for_each(|ways| ways.lost(&self.config.authority, self.config.router_key.id()));
             let mut states = self.states.lock();
             for state in states.values_mut().filter(|state| state.state == "registered") {
@@ -421,6 +454,7 @@ async fn live(shared: Arc<Shared>, mut orders: mpsc::UnboundedReceiver<Order>) {
                 tracing::info!(router = shared.config.router_address, "registering again, from another address");
                 continue;
             }
+            End::Found => continue,
             End::Refused(why) => {
                 tracing::warn!(router = shared.config.router_address, why, "the router says no");
                 shared.enter(Phase::Refused, why);
@@ -456,7 +490,7 @@ async fn is_stopped_during(orders: &mut mpsc::UnboundedReceiver<Order>, until: I
             order = orders.recv() => match order {
                 None | Some(Order::Stop) => return true,
                 // There may be a way now.
-                Some(Order::Moved(_)) => return false,
+                Some(Order::Moved(_) | Order::Found) => return false,
                 Some(_) => {}
             }
         }
@@ -469,7 +503,9 @@ async fn one_stream(
     wait: &mut Duration,
     former: &mut Option<Writer>,
 ) -> End {
-    let meeting = timeout(CONNECT_LIMIT, meet(shared));
+    let found = shared.found.lock().pop_front();
+    let limit = if found.is_some() { FOUND_LIMIT } else { CONNECT_LIMIT };
+    let meeting = timeout(limit, meet(shared, found));
     tokio::pin!(meeting);
     let met = loop {
         tokio::select! {
@@ -478,18 +514,24 @@ async fn one_stream(
                 None | Some(Order::Stop) => return End::Stopped,
                 // It may be from an address that is gone.
                 Some(Order::Moved(_)) => return End::Left(None),
+                Some(Order::Found) if found.is_none() => return End::Found,
                 Some(_) => {}
             },
         }
     };
     let (local, (reader, writer), welcome) = match met {
-        Err(_) => return End::Broke(format!("no answer in {CONNECT_LIMIT:?}")),
+        // The next one, if there is one: it is one less each time.
+        Err(_) | Ok(Err(End::Broke(_))) if found.is_some() => return End::Found,
+        Err(_) => return End::Broke(format!("no answer in {limit:?}")),
         Ok(Err(end)) => return end,
         Ok(Ok(met)) => met,
     };
     *wait = RETRY_FIRST;
     *former = None;
     shared.enter(Phase::Connected, String::new());
+    *shared.found_at.lock() = found;
+    // When the stream breaks, the router is most likely where it was.
+    *shared.found.lock() = found.into_iter().collect();
     tracing::info!(router = shared.config.router_address, authority = shared.config.authority, "joined");
     let (sender, answers) = mpsc::channel(64);
     let reading = tokio::spawn(read_all(reader, sender));
@@ -499,13 +541,23 @@ async fn one_stream(
 }
 
 /// Connects, says hello, and is welcomed.
-async fn meet(shared: &Arc<Shared>) -> Result<(IpAddr, (Reader, Writer), proto::Welcome), End> {
+async fn meet(
+    shared: &Arc<Shared>,
+    found: Option<SocketAddr>,
+) -> Result<(IpAddr, (Reader, Writer), proto::Welcome), End> {
     let config = &shared.config;
-    let stream = TcpStream::connect(&config.router_address).await;
+    let stream = match found {
+        Some(at) => TcpStream::connect(at).await,
+        None => TcpStream::connect(&config.router_address).await,
+    };
     let stream = stream.map_err(|error| End::Broke(format!("{}: {error}", config.router_address)))?;
     let router = stream.peer_addr().map_err(|error| End::Broke(error.to_string()))?;
     let local = stream.local_addr().map_err(|error| End::Broke(error.to_string()))?.ip().to_canonical();
-    let (mut reader, mut writer) = open(stream, &shared.local.host_key, &config.router_key).await?;
+    let opened = open(stream, &shared.local.host_key, &config.router_key).await;
+    // Another host where a search has led to says nothing about the router.
+    let is_lead = found.is_some();
+    let opened = opened.map_err(|error| if is_lead { End::Broke(error.to_string()) } else { End::from(error) });
+    let (mut reader, mut writer) = opened?;
     let mut rng = entropy::rng().map_err(|error| End::Broke(error.to_string()))?;
     let association_id = rng.u32().max(1);
     let secret = if *shared.is_member.lock() { None } else { config.secret.as_ref() };

@@ -22,6 +22,7 @@ use crate::store::{MemberKey, Store, Token};
 use crate::token::TokenSecret;
 use crate::{Clock, SalControl, StateDir};
 
+mod found;
 mod site;
 
 const NOW_S: u64 = 1_700_000_000;

@@ -11,8 +11,8 @@ use margay_wire::{
 };
 
 use super::{
-    Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, SETUP_TIMEOUT, SYN_LEN, bare, next_protocol, prologue,
-    retry_after, starts_direct,
+    Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, bare,
+    error_text, next_protocol, prologue, retry_after, starts_direct, unreachable_of,
 };
 use crate::association::Association;
 use crate::auth;
@@ -39,9 +39,6 @@ const UDP: u8 = 17;
 /// After so many SYNs without an answer another router is asked, where there is one.
 const TURN_RETRIES: u32 = 2;
 /// What people are told.
-const NO_COMMON_STACK: &str =
-    "one end demands `secure` and the other cannot carry the connection so; run the same version on both hosts";
-
 const NOBODY_NEAR: &str =
     "no host on this network segment serves the name, and no service router is known; see `margay status`";
 
@@ -316,17 +313,37 @@ impl Sal {
             self.fail_connecting(id, why, error_text(error.code));
             return Ok(());
         }
+        if self.flows.get(id).is_some_and(Self::is_search) {
+            return self.hear_router(now, from, message, &answer);
+        }
         self.accept_answer(now, from, message, answer)
+    }
+
+    /// A search is answered: who proves to be a router is reported, and nothing else comes of it.
+    fn hear_router(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+        answer: &Answer,
+    ) -> Result<(), DropReason> {
+        let right = self.check_right_to_answer(message.dst_flow, message, answer.association);
+        if right == Ok(true) {
+            self.report_router(message.dst_flow, answer.association, answered_from(message, from));
+        }
+        self.turn_down(now, message, answer, "");
+        right.map(|_| ()).map_err(|_| DropReason::BadCertificate)
     }
 
     /// Several were asked, and one host has refused, or may not speak for the name: its word is not the last one.
     fn others_may_answer(&mut self, now: Instant, id: FlowId, code: ErrorCode) -> bool {
+        let is_search = self.flows.get(id).is_some_and(Self::is_search);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
         if setup.next_hop != SEGMENT && setup.beside.is_empty() {
             return false;
         }
         // Whoever may not speak for the name cannot shorten the time of those who may.
-        if setup.refused.replace(code).is_none() && code != ErrorCode::BadCertificate {
+        if setup.refused.replace(code).is_none() && code != ErrorCode::BadCertificate && !is_search {
             setup.give_up = setup.give_up.min(now + OTHERS_WAIT);
             let give_up = setup.give_up;
             self.flows.set_deadline(id, Some(give_up));
@@ -693,7 +710,9 @@ impl Sal {
         if !matches!(flow.setup, Setup::Initiator(_)) {
             return Err(DropReason::Unexpected);
         }
-        self.fail_connecting(id, unreachable_of(error.code), error_text(error.code));
+        if !self.others_may_answer(now, id, error.code) {
+            self.fail_connecting(id, unreachable_of(error.code), error_text(error.code));
+        }
         Ok(())
     }
 
@@ -759,29 +778,6 @@ fn write_reset(
 /// By what a router picks an instance: the same for every copy of one SYN (DESIGN §7).
 pub(crate) fn sticky(flow: FlowId, nonce: u64) -> u64 {
     nonce ^ (u64::from(flow.0) << 32 | u64::from(flow.0))
-}
-
-fn unreachable_of(code: ErrorCode) -> Unreachable {
-    match code {
-        ErrorCode::NotAllowed | ErrorCode::BadCertificate | ErrorCode::NoCommonStack => Unreachable::Prohibited,
-        ErrorCode::HopLimit | ErrorCode::Overloaded => Unreachable::Host,
-        _ => Unreachable::Port,
-    }
-}
-
-fn error_text(code: ErrorCode) -> &'static str {
-    match code {
-        ErrorCode::NoService => {
-            "nobody serves this name now; `margay service resolve NAME` shows what the router knows"
-        }
-        ErrorCode::Refused => "the instance refused: nothing listens on that port of the service",
-        ErrorCode::NotAllowed => "this host may not connect to the service; its operator's `allow` list decides",
-        ErrorCode::HopLimit => "the routers forward this name in a circle; their operators must mend the rules",
-        ErrorCode::Overloaded => "the instance is overloaded; try again",
-        ErrorCode::NoCommonStack => NO_COMMON_STACK,
-        ErrorCode::BadCertificate => "only hosts answered that may not speak for this name; their certificates say so",
-        _ => "the peer refused the connection",
-    }
 }
 
 /// Where an answer set out. Through a router its own source is the router, which wrote down where it came from.

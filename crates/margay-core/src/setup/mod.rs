@@ -27,7 +27,7 @@ use crate::hop;
 use crate::key::HostId;
 use crate::location::Pair;
 use crate::name::ServiceId;
-use crate::packet::{self, Parsed};
+use crate::packet::{self, Parsed, Unreachable};
 use crate::related::Related;
 use crate::sal::Sal;
 use crate::secure::Cipher;
@@ -49,6 +49,9 @@ pub(crate) const LATE_WINDOW: Duration = Duration::from_millis(3000);
 pub(crate) const STACK_ENCAP: u32 = 1 << 2;
 /// Bytes that DATA and train headers take of a datagram.
 pub(crate) const ENCAP_OVERHEAD: u16 = 24;
+/// What people are told.
+const NO_COMMON_STACK: &str =
+    "one end demands `secure` and the other cannot carry the connection so; run the same version on both hosts";
 const SCRATCH_LEN: usize = 65_536;
 
 /// What the initiator keeps until it has the answer.
@@ -162,6 +165,31 @@ pub(crate) fn prologue(session: SessionId, service: &ServiceId, initiator_flow: 
     bytes.extend_from_slice(&initiator_flow.0.to_be_bytes());
     bytes.extend_from_slice(&association.to_be_bytes());
     bytes
+}
+
+/// What the application is told by its own protocol.
+fn unreachable_of(code: ErrorCode) -> Unreachable {
+    match code {
+        ErrorCode::NotAllowed | ErrorCode::BadCertificate | ErrorCode::NoCommonStack => Unreachable::Prohibited,
+        ErrorCode::HopLimit | ErrorCode::Overloaded => Unreachable::Host,
+        _ => Unreachable::Port,
+    }
+}
+
+/// What people are told.
+fn error_text(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::NoService => {
+            "nobody serves this name now; `margay service resolve NAME` shows what the router knows"
+        }
+        ErrorCode::Refused => "the instance refused: nothing listens on that port of the service",
+        ErrorCode::NotAllowed => "this host may not connect to the service; its operator's `allow` list decides",
+        ErrorCode::HopLimit => "the routers forward this name in a circle; their operators must mend the rules",
+        ErrorCode::Overloaded => "the instance is overloaded; try again",
+        ErrorCode::NoCommonStack => NO_COMMON_STACK,
+        ErrorCode::BadCertificate => "only hosts answered that may not speak for this name; their certificates say so",
+        _ => "the peer refused the connection",
+    }
 }
 
 /// A message before it is written: who, what, and the tag that goes on it.

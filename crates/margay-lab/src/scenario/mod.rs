@@ -15,6 +15,7 @@ mod direct_throughput;
 mod encap_throughput;
 mod ends;
 mod exclusive_names;
+mod find_router;
 mod firewalled;
 mod flow_memory;
 mod hijack;
@@ -128,6 +129,7 @@ pub const ALL: &[Scenario] = &[
     encap_throughput::SCENARIO,
     nat_first_contact::SCENARIO,
     ad_hoc::SCENARIO,
+    find_router::SCENARIO,
     lookup::SCENARIO,
     acl::SCENARIO,
     flow_memory::SCENARIO,

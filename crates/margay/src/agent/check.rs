@@ -291,7 +291,9 @@ async fn routers(agent: &Agent, steps: &mut Steps) {
     }
     for home in homes {
         let (config, state) = (home.config(), home.state());
-        let text = format!("{} of {}: {}", config.router_address, config.authority, phase(state.phase));
+        let found = agent.searches.found_at(&home);
+        let found = found.map(|at| format!(", found on the network segment at {at}")).unwrap_or_default();
+        let text = format!("{} of {}: {}{found}", config.router_address, config.authority, phase(state.phase));
         let finding = match state.phase {
             Phase::Connected => Finding::Ok(text),
             Phase::Connecting => Finding::warning(format!("{text} {}", state.why), "look again in a moment"),

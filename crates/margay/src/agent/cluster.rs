@@ -11,7 +11,7 @@ use margay_core::name::authority_block;
 use miette::{IntoDiagnostic, Result, miette};
 use tokio::sync::{Notify, watch};
 
-use super::{Agent, api, home, spread, trace};
+use super::{Agent, api, home};
 use crate::config::Config;
 
 /// Of a router that a host was told of: it has used no token there.
@@ -106,11 +106,7 @@ async fn join(agent: &Arc<Agent>, by: &Arc<Home>, router: &ClusterRouter) {
     let Joined { router_key, router_address, authority, authority_key, .. } = joined;
     tracing::info!(router = router_address, authority, "the cluster has this router, too");
     let config = HomeConfig { router_address, router_key, authority, authority_key, secret: None };
-    let control: Arc<dyn margay_control::SalControl> = Arc::new(agent.core.clone());
-    let home = home::join(config, &agent.local, &agent.store, &control, &agent.clock, &agent.ways, agent.area.as_ref());
-    home.set_tracer(trace::tracer(agent));
-    spread::hear(agent, &home);
-    agent.services.add_home(home);
+    home::add(agent, config);
 }
 
 async fn leave(agent: &Agent, home: &Arc<Home>) {

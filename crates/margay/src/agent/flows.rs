@@ -64,6 +64,7 @@ impl Change {
             | Event::Silent(_)
             | Event::Unanswered(_)
             | Event::OtherHost { .. }
+            | Event::RouterFound { .. }
             | Event::RuleExpired { .. } => None,
         }
     }

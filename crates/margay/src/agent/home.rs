@@ -16,6 +16,7 @@ use margay_core::name::{Name, Prefix, ServiceId};
 use miette::{IntoDiagnostic, Result, WrapErr};
 
 use super::service::Services;
+use super::{Agent, spread, trace};
 use crate::config::Config;
 use crate::start::TOKEN_FILE;
 
@@ -77,6 +78,16 @@ pub fn join(
 ) -> Arc<Home> {
     let (store, control, ways) = (Arc::clone(store), Arc::clone(control), Some(Arc::clone(ways)));
     Arc::new(Home::start(config, local.clone(), store, control, clock.clone(), ways, area.cloned()))
+}
+
+/// One more router, on an agent that runs.
+pub fn add(agent: &Arc<Agent>, config: HomeConfig) -> Arc<Home> {
+    let control: Arc<dyn SalControl> = Arc::new(agent.core.clone());
+    let home = join(config, &agent.local, &agent.store, &control, &agent.clock, &agent.ways, agent.area.as_ref());
+    home.set_tracer(trace::tracer(agent));
+    spread::hear(agent, &home);
+    agent.services.add_home(Arc::clone(&home));
+    home
 }
 
 /// Instances of a name as the routers know them, and who said so. `None`: no router answered.

@@ -90,6 +90,9 @@ impl Collector for Figures {
             ("connects_failed", "Connects of programs that failed", core.connects_failed),
             ("forwarded", "First packets forwarded for others", core.forwarded + agent.kernel_router.forwarded()),
             ("relayed", "Answers relayed for others", core.relayed),
+            ("searches", "Times that the network segments were asked for a router", core.searches),
+            ("routers_found", "Answers to that by hosts that proved to be routers", core.routers_found),
+            ("searches_answered", "Searches of other hosts that this router answered", core.searches_answered),
             ("stripes", "Times that a flow began to go by several pairs of addresses", core.stripes),
             (
                 "policies_refused",

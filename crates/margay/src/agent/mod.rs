@@ -20,6 +20,7 @@ pub mod programs;
 pub mod remote;
 pub mod resolvers;
 pub mod rule_book;
+pub mod search;
 pub mod service;
 pub mod service_router;
 pub mod spread;
@@ -77,6 +78,10 @@ pub struct Agent {
     pub programs: programs::Programs,
     /// Who wants to know what happens.
     pub watchers: watch::Watchers,
+    /// How it finds routers that it does not reach.
+    pub searches: search::Searches,
+    /// How it is found as a router.
+    pub answering: search::Answering,
     /// What this host publishes.
     pub services: Arc<service::Services>,
     /// The operator's own rules.

@@ -89,6 +89,7 @@ pub async fn refresh(agent: &Agent, look: Look) {
         agent.direct.refresh(&interfaces, &addresses);
         let gone: Vec<IpAddr> = told.addresses.iter().copied().filter(|known| !addresses.contains(known)).collect();
         agent.services.homes().iter().for_each(|home| home.moved(gone.clone()));
+        agent.searches.look_again();
         (told.addresses, told.interfaces) = (addresses.clone(), interfaces);
     }
     if has_changed || look == Look::Changed {

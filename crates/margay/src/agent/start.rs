@@ -35,6 +35,7 @@ use super::network::Network;
 use super::programs::{self, Programs};
 use super::resolvers::{self, Resolvers};
 use super::rule_book::{self, RuleBook};
+use super::search::{Answering, Searches};
 use super::service::{Publication, Services, Surroundings};
 use super::service_router::KernelRouter;
 use super::spread::{self, Spreads};
@@ -90,6 +91,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let tokens = home::candidates(&config, &state_dir, &store)?;
     let own = local.host_key.public();
     authority::adopt(&*control, &keyring, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
+    let answering = Answering::new(&config);
+    answering.renew(&*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
     let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
     let ways = Arc::default();
@@ -121,6 +124,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         active,
         spreads,
         watchers,
+        searches: Searches::default(),
+        answering,
         services,
         rules,
         router,

@@ -11,7 +11,7 @@ use margay_datapath::arena;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
-use super::{Agent, authority, cluster, home, service_router};
+use super::{Agent, authority, cluster, home, search, service_router};
 use crate::start::TOKEN_FILE;
 
 /// How often it looks around.
@@ -33,7 +33,8 @@ pub async fn run(agent: Arc<Agent>) {
     let neighbours = service_router::follow_neighbours(Arc::clone(&agent));
     let routers = cluster::follow(Arc::clone(&agent));
     let network = network::follow(Arc::clone(&agent));
-    tokio::join!(look_around(Arc::clone(&agent)), network, neighbours, routers, stand_by(agent));
+    let searches = search::follow(Arc::clone(&agent));
+    tokio::join!(look_around(Arc::clone(&agent)), network, neighbours, routers, searches, stand_by(agent));
 }
 
 async fn stand_by(agent: Arc<Agent>) {
@@ -112,7 +113,9 @@ fn renew(agent: &Agent) {
     let core: &dyn SalControl = &agent.core;
     let has_home = !agent.services.homes().is_empty();
     let host = agent.local.host_key.public();
-    if let Err(error) = authority::adopt(core, &agent.keyring, &host, &agent.clock, has_home) {
+    let adopted = authority::adopt(core, &agent.keyring, &host, &agent.clock, has_home);
+    let renewed = adopted.and_then(|()| agent.answering.renew(core, &agent.keyring, &host, &agent.clock));
+    if let Err(error) = renewed {
         tracing::warn!(%error, "memberships cannot be renewed");
     }
     agent.services.renew();

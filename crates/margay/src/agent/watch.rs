@@ -99,6 +99,7 @@ fn log(event: &Event) {
         Event::Quarantined(host) => {
             tracing::warn!(%host, "two hosts use the same key; the later one is kept out: remove the host key of one of them");
         }
+        Event::RouterFound { key, at, .. } => tracing::info!(host = %key.id(), %at, "a router has answered a search"),
         Event::RuleExpired { id, prefix, why, packets } => {
             tracing::info!(rule = id.0, %prefix, packets, why = why.text(), "a rule has ended");
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use margay_control::api::v1::{ClusterInfo, MetricsRequest, StatusRequest};
+use margay_control::api::v1::{ClusterInfo, MetricsRequest, RouterInfo, StatusRequest};
 use miette::Result;
 
 use super::output::{moment, span};
@@ -31,6 +31,19 @@ fn print_cluster(cluster: &ClusterInfo, out: &mut Out) -> Result<()> {
         out.line(&format!("cluster    {} at {}: {state}", router.name, router.address))?;
     }
     Ok(())
+}
+
+fn print_router(router: &RouterInfo, out: &mut Out) -> Result<()> {
+    let why = if router.why.is_empty() { String::new() } else { format!(": {}", router.why) };
+    let since = moment(router.since_unix_s);
+    let found = match router.found_at.as_str() {
+        "" => String::new(),
+        at => format!(", found on the network segment at {at}"),
+    };
+    out.line(&format!(
+        "router     {} of {}: {} since {since}{found}{why}",
+        router.address, router.authority, router.state
+    ))
 }
 
 pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Result<()> {
@@ -81,13 +94,8 @@ pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Resu
         ),
         ("services", format!("{} published here", reply.services)),
     ])?;
-    for router in reply.routers {
-        let why = if router.why.is_empty() { String::new() } else { format!(": {}", router.why) };
-        let since = moment(router.since_unix_s);
-        out.line(&format!(
-            "router     {} of {}: {} since {since}{why}",
-            router.address, router.authority, router.state
-        ))?;
+    for router in &reply.routers {
+        print_router(router, out)?;
     }
     if let Some(cluster) = reply.cluster {
         print_cluster(&cluster, out)?;

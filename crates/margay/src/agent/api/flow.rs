@@ -247,6 +247,7 @@ fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<Flow
         | Event::Silent(_)
         | Event::Unanswered(_)
         | Event::OtherHost { .. }
+        | Event::RouterFound { .. }
         | Event::RuleExpired { .. } => None,
     }
 }

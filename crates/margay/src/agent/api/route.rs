@@ -17,6 +17,7 @@ use margay_core::delay::ResolverId;
 use margay_core::key::HostId;
 use margay_core::lifetime::{Ends, Expiry};
 use margay_core::name::{Name, Prefix, SERVICE_BITS};
+use margay_core::search::is_answering;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, NextHop, Rule, RuleId, Usage};
 use margay_core::{Instant, Sal};
@@ -330,7 +331,7 @@ impl<'a> Known<'a> {
                     _ => "",
                 }
                 .to_owned();
-                ("demux", "published")
+                ("demux", if is_answering(rule) { "searches for a router" } else { "published" })
             }
             Action::Delay(resolver) => {
                 info.to = self.agent.rules.resolvers.name_of(*resolver);

@@ -37,7 +37,7 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
         leases: agent.leases.len() as u64,
         services: agent.services.list().len() as u64,
         hosts: agent.router.as_ref().map_or(0, |router| router.host_count() as u64),
-        routers: homes.iter().map(|home| router_info(home)).collect(),
+        routers: homes.iter().map(|home| router_info(agent, home)).collect(),
         warnings: warnings(agent, joined),
         joined,
         drops: drops(agent),
@@ -77,7 +77,7 @@ pub(super) fn datapath(agent: &Agent) -> &'static str {
     if agent.direct.why_not().is_none() { "kernel" } else { "user-space" }
 }
 
-fn router_info(home: &Home) -> RouterInfo {
+fn router_info(agent: &Agent, home: &Home) -> RouterInfo {
     let (config, state) = (home.config(), home.state());
     RouterInfo {
         address: config.router_address.clone(),
@@ -86,6 +86,7 @@ fn router_info(home: &Home) -> RouterInfo {
         state: phase(state.phase).to_owned(),
         why: state.why,
         since_unix_s: state.since_unix_s,
+        found_at: agent.searches.found_at(home).map(|at| at.to_string()).unwrap_or_default(),
     }
 }
 

@@ -74,6 +74,7 @@ impl Subscription {
             | Event::Silent(_)
             | Event::Unanswered(_)
             | Event::OtherHost { .. }
+            | Event::RouterFound { .. }
             | Event::RuleExpired { .. } => None,
         }
     }

@@ -7,6 +7,8 @@
 mod clerk;
 mod etcd;
 mod key;
+mod news;
+mod offers;
 mod record;
 mod session;
 #[cfg(test)]
@@ -18,7 +20,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use margay_core::key::HostId;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -26,11 +27,14 @@ use zeroize::Zeroizing;
 
 use self::etcd::{Etcd, Trouble};
 use self::key::{Key, Keys};
+use self::news::{News, RowNews};
+use self::offers::Offers;
 pub use self::record::{RouterEntry, Served};
-use self::view::{News, View};
+pub use self::view::ByRouter;
+use self::view::View;
 use crate::Clock;
 use crate::registration::Place;
-use crate::store::Store;
+use crate::store::{MemberKey, Store};
 
 /// Routers of one cluster: each host registers with every one of them.
 pub const ROUTERS_MAX: usize = 7;
@@ -85,8 +89,7 @@ struct Shared {
     view: Mutex<View>,
     /// The view is etcd's, or what it was when this router heard of it last.
     is_informed: AtomicBool,
-    /// Who is registered here, as etcd shall have it.
-    wanted: Mutex<BTreeMap<Place, Vec<u8>>>,
+    offers: Mutex<Offers>,
     dirty: Notify,
     /// The others, and hosts, may be told of this router.
     is_announced: AtomicBool,
@@ -97,6 +100,9 @@ struct Shared {
     changes: watch::Sender<u64>,
     /// Rises when rows of shared tables are others.
     rows: watch::Sender<u64>,
+    /// What the router has not been told of these yet.
+    news: Mutex<News>,
+    row_news: Mutex<RowNews>,
     stopping: watch::Sender<bool>,
     counts: Counts,
 }
@@ -127,13 +133,16 @@ impl Shared {
         });
     }
 
-    fn tell(&self, news: &News, is_lost: bool) {
-        if is_lost {
-            self.dirty.notify_one();
-        }
+    fn tell(&self, news: News) {
         if !news.is_empty() {
+            self.news.lock().add(news);
             self.changes.send_modify(|version| *version = version.wrapping_add(1));
         }
+    }
+
+    fn tell_rows(&self, news: RowNews) {
+        self.row_news.lock().add(news);
+        self.rows.send_modify(|version| *version = version.wrapping_add(1));
     }
 }
 
@@ -154,7 +163,7 @@ impl Cluster {
     /// alone.
     pub fn start(config: ClusterConfig, router: RouterEntry, store: Arc<Store>, clock: Clock) -> Arc<Self> {
         let since_unix_s = clock.unix_s();
-        let view = kept_view(&config, &store, since_unix_s);
+        let (view, news) = kept_view(&config, &store, since_unix_s);
         let first = ClusterState { is_connected: false, endpoint: String::new(), why: String::new(), since_unix_s };
         let shared = Arc::new(Shared {
             config,
@@ -163,13 +172,15 @@ impl Cluster {
             clock,
             is_informed: AtomicBool::new(!view.is_empty()),
             view: Mutex::new(view),
-            wanted: Mutex::default(),
+            offers: Mutex::default(),
             dirty: Notify::new(),
             is_announced: AtomicBool::default(),
             client: Mutex::default(),
             state: watch::channel(first).0,
             changes: watch::Sender::default(),
             rows: watch::Sender::default(),
+            news: Mutex::new(news),
+            row_news: Mutex::default(),
             stopping: watch::channel(false).0,
             counts: Counts::default(),
         });
@@ -211,14 +222,22 @@ impl Cluster {
         std::iter::once(&self.shared.router).chain(others).take(ROUTERS_MAX).cloned().collect()
     }
 
-    /// What hosts have registered with other routers: by host, and by router.
-    pub fn elsewhere(&self) -> BTreeMap<Place, BTreeMap<HostId, Vec<Served>>> {
-        let (view, me) = (self.shared.view.lock(), self.shared.router.id());
-        let of = |place: &Place| {
-            let others = view.served(place).filter(|(router, _)| *router != me);
-            (*place, others.map(|(router, served)| (router, served.to_vec())).collect::<BTreeMap<_, _>>())
-        };
-        view.places().map(of).filter(|(_, by_router)| !by_router.is_empty()).collect()
+    /// What has changed since this was asked last: whether routers have, and what hosts have registered with other routers now.
+    pub fn take_news(&self) -> (bool, Vec<(Place, ByRouter)>) {
+        let News { routers, places } = std::mem::take(&mut *self.shared.news.lock());
+        let view = self.shared.view.lock();
+        (routers, places.into_iter().map(|place| (place, self.elsewhere(&view, &place))).collect())
+    }
+
+    fn elsewhere(&self, view: &View, place: &Place) -> ByRouter {
+        let others = view.served(place).filter(|(router, _)| *router != self.shared.router.id());
+        others.map(|(router, served)| (router, served.to_vec())).collect()
+    }
+
+    /// Members that have changed since this was asked last, and whether anybody was put out.
+    pub fn take_row_news(&self) -> (BTreeMap<Place, MemberKey>, bool) {
+        let RowNews { members, revoked } = std::mem::take(&mut *self.shared.row_news.lock());
+        (members, revoked)
     }
 
     /// Told when routers, or hosts that are registered with them, are others.
@@ -239,13 +258,8 @@ impl Cluster {
 
     /// Says what a host has registered with this router now; nothing: it is gone.
     pub fn offer(&self, place: Place, served: &[Served]) {
-        let mut wanted = self.shared.wanted.lock();
-        if served.is_empty() {
-            wanted.remove(&place);
-        } else {
-            wanted.insert(place, record::write_served(served));
-        }
-        drop(wanted);
+        let offer = (!served.is_empty()).then(|| record::write_served(served));
+        self.shared.offers.lock().offer(place, offer);
         self.shared.dirty.notify_one();
     }
 
@@ -277,16 +291,16 @@ impl Cluster {
 
 /// What this router knew of the others when it heard of them last. Routers stay where they are; hosts come and go, and of those that were
 /// registered long ago nothing is known.
-fn kept_view(config: &ClusterConfig, store: &Store, unix_s: u64) -> View {
-    let mut view = View::default();
+fn kept_view(config: &ClusterConfig, store: &Store, unix_s: u64) -> (View, News) {
+    let (mut view, mut news) = (View::default(), News::default());
     match store.kept_view() {
         Ok((heard_s, kept)) => {
             let keys = Keys::new(&config.prefix);
             let is_fresh = unix_s.saturating_sub(heard_s) <= VIEW_AGE_MAX_S;
             let read = kept.into_iter().filter_map(|(key, value)| Some((keys.read(key.as_bytes())?, value)));
-            view.replace(read.filter(|(key, _)| is_fresh || matches!(key, Key::Router(_))));
+            news = view.replace(read.filter(|(key, _)| is_fresh || matches!(key, Key::Router(_))));
         }
         Err(error) => tracing::warn!(%error, "what was known of other routers cannot be read"),
     }
-    view
+    (view, news)
 }

@@ -1,41 +1,25 @@
 //! What this router knows of the other routers of its cluster, and of who is registered with them. Pure: what etcd says goes in, what
 //! has changed by it comes out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use margay_core::key::HostId;
+use margay_core::name::Prefix;
 
 use super::key::Key;
+use super::news::News;
 use super::record::{RouterEntry, Served, read_router, read_served};
 use crate::registration::Place;
 
-/// What has changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct News {
-    /// Routers came, went, or are somewhere else.
-    pub routers: bool,
-    /// Hosts that serve something else, or somewhere else.
-    pub places: BTreeSet<Place>,
-}
-
-impl News {
-    /// Nothing has.
-    pub fn is_empty(&self) -> bool {
-        !self.routers && self.places.is_empty()
-    }
-
-    /// With what has changed besides.
-    pub fn add(&mut self, other: Self) {
-        self.routers |= other.routers;
-        self.places.extend(other.places);
-    }
-}
+/// What a host serves, by the router with which it has registered that.
+pub type ByRouter = BTreeMap<HostId, Vec<Arc<Served>>>;
 
 /// The view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     routers: BTreeMap<HostId, RouterEntry>,
-    served: BTreeMap<Place, BTreeMap<HostId, Vec<Served>>>,
+    served: BTreeMap<Place, ByRouter>,
 }
 
 impl View {
@@ -59,7 +43,10 @@ impl View {
                 });
                 let by_router = self.served.entry(*place).or_default();
                 let is_changed = match served.filter(|served| !served.is_empty()) {
-                    Some(served) => by_router.insert(*router, served.clone()) != Some(served),
+                    Some(served) => {
+                        let served = shared(by_router, served);
+                        by_router.insert(*router, served.clone()) != Some(served)
+                    }
                     None => by_router.remove(router).is_some(),
                 };
                 if by_router.is_empty() {
@@ -104,11 +91,12 @@ impl View {
     }
 
     /// What a host has registered with whom.
-    pub fn served(&self, place: &Place) -> impl Iterator<Item = (HostId, &[Served])> {
+    pub fn served(&self, place: &Place) -> impl Iterator<Item = (HostId, &[Arc<Served>])> {
         self.served.get(place).into_iter().flatten().map(|(router, served)| (*router, &served[..]))
     }
 
     /// All hosts that have registered something.
+    #[cfg(test)]
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         self.served.keys()
     }
@@ -119,8 +107,21 @@ impl View {
     }
 }
 
+/// A host says the same to every router: it is kept once.
+fn shared(known: &ByRouter, served: Vec<Served>) -> Vec<Arc<Served>> {
+    let known: BTreeMap<Prefix, &Arc<Served>> =
+        known.values().flatten().map(|served| (served.instance.prefix, served)).collect();
+    let of = |served: Served| match known.get(&served.instance.prefix) {
+        Some(same) if ***same == served => Arc::clone(same),
+        _ => Arc::new(served),
+    };
+    served.into_iter().map(of).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use margay_core::key::HostPublic;
     use margay_core::rng::Rng;
 

@@ -13,9 +13,9 @@ use tokio::time::{Duration, Instant};
 
 use super::Instance;
 use super::allotment::{Allotments, Server};
-use super::elsewhere::{self, Elsewhere, Registered};
+use super::elsewhere::{self, Elsewhere};
 use crate::SalControl;
-use crate::cluster::Served;
+use crate::cluster::{ByRouter, Served};
 use crate::wide_area::Census;
 
 /// Prefixes of one host.
@@ -128,6 +128,12 @@ pub struct OwnService {
     pub exclusive: bool,
 }
 
+impl OwnService {
+    fn place(&self) -> Place {
+        Place { host: self.instance.host, authority: self.instance.prefix.id.authority() }
+    }
+}
+
 /// Why an instance is no longer listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
@@ -182,7 +188,7 @@ struct Host {
 /// The roll.
 #[derive(Default)]
 pub struct Roll {
-    hosts: HashMap<Place, Host>,
+    hosts: BTreeMap<Place, Host>,
     own: Vec<OwnService>,
     /// Who has registered a prefix; all under one lie together.
     serving: BTreeMap<Prefix, BTreeSet<Place>>,
@@ -302,9 +308,7 @@ impl Roll {
             BTreeSet::new()
         });
         places.insert(place);
-        self.untold.iter_mut().for_each(|untold| {
-            untold.insert(place);
-        });
+        self.untold.iter_mut().for_each(|untold| untold.extend([place]));
         self.settle(&prefix, sal);
         self.changed();
         Ok(true)
@@ -387,9 +391,7 @@ impl Roll {
     /// What a host had registered is gone from its list: its partitions go to others, then its rule goes.
     fn unlist(&mut self, place: Place, gone: BTreeMap<Prefix, Entry>, why: Leave, sal: &dyn SalControl) {
         self.left[why as usize] += gone.len() as u64;
-        self.untold.iter_mut().for_each(|untold| {
-            untold.insert(place);
-        });
+        self.untold.iter_mut().for_each(|untold| untold.extend([place]));
         for (prefix, entry) in gone {
             self.elsewhere.ended(prefix, place);
             if let Some(places) = self.serving.get_mut(&prefix) {
@@ -437,12 +439,7 @@ impl Roll {
 
     /// Puts a host out of every authority.
     pub fn expel(&mut self, host: HostId, sal: &dyn SalControl) {
-        let places: Vec<(Place, u64)> = self
-            .hosts
-            .iter()
-            .filter(|(place, _)| place.host == host)
-            .map(|(place, host)| (*place, host.stream))
-            .collect();
+        let places: Vec<(Place, u64)> = self.streams_of(host).map(|(place, host)| (*place, host.stream)).collect();
         for (place, stream) in places {
             if let Some(known) = self.hosts.get(&place) {
                 known.end.notify_one();
@@ -461,7 +458,9 @@ impl Roll {
         self.check_others(instance.host, &instance.prefix, &instance.name, *partition_bits, *exclusive)?;
         if self.own.iter().all(|known| known.instance.prefix != instance.prefix) {
             self.census.add(&instance.prefix, &instance.name, instance.weight);
+            self.untold.iter_mut().for_each(|untold| untold.extend([own.place()]));
             self.own.push(own);
+            self.changed();
         }
         Ok(())
     }
@@ -473,6 +472,10 @@ impl Roll {
             self.census.add(prefix, name, *weight);
         }
         before.iter().for_each(|own| self.census.remove(&own.instance.prefix, own.instance.weight));
+        if before != self.own {
+            let places = before.iter().chain(&self.own).map(OwnService::place);
+            self.untold.iter_mut().for_each(|untold| untold.extend(places.clone()));
+        }
         let divided = before.iter().chain(&self.own).filter(|own| own.partition_bits > 0);
         let concerned: BTreeSet<Prefix> = divided.map(|own| own.instance.prefix).collect();
         for prefix in concerned {
@@ -548,9 +551,12 @@ impl Roll {
         others.map(|(_, _, address, there)| elsewhere::told(there, address))
     }
 
-    /// Others say what is registered with them.
-    pub fn set_elsewhere(&mut self, registered: Registered, sal: &dyn SalControl) {
-        let concerned = self.elsewhere.replace(registered);
+    /// Others say what some hosts have registered with them now.
+    pub fn hear_elsewhere(&mut self, news: Vec<(Place, ByRouter)>, sal: &dyn SalControl) {
+        let mut concerned = BTreeSet::new();
+        for (place, by_router) in news {
+            concerned.extend(self.elsewhere.hear(place, by_router));
+        }
         self.settle_all(&concerned, sal);
     }
 
@@ -580,13 +586,13 @@ impl Roll {
         }
     }
 
-    /// Other routers are to be told from now on: gives what hosts serve of whom they have not been told yet.
+    /// Other routers are to be told from now on: gives what hosts serve, this one among them, of whom they have not been told yet.
     pub fn untold(&mut self) -> Vec<(Place, Vec<Served>)> {
         let untold = match &mut self.untold {
             Some(untold) => std::mem::take(untold),
             none => {
                 *none = Some(BTreeSet::new());
-                self.hosts.keys().copied().collect()
+                self.hosts.keys().copied().chain(self.own.iter().map(OwnService::place)).collect()
             }
         };
         let of = |entry: &Entry| Served {
@@ -594,26 +600,27 @@ impl Roll {
             partition_bits: entry.partition_bits,
             exclusive: entry.exclusive,
         };
+        let of_own = |own: &OwnService| Served {
+            instance: own.instance.clone(),
+            partition_bits: own.partition_bits,
+            exclusive: own.exclusive,
+        };
         let all = |place: &Place| {
-            self.hosts.get(place).map(|host| host.entries.values().map(of).collect()).unwrap_or_default()
+            let registered = self.hosts.get(place).into_iter().flat_map(|host| host.entries.values().map(of));
+            registered.chain(self.own.iter().filter(|own| own.place() == *place).map(of_own)).collect()
         };
         untold.into_iter().map(|place| (place, all(&place))).collect()
     }
 
-    /// What the router's own host serves, for the others, by authority.
-    pub fn own_served(&self) -> BTreeMap<Place, Vec<Served>> {
-        let mut all: BTreeMap<Place, Vec<Served>> = BTreeMap::new();
-        for OwnService { instance, partition_bits, exclusive, .. } in &self.own {
-            let place = Place { host: instance.host, authority: instance.prefix.id.authority() };
-            let served = Served { instance: instance.clone(), partition_bits: *partition_bits, exclusive: *exclusive };
-            all.entry(place).or_default().push(served);
-        }
-        all
+    /// Whether a host's stream is up.
+    pub fn has(&self, place: &Place) -> bool {
+        self.hosts.contains_key(place)
     }
 
-    /// Everybody whose stream is up.
-    pub fn places(&self) -> Vec<Place> {
-        self.hosts.keys().copied().collect()
+    /// A host in each of its authorities.
+    fn streams_of(&self, host: HostId) -> impl Iterator<Item = (&Place, &Host)> {
+        let of = |authority| Place { host, authority };
+        self.hosts.range(of([0; 8])..=of([u8::MAX; 8]))
     }
 
     /// How many partitions went from one host to another.
@@ -623,7 +630,7 @@ impl Roll {
 
     /// Where a host is, if its stream is up.
     pub fn address_of(&self, host: HostId) -> Option<SocketAddr> {
-        self.hosts.iter().find(|(place, _)| place.host == host).map(|(_, host)| host.address)
+        self.streams_of(host).next().map(|(_, host)| host.address)
     }
 
     /// Who is at an address, if its stream is up, and what it calls itself.

@@ -479,6 +479,8 @@ impl Guest {
         revoked.mark_changed();
         routers.mark_changed();
         let mut grants = self.shared.grants.subscribe();
+        // What has changed since it was let in was not told to it.
+        grants.mark_changed();
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
         let mut swept = false;
         let gone = loop {
@@ -605,8 +607,11 @@ impl Guest {
             (Arc::clone(&self.shared.store), MemberKey { host: self.host, authority: self.place.authority });
         match blocking(move || store.member(&key)).await {
             Ok(Ok(Some(member))) if member.grants != self.member.grants => self.member = member,
-            // Who is no member any more is put out by other means.
-            Ok(Ok(_)) => return Vec::new(),
+            Ok(Ok(Some(_))) => return Vec::new(),
+            Ok(Ok(None)) => {
+                self.shared.roll.lock().expel(self.place.host, &*self.shared.sal);
+                return Vec::new();
+            }
             Ok(Err(error)) => return vec![refusal(0, No(Code::Store, error.to_string()))],
             Err(no) => return vec![refusal(0, no)],
         }

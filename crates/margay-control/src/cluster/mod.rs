@@ -1,9 +1,11 @@
 //! Several routers that are one: what they must agree about lies in etcd, and each has a copy of it (DESIGN §8; SCAFFOLD §4.2.1).
 //!
 //! [`session`] is what a router does with etcd, by [`etcd`]; [`key`] and [`record`] say what lies there; [`view`] (pure) is what is known
-//! of the other routers. Members, tokens and names are in the router's own store (`store/replica.rs`), changed by common consent
+//! of the other routers, [`offers`] and [`claims`] (pure) what this one has told them, [`news`] what the rest of this router has not heard
+//! yet. Members, tokens and names are in the router's own store (`store/replica.rs`), changed by common consent
 //! (`store/agreement.rs`). While etcd is away, routers go on with what they know.
 
+mod claims;
 mod clerk;
 mod etcd;
 mod key;
@@ -20,14 +22,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use margay_core::key::HostId;
+use margay_core::name::Prefix;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
+pub use self::claims::ClaimError;
+use self::claims::Claims;
+pub(crate) use self::claims::claimed_as;
 use self::etcd::{Etcd, Trouble};
 use self::key::{Key, Keys};
-use self::news::{News, RowNews};
+pub use self::news::News;
+use self::news::RowNews;
 use self::offers::Offers;
 pub use self::record::{RouterEntry, Served};
 pub use self::view::ByRouter;
@@ -93,8 +101,10 @@ struct Shared {
     dirty: Notify,
     /// The others, and hosts, may be told of this router.
     is_announced: AtomicBool,
-    /// While it answers.
-    client: Mutex<Option<Etcd>>,
+    /// Which names for one host alone this router has given.
+    claims: Mutex<Claims>,
+    /// While it answers; with the lease under which this router writes.
+    client: Mutex<Option<(Etcd, i64)>>,
     state: watch::Sender<ClusterState>,
     /// Rises when routers or their hosts are others.
     changes: watch::Sender<u64>,
@@ -108,10 +118,10 @@ struct Shared {
 }
 
 impl Shared {
-    fn connected(&self, etcd: Etcd) {
+    fn connected(&self, etcd: Etcd, lease: i64) {
         let endpoint = etcd.endpoint().to_owned();
         tracing::info!(endpoint, "etcd answers; this router follows it");
-        *self.client.lock() = Some(etcd);
+        *self.client.lock() = Some((etcd, lease));
         let since_unix_s = self.clock.unix_s();
         self.state.send_replace(ClusterState { is_connected: true, endpoint, why: String::new(), since_unix_s });
     }
@@ -131,6 +141,14 @@ impl Shared {
             state.why = why;
             is_new
         });
+    }
+
+    /// Why nobody can be asked.
+    fn away(&self) -> String {
+        match self.state.borrow().why.clone() {
+            why if why.is_empty() => "this router has not reached etcd yet".to_owned(),
+            why => why,
+        }
     }
 
     fn tell(&self, news: News) {
@@ -175,6 +193,7 @@ impl Cluster {
             offers: Mutex::default(),
             dirty: Notify::new(),
             is_announced: AtomicBool::default(),
+            claims: Mutex::default(),
             client: Mutex::default(),
             state: watch::channel(first).0,
             changes: watch::Sender::default(),
@@ -222,11 +241,12 @@ impl Cluster {
         std::iter::once(&self.shared.router).chain(others).take(ROUTERS_MAX).cloned().collect()
     }
 
-    /// What has changed since this was asked last: whether routers have, and what hosts have registered with other routers now.
-    pub fn take_news(&self) -> (bool, Vec<(Place, ByRouter)>) {
-        let News { routers, places } = std::mem::take(&mut *self.shared.news.lock());
+    /// What has changed since this was asked last; and what those hosts have registered with other routers now.
+    pub fn take_news(&self) -> (News, Vec<(Place, ByRouter)>) {
+        let news = std::mem::take(&mut *self.shared.news.lock());
         let view = self.shared.view.lock();
-        (routers, places.into_iter().map(|place| (place, self.elsewhere(&view, &place))).collect())
+        let hosts = news.places.iter().map(|place| (*place, self.elsewhere(&view, place))).collect();
+        (news, hosts)
     }
 
     fn elsewhere(&self, view: &View, place: &Place) -> ByRouter {
@@ -260,6 +280,59 @@ impl Cluster {
     pub fn offer(&self, place: Place, served: &[Served]) {
         let offer = (!served.is_empty()).then(|| record::write_served(served));
         self.shared.offers.lock().offer(place, offer);
+        let alone = served.iter().filter(|served| served.exclusive);
+        self.shared.claims.lock().hold(place, alone.map(|served| claimed_as(&served.instance.prefix)).collect());
+        self.shared.dirty.notify_one();
+    }
+
+    /// Gives a name to one host alone, by common consent of all routers. What is not registered after is [released](Self::release).
+    ///
+    /// # Errors
+    ///
+    /// Another host has it; or nobody can be asked, and it is not known to be this host's.
+    pub async fn claim(&self, prefix: &Prefix, host: HostId) -> Result<(), ClaimError> {
+        let (prefix, router) = (claimed_as(prefix), self.shared.router.id());
+        let connected = self.shared.client.lock().clone();
+        self.shared.claims.lock().ask(prefix);
+        let asked = match connected {
+            Some((mut etcd, lease)) => {
+                etcd.claim((&prefix, host), router, lease).await.map_err(|trouble| trouble.to_string())
+            }
+            None => Err(self.shared.away()),
+        };
+        let given = asked.as_ref().ok().and_then(|given| given.ok()).map(|revision| (host, revision));
+        self.shared.claims.lock().asked(prefix, given);
+        self.shared.dirty.notify_one();
+        match asked {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(holder)) => Err(ClaimError::Held(holder)),
+            Err(_) if self.shared.view.lock().holder(&prefix) == Some(host) => {
+                self.shared.claims.lock().keep(prefix, host);
+                Ok(())
+            }
+            Err(why) => Err(ClaimError::Away(why)),
+        }
+    }
+
+    /// Whether this router's own host may have a name for itself. It is claimed as soon as it is [offered](Self::offer), so that another
+    /// router's host that asks at the same moment may get it all the same; then this says so.
+    ///
+    /// # Errors
+    ///
+    /// Another host has it; or nobody can be asked, and it is not known to be this host's.
+    pub fn check_own_claim(&self, prefix: &Prefix, host: HostId) -> Result<(), ClaimError> {
+        let is_connected = self.shared.state.borrow().is_connected;
+        match self.shared.view.lock().holder(&claimed_as(prefix)) {
+            Some(holder) if holder == host => Ok(()),
+            _ if !is_connected => Err(ClaimError::Away(self.shared.away())),
+            Some(holder) => Err(ClaimError::Held(holder)),
+            None => Ok(()),
+        }
+    }
+
+    /// A host to which this router has given a name for itself has not registered it.
+    pub fn release(&self, prefix: &Prefix, host: HostId) {
+        self.shared.claims.lock().release(&claimed_as(prefix), host);
         self.shared.dirty.notify_one();
     }
 

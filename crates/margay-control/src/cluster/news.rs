@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use margay_core::key::HostId;
+use margay_core::name::Prefix;
+
 use crate::registration::Place;
 use crate::store::{MemberKey, Row, SharedTable};
 
@@ -12,18 +15,21 @@ pub struct News {
     pub routers: bool,
     /// Hosts that serve something else, or somewhere else.
     pub places: BTreeSet<Place>,
+    /// Names that this router had given, and etcd has given to another host.
+    pub lost: BTreeSet<(Prefix, HostId)>,
 }
 
 impl News {
     /// Nothing has.
     pub fn is_empty(&self) -> bool {
-        !self.routers && self.places.is_empty()
+        !self.routers && self.places.is_empty() && self.lost.is_empty()
     }
 
     /// With what has changed besides.
     pub fn add(&mut self, other: Self) {
         self.routers |= other.routers;
         self.places.extend(other.places);
+        self.lost.extend(other.lost);
     }
 }
 

@@ -1,12 +1,13 @@
 //! What a router does with etcd: connects, takes up what is there, writes down who is registered with it, and hears of every change;
 //! and all of that again, with another member, when it cannot go on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use etcd_client::WatchStream;
+use margay_core::key::HostId;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::Shared;
@@ -82,7 +83,7 @@ pub async fn run(shared: Arc<Shared>) {
     keep_rest(&shared, &mut past).await;
     // Whoever was registered here is gone with us; without a word, the lease would say it later.
     let connected = shared.client.lock().take();
-    if let (Some(mut etcd), Some(lease)) = (connected, past.lease) {
+    if let (Some((mut etcd, _)), Some(lease)) = (connected, past.lease) {
         let goodbye = tokio::time::timeout(GOODBYE_LIMIT, etcd.end_lease(lease));
         if !matches!(goodbye.await, Ok(Ok(()))) {
             tracing::debug!("etcd was not told that this router goes");
@@ -102,7 +103,7 @@ async fn hold(shared: &Arc<Shared>, endpoint: &str, past: &mut Past) -> (Trouble
         Ok(opened) => opened,
         Err(trouble) => return (trouble, false),
     };
-    shared.connected(session.etcd.clone());
+    shared.connected(session.etcd.clone(), session.lease);
     let trouble = match session.go_on(&mut watch).await {
         Ok(never) => match never {},
         Err(trouble) => trouble,
@@ -161,6 +162,7 @@ impl<'a> Session<'a> {
     async fn introduce(&mut self) -> Result<(), Trouble> {
         let left_behind: Vec<Place> = self.shared.view.lock().places_of(self.shared.router.id()).copied().collect();
         self.shared.offers.lock().begin(left_behind);
+        self.shared.claims.lock().begin();
         self.publish().await
     }
 
@@ -191,6 +193,31 @@ impl<'a> Session<'a> {
         let entry = |(place, offer): &(Place, Offer)| (Key::Host(me, *place), offer.as_deref().map(<[u8]>::to_vec));
         self.put(due.iter().map(entry).collect()).await?;
         self.shared.offers.lock().wrote(due);
+        self.publish_claims().await
+    }
+
+    /// Writes down which names for one host alone this router has given, and which no more.
+    async fn publish_claims(&mut self) -> Result<(), Trouble> {
+        let (due, me, mut lost) = (self.shared.claims.lock().due(), self.shared.router.id(), BTreeSet::new());
+        for (prefix, revision) in due.release {
+            self.etcd.release(&prefix, me, revision).await?;
+        }
+        let mut renewed = Instant::now();
+        for (prefix, host) in due.claim {
+            match self.etcd.claim((&prefix, host), me, self.lease).await? {
+                Ok(revision) => drop(self.shared.claims.lock().heard(prefix, Some(host), revision)),
+                // While this router could not be heard, another one gave it away.
+                Err(_) => {
+                    self.shared.claims.lock().release(&prefix, host);
+                    lost.insert((prefix, host));
+                }
+            }
+            if renewed.elapsed() > RENEWAL {
+                self.etcd.renew(self.lease).await?;
+                renewed = Instant::now();
+            }
+        }
+        self.shared.tell(News { lost, ..News::default() });
         Ok(())
     }
 
@@ -235,8 +262,8 @@ impl<'a> Session<'a> {
     async fn take(&mut self, heard: Heard) -> Result<(), Trouble> {
         let (mut rows, mut news, me) = (Vec::new(), News::default(), self.shared.router.id());
         let mut is_lost = false;
-        for (key, value) in heard.events {
-            if matches!(key, Key::Router(_) | Key::Host(..)) {
+        for (key, value, revision) in heard.events {
+            if matches!(key, Key::Router(_) | Key::Host(..) | Key::Claim(..)) {
                 self.past.unkept.insert(self.keys.written(&key), value.clone());
             }
             match key {
@@ -252,7 +279,12 @@ impl<'a> Session<'a> {
                     is_lost |= self.shared.offers.lock().heard(place, value.as_deref());
                     news.add(self.shared.view.lock().apply(&key, value.as_deref()));
                 }
-                Key::Router(_) | Key::Host(..) => {
+                Key::Claim(prefix, router) if router == me => {
+                    let host = value.as_deref().and_then(|value| value.try_into().ok()).map(HostId);
+                    is_lost |= self.shared.claims.lock().heard(prefix, host, revision);
+                    news.add(self.shared.view.lock().apply(&key, value.as_deref()));
+                }
+                Key::Router(_) | Key::Host(..) | Key::Claim(..) => {
                     news.add(self.shared.view.lock().apply(&key, value.as_deref()));
                 }
             }
@@ -327,6 +359,7 @@ async fn take_over(
     follow(shared, rows, marks).await?;
     let mut entries = etcd.read_all(&keys.routers(), marks.revision).await?;
     entries.extend(etcd.read_all(&keys.hosts(), marks.revision).await?);
+    entries.extend(etcd.read_all(&keys.claims(), marks.revision).await?);
     let all = entries.iter().map(|(key, value)| (keys.written(key), Some(value.clone()))).collect();
     keep(shared, all, true).await?;
     let news = shared.view.lock().replace(entries);

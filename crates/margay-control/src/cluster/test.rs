@@ -358,3 +358,101 @@ async fn a_router_that_starts_without_etcd_knows_what_it_knew() {
     one.cluster().stop().await;
     two.cluster().stop().await;
 }
+
+fn alone() -> Prefix {
+    "alone.shop".parse::<Name>().expect("a name").prefix()
+}
+
+/// The holder as it is known to both, once both have heard it.
+async fn await_holder(nodes: [&Node; 2], holder: Option<u8>) {
+    let holder = holder.map(|n| place(n).host);
+    for node in nodes {
+        let heard = timeout(LIMIT, async {
+            while node.cluster().shared.view.lock().holder(&claimed_as(&alone())) != holder {
+                tokio::task::yield_now().await;
+            }
+        });
+        assert!(heard.await.is_ok(), "not heard that the holder is {holder:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_for_one_host_is_given_once_however_many_routers_are_asked_at_the_same_moment() {
+    let server = Server::start().await;
+    let one = Node::alone().part(1, &server).connected().await;
+    let two = Node::alone().part(2, &server).connected().await;
+    let (own, name) = (|n| place(n).host, alone());
+    for _ in 0..20 {
+        let asked = tokio::join!(one.cluster().claim(&name, own(1)), two.cluster().claim(&name, own(2)));
+        let holder = match asked {
+            (Ok(()), Err(ClaimError::Held(holder))) if holder == own(1) => 1,
+            (Err(ClaimError::Held(holder)), Ok(())) if holder == own(2) => 2,
+            both => panic!("{both:?}"),
+        };
+        // It registers with every router, as hosts do.
+        for node in [&one, &two] {
+            node.cluster().claim(&name, own(holder)).await.expect("its own");
+        }
+        await_holder([&one, &two], Some(holder)).await;
+        one.cluster().release(&name, own(holder));
+        assert_eq!(one.cluster().claim(&name, own(9)).await, Err(ClaimError::Held(own(holder))), "it has it by two");
+        two.cluster().release(&name, own(holder));
+        await_holder([&one, &two], None).await;
+    }
+    // What goes with a router stays with the host that has it by another one, too.
+    for node in [&one, &two] {
+        node.cluster().claim(&name, own(1)).await.expect("free");
+    }
+    one.cluster().stop().await;
+    assert_eq!(two.cluster().claim(&name, own(2)).await, Err(ClaimError::Held(own(1))));
+    two.cluster().stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_etcd_is_away_who_has_a_name_for_itself_keeps_it_and_nobody_else_gets_one() {
+    let mut server = Server::start().await;
+    let one = Node::alone().part(1, &server).connected().await;
+    let two = Node::alone().part(2, &server).connected().await;
+    let (own, name, other) = (|n| place(n).host, alone(), "other.shop".parse().expect("a name"));
+    let mut held = served(1);
+    (held.instance.prefix, held.exclusive) = (name, true);
+    one.cluster().claim(&name, own(1)).await.expect("free");
+    one.cluster().offer(place(1), &[held.clone()]);
+    await_holder([&one, &two], Some(1)).await;
+    server.kill();
+    for node in [&one, &two] {
+        node.await_state(false).await;
+        node.cluster().claim(&name, own(1)).await.expect("its own, as both have heard");
+        for (name, host) in [(&name, 2), (&other, 1)] {
+            let error = node.cluster().claim(name, own(host)).await.expect_err("nobody can be asked");
+            assert!(matches!(&error, ClaimError::Away(why) if why.contains("does not answer")), "{error}");
+            assert_eq!(node.cluster().check_own_claim(name, own(host)), Err(error));
+        }
+    }
+    // Two, which has given it while etcd was away, says so as soon as it can.
+    server.go("first").await;
+    for node in [&one, &two] {
+        node.await_state(true).await;
+    }
+    one.cluster().offer(place(1), &[]);
+    let written = |router: &Node| {
+        key::Keys::new("/margay/test").written(&key::Key::Claim(claimed_as(&name), router.cluster().router().id()))
+    };
+    let mut client = server.client().await;
+    let gone =
+        timeout(LIMIT, async { while !client.get(written(&one), None).await.expect("there").kvs().is_empty() {} });
+    gone.await.expect("one has given it no more");
+    assert_eq!(one.cluster().claim(&name, own(2)).await, Err(ClaimError::Held(own(1))), "two has");
+    // Somebody else's hand gives it to another host.
+    let (first, second) = (key::Key::Claim(claimed_as(&name), HostPublic([3; 32]).id()), own(2).0);
+    let given = [
+        etcd_client::TxnOp::delete(written(&two), None),
+        etcd_client::TxnOp::put(key::Keys::new("/margay/test").written(&first), second, None),
+    ];
+    client.txn(etcd_client::Txn::new().and_then(given)).await.expect("written");
+    two.hears("its host has lost it", |cluster, _| cluster.take_news().0.lost.contains(&(claimed_as(&name), own(1))))
+        .await;
+    await_holder([&one, &two], Some(2)).await;
+    one.cluster().stop().await;
+    two.cluster().stop().await;
+}

@@ -20,6 +20,8 @@ pub type ByRouter = BTreeMap<HostId, Vec<Arc<Served>>>;
 pub struct View {
     routers: BTreeMap<HostId, RouterEntry>,
     served: BTreeMap<Place, ByRouter>,
+    /// Who has a name for itself, by each router that has given it.
+    claims: BTreeMap<Prefix, BTreeMap<HostId, HostId>>,
 }
 
 impl View {
@@ -56,6 +58,16 @@ impl View {
                     news.places.insert(*place);
                 }
             }
+            Key::Claim(prefix, router) => {
+                let by_router = self.claims.entry(*prefix).or_default();
+                match value.and_then(read_host) {
+                    Some(host) => drop(by_router.insert(*router, host)),
+                    None => drop(by_router.remove(router)),
+                }
+                if by_router.is_empty() {
+                    self.claims.remove(prefix);
+                }
+            }
             Key::Cluster | Key::Row(..) => {}
         }
         news
@@ -69,10 +81,20 @@ impl View {
         }
         let places = self.served.keys().chain(fresh.served.keys());
         let is_changed = |place: &&Place| self.served.get(place) != fresh.served.get(place);
-        let news =
-            News { routers: self.routers != fresh.routers, places: places.filter(is_changed).copied().collect() };
+        let news = News {
+            routers: self.routers != fresh.routers,
+            places: places.filter(is_changed).copied().collect(),
+            ..News::default()
+        };
         *self = fresh;
         news
+    }
+
+    /// Who has a name for itself; nobody, where routers say different things.
+    pub fn holder(&self, prefix: &Prefix) -> Option<HostId> {
+        let mut holders = self.claims.get(prefix)?.values();
+        let first = *holders.next()?;
+        holders.all(|other| *other == first).then_some(first)
     }
 
     /// Nothing is known.
@@ -105,6 +127,10 @@ impl View {
     pub fn places_of(&self, router: HostId) -> impl Iterator<Item = &Place> {
         self.served.iter().filter(move |(_, by_router)| by_router.contains_key(&router)).map(|(place, _)| place)
     }
+}
+
+fn read_host(value: &[u8]) -> Option<HostId> {
+    value.try_into().ok().map(HostId)
 }
 
 /// A host says the same to every router: it is kept once.
@@ -146,6 +172,10 @@ mod tests {
     fn draw(rng: &mut Rng) -> (Key, Option<Vec<u8>>) {
         let router = HostPublic([(rng.u32() % 3) as u8; 32]);
         let gone = rng.u32().is_multiple_of(3);
+        if rng.u32().is_multiple_of(5) {
+            let prefix = "web.shop".parse().expect("literal");
+            return (Key::Claim(prefix, router.id()), (!gone).then(|| vec![(rng.u32() % 2) as u8; 16]));
+        }
         if rng.u32().is_multiple_of(4) {
             let entry = RouterEntry { key: router, address: format!("r:{}", rng.u32() % 2 + 1), name: String::new() };
             return (Key::Router(router.id()), (!gone).then(|| write_router(&entry)));
@@ -175,12 +205,26 @@ mod tests {
                     assert_eq!(reread, followed, "seed {seed}");
                     // What went and came back in between is no news to who looks only now.
                     assert!(news.places.is_subset(&since.places) && (!news.routers || since.routers), "seed {seed}");
-                    assert_eq!(news.is_empty(), before == reread, "seed {seed}");
+                    let same =
+                        |one: &View, other: &View| (&one.routers, &one.served) == (&other.routers, &other.served);
+                    assert_eq!(news.is_empty(), same(&before, &reread), "seed {seed}");
                     since = News::default();
                 }
             }
             assert!(followed.places().count() > 0, "seed {seed} was empty");
         }
+    }
+
+    #[test]
+    fn a_name_has_one_holder_by_whatever_router_and_none_where_they_differ() {
+        let (mut view, web) = (View::default(), "web.shop".parse().expect("literal"));
+        let mut say = |router: u8, host: Option<u8>| {
+            view.apply(&Key::Claim(web, HostId([router; 16])), host.map(|host| vec![host; 16]).as_deref());
+            view.holder(&web).map(|host| host.0[0])
+        };
+        assert_eq!([say(1, Some(7)), say(2, Some(7)), say(3, Some(8))], [Some(7), Some(7), None]);
+        assert_eq!([say(3, None), say(1, None), say(2, None)], [Some(7), Some(7), None]);
+        assert!(view.claims.is_empty());
     }
 
     #[test]

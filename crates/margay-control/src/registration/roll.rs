@@ -15,7 +15,7 @@ use super::Instance;
 use super::allotment::{Allotments, Server};
 use super::elsewhere::{self, Elsewhere};
 use crate::SalControl;
-use crate::cluster::{ByRouter, Served};
+use crate::cluster::{ByRouter, Served, claimed_as};
 use crate::wide_area::Census;
 
 /// Prefixes of one host.
@@ -62,6 +62,14 @@ pub enum RollError {
         name: String,
         /// What the other host calls itself.
         holder: String,
+    },
+    /// One host alone may serve the name, and it cannot be agreed about who.
+    #[error("one host alone may serve {name}: {why}")]
+    Away {
+        /// The name.
+        name: String,
+        /// Why not.
+        why: String,
     },
     /// The hosts of a name do not agree about how it is divided.
     #[error(
@@ -147,11 +155,14 @@ pub enum Leave {
     NotRenewed,
     /// Its host was put out.
     Expelled,
+    /// Another router of the cluster has given the name to another host.
+    GivenAway,
 }
 
 impl Leave {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Withdrawn, Self::Lapsed, Self::Ended, Self::NotRenewed, Self::Expelled];
+    pub const ALL: [Self; 6] =
+        [Self::Withdrawn, Self::Lapsed, Self::Ended, Self::NotRenewed, Self::Expelled, Self::GivenAway];
 
     /// For metrics.
     pub fn label(self) -> &'static str {
@@ -161,6 +172,7 @@ impl Leave {
             Self::Ended => "ended",
             Self::NotRenewed => "not_renewed",
             Self::Expelled => "expelled",
+            Self::GivenAway => "given_away",
         }
     }
 }
@@ -183,6 +195,9 @@ struct Host {
     entries: BTreeMap<Prefix, Entry>,
     /// Tells the stream that it was replaced.
     end: Arc<Notify>,
+    /// Names that it had for itself and has no longer, and what tells the stream of them.
+    given_away: Vec<(Prefix, String)>,
+    news: Arc<Notify>,
 }
 
 /// The roll.
@@ -214,6 +229,8 @@ pub struct Seat {
     pub stream: u64,
     /// Somebody took over, or the host was put out.
     pub end: Arc<Notify>,
+    /// See [`Roll::take_given_away`].
+    pub news: Arc<Notify>,
 }
 
 impl Roll {
@@ -242,20 +259,30 @@ impl Roll {
             times.push(now);
         }
         self.next_stream += 1;
-        let (stream, end) = (self.next_stream, Arc::new(Notify::new()));
+        let (stream, end, news) = (self.next_stream, Arc::new(Notify::new()), Arc::new(Notify::new()));
         let earlier = self.hosts.remove(&place);
         let entries = earlier.map(|earlier| {
             earlier.end.notify_one();
             earlier.entries
         });
         let entries = entries.unwrap_or_default();
-        let host = Host { stream, address, name: name.to_owned(), boot_id, entries, end: Arc::clone(&end) };
+        let (name, given_away) = (name.to_owned(), Vec::new());
+        let host = Host {
+            stream,
+            address,
+            name,
+            boot_id,
+            entries,
+            end: Arc::clone(&end),
+            given_away,
+            news: Arc::clone(&news),
+        };
         self.hosts.insert(place, host);
         // It may be one of the cluster's routers, which register nothing.
         if self.untold.is_some() {
             self.changed();
         }
-        Ok(Seat { stream, end })
+        Ok(Seat { stream, end, news })
     }
 
     /// A host serves a prefix from now on, or on other terms; false if it did so already. The new rule is there before the old one
@@ -325,7 +352,11 @@ impl Roll {
     }
 
     /// Whether other hosts let a host serve a prefix like this.
-    fn check_others(
+    ///
+    /// # Errors
+    ///
+    /// One has it for itself, or divides it in another way.
+    pub fn check_others(
         &self,
         host: HostId,
         prefix: &Prefix,
@@ -419,6 +450,38 @@ impl Roll {
         if let Some(entry) = host.and_then(|host| host.entries.remove(prefix)) {
             self.unlist(place, BTreeMap::from([(*prefix, entry)]), Leave::Withdrawn, sal);
         }
+    }
+
+    /// Whether a host has a prefix for itself.
+    pub fn is_alone(&self, place: Place, prefix: &Prefix) -> bool {
+        self.hosts.get(&place).and_then(|host| host.entries.get(prefix)).is_some_and(|entry| entry.exclusive)
+    }
+
+    /// A host had a name for itself, and the cluster has given it to another one. Its stream is told.
+    pub fn give_away(&mut self, claimed: &Prefix, host: HostId, sal: &dyn SalControl) {
+        let is_meant = |entry: &Entry| entry.exclusive && claimed_as(&entry.instance.prefix) == *claimed;
+        let places: Vec<Place> = self.streams_of(host).map(|(place, _)| *place).collect();
+        for place in places {
+            let Some(host) = self.hosts.get_mut(&place) else { continue };
+            let gone: BTreeMap<Prefix, Entry> = host.entries.extract_if(.., |_, entry| is_meant(entry)).collect();
+            if gone.is_empty() {
+                continue;
+            }
+            host.given_away.extend(gone.values().map(|entry| (entry.instance.prefix, entry.instance.name.clone())));
+            host.news.notify_one();
+            self.unlist(place, gone, Leave::GivenAway, sal);
+        }
+    }
+
+    /// Names that a host had for itself and has no longer.
+    pub fn take_given_away(&mut self, place: Place, stream: u64) -> Vec<(Prefix, String)> {
+        let host = self.hosts.get_mut(&place).filter(|host| host.stream == stream);
+        host.map(|host| std::mem::take(&mut host.given_away)).unwrap_or_default()
+    }
+
+    /// What a host calls itself, or its host-ID where nothing of it is registered here.
+    pub fn name_of(&self, host: HostId) -> String {
+        self.streams_of(host).next().map_or_else(|| host.to_string(), |(_, host)| host.name.clone())
     }
 
     /// Takes away what an earlier stream had registered and this one did not within the lease.

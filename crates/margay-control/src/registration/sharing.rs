@@ -38,12 +38,13 @@ pub(super) async fn follow(shared: Arc<Shared>) {
                 links.show(&shared);
             }
             _ = changes.changed() => {
-                let (routers, hosts) = cluster.take_news();
-                if routers {
+                let (news, hosts) = cluster.take_news();
+                if news.routers {
                     links.follow(&shared, &cluster);
                     tell_hosts(&shared, &cluster);
                 }
                 shared.roll.lock().hear_elsewhere(hosts, &*shared.sal);
+                shared.give_away(news.lost);
                 links.show(&shared);
             }
             _ = rows.changed() => {

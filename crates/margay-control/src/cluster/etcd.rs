@@ -35,6 +35,11 @@ pub enum Trouble {
         "etcd at {0} does not answer: {1}; is it running (`etcdctl endpoint health`), and may TCP get there from here?"
     )]
     Unreachable(String, String),
+    /// It answers, and one of the two ends does not believe the other's certificate.
+    #[error(
+        "etcd at {0} and this router do not accept each other's certificates: {1}; correct `ca`, `certificate` and `key` in [router.etcd]"
+    )]
+    Certificate(String, String),
     /// It answers, and has lost the others.
     #[error(
         "etcd at {0} is there, but most members of etcd are not, so that it decides nothing; start the others again"
@@ -72,7 +77,7 @@ fn trouble(endpoint: &str, error: Error) -> Trouble {
     let at = endpoint.to_owned();
     let Error::GRpcStatus(status) = &error else {
         return match error {
-            Error::TransportError(error) => Trouble::Unreachable(at, causes(&error)),
+            Error::TransportError(error) => no_answer(at, causes(&error)),
             Error::IoError(error) => Trouble::Unreachable(at, error.to_string()),
             other => Trouble::Other(at, other.to_string()),
         };
@@ -92,11 +97,16 @@ fn trouble(endpoint: &str, error: Error) -> Trouble {
     }
     match status.code() {
         tonic::Code::PermissionDenied | tonic::Code::Unauthenticated => Trouble::Denied(at, text),
-        tonic::Code::Unavailable | tonic::Code::Unknown | tonic::Code::Cancelled => {
-            Trouble::Unreachable(at, causes(status))
-        }
+        tonic::Code::Unavailable | tonic::Code::Unknown | tonic::Code::Cancelled => no_answer(at, causes(status)),
         _ => Trouble::Other(at, text),
     }
+}
+
+/// As TLS tells of itself: by rustls' own words, or by the name of the other end's alert.
+fn no_answer(at: String, why: String) -> Trouble {
+    let words = why.to_lowercase();
+    let is_about_keys = ["certificate", "unknownca"].into_iter().any(|word| words.contains(word));
+    if is_about_keys { Trouble::Certificate(at, why) } else { Trouble::Unreachable(at, why) }
 }
 
 /// The innermost cause is what says most: the outer ones are "transport error".

@@ -7,6 +7,7 @@ use std::time::Duration;
 use etcd_client::{Client, CompactionOptions};
 use margay_core::key::HostPublic;
 use margay_core::name::{Name, Prefix, authority_block};
+use tokio::net::TcpSocket;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -15,6 +16,8 @@ use crate::StateDir;
 use crate::registration::Instance;
 use crate::store::{AdmitError, MemberKey, StoreError, Token};
 use crate::token::TokenHash;
+
+mod secure;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// What etcd says when it answers.
@@ -27,6 +30,10 @@ struct Server {
     client: u16,
     peer: u16,
     process: Option<Child>,
+    /// While it is away nobody else gets its port: routers would follow another test's etcd.
+    held: Option<TcpSocket>,
+    /// It shows one, and wants to see one.
+    has_certificates: bool,
 }
 
 fn free_port() -> u16 {
@@ -37,19 +44,31 @@ fn free_port() -> u16 {
 impl Server {
     async fn start() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut this = Self { dir, client: free_port(), peer: free_port(), process: None };
+        let (client, peer) = (free_port(), free_port());
+        let mut this = Self { dir, client, peer, process: None, held: None, has_certificates: false };
         this.go("first").await;
         this
     }
 
     fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.client)
+        let scheme = if self.has_certificates { "https" } else { "http" };
+        format!("{scheme}://127.0.0.1:{}", self.client)
     }
 
     /// Starts it with the data of this name: the same again, or none yet.
     async fn go(&mut self, data: &str) {
+        let is_own = |held: &mut TcpSocket| held.local_addr().expect("bound").port() == self.client;
+        drop(self.held.take_if(is_own));
         let (url, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer));
+        let certificates: &[&str] = match self.has_certificates {
+            true => {
+                &["--client-cert-auth", "--trusted-ca-file=ca.pem", "--cert-file=server.pem", "--key-file=server.key"]
+            }
+            false => &[],
+        };
         let process = Command::new("etcd")
+            .current_dir(self.dir.path())
+            .args(certificates)
             .args(["--name", "one", "--unsafe-no-fsync", "--data-dir"])
             .arg(self.dir.path().join(data))
             .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
@@ -75,6 +94,7 @@ impl Server {
         if let Some(mut process) = self.process.take() {
             process.kill().expect("killed");
             process.wait().expect("gone");
+            self.held.get_or_insert_with(|| nobody(self.client));
         }
     }
 
@@ -94,35 +114,49 @@ struct Node {
     base: tempfile::TempDir,
     store: Arc<Store>,
     cluster: Option<Arc<Cluster>>,
+    /// Nobody listens there, and nobody else gets the port meanwhile.
+    nobody: TcpSocket,
+}
+
+/// Has a port, and does not listen there.
+fn nobody(port: u16) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("set");
+    socket.bind(([127, 0, 0, 1], port).into()).expect("a port");
+    socket
 }
 
 impl Node {
     fn alone() -> Self {
         let base = tempfile::tempdir().expect("a directory");
         let dir = StateDir::open(base.path().join("s")).expect("made");
-        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None }
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None, nobody: nobody(0) }
     }
 
     /// Its next start.
     async fn again(self) -> Self {
-        let Self { base, store, cluster } = self;
+        let Self { base, store, cluster, .. } = self;
         if let Some(cluster) = cluster {
             cluster.stop().await;
         }
         drop(store);
         let dir = StateDir::open(base.path().join("s")).expect("there");
-        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None }
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None, nobody: nobody(0) }
     }
 
-    fn part(mut self, seed: u8, server: &Server) -> Self {
+    fn part(self, seed: u8, server: &Server) -> Self {
         let config = ClusterConfig {
             // Nobody is at the first: the second is found.
-            endpoints: vec![format!("http://127.0.0.1:{}", free_port()), server.url()],
+            endpoints: vec![format!("http://{}", self.nobody.local_addr().expect("bound")), server.url()],
             prefix: "/margay/test".to_owned(),
             user: None,
             ca: None,
             identity: None,
         };
+        self.part_with(seed, config)
+    }
+
+    fn part_with(mut self, seed: u8, config: ClusterConfig) -> Self {
         let router = RouterEntry {
             key: HostPublic([seed; 32]),
             address: format!("10.0.0.{seed}:54324"),

@@ -44,17 +44,13 @@ pub fn open(shared: Arc<Shared>) -> (Desk, impl Future<Output = ()>) {
 }
 
 async fn carry(shared: Arc<Shared>, errand: Errand) {
-    let etcd = shared.client.lock().clone();
-    let away = || match shared.state.borrow().why.clone() {
-        why if why.is_empty() => "this router has not reached etcd yet".to_owned(),
-        why => why,
-    };
+    let etcd = shared.client.lock().clone().map(|(etcd, _)| etcd);
     // Whoever asked has stopped waiting where nobody takes the answer.
     match errand {
         Errand::Agree(changes, done) => {
             let agreed = match etcd {
                 Some(mut etcd) => etcd.agree(&changes).await,
-                None => Err(Dissent::Away(away())),
+                None => Err(Dissent::Away(shared.away())),
             };
             let count = match &agreed {
                 Ok(_) => &shared.counts.agreed,
@@ -67,7 +63,7 @@ async fn carry(shared: Arc<Shared>, errand: Errand) {
         Errand::Ask(keys, done) => {
             let found = match etcd {
                 Some(mut etcd) => etcd.ask(&keys).await.map_err(|trouble| trouble.to_string()),
-                None => Err(away()),
+                None => Err(shared.away()),
             };
             let _ = done.send(found);
         }

@@ -8,6 +8,9 @@ use etcd_client::{
     TlsOptions, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchStream,
 };
 
+use margay_core::key::HostId;
+use margay_core::name::Prefix;
+
 use super::ClusterConfig;
 use super::key::{Key, Keys};
 use crate::store::{Change, Dissent, Row, SharedTable};
@@ -32,6 +35,11 @@ pub enum Trouble {
         "etcd at {0} does not answer: {1}; is it running (`etcdctl endpoint health`), and may TCP get there from here?"
     )]
     Unreachable(String, String),
+    /// It answers, and one of the two ends does not believe the other's certificate.
+    #[error(
+        "etcd at {0} and this router do not accept each other's certificates: {1}; correct `ca`, `certificate` and `key` in [router.etcd]"
+    )]
+    Certificate(String, String),
     /// It answers, and has lost the others.
     #[error(
         "etcd at {0} is there, but most members of etcd are not, so that it decides nothing; start the others again"
@@ -69,7 +77,7 @@ fn trouble(endpoint: &str, error: Error) -> Trouble {
     let at = endpoint.to_owned();
     let Error::GRpcStatus(status) = &error else {
         return match error {
-            Error::TransportError(error) => Trouble::Unreachable(at, causes(&error)),
+            Error::TransportError(error) => no_answer(at, causes(&error)),
             Error::IoError(error) => Trouble::Unreachable(at, error.to_string()),
             other => Trouble::Other(at, other.to_string()),
         };
@@ -89,11 +97,16 @@ fn trouble(endpoint: &str, error: Error) -> Trouble {
     }
     match status.code() {
         tonic::Code::PermissionDenied | tonic::Code::Unauthenticated => Trouble::Denied(at, text),
-        tonic::Code::Unavailable | tonic::Code::Unknown | tonic::Code::Cancelled => {
-            Trouble::Unreachable(at, causes(status))
-        }
+        tonic::Code::Unavailable | tonic::Code::Unknown | tonic::Code::Cancelled => no_answer(at, causes(status)),
         _ => Trouble::Other(at, text),
     }
+}
+
+/// As TLS tells of itself: by rustls' own words, or by the name of the other end's alert.
+fn no_answer(at: String, why: String) -> Trouble {
+    let words = why.to_lowercase();
+    let is_about_keys = ["certificate", "unknownca"].into_iter().any(|word| words.contains(word));
+    if is_about_keys { Trouble::Certificate(at, why) } else { Trouble::Unreachable(at, why) }
 }
 
 /// The innermost cause is what says most: the outer ones are "transport error".
@@ -116,8 +129,8 @@ pub struct Etcd {
 /// What a watch has brought.
 #[derive(Debug, Default)]
 pub struct Heard {
-    /// Keys and what they hold now.
-    pub events: Vec<(Key, Option<Vec<u8>>)>,
+    /// Keys, what they hold now, and the revision of that.
+    pub events: Vec<(Key, Option<Vec<u8>>, i64)>,
     /// All up to here.
     pub revision: i64,
 }
@@ -258,7 +271,7 @@ impl Etcd {
             heard.revision = heard.revision.max(found.mod_revision());
             if let Some(key) = self.keys.read(found.key()) {
                 let is_put = event.event_type() == EventType::Put;
-                heard.events.push((key, is_put.then(|| found.value().to_vec())));
+                heard.events.push((key, is_put.then(|| found.value().to_vec()), found.mod_revision()));
             }
         }
         Ok(heard)
@@ -289,6 +302,43 @@ impl Etcd {
             (change.table, change.key.clone(), found.kvs().first().map(|found| found.value().to_vec()))
         });
         Err(Dissent::Outdated(rows.collect()))
+    }
+
+    /// Gives a name to a host, unless a router has given it to another one; `Err`: to this one.
+    pub async fn claim(
+        &mut self,
+        (prefix, host): (&Prefix, HostId),
+        router: HostId,
+        lease: i64,
+    ) -> Result<Result<i64, HostId>, Trouble> {
+        let all = self.keys.claims_of(prefix);
+        let put = || {
+            let options = Some(PutOptions::new().with_lease(lease));
+            vec![TxnOp::put(self.keys.written(&Key::Claim(*prefix, router)), host.0, options)]
+        };
+        let is_free = Compare::create_revision(all.clone(), CompareOp::Equal, 0).with_prefix();
+        let is_its_own = Compare::value(all.clone(), CompareOp::Equal, host.0).with_prefix();
+        let look = vec![TxnOp::get(all, Some(GetOptions::new().with_prefix()))];
+        let again = Txn::new().when([is_its_own]).and_then(put()).or_else(look);
+        let txn = Txn::new().when([is_free]).and_then(put()).or_else([TxnOp::txn(again)]);
+        let answer = within(&self.endpoint, self.client.txn(txn)).await?;
+        let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
+        let holders = answer.op_responses().into_iter().find_map(|response| match response {
+            TxnOpResponse::Txn(again) if !again.succeeded() => again.op_responses().pop(),
+            _ => None,
+        });
+        let Some(TxnOpResponse::Get(found)) = holders else { return Ok(Ok(revision)) };
+        let other = found.kvs().iter().find(|found| found.value() != host.0);
+        let holder = other.and_then(|found| found.value().try_into().ok()).map(HostId);
+        holder.map(Err).ok_or_else(|| Trouble::Other(self.endpoint.clone(), format!("nobody's claim of {prefix}")))
+    }
+
+    /// Takes a router's word about a name back, if it is still the one of that revision.
+    pub async fn release(&mut self, prefix: &Prefix, router: HostId, revision: i64) -> Result<(), Trouble> {
+        let key = self.keys.written(&Key::Claim(*prefix, router));
+        let is_same = Compare::mod_revision(key.clone(), CompareOp::Equal, revision);
+        let txn = Txn::new().when([is_same]).and_then([TxnOp::delete(key, None)]);
+        within(&self.endpoint, self.client.txn(txn)).await.map(drop)
     }
 
     /// What rows hold now.

@@ -5,9 +5,11 @@
 //! PREFIX/tokens|members|revoked|names/KEY rows of shared tables
 //! PREFIX/routers/ROUTER                   routers, and where hosts find them
 //! PREFIX/hosts/ROUTER/AUTHORITY-HOST      who is registered with a router now, under its lease
+//! PREFIX/exclusive/NAME-BITS/ROUTER       to which host a router has given a name for itself, under its lease
 //! ```
 
 use margay_core::key::{HostId, from_hex, to_hex};
+use margay_core::name::{Prefix, ServiceId};
 
 use crate::registration::Place;
 use crate::store::SharedTable;
@@ -23,6 +25,8 @@ pub enum Key {
     Router(HostId),
     /// What a host has registered with a router.
     Host(HostId, Place),
+    /// To whom a router has given a name that one host alone serves.
+    Claim(Prefix, HostId),
 }
 
 /// The keys of one cluster.
@@ -57,6 +61,16 @@ impl Keys {
         format!("{}/hosts/", self.prefix)
     }
 
+    /// What all names that one host alone serves begin with.
+    pub fn claims(&self) -> String {
+        format!("{}/exclusive/", self.prefix)
+    }
+
+    /// What all routers' words about one of them begin with.
+    pub fn claims_of(&self, prefix: &Prefix) -> String {
+        format!("{}{}-{}/", self.claims(), to_hex(&prefix.id.0), prefix.bits)
+    }
+
     /// As etcd has it.
     pub fn written(&self, key: &Key) -> String {
         match key {
@@ -66,6 +80,7 @@ impl Keys {
             Key::Host(router, place) => {
                 format!("{}{router}/{}-{}", self.hosts(), to_hex(&place.authority), place.host)
             }
+            Key::Claim(prefix, router) => format!("{}{router}", self.claims_of(prefix)),
         }
     }
 
@@ -85,6 +100,12 @@ impl Keys {
                 let place = Place { host: host.parse().ok()?, authority: from_hex(authority).ok()? };
                 Some(Key::Host(router.parse().ok()?, place))
             }
+            "exclusive" => {
+                let (prefix, router) = rest.split_once('/')?;
+                let (id, bits) = prefix.split_once('-')?;
+                let prefix = Prefix::new(ServiceId(from_hex(id).ok()?), bits.parse().ok().filter(|bits| *bits <= 256)?);
+                Some(Key::Claim(prefix, router.parse().ok()?))
+            }
             _ => None,
         }
     }
@@ -103,15 +124,20 @@ mod tests {
         let keys = Keys::new("/margay/shop/");
         let place = Place { host: HostId([2; 16]), authority: [3; 8] };
         let row = Key::Row(SharedTable::Members, vec![7; 40]);
-        let all = [Key::Cluster, row, Key::Router(HostId([1; 16])), Key::Host(HostId([1; 16]), place)];
+        let claim = Key::Claim("web.shop".parse().expect("literal"), HostId([1; 16]));
+        let all = [Key::Cluster, row, Key::Router(HostId([1; 16])), Key::Host(HostId([1; 16]), place), claim];
         for key in all {
             let written = keys.written(&key);
             assert!(written.starts_with("/margay/shop/"), "{written}");
             assert_eq!(keys.read(written.as_bytes()), Some(key));
         }
-        for other in
-            ["/margay/shop2/cluster", "/margay/shop/other/x", "/margay/shop/routers/x", "/margay/shop/cluster/x"]
-        {
+        for other in [
+            "/margay/shop2/cluster",
+            "/margay/shop/other/x",
+            "/margay/shop/routers/x",
+            "/margay/shop/cluster/x",
+            "/margay/shop/exclusive/00-1/x",
+        ] {
             assert_eq!(keys.read(other.as_bytes()), None, "{other}");
         }
     }

@@ -1,12 +1,16 @@
 //! Several routers that are one: what they must agree about lies in etcd, and each has a copy of it (DESIGN §8; SCAFFOLD §4.2.1).
 //!
 //! [`session`] is what a router does with etcd, by [`etcd`]; [`key`] and [`record`] say what lies there; [`view`] (pure) is what is known
-//! of the other routers. Members, tokens and names are in the router's own store (`store/replica.rs`), changed by common consent
+//! of the other routers, [`offers`] and [`claims`] (pure) what this one has told them, [`news`] what the rest of this router has not heard
+//! yet. Members, tokens and names are in the router's own store (`store/replica.rs`), changed by common consent
 //! (`store/agreement.rs`). While etcd is away, routers go on with what they know.
 
+mod claims;
 mod clerk;
 mod etcd;
 mod key;
+mod news;
+mod offers;
 mod record;
 mod session;
 #[cfg(test)]
@@ -19,18 +23,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use margay_core::key::HostId;
+use margay_core::name::Prefix;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
+pub use self::claims::ClaimError;
+use self::claims::Claims;
+pub(crate) use self::claims::claimed_as;
 use self::etcd::{Etcd, Trouble};
 use self::key::{Key, Keys};
+pub use self::news::News;
+use self::news::RowNews;
+use self::offers::Offers;
 pub use self::record::{RouterEntry, Served};
-use self::view::{News, View};
+pub use self::view::ByRouter;
+use self::view::View;
 use crate::Clock;
 use crate::registration::Place;
-use crate::store::Store;
+use crate::store::{MemberKey, Store};
 
 /// Routers of one cluster: each host registers with every one of them.
 pub const ROUTERS_MAX: usize = 7;
@@ -85,27 +97,31 @@ struct Shared {
     view: Mutex<View>,
     /// The view is etcd's, or what it was when this router heard of it last.
     is_informed: AtomicBool,
-    /// Who is registered here, as etcd shall have it.
-    wanted: Mutex<BTreeMap<Place, Vec<u8>>>,
+    offers: Mutex<Offers>,
     dirty: Notify,
     /// The others, and hosts, may be told of this router.
     is_announced: AtomicBool,
-    /// While it answers.
-    client: Mutex<Option<Etcd>>,
+    /// Which names for one host alone this router has given.
+    claims: Mutex<Claims>,
+    /// While it answers; with the lease under which this router writes.
+    client: Mutex<Option<(Etcd, i64)>>,
     state: watch::Sender<ClusterState>,
     /// Rises when routers or their hosts are others.
     changes: watch::Sender<u64>,
     /// Rises when rows of shared tables are others.
     rows: watch::Sender<u64>,
+    /// What the router has not been told of these yet.
+    news: Mutex<News>,
+    row_news: Mutex<RowNews>,
     stopping: watch::Sender<bool>,
     counts: Counts,
 }
 
 impl Shared {
-    fn connected(&self, etcd: Etcd) {
+    fn connected(&self, etcd: Etcd, lease: i64) {
         let endpoint = etcd.endpoint().to_owned();
         tracing::info!(endpoint, "etcd answers; this router follows it");
-        *self.client.lock() = Some(etcd);
+        *self.client.lock() = Some((etcd, lease));
         let since_unix_s = self.clock.unix_s();
         self.state.send_replace(ClusterState { is_connected: true, endpoint, why: String::new(), since_unix_s });
     }
@@ -127,13 +143,24 @@ impl Shared {
         });
     }
 
-    fn tell(&self, news: &News, is_lost: bool) {
-        if is_lost {
-            self.dirty.notify_one();
+    /// Why nobody can be asked.
+    fn away(&self) -> String {
+        match self.state.borrow().why.clone() {
+            why if why.is_empty() => "this router has not reached etcd yet".to_owned(),
+            why => why,
         }
+    }
+
+    fn tell(&self, news: News) {
         if !news.is_empty() {
+            self.news.lock().add(news);
             self.changes.send_modify(|version| *version = version.wrapping_add(1));
         }
+    }
+
+    fn tell_rows(&self, news: RowNews) {
+        self.row_news.lock().add(news);
+        self.rows.send_modify(|version| *version = version.wrapping_add(1));
     }
 }
 
@@ -154,7 +181,7 @@ impl Cluster {
     /// alone.
     pub fn start(config: ClusterConfig, router: RouterEntry, store: Arc<Store>, clock: Clock) -> Arc<Self> {
         let since_unix_s = clock.unix_s();
-        let view = kept_view(&config, &store, since_unix_s);
+        let (view, news) = kept_view(&config, &store, since_unix_s);
         let first = ClusterState { is_connected: false, endpoint: String::new(), why: String::new(), since_unix_s };
         let shared = Arc::new(Shared {
             config,
@@ -163,13 +190,16 @@ impl Cluster {
             clock,
             is_informed: AtomicBool::new(!view.is_empty()),
             view: Mutex::new(view),
-            wanted: Mutex::default(),
+            offers: Mutex::default(),
             dirty: Notify::new(),
             is_announced: AtomicBool::default(),
+            claims: Mutex::default(),
             client: Mutex::default(),
             state: watch::channel(first).0,
             changes: watch::Sender::default(),
             rows: watch::Sender::default(),
+            news: Mutex::new(news),
+            row_news: Mutex::default(),
             stopping: watch::channel(false).0,
             counts: Counts::default(),
         });
@@ -211,14 +241,23 @@ impl Cluster {
         std::iter::once(&self.shared.router).chain(others).take(ROUTERS_MAX).cloned().collect()
     }
 
-    /// What hosts have registered with other routers: by host, and by router.
-    pub fn elsewhere(&self) -> BTreeMap<Place, BTreeMap<HostId, Vec<Served>>> {
-        let (view, me) = (self.shared.view.lock(), self.shared.router.id());
-        let of = |place: &Place| {
-            let others = view.served(place).filter(|(router, _)| *router != me);
-            (*place, others.map(|(router, served)| (router, served.to_vec())).collect::<BTreeMap<_, _>>())
-        };
-        view.places().map(of).filter(|(_, by_router)| !by_router.is_empty()).collect()
+    /// What has changed since this was asked last; and what those hosts have registered with other routers now.
+    pub fn take_news(&self) -> (News, Vec<(Place, ByRouter)>) {
+        let news = std::mem::take(&mut *self.shared.news.lock());
+        let view = self.shared.view.lock();
+        let hosts = news.places.iter().map(|place| (*place, self.elsewhere(&view, place))).collect();
+        (news, hosts)
+    }
+
+    fn elsewhere(&self, view: &View, place: &Place) -> ByRouter {
+        let others = view.served(place).filter(|(router, _)| *router != self.shared.router.id());
+        others.map(|(router, served)| (router, served.to_vec())).collect()
+    }
+
+    /// Members that have changed since this was asked last, and whether anybody was put out.
+    pub fn take_row_news(&self) -> (BTreeMap<Place, MemberKey>, bool) {
+        let RowNews { members, revoked } = std::mem::take(&mut *self.shared.row_news.lock());
+        (members, revoked)
     }
 
     /// Told when routers, or hosts that are registered with them, are others.
@@ -239,13 +278,61 @@ impl Cluster {
 
     /// Says what a host has registered with this router now; nothing: it is gone.
     pub fn offer(&self, place: Place, served: &[Served]) {
-        let mut wanted = self.shared.wanted.lock();
-        if served.is_empty() {
-            wanted.remove(&place);
-        } else {
-            wanted.insert(place, record::write_served(served));
+        let offer = (!served.is_empty()).then(|| record::write_served(served));
+        self.shared.offers.lock().offer(place, offer);
+        let alone = served.iter().filter(|served| served.exclusive);
+        self.shared.claims.lock().hold(place, alone.map(|served| claimed_as(&served.instance.prefix)).collect());
+        self.shared.dirty.notify_one();
+    }
+
+    /// Gives a name to one host alone, by common consent of all routers. What is not registered after is [released](Self::release).
+    ///
+    /// # Errors
+    ///
+    /// Another host has it; or nobody can be asked, and it is not known to be this host's.
+    pub async fn claim(&self, prefix: &Prefix, host: HostId) -> Result<(), ClaimError> {
+        let (prefix, router) = (claimed_as(prefix), self.shared.router.id());
+        let connected = self.shared.client.lock().clone();
+        self.shared.claims.lock().ask(prefix);
+        let asked = match connected {
+            Some((mut etcd, lease)) => {
+                etcd.claim((&prefix, host), router, lease).await.map_err(|trouble| trouble.to_string())
+            }
+            None => Err(self.shared.away()),
+        };
+        let given = asked.as_ref().ok().and_then(|given| given.ok()).map(|revision| (host, revision));
+        self.shared.claims.lock().asked(prefix, given);
+        self.shared.dirty.notify_one();
+        match asked {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(holder)) => Err(ClaimError::Held(holder)),
+            Err(_) if self.shared.view.lock().holder(&prefix) == Some(host) => {
+                self.shared.claims.lock().keep(prefix, host);
+                Ok(())
+            }
+            Err(why) => Err(ClaimError::Away(why)),
         }
-        drop(wanted);
+    }
+
+    /// Whether this router's own host may have a name for itself. It is claimed as soon as it is [offered](Self::offer), so that another
+    /// router's host that asks at the same moment may get it all the same; then this says so.
+    ///
+    /// # Errors
+    ///
+    /// Another host has it; or nobody can be asked, and it is not known to be this host's.
+    pub fn check_own_claim(&self, prefix: &Prefix, host: HostId) -> Result<(), ClaimError> {
+        let is_connected = self.shared.state.borrow().is_connected;
+        match self.shared.view.lock().holder(&claimed_as(prefix)) {
+            Some(holder) if holder == host => Ok(()),
+            _ if !is_connected => Err(ClaimError::Away(self.shared.away())),
+            Some(holder) => Err(ClaimError::Held(holder)),
+            None => Ok(()),
+        }
+    }
+
+    /// A host to which this router has given a name for itself has not registered it.
+    pub fn release(&self, prefix: &Prefix, host: HostId) {
+        self.shared.claims.lock().release(&claimed_as(prefix), host);
         self.shared.dirty.notify_one();
     }
 
@@ -277,16 +364,16 @@ impl Cluster {
 
 /// What this router knew of the others when it heard of them last. Routers stay where they are; hosts come and go, and of those that were
 /// registered long ago nothing is known.
-fn kept_view(config: &ClusterConfig, store: &Store, unix_s: u64) -> View {
-    let mut view = View::default();
+fn kept_view(config: &ClusterConfig, store: &Store, unix_s: u64) -> (View, News) {
+    let (mut view, mut news) = (View::default(), News::default());
     match store.kept_view() {
         Ok((heard_s, kept)) => {
             let keys = Keys::new(&config.prefix);
             let is_fresh = unix_s.saturating_sub(heard_s) <= VIEW_AGE_MAX_S;
             let read = kept.into_iter().filter_map(|(key, value)| Some((keys.read(key.as_bytes())?, value)));
-            view.replace(read.filter(|(key, _)| is_fresh || matches!(key, Key::Router(_))));
+            news = view.replace(read.filter(|(key, _)| is_fresh || matches!(key, Key::Router(_))));
         }
         Err(error) => tracing::warn!(%error, "what was known of other routers cannot be read"),
     }
-    view
+    (view, news)
 }

@@ -1,19 +1,21 @@
 //! What a router does with etcd: connects, takes up what is there, writes down who is registered with it, and hears of every change;
 //! and all of that again, with another member, when it cannot go on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use etcd_client::WatchStream;
+use margay_core::key::HostId;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::Shared;
 use super::etcd::{BATCH_BYTES_MAX, BATCH_MAX, Etcd, Heard, Trouble};
 use super::key::{Key, Keys};
+use super::news::{News, RowNews};
+use super::offers::Offer;
 use super::record::write_router;
-use super::view::News;
 use crate::entropy;
 use crate::registration::Place;
 use crate::store::{Marks, Row, SharedTable, ViewChanges};
@@ -81,7 +83,7 @@ pub async fn run(shared: Arc<Shared>) {
     keep_rest(&shared, &mut past).await;
     // Whoever was registered here is gone with us; without a word, the lease would say it later.
     let connected = shared.client.lock().take();
-    if let (Some(mut etcd), Some(lease)) = (connected, past.lease) {
+    if let (Some((mut etcd, _)), Some(lease)) = (connected, past.lease) {
         let goodbye = tokio::time::timeout(GOODBYE_LIMIT, etcd.end_lease(lease));
         if !matches!(goodbye.await, Ok(Ok(()))) {
             tracing::debug!("etcd was not told that this router goes");
@@ -101,7 +103,7 @@ async fn hold(shared: &Arc<Shared>, endpoint: &str, past: &mut Past) -> (Trouble
         Ok(opened) => opened,
         Err(trouble) => return (trouble, false),
     };
-    shared.connected(session.etcd.clone());
+    shared.connected(session.etcd.clone(), session.lease);
     let trouble = match session.go_on(&mut watch).await {
         Ok(never) => match never {},
         Err(trouble) => trouble,
@@ -120,8 +122,6 @@ struct Session<'a> {
     keys: Keys,
     lease: i64,
     marks: Marks,
-    /// What lies in etcd of those who are registered here.
-    written: BTreeMap<Place, Vec<u8>>,
     renewals: u32,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Session<'a> {
         let watch = etcd.watch(marks.revision).await?;
         let lease = etcd.lease(LEASE_S).await?;
         let former = past.lease.replace(lease);
-        let mut this = Self { shared, past, etcd, keys, lease, marks, written: BTreeMap::new(), renewals: 0 };
+        let mut this = Self { shared, past, etcd, keys, lease, marks, renewals: 0 };
         this.introduce().await?;
         if let Some(former) = former
             && let Err(trouble) = this.etcd.end_lease(former).await
@@ -160,12 +160,9 @@ impl<'a> Session<'a> {
 
     /// Writes down who is registered with this router; what an earlier start left behind goes.
     async fn introduce(&mut self) -> Result<(), Trouble> {
-        let me = &self.shared.router;
-        let wanted = self.shared.wanted.lock().clone();
-        let places: Vec<Place> = self.shared.view.lock().places_of(me.id()).copied().collect();
-        let stale = places.into_iter().filter(|place| !wanted.contains_key(place));
-        let stale: Vec<_> = stale.map(|place| (Key::Host(me.id(), place), None)).collect();
-        self.put(stale).await?;
+        let left_behind: Vec<Place> = self.shared.view.lock().places_of(self.shared.router.id()).copied().collect();
+        self.shared.offers.lock().begin(left_behind);
+        self.shared.claims.lock().begin();
         self.publish().await
     }
 
@@ -191,15 +188,36 @@ impl<'a> Session<'a> {
         if !is_known && self.shared.is_announced.load(Ordering::Relaxed) {
             self.etcd.put_all(&[(Key::Router(me), Some(write_router(router)))], None).await?;
         }
-        let wanted = self.shared.wanted.lock().clone();
-        let put = wanted.iter().filter(|(place, value)| self.written.get(place) != Some(value));
-        let put = put.map(|(place, value)| (Key::Host(me, *place), Some(value.clone())));
-        let gone = self.written.keys().filter(|place| !wanted.contains_key(place));
-        let gone = gone.map(|place| (Key::Host(me, *place), None));
-        let changes: Vec<_> = put.chain(gone).collect();
-        self.shared.counts.published.fetch_add(changes.len() as u64, Ordering::Relaxed);
-        self.put(changes).await?;
-        self.written = wanted;
+        let due = self.shared.offers.lock().due();
+        self.shared.counts.published.fetch_add(due.len() as u64, Ordering::Relaxed);
+        let entry = |(place, offer): &(Place, Offer)| (Key::Host(me, *place), offer.as_deref().map(<[u8]>::to_vec));
+        self.put(due.iter().map(entry).collect()).await?;
+        self.shared.offers.lock().wrote(due);
+        self.publish_claims().await
+    }
+
+    /// Writes down which names for one host alone this router has given, and which no more.
+    async fn publish_claims(&mut self) -> Result<(), Trouble> {
+        let (due, me, mut lost) = (self.shared.claims.lock().due(), self.shared.router.id(), BTreeSet::new());
+        for (prefix, revision) in due.release {
+            self.etcd.release(&prefix, me, revision).await?;
+        }
+        let mut renewed = Instant::now();
+        for (prefix, host) in due.claim {
+            match self.etcd.claim((&prefix, host), me, self.lease).await? {
+                Ok(revision) => drop(self.shared.claims.lock().heard(prefix, Some(host), revision)),
+                // While this router could not be heard, another one gave it away.
+                Err(_) => {
+                    self.shared.claims.lock().release(&prefix, host);
+                    lost.insert((prefix, host));
+                }
+            }
+            if renewed.elapsed() > RENEWAL {
+                self.etcd.renew(self.lease).await?;
+                renewed = Instant::now();
+            }
+        }
+        self.shared.tell(News { lost, ..News::default() });
         Ok(())
     }
 
@@ -244,8 +262,8 @@ impl<'a> Session<'a> {
     async fn take(&mut self, heard: Heard) -> Result<(), Trouble> {
         let (mut rows, mut news, me) = (Vec::new(), News::default(), self.shared.router.id());
         let mut is_lost = false;
-        for (key, value) in heard.events {
-            if matches!(key, Key::Router(_) | Key::Host(..)) {
+        for (key, value, revision) in heard.events {
+            if matches!(key, Key::Router(_) | Key::Host(..) | Key::Claim(..)) {
                 self.past.unkept.insert(self.keys.written(&key), value.clone());
             }
             match key {
@@ -258,12 +276,15 @@ impl<'a> Session<'a> {
                 Key::Row(table, key) => rows.push((table, key, value)),
                 Key::Host(router, place) if router == me => {
                     // Somebody else's hand, or the end of a former lease.
-                    if value.as_ref() != self.written.get(&place) {
-                        is_lost |= self.written.remove(&place).is_some();
-                    }
+                    is_lost |= self.shared.offers.lock().heard(place, value.as_deref());
                     news.add(self.shared.view.lock().apply(&key, value.as_deref()));
                 }
-                Key::Router(_) | Key::Host(..) => {
+                Key::Claim(prefix, router) if router == me => {
+                    let host = value.as_deref().and_then(|value| value.try_into().ok()).map(HostId);
+                    is_lost |= self.shared.claims.lock().heard(prefix, host, revision);
+                    news.add(self.shared.view.lock().apply(&key, value.as_deref()));
+                }
+                Key::Router(_) | Key::Host(..) | Key::Claim(..) => {
                     news.add(self.shared.view.lock().apply(&key, value.as_deref()));
                 }
             }
@@ -273,7 +294,10 @@ impl<'a> Session<'a> {
             follow(self.shared, rows, self.marks).await?;
         }
         self.past.followed = Some(self.marks);
-        self.shared.tell(&news, is_lost);
+        if is_lost {
+            self.shared.dirty.notify_one();
+        }
+        self.shared.tell(news);
         Ok(())
     }
 }
@@ -335,12 +359,13 @@ async fn take_over(
     follow(shared, rows, marks).await?;
     let mut entries = etcd.read_all(&keys.routers(), marks.revision).await?;
     entries.extend(etcd.read_all(&keys.hosts(), marks.revision).await?);
+    entries.extend(etcd.read_all(&keys.claims(), marks.revision).await?);
     let all = entries.iter().map(|(key, value)| (keys.written(key), Some(value.clone()))).collect();
     keep(shared, all, true).await?;
-    shared.view.lock().replace(entries);
+    let news = shared.view.lock().replace(entries);
     shared.is_informed.store(true, Ordering::Relaxed);
     // Also where it is what was known before: that is news.
-    shared.tell(&News { routers: true, ..News::default() }, false);
+    shared.tell(News { routers: true, ..news });
     Ok(marks)
 }
 
@@ -365,13 +390,11 @@ async fn keep(shared: &Arc<Shared>, changes: ViewChanges, is_all: bool) -> Resul
 
 async fn follow(shared: &Arc<Shared>, rows: Vec<Row>, marks: Marks) -> Result<(), Trouble> {
     let store = Arc::clone(&shared.store);
-    let is_news = !rows.is_empty();
+    let news = (!rows.is_empty()).then(|| RowNews::of(&rows));
     match tokio::task::spawn_blocking(move || store.follow(&rows, marks)).await {
         Ok(done) => done?,
         Err(_) => return Err(Trouble::Configuration("the store ended badly; the log says why".to_owned())),
     }
-    if is_news {
-        shared.rows.send_modify(|version| *version = version.wrapping_add(1));
-    }
+    news.into_iter().for_each(|news| shared.tell_rows(news));
     Ok(())
 }

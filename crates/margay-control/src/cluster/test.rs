@@ -7,6 +7,7 @@ use std::time::Duration;
 use etcd_client::{Client, CompactionOptions};
 use margay_core::key::HostPublic;
 use margay_core::name::{Name, Prefix, authority_block};
+use tokio::net::TcpSocket;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -15,6 +16,8 @@ use crate::StateDir;
 use crate::registration::Instance;
 use crate::store::{AdmitError, MemberKey, StoreError, Token};
 use crate::token::TokenHash;
+
+mod secure;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// What etcd says when it answers.
@@ -27,6 +30,10 @@ struct Server {
     client: u16,
     peer: u16,
     process: Option<Child>,
+    /// While it is away nobody else gets its port: routers would follow another test's etcd.
+    held: Option<TcpSocket>,
+    /// It shows one, and wants to see one.
+    has_certificates: bool,
 }
 
 fn free_port() -> u16 {
@@ -37,19 +44,31 @@ fn free_port() -> u16 {
 impl Server {
     async fn start() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut this = Self { dir, client: free_port(), peer: free_port(), process: None };
+        let (client, peer) = (free_port(), free_port());
+        let mut this = Self { dir, client, peer, process: None, held: None, has_certificates: false };
         this.go("first").await;
         this
     }
 
     fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.client)
+        let scheme = if self.has_certificates { "https" } else { "http" };
+        format!("{scheme}://127.0.0.1:{}", self.client)
     }
 
     /// Starts it with the data of this name: the same again, or none yet.
     async fn go(&mut self, data: &str) {
+        let is_own = |held: &mut TcpSocket| held.local_addr().expect("bound").port() == self.client;
+        drop(self.held.take_if(is_own));
         let (url, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer));
+        let certificates: &[&str] = match self.has_certificates {
+            true => {
+                &["--client-cert-auth", "--trusted-ca-file=ca.pem", "--cert-file=server.pem", "--key-file=server.key"]
+            }
+            false => &[],
+        };
         let process = Command::new("etcd")
+            .current_dir(self.dir.path())
+            .args(certificates)
             .args(["--name", "one", "--unsafe-no-fsync", "--data-dir"])
             .arg(self.dir.path().join(data))
             .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
@@ -75,6 +94,7 @@ impl Server {
         if let Some(mut process) = self.process.take() {
             process.kill().expect("killed");
             process.wait().expect("gone");
+            self.held.get_or_insert_with(|| nobody(self.client));
         }
     }
 
@@ -94,35 +114,49 @@ struct Node {
     base: tempfile::TempDir,
     store: Arc<Store>,
     cluster: Option<Arc<Cluster>>,
+    /// Nobody listens there, and nobody else gets the port meanwhile.
+    nobody: TcpSocket,
+}
+
+/// Has a port, and does not listen there.
+fn nobody(port: u16) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("set");
+    socket.bind(([127, 0, 0, 1], port).into()).expect("a port");
+    socket
 }
 
 impl Node {
     fn alone() -> Self {
         let base = tempfile::tempdir().expect("a directory");
         let dir = StateDir::open(base.path().join("s")).expect("made");
-        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None }
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None, nobody: nobody(0) }
     }
 
     /// Its next start.
     async fn again(self) -> Self {
-        let Self { base, store, cluster } = self;
+        let Self { base, store, cluster, .. } = self;
         if let Some(cluster) = cluster {
             cluster.stop().await;
         }
         drop(store);
         let dir = StateDir::open(base.path().join("s")).expect("there");
-        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None }
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None, nobody: nobody(0) }
     }
 
-    fn part(mut self, seed: u8, server: &Server) -> Self {
+    fn part(self, seed: u8, server: &Server) -> Self {
         let config = ClusterConfig {
             // Nobody is at the first: the second is found.
-            endpoints: vec![format!("http://127.0.0.1:{}", free_port()), server.url()],
+            endpoints: vec![format!("http://{}", self.nobody.local_addr().expect("bound")), server.url()],
             prefix: "/margay/test".to_owned(),
             user: None,
             ca: None,
             identity: None,
         };
+        self.part_with(seed, config)
+    }
+
+    fn part_with(mut self, seed: u8, config: ClusterConfig) -> Self {
         let router = RouterEntry {
             key: HostPublic([seed; 32]),
             address: format!("10.0.0.{seed}:54324"),
@@ -133,6 +167,10 @@ impl Node {
         cluster.announce();
         self.cluster = Some(cluster);
         self
+    }
+
+    fn elsewhere(&self) -> BTreeMap<Place, ByRouter> {
+        elsewhere(self.cluster())
     }
 
     fn cluster(&self) -> &Cluster {
@@ -175,6 +213,13 @@ impl Node {
         let token = with_token.then_some(TokenHash([1; 32]));
         self.act(move |store| store.admit(&host(n), "h", token, NOW_S).map(drop)).await
     }
+}
+
+/// What hosts have registered with other routers.
+fn elsewhere(cluster: &Cluster) -> BTreeMap<Place, ByRouter> {
+    let view = cluster.shared.view.lock();
+    let all = view.places().map(|place| (*place, cluster.elsewhere(&view, place)));
+    all.filter(|(_, by_router)| !by_router.is_empty()).collect()
 }
 
 fn host(n: u8) -> MemberKey {
@@ -227,10 +272,10 @@ async fn routers_share_members_and_registrations_and_a_router_that_goes_takes_it
     one.admit(2, false).await.expect("a member by the other router");
 
     one.cluster().offer(place(1), &[served(1)]);
-    two.hears("one has a host", |cluster, _| cluster.elsewhere().contains_key(&place(1))).await;
-    let known = two.cluster().elsewhere();
-    assert_eq!(known[&place(1)].values().collect::<Vec<_>>(), [&[served(1)]]);
-    assert!(one.cluster().elsewhere().is_empty(), "its own is not elsewhere");
+    two.hears("one has a host", |cluster, _| elsewhere(cluster).contains_key(&place(1))).await;
+    let known = two.elsewhere();
+    assert_eq!(known[&place(1)].values().collect::<Vec<_>>(), [&[Arc::new(served(1))]]);
+    assert!(one.elsewhere().is_empty(), "its own is not elsewhere");
     one.hears("there is a second router", |cluster, _| cluster.routers().len() == 2).await;
     two.hears("there is a first router", |cluster, _| cluster.routers().len() == 2).await;
     assert_eq!(two.cluster().routers()[0].name, "r2", "itself first");
@@ -240,7 +285,7 @@ async fn routers_share_members_and_registrations_and_a_router_that_goes_takes_it
     assert_eq!(one.store.revocations(NOW_S).expect("readable").len(), 1);
 
     one.cluster().stop().await;
-    two.hears("who has gone serves nothing", |cluster, _| cluster.elsewhere().is_empty()).await;
+    two.hears("who has gone serves nothing", |cluster, _| elsewhere(cluster).is_empty()).await;
     two.cluster().stop().await;
 }
 
@@ -256,7 +301,7 @@ async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_ev
     one.cluster().offer(place(1), &[served(1)]);
     one.cluster().offer(place(2), &[served(2)]);
     two.hears("there are two registrations and three members", |cluster, store| {
-        cluster.elsewhere().len() == 2 && store.members().expect("readable").len() == 3
+        elsewhere(cluster).len() == 2 && store.members().expect("readable").len() == 3
     })
     .await;
 
@@ -267,7 +312,7 @@ async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_ev
     two.admit(1, false).await.expect("known");
     let error = two.admit(7, true).await.expect_err("nobody new");
     assert!(matches!(&error, AdmitError::Store(StoreError::Away(why)) if why.contains("does not answer")), "{error}");
-    assert_eq!(two.cluster().elsewhere().len(), 2, "it goes on with what it knows");
+    assert_eq!(two.elsewhere().len(), 2, "it goes on with what it knows");
     // What is registered and withdrawn meanwhile.
     one.cluster().offer(place(1), &[]);
     one.cluster().offer(place(3), &[served(3)]);
@@ -292,7 +337,7 @@ async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_ev
     let mut wanted = [place(2), place(3)];
     wanted.sort();
     two.hears("the two agree again", |cluster, store| {
-        let known: Vec<Place> = cluster.elsewhere().into_keys().collect();
+        let known: Vec<Place> = elsewhere(cluster).into_keys().collect();
         known == wanted && store.member(&host(3)).expect("readable").is_none()
     })
     .await;
@@ -316,7 +361,7 @@ async fn an_etcd_that_lost_everything_gets_it_back_from_the_routers() {
     let two = Node::alone().part(2, &server).connected().await;
     two.admit(1, false).await.expect("still a member");
     two.admit(2, true).await.expect("the token is still there");
-    two.hears("registrations, too", |cluster, _| cluster.elsewhere().contains_key(&place(1))).await;
+    two.hears("registrations, too", |cluster, _| elsewhere(cluster).contains_key(&place(1))).await;
     one.cluster().stop().await;
     two.cluster().stop().await;
 }
@@ -330,9 +375,9 @@ async fn a_router_that_starts_without_etcd_knows_what_it_knew() {
     one.admit(1, true).await.expect("let in");
     one.cluster().offer(place(1), &[served(1)]);
     one.cluster().offer(place(2), &[served(2)]);
-    two.hears("both are there", |cluster, _| cluster.elsewhere().len() == 2).await;
+    two.hears("both are there", |cluster, _| elsewhere(cluster).len() == 2).await;
     one.cluster().offer(place(2), &[]);
-    two.hears("one has ended", |cluster, _| cluster.elsewhere().len() == 1).await;
+    two.hears("one has ended", |cluster, _| elsewhere(cluster).len() == 1).await;
     // With the end of the connection everything is on the disk, however late it came.
     server.kill();
     two.await_state(false).await;
@@ -342,8 +387,106 @@ async fn a_router_that_starts_without_etcd_knows_what_it_knew() {
     assert!(!two.cluster().state().is_connected && two.cluster().is_informed());
     let routers: Vec<String> = two.cluster().routers().into_iter().map(|router| router.name).collect();
     assert_eq!(routers, ["r2", "r1"]);
-    assert_eq!(two.cluster().elsewhere().into_keys().collect::<Vec<_>>(), [place(1)]);
+    assert_eq!(two.elsewhere().into_keys().collect::<Vec<_>>(), [place(1)]);
     two.admit(1, false).await.expect("still a member");
+    one.cluster().stop().await;
+    two.cluster().stop().await;
+}
+
+fn alone() -> Prefix {
+    "alone.shop".parse::<Name>().expect("a name").prefix()
+}
+
+/// The holder as it is known to both, once both have heard it.
+async fn await_holder(nodes: [&Node; 2], holder: Option<u8>) {
+    let holder = holder.map(|n| place(n).host);
+    for node in nodes {
+        let heard = timeout(LIMIT, async {
+            while node.cluster().shared.view.lock().holder(&claimed_as(&alone())) != holder {
+                tokio::task::yield_now().await;
+            }
+        });
+        assert!(heard.await.is_ok(), "not heard that the holder is {holder:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_for_one_host_is_given_once_however_many_routers_are_asked_at_the_same_moment() {
+    let server = Server::start().await;
+    let one = Node::alone().part(1, &server).connected().await;
+    let two = Node::alone().part(2, &server).connected().await;
+    let (own, name) = (|n| place(n).host, alone());
+    for _ in 0..20 {
+        let asked = tokio::join!(one.cluster().claim(&name, own(1)), two.cluster().claim(&name, own(2)));
+        let holder = match asked {
+            (Ok(()), Err(ClaimError::Held(holder))) if holder == own(1) => 1,
+            (Err(ClaimError::Held(holder)), Ok(())) if holder == own(2) => 2,
+            both => panic!("{both:?}"),
+        };
+        // It registers with every router, as hosts do.
+        for node in [&one, &two] {
+            node.cluster().claim(&name, own(holder)).await.expect("its own");
+        }
+        await_holder([&one, &two], Some(holder)).await;
+        one.cluster().release(&name, own(holder));
+        assert_eq!(one.cluster().claim(&name, own(9)).await, Err(ClaimError::Held(own(holder))), "it has it by two");
+        two.cluster().release(&name, own(holder));
+        await_holder([&one, &two], None).await;
+    }
+    // What goes with a router stays with the host that has it by another one, too.
+    for node in [&one, &two] {
+        node.cluster().claim(&name, own(1)).await.expect("free");
+    }
+    one.cluster().stop().await;
+    assert_eq!(two.cluster().claim(&name, own(2)).await, Err(ClaimError::Held(own(1))));
+    two.cluster().stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_etcd_is_away_who_has_a_name_for_itself_keeps_it_and_nobody_else_gets_one() {
+    let mut server = Server::start().await;
+    let one = Node::alone().part(1, &server).connected().await;
+    let two = Node::alone().part(2, &server).connected().await;
+    let (own, name, other) = (|n| place(n).host, alone(), "other.shop".parse().expect("a name"));
+    let mut held = served(1);
+    (held.instance.prefix, held.exclusive) = (name, true);
+    one.cluster().claim(&name, own(1)).await.expect("free");
+    one.cluster().offer(place(1), &[held.clone()]);
+    await_holder([&one, &two], Some(1)).await;
+    server.kill();
+    for node in [&one, &two] {
+        node.await_state(false).await;
+        node.cluster().claim(&name, own(1)).await.expect("its own, as both have heard");
+        for (name, host) in [(&name, 2), (&other, 1)] {
+            let error = node.cluster().claim(name, own(host)).await.expect_err("nobody can be asked");
+            assert!(matches!(&error, ClaimError::Away(why) if why.contains("does not answer")), "{error}");
+            assert_eq!(node.cluster().check_own_claim(name, own(host)), Err(error));
+        }
+    }
+    // Two, which has given it while etcd was away, says so as soon as it can.
+    server.go("first").await;
+    for node in [&one, &two] {
+        node.await_state(true).await;
+    }
+    one.cluster().offer(place(1), &[]);
+    let written = |router: &Node| {
+        key::Keys::new("/margay/test").written(&key::Key::Claim(claimed_as(&name), router.cluster().router().id()))
+    };
+    let mut client = server.client().await;
+    let gone =
+        timeout(LIMIT, async { while !client.get(written(&one), None).await.expect("there").kvs().is_empty() {} });
+    gone.await.expect("one has given it no more");
+    assert_eq!(one.cluster().claim(&name, own(2)).await, Err(ClaimError::Held(own(1))), "two has");
+    // Somebody else's hand gives it to another host.
+    let (first, second) = (key::Key::Claim(claimed_as(&name), HostPublic([3; 32]).id()), own(2).0);
+    let given = [
+        etcd_client::TxnOp::delete(written(&two), None),
+        etcd_client::TxnOp::put(key::Keys::new("/margay/test").written(&first), second, None),
+    ];
+    client.txn(etcd_client::Txn::new().and_then(given)).await.expect("written");
+    two.hears("its host has lost it", |cluster, _| cluster.take_news().0.lost.contains(&(claimed_as(&name), own(1))))
+        .await;
+    await_holder([&one, &two], Some(2)).await;
     one.cluster().stop().await;
     two.cluster().stop().await;
 }

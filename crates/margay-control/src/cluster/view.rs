@@ -1,41 +1,27 @@
 //! What this router knows of the other routers of its cluster, and of who is registered with them. Pure: what etcd says goes in, what
 //! has changed by it comes out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use margay_core::key::HostId;
+use margay_core::name::Prefix;
 
 use super::key::Key;
+use super::news::News;
 use super::record::{RouterEntry, Served, read_router, read_served};
 use crate::registration::Place;
 
-/// What has changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct News {
-    /// Routers came, went, or are somewhere else.
-    pub routers: bool,
-    /// Hosts that serve something else, or somewhere else.
-    pub places: BTreeSet<Place>,
-}
-
-impl News {
-    /// Nothing has.
-    pub fn is_empty(&self) -> bool {
-        !self.routers && self.places.is_empty()
-    }
-
-    /// With what has changed besides.
-    pub fn add(&mut self, other: Self) {
-        self.routers |= other.routers;
-        self.places.extend(other.places);
-    }
-}
+/// What a host serves, by the router with which it has registered that.
+pub type ByRouter = BTreeMap<HostId, Vec<Arc<Served>>>;
 
 /// The view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     routers: BTreeMap<HostId, RouterEntry>,
-    served: BTreeMap<Place, BTreeMap<HostId, Vec<Served>>>,
+    served: BTreeMap<Place, ByRouter>,
+    /// Who has a name for itself, by each router that has given it.
+    claims: BTreeMap<Prefix, BTreeMap<HostId, HostId>>,
 }
 
 impl View {
@@ -59,7 +45,10 @@ impl View {
                 });
                 let by_router = self.served.entry(*place).or_default();
                 let is_changed = match served.filter(|served| !served.is_empty()) {
-                    Some(served) => by_router.insert(*router, served.clone()) != Some(served),
+                    Some(served) => {
+                        let served = shared(by_router, served);
+                        by_router.insert(*router, served.clone()) != Some(served)
+                    }
                     None => by_router.remove(router).is_some(),
                 };
                 if by_router.is_empty() {
@@ -67,6 +56,16 @@ impl View {
                 }
                 if is_changed {
                     news.places.insert(*place);
+                }
+            }
+            Key::Claim(prefix, router) => {
+                let by_router = self.claims.entry(*prefix).or_default();
+                match value.and_then(read_host) {
+                    Some(host) => drop(by_router.insert(*router, host)),
+                    None => drop(by_router.remove(router)),
+                }
+                if by_router.is_empty() {
+                    self.claims.remove(prefix);
                 }
             }
             Key::Cluster | Key::Row(..) => {}
@@ -82,10 +81,20 @@ impl View {
         }
         let places = self.served.keys().chain(fresh.served.keys());
         let is_changed = |place: &&Place| self.served.get(place) != fresh.served.get(place);
-        let news =
-            News { routers: self.routers != fresh.routers, places: places.filter(is_changed).copied().collect() };
+        let news = News {
+            routers: self.routers != fresh.routers,
+            places: places.filter(is_changed).copied().collect(),
+            ..News::default()
+        };
         *self = fresh;
         news
+    }
+
+    /// Who has a name for itself; nobody, where routers say different things.
+    pub fn holder(&self, prefix: &Prefix) -> Option<HostId> {
+        let mut holders = self.claims.get(prefix)?.values();
+        let first = *holders.next()?;
+        holders.all(|other| *other == first).then_some(first)
     }
 
     /// Nothing is known.
@@ -104,11 +113,12 @@ impl View {
     }
 
     /// What a host has registered with whom.
-    pub fn served(&self, place: &Place) -> impl Iterator<Item = (HostId, &[Served])> {
+    pub fn served(&self, place: &Place) -> impl Iterator<Item = (HostId, &[Arc<Served>])> {
         self.served.get(place).into_iter().flatten().map(|(router, served)| (*router, &served[..]))
     }
 
     /// All hosts that have registered something.
+    #[cfg(test)]
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         self.served.keys()
     }
@@ -119,8 +129,25 @@ impl View {
     }
 }
 
+fn read_host(value: &[u8]) -> Option<HostId> {
+    value.try_into().ok().map(HostId)
+}
+
+/// A host says the same to every router: it is kept once.
+fn shared(known: &ByRouter, served: Vec<Served>) -> Vec<Arc<Served>> {
+    let known: BTreeMap<Prefix, &Arc<Served>> =
+        known.values().flatten().map(|served| (served.instance.prefix, served)).collect();
+    let of = |served: Served| match known.get(&served.instance.prefix) {
+        Some(same) if ***same == served => Arc::clone(same),
+        _ => Arc::new(served),
+    };
+    served.into_iter().map(of).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use margay_core::key::HostPublic;
     use margay_core::rng::Rng;
 
@@ -145,6 +172,10 @@ mod tests {
     fn draw(rng: &mut Rng) -> (Key, Option<Vec<u8>>) {
         let router = HostPublic([(rng.u32() % 3) as u8; 32]);
         let gone = rng.u32().is_multiple_of(3);
+        if rng.u32().is_multiple_of(5) {
+            let prefix = "web.shop".parse().expect("literal");
+            return (Key::Claim(prefix, router.id()), (!gone).then(|| vec![(rng.u32() % 2) as u8; 16]));
+        }
         if rng.u32().is_multiple_of(4) {
             let entry = RouterEntry { key: router, address: format!("r:{}", rng.u32() % 2 + 1), name: String::new() };
             return (Key::Router(router.id()), (!gone).then(|| write_router(&entry)));
@@ -174,12 +205,26 @@ mod tests {
                     assert_eq!(reread, followed, "seed {seed}");
                     // What went and came back in between is no news to who looks only now.
                     assert!(news.places.is_subset(&since.places) && (!news.routers || since.routers), "seed {seed}");
-                    assert_eq!(news.is_empty(), before == reread, "seed {seed}");
+                    let same =
+                        |one: &View, other: &View| (&one.routers, &one.served) == (&other.routers, &other.served);
+                    assert_eq!(news.is_empty(), same(&before, &reread), "seed {seed}");
                     since = News::default();
                 }
             }
             assert!(followed.places().count() > 0, "seed {seed} was empty");
         }
+    }
+
+    #[test]
+    fn a_name_has_one_holder_by_whatever_router_and_none_where_they_differ() {
+        let (mut view, web) = (View::default(), "web.shop".parse().expect("literal"));
+        let mut say = |router: u8, host: Option<u8>| {
+            view.apply(&Key::Claim(web, HostId([router; 16])), host.map(|host| vec![host; 16]).as_deref());
+            view.holder(&web).map(|host| host.0[0])
+        };
+        assert_eq!([say(1, Some(7)), say(2, Some(7)), say(3, Some(8))], [Some(7), Some(7), None]);
+        assert_eq!([say(3, None), say(1, None), say(2, None)], [Some(7), Some(7), None]);
+        assert!(view.claims.is_empty());
     }
 
     #[test]

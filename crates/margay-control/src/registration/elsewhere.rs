@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, is_virtual};
@@ -13,10 +14,7 @@ use margay_core::table::{Action, NextHop, Rule, RuleId};
 
 use super::roll::Place;
 use crate::SalControl;
-use crate::cluster::Served;
-
-/// By host, and by router.
-pub type Registered = BTreeMap<Place, BTreeMap<HostId, Vec<Served>>>;
+use crate::cluster::{ByRouter, Served};
 
 /// A rule that leads to another router.
 struct Lead {
@@ -29,9 +27,11 @@ struct Lead {
 /// All of them.
 #[derive(Default)]
 pub struct Elsewhere {
-    by_prefix: BTreeMap<Prefix, BTreeMap<Place, BTreeMap<HostId, Served>>>,
-    /// Lengths of these.
-    lengths: BTreeSet<u16>,
+    by_prefix: BTreeMap<Prefix, BTreeMap<Place, BTreeMap<HostId, Arc<Served>>>>,
+    /// What each host has among these.
+    by_place: BTreeMap<Place, BTreeSet<Prefix>>,
+    /// How many of them have each length.
+    lengths: BTreeMap<u16, usize>,
     /// Routers that answer, and where.
     links: BTreeMap<HostId, SocketAddr>,
     leads: BTreeMap<Prefix, BTreeMap<Place, Lead>>,
@@ -41,21 +41,48 @@ pub struct Elsewhere {
 }
 
 impl Elsewhere {
-    /// What others say now; gives the prefixes of which something has changed.
-    pub fn replace(&mut self, registered: Registered) -> BTreeSet<Prefix> {
-        let mut by_prefix: BTreeMap<Prefix, BTreeMap<Place, BTreeMap<HostId, Served>>> = BTreeMap::new();
-        for (place, by_router) in registered {
-            for (router, all) in by_router {
-                for served in all {
-                    let places = by_prefix.entry(served.instance.prefix).or_default();
-                    places.entry(place).or_default().insert(router, served);
-                }
+    /// What others say of a host now; gives the prefixes of which something has changed.
+    pub fn hear(&mut self, place: Place, by_router: ByRouter) -> BTreeSet<Prefix> {
+        let mut now: BTreeMap<Prefix, BTreeMap<HostId, Arc<Served>>> = BTreeMap::new();
+        for (router, all) in by_router {
+            for served in all {
+                now.entry(served.instance.prefix).or_default().insert(router, served);
             }
         }
-        self.lengths = by_prefix.keys().map(|prefix| prefix.bits).collect();
-        let before = std::mem::replace(&mut self.by_prefix, by_prefix);
-        let is_changed = |prefix: &&Prefix| before.get(prefix) != self.by_prefix.get(prefix);
-        before.keys().chain(self.by_prefix.keys()).filter(is_changed).copied().collect()
+        let prefixes: BTreeSet<Prefix> = now.keys().copied().collect();
+        let before = match prefixes.is_empty() {
+            true => self.by_place.remove(&place),
+            false => self.by_place.insert(place, prefixes),
+        };
+        let mut changed = BTreeSet::new();
+        for prefix in before.into_iter().flatten().filter(|prefix| !now.contains_key(prefix)) {
+            self.remove(&prefix, &place);
+            changed.insert(prefix);
+        }
+        for (prefix, by_router) in now {
+            let places = self.by_prefix.entry(prefix).or_insert_with(|| {
+                *self.lengths.entry(prefix.bits).or_default() += 1;
+                BTreeMap::new()
+            });
+            if places.get(&place) != Some(&by_router) {
+                places.insert(place, by_router);
+                changed.insert(prefix);
+            }
+        }
+        changed
+    }
+
+    fn remove(&mut self, prefix: &Prefix, place: &Place) {
+        let Some(places) = self.by_prefix.get_mut(prefix) else { return };
+        places.remove(place);
+        if places.is_empty() {
+            self.by_prefix.remove(prefix);
+            let left = self.lengths.get(&prefix.bits).map_or(0, |count| count - 1);
+            match left {
+                0 => drop(self.lengths.remove(&prefix.bits)),
+                left => drop(self.lengths.insert(prefix.bits, left)),
+            }
+        }
     }
 
     /// Which routers answer now, and where; gives the prefixes that this concerns.
@@ -92,7 +119,8 @@ impl Elsewhere {
     pub fn of(&self, prefix: &Prefix) -> impl Iterator<Item = (Place, HostId, SocketAddr, &Served)> {
         let places = self.by_prefix.get(prefix).into_iter().flatten();
         places.filter(|(place, _)| !self.doubted.contains(&(*prefix, **place))).filter_map(|(place, by_router)| {
-            let linked = by_router.iter().find_map(|(router, served)| Some((router, self.links.get(router)?, served)));
+            let linked =
+                by_router.iter().find_map(|(router, served)| Some((router, self.links.get(router)?, &**served)));
             let (router, address, served) = linked?;
             Some((*place, *router, *address, served))
         })
@@ -100,12 +128,12 @@ impl Elsewhere {
 
     /// Lengths of prefixes that are served elsewhere.
     pub fn lengths(&self) -> impl DoubleEndedIterator<Item = u16> {
-        self.lengths.iter().copied()
+        self.lengths.keys().copied()
     }
 
     /// Prefixes that are served elsewhere and lie under one, are it, or cover it.
     pub fn about(&self, prefix: &Prefix) -> impl Iterator<Item = Prefix> {
-        let above = self.lengths.range(..prefix.bits).map(|bits| Prefix::new(prefix.id, *bits));
+        let above = self.lengths.range(..prefix.bits).map(|(bits, _)| Prefix::new(prefix.id, *bits));
         let below = self.by_prefix.range(*prefix..).map(|(below, _)| *below);
         above.chain(below.take_while(|below| prefix.covers(below)))
     }

@@ -31,7 +31,8 @@ impl From<RollError> for No {
             RollError::Hosts | RollError::Prefixes | RollError::Table(_) => Code::Limit,
             RollError::Clone => Code::Quarantined,
             RollError::Superseded => Code::Superseded,
-            RollError::Held { .. } => Code::Exclusive,
+            // What cannot be agreed about now may be in a moment.
+            RollError::Held { .. } | RollError::Away { .. } => Code::Exclusive,
             RollError::Partitions { .. } => Code::Partitions,
         };
         Self(code, error.to_string())

@@ -13,9 +13,9 @@ use tokio::time::{Duration, Instant};
 
 use super::Instance;
 use super::allotment::{Allotments, Server};
-use super::elsewhere::{self, Elsewhere, Registered};
+use super::elsewhere::{self, Elsewhere};
 use crate::SalControl;
-use crate::cluster::Served;
+use crate::cluster::{ByRouter, Served, claimed_as};
 use crate::wide_area::Census;
 
 /// Prefixes of one host.
@@ -62,6 +62,14 @@ pub enum RollError {
         name: String,
         /// What the other host calls itself.
         holder: String,
+    },
+    /// One host alone may serve the name, and it cannot be agreed about who.
+    #[error("one host alone may serve {name}: {why}")]
+    Away {
+        /// The name.
+        name: String,
+        /// Why not.
+        why: String,
     },
     /// The hosts of a name do not agree about how it is divided.
     #[error(
@@ -128,6 +136,12 @@ pub struct OwnService {
     pub exclusive: bool,
 }
 
+impl OwnService {
+    fn place(&self) -> Place {
+        Place { host: self.instance.host, authority: self.instance.prefix.id.authority() }
+    }
+}
+
 /// Why an instance is no longer listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
@@ -141,11 +155,14 @@ pub enum Leave {
     NotRenewed,
     /// Its host was put out.
     Expelled,
+    /// Another router of the cluster has given the name to another host.
+    GivenAway,
 }
 
 impl Leave {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Withdrawn, Self::Lapsed, Self::Ended, Self::NotRenewed, Self::Expelled];
+    pub const ALL: [Self; 6] =
+        [Self::Withdrawn, Self::Lapsed, Self::Ended, Self::NotRenewed, Self::Expelled, Self::GivenAway];
 
     /// For metrics.
     pub fn label(self) -> &'static str {
@@ -155,6 +172,7 @@ impl Leave {
             Self::Ended => "ended",
             Self::NotRenewed => "not_renewed",
             Self::Expelled => "expelled",
+            Self::GivenAway => "given_away",
         }
     }
 }
@@ -177,12 +195,15 @@ struct Host {
     entries: BTreeMap<Prefix, Entry>,
     /// Tells the stream that it was replaced.
     end: Arc<Notify>,
+    /// Names that it had for itself and has no longer, and what tells the stream of them.
+    given_away: Vec<(Prefix, String)>,
+    news: Arc<Notify>,
 }
 
 /// The roll.
 #[derive(Default)]
 pub struct Roll {
-    hosts: HashMap<Place, Host>,
+    hosts: BTreeMap<Place, Host>,
     own: Vec<OwnService>,
     /// Who has registered a prefix; all under one lie together.
     serving: BTreeMap<Prefix, BTreeSet<Place>>,
@@ -208,6 +229,8 @@ pub struct Seat {
     pub stream: u64,
     /// Somebody took over, or the host was put out.
     pub end: Arc<Notify>,
+    /// See [`Roll::take_given_away`].
+    pub news: Arc<Notify>,
 }
 
 impl Roll {
@@ -236,20 +259,30 @@ impl Roll {
             times.push(now);
         }
         self.next_stream += 1;
-        let (stream, end) = (self.next_stream, Arc::new(Notify::new()));
+        let (stream, end, news) = (self.next_stream, Arc::new(Notify::new()), Arc::new(Notify::new()));
         let earlier = self.hosts.remove(&place);
         let entries = earlier.map(|earlier| {
             earlier.end.notify_one();
             earlier.entries
         });
         let entries = entries.unwrap_or_default();
-        let host = Host { stream, address, name: name.to_owned(), boot_id, entries, end: Arc::clone(&end) };
+        let (name, given_away) = (name.to_owned(), Vec::new());
+        let host = Host {
+            stream,
+            address,
+            name,
+            boot_id,
+            entries,
+            end: Arc::clone(&end),
+            given_away,
+            news: Arc::clone(&news),
+        };
         self.hosts.insert(place, host);
         // It may be one of the cluster's routers, which register nothing.
         if self.untold.is_some() {
             self.changed();
         }
-        Ok(Seat { stream, end })
+        Ok(Seat { stream, end, news })
     }
 
     /// A host serves a prefix from now on, or on other terms; false if it did so already. The new rule is there before the old one
@@ -302,9 +335,7 @@ impl Roll {
             BTreeSet::new()
         });
         places.insert(place);
-        self.untold.iter_mut().for_each(|untold| {
-            untold.insert(place);
-        });
+        self.untold.iter_mut().for_each(|untold| untold.extend([place]));
         self.settle(&prefix, sal);
         self.changed();
         Ok(true)
@@ -321,7 +352,11 @@ impl Roll {
     }
 
     /// Whether other hosts let a host serve a prefix like this.
-    fn check_others(
+    ///
+    /// # Errors
+    ///
+    /// One has it for itself, or divides it in another way.
+    pub fn check_others(
         &self,
         host: HostId,
         prefix: &Prefix,
@@ -387,9 +422,7 @@ impl Roll {
     /// What a host had registered is gone from its list: its partitions go to others, then its rule goes.
     fn unlist(&mut self, place: Place, gone: BTreeMap<Prefix, Entry>, why: Leave, sal: &dyn SalControl) {
         self.left[why as usize] += gone.len() as u64;
-        self.untold.iter_mut().for_each(|untold| {
-            untold.insert(place);
-        });
+        self.untold.iter_mut().for_each(|untold| untold.extend([place]));
         for (prefix, entry) in gone {
             self.elsewhere.ended(prefix, place);
             if let Some(places) = self.serving.get_mut(&prefix) {
@@ -419,6 +452,38 @@ impl Roll {
         }
     }
 
+    /// Whether a host has a prefix for itself.
+    pub fn is_alone(&self, place: Place, prefix: &Prefix) -> bool {
+        self.hosts.get(&place).and_then(|host| host.entries.get(prefix)).is_some_and(|entry| entry.exclusive)
+    }
+
+    /// A host had a name for itself, and the cluster has given it to another one. Its stream is told.
+    pub fn give_away(&mut self, claimed: &Prefix, host: HostId, sal: &dyn SalControl) {
+        let is_meant = |entry: &Entry| entry.exclusive && claimed_as(&entry.instance.prefix) == *claimed;
+        let places: Vec<Place> = self.streams_of(host).map(|(place, _)| *place).collect();
+        for place in places {
+            let Some(host) = self.hosts.get_mut(&place) else { continue };
+            let gone: BTreeMap<Prefix, Entry> = host.entries.extract_if(.., |_, entry| is_meant(entry)).collect();
+            if gone.is_empty() {
+                continue;
+            }
+            host.given_away.extend(gone.values().map(|entry| (entry.instance.prefix, entry.instance.name.clone())));
+            host.news.notify_one();
+            self.unlist(place, gone, Leave::GivenAway, sal);
+        }
+    }
+
+    /// Names that a host had for itself and has no longer.
+    pub fn take_given_away(&mut self, place: Place, stream: u64) -> Vec<(Prefix, String)> {
+        let host = self.hosts.get_mut(&place).filter(|host| host.stream == stream);
+        host.map(|host| std::mem::take(&mut host.given_away)).unwrap_or_default()
+    }
+
+    /// What a host calls itself, or its host-ID where nothing of it is registered here.
+    pub fn name_of(&self, host: HostId) -> String {
+        self.streams_of(host).next().map_or_else(|| host.to_string(), |(_, host)| host.name.clone())
+    }
+
     /// Takes away what an earlier stream had registered and this one did not within the lease.
     pub fn sweep(&mut self, place: Place, stream: u64, sal: &dyn SalControl) {
         let Some(host) = self.hosts.get_mut(&place).filter(|host| host.stream == stream) else { return };
@@ -437,12 +502,7 @@ impl Roll {
 
     /// Puts a host out of every authority.
     pub fn expel(&mut self, host: HostId, sal: &dyn SalControl) {
-        let places: Vec<(Place, u64)> = self
-            .hosts
-            .iter()
-            .filter(|(place, _)| place.host == host)
-            .map(|(place, host)| (*place, host.stream))
-            .collect();
+        let places: Vec<(Place, u64)> = self.streams_of(host).map(|(place, host)| (*place, host.stream)).collect();
         for (place, stream) in places {
             if let Some(known) = self.hosts.get(&place) {
                 known.end.notify_one();
@@ -461,7 +521,9 @@ impl Roll {
         self.check_others(instance.host, &instance.prefix, &instance.name, *partition_bits, *exclusive)?;
         if self.own.iter().all(|known| known.instance.prefix != instance.prefix) {
             self.census.add(&instance.prefix, &instance.name, instance.weight);
+            self.untold.iter_mut().for_each(|untold| untold.extend([own.place()]));
             self.own.push(own);
+            self.changed();
         }
         Ok(())
     }
@@ -473,6 +535,10 @@ impl Roll {
             self.census.add(prefix, name, *weight);
         }
         before.iter().for_each(|own| self.census.remove(&own.instance.prefix, own.instance.weight));
+        if before != self.own {
+            let places = before.iter().chain(&self.own).map(OwnService::place);
+            self.untold.iter_mut().for_each(|untold| untold.extend(places.clone()));
+        }
         let divided = before.iter().chain(&self.own).filter(|own| own.partition_bits > 0);
         let concerned: BTreeSet<Prefix> = divided.map(|own| own.instance.prefix).collect();
         for prefix in concerned {
@@ -548,9 +614,12 @@ impl Roll {
         others.map(|(_, _, address, there)| elsewhere::told(there, address))
     }
 
-    /// Others say what is registered with them.
-    pub fn set_elsewhere(&mut self, registered: Registered, sal: &dyn SalControl) {
-        let concerned = self.elsewhere.replace(registered);
+    /// Others say what some hosts have registered with them now.
+    pub fn hear_elsewhere(&mut self, news: Vec<(Place, ByRouter)>, sal: &dyn SalControl) {
+        let mut concerned = BTreeSet::new();
+        for (place, by_router) in news {
+            concerned.extend(self.elsewhere.hear(place, by_router));
+        }
         self.settle_all(&concerned, sal);
     }
 
@@ -580,13 +649,13 @@ impl Roll {
         }
     }
 
-    /// Other routers are to be told from now on: gives what hosts serve of whom they have not been told yet.
+    /// Other routers are to be told from now on: gives what hosts serve, this one among them, of whom they have not been told yet.
     pub fn untold(&mut self) -> Vec<(Place, Vec<Served>)> {
         let untold = match &mut self.untold {
             Some(untold) => std::mem::take(untold),
             none => {
                 *none = Some(BTreeSet::new());
-                self.hosts.keys().copied().collect()
+                self.hosts.keys().copied().chain(self.own.iter().map(OwnService::place)).collect()
             }
         };
         let of = |entry: &Entry| Served {
@@ -594,26 +663,27 @@ impl Roll {
             partition_bits: entry.partition_bits,
             exclusive: entry.exclusive,
         };
+        let of_own = |own: &OwnService| Served {
+            instance: own.instance.clone(),
+            partition_bits: own.partition_bits,
+            exclusive: own.exclusive,
+        };
         let all = |place: &Place| {
-            self.hosts.get(place).map(|host| host.entries.values().map(of).collect()).unwrap_or_default()
+            let registered = self.hosts.get(place).into_iter().flat_map(|host| host.entries.values().map(of));
+            registered.chain(self.own.iter().filter(|own| own.place() == *place).map(of_own)).collect()
         };
         untold.into_iter().map(|place| (place, all(&place))).collect()
     }
 
-    /// What the router's own host serves, for the others, by authority.
-    pub fn own_served(&self) -> BTreeMap<Place, Vec<Served>> {
-        let mut all: BTreeMap<Place, Vec<Served>> = BTreeMap::new();
-        for OwnService { instance, partition_bits, exclusive, .. } in &self.own {
-            let place = Place { host: instance.host, authority: instance.prefix.id.authority() };
-            let served = Served { instance: instance.clone(), partition_bits: *partition_bits, exclusive: *exclusive };
-            all.entry(place).or_default().push(served);
-        }
-        all
+    /// Whether a host's stream is up.
+    pub fn has(&self, place: &Place) -> bool {
+        self.hosts.contains_key(place)
     }
 
-    /// Everybody whose stream is up.
-    pub fn places(&self) -> Vec<Place> {
-        self.hosts.keys().copied().collect()
+    /// A host in each of its authorities.
+    fn streams_of(&self, host: HostId) -> impl Iterator<Item = (&Place, &Host)> {
+        let of = |authority| Place { host, authority };
+        self.hosts.range(of([0; 8])..=of([u8::MAX; 8]))
     }
 
     /// How many partitions went from one host to another.
@@ -623,7 +693,7 @@ impl Roll {
 
     /// Where a host is, if its stream is up.
     pub fn address_of(&self, host: HostId) -> Option<SocketAddr> {
-        self.hosts.iter().find(|(place, _)| place.host == host).map(|(_, host)| host.address)
+        self.streams_of(host).next().map(|(_, host)| host.address)
     }
 
     /// Who is at an address, if its stream is up, and what it calls itself.

@@ -72,6 +72,34 @@ impl SalControl for Rules {
     fn unbind_name(&self, _: IpAddr) {}
 }
 
+/// A table that only counts what is asked of it.
+#[derive(Default)]
+struct Counting(Mutex<usize>);
+
+impl Counting {
+    fn take(&self) -> usize {
+        std::mem::take(&mut *self.0.lock())
+    }
+}
+
+impl SalControl for Counting {
+    fn install_association(&self, _: AssociationSetup) {}
+    fn add_trust_anchor(&self, _: TrustAnchor) {}
+    fn revoke(&self, _: Revocation) {}
+    fn set_membership(&self, _: Vec<u8>) {}
+    fn set_service_certificate(&self, _: Prefix, _: Vec<u8>) {}
+    fn add_rule(&self, _: Prefix, _: Rule) -> Result<RuleId, TableError> {
+        *self.0.lock() += 1;
+        Ok(RuleId(1))
+    }
+    fn remove_rule(&self, _: RuleId) -> bool {
+        *self.0.lock() += 1;
+        true
+    }
+    fn bind_name(&self, _: IpAddr, _: ServiceId) {}
+    fn unbind_name(&self, _: IpAddr) {}
+}
+
 fn place(n: u8) -> Place {
     Place { host: HostId([n; 16]), authority: [7; 8] }
 }
@@ -112,7 +140,7 @@ fn a_newer_stream_supersedes_and_what_it_does_not_say_again_is_swept() {
     assert!(roll.depart(place(1), second.stream, Leave::Lapsed, &rules));
     assert_eq!((rules.prefixes(), roll.len()), (vec![], 0));
     // What a stream that was replaced says, or its end, counts for nothing.
-    assert_eq!(Leave::ALL.map(|why| roll.left(why)), [0, 1, 0, 1, 0]);
+    assert_eq!(Leave::ALL.map(|why| roll.left(why)), [0, 1, 0, 1, 0, 0]);
 }
 
 #[test]
@@ -335,4 +363,118 @@ fn what_is_found_by_prefix_is_what_everybody_has_registered() {
         roll.depart(place, stream, Leave::Ended, &rules);
     }
     assert!(roll.lengths.is_empty() && roll.serving.is_empty(), "{:?}", roll.lengths);
+}
+
+/// What a router says of a host; weight zero: nothing.
+fn there(host: u8, router: u8, weights: &[u32]) -> (HostId, Vec<Arc<Served>>) {
+    let of = |(at, weight): (usize, &u32)| {
+        let name = format!("s{at}.shop");
+        let instance = Instance {
+            host: place(host).host,
+            host_name: format!("h{host}"),
+            address: ADDRESS.parse().expect("literal"),
+            prefix: if *weight == 2 { service(&name) } else { prefix(&name) },
+            name,
+            weight: *weight,
+            priority: 100 + *weight,
+            sticky: false,
+        };
+        Arc::new(Served { instance, partition_bits: 0, exclusive: false })
+    };
+    (HostId([router; 16]), weights.iter().enumerate().filter(|(_, weight)| **weight > 0).map(of).collect())
+}
+
+fn linked() -> BTreeMap<HostId, SocketAddr> {
+    [101, 102].map(|n: u8| (HostId([n; 16]), SocketAddr::from(([10, 0, 0, n], 54_324)))).into()
+}
+
+#[test]
+fn whether_it_hears_each_change_or_all_at_once_a_router_leads_to_the_same() {
+    for seed in 0..30 {
+        let mut rng = margay_core::rng::Rng::new([seed; 32]);
+        let mut pick = |among: u64| u8::try_from(rng.u64() % among).expect("small");
+        let (mut followed, rules, streams) = hosts(3);
+        let mut all: BTreeMap<Place, ByRouter> = BTreeMap::new();
+        followed.set_links(linked(), &rules);
+        for round in 0..150 {
+            let (host, router) = (pick(5) + 1, pick(2) + 101);
+            let weights = [pick(4).into(), pick(4).into(), pick(2).into()];
+            match pick(8) {
+                // Who is registered here is not looked for elsewhere.
+                0 if host <= 3 => {
+                    let stream = streams[usize::from(host) - 1];
+                    let terms = Terms { priority: u32::from(pick(2)) * 1000, ..TERMS };
+                    followed.register(place(host), stream, prefix("s0.shop"), "s0.shop", terms, &rules).expect("room");
+                }
+                1 if host <= 3 => {
+                    followed.withdraw(place(host), streams[usize::from(host) - 1], &prefix("s0.shop"), &rules)
+                }
+                _ => {
+                    let (router, served) = there(host, router, &weights);
+                    let by_router = all.entry(place(host)).or_default();
+                    match served.is_empty() {
+                        true => drop(by_router.remove(&router)),
+                        false => drop(by_router.insert(router, served)),
+                    }
+                    followed.hear_elsewhere(vec![(place(host), by_router.clone())], &rules);
+                }
+            }
+            if round % 10 != 0 {
+                continue;
+            }
+            let (mut anew, fresh, streams) = hosts(3);
+            for entry in followed.hosts.values().flat_map(|host| host.entries.values()) {
+                let (n, instance) = (entry.instance.host.0[0], &entry.instance);
+                let terms = Terms { weight: instance.weight, priority: instance.priority, ..TERMS };
+                let stream = streams[usize::from(n) - 1];
+                anew.register(place(n), stream, instance.prefix, &instance.name, terms, &fresh).expect("room");
+            }
+            anew.set_links(linked(), &fresh);
+            anew.hear_elsewhere(all.clone().into_iter().collect(), &fresh);
+            assert_eq!(followed.instances(), anew.instances(), "seed {seed}");
+            let leads = |rules: &Rules| -> BTreeSet<String> {
+                rules.present.lock().values().map(|rule| format!("{rule:?}")).collect()
+            };
+            assert_eq!(leads(&rules), leads(&fresh), "seed {seed}");
+            assert_eq!(rules.present.lock().len(), fresh.present.lock().len(), "seed {seed}");
+            let about = service("s1.shop");
+            assert_eq!(followed.instances_under(&about), anew.instances_under(&about), "seed {seed}");
+            assert_eq!(followed.instances_of(&about.id), anew.instances_of(&about.id), "seed {seed}");
+        }
+        for place in all.into_keys() {
+            followed.hear_elsewhere(vec![(place, ByRouter::new())], &rules);
+        }
+        assert_eq!(followed.elsewhere.prefixes().count() + followed.elsewhere.lengths().count(), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_change_elsewhere_touches_what_has_changed_however_much_is_registered_there() {
+    let at = |n: u32| {
+        let mut host = [0; 16];
+        host[..4].copy_from_slice(&n.to_be_bytes());
+        Place { host: HostId(host), authority: [7; 8] }
+    };
+    // Services have 32 bits of their own, which are too few for so many.
+    let name = |n: u32| format!("box.shop/key:{n}");
+    let of = |n: u32, weight: u32| {
+        let name = name(n);
+        let (host, address) = (at(n).host, ADDRESS.parse().expect("literal"));
+        let (host_name, prefix) = (format!("h{n}"), prefix(&name));
+        let instance = Instance { host, host_name, address, name, prefix, weight, priority: 1, sticky: false };
+        let served = Arc::new(Served { instance, partition_bits: 0, exclusive: false });
+        (at(n), ByRouter::from([(HostId([101; 16]), vec![served])]))
+    };
+    for others in [10, 100_000] {
+        let (mut roll, core) = (Roll::default(), Counting::default());
+        roll.set_links(linked(), &core);
+        roll.hear_elsewhere((0..others).map(|n| of(n, 1)).collect(), &core);
+        assert_eq!(core.take(), others as usize);
+        roll.hear_elsewhere(vec![of(7, 2)], &core);
+        assert_eq!(core.take(), 2, "one rule for another");
+        assert_eq!(roll.elsewhere.hear(at(7), of(7, 3).1), BTreeSet::from([prefix(&name(7))]));
+        assert_eq!(roll.elsewhere.hear(at(7), of(7, 3).1), BTreeSet::new(), "the same again");
+        roll.hear_elsewhere(vec![(at(7), ByRouter::new())], &core);
+        assert_eq!((core.take(), roll.elsewhere.prefixes().count()), (1, others as usize - 1));
+    }
 }

@@ -54,6 +54,7 @@ const HOST_NAME_MAX: usize = 253;
 
 mod authority;
 mod error;
+mod exclusive;
 mod site;
 
 use authority::{authority_of, membership_of};
@@ -196,15 +197,6 @@ impl Router {
         self.shared.roll.lock().changes()
     }
 
-    /// Whether the router's own host may serve a name; if so, no other host gets it from now on.
-    ///
-    /// # Errors
-    ///
-    /// Another host has it, or divides it in another way.
-    pub fn admit_own(&self, own: OwnService) -> Result<(), RollError> {
-        self.shared.roll.lock().admit_own(own)
-    }
-
     /// What the router's own host serves. Its rules are the caller's, but for those of partitions.
     pub fn set_own(&self, own: Vec<OwnService>) {
         self.shared.roll.lock().set_own(own, &*self.shared.sal);
@@ -332,6 +324,13 @@ fn has_no_v6(error: &io::Error) -> bool {
 async fn told(stopping: &mut watch::Receiver<bool>) {
     // The sender lives as long as the router.
     let _ = stopping.wait_for(|stopping| *stopping).await;
+}
+
+/// What is there now is news, too.
+fn unheard<T>(sender: &watch::Sender<T>) -> watch::Receiver<T> {
+    let mut receiver = sender.subscribe();
+    receiver.mark_changed();
+    receiver
 }
 
 /// Waits until something has changed, and the last look was long enough ago.
@@ -475,10 +474,9 @@ impl Guest {
         let reading = tokio::spawn(read_all(reader, sender));
         let mut questions = self.shared.lines.lock().open(self.place, self.seat.stream, self.traces);
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
-        let (mut revoked, mut routers) = (self.shared.revoked.subscribe(), self.shared.routers.subscribe());
-        revoked.mark_changed();
-        routers.mark_changed();
-        let mut grants = self.shared.grants.subscribe();
+        let (mut revoked, mut routers) = (unheard(&self.shared.revoked), unheard(&self.shared.routers));
+        // They may have changed since it was let in.
+        let mut grants = unheard(&self.shared.grants);
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
         let mut swept = false;
         let gone = loop {
@@ -493,6 +491,7 @@ impl Guest {
                     let _ = timeout(lease, writer.write(&refusal(0, RollError::Superseded.into()))).await;
                     break (Leave::Ended, "another stream took over, or the host was put out".to_owned());
                 }
+                () = self.seat.news.notified() => self.given_away(),
                 () = sleep_until(sweep_at), if !swept => {
                     swept = true;
                     self.shared.roll.lock().sweep(self.place, self.seat.stream, &*self.shared.sal);
@@ -605,8 +604,11 @@ impl Guest {
             (Arc::clone(&self.shared.store), MemberKey { host: self.host, authority: self.place.authority });
         match blocking(move || store.member(&key)).await {
             Ok(Ok(Some(member))) if member.grants != self.member.grants => self.member = member,
-            // Who is no member any more is put out by other means.
-            Ok(Ok(_)) => return Vec::new(),
+            Ok(Ok(Some(_))) => return Vec::new(),
+            Ok(Ok(None)) => {
+                self.shared.roll.lock().expel(self.place.host, &*self.shared.sal);
+                return Vec::new();
+            }
             Ok(Err(error)) => return vec![refusal(0, No(Code::Store, error.to_string()))],
             Err(no) => return vec![refusal(0, no)],
         }
@@ -729,9 +731,7 @@ impl Guest {
         let proto::Register { weight, priority, exclusive, sticky, .. } = asked;
         let terms = Terms { weight, priority, partition_bits, exclusive, sticky };
         if !asked.certificate_only {
-            let (stream, sal) = (self.seat.stream, &*self.shared.sal);
-            let is_new = self.shared.roll.lock().register(self.place, stream, prefix, name.written(), terms, sal)?;
-            if is_new {
+            if self.take_down(prefix, &name, terms).await? {
                 tracing::info!(host = %self.place.host, %name, weight, priority, "registered");
                 self.note(Act::Register, format!("{name}, priority {priority}, weight {weight}"));
             }

@@ -29,30 +29,28 @@ pub(super) async fn follow(shared: Arc<Shared>) {
     rows.mark_changed();
     state.mark_changed();
     let mut links = Links::default();
-    let mut own: BTreeMap<Place, _> = BTreeMap::new();
     loop {
         tokio::select! {
             // What is sent lives in what this holds.
             _ = rolls.changed() => {
-                let (untold, own_now) = {
-                    let mut roll = shared.roll.lock();
-                    (roll.untold(), roll.own_served())
-                };
+                let untold = shared.roll.lock().untold();
                 untold.iter().for_each(|(place, served)| cluster.offer(*place, served));
-                for (place, served) in own_now.iter().filter(|(place, served)| own.get(*place) != Some(*served)) {
-                    cluster.offer(*place, served);
-                }
-                own.keys().filter(|place| !own_now.contains_key(*place)).for_each(|place| cluster.offer(*place, &[]));
-                own = own_now;
                 links.show(&shared);
             }
             _ = changes.changed() => {
-                links.follow(&shared, &cluster);
-                tell_hosts(&shared, &cluster);
-                shared.roll.lock().set_elsewhere(cluster.elsewhere(), &*shared.sal);
+                let (news, hosts) = cluster.take_news();
+                if news.routers {
+                    links.follow(&shared, &cluster);
+                    tell_hosts(&shared, &cluster);
+                }
+                shared.roll.lock().hear_elsewhere(hosts, &*shared.sal);
+                shared.give_away(news.lost);
                 links.show(&shared);
             }
-            _ = rows.changed() => take_up(&shared).await,
+            _ = rows.changed() => {
+                let (members, revoked) = cluster.take_row_news();
+                take_up(&shared, members, revoked).await;
+            }
             _ = state.changed() => {
                 let is_connected = state.borrow_and_update().is_connected;
                 shared.roll.lock().set_away(!is_connected, &*shared.sal);
@@ -91,24 +89,29 @@ pub(super) fn told(routers: &[proto::ClusterRouter]) -> Vec<proto::FromRouter> {
     vec![proto::FromRouter { body: Some(from_router::Body::Routers(routers)) }]
 }
 
-/// Members, grants or revocations were changed by others.
-async fn take_up(shared: &Arc<Shared>) {
+/// Members, grants or revocations were changed by others. Hosts that are not registered here are no concern.
+async fn take_up(shared: &Arc<Shared>, members: BTreeMap<Place, MemberKey>, revoked: bool) {
+    let concerned: Vec<_> = {
+        let roll = shared.roll.lock();
+        members.into_iter().filter(|(place, _)| roll.has(place)).collect()
+    };
+    if concerned.is_empty() && !revoked {
+        return;
+    }
     let this = Arc::clone(shared);
     let looked = tokio::task::spawn_blocking(move || {
-        this.read_revocations()?;
-        let places = this.roll.lock().places();
-        let members = this.store.members()?;
-        let is_member = |place: &Place| {
-            members.iter().any(|member| {
-                let of = |name: &str| margay_core::name::authority_block(name);
-                member.host.id() == place.host && of(&member.authority) == place.authority
-            })
-        };
-        for place in places.iter().filter(|place| !is_member(place)) {
-            tracing::info!(host = %place.host, "put out by another router");
-            this.roll.lock().expel(place.host, &*this.sal);
+        if revoked {
+            this.read_revocations()?;
         }
-        this.grants.send_modify(|version| *version = version.wrapping_add(1));
+        for (place, key) in &concerned {
+            if this.store.member(key)?.is_none() {
+                tracing::info!(host = %place.host, "put out by another router");
+                this.roll.lock().expel(place.host, &*this.sal);
+            }
+        }
+        if !concerned.is_empty() {
+            this.grants.send_modify(|version| *version = version.wrapping_add(1));
+        }
         Ok::<_, StoreError>(())
     });
     match looked.await {

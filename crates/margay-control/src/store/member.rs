@@ -80,6 +80,14 @@ pub struct MemberKey {
     pub authority: [u8; 8],
 }
 
+impl MemberKey {
+    /// From a row's key; `None`: it is none.
+    pub fn read(key: &[u8]) -> Option<Self> {
+        let (host, authority) = key.split_at_checked(32)?;
+        Some(Self { host: HostPublic(host.try_into().ok()?), authority: authority.try_into().ok()? })
+    }
+}
+
 /// A host that joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {

@@ -18,6 +18,7 @@ use margay_core::key::{HostId, HostSecret};
 use margay_core::name::{Name, Prefix};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -147,6 +148,23 @@ impl Watched {
     }
 }
 
+/// What goes on beside what a host asks.
+struct Tasks {
+    all: Mutex<JoinSet<Result<()>>>,
+    /// Signs of life have a thread of their own: thousands of registrations at once shall not make a host look dead.
+    beats: Handle,
+}
+
+impl Tasks {
+    fn start() -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_time().build()?;
+        let beats = runtime.handle().clone();
+        // It ends with the program.
+        std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        Ok(Self { all: Mutex::default(), beats })
+    }
+}
+
 type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Option<String>>>>>;
 
 /// One host: its stream, and what it has asked.
@@ -163,7 +181,7 @@ impl Registrant {
         token: &JoinToken,
         name: String,
         watcher: Option<(usize, Arc<Board>)>,
-        tasks: &Mutex<JoinSet<Result<()>>>,
+        tasks: &Tasks,
     ) -> Result<Arc<Self>> {
         let key = HostSecret::generate(&mut entropy::rng()?);
         let connected = TcpStream::connect(&token.router_address).await;
@@ -178,9 +196,9 @@ impl Registrant {
         let waiting = Waiting::default();
         let (id, next) = (key.public().id(), AtomicU64::new(1));
         let own = Arc::new(Self { id, writer: tokio::sync::Mutex::new(writer), waiting, next });
-        let mut tasks = locked(tasks);
-        tasks.spawn(hear(reader, Arc::clone(&own.waiting), watcher));
-        tasks.spawn(live(Arc::clone(&own), Duration::from_millis(welcome.heartbeat_ms.into())));
+        let mut all = locked(&tasks.all);
+        all.spawn(hear(reader, Arc::clone(&own.waiting), watcher));
+        all.spawn_on(live(Arc::clone(&own), Duration::from_millis(welcome.heartbeat_ms.into())), &tasks.beats);
         Ok(own)
     }
 
@@ -264,7 +282,7 @@ fn service(at: usize, services: usize) -> String {
 
 /// Brings all of them, and lets them come and go.
 pub async fn crowd(plan: &Plan) -> Result<()> {
-    let (board, tasks) = (Arc::new(Board::default()), Mutex::new(JoinSet::new()));
+    let (board, tasks) = (Arc::new(Board::default()), Tasks::start()?);
     let mut hosts: Vec<Arc<Registrant>> = Vec::new();
     let mut said = Step::default();
     for step in 1..=STEPS {
@@ -290,12 +308,12 @@ pub async fn crowd(plan: &Plan) -> Result<()> {
         }
     }
     let churned = churn(plan, &hosts, &board).await?;
-    let ended = locked(&tasks).try_join_next();
+    let ended = locked(&tasks.all).try_join_next();
     ensure!(ended.is_none(), "a host's stream has ended: {ended:?}");
     write_line(&serde_json::to_string(&churned)?)
 }
 
-async fn come(plan: &Plan, number: usize, tasks: &Mutex<JoinSet<Result<()>>>) -> Result<Arc<Registrant>> {
+async fn come(plan: &Plan, number: usize, tasks: &Tasks) -> Result<Arc<Registrant>> {
     let turn = DOOR.acquire().await?;
     let host = Registrant::join(&plan.token, format!("h{number}"), None, tasks).await?;
     drop(turn);

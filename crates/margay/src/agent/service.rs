@@ -460,9 +460,11 @@ impl Services {
         self.follow_standings();
     }
 
-    /// The router on this host may have nothing against a name any more: another host has left.
+    /// The router on this host may have nothing against a name any more: another host has left. And of a name for one host alone the
+    /// cluster may have decided otherwise.
     pub fn ask_own_router_again(&self) {
-        if self.published.lock().iter().any(|service| !service.refused.is_empty()) {
+        let is_open = |service: &Published| !service.refused.is_empty() || service.terms.exclusive;
+        if self.published.lock().iter().any(is_open) {
             self.follow_standings();
         }
     }

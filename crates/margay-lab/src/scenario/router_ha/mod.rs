@@ -1,6 +1,7 @@
 //! `router-ha`: three routers that share etcd, under load, while each router, each member of etcd, links between them, and all of etcd
 //! are lost and come back.
 
+mod exclusive;
 mod stage;
 
 use std::path::Path;
@@ -42,8 +43,8 @@ const BOUNDS: [Bound; 8] = [
     bound("missing_entries", Exactly(0.0)),
 ];
 
-/// Three routers, three members, three partitions, and all of etcd with what happens meanwhile.
-const FAULTS: f64 = 13.0;
+/// Three routers, three members, five partitions, and all of etcd with what happens meanwhile.
+const FAULTS: f64 = 15.0;
 const WHO: &str = "who.shop.sal.internal";
 const WHO_PORT: u16 = 70;
 /// Of the connections that are held.
@@ -84,6 +85,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         attempt_part("a router dies", findings, |findings| run.lose_routers(findings));
         attempt_part("a member of etcd dies", findings, |findings| run.lose_members(findings));
         attempt_part("a partition", findings, |findings| run.partitions(findings));
+        attempt_part("a name for one host", findings, |findings| run.give_once(findings));
         attempt_part("all of etcd is lost", findings, |findings| run.lose_etcd(findings, &mut held));
     }
     run.judge(findings)?;

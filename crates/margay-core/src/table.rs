@@ -187,6 +187,10 @@ impl RuleSet {
         let is_free = |point: &u64| self.0.iter().all(|seat| seat.point != *point);
         let point = (0..).map(|ordinal| rule.action.point(ordinal)).find(is_free).unwrap_or(id.0);
         let at = self.0.partition_point(|seat| seat.rule.priority >= rule.priority);
+        if self.0.is_empty() {
+            // Most names have one rule, and there may be a million of them.
+            self.0.reserve_exact(1);
+        }
         self.0.insert(at, Seat { id, rule, point });
     }
 

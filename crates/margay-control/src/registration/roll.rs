@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, SERVICE_BITS, ServiceId};
-use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
+use margay_core::table::{Action, NextHop, Rule, TableError};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Duration, Instant};
 
 use super::Instance;
 use super::allotment::{Allotments, Server};
 use super::elsewhere::{self, Elsewhere};
+use super::entry::{Entry, Listed};
 use crate::SalControl;
 use crate::cluster::{ByRouter, Served, claimed_as};
 use crate::wide_area::Census;
@@ -177,15 +178,6 @@ impl Leave {
     }
 }
 
-struct Entry {
-    rule: RuleId,
-    instance: Instance,
-    partition_bits: u8,
-    exclusive: bool,
-    /// The number of the stream that registered it last.
-    stream: u64,
-}
-
 struct Host {
     /// The stream that speaks for the host now.
     stream: u64,
@@ -200,13 +192,46 @@ struct Host {
     news: Arc<Notify>,
 }
 
+impl Host {
+    fn listed<'a>(&'a self, place: &Place, prefix: &Prefix, entry: &'a Entry) -> Listed<'a> {
+        Listed { host: place.host, host_name: &self.name, prefix: *prefix, entry }
+    }
+
+    fn list<'a>(&'a self, place: &'a Place) -> impl Iterator<Item = Listed<'a>> {
+        self.entries.iter().map(|(prefix, entry)| self.listed(place, prefix, entry))
+    }
+}
+
+/// Who has registered a prefix, in order. Most names have one host, and a tree of its own for each of a million would be mostly room.
+#[derive(Default)]
+struct Servers(Vec<Place>);
+
+impl Servers {
+    fn insert(&mut self, place: Place) {
+        if let Err(at) = self.0.binary_search(&place) {
+            if self.0.is_empty() {
+                self.0.reserve_exact(1);
+            }
+            self.0.insert(at, place);
+        }
+    }
+
+    /// False: nobody is left.
+    fn remove(&mut self, place: &Place) -> bool {
+        if let Ok(at) = self.0.binary_search(place) {
+            self.0.remove(at);
+        }
+        !self.0.is_empty()
+    }
+}
+
 /// The roll.
 #[derive(Default)]
 pub struct Roll {
     hosts: BTreeMap<Place, Host>,
     own: Vec<OwnService>,
     /// Who has registered a prefix; all under one lie together.
-    serving: BTreeMap<Prefix, BTreeSet<Place>>,
+    serving: BTreeMap<Prefix, Servers>,
     /// How many of these have each length.
     lengths: BTreeMap<u16, usize>,
     allotments: Allotments,
@@ -299,26 +324,15 @@ impl Roll {
         if self.hosts.get(&place).is_none_or(|host| host.stream != stream) {
             return Err(RollError::Superseded);
         }
-        let Terms { weight, priority, partition_bits, exclusive, sticky } = terms;
+        let Terms { weight, priority, partition_bits, exclusive, .. } = terms;
         if let Err(error) = self.check_others(place.host, &prefix, name, partition_bits, exclusive) {
             self.withdraw(place, stream, &prefix, sal);
             return Err(error);
         }
         self.check_room(place, &prefix)?;
         let host = self.hosts.get_mut(&place).ok_or(RollError::Superseded)?;
-        let instance = Instance {
-            host: place.host,
-            host_name: host.name.clone(),
-            address: host.address,
-            name: name.to_owned(),
-            prefix,
-            weight,
-            priority,
-            sticky,
-        };
         if let Some(known) = host.entries.get_mut(&prefix)
-            && known.instance == instance
-            && (known.partition_bits, known.exclusive) == (partition_bits, exclusive)
+            && (known.terms, known.address, &*known.name) == (terms, host.address, name)
         {
             known.stream = stream;
             return Ok(false);
@@ -326,13 +340,14 @@ impl Roll {
         let hop = NextHop { address: host.address, host: Some(place.host), router: false };
         let rule = sal.add_rule(prefix, Rule { priority, weight, action: Action::Forward(hop) })?;
         self.census.add(&prefix, name, weight);
-        if let Some(old) = host.entries.insert(prefix, Entry { rule, instance, partition_bits, exclusive, stream }) {
-            self.census.remove(&prefix, old.instance.weight);
+        let entry = Entry { rule, stream, name: name.into(), address: host.address, terms };
+        if let Some(old) = host.entries.insert(prefix, entry) {
+            self.census.remove(&prefix, old.terms.weight);
             sal.remove_rule(old.rule);
         }
         let places = self.serving.entry(prefix).or_insert_with(|| {
             *self.lengths.entry(prefix.bits).or_default() += 1;
-            BTreeSet::new()
+            Servers::default()
         });
         places.insert(place);
         self.untold.iter_mut().for_each(|untold| untold.extend([place]));
@@ -365,16 +380,19 @@ impl Roll {
         exclusive: bool,
     ) -> Result<(), RollError> {
         let same = [Some(*prefix), twin(prefix)];
-        let registered = same.iter().flatten().flat_map(|prefix| self.entries_of(prefix));
-        let registered = registered.map(|entry| (&entry.instance, entry.partition_bits, entry.exclusive));
+        let registered = same.iter().flatten().flat_map(|prefix| self.entries_of(prefix)).map(|listed| {
+            let Terms { partition_bits, exclusive, .. } = listed.entry.terms;
+            (listed.host, listed.host_name, partition_bits, exclusive)
+        });
         let own = self.own.iter().filter(|own| same.contains(&Some(own.instance.prefix)));
         let own = own.map(|own| (&own.instance, own.partition_bits, own.exclusive));
         let elsewhere = same.iter().flatten().flat_map(|prefix| self.elsewhere.of(prefix));
         let elsewhere = elsewhere.map(|(.., there)| (&there.instance, there.partition_bits, there.exclusive));
-        let all = registered.chain(own).chain(elsewhere);
+        let others = own.chain(elsewhere).map(|(other, bits, alone)| (other.host, &*other.host_name, bits, alone));
+        let all = registered.chain(others);
         let name = || name.to_owned();
-        for (other, theirs, is_held) in all.filter(|(other, ..)| other.host != host) {
-            let holder = other.host_name.clone();
+        for (_, holder, theirs, is_held) in all.filter(|(other, ..)| *other != host) {
+            let holder = holder.to_owned();
             if is_held || exclusive {
                 return Err(RollError::Held { name: name(), holder });
             }
@@ -385,16 +403,20 @@ impl Roll {
         Ok(())
     }
 
-    fn entries_of(&self, prefix: &Prefix) -> impl Iterator<Item = &Entry> {
-        let places = self.serving.get(prefix).into_iter().flatten();
-        places.filter_map(|place| self.hosts.get(place)?.entries.get(prefix))
+    fn entries_of(&self, prefix: &Prefix) -> impl Iterator<Item = Listed<'_>> {
+        let places = self.serving.get(prefix).into_iter().flat_map(|servers| &servers.0);
+        places.filter_map(|place| {
+            let host = self.hosts.get(place)?;
+            Some(host.listed(place, prefix, host.entries.get(prefix)?))
+        })
     }
 
     /// Makes the rules that lead to other routers, and who holds which partition of a service, follow from who serves it.
     fn settle(&mut self, prefix: &Prefix, sal: &dyn SalControl) {
-        let here = self.entries_of(prefix).map(|entry| &entry.instance);
-        let here = here.chain(self.own.iter().map(|own| &own.instance).filter(|own| own.prefix == *prefix));
-        let best = here.filter(|instance| instance.weight > 0).map(|instance| instance.priority).max();
+        let here = self.entries_of(prefix).map(|listed| (listed.entry.terms.weight, listed.entry.terms.priority));
+        let own = self.own.iter().map(|own| &own.instance).filter(|own| own.prefix == *prefix);
+        let here = here.chain(own.map(|own| (own.weight, own.priority)));
+        let best = here.filter(|(weight, _)| *weight > 0).map(|(_, priority)| priority).max();
         let (hosts, own) = (&self.hosts, &self.own);
         let is_here = |place: &Place| {
             hosts.get(place).is_some_and(|host| host.entries.contains_key(prefix))
@@ -406,9 +428,10 @@ impl Roll {
         };
         let mut servers = Vec::new();
         let mut bits = 0;
-        for entry in self.entries_of(prefix).filter(|entry| entry.partition_bits > 0) {
-            bits = entry.partition_bits;
-            servers.push(Server { instance: entry.instance.clone(), actions: vec![forward(&entry.instance)] });
+        for listed in self.entries_of(prefix).filter(|listed| listed.entry.terms.partition_bits > 0) {
+            bits = listed.entry.terms.partition_bits;
+            let instance = listed.instance();
+            servers.push(Server { actions: vec![forward(&instance)], instance });
         }
         for own in self.own.iter().filter(|own| own.instance.prefix == *prefix && own.partition_bits > 0) {
             bits = own.partition_bits;
@@ -425,19 +448,17 @@ impl Roll {
         self.untold.iter_mut().for_each(|untold| untold.extend([place]));
         for (prefix, entry) in gone {
             self.elsewhere.ended(prefix, place);
-            if let Some(places) = self.serving.get_mut(&prefix) {
-                places.remove(&place);
-                if places.is_empty() {
-                    self.serving.remove(&prefix);
-                    let left = self.lengths.get(&prefix.bits).map_or(0, |count| count - 1);
-                    if left == 0 {
-                        self.lengths.remove(&prefix.bits)
-                    } else {
-                        self.lengths.insert(prefix.bits, left)
-                    };
-                }
+            let servers = self.serving.get_mut(&prefix);
+            if servers.is_some_and(|servers| !servers.remove(&place)) {
+                self.serving.remove(&prefix);
+                let left = self.lengths.get(&prefix.bits).map_or(0, |count| count - 1);
+                if left == 0 {
+                    self.lengths.remove(&prefix.bits)
+                } else {
+                    self.lengths.insert(prefix.bits, left)
+                };
             }
-            self.census.remove(&prefix, entry.instance.weight);
+            self.census.remove(&prefix, entry.terms.weight);
             self.settle(&prefix, sal);
             sal.remove_rule(entry.rule);
         }
@@ -454,20 +475,21 @@ impl Roll {
 
     /// Whether a host has a prefix for itself.
     pub fn is_alone(&self, place: Place, prefix: &Prefix) -> bool {
-        self.hosts.get(&place).and_then(|host| host.entries.get(prefix)).is_some_and(|entry| entry.exclusive)
+        self.hosts.get(&place).and_then(|host| host.entries.get(prefix)).is_some_and(|entry| entry.terms.exclusive)
     }
 
     /// A host had a name for itself, and the cluster has given it to another one. Its stream is told.
     pub fn give_away(&mut self, claimed: &Prefix, host: HostId, sal: &dyn SalControl) {
-        let is_meant = |entry: &Entry| entry.exclusive && claimed_as(&entry.instance.prefix) == *claimed;
+        let is_meant = |prefix: &Prefix, entry: &Entry| entry.terms.exclusive && claimed_as(prefix) == *claimed;
         let places: Vec<Place> = self.streams_of(host).map(|(place, _)| *place).collect();
         for place in places {
             let Some(host) = self.hosts.get_mut(&place) else { continue };
-            let gone: BTreeMap<Prefix, Entry> = host.entries.extract_if(.., |_, entry| is_meant(entry)).collect();
+            let gone: BTreeMap<Prefix, Entry> =
+                host.entries.extract_if(.., |prefix, entry| is_meant(prefix, entry)).collect();
             if gone.is_empty() {
                 continue;
             }
-            host.given_away.extend(gone.values().map(|entry| (entry.instance.prefix, entry.instance.name.clone())));
+            host.given_away.extend(gone.iter().map(|(prefix, entry)| (*prefix, entry.name.to_string())));
             host.news.notify_one();
             self.unlist(place, gone, Leave::GivenAway, sal);
         }
@@ -477,6 +499,12 @@ impl Roll {
     pub fn take_given_away(&mut self, place: Place, stream: u64) -> Vec<(Prefix, String)> {
         let host = self.hosts.get_mut(&place).filter(|host| host.stream == stream);
         host.map(|host| std::mem::take(&mut host.given_away)).unwrap_or_default()
+    }
+
+    /// What a host serves, as written.
+    pub fn names(&self, place: &Place) -> Vec<(Prefix, String)> {
+        let entries = self.hosts.get(place).into_iter().flat_map(|host| &host.entries);
+        entries.map(|(prefix, entry)| (*prefix, entry.name.to_string())).collect()
     }
 
     /// What a host calls itself, or its host-ID where nothing of it is registered here.
@@ -559,7 +587,7 @@ impl Roll {
     /// Everything that hosts have registered, by name.
     pub fn instances(&self) -> Vec<Instance> {
         let mut all: Vec<Instance> =
-            self.hosts.values().flat_map(|host| host.entries.values()).map(|entry| entry.instance.clone()).collect();
+            self.hosts.iter().flat_map(|(place, host)| host.list(place)).map(|listed| listed.instance()).collect();
         all.extend(self.elsewhere.prefixes().flat_map(|prefix| self.instances_elsewhere(prefix)));
         all.sort_by(in_order);
         all
@@ -576,7 +604,7 @@ impl Roll {
         let there = self.elsewhere.lengths().rev().find(is_there);
         let longest = registered.max(own_bits).max(there).unwrap_or(0);
         let at = Prefix::new(*service, longest);
-        let mut found: Vec<Instance> = self.entries_of(&at).map(|entry| entry.instance.clone()).collect();
+        let mut found: Vec<Instance> = self.entries_of(&at).map(|listed| listed.instance()).collect();
         found.extend(self.instances_elsewhere(&at));
         found.sort_by(in_order);
         found.extend(own.filter(|own| own.prefix.bits == longest).cloned());
@@ -598,8 +626,8 @@ impl Roll {
         let registered = above.chain(below).flat_map(|at| self.entries_of(&at).collect::<Vec<_>>());
         let is_meant = |instance: &&Instance| prefix.covers(&instance.prefix) || instance.prefix.covers(prefix);
         let own = self.own.iter().map(|own| &own.instance).filter(is_meant);
-        let all = registered.map(|entry| &entry.instance).chain(own);
-        let mut found: Vec<Instance> = all.chain(self.allotments.instances_under(prefix)).cloned().collect();
+        let mut found: Vec<Instance> = registered.map(|listed| listed.instance()).collect();
+        found.extend(own.chain(self.allotments.instances_under(prefix)).cloned());
         found.extend(
             self.elsewhere.about(prefix).flat_map(|about| self.instances_elsewhere(&about).collect::<Vec<_>>()),
         );
@@ -658,18 +686,14 @@ impl Roll {
                 self.hosts.keys().copied().chain(self.own.iter().map(OwnService::place)).collect()
             }
         };
-        let of = |entry: &Entry| Served {
-            instance: entry.instance.clone(),
-            partition_bits: entry.partition_bits,
-            exclusive: entry.exclusive,
-        };
         let of_own = |own: &OwnService| Served {
             instance: own.instance.clone(),
             partition_bits: own.partition_bits,
             exclusive: own.exclusive,
         };
         let all = |place: &Place| {
-            let registered = self.hosts.get(place).into_iter().flat_map(|host| host.entries.values().map(of));
+            let registered =
+                self.hosts.get(place).into_iter().flat_map(|host| host.list(place).map(|listed| listed.served()));
             registered.chain(self.own.iter().filter(|own| own.place() == *place).map(of_own)).collect()
         };
         untold.into_iter().map(|place| (place, all(&place))).collect()

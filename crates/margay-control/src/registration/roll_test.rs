@@ -3,6 +3,7 @@ use std::net::IpAddr;
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::name::Name;
+use margay_core::table::RuleId;
 use parking_lot::Mutex;
 
 use super::*;
@@ -423,11 +424,10 @@ fn whether_it_hears_each_change_or_all_at_once_a_router_leads_to_the_same() {
                 continue;
             }
             let (mut anew, fresh, streams) = hosts(3);
-            for entry in followed.hosts.values().flat_map(|host| host.entries.values()) {
-                let (n, instance) = (entry.instance.host.0[0], &entry.instance);
-                let terms = Terms { weight: instance.weight, priority: instance.priority, ..TERMS };
-                let stream = streams[usize::from(n) - 1];
-                anew.register(place(n), stream, instance.prefix, &instance.name, terms, &fresh).expect("room");
+            for (at, listed) in followed.hosts.iter().flat_map(|(at, host)| host.list(at).map(move |one| (at, one))) {
+                let stream = streams[usize::from(at.host.0[0]) - 1];
+                anew.register(*at, stream, listed.prefix, &listed.entry.name, listed.entry.terms, &fresh)
+                    .expect("room");
             }
             anew.set_links(linked(), &fresh);
             anew.hear_elsewhere(all.clone().into_iter().collect(), &fresh);

@@ -389,7 +389,7 @@ struct Guest {
     /// Names that it asks for again and again, because another host has them; bounded by the prefixes that a host may have.
     stands_by: BTreeSet<Prefix>,
     /// What it has registered because it was granted.
-    granted: BTreeMap<Prefix, Name>,
+    granted: BTreeSet<Prefix>,
     /// The host answers questions about first packets, and has its own answered.
     traces: bool,
     desk: Desk,
@@ -459,7 +459,7 @@ impl Guest {
         let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
         let (shared, watches, stands_by) = (Arc::clone(shared), BTreeMap::new(), BTreeSet::new());
-        let (granted, attachment) = (BTreeMap::new(), None);
+        let (granted, attachment) = (BTreeSet::new(), None);
         Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, traces, desk, attachment })
     }
 
@@ -612,10 +612,14 @@ impl Guest {
             Ok(Err(error)) => return vec![refusal(0, No(Code::Store, error.to_string()))],
             Err(no) => return vec![refusal(0, no)],
         }
-        let no_longer = |(prefix, name): (&Prefix, &Name)| {
-            Some((*prefix, name.clone(), by_grant(&self.member, name, prefix).err()?))
-        };
-        let gone: Vec<(Prefix, Name, No)> = self.granted.iter().filter_map(no_longer).collect();
+        let names = self.shared.roll.lock().names(&self.place).into_iter();
+        let granted = names.filter(|(prefix, _)| self.granted.contains(prefix));
+        let gone: Vec<(Prefix, String, No)> = granted
+            .filter_map(|(prefix, written)| {
+                let name: Name = written.parse().ok()?;
+                Some((prefix, written, by_grant(&self.member, &name, &prefix).err()?))
+            })
+            .collect();
         let mut lost = Vec::new();
         for (prefix, name, No(code, text)) in gone {
             self.withdraw(&prefix);
@@ -736,7 +740,7 @@ impl Guest {
                 self.note(Act::Register, format!("{name}, priority {priority}, weight {weight}"));
             }
             if !is_proved {
-                self.granted.insert(prefix, name.clone());
+                self.granted.insert(prefix);
             }
         }
         let mut registered = proto::Registered {

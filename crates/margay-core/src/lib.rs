@@ -36,6 +36,7 @@ mod liveness;
 pub mod location;
 mod moving;
 pub mod name;
+pub mod notice;
 pub mod output;
 mod packet;
 pub mod policy;

@@ -275,6 +275,7 @@ impl Sal {
 
     /// Ends every flow, here and at the peers: the agent is taken off this host for good.
     pub fn shutdown(&mut self, now: Instant) {
+        self.withdraw_notices();
         let all: Vec<FlowId> = self.flows.iter().map(|flow| flow.id).collect();
         for id in all {
             if self.flows.get(id).is_some_and(|flow| flow.association != 0 && flow.lifecycle != Lifecycle::Closed) {

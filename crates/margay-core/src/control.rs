@@ -85,6 +85,7 @@ impl Sal {
         if !chain.is_empty() {
             self.certificates.push((prefix, chain));
         }
+        self.notices.tell_again(self.now, true);
     }
 
     /// The chain of the longest prefix that covers `service`; empty when there is none.
@@ -99,6 +100,7 @@ impl Sal {
     ///
     /// The table is full.
     pub fn add_rule(&mut self, now: Instant, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
+        self.notices.look_again(now);
         self.table.insert(now, prefix, rule)
     }
 
@@ -125,6 +127,7 @@ impl Sal {
     pub fn remove_rule(&mut self, id: RuleId) -> bool {
         self.lifetimes.remove(id);
         let Some((_, rule)) = self.table.remove(id) else { return false };
+        self.notices.look_again(self.now);
         self.forget_resolved(id, &rule);
         true
     }

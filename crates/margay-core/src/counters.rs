@@ -38,6 +38,14 @@ pub struct Counters {
     pub routers_found: u64,
     /// Others' searches that this router answered.
     pub searches_answered: u64,
+    /// Notices of other hosts that were believed.
+    pub notices_heard: u64,
+    /// Notices that were not: a wrong signature, no right to the name, or no room.
+    pub notices_refused: u64,
+    /// First packets that went to a host that was heard of, and not to the whole segment.
+    pub notices_used: u64,
+    /// Of those, such as the segment was asked about all the same, since nothing came of it.
+    pub notices_failed: u64,
     /// First packets that waited for a resolver.
     pub delayed: u64,
     /// First packets that could not wait, since too many did.

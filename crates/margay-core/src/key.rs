@@ -5,7 +5,8 @@ use core::fmt;
 use core::str::FromStr;
 
 use curve25519_dalek::MontgomeryPoint;
-use ed25519_dalek::Signer;
+use ed25519_dalek::hazmat::{ExpandedSecretKey, raw_sign};
+use ed25519_dalek::{Sha512, Signer};
 use zeroize::Zeroizing;
 
 use crate::rng::Rng;
@@ -13,6 +14,9 @@ use crate::rng::Rng;
 /// A host's identity on the wire: the first 16 bytes of the BLAKE3 of its public key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostId(pub [u8; 16]);
+
+/// Of an Edwards point as it is written: which of two points with the same other coordinate.
+const SIGN_BIT: u8 = 0x80;
 
 /// Text that is not the hexadecimal form of so many bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +89,14 @@ impl HostPublic {
     }
 }
 
+impl HostPublic {
+    /// Whether `signature` is by this host, over `message`: see [`HostSecret::sign`].
+    pub fn verify(&self, message: &[u8], signature: &[u8; 64]) -> bool {
+        let edwards = MontgomeryPoint(self.0).to_edwards(0);
+        edwards.is_some_and(|point| VerifyingKey(point.compress().to_bytes()).verify(message, signature))
+    }
+}
+
 impl fmt::Debug for HostPublic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HostPublic({})", to_hex(&self.0))
@@ -118,6 +130,22 @@ impl HostSecret {
     /// The public half.
     pub fn public(&self) -> HostPublic {
         self.public
+    }
+
+    /// Signs by the key of handshakes, as XEdDSA does (Perrin, 2016): what is made is an Ed25519 signature under the Edwards form of the
+    /// public key. The random number in it is of the key and the message, as Ed25519 has it.
+    pub fn sign(&self, message: &[u8]) -> [u8; 64] {
+        let mut expanded = Zeroizing::new([0; 64]);
+        expanded[..32].copy_from_slice(&*self.secret);
+        expanded[32..].copy_from_slice(&blake3::derive_key("margay 2026 host signature", &*self.secret));
+        let mut key = ExpandedSecretKey::from_bytes(&expanded);
+        let mut public = ed25519_dalek::VerifyingKey::from(&key);
+        if public.to_bytes()[31] & SIGN_BIT != 0 {
+            // The one of both that the public key, which has no sign, stands for.
+            key.scalar = -key.scalar;
+            public = ed25519_dalek::VerifyingKey::from(&key);
+        }
+        raw_sign::<Sha512>(&key, message, &public).to_bytes()
     }
 }
 
@@ -193,6 +221,23 @@ mod tests {
         assert!(key.public().verify(b"margay", &signature));
         assert!(!key.public().verify(b"serval", &signature));
         assert!(!VerifyingKey([0; 32]).verify(b"margay", &signature));
+    }
+
+    #[test]
+    fn hosts_sign_by_the_key_of_their_handshakes() {
+        for seed in 0..32 {
+            let key = HostSecret::generate(&mut Rng::new([seed; 32]));
+            let signature = key.sign(b"margay");
+            assert!(key.public().verify(b"margay", &signature), "seed {seed}");
+            assert!(!key.public().verify(b"serval", &signature));
+            assert!(!HostSecret::generate(&mut Rng::new([99; 32])).public().verify(b"margay", &signature));
+            for bit in [0, 255, 256, 511] {
+                let mut other = signature;
+                other[bit / 8] ^= 1 << (bit % 8);
+                assert!(!key.public().verify(b"margay", &other), "bit {bit}");
+            }
+        }
+        assert!(!HostPublic([0; 32]).verify(b"", &[0; 64]), "a key of low order");
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod liveness;
 pub mod location;
 mod moving;
 pub mod name;
+pub mod notice;
 pub mod output;
 mod packet;
 pub mod policy;

@@ -94,6 +94,7 @@ impl Sal {
         }
         self.leave_lost_side_paths(now);
         self.stripe_what_waits(now);
+        self.notices.tell_again(now, has_changed);
     }
 
     /// Whether it matters where a peer and this host find each other: there are flows, or it is a router.

@@ -23,6 +23,7 @@ use crate::key::HostId;
 use crate::lifetime::Lifetimes;
 use crate::location::LocationTable;
 use crate::name::{Prefix, ServiceId, service_of_v6};
+use crate::notice::Notices;
 use crate::output::{AppVerdict, Direction, DropReason, Output};
 use crate::packet::{self, Parsed, Unreachable};
 use crate::policy::Policy;
@@ -109,6 +110,8 @@ pub struct Sal {
     pub(crate) came_to_all: bool,
     /// What this host passes on between its segments, if it does.
     pub(crate) relay: Option<Relay>,
+    /// Which names this host tells of, and which it has heard of.
+    pub(crate) notices: Notices,
     /// Others' searches for a router that this one answers.
     pub(crate) searches_answered: RateLimit,
     /// Routers that this one exchanges announcements with.
@@ -182,6 +185,7 @@ impl Sal {
             came_to_all: false,
             neighbours: BTreeMap::new(),
             relay: None,
+            notices: Notices::new(now),
             searches_answered: RateLimit::new(crate::search::ANSWERED_PER_S, now),
             delays: Delays::default(),
             next_sweep: now + SWEEP,
@@ -294,7 +298,7 @@ impl Sal {
         }
         let message = Message::parse(datagram).map_err(|_| DropReason::Malformed)?;
         // What is asked of everybody is for whom it concerns; each refusal would be one of many.
-        if self.came_to_all && (kind != Kind::Syn || message.unknown_critical().is_some()) {
+        if self.came_to_all && (!matches!(kind, Kind::Syn | Kind::Notice) || message.unknown_critical().is_some()) {
             return Err(DropReason::Unexpected);
         }
         if message.unknown_critical().is_some() {
@@ -316,6 +320,7 @@ impl Sal {
             Kind::Probe => self.handle_probe(now, from, &message),
             Kind::Rsyn => self.handle_rsyn(now, from, &message, datagram),
             Kind::RsynAck => self.handle_rsyn_ack(now, from, &message),
+            Kind::Notice => self.handle_notice(now, from, &message, datagram),
             Kind::RsynDone => self.handle_rsyn_done(now, from, &message),
             // Locks come with chains; until then a peer that sends them is told nothing.
             _ => Err(DropReason::Unexpected),
@@ -360,6 +365,7 @@ impl Sal {
         self.stripes_due(now);
         self.rules_due(now);
         self.delays_due(now);
+        self.notices_due(now);
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
             self.sweep(now);
@@ -394,6 +400,7 @@ impl Sal {
             .chain(self.stripes_deadline())
             .chain(self.lifetimes.next_deadline())
             .chain(self.delays.next_deadline())
+            .chain(self.notices.next_deadline())
             .chain(sweep)
             .min()
     }
@@ -461,7 +468,12 @@ impl Sal {
 
     /// The wall clock now, in seconds since 1970.
     pub(crate) fn unix_s(&self) -> u64 {
-        self.wall.1.saturating_add(self.now.since(self.wall.0).as_secs())
+        self.unix_s_at(self.now)
+    }
+
+    /// The wall clock at an instant that is not before it was set.
+    pub(crate) fn unix_s_at(&self, now: Instant) -> u64 {
+        self.wall.1.saturating_add(now.since(self.wall.0).as_secs())
     }
 
     /// Sets the wall clock, which certificates are checked against.

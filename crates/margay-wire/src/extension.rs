@@ -4,6 +4,7 @@ use core::net::SocketAddr;
 
 use crate::address::{emit_ip, parse_socket};
 use crate::header::{Error, SessionId};
+use crate::notice::{NOTICE_LEN, NoticeRepr};
 use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
 
 /// Bit of the type byte: who does not know this extension must not act on the message.
@@ -39,6 +40,7 @@ pub mod extension_type {
     pub const MOVE: u8 = 14 | CRITICAL;
     pub const STRIPE: u8 = 15;
     pub const ARRIVALS: u8 = 16;
+    pub const NOTICE: u8 = 17;
 }
 use extension_type as kind;
 
@@ -212,6 +214,11 @@ impl<'a> Addresses<'a> {
         out[18..20].copy_from_slice(&flags.to_be_bytes());
     }
 
+    /// The value of the extension.
+    pub const fn as_bytes(&self) -> &'a [u8] {
+        self.0
+    }
+
     /// Address and flags, in order of preference.
     pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, u16)> + 'a {
         self.0
@@ -253,6 +260,8 @@ pub enum Extension<'a> {
     Stripe(StripeRepr),
     /// What has come by each place.
     Arrivals(ArrivalsRepr),
+    /// A name that the sender serves.
+    Notice(NoticeRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -342,6 +351,7 @@ impl<'a> Extension<'a> {
             kind::MOVE => Self::parse_move(value)?,
             kind::STRIPE => Self::Stripe(StripeRepr::parse(value)?),
             kind::ARRIVALS => Self::Arrivals(ArrivalsRepr::parse(value)?),
+            kind::NOTICE => Self::Notice(NoticeRepr::parse(value)?),
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -386,6 +396,7 @@ impl<'a> Extension<'a> {
             Self::Move(_) => kind::MOVE,
             Self::Stripe(_) => kind::STRIPE,
             Self::Arrivals(_) => kind::ARRIVALS,
+            Self::Notice(_) => kind::NOTICE,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -405,6 +416,7 @@ impl<'a> Extension<'a> {
             Self::Move(_) => MOVE_LEN,
             Self::Stripe(_) => STRIPE_LEN,
             Self::Arrivals(arrivals) => arrivals.value_len(),
+            Self::Notice(_) => NOTICE_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -484,6 +496,7 @@ impl<'a> Extension<'a> {
             }
             Self::Stripe(stripe) => stripe.emit(value),
             Self::Arrivals(arrivals) => arrivals.emit(value),
+            Self::Notice(notice) => notice.emit(value),
             Self::UnknownCritical(_) => {}
         }
     }

@@ -109,6 +109,8 @@ kinds! {
     CancelLock = 15;
     /// Acknowledges that.
     AckCancel = 16;
+    /// Says to a whole segment which name a host serves, or serves no longer.
+    Notice = 17;
     /// Encapsulated data; has a header of its own.
     Data = 32;
 }

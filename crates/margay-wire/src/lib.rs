@@ -8,6 +8,7 @@ mod data;
 mod extension;
 mod header;
 mod message;
+mod notice;
 mod program;
 mod resolvable;
 mod stripe;
@@ -19,6 +20,7 @@ pub use data::{
 pub use extension::*;
 pub use header::*;
 pub use message::{Message, MessageWriter};
+pub use notice::NoticeRepr;
 pub use program::{
     PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION, ProgramError, ProgramKind,
     ProgramReplyRepr, ProgramRequestRepr,

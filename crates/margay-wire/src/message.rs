@@ -7,6 +7,7 @@ use crate::extension::{
     SessionRepr, extension_type,
 };
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
+use crate::notice::NoticeRepr;
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
 use crate::stripe::{ArrivalsRepr, StripeRepr};
 
@@ -130,6 +131,11 @@ impl<'a> Message<'a> {
     /// ARRIVALS.
     pub fn arrivals(&self) -> Option<ArrivalsRepr> {
         self.find(|extension| if let Extension::Arrivals(arrivals) = extension { Some(arrivals) } else { None })
+    }
+
+    /// NOTICE.
+    pub fn notice(&self) -> Option<NoticeRepr> {
+        self.find(|extension| if let Extension::Notice(notice) = extension { Some(notice) } else { None })
     }
 
     /// AUTH.

@@ -20,13 +20,14 @@ local PLACES_MAX = 4
 local types = {
     [1] = "SYN", [2] = "SYN-ACK", [3] = "ACK", [4] = "RSYN", [5] = "RSYN-ACK", [6] = "RSYN-DONE", [7] = "FIN", [8] = "RST",
     [9] = "FAIL", [10] = "PROBE", [11] = "ERROR", [12] = "requestLock", [13] = "ackLock", [14] = "nackLock",
-    [15] = "cancelLock", [16] = "ackCancel", [DATA] = "DATA",
+    [15] = "cancelLock", [16] = "ackCancel", [17] = "NOTICE", [DATA] = "DATA",
 }
 local protocols = { [4] = "IPv4 packet", [41] = "IPv6 packet", [59] = "none" }
 local extension_types = {
     [1] = "SOURCE_SERVICE", [2] = "SESSION", [3] = "ADDRESSES", [4] = "CAPABILITIES", [5] = "KEY_EXCHANGE",
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
+    [17] = "NOTICE",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -117,6 +118,14 @@ local f = {
     arrivals_packet_number = ProtoField.uint32("margay.arrivals.packet_number", "Last train"),
     arrivals_at = ProtoField.uint32("margay.arrivals.at_us", "Came at, in microseconds"),
     arrivals_bytes = ProtoField.uint32("margay.arrivals.bytes", "Bytes so far"),
+    notice_epoch = ProtoField.uint32("margay.notice.epoch", "Epoch"),
+    notice_sequence = ProtoField.uint32("margay.notice.sequence", "Sequence number"),
+    notice_until = ProtoField.uint64("margay.notice.until_s", "Until, in seconds since 1970"),
+    notice_bits = ProtoField.uint16("margay.notice.bits", "Bits of the prefix"),
+    notice_withdrawn = ProtoField.bool("margay.notice.flags.withdrawn", "Served no longer", 8, nil, 0x01),
+    notice_prefix = ProtoField.bytes("margay.notice.prefix", "Prefix"),
+    notice_host_key = ProtoField.bytes("margay.notice.host_key", "Host key"),
+    notice_signature = ProtoField.bytes("margay.notice.signature", "Signature"),
 
     data_stack = ProtoField.uint8("margay.data.stack", "Stack", base.DEC, stacks),
     data_flags = ProtoField.uint8("margay.data.flags", "Flags", base.HEX),
@@ -278,6 +287,17 @@ local readers = {
             tree:add(f.arrivals_at, value(at + 8, 4))
             tree:add(f.arrivals_bytes, value(at + 12, 4))
         end
+    end },
+    [17] = { len = 148, add = function(tree, value)
+        if value(16, 2):uint() > 256 then return "a prefix is longer than a name" end
+        tree:add(f.notice_epoch, value(0, 4))
+        tree:add(f.notice_sequence, value(4, 4))
+        tree:add(f.notice_until, value(8, 8))
+        tree:add(f.notice_bits, value(16, 2))
+        tree:add(f.notice_withdrawn, value(18, 1))
+        tree:add(f.notice_prefix, value(20, 32))
+        tree:add(f.notice_host_key, value(52, 32))
+        tree:add(f.notice_signature, value(84, 64))
     end },
 }
 

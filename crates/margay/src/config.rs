@@ -183,11 +183,13 @@ pub struct AdHocSection {
     pub enabled: bool,
     /// Pass on what is asked on one segment to the others.
     pub relay: bool,
+    /// Tell the network segments which names are served here, and go by what others tell.
+    pub flood: bool,
 }
 
 impl Default for AdHocSection {
     fn default() -> Self {
-        Self { enabled: true, relay: false }
+        Self { enabled: true, relay: false, flood: false }
     }
 }
 

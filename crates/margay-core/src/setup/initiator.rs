@@ -111,7 +111,9 @@ impl Sal {
         match self.pick(service, sticky, packet.tuple.protocol, packet.tuple.destination.port(), Sender::Own) {
             Resolution::Forward(rule, hop) => {
                 let address = hop.address;
-                Ok((address, self.note_own(rule)))
+                let beside = self.note_own(rule);
+                let heard = if address == SEGMENT { self.hop_by_notice(now, service, sticky) } else { None };
+                Ok((heard.unwrap_or(address), beside))
             }
             // The same host serves it: over the loopback address, never a NIC (DESIGN §18).
             Resolution::Demux(rule, _) => {
@@ -166,6 +168,9 @@ impl Sal {
     /// Nobody has answered yet. Where no rule leads any more to where the SYN went (a router was lost, say), it goes by those that there
     /// are now; and where several routers are known, another one may reach whom the first one does not.
     pub(crate) fn send_syn_again(&mut self, now: Instant, id: FlowId) {
+        if self.leave_notice(now, id) {
+            return;
+        }
         let Some(flow) = self.flows.get(id) else { return };
         let Setup::Initiator(setup) = &flow.setup else { return };
         let (service, app, retries) = (flow.service, flow.app, setup.retries);
@@ -340,7 +345,7 @@ impl Sal {
         let is_search = self.flows.get(id).is_some_and(Self::is_search);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
         if setup.next_hop != SEGMENT && setup.beside.is_empty() {
-            return false;
+            return self.leave_notice(now, id);
         }
         // Whoever may not speak for the name cannot shorten the time of those who may.
         if setup.refused.replace(code).is_none() && code != ErrorCode::BadCertificate && !is_search {
@@ -362,7 +367,7 @@ impl Sal {
         self.fail_connecting(id, how, why);
     }
 
-    fn has_family_of(&self, remote: IpAddr) -> bool {
+    pub(crate) fn has_family_of(&self, remote: IpAddr) -> bool {
         let own = &self.config.local_addresses;
         own.is_empty() || remote.is_loopback() || own.iter().any(|own| own.is_ipv4() == remote.is_ipv4())
     }

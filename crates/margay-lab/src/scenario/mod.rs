@@ -17,6 +17,7 @@ mod ends;
 mod exclusive_names;
 mod find_router;
 mod firewalled;
+mod flooding;
 mod flow_memory;
 mod hijack;
 mod host_death;
@@ -130,6 +131,7 @@ pub const ALL: &[Scenario] = &[
     nat_first_contact::SCENARIO,
     ad_hoc::SCENARIO,
     find_router::SCENARIO,
+    flooding::SCENARIO,
     lookup::SCENARIO,
     acl::SCENARIO,
     flow_memory::SCENARIO,

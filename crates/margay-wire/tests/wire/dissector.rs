@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 72] = [
+const FIELDS: [&str; 80] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -84,6 +84,14 @@ const FIELDS: [&str; 72] = [
     "margay.arrivals.packet_number",
     "margay.arrivals.at_us",
     "margay.arrivals.bytes",
+    "margay.notice.epoch",
+    "margay.notice.sequence",
+    "margay.notice.until_s",
+    "margay.notice.bits",
+    "margay.notice.flags.withdrawn",
+    "margay.notice.prefix",
+    "margay.notice.host_key",
+    "margay.notice.signature",
     "margay.data.stack",
     "margay.data.flags",
     "margay.data.packet_number",
@@ -272,6 +280,7 @@ impl Expected {
             "MOVE" => 0x8e,
             "STRIPE" => 15,
             "ARRIVALS" => 16,
+            "NOTICE" => 17,
             _ => value["number"].as_u64().expect("a number"),
         };
         self.put("ext.type", kind);
@@ -315,14 +324,27 @@ impl Expected {
                 self.number("flow_port.port", &value["port"]);
                 self.put("flow_port.starts", u8::from(value["starts"].as_bool().expect("a flag")));
             }
-            0x8e => {
-                self.number("move.number", &value["number"]);
-                self.text("move.token", &value["token"]);
-                self.socket("move.address", "move.port", &value["address"]);
-                self.number("move.flags", &value["flags"]);
-            }
+            0x8e => self.location(value),
             15 | 16 => self.places(kind, value),
+            17 => self.notice(value),
             _ => {}
+        }
+    }
+
+    fn location(&mut self, value: &Value) {
+        self.number("move.number", &value["number"]);
+        self.text("move.token", &value["token"]);
+        self.socket("move.address", "move.port", &value["address"]);
+        self.number("move.flags", &value["flags"]);
+    }
+
+    fn notice(&mut self, value: &Value) {
+        for field in ["epoch", "sequence", "until_s", "bits"] {
+            self.number(&format!("notice.{field}"), &value[field]);
+        }
+        self.put("notice.flags.withdrawn", u8::from(value["withdrawn"].as_bool().expect("a flag")));
+        for field in ["prefix", "host_key", "signature"] {
+            self.text(&format!("notice.{field}"), &value[field]);
         }
     }
 

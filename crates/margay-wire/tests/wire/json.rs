@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr,
     Extension, Flags, FlowId, FlowPortRepr, GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags,
-    MoveRepr, NextProtocol, ResolvableRepr, SessionId, SessionRepr, StripeRepr, TRAIN_HEADER_LEN, TrainRepr, is_sealed,
+    MoveRepr, NextProtocol, NoticeRepr, ResolvableRepr, SessionId, SessionRepr, StripeRepr, TRAIN_HEADER_LEN,
+    TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
 use crate::vector::{hex, unhex};
 
-const KINDS: [(Kind, &str); 16] = [
+const KINDS: [(Kind, &str); 17] = [
     (Kind::Syn, "SYN"),
     (Kind::SynAck, "SYN_ACK"),
     (Kind::Ack, "ACK"),
@@ -28,6 +29,7 @@ const KINDS: [(Kind, &str); 16] = [
     (Kind::NackLock, "NACK_LOCK"),
     (Kind::CancelLock, "CANCEL_LOCK"),
     (Kind::AckCancel, "ACK_CANCEL"),
+    (Kind::Notice, "NOTICE"),
 ];
 const FLAGS: [(Flags, &str); 5] = [
     (Flags::RESOLVABLE, "RESOLVABLE"),
@@ -125,6 +127,17 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             let places: Vec<_> = arrivals.places.iter().enumerate().filter_map(place).collect();
             json!({"type": "ARRIVALS", "number": arrivals.number, "places": places})
         }
+        Extension::Notice(notice) => json!({
+            "type": "NOTICE",
+            "epoch": notice.epoch,
+            "sequence": notice.sequence,
+            "until_s": notice.until_s,
+            "bits": notice.bits,
+            "withdrawn": notice.withdrawn,
+            "prefix": hex(&notice.prefix),
+            "host_key": hex(&notice.host_key),
+            "signature": hex(&notice.signature),
+        }),
         Extension::UnknownCritical(byte) => json!({"type": "UNKNOWN_CRITICAL", "number": byte}),
     }
 }
@@ -256,10 +269,24 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             }
             Extension::Arrivals(arrivals)
         }
+        "NOTICE" => Extension::Notice(notice(value)),
         "UNKNOWN_CRITICAL" => Extension::UnknownCritical(number(value, "number")),
         other => panic!("{other} is no extension"),
     };
     writer.extension(&extension).map(|_| ())
+}
+
+fn notice(value: &Value) -> NoticeRepr {
+    NoticeRepr {
+        epoch: number(value, "epoch"),
+        sequence: number(value, "sequence"),
+        until_s: number(value, "until_s"),
+        bits: number(value, "bits"),
+        withdrawn: value["withdrawn"].as_bool().unwrap_or_else(|| panic!("no withdrawn in {value}")),
+        prefix: bytes(value, "prefix"),
+        host_key: bytes(value, "host_key"),
+        signature: bytes(value, "signature"),
+    }
 }
 
 /// The value of ADDRESSES; the format has no writer of its own.

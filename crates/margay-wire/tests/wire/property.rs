@@ -13,7 +13,7 @@ use crate::json;
 use crate::mutation;
 use crate::vector::hex;
 
-const TYPES: [&str; 16] = [
+const TYPES: [&str; 17] = [
     "SYN",
     "SYN_ACK",
     "ACK",
@@ -30,6 +30,7 @@ const TYPES: [&str; 16] = [
     "NACK_LOCK",
     "CANCEL_LOCK",
     "ACK_CANCEL",
+    "NOTICE",
 ];
 
 fn bytes(len: usize) -> impl Strategy<Value = String> {
@@ -92,11 +93,19 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
         let place = |place| json!({"place": place, "packet_number": of.0, "at_us": of.1, "bytes": of.2});
         json!({"type": "ARRIVALS", "number": number, "places": places.into_iter().map(place).collect::<Vec<_>>()})
     });
-    let third = (location, stripe, arrivals);
-    let all = (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o))| {
-        vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o]
+    let notice = (any::<(u32, u32, u64, bool)>(), 0..=256_u16, bytes(32), bytes(32), bytes(64)).prop_map(
+        |((epoch, sequence, until_s, withdrawn), bits, prefix, host_key, signature)| {
+            json!({
+                "type": "NOTICE", "epoch": epoch, "sequence": sequence, "until_s": until_s, "bits": bits,
+                "withdrawn": withdrawn, "prefix": prefix, "host_key": host_key, "signature": signature,
+            })
+        },
+    );
+    let third = (location, stripe, arrivals, notice);
+    let all = (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p))| {
+        vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
     });
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=15)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=16)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use margay_control::wide_area::WideArea;
 use margay_control::{registration, resolver};
-use margay_core::{DropReason, RemoveReason};
+use margay_core::{Counters, DropReason, RemoveReason};
 use margay_wire::Kind;
 use miette::{IntoDiagnostic, Result, WrapErr};
 use prometheus_client::collector::Collector;
@@ -90,9 +90,6 @@ impl Collector for Figures {
             ("connects_failed", "Connects of programs that failed", core.connects_failed),
             ("forwarded", "First packets forwarded for others", core.forwarded + agent.kernel_router.forwarded()),
             ("relayed", "Answers relayed for others", core.relayed),
-            ("searches", "Times that the network segments were asked for a router", core.searches),
-            ("routers_found", "Answers to that by hosts that proved to be routers", core.routers_found),
-            ("searches_answered", "Searches of other hosts that this router answered", core.searches_answered),
             ("stripes", "Times that a flow began to go by several pairs of addresses", core.stripes),
             (
                 "policies_refused",
@@ -117,6 +114,7 @@ impl Collector for Figures {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             ConstCounter::new(value).encode(metric)?;
         }
+        of_segments(&core, &mut encoder)?;
         carried(agent, &mut encoder)?;
         let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
             Kind::ALL.iter().map(|kind| (format!("{kind:?}").to_lowercase(), count(*kind))).collect()
@@ -157,6 +155,27 @@ fn carried(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Err
     for (of, help, (name, value)) in datapath.chain(kernel).chain(router) {
         let name = format!("{of}_{name}");
         let metric = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+        ConstCounter::new(value).encode(metric)?;
+    }
+    Ok(())
+}
+
+/// What was asked and told on network segments.
+fn of_segments(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    for (name, help, value) in [
+        ("searches", "Times that the network segments were asked for a router", core.searches),
+        ("routers_found", "Answers to that by hosts that proved to be routers", core.routers_found),
+        ("searches_answered", "Searches of other hosts that this router answered", core.searches_answered),
+        ("notices_heard", "Words of other hosts about names that they serve, or no longer", core.notices_heard),
+        (
+            "notices_refused",
+            "Such words that were not believed: forged, without a right to the name, or too many",
+            core.notices_refused,
+        ),
+        ("notices_used", "First packets that went to a host that was heard of", core.notices_used),
+        ("notices_failed", "Of these, such as the whole segment was asked about in the end", core.notices_failed),
+    ] {
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         ConstCounter::new(value).encode(metric)?;
     }
     Ok(())
@@ -221,7 +240,8 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         .core
         .0
         .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.associations().count(), sal.source_count()));
-    let (rules, revocations) = agent.core.0.with_sal(|sal, _| (sal.rule_count(), sal.revocations()));
+    let (rules, revocations, heard) =
+        agent.core.0.with_sal(|sal, _| (sal.rule_count(), sal.revocations(), sal.heard_count()));
     let (programs, sockets, bound) = agent.active.counts();
     let (names, instances) = agent.spreads.counts();
     let follows_etcd = agent.cluster.as_ref().is_some_and(|cluster| cluster.state().is_connected);
@@ -252,6 +272,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
         ("services", "Services published by this host", agent.services.list().len()),
         ("rules", "Rules of the service table", rules),
+        ("names_heard", "Names that other hosts of the segment have said they serve, or no longer", heard),
         ("programs", "Programs that were started for a name", programs),
         ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
         ("bound_sockets", "Sockets that their programs have bound to names", bound),

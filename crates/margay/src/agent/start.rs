@@ -230,7 +230,11 @@ fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Cl
     let rules = RuleBook::open(core.clone(), Arc::clone(store), wall.clone(), Arc::clone(&resolvers));
     let rules = rules.into_diagnostic().wrap_err("the operator's rules cannot be taken up")?;
     resolvers.add_rules(config, core)?;
-    core.0.with_sal(|sal, now| sal.set_relay(now, config.ad_hoc.relay));
+    let floods = config.ad_hoc.flood && config.ad_hoc.enabled && !config.router.enabled;
+    core.0.with_sal(|sal, now| {
+        sal.set_relay(now, config.ad_hoc.relay);
+        sal.set_notices(now, floods);
+    });
     if config.ad_hoc.enabled && !config.router.enabled {
         let hop = NextHop { address: SEGMENT, host: None, router: false };
         let rule = Rule { priority: 0, weight: 1, action: Action::Forward(hop) };

@@ -14,9 +14,11 @@ use margay_core::delay::ResolverId;
 use margay_core::explain::{Probe, Unusable, Verdict};
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, authority_block};
+use margay_core::notice::Heard;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, Allow, AllowItem, Demux, NextHop};
 use margay_core::way::Sender;
+use margay_datapath::clock;
 
 use super::Agent;
 use super::api::route::{Found, Known, ended_of};
@@ -155,6 +157,14 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
         }
         Action::Forward(next) => {
             (hop.act, hop.why) = ("forward".to_owned(), format!("sends it on to {} by {rule}", place(&info)));
+            if let Some(heard) = heard_of(agent, question).filter(|_| own && next.address == SEGMENT) {
+                hop.notes.push(format!(
+                    "before that, it asks the host {} at {} alone, which has said on the segment {} s ago that it serves the name",
+                    heard.host,
+                    heard.address,
+                    clock::now().since(heard.at).as_secs()
+                ));
+            }
             if !explained.is_hop_known {
                 hop.notes.push(format!(
                     "this router shares no key with a host at {}: what it sends there for others is not tagged, and answers do not find back",
@@ -174,6 +184,10 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
             (hop, Next::Hops(copies.filter_map(|one| one.found.rule.action.next_hop().copied()).collect()))
         }
     }
+}
+
+fn heard_of(agent: &Agent, question: &Question) -> Option<Heard> {
+    agent.core.0.with_sal(|sal, now| sal.heard_of(now, &question.service, question.sticky))
 }
 
 /// What becomes of a packet that waits for a resolver.

@@ -17,6 +17,7 @@ use margay_core::delay::ResolverId;
 use margay_core::key::HostId;
 use margay_core::lifetime::{Ends, Expiry};
 use margay_core::name::{Name, Prefix, SERVICE_BITS};
+use margay_core::notice::Heard;
 use margay_core::search::is_answering;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, NextHop, Rule, RuleId, Usage};
@@ -74,11 +75,34 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouteListReply, Status> 
     let about = wanted.as_ref().map(|name| Prefix::from(name.service_id()));
     let known = Known::of(agent, wanted.as_ref(), about.as_ref());
     let ended = agent.rules.ended().into_iter().filter(|ended| covers(&ended.rule));
+    let routes = rules.iter().map(|found| known.route(found));
     Ok(RouteListReply {
-        routes: rules.iter().map(|found| known.route(found)).collect(),
+        routes: routes.chain(heard(agent, &known, wanted.as_ref())).collect(),
         ended: ended.map(|ended| ended_of(&known, &ended)).collect(),
         resolvers: agent.rules.resolvers.all().iter().map(|resolver| resolver_info(agent, resolver)).collect(),
     })
+}
+
+/// Hosts of the segment that were heard of: no rules, and asked before the rule that asks all of the segment.
+fn heard(agent: &Agent, known: &Known<'_>, wanted: Option<&Name>) -> Vec<RouteInfo> {
+    let covers = |heard: &Heard| wanted.is_none_or(|name| heard.prefix.contains(&name.service_id()));
+    let all: Vec<Heard> = agent.core.0.with_sal(|sal, now| sal.heard(now).filter(covers).collect());
+    let info = |heard: Heard| {
+        let mut info = RouteInfo {
+            prefix: heard.prefix.to_string(),
+            name: known.name(&heard.prefix),
+            action: "forward".to_owned(),
+            weight: if heard.has_failed { 0 } else { 1 },
+            origin: "heard on the segment".to_owned(),
+            age_ms: age_ms(heard.at),
+            packets: heard.packets,
+            used_ms_ago: heard.used.map(age_ms),
+            ..RouteInfo::default()
+        };
+        known.set_host(&mut info, heard.address, Some(heard.host));
+        info
+    };
+    all.into_iter().map(info).collect()
 }
 
 fn resolver_info(agent: &Agent, resolver: &Resolver) -> ResolverInfo {

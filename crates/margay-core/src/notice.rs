@@ -219,7 +219,7 @@ impl Sal {
             return false;
         }
         // Where a rule leads there, it is the rule's word and no notice's.
-        let is_it = |action: &Action| matches!(action, Action::Forward(hop) if hop.address == next_hop);
+        let is_it = |action: &Action| action.next_hop().is_some_and(|hop| hop.address == next_hop);
         if self.rules_covering(service).any(|(_, _, rule)| is_it(&rule.action)) {
             return false;
         }

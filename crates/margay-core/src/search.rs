@@ -3,22 +3,24 @@
 //!
 //! On the wire a search is a greeting to a whole segment: a SYN of protocol 0 to the name that stands for the routers of an authority
 //! ([`ServiceId::of_routers`]), passed on by relays as any other. A router that has a certificate for that name answers; nobody else
-//! has a word that counts. No flow comes of it: every answer is reported and reset at once, and the search goes on to its end, so that
-//! whoever answers first keeps nobody else from being heard.
+//! has a word that counts. Nothing comes of it at either end, no flow and no association: answers are reported and nothing is said to
+//! them, and the search goes on to its end, so that whoever answers first keeps nobody else from being heard.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use margay_wire::{FlowId, Message, ResolvableRepr};
+use margay_wire::{Message, ResolvableRepr};
 
+use crate::auth;
 use crate::event::{Event, Role};
 use crate::flow::{Flow, Setup};
 use crate::greeting::{GREETING, tuple_of};
+use crate::key::HostPublic;
 use crate::name::ServiceId;
 use crate::output::DropReason;
 use crate::sal::Sal;
 use crate::segment::SEGMENT;
-use crate::setup::{Arrival, Start};
+use crate::setup::{Arrival, Start, answered_from};
 use crate::table::{Action, Demux, Resolution, Rule};
 use crate::time::Instant;
 use crate::way::Sender;
@@ -89,14 +91,54 @@ impl Sal {
         flow.app.protocol == GREETING && flow.service != ServiceId::default()
     }
 
-    /// A host has answered a search and proved that it is such a router. It is asked no more; others may still answer.
-    pub(crate) fn report_router(&mut self, flow: FlowId, association: u32, at: SocketAddr) {
-        let Some(Setup::Initiator(setup)) = self.flows.get(flow).map(|flow| &flow.setup) else { return };
-        let until = setup.give_up;
-        self.flows.set_deadline(flow, Some(until));
-        let service = self.flows.get(flow).map(|flow| flow.service).unwrap_or_default();
-        let Some(key) = self.associations.get(association).map(|association| association.host_key) else { return };
+    /// A search is answered: who proves to be a router is reported, and nothing else comes of it. No association least of all: it would take
+    /// the place of the one by which the two know each other, if they have met again since.
+    pub(crate) fn hear_router(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        message: &Message<'_>,
+    ) -> Result<(), DropReason> {
+        let id = message.dst_flow;
+        let key = match self.prove_router(now, message) {
+            Err(DropReason::UnknownAssociation) => {
+                self.ask_full_handshake(now, id);
+                return Err(DropReason::UnknownAssociation);
+            }
+            other => other?,
+        };
+        if message.error().is_some() || key == self.config.host_key.public() {
+            return Ok(());
+        }
+        let flow = self.flows.get(id).ok_or(DropReason::UnknownFlow)?;
+        let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
+        let (service, until, unix_s) = (flow.service, setup.give_up, self.unix_s());
+        let right = self.trust.verify_service(message.certificate().unwrap_or_default(), &service, &key.0, unix_s);
+        if !right.map_err(|_| DropReason::BadCertificate)?.is_proved() {
+            return Ok(());
+        }
+        // Nobody is asked any more; others may still answer.
+        self.flows.set_deadline(id, Some(until));
         self.counters.routers_found += 1;
+        let at = answered_from(message, from);
         self.events.push(Event::RouterFound { authority: service.authority(), key, at });
+        Ok(())
+    }
+
+    /// The key of the host that answers: by the association of the two, or by the handshake, which goes no further.
+    fn prove_router(&mut self, now: Instant, message: &Message<'_>) -> Result<HostPublic, DropReason> {
+        let Some(exchange) = message.key_exchange() else {
+            let association = auth::authenticate(&mut self.associations, message, now)?;
+            let known = self.associations.get(association).map(|association| association.host_key);
+            return known.ok_or(DropReason::UnknownAssociation);
+        };
+        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
+        let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
+        let (seed, local_id) = (setup.handshake_seed, setup.association);
+        let (initiator, _) = self.handshake_of(flow, local_id, &seed);
+        let mine = self.introduction(local_id, [0; 32], true);
+        let (peer, theirs, ..) = initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
+        auth::verify_with_key(&theirs.tag_key, message)?;
+        Ok(peer)
     }
 }

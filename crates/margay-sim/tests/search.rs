@@ -12,7 +12,7 @@ use margay_core::search::answering;
 use margay_core::segment::SEGMENT;
 use margay_sim::check::nothing_left_over;
 use margay_sim::world::service;
-use margay_sim::{HostId, Weather, World};
+use margay_sim::{HostId, Outcome, Weather, World};
 use margay_wire::{Kind, PORT};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -203,6 +203,28 @@ fn answers_that_are_sent_again_find_nothing() {
     world.run_for(3 * SECOND);
     let is_found = |event: &Event| matches!(event, Event::RouterFound { .. });
     assert!(!world.host(host).events[before..].iter().any(is_found));
+}
+
+/// The host has registered since, and the two share another key. Words of the search that come once more, either way, must not bring back
+/// what they had then.
+#[test]
+fn words_of_a_search_that_come_late_leave_a_registration_alone() {
+    let mut world = World::new(10, Weather::FAIR);
+    let (host, router, client) = (searcher(&mut world), router(&mut world), world.add_host(false));
+    world.register(router, client);
+    world.recording = Some(Vec::new());
+    begin(&mut world, host);
+    world.run_for(Duration::from_millis(200));
+    let caught = world.recording.take().expect("recording");
+    world.register(router, host);
+    world.publish(router, host, "web.shop", 7);
+    for (from, to, bytes) in caught.into_iter().filter(|(_, to, _)| *to != SEGMENT) {
+        world.inject(from, to, bytes);
+    }
+    world.run_for(SECOND);
+    let number = world.connect(client, "web.shop");
+    world.run_for(6 * SECOND);
+    assert_eq!(world.host(client).clients[number].outcome, Outcome::Answered(7));
 }
 
 #[test]

@@ -269,7 +269,7 @@ impl Sal {
     }
 
     /// The handshake of a flow, made again from its seed: the same first message every time.
-    fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
+    pub(crate) fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
         let prologue = prologue(flow.session, &flow.service, flow.id, association);
         Initiator::start(&self.config.host_key, &mut Rng::new(*seed), &prologue)
     }
@@ -303,6 +303,9 @@ impl Sal {
         if message.error().is_none() && !self.has_family_of(answered_from(message, from).ip()) {
             return Err(DropReason::WrongPath);
         }
+        if self.flows.get(id).is_some_and(Self::is_search) {
+            return self.hear_router(now, from, message);
+        }
         let answer = match self.prove_answer(now, message, from) {
             Err(DropReason::UnknownAssociation) => {
                 self.ask_full_handshake(now, id);
@@ -318,26 +321,7 @@ impl Sal {
             self.fail_connecting(id, why, error_text(error.code));
             return Ok(());
         }
-        if self.flows.get(id).is_some_and(Self::is_search) {
-            return self.hear_router(now, from, message, &answer);
-        }
         self.accept_answer(now, from, message, answer)
-    }
-
-    /// A search is answered: who proves to be a router is reported, and nothing else comes of it.
-    fn hear_router(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        message: &Message<'_>,
-        answer: &Answer,
-    ) -> Result<(), DropReason> {
-        let right = self.check_right_to_answer(message.dst_flow, message, answer.association);
-        if right == Ok(true) {
-            self.report_router(message.dst_flow, answer.association, answered_from(message, from));
-        }
-        self.turn_down(now, message, answer, "");
-        right.map(|_| ()).map_err(|_| DropReason::BadCertificate)
     }
 
     /// Several were asked, and one host has refused, or may not speak for the name: its word is not the last one.
@@ -373,7 +357,7 @@ impl Sal {
     }
 
     /// The peer tags with a key that we no longer hold: ask once for a full handshake.
-    fn ask_full_handshake(&mut self, now: Instant, id: FlowId) {
+    pub(crate) fn ask_full_handshake(&mut self, now: Instant, id: FlowId) {
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return };
         if !core::mem::replace(&mut setup.full, true) {
             self.send_syn(now, id);

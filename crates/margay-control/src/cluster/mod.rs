@@ -276,6 +276,18 @@ impl Cluster {
         self.shared.dirty.notify_one();
     }
 
+    /// Takes another router out: nobody is told of it any more. What it had written down under its lease ends with that. One that still lives
+    /// writes itself down again.
+    ///
+    /// # Errors
+    ///
+    /// Etcd cannot be asked, and why.
+    pub async fn remove(&self, router: HostId) -> Result<(), String> {
+        let connected = self.shared.client.lock().clone();
+        let Some((mut etcd, _)) = connected else { return Err(self.shared.away()) };
+        etcd.put_all(&[(Key::Router(router), None)], None).await.map_err(|trouble| trouble.to_string())
+    }
+
     /// Says what a host has registered with this router now; nothing: it is gone.
     pub fn offer(&self, place: Place, served: &[Served]) {
         let offer = (!served.is_empty()).then(|| record::write_served(served));

@@ -290,6 +290,28 @@ async fn routers_share_members_and_registrations_and_a_router_that_goes_takes_it
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_is_taken_out_is_spoken_of_no_more_until_it_takes_part_again() {
+    let mut server = Server::start().await;
+    let [one, two] = [1, 2].map(|seed| Node::alone().part(seed, &server));
+    let (one, two) = (one.connected().await, two.connected().await);
+    one.hears("there is a second router", |cluster, _| cluster.routers().len() == 2).await;
+    let gone = two.cluster().router().id();
+    let two = two.again().await;
+    // It has ended, and may come back: that alone changes nothing.
+    assert_eq!(one.cluster().routers().len(), 2);
+    one.cluster().remove(gone).await.expect("etcd answers");
+    one.hears("there is one router", |cluster, _| cluster.routers().len() == 1).await;
+    let two = two.part(2, &server).connected().await;
+    one.hears("it is back", |cluster, _| cluster.routers().len() == 2).await;
+    server.kill();
+    one.await_state(false).await;
+    assert!(one.cluster().remove(gone).await.is_err(), "nobody can be asked");
+    for node in [&one, &two] {
+        node.cluster().stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_even_if_its_record_is_gone() {
     let mut server = Server::start().await;
     let one = Node::alone().part(1, &server).connected().await;

@@ -24,12 +24,21 @@ pub enum RouterVerb {
         #[command(flatten)]
         json: Json,
     },
+    /// Take a router that is gone for good out of this one's cluster; hosts leave it, and it is no member any more
+    Remove {
+        /// Its name in `margay status`, or its host-ID or the first letters of it
+        #[arg(value_name = "ROUTER")]
+        name: String,
+        #[command(flatten)]
+        json: Json,
+    },
 }
 
 pub async fn router(mut client: Client, verb: RouterVerb, out: &mut Out) -> Result<()> {
     let (name, json) = match &verb {
         RouterVerb::List { json } => (String::new(), json),
         RouterVerb::Show { name, json } => (name.clone(), json),
+        RouterVerb::Remove { name, json } => return remove(client, name.clone(), json, out).await,
     };
     let reply = client.router_list(RouterListRequest { name }).await.map_err(refused)?.into_inner();
     if json.json {
@@ -48,6 +57,15 @@ pub async fn router(mut client: Client, verb: RouterVerb, out: &mut Out) -> Resu
         announcements("announced by it:", &neighbour.heard_from, out)?;
     }
     Ok(())
+}
+
+async fn remove(mut client: Client, name: String, json: &Json, out: &mut Out) -> Result<()> {
+    let reply = client.router_remove(RouterRemoveRequest { name }).await.map_err(refused)?.into_inner();
+    if json.json {
+        return out.json(&reply);
+    }
+    let ClusterRouterInfo { name, host_id, .. } = reply.router.unwrap_or_default();
+    out.line(&format!("{name} ({host_id}) is out of the cluster, and hosts leave it; its warrant holds until it ends"))
 }
 
 fn neighbours(neighbours: &[NeighbourInfo], out: &mut Out) -> Result<()> {

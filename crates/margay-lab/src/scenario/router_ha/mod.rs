@@ -96,6 +96,38 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         findings.figures.add("resets", counts.values().map(|count| count.packets).sum());
     }
     attempt_part("what is registered in the end", findings, |findings| look_for_stale(&stage, findings));
+    attempt_part("a router is taken out", findings, |_| take_out(&stage));
+    Ok(())
+}
+
+/// A router that has gone for good is taken out by another one, and hosts leave it.
+fn take_out(stage: &Stage) -> Result<()> {
+    let (r1, r3) = (stage.host("r1")?, stage.host("r3")?);
+    for (name, why) in [("r1", "is this router"), ("r3", "is still there"), ("r4", "0 routers")] {
+        let error = margay(r1, ["router", "remove", name]).err().with_context(|| format!("{name} can be taken out"))?;
+        ensure!(error.to_string().replace(['│', '\n', ' '], "").contains(&why.replace(' ', "")), "{name}: {error}");
+    }
+    agent::down(r3)?;
+    let removed = wait_for("r3 can be taken out", LIMIT, || margay(r1, ["router", "remove", "r3"]))?;
+    ensure!(removed.contains("out of the cluster"), "it says {removed}");
+    for name in ["r1", "r2"] {
+        let host = stage.host(name)?;
+        wait_for(&format!("{name} forgets r3"), LIMIT, || {
+            match agent::status(host)?["cluster"]["routers"].as_array().map(Vec::len) {
+                Some(2) => Ok(()),
+                other => bail!("it knows {other:?} routers"),
+            }
+        })?;
+    }
+    for name in SERVERS.iter().chain(&["client"]) {
+        let host = stage.host(name)?;
+        wait_for(&format!("{name} leaves r3"), LIMIT, || {
+            match agent::status(host)?["routers"].as_array().map(Vec::len) {
+                Some(2) => Ok(()),
+                other => bail!("it has {other:?} routers"),
+            }
+        })?;
+    }
     Ok(())
 }
 

@@ -149,6 +149,10 @@ impl Calls for Api {
         trace::reply(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
+    async fn router_remove(&self, request: Request<RouterRemoveRequest>) -> Answer<RouterRemoveReply> {
+        router::remove(&self.0, &request.into_inner().name).await.map(Response::new)
+    }
+
     async fn router_list(&self, request: Request<RouterListRequest>) -> Answer<RouterListReply> {
         router::list(&self.0, &request.into_inner().name).map(Response::new)
     }

@@ -1,14 +1,16 @@
 //! Routers of other sites, and what is announced to them and by them.
 
-use margay_control::api::v1::{AnnouncementInfo, NeighbourInfo, RouterListReply};
+use margay_control::api::v1::{AnnouncementInfo, ClusterRouterInfo, NeighbourInfo, RouterListReply, RouterRemoveReply};
+use margay_control::cluster::RouterEntry;
 use margay_control::registration::Home;
+use margay_control::store::AuditEntry;
 use margay_control::wide_area::{self, Announcement, Link, Scope};
 use margay_core::name::authority_block;
 use margay_core::way::Relation;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::route::Known;
-use super::{misuse, not_found, status};
+use super::{blocking, environment, identity, misuse, not_found, status};
 use crate::agent::Agent;
 
 /// All of them, or those of one site, or one by its host-ID.
@@ -37,6 +39,44 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouterListReply, Status>
     }
     neighbours.sort_by(|one, other| (&one.site, &one.host_id).cmp(&(&other.site, &other.host_id)));
     Ok(RouterListReply { site: area.policy().site.clone(), neighbours })
+}
+
+/// Takes a router that is gone out of the cluster: nobody is told of it any more, and it is no member of the authority either.
+pub(super) async fn remove(agent: &Agent, name: &str) -> Result<RouterRemoveReply, Status> {
+    let (Some(cluster), Some(router)) = (&agent.cluster, &agent.router) else {
+        return Err(misuse("this host is no router that shares an etcd with others ([router.etcd])"));
+    };
+    let routers = cluster.routers();
+    let is_meant =
+        |one: &&RouterEntry| !name.is_empty() && (one.name == name || one.id().to_string().starts_with(name));
+    let found: Vec<&RouterEntry> = routers.iter().filter(is_meant).collect();
+    let [meant] = &found[..] else {
+        let names = routers.iter().map(|one| format!("{} ({})", one.name, one.id())).collect::<Vec<_>>().join(", ");
+        let text = format!("{} routers of the cluster are called {name}; it has {names}", found.len());
+        return Err(if found.is_empty() { not_found(text) } else { misuse(text) });
+    };
+    let id = meant.id();
+    if id == cluster.router().id() {
+        return Err(misuse(format!(
+            "{name} is this router: `margay down` here, then `margay router remove {name}` on another one of the cluster"
+        )));
+    }
+    if router.links().contains(&id) {
+        return Err(misuse(format!(
+            "{name} is still there, and would write itself down again: `margay down` there first"
+        )));
+    }
+    let was_member = match identity::remove_member(agent, &id.to_string()) {
+        Err(refused) if refused.code() == Code::NotFound => false,
+        removed => removed.map(|_| true)?,
+    };
+    cluster.remove(id).await.map_err(environment)?;
+    tracing::info!(router = meant.name, host = %id, was_member, "taken out of the cluster by the operator");
+    let entry = AuditEntry::once(agent.clock.unix_s(), "router-remove", id.to_string(), meant.name.clone());
+    blocking(|| agent.store.note_all(&[entry])).map_err(environment)?;
+    let (name, address) = (meant.name.clone(), meant.address.clone());
+    let gone = ClusterRouterInfo { host_id: id.to_string(), name, address, state: "removed".to_owned() };
+    Ok(RouterRemoveReply { router: Some(gone) })
 }
 
 fn link_of(home: &Home) -> Link {

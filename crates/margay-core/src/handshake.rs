@@ -194,6 +194,9 @@ fn peer_of(state: &snow::HandshakeState) -> Result<HostPublic, HandshakeError> {
 /// The connecting side, between messages 1 and 3.
 pub struct Initiator(Result<snow::HandshakeState, HandshakeError>);
 
+/// Who has answered, what it says of itself, message 3, and the keys of the two.
+pub type Finished = (HostPublic, Introduction, Vec<u8>, Keys);
+
 impl Initiator {
     /// Starts a handshake: the state, and message 1. The same `rng` state gives the same message.
     pub fn start(secret: &HostSecret, rng: &mut Rng, prologue: &[u8]) -> (Self, Vec<u8>) {
@@ -211,11 +214,7 @@ impl Initiator {
     /// # Errors
     ///
     /// Message 2 is garbage or belongs to another session.
-    pub fn finish(
-        self,
-        message_2: &[u8],
-        mine: &Introduction,
-    ) -> Result<(HostPublic, Introduction, Vec<u8>, Keys), HandshakeError> {
+    pub fn finish(self, message_2: &[u8], mine: &Introduction) -> Result<Finished, HandshakeError> {
         let mut state = self.0?;
         let mut payload = alloc::vec![0; MESSAGE_MAX];
         let len = state.read_message(message_2, &mut payload)?;

@@ -132,13 +132,7 @@ impl Sal {
             let known = self.associations.get(association).map(|association| association.host_key);
             return known.ok_or(DropReason::UnknownAssociation);
         };
-        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
-        let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
-        let (seed, local_id) = (setup.handshake_seed, setup.association);
-        let (initiator, _) = self.handshake_of(flow, local_id, &seed);
-        let mine = self.introduction(local_id, [0; 32], true);
-        let (peer, theirs, ..) = initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
-        auth::verify_with_key(&theirs.tag_key, message)?;
+        let (_, (peer, ..)) = self.prove_handshake(message, exchange.message)?;
         Ok(peer)
     }
 }

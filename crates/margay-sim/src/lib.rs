@@ -5,6 +5,7 @@
 //! UDP programs that the hosts run, [`stream`] those that talk for longer, [`kernel`] the cache of the direct path, and [`check`] judges a run from outside.
 
 pub mod cache;
+pub mod certificate;
 pub mod check;
 pub mod host;
 pub mod kernel;

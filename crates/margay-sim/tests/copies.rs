@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use margay_core::certificate::{Certificate, CertificateKind, TrustAnchor, encode_chain};
+use margay_core::certificate::{CertificateKind, TrustAnchor};
 use margay_core::forward_all::COPIES_MAX;
-use margay_core::key::{SigningKey, VerifyingKey};
+use margay_core::key::SigningKey;
 use margay_core::name::Prefix;
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, NextHop, Rule, RuleId};
+use margay_sim::certificate;
 use margay_sim::world::service;
 use margay_sim::{HostId, Outcome, Weather, World};
 
@@ -130,18 +131,8 @@ fn who_may_not_speak_for_the_name_does_not_end_the_wait_for_who_may() {
             shop.forward_all(shop.client, shop.hosts[at]);
         }
         let prefix = Prefix::from(service(NAME));
-        let certificate = Certificate {
-            kind: CertificateKind::Service,
-            prefix,
-            host_key: shop.world.host(shop.hosts[1]).public_key(),
-            not_before_s: 0,
-            not_after_s: 4_000_000_000,
-            groups: Vec::new(),
-            issuer: VerifyingKey([0; 32]),
-            delegate: None,
-            signature: [0; 64],
-        };
-        let chain = encode_chain(&[certificate.sign(&right)]);
+        let host_key = shop.world.host(shop.hosts[1]).public_key();
+        let chain = certificate::chain(CertificateKind::Service, prefix, host_key, &right);
         shop.world.host(shop.hosts[1]).sal.set_service_certificate(prefix, chain);
         assert_eq!(shop.connect(SECOND), Outcome::Answered(1), "seed {seed}");
     }

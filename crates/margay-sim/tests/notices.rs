@@ -3,14 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::certificate::{Certificate, CertificateKind, TrustAnchor, encode_chain};
-use margay_core::key::{HostSecret, SigningKey, VerifyingKey};
+use margay_core::certificate::{CertificateKind, TrustAnchor};
+use margay_core::key::{HostSecret, SigningKey};
 use margay_core::name::{Name, Prefix};
 use margay_core::notice::{HEARD_MAX, LIFETIME_S};
 use margay_core::output::DropReason;
 use margay_core::rng::Rng;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Allow, RuleId};
+use margay_sim::certificate;
 use margay_sim::check::nothing_left_over;
 use margay_sim::world::service;
 use margay_sim::{HostId, Outcome, Weather, World};
@@ -78,18 +79,7 @@ fn key(seed: u8) -> SigningKey {
 }
 
 fn chain(host_key: [u8; 32], key: &SigningKey) -> Vec<u8> {
-    let certificate = Certificate {
-        kind: CertificateKind::Service,
-        prefix: Prefix::new(service(NAME), 96),
-        host_key,
-        not_before_s: 0,
-        not_after_s: 4_000_000_000,
-        groups: Vec::new(),
-        issuer: VerifyingKey([0; 32]),
-        delegate: None,
-        signature: [0; 64],
-    };
-    encode_chain(&[certificate.sign(key)])
+    certificate::chain(CertificateKind::Service, Prefix::new(service(NAME), 96), host_key, key)
 }
 
 /// What any program can say of itself.

@@ -4,12 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::Event;
-use margay_core::certificate::{Certificate, CertificateKind, TrustAnchor, encode_chain};
-use margay_core::key::{HostPublic, SigningKey, VerifyingKey};
+use margay_core::certificate::{CertificateKind, TrustAnchor};
+use margay_core::key::{HostPublic, SigningKey};
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::rng::Rng;
 use margay_core::search::answering;
 use margay_core::segment::SEGMENT;
+use margay_sim::certificate;
 use margay_sim::check::nothing_left_over;
 use margay_sim::world::service;
 use margay_sim::{HostId, Outcome, Weather, World};
@@ -41,19 +42,12 @@ fn answerer(world: &mut World, prefix: Prefix, key: Option<&SigningKey>) -> Host
     let routers = ServiceId::of_routers(authority_block("shop"));
     let listener = SocketAddr::from(([0, 0, 0, 0], PORT));
     world.host(host).sal.add_rule(now, routers.into(), answering(listener)).expect("room");
-    let certificate = Certificate {
-        kind: CertificateKind::Service,
-        prefix,
-        host_key: world.host(host).public_key(),
-        not_before_s: 0,
-        not_after_s: 4_000_000_000,
-        groups: Vec::new(),
-        issuer: VerifyingKey([0; 32]),
-        delegate: None,
-        signature: [0; 64],
-    };
+    let host_key = world.host(host).public_key();
     if let Some(key) = key {
-        world.host(host).sal.set_service_certificate(routers.into(), encode_chain(&[certificate.sign(key)]));
+        world.host(host).sal.set_service_certificate(
+            routers.into(),
+            certificate::chain(CertificateKind::Service, prefix, host_key, key),
+        );
     }
     host
 }
@@ -168,18 +162,8 @@ fn a_router_s_certificate_is_of_no_use_to_another_host() {
     let routers = ServiceId::of_routers(authority_block("shop"));
     let honest = router(&mut world);
     let thief = answerer(&mut world, routers.into(), None);
-    let certificate = Certificate {
-        kind: CertificateKind::Service,
-        prefix: routers.into(),
-        host_key: world.host(honest).public_key(),
-        not_before_s: 0,
-        not_after_s: 4_000_000_000,
-        groups: Vec::new(),
-        issuer: VerifyingKey([0; 32]),
-        delegate: None,
-        signature: [0; 64],
-    };
-    let chain = encode_chain(&[certificate.sign(&keys().0)]);
+    let host_key = world.host(honest).public_key();
+    let chain = certificate::chain(CertificateKind::Service, routers.into(), host_key, &keys().0);
     world.host(thief).sal.set_service_certificate(routers.into(), chain);
     let expected = as_found(&mut world, honest);
     assert_eq!(search(&mut world, host), [expected]);

@@ -4,12 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::Event;
-use margay_core::certificate::{Certificate, CertificateKind, TrustAnchor, encode_chain};
-use margay_core::key::{SigningKey, VerifyingKey};
+use margay_core::certificate::{CertificateKind, TrustAnchor};
+use margay_core::key::SigningKey;
 use margay_core::name::Prefix;
 use margay_core::rng::Rng;
 use margay_core::segment::SEGMENT;
 use margay_core::table::Allow;
+use margay_sim::certificate;
 use margay_sim::check::nothing_left_over;
 use margay_sim::world::service;
 use margay_sim::{HostId, Outcome, Weather, World};
@@ -50,18 +51,11 @@ fn place(world: &mut World, host: HostId, addresses: &[[u8; 4]]) {
 /// Gives a host the right to answer for the name, or one that nobody believes.
 fn certify(world: &mut World, host: HostId, key: &SigningKey) {
     let prefix = Prefix::new(service(NAME), 96);
-    let certificate = Certificate {
-        kind: CertificateKind::Service,
-        prefix,
-        host_key: world.host(host).public_key(),
-        not_before_s: 0,
-        not_after_s: 4_000_000_000,
-        groups: Vec::new(),
-        issuer: VerifyingKey([0; 32]),
-        delegate: None,
-        signature: [0; 64],
-    };
-    world.host(host).sal.set_service_certificate(prefix, encode_chain(&[certificate.sign(key)]));
+    let host_key = world.host(host).public_key();
+    world
+        .host(host)
+        .sal
+        .set_service_certificate(prefix, certificate::chain(CertificateKind::Service, prefix, host_key, key));
 }
 
 #[test]

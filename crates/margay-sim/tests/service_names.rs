@@ -4,12 +4,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use margay_core::certificate::{Certificate, CertificateKind, TrustAnchor, encode_chain};
-use margay_core::key::{SigningKey, VerifyingKey};
+use margay_core::certificate::{CertificateKind, TrustAnchor};
+use margay_core::key::SigningKey;
 use margay_core::name::{HOST_V6, Prefix, ServiceId, virtual_v6};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, Rule, SERVICE_PORT};
 use margay_core::{FlowInfo, Instant, Role, Tuple};
+use margay_sim::certificate;
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Outcome, Weather, World};
 use margay_wire::Kind;
@@ -137,18 +138,8 @@ fn only_what_the_clients_host_may_say_is_believed() {
     let authority = SigningKey::generate(&mut Rng::new([77; 32]));
     let anchor = TrustAnchor { authority: service("x.guests").authority(), key: authority.public() };
     shop.world.host(shop.server).sal.add_trust_anchor(anchor);
-    let member = Certificate {
-        kind: CertificateKind::Member,
-        prefix: Prefix::new(service("x.guests"), 64),
-        host_key: shop.world.host(shop.client).public_key(),
-        not_before_s: 0,
-        not_after_s: 4_000_000_000,
-        groups: Vec::new(),
-        issuer: VerifyingKey([0; 32]),
-        delegate: None,
-        signature: [0; 64],
-    };
-    let chain = encode_chain(&[member.sign(&authority)]);
+    let host_key = shop.world.host(shop.client).public_key();
+    let chain = certificate::chain(CertificateKind::Member, Prefix::new(service("x.guests"), 64), host_key, &authority);
     shop.world.host(shop.client).sal.set_membership(chain);
     let mut cases = [
         (service("alice.guests"), true, "a member of its authority"),

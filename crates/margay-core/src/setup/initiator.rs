@@ -21,7 +21,7 @@ use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::greeting::GREETING;
-use crate::handshake::{Initiator, Introduction};
+use crate::handshake::{Finished, Initiator, Introduction};
 use crate::key::HostPublic;
 use crate::name::ServiceId;
 use crate::output::{AppVerdict, DropReason};
@@ -269,7 +269,7 @@ impl Sal {
     }
 
     /// The handshake of a flow, made again from its seed: the same first message every time.
-    pub(crate) fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
+    fn handshake_of(&self, flow: &Flow, association: u32, seed: &[u8; 32]) -> (Initiator, Vec<u8>) {
         let prologue = prologue(flow.session, &flow.service, flow.id, association);
         Initiator::start(&self.config.host_key, &mut Rng::new(*seed), &prologue)
     }
@@ -370,16 +370,24 @@ impl Sal {
             let association = auth::authenticate(&mut self.associations, message, now)?;
             return Ok(Answer { association, message_3: None });
         };
-        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
-        let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
-        let (seed, local_id) = (setup.handshake_seed, setup.association);
-        let (initiator, _) = self.handshake_of(flow, local_id, &seed);
-        let mine = self.introduction(local_id, [0; 32], true);
-        let finished = initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
-        let (peer, theirs, message_3, keys) = finished;
-        auth::verify_with_key(&theirs.tag_key, message)?;
+        let (local_id, (peer, theirs, message_3, keys)) = self.prove_handshake(message, exchange.message)?;
         self.adopt_peer(now, &peer, &theirs, local_id, &keys, message, answered_from(message, from), true)?;
         Ok(Answer { association: local_id, message_3: Some(message_3) })
+    }
+
+    /// What an answer's handshake shows, tagged by who has its key: the index that this host has given out, and both ends' words.
+    pub(crate) fn prove_handshake(
+        &self,
+        message: &Message<'_>,
+        message_2: &[u8],
+    ) -> Result<(u32, Finished), DropReason> {
+        let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
+        let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
+        let (initiator, _) = self.handshake_of(flow, setup.association, &setup.handshake_seed);
+        let mine = self.introduction(setup.association, [0; 32], true);
+        let finished = initiator.finish(message_2, &mine).map_err(|_| DropReason::BadHandshake)?;
+        auth::verify_with_key(&finished.1.tag_key, message)?;
+        Ok((setup.association, finished))
     }
 
     fn accept_answer(

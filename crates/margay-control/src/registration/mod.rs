@@ -11,6 +11,7 @@ mod elsewhere;
 mod entry;
 mod host;
 mod instance;
+mod keys;
 mod ledger;
 pub mod partition;
 mod refusal;

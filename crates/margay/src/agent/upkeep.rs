@@ -70,6 +70,7 @@ async fn look_around(agent: Arc<Agent>) {
             renew(&agent);
         }
         forget_used_token(&agent);
+        tokio::task::block_in_place(|| promote(&agent));
     }
 }
 
@@ -119,6 +120,18 @@ fn renew(agent: &Agent) {
         tracing::warn!(%error, "memberships cannot be renewed");
     }
     agent.services.renew();
+}
+
+/// Keys whose time has come sign from now on.
+fn promote(agent: &Agent) {
+    match agent.keyring.promote(agent.clock.unix_s(), None) {
+        Ok(names) if names.is_empty() => {}
+        Ok(names) => {
+            tracing::info!(?names, "the keys that were to follow sign from now on");
+            renew(agent);
+        }
+        Err(error) => tracing::warn!(%error, "a key that was to follow does not sign"),
+    }
 }
 
 /// A token is a secret that is of no more use once every router has welcomed this host.

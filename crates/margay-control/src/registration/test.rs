@@ -27,6 +27,7 @@ use crate::{Clock, SalControl, StateDir};
 mod found;
 mod revoked;
 mod site;
+mod succession;
 
 const NOW_S: u64 = 1_700_000_000;
 const LIMIT: Duration = Duration::from_secs(10);
@@ -67,6 +68,7 @@ impl SalControl for Recorder {
         self.revoked.lock().push(revocation);
     }
     fn revoke_key(&self, revocation: KeyRevocation) {
+        self.trust.lock().revoke_key(revocation, NOW_S);
         self.revoked_keys.lock().push(revocation);
     }
     fn succeed(&self, succession: &Succession) {

@@ -150,7 +150,7 @@ impl Party {
             groups: vec!["front".to_owned()],
             uses_left: uses,
             created_s: NOW_S,
-            expires_s: NOW_S + 60,
+            expires_s: NOW_S + 86_400,
         };
         self.store.add_token(&token).expect("kept");
         secret

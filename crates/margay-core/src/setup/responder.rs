@@ -29,6 +29,8 @@ use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
 
 /// Five-tuples that a host may still have old connections of, before a connect has failed.
+/// A membership that ends within so many seconds is to be shown again.
+const SHOWN_AGAIN_S: u64 = 5;
 const MOVES_MAX: u8 = 8;
 
 /// What an ACK proved.
@@ -295,7 +297,9 @@ impl Sal {
         let association = self.associations.by_host(claimed)?;
         let unix_s = self.unix_s();
         let is_self = claimed == self.host_id();
-        let is_member = association.membership.as_ref().is_some_and(|membership| membership.not_after_s > unix_s);
+        // What ends before the set-up does would be asked for too late.
+        let until_s = unix_s.saturating_add(SHOWN_AGAIN_S);
+        let is_member = association.membership.as_ref().is_some_and(|membership| membership.not_after_s > until_s);
         (is_self || is_member || self.trust.is_empty()).then_some(association.local_id)
     }
 

@@ -190,10 +190,9 @@ impl Sal {
             message.dst_flow
         } else {
             // The peer knows only its own number of a flow that it has lost.
-            let lost = |flow: &&crate::flow::Flow| {
-                flow.peer_flow == message.src_flow && self.associations.is_same_peer(flow.association, association)
-            };
-            self.flows.iter().find(lost).map(|flow| flow.id).ok_or(DropReason::UnknownFlow)?
+            let is_its = |flow: &&crate::flow::Flow| self.associations.is_same_peer(flow.association, association);
+            let lost = self.flows.by_peer_flow(message.src_flow).find(is_its);
+            lost.map(|flow| flow.id).ok_or(DropReason::UnknownFlow)?
         };
         let of_peer = |flow: &&crate::flow::Flow| self.associations.is_same_peer(flow.association, association);
         let flow = self.flows.get(id).filter(of_peer).ok_or(DropReason::UnknownFlow)?;

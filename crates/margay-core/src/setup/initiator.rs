@@ -410,7 +410,6 @@ impl Sal {
         self.announce_path(answer.association);
         self.associations.hold(answer.association);
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
-        flow.peer_flow = message.src_flow;
         flow.association = answer.association;
         flow.generation += 1;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
@@ -419,6 +418,7 @@ impl Sal {
             return Err(DropReason::Unexpected);
         };
         let app = flow.app;
+        self.flows.set_peer_flow(id, message.src_flow);
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();
         if let Some(cipher) = cipher {

@@ -62,7 +62,7 @@ impl Sal {
         let session = message.session().ok_or(DropReason::Malformed)?;
         if let Some(id) = self.flows.by_session(session.session) {
             if !self.is_superseded(id, message) {
-                return self.answer_again(id, message.src_flow, arrival.reply);
+                return self.answer_again(id, arrival);
             }
             self.drop_half_open(id);
         }
@@ -175,10 +175,11 @@ impl Sal {
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).
-    fn answer_again(&mut self, id: FlowId, initiator_flow: FlowId, reply: Reply) -> Result<(), DropReason> {
+    fn answer_again(&mut self, id: FlowId, arrival: &Arrival<'_>) -> Result<(), DropReason> {
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         let Setup::Responder(setup) = &flow.setup else { return Ok(()) };
-        if setup.initiator_flow != initiator_flow {
+        // A shorter one is a copy that somebody has cut, to have more come back than it costs.
+        if setup.initiator_flow != arrival.message.src_flow || arrival.syn_len < setup.syn_len {
             return Err(DropReason::Unexpected);
         }
         if self.came_to_all && self.now.since(flow.since) < COPIES {
@@ -189,7 +190,7 @@ impl Sal {
         if let Some(syn) = setup.syn.clone() {
             self.queue.inject(syn);
         }
-        self.turn_answers(id, reply);
+        self.turn_answers(id, arrival.reply);
         self.send_answers_again(id);
         Ok(())
     }

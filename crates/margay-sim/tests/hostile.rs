@@ -77,3 +77,32 @@ fn a_syn_that_comes_again_shorter_brings_nothing_back() {
     assert_eq!(sent_to_victim(&mut world, server, bare), 0);
 }
 
+#[test]
+fn what_the_hosts_own_tcp_says_again_is_not_sent_again() {
+    let (mut world, server, client) = pair(Limits::default());
+    let syn = forged_syn(&mut world, client);
+    assert!(sent_to_victim(&mut world, server, &syn) > 0);
+    let (app, _) = half_open(&mut world, server);
+    world.recording = Some(Vec::new());
+    for _ in 0..5 {
+        let now = world.now;
+        world.host(server).sal.handle_app_packet(now, &syn_ack(&app));
+        world.touch(server);
+        world.run_for(500 * MILLISECOND);
+    }
+    assert!(world.recording.take().expect("recording").is_empty());
+}
+
+fn syn_ack(app: &Tuple) -> Vec<u8> {
+    let (SocketAddr::V4(source), SocketAddr::V4(destination)) = (app.source, app.destination) else {
+        panic!("the listener is one of IPv4");
+    };
+    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0];
+    packet.extend(source.ip().octets());
+    packet.extend(destination.ip().octets());
+    packet.extend(source.port().to_be_bytes());
+    packet.extend(destination.port().to_be_bytes());
+    packet.extend([0, 0, 0, 9, 0, 0, 0, 1, 5 << 4, 0x12, 0xff, 0xff, 0, 0, 0, 0]);
+    packet
+}
+

@@ -318,8 +318,6 @@ impl Sal {
                 setup.syn = None;
             }
             self.answer(id, packet.whole, None);
-        } else {
-            self.send_answers_again(id);
         }
         Ok(())
     }
@@ -328,6 +326,7 @@ impl Sal {
     /// which lingers in TIME-WAIT most often. Clients of two services may have the same port, so their numbers do not rise
     /// from one to the next as RFC 9293 §3.6.1 wants. The flow takes another port.
     fn move_half_open(&mut self, id: FlowId) -> bool {
+        // Said again by the host's TCP, it is not sent again: nobody has asked, and whoever is named as the sender may never have.
         let Some(flow) = self.flows.get(id) else { return false };
         let Setup::Responder(setup) = &flow.setup else { return false };
         let Some(syn) = setup.syn.as_ref().filter(|_| setup.moves < MOVES_MAX) else { return false };

@@ -240,7 +240,8 @@ impl Sal {
             return Ok(());
         }
         let Setup::Responder(setup) = &mut flow.setup else { return Err(DropReason::Unexpected) };
-        if setup.held.len() >= held_max {
+        // Whoever goes by what this host has told of itself sends none that is longer; it is put together of fragments.
+        if setup.held.len() >= held_max || datagram.len() > usize::from(self.config.datagram_max) {
             self.counters.held_full += 1;
             return Err(DropReason::Full);
         }

@@ -106,3 +106,20 @@ fn syn_ack(app: &Tuple) -> Vec<u8> {
     packet
 }
 
+#[test]
+fn what_waits_for_an_ack_is_no_longer_than_what_this_host_takes() {
+    let (mut world, server, client) = pair(Limits::default());
+    let syn = forged_syn(&mut world, client);
+    sent_to_victim(&mut world, server, &syn);
+    let (_, flow) = half_open(&mut world, server);
+    let mut datagram = vec![0; 1472];
+    let header = DataRepr { stack: STACK_ENCAP, flags: 0, dst_flow: flow, packet_number: 1, index: 0, count: 1 };
+    header.emit(&mut datagram);
+    let now = world.now;
+    let sal = &mut world.host(server).sal;
+    assert_eq!(sal.handle_datagram(now, None, VICTIM, &datagram), Ok(()));
+    datagram.resize(60_000, 0);
+    assert_eq!(sal.handle_datagram(now, None, VICTIM, &datagram), Err(DropReason::Full));
+    assert_eq!(sal.counters().held_full, 1);
+}
+

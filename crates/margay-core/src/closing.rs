@@ -121,8 +121,8 @@ impl Sal {
     /// Removes a flow and says why.
     pub(crate) fn remove_flow(&mut self, id: FlowId, reason: RemoveReason) {
         let Some(flow) = self.take_flow(id) else { return };
-        if matches!(flow.setup, Setup::Responder(_)) {
-            self.half_open = self.half_open.saturating_sub(1);
+        if let Setup::Responder(setup) = &flow.setup {
+            self.half_open.remove(setup.reply.direct.ip());
         } else if flow.association != 0 {
             self.associations.release(flow.association);
         }
@@ -216,7 +216,7 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let data = DataRepr::parse(datagram).map_err(|_| DropReason::Malformed)?;
         let limits = &self.config.limits;
-        let is_calm = self.half_open < limits.half_open_cookie;
+        let is_calm = self.half_open.len() < limits.half_open_cookie;
         let held_max = if is_calm { limits.held_data_per_flow } else { limits.held_per_flow };
         let Some(flow) = self.flows.get_mut(data.dst_flow) else {
             self.say_unknown(now, from, data.dst_flow, datagram.len());

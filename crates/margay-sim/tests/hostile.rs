@@ -123,3 +123,25 @@ fn what_waits_for_an_ack_is_no_longer_than_what_this_host_takes() {
     assert_eq!(sal.counters().held_full, 1);
 }
 
+#[test]
+fn one_address_does_not_take_the_places_of_all_others() {
+    let limits = Limits { half_open_cookie: 4, half_open: 128, ..Limits::default() };
+    let (mut world, server, client) = pair(limits);
+    let other = world.add_host(false);
+    let (address, key) = (world.host(server).address, world.host(server).public_key());
+    world.host(other).forward(service(NAME).into(), address, Some(key));
+    // Nobody's connection is accepted for now, so that all of them stay half-open.
+    world.host(server).full_queue = u32::MAX;
+    for _ in 0..100 {
+        world.connect(client, NAME);
+    }
+    world.run_for(SECOND);
+    assert_eq!(world.host(server).sal.half_open_count(), 8, "a sixteenth");
+    assert!(world.host(server).sal.counters().drops(DropReason::Full) > 0);
+    let late = world.connect(other, NAME);
+    world.run_for(SECOND);
+    assert_eq!(world.host(server).sal.half_open_count(), 9, "there is room for others");
+    world.host(server).full_queue = 0;
+    world.run_for(3 * SECOND);
+    assert_eq!(world.host(other).clients[late].outcome, Outcome::Answered(1));
+}

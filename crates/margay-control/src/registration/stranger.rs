@@ -11,10 +11,10 @@ const STRANGERS_MAX: usize = 256;
 const STRANGERS_OF_ADDRESS_MAX: usize = 32;
 
 /// How many there are of each address.
-pub(super) type Strangers = Mutex<HashMap<IpAddr, usize>>;
+pub(crate) type Strangers = Mutex<HashMap<IpAddr, usize>>;
 
 /// Room for one stream that was not welcomed yet.
-pub(super) struct Stranger {
+pub(crate) struct Stranger {
     strangers: Arc<Strangers>,
     address: IpAddr,
 }

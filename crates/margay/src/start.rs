@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram as StdDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -64,7 +64,7 @@ pub enum StartError {
         pid: String,
     },
     /// The operating system refused.
-    #[error("{}: cannot {act}: {error}", path.display())]
+    #[error("{}: cannot {act}: {error}{}", path.display(), advice(error))]
     Io {
         /// Which file.
         path: PathBuf,
@@ -106,6 +106,10 @@ pub enum StartError {
     State(#[from] StateError),
 }
 
+fn advice(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::PermissionDenied { "; run as root, or as who runs the agent" } else { "" }
+}
+
 fn io_error(path: &Path, act: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |error| StartError::Io { path: path.to_owned(), act, error }
 }
@@ -121,8 +125,12 @@ fn open_lock(config: &Config) -> Result<(PathBuf, File), StartError> {
     let dir = &config.host.runtime_dir;
     fs::create_dir_all(dir).map_err(io_error(dir, "make it"))?;
     let path = dir.join(LOCK_FILE);
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
+    // Whoever may open it may lock it: then no agent would start, and whoever has the number of the last one's process by now
+    // would be ended in its place.
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
     let file = file.map_err(io_error(&path, "open it"))?;
+    // An earlier version has let everybody.
+    file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(io_error(&path, "set its mode"))?;
     Ok((path, file))
 }
 
@@ -409,6 +417,18 @@ mod test {
         // It is looked at before the lock goes.
         let (is_running, ()) = tokio::join!(is_running(&config), async { drop(held) });
         assert!(!is_running.expect("a lock"));
+    }
+
+    #[test]
+    fn nobody_else_may_lock_what_keeps_a_second_agent_out() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = format!("[host]\nruntime_dir = {:?}\n", dir.path());
+        let config = Config::parse(&text, Path::new("margay.toml")).expect("a configuration");
+        let path = dir.path().join(LOCK_FILE);
+        fs::write(&path, "1\n").expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("as it was before");
+        drop(lock(&config).expect("nobody has it"));
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -30,6 +30,8 @@ const STOP_LOOK: Duration = Duration::from_millis(20);
 /// One that runs answers at once, also under load.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const LOG_TAIL_BYTES: u64 = 4096;
+/// Is there while `up --router` holds.
+const ROUTER_FILE: &str = "router";
 const UNIT: &str = "margay.service";
 /// Where the unit reads what the command line adds; its place is fixed in the unit.
 const UNIT_OPTIONS: &str = "/run/margay/options";
@@ -237,7 +239,34 @@ pub async fn start(config: &Config, options: &StartOptions) -> Result<Started, S
     } else {
         spawn(config, options).await?;
     }
+    if options.router {
+        keep_router(config)?;
+    }
     Ok(Started { how, was_running: false })
+}
+
+/// `--router` holds until the next `down` or reboot, also where the agent has crashed meanwhile.
+fn keep_router(config: &Config) -> Result<(), StartError> {
+    let path = config.host.runtime_dir.join(ROUTER_FILE);
+    File::create(&path).map(drop).map_err(io_error(&path, "make it"))
+}
+
+/// Whether an earlier `up --router` holds.
+pub fn was_router(config: &Config) -> bool {
+    config.host.runtime_dir.join(ROUTER_FILE).exists()
+}
+
+/// No earlier `up` holds any more.
+///
+/// # Errors
+///
+/// The system refuses.
+pub fn forget_router(config: &Config) -> Result<(), StartError> {
+    let path = config.host.runtime_dir.join(ROUTER_FILE);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&path, "remove it")(error)),
+        _ => Ok(()),
+    }
 }
 
 fn write_unit_options(options: &StartOptions) -> Result<(), StartError> {
@@ -429,6 +458,19 @@ mod test {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("as it was before");
         drop(lock(&config).expect("nobody has it"));
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_router_is_one_until_it_is_taken_down() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = format!("[host]\nruntime_dir = {:?}\n", dir.path());
+        let config = Config::parse(&text, Path::new("margay.toml")).expect("a configuration");
+        assert!(!was_router(&config));
+        keep_router(&config).expect("kept");
+        assert!(was_router(&config));
+        forget_router(&config).expect("forgotten");
+        forget_router(&config).expect("twice");
+        assert!(!was_router(&config));
     }
 
     #[test]

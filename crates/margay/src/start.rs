@@ -17,11 +17,11 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::Config;
+use crate::log_file;
 
 /// Where a join token waits in the state directory until it is used.
 pub const TOKEN_FILE: &str = "join-token";
 const LOCK_FILE: &str = "agent.lock";
-const LOG_FILE: &str = "agent.log";
 /// Keys are made and the disk is synced on the first start.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 /// The agent says goodbye to its routers and peers.
@@ -316,9 +316,8 @@ async fn systemctl(verb: &'static str) -> Result<(), StartError> {
 async fn spawn(config: &Config, options: &StartOptions) -> Result<(), StartError> {
     let dir = &config.host.runtime_dir;
     fs::create_dir_all(dir).map_err(io_error(dir, "make it"))?;
-    let log_path = dir.join(LOG_FILE);
-    let log = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&log_path);
-    let log = log.map_err(io_error(&log_path, "open it"))?;
+    let log_path = dir.join(log_file::NAME);
+    let (log, said_before) = log_file::open(&log_path).map_err(io_error(&log_path, "open it"))?;
     let notify_path = dir.join(format!("ready.{}", std::process::id()));
     let socket = UnixDatagram::bind(&notify_path).map_err(io_error(&notify_path, "make it"))?;
     let program = std::env::current_exe().map_err(io_error(Path::new("/proc/self/exe"), "find this program"))?;
@@ -336,7 +335,7 @@ async fn spawn(config: &Config, options: &StartOptions) -> Result<(), StartError
     command.process_group(0).stdin(Stdio::null()).stdout(log).stderr(copy);
     let child = command.spawn().map_err(io_error(&program, "run it"));
     let result = match child {
-        Ok(child) => await_ready(child, &socket, &log_path).await,
+        Ok(child) => await_ready(child, &socket, (&log_path, said_before)).await,
         Err(error) => Err(error),
     };
     // One more file in a directory of the runtime harms nobody.
@@ -344,7 +343,11 @@ async fn spawn(config: &Config, options: &StartOptions) -> Result<(), StartError
     result
 }
 
-async fn await_ready(mut child: Child, socket: &UnixDatagram, log: &Path) -> Result<(), StartError> {
+async fn await_ready(
+    mut child: Child,
+    socket: &UnixDatagram,
+    (log, said_before): (&Path, u64),
+) -> Result<(), StartError> {
     let mut buffer = [0; 512];
     let ready = timeout(READY_LIMIT, async {
         loop {
@@ -361,24 +364,15 @@ async fn await_ready(mut child: Child, socket: &UnixDatagram, log: &Path) -> Res
     });
     match ready.await {
         Ok(true) => Ok(()),
-        Ok(false) => Err(StartError::Ended { said: tail(log), log: log.to_owned() }),
+        Ok(false) => {
+            Err(StartError::Ended { said: log_file::tail(log, said_before, LOG_TAIL_BYTES), log: log.to_owned() })
+        }
         Err(_) => {
             // What does not get ready must not hold the lock.
             let _ = child.kill().await;
             Err(StartError::Slow { log: log.to_owned() })
         }
     }
-}
-
-fn tail(log: &Path) -> String {
-    let read = File::open(log).and_then(|mut file| {
-        let len = file.metadata()?.len();
-        file.seek(io::SeekFrom::Start(len.saturating_sub(LOG_TAIL_BYTES)))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
-    });
-    read.unwrap_or_else(|error| format!("(its log cannot be read: {error})"))
 }
 
 /// Stops the agent; gives whether one ran.

@@ -8,6 +8,7 @@ mod down;
 mod etcd_section;
 mod host;
 mod listener;
+mod log_file;
 mod misread;
 mod resolver;
 mod site;

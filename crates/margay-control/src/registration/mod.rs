@@ -20,7 +20,7 @@ mod roll;
 mod router;
 mod sharing;
 mod silence;
-mod stranger;
+pub(crate) mod stranger;
 pub mod stream;
 mod trace;
 mod ways;

@@ -158,16 +158,26 @@ mod tests {
         let mut rng = Rng::new([6; 32]);
         let mut undecided = 0;
         for _ in 0..100_000 {
-            let u = any_size(&mut rng) | 1;
+            let (kind, mut u) = (rng.u64() % 6, any_size(&mut rng) | 1);
             let weight = (any_size(&mut rng) >> 32) as u32 | 1;
+            if kind == 5 {
+                // Where one step of the table ends and the next one begins.
+                u = 1 << 63 | rng.u64() >> (u64::BITS - STEP_BITS) << (u64::BITS - 1 - STEP_BITS);
+            }
             let one = Bid { u, weight, point: rng.u64() % 3 };
-            // Another one, or one close by: in a multiple of the weight or a little away.
-            let step = rng.u64() % 4;
-            let other = match step {
-                0 => Bid { u: any_size(&mut rng) | 1, weight: (rng.u64() as u32 >> (rng.u64() % 32)).max(1), point: 1 },
+            let another = any_size(&mut rng) | 1;
+            let other = match kind {
+                0 => Bid { u: another, weight: (rng.u64() as u32 >> (rng.u64() % 32)).max(1), point: 1 },
                 1 => Bid { u: u.saturating_add(any_size(&mut rng) >> 20), weight, point: 1 },
                 2 => Bid { u, weight, point: 1 },
-                _ => Bid { u, weight: weight.saturating_add((any_size(&mut rng) >> 60) as u32), point: 1 },
+                3 => Bid { u, weight: weight.saturating_add((any_size(&mut rng) >> 60) as u32), point: 1 },
+                4 => {
+                    // A weight that makes up for the other number, as nearly as it goes.
+                    let as_much =
+                        u128::from(weight) * u128::from(negative_log2(another)) / u128::from(negative_log2(u));
+                    Bid { u: another, weight: u32::try_from(as_much).unwrap_or(u32::MAX).max(1), point: 1 }
+                }
+                _ => Bid { u: u - 1, weight, point: 1 },
             };
             let wanted = (one.score(), one.point).cmp(&(other.score(), other.point));
             assert_eq!(one.cmp(&other), wanted, "{one:?} {other:?}");

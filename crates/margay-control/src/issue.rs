@@ -74,7 +74,12 @@ mod tests {
     const HOST: HostPublic = HostPublic([7; 32]);
 
     fn authority(seed: u8) -> Authority {
-        Authority { name: "shop".to_owned(), key: SigningKey::generate(&mut Rng::new([seed; 32])), warrant: None }
+        Authority {
+            name: "shop".to_owned(),
+            key: SigningKey::generate(&mut Rng::new([seed; 32])),
+            warrant: None,
+            revoked: None,
+        }
     }
 
     #[test]

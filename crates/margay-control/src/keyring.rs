@@ -4,12 +4,13 @@ use std::fs;
 
 use margay_core::certificate::{Certificate, CertificateKind};
 use margay_core::key::{HostPublic, SigningKey, VerifyingKey, from_hex, to_hex};
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Name, ServiceId, authority_block, self_certifying_tail};
 use zeroize::Zeroizing;
 
 use crate::entropy;
 use crate::state_dir::{StateDir, StateError, damaged};
-use crate::warrant::{Delegation, Permit, Request, Warrant, WarrantError};
+use crate::warrant::{Delegation, Permit, Request, Warrant, WarrantError, read_revocation, write_revocation};
 
 const SUFFIX: &str = ".key";
 /// A key that waits for its warrant; the same format.
@@ -27,6 +28,8 @@ pub struct Authority {
     pub key: SigningKey,
     /// By what a key of this router signs; `None`: the key is the authority's own.
     pub warrant: Option<Delegation>,
+    /// The authority has taken back what it had let this router's key sign.
+    pub revoked: Option<KeyRevocation>,
 }
 
 impl Authority {
@@ -52,6 +55,12 @@ impl Authority {
     /// What to say, and to do, when it is not [valid](Self::is_valid).
     pub fn ended(&self) -> String {
         let name = &self.name;
+        if self.revoked.is_some() {
+            return format!(
+                "the authority has taken back the router's right to sign for {name}: `margay id authority request {name}` there asks for it \
+                 with a new key, `margay id authority sign` where the authority's key is, `margay id accept` there"
+            );
+        }
         format!(
             "the router's right to sign for {name} has ended: `margay id authority request {name}` there, `margay id authority sign` \
              where the authority's key is, `margay id accept` there"
@@ -60,7 +69,7 @@ impl Authority {
 
     /// Whether what is signed here holds.
     pub fn is_valid(&self, unix_s: u64) -> bool {
-        self.warrant.as_ref().is_none_or(|warrant| unix_s <= warrant.not_after_s())
+        self.revoked.is_none() && self.warrant.as_ref().is_none_or(|warrant| unix_s <= warrant.not_after_s())
     }
 }
 
@@ -114,7 +123,7 @@ impl Keyring {
     pub fn create_authority(&self, name: &str) -> Result<Authority, StateError> {
         check_authority(name)?;
         let key = create(&self.authorities, name, AUTHORITY_MAGIC)?;
-        Ok(Authority { name: name.to_owned(), key, warrant: None })
+        Ok(Authority { name: name.to_owned(), key, warrant: None, revoked: None })
     }
 
     /// Asks for the right to sign for an authority: by the key that this router signs by already, by the one that it asked for before,
@@ -128,7 +137,8 @@ impl Keyring {
         if known.as_ref().is_some_and(|known| known.warrant.is_none()) {
             return Err(StateError::Exists(self.authorities.join(&format!("{name}{SUFFIX}"))));
         }
-        if let (Some(known), false) = (&known, is_new_key) {
+        // A key that was taken back is of no use again.
+        if let (Some(known), false) = (known.as_ref().filter(|known| known.revoked.is_none()), is_new_key) {
             return Ok(Request::new(name, &known.key));
         }
         let file = format!("{name}{REQUESTED}");
@@ -162,7 +172,7 @@ impl Keyring {
             return Err(WarrantError::OtherRoot(name).into());
         }
         let mut keys: Vec<SigningKey> = self.requested(&name)?.into_iter().collect();
-        keys.extend(known.filter(|known| known.warrant.is_some()).map(|known| known.key));
+        keys.extend(known.filter(|known| known.warrant.is_some() && known.revoked.is_none()).map(|known| known.key));
         let mut verdict = Err(WarrantError::NotHere);
         for key in keys {
             verdict = match warrant.verify(&key.public(), unix_s) {
@@ -179,7 +189,25 @@ impl Keyring {
         self.authorities.write(&format!("{name}{SUFFIX}"), content.as_bytes())?;
         // A crash before this leaves a key that nothing asks for.
         let _ = fs::remove_file(self.authorities.join(&format!("{name}{REQUESTED}")));
-        Ok(Authority { name, key, warrant: Some(warrant) })
+        Ok(Authority { name, key, warrant: Some(warrant), revoked: None })
+    }
+
+    /// Signs no more with a key of this host that its authority has taken back; false where there is none, or that was known. The caller
+    /// knows that the authority says so.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read, or holds something else; or it cannot be written.
+    pub fn give_up(&self, revocation: &KeyRevocation) -> Result<bool, StateError> {
+        let Some(known) = self.authority_of(revocation.authority)? else { return Ok(false) };
+        let Authority { name, key, warrant: Some(warrant), revoked: None } = known else { return Ok(false) };
+        if key.public() != revocation.key || warrant.not_after_s() > revocation.until_s {
+            return Ok(false);
+        }
+        let (warrant, revoked) = (Warrant::Authority(warrant), write_revocation(revocation));
+        let content = Zeroizing::new(format!("{}{warrant}\n{revoked}\n", *line(AUTHORITY_MAGIC, &key)));
+        self.authorities.write(&format!("{name}{SUFFIX}"), content.as_bytes())?;
+        Ok(true)
     }
 
     /// Takes what a service's key has signed for this host.
@@ -223,15 +251,19 @@ impl Keyring {
         let Some(text) = self.authorities.read(&file)? else { return Ok(None) };
         let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
         let key = read_key(&self.authorities, &file, first, AUTHORITY_MAGIC)?;
-        let warrant = match rest.trim().parse() {
-            _ if rest.trim().is_empty() => None,
-            Ok(Warrant::Authority(warrant)) if warrant.authority == name => Some(warrant),
+        let mut rest = rest.split_whitespace();
+        let (warrant, revoked) = (rest.next().map(str::parse), rest.next().map(read_revocation));
+        let (warrant, revoked) = match (warrant, revoked.transpose()) {
+            (None, Ok(None)) => (None, None),
+            (Some(Ok(Warrant::Authority(warrant))), Ok(revoked)) if warrant.authority == name => {
+                (Some(warrant), revoked)
+            }
             _ => {
                 let what = "what follows the key is no warrant for it; restore it from a copy, or ask for a new one";
                 return Err(damaged(&self.authorities.join(&file), what.to_owned()));
             }
         };
-        Ok(Some(Authority { name: name.to_owned(), key, warrant }))
+        Ok(Some(Authority { name: name.to_owned(), key, warrant, revoked }))
     }
 
     /// The authority of a block, if this host has its key.

@@ -343,6 +343,7 @@ mod tests {
 
     use margay_core::AssociationSetup;
     use margay_core::certificate::{Revocation, TrustAnchor};
+    use margay_core::key_revocation::KeyRevocation;
     use margay_core::name::Prefix;
     use margay_core::table::{Rule, RuleId, TableError};
 
@@ -369,6 +370,7 @@ mod tests {
         fn install_association(&self, _setup: AssociationSetup) {}
         fn add_trust_anchor(&self, _anchor: TrustAnchor) {}
         fn revoke(&self, _: Revocation) {}
+        fn revoke_key(&self, _: KeyRevocation) {}
         fn set_membership(&self, _chain: Vec<u8>) {}
         fn set_service_certificate(&self, _prefix: Prefix, _chain: Vec<u8>) {}
         fn add_rule(&self, _prefix: Prefix, _rule: Rule) -> Result<RuleId, TableError> {

@@ -23,6 +23,10 @@ use margay_core::name::{AUTHORITY_BITS, Prefix, ServiceId, authority_block};
 use crate::armor::{Armor, ArmorError};
 use crate::keyring::{Authority, ServiceKey, check_authority, service_of};
 
+mod revocation;
+
+pub use revocation::{REVOCATION_PREFIX, believed, read_revocation, revoke, revoker, write_revocation};
+
 const REQUEST: Armor = Armor {
     prefix: "margay-request-",
     noun: "request",
@@ -62,8 +66,8 @@ pub enum WarrantError {
     #[error("the {0} makes no sense, although it is complete; make a new one")]
     Malformed(&'static str),
     /// Whoever made it does not have the key.
-    #[error("the request is not signed by the key that it asks for; make a new one: `margay id authority request`")]
-    Unsigned,
+    #[error("the {0} is not signed by the key that it names; make a new one where that key is")]
+    Unsigned(&'static str),
     /// For another name.
     #[error(
         "the request is for `{0}`, whose key is not here; sign it on a host that has it (`margay id` lists what is here)"
@@ -88,6 +92,21 @@ pub enum WarrantError {
         "the warrant comes from another key than `{0}` has here; find out which is right before you take it: `margay id` shows the one here"
     )]
     OtherRoot(String),
+    /// Of an authority that nobody here knows.
+    #[error(
+        "the revocation is of an authority that this host neither signs for nor has joined; take it to a router of that authority"
+    )]
+    Stranger,
+    /// The authority's own.
+    #[error(
+        "this is `{0}`'s own key, which everybody trusts who has joined; only keys that it lets sign can be taken back"
+    )]
+    OwnKey(String),
+    /// A key that was taken back.
+    #[error(
+        "the request is for a key that `{0}` has taken back; ask for a new one: `margay id authority request {0} --new-key`"
+    )]
+    RevokedKey(String),
 }
 
 /// A router asks to sign for an authority.
@@ -326,7 +345,7 @@ impl FromStr for Request {
         body.end()?;
         check_authority(&authority).map_err(|_| WarrantError::Malformed(REQUEST.noun))?;
         if !key.verify(&signed(&authority, &key), &signature) {
-            return Err(WarrantError::Unsigned);
+            return Err(WarrantError::Unsigned(REQUEST.noun));
         }
         Ok(Self { authority, key, signature })
     }

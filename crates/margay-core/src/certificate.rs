@@ -12,6 +12,7 @@
 use alloc::vec::Vec;
 
 use crate::key::{SigningKey, VerifyingKey};
+use crate::key_revocation::{KEY_REVOCATIONS_MAX, KeyRevocation};
 use crate::name::{Prefix, SERVICE_BITS, ServiceId};
 
 const VERSION: u8 = 1;
@@ -80,6 +81,11 @@ pub enum CertificateError {
     /// Its host was put out of the authority after it was made.
     #[error("its host was put out of the authority; it needs a new join token from a router of it")]
     Revoked,
+    /// The key that signed it was let sign, and is no longer.
+    #[error(
+        "it was signed by a router that may sign for the authority no longer; its host needs a certificate from another router"
+    )]
+    KeyRevoked,
     /// Signed by someone who may not.
     #[error("its certificate was not signed by the authority of the name, nor by the key that the name certifies")]
     NotTrusted,
@@ -294,6 +300,8 @@ pub struct Membership {
     pub groups: Vec<u32>,
     /// Until when.
     pub not_after_s: u64,
+    /// The keys that signed it, from the authority's own down.
+    pub issuers: Vec<VerifyingKey>,
 }
 
 /// Whom this host trusts.
@@ -301,6 +309,7 @@ pub struct Membership {
 pub struct TrustStore {
     anchors: Vec<TrustAnchor>,
     revoked: Vec<Revocation>,
+    revoked_keys: Vec<KeyRevocation>,
     checked: CheckedSignatures,
 }
 
@@ -334,9 +343,42 @@ impl TrustStore {
         }
     }
 
-    /// How many revocations are remembered.
+    /// Believes no more what a key has signed that an authority had let sign. The caller knows that the authority says so.
+    pub fn revoke_key(&mut self, revocation: KeyRevocation, unix_s: u64) {
+        let is_same = |known: &KeyRevocation| (known.authority, known.key) == (revocation.authority, revocation.key);
+        self.revoked_keys
+            .retain(|known| known.until_s >= unix_s && !(is_same(known) && known.until_s <= revocation.until_s));
+        if self.revoked_keys.iter().any(is_same) {
+            return;
+        }
+        self.revoked_keys.push(revocation);
+        if self.revoked_keys.len() > KEY_REVOCATIONS_MAX
+            && let Some(first) = (0..self.revoked_keys.len()).min_by_key(|at| self.revoked_keys[*at].until_s)
+        {
+            self.revoked_keys.swap_remove(first);
+        }
+    }
+
+    /// How many revocations are remembered, of hosts and of keys.
     pub fn revocations(&self) -> usize {
-        self.revoked.len()
+        self.revoked.len() + self.revoked_keys.len()
+    }
+
+    /// Whether an encoded chain goes by a key that may sign no longer.
+    pub fn is_by_revoked_key(&self, chain: &[u8]) -> bool {
+        let chain = decode_chain(chain).unwrap_or_default();
+        chain.last().is_some_and(|leaf| self.check_keys(leaf.prefix.id.authority(), &chain).is_err())
+    }
+
+    /// Whether each key of a chain below the first may sign still.
+    fn check_keys(&self, authority: [u8; 8], chain: &[Certificate]) -> Result<(), CertificateError> {
+        let is_revoked = |link: &Certificate| {
+            let is_it = |known: &KeyRevocation| {
+                known.authority == authority && link.delegate == Some(known.key) && link.not_after_s <= known.until_s
+            };
+            self.revoked_keys.iter().any(is_it)
+        };
+        if chain.iter().any(is_revoked) { Err(CertificateError::KeyRevoked) } else { Ok(()) }
     }
 
     fn check_revocation(&self, authority: [u8; 8], leaf: &Certificate) -> Result<(), CertificateError> {
@@ -376,6 +418,7 @@ impl TrustStore {
         let leaf = check_chain(&chain, &mut self.checked, host_key, unix_s)?;
         if !is_own_key {
             self.check_revocation(service.authority(), leaf)?;
+            self.check_keys(service.authority(), &chain)?;
         }
         let is_for_name = leaf.kind == CertificateKind::Service && leaf.prefix.contains(service);
         if is_for_name { Ok(Authenticated::Yes) } else { Err(CertificateError::WrongPrefix) }
@@ -422,12 +465,14 @@ impl TrustStore {
             return Err(CertificateError::NotTrusted);
         }
         self.check_revocation(authority, leaf)?;
+        self.check_keys(authority, &chain)?;
         // Membership is of a whole authority or of a part of it, never of more.
         if leaf.kind != CertificateKind::Member || leaf.prefix.bits < 64 || leaf.prefix.bits > SERVICE_BITS {
             return Err(CertificateError::WrongPrefix);
         }
         let not_after_s = chain.iter().map(|certificate| certificate.not_after_s).min().unwrap_or(0);
-        Ok(Membership { authority, groups: leaf.groups.clone(), not_after_s })
+        let issuers = chain.iter().map(|certificate| certificate.issuer).collect();
+        Ok(Membership { authority, groups: leaf.groups.clone(), not_after_s, issuers })
     }
 }
 
@@ -635,6 +680,44 @@ mod tests {
         }
         assert_eq!(trust.revocations(), REVOCATIONS_MAX);
         trust.revoke(revocation, 400);
+        assert_eq!(trust.revocations(), 1, "their time is over");
+    }
+
+    #[test]
+    fn what_a_key_has_signed_holds_no_longer_once_it_is_revoked_and_a_later_word_for_it_does() {
+        let (mut trust, authority) = (store(), service().authority());
+        let answers = |trust: &mut TrustStore, number: u8, end: u64| {
+            let shown = |kind, bits| {
+                let link =
+                    Certificate { host_key: [0; 32], delegate: Some(key(number).public()), ..certificate(kind, 64) };
+                let link = Certificate { not_after_s: end, ..link }.sign(&key(1));
+                encode_chain(&[link, certificate(kind, bits).sign(&key(number))])
+            };
+            (
+                trust.verify_service(&shown(CertificateKind::Service, 96), &service(), &HOST, 150).err(),
+                trust.verify_member(&shown(CertificateKind::Member, 64), &HOST, 150).err(),
+            )
+        };
+        let revocation = KeyRevocation::new(authority, key(3).public(), 900, &key(1));
+        trust.revoke_key(KeyRevocation { authority: [1; 8], ..revocation }, 150);
+        trust.revoke_key(KeyRevocation { key: key(5).public(), ..revocation }, 150);
+        assert_eq!(answers(&mut trust, 3, 900), (None, None), "others were revoked");
+        trust.revoke_key(revocation, 150);
+        trust.revoke_key(KeyRevocation { until_s: 800, ..revocation }, 150);
+        let revoked = Some(CertificateError::KeyRevoked);
+        assert_eq!(answers(&mut trust, 3, 900), (revoked, revoked));
+        assert_eq!(answers(&mut trust, 3, 901), (None, None), "it was let sign again");
+        assert_eq!(answers(&mut trust, 4, 900), (None, None), "another router");
+        let own = one(certificate(CertificateKind::Service, 96));
+        assert_eq!(trust.verify_service(&own, &service(), &HOST, 150), Ok(Authenticated::Yes));
+        assert_eq!(trust.revocations(), 3);
+        for number in 0..=KEY_REVOCATIONS_MAX as u64 {
+            let mut bytes = [9; 32];
+            bytes[..8].copy_from_slice(&number.to_be_bytes());
+            trust.revoke_key(KeyRevocation { key: VerifyingKey(bytes), until_s: 1000, ..revocation }, 150);
+        }
+        assert_eq!(trust.revocations(), KEY_REVOCATIONS_MAX);
+        trust.revoke_key(revocation, 1001);
         assert_eq!(trust.revocations(), 1, "their time is over");
     }
 

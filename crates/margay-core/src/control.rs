@@ -16,6 +16,7 @@ use crate::flow::Flow;
 use crate::greeting::GREETING;
 use crate::handshake::{Introduction, Keys};
 use crate::key::{HostId, HostPublic};
+use crate::key_revocation::KeyRevocation;
 use crate::location::{Moving, Scope};
 use crate::name::{Prefix, ServiceId};
 use crate::output::DropReason;
@@ -69,7 +70,22 @@ impl Sal {
         }
     }
 
-    /// How many revocations are remembered.
+    /// Believes no more what a key has signed that an authority had let sign; the caller knows that the authority says so. Flows that are bound
+    /// go on; of members that are so by its word nothing is known until they show another one.
+    pub fn revoke_key(&mut self, revocation: KeyRevocation) {
+        let unix_s = self.unix_s();
+        self.trust.revoke_key(revocation, unix_s);
+        let indices: Vec<u32> = self.associations.iter().map(|association| association.local_id).collect();
+        for local_id in indices {
+            if let Some(association) = self.associations.get_mut(local_id) {
+                association.membership.take_if(|membership| {
+                    membership.authority == revocation.authority && membership.issuers.contains(&revocation.key)
+                });
+            }
+        }
+    }
+
+    /// How many revocations are remembered, of hosts and of keys.
     pub fn revocations(&self) -> usize {
         self.trust.revocations()
     }

@@ -33,6 +33,7 @@ pub mod hop;
 pub mod instance;
 pub mod keepsake;
 pub mod key;
+pub mod key_revocation;
 pub mod lifetime;
 mod liveness;
 pub mod location;

@@ -3,8 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::certificate::{Certificate, CertificateKind, Revocation, TrustAnchor, encode_chain};
+use margay_core::certificate::{Certificate, CertificateKind, Revocation, TrustAnchor, decode_chain, encode_chain};
 use margay_core::key::{SigningKey, VerifyingKey};
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::Prefix;
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
@@ -610,6 +611,46 @@ fn who_was_put_out_neither_connects_nor_answers_until_it_is_let_in_again() {
     assert_eq!(connect_once(&mut shop), Outcome::Refused);
     let said = shop.world.host(client).events.iter().any(|event| match event {
         Event::ConnectFailed { why, .. } => why.contains("put out of the authority"),
+        _ => false,
+    });
+    assert!(said);
+}
+
+#[test]
+fn what_a_router_signed_is_believed_until_its_key_is_revoked_and_no_longer() {
+    const END_S: u64 = 4_000_000_000;
+    let (mut shop, authority) = certified(17);
+    let (client, instances, block) = (shop.client, shop.instances, service("web.shop").authority());
+    let router = SigningKey::generate(&mut Rng::new([78; 32]));
+    let below = |shop: &mut Shop, host: HostId, kind: CertificateKind| {
+        let own = certificate(&mut shop.world, host, kind, &router, END_S);
+        let leaf = decode_chain(&own).expect("just made").remove(0);
+        let prefix = Prefix::new(service("web.shop"), 64);
+        let link = Certificate { prefix, host_key: [0; 32], delegate: Some(router.public()), ..leaf.clone() };
+        encode_chain(&[link.sign(&authority), leaf])
+    };
+    let member = below(&mut shop, client, CertificateKind::Member);
+    shop.world.host(client).sal.set_membership(member);
+    assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
+    let before = accepted(&mut shop);
+    let revocation = KeyRevocation::new(block, router.public(), END_S, &authority);
+    for host in instances {
+        shop.world.host(host).sal.revoke_key(revocation);
+    }
+    assert!(matches!(connect_once(&mut shop), Outcome::Refused | Outcome::Reset));
+    assert_eq!(accepted(&mut shop), before);
+    let member = certificate(&mut shop.world, client, CertificateKind::Member, &authority, END_S);
+    shop.world.host(client).sal.set_membership(member);
+    assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)), "another router has signed for it");
+    for host in instances {
+        let chain = below(&mut shop, host, CertificateKind::Service);
+        shop.world.host(host).sal.set_service_certificate(Prefix::new(service("web.shop"), 96), chain);
+    }
+    assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)), "the client has not heard of it");
+    shop.world.host(client).sal.revoke_key(revocation);
+    assert_eq!(connect_once(&mut shop), Outcome::Refused);
+    let said = shop.world.host(client).events.iter().any(|event| match event {
+        Event::ConnectFailed { why, .. } => why.contains("may sign for the authority no longer"),
         _ => false,
     });
     assert!(said);

@@ -53,7 +53,8 @@ impl RowNews {
                     (place, member)
                 })),
                 SharedTable::Revoked => news.revoked = true,
-                SharedTable::Tokens | SharedTable::Names => {}
+                // Of revoked keys the store itself tells.
+                SharedTable::Tokens | SharedTable::Names | SharedTable::RevokedKeys => {}
             }
         }
         news

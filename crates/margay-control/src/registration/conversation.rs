@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use margay_core::certificate::{Revocation, decode_chain};
 use margay_core::key::HostPublic;
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::way::Relation;
 use tokio::sync::{mpsc, oneshot};
@@ -69,6 +70,11 @@ pub(super) struct Conversation<'a> {
     attachment: Option<Attachment>,
     /// What it is to be answered.
     to_say: Vec<Words>,
+    /// By what the router has shown this host to be a member.
+    membership: Vec<u8>,
+    /// Keys that may sign no longer: those that were heard and are to be kept, and how many there were at the last look.
+    to_keep: Vec<KeyRevocation>,
+    revoked_keys: usize,
 }
 
 impl<'a> Conversation<'a> {
@@ -94,8 +100,11 @@ impl<'a> Conversation<'a> {
             site: welcome.site.clone(),
             attachment: None,
             to_say: Vec::new(),
+            membership: Vec::new(),
+            to_keep: Vec::new(),
+            revoked_keys: shared.revoked.lock().revocations(),
         };
-        this.plan_membership(&welcome.membership);
+        this.plan_membership(welcome.membership.clone());
         this
     }
 
@@ -105,9 +114,10 @@ impl<'a> Conversation<'a> {
         now + not_after_s.saturating_sub(now) / 2
     }
 
-    fn plan_membership(&mut self, chain: &[u8]) {
-        let ends = decode_chain(chain).ok().and_then(|chain| chain.iter().map(|one| one.not_after_s).min());
+    fn plan_membership(&mut self, chain: Vec<u8>) {
+        let ends = decode_chain(&chain).ok().and_then(|chain| chain.iter().map(|one| one.not_after_s).min());
         self.membership_renewal_s = ends.map_or(u64::MAX, |end| self.half_way(end));
+        self.membership = chain;
     }
 
     /// Goes on until the stream ends, and says why.
@@ -134,6 +144,9 @@ impl<'a> Conversation<'a> {
         let mut beats = interval(self.heartbeat);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut silence = Silence::new(self.lease);
+        let mut keys = self.shared.store.key_revocation_changes();
+        // Another router may have told of one since this one welcomed the host.
+        keys.mark_changed();
         loop {
             let done = tokio::select! {
                 // Its own sign of life first, and what has come before the lease may end.
@@ -146,6 +159,10 @@ impl<'a> Conversation<'a> {
                     Some(order) => self.carry_out(order).await,
                 },
                 words = due(self.attachment.as_ref()) => self.say(words).await,
+                _ = keys.changed() => match self.look_at_keys().await {
+                    Some(end) => return end,
+                    None => Ok(()),
+                },
                 answer = self.desk.answered() => self.send(from_host::Body::Traced(answer)).await,
                 answer = answers.recv() => {
                     silence.broken();
@@ -253,6 +270,7 @@ impl<'a> Conversation<'a> {
     async fn follow_up(&mut self) -> Result<(), StreamError> {
         let words = std::mem::take(&mut self.to_say);
         self.say(words).await?;
+        self.keep_revoked_keys().await;
         self.register_certified().await
     }
 
@@ -377,13 +395,55 @@ impl<'a> Conversation<'a> {
         });
     }
 
-    fn put_out(&self, revoked: proto::Revoked) {
+    /// After keys were revoked, by the word of any router: one of them may be this router's, and what it has signed is worth nothing. What
+    /// others have signed is fetched anew, since nobody can tell by whose certificates this host is shown just now.
+    async fn look_at_keys(&mut self) -> Option<End> {
+        let shared = Arc::clone(self.shared);
+        let known = tokio::task::spawn_blocking(move || shared.read_revoked_keys()).await.unwrap_or(self.revoked_keys);
+        if let Some(refused) = self.shared.refusal_of(&self.membership) {
+            return Some(refused);
+        }
+        if std::mem::replace(&mut self.revoked_keys, known) != known {
+            self.membership_renewal_s = 0;
+            self.renewals.values_mut().for_each(|at| *at = 0);
+        }
+        None
+    }
+
+    /// For the next start, on which perhaps nobody tells it.
+    async fn keep_revoked_keys(&mut self) {
+        let heard = std::mem::take(&mut self.to_keep);
+        if heard.is_empty() {
+            return;
+        }
+        let shared = Arc::clone(self.shared);
+        let keep = move || {
+            let (authority, unix_s) = (&shared.config.authority, shared.clock.unix_s());
+            heard.iter().try_for_each(|one| shared.store.revoke_key(one, authority, unix_s).map(drop))
+        };
+        match tokio::task::spawn_blocking(keep).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "a revoked key is remembered until the agent ends only"),
+            Err(_) => tracing::error!("keeping a revoked key ended badly"),
+        }
+    }
+
+    fn put_out(&mut self, revoked: proto::Revoked) {
         let authority = authority_block(&self.shared.config.authority);
         for host in revoked.hosts {
             if let Ok(host_key) = host.host_key.try_into() {
                 let revocation = Revocation { authority, host_key, until_s: host.until_unix_s };
                 self.shared.sal.revoke(revocation);
                 self.shared.area.iter().for_each(|area| area.revoke(revocation));
+            }
+        }
+        for key in revoked.keys {
+            match KeyRevocation::decode(&key) {
+                Ok(revocation) if self.shared.is_of_authority(&revocation) => {
+                    self.shared.disbelieve(revocation);
+                    self.to_keep.push(revocation);
+                }
+                _ => tracing::warn!("the router tells of a revoked key by nobody's word; that is ignored"),
             }
         }
     }
@@ -426,7 +486,7 @@ impl<'a> Conversation<'a> {
             Body::Declined(declined) => self.heard_words(Words::Declined(declined)),
             Body::Membership(answer) => {
                 self.pending.remove(&answer.request);
-                self.plan_membership(&answer.chain);
+                self.plan_membership(answer.chain.clone());
                 self.shared.sal.set_membership(answer.chain);
             }
             Body::Refusal(refusal) if refusal.request == 0 => return Some(refused(&refusal)),

@@ -8,8 +8,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
-use margay_core::certificate::TrustAnchor;
+use margay_core::certificate::{TrustAnchor, TrustStore};
 use margay_core::key::{HostPublic, VerifyingKey};
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -154,7 +155,7 @@ pub(super) enum Order {
 pub(super) struct Shared {
     pub config: HomeConfig,
     local: Local,
-    store: Arc<Store>,
+    pub store: Arc<Store>,
     pub sal: Arc<dyn SalControl>,
     pub clock: Clock,
     pub wanted: Mutex<BTreeMap<Prefix, Registration>>,
@@ -179,6 +180,8 @@ pub(super) struct Shared {
     pub tracer: OnceLock<Tracer>,
     pub traces_refused: AtomicU64,
     pub area: Option<Arc<WideArea>>,
+    /// What the authority lets sign no longer.
+    pub revoked: Mutex<TrustStore>,
 }
 
 /// One router of this host, for one authority.
@@ -249,7 +252,9 @@ impl Home {
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
             area,
+            revoked: Mutex::default(),
         });
+        shared.read_revoked_keys();
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
     }
@@ -416,6 +421,42 @@ impl Shared {
         let since_unix_s = self.clock.unix_s();
         let state = RegistrationState { state, why, since_unix_s, certificate_expires_unix_s };
         self.states.lock().insert(prefix, state);
+    }
+
+    /// Takes up the keys that the authority lets sign no longer, as they are kept here; gives how many they are.
+    pub fn read_revoked_keys(&self) -> usize {
+        let unix_s = self.clock.unix_s();
+        let kept = self.store.key_revocations(unix_s).unwrap_or_else(|error| {
+            tracing::warn!(%error, "revocations of keys cannot be read");
+            Vec::new()
+        });
+        kept.into_iter().filter(|kept| self.is_of_authority(kept)).for_each(|kept| self.disbelieve(kept));
+        self.revoked.lock().revocations()
+    }
+
+    /// Whether the authority says so. Whoever else signs it, it is nothing.
+    pub fn is_of_authority(&self, revocation: &KeyRevocation) -> bool {
+        revocation.authority == authority_block(&self.config.authority)
+            && revocation.signer == self.config.authority_key
+            && revocation.is_signed()
+    }
+
+    pub fn disbelieve(&self, revocation: KeyRevocation) {
+        self.revoked.lock().revoke_key(revocation, self.clock.unix_s());
+        self.sal.revoke_key(revocation);
+        self.area.iter().for_each(|area| area.revoke_key(revocation));
+    }
+
+    /// A router whose own key may sign no longer makes no members: why nothing is taken from it.
+    pub fn refusal_of(&self, membership: &[u8]) -> Option<End> {
+        let is_revoked = self.revoked.lock().is_by_revoked_key(membership);
+        is_revoked.then(|| {
+            let authority = &self.config.authority;
+            End::Refused(format!(
+                "the authority has taken back this router's right to sign for {authority}; join another router of it: `margay id token \
+                 create {authority}` there"
+            ))
+        })
     }
 
     /// Whether the router of a site is beside this one, and not above it.
@@ -604,6 +645,9 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
         return Err(garbage());
     }
     let config = &shared.config;
+    if let Some(refused) = shared.refusal_of(&welcome.membership) {
+        return Err(refused);
+    }
     let remote = SocketAddr::new(router.ip(), sal_port);
     let authority = authority_block(&config.authority);
     let anchor = TrustAnchor { authority, key: config.authority_key };

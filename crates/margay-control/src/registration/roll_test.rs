@@ -2,6 +2,7 @@ use std::net::IpAddr;
 
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::Name;
 use margay_core::table::RuleId;
 use parking_lot::Mutex;
@@ -50,6 +51,7 @@ impl SalControl for Rules {
     fn install_association(&self, _: AssociationSetup) {}
     fn add_trust_anchor(&self, _: TrustAnchor) {}
     fn revoke(&self, _: Revocation) {}
+    fn revoke_key(&self, _: KeyRevocation) {}
     fn set_membership(&self, _: Vec<u8>) {}
     fn set_service_certificate(&self, _: Prefix, _: Vec<u8>) {}
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
@@ -87,6 +89,7 @@ impl SalControl for Counting {
     fn install_association(&self, _: AssociationSetup) {}
     fn add_trust_anchor(&self, _: TrustAnchor) {}
     fn revoke(&self, _: Revocation) {}
+    fn revoke_key(&self, _: KeyRevocation) {}
     fn set_membership(&self, _: Vec<u8>) {}
     fn set_service_certificate(&self, _: Prefix, _: Vec<u8>) {}
     fn add_rule(&self, _: Prefix, _: Rule) -> Result<RuleId, TableError> {

@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use margay_core::AssociationSetup;
-use margay_core::certificate::Revocation;
 use margay_core::key::{HostId, HostPublic};
 use margay_core::name::{Name, PARTITION_BITS_MAX, Prefix, SERVICE_BITS, ServiceId};
 use parking_lot::Mutex;
@@ -54,6 +53,7 @@ mod exclusive;
 mod site;
 mod watching;
 
+pub(super) use authority::PutOut;
 use authority::{authority_of, membership_of};
 pub use error::RouterError;
 use watching::Watches;
@@ -89,8 +89,8 @@ pub(super) struct Shared {
     ledger: Arc<Ledger>,
     pub area: Option<Arc<WideArea>>,
     stopping: watch::Sender<bool>,
-    /// Hosts that were put out.
-    pub revoked: watch::Sender<Vec<Revocation>>,
+    /// Hosts that were put out, and keys that may sign no longer.
+    pub revoked: watch::Sender<PutOut>,
     /// Rises when grants are changed.
     pub grants: watch::Sender<u64>,
     /// Where else hosts register.
@@ -160,7 +160,8 @@ impl Router {
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
         shared.read_revocations()?;
         let (sharing, following) = (sharing::follow(Arc::clone(&shared)), shared.follow_area());
-        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing) });
+        let keys = sharing::follow_keys(Arc::clone(&shared));
+        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing, keys) });
         Ok(Arc::new(Self { shared, address, task, keeping, following }))
     }
 
@@ -525,7 +526,7 @@ impl Guest {
                 // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
-                _ = revoked.changed() => self.put_out(&revoked.borrow_and_update()),
+                _ = revoked.changed() => revoked.borrow_and_update().told(self.place.authority),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
             match timeout(lease, write_all(&mut writer, &answers)).await {
@@ -661,21 +662,6 @@ impl Guest {
         }
         tracing::warn!(host = %self.place.host, name, why, "registration refused");
         self.note(Act::RegisterRefused, format!("{}: {why}", shown(name)));
-    }
-
-    /// Whom the host is not to believe any more; nothing, where there is nobody.
-    fn put_out(&self, revoked: &[Revocation]) -> Vec<proto::FromRouter> {
-        let of_authority = revoked.iter().filter(|revocation| revocation.authority == self.place.authority);
-        let hosts: Vec<_> = of_authority
-            .map(|revocation| proto::Revocation {
-                host_key: revocation.host_key.to_vec(),
-                until_unix_s: revocation.until_s,
-            })
-            .collect();
-        if hosts.is_empty() {
-            return Vec::new();
-        }
-        vec![proto::FromRouter { body: Some(from_router::Body::Revoked(proto::Revoked { hosts })) }]
     }
 
     async fn register(&mut self, asked: proto::Register) -> Result<proto::Registered, No> {

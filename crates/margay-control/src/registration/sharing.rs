@@ -14,10 +14,11 @@ use tokio::sync::{Notify, watch};
 use super::host::{Home, HomeConfig, Phase};
 use super::proto::{self, from_router};
 use super::roll::Place;
-use super::router::{Router, Shared};
+use super::router::{PutOut, Router, Shared};
 use crate::cluster::{Cluster, RouterEntry};
 use crate::keyring::Authority;
 use crate::store::{MemberKey, StoreError};
+use crate::warrant::believed;
 
 /// Goes on until it is dropped. Does nothing on a router by itself.
 pub(super) async fn follow(shared: Arc<Shared>) {
@@ -121,6 +122,20 @@ async fn take_up(shared: &Arc<Shared>, members: BTreeMap<Place, MemberKey>, revo
     }
 }
 
+/// Takes up the keys that may sign no longer, whoever has said so: an operator here, another router of the cluster, or one that this
+/// host has joined. Goes on until it is dropped.
+pub(super) async fn follow_keys(shared: Arc<Shared>) {
+    let mut changes = shared.store.key_revocation_changes();
+    while changes.changed().await.is_ok() {
+        let this = Arc::clone(&shared);
+        match tokio::task::spawn_blocking(move || this.read_revocations()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "revocations cannot be read"),
+            Err(_) => tracing::error!("reading revocations ended badly"),
+        }
+    }
+}
+
 /// This router is a member of its authorities, so that the others let it in; false: of none, or they do not know it yet.
 async fn enrol(shared: &Arc<Shared>) -> bool {
     let this = Arc::clone(shared);
@@ -142,12 +157,26 @@ async fn enrol(shared: &Arc<Shared>) -> bool {
 }
 
 impl Shared {
-    /// Takes up who was put out, for this host and for those that are told.
+    /// Takes up who was put out and which keys may sign no longer, for this host and for those that are told.
     pub fn read_revocations(&self) -> Result<(), StoreError> {
-        let all = self.store.revocations(self.clock.unix_s())?;
-        all.iter().for_each(|revocation| self.sal.revoke(*revocation));
-        self.area.iter().for_each(|area| all.iter().for_each(|revocation| area.revoke(*revocation)));
-        self.revoked.send_replace(all);
+        let unix_s = self.clock.unix_s();
+        let (hosts, keys) = (self.store.revocations(unix_s)?, believed(&self.keyring, &self.store, unix_s));
+        for revocation in &hosts {
+            self.sal.revoke(*revocation);
+            self.area.iter().for_each(|area| area.revoke(*revocation));
+        }
+        for revocation in &keys {
+            self.sal.revoke_key(*revocation);
+            self.area.iter().for_each(|area| area.revoke_key(*revocation));
+            match self.keyring.give_up(revocation) {
+                Ok(true) => {
+                    tracing::warn!("the authority has taken back this router's right to sign; `margay id` says more")
+                }
+                Ok(false) => {}
+                Err(error) => tracing::warn!(%error, "a key that may sign no longer is not given up"),
+            }
+        }
+        self.revoked.send_replace(PutOut { hosts, keys });
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor, TrustStore};
 use margay_core::key::{HostSecret, SigningKey};
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Name, Prefix, ServiceId, authority_block, self_certifying_tail};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Rule, RuleId, TableError};
@@ -23,6 +24,7 @@ use crate::token::TokenSecret;
 use crate::{Clock, SalControl, StateDir};
 
 mod found;
+mod revoked;
 mod site;
 
 const NOW_S: u64 = 1_700_000_000;
@@ -42,6 +44,7 @@ pub(super) struct Recorder {
     served_by: Mutex<Option<Arc<Recorder>>>,
     early: Mutex<Vec<Prefix>>,
     revoked: Mutex<Vec<Revocation>>,
+    revoked_keys: Mutex<Vec<KeyRevocation>>,
 }
 
 impl Recorder {
@@ -57,6 +60,9 @@ impl SalControl for Recorder {
     fn add_trust_anchor(&self, _: TrustAnchor) {}
     fn revoke(&self, revocation: Revocation) {
         self.revoked.lock().push(revocation);
+    }
+    fn revoke_key(&self, revocation: KeyRevocation) {
+        self.revoked_keys.lock().push(revocation);
     }
     fn set_membership(&self, chain: Vec<u8>) {
         *self.membership.lock() = chain;

@@ -116,6 +116,7 @@ impl Store {
                     // Where the others' changes were followed that far already, it is among them.
                     let is_news = self.replica_marks()?.revision < revision;
                     self.write(|transaction| draft.apply(transaction, is_news))?;
+                    self.tell_revoked_keys(draft.changes.iter().map(|change| change.table));
                     return Ok(value);
                 }
                 Err(Dissent::Outdated(rows)) => self.take_up(&rows)?,
@@ -130,12 +131,14 @@ impl Store {
         &self,
         act: &impl Fn(&WriteTransaction, &mut Draft) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.decide(|transaction| {
-            let mut draft = Draft::default();
+        let mut draft = Draft::default();
+        let value = self.decide(|transaction| {
             let value = act(transaction, &mut draft)?;
             draft.apply(transaction, true)?;
             Ok((!draft.changes.is_empty() || !draft.notes.is_empty(), value))
-        })
+        })?;
+        self.tell_revoked_keys(draft.changes.iter().map(|change| change.table));
+        Ok(value)
     }
 
     /// Takes up what the cluster knows of some rows; false on a router by itself.

@@ -11,6 +11,7 @@ mod member;
 mod name;
 mod record;
 mod replica;
+mod revoked_key;
 mod rule;
 mod view;
 
@@ -34,6 +35,8 @@ pub use name::NameError;
 pub use replica::{Marks, SharedTable};
 pub use rule::StoredRule;
 pub use view::{KeptView, ViewChanges};
+
+use tokio::sync::watch;
 
 use crate::state_dir::StateDir;
 
@@ -103,6 +106,8 @@ pub struct Store {
     claims: name::Claims,
     /// The routers of the cluster, where there are more.
     agreement: OnceLock<Arc<dyn Agreement>>,
+    /// Rises with every change of the keys that may sign no longer.
+    revoked_keys: watch::Sender<u64>,
 }
 
 /// What goes wrong inside a transaction.
@@ -144,13 +149,15 @@ impl Store {
 
     fn with_opener(path: PathBuf, open: Opener) -> Result<Self, StoreError> {
         let (claims, agreement) = (name::Claims::default(), OnceLock::new());
-        let store = Self { path, open, database: Mutex::new(None), claims, agreement };
+        let revoked_keys = watch::Sender::default();
+        let store = Self { path, open, database: Mutex::new(None), claims, agreement, revoked_keys };
         store.write(|transaction| {
             audit::create(transaction)?;
             join::create(transaction)?;
             lease::create(transaction)?;
             member::create(transaction)?;
             name::create(transaction)?;
+            revoked_key::create(transaction)?;
             rule::create(transaction)?;
             view::create(transaction)?;
             Ok(())

@@ -9,6 +9,7 @@ use super::agreement::Row;
 use super::member::{MEMBERS, REVOKED, TOKENS};
 use super::name::NAMES;
 use super::record::{PrefixKey, bytes};
+use super::revoked_key::REVOKED_KEYS;
 use super::{Failure, META, Store, StoreError};
 
 const CLUSTER: &str = "cluster";
@@ -25,6 +26,8 @@ pub enum SharedTable {
     Revoked,
     /// Which written name bits stand for.
     Names,
+    /// Keys that may sign no longer.
+    RevokedKeys,
 }
 
 /// How far a router has followed which cluster.
@@ -38,7 +41,7 @@ pub struct Marks {
 
 impl SharedTable {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Tokens, Self::Members, Self::Revoked, Self::Names];
+    pub const ALL: [Self; 5] = [Self::Tokens, Self::Members, Self::Revoked, Self::Names, Self::RevokedKeys];
 
     /// As keys name it.
     pub fn label(self) -> &'static str {
@@ -47,6 +50,7 @@ impl SharedTable {
             Self::Members => "members",
             Self::Revoked => "revoked",
             Self::Names => "names",
+            Self::RevokedKeys => "revoked-keys",
         }
     }
 
@@ -68,6 +72,7 @@ impl SharedTable {
                 let key: PrefixKey = bytes("a prefix", key)?;
                 put!(NAMES, key, text_of);
             }
+            Self::RevokedKeys => put!(REVOKED_KEYS, bytes::<40>("a key and its authority", key)?, same),
         }
         Ok(())
     }
@@ -88,6 +93,7 @@ impl SharedTable {
             Self::Members => rows!(MEMBERS, <[u8]>::to_vec),
             Self::Revoked => rows!(REVOKED, |end: u64| end.to_be_bytes().to_vec()),
             Self::Names => rows!(NAMES, |text: &str| text.as_bytes().to_vec()),
+            Self::RevokedKeys => rows!(REVOKED_KEYS, <[u8]>::to_vec),
         })
     }
 }
@@ -142,12 +148,16 @@ impl Store {
             meta.insert(CLUSTER, marks.cluster)?;
             meta.insert(REVISION, marks.revision.cast_unsigned())?;
             Ok(())
-        })
+        })?;
+        self.tell_revoked_keys(rows.iter().map(|row| row.0));
+        Ok(())
     }
 
     /// Takes up some rows.
     pub(super) fn take_up(&self, rows: &[Row]) -> Result<(), StoreError> {
-        self.write(|transaction| put_all(transaction, rows))
+        self.write(|transaction| put_all(transaction, rows))?;
+        self.tell_revoked_keys(rows.iter().map(|row| row.0));
+        Ok(())
     }
 }
 
@@ -169,9 +179,12 @@ mod tests {
             (SharedTable::Members, vec![2; 40], Some(vec![])),
             (SharedTable::Revoked, vec![3; 40], Some(9_u64.to_be_bytes().to_vec())),
             (SharedTable::Names, vec![0; 34], Some(b"web.shop".to_vec())),
+            (SharedTable::RevokedKeys, vec![4; 40], Some(vec![5; 145])),
         ];
         let marks = Marks { cluster: u64::MAX, revision: 17 };
+        let changes = store.key_revocation_changes();
         store.follow(&rows, marks).expect("written");
+        assert!(changes.has_changed().expect("the store lives"), "another router has revoked a key");
         assert_eq!(store.replica_marks().expect("readable"), marks);
         for (table, key, value) in &rows {
             let all = store.shared_rows(*table).expect("readable");

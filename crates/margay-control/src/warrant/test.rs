@@ -123,9 +123,9 @@ fn a_request_shows_that_its_maker_has_the_key() {
     let request = ring.request("shop", false).expect("asked");
     assert_eq!(request.to_string().parse(), Ok(request.clone()));
     let stolen = Request { key: VerifyingKey([9; 32]), ..request.clone() };
-    assert_eq!(stolen.to_string().parse::<Request>(), Err(WarrantError::Unsigned));
+    assert_eq!(stolen.to_string().parse::<Request>(), Err(WarrantError::Unsigned("request")));
     let other = Request { authority: "mall".to_owned(), ..request.clone() };
-    assert_eq!(other.to_string().parse::<Request>(), Err(WarrantError::Unsigned));
+    assert_eq!(other.to_string().parse::<Request>(), Err(WarrantError::Unsigned("request")));
     let (root, _) = two();
     let mall = ring.request("mall", false).expect("asked");
     assert_eq!(mall.grant(&root.authority(), NOW_S, DAY_S), Err(WarrantError::NoKey("mall".to_owned())));

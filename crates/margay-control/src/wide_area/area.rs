@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use margay_core::certificate::{Revocation, TrustAnchor, TrustStore};
 use margay_core::key::HostPublic;
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::Prefix;
 use margay_core::table::RuleId;
 use margay_core::way::Relation;
@@ -182,6 +183,15 @@ impl WideArea {
                 && prefix.id.authority() == revocation.authority
                 && *not_after_s <= revocation.until_s
         });
+        self.settle(&mut state);
+    }
+
+    /// Believes no more what was signed with a key that may sign no longer.
+    pub fn revoke_key(&self, revocation: KeyRevocation) {
+        let (mut state, unix_s) = (self.state.lock(), self.clock.unix_s());
+        let State { board, trust, .. } = &mut *state;
+        trust.revoke_key(revocation, unix_s);
+        board.forget_all_where(|heard| trust.is_by_revoked_key(&heard.announcement.proof));
         self.settle(&mut state);
     }
 

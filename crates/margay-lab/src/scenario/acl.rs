@@ -125,6 +125,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     refused(lab.host("stranger")?, "open.shop", 7, "a member of another authority", &mut tally, findings)?;
     forged_registration(other, friend, &mut tally, findings)?;
     warranted(&lab, &mut tally, findings)?;
+    taken_back(&lab, &mut tally, findings)?;
     key_elsewhere(router, server, friend, &mut tally, findings)?;
     expired(router, late?, &mut tally, findings)?;
     honest(friend, "open.shop", 7, &mut tally, findings)?;
@@ -206,6 +207,42 @@ fn warranted(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()
         let address = to.plan.address().context("no address")?.to_string();
         margay(from, ["route", "add", name, "forward", &address])?;
     }
+    honest(guest, "open.shop", 7, tally, findings)?;
+    honest(friend, "guest.shop", 11, tally, findings)
+}
+
+/// The authority takes back what the second router may sign: who is shown by its word alone neither connects nor answers, until another router
+/// has let it in.
+fn taken_back(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let [router, second, guest] = [lab.host("router")?, lab.host("second")?, lab.host("guest")?];
+    let [server, friend] = [lab.host("server")?, lab.host("friend")?];
+    let _echo = server::echo(guest, &["0.0.0.0:11".parse()?])?;
+    let identity: serde_json::Value = serde_json::from_str(&margay(second, ["id", "--json"])?)?;
+    let key = identity["warrants"][0]["signs_with"].as_str().context("the second router shows no key")?;
+    if margay(second, ["id", "authority", "revoke", "shop", key]).is_ok() {
+        bail!("a router without the authority's key takes back what a key may sign");
+    }
+    let revocation = margay(router, ["id", "authority", "revoke", "shop", key])?;
+    for host in [server, friend] {
+        wait_for(&format!("the news at {}", host.name()), READY_LIMIT, || {
+            let heard = agent::metric(host, "margay_revocations")?;
+            if heard >= 1.0 { Ok(()) } else { bail!("it has heard of {heard} revocations") }
+        })?;
+    }
+    refused(guest, "open.shop", 7, "a member by the word of a router that may sign no longer", tally, findings)?;
+    refused(friend, "guest.shop", 11, "an instance by the word of a router that may sign no longer", tally, findings)?;
+    honest(friend, "open.shop", 7, tally, findings)?;
+    if !margay(router, ["audit", "list"])?.contains("key-revoke") {
+        bail!("the router's log does not say that a key was revoked");
+    }
+    margay(second, ["id", "accept", revocation.trim()])?;
+    if margay(second, ["id", "token", "create", "shop"]).is_ok() {
+        bail!("a router that may sign no longer gives out tokens");
+    }
+    let request = margay(second, ["id", "authority", "request", "shop"])?;
+    margay(router, ["id", "authority", "sign", request.trim(), "--lifetime", "1h"])?;
+    agent::down(guest)?;
+    agent::join(guest, &token(router, &["shop"])?)?;
     honest(guest, "open.shop", 7, tally, findings)?;
     honest(friend, "guest.shop", 11, tally, findings)
 }

@@ -1,22 +1,29 @@
 //! Authorities whose key is on this host: it is a member of each by its own signature.
 
 use margay_control::keyring::Keyring;
-use margay_control::{Clock, SalControl, StateError, issue};
+use margay_control::store::Store;
+use margay_control::{Clock, SalControl, StateError, issue, warrant};
 use margay_core::certificate::TrustAnchor;
 use margay_core::key::HostPublic;
 
-/// Trusts the authorities whose keys are here, and shows peers a membership of the first of them, unless a router gives one.
+/// Trusts the authorities whose keys are here and believes no key that may sign for them no longer, and shows peers a membership of the first of them, unless a router gives one.
 ///
 /// # Errors
 ///
 /// A key cannot be read.
 pub fn adopt(
     core: &dyn SalControl,
-    keyring: &Keyring,
+    (keyring, store): (&Keyring, &Store),
     host: &HostPublic,
     clock: &Clock,
     has_home: bool,
 ) -> Result<(), StateError> {
+    for revocation in warrant::believed(keyring, store, clock.unix_s()) {
+        core.revoke_key(revocation);
+        if keyring.give_up(&revocation)? {
+            tracing::warn!("the authority has taken back this host's right to sign; `margay id` says more");
+        }
+    }
     let authorities = keyring.authorities()?;
     for authority in &authorities {
         core.add_trust_anchor(TrustAnchor { authority: authority.block(), key: authority.root() });

@@ -116,6 +116,8 @@ async fn warrants(agent: &Agent, steps: &mut Steps) {
     let authorities = agent.keyring.authorities().unwrap_or_default();
     let to_sign = authorities.iter().filter_map(|authority| {
         let end_s = authority.warrant.as_ref()?.not_after_s();
+        // What was taken back has ended.
+        let end_s = if authority.revoked.is_some() { 0 } else { end_s };
         Some((format!("the right to sign for {}", authority.name), end_s, authority.ended()))
     });
     let permits = agent.keyring.permits().unwrap_or_default();

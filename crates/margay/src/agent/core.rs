@@ -6,6 +6,7 @@ use std::sync::Arc;
 use margay_control::SalControl;
 use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key::HostId;
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId};
 use margay_core::table::{Rule, RuleId, TableError};
 use margay_core::way::Relation;
@@ -30,6 +31,10 @@ impl SalControl for CoreHandle {
 
     fn revoke(&self, revocation: Revocation) {
         self.0.with_sal(|sal, _| sal.revoke(revocation));
+    }
+
+    fn revoke_key(&self, revocation: KeyRevocation) {
+        self.0.with_sal(|sal, _| sal.revoke_key(revocation));
     }
 
     fn set_membership(&self, chain: Vec<u8>) {

@@ -265,7 +265,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),
         (
             "revocations",
-            "Hosts that were put out of their authority, and whose certificates would hold still",
+            "Hosts that were put out of their authority, and keys that may sign for it no longer",
             revocations,
         ),
         ("associations", "Hosts that this host shares keys with", associations),

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key::HostSecret;
+use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::ServiceId;
 use margay_core::rng::Rng;
 
@@ -24,6 +25,7 @@ impl SalControl for Recorder {
     fn install_association(&self, _: AssociationSetup) {}
     fn add_trust_anchor(&self, _: TrustAnchor) {}
     fn revoke(&self, _: Revocation) {}
+    fn revoke_key(&self, _: KeyRevocation) {}
     fn set_membership(&self, _: Vec<u8>) {}
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
         if chain.is_empty() && self.rules.lock().values().any(|(of, _)| *of == prefix) {

@@ -90,7 +90,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
     let tokens = home::candidates(&config, &state_dir, &store)?;
     let own = local.host_key.public();
-    authority::adopt(&*control, &keyring, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
+    let keys = (&keyring, &*store);
+    authority::adopt(&*control, keys, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
     let answering = Answering::new(&config);
     answering.renew(&*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;

@@ -123,7 +123,7 @@ fn renew(agent: &Agent) {
     let core: &dyn SalControl = &agent.core;
     let has_home = !agent.services.homes().is_empty();
     let host = agent.local.host_key.public();
-    let adopted = authority::adopt(core, &agent.keyring, &host, &agent.clock, has_home);
+    let adopted = authority::adopt(core, (&agent.keyring, &agent.store), &host, &agent.clock, has_home);
     let renewed = adopted.and_then(|()| agent.answering.renew(core, &agent.keyring, &host, &agent.clock));
     if let Err(error) = renewed {
         tracing::warn!(%error, "memberships cannot be renewed");

@@ -33,9 +33,9 @@ enum IdVerb {
     /// Hosts that have joined this router
     #[command(subcommand)]
     Member(MemberVerb),
-    /// Take a warrant that was signed for this host
+    /// Take a warrant that was signed for this host, or a revocation
     Accept {
-        /// margay-warrant-…, as `sign` printed it; - reads it from standard input
+        /// margay-warrant-…, as `sign` printed it, or margay-revocation-…; - reads it from standard input
         warrant: String,
         #[command(flatten)]
         json: Json,
@@ -63,6 +63,16 @@ enum AuthorityVerb {
         /// How long: 30d, 90d, 366d at most
         #[arg(long, default_value = "90d", value_name = "TIME", value_parser = lifetime)]
         lifetime: Duration,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Take back what another router may sign for an authority whose key is here; all who hear of it believe it no more. Prints the
+    /// revocation for routers that do not hear of it by themselves: `margay id accept` there
+    Revoke {
+        /// Its name
+        name: String,
+        /// The router's key: 64 hexadecimal digits, WHO of warrant-sign in `margay audit list`
+        key: String,
         #[command(flatten)]
         json: Json,
     },
@@ -172,6 +182,9 @@ pub async fn id(client: Client, args: IdArgs, out: &mut Out) -> Result<()> {
         }
         Some(IdVerb::Authority(AuthorityVerb::Sign { request, lifetime, json })) => {
             warrant::sign(client, What::Request(request), lifetime, json, out).await
+        }
+        Some(IdVerb::Authority(AuthorityVerb::Revoke { name, key, json })) => {
+            warrant::revoke(client, name, key, json, out).await
         }
         Some(IdVerb::Key(KeyVerb::Create { name, json })) => key(client, name, json, out).await,
         Some(IdVerb::Key(KeyVerb::Sign { name, host, lifetime, json })) => {

@@ -65,7 +65,7 @@ async fn remove(mut client: Client, name: String, json: &Json, out: &mut Out) ->
         return out.json(&reply);
     }
     let ClusterRouterInfo { name, host_id, .. } = reply.router.unwrap_or_default();
-    out.line(&format!("{name} ({host_id}) is out of the cluster, and hosts leave it; its warrant holds until it ends"))
+    out.line(&format!("{name} ({host_id}) is out of the cluster, and hosts leave it; its warrant holds until it ends, or `margay id authority revoke`"))
 }
 
 fn neighbours(neighbours: &[NeighbourInfo], out: &mut Out) -> Result<()> {

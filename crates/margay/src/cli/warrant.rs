@@ -1,4 +1,4 @@
-//! `margay id authority request | sign`, `margay id key sign`, `margay id accept`.
+//! `margay id authority request | sign | revoke`, `margay id key sign`, `margay id accept`.
 
 use std::io::Read;
 use std::time::Duration;
@@ -25,6 +25,12 @@ pub async fn sign(mut client: Client, what: What, lifetime: Duration, json: Json
     if json.json { out.json(&reply) } else { out.line(&reply.warrant) }
 }
 
+pub async fn revoke(mut client: Client, authority: String, key: String, json: Json, out: &mut Out) -> Result<()> {
+    let asked = WarrantRevokeRequest { authority, key };
+    let reply = client.warrant_revoke(asked).await.map_err(refused)?.into_inner();
+    if json.json { out.json(&reply) } else { out.line(&reply.revocation) }
+}
+
 pub async fn accept(mut client: Client, warrant: String, json: Json, out: &mut Out) -> Result<()> {
     let warrant = if warrant == "-" { from_input()? } else { warrant };
     let taken = client.warrant_accept(WarrantAcceptRequest { warrant }).await.map_err(refused)?.into_inner();
@@ -42,9 +48,14 @@ fn from_input() -> Result<String> {
 pub fn described(warrant: &WarrantInfo) -> String {
     let until = moment(warrant.not_after_unix_s);
     match warrant.kind.as_str() {
-        "authority" => {
-            format!("this host may sign for {} until {until}, by the word of key {}", warrant.name, warrant.key)
+        "authority" if warrant.revoked => {
+            format!("this host may sign for {} no longer: key {} was taken back", warrant.name, warrant.signs_with)
         }
+        "authority" => {
+            let WarrantInfo { name, key, signs_with, .. } = warrant;
+            format!("this host may sign for {name} with key {signs_with} until {until}, by the word of key {key}")
+        }
+        "revocation" => format!("key {} may sign for {} no longer", warrant.signs_with, warrant.name),
         _ => format!("this host may answer for {} ({}) until {until}", warrant.name, warrant.service_id),
     }
 }

@@ -68,7 +68,8 @@ pub(super) fn create_authority(agent: &Agent, name: &str) -> Result<AuthorityInf
 pub(super) fn adopt(agent: &Agent) -> Result<(), Status> {
     let has_home = !agent.services.homes().is_empty();
     let host = agent.local.host_key.public();
-    authority::adopt(&agent.core, &agent.keyring, &host, &agent.clock, has_home).map_err(environment)?;
+    let keys = (&agent.keyring, &*agent.store);
+    authority::adopt(&agent.core, keys, &host, &agent.clock, has_home).map_err(environment)?;
     agent.answering.renew(&agent.core, &agent.keyring, &host, &agent.clock).map_err(environment)?;
     agent.router.iter().for_each(|router| router.review_authorities());
     agent.services.renew();

@@ -181,6 +181,10 @@ impl Calls for Api {
         warrant::accept(&self.0, &request.into_inner().warrant).map(Response::new)
     }
 
+    async fn warrant_revoke(&self, request: Request<WarrantRevokeRequest>) -> Answer<WarrantRevokeReply> {
+        warrant::revoke(&self.0, &request.into_inner()).map(Response::new)
+    }
+
     async fn token_create(&self, request: Request<TokenCreateRequest>) -> Answer<TokenCreateReply> {
         identity::create_token(&self.0, request.into_inner()).await.map(Response::new)
     }

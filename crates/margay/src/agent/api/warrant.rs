@@ -4,8 +4,9 @@ use margay_control::api::v1::warrant_sign_request::What;
 use margay_control::api::v1::*;
 use margay_control::keyring::{AcceptError, written_key};
 use margay_control::store::AuditEntry;
-use margay_control::warrant::{Delegation, Permit, Request, Warrant, WarrantError};
-use margay_core::key::{HostPublic, from_hex, to_hex};
+use margay_control::warrant::{self, Delegation, Permit, REVOCATION_PREFIX, Request, Warrant, WarrantError};
+use margay_core::key::{HostPublic, VerifyingKey, from_hex, to_hex};
+use margay_core::key_revocation::KeyRevocation;
 use tonic::Status;
 
 use super::{blocking, environment, identity, misuse, not_found};
@@ -15,18 +16,23 @@ use crate::agent::Agent;
 pub(super) fn list(agent: &Agent) -> Result<Vec<WarrantInfo>, Status> {
     let authorities = agent.keyring.authorities().map_err(environment)?.into_iter();
     let permits = agent.keyring.permits().map_err(environment)?.into_iter();
-    let delegations = authorities.filter_map(|authority| authority.warrant);
-    Ok(delegations.map(Warrant::Authority).chain(permits.map(Warrant::Service)).map(|warrant| info(&warrant)).collect())
+    let delegations = authorities.filter_map(|authority| {
+        let revoked = authority.revoked.is_some();
+        Some(WarrantInfo { revoked, ..info(&Warrant::Authority(authority.warrant?)) })
+    });
+    Ok(delegations.chain(permits.map(|permit| info(&Warrant::Service(permit)))).collect())
 }
 
 fn info(warrant: &Warrant) -> WarrantInfo {
     match warrant {
-        Warrant::Authority(delegation @ Delegation { authority, root, .. }) => WarrantInfo {
+        Warrant::Authority(delegation @ Delegation { authority, root, members, .. }) => WarrantInfo {
             kind: "authority".to_owned(),
             name: authority.clone(),
             service_id: String::new(),
             key: written_key(root),
             not_after_unix_s: delegation.not_after_s(),
+            signs_with: members.last().and_then(|last| last.delegate).map(|key| written_key(&key)).unwrap_or_default(),
+            revoked: false,
         },
         Warrant::Service(permit @ Permit { name, key, .. }) => WarrantInfo {
             kind: "service".to_owned(),
@@ -34,6 +40,7 @@ fn info(warrant: &Warrant) -> WarrantInfo {
             service_id: permit.service().map(|service| service.to_string()).unwrap_or_default(),
             key: written_key(key),
             not_after_unix_s: permit.not_after_s(),
+            ..WarrantInfo::default()
         },
     }
 }
@@ -53,6 +60,10 @@ pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSi
             let by = found.ok_or_else(|| misuse(WarrantError::NoKey(request.authority.clone())))?;
             if !by.is_valid(now) {
                 return Err(environment(by.ended()));
+            }
+            let revoked = blocking(|| warrant::believed(&agent.keyring, &agent.store, now));
+            if revoked.iter().any(|one| (one.authority, one.key) == (by.block(), request.key)) {
+                return Err(misuse(WarrantError::RevokedKey(request.authority)));
             }
             (written_key(&request.key), request.grant(&by, now, lifetime_s).map_err(misuse)?)
         }
@@ -74,6 +85,11 @@ pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSi
 }
 
 pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
+    if text.trim_start().to_ascii_lowercase().starts_with(REVOCATION_PREFIX) {
+        let revocation = warrant::read_revocation(text).map_err(misuse)?;
+        let known = blocking(|| warrant::revoker(&revocation, &agent.keyring, &agent.store));
+        return take_back(agent, &revocation, &known.map_err(misuse)?);
+    }
     let warrant: Warrant = text.parse().map_err(misuse)?;
     let info = info(&warrant);
     let (host, now) = (agent.local.host_key.public(), agent.clock.unix_s());
@@ -88,6 +104,36 @@ pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
     identity::adopt(agent)?;
     note(agent, "warrant-accept", to_hex(&agent.local.host_key.public().id().0), &info)?;
     Ok(info)
+}
+
+pub(super) fn revoke(agent: &Agent, asked: &WarrantRevokeRequest) -> Result<WarrantRevokeReply, Status> {
+    let key = from_hex::<32>(&asked.key).map(VerifyingKey);
+    let key = key.map_err(|_| {
+        misuse("a key has 64 hexadecimal digits; `margay audit list` shows it beside warrant-sign, `margay id` on its router")
+    })?;
+    let found = agent.keyring.authority(&asked.authority).map_err(misuse)?;
+    let by = found.ok_or_else(|| {
+        not_found(format!("the key of `{}` is not here; `margay id` lists the keys that are", asked.authority))
+    })?;
+    let revocation = warrant::revoke(&by, key, agent.clock.unix_s()).map_err(misuse)?;
+    let info = take_back(agent, &revocation, &by.name)?;
+    Ok(WarrantRevokeReply { revocation: warrant::write_revocation(&revocation), info: Some(info) })
+}
+
+/// From now on neither this host nor those that it tells believe the key. The store tells the router of it.
+fn take_back(agent: &Agent, revocation: &KeyRevocation, authority: &str) -> Result<WarrantInfo, Status> {
+    let now = agent.clock.unix_s();
+    blocking(|| agent.store.revoke_key(revocation, authority, now)).map_err(environment)?;
+    identity::adopt(agent)?;
+    Ok(WarrantInfo {
+        kind: "revocation".to_owned(),
+        name: authority.to_owned(),
+        key: written_key(&revocation.signer),
+        not_after_unix_s: revocation.until_s,
+        signs_with: written_key(&revocation.key),
+        revoked: true,
+        ..WarrantInfo::default()
+    })
 }
 
 fn note(agent: &Agent, act: &str, subject: String, info: &WarrantInfo) -> Result<(), Status> {

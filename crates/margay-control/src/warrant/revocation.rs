@@ -1,0 +1,126 @@
+//! Taking back the right to sign for an authority: the word of its own key, as people carry it and as routers tell it.
+//!
+//! ```text
+//! margay-revocation- and the digits (`armor.rs`) of what `key_revocation.rs` of the core encodes
+//! ```
+
+use std::collections::BTreeMap;
+
+use margay_core::key::VerifyingKey;
+use margay_core::key_revocation::KeyRevocation;
+use margay_core::name::authority_block;
+
+use super::{LIFETIME_MAX_S, SKEW_S, WarrantError};
+use crate::armor::Armor;
+use crate::keyring::{Authority, Keyring};
+use crate::store::Store;
+
+/// What its text begins with.
+pub const REVOCATION_PREFIX: &str = "margay-revocation-";
+const REVOCATION: Armor = Armor {
+    prefix: REVOCATION_PREFIX,
+    noun: "revocation",
+    made_by: "`margay id authority revoke`, where the authority's key is,",
+    text_max: 1024,
+};
+
+/// Takes back what the authority has let `key` sign, in all warrants that it may have.
+///
+/// # Errors
+///
+/// The authority's own key is not here, or it is the key.
+pub fn revoke(by: &Authority, key: VerifyingKey, unix_s: u64) -> Result<KeyRevocation, WarrantError> {
+    if by.warrant.is_some() {
+        return Err(WarrantError::NotRoot(by.name.clone()));
+    }
+    if key == by.key.public() {
+        return Err(WarrantError::OwnKey(by.name.clone()));
+    }
+    // No warrant that was signed until now holds longer.
+    let until_s = unix_s.saturating_add(LIFETIME_MAX_S + SKEW_S);
+    Ok(KeyRevocation::new(by.block(), key, until_s, &by.key))
+}
+
+/// As text.
+pub fn write_revocation(revocation: &KeyRevocation) -> String {
+    REVOCATION.write(&revocation.encode()).to_string()
+}
+
+/// From text.
+///
+/// # Errors
+///
+/// It is none, or not signed by the key that it names.
+pub fn read_revocation(text: &str) -> Result<KeyRevocation, WarrantError> {
+    let read = KeyRevocation::decode(&REVOCATION.read(text)?);
+    let read = read.map_err(|_| WarrantError::Malformed(REVOCATION.noun))?;
+    if read.is_signed() { Ok(read) } else { Err(WarrantError::Unsigned(REVOCATION.noun)) }
+}
+
+/// The name and the own key of the authority that a revocation is about, as this host knows it.
+///
+/// # Errors
+///
+/// It knows none, or one with another key.
+pub fn revoker(revocation: &KeyRevocation, keyring: &Keyring, store: &Store) -> Result<String, WarrantError> {
+    let known = roots(keyring, store).remove(&revocation.authority).ok_or(WarrantError::Stranger)?;
+    if known.1 == revocation.signer { Ok(known.0) } else { Err(WarrantError::OtherRoot(known.0)) }
+}
+
+/// The revocations of keys that this host has, as far as they are by the authorities that it knows.
+pub fn believed(keyring: &Keyring, store: &Store, unix_s: u64) -> Vec<KeyRevocation> {
+    let all = store.key_revocations(unix_s).unwrap_or_else(|error| {
+        tracing::warn!(%error, "revocations of keys cannot be read");
+        Vec::new()
+    });
+    if all.is_empty() {
+        return all;
+    }
+    let roots = roots(keyring, store);
+    let is_by = |one: &KeyRevocation| roots.get(&one.authority).is_some_and(|(_, root)| *root == one.signer);
+    all.into_iter().filter(is_by).collect()
+}
+
+/// By block, the name and the own key of each authority that this host signs for or has joined.
+fn roots(keyring: &Keyring, store: &Store) -> BTreeMap<[u8; 8], (String, VerifyingKey)> {
+    let joined = store.joined().unwrap_or_default().into_iter();
+    let joined = joined.map(|joined| (authority_block(&joined.authority), (joined.authority, joined.authority_key)));
+    let signed = keyring.authorities().unwrap_or_default().into_iter();
+    // What this host signs for counts for more.
+    joined.chain(signed.map(|known| (known.block(), (known.name.clone(), known.root())))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use margay_core::key::SigningKey;
+    use margay_core::rng::Rng;
+
+    use super::*;
+    use crate::armor::ArmorError;
+
+    const NOW_S: u64 = 1_700_000_000;
+
+    fn authority() -> Authority {
+        Authority {
+            name: "shop".to_owned(),
+            key: SigningKey::generate(&mut Rng::new([1; 32])),
+            warrant: None,
+            revoked: None,
+        }
+    }
+
+    #[test]
+    fn a_revocation_outlives_every_warrant_and_comes_back_from_its_text() {
+        let (by, key) = (authority(), VerifyingKey([9; 32]));
+        let made = revoke(&by, key, NOW_S).expect("made");
+        assert_eq!((made.authority, made.key, made.signer), (by.block(), key, by.key.public()));
+        assert!(made.until_s >= NOW_S + LIFETIME_MAX_S);
+        let text = write_revocation(&made);
+        assert!(text.starts_with(REVOCATION_PREFIX), "{text}");
+        assert_eq!(read_revocation(&text), Ok(made));
+        let forged = KeyRevocation { key: VerifyingKey([8; 32]), ..made };
+        assert_eq!(read_revocation(&write_revocation(&forged)), Err(WarrantError::Unsigned("revocation")));
+        assert!(matches!(read_revocation(&text[..90]), Err(WarrantError::Text(ArmorError::Checksum(_)))));
+        assert_eq!(revoke(&by, by.key.public(), NOW_S), Err(WarrantError::OwnKey("shop".to_owned())));
+    }
+}

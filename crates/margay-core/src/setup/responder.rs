@@ -30,6 +30,8 @@ use crate::time::Instant;
 
 /// Five-tuples that a host may still have old connections of, before a connect has failed.
 const MOVES_MAX: u8 = 8;
+/// A membership that ends within so many seconds is asked for anew: it may end before the ACK comes.
+const ENDING_S: u64 = 5;
 
 /// What an ACK proved.
 #[derive(Clone, Copy)]
@@ -298,12 +300,12 @@ impl Sal {
         }
     }
 
-    /// The association that a claimed host-ID would use, if its right to connect is still proved.
+    /// The association that a claimed host-ID would use, if its right to connect is proved for as long as the set-up takes.
     fn known_host(&self, claimed: HostId) -> Option<u32> {
         let association = self.associations.by_host(claimed)?;
-        let unix_s = self.unix_s();
+        let until_s = self.unix_s().saturating_add(ENDING_S);
         let is_self = claimed == self.host_id();
-        let is_member = association.membership.as_ref().is_some_and(|membership| membership.not_after_s > unix_s);
+        let is_member = association.membership.as_ref().is_some_and(|membership| membership.not_after_s > until_s);
         (is_self || is_member || self.trust.is_empty()).then_some(association.local_id)
     }
 

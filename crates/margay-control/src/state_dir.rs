@@ -9,8 +9,8 @@ use zeroize::Zeroizing;
 
 /// Where it lies unless the configuration says otherwise.
 pub const DEFAULT: &str = "/var/lib/margay";
-/// Larger files than this are not ours.
-const FILE_MAX_BYTES: u64 = 64 * 1024;
+/// Larger files than this are not ours: none is written, and none is read. A service that is published takes some 300 bytes of one.
+const FILE_MAX_BYTES: u64 = 16 << 20;
 
 /// Something about the state directory that only the operator can put right. Each names the file.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,14 @@ pub enum StateError {
         path: PathBuf,
         /// What is wrong, and what to do.
         what: String,
+    },
+    /// It could not be read again.
+    #[error("{path}: {bytes} bytes are more than the {FILE_MAX_BYTES} that may be kept there; nothing has changed", path = path.display())]
+    TooLarge {
+        /// Which file.
+        path: PathBuf,
+        /// What it would have had.
+        bytes: usize,
     },
     /// The name cannot be a file here.
     #[error("`{0}` is no name for a key: use a-z, 0-9, - and . inside, as in names of services")]
@@ -151,6 +159,9 @@ impl StateDir {
     /// It cannot be written; the old content is still there.
     pub fn write(&self, file: &str, content: &[u8]) -> Result<(), StateError> {
         let path = self.join(file);
+        if content.len() as u64 > FILE_MAX_BYTES {
+            return Err(StateError::TooLarge { path, bytes: content.len() });
+        }
         let temporary = self.root.join(format!(".{file}.new"));
         let written = write_synced(&temporary, content)
             .and_then(|()| fs::rename(&temporary, &path))
@@ -222,6 +233,13 @@ mod tests {
         let base = tempfile::tempdir().expect("a directory");
         let dir = StateDir::open(base.path().join("s")).expect("made");
         dir.write("x", b"old").expect("written");
+        let error =
+            dir.write("x", &vec![b' '; FILE_MAX_BYTES as usize + 1]).expect_err("could not be read").to_string();
+        assert!(error.contains("nothing has changed"), "{error}");
+        assert_eq!(&**dir.read("x").expect("readable").expect("there"), "old");
+        let most = vec![b'x'; 100_000];
+        dir.write("most", &most).expect("written");
+        assert_eq!(dir.read("most").expect("readable").expect("there").len(), most.len());
         // A directory in the way of the temporary file, as a full disk would be: the write fails before the rename.
         fs::create_dir(dir.join(".x.new")).expect("made");
         let error = dir.write("x", b"new").expect_err("refused");

@@ -121,8 +121,8 @@ impl Sal {
     /// Removes a flow and says why.
     pub(crate) fn remove_flow(&mut self, id: FlowId, reason: RemoveReason) {
         let Some(flow) = self.take_flow(id) else { return };
-        if matches!(flow.setup, Setup::Responder(_)) {
-            self.half_open = self.half_open.saturating_sub(1);
+        if let Setup::Responder(setup) = &flow.setup {
+            self.half_open.remove(setup.reply.direct.ip());
         } else if flow.association != 0 {
             self.associations.release(flow.association);
         }
@@ -190,10 +190,9 @@ impl Sal {
             message.dst_flow
         } else {
             // The peer knows only its own number of a flow that it has lost.
-            let lost = |flow: &&crate::flow::Flow| {
-                flow.peer_flow == message.src_flow && self.associations.is_same_peer(flow.association, association)
-            };
-            self.flows.iter().find(lost).map(|flow| flow.id).ok_or(DropReason::UnknownFlow)?
+            let is_its = |flow: &&crate::flow::Flow| self.associations.is_same_peer(flow.association, association);
+            let lost = self.flows.by_peer_flow(message.src_flow).find(is_its);
+            lost.map(|flow| flow.id).ok_or(DropReason::UnknownFlow)?
         };
         let of_peer = |flow: &&crate::flow::Flow| self.associations.is_same_peer(flow.association, association);
         let flow = self.flows.get(id).filter(of_peer).ok_or(DropReason::UnknownFlow)?;
@@ -217,7 +216,7 @@ impl Sal {
     ) -> Result<(), DropReason> {
         let data = DataRepr::parse(datagram).map_err(|_| DropReason::Malformed)?;
         let limits = &self.config.limits;
-        let is_calm = self.half_open < limits.half_open_cookie;
+        let is_calm = self.half_open.len() < limits.half_open_cookie;
         let held_max = if is_calm { limits.held_data_per_flow } else { limits.held_per_flow };
         let Some(flow) = self.flows.get_mut(data.dst_flow) else {
             self.say_unknown(now, from, data.dst_flow, datagram.len());
@@ -241,7 +240,8 @@ impl Sal {
             return Ok(());
         }
         let Setup::Responder(setup) = &mut flow.setup else { return Err(DropReason::Unexpected) };
-        if setup.held.len() >= held_max {
+        // Whoever goes by what this host has told of itself sends none that is longer; it is put together of fragments.
+        if setup.held.len() >= held_max || datagram.len() > usize::from(self.config.datagram_max) {
             self.counters.held_full += 1;
             return Err(DropReason::Full);
         }

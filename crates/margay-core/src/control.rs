@@ -362,7 +362,7 @@ impl Sal {
 
     /// Responder flows whose peer is not proved.
     pub fn half_open_count(&self) -> usize {
-        self.half_open
+        self.half_open.len()
     }
 
     /// One flow.

@@ -45,6 +45,8 @@ const HINT: Duration = Duration::from_secs(60);
 const FENCE_WAIT: Duration = Duration::from_millis(50);
 /// Direct packets that wait for a FENCE; the next ones go before it.
 const QUEUED_MAX: usize = 64;
+/// What of a flow may overtake its ACK: more than the first window of a connection, and no less than one packet may have.
+const HELD_DIRECT_BYTES: usize = 65_535;
 /// First wait for the answer to a pinhole, and the longest.
 const PINHOLE_FIRST: Duration = Duration::from_millis(500);
 /// A responder that has heard of no pinhole by then makes one of its own: it may itself be behind what lets in nobody who was not asked.
@@ -232,6 +234,11 @@ impl Direct {
             accepting: self.carriage.accepts(),
         })
     }
+}
+
+/// Whether one more packet may wait for the ACK that it has overtaken.
+fn may_hold(held: &[Vec<u8>], len: usize, packets_max: usize) -> bool {
+    held.len() < packets_max && held.iter().map(Vec::len).sum::<usize>() + len <= HELD_DIRECT_BYTES
 }
 
 impl Sal {
@@ -603,7 +610,7 @@ impl Sal {
                 // It comes again.
                 return Some(AppVerdict::Consumed);
             }
-            if setup.held_direct.len() >= self.config.limits.held_per_flow {
+            if !may_hold(&setup.held_direct, packet.whole.len(), self.config.limits.held_per_flow) {
                 self.counters.held_full += 1;
                 return Some(AppVerdict::Drop(DropReason::Full));
             }
@@ -735,6 +742,13 @@ mod tests {
     use core::fmt::Write as _;
 
     use super::*;
+
+    #[test]
+    fn what_overtakes_its_ack_is_bounded_in_packets_and_bytes() {
+        let packets = |count: usize, len: usize| alloc::vec![alloc::vec![0; len]; count];
+        assert!(may_hold(&[], HELD_DIRECT_BYTES, 8) && may_hold(&packets(7, 1500), 1500, 8));
+        assert!(!may_hold(&packets(8, 1500), 1500, 8) && !may_hold(&packets(1, HELD_DIRECT_BYTES), 40, 8));
+    }
 
     #[test]
     fn the_whole_matrix_of_the_direct_path() {

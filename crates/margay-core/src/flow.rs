@@ -24,6 +24,8 @@ use crate::striping::Striping;
 use crate::time::Instant;
 
 const UDP: u8 = 17;
+/// Flows of one peer's number that can be found by it. Peers choose at random; one that does not shall not make look-ups slow.
+const SAME_NUMBER_MAX: usize = 4;
 
 /// SipHash under keys that strangers do not know: they choose ports and sessions, and must not choose collisions.
 #[derive(Clone, Copy)]
@@ -220,6 +222,8 @@ pub(crate) struct FlowTable {
     by_session: HashTable<u32>,
     /// Flows of datagram servers, by whom they answer.
     by_asker: HashTable<u32>,
+    /// By the number that the peer has given a flow.
+    by_peer_flow: HashTable<u32>,
     deadlines: BTreeSet<(Instant, FlowId)>,
     hasher: KeyedHash,
 }
@@ -239,6 +243,7 @@ impl FlowTable {
             by_tuple: HashTable::new(),
             by_session: HashTable::new(),
             by_asker: HashTable::new(),
+            by_peer_flow: HashTable::new(),
             deadlines: BTreeSet::new(),
             hasher,
         }
@@ -293,6 +298,34 @@ impl FlowTable {
         found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
     }
 
+    /// Flows to which their peers have given this number: hardly ever more than one.
+    pub fn by_peer_flow(&self, peer_flow: FlowId) -> impl Iterator<Item = &Flow> {
+        let alike = self.by_peer_flow.iter_hash(self.hasher.hash_one(peer_flow));
+        alike.filter_map(|slot| self.at(*slot)).filter(move |flow| flow.peer_flow == peer_flow)
+    }
+
+    /// The number that the peer has given a flow, once it is known.
+    pub fn set_peer_flow(&mut self, id: FlowId, peer_flow: FlowId) {
+        let Some(slot) = self.slot_of(id) else { return };
+        let Some(flow) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
+        let before = core::mem::replace(&mut flow.peer_flow, peer_flow);
+        if let Ok(found) = self.by_peer_flow.find_entry(self.hasher.hash_one(before), |known| *known == slot) {
+            found.remove();
+        }
+        self.note_peer_flow(slot, peer_flow);
+    }
+
+    fn note_peer_flow(&mut self, slot: u32, peer_flow: FlowId) {
+        if peer_flow == FlowId(0) || self.by_peer_flow(peer_flow).take(SAME_NUMBER_MAX).count() == SAME_NUMBER_MAX {
+            return;
+        }
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        let flow_at = |slot: &u32| slots.get(*slot as usize).and_then(Option::as_ref);
+        self.by_peer_flow.insert_unique(hasher.hash_one(peer_flow), slot, |slot| {
+            hash_of(hasher, flow_at(slot).map(|flow| flow.peer_flow))
+        });
+    }
+
     /// Adds a flow. Its identifier and tuple must be free: the callers choose them so.
     pub fn insert(&mut self, flow: Flow) {
         debug_assert!(self.get(flow.id).is_none() && self.by_tuple(&flow.app).is_none());
@@ -300,7 +333,7 @@ impl FlowTable {
             self.slots.push(None);
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
-        let (id, app, session, role) = (flow.id, flow.app, flow.session, flow.role);
+        let (id, app, session, role, peer_flow) = (flow.id, flow.app, flow.session, flow.role, flow.peer_flow);
         if let Some(place) = self.slots.get_mut(slot as usize) {
             *place = Some(flow);
         }
@@ -319,6 +352,7 @@ impl FlowTable {
                 });
             }
         }
+        self.note_peer_flow(slot, peer_flow);
     }
 
     /// Gives a flow another tuple, which must be free.
@@ -346,6 +380,7 @@ impl FlowTable {
         };
         forget(&mut self.by_id, self.hasher.hash_one(flow.id));
         forget(&mut self.by_tuple, self.hasher.hash_one(flow.app));
+        forget(&mut self.by_peer_flow, self.hasher.hash_one(flow.peer_flow));
         if flow.role == Role::Responder {
             forget(&mut self.by_session, self.hasher.hash_one(flow.session));
             if flow.app.protocol == UDP {
@@ -434,6 +469,26 @@ TimedOut Proved -\nTimedOut FirstFin -\nTimedOut SecondFin -\nTimedOut Reset -\n
         let port = u16::try_from(n).expect("small");
         let session = SessionId([port as u8; 16]);
         Flow::new(FlowId(n), session, ServiceId([0; 32]), Role::Responder, tuple(port), Instant::ZERO)
+    }
+
+    #[test]
+    fn flows_are_found_by_their_peers_numbers_and_few_of_one_number() {
+        let mut table = FlowTable::new(KeyedHash(1, 2));
+        let numbers =
+            |table: &FlowTable, peer: u32| table.by_peer_flow(FlowId(peer)).map(|flow| flow.id.0).collect::<Vec<_>>();
+        for n in 1..200 {
+            table.insert(flow(n));
+            table.set_peer_flow(FlowId(n), FlowId(1000 + n));
+        }
+        assert_eq!((numbers(&table, 1077), numbers(&table, 0)), (alloc::vec![77], Vec::new()));
+        table.set_peer_flow(FlowId(77), FlowId(5));
+        assert_eq!((numbers(&table, 1077), numbers(&table, 5)), (Vec::new(), alloc::vec![77]));
+        assert!(table.remove(FlowId(77)).is_some());
+        assert!(numbers(&table, 5).is_empty());
+        (1..=100).filter(|n| *n != 77).for_each(|n| table.set_peer_flow(FlowId(n), FlowId(5)));
+        assert_eq!(numbers(&table, 5).len(), SAME_NUMBER_MAX);
+        (1..=100).for_each(|n| drop(table.remove(FlowId(n))));
+        assert!(numbers(&table, 5).is_empty());
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod flow_ports;
 mod forward;
 pub mod forward_all;
 mod greeting;
+mod half_open;
 pub mod handover;
 pub mod handshake;
 mod hold;

@@ -18,6 +18,7 @@ use crate::event::Event;
 use crate::flow::{FlowTable, KeyedHash, seen};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
+use crate::half_open::HalfOpen;
 use crate::instance::Instance;
 use crate::key::HostId;
 use crate::lifetime::Lifetimes;
@@ -86,7 +87,7 @@ pub struct Sal {
     pub(crate) counters: Counters,
     pub(crate) cookies: CookieJar,
     /// Responder flows whose peer is not proved.
-    pub(crate) half_open: usize,
+    pub(crate) half_open: HalfOpen,
     pub(crate) ports: FlowPorts,
     pub(crate) answers: RateLimit,
     pub(crate) secure: Demands,
@@ -170,7 +171,7 @@ impl Sal {
             events: EventQueue(alloc::collections::VecDeque::new()),
             counters: Counters::default(),
             cookies: CookieJar::new(rng.bytes()),
-            half_open: 0,
+            half_open: HalfOpen::default(),
             ports: FlowPorts::new(port_hasher),
             answers: RateLimit::new(limits.answers_per_s, now),
             secure: Demands::default(),

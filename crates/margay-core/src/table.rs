@@ -19,13 +19,14 @@ use crate::name::{Prefix, ServiceId};
 use crate::router_copy::Part;
 use crate::time::Instant;
 
+mod bucket;
+
+use bucket::Bid;
+pub use bucket::{BUCKETS, bucket};
+
 /// The destination port of whoever means the service, on whatever port its instances listen: programs that know names and no
 /// ports. No program listens there, since it is the SAL's own.
 pub const SERVICE_PORT: u16 = margay_wire::PORT;
-
-/// Buckets that sticky numbers fall into; each is one instance's.
-pub const BUCKETS: usize = 1 << BUCKET_BITS;
-const BUCKET_BITS: u32 = 12;
 
 /// Names a rule. Never used again once the rule is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -206,7 +207,7 @@ impl RuleSet {
         let priority = self.0[first].rule.priority;
         let level = self.0[first..].iter().take_while(|seat| seat.rule.priority == priority).filter(fit);
         let bucket = bucket(sticky);
-        level.max_by_key(|seat| (score(bucket, seat.point, seat.rule.weight), seat.point))
+        level.max_by_key(|seat| Bid::new(bucket, seat.point, seat.rule.weight))
     }
 
     /// What it says of packets from other hosts, as far as that is the same for all of them.
@@ -267,8 +268,9 @@ impl Share {
                 fresh.remove(&share.rule);
             }
         }
+        let fresh: Vec<u32> = fresh.into_values().collect();
         let after = |(bucket, holder): (usize, &u32)| match kept.get(*holder as usize).copied().flatten() {
-            Some(at) => Self::holder(shares, bucket, fresh.values().copied().chain([at])),
+            Some(at) => Self::holder(shares, bucket, fresh.iter().copied().chain([at])),
             None => Self::holder(shares, bucket, 0..shares.len() as u32),
         };
         holders.iter().enumerate().map(after).collect()
@@ -280,47 +282,12 @@ impl Share {
 
     /// Which of some of `shares` has a bucket. Not none, by whoever made them; none is as good as the first then.
     fn holder(shares: &[Self], bucket: usize, among: impl Iterator<Item = u32>) -> u32 {
-        let score = |at: &u32| {
+        let bid = |at: &u32| {
             let share = &shares[*at as usize];
-            (score(bucket as u64, share.point, share.weight), share.point)
+            Bid::new(bucket as u64, share.point, share.weight)
         };
-        among.max_by_key(score).unwrap_or(0)
+        among.max_by_key(bid).unwrap_or(0)
     }
-}
-
-/// The bucket of a sticky number: the upper bits of a mix of all of its bits, so that numbers that count up spread.
-pub fn bucket(sticky: u64) -> u64 {
-    mix(sticky) >> (u64::BITS - BUCKET_BITS)
-}
-
-fn mix(mut number: u64) -> u64 {
-    for multiplier in [0xbf58_476d_1ce4_e5b9_u64, 0x94d0_49bb_1331_11eb] {
-        number = (number ^ number >> 31).wrapping_mul(multiplier);
-    }
-    number ^ number >> 29
-}
-
-/// Weighted rendezvous hashing: the highest of −weight / ln(u) wins, with u uniform in (0, 1) from the pair. As −1/ln is
-/// increasing, ln is taken in base 2 and fixed point; floats would differ between hosts and are absent from the core.
-fn score(bucket: u64, point: u64, weight: u32) -> u128 {
-    let u = mix(bucket ^ point) | 1;
-    (u128::from(weight) << 64) / u128::from(negative_log2(u).max(1))
-}
-
-/// −log2(u / 2^64) with 32 fractional bits. `u` is not zero.
-fn negative_log2(u: u64) -> u64 {
-    let zeros = u.leading_zeros();
-    // The mantissa in [1, 2) with 63 fractional bits; squaring it yields one bit of the logarithm at a time.
-    let mut mantissa = u128::from(u << zeros);
-    let mut fraction = 0_u64;
-    for _ in 0..32 {
-        let square = mantissa * mantissa;
-        // Without a branch: the bits are random, and every guess would be wrong half of the time.
-        let bit = u64::from(square >> 127 != 0);
-        fraction = fraction << 1 | bit;
-        mantissa = square >> (63 + bit);
-    }
-    ((u64::from(zeros) + 1) << 32) - fraction
 }
 
 /// What the table says of a packet.
@@ -647,14 +614,6 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_count_up_fall_into_all_buckets_alike() {
-        let mut counts = [0_u32; BUCKETS];
-        (0..64 * BUCKETS as u64).for_each(|sticky| counts[bucket(sticky) as usize] += 1);
-        // 64 each, and six times the deviation of chance.
-        assert!(counts.iter().all(|count| (16..112).contains(count)), "{:?}", counts.iter().max());
-    }
-
-    #[test]
     fn a_copy_of_the_buckets_picks_as_the_table_does() {
         let mut table = ServiceTable::new(10);
         table.follow();
@@ -680,7 +639,7 @@ mod tests {
         let share = |number: u64, weight: u64| Share {
             rule: RuleId(number),
             to: None,
-            point: mix(number % 40 + 1),
+            point: bucket::mix(number % 40 + 1),
             weight: weight as u32 % 3 + 1,
         };
         let mut shares: Vec<Share> = (0..3).map(|number| share(number, 0)).collect();
@@ -720,15 +679,6 @@ mod tests {
         let Part { changed, .. } = table.take_changes(10);
         let wanted = [("sid:aa/8", Outcome::Shorter), ("sid:bb/8", Outcome::Depends), ("sid:cc/8", Outcome::Shorter)];
         assert_eq!(changed, wanted.map(|(text, outcome)| (prefix(text), outcome)));
-    }
-
-    #[test]
-    fn the_logarithm_is_right() {
-        assert_eq!(negative_log2(1 << 63), 1 << 32);
-        assert_eq!(negative_log2(1), 64 << 32);
-        // log2(3/4) = −0.41504
-        let got = negative_log2(3 << 62);
-        assert!(got.abs_diff(1_782_568_000) < 200_000, "{got}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 use crate::fabric::{self, Privilege};
 use crate::report::Report;
 use crate::scenario::{self, Scenario};
-use crate::{demo, figure, host, standing, traffic};
+use crate::{cgroup, demo, figure, host, standing, traffic};
 
 /// Exit status for a wrong command line, as clap has it.
 const USAGE: u8 = 2;
@@ -92,6 +92,9 @@ pub enum Command {
         /// The host's files
         #[arg(long)]
         dir: PathBuf,
+        /// The host's cgroup
+        #[arg(long)]
+        cgroup: Option<PathBuf>,
         /// Forward IP
         #[arg(long)]
         forwarding: bool,
@@ -180,7 +183,9 @@ fn perform(command: Command) -> Result<u8> {
         Command::Work(Work::Up { file, dir }) => standing::work(&file, &dir).map(|()| 0),
         Command::Work(Work::Run { scenario, dir }) => scenario::work(&scenario, &dir),
         Command::Work(Work::Demo { dir }) => demo::perform(&dir),
-        Command::Hold { name, dir, forwarding } => host::hold(&name, &dir, forwarding).map(|()| 0),
+        Command::Hold { name, dir, cgroup, forwarding } => {
+            host::hold(&name, &dir, cgroup.as_deref(), forwarding).map(|()| 0)
+        }
         Command::Traffic(traffic) => traffic::perform(traffic).map(|()| 0),
     }
 }
@@ -235,7 +240,7 @@ fn demo() -> Result<u8> {
 
 /// Removes a lab's files, or says where they are.
 pub fn tidy(dir: &Path, keep: bool) {
-    fabric::remove_cgroups();
+    cgroup::remove_ended();
     if keep {
         progress(&format!("logs are in {}", dir.display()));
     } else {

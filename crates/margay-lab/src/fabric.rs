@@ -18,8 +18,6 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, getegid, geteuid};
 
-use crate::observe;
-
 /// With what rights a lab runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privilege {
@@ -176,17 +174,6 @@ pub fn finish(mut init: Child) -> Result<u8> {
     match status.code() {
         Some(code) => Ok(u8::try_from(code).unwrap_or(u8::MAX)),
         None => bail!("the lab was ended by signal {}", status.signal().unwrap_or_default()),
-    }
-}
-
-/// Cgroups of programs that served names in a lab end with no agent to remove them. The kernel removes only what is empty.
-pub fn remove_cgroups() {
-    let Ok(own) = observe::cgroup(std::process::id()) else { return };
-    for entry in std::fs::read_dir(own).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("margay-run-") {
-            // One that is in use is somebody else's.
-            let _ = std::fs::remove_dir(entry.path());
-        }
     }
 }
 

@@ -1,6 +1,7 @@
-//! A host: a holder process with network, mount and UTS namespaces of its own, and the programs that run in it.
+//! A host: a holder process with network, mount, UTS and, if this is root's lab, cgroup namespaces of its own, and the programs that
+//! run in it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
@@ -9,13 +10,39 @@ use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::sethostname;
+use serde::{Deserialize, Serialize};
 
+use crate::cgroup;
 use crate::fabric::{margay_program, own_command};
 use crate::program::Program;
 use crate::shadow::{Own, shadow};
 use crate::topology;
 
 const READY: &str = "ready";
+
+/// How programs get into a host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Entrance {
+    /// Process that holds the namespaces, by its number inside the lab.
+    pub holder_pid: u32,
+    /// None without root, or where the machine has none of version 2: programs stay in that of the lab.
+    cgroup: Option<PathBuf>,
+}
+
+impl Entrance {
+    /// The words that go before a command. The command has the process id of the first of them.
+    pub fn words(&self) -> Vec<OsString> {
+        let pid = self.holder_pid.to_string();
+        let namespaces = ["--target", &pid, "--net", "--mount", "--uts"].map(OsString::from);
+        let Some(cgroup) = &self.cgroup else {
+            return [OsString::from("nsenter")].into_iter().chain(namespaces).chain(["--".into()]).collect();
+        };
+        // Programs start in the cgroup of who starts them, and namespaces do not change that.
+        let joining = ["sh", "-c", "echo 0 > \"$0\" && exec nsenter \"$@\""].map(OsString::from);
+        let words = joining.into_iter().chain([cgroup.join("cgroup.procs").into()]).chain(namespaces);
+        words.chain(["--cgroup".into(), "--".into()]).collect()
+    }
+}
 
 /// A running host. Its namespaces live as long as its holder and its programs.
 pub struct Host {
@@ -24,6 +51,7 @@ pub struct Host {
     /// Logs and files of this host, outside of its private directories.
     pub dir: PathBuf,
     holder: Child,
+    entrance: Entrance,
     /// The holder ends when this closes.
     _leash: ChildStdin,
 }
@@ -37,9 +65,11 @@ impl Host {
     pub fn start(plan: &topology::Host, lab_dir: &Path, hosts_file: &str) -> Result<Self> {
         let dir = lab_dir.join(&plan.name);
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let own_cgroup = cgroup::of_host(lab_dir, &plan.name).ok();
         let mut holder = own_command()?
             .args(["hold", &plan.name, "--dir"])
             .arg(&dir)
+            .args(own_cgroup.iter().flat_map(|path| [OsStr::new("--cgroup"), path.as_os_str()]))
             .args((plan.role == topology::Role::Gateway).then_some("--forwarding"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -54,7 +84,10 @@ impl Host {
             holder.wait()?;
             bail!("host {} could not be set up; its holder says why above", plan.name);
         }
-        Ok(Self { plan: plan.clone(), dir, holder, _leash: leash })
+        let holder_pid = holder.id();
+        // The holder may not have been let into it.
+        let cgroup = own_cgroup.filter(|own| cgroup::of(holder_pid).is_ok_and(|found| found == *own));
+        Ok(Self { plan: plan.clone(), dir, holder, entrance: Entrance { holder_pid, cgroup }, _leash: leash })
     }
 
     /// The name in the topology.
@@ -67,14 +100,20 @@ impl Host {
         self.holder.id()
     }
 
+    /// The way into it.
+    pub fn entrance(&self) -> &Entrance {
+        &self.entrance
+    }
+
     /// A command that runs in this host. Its process id stays that of the program.
     pub fn command<I, S>(&self, argv: I) -> Command
     where
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
     {
-        let mut command = Command::new("nsenter");
-        command.arg("--target").arg(self.holder.id().to_string()).args(["--net", "--mount", "--uts", "--"]).args(argv);
+        let words = self.entrance.words();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(argv);
         command.current_dir(&self.dir).stdin(Stdio::null());
         Self::set_path(&mut command);
         command
@@ -179,19 +218,25 @@ impl Drop for Host {
     }
 }
 
-/// The holder process: makes the namespaces, says "ready", and waits for its input to close.
+/// The holder process: makes the namespaces, says "ready", and waits for its input to close. Where it may not make the cgroup, it
+/// stays in the one that it is in.
 ///
 /// # Errors
 ///
 /// Namespaces or private mounts are refused.
-pub fn hold(name: &str, dir: &Path, forwarding: bool) -> Result<()> {
+pub fn hold(name: &str, dir: &Path, own_cgroup: Option<&Path>, forwarding: bool) -> Result<()> {
     let mut input = std::io::stdin().lines();
     let hosts_file: String = serde_json::from_str(&input.next().context("no input")??)?;
-    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS)
+    let own_cgroup = own_cgroup.filter(|path| cgroup::join(path).is_ok());
+    let of_cgroup = own_cgroup.map_or(CloneFlags::empty(), |_| CloneFlags::CLONE_NEWCGROUP);
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | of_cgroup)
         .with_context(|| format!("cannot make the namespaces of host {name}"))?;
     sethostname(name).context("cannot set the host name")?;
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("cannot make mounts private")?;
+    if let Some(own) = own_cgroup {
+        cgroup::show_as_root(own)?;
+    }
     let own_etc = [
         Own::Directory("margay"),
         Own::File("hostname", format!("{name}\n")),

@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod arrivals;
+pub mod cgroup;
 pub mod command;
 pub mod demo;
 pub mod downloads;

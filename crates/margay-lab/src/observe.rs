@@ -1,7 +1,7 @@
 //! What is seen from outside of Margay: packet counters of the kernel, memory and processor time of processes.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -136,19 +136,6 @@ pub fn bpf_maps(pid: u32) -> Result<BTreeMap<u32, BpfMap>> {
         }
     }
     Ok(maps)
-}
-
-/// The cgroup (version 2) of a process, where this machine has it mounted.
-///
-/// # Errors
-///
-/// There is no such process, or there are no such cgroups.
-pub fn cgroup(pid: u32) -> Result<PathBuf> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).with_context(|| format!("no process {pid}"))?;
-    let path = text.lines().find_map(|line| line.strip_prefix("0::")).context("no cgroups of version 2")?;
-    let mounts = std::fs::read_to_string("/proc/self/mounts")?;
-    let root = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|words| words[2] == "cgroup2");
-    Ok(Path::new(root.context("no cgroup file system of version 2")?[1]).join(path.trim_start_matches('/')))
 }
 
 /// Memory of all eBPF maps of a process in bytes.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::agent::Agents;
 use crate::command::{fresh_dir, progress, tidy};
 use crate::fabric::{self, Privilege};
-use crate::host::{Host, write_line};
+use crate::host::{Entrance, Host, write_line};
 use crate::lab::Lab;
 use crate::program::wait_for;
 use crate::topology::Topology;
@@ -29,8 +29,7 @@ struct State {
     init_started: u64,
     dir: PathBuf,
     user_namespace: bool,
-    /// Holder of each host, by its number inside the lab.
-    hosts: BTreeMap<String, u32>,
+    hosts: BTreeMap<String, Entrance>,
 }
 
 fn state_file(name: &str) -> Result<PathBuf> {
@@ -107,7 +106,7 @@ pub fn work(file: &Path, dir: &Path) -> Result<()> {
     let topology = Topology::load(file)?;
     let lab = Lab::build(topology, dir)?;
     let _agents = Agents::start(&lab)?;
-    let hosts: BTreeMap<&str, u32> = lab.hosts.iter().map(|host| (host.name(), host.holder_pid())).collect();
+    let hosts: BTreeMap<&str, &Entrance> = lab.hosts.iter().map(|host| (host.name(), host.entrance())).collect();
     write_line(&serde_json::to_string(&hosts)?)?;
     loop {
         std::thread::park();
@@ -122,7 +121,7 @@ pub fn work(file: &Path, dir: &Path) -> Result<()> {
 pub fn exec(name: &str, host: &str, argv: &[OsString]) -> Result<()> {
     let state =
         running(name)?.with_context(|| format!("no lab \"{name}\" runs; start one with `margay lab up FILE`"))?;
-    let Some(holder) = state.hosts.get(host) else {
+    let Some(entrance) = state.hosts.get(host) else {
         let names: Vec<_> = state.hosts.keys().map(String::as_str).collect();
         bail!("there is no host \"{host}\"; there are: {}", names.join(", "));
     };
@@ -131,8 +130,7 @@ pub fn exec(name: &str, host: &str, argv: &[OsString]) -> Result<()> {
     if state.user_namespace {
         command.args(["--user", "--preserve-credentials"]);
     }
-    command.args(["--mount", "--pid", "--net", "--", "nsenter", "--target", &holder.to_string()]);
-    command.args(["--net", "--mount", "--uts", "--"]).args(argv);
+    command.args(["--mount", "--pid", "--net", "--"]).args(entrance.words()).args(argv);
     Host::set_path(&mut command);
     Err(command.exec()).context("cannot run nsenter; is util-linux installed?")
 }

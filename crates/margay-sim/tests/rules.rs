@@ -83,6 +83,21 @@ fn a_lower_priority_takes_over_where_none_of_the_higher_can() {
     assert_eq!(shop.connect(), first);
 }
 
+/// Whoever watches is told of every connection that fails, also of one that the operator has forbidden.
+#[test]
+fn what_a_rule_discards_is_told_with_the_rule() {
+    let mut shop = shop(7);
+    shop.world.publish(shop.router, shop.instances[0], "web.shop", 1);
+    let id = shop.drop_on_client(Lifetime::default());
+    assert_eq!(shop.connect(), Ended::Refused);
+    let said = shop.world.host(shop.client).events.iter().find_map(|event| match event {
+        Event::ConnectFailed { service: to, why, .. } if *to == service("web.shop") => Some(why.clone()),
+        _ => None,
+    });
+    let said = said.expect("it was told");
+    assert!(said.contains(&format!("rule {}", id.0)), "{said}");
+}
+
 #[test]
 fn a_rule_lasts_while_it_is_used_and_then_its_idle_time() {
     let mut shop = shop(2);

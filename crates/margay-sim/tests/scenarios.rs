@@ -346,7 +346,7 @@ fn a_changed_copy_of_a_syn_does_not_end_the_flow_that_it_set_up() {
         let mut copy = syn.clone();
         copy[changed] ^= 1;
         shop.world.inject(router, SocketAddr::new(address, PORT), copy);
-        shop.world.run_for(Duration::from_millis(3));
+        shop.world.run_for(Duration::from_micros(100));
     }
     shop.world.run_for(SECOND);
     let now = shop.world.now;
@@ -535,6 +535,37 @@ fn members_connect_and_others_do_not() {
         assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
     }
     assert!(shop.world.host(shop.client).sal.flows().all(|flow| flow.authenticated));
+}
+
+#[test]
+fn a_membership_that_ends_during_a_set_up_has_been_asked_for_anew() {
+    const BEGIN_S: u64 = 1_800_000_000;
+    let (mut shop, authority) = certified(12);
+    let now = shop.world.now;
+    for host in [shop.router, shop.instances[0], shop.instances[1], shop.client] {
+        shop.world.host(host).sal.set_wall_clock(now, BEGIN_S);
+    }
+    let member = |shop: &mut Shop, until_s| {
+        let shown = certificate(&mut shop.world, shop.client, CertificateKind::Member, &authority, until_s);
+        shop.world.host(shop.client).sal.set_membership(shown);
+    };
+    member(&mut shop, BEGIN_S + 20);
+    for _ in 0..8 {
+        assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
+    }
+    // Renewed long before its end; the servers know the old one until somebody asks.
+    member(&mut shop, BEGIN_S + 10_000);
+    shop.world.run_until(now + Duration::from_millis(19_900));
+    let across: Vec<_> = (0..200)
+        .map(|_| {
+            shop.world.run_for(Duration::from_millis(1));
+            shop.world.connect(shop.client, "web.shop")
+        })
+        .collect();
+    shop.world.run_for(5 * SECOND);
+    let outcomes = across.into_iter().map(|client| outcome(&mut shop.world, shop.client, client));
+    let failed: Vec<_> = outcomes.filter(|outcome| !matches!(outcome, Outcome::Answered(_))).collect();
+    assert!(failed.is_empty(), "{failed:?}");
 }
 
 /// For flows that are there see `trouble.rs`: they notice nothing.

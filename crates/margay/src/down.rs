@@ -20,6 +20,7 @@ pub struct DownArgs {
 /// Does it.
 pub async fn down(config: &Config, args: DownArgs, out: &mut dyn Write) -> Result<()> {
     let was_running = start::stop(config).await.into_diagnostic()?;
+    start::forget_router(config).into_diagnostic()?;
     agent::direct::remove_pins(&config.host.runtime_dir);
     agent::active::take_off(&config.host.runtime_dir);
     let remarks = host::restore(config).await.into_diagnostic()?;

@@ -8,15 +8,54 @@ mod down;
 mod etcd_section;
 mod host;
 mod listener;
+mod log_file;
 mod misread;
 mod resolver;
 mod site;
 mod start;
 mod up;
 
-use std::process::ExitCode;
+use std::panic;
+use std::process::{self, ExitCode};
+
+/// An agent without one of its threads would look alive and do half of its work. One that is dead is started again, and takes its
+/// flows over.
+fn die_of_panics() {
+    let say = panic::take_hook();
+    panic::set_hook(Box::new(move |what| {
+        say(what);
+        process::abort();
+    }));
+}
 
 fn main() -> ExitCode {
+    die_of_panics();
     margay_datapath::arena::share();
     cli::main()
+}
+
+#[cfg(test)]
+mod test {
+    use std::env;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+    use std::thread;
+
+    use nix::sys::signal::Signal;
+
+    const INSIDE: &str = "MARGAY_TEST_PANIC";
+
+    #[test]
+    fn a_panic_of_any_thread_ends_the_program() {
+        if env::var_os(INSIDE).is_some() {
+            super::die_of_panics();
+            let _ = thread::spawn(|| panic!("on purpose")).join();
+            return;
+        }
+        let own = env::current_exe().expect("it runs");
+        let mut inside = Command::new(own);
+        inside.args(["--exact", "test::a_panic_of_any_thread_ends_the_program"]).env(INSIDE, "1");
+        let output = inside.output().expect("it starts");
+        assert_eq!(output.status.signal(), Some(Signal::SIGABRT as i32));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram as StdDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -17,11 +17,11 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::Config;
+use crate::log_file;
 
 /// Where a join token waits in the state directory until it is used.
 pub const TOKEN_FILE: &str = "join-token";
 const LOCK_FILE: &str = "agent.lock";
-const LOG_FILE: &str = "agent.log";
 /// Keys are made and the disk is synced on the first start.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 /// The agent says goodbye to its routers and peers.
@@ -30,6 +30,8 @@ const STOP_LOOK: Duration = Duration::from_millis(20);
 /// One that runs answers at once, also under load.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const LOG_TAIL_BYTES: u64 = 4096;
+/// Is there while `up --router` holds.
+const ROUTER_FILE: &str = "router";
 const UNIT: &str = "margay.service";
 /// Where the unit reads what the command line adds; its place is fixed in the unit.
 const UNIT_OPTIONS: &str = "/run/margay/options";
@@ -64,7 +66,7 @@ pub enum StartError {
         pid: String,
     },
     /// The operating system refused.
-    #[error("{}: cannot {act}: {error}", path.display())]
+    #[error("{}: cannot {act}: {error}{}", path.display(), advice(error))]
     Io {
         /// Which file.
         path: PathBuf,
@@ -106,6 +108,10 @@ pub enum StartError {
     State(#[from] StateError),
 }
 
+fn advice(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::PermissionDenied { "; run as root, or as who runs the agent" } else { "" }
+}
+
 fn io_error(path: &Path, act: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |error| StartError::Io { path: path.to_owned(), act, error }
 }
@@ -121,8 +127,12 @@ fn open_lock(config: &Config) -> Result<(PathBuf, File), StartError> {
     let dir = &config.host.runtime_dir;
     fs::create_dir_all(dir).map_err(io_error(dir, "make it"))?;
     let path = dir.join(LOCK_FILE);
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
+    // Whoever may open it may lock it: then no agent would start, and whoever has the number of the last one's process by now
+    // would be ended in its place.
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
     let file = file.map_err(io_error(&path, "open it"))?;
+    // An earlier version has let everybody.
+    file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(io_error(&path, "set its mode"))?;
     Ok((path, file))
 }
 
@@ -229,7 +239,34 @@ pub async fn start(config: &Config, options: &StartOptions) -> Result<Started, S
     } else {
         spawn(config, options).await?;
     }
+    if options.router {
+        keep_router(config)?;
+    }
     Ok(Started { how, was_running: false })
+}
+
+/// `--router` holds until the next `down` or reboot, also where the agent has crashed meanwhile.
+fn keep_router(config: &Config) -> Result<(), StartError> {
+    let path = config.host.runtime_dir.join(ROUTER_FILE);
+    File::create(&path).map(drop).map_err(io_error(&path, "make it"))
+}
+
+/// Whether an earlier `up --router` holds.
+pub fn was_router(config: &Config) -> bool {
+    config.host.runtime_dir.join(ROUTER_FILE).exists()
+}
+
+/// No earlier `up` holds any more.
+///
+/// # Errors
+///
+/// The system refuses.
+pub fn forget_router(config: &Config) -> Result<(), StartError> {
+    let path = config.host.runtime_dir.join(ROUTER_FILE);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&path, "remove it")(error)),
+        _ => Ok(()),
+    }
 }
 
 fn write_unit_options(options: &StartOptions) -> Result<(), StartError> {
@@ -279,9 +316,8 @@ async fn systemctl(verb: &'static str) -> Result<(), StartError> {
 async fn spawn(config: &Config, options: &StartOptions) -> Result<(), StartError> {
     let dir = &config.host.runtime_dir;
     fs::create_dir_all(dir).map_err(io_error(dir, "make it"))?;
-    let log_path = dir.join(LOG_FILE);
-    let log = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&log_path);
-    let log = log.map_err(io_error(&log_path, "open it"))?;
+    let log_path = dir.join(log_file::NAME);
+    let (log, said_before) = log_file::open(&log_path).map_err(io_error(&log_path, "open it"))?;
     let notify_path = dir.join(format!("ready.{}", std::process::id()));
     let socket = UnixDatagram::bind(&notify_path).map_err(io_error(&notify_path, "make it"))?;
     let program = std::env::current_exe().map_err(io_error(Path::new("/proc/self/exe"), "find this program"))?;
@@ -299,7 +335,7 @@ async fn spawn(config: &Config, options: &StartOptions) -> Result<(), StartError
     command.process_group(0).stdin(Stdio::null()).stdout(log).stderr(copy);
     let child = command.spawn().map_err(io_error(&program, "run it"));
     let result = match child {
-        Ok(child) => await_ready(child, &socket, &log_path).await,
+        Ok(child) => await_ready(child, &socket, (&log_path, said_before)).await,
         Err(error) => Err(error),
     };
     // One more file in a directory of the runtime harms nobody.
@@ -307,7 +343,11 @@ async fn spawn(config: &Config, options: &StartOptions) -> Result<(), StartError
     result
 }
 
-async fn await_ready(mut child: Child, socket: &UnixDatagram, log: &Path) -> Result<(), StartError> {
+async fn await_ready(
+    mut child: Child,
+    socket: &UnixDatagram,
+    (log, said_before): (&Path, u64),
+) -> Result<(), StartError> {
     let mut buffer = [0; 512];
     let ready = timeout(READY_LIMIT, async {
         loop {
@@ -324,24 +364,15 @@ async fn await_ready(mut child: Child, socket: &UnixDatagram, log: &Path) -> Res
     });
     match ready.await {
         Ok(true) => Ok(()),
-        Ok(false) => Err(StartError::Ended { said: tail(log), log: log.to_owned() }),
+        Ok(false) => {
+            Err(StartError::Ended { said: log_file::tail(log, said_before, LOG_TAIL_BYTES), log: log.to_owned() })
+        }
         Err(_) => {
             // What does not get ready must not hold the lock.
             let _ = child.kill().await;
             Err(StartError::Slow { log: log.to_owned() })
         }
     }
-}
-
-fn tail(log: &Path) -> String {
-    let read = File::open(log).and_then(|mut file| {
-        let len = file.metadata()?.len();
-        file.seek(io::SeekFrom::Start(len.saturating_sub(LOG_TAIL_BYTES)))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
-    });
-    read.unwrap_or_else(|error| format!("(its log cannot be read: {error})"))
 }
 
 /// Stops the agent; gives whether one ran.
@@ -409,6 +440,31 @@ mod test {
         // It is looked at before the lock goes.
         let (is_running, ()) = tokio::join!(is_running(&config), async { drop(held) });
         assert!(!is_running.expect("a lock"));
+    }
+
+    #[test]
+    fn nobody_else_may_lock_what_keeps_a_second_agent_out() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = format!("[host]\nruntime_dir = {:?}\n", dir.path());
+        let config = Config::parse(&text, Path::new("margay.toml")).expect("a configuration");
+        let path = dir.path().join(LOCK_FILE);
+        fs::write(&path, "1\n").expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("as it was before");
+        drop(lock(&config).expect("nobody has it"));
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_router_is_one_until_it_is_taken_down() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = format!("[host]\nruntime_dir = {:?}\n", dir.path());
+        let config = Config::parse(&text, Path::new("margay.toml")).expect("a configuration");
+        assert!(!was_router(&config));
+        keep_router(&config).expect("kept");
+        assert!(was_router(&config));
+        forget_router(&config).expect("forgotten");
+        forget_router(&config).expect("twice");
+        assert!(!was_router(&config));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
     let join = args.join.as_deref().map(check_token).transpose()?;
     let plan = host::plan(config).await.into_diagnostic()?;
     if args.dry_run {
-        let programs = host::programs(config, config.router.enabled || args.router);
+        let programs = host::programs(config, config.router.enabled || args.router || start::was_router(config));
         return show(plan.changes(), &programs, plan.remarks(), args.json, out).await;
     }
     let was_running = start::is_running(config).await.into_diagnostic()?;
@@ -62,7 +62,7 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
         return if args.json { line(out, &json!({ "changes": said }).to_string()) } else { Ok(()) };
     }
     let config_path = config_path.map(|path| path.canonicalize().unwrap_or(path));
-    let options = StartOptions { config_path, router: args.router, join };
+    let options = StartOptions { config_path, router: args.router || start::was_router(config), join };
     match start::start(config, &options).await {
         Ok(started) if args.json => line(
             out,

@@ -1,5 +1,6 @@
 //! The agent's API: gRPC on a Unix socket that only root and one group may open (DESIGN §15), and over TLS for operators elsewhere.
 
+mod admission;
 pub mod remote;
 pub mod socket;
 

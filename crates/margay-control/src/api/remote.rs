@@ -17,26 +17,31 @@ use margay_core::key::to_hex;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
 use tonic::body::Body;
+use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response};
-use tonic::codegen::{Service, tokio_stream::wrappers::TcpListenerStream};
 use tonic::server::NamedService;
 use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
-use tonic::transport::{Certificate, Channel, Identity, Server, ServerTlsConfig};
+use tonic::transport::{Channel, Server};
 
+use super::admission::admitted;
 use super::client_over;
 use super::v1::agent_client::AgentClient;
 use super::v1::agent_server::{Agent, AgentServer};
 
 /// What an operator elsewhere may not call: it would act on programs here, or leave nobody to answer.
 const LOCAL_ONLY: [&str; 2] = ["ProgramAttach", "Shutdown"];
+
+/// What is spoken inside of TLS.
+const ALPN: &[u8] = b"h2";
 
 /// An agent that does not answer for so long is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,34 +116,51 @@ fn read(path: &Path) -> Result<Vec<u8>, RemoteError> {
 }
 
 impl TlsFiles {
-    fn identity(&self) -> Result<Identity, RemoteError> {
-        Ok(Identity::from_pem(read(&self.certificate)?, read(&self.key)?))
-    }
-
-    fn authorities(&self) -> Result<Certificate, RemoteError> {
-        Ok(Certificate::from_pem(read(&self.authorities)?))
-    }
-
     fn unfit(&self, error: &dyn Error) -> RemoteError {
         RemoteError::Unfit { files: self.clone(), why: error.to_string() }
     }
 
-    /// What a client shows, and whom it believes.
-    fn client(&self) -> Result<ClientConfig, RemoteError> {
-        let certificates = |pem: &[u8]| CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
-        let believed = certificates(&read(&self.authorities)?).map_err(|error| self.unfit(&error))?;
-        let shown = certificates(&read(&self.certificate)?).map_err(|error| self.unfit(&error))?;
+    fn certificates(&self, path: &Path) -> Result<Vec<CertificateDer<'static>>, RemoteError> {
+        CertificateDer::pem_slice_iter(&read(path)?).collect::<Result<_, _>>().map_err(|error| self.unfit(&error))
+    }
+
+    /// What this end shows.
+    fn identity(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), RemoteError> {
         let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?).map_err(|error| self.unfit(&error))?;
+        Ok((self.certificates(&self.certificate)?, key))
+    }
+
+    /// Whom it believes.
+    fn believed(&self) -> Result<RootCertStore, RemoteError> {
         let mut roots = RootCertStore::empty();
-        for certificate in believed {
+        for certificate in self.certificates(&self.authorities)? {
             roots.add(certificate).map_err(|error| self.unfit(&error))?;
         }
+        Ok(roots)
+    }
+
+    fn server(&self) -> Result<ServerConfig, RemoteError> {
+        let ((shown, key), provider) = (self.identity()?, Arc::new(ring::default_provider()));
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(self.believed()?), Arc::clone(&provider)).build();
+        let verifier = verifier.map_err(|error| self.unfit(&error))?;
+        let versions = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| self.unfit(&error))?;
+        let config = versions.with_client_cert_verifier(verifier).with_single_cert(shown, key);
+        let mut config = config.map_err(|error| self.unfit(&error))?;
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        Ok(config)
+    }
+
+    fn client(&self) -> Result<ClientConfig, RemoteError> {
+        let ((shown, key), roots) = (self.identity()?, self.believed()?);
         let versions = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| self.unfit(&error))?;
         let config = versions.with_root_certificates(roots).with_client_auth_cert(shown, key);
         let mut config = config.map_err(|error| self.unfit(&error))?;
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.alpn_protocols = vec![ALPN.to_vec()];
         Ok(config)
     }
 }
@@ -146,7 +168,7 @@ impl TlsFiles {
 /// A place where operators are heard.
 pub struct Door {
     listener: TcpListener,
-    server: Server,
+    tls: TlsAcceptor,
 }
 
 /// Listens at `address`.
@@ -155,10 +177,9 @@ pub struct Door {
 ///
 /// The files make no sense, or the address cannot be had.
 pub async fn open(address: SocketAddr, files: &TlsFiles) -> Result<Door, RemoteError> {
-    let tls = ServerTlsConfig::new().identity(files.identity()?).client_ca_root(files.authorities()?);
-    let server = Server::builder().tls_config(tls).map_err(|error| files.unfit(root(&error)))?;
+    let tls = TlsAcceptor::from(Arc::new(files.server()?));
     let listener = TcpListener::bind(address).await.map_err(|error| RemoteError::Listen { address, error })?;
-    Ok(Door { listener, server })
+    Ok(Door { listener, tls })
 }
 
 /// Who calls what: the fingerprint of a certificate, where from, the name of the call.
@@ -175,10 +196,10 @@ pub async fn serve(
     heard: Heard,
     until: impl Future<Output = ()>,
 ) -> Result<(), RemoteError> {
-    let Door { listener, mut server } = door;
+    let Door { listener, tls } = door;
     let service = Guarded { inner: AgentServer::new(agent), heard };
-    let incoming = TcpListenerStream::new(listener);
-    Ok(server.add_service(service).serve_with_incoming_shutdown(incoming, until).await?)
+    let incoming = admitted(listener, move |stream| tls.accept(stream));
+    Ok(Server::builder().add_service(service).serve_with_incoming_shutdown(incoming, until).await?)
 }
 
 /// The API, with somebody at the door.
@@ -224,11 +245,6 @@ where
         (self.heard)(&fingerprint, caller.and_then(|caller| caller.get_ref().remote_addr()), &call);
         Box::pin(self.inner.call(request))
     }
-}
-
-/// What an error comes from in the end: those around it only say which part of the transport has met it.
-fn root<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
-    std::iter::successors(Some(error), |error| (*error).source()).last().unwrap_or(error)
 }
 
 /// A client of the agent at `address`, a name or an IP address with a port.

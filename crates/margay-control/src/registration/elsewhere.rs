@@ -143,6 +143,11 @@ impl Elsewhere {
         self.by_prefix.keys()
     }
 
+    /// Whether somebody serves a prefix elsewhere, or a rule of it leads there still.
+    pub fn concerns(&self, prefix: &Prefix) -> bool {
+        self.by_prefix.contains_key(prefix) || self.leads.contains_key(prefix)
+    }
+
     /// Makes the rules of a prefix follow. `own` is the highest priority at which somebody serves it who is registered here, `is_here`
     /// says who is.
     pub fn settle(&mut self, prefix: Prefix, own: Option<u32>, is_here: impl Fn(&Place) -> bool, sal: &dyn SalControl) {

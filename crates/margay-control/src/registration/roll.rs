@@ -15,6 +15,8 @@ use super::Instance;
 use super::allotment::{Allotments, Server};
 use super::elsewhere::{self, Elsewhere};
 use super::entry::{Entry, Listed};
+use super::leave::{Departure, Leave};
+use super::recent::Recent;
 use crate::SalControl;
 use crate::cluster::{ByRouter, Served, claimed_as};
 use crate::wide_area::Census;
@@ -23,6 +25,8 @@ use crate::wide_area::Census;
 pub const PREFIXES_MAX: usize = 1000;
 /// Hosts of one router.
 const HOSTS_MAX: usize = 10_000;
+/// Names of a host that is gone which are taken out at once.
+const DEPARTING_MAX: usize = 32;
 /// A host that is replaced more often than this by one with the same key, within the time below, has a clone.
 const TAKEOVERS_MAX: usize = 3;
 const TAKEOVER_TIME: Duration = Duration::from_secs(10);
@@ -143,41 +147,6 @@ impl OwnService {
     }
 }
 
-/// Why an instance is no longer listed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
-    /// Its host said so.
-    Withdrawn,
-    /// Its host was silent for a lease.
-    Lapsed,
-    /// Its host's stream ended.
-    Ended,
-    /// Its host came back and did not register it again.
-    NotRenewed,
-    /// Its host was put out.
-    Expelled,
-    /// Another router of the cluster has given the name to another host.
-    GivenAway,
-}
-
-impl Leave {
-    /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Withdrawn, Self::Lapsed, Self::Ended, Self::NotRenewed, Self::Expelled, Self::GivenAway];
-
-    /// For metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Withdrawn => "withdrawn",
-            Self::Lapsed => "lapsed",
-            Self::Ended => "ended",
-            Self::NotRenewed => "not_renewed",
-            Self::Expelled => "expelled",
-            Self::GivenAway => "given_away",
-        }
-    }
-}
-
 struct Host {
     /// The stream that speaks for the host now.
     stream: u64,
@@ -240,6 +209,8 @@ pub struct Roll {
     left: [u64; Leave::ALL.len()],
     /// Rises whenever somebody else may serve something.
     changes: watch::Sender<u64>,
+    /// Where.
+    recent: Recent,
     /// Who is registered with other routers of the cluster.
     elsewhere: Elsewhere,
     /// In a cluster: hosts of which the other routers are to be told.
@@ -288,6 +259,9 @@ impl Roll {
         let earlier = self.hosts.remove(&place);
         let entries = earlier.map(|earlier| {
             earlier.end.notify_one();
+            if earlier.name != name {
+                earlier.entries.keys().for_each(|prefix| self.recent.note(*prefix));
+            }
             earlier.entries
         });
         let entries = entries.unwrap_or_default();
@@ -352,7 +326,7 @@ impl Roll {
         places.insert(place);
         self.untold.iter_mut().for_each(|untold| untold.extend([place]));
         self.settle(&prefix, sal);
-        self.changed();
+        self.changed_at([prefix]);
         Ok(true)
     }
 
@@ -380,7 +354,9 @@ impl Roll {
         exclusive: bool,
     ) -> Result<(), RollError> {
         let same = [Some(*prefix), twin(prefix)];
-        let registered = same.iter().flatten().flat_map(|prefix| self.entries_of(prefix)).map(|listed| {
+        // Those that are registered agree with each other, so that the first of them speaks for all, and one that is alone has none beside.
+        let first = |prefix: &Prefix| self.entries_of(prefix).find(|listed| listed.host != host);
+        let registered = same.iter().flatten().filter_map(first).map(|listed| {
             let Terms { partition_bits, exclusive, .. } = listed.entry.terms;
             (listed.host, listed.host_name, partition_bits, exclusive)
         });
@@ -411,8 +387,22 @@ impl Roll {
         })
     }
 
-    /// Makes the rules that lead to other routers, and who holds which partition of a service, follow from who serves it.
+    /// Makes the rules that lead to other routers, and who holds which partition of a service, follow from who serves it. Where there is
+    /// neither, nobody else who serves it is looked at.
     fn settle(&mut self, prefix: &Prefix, sal: &dyn SalControl) {
+        if self.elsewhere.concerns(prefix) {
+            self.settle_elsewhere(prefix, sal);
+        }
+        // All who serve it divide it in one way.
+        let first = self.entries_of(prefix).next().map(|listed| listed.entry.terms.partition_bits);
+        let own = self.own.iter().filter(|own| own.instance.prefix == *prefix).map(|own| own.partition_bits);
+        let bits = own.chain(first).find(|bits| *bits > 0).unwrap_or(0);
+        if bits > 0 || self.allotments.has(prefix) {
+            self.settle_partitions(prefix, bits, sal);
+        }
+    }
+
+    fn settle_elsewhere(&mut self, prefix: &Prefix, sal: &dyn SalControl) {
         let here = self.entries_of(prefix).map(|listed| (listed.entry.terms.weight, listed.entry.terms.priority));
         let own = self.own.iter().map(|own| &own.instance).filter(|own| own.prefix == *prefix);
         let here = here.chain(own.map(|own| (own.weight, own.priority)));
@@ -423,23 +413,19 @@ impl Roll {
                 || own.iter().any(|own| own.instance.host == place.host && own.instance.prefix == *prefix)
         };
         self.elsewhere.settle(*prefix, best, is_here, sal);
+    }
+
+    fn settle_partitions(&mut self, prefix: &Prefix, bits: u8, sal: &dyn SalControl) {
         let forward = |instance: &Instance| {
             Action::Forward(NextHop { address: instance.address, host: Some(instance.host), router: false })
         };
-        let mut servers = Vec::new();
-        let mut bits = 0;
-        for listed in self.entries_of(prefix).filter(|listed| listed.entry.terms.partition_bits > 0) {
-            bits = listed.entry.terms.partition_bits;
-            let instance = listed.instance();
-            servers.push(Server { actions: vec![forward(&instance)], instance });
-        }
-        for own in self.own.iter().filter(|own| own.instance.prefix == *prefix && own.partition_bits > 0) {
-            bits = own.partition_bits;
-            servers.push(Server { instance: own.instance.clone(), actions: own.actions.clone() });
-        }
-        if bits > 0 || self.allotments.has(prefix) {
-            self.allotments.settle(*prefix, bits, &servers, sal);
-        }
+        let registered = self.entries_of(prefix).filter(|listed| listed.entry.terms.partition_bits > 0);
+        let registered = registered.map(|listed| listed.instance());
+        let mut servers: Vec<Server> =
+            registered.map(|instance| Server { actions: vec![forward(&instance)], instance }).collect();
+        let own = self.own.iter().filter(|own| own.instance.prefix == *prefix && own.partition_bits > 0);
+        servers.extend(own.map(|own| Server { instance: own.instance.clone(), actions: own.actions.clone() }));
+        self.allotments.settle(*prefix, bits, &servers, sal);
     }
 
     /// What a host had registered is gone from its list: its partitions go to others, then its rule goes.
@@ -461,6 +447,7 @@ impl Roll {
             self.census.remove(&prefix, entry.terms.weight);
             self.settle(&prefix, sal);
             sal.remove_rule(entry.rule);
+            self.recent.note(prefix);
         }
         self.changed();
     }
@@ -519,13 +506,24 @@ impl Roll {
         self.unlist(place, gone, Leave::NotRenewed, sal);
     }
 
-    /// A stream is over; unless another took over, so is all that the host served.
-    pub fn depart(&mut self, place: Place, stream: u64, why: Leave, sal: &dyn SalControl) -> bool {
-        let is_current = self.hosts.get(&place).is_some_and(|host| host.stream == stream);
-        if is_current && let Some(host) = self.hosts.remove(&place) {
-            self.unlist(place, host.entries, why, sal);
+    /// A stream is over; unless another took over, so is all that the host served. A part of it goes with each call, so that others need
+    /// not wait for all of it.
+    pub fn depart(&mut self, place: Place, stream: u64, why: Leave, sal: &dyn SalControl) -> Departure {
+        let Some(host) = self.hosts.get_mut(&place).filter(|host| host.stream == stream) else {
+            return Departure::Superseded;
+        };
+        let mut gone = BTreeMap::new();
+        while gone.len() < DEPARTING_MAX
+            && let Some((prefix, entry)) = host.entries.pop_first()
+        {
+            gone.insert(prefix, entry);
         }
-        is_current
+        let is_over = host.entries.is_empty();
+        if is_over {
+            self.hosts.remove(&place);
+        }
+        self.unlist(place, gone, why, sal);
+        if is_over { Departure::Gone } else { Departure::Going }
     }
 
     /// Puts a host out of every authority.
@@ -535,7 +533,7 @@ impl Roll {
             if let Some(known) = self.hosts.get(&place) {
                 known.end.notify_one();
             }
-            self.depart(place, stream, Leave::Expelled, sal);
+            while self.depart(place, stream, Leave::Expelled, sal) == Departure::Going {}
         }
     }
 
@@ -550,8 +548,9 @@ impl Roll {
         if self.own.iter().all(|known| known.instance.prefix != instance.prefix) {
             self.census.add(&instance.prefix, &instance.name, instance.weight);
             self.untold.iter_mut().for_each(|untold| untold.extend([own.place()]));
+            let prefix = own.instance.prefix;
             self.own.push(own);
-            self.changed();
+            self.changed_at([prefix]);
         }
         Ok(())
     }
@@ -566,12 +565,19 @@ impl Roll {
         if before != self.own {
             let places = before.iter().chain(&self.own).map(OwnService::place);
             self.untold.iter_mut().for_each(|untold| untold.extend(places.clone()));
+            let all = before.iter().chain(&self.own).map(|own| own.instance.prefix);
+            all.for_each(|prefix| self.recent.note(prefix));
         }
         let divided = before.iter().chain(&self.own).filter(|own| own.partition_bits > 0);
         let concerned: BTreeSet<Prefix> = divided.map(|own| own.instance.prefix).collect();
         for prefix in concerned {
             self.settle(&prefix, sal);
         }
+        self.changed();
+    }
+
+    fn changed_at(&mut self, prefixes: impl IntoIterator<Item = Prefix>) {
+        prefixes.into_iter().for_each(|prefix| self.recent.note(prefix));
         self.changed();
     }
 
@@ -582,6 +588,11 @@ impl Roll {
     /// Told whenever somebody else may serve something.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// Where something has changed.
+    pub const fn recent(&self) -> &Recent {
+        &self.recent
     }
 
     /// Everything that hosts have registered, by name.
@@ -673,7 +684,7 @@ impl Roll {
             self.settle(prefix, sal);
         }
         if !concerned.is_empty() {
-            self.changed();
+            self.changed_at(concerned.iter().copied());
         }
     }
 

@@ -135,7 +135,7 @@ fn a_newer_stream_supersedes_and_what_it_does_not_say_again_is_swept() {
     assert_eq!(register(&mut roll, first.stream, "late.shop", &rules), Err(RollError::Superseded));
     roll.withdraw(place(1), first.stream, &prefix("web.shop"), &rules);
     assert!(
-        !roll.depart(place(1), first.stream, Leave::Ended, &rules),
+        roll.depart(place(1), first.stream, Leave::Ended, &rules) == Departure::Superseded,
         "the end of the older stream is no end of the host"
     );
     assert_eq!((rules.prefixes().len(), roll.len()), (2, 1));
@@ -144,7 +144,7 @@ fn a_newer_stream_supersedes_and_what_it_does_not_say_again_is_swept() {
     assert_eq!(rules.prefixes().len(), 2, "only the stream that speaks sweeps");
     roll.sweep(place(1), second.stream, &rules);
     assert_eq!(rules.prefixes(), [prefix("web.shop")]);
-    assert!(roll.depart(place(1), second.stream, Leave::Lapsed, &rules));
+    assert_eq!(roll.depart(place(1), second.stream, Leave::Lapsed, &rules), Departure::Gone);
     assert_eq!((rules.prefixes(), roll.len()), (vec![], 0));
     // What a stream that was replaced says, or its end, counts for nothing.
     assert_eq!(Leave::ALL.map(|why| roll.left(why)), [0, 1, 0, 1, 0, 0]);
@@ -255,7 +255,7 @@ fn partitions_follow_who_serves_and_none_is_ever_without_a_rule() {
     assert_eq!(roll.instances_of(&key), holder.collect::<Vec<_>>());
 
     roll.withdraw(place(1), streams[0], &service("cache.shop"), &rules);
-    assert!(roll.depart(place(2), streams[1], Leave::Lapsed, &rules));
+    assert_eq!(roll.depart(place(2), streams[1], Leave::Lapsed, &rules), Departure::Gone);
     assert_eq!(rules.held("cache.shop"), BTreeMap::from([(3, 8), (4, 8)]));
     serve(&mut roll, 1, &streams, DIVIDED, &rules).expect("room");
     assert_eq!(rules.held("cache.shop").values().copied().collect::<BTreeSet<_>>(), BTreeSet::from([5, 6]));
@@ -333,6 +333,27 @@ fn one_host_alone_serves_an_exclusive_name() {
     assert!(rules.prefixes().is_empty(), "what is refused is not registered");
 }
 
+#[test]
+fn a_host_with_many_names_goes_in_parts_and_may_come_back_between() {
+    let (mut roll, rules, streams) = hosts(2);
+    let names: Vec<String> = (0..2 * DEPARTING_MAX + 1).map(|n| format!("box.shop/key:{n}")).collect();
+    for name in &names {
+        roll.register(place(1), streams[0], prefix(name), name, TERMS, &rules).expect("room");
+    }
+    roll.register(place(2), streams[1], prefix(&names[0]), &names[0], TERMS, &rules).expect("room");
+    let depart = |roll: &mut Roll, stream| roll.depart(place(1), stream, Leave::Ended, &rules);
+    assert_eq!(depart(&mut roll, streams[0]), Departure::Going);
+    let left = names.len() - DEPARTING_MAX;
+    assert_eq!((roll.instances().len(), rules.prefixes().len()), (left + 1, left + 1));
+    let again = arrive(&mut roll, 1, BOOT, Instant::now()).expect("its own host").stream;
+    assert_eq!(depart(&mut roll, streams[0]), Departure::Superseded, "what is left is the newer stream's");
+    assert_eq!(roll.instances().len(), left + 1);
+    assert_eq!([depart(&mut roll, again), depart(&mut roll, again)], [Departure::Going, Departure::Gone]);
+    assert_eq!(depart(&mut roll, again), Departure::Superseded);
+    assert_eq!((roll.instances().len(), rules.prefixes(), roll.len()), (1, vec![prefix(&names[0])], 1));
+    assert_eq!(roll.left(Leave::Ended), names.len() as u64);
+}
+
 /// Who serves what is found by prefix, not by looking at everybody: the same is found either way, whatever came and went.
 #[test]
 fn what_is_found_by_prefix_is_what_everybody_has_registered() {
@@ -346,6 +367,7 @@ fn what_is_found_by_prefix_is_what_everybody_has_registered() {
     let ids: Vec<ServiceId> =
         (0..4_u8).map(|n| ServiceId([n / 2, 1, n % 2, 0xff, n, 5, 5, 5].repeat(4).try_into().expect("32"))).collect();
     let mut pick = |among: usize| usize::try_from(rng.u64() % among as u64).expect("small");
+    let mut told = BTreeMap::new();
     for round in 0..600 {
         let prefix = Prefix::new(ids[pick(ids.len())], [8, 16, 20, 96, 256][pick(5)]);
         let (place, stream) = seats[pick(seats.len())];
@@ -360,6 +382,9 @@ fn what_is_found_by_prefix_is_what_everybody_has_registered() {
             all.iter().filter(|one| about.covers(&one.prefix) || one.prefix.covers(&about)).cloned().collect();
         under.sort_by_key(|instance| (instance.prefix, instance.host));
         assert_eq!(roll.instances_under(&about), under, "round {round}");
+        let is_unchanged = |seen: &(u64, Vec<Instance>)| seen.1 == under || roll.recent().concerns(&about, seen.0);
+        assert!(told.get(&about).is_none_or(is_unchanged), "round {round}: {about} has changed unheard");
+        told.insert(about, (roll.recent().count(), under));
         let service = ids[pick(ids.len())];
         let longest = all.iter().filter(|one| one.prefix.contains(&service)).map(|one| one.prefix.bits).max();
         let serving: Vec<_> =
@@ -403,6 +428,8 @@ fn whether_it_hears_each_change_or_all_at_once_a_router_leads_to_the_same() {
         let (mut followed, rules, streams) = hosts(3);
         let mut all: BTreeMap<Place, ByRouter> = BTreeMap::new();
         followed.set_links(linked(), &rules);
+        let about = service("s1.shop");
+        let mut told = (0, Vec::new());
         for round in 0..150 {
             let (host, router) = (pick(5) + 1, pick(2) + 101);
             let weights = [pick(4).into(), pick(4).into(), pick(2).into()];
@@ -426,6 +453,9 @@ fn whether_it_hears_each_change_or_all_at_once_a_router_leads_to_the_same() {
                     followed.hear_elsewhere(vec![(place(host), by_router.clone())], &rules);
                 }
             }
+            let now = (followed.recent().count(), followed.instances_under(&about));
+            assert!(now.1 == told.1 || followed.recent().concerns(&about, told.0), "seed {seed}: changed unheard");
+            told = now;
             if round % 10 != 0 {
                 continue;
             }
@@ -443,7 +473,6 @@ fn whether_it_hears_each_change_or_all_at_once_a_router_leads_to_the_same() {
             };
             assert_eq!(leads(&rules), leads(&fresh), "seed {seed}");
             assert_eq!(rules.present.lock().len(), fresh.present.lock().len(), "seed {seed}");
-            let about = service("s1.shop");
             assert_eq!(followed.instances_under(&about), anew.instances_under(&about), "seed {seed}");
             assert_eq!(followed.instances_of(&about.id), anew.instances_of(&about.id), "seed {seed}");
         }

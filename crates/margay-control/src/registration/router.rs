@@ -1,6 +1,6 @@
 //! The router's end: lets hosts in, takes down what they serve, and forgets them when they fall silent.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,11 +16,12 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::leave::{Departure, Leave};
 use super::ledger::{Act, Ledger};
 use super::proto::{self, Code, from_host, from_router};
 use super::refusal::{No, invalid, prefix_of, refusal, shown};
 use super::rights::{Claim, by_grant};
-use super::roll::{Leave, OwnService, PREFIXES_MAX, Place, Roll, RollError, Seat, Terms};
+use super::roll::{OwnService, PREFIXES_MAX, Place, Roll, RollError, Seat, Terms};
 use super::sharing;
 use super::silence::Silence;
 use super::stranger::{Stranger, Strangers};
@@ -39,15 +40,10 @@ use crate::{Clock, SalControl, entropy, issue};
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// Instances in one answer.
 const INSTANCES_MAX: usize = 64;
-/// Instances under one watched prefix that one message holds; and all that are told: each of a service's partitions, and more.
-const WATCHED_PART: usize = 400;
-const WATCHED_MAX: usize = 4000;
 /// A host that watches hears of a change at once, and of what changes within so long after it together: a thousand changes a second are
 /// no thousand looks for each host.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 const GOING_DOWN: &str = "the router is going down";
-/// Prefixes that one host watches.
-const WATCHES_MAX: usize = 256;
 const WEIGHT_MAX: u32 = 65_535;
 const HOST_NAME_MAX: usize = 253;
 
@@ -55,10 +51,12 @@ mod authority;
 mod error;
 mod exclusive;
 mod site;
+mod watching;
 
 pub(super) use authority::News;
 use authority::{authority_of, membership_of};
 pub use error::RouterError;
+use watching::Watches;
 
 /// How the router is set up.
 #[derive(Clone, Debug)]
@@ -372,7 +370,14 @@ async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, strange
     drop(stranger);
     let (place, stream) = (guest.place, guest.seat.stream);
     let (leave, why) = guest.hold(reader, writer).await;
-    if shared.roll.lock().depart(place, stream, leave, &*shared.sal) {
+    let depart = || shared.roll.lock().depart(place, stream, leave, &*shared.sal);
+    let departed = loop {
+        match depart() {
+            Departure::Going => tokio::task::yield_now().await,
+            departed => break departed,
+        }
+    };
+    if departed == Departure::Gone {
         tracing::info!(host = %place.host, why, "host gone");
     }
 }
@@ -385,8 +390,7 @@ struct Guest {
     place: Place,
     seat: Seat,
     welcome: proto::Welcome,
-    /// What the host watches, and what it was told last.
-    watches: BTreeMap<Prefix, Option<Vec<Instance>>>,
+    watches: Watches,
     /// Names that it asks for again and again, because another host has them; bounded by the prefixes that a host may have.
     stands_by: BTreeSet<Prefix>,
     /// What it has registered because it was granted.
@@ -460,7 +464,7 @@ impl Guest {
         };
         let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
-        let (shared, watches, stands_by) = (Arc::clone(shared), BTreeMap::new(), BTreeSet::new());
+        let (shared, watches, stands_by) = (Arc::clone(shared), Watches::default(), BTreeSet::new());
         let (granted, attachment) = (BTreeSet::new(), None);
         Ok(Self { shared, host, member, place, seat, welcome, watches, stands_by, granted, traces, desk, attachment })
     }
@@ -659,43 +663,6 @@ impl Guest {
         }
         tracing::warn!(host = %self.place.host, name, why, "registration refused");
         self.note(Act::RegisterRefused, format!("{}: {why}", shown(name)));
-    }
-
-    fn watch(&mut self, asked: &proto::Watch) -> Result<(), No> {
-        let prefix = prefix_of(&asked.service_id, asked.bits)?;
-        if asked.ends {
-            self.watches.remove(&prefix);
-        } else if self.watches.len() >= WATCHES_MAX && !self.watches.contains_key(&prefix) {
-            return Err(No(Code::Limit, format!("a host watches {WATCHES_MAX} prefixes at most")));
-        } else {
-            // Told again, if it is known: the host may have lost it.
-            self.watches.insert(prefix, None);
-        }
-        Ok(())
-    }
-
-    /// What has changed under the watched prefixes since the host was told.
-    fn news(&mut self) -> Vec<proto::FromRouter> {
-        let roll = self.shared.roll.lock();
-        let mut news = Vec::new();
-        for (prefix, told) in &mut self.watches {
-            let now = roll.instances_under(prefix);
-            if told.as_ref() == Some(&now) {
-                continue;
-            }
-            let all = &now[..now.len().min(WATCHED_MAX)];
-            let count = all.len().div_ceil(WATCHED_PART).max(1);
-            // Nobody is news, too: then there is one part, and it is empty.
-            for (part, from) in (1..=count).zip((0..).step_by(WATCHED_PART)) {
-                let instances = all[from..].iter().take(WATCHED_PART).cloned().map(proto::Instance::from).collect();
-                let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());
-                let truncated = now.len() > WATCHED_MAX;
-                let watched = proto::Watched { service_id, bits, instances, truncated, goes_on: part < count };
-                news.push(proto::FromRouter { body: Some(from_router::Body::Watched(watched)) });
-            }
-            *told = Some(now);
-        }
-        news
     }
 
     async fn register(&mut self, asked: proto::Register) -> Result<proto::Registered, No> {

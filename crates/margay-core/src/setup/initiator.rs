@@ -1,6 +1,7 @@
 //! The connecting side.
 
 use alloc::boxed::Box;
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -42,6 +43,9 @@ const TURN_RETRIES: u32 = 2;
 const NOBODY_NEAR: &str =
     "no host on this network segment serves the name, and no service router is known; see `margay status`";
 
+const SIGNED_TCP: &str = "the connection is signed (TCP-MD5 or TCP-AO), addresses included, and Margay gives it others";
+const FLOWS_FULL: &str = "this host has as many flows as it may; `margay flow list` shows them";
+
 /// What a SYN-ACK proved: the association that it came under, and where it came from.
 struct Answer {
     association: u32,
@@ -70,6 +74,8 @@ impl Sal {
     pub(crate) fn initiate(&mut self, now: Instant, packet: &AppPacket<'_>) -> AppVerdict {
         if packet.is_signed_tcp() {
             self.refuse(packet, Unreachable::Prohibited);
+            let service = self.service_of(packet.tuple.destination.ip()).unwrap_or_default();
+            self.connect_failed(service, packet, SIGNED_TCP.to_string());
             return AppVerdict::Drop(DropReason::SignedTcp);
         }
         let Some(service) = self.service_of(packet.tuple.destination.ip()) else {
@@ -81,6 +87,7 @@ impl Sal {
         };
         if self.flows.len() >= self.config.limits.flows {
             self.refuse(packet, Unreachable::Host);
+            self.connect_failed(service, packet, FLOWS_FULL.to_string());
             return AppVerdict::Drop(DropReason::Full);
         }
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
@@ -124,6 +131,9 @@ impl Sal {
             Resolution::Drop(rule) => {
                 self.table.note_use(self.now, rule);
                 self.refuse(packet, Unreachable::Prohibited);
+                let why =
+                    format!("rule {} of this host discards it; `margay trace NAME` shows why that one decides", rule.0);
+                self.connect_failed(*service, packet, why);
                 Err(AppVerdict::Drop(DropReason::ServiceDrop))
             }
             Resolution::None => {
@@ -409,8 +419,8 @@ impl Sal {
         self.place_association(answer.association, answered_from(message, from), message, relayed);
         self.announce_path(answer.association);
         self.associations.hold(answer.association);
+        self.flows.set_peer_flow(id, message.src_flow);
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
-        flow.peer_flow = message.src_flow;
         flow.association = answer.association;
         flow.generation += 1;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
     Addresses, ErrorCode, ErrorRepr, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol,
@@ -29,9 +29,9 @@ use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
 
 /// Five-tuples that a host may still have old connections of, before a connect has failed.
-/// A membership that ends within so many seconds is to be shown again.
-const SHOWN_AGAIN_S: u64 = 5;
 const MOVES_MAX: u8 = 8;
+/// A membership that ends within so many seconds is asked for anew: it may end before the ACK comes.
+const ENDING_S: u64 = 5;
 
 /// What an ACK proved.
 #[derive(Clone, Copy)]
@@ -64,14 +64,12 @@ impl Sal {
         let session = message.session().ok_or(DropReason::Malformed)?;
         if let Some(id) = self.flows.by_session(session.session) {
             if !self.is_superseded(id, message) {
-                return self.answer_again(id, message.src_flow, arrival.reply);
+                return self.answer_again(id, arrival);
             }
             self.drop_half_open(id);
         }
         self.check_cookie(now, arrival)?;
-        if self.half_open >= self.config.limits.half_open || self.flows.len() >= self.config.limits.flows {
-            return Err(DropReason::Full);
-        }
+        self.check_room(arrival.reply.direct.ip())?;
         let claimed = HostId(exchange.host_id);
         let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
         let (inner, verdict) = (inner_packet(message, session.protocol)?, self.answer_stack(message, &arrival.service));
@@ -120,6 +118,7 @@ impl Sal {
             held_direct: Vec::new(),
         }));
         self.flows.insert(flow);
+        self.half_open.add(client.ip());
         if cipher.is_some() {
             self.keep_sealed(now, id);
         } else {
@@ -129,7 +128,16 @@ impl Sal {
         self.ask_listener(id, is_tcp, first, verdict)
     }
 
-    /// Counts a new flow, and gives its SYN to the listener. A datagram service says nothing of its own: it is answered for at once, and hears when
+    /// Whether a flow from there may be half-open, too.
+    fn check_room(&self, client: IpAddr) -> Result<(), DropReason> {
+        let limits = &self.config.limits;
+        let is_full = self.half_open.len() >= limits.half_open
+            || self.flows.len() >= limits.flows
+            || self.half_open.has_share(client, limits.half_open, limits.half_open_cookie);
+        if is_full { Err(DropReason::Full) } else { Ok(()) }
+    }
+
+    /// Gives a new flow's SYN to the listener. A datagram service says nothing of its own: it is answered for at once, and hears when
     /// the peer is proved.
     fn ask_listener(
         &mut self,
@@ -138,7 +146,6 @@ impl Sal {
         first: Option<Vec<u8>>,
         verdict: Verdict,
     ) -> Result<(), DropReason> {
-        self.half_open += 1;
         if verdict == Verdict::Refused {
             self.answer(id, &[], Some(ErrorCode::NoCommonStack));
             self.drop_half_open(id);
@@ -177,10 +184,11 @@ impl Sal {
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).
-    fn answer_again(&mut self, id: FlowId, initiator_flow: FlowId, reply: Reply) -> Result<(), DropReason> {
+    fn answer_again(&mut self, id: FlowId, arrival: &Arrival<'_>) -> Result<(), DropReason> {
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         let Setup::Responder(setup) = &flow.setup else { return Ok(()) };
-        if setup.initiator_flow != initiator_flow {
+        // A shorter one is a copy that somebody has cut, to have more come back than it costs.
+        if setup.initiator_flow != arrival.message.src_flow || arrival.syn_len < setup.syn_len {
             return Err(DropReason::Unexpected);
         }
         if self.came_to_all && self.now.since(flow.since) < COPIES {
@@ -191,7 +199,7 @@ impl Sal {
         if let Some(syn) = setup.syn.clone() {
             self.queue.inject(syn);
         }
-        self.turn_answers(id, reply);
+        self.turn_answers(id, arrival.reply);
         self.send_answers_again(id);
         Ok(())
     }
@@ -238,7 +246,7 @@ impl Sal {
 
     /// Under load a SYN must bring a cookie before any state is kept or key work done (DESIGN §7).
     fn check_cookie(&mut self, now: Instant, arrival: &Arrival<'_>) -> Result<(), DropReason> {
-        if self.half_open < self.config.limits.half_open_cookie {
+        if self.half_open.len() < self.config.limits.half_open_cookie {
             return Ok(());
         }
         let (from, flow, nonce) = (arrival.reply.direct, arrival.message.src_flow, arrival.nonce);
@@ -292,13 +300,11 @@ impl Sal {
         }
     }
 
-    /// The association that a claimed host-ID would use, if its right to connect is still proved.
+    /// The association that a claimed host-ID would use, if its right to connect is proved for as long as the set-up takes.
     fn known_host(&self, claimed: HostId) -> Option<u32> {
         let association = self.associations.by_host(claimed)?;
-        let unix_s = self.unix_s();
+        let until_s = self.unix_s().saturating_add(ENDING_S);
         let is_self = claimed == self.host_id();
-        // What ends before the set-up does would be asked for too late.
-        let until_s = unix_s.saturating_add(SHOWN_AGAIN_S);
         let is_member = association.membership.as_ref().is_some_and(|membership| membership.not_after_s > until_s);
         (is_self || is_member || self.trust.is_empty()).then_some(association.local_id)
     }
@@ -321,9 +327,8 @@ impl Sal {
                 setup.syn = None;
             }
             self.answer(id, packet.whole, None);
-        } else {
-            self.send_answers_again(id);
         }
+        // Said again by the host's TCP, it is not sent again: nobody has asked, and whoever is named as the sender may never have.
         Ok(())
     }
 
@@ -514,7 +519,7 @@ impl Sal {
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         let service = flow.service;
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
-        let (allow, answered) = (setup.allow.clone(), setup.answered);
+        let (allow, answered, client) = (setup.allow.clone(), setup.answered, setup.reply.direct.ip());
         self.find_peer(association, from);
         if let Some(association) = self.associations.get_mut(association) {
             association.rtt = answered.map(|at| now.since(at)).or(association.rtt);
@@ -529,7 +534,7 @@ impl Sal {
         }
         self.announce_path(association);
         self.associations.hold(association);
-        self.half_open = self.half_open.saturating_sub(1);
+        self.half_open.remove(client);
         let source = claimed.and_then(|claimed| self.believed(association, claimed));
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
         flow.source = source.map(Box::new);
@@ -596,9 +601,9 @@ impl Sal {
     /// Forgets a half-open flow; a program that waits for the client's ACK gets a RST instead.
     pub(crate) fn drop_half_open(&mut self, id: FlowId) {
         let Some(flow) = self.take_flow(id) else { return };
-        self.half_open = self.half_open.saturating_sub(1);
         self.counters.removed(RemoveReason::Unproved);
         let Setup::Responder(setup) = flow.setup else { return };
+        self.half_open.remove(setup.reply.direct.ip());
         if let Some(answer) = setup.app_answer
             && let Ok(Parsed::Transport(answer)) = packet::parse(&answer)
             && let Some(reset) = packet::reset_for(&answer)

@@ -1,7 +1,7 @@
 //! What of the core's service table lies in the kernel's maps, and where. Nothing is overwritten that a packet on its way through
 //! the program may still need: what replaces it is made first.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -93,6 +93,8 @@ pub(super) struct Copy {
     seat_numbers: Numbers,
     list_numbers: Numbers,
     hops: BTreeMap<HopName, HopState>,
+    /// Those that have no way yet.
+    lost: BTreeSet<HopName>,
     hop_numbers: Numbers,
     /// Names of next hops, by address.
     at: BTreeSet<(SocketAddr, Option<HostId>, bool)>,
@@ -113,6 +115,7 @@ impl Copy {
             seat_numbers: Numbers::new(rules_max),
             list_numbers: Numbers::new(lists_max),
             hops: BTreeMap::new(),
+            lost: BTreeSet::new(),
             hop_numbers: Numbers::new(hops_max),
             at: BTreeSet::new(),
             keys: HashMap::new(),
@@ -216,7 +219,7 @@ impl Copy {
                 self.write_route(maps, prefix, Route::Gone)?;
                 let Some(before) = self.held.remove(&prefix) else { return Ok(()) };
                 self.forget_length(prefix.bits);
-                return self.retire(maps, before, &[]);
+                return self.retire(maps, before, &HashSet::new());
             }
             Outcome::Depends => &[][..],
             Outcome::Shares(shares) => shares,
@@ -234,7 +237,7 @@ impl Copy {
             let alone = held.shares.first().and_then(|share| self.seats.get_mut(&share.rule));
             alone.into_iter().for_each(|seat| seat.alone = Some(prefix));
         }
-        let kept: Vec<RuleId> = held.shares.iter().map(|share| share.rule).collect();
+        let kept: HashSet<RuleId> = held.shares.iter().map(|share| share.rule).collect();
         match self.held.insert(prefix, held) {
             Some(before) => self.retire(maps, before, &kept),
             None => Ok(()),
@@ -330,6 +333,7 @@ impl Copy {
         let Some(number) = self.hop_numbers.take() else { return Ok(None) };
         write_hop(maps, number, layout::hop_of(name.1, name.2, None, self.key(name)))?;
         self.hops.insert(name, HopState { number, seats: 0, way: None });
+        self.lost.insert(name);
         self.at.insert((name.1, name.0, name.2));
         Ok(Some(number))
     }
@@ -341,6 +345,7 @@ impl Copy {
         if state.seats == 0 {
             self.hop_numbers.back.push_back(state.number);
             self.hops.remove(&name);
+            self.lost.remove(&name);
             self.at.remove(&(name.1, name.0, name.2));
         }
     }
@@ -351,7 +356,7 @@ impl Copy {
     }
 
     /// Gives back what `before` held and `kept` does not.
-    fn retire(&mut self, maps: &Maps, before: Held, kept: &[RuleId]) -> io::Result<()> {
+    fn retire(&mut self, maps: &Maps, before: Held, kept: &HashSet<RuleId>) -> io::Result<()> {
         if let Some(list) = before.list {
             maps.lists.delete(&list.to_ne_bytes()).map_err(io::Error::other)?;
             self.list_numbers.back.push_back(list);
@@ -376,12 +381,19 @@ impl Copy {
         all: bool,
         mut find: impl FnMut(SocketAddr) -> Option<Way>,
     ) -> io::Result<()> {
+        let asked: Vec<HopName> =
+            if all { self.hops.keys().copied().collect() } else { self.lost.iter().copied().collect() };
         let mut changed = Vec::new();
-        for (name, state) in self.hops.iter_mut().filter(|(_, state)| all || state.way.is_none()) {
+        for name in asked {
+            let Some(state) = self.hops.get_mut(&name) else { continue };
             let way = find(name.1);
+            match way {
+                Some(_) => self.lost.remove(&name),
+                None => self.lost.insert(name),
+            };
             if way != state.way {
                 state.way = way;
-                changed.push(*name);
+                changed.push(name);
             }
         }
         changed.into_iter().try_for_each(|name| self.write_hop_of(maps, name))
@@ -394,7 +406,7 @@ impl Copy {
 
     /// Whether a next hop has no way yet.
     pub fn is_lost(&self) -> bool {
-        self.hops.values().any(|state| state.way.is_none())
+        !self.lost.is_empty()
     }
 
     /// The hop key that is shared with a neighbour, or none any more.

@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 
 use super::{Findings, Scenario, pair, site};
 use crate::agent::{self, Agents};
-use crate::command::progress;
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::program::{Program, wait_for};
@@ -27,7 +26,7 @@ pub const SCENARIO: Scenario = Scenario {
 
 const BOUNDS: [Bound; 6] = [
     bound("ratio", AtLeast(0.6)),
-    // Plain datagrams with the lab's six agents on one kernel, of those without any.
+    // Plain datagrams beside agents, of those without any.
     bound("plain_kept", AtLeast(0.7)),
     bound("share_min", AtLeast(0.2)),
     bound("late", Exactly(0.0)),
@@ -119,11 +118,10 @@ fn rates(client: &Host, to: &str, sinks: &Sinks<'_>) -> Result<Vec<f64>> {
 /// Gives how many plain ones there are per second.
 fn compare(client: &Host, plain: &str, sinks: &Sinks<'_>, findings: &mut Findings) -> Result<f64> {
     let (mut ratios, mut plains, mut shares) = (Vec::new(), Vec::new(), vec![0.0; SERVERS.len()]);
-    for number in 0..PAIRS {
+    for _ in 0..PAIRS {
         let of_plain: f64 = rates(client, plain, sinks)?.iter().sum();
         let named = rates(client, NAME, sinks)?;
         let of_name: f64 = named.iter().sum();
-        progress(&format!("pair {number}: {of_plain:.0} datagrams/s plain, {of_name:.0} by name"));
         findings.note(format!("{of_plain:.0} datagrams/s plain, {of_name:.0} by name"));
         ratios.push(of_name / of_plain);
         plains.push(of_plain);

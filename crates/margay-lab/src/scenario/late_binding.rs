@@ -81,7 +81,22 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     findings.set("router_byte_share", router_bytes / (FETCHES * FILE_BYTES) as f64);
     findings.figures.add("failed", (FETCHES - ok as usize) as f64);
     count_decisions(router, findings)?;
+    look_at_names(client, findings)?;
     withdraw_one(&lab, findings)
+}
+
+/// A connection is shown by the name that its program has asked for, by whichever family it goes.
+fn look_at_names(client: &Host, findings: &mut Findings) -> Result<()> {
+    for family in ["-4", "-6"] {
+        fetch(client, &[family], &format!("{URL}/host"))?;
+    }
+    let flows = agent::flows(client)?;
+    let named = flows.iter().filter(|flow| flow["name"] == SERVICE).count();
+    if flows.is_empty() || named < flows.len() {
+        findings.note(format!("{named} of {} flows are shown by name", flows.len()));
+        findings.figures.add("failed", 1.0);
+    }
+    Ok(())
 }
 
 /// What the router's rules say of themselves: each first packet was decided upon by the rule of an instance, none by another. And how

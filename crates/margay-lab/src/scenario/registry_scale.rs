@@ -27,7 +27,8 @@ pub const SCENARIO: Scenario = Scenario {
 const BOUNDS: [Bound; 8] = [
     bound("rss_bytes_per_instance", AtMost(3000.0)),
     bound("growth_bytes", AtMost(1.3)),
-    bound("growth_ms", AtMost(1.5)),
+    // Processor time of the router: how long it takes is also a matter of what else the machine does in that quarter.
+    bound("growth_cpu", AtMost(1.5)),
     bound("churn_per_s", AtLeast(900.0)),
     bound("converge_ms_p99", Below(1000.0)),
     bound("unheard", Exactly(0.0)),
@@ -88,14 +89,14 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let mut lines = BufReader::new(child.stdout.take().context("the crowd has no output")?).lines();
     let mut input = child.stdin.take().context("the crowd has no input")?;
     let pid = agent::pid(router)?;
-    let mut steps = vec![(Step::default(), observe::resident_bytes(pid)?)];
+    let mut steps = vec![Cost::of(pid, Step::default())?];
     let churned = loop {
         let Some(line) = lines.next().transpose()? else { break None };
         if let Ok(churned) = serde_json::from_str::<Churned>(&line) {
             break Some(churned);
         }
         let step: Step = serde_json::from_str(&line).context("the crowd says something else")?;
-        steps.push((step, observe::resident_bytes(pid)?));
+        steps.push(Cost::of(pid, step)?);
         writeln!(input)?;
     };
     let output = child.wait_with_output().context("the crowd does not end")?;
@@ -117,19 +118,42 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     agent::down(router)
 }
 
-/// What a registration costs, and whether the last ones cost more than the first. The first quarter pays for what all need.
-fn grown(steps: &[(Step, f64)], findings: &mut Findings) -> Result<()> {
-    let [(_, empty), (first, early), .., (_, late), (last, full)] = steps else {
-        anyhow::bail!("the crowd came in {} steps only", steps.len());
-    };
-    let quarter = first.registered as f64;
-    for (step, rss) in steps {
-        findings.note(format!("{} names: {:.0} MB, the last of them in {:.0} ms", step.registered, rss / 1e6, step.ms));
+/// What the router has used when so many were registered.
+struct Cost {
+    step: Step,
+    rss_bytes: f64,
+    cpu_s: f64,
+}
+
+impl Cost {
+    fn of(router_pid: u32, step: Step) -> Result<Self> {
+        Ok(Self {
+            step,
+            rss_bytes: observe::resident_bytes(router_pid)?,
+            cpu_s: observe::processor_seconds(router_pid)?,
+        })
     }
-    findings.set("registered", last.registered as f64);
-    findings.set("rss_bytes_per_instance", (full - empty) / last.registered as f64);
-    findings.set("growth_bytes", (full - late) / (early - empty));
-    findings.set("growth_ms", last.ms / first.ms);
-    findings.set("registered_per_s", quarter / last.ms * 1e3);
+}
+
+/// What a registration costs, and whether the last ones cost more than the first. The first quarter pays for what all need.
+fn grown(costs: &[Cost], findings: &mut Findings) -> Result<()> {
+    let [empty, early, .., late, full] = costs else {
+        anyhow::bail!("the crowd came in {} steps only", costs.len());
+    };
+    let (quarter, registered) = (early.step.registered as f64, full.step.registered as f64);
+    for Cost { step, rss_bytes, cpu_s } in costs {
+        findings.note(format!(
+            "{} names: {:.0} MB, {cpu_s:.1} s of processor time, the last of them in {:.0} ms",
+            step.registered,
+            rss_bytes / 1e6,
+            step.ms
+        ));
+    }
+    findings.set("registered", registered);
+    findings.set("rss_bytes_per_instance", (full.rss_bytes - empty.rss_bytes) / registered);
+    findings.set("growth_bytes", (full.rss_bytes - late.rss_bytes) / (early.rss_bytes - empty.rss_bytes));
+    findings.set("growth_cpu", (full.cpu_s - late.cpu_s) / (early.cpu_s - empty.cpu_s));
+    findings.set("growth_ms", full.step.ms / early.step.ms);
+    findings.set("registered_per_s", quarter / full.step.ms * 1e3);
     Ok(())
 }

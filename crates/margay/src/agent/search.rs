@@ -4,12 +4,14 @@
 //! an address that is configured, over a stream that proves the key.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use margay_control::keyring::Keyring;
-use margay_control::registration::{Home, HomeConfig, Phase};
+use margay_control::registration::{Home, HomeConfig, HomeState, Phase};
 use margay_control::{Clock, SalControl, StateError, issue};
 use margay_core::Event;
 use margay_core::key::{HostId, HostPublic};
@@ -17,14 +19,12 @@ use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::search::answering;
 use margay_core::segment::SEGMENT_TIMEOUT;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, broadcast};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::sync::{Notify, broadcast, watch};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{Agent, home};
 use crate::config::Config;
 
-/// How often it is looked whether a router is reached.
-const LOOK: Duration = Duration::from_millis(500);
 /// So long a router may take to answer where it is configured.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// From one search to the next; doubles up to [`REST_MAX`].
@@ -162,11 +162,10 @@ pub async fn follow(agent: Arc<Agent>) {
         return;
     }
     let (mut lost, mut visits): (HashMap<String, Lost>, _) = (HashMap::new(), Visits::default());
+    let mut homes = agent.services.home_changes();
     loop {
-        tokio::select! {
-            () = sleep(LOOK) => {}
-            () = agent.searches.elsewhere.notified() => lost.clear(),
-        }
+        // Before it is looked how it stands with them: what changes from now on is news.
+        let states: Vec<_> = homes.borrow_and_update().iter().map(|home| home.changed()).collect();
         visits.settle(&agent).await;
         let mut of_authority: BTreeMap<String, Vec<Arc<Home>>> = BTreeMap::new();
         for home in agent.services.homes() {
@@ -180,6 +179,29 @@ pub async fn follow(agent: Arc<Agent>) {
                 search(&agent, &homes, &mut visits).await;
             }
         }
+        tokio::select! {
+            // The sender lives in the services, which the agent holds.
+            _ = homes.changed() => {}
+            () = any_changed(states) => {}
+            () = next_search(lost.values().map(|lost| lost.next).min()) => {}
+            () = agent.searches.elsewhere.notified() => lost.clear(),
+        }
+    }
+}
+
+/// Waits until it stands otherwise with one of some routers.
+async fn any_changed(mut states: Vec<watch::Receiver<HomeState>>) {
+    if states.is_empty() {
+        return pending().await;
+    }
+    // The senders live in the routers, which are looked at anew when there is one less.
+    let _ = select_all(states.iter_mut().map(|state| Box::pin(state.changed()))).await;
+}
+
+async fn next_search(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
     }
 }
 
@@ -235,8 +257,12 @@ mod test {
     fn searches_wait_for_routers_that_are_configured_and_become_rare() {
         let begin = Instant::now();
         let mut lost = Lost::new(begin);
-        let looks = (0..240).map(|number| LOOK * number);
-        let at: Vec<u64> = looks.filter(|look| lost.is_due(begin + *look)).map(|look| look.as_secs()).collect();
+        let mut next = || {
+            let at = lost.next;
+            assert!(!lost.is_due(at - Duration::from_millis(1)) && lost.is_due(at));
+            (at - begin).as_secs()
+        };
+        let at: Vec<u64> = (0..6).map(|_| next()).collect();
         assert_eq!(at, [1, 5, 11, 21, 39, 73]);
     }
 

@@ -197,7 +197,7 @@ pub struct Services {
     clock: Clock,
     dir: StateDir,
     router: Option<Arc<Router>>,
-    homes: Mutex<Vec<Arc<Home>>>,
+    homes: watch::Sender<Vec<Arc<Home>>>,
     published: Mutex<Vec<Published>>,
     /// `None` where the kernel does not say what listens: then whatever is published counts.
     listening: Mutex<Option<Listening>>,
@@ -226,7 +226,7 @@ impl Services {
     /// Nothing is published yet.
     pub fn new(around: Surroundings) -> Self {
         let Surroundings { core, local, keyring, store, clock, dir, router } = around;
-        let (homes, published, listening) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (homes, published, listening) = (watch::Sender::default(), Mutex::default(), Mutex::default());
         let changes = watch::Sender::default();
         Self { core, local, keyring, store, clock, dir, router, homes, published, listening, changes }
     }
@@ -287,7 +287,7 @@ impl Services {
 
     /// Adds a router that services are registered with.
     pub fn add_home(&self, home: Arc<Home>) {
-        self.homes.lock().push(Arc::clone(&home));
+        self.homes.send_modify(|homes| homes.push(Arc::clone(&home)));
         for service in self.list().into_iter().filter(|service| service.is_served) {
             if self.homes_of(&service.name).iter().any(|known| Arc::ptr_eq(known, &home)) {
                 home.register(self.registration_of(&service));
@@ -297,12 +297,17 @@ impl Services {
 
     /// Services are not registered there any more.
     pub fn remove_home(&self, home: &Arc<Home>) {
-        self.homes.lock().retain(|known| !Arc::ptr_eq(known, home));
+        self.homes.send_modify(|homes| homes.retain(|known| !Arc::ptr_eq(known, home)));
     }
 
     /// The routers.
     pub fn homes(&self) -> Vec<Arc<Home>> {
-        self.homes.lock().clone()
+        self.homes.borrow().clone()
+    }
+
+    /// The same, and told whenever there is one more or less.
+    pub fn home_changes(&self) -> watch::Receiver<Vec<Arc<Home>>> {
+        self.homes.subscribe()
     }
 
     /// The routers of a name's authority; all of them for a name of an authority that nobody here knows: they will say why

@@ -12,6 +12,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
 use super::{Agent, authority, cluster, home, search, service_router};
+use crate::log_file;
 use crate::start::TOKEN_FILE;
 
 /// How often it looks around.
@@ -59,6 +60,7 @@ async fn look_around(agent: Arc<Agent>) {
             agent.spreads.sweep(&agent);
         });
         tide.watch(&agent);
+        bound_log(&agent);
         if round.is_multiple_of(LEASE_ROUNDS) {
             keep_leases(&agent).await;
         }
@@ -91,6 +93,14 @@ impl Tide {
             self.given_back = flows;
         }
         self.before = flows;
+    }
+}
+
+/// Under systemd there is none.
+fn bound_log(agent: &Agent) {
+    let path = agent.config.host.runtime_dir.join(log_file::NAME);
+    if let Err(error) = log_file::bound(&path, log_file::MAX_BYTES) {
+        tracing::warn!(path = %path.display(), %error, "the log cannot be begun anew");
     }
 }
 

@@ -129,7 +129,9 @@ fn written(name: Option<ServiceName>) -> String {
 
 /// What people call the service.
 fn label(flow: &FlowInfo) -> String {
-    if flow.name.is_empty() { flow.service.chars().take(16).chain("…".chars()).collect() } else { flow.name.clone() }
+    // The authority and the service: fewer digits would be the same for all names of an authority.
+    let digits = || flow.service.chars().take("sid:".len() + 24).chain("…".chars()).collect();
+    if flow.name.is_empty() { digits() } else { flow.name.clone() }
 }
 
 /// Flows, one per row.

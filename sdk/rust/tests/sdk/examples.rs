@@ -6,10 +6,13 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use crate::fake::FakeAgent;
 
-/// An example that cargo has built beside this test.
+/// An example that cargo has built beside this test, or in a directory of its own for what is not intermediate.
 fn example(fake: &FakeAgent, name: &str, args: &[&str]) -> Command {
     let here = std::env::current_exe().expect("a path");
-    let path: PathBuf = here.ancestors().nth(2).expect("target/profile/deps").join("examples").join(name);
+    let beside = here.ancestors().nth(2).expect("target/profile/deps");
+    let profile = beside.file_name().expect("target/profile");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from).filter(|target| target.is_absolute());
+    let path = target.map_or(beside.into(), |target| target.join(profile)).join("examples").join(name);
     assert!(path.exists(), "{} is not built; run: cargo test -p margay-sdk", path.display());
     let mut command = Command::new(path);
     command.args(args).env("MARGAY_PROGRAMS", fake.path());

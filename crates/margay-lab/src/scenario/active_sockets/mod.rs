@@ -14,10 +14,10 @@ use nix::sys::signal::Signal;
 use super::{Findings, Scenario, is_long, pair, site};
 use crate::agent::{self, Agents};
 use crate::arrivals::{Arrival, Arrivals, now_ms};
+use crate::cgroup;
 use crate::command::progress;
 use crate::host::Host;
 use crate::lab::Lab;
-use crate::observe;
 use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Below, Exactly};
 use crate::report::{Bound, bound, median, percentile};
@@ -155,7 +155,7 @@ impl Stage<'_> {
         let listening_at = moment(&what("listens"), listens(kind.processes))?;
         self.times.register_ms.push(self.until_instances(router, kind, 2, listening_at)?);
         for program in &programs {
-            self.cgroups.push(observe::cgroup(program.pid())?);
+            self.cgroups.push(cgroup::of(program.pid())?);
         }
         tell_name(kind, alpha)?;
         probe.await_answers("alpha", LANDINGS)?;
@@ -200,7 +200,7 @@ impl Stage<'_> {
         })?;
         agent::await_instances(router, "storm.shop", 1)?;
         probe.await_answers("beta", LANDINGS)?;
-        self.cgroups.push(observe::cgroup(program.pid())?);
+        self.cgroups.push(cgroup::of(program.pid())?);
         program.signal(Signal::SIGKILL)?;
         agent::await_instances(router, "storm.shop", 0)
     }

@@ -107,7 +107,7 @@ fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
         peer_flow: flow.peer_flow.to_string(),
         session: flow.session.to_string(),
         service: flow.service.to_string(),
-        name: name_of(agent, flow),
+        name: name_of(agent, &flow.service),
         source: flow.source.map(|source| source.to_string()).unwrap_or_default(),
         role: role.to_owned(),
         lifecycle: lifecycle(flow.lifecycle).to_owned(),
@@ -174,18 +174,14 @@ const fn lifecycle(lifecycle: Lifecycle) -> &'static str {
     }
 }
 
-/// The written name, where this host knows it: it publishes it, or a program here looked it up.
-fn name_of(agent: &Agent, flow: &margay_core::FlowInfo) -> String {
+/// The written name, where this host knows it: it publishes it, or a program here looked it up, by whichever family it then connects.
+fn name_of(agent: &Agent, service: &ServiceId) -> String {
     let published = agent.services.list();
-    let own = published.iter().filter(|service| service.name.prefix().contains(&flow.service));
-    if let Some(own) = own.max_by_key(|service| service.name.prefix().bits) {
+    let own = published.iter().filter(|own| own.name.prefix().contains(service));
+    if let Some(own) = own.max_by_key(|own| own.name.prefix().bits) {
         return own.name.written().to_owned();
     }
-    let leased = match flow.app.destination.ip() {
-        std::net::IpAddr::V4(v4) => agent.leases.name_of(v4),
-        std::net::IpAddr::V6(_) => None,
-    };
-    leased.unwrap_or_default()
+    agent.leases.written(service).unwrap_or_default()
 }
 
 /// Events from now on, until the agent goes down.
@@ -232,6 +228,7 @@ fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<Flow
         Event::ConnectFailed { service, app, why } => is_wanted(&service).then(|| {
             let flow = FlowInfo {
                 service: service.to_string(),
+                name: name_of(agent, &service),
                 app_source: app.source.to_string(),
                 app_destination: app.destination.to_string(),
                 ..FlowInfo::default()

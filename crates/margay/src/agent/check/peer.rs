@@ -3,9 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use margay_core::AssociationInfo;
 use margay_core::key::HostId;
+use margay_core::segment::SEGMENT;
+use margay_core::table::Resolution;
+use margay_core::{AssociationInfo, Event};
 use tokio::net::TcpStream;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::{interval, timeout};
 
 use super::{Finding, Steps, direct};
@@ -75,7 +79,35 @@ async fn reach(agent: &Agent, steps: &mut Steps, known: Option<AssociationInfo>,
     direct::peer(agent, steps, host).await;
 }
 
+/// Where this host's own table takes the name, where that is not to its routers.
+fn own_way(agent: &Agent, name: &ServiceName) -> Option<Finding> {
+    agent.core.0.with_sal(|sal, _| match sal.resolve(&name.0.service_id()) {
+        Resolution::Drop(rule) => Some(Finding::failed(
+            format!("rule {} of this host discards what goes to {name}", rule.0),
+            format!(
+                "`margay route delete {}`, if it is not meant; `margay trace {name}` shows what comes after it",
+                rule.0
+            ),
+        )),
+        Resolution::Delay(_, resolver) => {
+            Some(Finding::Ok(format!("{name}: {} is asked for it", agent.rules.resolvers.name_of(resolver))))
+        }
+        Resolution::Forward(rule, hop) if !hop.router && hop.address != SEGMENT => {
+            Some(Finding::Ok(format!("{name}: rule {} of this host sends it to {}", rule.0, hop.address)))
+        }
+        Resolution::Forward(..) | Resolution::Demux(..) | Resolution::None => None,
+    })
+}
+
 async fn look_at_name(agent: &Agent, steps: &mut Steps, name: &ServiceName, port: Option<u16>) {
+    if let Some(finding) = own_way(agent, name) {
+        let is_failed = matches!(finding, Finding::Failed(..));
+        steps.say("name", finding).await;
+        if let Some(port) = port.filter(|_| !is_failed) {
+            steps.say("connect", connect(agent, name, port).await).await;
+        }
+        return;
+    }
     let instances = match home::instances(&agent.services, agent.router.as_deref(), &name.0).await {
         Err(why) => {
             return steps.say("name", Finding::failed(why, "the router must be reached first; see above")).await;
@@ -118,18 +150,60 @@ async fn connect(agent: &Agent, name: &ServiceName, port: u16) -> Finding {
         Ok(address) => SocketAddr::new(address.into(), port),
         Err(error) => return Finding::failed(error.to_string(), "see the agent's log"),
     };
+    let events = agent.watchers.subscribe();
     let start = Instant::now();
     match timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
         Ok(Ok(_)) => {
             Finding::Ok(format!("TCP to {name} port {port} ({address}) in {} ms", start.elapsed().as_millis()))
         }
-        Ok(Err(error)) => Finding::failed(
-            format!("TCP to {name} port {port} ({address}): {error}"),
-            "`margay flow watch` on both hosts tells why; the service may not listen on this port, or not let this host in",
-        ),
+        Ok(Err(error)) => match events.and_then(|events| reason(events, address)) {
+            Some(why) => Finding::failed(
+                format!("TCP to {name} port {port} ({address}): {error}: {why}"),
+                format!("`margay trace {name} --port {port}` shows which rules of which hosts decide"),
+            ),
+            None => Finding::failed(
+                format!("TCP to {name} port {port} ({address}): {error}"),
+                "`margay flow watch` on both hosts tells why; the service may not listen on this port, or not let this host in",
+            ),
+        },
         Err(_) => Finding::failed(
             format!("TCP to {name} port {port} ({address}): no answer in {CONNECT_LIMIT:?}"),
             "first packets or answers are lost: does a firewall let UDP port 54324 through between all hosts?",
         ),
+    }
+}
+
+/// What the core has said of a connection to an address that failed. It says it before the program hears of it.
+fn reason(mut events: Receiver<Event>, to: SocketAddr) -> Option<String> {
+    loop {
+        match events.try_recv() {
+            Ok(Event::ConnectFailed { app, why, .. }) if app.destination == to => return Some(why),
+            Ok(_) | Err(TryRecvError::Lagged(_)) => {}
+            Err(TryRecvError::Empty | TryRecvError::Closed) => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use margay_core::Tuple;
+    use margay_core::name::ServiceId;
+    use tokio::sync::broadcast;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_s_own_reason_is_told_and_no_other() {
+        let (sender, receiver) = broadcast::channel(8);
+        let to = |port| SocketAddr::from(([198, 18, 1, 1], port));
+        for (port, why) in [(80, "nobody"), (81, "refused")] {
+            let app = Tuple { protocol: 6, source: to(9), destination: to(port) };
+            sender
+                .send(Event::ConnectFailed { service: ServiceId::default(), app, why: why.to_owned() })
+                .expect("heard");
+        }
+        assert_eq!(reason(sender.subscribe(), to(81)), None, "what was before");
+        assert_eq!(reason(receiver.resubscribe(), to(81)), None);
+        assert_eq!(reason(receiver, to(81)).as_deref(), Some("refused"));
     }
 }

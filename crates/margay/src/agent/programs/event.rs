@@ -90,7 +90,8 @@ impl Subscription {
 }
 
 fn line(agent: &Agent, kind: &str, service: &ServiceId, session: Option<SessionId>, why: &str) -> String {
-    let name = agent.store.name_of(&(*service).into()).ok().flatten().unwrap_or_default();
+    let registered = agent.store.name_of(&(*service).into()).ok().flatten();
+    let name = registered.or_else(|| agent.leases.written(service)).unwrap_or_default();
     let session = session.map(|session| session.to_string()).unwrap_or_default();
     json!({"kind": kind, "name": name, "service": service.to_string(), "session": session, "why": why}).to_string()
 }

@@ -246,6 +246,19 @@ impl Keyring {
         fs::remove_file(&path).map_err(|error| StateError::Io { path, act: "remove the key", error })
     }
 
+    /// Successions that were made here, of keys that do not sign yet, with the authorities' names.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read, or holds something else.
+    pub fn waiting(&self) -> Result<Vec<(String, Succession)>, StateError> {
+        let mut waiting = Vec::new();
+        for name in self.authorities.list(NEXT)? {
+            waiting.extend(self.next(&name)?.map(|next| (name, next.succession)));
+        }
+        Ok(waiting)
+    }
+
     /// Keys whose time has come sign from now on, and those before them are gone; `name`: this one's in any case. Gives the names.
     ///
     /// # Errors

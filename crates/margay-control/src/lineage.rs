@@ -9,11 +9,12 @@ use margay_core::key::VerifyingKey;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::succession::{Succession, heirs};
 
-use crate::SalControl;
 use crate::armor::Armor;
-use crate::store::Store;
+use crate::keyring::Keyring;
+use crate::store::{Kept, Store, StoreError};
 use crate::warrant::WarrantError;
 use crate::wide_area::WideArea;
+use crate::{SalControl, StateError};
 
 /// What the text of a succession begins with.
 pub const SUCCESSION_PREFIX: &str = "margay-succession-";
@@ -38,6 +39,40 @@ pub fn read_succession(text: &str) -> Result<Succession, WarrantError> {
     let read = Succession::decode(&SUCCESSION.read(text)?);
     let read = read.map_err(|_| WarrantError::Malformed(SUCCESSION.noun))?;
     if read.is_signed() { Ok(read) } else { Err(WarrantError::Unsigned(SUCCESSION.noun)) }
+}
+
+/// Has the store keep the successions that were made here: it could not, or a crash came between. Until it has, nobody is told. True: there was
+/// one.
+///
+/// # Errors
+///
+/// A key cannot be read, or the store does not take it.
+pub fn take_up(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<bool, TakeUpError> {
+    let mut is_new = false;
+    for (name, succession) in keyring.waiting()? {
+        match store.keep_succession(&succession, &name, unix_s)? {
+            Kept::New => is_new = true,
+            Kept::Known => {}
+            Kept::Rival => return Err(TakeUpError::Rival(name)),
+        }
+    }
+    Ok(is_new)
+}
+
+/// Why a succession that was made here is not told.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeUpError {
+    /// A key cannot be read.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// It is not kept.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Somebody else has the authority's key.
+    #[error(
+        "another key follows that of {0} already, as far as is known here: somebody else has it, or a copy of it was used"
+    )]
+    Rival(String),
 }
 
 /// One authority's line of keys, as this host knows it.
@@ -132,6 +167,7 @@ mod tests {
     use margay_core::rng::Rng;
 
     use super::*;
+    use crate::StateDir;
 
     fn key(n: u8) -> SigningKey {
         SigningKey::generate(&mut Rng::new([n; 32]))
@@ -143,6 +179,23 @@ mod tests {
         assert_eq!(read_succession(&write_succession(&made)), Ok(made));
         let forged = Succession { trusted_until_s: 11, ..made };
         assert_eq!(read_succession(&write_succession(&forged)), Err(WarrantError::Unsigned("succession")));
+    }
+
+    #[test]
+    fn what_was_made_and_not_told_is_taken_up() {
+        const NOW_S: u64 = 1_700_000_000;
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = StateDir::open(base.path().join("s")).expect("made");
+        let (keyring, store) = (Keyring::open(&dir).expect("opened"), Store::open(&dir).expect("made"));
+        keyring.create_authority("shop").expect("made");
+        assert!(!take_up(&keyring, &store, NOW_S).expect("nothing is made"));
+        let made = keyring.succeed("shop", NOW_S, 20).expect("made");
+        assert_eq!(store.successions().expect("readable"), []);
+        assert!(take_up(&keyring, &store, NOW_S).expect("it is kept"));
+        assert_eq!(store.successions().expect("readable"), [made]);
+        assert!(!take_up(&keyring, &store, NOW_S).expect("it is known"));
+        assert_eq!(keyring.promote(NOW_S + 10, None).expect("its time has come"), ["shop"]);
+        assert!(!take_up(&keyring, &store, NOW_S + 10).expect("it signs"));
     }
 
     #[test]

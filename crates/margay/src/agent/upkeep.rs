@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use margay_control::SalControl;
+use margay_control::{SalControl, lineage};
 use margay_datapath::arena;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -132,8 +132,13 @@ fn renew(agent: &Agent) {
     agent.services.renew();
 }
 
-/// Keys whose time has come sign from now on.
+/// Keys whose time has come sign from now on, if others could be told of them.
 fn promote(agent: &Agent) {
+    match lineage::take_up(&agent.keyring, &agent.store, agent.clock.unix_s()) {
+        Ok(false) => {}
+        Ok(true) => renew(agent),
+        Err(error) => return tracing::warn!(%error, "nobody is told of a key that is to follow"),
+    }
     match agent.keyring.promote(agent.clock.unix_s(), None) {
         Ok(names) if names.is_empty() => {}
         Ok(names) => {

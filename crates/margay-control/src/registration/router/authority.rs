@@ -26,7 +26,7 @@ impl News {
         let hosts = self.hosts.iter().filter(|one| one.authority == authority);
         let hosts: Vec<_> =
             hosts.map(|one| proto::Revocation { host_key: one.host_key.to_vec(), until_unix_s: one.until_s }).collect();
-        let hosts = (!hosts.is_empty()).then(|| from_router::Body::Revoked(proto::Revoked { hosts }));
+        let hosts = (!hosts.is_empty()).then_some(from_router::Body::Revoked(proto::Revoked { hosts }));
         hosts.into_iter().chain(self.keys(authority).map(from_router::Body::Keys)).map(answer_of).collect()
     }
 

@@ -32,11 +32,14 @@ pub(super) fn succeed(agent: &Agent, asked: &AuthoritySucceedRequest) -> Result<
         error => misuse(error),
     })?;
     let kept = blocking(|| agent.store.keep_succession(&made, name, now));
-    if !matches!(kept, Ok(Kept::New)) {
-        // Nobody was told.
+    // A store that fails may have kept it all the same, and told others.
+    let kept = kept.map_err(|error| {
+        environment(format!("{error}; the key is made, and everybody is told of it as soon as the store takes it"))
+    })?;
+    if kept == Kept::Rival {
         blocking(|| agent.keyring.drop_next(name)).map_err(environment)?;
     }
-    rival(kept.map_err(environment)?)?;
+    rival(kept)?;
     identity::adopt(agent)?;
     tracing::info!(authority = name, "a key was made that follows the authority's own one");
     Ok(AuthoritySucceedReply { succession: write_succession(&made), info: Some(info(&made)) })

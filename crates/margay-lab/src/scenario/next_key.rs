@@ -35,8 +35,8 @@ const BOUNDS: [Bound; 5] = [
 const SERVICE: &str = "web.shop";
 const PORT: u16 = 7;
 /// The new key signs after half of it.
-const OVERLAP: &str = "20s";
-const LIMIT: Duration = Duration::from_secs(40);
+const OVERLAP: &str = "30s";
+const LIMIT: Duration = Duration::from_secs(60);
 const KEY_FILE: &str = "/var/lib/margay/keys/authority/shop.key";
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {

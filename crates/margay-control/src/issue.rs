@@ -79,6 +79,7 @@ mod tests {
             key: SigningKey::generate(&mut Rng::new([seed; 32])),
             warrant: None,
             revoked: None,
+            next: None,
         }
     }
 

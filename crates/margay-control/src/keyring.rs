@@ -6,15 +6,20 @@ use margay_core::certificate::{Certificate, CertificateKind};
 use margay_core::key::{HostPublic, SigningKey, VerifyingKey, from_hex, to_hex};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Name, ServiceId, authority_block, self_certifying_tail};
+use margay_core::succession::{SUCCESSION_LEN, Succession};
 use zeroize::Zeroizing;
 
 use crate::entropy;
 use crate::state_dir::{StateDir, StateError, damaged};
-use crate::warrant::{Delegation, Permit, Request, Warrant, WarrantError, read_revocation, write_revocation};
+use crate::warrant::{
+    Delegation, LIFETIME_MAX_S, Permit, Request, Warrant, WarrantError, read_revocation, write_revocation,
+};
 
 const SUFFIX: &str = ".key";
 /// A key that waits for its warrant; the same format.
 const REQUESTED: &str = ".requested";
+/// A key that is to follow; the same format, and then the succession in hexadecimal digits.
+const NEXT: &str = ".next";
 const PERMIT: &str = ".warrant";
 const AUTHORITY_MAGIC: &str = "margay-authority-key-1";
 const SERVICE_MAGIC: &str = "margay-service-key-1";
@@ -30,6 +35,17 @@ pub struct Authority {
     pub warrant: Option<Delegation>,
     /// The authority has taken back what it had let this router's key sign.
     pub revoked: Option<KeyRevocation>,
+    /// The key that follows the authority's own one, from its time on.
+    pub next: Option<Next>,
+}
+
+/// A key that is to follow an authority's own one.
+#[derive(Clone, Debug)]
+pub struct Next {
+    /// It.
+    pub key: SigningKey,
+    /// By the word of both.
+    pub succession: Succession,
 }
 
 impl Authority {
@@ -84,6 +100,26 @@ pub enum AcceptError {
     State(#[from] StateError),
 }
 
+/// How long the key before and the one that follows it may both be trusted.
+const OVERLAP_S: std::ops::RangeInclusive<u64> = 10..=LIFETIME_MAX_S;
+
+/// Why no key follows.
+#[derive(Debug, thiserror::Error)]
+pub enum SucceedError {
+    /// It is elsewhere.
+    #[error("the own key of `{0}` is not here; say this on the host that has it (`margay id` lists what is here)")]
+    NoKey(String),
+    /// One at a time.
+    #[error("a key is to follow that of `{0}` already, and does not sign yet; `margay id` says when it will")]
+    UnderWay(String),
+    /// Too short or too long.
+    #[error("both keys are trusted from ten seconds to a year")]
+    Overlap,
+    /// It cannot be kept.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
 /// A service's key, and the name that certifies itself by it.
 #[derive(Clone, Debug)]
 pub struct ServiceKey {
@@ -123,7 +159,7 @@ impl Keyring {
     pub fn create_authority(&self, name: &str) -> Result<Authority, StateError> {
         check_authority(name)?;
         let key = create(&self.authorities, name, AUTHORITY_MAGIC)?;
-        Ok(Authority { name: name.to_owned(), key, warrant: None, revoked: None })
+        Ok(Authority { name: name.to_owned(), key, warrant: None, revoked: None, next: None })
     }
 
     /// Asks for the right to sign for an authority: by the key that this router signs by already, by the one that it asked for before,
@@ -160,15 +196,99 @@ impl Keyring {
         read_key(&self.authorities, &file, &text, AUTHORITY_MAGIC).map(Some)
     }
 
-    /// Takes what was signed for a request of this host: from now on it signs for the authority.
+    fn next(&self, name: &str) -> Result<Option<Next>, StateError> {
+        let file = format!("{name}{NEXT}");
+        let Some(text) = self.authorities.read(&file)? else { return Ok(None) };
+        let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+        let key = read_key(&self.authorities, &file, first, AUTHORITY_MAGIC)?;
+        let succession = from_hex::<SUCCESSION_LEN>(rest.trim()).ok();
+        let succession = succession.and_then(|bytes| Succession::decode(&bytes).ok()).ok_or_else(|| {
+            damaged(
+                &self.authorities.join(&file),
+                "what follows the key is no succession; restore it from a copy".to_owned(),
+            )
+        })?;
+        Ok(Some(Next { key, succession }))
+    }
+
+    /// Makes a key that follows an authority's own one, after half of `overlap_s`; that one is trusted to its end. Nobody is told.
+    ///
+    /// # Errors
+    ///
+    /// The authority's own key is not here, one is to follow it already, or it cannot be written.
+    pub fn succeed(&self, name: &str, unix_s: u64, overlap_s: u64) -> Result<Succession, SucceedError> {
+        let known = self.authority(name)?.ok_or_else(|| SucceedError::NoKey(name.to_owned()))?;
+        if known.warrant.is_some() {
+            return Err(SucceedError::NoKey(name.to_owned()));
+        }
+        if !OVERLAP_S.contains(&overlap_s) {
+            return Err(SucceedError::Overlap);
+        }
+        if known.next.is_some() {
+            return Err(SucceedError::UnderWay(name.to_owned()));
+        }
+        let key = SigningKey::generate(&mut entropy::rng().map_err(StateError::from)?);
+        let (from_s, until_s) = (unix_s.saturating_add(overlap_s / 2), unix_s.saturating_add(overlap_s));
+        let succession = Succession::new(known.block(), &known.key, &key, from_s, until_s);
+        let encoded = to_hex(&succession.encode());
+        let content = Zeroizing::new(format!("{}{encoded}\n", *line(AUTHORITY_MAGIC, &key)));
+        self.authorities.write(&format!("{name}{NEXT}"), content.as_bytes())?;
+        Ok(succession)
+    }
+
+    /// Takes back what [`succeed`](Self::succeed) has made, where nobody could be told.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be removed.
+    pub fn drop_next(&self, name: &str) -> Result<(), StateError> {
+        let path = self.authorities.join(&format!("{name}{NEXT}"));
+        fs::remove_file(&path).map_err(|error| StateError::Io { path, act: "remove the key", error })
+    }
+
+    /// Successions that were made here, of keys that do not sign yet, with the authorities' names.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read, or holds something else.
+    pub fn waiting(&self) -> Result<Vec<(String, Succession)>, StateError> {
+        let mut waiting = Vec::new();
+        for name in self.authorities.list(NEXT)? {
+            waiting.extend(self.next(&name)?.map(|next| (name, next.succession)));
+        }
+        Ok(waiting)
+    }
+
+    /// Keys whose time has come sign from now on, and those before them are gone; `name`: this one's in any case. Gives the names.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read, or holds something else; or it cannot be written.
+    pub fn promote(&self, unix_s: u64, name: Option<&str>) -> Result<Vec<String>, StateError> {
+        let mut promoted = Vec::new();
+        for waiting in self.authorities.list(NEXT)? {
+            let Some(next) = self.next(&waiting)? else { continue };
+            if unix_s < next.succession.signs_from_s && name != Some(&waiting) {
+                continue;
+            }
+            // A crash after this leaves the same key twice, which is taken for one.
+            self.authorities.write(&format!("{waiting}{SUFFIX}"), line(AUTHORITY_MAGIC, &next.key).as_bytes())?;
+            self.drop_next(&waiting)?;
+            promoted.push(waiting);
+        }
+        Ok(promoted)
+    }
+
+    /// Takes what was signed for a request of this host: from now on it signs for the authority. `heirs`: keys that follow the one by which it signs
+    /// until now.
     ///
     /// # Errors
     ///
     /// It does not hold, it is for another host, or it cannot be written.
-    pub fn accept(&self, warrant: Delegation, unix_s: u64) -> Result<Authority, AcceptError> {
+    pub fn accept(&self, warrant: Delegation, heirs: &[VerifyingKey], unix_s: u64) -> Result<Authority, AcceptError> {
         let name = warrant.authority.clone();
         let known = self.authority(&name)?;
-        if known.as_ref().is_some_and(|known| known.root() != warrant.root) {
+        if known.as_ref().is_some_and(|known| known.root() != warrant.root) && !heirs.contains(&warrant.root) {
             return Err(WarrantError::OtherRoot(name).into());
         }
         let mut keys: Vec<SigningKey> = self.requested(&name)?.into_iter().collect();
@@ -189,7 +309,7 @@ impl Keyring {
         self.authorities.write(&format!("{name}{SUFFIX}"), content.as_bytes())?;
         // A crash before this leaves a key that nothing asks for.
         let _ = fs::remove_file(self.authorities.join(&format!("{name}{REQUESTED}")));
-        Ok(Authority { name, key, warrant: Some(warrant), revoked: None })
+        Ok(Authority { name, key, warrant: Some(warrant), revoked: None, next: None })
     }
 
     /// Signs no more with a key of this host that its authority has taken back; false where there is none, or that was known. The caller
@@ -200,7 +320,7 @@ impl Keyring {
     /// A file cannot be read, or holds something else; or it cannot be written.
     pub fn give_up(&self, revocation: &KeyRevocation) -> Result<bool, StateError> {
         let Some(known) = self.authority_of(revocation.authority)? else { return Ok(false) };
-        let Authority { name, key, warrant: Some(warrant), revoked: None } = known else { return Ok(false) };
+        let Authority { name, key, warrant: Some(warrant), revoked: None, .. } = known else { return Ok(false) };
         if key.public() != revocation.key || warrant.not_after_s() > revocation.until_s {
             return Ok(false);
         }
@@ -263,7 +383,8 @@ impl Keyring {
                 return Err(damaged(&self.authorities.join(&file), what.to_owned()));
             }
         };
-        Ok(Some(Authority { name: name.to_owned(), key, warrant, revoked }))
+        let next = self.next(name)?.filter(|next| next.key.public() != key.public());
+        Ok(Some(Authority { name: name.to_owned(), key, warrant, revoked, next }))
     }
 
     /// The authority of a block, if this host has its key.

@@ -345,6 +345,7 @@ mod tests {
     use margay_core::certificate::{Revocation, TrustAnchor};
     use margay_core::key_revocation::KeyRevocation;
     use margay_core::name::Prefix;
+    use margay_core::succession::Succession;
     use margay_core::table::{Rule, RuleId, TableError};
 
     use super::*;
@@ -371,6 +372,7 @@ mod tests {
         fn add_trust_anchor(&self, _anchor: TrustAnchor) {}
         fn revoke(&self, _: Revocation) {}
         fn revoke_key(&self, _: KeyRevocation) {}
+        fn succeed(&self, _: &Succession) {}
         fn set_membership(&self, _chain: Vec<u8>) {}
         fn set_service_certificate(&self, _prefix: Prefix, _chain: Vec<u8>) {}
         fn add_rule(&self, _prefix: Prefix, _rule: Rule) -> Result<RuleId, TableError> {

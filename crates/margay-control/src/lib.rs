@@ -14,6 +14,7 @@ pub mod identity;
 pub mod issue;
 pub mod keyring;
 pub mod lease;
+pub mod lineage;
 pub mod registration;
 pub mod resolver;
 pub mod sal_control;

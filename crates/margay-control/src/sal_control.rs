@@ -7,6 +7,7 @@ use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key::HostId;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId};
+use margay_core::succession::Succession;
 use margay_core::table::{Rule, RuleId, TableError};
 use margay_core::way::Relation;
 
@@ -21,6 +22,8 @@ pub trait SalControl: Send + Sync + 'static {
     fn revoke(&self, revocation: Revocation);
     /// See [`margay_core::Sal::revoke_key`].
     fn revoke_key(&self, revocation: KeyRevocation);
+    /// See [`margay_core::Sal::succeed`].
+    fn succeed(&self, succession: &Succession);
     /// See [`margay_core::Sal::set_membership`].
     fn set_membership(&self, chain: Vec<u8>);
     /// See [`margay_core::Sal::set_service_certificate`]; an empty chain takes it away.

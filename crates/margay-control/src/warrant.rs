@@ -25,7 +25,7 @@ use crate::keyring::{Authority, ServiceKey, check_authority, service_of};
 
 mod revocation;
 
-pub use revocation::{REVOCATION_PREFIX, believed, read_revocation, revoke, revoker, write_revocation};
+pub use revocation::{REVOCATION_PREFIX, believed, lineages, read_revocation, revoke, revoker, write_revocation};
 
 const REQUEST: Armor = Armor {
     prefix: "margay-request-",

@@ -22,6 +22,7 @@ use crate::name::{Prefix, ServiceId};
 use crate::output::DropReason;
 use crate::sal::Sal;
 use crate::setup::Draft;
+use crate::succession::Succession;
 use crate::table::{Resolution, Rule, RuleId, TableError, Usage};
 use crate::time::Instant;
 
@@ -81,6 +82,22 @@ impl Sal {
                 association.membership.take_if(|membership| {
                     membership.authority == revocation.authority && membership.issuers.contains(&revocation.key)
                 });
+            }
+        }
+    }
+
+    /// Trusts the key that follows one of an authority, and that one until the time that both have said; the caller has seen that it is signed.
+    pub fn succeed(&mut self, succession: &Succession) {
+        self.trust.succeed(succession);
+        let Succession { authority, old, trusted_until_s, .. } = *succession;
+        let indices: Vec<u32> = self.associations.iter().map(|association| association.local_id).collect();
+        for local_id in indices {
+            let Some(association) = self.associations.get_mut(local_id) else { continue };
+            let shown = association.membership.as_mut();
+            if let Some(shown) =
+                shown.filter(|shown| shown.authority == authority && shown.issuers.first() == Some(&old))
+            {
+                shown.not_after_s = shown.not_after_s.min(trusted_until_s);
             }
         }
     }

@@ -61,6 +61,7 @@ pub mod source;
 pub mod state;
 pub mod stripe;
 mod striping;
+pub mod succession;
 mod surrogate;
 pub mod table;
 pub mod time;

@@ -53,8 +53,8 @@ impl RowNews {
                     (place, member)
                 })),
                 SharedTable::Revoked => news.revoked = true,
-                // Of revoked keys the store itself tells.
-                SharedTable::Tokens | SharedTable::Names | SharedTable::RevokedKeys => {}
+                // Of keys the store itself tells.
+                SharedTable::Tokens | SharedTable::Names | SharedTable::RevokedKeys | SharedTable::Successions => {}
             }
         }
         news

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use margay_core::certificate::{Revocation, decode_chain};
 use margay_core::key::HostPublic;
-use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use margay_core::way::Relation;
 use tokio::sync::{mpsc, oneshot};
@@ -72,8 +71,9 @@ pub(super) struct Conversation<'a> {
     to_say: Vec<Words>,
     /// By what the router has shown this host to be a member.
     membership: Vec<u8>,
-    /// Keys that may sign no longer: those that were heard and are to be kept, and how many there were at the last look.
-    to_keep: Vec<KeyRevocation>,
+    /// What has become of keys: what was heard of it, and how much was known at the last look.
+    told_keys: Option<proto::Keys>,
+    keys_known: usize,
     revoked_keys: usize,
 }
 
@@ -101,7 +101,8 @@ impl<'a> Conversation<'a> {
             attachment: None,
             to_say: Vec::new(),
             membership: Vec::new(),
-            to_keep: Vec::new(),
+            told_keys: None,
+            keys_known: shared.keys_known(),
             revoked_keys: shared.revoked.lock().revocations(),
         };
         this.plan_membership(welcome.membership.clone());
@@ -116,7 +117,7 @@ impl<'a> Conversation<'a> {
 
     fn plan_membership(&mut self, chain: Vec<u8>) {
         let ends = decode_chain(&chain).ok().and_then(|chain| chain.iter().map(|one| one.not_after_s).min());
-        self.membership_renewal_s = ends.map_or(u64::MAX, |end| self.half_way(end));
+        self.membership_renewal_s = ends.map_or(u64::MAX, |end| self.half_way(self.end_of(&chain, end)));
         self.membership = chain;
     }
 
@@ -144,7 +145,7 @@ impl<'a> Conversation<'a> {
         let mut beats = interval(self.heartbeat);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut silence = Silence::new(self.lease);
-        let mut keys = self.shared.store.key_revocation_changes();
+        let mut keys = self.shared.store.key_changes();
         // Another router may have told of one since this one welcomed the host.
         keys.mark_changed();
         loop {
@@ -171,7 +172,10 @@ impl<'a> Conversation<'a> {
                         Some(Err(error)) => return error.into(),
                         Some(Ok(answer)) => match self.take(answer) {
                             Some(end) => return end,
-                            None => self.follow_up().await,
+                            None => match self.heed().await {
+                                Err(end) => return end,
+                                Ok(()) => self.follow_up().await,
+                            },
                         },
                     }
                 },
@@ -266,11 +270,17 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
+    async fn heed(&mut self) -> Result<(), End> {
+        match self.told_keys.take() {
+            Some(keys) => self.shared.heed(keys).await,
+            None => Ok(()),
+        }
+    }
+
     /// What follows from an answer.
     async fn follow_up(&mut self) -> Result<(), StreamError> {
         let words = std::mem::take(&mut self.to_say);
         self.say(words).await?;
-        self.keep_revoked_keys().await;
         self.register_certified().await
     }
 
@@ -395,55 +405,42 @@ impl<'a> Conversation<'a> {
         });
     }
 
-    /// After keys were revoked, by the word of any router: one of them may be this router's, and what it has signed is worth nothing. What
-    /// others have signed is fetched anew, since nobody can tell by whose certificates this host is shown just now.
+    /// After something has become of a key, by the word of any router. This router's own one may sign no longer: what it has signed is worth
+    /// nothing. What others have signed is fetched anew in time: now, since nobody can tell by whose certificates this host is shown just
+    /// now; and half-way to the end of a key that is followed by another one.
     async fn look_at_keys(&mut self) -> Option<End> {
         let shared = Arc::clone(self.shared);
-        let known = tokio::task::spawn_blocking(move || shared.read_revoked_keys()).await.unwrap_or(self.revoked_keys);
+        if tokio::task::spawn_blocking(move || shared.read_keys()).await.is_err() {
+            tracing::error!("looking at the authority's keys ended badly");
+        }
         if let Some(refused) = self.shared.refusal_of(&self.membership) {
             return Some(refused);
         }
-        if std::mem::replace(&mut self.revoked_keys, known) != known {
+        let (known, revoked) = (self.shared.keys_known(), self.shared.revoked.lock().revocations());
+        if std::mem::replace(&mut self.revoked_keys, revoked) != revoked {
             self.membership_renewal_s = 0;
             self.renewals.values_mut().for_each(|at| *at = 0);
+        } else if std::mem::replace(&mut self.keys_known, known) != known {
+            let at_s = self.half_way(self.shared.line.lock().chain_until_s(&self.membership));
+            self.membership_renewal_s = self.membership_renewal_s.min(at_s);
+            self.renewals.values_mut().for_each(|at| *at = at_s.min(*at));
         }
+        self.keys_known = known;
         None
     }
 
-    /// For the next start, on which perhaps nobody tells it.
-    async fn keep_revoked_keys(&mut self) {
-        let heard = std::mem::take(&mut self.to_keep);
-        if heard.is_empty() {
-            return;
-        }
-        let shared = Arc::clone(self.shared);
-        let keep = move || {
-            let (authority, unix_s) = (&shared.config.authority, shared.clock.unix_s());
-            heard.iter().try_for_each(|one| shared.store.revoke_key(one, authority, unix_s).map(drop))
-        };
-        match tokio::task::spawn_blocking(keep).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "a revoked key is remembered until the agent ends only"),
-            Err(_) => tracing::error!("keeping a revoked key ended badly"),
-        }
+    /// Until when a certificate is of use: its own end, or that of the key that signed it.
+    fn end_of(&self, chain: &[u8], not_after_s: u64) -> u64 {
+        self.shared.line.lock().chain_until_s(chain).min(not_after_s)
     }
 
-    fn put_out(&mut self, revoked: proto::Revoked) {
+    fn put_out(&self, revoked: proto::Revoked) {
         let authority = authority_block(&self.shared.config.authority);
         for host in revoked.hosts {
             if let Ok(host_key) = host.host_key.try_into() {
                 let revocation = Revocation { authority, host_key, until_s: host.until_unix_s };
                 self.shared.sal.revoke(revocation);
                 self.shared.area.iter().for_each(|area| area.revoke(revocation));
-            }
-        }
-        for key in revoked.keys {
-            match KeyRevocation::decode(&key) {
-                Ok(revocation) if self.shared.is_of_authority(&revocation) => {
-                    self.shared.disbelieve(revocation);
-                    self.to_keep.push(revocation);
-                }
-                _ => tracing::warn!("the router tells of a revoked key by nobody's word; that is ignored"),
             }
         }
     }
@@ -479,6 +476,7 @@ impl<'a> Conversation<'a> {
                 }
             }
             Body::Revoked(revoked) => self.put_out(revoked),
+            Body::Keys(keys) => self.told_keys = Some(keys),
             Body::Granted(granted) => self.granted(granted),
             Body::Routers(routers) => self.of_cluster(routers),
             Body::Announce(announce) => self.heard_words(Words::Announce(announce)),
@@ -523,7 +521,8 @@ impl<'a> Conversation<'a> {
         }
         if !answer.certificate.is_empty() {
             self.shared.sal.set_service_certificate(prefix, answer.certificate.clone());
-            self.renewals.insert(prefix, self.half_way(answer.not_after_unix_s));
+            let end_s = self.end_of(&answer.certificate, answer.not_after_unix_s);
+            self.renewals.insert(prefix, self.half_way(end_s));
         }
         self.certified.insert(prefix);
         if is_registered {

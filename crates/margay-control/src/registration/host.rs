@@ -10,7 +10,6 @@ use std::time::Duration;
 use margay_core::AssociationSetup;
 use margay_core::certificate::{TrustAnchor, TrustStore};
 use margay_core::key::{HostPublic, VerifyingKey};
-use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId, authority_block};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -25,6 +24,7 @@ use super::trace::{self, Question, TraceError, Tracer};
 use super::ways::Ways;
 use super::{Instance, Local, VERSION};
 use crate::api::v1::TraceHop;
+use crate::lineage::Lineage;
 use crate::store::{Joined, Store};
 use crate::token::{TokenHash, TokenSecret};
 use crate::wide_area::WideArea;
@@ -180,7 +180,8 @@ pub(super) struct Shared {
     pub tracer: OnceLock<Tracer>,
     pub traces_refused: AtomicU64,
     pub area: Option<Arc<WideArea>>,
-    /// What the authority lets sign no longer.
+    /// The authority's own keys, and those that may sign no longer.
+    pub line: Mutex<Lineage>,
     pub revoked: Mutex<TrustStore>,
 }
 
@@ -230,8 +231,7 @@ impl Home {
         let (orders, receiver) = mpsc::unbounded_channel();
         let first = HomeState { phase: Phase::Connecting, why: String::new(), since_unix_s: clock.unix_s() };
         let is_member = Mutex::new(config.secret.is_none());
-        // Whoever speaks for its names, or says that it is a router of it, has to prove that from now on, also before a router is heard.
-        sal.add_trust_anchor(TrustAnchor { authority: authority_block(&config.authority), key: config.authority_key });
+        let line = Lineage::of(&store, authority_block(&config.authority), config.authority_key);
         let shared = Arc::new(Shared {
             config,
             local,
@@ -252,9 +252,11 @@ impl Home {
             tracer: OnceLock::new(),
             traces_refused: AtomicU64::default(),
             area,
+            line: Mutex::new(line),
             revoked: Mutex::default(),
         });
-        shared.read_revoked_keys();
+        // Whoever speaks for its names, or says that it is a router of it, has to prove that from now on, also before a router is heard.
+        shared.read_keys();
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
     }
@@ -423,42 +425,6 @@ impl Shared {
         self.states.lock().insert(prefix, state);
     }
 
-    /// Takes up the keys that the authority lets sign no longer, as they are kept here; gives how many they are.
-    pub fn read_revoked_keys(&self) -> usize {
-        let unix_s = self.clock.unix_s();
-        let kept = self.store.key_revocations(unix_s).unwrap_or_else(|error| {
-            tracing::warn!(%error, "revocations of keys cannot be read");
-            Vec::new()
-        });
-        kept.into_iter().filter(|kept| self.is_of_authority(kept)).for_each(|kept| self.disbelieve(kept));
-        self.revoked.lock().revocations()
-    }
-
-    /// Whether the authority says so. Whoever else signs it, it is nothing.
-    pub fn is_of_authority(&self, revocation: &KeyRevocation) -> bool {
-        revocation.authority == authority_block(&self.config.authority)
-            && revocation.signer == self.config.authority_key
-            && revocation.is_signed()
-    }
-
-    pub fn disbelieve(&self, revocation: KeyRevocation) {
-        self.revoked.lock().revoke_key(revocation, self.clock.unix_s());
-        self.sal.revoke_key(revocation);
-        self.area.iter().for_each(|area| area.revoke_key(revocation));
-    }
-
-    /// A router whose own key may sign no longer makes no members: why nothing is taken from it.
-    pub fn refusal_of(&self, membership: &[u8]) -> Option<End> {
-        let is_revoked = self.revoked.lock().is_by_revoked_key(membership);
-        is_revoked.then(|| {
-            let authority = &self.config.authority;
-            End::Refused(format!(
-                "the authority has taken back this router's right to sign for {authority}; join another router of it: `margay id token \
-                 create {authority}` there"
-            ))
-        })
-    }
-
     /// Whether the router of a site is beside this one, and not above it.
     pub fn is_beside(&self, site: &str) -> bool {
         !site.is_empty() && self.area.as_ref().is_some_and(|area| area.policy().preference(site).beside)
@@ -621,6 +587,8 @@ async fn meet(
         Some(from_router::Body::Refusal(refusal)) => return Err(refused(&refusal)),
         _ => return Err(StreamError::Garbage.into()),
     };
+    // First of all: what is shown from now on may be signed by a key that is told here.
+    shared.heed(welcome.keys.clone().unwrap_or_default()).await?;
     adopt(shared, &welcome, association_id, router)?;
     remember(shared).await?;
     Ok((local, (reader, writer), welcome))
@@ -651,7 +619,6 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
     let remote = SocketAddr::new(router.ip(), sal_port);
     let authority = authority_block(&config.authority);
     let anchor = TrustAnchor { authority, key: config.authority_key };
-    shared.sal.add_trust_anchor(anchor);
     shared.area.iter().for_each(|area| area.trust(anchor));
     shared.sal.set_membership(welcome.membership.clone());
     shared.sal.install_association(AssociationSetup {

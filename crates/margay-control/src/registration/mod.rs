@@ -11,6 +11,7 @@ mod elsewhere;
 mod entry;
 mod host;
 mod instance;
+mod keys;
 mod leave;
 mod ledger;
 pub mod partition;

@@ -4,6 +4,7 @@ use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::Name;
+use margay_core::succession::Succession;
 use margay_core::table::RuleId;
 use parking_lot::Mutex;
 
@@ -52,6 +53,7 @@ impl SalControl for Rules {
     fn add_trust_anchor(&self, _: TrustAnchor) {}
     fn revoke(&self, _: Revocation) {}
     fn revoke_key(&self, _: KeyRevocation) {}
+    fn succeed(&self, _: &Succession) {}
     fn set_membership(&self, _: Vec<u8>) {}
     fn set_service_certificate(&self, _: Prefix, _: Vec<u8>) {}
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
@@ -90,6 +92,7 @@ impl SalControl for Counting {
     fn add_trust_anchor(&self, _: TrustAnchor) {}
     fn revoke(&self, _: Revocation) {}
     fn revoke_key(&self, _: KeyRevocation) {}
+    fn succeed(&self, _: &Succession) {}
     fn set_membership(&self, _: Vec<u8>) {}
     fn set_service_certificate(&self, _: Prefix, _: Vec<u8>) {}
     fn add_rule(&self, _: Prefix, _: Rule) -> Result<RuleId, TableError> {

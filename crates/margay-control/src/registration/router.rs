@@ -53,7 +53,7 @@ mod exclusive;
 mod site;
 mod watching;
 
-pub(super) use authority::PutOut;
+pub(super) use authority::News;
 use authority::{authority_of, membership_of};
 pub use error::RouterError;
 use watching::Watches;
@@ -89,8 +89,8 @@ pub(super) struct Shared {
     ledger: Arc<Ledger>,
     pub area: Option<Arc<WideArea>>,
     stopping: watch::Sender<bool>,
-    /// Hosts that were put out, and keys that may sign no longer.
-    pub revoked: watch::Sender<PutOut>,
+    /// Hosts that were put out, and what has become of keys.
+    pub news: watch::Sender<News>,
     /// Rises when grants are changed.
     pub grants: watch::Sender<u64>,
     /// Where else hosts register.
@@ -152,7 +152,7 @@ impl Router {
             strangers: Arc::default(),
             ledger: Arc::clone(&ledger),
             stopping: watch::channel(false).0,
-            revoked: watch::Sender::default(),
+            news: watch::Sender::default(),
             grants: watch::Sender::default(),
             routers: watch::Sender::default(),
             signs: Notify::new(),
@@ -460,6 +460,7 @@ impl Guest {
             heartbeat_ms: shared.config.heartbeat_ms,
             traces: true,
             site: shared.area.as_ref().map(|area| area.policy().site.clone()).unwrap_or_default(),
+            keys: shared.news.borrow().keys(authority),
         };
         let (desk, traces) = (Desk::new(authority, place.host), hello.traces);
         tracing::info!(host = %place.host, name = member.host_name, %address, software = hello.software, "host registered");
@@ -479,7 +480,7 @@ impl Guest {
         let reading = tokio::spawn(read_all(reader, sender));
         let mut questions = self.shared.lines.lock().open(self.place, self.seat.stream, self.traces);
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
-        let (mut revoked, mut routers) = (unheard(&self.shared.revoked), unheard(&self.shared.routers));
+        let (mut news, mut routers) = (unheard(&self.shared.news), unheard(&self.shared.routers));
         // They may have changed since it was let in.
         let mut grants = unheard(&self.shared.grants);
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
@@ -526,7 +527,7 @@ impl Guest {
                 // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
-                _ = revoked.changed() => revoked.borrow_and_update().told(self.place.authority),
+                _ = news.changed() => news.borrow_and_update().told(self.place.authority),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
             match timeout(lease, write_all(&mut writer, &answers)).await {

@@ -14,11 +14,11 @@ use tokio::sync::{Notify, watch};
 use super::host::{Home, HomeConfig, Phase};
 use super::proto::{self, from_router};
 use super::roll::Place;
-use super::router::{PutOut, Router, Shared};
+use super::router::{News, Router, Shared};
 use crate::cluster::{Cluster, RouterEntry};
 use crate::keyring::Authority;
 use crate::store::{MemberKey, StoreError};
-use crate::warrant::believed;
+use crate::warrant::{believed, lineages};
 
 /// Goes on until it is dropped. Does nothing on a router by itself.
 pub(super) async fn follow(shared: Arc<Shared>) {
@@ -125,7 +125,7 @@ async fn take_up(shared: &Arc<Shared>, members: BTreeMap<Place, MemberKey>, revo
 /// Takes up the keys that may sign no longer, whoever has said so: an operator here, another router of the cluster, or one that this
 /// host has joined. Goes on until it is dropped.
 pub(super) async fn follow_keys(shared: Arc<Shared>) {
-    let mut changes = shared.store.key_revocation_changes();
+    let mut changes = shared.store.key_changes();
     while changes.changed().await.is_ok() {
         let this = Arc::clone(&shared);
         match tokio::task::spawn_blocking(move || this.read_revocations()).await {
@@ -161,6 +161,13 @@ impl Shared {
     pub fn read_revocations(&self) -> Result<(), StoreError> {
         let unix_s = self.clock.unix_s();
         let (hosts, keys) = (self.store.revocations(unix_s)?, believed(&self.keyring, &self.store, unix_s));
+        let lines = lineages(&self.keyring, &self.store).into_values();
+        // Also the way to the key that this router begins with, for hosts that know one before it.
+        let successions = self.store.successions()?;
+        for (_, line) in lines {
+            line.teach(&*self.sal);
+            self.area.iter().for_each(|area| line.teach_area(area));
+        }
         for revocation in &hosts {
             self.sal.revoke(*revocation);
             self.area.iter().for_each(|area| area.revoke(*revocation));
@@ -176,7 +183,7 @@ impl Shared {
                 Err(error) => tracing::warn!(%error, "a key that may sign no longer is not given up"),
             }
         }
-        self.revoked.send_replace(PutOut { hosts, keys });
+        self.news.send_replace(News { hosts, revoked: keys, successions });
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use margay_core::key::{HostSecret, SigningKey};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Name, Prefix, ServiceId, authority_block, self_certifying_tail};
 use margay_core::rng::Rng;
+use margay_core::succession::Succession;
 use margay_core::table::{Action, Rule, RuleId, TableError};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -26,6 +27,7 @@ use crate::{Clock, SalControl, StateDir};
 mod found;
 mod revoked;
 mod site;
+mod succession;
 
 const NOW_S: u64 = 1_700_000_000;
 const LIMIT: Duration = Duration::from_secs(10);
@@ -45,6 +47,8 @@ pub(super) struct Recorder {
     early: Mutex<Vec<Prefix>>,
     revoked: Mutex<Vec<Revocation>>,
     revoked_keys: Mutex<Vec<KeyRevocation>>,
+    /// Whom it trusts.
+    trust: Mutex<TrustStore>,
 }
 
 impl Recorder {
@@ -57,12 +61,18 @@ impl SalControl for Recorder {
     fn install_association(&self, setup: AssociationSetup) {
         self.associations.lock().push(setup);
     }
-    fn add_trust_anchor(&self, _: TrustAnchor) {}
+    fn add_trust_anchor(&self, anchor: TrustAnchor) {
+        self.trust.lock().add(anchor);
+    }
     fn revoke(&self, revocation: Revocation) {
         self.revoked.lock().push(revocation);
     }
     fn revoke_key(&self, revocation: KeyRevocation) {
+        self.trust.lock().revoke_key(revocation, NOW_S);
         self.revoked_keys.lock().push(revocation);
+    }
+    fn succeed(&self, succession: &Succession) {
+        self.trust.lock().succeed(succession);
     }
     fn set_membership(&self, chain: Vec<u8>) {
         *self.membership.lock() = chain;
@@ -140,7 +150,7 @@ impl Party {
             groups: vec!["front".to_owned()],
             uses_left: uses,
             created_s: NOW_S,
-            expires_s: NOW_S + 60,
+            expires_s: NOW_S + 86_400,
         };
         self.store.add_token(&token).expect("kept");
         secret

@@ -13,6 +13,7 @@ mod record;
 mod replica;
 mod revoked_key;
 mod rule;
+mod succession;
 mod view;
 
 use std::fs::OpenOptions;
@@ -34,6 +35,7 @@ pub use member::{AdmitError, Member, MemberKey, Token, TokenState};
 pub use name::NameError;
 pub use replica::{Marks, SharedTable};
 pub use rule::StoredRule;
+pub use succession::Kept;
 pub use view::{KeptView, ViewChanges};
 
 use tokio::sync::watch;
@@ -106,8 +108,8 @@ pub struct Store {
     claims: name::Claims,
     /// The routers of the cluster, where there are more.
     agreement: OnceLock<Arc<dyn Agreement>>,
-    /// Rises with every change of the keys that may sign no longer.
-    revoked_keys: watch::Sender<u64>,
+    /// Rises with every change of what is known of keys: which follow each other, and which may sign no longer.
+    keys: watch::Sender<u64>,
 }
 
 /// What goes wrong inside a transaction.
@@ -149,8 +151,8 @@ impl Store {
 
     fn with_opener(path: PathBuf, open: Opener) -> Result<Self, StoreError> {
         let (claims, agreement) = (name::Claims::default(), OnceLock::new());
-        let revoked_keys = watch::Sender::default();
-        let store = Self { path, open, database: Mutex::new(None), claims, agreement, revoked_keys };
+        let (database, keys) = (Mutex::new(None), watch::Sender::default());
+        let store = Self { path, open, database, claims, agreement, keys };
         store.write(|transaction| {
             audit::create(transaction)?;
             join::create(transaction)?;
@@ -158,6 +160,7 @@ impl Store {
             member::create(transaction)?;
             name::create(transaction)?;
             revoked_key::create(transaction)?;
+            succession::create(transaction)?;
             rule::create(transaction)?;
             view::create(transaction)?;
             Ok(())

@@ -10,6 +10,7 @@ use super::member::{MEMBERS, REVOKED, TOKENS};
 use super::name::NAMES;
 use super::record::{PrefixKey, bytes};
 use super::revoked_key::REVOKED_KEYS;
+use super::succession::SUCCESSIONS;
 use super::{Failure, META, Store, StoreError};
 
 const CLUSTER: &str = "cluster";
@@ -28,6 +29,8 @@ pub enum SharedTable {
     Names,
     /// Keys that may sign no longer.
     RevokedKeys,
+    /// Keys that follow each other.
+    Successions,
 }
 
 /// How far a router has followed which cluster.
@@ -41,7 +44,8 @@ pub struct Marks {
 
 impl SharedTable {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Tokens, Self::Members, Self::Revoked, Self::Names, Self::RevokedKeys];
+    pub const ALL: [Self; 6] =
+        [Self::Tokens, Self::Members, Self::Revoked, Self::Names, Self::RevokedKeys, Self::Successions];
 
     /// As keys name it.
     pub fn label(self) -> &'static str {
@@ -51,6 +55,7 @@ impl SharedTable {
             Self::Revoked => "revoked",
             Self::Names => "names",
             Self::RevokedKeys => "revoked-keys",
+            Self::Successions => "successions",
         }
     }
 
@@ -73,6 +78,7 @@ impl SharedTable {
                 put!(NAMES, key, text_of);
             }
             Self::RevokedKeys => put!(REVOKED_KEYS, bytes::<40>("a key and its authority", key)?, same),
+            Self::Successions => put!(SUCCESSIONS, bytes::<40>("a key and its authority", key)?, same),
         }
         Ok(())
     }
@@ -94,6 +100,7 @@ impl SharedTable {
             Self::Revoked => rows!(REVOKED, |end: u64| end.to_be_bytes().to_vec()),
             Self::Names => rows!(NAMES, |text: &str| text.as_bytes().to_vec()),
             Self::RevokedKeys => rows!(REVOKED_KEYS, <[u8]>::to_vec),
+            Self::Successions => rows!(SUCCESSIONS, <[u8]>::to_vec),
         })
     }
 }
@@ -149,14 +156,14 @@ impl Store {
             meta.insert(REVISION, marks.revision.cast_unsigned())?;
             Ok(())
         })?;
-        self.tell_revoked_keys(rows.iter().map(|row| row.0));
+        self.tell_keys(rows.iter().map(|row| row.0));
         Ok(())
     }
 
     /// Takes up some rows.
     pub(super) fn take_up(&self, rows: &[Row]) -> Result<(), StoreError> {
         self.write(|transaction| put_all(transaction, rows))?;
-        self.tell_revoked_keys(rows.iter().map(|row| row.0));
+        self.tell_keys(rows.iter().map(|row| row.0));
         Ok(())
     }
 }
@@ -180,9 +187,10 @@ mod tests {
             (SharedTable::Revoked, vec![3; 40], Some(9_u64.to_be_bytes().to_vec())),
             (SharedTable::Names, vec![0; 34], Some(b"web.shop".to_vec())),
             (SharedTable::RevokedKeys, vec![4; 40], Some(vec![5; 145])),
+            (SharedTable::Successions, vec![6; 40], Some(vec![7; 217])),
         ];
         let marks = Marks { cluster: u64::MAX, revision: 17 };
-        let changes = store.key_revocation_changes();
+        let changes = store.key_changes();
         store.follow(&rows, marks).expect("written");
         assert!(changes.has_changed().expect("the store lives"), "another router has revoked a key");
         assert_eq!(store.replica_marks().expect("readable"), marks);

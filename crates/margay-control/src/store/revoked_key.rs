@@ -89,15 +89,15 @@ impl Store {
         })
     }
 
-    /// Told whenever there may be others.
-    pub fn key_revocation_changes(&self) -> watch::Receiver<u64> {
-        self.revoked_keys.subscribe()
+    /// Told whenever there may be others, or successions.
+    pub fn key_changes(&self) -> watch::Receiver<u64> {
+        self.keys.subscribe()
     }
 
     /// Rows of these tables have changed.
-    pub(super) fn tell_revoked_keys(&self, mut tables: impl Iterator<Item = SharedTable>) {
-        if tables.any(|table| table == SharedTable::RevokedKeys) {
-            self.revoked_keys.send_modify(|version| *version = version.wrapping_add(1));
+    pub(super) fn tell_keys(&self, mut tables: impl Iterator<Item = SharedTable>) {
+        if tables.any(|table| matches!(table, SharedTable::RevokedKeys | SharedTable::Successions)) {
+            self.keys.send_modify(|version| *version = version.wrapping_add(1));
         }
     }
 }
@@ -120,7 +120,7 @@ mod tests {
             key[..8].copy_from_slice(&number.to_be_bytes());
             KeyRevocation::new(authority_block("shop"), VerifyingKey(key), until_s, &by)
         };
-        let changes = store.key_revocation_changes();
+        let changes = store.key_changes();
         assert!(store.revoke_key(&of(1, 500), "shop", 100).expect("written"));
         assert!(changes.has_changed().expect("the store lives"));
         assert!(!store.revoke_key(&of(1, 500), "shop", 100).expect("written"), "known");

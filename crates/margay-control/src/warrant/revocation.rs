@@ -13,6 +13,7 @@ use margay_core::name::authority_block;
 use super::{LIFETIME_MAX_S, SKEW_S, WarrantError};
 use crate::armor::Armor;
 use crate::keyring::{Authority, Keyring};
+use crate::lineage::Lineage;
 use crate::store::Store;
 
 /// What its text begins with.
@@ -33,12 +34,15 @@ pub fn revoke(by: &Authority, key: VerifyingKey, unix_s: u64) -> Result<KeyRevoc
     if by.warrant.is_some() {
         return Err(WarrantError::NotRoot(by.name.clone()));
     }
-    if key == by.key.public() {
+    // A key that another one follows already is taken back by that.
+    let signer = by.next.as_ref().map_or(&by.key, |next| &next.key);
+    if key == signer.public() {
         return Err(WarrantError::OwnKey(by.name.clone()));
     }
     // No warrant that was signed until now holds longer.
-    let until_s = unix_s.saturating_add(LIFETIME_MAX_S + SKEW_S);
-    Ok(KeyRevocation::new(by.block(), key, until_s, &by.key))
+    let is_own = key == by.key.public();
+    let until_s = if is_own { u64::MAX } else { unix_s.saturating_add(LIFETIME_MAX_S + SKEW_S) };
+    Ok(KeyRevocation::new(by.block(), key, until_s, signer))
 }
 
 /// As text.
@@ -62,9 +66,14 @@ pub fn read_revocation(text: &str) -> Result<KeyRevocation, WarrantError> {
 /// # Errors
 ///
 /// It knows none, or one with another key.
-pub fn revoker(revocation: &KeyRevocation, keyring: &Keyring, store: &Store) -> Result<String, WarrantError> {
-    let known = roots(keyring, store).remove(&revocation.authority).ok_or(WarrantError::Stranger)?;
-    if known.1 == revocation.signer { Ok(known.0) } else { Err(WarrantError::OtherRoot(known.0)) }
+pub fn revoker(
+    revocation: &KeyRevocation,
+    keyring: &Keyring,
+    store: &Store,
+    unix_s: u64,
+) -> Result<String, WarrantError> {
+    let (name, line) = lineages(keyring, store).remove(&revocation.authority).ok_or(WarrantError::Stranger)?;
+    if line.says(revocation, unix_s) { Ok(name) } else { Err(WarrantError::OtherRoot(name)) }
 }
 
 /// The revocations of keys that this host has, as far as they are by the authorities that it knows.
@@ -76,18 +85,21 @@ pub fn believed(keyring: &Keyring, store: &Store, unix_s: u64) -> Vec<KeyRevocat
     if all.is_empty() {
         return all;
     }
-    let roots = roots(keyring, store);
-    let is_by = |one: &KeyRevocation| roots.get(&one.authority).is_some_and(|(_, root)| *root == one.signer);
+    let lineages = lineages(keyring, store);
+    let is_by = |one: &KeyRevocation| lineages.get(&one.authority).is_some_and(|(_, line)| line.says(one, unix_s));
     all.into_iter().filter(is_by).collect()
 }
 
-/// By block, the name and the own key of each authority that this host signs for or has joined.
-fn roots(keyring: &Keyring, store: &Store) -> BTreeMap<[u8; 8], (String, VerifyingKey)> {
+/// By block, the name and the keys of each authority that this host signs for or has joined.
+pub fn lineages(keyring: &Keyring, store: &Store) -> BTreeMap<[u8; 8], (String, Lineage)> {
     let joined = store.joined().unwrap_or_default().into_iter();
     let joined = joined.map(|joined| (authority_block(&joined.authority), (joined.authority, joined.authority_key)));
     let signed = keyring.authorities().unwrap_or_default().into_iter();
     // What this host signs for counts for more.
-    joined.chain(signed.map(|known| (known.block(), (known.name.clone(), known.root())))).collect()
+    let known: BTreeMap<_, _> =
+        joined.chain(signed.map(|known| (known.block(), (known.name.clone(), known.root())))).collect();
+    let line = |(block, (name, root))| (block, (name, Lineage::of(store, block, root)));
+    known.into_iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -106,6 +118,7 @@ mod tests {
             key: SigningKey::generate(&mut Rng::new([1; 32])),
             warrant: None,
             revoked: None,
+            next: None,
         }
     }
 

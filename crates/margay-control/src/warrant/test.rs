@@ -46,7 +46,7 @@ fn two() -> (Site, Site) {
     root.ring.create_authority("shop").expect("made");
     let request = second.ring.request("shop", false).expect("asked");
     let warrant = root.signs_for(&request, 90 * DAY_S);
-    second.ring.accept(warrant, NOW_S).expect("taken");
+    second.ring.accept(warrant, &[], NOW_S).expect("taken");
     (root, second)
 }
 
@@ -76,7 +76,7 @@ fn what_a_further_router_signs_is_believed_by_those_who_trust_the_first() {
 fn a_warrant_is_taken_where_its_request_was_made_and_nowhere_else() {
     let (root, second) = two();
     let warrant = second.authority().warrant.expect("it has one");
-    let refusal = |site: &Site, warrant: &Delegation, unix_s| match site.ring.accept(warrant.clone(), unix_s) {
+    let refusal = |site: &Site, warrant: &Delegation, unix_s| match site.ring.accept(warrant.clone(), &[], unix_s) {
         Err(AcceptError::Warrant(error)) => error,
         other => panic!("{other:?}"),
     };
@@ -101,12 +101,12 @@ fn a_router_asks_again_with_the_same_key_or_with_a_new_one() {
     let before = second.authority().key.public();
     let same = second.ring.request("shop", false).expect("asked");
     assert_eq!(same.key, before);
-    second.ring.accept(root.signs_for(&same, 99 * DAY_S), NOW_S).expect("taken");
+    second.ring.accept(root.signs_for(&same, 99 * DAY_S), &[], NOW_S).expect("taken");
     assert_eq!(second.authority().warrant.expect("it has one").not_after_s(), NOW_S + 99 * DAY_S);
     let new = second.ring.request("shop", true).expect("asked");
     assert_ne!(new.key, before);
     assert_eq!(second.authority().key.public(), before, "until the warrant is there, the old one signs");
-    second.ring.accept(root.signs_for(&new, DAY_S), NOW_S).expect("taken");
+    second.ring.accept(root.signs_for(&new, DAY_S), &[], NOW_S).expect("taken");
     assert_eq!(second.authority().key.public(), new.key);
     // Asking twice before the answer is there gives one key, so that the answer to either is right.
     let fresh = site();

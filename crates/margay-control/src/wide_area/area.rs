@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use margay_core::certificate::{Revocation, TrustAnchor, TrustStore};
-use margay_core::key::HostPublic;
+use margay_core::certificate::{Revocation, TrustAnchor, TrustStore, decode_chain};
+use margay_core::key::{HostPublic, VerifyingKey};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::Prefix;
+use margay_core::succession::Succession;
 use margay_core::table::RuleId;
 use margay_core::way::Relation;
 use parking_lot::Mutex;
@@ -186,6 +187,21 @@ impl WideArea {
         self.settle(&mut state);
     }
 
+    /// Believes the key that follows another one, and that one for its time.
+    pub fn succeed(&self, succession: &Succession) {
+        self.state.lock().trust.succeed(succession);
+    }
+
+    /// Trusts the authority that this router signs for.
+    fn anchor(&self, state: &mut State, authority: [u8; 8]) {
+        if !state.anchored.contains(&authority)
+            && let Ok(Some(known)) = self.keyring.authority_of(authority)
+        {
+            state.anchored.insert(authority);
+            state.trust.add(TrustAnchor { authority, key: known.root() });
+        }
+    }
+
     /// Believes no more what was signed with a key that may sign no longer.
     pub fn revoke_key(&self, revocation: KeyRevocation) {
         let (mut state, unix_s) = (self.state.lock(), self.clock.unix_s());
@@ -309,7 +325,17 @@ impl WideArea {
 
     /// Makes those anew that end before long, and forgets what is not proved any more.
     fn look_at_proofs(&self, state: &mut State, now: margay_core::Instant, unix_s: u64) {
-        let is_old = |one: &&Announcement| one.proof.is_empty() || one.not_after_s <= unix_s + issue::LIFETIME_S / 2;
+        let mut roots: BTreeMap<[u8; 8], Option<VerifyingKey>> = BTreeMap::new();
+        let mut is_by_root = |one: &Announcement| {
+            let block = one.prefix.id.authority();
+            let of_keyring = || self.keyring.authority_of(block).ok().flatten().map(|known| known.root());
+            let root = *roots.entry(block).or_insert_with(of_keyring);
+            let chain = decode_chain(&one.proof).unwrap_or_default();
+            root.is_none() || chain.first().map(|first| first.issuer) == root
+        };
+        let is_old = |one: &&Announcement| {
+            one.proof.is_empty() || one.not_after_s <= unix_s + issue::LIFETIME_S / 2 || !is_by_root(one)
+        };
         let old: Vec<Announcement> = state.board.served().filter(is_old).cloned().collect();
         for one in old {
             let again = self.own_announcement(one.prefix, one.name);
@@ -327,12 +353,7 @@ impl WideArea {
             return Err(Fault::NoGrant(prefix));
         }
         let authority = prefix.id.authority();
-        if !state.anchored.contains(&authority)
-            && let Ok(Some(known)) = self.keyring.authority_of(authority)
-        {
-            state.anchored.insert(authority);
-            state.trust.add(TrustAnchor { authority, key: known.root() });
-        }
+        self.anchor(state, authority);
         let unproved = |why: &str| Fault::Proof { prefix, why: why.to_owned() };
         if said.proof.is_empty() {
             if member.is_none() || said.path.len() > 1 {

@@ -34,6 +34,7 @@ mod moved;
 mod multipath;
 mod narrow_path;
 mod nat_first_contact;
+mod next_key;
 mod odd_hosts;
 mod odd_packets;
 pub mod pair;
@@ -134,6 +135,7 @@ pub const ALL: &[Scenario] = &[
     flooding::SCENARIO,
     lookup::SCENARIO,
     acl::SCENARIO,
+    next_key::SCENARIO,
     flow_memory::SCENARIO,
     odd_hosts::SCENARIO,
     up_down::SCENARIO,

@@ -24,6 +24,7 @@ pub fn adopt(
             tracing::warn!("the authority has taken back this host's right to sign; `margay id` says more");
         }
     }
+    warrant::lineages(keyring, store).into_values().for_each(|(_, line)| line.teach(core));
     let authorities = keyring.authorities()?;
     for authority in &authorities {
         core.add_trust_anchor(TrustAnchor { authority: authority.block(), key: authority.root() });

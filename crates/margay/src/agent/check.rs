@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use futures_util::Stream;
 use margay_control::api::v1::CheckStep;
 use margay_control::registration::Phase;
+use margay_control::warrant::lineages;
 use margay_core::name::is_virtual;
 use margay_datapath::service_router::Mode;
 use nix::net::if_::if_nametoindex;
@@ -114,8 +115,12 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
 /// Whether what this host signs or shows by the word of keys elsewhere holds for a while.
 async fn warrants(agent: &Agent, steps: &mut Steps) {
     let authorities = agent.keyring.authorities().unwrap_or_default();
+    let lines = lineages(&agent.keyring, &agent.store);
     let to_sign = authorities.iter().filter_map(|authority| {
         let end_s = authority.warrant.as_ref()?.not_after_s();
+        // The key that has signed it may end before it.
+        let trusted_s = lines.get(&authority.block()).and_then(|(_, line)| line.until_s(&authority.root()));
+        let end_s = end_s.min(trusted_s.unwrap_or(u64::MAX));
         // What was taken back has ended.
         let end_s = if authority.revoked.is_some() { 0 } else { end_s };
         Some((format!("the right to sign for {}", authority.name), end_s, authority.ended()))

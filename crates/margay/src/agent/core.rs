@@ -8,6 +8,7 @@ use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key::HostId;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId};
+use margay_core::succession::Succession;
 use margay_core::table::{Rule, RuleId, TableError};
 use margay_core::way::Relation;
 use margay_core::{AssociationSetup, Sal};
@@ -35,6 +36,10 @@ impl SalControl for CoreHandle {
 
     fn revoke_key(&self, revocation: KeyRevocation) {
         self.0.with_sal(|sal, _| sal.revoke_key(revocation));
+    }
+
+    fn succeed(&self, succession: &Succession) {
+        self.0.with_sal(|sal, _| sal.succeed(succession));
     }
 
     fn set_membership(&self, chain: Vec<u8>) {

@@ -7,6 +7,7 @@ use margay_core::key::HostSecret;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::ServiceId;
 use margay_core::rng::Rng;
+use margay_core::succession::Succession;
 
 use super::*;
 
@@ -26,6 +27,7 @@ impl SalControl for Recorder {
     fn add_trust_anchor(&self, _: TrustAnchor) {}
     fn revoke(&self, _: Revocation) {}
     fn revoke_key(&self, _: KeyRevocation) {}
+    fn succeed(&self, _: &Succession) {}
     fn set_membership(&self, _: Vec<u8>) {}
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
         if chain.is_empty() && self.rules.lock().values().any(|(of, _)| *of == prefix) {

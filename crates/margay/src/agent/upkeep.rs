@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use margay_control::SalControl;
+use margay_control::{SalControl, lineage};
 use margay_datapath::arena;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -72,6 +72,7 @@ async fn look_around(agent: Arc<Agent>) {
             renew(&agent);
         }
         forget_used_token(&agent);
+        tokio::task::block_in_place(|| promote(&agent));
     }
 }
 
@@ -129,6 +130,23 @@ fn renew(agent: &Agent) {
         tracing::warn!(%error, "memberships cannot be renewed");
     }
     agent.services.renew();
+}
+
+/// Keys whose time has come sign from now on, if others could be told of them.
+fn promote(agent: &Agent) {
+    match lineage::take_up(&agent.keyring, &agent.store, agent.clock.unix_s()) {
+        Ok(false) => {}
+        Ok(true) => renew(agent),
+        Err(error) => return tracing::warn!(%error, "nobody is told of a key that is to follow"),
+    }
+    match agent.keyring.promote(agent.clock.unix_s(), None) {
+        Ok(names) if names.is_empty() => {}
+        Ok(names) => {
+            tracing::info!(?names, "the keys that were to follow sign from now on");
+            renew(agent);
+        }
+        Err(error) => tracing::warn!(%error, "a key that was to follow does not sign"),
+    }
 }
 
 /// A token is a secret that is of no more use once every router has welcomed this host.

@@ -66,6 +66,18 @@ enum AuthorityVerb {
         #[command(flatten)]
         json: Json,
     },
+    /// Make a key that follows the authority's own one, which is here: hosts learn it, certificates are made with it from half of the
+    /// overlap on, and the one before is trusted no longer after that. Prints the succession for routers that do not hear of it by
+    /// themselves: `margay id accept` there
+    Succeed {
+        /// Its name
+        name: String,
+        /// How long both are trusted: at least two days, so that no certificate of the one before is left
+        #[arg(long, default_value = "4d", value_name = "TIME", value_parser = lifetime)]
+        overlap: Duration,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Take back what another router may sign for an authority whose key is here; all who hear of it believe it no more. Prints the
     /// revocation for routers that do not hear of it by themselves: `margay id accept` there
     Revoke {
@@ -183,6 +195,9 @@ pub async fn id(client: Client, args: IdArgs, out: &mut Out) -> Result<()> {
         Some(IdVerb::Authority(AuthorityVerb::Sign { request, lifetime, json })) => {
             warrant::sign(client, What::Request(request), lifetime, json, out).await
         }
+        Some(IdVerb::Authority(AuthorityVerb::Succeed { name, overlap, json })) => {
+            warrant::succeed(client, name, overlap, json, out).await
+        }
         Some(IdVerb::Authority(AuthorityVerb::Revoke { name, key, json })) => {
             warrant::revoke(client, name, key, json, out).await
         }
@@ -213,6 +228,9 @@ async fn identity(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
             false => "joined",
         };
         out.line(&format!("authority {} ({how}), key {}", authority.name, authority.key))?;
+        for one in &authority.successions {
+            out.line(&warrant::followed(one))?;
+        }
     }
     for key in reply.service_keys {
         out.line(&format!("service key {}: {}", key.name, key.service_id))?;

@@ -1,4 +1,4 @@
-//! `margay id authority request | sign | revoke`, `margay id key sign`, `margay id accept`.
+//! `margay id authority request | sign | succeed | revoke`, `margay id key sign`, `margay id accept`.
 
 use std::io::Read;
 use std::time::Duration;
@@ -31,6 +31,21 @@ pub async fn revoke(mut client: Client, authority: String, key: String, json: Js
     if json.json { out.json(&reply) } else { out.line(&reply.revocation) }
 }
 
+pub async fn succeed(mut client: Client, name: String, overlap: Duration, json: Json, out: &mut Out) -> Result<()> {
+    let asked = AuthoritySucceedRequest { name, overlap_s: overlap.as_secs() };
+    let reply = client.authority_succeed(asked).await.map_err(refused)?.into_inner();
+    if json.json { out.json(&reply) } else { out.line(&reply.succession) }
+}
+
+/// Which key follows which, and when.
+pub fn followed(one: &SuccessionInfo) -> String {
+    let (from, until) = (moment(one.signs_from_unix_s), moment(one.old_trusted_until_unix_s));
+    format!(
+        "  key {} follows key {}: it signs from {from} on, and that one is trusted until {until}",
+        one.new_key, one.old_key
+    )
+}
+
 pub async fn accept(mut client: Client, warrant: String, json: Json, out: &mut Out) -> Result<()> {
     let warrant = if warrant == "-" { from_input()? } else { warrant };
     let taken = client.warrant_accept(WarrantAcceptRequest { warrant }).await.map_err(refused)?.into_inner();
@@ -55,6 +70,7 @@ pub fn described(warrant: &WarrantInfo) -> String {
             let WarrantInfo { name, key, signs_with, .. } = warrant;
             format!("this host may sign for {name} with key {signs_with} until {until}, by the word of key {key}")
         }
+        "succession" => format!("key {} of {} follows key {}", warrant.signs_with, warrant.name, warrant.key),
         "revocation" => format!("key {} may sign for {} no longer", warrant.signs_with, warrant.name),
         _ => format!("this host may answer for {} ({}) until {until}", warrant.name, warrant.service_id),
     }

@@ -2,41 +2,61 @@
 
 use margay_core::certificate::Revocation;
 use margay_core::key_revocation::KeyRevocation;
+use margay_core::succession::Succession;
 
 use super::{Shared, answer_of};
 use crate::issue;
+use crate::keyring::Authority;
+use crate::lineage::Lineage;
 use crate::registration::proto::{self, Code, from_router};
 use crate::registration::refusal::No;
 use crate::store::Member;
 
-/// Hosts that were put out, and keys that may sign no longer.
+/// Hosts that were put out, and what has become of keys.
 #[derive(Default)]
-pub struct PutOut {
+pub struct News {
     pub hosts: Vec<Revocation>,
-    pub keys: Vec<KeyRevocation>,
+    pub revoked: Vec<KeyRevocation>,
+    pub successions: Vec<Succession>,
 }
 
-impl PutOut {
-    /// Whom a host of an authority is not to believe any more; nothing, where there is nobody.
+impl News {
+    /// What a host of an authority is told; nothing, where there is nothing.
     pub fn told(&self, authority: [u8; 8]) -> Vec<proto::FromRouter> {
         let hosts = self.hosts.iter().filter(|one| one.authority == authority);
         let hosts: Vec<_> =
             hosts.map(|one| proto::Revocation { host_key: one.host_key.to_vec(), until_unix_s: one.until_s }).collect();
-        let keys = self.keys.iter().filter(|one| one.authority == authority);
-        let keys: Vec<_> = keys.map(|one| one.encode().to_vec()).collect();
-        // Both in one could be more than a message holds.
-        let parts = [proto::Revoked { hosts, keys: Vec::new() }, proto::Revoked { hosts: Vec::new(), keys }];
-        let parts = parts.into_iter().filter(|part| !(part.hosts.is_empty() && part.keys.is_empty()));
-        parts.map(|part| answer_of(from_router::Body::Revoked(part))).collect()
+        let hosts = (!hosts.is_empty()).then_some(from_router::Body::Revoked(proto::Revoked { hosts }));
+        hosts.into_iter().chain(self.keys(authority).map(from_router::Body::Keys)).map(answer_of).collect()
+    }
+
+    /// What has become of the keys of an authority, if something has.
+    pub fn keys(&self, authority: [u8; 8]) -> Option<proto::Keys> {
+        let successions = self.successions.iter().filter(|one| one.authority == authority);
+        let revoked = self.revoked.iter().filter(|one| one.authority == authority);
+        let keys = proto::Keys {
+            successions: successions.map(|one| one.encode().to_vec()).collect(),
+            revocations: revoked.map(|one| one.encode().to_vec()).collect(),
+        };
+        (keys != proto::Keys::default()).then_some(keys)
     }
 }
 
-pub(super) fn authority_of(shared: &Shared, block: [u8; 8]) -> Result<Option<crate::keyring::Authority>, No> {
+pub(super) fn authority_of(shared: &Shared, block: [u8; 8]) -> Result<Option<Authority>, No> {
     let found = shared.keyring.authority_of(block).map_err(|error| No(Code::Store, error.to_string()))?;
     match found {
         Some(found) if !found.is_valid(shared.clock.unix_s()) => Err(No(Code::Store, found.ended())),
+        // The key that has signed its warrant is trusted no longer.
+        Some(found) if found.warrant.is_some() && is_by_former_key(shared, &found) => {
+            Err(No(Code::Store, found.ended()))
+        }
         found => Ok(found),
     }
+}
+
+fn is_by_former_key(shared: &Shared, authority: &Authority) -> bool {
+    let line = Lineage::of(&shared.store, authority.block(), authority.root());
+    line.until_s(&authority.root()).is_some_and(|until_s| until_s < shared.clock.unix_s())
 }
 
 pub(super) fn membership_of(shared: &Shared, member: &Member) -> Result<Vec<u8>, No> {

@@ -54,7 +54,7 @@ async fn world() -> World {
     let authority = first.keyring.create_authority("shop").expect("made");
     let request = stolen.keyring.request("shop", false).expect("asked");
     match request.grant(&authority, NOW_S, 3600).expect("signed") {
-        Warrant::Authority(given) => drop(stolen.keyring.accept(given, NOW_S).expect("taken")),
+        Warrant::Authority(given) => drop(stolen.keyring.accept(given, &[], NOW_S).expect("taken")),
         Warrant::Service(_) => panic!("asked for an authority"),
     }
     let (first_at, stolen_at) = (first.route(2000).await, stolen.route(2000).await);
@@ -115,7 +115,7 @@ async fn a_router_that_hears_of_its_own_revocation_signs_no_more_until_it_has_a_
     let request = world.stolen.keyring.request("shop", false).expect("asked");
     assert_ne!(request.key, before);
     match request.grant(&own(&world.first), NOW_S, 3600).expect("signed") {
-        Warrant::Authority(given) => drop(world.stolen.keyring.accept(given, NOW_S).expect("taken")),
+        Warrant::Authority(given) => drop(world.stolen.keyring.accept(given, &[], NOW_S).expect("taken")),
         Warrant::Service(_) => panic!("asked for an authority"),
     }
     assert!(own(&world.stolen).is_valid(NOW_S));
@@ -129,7 +129,7 @@ async fn a_revocation_that_the_authority_has_not_signed_is_nobodys_concern() {
     let world = world().await;
     // As whoever writes into a cluster's store could put it there.
     let key = SigningKey::generate(&mut Rng::new([66; 32]));
-    let other = crate::keyring::Authority { name: "shop".to_owned(), key, warrant: None, revoked: None };
+    let other = crate::keyring::Authority { name: "shop".to_owned(), key, warrant: None, revoked: None, next: None };
     let revocation = warrant::revoke(&other, world.stolen_key(), NOW_S).expect("made");
     for at in [&world.first, &world.stolen, &world.host] {
         at.store.revoke_key(&revocation, "shop", NOW_S).expect("written");
@@ -145,7 +145,7 @@ async fn a_revocation_that_the_authority_has_not_signed_is_nobodys_concern() {
     assert!(world.host.core.revoked_keys.lock().is_empty());
     assert!(world.stolen.keyring.authority("shop").expect("readable").expect("is there").revoked.is_none());
     assert!(matches!(
-        warrant::revoker(&revocation, &world.first.keyring, &world.first.store),
+        warrant::revoker(&revocation, &world.first.keyring, &world.first.store, NOW_S),
         Err(warrant::WarrantError::OtherRoot(_))
     ));
     world.first_at.stop().await;

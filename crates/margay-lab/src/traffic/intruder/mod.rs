@@ -189,7 +189,8 @@ impl Intruder {
         let head: [u8; 12] = service.0[..12].try_into()?;
         service.0[12..].copy_from_slice(&self_certifying_tail(&right.public(), &head));
         let by = |key: &SigningKey| ServiceKey { name: "insider.shop".to_owned(), key: key.clone(), service };
-        let other = Authority { name: "other".to_owned(), key: wrong.clone(), warrant: None, revoked: None };
+        let other =
+            Authority { name: "other".to_owned(), key: wrong.clone(), warrant: None, revoked: None, next: None };
         let (own, now) = (self.insider.public(), unix_s());
         let proofs = [
             ("wrong-key", issue::service_by_key(&by(&wrong), &own, now).0),

@@ -108,7 +108,7 @@ impl Session {
                 Body::Refusal(refusal) => return Ok(Answer::No(refusal.text)),
                 // Nobody asked for these.
                 Body::Heartbeat(_) | Body::Watched(_) | Body::Revoked(_) | Body::Granted(_) => {}
-                Body::Trace(_) | Body::Traced(_) | Body::Routers(_) => {}
+                Body::Trace(_) | Body::Traced(_) | Body::Routers(_) | Body::Keys(_) => {}
                 Body::Announce(_) | Body::Retract(_) | Body::Declined(_) => {}
             }
         }

@@ -7,11 +7,12 @@ use margay_control::entropy;
 use margay_control::keyring::{Authority, ServiceKey, written_key};
 use margay_control::store::{Member, MemberKey, Token, TokenState};
 use margay_control::token::{JoinToken, TokenSecret};
+use margay_control::warrant::lineages;
 use margay_core::key::{HostId, to_hex};
 use margay_core::name::{Name, Prefix, authority_block};
 use tonic::Status;
 
-use super::{blocking, environment, misuse, not_found, warrant};
+use super::{blocking, environment, misuse, not_found, succession, warrant};
 use crate::agent::{Agent, authority, cluster};
 use crate::config::Config;
 use crate::host;
@@ -22,11 +23,18 @@ const LIFETIME_MAX_S: u64 = 366 * DAY_S;
 pub(super) fn reply(agent: &Agent) -> Result<IdentityReply, Status> {
     let authorities = agent.keyring.authorities().map_err(environment)?;
     let joined = blocking(|| agent.store.joined()).map_err(environment)?;
-    let mut infos: Vec<AuthorityInfo> = authorities.iter().map(authority_info).collect();
+    let lines = blocking(|| lineages(&agent.keyring, &agent.store));
+    let current = |block| lines.get(&block).map(|(_, line)| succession::current(line, agent.clock.unix_s()));
+    let of_keyring = |authority: &Authority| AuthorityInfo {
+        successions: current(authority.block()).unwrap_or_default(),
+        ..authority_info(authority)
+    };
+    let mut infos: Vec<AuthorityInfo> = authorities.iter().map(of_keyring).collect();
     for home in joined {
         if infos.iter().all(|info| info.name != home.authority) {
             infos.push(AuthorityInfo {
-                block: to_hex(&margay_core::name::authority_block(&home.authority)),
+                block: to_hex(&authority_block(&home.authority)),
+                successions: current(authority_block(&home.authority)).unwrap_or_default(),
                 name: home.authority,
                 key: written_key(&home.authority_key),
                 signs: false,
@@ -50,6 +58,7 @@ fn authority_info(authority: &Authority) -> AuthorityInfo {
         block: to_hex(&authority.block()),
         key: written_key(&authority.root()),
         signs: true,
+        successions: Vec::new(),
     }
 }
 

@@ -12,6 +12,7 @@ mod router;
 mod service;
 mod stack;
 mod status;
+mod succession;
 mod trace;
 mod warrant;
 
@@ -179,6 +180,10 @@ impl Calls for Api {
 
     async fn warrant_accept(&self, request: Request<WarrantAcceptRequest>) -> Answer<WarrantInfo> {
         warrant::accept(&self.0, &request.into_inner().warrant).map(Response::new)
+    }
+
+    async fn authority_succeed(&self, request: Request<AuthoritySucceedRequest>) -> Answer<AuthoritySucceedReply> {
+        succession::succeed(&self.0, &request.into_inner()).map(Response::new)
     }
 
     async fn warrant_revoke(&self, request: Request<WarrantRevokeRequest>) -> Answer<WarrantRevokeReply> {

@@ -3,13 +3,15 @@
 use margay_control::api::v1::warrant_sign_request::What;
 use margay_control::api::v1::*;
 use margay_control::keyring::{AcceptError, written_key};
+use margay_control::lineage::SUCCESSION_PREFIX;
 use margay_control::store::AuditEntry;
 use margay_control::warrant::{self, Delegation, Permit, REVOCATION_PREFIX, Request, Warrant, WarrantError};
 use margay_core::key::{HostPublic, VerifyingKey, from_hex, to_hex};
 use margay_core::key_revocation::KeyRevocation;
+use margay_core::name::authority_block;
 use tonic::Status;
 
-use super::{blocking, environment, identity, misuse, not_found};
+use super::{blocking, environment, identity, misuse, not_found, succession};
 use crate::agent::Agent;
 
 /// Of each warrant here, what it is.
@@ -65,7 +67,10 @@ pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSi
             if revoked.iter().any(|one| (one.authority, one.key) == (by.block(), request.key)) {
                 return Err(misuse(WarrantError::RevokedKey(request.authority)));
             }
-            (written_key(&request.key), request.grant(&by, now, lifetime_s).map_err(misuse)?)
+            // A key that another one follows signs for no longer than it is trusted.
+            let trusted_s =
+                by.next.as_ref().map_or(u64::MAX, |next| next.succession.trusted_until_s.saturating_sub(now));
+            (written_key(&request.key), request.grant(&by, now, lifetime_s.min(trusted_s)).map_err(misuse)?)
         }
         Some(What::Host(HostOfKey { service, host_key })) => {
             let host = from_hex::<32>(&host_key).map(HostPublic);
@@ -85,16 +90,24 @@ pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSi
 }
 
 pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
+    if text.trim_start().to_ascii_lowercase().starts_with(SUCCESSION_PREFIX) {
+        return succession::accept(agent, text);
+    }
     if text.trim_start().to_ascii_lowercase().starts_with(REVOCATION_PREFIX) {
         let revocation = warrant::read_revocation(text).map_err(misuse)?;
-        let known = blocking(|| warrant::revoker(&revocation, &agent.keyring, &agent.store));
+        let known = blocking(|| warrant::revoker(&revocation, &agent.keyring, &agent.store, agent.clock.unix_s()));
         return take_back(agent, &revocation, &known.map_err(misuse)?);
     }
     let warrant: Warrant = text.parse().map_err(misuse)?;
     let info = info(&warrant);
     let (host, now) = (agent.local.host_key.public(), agent.clock.unix_s());
     let taken = blocking(|| match warrant {
-        Warrant::Authority(delegation) => agent.keyring.accept(delegation, now).map(drop),
+        Warrant::Authority(delegation) => {
+            let lines = warrant::lineages(&agent.keyring, &agent.store);
+            let line = lines.get(&authority_block(&delegation.authority)).map(|(_, line)| line.successions());
+            let heirs: Vec<VerifyingKey> = line.unwrap_or_default().iter().map(|one| one.new).collect();
+            agent.keyring.accept(delegation, &heirs, now).map(drop)
+        }
         Warrant::Service(permit) => agent.keyring.accept_permit(&permit, &host, now),
     });
     taken.map_err(|error| match error {
@@ -116,6 +129,10 @@ pub(super) fn revoke(agent: &Agent, asked: &WarrantRevokeRequest) -> Result<Warr
         not_found(format!("the key of `{}` is not here; `margay id` lists the keys that are", asked.authority))
     })?;
     let revocation = warrant::revoke(&by, key, agent.clock.unix_s()).map_err(misuse)?;
+    if key == by.key.public() {
+        // It was lost: the one that follows signs at once.
+        blocking(|| agent.keyring.promote(agent.clock.unix_s(), Some(&by.name))).map_err(environment)?;
+    }
     let info = take_back(agent, &revocation, &by.name)?;
     Ok(WarrantRevokeReply { revocation: warrant::write_revocation(&revocation), info: Some(info) })
 }

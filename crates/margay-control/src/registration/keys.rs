@@ -1,0 +1,117 @@
+//! The host's end of what becomes of an authority's keys: it follows the one that it knows to those after it, and leaves what may sign no longer.
+
+use std::sync::Arc;
+
+use margay_core::key_revocation::KeyRevocation;
+use margay_core::name::authority_block;
+use margay_core::succession::Succession;
+
+use super::host::{End, Shared};
+use super::proto;
+use crate::lineage::Lineage;
+use crate::store::{Kept, StoreError};
+
+/// What keeps a host from a router that tells this.
+enum Trouble {
+    Lost,
+    Store(StoreError),
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl Shared {
+    /// Takes up what is kept here of the authority's keys.
+    pub fn read_keys(&self) {
+        let unix_s = self.clock.unix_s();
+        let line = Lineage::of(&self.store, authority_block(&self.config.authority), self.config.authority_key);
+        line.teach(&*self.sal);
+        self.area.iter().for_each(|area| line.teach_area(area));
+        let kept = self.store.key_revocations(unix_s).unwrap_or_else(|error| {
+            tracing::warn!(%error, "revocations of keys cannot be read");
+            Vec::new()
+        });
+        kept.into_iter().filter(|kept| line.says(kept, unix_s)).for_each(|kept| self.disbelieve(kept));
+        *self.line.lock() = line;
+    }
+
+    fn disbelieve(&self, revocation: KeyRevocation) {
+        self.revoked.lock().revoke_key(revocation, self.clock.unix_s());
+        self.sal.revoke_key(revocation);
+        self.area.iter().for_each(|area| area.revoke_key(revocation));
+    }
+
+    /// How much is known of keys: more is a reason to look again.
+    pub fn keys_known(&self) -> usize {
+        self.revoked.lock().revocations() + self.line.lock().successions().len()
+    }
+
+    /// Takes up what the router tells of the authority's keys. It is on disk when this returns: the router may begin to sign with a key that
+    /// is told here, and this host's next start has to know it.
+    pub async fn heed(self: &Arc<Self>, keys: proto::Keys) -> Result<(), End> {
+        let this = Arc::clone(self);
+        match tokio::task::spawn_blocking(move || this.keep_keys(&keys)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(Trouble::Store(error))) => Err(End::Broke(error.to_string())),
+            Ok(Err(Trouble::Lost)) => {
+                let authority = &self.config.authority;
+                Err(End::Refused(format!(
+                    "the key of {authority} that this host knows was lost to somebody else, who could have made what follows it: this host \
+                     needs a new join token: `margay id token create {authority}` on the router"
+                )))
+            }
+            Err(_) => Err(End::Broke("the store ended badly".to_owned())),
+        }
+    }
+
+    fn keep_keys(&self, keys: &proto::Keys) -> Result<(), Trouble> {
+        let (authority, unix_s) = (&self.config.authority, self.clock.unix_s());
+        let revoked = keys.revocations.iter().filter_map(|bytes| KeyRevocation::decode(bytes).ok());
+        let revoked: Vec<KeyRevocation> = revoked.filter(KeyRevocation::is_signed).collect();
+        let told = keys.successions.iter().filter_map(|bytes| Succession::decode(bytes).ok());
+        let mut told: Vec<Succession> = told.filter(Succession::is_signed).collect();
+        told.retain(|one| one.authority == authority_block(authority));
+        loop {
+            let line = Lineage::of(&self.store, authority_block(authority), self.config.authority_key);
+            // The next one, or the one before the first: the later key says that of the earlier one, too.
+            let Some(at) = told.iter().position(|one| one.old == line.last() || one.new == line.first()) else { break };
+            let one = told.swap_remove(at);
+            let is_lost = |known: &KeyRevocation| known.key == one.old && known.signer == one.new;
+            if one.old == line.last() && revoked.iter().any(is_lost) {
+                return Err(Trouble::Lost);
+            }
+            if self.store.keep_succession(&one, authority, unix_s)? == Kept::New {
+                tracing::info!(authority, "the authority has another key, which signs from its time on");
+            }
+        }
+        let line = Lineage::of(&self.store, authority_block(authority), self.config.authority_key);
+        let is_rival =
+            |one: &&Succession| line.successions().iter().any(|known| known.old == one.old && known.new != one.new);
+        if told.iter().any(|one| is_rival(&one)) {
+            tracing::warn!(
+                authority,
+                "the router tells of another key after one that is followed already: somebody else has that one"
+            );
+        }
+        for revocation in revoked.iter().filter(|revocation| line.says(revocation, unix_s)) {
+            self.store.revoke_key(revocation, authority, unix_s)?;
+        }
+        self.read_keys();
+        Ok(())
+    }
+
+    /// A router whose own key may sign no longer makes no members: why nothing is taken from it.
+    pub fn refusal_of(&self, membership: &[u8]) -> Option<End> {
+        let is_revoked = self.revoked.lock().is_by_revoked_key(membership);
+        is_revoked.then(|| {
+            let authority = &self.config.authority;
+            End::Refused(format!(
+                "the authority has taken back this router's right to sign for {authority}; join another router of it: `margay id token \
+                 create {authority}` there"
+            ))
+        })
+    }
+}

@@ -305,6 +305,28 @@ pub struct Membership {
     pub issuers: Vec<VerifyingKey>,
 }
 
+/// Keeps what holds until a time, and of two that say the same the longer one. What is over goes; where there is no room, what ends first.
+fn remember<R, What: PartialEq>(
+    known: &mut Vec<R>,
+    new: R,
+    max: usize,
+    unix_s: u64,
+    what: impl Fn(&R) -> What,
+    until_s: impl Fn(&R) -> u64,
+) {
+    let is_same = |one: &R| what(one) == what(&new);
+    known.retain(|one| until_s(one) >= unix_s && !(is_same(one) && until_s(one) <= until_s(&new)));
+    if known.iter().any(is_same) {
+        return;
+    }
+    known.push(new);
+    if known.len() > max
+        && let Some(first) = (0..known.len()).min_by_key(|at| until_s(&known[*at]))
+    {
+        known.swap_remove(first);
+    }
+}
+
 /// Whom this host trusts.
 #[derive(Clone, Debug, Default)]
 pub struct TrustStore {
@@ -340,35 +362,14 @@ impl TrustStore {
 
     /// Believes no more what an authority signed for a host that it has put out.
     pub fn revoke(&mut self, revocation: Revocation, unix_s: u64) {
-        let is_same =
-            |known: &Revocation| (known.authority, known.host_key) == (revocation.authority, revocation.host_key);
-        self.revoked
-            .retain(|known| known.until_s >= unix_s && !(is_same(known) && known.until_s <= revocation.until_s));
-        if self.revoked.iter().any(is_same) {
-            return;
-        }
-        self.revoked.push(revocation);
-        if self.revoked.len() > REVOCATIONS_MAX
-            && let Some(first) = (0..self.revoked.len()).min_by_key(|at| self.revoked[*at].until_s)
-        {
-            self.revoked.swap_remove(first);
-        }
+        let what = |known: &Revocation| (known.authority, known.host_key);
+        remember(&mut self.revoked, revocation, REVOCATIONS_MAX, unix_s, what, |known| known.until_s);
     }
 
     /// Believes no more what a key has signed that an authority had let sign. The caller knows that the authority says so.
     pub fn revoke_key(&mut self, revocation: KeyRevocation, unix_s: u64) {
-        let is_same = |known: &KeyRevocation| (known.authority, known.key) == (revocation.authority, revocation.key);
-        self.revoked_keys
-            .retain(|known| known.until_s >= unix_s && !(is_same(known) && known.until_s <= revocation.until_s));
-        if self.revoked_keys.iter().any(is_same) {
-            return;
-        }
-        self.revoked_keys.push(revocation);
-        if self.revoked_keys.len() > KEY_REVOCATIONS_MAX
-            && let Some(first) = (0..self.revoked_keys.len()).min_by_key(|at| self.revoked_keys[*at].until_s)
-        {
-            self.revoked_keys.swap_remove(first);
-        }
+        let what = |known: &KeyRevocation| (known.authority, known.key);
+        remember(&mut self.revoked_keys, revocation, KEY_REVOCATIONS_MAX, unix_s, what, |known| known.until_s);
     }
 
     /// How many revocations are remembered, of hosts and of keys.

@@ -24,10 +24,8 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 6] = [
+const BOUNDS: [Bound; 5] = [
     bound("ratio", AtLeast(0.6)),
-    // Plain datagrams beside agents, of those without any.
-    bound("plain_kept", AtLeast(0.7)),
     bound("share_min", AtLeast(0.2)),
     bound("late", Exactly(0.0)),
     // Otherwise there was nothing that could have been late.
@@ -97,6 +95,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     agent::await_instances(client, SERVICE, SERVERS.len())?;
     blast(client, NAME, WARM_UP)?;
     let beside = compare(client, &plain, &sinks, findings)?;
+    // Of plain datagrams without agents, how many there are beside them. One after the other, not in turns: what the machine does meanwhile
+    // is in it, so it has no bound.
     findings.set("plain_kept", beside / median(&alone));
     withdraw_one(client, &sinks, findings)
 }

@@ -155,6 +155,11 @@ impl Prefix {
     pub fn covers(&self, other: &Self) -> bool {
         self.bits <= other.bits && self.contains(&other.id)
     }
+
+    /// Whether some name is under both: one of the two covers the other.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.covers(other) || other.covers(self)
+    }
 }
 
 impl From<ServiceId> for Prefix {
@@ -432,6 +437,7 @@ mod tests {
         assert_eq!(alloc::format!("{prefix}").parse(), Ok(prefix));
         assert!(prefix.contains(&ServiceId([0xff; 32])));
         assert!(Prefix::default().covers(&prefix) && !prefix.covers(&Prefix::default()));
+        assert!(Prefix::default().overlaps(&prefix) && prefix.overlaps(&Prefix::default()));
     }
 
     #[test]

@@ -83,8 +83,7 @@ impl Allotments {
 
     /// Who holds which partition under a prefix: instances whose prefix is the partition.
     pub fn instances_under(&self, prefix: &Prefix) -> impl Iterator<Item = &Instance> {
-        let concerned = |service: &&Prefix| prefix.covers(service) || service.covers(prefix);
-        let services = self.by_service.iter().filter(move |(service, _)| concerned(service));
+        let services = self.by_service.iter().filter(move |(service, _)| prefix.overlaps(service));
         let parts = services.flat_map(|(_, allotment)| allotment.parts.iter().flatten());
         parts.map(|part| &part.holder.instance).filter(|instance| prefix.covers(&instance.prefix))
     }

@@ -35,7 +35,7 @@ impl Recent {
     pub fn concerns(&self, prefix: &Prefix, seen: u64) -> bool {
         let Some(skipped) = seen.checked_sub(self.forgotten) else { return true };
         let skipped = usize::try_from(skipped).unwrap_or(usize::MAX);
-        self.changed.iter().skip(skipped).any(|changed| changed.covers(prefix) || prefix.covers(changed))
+        self.changed.iter().skip(skipped).any(|changed| changed.overlaps(prefix))
     }
 }
 

@@ -635,7 +635,7 @@ impl Roll {
         let above = self.lengths.range(..prefix.bits).map(|(bits, _)| Prefix::new(prefix.id, *bits));
         let below = self.serving.range(*prefix..).map(|(below, _)| *below).take_while(|below| prefix.covers(below));
         let registered = above.chain(below).flat_map(|at| self.entries_of(&at).collect::<Vec<_>>());
-        let is_meant = |instance: &&Instance| prefix.covers(&instance.prefix) || instance.prefix.covers(prefix);
+        let is_meant = |instance: &&Instance| prefix.overlaps(&instance.prefix);
         let own = self.own.iter().map(|own| &own.instance).filter(is_meant);
         let mut found: Vec<Instance> = registered.map(|listed| listed.instance()).collect();
         found.extend(own.chain(self.allotments.instances_under(prefix)).cloned());

@@ -394,7 +394,7 @@ impl WideArea {
 
     /// Names of prefixes that neighbours have announced; with `about` of those alone that cover it, or that it covers.
     pub fn names(&self, about: Option<&Prefix>) -> Vec<(Prefix, String)> {
-        let is_meant = |prefix: &Prefix| about.is_none_or(|about| prefix.covers(about) || about.covers(prefix));
+        let is_meant = |prefix: &Prefix| about.is_none_or(|about| prefix.overlaps(about));
         let state = self.state.lock();
         let all = state.board.heard().map(|heard| &heard.announcement);
         let named = all.filter(|said| !said.name.is_empty() && is_meant(&said.prefix));

@@ -407,7 +407,7 @@ fn instances_under(agent: &Agent, service: &ServiceId, prefix: &Prefix) -> Optio
     let homes = homes_of(agent, service);
     if homes.is_empty() {
         let mut own = agent.services.own_instances();
-        own.retain(|instance| prefix.covers(&instance.prefix) || instance.prefix.covers(prefix));
+        own.retain(|instance| prefix.overlaps(&instance.prefix));
         return Some(own);
     }
     let mut heard: Vec<registration::Instance> = Vec::new();

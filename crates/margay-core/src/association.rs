@@ -313,6 +313,11 @@ impl AssociationTable {
         self.by_id.values()
     }
 
+    /// What hosts have shown of their authorities, to be taken back or shortened.
+    pub fn memberships_mut(&mut self) -> impl Iterator<Item = &mut Option<Membership>> {
+        self.by_id.values_mut().map(|association| &mut association.membership)
+    }
+
     /// By our index.
     pub fn get(&self, local_id: u32) -> Option<&Association> {
         self.by_id.get(&local_id)

@@ -7,7 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use margay_wire::{FlowId, Kind, Message};
 
 use crate::association::Association;
-use crate::certificate::{Revocation, TrustAnchor};
+use crate::certificate::{Membership, Revocation, TrustAnchor};
 use crate::counters::Counters;
 use crate::direct::{Carriage, Why};
 use crate::entry::Passage;
@@ -76,13 +76,8 @@ impl Sal {
     pub fn revoke_key(&mut self, revocation: KeyRevocation) {
         let unix_s = self.unix_s();
         self.trust.revoke_key(revocation, unix_s);
-        let indices: Vec<u32> = self.associations.iter().map(|association| association.local_id).collect();
-        for local_id in indices {
-            if let Some(association) = self.associations.get_mut(local_id) {
-                association.membership.take_if(|membership| {
-                    membership.authority == revocation.authority && membership.issuers.contains(&revocation.key)
-                });
-            }
+        for shown in self.associations.memberships_mut() {
+            shown.take_if(|shown| shown.authority == revocation.authority && shown.issuers.contains(&revocation.key));
         }
     }
 
@@ -90,15 +85,9 @@ impl Sal {
     pub fn succeed(&mut self, succession: &Succession) {
         self.trust.succeed(succession);
         let Succession { authority, old, trusted_until_s, .. } = *succession;
-        let indices: Vec<u32> = self.associations.iter().map(|association| association.local_id).collect();
-        for local_id in indices {
-            let Some(association) = self.associations.get_mut(local_id) else { continue };
-            let shown = association.membership.as_mut();
-            if let Some(shown) =
-                shown.filter(|shown| shown.authority == authority && shown.issuers.first() == Some(&old))
-            {
-                shown.not_after_s = shown.not_after_s.min(trusted_until_s);
-            }
+        let by_old = |shown: &&mut Membership| shown.authority == authority && shown.issuers.first() == Some(&old);
+        for shown in self.associations.memberships_mut().flatten().filter(by_old) {
+            shown.not_after_s = shown.not_after_s.min(trusted_until_s);
         }
     }
 

@@ -41,8 +41,8 @@ pub fn read_succession(text: &str) -> Result<Succession, WarrantError> {
     if read.is_signed() { Ok(read) } else { Err(WarrantError::Unsigned(SUCCESSION.noun)) }
 }
 
-/// Has the store keep the successions that were made here: it could not, or a crash came between. Until it has, nobody is told. True: there was
-/// one.
+/// Has the store keep the successions that were made here, just now or before it failed or a crash came between. Until it has, nobody is
+/// told. True: there was one that it had not. What another key has overtaken is dropped.
 ///
 /// # Errors
 ///
@@ -53,7 +53,10 @@ pub fn take_up(keyring: &Keyring, store: &Store, unix_s: u64) -> Result<bool, Ta
         match store.keep_succession(&succession, &name, unix_s)? {
             Kept::New => is_new = true,
             Kept::Known => {}
-            Kept::Rival => return Err(TakeUpError::Rival(name)),
+            Kept::Rival => {
+                keyring.drop_next(&name)?;
+                return Err(TakeUpError::Rival(name));
+            }
         }
     }
     Ok(is_new)
@@ -196,6 +199,13 @@ mod tests {
         assert!(!take_up(&keyring, &store, NOW_S).expect("it is known"));
         assert_eq!(keyring.promote(NOW_S + 10, None).expect("its time has come"), ["shop"]);
         assert!(!take_up(&keyring, &store, NOW_S + 10).expect("it signs"));
+
+        let signs = keyring.authority("shop").expect("readable").expect("is there").key;
+        keyring.succeed("shop", NOW_S + 10, 20).expect("made");
+        let rival = Succession::new(authority_block("shop"), &signs, &key(9), NOW_S, NOW_S + 20);
+        assert_eq!(store.keep_succession(&rival, "shop", NOW_S).expect("kept"), Kept::New);
+        assert!(matches!(take_up(&keyring, &store, NOW_S + 10), Err(TakeUpError::Rival(name)) if name == "shop"));
+        assert_eq!(keyring.waiting().expect("readable"), [], "nobody was told of it, and nobody is");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use margay_control::api::v1::*;
 use margay_control::keyring::{SucceedError, written_key};
-use margay_control::lineage::{Lineage, read_succession, write_succession};
+use margay_control::lineage::{Lineage, TakeUpError, read_succession, take_up, write_succession};
 use margay_control::store::Kept;
 use margay_control::warrant::{self, WarrantError};
 use margay_core::succession::Succession;
@@ -31,27 +31,16 @@ pub(super) fn succeed(agent: &Agent, asked: &AuthoritySucceedRequest) -> Result<
         SucceedError::State(error) => environment(error),
         error => misuse(error),
     })?;
-    let kept = blocking(|| agent.store.keep_succession(&made, name, now));
-    // A store that fails may have kept it all the same, and told others.
-    let kept = kept.map_err(|error| {
-        environment(format!("{error}; the key is made, and everybody is told of it as soon as the store takes it"))
+    blocking(|| take_up(&agent.keyring, &agent.store, now)).map_err(|error| match error {
+        TakeUpError::Rival(_) => misuse(error),
+        // It may have been kept all the same, and others told.
+        error => {
+            environment(format!("{error}; the key is made, and everybody is told of it as soon as the store takes it"))
+        }
     })?;
-    if kept == Kept::Rival {
-        blocking(|| agent.keyring.drop_next(name)).map_err(environment)?;
-    }
-    rival(kept)?;
     identity::adopt(agent)?;
     tracing::info!(authority = name, "a key was made that follows the authority's own one");
     Ok(AuthoritySucceedReply { succession: write_succession(&made), info: Some(info(&made)) })
-}
-
-fn rival(kept: Kept) -> Result<(), Status> {
-    match kept {
-        Kept::New | Kept::Known => Ok(()),
-        Kept::Rival => Err(misuse(
-            "another key follows that one already, as far as is known here: somebody else has the authority's key, or a copy of it was used",
-        )),
-    }
 }
 
 /// Takes what was made on another host.
@@ -62,7 +51,10 @@ pub(super) fn accept(agent: &Agent, text: &str) -> Result<WarrantInfo, Status> {
     if !line.takes(&one) {
         return Err(misuse(WarrantError::OtherRoot(name)));
     }
-    rival(blocking(|| agent.store.keep_succession(&one, &name, agent.clock.unix_s())).map_err(environment)?)?;
+    let kept = blocking(|| agent.store.keep_succession(&one, &name, agent.clock.unix_s())).map_err(environment)?;
+    if kept == Kept::Rival {
+        return Err(misuse(TakeUpError::Rival(name)));
+    }
     identity::adopt(agent)?;
     Ok(WarrantInfo {
         kind: "succession".to_owned(),

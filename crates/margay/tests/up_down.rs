@@ -292,6 +292,28 @@ fn what_cannot_be_done_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn ipv6_has_one_neighbour_for_all_virtual_addresses() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        margay up --host-only >/dev/null
+        for last in 1 2 3; do echo x >/dev/udp/fd5a:4c00::9:$last/9; done
+        ip -6 neigh show nud all dev sal0 | grep '^fe80::1 '
+        if ip -6 neigh show nud all dev sal0 | grep '^fd5a'; then echo 'a neighbour of its own'; exit 1; fi
+
+        # Routes as an earlier version made them give way.
+        ip -6 route replace fd5a:4c00::/32 dev sal0 proto static src fd5a:4c00::1
+        ip -6 route replace default dev sal0 proto static table 54324
+        margay up --host-only >"$dir/said"; said 'route fd5a:4c00::/32 to sal0'; said 'in table 54324'
+        [ "$(ip -6 route show fd5a:4c00::/32 | grep -c 'via fe80::1 ')" = 1 ]
+        [ "$(ip -6 route show table 54324 | grep -c '')" = 1 ]
+        margay up --host-only >"$dir/said"; [ ! -s "$dir/said" ]
+        margay down >/dev/null; as_before down
+        "#,
+    );
+}
+
+#[test]
 fn an_agent_that_does_not_start_leaves_the_host_as_it_was() {
     Host::new(Some(BY_HAND)).boot(
         "",

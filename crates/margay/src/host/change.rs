@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -166,6 +166,8 @@ impl fmt::Display for Change {
 
 /// The kernel's main routing table.
 pub const MAIN_TABLE: u32 = 254;
+/// Link-local, so that it means nothing elsewhere.
+const NEXT_HOP_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 impl Change {
     /// Whether it lives in the kernel and is gone after a reboot.
@@ -248,7 +250,7 @@ impl Change {
             Self::Up { interface } => Ok(State::when(net.link(interface).await?.is_some_and(|link| link.up))),
             Self::Route { interface, table, destination, source } => {
                 let Some(link) = net.link(interface).await? else { return Ok(State::Absent) };
-                let wanted = Route { table: *table, destination: *destination, index: link.index, source: *source };
+                let wanted = route(*table, *destination, link.index, *source);
                 Ok(State::when(net.routes(*table).await?.contains(&wanted)))
             }
             Self::Rule { from, table, priority } => {
@@ -301,7 +303,7 @@ impl Change {
             Self::Up { interface } => net.set_up(need(net, interface).await?.index).await,
             Self::Route { interface, table, destination, source } => {
                 let index = need(net, interface).await?.index;
-                net.add_route(&Route { table: *table, destination: *destination, index, source: *source }).await
+                net.put_route(&route(*table, *destination, index, *source)).await
             }
             Self::Rule { from, table, priority } => {
                 net.add_rule(&Rule { priority: *priority, from: *from, table: *table }).await
@@ -357,6 +359,13 @@ impl Change {
             | Self::Route { .. } => Ok(None),
         }
     }
+}
+
+/// A route to the TUN. For IPv6 the kernel keeps a neighbour for each next hop even there, of some thousand for the whole host: so
+/// all goes to one, an address that nobody has and nobody is asked for.
+fn route(table: u32, destination: Block, index: u32, source: Option<IpAddr>) -> Route {
+    let gateway = destination.address.is_ipv6().then_some(NEXT_HOP_V6.into());
+    Route { table, destination, index, gateway, source }
 }
 
 fn gone_is_well(result: io::Result<()>) -> io::Result<Option<String>> {

@@ -80,6 +80,8 @@ pub struct Route {
     pub destination: Block,
     /// Interface.
     pub index: u32,
+    /// Next hop, where it is not the destination itself.
+    pub gateway: Option<IpAddr>,
     /// Source address of packets that have none yet.
     pub source: Option<IpAddr>,
 }
@@ -165,9 +167,13 @@ impl Netlink {
         Ok(routes)
     }
 
-    /// Adds a route.
-    pub async fn add_route(&self, route: &Route) -> io::Result<()> {
-        self.handle.route().add(route_message(route)).execute().await.map_err(to_io)
+    /// Adds a route, in the place of another one to the same destination through the same interface.
+    pub async fn put_route(&self, route: &Route) -> io::Result<()> {
+        let is_other = |found: &Route| (found.destination, found.index) == (route.destination, route.index);
+        let replaces = self.routes(route.table).await?.iter().any(is_other);
+        let request = self.handle.route().add(route_message(route));
+        let request = if replaces { request.replace() } else { request };
+        request.execute().await.map_err(to_io)
     }
 
     /// Policy rules that name a whole source address and a table, of both families.
@@ -283,12 +289,13 @@ fn route_of(message: &RouteMessage) -> Option<Route> {
         _ => return None,
     };
     let mut destination = Block { address: any, bits: header.destination_prefix_length };
-    let mut route = Route { table: u32::from(header.table), destination, index: 0, source: None };
+    let mut route = Route { table: u32::from(header.table), destination, index: 0, gateway: None, source: None };
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Table(table) => route.table = *table,
             RouteAttribute::Oif(index) => route.index = *index,
             RouteAttribute::Destination(address) => destination.address = to_ip(address)?,
+            RouteAttribute::Gateway(address) => route.gateway = to_ip(address),
             RouteAttribute::PrefSource(address) => route.source = to_ip(address),
             _ => {}
         }
@@ -309,6 +316,9 @@ fn route_message(route: &Route) -> RouteMessage {
     message.attributes = vec![RouteAttribute::Table(route.table), RouteAttribute::Oif(route.index)];
     if route.destination.bits > 0 {
         message.attributes.push(RouteAttribute::Destination(from_ip(route.destination.address)));
+    }
+    if let Some(gateway) = route.gateway {
+        message.attributes.push(RouteAttribute::Gateway(from_ip(gateway)));
     }
     if let Some(source) = route.source {
         message.attributes.push(RouteAttribute::PrefSource(from_ip(source)));

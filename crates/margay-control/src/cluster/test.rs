@@ -363,6 +363,8 @@ async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_ev
         known == wanted && store.member(&host(3)).expect("readable").is_none()
     })
     .await;
+    // What it wrote, the other heard, perhaps before it heard itself that the record of changes is gone.
+    one.hears("a member is gone", |_, store| store.member(&host(3)).expect("readable").is_none()).await;
     for node in [&one, &two] {
         assert!(node.cluster().counts().contains(&("reread", 1)), "{:?}", node.cluster().counts());
         node.cluster().stop().await;

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::host::Host;
 use crate::program::{Program, output_within, wait_for};
 pub use crate::traffic::{Connects, Outcome, RoundTrips};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
+const LOGS_LIMIT: Duration = Duration::from_secs(10);
 const ATTEMPTS_LIMIT: Duration = Duration::from_secs(90);
 
 /// A web server that runs, with its files and its access log.
@@ -71,11 +72,25 @@ impl Nginx {
         fs::write(self.root.join(name), content).with_context(|| format!("cannot write {name}"))
     }
 
-    /// How often `/path` was fetched completely, by nginx's own log.
-    pub fn served(&self, path: &str) -> usize {
+    /// How often `/path` was fetched completely, by nginx's own log. A fetch that a client has seen the end of may not be there
+    /// yet: nginx writes its line after the last byte. [`served`] waits for it.
+    fn logged(&self, path: &str) -> usize {
         let wanted = format!("GET /{path} 200");
         fs::read_to_string(&self.access_log).unwrap_or_default().lines().filter(|line| line.contains(&wanted)).count()
     }
+}
+
+/// How often each of these servers has served `/path`, when clients have fetched it from them so many times.
+///
+/// # Errors
+///
+/// Their logs have fewer.
+pub fn served(servers: &[Nginx], path: &str, fetched: usize) -> Result<Vec<usize>> {
+    wait_for(&format!("what was fetched of /{path}"), LOGS_LIMIT, || {
+        let logged: Vec<usize> = servers.iter().map(|server| server.logged(path)).collect();
+        ensure!(logged.iter().sum::<usize>() >= fetched, "{fetched} fetched, {logged:?} served by the servers' logs");
+        Ok(logged)
+    })
 }
 
 fn nginx_config(

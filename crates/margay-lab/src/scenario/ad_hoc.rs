@@ -12,7 +12,7 @@ use crate::host::Host;
 use crate::lab::Lab;
 use crate::report::Limit::{AtMost, Below, Exactly};
 use crate::report::{Bound, bound};
-use crate::server::{Nginx, fetch, fetch_text};
+use crate::server::{Nginx, fetch, fetch_text, served};
 use crate::topology::Topology;
 
 /// The scenario.
@@ -114,15 +114,15 @@ fn find(lab: &Lab, servers: &[Nginx], findings: &mut Findings) -> Result<()> {
     let first = fetch(client, &[], &url(SERVICE))?;
     ensure!(first.status == 0, "the first fetch: {}", first.error);
     findings.set("first_answer_ms", first.took_ms);
-    let mut reached = 0.0;
+    let mut fetched = 1;
     for _ in 0..FETCHES {
         match fetch_text(client, &url(SERVICE)) {
-            Ok(name) if name == "web1" || name == "web2" => reached += 1.0,
+            Ok(name) if name == "web1" || name == "web2" => fetched += 1,
             other => fail(findings, &format!("{other:?}")),
         }
     }
-    let served: usize = servers.iter().map(|server| server.served("host")).sum();
-    findings.set("instances_per_fetch", served as f64 / (reached + 1.0));
+    let served: usize = served(servers, "host", fetched)?.iter().sum();
+    findings.set("instances_per_fetch", served as f64 / fetched as f64);
     Ok(())
 }
 

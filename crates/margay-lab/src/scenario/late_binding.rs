@@ -14,7 +14,7 @@ use crate::lab::Lab;
 use crate::observe::{self, Passing};
 use crate::report::Limit::{AtLeast, AtMost, Below, Exactly};
 use crate::report::{Bound, bound};
-use crate::server::{Nginx, fetch, fetch_text, noise, sha256};
+use crate::server::{Nginx, fetch, fetch_text, noise, served, sha256};
 use crate::topology::Topology;
 
 /// The scenario.
@@ -62,7 +62,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     observe::count(router, "seen", Passing::In, "iifname eth0")?;
     observe::count(router, "sent", Passing::Out, "oifname eth0")?;
 
-    let (mut ok, mut wrong_bytes) = (0, 0);
+    let (mut ok, mut wrong_bytes) = (0_usize, 0_usize);
     for number in 0..FETCHES {
         let got = fetch(client, &[], &format!("{URL}/file"))?;
         match (got.status, got.is(&expected)) {
@@ -73,13 +73,13 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     }
     let counts = observe::counts(router)?;
     let router_bytes: f64 = counts.values().map(|count| count.bytes).sum();
-    let served: Vec<usize> = servers.iter().map(|server| server.served("file")).collect();
+    let served = served(&servers, "file", ok)?;
     progress(&format!("served: {served:?}; router saw {router_bytes} bytes"));
-    findings.set("ok", f64::from(ok));
-    findings.set("wrong_bytes", f64::from(wrong_bytes));
+    findings.set("ok", ok as f64);
+    findings.set("wrong_bytes", wrong_bytes as f64);
     findings.set("share_min", served.iter().copied().min().unwrap_or_default() as f64 / FETCHES as f64);
     findings.set("router_byte_share", router_bytes / (FETCHES * FILE_BYTES) as f64);
-    findings.figures.add("failed", (FETCHES - ok as usize) as f64);
+    findings.figures.add("failed", (FETCHES - ok) as f64);
     count_decisions(router, findings)?;
     look_at_names(client, findings)?;
     withdraw_one(&lab, findings)

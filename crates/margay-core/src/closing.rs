@@ -7,6 +7,7 @@ use core::time::Duration;
 use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, Message};
 
 use crate::auth;
+use crate::direct::Why;
 use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{LifeEvent, Setup, seen};
@@ -19,7 +20,9 @@ use crate::setup::Draft;
 use crate::time::Instant;
 
 /// After both FINs: late retransmissions still pass.
-const LINGER: Duration = Duration::from_secs(10);
+pub(crate) const LINGER: Duration = Duration::from_secs(10);
+/// The same where connections come and go in numbers: their ports are needed again.
+pub(crate) const LINGER_GRANTED: Duration = Duration::from_secs(2);
 /// After a RST: it may have to be sent again.
 const LINGER_RESET: Duration = Duration::from_secs(2);
 /// How long a failed flow waits for its application's TCP to show its numbers.
@@ -89,12 +92,15 @@ impl Sal {
         flow.seen |= bit;
         let after = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS);
         if before != 0 && after != before {
-            self.advance(id, LifeEvent::SecondFin, now + LINGER);
+            let linger = if flow.direct.why == Why::Granted { LINGER_GRANTED } else { LINGER };
+            self.advance(id, LifeEvent::SecondFin, now + linger);
         } else if before == 0
             && let Some(next) = flow.lifecycle.after(LifeEvent::FirstFin)
         {
             flow.lifecycle = next;
-            self.events.push(Event::FlowChanged(id));
+            if !matches!(flow.setup, Setup::Fresh) {
+                self.events.push(Event::FlowChanged(id));
+            }
         }
     }
 
@@ -102,7 +108,12 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return };
         if let Some(next) = flow.lifecycle.after(event) {
             flow.lifecycle = next;
+            // It lingers from the moment on that anybody knows it.
+            if matches!(flow.setup, Setup::Fresh) {
+                return;
+            }
             self.flows.set_deadline(id, Some(until));
+            self.events.push(Event::FlowChanged(id));
         }
     }
 
@@ -110,6 +121,7 @@ impl Sal {
     pub(crate) fn take_flow(&mut self, id: FlowId) -> Option<crate::flow::Flow> {
         let mut flow = self.flows.remove(id)?;
         self.forget_direct(&flow);
+        self.asked(id);
         self.let_side_path_go(flow.side);
         self.let_stripe_go(id, flow.stripe.take());
         if let Some(host) = self.associations.get(flow.association).map(|association| association.host) {
@@ -130,9 +142,17 @@ impl Sal {
             return;
         }
         self.counters.removed(reason);
-        self.queue.update(EntryUpdate::Remove { flow: id, reason });
+        self.remove_entry(&flow, reason);
         let info = self.describe(&flow);
         self.events.push(Event::FlowClosed { flow: info, reason });
+    }
+
+    /// Takes a flow's entry out of the caches. That of a fresh one is the kernel's alone: nobody would find it.
+    fn remove_entry(&mut self, flow: &crate::flow::Flow, reason: RemoveReason) {
+        if matches!(flow.setup, Setup::Fresh) {
+            self.queue.update(EntryUpdate::Opened(flow.entry()));
+        }
+        self.queue.update(EntryUpdate::Remove { flow: flow.id, reason });
     }
 
     /// Ends an established flow that cannot go on: its application gets a RST now (DESIGN §10, §18).
@@ -147,9 +167,13 @@ impl Sal {
         }
         let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
         if flow.app.protocol != 6 || !is_open {
-            self.remove_flow(id, reason);
+            // Late for a peer that has forgotten it in order.
+            let is_over = flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
+            self.remove_flow(id, if is_over { RemoveReason::Closed } else { reason });
             return;
         }
+        self.end_freshness(id);
+        let Some(flow) = self.flows.get_mut(id) else { return };
         flow.seen |= seen::FAILED;
         flow.lifecycle = Lifecycle::Closed;
         flow.setup = Setup::Done;
@@ -186,6 +210,9 @@ impl Sal {
             return self.handle_ack(now, from, message);
         }
         let association = auth::authenticate(&mut self.associations, message, now)?;
+        if self.handle_grant_end(message.dst_flow, association) {
+            return Ok(());
+        }
         let id = if message.dst_flow.0 != 0 {
             message.dst_flow
         } else {
@@ -218,6 +245,10 @@ impl Sal {
         let limits = &self.config.limits;
         let is_calm = self.half_open.len() < limits.half_open_cookie;
         let held_max = if is_calm { limits.held_data_per_flow } else { limits.held_per_flow };
+        // The peer knows it, so that its kernel has opened it; so has the one here.
+        if self.flows.get(data.dst_flow).is_none() {
+            self.open_as_agreed(now, data.dst_flow);
+        }
         let Some(flow) = self.flows.get_mut(data.dst_flow) else {
             self.say_unknown(now, from, data.dst_flow, datagram.len());
             return Err(DropReason::UnknownFlow);
@@ -266,6 +297,7 @@ impl Sal {
 
     /// The peer's host started anew: nothing of its older boot lives any more (DESIGN §7, boot identity).
     pub(crate) fn reset_flows_of(&mut self, now: Instant, associations: &[u32]) {
+        self.end_grants_with(|association, _| associations.contains(&association));
         let gone: Vec<FlowId> =
             self.flows.iter().filter(|flow| associations.contains(&flow.association)).map(|flow| flow.id).collect();
         for id in gone {
@@ -276,6 +308,7 @@ impl Sal {
     /// Ends every flow, here and at the peers: the agent is taken off this host for good.
     pub fn shutdown(&mut self, now: Instant) {
         self.withdraw_notices();
+        self.end_all_grants();
         let all: Vec<FlowId> = self.flows.iter().map(|flow| flow.id).collect();
         for id in all {
             if self.flows.get(id).is_some_and(|flow| flow.association != 0 && flow.lifecycle != Lifecycle::Closed) {
@@ -298,6 +331,9 @@ impl Sal {
     /// A flow's own deadline passed.
     pub(crate) fn flow_due(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
+        if matches!(flow.setup, Setup::Fresh) {
+            return self.end_freshness(id);
+        }
         if matches!(flow.lifecycle, Lifecycle::Closed | Lifecycle::TimedOut) {
             if flow.has(seen::FAILED) {
                 self.take_flow(id);
@@ -316,7 +352,7 @@ impl Sal {
             Setup::Initiator(_) => self.give_up_connecting(id),
             Setup::Responder(_) => self.drop_half_open(id),
             Setup::Late(_) => self.retry_ack(now, id),
-            Setup::Done => {}
+            Setup::Fresh | Setup::Done => {}
         }
     }
 

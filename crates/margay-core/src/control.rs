@@ -61,6 +61,7 @@ impl Sal {
         let unix_s = self.unix_s();
         self.trust.revoke(revocation, unix_s);
         let host = HostPublic(revocation.host_key).id();
+        self.end_grants_with(|_, with| with == host);
         let indices: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
         for local_id in indices {
             if let Some(association) = self.associations.get_mut(local_id) {
@@ -76,6 +77,7 @@ impl Sal {
     pub fn revoke_key(&mut self, revocation: KeyRevocation) {
         let unix_s = self.unix_s();
         self.trust.revoke_key(revocation, unix_s);
+        self.end_all_grants();
         for shown in self.associations.memberships_mut() {
             shown.take_if(|shown| shown.authority == revocation.authority && shown.issuers.contains(&revocation.key));
         }
@@ -123,6 +125,7 @@ impl Sal {
     /// The table is full.
     pub fn add_rule(&mut self, now: Instant, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
         self.notices.look_again(now);
+        self.end_grants_under(&prefix);
         self.table.insert(now, prefix, rule)
     }
 
@@ -137,6 +140,9 @@ impl Sal {
 
     /// Makes a rule say something else. It keeps its number, its prefix, and what it counted. False if there is no such rule.
     pub fn change_rule(&mut self, id: RuleId, rule: Rule) -> bool {
+        if let Some((prefix, _)) = self.table.get(id) {
+            self.end_grants_under(&prefix);
+        }
         self.table.change(id, rule)
     }
 
@@ -148,7 +154,8 @@ impl Sal {
     /// Takes a rule out. Flows that it made live on.
     pub fn remove_rule(&mut self, id: RuleId) -> bool {
         self.lifetimes.remove(id);
-        let Some((_, rule)) = self.table.remove(id) else { return false };
+        let Some((prefix, rule)) = self.table.remove(id) else { return false };
+        self.end_grants_under(&prefix);
         self.notices.look_again(self.now);
         self.forget_resolved(id, &rule);
         true
@@ -307,12 +314,15 @@ impl Sal {
 
     /// Leases: packets to `address` are for `service`.
     pub fn bind_name(&mut self, address: IpAddr, service: ServiceId) {
-        self.names.insert(address, service);
+        if self.names.insert(address, service) != Some(service) {
+            self.end_grants_to(address);
+        }
     }
 
     /// Takes a lease away. Flows live on.
     pub fn unbind_name(&mut self, address: IpAddr) {
         self.names.remove(&address);
+        self.end_grants_to(address);
     }
 
     pub(crate) fn describe(&self, flow: &Flow) -> FlowInfo {

@@ -64,6 +64,16 @@ pub struct Counters {
     pub policies_refused: u64,
     /// Applications' TCP connections reset because their flow failed.
     pub resets: u64,
+    /// Grants that were asked for.
+    pub grants_asked: u64,
+    /// Grants that this host gave.
+    pub grants_given: u64,
+    /// Grants by which no flow may be opened any more, of either role.
+    pub grants_ended: u64,
+    /// Flows that the kernel has opened by grants.
+    pub flows_granted: u64,
+    /// Of these, those that were over before they were listed anywhere.
+    pub flows_brief: u64,
 }
 
 #[derive(Clone, Debug)]

@@ -156,6 +156,8 @@ pub enum Why {
     Proved,
     /// Another flow had proved the path a moment before.
     Hinted,
+    /// The hosts' kernels set it up by themselves.
+    Granted,
     /// Direct packets went unanswered: a firewall, say.
     Stalled,
     /// The peer went back.
@@ -180,6 +182,7 @@ impl Why {
             Self::Unproved => "no direct packet of this flow has come through yet",
             Self::Proved => "direct packets of this flow came through both ways",
             Self::Hinted => "other flows had proved the path",
+            Self::Granted => "set up in the kernel, by a grant",
             Self::Stalled => "direct packets went unanswered; a firewall between the hosts may drop them",
             Self::PeerBack => "the peer went back to encapsulation",
             Self::Held => "the hosts' addresses changed, and no direct packet has come by the new ones yet",
@@ -254,6 +257,9 @@ impl Sal {
         self.now = now;
         self.ports.is_on = range.is_some();
         self.ports.range = range.or(self.ports.range.take());
+        if !self.ports.is_on {
+            self.end_all_grants();
+        }
         let all: Vec<FlowId> = self.flows.iter().map(|flow| flow.id).collect();
         for id in all {
             if !self.ports.is_on {
@@ -290,7 +296,7 @@ impl Sal {
         Some(self.random_port(&range))
     }
 
-    fn random_port(&mut self, range: &RangeInclusive<u16>) -> u16 {
+    pub(crate) fn random_port(&mut self, range: &RangeInclusive<u16>) -> u16 {
         let span = u32::from(range.end() - range.start()) + 1;
         range.start() + (self.rng.u32() % span) as u16
     }
@@ -473,12 +479,12 @@ impl Sal {
         true
     }
 
-    fn is_hinted(&self, now: Instant, association: u32) -> bool {
+    pub(crate) fn is_hinted(&self, now: Instant, association: u32) -> bool {
         let proved = self.associations.get(association).and_then(|association| association.direct_proved);
         proved.is_some_and(|at| now.since(at) < HINT)
     }
 
-    fn note_proof(&mut self, association: u32, proved: Option<Instant>) {
+    pub(crate) fn note_proof(&mut self, association: u32, proved: Option<Instant>) {
         if let Some(association) = self.associations.get_mut(association) {
             association.direct_proved = proved;
         }
@@ -499,8 +505,10 @@ impl Sal {
             // The initiator repeats its FENCE until it has this end's.
             self.queue.fence(id);
         }
+        // Its last packets may find nobody there any more: nothing is wrong with their way.
+        let is_over = self.flows.get(id).is_some_and(|flow| flow.lifecycle == Lifecycle::Closed);
         self.direct_event(now, id, event, why);
-        if event == DirectEvent::Stalled && !self.rejoin(now, id, Cause::Silence) {
+        if event == DirectEvent::Stalled && !self.rejoin(now, id, Cause::Silence) && !is_over {
             // A firewall, or nothing passes any more.
             let association = self.flows.get(id).and_then(|flow| self.associations.get(flow.association));
             if let Some(host) = association.map(|association| association.host) {
@@ -512,7 +520,8 @@ impl Sal {
     pub(crate) fn direct_event(&mut self, now: Instant, id: FlowId, event: DirectEvent, why: Why) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let (role, before, association) = (flow.role, flow.direct.carriage, flow.association);
-        let (is_open, to_app) = (flow.lifecycle == Lifecycle::Established, flow.app.reversed());
+        let (is_open, is_over) = (flow.lifecycle == Lifecycle::Established, flow.lifecycle == Lifecycle::Closed);
+        let to_app = flow.app.reversed();
         let is_tcp = to_app.protocol == TCP;
         let may_send = self.ports.is_on && flow.stripe.is_none();
         let Some(next) = before.after(event, role).filter(|next| *next != before && (may_send || !next.sends())) else {
@@ -552,7 +561,7 @@ impl Sal {
             }
             Carriage::Sending => self.set_direct_due(id, Some(now + FENCE_AGAIN)),
             Carriage::Encapsulated => {
-                if is_tcp {
+                if is_tcp && !is_over {
                     self.note_proof(association, None);
                 }
                 if role == Role::Initiator && self.ports.is_on {
@@ -600,10 +609,11 @@ impl Sal {
                 let is_direct = !matches!(flow.direct.carriage, Carriage::Encapsulated | Carriage::Never);
                 !is_direct || self.passage_of_flow(flow) != Passage::Open
             });
-        let flow = self.flows.get_mut(id)?;
-        if flow.app.protocol != packet.tuple.protocol {
+        // None: it is of a grant, and the kernel has said nothing of it yet. It comes again.
+        let is_its = |flow: &&mut crate::flow::Flow| flow.app.protocol == packet.tuple.protocol;
+        let Some(flow) = self.flows.get_mut(id).filter(is_its) else {
             return Some(AppVerdict::Drop(DropReason::UnknownFlow));
-        }
+        };
         if let crate::flow::Setup::Responder(setup) = &mut flow.setup {
             // It overtook the ACK; what is held goes on when the peer is proved.
             if packet.is_bare() && !packet.is_tcp() {
@@ -620,8 +630,7 @@ impl Sal {
         if !flow.carries_data() {
             return Some(AppVerdict::Drop(DropReason::UnknownFlow));
         }
-        let is_bare = packet.is_bare();
-        let is_datagram = flow.app.protocol == UDP;
+        let (is_bare, is_datagram) = (packet.is_bare(), flow.app.protocol == UDP);
         let carriage = flow.direct.carriage;
         let is_open = flow.lifecycle == Lifecycle::Established;
         if is_strangers {

@@ -4,13 +4,16 @@
 //! [`Sal::handle_datagram`](crate::Sal::handle_datagram); entries come down as [`EntryUpdate`]s. A cache may forget any
 //! entry at any time: the next packet misses and brings it back.
 
+use alloc::boxed::Box;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{ArrivalsRepr, FlowId, PLACES_MAX};
+use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX};
 
+use crate::event::Role;
 use crate::secure::SealKeys;
+use crate::time::Instant;
 
 /// A five-tuple as the application's own packets carry it when they leave `sal0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -123,6 +126,37 @@ pub struct Place {
     pub may_send: bool,
 }
 
+/// Flows that the kernel's flow cache may open by itself (docs/decisions/0035).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// This host's number of the grant; never zero.
+    pub id: FlowId,
+    /// An initiator's programs connect, a responder's are connected to.
+    pub role: Role,
+    /// Of an initiator: the destination is where programs here connect to; the source says nothing. Of a responder: as the listener's
+    /// packets carry it, but for the client's port.
+    pub app: Tuple,
+    /// The record of the address pair.
+    pub path: PathId,
+    /// This end's flow port: of an initiator that of flow 0, rising by one with each flow; of a responder that of all.
+    pub local_port: u16,
+    /// The peer's, the other way round.
+    pub remote_port: u16,
+    /// This host's number of flow 0.
+    pub first_flow: FlowId,
+    /// How many there are, at most [`GRANT_FLOWS_MAX`].
+    pub count: u16,
+    /// None is opened after that.
+    pub until: Instant,
+    /// Of a responder: the client's port that its listener sees, by flow.
+    pub ports: [u16; GRANT_FLOWS_MAX as usize],
+    /// By which the next start of the agent takes up what this one has not been told of; the cache keeps it beside the grant.
+    pub record: [u8; GRANT_RECORD_LEN],
+}
+
+/// Bytes of [`Grant::record`].
+pub const GRANT_RECORD_LEN: usize = 80;
+
 /// What is heard of the places of a striped flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StripeNews {
@@ -179,7 +213,7 @@ impl RemoveReason {
 }
 
 /// One change for the flow cache. Apply in the order received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryUpdate {
     /// Add or replace a path record.
     Path(Path),
@@ -195,6 +229,14 @@ pub enum EntryUpdate {
     },
     /// Add an entry, or replace one of a lower generation.
     Install(Entry),
+    /// As [`Install`](Self::Install), of a flow that the kernel's cache has opened by a grant: it has the entry.
+    Opened(Entry),
+    /// The kernel's cache may open flows by this.
+    Grant(Box<Grant>),
+    /// None may be opened by this grant any more. Those that were are as they are.
+    StopGrant(FlowId),
+    /// This grant is over. Entries of its flows that were never [`Opened`](Self::Opened) go.
+    RemoveGrant(FlowId),
     /// News of a striped flow.
     Stripe {
         /// The local identifier of the flow.

@@ -23,7 +23,7 @@ use crate::time::Instant;
 pub enum Event {
     /// A flow is established and proved.
     FlowOpened(FlowId),
-    /// A flow's record has changed: one side has closed.
+    /// A flow's record has changed: one side has closed, or it is over and lingers.
     FlowChanged(FlowId),
     /// A flow is gone.
     FlowClosed {

@@ -103,6 +103,8 @@ pub(crate) enum Setup {
     Initiator(Box<InitiatorSetup>),
     Responder(Box<ResponderSetup>),
     Late(Box<LateAnswers>),
+    /// The kernels have opened it by a grant just now. It is in no cache of the agent's, and nobody was told.
+    Fresh,
 }
 
 pub(crate) struct Flow {

@@ -39,16 +39,46 @@ impl FlowPorts {
         }
     }
 
-    pub fn claim(&mut self, now: Instant, pair: Ports, flow: FlowId) -> bool {
+    /// What has rested for long enough is free.
+    pub fn wake(&mut self, now: Instant) {
         while self.resting.front().is_some_and(|(until, _)| *until <= now) {
             if let Some((_, rested)) = self.resting.pop_front() {
                 self.pairs.remove(&rested);
             }
         }
+    }
+
+    pub fn claim(&mut self, now: Instant, pair: Ports, flow: FlowId) -> bool {
+        self.wake(now);
         if self.pairs.contains_key(&pair) {
             return false;
         }
         self.pairs.insert(pair, flow);
+        true
+    }
+
+    /// Whether `count` pairs are free whose ports rise by one at the peer's end.
+    pub fn are_free(&self, (host, local, remote): Ports, count: u16) -> bool {
+        (0..count).all(|k| !self.pairs.contains_key(&(host, local, remote.wrapping_add(k))))
+    }
+
+    /// Takes `count` pairs for as many flows, whose ports rise by one at this end (`rises_here`) or at the peer's: all or none.
+    pub fn claim_all(
+        &mut self,
+        now: Instant,
+        (host, local, remote): Ports,
+        rises_here: bool,
+        flows: RangeInclusive<u32>,
+    ) -> bool {
+        let pair = |k: u16| if rises_here { (host, local + k, remote) } else { (host, local, remote + k) };
+        for (k, flow) in (0..).zip(flows) {
+            if !self.claim(now, pair(k), FlowId(flow)) {
+                for k in 0..k {
+                    self.pairs.remove(&pair(k));
+                }
+                return false;
+            }
+        }
         true
     }
 

@@ -69,7 +69,7 @@ impl Sal {
         self.start_setup(
             now,
             flow,
-            Start { nonce, next_hop: from, beside: Vec::new(), first, full, related: None, pinned: false },
+            Start { nonce, next_hop: from, beside: Vec::new(), first, full, related: None, pinned: false, asks: None },
         );
         Ok(())
     }

@@ -27,6 +27,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use margay_wire::{FlowId, STACK_ENCAP, SessionId};
 
+use crate::closing::LINGER;
 use crate::entry::{EntryUpdate, Tuple};
 use crate::event::{Lifecycle, Role};
 use crate::flow::{Flow, Setup, seen};
@@ -288,7 +289,7 @@ impl HandoverRecord {
     }
 }
 
-fn unspecified(like: IpAddr) -> IpAddr {
+pub(crate) fn unspecified(like: IpAddr) -> IpAddr {
     if like.is_ipv4() { core::net::Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
@@ -428,13 +429,12 @@ fn decode_leg(reader: &Reader<'_>, at: usize) -> Result<Leg, HandoverError> {
 
 impl Sal {
     /// The record of a flow, or `None` where there is nothing to hand over: no such flow, one that is still being set up, or
-    /// one that is over. The flow stays here; whoever hands it over closes it afterwards. The core keeps no TCP numbers: a
-    /// cache that does fills them in.
+    /// one that was given up. One that is closed, by both sides or by a reset, lingers where it goes, too. The flow stays here;
+    /// whoever hands it over closes it afterwards. The core keeps no TCP numbers: a cache that does fills them in.
     pub fn export_flow(&self, now: Instant, id: FlowId) -> Option<HandoverRecord> {
         let flow = self.flows.get(id)?;
         let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
-        let is_alive = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
-        if !is_set_up || !is_alive || !flow.carries_data() {
+        if !is_set_up || !flow.carries_data() {
             return None;
         }
         let association = self.associations.get(flow.association)?;
@@ -477,7 +477,7 @@ impl Sal {
     /// Why not; nothing has changed.
     pub fn adopt_flow(&mut self, now: Instant, record: &HandoverRecord) -> Result<(), AdoptError> {
         self.now = now;
-        if !matches!(record.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) {
+        if matches!(record.lifecycle, Lifecycle::Connecting | Lifecycle::TimedOut) {
             return Err(AdoptError::NotAlive);
         }
         let (app, (keys, cipher)) = record.app().zip(record.keys()).ok_or(AdoptError::Legs)?;
@@ -515,6 +515,9 @@ impl Sal {
             | bit(seen::FIN_EGRESS, record.fins.0)
             | bit(seen::FIN_INGRESS, record.fins.1);
         self.flows.insert(flow);
+        if record.lifecycle == Lifecycle::Closed {
+            self.flows.set_deadline(record.flow, Some(now + LINGER));
+        }
         self.associations.hold(association);
         if let Some(ports) = ports {
             self.adopt_ports(now, record.flow, &ports);
@@ -535,6 +538,7 @@ impl Sal {
 #[cfg(test)]
 pub(crate) mod tests {
     use alloc::string::ToString;
+    use core::time::Duration;
 
     use proptest::prelude::*;
 
@@ -542,8 +546,10 @@ pub(crate) mod tests {
     use crate::config::{Config, Limits};
     use crate::control::AssociationSetup;
     use crate::entry::{PathId, Wire};
+    use crate::event::Event;
     use crate::key::HostSecret;
-    use crate::output::Output;
+    use crate::output::{Direction, Output};
+    use crate::packet::tcp_flags;
 
     const PEER: [u8; 32] = [9; 32];
 
@@ -706,6 +712,28 @@ pub(crate) mod tests {
         assert_eq!(sal.adopt_flow(now, &twin), Err(AdoptError::Taken("five-tuple")));
     }
 
+    #[test]
+    fn a_flow_that_both_have_closed_is_carried_on_until_nothing_can_come_late() {
+        let mut before = sal(Limits::default());
+        meet_peer(&mut before, 77);
+        let now = Instant::from_millis(60_000);
+        before.adopt_flow(now, &HandoverRecord { fins: (true, false), ..record() }).expect("the peer is known");
+        while before.poll_event().is_some() {}
+        before.handle_transport(now, record().flow, Direction::Ingress, tcp_flags::FIN);
+        let changed =
+            core::iter::from_fn(|| before.poll_event()).any(|event| event == Event::FlowChanged(record().flow));
+        assert!(changed, "whoever keeps records hears of it");
+        let over = before.export_flow(now, record().flow).expect("it lingers");
+        assert_eq!((over.lifecycle, over.fins), (Lifecycle::Closed, (true, true)));
+        let mut after = sal(Limits::default());
+        meet_peer(&mut after, 77);
+        after.adopt_flow(now, &over).expect("the peer is known");
+        after.handle_timeout(now + (LINGER - Duration::from_millis(1)));
+        assert_eq!(after.flow_count(), 1);
+        after.handle_timeout(now + LINGER);
+        assert_eq!(after.flow_count(), 0, "not after two hours");
+    }
+
     /// Taken up with ports of its own, while the cache's entry names the record `path`.
     fn adopted(sal: &mut Sal, association: u32, path: u32) -> (bool, u32, u32) {
         let now = Instant::from_millis(1);
@@ -739,7 +767,7 @@ pub(crate) mod tests {
         meet_peer(&mut sal, 77);
         let now = Instant::ZERO;
         assert_eq!(sal.adopt_flow(now, &record()), Err(AdoptError::Full { limit: 0 }));
-        let over = HandoverRecord { lifecycle: Lifecycle::Closed, ..record() };
+        let over = HandoverRecord { lifecycle: Lifecycle::TimedOut, ..record() };
         assert_eq!(sal.adopt_flow(now, &over), Err(AdoptError::NotAlive));
         let mut chained = record();
         chained.legs.push(chained.legs[1]);

@@ -53,11 +53,13 @@ pub fn is_instance_address(address: IpAddr) -> bool {
 impl Sal {
     /// Packets to `address` are for this instance.
     pub fn bind_instance(&mut self, address: IpAddr, instance: Instance) {
+        self.end_grants_to(address);
         self.instances.insert(address, instance);
     }
 
     /// The address stands for nothing any more. Flows live on.
     pub fn unbind_instance(&mut self, address: IpAddr) {
+        self.end_grants_to(address);
         self.instances.remove(&address);
     }
 

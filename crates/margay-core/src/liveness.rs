@@ -30,6 +30,8 @@ const DATA_LOST: Duration = Duration::from_secs(1);
 const DATA_ROUNDS: u32 = 5;
 /// Where no pair is better, all are tried again after so long.
 const DEAF_REST: Duration = Duration::from_secs(10);
+/// After so many rounds without any answer the peer is silent, and nothing is lost by chance alone.
+const SILENT_ROUNDS: u32 = 2;
 /// After so many rounds without any answer the host waits until traffic asks again.
 const ROUNDS_MAX: u32 = 30;
 
@@ -243,26 +245,30 @@ impl Sal {
         let judged = self.locations.with(scope, |location| {
             let suspicion = location.suspicion.as_mut().filter(|suspicion| suspicion.number == probe.number)?;
             let pair = *suspicion.pairs.get(place)?;
-            let rtt = now.since(suspicion.asked);
+            let (rtt, was_silent) = (now.since(suspicion.asked), suspicion.tries > SILENT_ROUNDS);
             if place == 0 {
                 suspicion.is_alive = true;
                 if !suspicion.of_data {
                     location.suspicion = None;
                 }
                 location.looked = Some(now);
-                return Some((true, rtt));
+                return Some((true, was_silent, rtt));
             }
             if !suspicion.answered.contains(&pair) {
                 suspicion.answered.push(pair);
                 // The present one had as much time as this one took, and half as much again.
                 suspicion.until = suspicion.until.min(now + rtt / 2 + Duration::from_millis(5));
             }
-            Some((false, rtt))
+            Some((false, false, rtt))
         });
-        let Some((is_alive, rtt)) = judged else { return Err(DropReason::Stale) };
+        let Some((is_alive, was_silent, rtt)) = judged else { return Err(DropReason::Stale) };
         self.note_rtt(host, rtt);
         if is_alive {
             self.note_seen(now, host, probe.address);
+        }
+        if was_silent {
+            // The network was away, and is back: timers that have backed off would keep connections waiting.
+            self.restart_connections(now, host);
         }
         if is_alive && probe.flags.contains(MoveFlags::ELSEWHERE) {
             let pairs = self.pair_of(host).into_iter().collect();
@@ -288,7 +294,7 @@ impl Sal {
             Some(answered) if answered.is_empty() => {
                 let rounds =
                     self.locations.get(scope).and_then(|location| location.suspicion.as_ref()).map(|s| s.tries);
-                if rounds == Some(2) {
+                if rounds == Some(SILENT_ROUNDS) {
                     self.events.push(Event::Silent(host));
                 }
                 let others = if self.is_followed(host) { Some(self.pairs_for(host)) } else { None };

@@ -781,7 +781,7 @@ impl Sal {
     }
 
     /// After a break: what was in flight is sent again. Connections that were silent for long had nothing in flight.
-    fn restart_connections(&mut self, now: Instant, host: HostId) {
+    pub(crate) fn restart_connections(&mut self, now: Instant, host: HostId) {
         let is_busy = |flow: &&crate::flow::Flow| {
             let is_its = self.associations.get(flow.association).is_some_and(|association| association.host == host);
             let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);

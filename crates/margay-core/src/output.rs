@@ -8,7 +8,7 @@ use margay_wire::FlowId;
 use crate::entry::EntryUpdate;
 
 /// One thing for the caller to do. They come in one ordered queue: an entry is installed before the packet that needs it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send `buf[..len]` as a UDP datagram from the SAL port.
     Transmit {

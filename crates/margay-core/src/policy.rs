@@ -42,9 +42,10 @@ impl Sal {
     pub fn set_policies(&mut self, mut policies: Vec<(Prefix, Policy)>) {
         policies.sort_by_key(|(prefix, _)| core::cmp::Reverse(prefix.bits));
         self.policies = policies;
+        self.end_all_grants();
     }
 
-    fn policy_of(&self, service: &ServiceId) -> Policy {
+    pub(crate) fn policy_of(&self, service: &ServiceId) -> Policy {
         self.policies
             .iter()
             .find(|(prefix, _)| prefix.contains(service))

@@ -57,6 +57,7 @@ impl Sal {
                 full: false,
                 related,
                 pinned: false,
+                asks: None,
             },
         );
         Some(AppVerdict::Consumed)

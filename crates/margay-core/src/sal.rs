@@ -15,9 +15,10 @@ use crate::cookie::CookieJar;
 use crate::counters::Counters;
 use crate::delay::Delays;
 use crate::event::Event;
-use crate::flow::{FlowTable, KeyedHash, seen};
+use crate::flow::{FlowTable, KeyedHash};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
+use crate::grant::Grants;
 use crate::half_open::HalfOpen;
 use crate::instance::Instance;
 use crate::key::HostId;
@@ -119,6 +120,8 @@ pub struct Sal {
     pub(crate) neighbours: BTreeMap<HostId, Relation>,
     /// First packets that wait for resolvers.
     pub(crate) delays: Delays,
+    /// Connections that kernels may set up by themselves.
+    pub(crate) grants: Grants,
     next_sweep: Instant,
 }
 
@@ -189,6 +192,7 @@ impl Sal {
             notices: Notices::new(now),
             searches_answered: RateLimit::new(crate::search::ANSWERED_PER_S, now),
             delays: Delays::default(),
+            grants: Grants::default(),
             next_sweep: now + SWEEP,
             rng,
             config,
@@ -233,11 +237,7 @@ impl Sal {
                 return self.app_packet_of_flow(id, packet);
             }
             // The program uses its port again; the old flow had only late packets left.
-            if self.flows.get(id).is_some_and(|flow| flow.has(seen::FAILED)) {
-                self.take_flow(id);
-            } else {
-                self.remove_flow(id, crate::entry::RemoveReason::Closed);
-            }
+            self.forget_over(id);
         }
         if let Some(verdict) = self.direct_packet(now, packet) {
             return verdict;
@@ -367,6 +367,7 @@ impl Sal {
         self.rules_due(now);
         self.delays_due(now);
         self.notices_due(now);
+        self.grants_due(now);
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
             self.sweep(now);
@@ -402,6 +403,7 @@ impl Sal {
             .chain(self.lifetimes.next_deadline())
             .chain(self.delays.next_deadline())
             .chain(self.notices.next_deadline())
+            .chain(self.grants.next_deadline())
             .chain(sweep)
             .min()
     }
@@ -457,7 +459,7 @@ impl Sal {
     pub(crate) fn fresh_flow_id(&mut self) -> FlowId {
         loop {
             let id = FlowId(self.rng.u32());
-            if id.0 != 0 && self.flows.get(id).is_none() {
+            if id.0 != 0 && self.flows.get(id).is_none() && !self.grants.has(id) {
                 return id;
             }
         }

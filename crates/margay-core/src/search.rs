@@ -54,8 +54,16 @@ impl Sal {
         let flow = Flow::new(id, session, service, Role::Initiator, tuple_of(id), now);
         let (nonce, first) = (self.rng.u64(), Vec::new());
         self.counters.searches += 1;
-        let start =
-            Start { nonce, next_hop: SEGMENT, beside: Vec::new(), first, full: false, related: None, pinned: false };
+        let start = Start {
+            nonce,
+            next_hop: SEGMENT,
+            beside: Vec::new(),
+            first,
+            full: false,
+            related: None,
+            pinned: false,
+            asks: None,
+        };
         self.start_setup(now, flow, start);
         true
     }
@@ -88,7 +96,8 @@ impl Sal {
 
     /// Whether a connecting flow is a search.
     pub(crate) fn is_search(flow: &Flow) -> bool {
-        flow.app.protocol == GREETING && flow.service != ServiceId::default()
+        let asks = matches!(&flow.setup, Setup::Initiator(setup) if setup.asks.is_some());
+        flow.app.protocol == GREETING && flow.service != ServiceId::default() && !asks
     }
 
     /// A search is answered: who proves to be a router is reported, and nothing else comes of it. No association least of all: it would take

@@ -153,6 +153,7 @@ impl Sal {
     pub fn set_secure(&mut self, ciphers: &[Cipher], all: bool, services: Vec<Prefix>) {
         let stacks = ciphers.iter().fold(0, |stacks, cipher| stacks | cipher.bit());
         self.secure = Demands { stacks, all, services };
+        self.end_all_grants();
     }
 
     /// Bits for CAPABILITIES.

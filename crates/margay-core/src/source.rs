@@ -58,6 +58,7 @@ impl Sal {
         if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&(protocol, port)) {
             return Err(SourcesFull);
         }
+        self.end_own_grants();
         self.sources.insert((protocol, port), service);
         Ok(())
     }

@@ -4,18 +4,18 @@
 /* What the entry learns from a packet that it carries. Races between processors can lose a number, never a bit of `seen`. */
 static __always_inline void note_numbers(struct tcp_numbers *numbers, const struct packet *packet)
 {
-	bool is_newer = !(numbers->flags & 1) || (__s32)(packet->sequence - numbers->sequence) >= 0;
+	bool is_newer = !(numbers->flags & NUMBERS_KNOWN) || (__s32)(packet->sequence - numbers->sequence) >= 0;
 
 	if (is_newer) {
 		numbers->sequence = packet->sequence;
 		numbers->length = packet->payload_len;
-		numbers->flags |= 1;
+		numbers->flags = NUMBERS_KNOWN | (packet->tcp_flags & TCP_FIN ? NUMBERS_FIN : 0);
 	}
 	numbers->acknowledgement = packet->acknowledgement;
 	numbers->window = packet->window;
 }
 
-static __always_inline void tell_of(__u32 flow, __u32 bits, const struct packet *wire)
+static __always_inline void tell_of(__u32 flow, __u32 bits, const struct app_key *key)
 {
 	struct flow_event *event;
 
@@ -26,16 +26,16 @@ static __always_inline void tell_of(__u32 flow, __u32 bits, const struct packet 
 	}
 	event->flow = flow;
 	event->seen = bits;
-	if (wire)
-		event->wire = wire->key;
+	if (key)
+		event->wire = *key;
 	else
 		__builtin_memset(&event->wire, 0, sizeof(event->wire));
 	bpf_ringbuf_submit(event, 0);
 }
 
-static __always_inline void tell(const struct flow_entry *entry, __u32 bits, const struct packet *wire)
+static __always_inline void tell(const struct flow_entry *entry, __u32 bits, const struct app_key *key)
 {
-	tell_of(entry ? entry->flow : 0, bits, wire);
+	tell_of(entry ? entry->flow : 0, bits, key);
 }
 
 static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
@@ -44,6 +44,22 @@ static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
 		return;
 	__sync_fetch_and_or(&entry->seen, bits);
 	tell(entry, bits, NULL);
+}
+
+static __always_inline __u32 end_of(const struct tcp_numbers *numbers)
+{
+	return numbers->sequence + numbers->length + (numbers->flags & NUMBERS_FIN ? 1 : 0);
+}
+
+/* What is to be noted when an end has passed, or an acknowledgement after both: a FIN alone may have overtaken data. */
+static __always_inline __u32 with_over(const struct flow_entry *entry, __u32 ends)
+{
+	const struct tcp_numbers *egress = &entry->egress.numbers, *ingress = &entry->ingress.numbers;
+
+	if (((entry->seen | ends) & SEEN_BOTH_FINS) != SEEN_BOTH_FINS || ingress->acknowledgement != end_of(egress) ||
+	    egress->acknowledgement != end_of(ingress))
+		return ends;
+	return ends | SEEN_OVER;
 }
 
 static __always_inline void note_packet(struct direction *direction, struct __sk_buff *skb, const struct packet *packet,

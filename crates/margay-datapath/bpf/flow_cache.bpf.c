@@ -30,6 +30,7 @@
 #include "rewrite.h"
 #include "account.h"
 #include "too_big.h"
+#include "grant.h"
 
 _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct pair_key),
 	       "a pair of addresses heads an application's key");
@@ -58,6 +59,11 @@ struct shared_layout {
 	struct flow_event event;
 	struct address_key address;
 	struct listener_key listener;
+	struct offer_key offer_key;
+	struct offer offer;
+	struct spare spare;
+	struct grant grant;
+	struct grant_end grant_end;
 };
 const volatile struct shared_layout shared_layout = {};
 const volatile __u32 layout_version = LAYOUT_VERSION;
@@ -103,15 +109,6 @@ static __always_inline bool is_datagram_stalled(struct flow_entry *entry, const 
 	       agent_is_alive(now);
 }
 
-static __always_inline bool is_too_large(struct __sk_buff *skb, const struct packet *packet, const struct path_entry *path)
-{
-	__u32 ip_len = is_mapped((const __u32 *)path->remote) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
-	__u32 headers = ip_len + packet->transport_len - packet->payload_len;
-	__u32 len = headers + (skb->gso_size ? skb->gso_size : packet->payload_len);
-
-	return len > path->mtu;
-}
-
 /* Takes note of a packet on its way out; false when the agent is to have it. */
 static __always_inline bool account_egress(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *entry,
 					   const struct path_entry *path)
@@ -131,8 +128,8 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 		}
 		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_EGRESS : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_EGRESS : 0;
-		note_end(entry, ends);
 		note_numbers(&entry->egress.numbers, packet);
+		note_end(entry, with_over(entry, ends));
 	} else {
 		if (is_datagram_stalled(entry, path, now)) {
 			__sync_fetch_and_or(&entry->flags, FLOW_STALLED);
@@ -194,7 +191,7 @@ int app_egress(struct __sk_buff *skb)
 	if (!parse(skb, sal0_header_len, &packet))
 		return TCX_NEXT;
 	/* It may begin a new flow on an old five-tuple. */
-	if (packet.tcp_flags & TCP_SYN)
+	if (packet.tcp_flags & TCP_SYN && !begins_direct(skb, &packet))
 		return TCX_NEXT;
 	wire = bpf_map_lookup_elem(&apps, &packet.key);
 	if (!wire)
@@ -265,8 +262,8 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 		}
 		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_INGRESS : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_INGRESS : 0;
-		note_end(entry, ends);
 		note_numbers(&entry->ingress.numbers, packet);
+		note_end(entry, with_over(entry, ends));
 	} else {
 		entry->unanswered_since_ns = 0;
 		if ((__s64)(now - entry->egress.last_ns) > (__s64)DATAGRAM_ANSWER_NS &&
@@ -369,14 +366,20 @@ int wire_ingress(struct __sk_buff *skb)
 		if (entry)
 			entry->unanswered_since_ns = 0;
 		/* Not by sal0: where datagrams crowd there, the very packet that would relieve it would be lost. */
-		tell(entry, SEEN_PINHOLE, &packet);
+		tell(entry, SEEN_PINHOLE, &packet.key);
 		count(COUNT_PINHOLES);
 		return TCX_DROP;
 	}
+	if (!entry && open_flow(&packet, &key, path->flags))
+		entry = bpf_map_lookup_elem(&flows, &key);
 	if (!entry)
 		return send_up(skb, COUNT_UP_NO_FLOW);
-	if (!(entry->flags & FLOW_ACCEPT))
-		return send_up(skb, COUNT_UP_NOT_ACCEPTED);
+	if ((entry->flags & (FLOW_ACCEPT | FLOW_FRESH)) != FLOW_ACCEPT) {
+		if (!(entry->flags & FLOW_ACCEPT))
+			return send_up(skb, COUNT_UP_NOT_ACCEPTED);
+		packet.is_fresh = true;
+		count_syn(&packet);
+	}
 	account_ingress(skb, &packet, entry, key.path);
 	if (!rewrite(skb, &packet, (const __u32 *)entry->app.destination, (const __u32 *)entry->app.source,
 		     entry->app.destination_port, entry->app.source_port)) {
@@ -384,6 +387,8 @@ int wire_ingress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	count(COUNT_INGRESS_PACKETS);
+	if (packet.is_fresh && note_fresh(&packet, entry))
+		return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
 	if (in_place)
 		return TCX_NEXT;
 	return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);

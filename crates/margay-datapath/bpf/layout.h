@@ -5,22 +5,26 @@
  */
 #pragma once
 
-#define LAYOUT_VERSION 5
+#define LAYOUT_VERSION 6
 
 /* Bits of flow_entry.flags. */
 #define FLOW_EGRESS 1 /* packets of the application go direct */
 #define FLOW_ACCEPT 2 /* direct packets of the peer go to the application */
 #define FLOW_STALLED 4 /* direct packets go unanswered; the agent has been given one */
+#define FLOW_FRESH 8 /* opened by a grant, and not answered yet: the agent does not know of it */
 
 /* Bits of flow_entry.seen. */
 #define SEEN_FIN_EGRESS 1
 #define SEEN_RST_EGRESS 2
 #define SEEN_FIN_INGRESS 4
 #define SEEN_RST_INGRESS 8
+#define SEEN_BOTH_FINS (SEEN_FIN_EGRESS | SEEN_FIN_INGRESS)
 /* In events only: datagrams come and none goes, so the agent is to answer with a pinhole. */
 #define SEEN_ONE_WAY 16
 #define SEEN_PINHOLE 32
 #define SEEN_PATH 128 /* a direct packet came by a path that is watched; the event's flow is the path */
+#define SEEN_OPENED 256 /* a flow that was opened by a grant has been answered; the event has the application's five-tuple */
+#define SEEN_OVER 512 /* both ends have closed, and each has acknowledged all of the other's: nothing is left to pass */
 #define SEEN_TOO_BIG 64 /* a router's word about a packet of the flow; the MTU of its link is in the upper half */
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
@@ -28,6 +32,15 @@
 
 /* Value of `pairs` where several peers share the address pair. */
 #define PATH_SHARED 0xffffffff
+
+/* Most grants for one destination. A power of two. */
+#define OFFER_GRANTS 8
+
+/* Most flows of one grant. */
+#define GRANT_FLOWS_MAX 128
+
+/* What the agent keeps with a grant, in bytes. */
+#define GRANT_RECORD_LEN 80
 
 /* Bits of path_entry.flags and pair_value.flags. */
 #define PATH_HELD 1 /* nothing goes direct: the hosts have moved, and no direct packet has come by yet */
@@ -52,6 +65,10 @@ struct wire_key {
 	__u8 zero[3];
 };
 
+/* Bits of tcp_numbers.flags. */
+#define NUMBERS_KNOWN 1 /* the sequence is */
+#define NUMBERS_FIN 2 /* that segment bears a FIN, which has a number of its own */
+
 /* What one direction of a TCP flow showed last. */
 struct tcp_numbers {
 	__u32 sequence; /* the highest, of a segment's first byte */
@@ -61,7 +78,7 @@ struct tcp_numbers {
 	__u32 tsecr;
 	__u16 window;
 	__u8 scale; /* room */
-	__u8 flags; /* 1: sequence is known */
+	__u8 flags; /* NUMBERS_… */
 };
 
 /* One direction of a flow. */
@@ -106,6 +123,16 @@ struct path_entry {
 	__u32 zero;
 };
 
+/* What `forget_flows` is told: a grant by which no flow is opened any more. */
+struct grant_end {
+	struct wire_key first; /* of flow 0 */
+	__u32 first_flow;
+	__u64 known[2]; /* by flow: the agent knows it, and removes it by itself */
+	__u16 count;
+	__u8 rises_here; /* flows differ in the port of this end, and not of the peer's */
+	__u8 zero[5];
+};
+
 /* What a pair of addresses leads to. */
 struct pair_value {
 	__u32 path; /* or PATH_SHARED */
@@ -133,7 +160,50 @@ struct listener_key {
 struct flow_event {
 	__u32 flow;
 	__u32 seen;
-	struct app_key wire; /* a pinhole, or the packet that was too big: as it stood on the wire */
+	struct app_key wire; /* a pinhole, or the packet that was too big: as it stood on the wire; the application's of a flow that was opened */
+};
+
+/* Where programs of this host connect to. Network byte order. */
+struct offer_key {
+	__u8 address[16];
+	__u16 port;
+	__u8 protocol;
+	__u8 zero;
+};
+
+/* The grants for a destination, by number; 0: none. */
+struct offer {
+	__u32 grants[OFFER_GRANTS];
+};
+
+/* A grant of a peer's: flows that programs of this host may open. What rises with each of them is of the first one here. */
+struct spare {
+	__u32 grant; /* its number: elements of the map are used again, and whoever has found one must see that it still is the same */
+	__u32 path;
+	__u32 first_flow; /* rises */
+	__u32 next; /* flows that are taken; the programs alone change it */
+	__u16 count;
+	__u16 local_port; /* rises; host byte order, as is the next */
+	__u16 remote_port;
+	__u16 zero;
+	__u64 until_ns;
+	__u8 record[GRANT_RECORD_LEN]; /* the agent's own, for its next start */
+};
+
+/* A grant to a peer: flows that it may open. It lies at the wire key of the first of them: their remote ports begin at a multiple of
+ * GRANT_FLOWS_MAX.
+ */
+struct grant {
+	__u32 grant; /* its number, as above */
+	__u32 first_flow; /* rises */
+	struct app_key app; /* but for the destination port */
+	__u16 app_ports[GRANT_FLOWS_MAX]; /* that of each flow, in network byte order */
+	__u16 remote_port; /* rises; host byte order */
+	__u16 count;
+	__u32 zero;
+	__u64 until_ns;
+	__u64 used[GRANT_FLOWS_MAX / 64]; /* a bit for each flow that was opened; the programs alone change it */
+	__u8 record[GRANT_RECORD_LEN]; /* as above */
 };
 
 /* What is counted, and why packets leave the fast path. Numbers are stable: metrics carry them. */
@@ -152,5 +222,7 @@ enum counter {
 	COUNT_TOO_BIG = 11, /* routers said that a packet was too large */
 	COUNT_LEFT_HELD = 12, /* the path is held */
 	COUNT_DROP_RESET = 13, /* a reset by a path that is held */
-	COUNTERS = 14,
+	COUNT_TAKEN = 14, /* flows of grants that programs of this host opened */
+	COUNT_OPENED = 15, /* flows of grants that peers opened */
+	COUNTERS = 16,
 };

@@ -53,6 +53,41 @@ struct {
 	__type(value, __u64);
 } listeners SEC(".maps");
 
+/* Which grants a SYN may take a flow of, by its destination. Only the agent writes here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, struct offer_key);
+	__type(value, struct offer);
+} offers SEC(".maps");
+
+/* Grants of peers, by number. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct spare);
+} spares SEC(".maps");
+
+/* Grants to peers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, struct wire_key);
+	__type(value, struct grant);
+} grants SEC(".maps");
+
+/* Element 0: where an entry is made, which is too large for the stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flow_entry);
+} scratch SEC(".maps");
+
 /* Element 0: LAYOUT_VERSION of whoever made the pinned maps. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -78,7 +113,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 262144);
 } events SEC(".maps");
 
 static __always_inline void count(__u32 which)

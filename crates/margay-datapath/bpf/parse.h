@@ -6,6 +6,7 @@
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
+#define TCP_ACK 0x10
 
 /* A TCP or UDP packet whose headers are plain: no IPv4 options, no IPv6 extension headers, no fragment. */
 struct packet {
@@ -22,6 +23,7 @@ struct packet {
 	__u8 hop_limit;
 	bool is_v4;
 	bool no_checksum; /* UDP over IPv4 without one */
+	bool is_fresh; /* of a flow that the agent does not know yet (grant.h) */
 };
 
 /* An address by words. */

@@ -259,3 +259,13 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 	}
 	return rewrite_transport(skb, packet, difference, source_port, destination_port);
 }
+
+/* Whether a packet would not fit the path with the addresses that it gets. */
+static __always_inline bool is_too_large(struct __sk_buff *skb, const struct packet *packet, const struct path_entry *path)
+{
+	__u32 ip_len = is_mapped((const __u32 *)path->remote) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	__u32 headers = ip_len + packet->transport_len - packet->payload_len;
+	__u32 len = headers + (skb->gso_size ? skb->gso_size : packet->payload_len);
+
+	return len > path->mtu;
+}

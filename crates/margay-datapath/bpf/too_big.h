@@ -99,5 +99,5 @@ static __always_inline void hear_too_big(struct __sk_buff *skb)
 	if (!entry)
 		return;
 	count(COUNT_TOO_BIG);
-	tell(entry, SEEN_TOO_BIG | mtu << 16, &quoted);
+	tell(entry, SEEN_TOO_BIG | mtu << 16, &quoted.key);
 }

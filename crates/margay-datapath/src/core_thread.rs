@@ -14,7 +14,7 @@ use margay_core::time::Instant;
 use margay_wire::{DataRepr, FlowId};
 
 use crate::backlog::{Missed, Notice, Passed, Waiting};
-use crate::direct::events_fd;
+use crate::direct::{Events, Turn, events_fd};
 use crate::driver::{Core, DatapathConfig, Shared};
 use crate::egress::{carry, sender};
 use crate::outbox::{self, Outbox};
@@ -23,13 +23,15 @@ use crate::train::Assembler;
 use crate::tun::PACKET_MAX;
 use crate::udp::{RECEIVE_MAX, SendError};
 use crate::vnet::{Gso, Vnet};
-use crate::wait::readable;
+use crate::wait::{Timer, readable};
 use crate::{clock, ingress, offload, restart};
 
 /// Receives of signalling between two looks at the rest.
 const SIGNALLING_BURST: usize = 64;
 /// Packets of `sal0` that are carried after a burst of signalling.
 const ANSWERS: usize = 8;
+/// For so long events gather where many come: a wake-up for each would take as long as the connection that it is about.
+const GATHERING: Duration = Duration::from_millis(1);
 /// How often the kernel's cache is told that the agent is alive.
 const BEAT: Duration = Duration::from_millis(500);
 /// When what the kernel learned of a path has expired there too (`net.ipv4.route.mtu_expires`).
@@ -101,6 +103,7 @@ impl<C: Core> CoreSide<C> {
 
     /// A packet of an application that missed the cache.
     pub fn app_packet(&mut self, shared: &Shared<C>, missed: Missed) {
+        self.cache_events(shared);
         let Missed { vnet, mut packet } = missed;
         let found = match packet::parse(&packet, packet.len()) {
             Ok(Packet::Transport(found)) => Some(found),
@@ -165,6 +168,7 @@ impl<C: Core> CoreSide<C> {
     }
 
     fn datagram(&mut self, shared: &Shared<C>, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
+        self.cache_events(shared);
         self.core.handle_datagram(clock::now(), local, from, datagram);
         self.drain(shared);
     }
@@ -195,21 +199,33 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
     }
 
-    /// The kernel's cache saw connections end, datagrams that go one way, and the like.
-    fn cache_events(&mut self, shared: &Shared<C>) {
+    /// The kernel's cache saw connections begin or end, datagrams that go one way, and the like. Asked before the core decides about
+    /// anything, since they gather for a moment where many come. Gives whether more are to be expected: connections come and go in numbers.
+    pub fn cache_events(&mut self, shared: &Shared<C>) -> bool {
         let now = clock::now();
-        let besides =
-            shared.direct.take_events(|flow, direction, flags| self.core.handle_transport(now, flow, direction, flags));
-        besides.paths.into_iter().for_each(|path| self.core.handle_path_direct(now, path));
-        besides.one_way.into_iter().for_each(|flow| shared.answer_one_way(flow));
-        for (remote, datagram_max) in besides.narrow {
+        let seen = shared.direct.take_events();
+        if seen == Events::default() {
+            return false;
+        }
+        let crowds = seen.turns.len() > 1 || matches!(seen.turns.first(), Some((_, Turn::Opened(_))));
+        for (flow, turn) in seen.turns {
+            match turn {
+                Turn::Opened(app) => self.core.handle_opened(now, flow, &app),
+                Turn::Ended(direction, flags) => self.core.handle_transport(now, flow, direction, flags),
+                Turn::Over => self.core.handle_over(now, flow),
+            }
+        }
+        seen.paths.into_iter().for_each(|path| self.core.handle_path_direct(now, path));
+        seen.one_way.into_iter().for_each(|flow| shared.answer_one_way(flow));
+        for (remote, datagram_max) in seen.narrow {
             // What is encapsulated goes the same way, and need not find out by a loss of its own.
             shared.table.read().shrink_paths(remote, datagram_max);
         }
-        for pinhole in besides.pinholes {
+        for pinhole in seen.pinholes {
             self.plain_packet(shared, &pinhole);
         }
         self.drain(shared);
+        crowds
     }
 
     /// The timer fired: whatever is due.
@@ -238,7 +254,7 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
     }
 
-    /// Looks through the caches for what flows have carried, and for ends that nobody told of: the ring of events may have been
+    /// Looks through the caches for what flows have carried, and for flows that were opened and ends that nobody told of: the ring of events may have been
     /// full, and the programs of the agent before go on telling theirs until they are replaced.
     fn scan(&mut self, shared: &Shared<C>, now: Instant) {
         let blocks = shared.table.read().blocks();
@@ -251,6 +267,9 @@ impl<C: Core> CoreSide<C> {
         if let Some(cache) = shared.direct.cache() {
             let since = std::mem::replace(&mut self.scanned_ns, clock::now().micros() * 1000);
             for state in cache.entries() {
+                if !state.fresh && shared.table.read().key(state.flow).is_none() {
+                    self.core.handle_opened(now, state.flow, &state.app.tuple());
+                }
                 if state.last_ns >= since {
                     self.core.handle_activity(now, state.flow);
                 }
@@ -277,10 +296,14 @@ impl<C: Core> CoreSide<C> {
 pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
     let mut buffer = vec![0; RECEIVE_MAX].into_boxed_slice();
     let signalling = &shared.sockets.signalling;
+    // Set while events gather.
+    let pause = Timer::new()?;
+    let mut gathers = false;
     while !shared.is_stopping() {
         let cache = shared.direct.cache();
         // Without a cache the place of its events is taken by a signal that only its coming sets.
         let events = cache.as_deref().map_or(shared.reload.as_fd(), events_fd);
+        let events = if gathers { pause.as_fd() } else { events };
         let [has_backlog, has_signalling, is_due, has_events, is_reloaded, _] = readable([
             shared.backlog.as_fd(),
             signalling.as_fd(),
@@ -293,7 +316,12 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
             shared.reload.clear();
         }
         if has_events {
-            shared.core.lock().cache_events(shared);
+            // Nobody waits for what the agent does then.
+            gathers = shared.core.lock().cache_events(shared);
+            pause.clear();
+            if gathers {
+                pause.arm(clock::now() + GATHERING)?;
+            }
         }
         if has_backlog {
             work_off(shared, shared.backlog.take());
@@ -348,16 +376,27 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate) {
         EntryUpdate::Install(entry) => {
             let is_direct = entry.wire.is_some_and(|wire| wire.sending || wire.accepting);
             if is_direct {
-                shared.table.write().apply(update);
+                shared.table.write().apply(EntryUpdate::Install(entry));
             }
             let wanted = entry.wire.map(|wire| (entry.app.into(), entry.generation, wire));
             let removed = shared.direct.follow(entry.flow, wanted);
             if !is_direct {
-                shared.table.write().apply(update);
+                shared.table.write().apply(EntryUpdate::Install(entry));
             }
             if let Some(removed) = removed {
                 shared.table.read().take_over(entry.flow, &removed);
             }
+        }
+        EntryUpdate::Opened(entry) => {
+            shared.table.write().apply(update);
+            if let Some(wire) = entry.wire {
+                shared.direct.note_opened(entry.flow, entry.app.into(), entry.generation, &wire);
+            }
+        }
+        EntryUpdate::Grant(grant) => shared.direct.grant(&grant),
+        EntryUpdate::StopGrant(id) => shared.direct.stop_grant(id),
+        EntryUpdate::RemoveGrant(id) => {
+            shared.direct.remove_grant(id, |flow| shared.table.read().key(flow).is_some());
         }
         EntryUpdate::Stripe { flow, news } => {
             // Not under the table's lock, for which whoever sends waits.

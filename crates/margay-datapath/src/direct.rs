@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use margay_core::entry::{Passage, Path, PathId, Wire};
+use margay_core::entry::{Grant, Passage, Path, PathId, Tuple, Wire};
 use margay_core::output::{Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::{Mutex, RwLock};
@@ -68,9 +68,22 @@ struct KnownPath {
     is_used: bool,
 }
 
-/// What the kernel's cache saw besides the ends of connections.
-#[derive(Default)]
-pub(crate) struct SeenBesides {
+/// What becomes of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The kernel has opened it by a grant, with this five-tuple of the application.
+    Opened(Tuple),
+    /// These flags have passed.
+    Ended(Direction, u8),
+    /// Both ends have closed, and each has acknowledged all of the other's.
+    Over,
+}
+
+/// What the kernel's cache saw.
+#[derive(Default, PartialEq, Eq)]
+pub(crate) struct Events {
+    /// In their order: one that is opened may have the five-tuple of one that has ended just before, and end as soon.
+    pub turns: Vec<(FlowId, Turn)>,
     /// The peer waits for a sign that its datagrams arrive.
     pub one_way: Vec<FlowId>,
     /// Watched paths by which direct packets came.
@@ -117,8 +130,11 @@ impl Direct {
         self.cache.read().clone()
     }
 
-    /// Uses `cache` from now on, or none.
+    /// Uses `cache` from now on, or none. What was granted by way of the one before is over.
     pub fn use_cache(&self, cache: Option<Arc<KernelCache>>) {
+        if let Some(before) = self.cache() {
+            before.end_grants();
+        }
         if let Some(cache) = &cache {
             for (id, path) in self.paths.lock().iter().filter(|(_, path)| path.is_used) {
                 set_path(cache, *id, &path.wire);
@@ -277,6 +293,39 @@ impl Direct {
         }
     }
 
+    /// Lets the kernel open flows by itself.
+    pub fn grant(&self, grant: &Grant) {
+        let Some(cache) = self.cache() else { return };
+        if !self.paths.lock().contains_key(&grant.path) {
+            return;
+        }
+        self.use_path(&cache, grant.path);
+        if let Err(error) = cache.install_grant(grant) {
+            tracing::debug!(grant = grant.id.0, %error, "the kernel's cache refused a grant");
+        }
+    }
+
+    /// Lets it open no more flows by a grant.
+    pub fn stop_grant(&self, id: FlowId) {
+        if let Some(cache) = self.cache() {
+            cache.stop_grant(id);
+        }
+    }
+
+    /// A grant is over: what was opened by it goes, unless its flow `is_known`.
+    pub fn remove_grant(&self, id: FlowId, is_known: impl Fn(FlowId) -> bool) {
+        if let Some(cache) = self.cache() {
+            cache.remove_grant(id, is_known);
+        }
+    }
+
+    /// The kernel has opened a flow, which the table has now.
+    pub fn note_opened(&self, flow: FlowId, app: FlowKey, generation: u32, wire: &Wire) {
+        if let Some(cache) = self.cache() {
+            cache.note_opened(&wire_flow(flow, app, generation, wire));
+        }
+    }
+
     fn use_path(&self, cache: &KernelCache, id: PathId) {
         if let Some(path) = self.paths.lock().get_mut(&id).filter(|path| !path.is_used) {
             path.is_used = true;
@@ -343,31 +392,34 @@ impl Direct {
         })
     }
 
-    /// Hears what the kernel's cache saw of connections ending. Gives what else it saw.
-    pub fn take_events(&self, mut heard: impl FnMut(FlowId, Direction, u8)) -> SeenBesides {
-        let mut besides = SeenBesides::default();
-        let Some(cache) = self.cache() else { return besides };
+    /// Hears what the kernel's cache saw.
+    pub fn take_events(&self) -> Events {
+        let mut seen = Events::default();
+        let Some(cache) = self.cache() else { return seen };
         cache.take_events(|event| {
             if event.seen.path() {
-                besides.paths.push(PathId(event.flow.0));
+                seen.paths.push(PathId(event.flow.0));
                 return;
             }
             if event.seen.wants_answer() {
-                besides.one_way.push(event.flow);
+                seen.one_way.push(event.flow);
             }
             match (event.seen.too_big(), event.wire) {
                 (Some(mtu), Some(key)) => {
                     let remote = key.destination().ip();
                     self.narrow_paths(remote, mtu);
                     let payload = mtu.saturating_sub(packet_max(remote, 0));
-                    besides.narrow.push((remote, u16::try_from(payload).unwrap_or(u16::MAX)));
+                    seen.narrow.push((remote, u16::try_from(payload).unwrap_or(u16::MAX)));
                 }
-                (None, Some(key)) => besides.pinholes.extend(pinhole::received(&key)),
+                (None, Some(key)) if event.seen.opened() => seen.turns.push((event.flow, Turn::Opened(key.tuple()))),
+                (None, Some(key)) => seen.pinholes.extend(pinhole::received(&key)),
                 (_, None) => {}
             }
-            event.seen.ends().for_each(|(direction, flags)| heard(event.flow, direction, flags));
+            let ended = event.seen.ends().map(|(direction, flags)| (event.flow, Turn::Ended(direction, flags)));
+            seen.turns.extend(ended);
+            seen.turns.extend(event.seen.over().then_some((event.flow, Turn::Over)));
         });
-        besides
+        seen
     }
 
     /// Empties the kernel's cache.

@@ -24,7 +24,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use margay_core::direct::DirectEvent;
-use margay_core::entry::{PathId, Wire};
+use margay_core::entry::{PathId, Tuple, Wire};
 use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::time::Instant;
 use margay_core::{Event, Sal};
@@ -63,6 +63,10 @@ pub trait Core: Send + 'static {
     fn handle_direct(&mut self, now: Instant, flow: FlowId, event: DirectEvent);
     /// See [`Sal::handle_strange_seal`].
     fn handle_strange_seal(&mut self, now: Instant, flow: FlowId);
+    /// See [`Sal::handle_opened`].
+    fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple);
+    /// See [`Sal::handle_over`].
+    fn handle_over(&mut self, now: Instant, flow: FlowId);
     /// See [`Sal::handle_path_direct`].
     fn handle_path_direct(&mut self, now: Instant, path: PathId);
     /// See [`Sal::handle_silence`].
@@ -104,6 +108,14 @@ impl Core for Sal {
 
     fn handle_strange_seal(&mut self, now: Instant, flow: FlowId) {
         self.handle_strange_seal(now, flow);
+    }
+
+    fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
+        self.handle_opened(now, flow, app);
+    }
+
+    fn handle_over(&mut self, now: Instant, flow: FlowId) {
+        self.handle_over(now, flow);
     }
 
     fn handle_path_direct(&mut self, now: Instant, path: PathId) {
@@ -188,6 +200,8 @@ pub(crate) struct Shared<C> {
     pub ordering: Agenda,
     pub unconnected: Option<Arc<Unconnected>>,
     pub timer: Timer,
+    /// Packets are taken from now on.
+    pub begun: Wake,
     pub stop: Wake,
     /// The kernel's cache came or went.
     pub reload: Wake,
@@ -209,7 +223,8 @@ pub struct Datapath<C: Core = Sal> {
 
 impl<C: Core> Datapath<C> {
     /// Opens the TUN and the UDP port and starts the threads. `core`'s clock must be [`clock::now`]. `on_event` is
-    /// called on whichever thread drains the core, under its lock: it must be quick and must not call back.
+    /// called on whichever thread drains the core, under its lock: it must be quick and must not call back. Packets wait in the kernel's
+    /// queues until [`begin`](Self::begin).
     pub fn start(mut config: DatapathConfig, core: C, on_event: Box<dyn FnMut(Event) + Send>) -> Result<Self, Error> {
         if !(DATAGRAM_MIN..=DATAGRAM_MAX).contains(&config.datagram_max) {
             let (low, high) = (DATAGRAM_MIN, DATAGRAM_MAX);
@@ -229,6 +244,7 @@ impl<C: Core> Datapath<C> {
             ordering: Agenda::new().map_err(descriptors)?,
             unconnected: config.unconnected.take(),
             timer: Timer::new().map_err(descriptors)?,
+            begun: Wake::new().map_err(descriptors)?,
             stop: Wake::new().map_err(descriptors)?,
             reload: Wake::new().map_err(descriptors)?,
             routes: Wake::new().map_err(descriptors)?,
@@ -239,8 +255,8 @@ impl<C: Core> Datapath<C> {
             failure: Mutex::new(None),
         });
         let mut datapath = Self { shared, threads: Vec::new() };
-        datapath.spawn("margay-egress", egress::run)?;
-        datapath.spawn("margay-ingress", ingress::run)?;
+        datapath.spawn("margay-egress", |shared| shared.when_begun(egress::run))?;
+        datapath.spawn("margay-ingress", |shared| shared.when_begun(ingress::run))?;
         datapath.spawn("margay-core", core_thread::run)?;
         // The core may have something to say already, and a first deadline.
         datapath.with_sal(|_, _| ());
@@ -264,9 +280,15 @@ impl<C: Core> Datapath<C> {
         Ok(())
     }
 
+    /// Takes packets from now on. Before, the core should know whatever they ask for: one that it cannot place is refused.
+    pub fn begin(&self) {
+        self.shared.begun.set();
+    }
+
     /// Runs `act` on the core, then carries out what the core asks for. For the control side.
     pub fn with_sal<R>(&self, act: impl FnOnce(&mut C, Instant) -> R) -> R {
         let mut side = self.shared.core.lock();
+        side.cache_events(&self.shared);
         let result = act(&mut side.core, clock::now());
         side.drain(&self.shared);
         result
@@ -400,6 +422,12 @@ impl<C> Shared<C> {
     fn halt(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.stop.set();
+    }
+
+    /// What takes packets waits until it may.
+    fn when_begun(&self, run: impl FnOnce(&Self) -> io::Result<()>) -> io::Result<()> {
+        let [has_begun, _] = readable([self.begun.as_fd(), self.stop.as_fd()])?;
+        if has_begun { run(self) } else { Ok(()) }
     }
 
     pub fn is_stopping(&self) -> bool {

@@ -321,14 +321,17 @@ impl Table {
     pub fn apply(&mut self, update: EntryUpdate) -> Applied {
         match update {
             EntryUpdate::Path(path) => self.set_path(path),
-            // Nothing that packets need.
-            EntryUpdate::Show { .. } => Applied::Done,
+            // Nothing that packets here need.
+            EntryUpdate::Show { .. }
+            | EntryUpdate::Grant(_)
+            | EntryUpdate::StopGrant(_)
+            | EntryUpdate::RemoveGrant(_) => Applied::Done,
             EntryUpdate::Stripe { flow, news } => self.stripes.get(&flow).map_or(Applied::Stale, |stripe| {
                 stripe.note(news);
                 Applied::Done
             }),
             EntryUpdate::RemovePath(id) => self.paths.remove(&id).map_or(Applied::Stale, |_| Applied::Done),
-            EntryUpdate::Install(entry) => self.install(&entry),
+            EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => self.install(&entry),
             EntryUpdate::Remove { flow, reason } => self.remove(flow, reason),
         }
     }

@@ -8,12 +8,15 @@ mod namespace;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::Duration;
 
-use margay_core::{Direction, PathId, Tuple};
+use margay_core::entry::GRANT_RECORD_LEN;
+use margay_core::{Direction, Grant, PathId, Role, Tuple};
+use margay_datapath::direct::{Route, Routing};
 use margay_datapath::kernel::{CacheConfig, KernelCache, WireFlow, WirePath};
 use margay_datapath::{Counters, Datapath, DatapathConfig, Error, clock};
 use margay_wire::FlowId;
@@ -42,17 +45,50 @@ fn translated(tuple: Tuple, v4: bool) -> Tuple {
 }
 
 fn network(remote: [&'static str; 2], to_v4: bool, scan_ms: u64) -> Network {
+    routed(remote, to_v4, scan_ms, [None, None])
+}
+
+/// The same, where the datapaths know that everything leaves by `eth0` with these addresses.
+fn routed(remote: [&'static str; 2], to_v4: bool, scan_ms: u64, locals: [Option<IpAddr>; 2]) -> Network {
     let hosts = two_hosts();
     let translate: fn(Tuple) -> Tuple =
         if to_v4 { |tuple| translated(tuple, true) } else { |tuple| translated(tuple, false) };
     let mut started = [0, 1].map(|at| {
         let (mirror, heard) = Mirror::new(remote[at].parse().unwrap(), 1452, translate);
-        let config = DatapathConfig { activity_scan_ms: scan_ms, ..DatapathConfig::default() };
-        let datapath = hosts[at].run(move || Datapath::start(config, mirror, Box::new(|_| ())).unwrap());
+        let datapath = hosts[at].run(move || {
+            let link = locals[at].map(|local| OneLink { local, ifindex: eth0() });
+            let routing = link.map(|link| Box::new(link) as Box<dyn Routing>);
+            let config = DatapathConfig { activity_scan_ms: scan_ms, routing, ..DatapathConfig::default() };
+            let datapath = Datapath::start(config, mirror, Box::new(|_| ())).unwrap();
+            datapath.begin();
+            datapath
+        });
         Some((datapath, heard))
     });
     let [first, second] = [0, 1].map(|at| started[at].take().unwrap());
     Network { hosts, datapaths: [first.0, second.0], heard: [first.1, second.1] }
+}
+
+/// Everything leaves by one interface.
+struct OneLink {
+    local: IpAddr,
+    ifindex: u32,
+}
+
+impl Routing for OneLink {
+    fn route(&self, remote: IpAddr, _: Option<IpAddr>) -> Option<Route> {
+        Some(Route { local: self.local, next_hop: remote, ifindex: self.ifindex, mtu: 1500 })
+    }
+
+    fn is_up(&self, _: IpAddr) -> bool {
+        true
+    }
+
+    fn forget_neighbour(&self, _: u32, _: IpAddr) {}
+}
+
+fn eth0() -> u32 {
+    nix::net::if_::if_nametoindex("eth0").unwrap()
 }
 
 const UNDERLAY_V4: [&str; 2] = ["10.77.0.2:54324", "10.77.0.1:54324"];
@@ -265,7 +301,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
         let pin_dir = std::env::temp_dir().join(format!("margay-two-hosts-{}", std::process::id()));
         let place = pin_dir.clone();
         let ([used, other], path) = network.hosts[0].run(move || {
-            let eth0 = nix::net::if_::if_nametoindex("eth0").unwrap();
+            let eth0 = eth0();
             let config = CacheConfig {
                 sal0: "sal0".to_owned(),
                 interfaces: vec![eth0],
@@ -317,6 +353,94 @@ fn an_end_that_nobody_was_told_of_is_found() {
         assert_eq!(ends, Some(vec![(Direction::Ingress, 1)]), "it goes with the flow to another path");
         drop(other);
         KernelCache::remove_pins(&pin_dir);
+    });
+}
+
+/// A cache of a host: the one in use, and another whose programs are in the place of its own, if the events of those `are_lost`.
+fn opened_cache(host: &Host, pin_dir: PathBuf, are_lost: bool) -> (Arc<KernelCache>, Option<KernelCache>) {
+    host.run(move || {
+        let config = CacheConfig {
+            sal0: "sal0".to_owned(),
+            interfaces: vec![eth0()],
+            pin_dir,
+            flow_ports: 61_000..=61_999,
+            flows_max: 16,
+        };
+        let used = KernelCache::open(&config).unwrap();
+        (Arc::new(used), are_lost.then(|| KernelCache::open(&config).unwrap()))
+    })
+}
+
+fn cache_counter(cache: &KernelCache, name: &str) -> u64 {
+    cache.counters().iter().find(|(counter, _)| *counter == name).unwrap().1
+}
+
+/// Two connections by a grant, one without: the grant is used up.
+fn connect_by_grant(pin_dir: &Path, are_lost: bool) {
+    let locals = ["10.77.0.1", "10.77.0.2"].map(|address| address.parse().ok());
+    let network = routed(UNDERLAY_V4, true, 20, locals);
+    // What goes direct to a neighbour that the host has yet to find is lost.
+    echo(&network, true, true, 1, || ());
+    let caches = [0, 1].map(|at| opened_cache(&network.hosts[at], pin_dir.join(at.to_string()), are_lost && at == 1));
+    let nobody = (Ipv4Addr::UNSPECIFIED, 0).into();
+    let apps = [(nobody, (PEER_V4, 80).into()), ((OWN_V4, 80).into(), (PEER_V4, 50_000).into())];
+    let [ours, theirs] = [(Role::Initiator, 61_184, 61_900), (Role::Responder, 61_900, 61_184)];
+    for (at, (role, local_port, remote_port)) in [ours, theirs].into_iter().enumerate() {
+        network.datapaths[at].use_cache(Some(Arc::clone(&caches[at].0)));
+        let (source, destination) = apps[at];
+        let grant = Grant {
+            id: FlowId(5),
+            role,
+            app: Tuple { protocol: 6, source, destination },
+            path: PathId(1),
+            local_port,
+            remote_port,
+            first_flow: FlowId(1000),
+            count: 2,
+            until: clock::now() + PATIENCE,
+            ports: std::array::from_fn(|flow| 50_000 + flow as u16),
+            record: [0; GRANT_RECORD_LEN],
+        };
+        network.datapaths[at].with_sal(|core, _| core.grant(grant));
+    }
+    let before = counters(&network);
+    for flow in 0..2 {
+        let number = FlowId(1000 + flow);
+        let own = echo(&network, true, true, 1 << 20, || {
+            if !are_lost {
+                let known = [0, 1].map(|at| network.datapaths[at].with_sal(|core, _| core.knows(number)));
+                assert_eq!(known, [true; 2], "who asks is told what has been heard");
+            }
+        });
+        for (at, from, to) in [(0, own, apps[0].1), (1, apps[1].0, (PEER_V4, 50_000 + flow as u16).into())] {
+            let app = Tuple { protocol: 6, source: from, destination: to };
+            hear(&network, at, |heard| *heard == Heard::Opened(number, app));
+            hear(&network, at, |heard| matches!(heard, Heard::Passed(id, _, 1) if *id == number));
+            let state = caches[at].0.state(number).unwrap();
+            assert!(state.counters.ingress_bytes >= 1 << 20 && state.counters.egress_bytes >= 1 << 20);
+        }
+    }
+    assert_eq!(counters(&network), before, "no agent was on the way");
+    echo(&network, true, true, 1 << 20, || ());
+    let taken = ["taken", "opened"].map(|name| [0, 1].map(|at| cache_counter(&caches[at].0, name)));
+    assert_eq!(taken, [[2, 0], [0, 2]]);
+    assert!(counters(&network)[0].egress_misses > before[0].egress_misses, "the third has none left");
+    for at in 0..2 {
+        KernelCache::remove_pins(&pin_dir.join(at.to_string()));
+    }
+}
+
+#[test]
+fn kernels_open_connections_by_themselves() {
+    isolated("kernels_open_connections_by_themselves", || {
+        if !nix::unistd::geteuid().is_root() {
+            return eprintln!("skipped: eBPF needs root");
+        }
+        for are_lost in [false, true] {
+            let pin_dir = std::env::temp_dir().join(format!("margay-grants-{}-{are_lost}", std::process::id()));
+            connect_by_grant(&pin_dir, are_lost);
+            std::fs::remove_dir(&pin_dir).unwrap();
+        }
     });
 }
 

@@ -63,6 +63,14 @@ fn interface(name: &str) -> u32 {
 
 /// A client on the first host that knows where the service is; the second host serves it at `listener`.
 fn network(listener: SocketAddr) -> Network {
+    let network = network_without_service();
+    serve_at(&network, listener);
+    network.datapaths.iter().for_each(Datapath::begin);
+    network
+}
+
+/// The second host serves nothing, and neither takes packets yet.
+fn network_without_service() -> Network {
     let hosts = two_hosts();
     let [first, second] = [start(&hosts[0], 1), start(&hosts[1], 2)];
     let web = service("web.shop");
@@ -72,11 +80,15 @@ fn network(listener: SocketAddr) -> Network {
         sal.bind_name(WEB_V4.into(), web);
         sal.bind_name(NOBODY_V4.into(), service("nobody.shop"));
     });
-    second.0.with_sal(|sal, now| {
-        let demux = Demux { listener, service_port: None, protocol: None, allow: Allow::Any };
-        sal.add_rule(now, web.into(), Rule { priority: 1, weight: 1, action: Action::Demux(demux) }).unwrap();
-    });
     Network { hosts, datapaths: [first.0, second.0], events: [first.1, second.1] }
+}
+
+fn serve_at(network: &Network, listener: SocketAddr) {
+    network.datapaths[1].with_sal(|sal, now| {
+        let demux = Demux { listener, service_port: None, protocol: None, allow: Allow::Any };
+        let rule = Rule { priority: 1, weight: 1, action: Action::Demux(demux) };
+        sal.add_rule(now, service("web.shop").into(), rule).unwrap();
+    });
 }
 
 /// Serves `count` connections, each of which gets back what it sends; gives the clients' addresses as the server saw them.
@@ -154,6 +166,30 @@ fn connections_by_name() {
                 assert!(clients.iter().all(|client| client.ip() == real), "{clients:?}");
             }
         }
+    });
+}
+
+/// A host that starts is asked for what it does not serve yet, and answers when it does.
+#[test]
+fn packets_wait_until_the_core_knows_what_they_ask_for() {
+    isolated("packets_wait_until_the_core_knows_what_they_ask_for", || {
+        let listener: SocketAddr = "0.0.0.0:80".parse().unwrap();
+        let network = network_without_service();
+        network.datapaths[0].begin();
+        let server = serve(&network, listener, 1);
+        thread::scope(|scope| {
+            let connect = || TcpStream::connect_timeout(&SocketAddr::new(WEB_V4.into(), 80), PATIENCE).unwrap();
+            let host = &network.hosts[0];
+            let client = scope.spawn(move || host.run(connect));
+            while network.datapaths[0].with_sal(|sal, _| sal.counters().messages_sent(Kind::Syn)) == 0 {
+                assert!(!client.is_finished(), "refused before it was asked for");
+                thread::yield_now();
+            }
+            serve_at(&network, listener);
+            network.datapaths[1].begin();
+            exchange(client.join().unwrap(), 1000);
+        });
+        server.join().unwrap();
     });
 }
 

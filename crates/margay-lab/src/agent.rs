@@ -138,6 +138,15 @@ pub fn metric(host: &Host, name: &str) -> Result<f64> {
     if counts.is_empty() { bail!("the agent of {} counts no {name}", host.name()) } else { Ok(counts.iter().sum()) }
 }
 
+/// Connections that a host's kernel has begun by itself, by grants (docs/decisions/0035).
+///
+/// # Errors
+///
+/// No agent runs on the host, or its flows are not the kernel's.
+pub fn taken(host: &Host) -> Result<f64> {
+    metric(host, "margay_kernel_taken_total")
+}
+
 /// Live flows of a host, at most ten thousand of them.
 ///
 /// # Errors

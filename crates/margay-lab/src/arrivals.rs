@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ pub use crate::traffic::{Arrival, now_ms};
 /// The program that connects again and again.
 pub struct Arrivals {
     child: Child,
+    input: Option<ChildStdin>,
     ended: Receiver<Arrival>,
     all: BTreeMap<u64, Arrival>,
     /// All numbers below this one have ended.
@@ -27,10 +28,31 @@ impl Arrivals {
     ///
     /// The program cannot be started.
     pub fn start(host: &Host, name: &str, port: u16, every: Duration, ask: Option<&str>) -> Result<Self> {
+        let options = ask.map(|ask| ["--ask", ask]);
+        Self::start_as(host, name, port, every, options.as_ref().map_or(&[][..], |options| &options[..]))
+    }
+
+    /// As [`start`](Self::start), with so many at once and no more: where that is too much for the machine, there are fewer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub fn start_at_most(
+        at_most: usize,
+        host: &Host,
+        (name, port): (&str, u16),
+        every: Duration,
+        ask: &str,
+    ) -> Result<Self> {
+        Self::start_as(host, name, port, every, &["--ask", ask, "--at-most", &at_most.to_string()])
+    }
+
+    fn start_as(host: &Host, name: &str, port: u16, every: Duration, options: &[&str]) -> Result<Self> {
         let (port, every) = (port.to_string(), every.as_millis().to_string());
         let mut command = host.traffic(["arrivals", name, &port, "--every-ms", &every])?;
-        command.args(ask.iter().flat_map(|ask| ["--ask", ask]));
-        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start connections")?;
+        command.args(options);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start connections")?;
         let lines = BufReader::new(child.stdout.take().context("the connections have no output")?).lines();
         let (sender, ended) = mpsc::channel();
         // Ends with the program, or with whoever wants to know.
@@ -38,7 +60,18 @@ impl Arrivals {
             let arrivals = lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok());
             arrivals.into_iter().try_for_each(|arrival| sender.send(arrival))
         });
-        Ok(Self { child, ended, all: BTreeMap::new(), unbroken: 0 })
+        let input = child.stdin.take();
+        Ok(Self { child, input, ended, all: BTreeMap::new(), unbroken: 0 })
+    }
+
+    /// Begins no more. Returns when all have ended that have begun.
+    ///
+    /// # Errors
+    ///
+    /// The program is none of ours.
+    pub fn stop(&mut self) -> Result<()> {
+        drop(self.input.take());
+        self.child.wait().map(drop).context("connections that do not end")
     }
 
     /// All so far, when everything has ended that began before a moment ([`now_ms`]), and something that began later, too.

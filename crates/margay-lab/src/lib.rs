@@ -10,6 +10,7 @@ pub mod cgroup;
 pub mod command;
 pub mod demo;
 pub mod downloads;
+pub mod entries;
 pub mod fabric;
 pub mod figure;
 pub mod filter;

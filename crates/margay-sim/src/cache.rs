@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::{Entry, EntryUpdate, Instant, KNOCK_WINDOW, Passage, Path, PathId, Tuple, Wire};
+use margay_core::{Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Tuple, Wire};
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr,
 };
@@ -88,6 +88,8 @@ pub struct Cache {
     pub refused: u64,
     /// The kernel's cache, where the host has one.
     pub kernel: Option<Kernel>,
+    /// Grants that are not over.
+    pub grants: HashMap<FlowId, Grant>,
 }
 
 impl Cache {
@@ -101,6 +103,7 @@ impl Cache {
             seals: HashMap::new(),
             refused: 0,
             kernel: None,
+            grants: HashMap::new(),
         }
     }
 
@@ -124,12 +127,28 @@ impl Cache {
             }
             // Simulated programs know surrogates, and striped flows take their places in turn.
             EntryUpdate::Show { .. } | EntryUpdate::Stripe { .. } => {}
-            EntryUpdate::Install(entry) => self.install(entry),
+            EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => self.install(entry),
+            EntryUpdate::Grant(grant) => {
+                self.grants.insert(grant.id, *grant);
+                if let (Some(kernel), Some(path)) = (&mut self.kernel, self.paths.get(&grant.path)) {
+                    kernel.grants.add(*grant, (path.local.unwrap_or(self.own), path.remote.ip()));
+                }
+            }
+            EntryUpdate::StopGrant(id) => {
+                if let Some(kernel) = &mut self.kernel {
+                    kernel.grants.stop(id);
+                }
+            }
+            EntryUpdate::RemoveGrant(id) => {
+                if let (Some(grant), Some(kernel)) = (self.grants.remove(&id), &mut self.kernel) {
+                    kernel.reap(grant.first_flow, grant.count, |flow| self.by_flow.contains_key(&flow));
+                }
+            }
             EntryUpdate::Remove { flow, .. } => {
                 self.seals.remove(&flow);
-                if let Some(slot) = self.by_flow.remove(&flow) {
-                    self.by_tuple.remove(&slot.entry.app);
-                }
+                // What the kernel has opened and nobody has told the caches of stays there.
+                let Some(slot) = self.by_flow.remove(&flow) else { return };
+                self.by_tuple.remove(&slot.entry.app);
                 if let Some(kernel) = &mut self.kernel {
                     kernel.follow(flow, None);
                 }

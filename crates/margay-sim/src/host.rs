@@ -10,6 +10,7 @@ use margay_core::{AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, I
 use margay_wire::{FENCE, FlowId, PORT};
 
 use crate::cache::{Cache, Carried};
+use crate::kernel::Kernel;
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, UDP};
 use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
@@ -156,6 +157,11 @@ impl Host {
         self.streams.len() - 1
     }
 
+    /// The next connections are from the ports of as many before.
+    pub const fn come_round(&mut self, count: u16) {
+        self.next_port -= count;
+    }
+
     fn fresh_tuple(&mut self, to: SocketAddr) -> Tuple {
         self.next_port += 1;
         let own: IpAddr = if to.is_ipv4() { HOST_V4.into() } else { HOST_V6.into() };
@@ -258,6 +264,12 @@ impl Host {
             self.sal.handle_path_direct(now, path);
         }
         let Some(kernel) = &mut self.cache.kernel else { return };
+        let opened = kernel.grants.take_opened();
+        if !opened.is_empty() {
+            opened.iter().for_each(|(flow, app)| self.sal.handle_opened(now, *flow, app));
+            self.drain(now);
+        }
+        let Some(kernel) = &mut self.cache.kernel else { return };
         for flow in kernel.take_one_way() {
             self.outbox.extend(self.cache.bare(flow).map(Outgoing::Direct));
         }
@@ -266,6 +278,7 @@ impl Host {
                 let flags = segment.flags;
                 self.deliver(now, segment.readdressed(tuple));
                 self.report(now, flow, Direction::Ingress, flags);
+                self.hear_over(now);
             }
             None => {
                 // Consumed, or dropped and counted.
@@ -273,6 +286,11 @@ impl Host {
             }
         }
         self.drain(now);
+    }
+
+    fn hear_over(&mut self, now: Instant) {
+        let over = self.cache.kernel.as_mut().map(Kernel::take_over).unwrap_or_default();
+        over.into_iter().for_each(|flow| self.sal.handle_over(now, flow));
     }
 
     fn report(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
@@ -331,6 +349,7 @@ impl Host {
         if let Some((flow, direct)) = self.cache.send_direct(now, &segment) {
             self.outbox.push(Outgoing::Direct(direct));
             self.report(now, flow, Direction::Egress, segment.flags);
+            self.hear_over(now);
             return;
         }
         self.agent_egress(now, &segment, packet);

@@ -9,7 +9,8 @@ use margay_core::{Instant, Tuple, Wire};
 use margay_wire::FlowId;
 
 use crate::cache::wire_tuple;
-use crate::program::{FIN, SYN, Segment, UDP};
+use crate::granted::{Grants, Opening};
+use crate::program::{ACK, FIN, SYN, Segment, UDP};
 
 /// A wait for an answer is too long after this and twice the round trip.
 const STALL: Duration = Duration::from_millis(190);
@@ -37,6 +38,24 @@ struct Direct {
     last_out: Option<Instant>,
     last_in: Option<Instant>,
     asked: Option<Instant>,
+    /// The number after this end's FIN, which has gone direct, and after the peer's; and what each has acknowledged last.
+    ends: (Option<u32>, Option<u32>),
+    acknowledged: (u32, u32),
+    /// Each has acknowledged all of the other's.
+    is_over: bool,
+}
+
+impl Direct {
+    /// Whether the last packet was the end of it.
+    fn ends_now(&mut self) -> bool {
+        let acknowledged = (Some(self.acknowledged.1), Some(self.acknowledged.0));
+        self.ends == acknowledged && !std::mem::replace(&mut self.is_over, true)
+    }
+}
+
+/// The number after a segment's FIN.
+fn end_of(segment: &Segment) -> Option<u32> {
+    (segment.flags & FIN != 0).then(|| segment.sequence.wrapping_add(segment.data.len() as u32 + 1))
 }
 
 /// What the agent wants of a flow.
@@ -62,6 +81,12 @@ pub struct Kernel {
     pub stalls: u64,
     /// Flows whose datagrams want an answer.
     one_way: Vec<FlowId>,
+    /// Flows that are over, and of which the agent was not told yet.
+    over: Vec<FlowId>,
+    /// What it may open by itself.
+    pub(crate) grants: Grants,
+    /// Flows that it took by grants for programs here, and those that it opened for peers.
+    pub set_up: (u64, u64),
 }
 
 impl Default for Kernel {
@@ -74,6 +99,9 @@ impl Default for Kernel {
             sent: 0,
             stalls: 0,
             one_way: Vec::new(),
+            over: Vec::new(),
+            grants: Grants::default(),
+            set_up: (0, 0),
         }
     }
 }
@@ -82,6 +110,8 @@ impl Kernel {
     /// Takes the entry that the agent wants; what goes direct neither way is no entry.
     pub(crate) fn follow(&mut self, flow: FlowId, wanted: Option<Wanted>) {
         match wanted.filter(|wanted| wanted.wire.sending || wanted.wire.accepting) {
+            // A five-tuple that leads to another flow, which goes on, is that one's.
+            Some(Wanted { app, .. }) if self.is_anothers(&app, flow) => {}
             Some(Wanted { app, wire, between, is_held }) => {
                 self.by_app.insert(app, flow);
                 let fresh = Direct {
@@ -95,6 +125,9 @@ impl Kernel {
                     last_out: None,
                     last_in: None,
                     asked: None,
+                    ends: (None, None),
+                    acknowledged: (0, 0),
+                    is_over: false,
                 };
                 let entry = self.flows.entry(flow).or_insert(fresh);
                 (entry.app, entry.wire, entry.between) = (app, wire, between);
@@ -102,17 +135,26 @@ impl Kernel {
                 (entry.unanswered_since, entry.is_stalled) = (None, false);
             }
             None => {
-                if let Some(entry) = self.flows.remove(&flow) {
+                // The five-tuple may be another flow's by now.
+                if let Some(entry) = self.flows.remove(&flow)
+                    && self.by_app.get(&entry.app) == Some(&flow)
+                {
                     self.by_app.remove(&entry.app);
                 }
             }
         }
     }
 
+    fn is_anothers(&self, app: &Tuple, flow: FlowId) -> bool {
+        let other = self.by_app.get(app).filter(|other| **other != flow).and_then(|other| self.flows.get(other));
+        other.is_some_and(|other| other.wire.sending)
+    }
+
     /// Forgets every flow.
     pub(crate) fn clear(&mut self) {
         self.flows.clear();
         self.by_app.clear();
+        self.grants.clear();
     }
 
     /// Whether the flow has stalled; `None` when it is not here.
@@ -122,10 +164,13 @@ impl Kernel {
 
     /// The application's packet as it goes on the wire; `None` when the agent is to have it.
     pub(crate) fn egress(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
-        if segment.flags & SYN != 0 {
+        if segment.flags & (SYN | ACK) == SYN && !self.take(now, segment) {
             return None;
         }
         let flow = *self.by_app.get(&segment.tuple)?;
+        if segment.flags & SYN != 0 && !self.grants.is_fresh(flow) {
+            return None;
+        }
         let entry = self.flows.get_mut(&flow)?;
         if !entry.wire.sending || entry.is_stalled || entry.is_held {
             return None;
@@ -155,6 +200,9 @@ impl Kernel {
             }
             entry.unanswered_since.get_or_insert(now);
         }
+        entry.ends.0 = end_of(segment).or(entry.ends.0);
+        entry.acknowledged.0 = segment.acknowledgement;
+        self.over.extend(entry.ends_now().then_some(flow));
         entry.last_out = Some(now);
         self.sent += 1;
         Some((flow, packet))
@@ -170,7 +218,19 @@ impl Kernel {
                 && entry.between == (destination.ip(), source.ip())
                 && (entry.wire.remote_port, entry.wire.local_port) == (source.port(), destination.port())
         };
+        if segment.flags & (SYN | ACK) == SYN
+            && !self.flows.values().any(is_on)
+            && let Some(opening) = self.grants.open(now, segment)
+            && !self.by_app.contains_key(&opening.app)
+        {
+            self.set_up.1 += 1;
+            self.open(opening);
+        }
         let (flow, entry) = self.flows.iter_mut().find(|(_, entry)| is_on(entry))?;
+        self.grants.note(*flow, entry.app, segment.flags);
+        entry.ends.1 = end_of(segment).or(entry.ends.1);
+        entry.acknowledged.1 = segment.acknowledgement;
+        self.over.extend(entry.ends_now().then_some(*flow));
         if segment.tuple.protocol == UDP {
             entry.unanswered_since = None;
             if is_bare {
@@ -192,6 +252,58 @@ impl Kernel {
             entry.rtt = if wait > entry.rtt { wait } else { entry.rtt - shorter };
         }
         Some((*flow, entry.app.reversed()))
+    }
+
+    /// A program's SYN: whether it opens a flow by a grant. One that comes again has had no answer: the agent is to set it up, and what
+    /// still comes of the first one is nobody's.
+    fn take(&mut self, now: Instant, segment: &Segment) -> bool {
+        if let Some(flow) = self.by_app.get(&segment.tuple)
+            && self.flows.get(flow).is_none_or(|entry| entry.ends.0.is_none() || entry.ends.1.is_none())
+        {
+            if let Some(entry) = self.flows.get_mut(flow).filter(|_| self.grants.is_fresh(*flow)) {
+                (entry.wire.sending, entry.wire.accepting) = (false, false);
+            }
+            return false;
+        }
+        self.by_app.remove(&segment.tuple);
+        let Some(opening) = self.grants.take(now, segment) else { return false };
+        self.set_up.0 += 1;
+        self.open(opening);
+        true
+    }
+
+    fn open(&mut self, opening: Opening) {
+        let Opening { flow, app, wire, between } = opening;
+        self.follow(flow, Some(Wanted { app, wire, between, is_held: false }));
+    }
+
+    /// A grant is over: what nobody has answered goes, and what the agent does not know.
+    pub(crate) fn reap(&mut self, first: FlowId, count: u16, is_known: impl Fn(FlowId) -> bool) {
+        let fresh = self.grants.take_fresh(first, count);
+        let of_grant = (first.0..first.0 + u32::from(count)).map(FlowId);
+        for flow in of_grant.filter(|flow| fresh.contains(flow) || !is_known(*flow)) {
+            if let Some(entry) = self.flows.remove(&flow)
+                && self.by_app.get(&entry.app) == Some(&flow)
+            {
+                self.by_app.remove(&entry.app);
+            }
+        }
+    }
+
+    /// What it carries: the application's five-tuple, and how the packets look between the hosts. Without flows that nobody has answered yet.
+    pub fn entries(&self) -> Vec<(FlowId, Tuple, Wire)> {
+        let told = self.flows.iter().filter(|(flow, _)| !self.grants.is_fresh(**flow));
+        told.map(|(flow, entry)| (*flow, entry.app, entry.wire)).collect()
+    }
+
+    /// Nothing is opened any more.
+    pub fn forget_grants(&mut self) {
+        self.grants.stop_all();
+    }
+
+    /// Flows that are over since it was asked last: each end has acknowledged all of the other's.
+    pub(crate) fn take_over(&mut self) -> Vec<FlowId> {
+        std::mem::take(&mut self.over)
     }
 
     /// Flows whose datagrams want an answer, since none goes back.

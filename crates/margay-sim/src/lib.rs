@@ -7,8 +7,9 @@
 pub mod cache;
 pub mod certificate;
 pub mod check;
+pub mod granted;
 pub mod host;
-pub mod kernel;
+mod kernel;
 pub mod network;
 pub mod program;
 mod seal;

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use margay_core::{Carriage, FlowInfo, Why};
+use margay_core::direct::DirectEvent;
+use margay_core::{Carriage, FlowInfo, Lifecycle, Why};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::network::Passing;
 use margay_sim::stream::{Plan, State};
@@ -210,6 +211,31 @@ fn a_second_flow_starts_direct_and_its_data_is_never_encapsulated() {
         assert_eq!(data.count(), 0, "talk {number}");
         assert_eq!(pair.out_of_order(), 0, "talk {number}");
         pair.check(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn what_is_left_of_a_closed_flow_says_nothing_of_its_path() {
+    let asks = Plan { write: 300, every: Duration::from_millis(20), writes: 20, closes: true };
+    let mut pair = pair(4, slow(5), Plan { writes: 10, ..CHAT });
+    let first = pair.connect(asks);
+    pair.until_direct(first, SECOND);
+    pair.run(SECOND);
+    for host in [pair.client, pair.server] {
+        let now = pair.world.now;
+        let sal = &mut pair.world.host(host).sal;
+        let closed = sal.flows().find(|flow| flow.lifecycle == Lifecycle::Closed).expect("it lingers").flow;
+        // A last packet, for which nobody is there any more.
+        sal.handle_direct(now, closed, DirectEvent::Stalled);
+        pair.world.touch(host);
+    }
+    pair.run(Duration::from_millis(100));
+    let second = pair.connect(CHAT);
+    pair.run(SECOND);
+    assert!(pair.is_direct(second), "{:?}", pair.carriages(second));
+    assert_eq!((pair.ends(second).client.why, pair.ends(second).server.why), (Why::Hinted, Why::Hinted));
+    for host in [pair.client, pair.server] {
+        assert!(pair.world.host(host).sal.associations().all(|peer| !peer.is_suspected && peer.trouble.is_none()));
     }
 }
 

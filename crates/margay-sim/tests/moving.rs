@@ -176,6 +176,20 @@ fn a_silent_path_is_left_for_another() {
 }
 
 #[test]
+fn when_the_network_is_back_connections_do_not_wait_for_their_timers() {
+    for direct in [false, true] {
+        let mut site = site(12, steady(), direct, (CHAT, CHAT));
+        let (client, server) = (site.world.host(site.client).address, site.world.host(site.server).address);
+        site.world.network.cut(client, server);
+        // The timers of both would expire some five seconds later.
+        site.world.run_for(20 * SECOND);
+        site.world.network.heal();
+        site.world.run_for(3 * SECOND);
+        assert!(site.is_alive(), "direct {direct}");
+    }
+}
+
+#[test]
 fn one_flow_moves_and_the_others_stay() {
     for direct in [false, true] {
         let mut site = site(11, steady(), direct, (CHAT, CHAT));

@@ -3,6 +3,7 @@
 use core::net::SocketAddr;
 
 use crate::address::{emit_ip, parse_socket};
+use crate::grant::{GRANT_LEN, GrantRepr};
 use crate::header::{Error, SessionId};
 use crate::notice::{NOTICE_LEN, NoticeRepr};
 use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
@@ -41,6 +42,7 @@ pub mod extension_type {
     pub const STRIPE: u8 = 15;
     pub const ARRIVALS: u8 = 16;
     pub const NOTICE: u8 = 17;
+    pub const GRANT: u8 = 18 | CRITICAL;
 }
 use extension_type as kind;
 
@@ -262,13 +264,16 @@ pub enum Extension<'a> {
     Arrivals(ArrivalsRepr),
     /// A name that the sender serves.
     Notice(NoticeRepr),
+    /// Flows that the kernels may open.
+    Grant(GrantRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
 
 /// CHAIN is reserved, and not yet known.
 const fn is_unknown_critical(byte: u8) -> bool {
-    byte & CRITICAL != 0 && !matches!(byte, kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK | kind::MOVE)
+    byte & CRITICAL != 0
+        && !matches!(byte, kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK | kind::MOVE | kind::GRANT)
 }
 
 fn array<const N: usize>(value: &[u8]) -> Result<[u8; N], Error> {
@@ -352,6 +357,7 @@ impl<'a> Extension<'a> {
             kind::STRIPE => Self::Stripe(StripeRepr::parse(value)?),
             kind::ARRIVALS => Self::Arrivals(ArrivalsRepr::parse(value)?),
             kind::NOTICE => Self::Notice(NoticeRepr::parse(value)?),
+            kind::GRANT => Self::Grant(GrantRepr::parse(value)?),
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -397,6 +403,7 @@ impl<'a> Extension<'a> {
             Self::Stripe(_) => kind::STRIPE,
             Self::Arrivals(_) => kind::ARRIVALS,
             Self::Notice(_) => kind::NOTICE,
+            Self::Grant(_) => kind::GRANT,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -417,6 +424,7 @@ impl<'a> Extension<'a> {
             Self::Stripe(_) => STRIPE_LEN,
             Self::Arrivals(arrivals) => arrivals.value_len(),
             Self::Notice(_) => NOTICE_LEN,
+            Self::Grant(_) => GRANT_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -435,6 +443,7 @@ impl<'a> Extension<'a> {
         match self {
             Self::Error(error) if error.text.len() > ERROR_TEXT_MAX => return Err(Error),
             Self::UnknownCritical(byte) if !is_unknown_critical(*byte) => return Err(Error),
+            Self::Grant(grant) if !grant.is_sound() => return Err(Error),
             _ => {}
         }
         let len = self.buffer_len();
@@ -497,6 +506,7 @@ impl<'a> Extension<'a> {
             Self::Stripe(stripe) => stripe.emit(value),
             Self::Arrivals(arrivals) => arrivals.emit(value),
             Self::Notice(notice) => notice.emit(value),
+            Self::Grant(grant) => grant.emit(value),
             Self::UnknownCritical(_) => {}
         }
     }

@@ -6,6 +6,7 @@
 mod address;
 mod data;
 mod extension;
+mod grant;
 mod header;
 mod message;
 mod notice;
@@ -18,6 +19,7 @@ pub use data::{
     STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, epochs, is_sealed,
 };
 pub use extension::*;
+pub use grant::{GRANT_FLOWS_MAX, GrantRepr};
 pub use header::*;
 pub use message::{Message, MessageWriter};
 pub use notice::NoticeRepr;

@@ -6,6 +6,7 @@ use crate::extension::{
     AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, FlowPortRepr, KeyExchangeRepr, MoveRepr,
     SessionRepr, extension_type,
 };
+use crate::grant::GrantRepr;
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
 use crate::notice::NoticeRepr;
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
@@ -41,7 +42,8 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     ///
-    /// It does not follow the format; an extension comes twice; AUTH is not the last; or it is DATA.
+    /// It does not follow the format; an extension comes twice; AUTH is not the last; GRANT of a SYN has not a port for each
+    /// flow; or it is DATA.
     pub fn parse(datagram: &'a [u8]) -> Result<Self, Error> {
         let header = HeaderRepr::parse(datagram)?;
         let header_len = usize::from(header.header_len);
@@ -52,7 +54,7 @@ impl<'a> Message<'a> {
         } else {
             (None, rest)
         };
-        check_extensions(extensions)?;
+        check_extensions(header.kind, extensions)?;
         Ok(Self {
             kind: header.kind,
             flags: header.flags,
@@ -138,6 +140,11 @@ impl<'a> Message<'a> {
         self.find(|extension| if let Extension::Notice(notice) = extension { Some(notice) } else { None })
     }
 
+    /// GRANT.
+    pub fn grant(&self) -> Option<GrantRepr> {
+        self.find(|extension| if let Extension::Grant(grant) = extension { Some(grant) } else { None })
+    }
+
     /// AUTH.
     pub fn auth(&self) -> Option<AuthRepr> {
         self.find(|extension| if let Extension::Auth(auth) = extension { Some(auth) } else { None })
@@ -201,10 +208,18 @@ impl Order {
     }
 }
 
-fn check_extensions(mut bytes: &[u8]) -> Result<(), Error> {
+/// What an extension alone does not show: the flows of a SYN's GRANT have a port each.
+fn suits(kind: Kind, extension: &Extension<'_>) -> bool {
+    !matches!(extension, Extension::Grant(grant) if kind == Kind::Syn && !grant.ports_rise())
+}
+
+fn check_extensions(kind: Kind, mut bytes: &[u8]) -> Result<(), Error> {
     let mut order = Order::default();
     while !bytes.is_empty() {
-        let (_, byte, taken) = Extension::parse(bytes)?;
+        let (extension, byte, taken) = Extension::parse(bytes)?;
+        if extension.is_some_and(|extension| !suits(kind, &extension)) {
+            return Err(Error);
+        }
         order.admit(byte)?;
         bytes = &bytes[taken..];
     }
@@ -269,7 +284,7 @@ impl<'b> MessageWriter<'b> {
     /// The buffer is too small, the value does not follow the format, the extension was written already, or AUTH or the
     /// payload was.
     pub fn extension(&mut self, extension: &Extension<'_>) -> Result<&mut Self, Error> {
-        if self.has_payload {
+        if self.has_payload || !suits(self.header.kind, extension) {
             return Err(Error);
         }
         self.order.admit(extension.type_byte())?;
@@ -351,6 +366,11 @@ mod tests {
         let mut flagged = writer(&mut buf);
         flagged.flags(Flags::RESOLVABLE);
         assert_eq!(flagged.finish(), Err(Error), "a flag without its part");
+        for (first_flow, port, count) in [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 129), (u32::MAX, 1, 2), (1, 65535, 2)]
+        {
+            let grant = GrantRepr { first_flow: FlowId(first_flow), port, count, lifetime_ms: 1 };
+            assert!(writer(&mut buf).extension(&Extension::Grant(grant)).is_err(), "{grant:?}");
+        }
         assert_eq!(MessageWriter::new(&mut buf, Kind::Data, FlowId(0), FlowId(0), 0).finish(), Err(Error));
         let mut ended = writer(&mut buf);
         ended.payload(NextProtocol::None, &[]).expect("fits");

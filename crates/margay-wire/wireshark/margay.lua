@@ -16,6 +16,8 @@ local CRITICAL = 0x80
 local AUTH = 0x8a
 local ERROR_TEXT_MAX = 128
 local PLACES_MAX = 4
+local SYN = 1
+local GRANT_FLOWS_MAX = 128
 
 local types = {
     [1] = "SYN", [2] = "SYN-ACK", [3] = "ACK", [4] = "RSYN", [5] = "RSYN-ACK", [6] = "RSYN-DONE", [7] = "FIN", [8] = "RST",
@@ -27,7 +29,7 @@ local extension_types = {
     [1] = "SOURCE_SERVICE", [2] = "SESSION", [3] = "ADDRESSES", [4] = "CAPABILITIES", [5] = "KEY_EXCHANGE",
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
-    [17] = "NOTICE",
+    [17] = "NOTICE", [0x92] = "GRANT",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -126,6 +128,10 @@ local f = {
     notice_prefix = ProtoField.bytes("margay.notice.prefix", "Prefix"),
     notice_host_key = ProtoField.bytes("margay.notice.host_key", "Host key"),
     notice_signature = ProtoField.bytes("margay.notice.signature", "Signature"),
+    grant_first_flow = ProtoField.uint32("margay.grant.first_flow", "First flowID", base.HEX),
+    grant_port = ProtoField.uint16("margay.grant.port", "Flow port"),
+    grant_count = ProtoField.uint16("margay.grant.count", "Flows"),
+    grant_lifetime = ProtoField.uint16("margay.grant.lifetime_ms", "Lifetime", base.UNIT_STRING, { " ms" }),
 
     data_stack = ProtoField.uint8("margay.data.stack", "Stack", base.DEC, stacks),
     data_flags = ProtoField.uint8("margay.data.flags", "Flags", base.HEX),
@@ -208,7 +214,8 @@ local function add_bytes(tree, field, range_of, at, len)
     if len > 0 then tree:add(field, range_of(at, len)) end
 end
 
--- How each extension's value is read: `len` is what its length must be, `add` puts it into the tree and may say what is wrong.
+-- How each extension's value is read: `len` is what its length must be, `add` puts it into the tree and may say what is wrong
+-- (it is given the message's type, too).
 local readers = {
     [1] = { len = 32, add = function(tree, value) tree:add(f.source_service, value(0, 32)) end },
     [2] = { len = 40, add = function(tree, value)
@@ -299,6 +306,17 @@ local readers = {
         tree:add(f.notice_host_key, value(52, 32))
         tree:add(f.notice_signature, value(84, 64))
     end },
+    [0x92] = { len = 12, add = function(tree, value, _, kind)
+        local first_flow, port, count = value(0, 4):uint(), value(4, 2):uint(), value(6, 2):uint()
+        if count < 1 or count > GRANT_FLOWS_MAX then return "a grant is of 1 to 128 flows" end
+        if first_flow == 0 or first_flow + count - 1 > 0xffffffff then return "flows without a number" end
+        -- Of a SYN, each flow has a port of its own.
+        if port == 0 or kind == SYN and port + count - 1 > 0xffff then return "flows without a port" end
+        tree:add(f.grant_first_flow, value(0, 4))
+        tree:add(f.grant_port, value(4, 2))
+        tree:add(f.grant_count, value(6, 2))
+        tree:add(f.grant_lifetime, value(8, 2))
+    end },
 }
 
 local function has_length(reader, len)
@@ -315,7 +333,7 @@ local function dissect_value(tree, pinfo, kind, tvb, at, len)
         return true
     end
     if not has_length(reader, len) then return refuse(tree, pinfo, "the value has the wrong length") end
-    local why = reader.add(tree, function(from, n) return tvb(at + from, n) end, len)
+    local why = reader.add(tree, function(from, n) return tvb(at + from, n) end, len, tvb(1, 1):uint())
     if why then return refuse(tree, pinfo, why) end
     return true
 end

@@ -160,6 +160,8 @@ pub(super) struct Shared {
     pub clock: Clock,
     pub wanted: Mutex<BTreeMap<Prefix, Registration>>,
     pub states: Mutex<BTreeMap<Prefix, RegistrationState>>,
+    /// Told of every change of one of them.
+    noted: watch::Sender<()>,
     state: watch::Sender<HomeState>,
     /// Where the router hears SAL, once it has welcomed this host.
     pub router_at: Mutex<Option<SocketAddr>>,
@@ -240,6 +242,7 @@ impl Home {
             clock,
             wanted: Mutex::default(),
             states: Mutex::default(),
+            noted: watch::Sender::default(),
             state: watch::channel(first).0,
             router_at: Mutex::default(),
             found: Mutex::default(),
@@ -300,6 +303,23 @@ impl Home {
     /// Told of every change.
     pub fn changed(&self) -> watch::Receiver<HomeState> {
         self.shared.state.subscribe()
+    }
+
+    /// Ends when the router has answered to all that is registered there, or cannot.
+    pub async fn settled(&self) {
+        let (mut state, mut noted) = (self.shared.state.subscribe(), self.shared.noted.subscribe());
+        loop {
+            let phase = state.borrow_and_update().phase;
+            let is_pending = self.shared.states.lock().values().any(|state| state.state == "pending");
+            if phase != Phase::Connecting && (phase != Phase::Connected || !is_pending) {
+                return;
+            }
+            // Both are told by what this home holds on to.
+            tokio::select! {
+                _ = state.changed() => {}
+                _ = noted.changed() => {}
+            }
+        }
     }
 
     /// Registers a prefix, now and whenever the stream comes back; again, to change weight or priority.
@@ -423,6 +443,7 @@ impl Shared {
         let since_unix_s = self.clock.unix_s();
         let state = RegistrationState { state, why, since_unix_s, certificate_expires_unix_s };
         self.states.lock().insert(prefix, state);
+        self.noted.send_replace(());
     }
 
     /// Whether the router of a site is beside this one, and not above it.

@@ -248,6 +248,8 @@ async fn a_name_is_registered_resolved_changed_and_withdrawn() {
     assert!(!host.core.certificates.lock()[&web.prefix()].is_empty());
 
     home.register(registration("web.shop", 7));
+    home.settled().await;
+    assert_eq!(state_of(&home, "web.shop"), "registered");
     until("the new weight", || router.core.rules_of(&web.prefix()).iter().any(|rule| rule.weight == 7)).await;
     until("the old rule's end", || router.core.rules_of(&web.prefix()).len() == 1).await;
     assert_eq!(router.core.fewest.lock()[&web.prefix()], 1, "there was always a rule");
@@ -471,7 +473,10 @@ async fn another_key_at_the_router_s_address_is_not_believed() {
     rogue.keyring.create_authority("shop").expect("made");
     let at = rogue.route(60_000).await;
     let misled = host.join(&router, &at, None);
-    await_phase(&misled, Phase::Refused).await;
+    // It is not waited for any longer than that.
+    misled.register(registration("web.shop", 100));
+    misled.settled().await;
+    assert_eq!(misled.state().phase, Phase::Refused);
     assert!(misled.state().why.contains("another host answers"), "{}", misled.state().why);
     at.stop().await;
 }

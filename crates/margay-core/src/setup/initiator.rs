@@ -12,8 +12,8 @@ use margay_wire::{
 };
 
 use super::{
-    Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, bare,
-    error_text, next_protocol, prologue, retry_after, starts_direct, unreachable_of,
+    Draft, HOP_LIMIT, InitiatorSetup, LATE_WINDOW, LateAnswers, NO_COMMON_STACK, SETUP_TIMEOUT, SYN_LEN, answered_from,
+    bare, error_text, next_protocol, prologue, retry_after, starts_direct, sticky, unreachable_of,
 };
 use crate::association::Association;
 use crate::auth;
@@ -21,6 +21,7 @@ use crate::direct::{DirectEvent, Why};
 use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
+use crate::grant::Asks;
 use crate::greeting::GREETING;
 use crate::handshake::{Finished, Initiator, Introduction};
 use crate::key::HostPublic;
@@ -36,6 +37,7 @@ use crate::table::{NextHop, Resolution, Rule};
 use crate::time::Instant;
 use crate::way::Sender;
 
+const TCP: u8 = 6;
 const UDP: u8 = 17;
 /// After so many SYNs without an answer another router is asked, where there is one.
 const TURN_RETRIES: u32 = 2;
@@ -67,6 +69,8 @@ pub(crate) struct Start {
     pub related: Option<Related>,
     /// The next hop is one instance's.
     pub pinned: bool,
+    /// What it asks for in the place of a connection.
+    pub asks: Option<Asks>,
 }
 
 impl Sal {
@@ -103,7 +107,11 @@ impl Sal {
         let session = margay_wire::SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
         let (first, pinned) = (packet.whole.to_vec(), instance.is_some());
-        self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full: false, related: None, pinned });
+        let (full, related, asks) = (false, None, None);
+        self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full, related, pinned, asks });
+        if packet.is_tcp() {
+            self.note_connect(now, packet.tuple.destination);
+        }
         AppVerdict::Consumed
     }
 
@@ -169,6 +177,7 @@ impl Sal {
             flow_port,
             related: start.related,
             pinned: start.pinned,
+            asks: start.asks,
             refused: None,
         }));
         self.flows.insert(flow);
@@ -234,11 +243,13 @@ impl Sal {
         let (_, message_1) = self.handshake_of(flow, setup.association, &setup.handshake_seed);
         let host_id = self.host_id().0;
         let client = self.config.local_addresses.first().map(|ip| SocketAddr::new(*ip, flow.app.source.port()));
+        // What is asked for is meant as a connection: rules decide by its protocol and port.
+        let meant = setup.asks.map_or((flow.app.protocol, flow.app.destination), |asks| (TCP, asks.destination));
         let session = SessionRepr {
             session: flow.session,
             client: client.unwrap_or(flow.app.source),
-            service_port: flow.app.destination.port(),
-            protocol: flow.app.protocol,
+            service_port: meant.1.port(),
+            protocol: meant.0,
         };
         let mut extensions = alloc::vec![
             Extension::Session(session),
@@ -248,6 +259,7 @@ impl Sal {
         extensions.extend(setup.flow_port.map(|port| Extension::FlowPort(FlowPortRepr { port, starts: false })));
         let is_sealed = flow.has(seen::SECURE);
         extensions.extend(if is_sealed { Some(self.secure_request()?) } else { None });
+        extensions.extend(setup.asks.map(|asks| Extension::Grant(asks.wanted)));
         extensions.extend(setup.cookie.map(Extension::Cookie));
         let mut draft = Draft::new(Kind::Syn, setup.related.map_or(FlowId(0), |related| related.flow), id);
         draft.flags = Flags::RESOLVABLE;
@@ -307,7 +319,7 @@ impl Sal {
                     self.reset_late(from, message, association, &seed)
                 };
             }
-            Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
+            Setup::Done | Setup::Fresh | Setup::Responder(_) => return Err(DropReason::Unexpected),
         }
         // The router knows the peer by a family that this host has not: the direct answer shows a path, or there is none.
         if message.error().is_none() && !self.has_family_of(answered_from(message, from).ip()) {
@@ -429,6 +441,7 @@ impl Sal {
             return Err(DropReason::Unexpected);
         };
         let app = flow.app;
+        let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();
         if let Some(cipher) = cipher {
@@ -441,13 +454,8 @@ impl Sal {
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let ack = self.write_ack(id, answer.message_3.as_deref()).unwrap_or_default();
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.setup = Setup::Late(Box::new(LateAnswers {
-                handshake_seed: setup.handshake_seed,
-                association: setup.association,
-                ack: answer.message_3.unwrap_or_default(),
-                retries: 1,
-                give_up: now + SETUP_TIMEOUT,
-            }));
+            let message_3 = answer.message_3.unwrap_or_default();
+            flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3, granted)));
         }
         self.flows.set_deadline(id, Some(now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
@@ -625,6 +633,8 @@ impl Sal {
         }
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
         if flow.app.protocol == GREETING {
+            let granted = if let Setup::Late(late) = &mut flow.setup { late.granted.take() } else { None };
+            granted.into_iter().for_each(|granted| self.use_grant(now, *granted));
             self.remove_flow(id, RemoveReason::Closed);
             return Ok(());
         }
@@ -780,15 +790,4 @@ fn write_reset(
     let mut draft = Draft::new(Kind::Rst, message.src_flow, message.dst_flow);
     draft.extensions = exchange.as_slice();
     draft.seal(association, epoch)
-}
-
-/// By what a router picks an instance: the same for every copy of one SYN (DESIGN §7).
-pub(crate) fn sticky(flow: FlowId, nonce: u64) -> u64 {
-    nonce ^ (u64::from(flow.0) << 32 | u64::from(flow.0))
-}
-
-/// Where an answer set out. Through a router its own source is the router, which wrote down where it came from.
-pub(crate) fn answered_from(message: &Message<'_>, from: SocketAddr) -> SocketAddr {
-    let via = message.resolvable.and_then(|resolvable| resolvable.via);
-    if message.flags.contains(Flags::RELAY) { via.unwrap_or(from) } else { from }
 }

@@ -8,20 +8,22 @@
 mod initiator;
 mod responder;
 
-pub(crate) use initiator::{Start, answered_from, sticky};
+pub(crate) use initiator::Start;
 pub(crate) use responder::{Arrival, relay_part};
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use margay_wire::{
-    AuthRepr, CapabilitiesRepr, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, Kind, Message, MessageWriter,
-    NextProtocol, ResolvableRepr, SEAL_TAG_LEN, SessionId,
+    AuthRepr, CapabilitiesRepr, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message,
+    MessageWriter, NextProtocol, ResolvableRepr, SEAL_TAG_LEN, SessionId,
 };
 
 use crate::association::Association;
 use crate::auth;
+use crate::grant::{Asks, Given, Offer};
 use crate::handshake::Responder;
 use crate::hop;
 use crate::key::HostId;
@@ -81,6 +83,8 @@ pub(crate) struct InitiatorSetup {
     pub related: Option<Related>,
     /// The next hop is the one instance that the program's datagram was resolved to.
     pub pinned: bool,
+    /// What it asks for in the place of a connection.
+    pub asks: Option<Asks>,
     /// What one of several hosts has refused it with, while others may still answer.
     pub refused: Option<ErrorCode>,
 }
@@ -121,6 +125,38 @@ pub(crate) struct ResponderSetup {
     pub held: Vec<(SocketAddr, Vec<u8>)>,
     /// Direct packets that overtook the ACK.
     pub held_direct: Vec<Vec<u8>>,
+    /// What is granted in the place of a connection.
+    pub offer: Option<Box<Offer>>,
+}
+
+impl ResponderSetup {
+    /// What a SYN begins.
+    pub fn new(arrival: &Arrival<'_>, exchange: &KeyExchangeRepr<'_>, allow: Allow, chain: Vec<u8>) -> Self {
+        Self {
+            initiator_flow: arrival.message.src_flow,
+            claimed: HostId(exchange.host_id),
+            initiator_association: exchange.assoc_id,
+            reply: arrival.reply,
+            syn_len: arrival.syn_len,
+            message_1: exchange.message.to_vec(),
+            handshake: None,
+            association: 0,
+            datagram_max: 0,
+            allow,
+            chain,
+            answers: Vec::new(),
+            answered: None,
+            app_answer: None,
+            first: None,
+            syn: None,
+            shown: None,
+            cipher: None,
+            moves: 0,
+            held: Vec::new(),
+            held_direct: Vec::new(),
+            offer: None,
+        }
+    }
 }
 
 /// What an established initiator keeps to reset late second instances, and to send its ACK again.
@@ -130,6 +166,22 @@ pub(crate) struct LateAnswers {
     pub ack: Vec<u8>,
     pub retries: u32,
     pub give_up: Instant,
+    /// What the answer grants, once it is confirmed.
+    pub granted: Option<Box<Given>>,
+}
+
+impl LateAnswers {
+    /// Of a flow that is established now. `message_3` is empty where the hosts had met.
+    pub fn new(setup: &InitiatorSetup, now: Instant, message_3: Vec<u8>, granted: Option<Given>) -> Self {
+        Self {
+            handshake_seed: setup.handshake_seed,
+            association: setup.association,
+            ack: message_3,
+            retries: 1,
+            give_up: now + SETUP_TIMEOUT,
+            granted: granted.map(Box::new),
+        }
+    }
 }
 
 /// Where answers to a SYN go.
@@ -190,6 +242,17 @@ fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::BadCertificate => "only hosts answered that may not speak for this name; their certificates say so",
         _ => "the peer refused the connection",
     }
+}
+
+/// By what a router picks an instance: the same for every copy of one SYN (DESIGN §7).
+pub(crate) fn sticky(flow: FlowId, nonce: u64) -> u64 {
+    nonce ^ (u64::from(flow.0) << 32 | u64::from(flow.0))
+}
+
+/// Where an answer set out. Through a router its own source is the router, which wrote down where it came from.
+pub(crate) fn answered_from(message: &Message<'_>, from: SocketAddr) -> SocketAddr {
+    let via = message.resolvable.and_then(|resolvable| resolvable.via);
+    if message.flags.contains(Flags::RELAY) { via.unwrap_or(from) } else { from }
 }
 
 /// A message before it is written: who, what, and the tag that goes on it.

@@ -70,6 +70,9 @@ impl Sal {
         }
         self.check_cookie(now, arrival)?;
         self.check_room(arrival.reply.direct.ip())?;
+        if let Some(wanted) = message.grant() {
+            return self.respond_to_asking(now, arrival, demux, wanted);
+        }
         let claimed = HostId(exchange.host_id);
         let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
         let (inner, verdict) = (inner_packet(message, session.protocol)?, self.answer_stack(message, &arrival.service));
@@ -95,27 +98,13 @@ impl Sal {
         // Nothing that was shown in a SYN is believed of a sealed flow but that a connection begins; the rest comes again.
         let first = if cipher.is_some() { first.as_deref().and_then(bare) } else { first };
         flow.setup = Setup::Responder(Box::new(ResponderSetup {
-            initiator_flow: message.src_flow,
-            claimed,
-            initiator_association: exchange.assoc_id,
-            reply: arrival.reply,
-            syn_len: arrival.syn_len,
-            message_1: exchange.message.to_vec(),
-            handshake: None,
             association: if known.is_some() { 0 } else { self.associations.fresh_id(&mut self.rng) },
             datagram_max,
-            allow: demux.allow.clone(),
-            chain: self.certificate_for(&arrival.service),
-            answers: Vec::new(),
-            answered: None,
-            app_answer: None,
             first: if is_tcp { None } else { first.clone() },
             syn: if is_tcp { first.clone() } else { None },
             shown: shown_as(client, session.client.ip(), &app, &self.config.local_addresses),
             cipher,
-            moves: 0,
-            held: Vec::new(),
-            held_direct: Vec::new(),
+            ..ResponderSetup::new(arrival, &exchange, demux.allow.clone(), self.certificate_for(&arrival.service))
         }));
         self.flows.insert(flow);
         self.half_open.add(client.ip());
@@ -168,8 +157,8 @@ impl Sal {
         listener: SocketAddr,
     ) -> Option<Tuple> {
         let client = SocketAddr::new(arrival.reply.direct.ip(), client_port);
-        let (random, flows) = (self.rng.u32(), &self.flows);
-        let taken = |tuple: &Tuple| flows.by_tuple(tuple).is_some();
+        let (random, flows, grants) = (self.rng.u32(), &self.flows, &self.grants);
+        let taken = |tuple: &Tuple| flows.by_tuple(tuple).is_some() || grants.keeps(tuple.destination);
         match arrival.app {
             Some(app) => (!taken(&app)).then_some(app),
             None => responder_tuple(protocol, client, listener, &self.config.local_addresses, random, taken),
@@ -301,7 +290,7 @@ impl Sal {
     }
 
     /// The association that a claimed host-ID would use, if its right to connect is proved for as long as the set-up takes.
-    fn known_host(&self, claimed: HostId) -> Option<u32> {
+    pub(crate) fn known_host(&self, claimed: HostId) -> Option<u32> {
         let association = self.associations.by_host(claimed)?;
         let until_s = self.unix_s().saturating_add(ENDING_S);
         let is_self = claimed == self.host_id();
@@ -340,7 +329,11 @@ impl Sal {
         let Setup::Responder(setup) = &flow.setup else { return false };
         let Some(syn) = setup.syn.as_ref().filter(|_| setup.moves < MOVES_MAX) else { return false };
         let (before, random) = (flow.app, self.rng.u32());
-        let Some(app) = other_port(&before, random, |tuple| self.flows.by_tuple(tuple).is_some()) else { return false };
+        let Some(app) = other_port(&before, random, |tuple| {
+            self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
+        }) else {
+            return false;
+        };
         let Ok(Parsed::Transport(inner)) = packet::parse(syn) else { return false };
         let Some(moved) = packet::readdress(&inner, &app.reversed(), u16::MAX) else { return false };
         self.flows.set_tuple(id, app);
@@ -359,6 +352,7 @@ impl Sal {
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
         let (reply, syn_len, cipher, chain) = (setup.reply, setup.syn_len, setup.cipher, setup.chain.clone());
+        let granted = setup.offer.as_ref().map(|offer| Extension::Grant(offer.given));
         if error.is_some() && reply.is_copy {
             return;
         }
@@ -385,7 +379,7 @@ impl Sal {
         let host_id = self.host_id().0;
         let exchange = KeyExchangeRepr { host_id, assoc_id: reserved, message: &message_2 };
         let mut extensions = alloc::vec![self.capabilities()];
-        extensions.extend(self.flow_port(id));
+        extensions.extend(self.flow_port(id).into_iter().chain(granted));
         extensions.extend(cipher.map(|cipher| Extension::Stack(cipher.stack())));
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
         extensions.extend((!chain.is_empty()).then_some(Extension::Certificate(&chain)));
@@ -547,8 +541,10 @@ impl Sal {
         let setup = core::mem::replace(&mut flow.setup, Setup::Done);
         self.flows.set_deadline(id, None);
         if protocol == GREETING {
-            self.confirm(id, association, fresh);
-            self.remove_flow(id, RemoveReason::Closed);
+            if self.give_offered(now, id, &setup) {
+                self.confirm(id, association, fresh);
+                self.remove_flow(id, RemoveReason::Closed);
+            }
             return Ok(());
         }
         if let Setup::Responder(setup) = &setup

@@ -2,31 +2,34 @@
 //! between them and Rust's.
 #![allow(unsafe_code)]
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
-use margay_core::entry::PathId;
-use margay_wire::FlowId;
+use margay_core::entry::{GRANT_RECORD_LEN, Grant, PathId, Tuple};
+use margay_core::{Instant, Role};
+use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
 use super::plain::Plain;
 pub(super) use super::skeleton::types::{
-    app_key, flow_entry, flow_event, listener_key, pair_key, pair_value, path_entry, wire_key,
+    app_key, flow_entry, flow_event, grant, grant_end, listener_key, offer, offer_key, pair_key, pair_value,
+    path_entry, spare, wire_key,
 };
 use super::{Seen, TcpSeen, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
 use crate::table::FlowCounters;
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 5;
+pub(super) const LAYOUT_VERSION: u32 = 6;
 pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
+pub(super) const FLOW_FRESH: u32 = 8;
 pub(super) const PATH_HELD: u32 = 1;
 pub(super) const PATH_WATCHED: u32 = 2;
 /// An address pair that several peers share.
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 14] = [
+pub(super) const COUNTERS: [&str; 16] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -41,6 +44,8 @@ pub(super) const COUNTERS: [&str; 14] = [
     "too_big",
     "left_held",
     "drop_reset",
+    "taken",
+    "opened",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
@@ -60,6 +65,16 @@ unsafe impl Plain for pair_value {}
 unsafe impl Plain for flow_event {}
 // SAFETY: as above.
 unsafe impl Plain for listener_key {}
+// SAFETY: as above.
+unsafe impl Plain for offer_key {}
+// SAFETY: as above.
+unsafe impl Plain for offer {}
+// SAFETY: as above.
+unsafe impl Plain for spare {}
+// SAFETY: as above.
+unsafe impl Plain for grant {}
+// SAFETY: as above.
+unsafe impl Plain for grant_end {}
 
 const _: () = assert!(size_of::<app_key>() == 16 + 16 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<wire_key>() == 4 + 2 + 2 + 1 + 3);
@@ -69,6 +84,15 @@ const _: () = assert!(size_of::<pair_value>() == 4 + 4 + 8);
 const _: () = assert!(size_of::<pair_key>() == 32);
 const _: () = assert!(size_of::<flow_event>() == 8 + size_of::<app_key>());
 const _: () = assert!(size_of::<listener_key>() == 2 + 1 + 1);
+const _: () = assert!(size_of::<offer_key>() == 16 + 2 + 1 + 1);
+const _: () = assert!(size_of::<offer>() == 8 * 4);
+const _: () = assert!(size_of::<spare>() == 4 * 4 + 4 * 2 + 8 + GRANT_RECORD_LEN);
+const _: () = assert!(
+    size_of::<grant>()
+        == 4 + 4 + size_of::<app_key>() + 2 * GRANT_FLOWS_MAX as usize + 2 + 2 + 4 + 8 + 2 * 8 + GRANT_RECORD_LEN
+);
+const _: () = assert!(size_of::<grant_end>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5);
+const _: () = assert!(GRANT_FLOWS_MAX as usize <= 2 * 64);
 
 pub(super) fn app_key_of(key: &FlowKey) -> app_key {
     app_key {
@@ -98,6 +122,113 @@ pub(super) fn wire_key_of(flow: &WireFlow) -> wire_key {
         remote_port: flow.remote_port.to_be(),
         protocol: flow.app.protocol,
         zero: [0; 3],
+    }
+}
+
+pub(super) fn offer_key_of(destination: SocketAddr) -> offer_key {
+    offer_key { address: mapped(destination.ip()), port: destination.port().to_be(), protocol: TCP, zero: 0 }
+}
+
+/// Where flows of a grant lie: local number and wire key of each.
+pub(super) fn flows_of(grant: &Grant) -> impl Iterator<Item = (FlowId, wire_key)> {
+    let key = wire_key { path: grant.path.0, protocol: grant.app.protocol, ..Default::default() };
+    let (local_port, remote_port, role) = (grant.local_port, grant.remote_port, grant.role);
+    let first_flow = grant.first_flow.0;
+    (0..grant.count).map(move |flow| {
+        let (local_port, remote_port) = match role {
+            Role::Initiator => (local_port.wrapping_add(flow), remote_port),
+            Role::Responder => (local_port, remote_port.wrapping_add(flow)),
+        };
+        let key = wire_key { local_port: local_port.to_be(), remote_port: remote_port.to_be(), ..key };
+        (FlowId(first_flow.wrapping_add(flow.into())), key)
+    })
+}
+
+/// The end of a grant, of which the agent knows these flows.
+pub(super) fn grant_end_of(granted: &Grant, known: u128) -> grant_end {
+    grant_end {
+        first: grant_key_of(granted),
+        first_flow: granted.first_flow.0,
+        known: [known as u64, (known >> 64) as u64],
+        count: granted.count,
+        rises_here: (granted.role == Role::Initiator).into(),
+        ..Default::default()
+    }
+}
+
+pub(super) fn spare_of(grant: &Grant) -> spare {
+    spare {
+        grant: grant.id.0,
+        path: grant.path.0,
+        first_flow: grant.first_flow.0,
+        next: 0,
+        count: grant.count,
+        local_port: grant.local_port,
+        remote_port: grant.remote_port,
+        zero: 0,
+        until_ns: grant.until.micros() * 1000,
+        record: grant.record,
+    }
+}
+
+/// Where flow 0 of a grant lies; by it a responder's kernel finds the grant.
+pub(super) fn grant_key_of(given: &Grant) -> wire_key {
+    wire_key {
+        path: given.path.0,
+        local_port: given.local_port.to_be(),
+        remote_port: given.remote_port.to_be(),
+        protocol: given.app.protocol,
+        ..Default::default()
+    }
+}
+
+pub(super) fn grant_of(given: &Grant) -> grant {
+    grant {
+        grant: given.id.0,
+        first_flow: given.first_flow.0,
+        app: app_key_of(&given.app.into()),
+        app_ports: given.ports.map(u16::to_be),
+        remote_port: given.remote_port,
+        count: given.count,
+        zero: 0,
+        until_ns: given.until.micros() * 1000,
+        used: [0; 2],
+        record: given.record,
+    }
+}
+
+/// A grant as the agent before has left it: nothing is to be opened by it any more. Where programs connect to by it is known no longer.
+pub(super) fn kept_spare(kept: &spare) -> Grant {
+    let nowhere = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+    Grant {
+        id: FlowId(kept.grant),
+        role: Role::Initiator,
+        app: Tuple { protocol: TCP, source: nowhere, destination: nowhere },
+        path: PathId(kept.path),
+        local_port: kept.local_port,
+        remote_port: kept.remote_port,
+        first_flow: FlowId(kept.first_flow),
+        count: kept.count,
+        until: Instant::ZERO,
+        ports: [0; GRANT_FLOWS_MAX as usize],
+        record: kept.record,
+    }
+}
+
+/// The same, of one to a peer.
+pub(super) fn kept_grant(key: &wire_key, kept: &grant) -> Grant {
+    Grant {
+        id: FlowId(kept.grant),
+        role: Role::Responder,
+        app: flow_key_of(&kept.app).tuple(),
+        path: PathId(key.path),
+        local_port: u16::from_be(key.local_port),
+        remote_port: kept.remote_port,
+        first_flow: FlowId(kept.first_flow),
+        count: kept.count,
+        until: Instant::ZERO,
+        ports: kept.app_ports.map(u16::from_be),
+        record: kept.record,
     }
 }
 
@@ -150,6 +281,7 @@ pub(super) fn state_of(key: &wire_key, entry: &flow_entry) -> WireState {
         egress: entry.flags & FLOW_EGRESS != 0,
         accept: entry.flags & FLOW_ACCEPT != 0,
         stalled: entry.flags & FLOW_STALLED != 0,
+        fresh: entry.flags & FLOW_FRESH != 0,
         seen: Seen(entry.seen),
         counters: FlowCounters {
             egress_bytes: entry.egress.bytes,

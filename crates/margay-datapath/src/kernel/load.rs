@@ -11,19 +11,21 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject};
+use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput};
 use margay_core::name::{HOST_V4, HOST_V6};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
 
-use super::layout::{LAYOUT_VERSION, flow_event};
+use super::layout::{LAYOUT_VERSION, flow_event, grant_end};
+use super::plain::Plain;
 use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
 use super::{Adopted, CacheConfig, CacheError, Unavailable, words};
 
 /// Maps that outlive the process.
-const PINNED_MAPS: [&str; 7] = ["apps", "flows", "paths", "pairs", "locals", "layout", "counters"];
+const PINNED_MAPS: [&str; 10] =
+    ["apps", "flows", "paths", "pairs", "locals", "offers", "spares", "grants", "layout", "counters"];
 /// How the names of pinned links begin.
 const LINK: &str = "link_";
 /// Magic number of a bpffs.
@@ -38,6 +40,9 @@ pub(super) struct Maps {
     pub paths: MapHandle,
     pub pairs: MapHandle,
     pub locals: MapHandle,
+    pub offers: MapHandle,
+    pub spares: MapHandle,
+    pub grants: MapHandle,
     pub listeners: MapHandle,
     pub heartbeat: MapHandle,
     pub counters: MapHandle,
@@ -81,6 +86,9 @@ impl Loaded {
             paths: handle(&skeleton.maps.paths)?,
             pairs: handle(&skeleton.maps.pairs)?,
             locals: handle(&skeleton.maps.locals)?,
+            offers: handle(&skeleton.maps.offers)?,
+            spares: handle(&skeleton.maps.spares)?,
+            grants: handle(&skeleton.maps.grants)?,
             listeners: handle(&skeleton.maps.listeners)?,
             heartbeat: handle(&skeleton.maps.heartbeat)?,
             counters: handle(&skeleton.maps.counters)?,
@@ -194,6 +202,13 @@ impl Loaded {
         remove_pin(&self.pin_dir.join(name));
     }
 
+    /// Takes flows of a grant that is over out of the maps.
+    pub fn forget_flows(&self, end: &grant_end) -> libbpf_rs::Result<()> {
+        let mut bytes = end.bytes().to_vec();
+        let input = ProgramInput { context_in: Some(&mut bytes), ..Default::default() };
+        self.skeleton.progs.forget_flows.test_run(input).map(drop)
+    }
+
     pub fn bare_interfaces(&self) -> Vec<u32> {
         let links = self.links.lock();
         let places = self.places().into_iter();
@@ -236,6 +251,9 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
         open.maps.paths.set_pin_path(config.pin_dir.join("paths"))?;
         open.maps.pairs.set_pin_path(config.pin_dir.join("pairs"))?;
         open.maps.locals.set_pin_path(config.pin_dir.join("locals"))?;
+        open.maps.offers.set_pin_path(config.pin_dir.join("offers"))?;
+        open.maps.spares.set_pin_path(config.pin_dir.join("spares"))?;
+        open.maps.grants.set_pin_path(config.pin_dir.join("grants"))?;
         open.maps.layout.set_pin_path(config.pin_dir.join("layout"))?;
         open.maps.counters.set_pin_path(config.pin_dir.join("counters"))
     };

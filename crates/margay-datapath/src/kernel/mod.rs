@@ -4,6 +4,7 @@
 //! Nothing depends on it: whatever it does not carry comes to user space.
 
 mod address_pair;
+mod grant;
 mod layout;
 mod load;
 pub(crate) mod plain;
@@ -28,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
-use margay_core::entry::PathId;
+use margay_core::entry::{Grant, PathId};
 use margay_core::output::Direction;
 use margay_core::time::Instant;
 use margay_wire::FlowId;
@@ -127,6 +128,16 @@ impl Seen {
         self.0 & 128 != 0
     }
 
+    /// The peer has answered a flow that the kernel had opened.
+    pub const fn opened(self) -> bool {
+        self.0 & 256 != 0
+    }
+
+    /// Both ends have closed, and each has acknowledged all of the other's.
+    pub const fn over(self) -> bool {
+        self.0 & 512 != 0
+    }
+
     /// A router has dropped a packet of the flow: the largest that it takes, in bytes.
     pub const fn too_big(self) -> Option<u32> {
         if self.0 & 64 != 0 { Some(self.0 >> 16) } else { None }
@@ -169,6 +180,8 @@ pub struct WireState {
     pub accept: bool,
     /// Direct packets went unanswered for too long.
     pub stalled: bool,
+    /// Opened by a grant, and not answered yet.
+    pub fresh: bool,
     /// What passed of its end.
     pub seen: Seen,
     /// What it has carried.
@@ -188,7 +201,8 @@ pub struct FlowEvent {
     pub flow: FlowId,
     /// What passed.
     pub seen: Seen,
-    /// The addresses and flow ports of a pinhole, or of a packet that was too big, as they stood on the wire.
+    /// The addresses and flow ports of a pinhole, or of a packet that was too big, as they stood on the wire; or the application's
+    /// five-tuple of a flow that the kernel has opened.
     pub wire: Option<FlowKey>,
 }
 
@@ -271,8 +285,8 @@ pub enum CacheError {
         /// The peer.
         remote: IpAddr,
     },
-    /// The pair of flow ports belongs to another flow.
-    #[error("the pair of flow ports belongs to another flow")]
+    /// The pair of flow ports belongs to another flow, or the five-tuple does.
+    #[error("the pair of flow ports, or the five-tuple, belongs to another flow")]
     Taken,
     /// Anything else.
     #[error("{0}")]
@@ -292,6 +306,8 @@ pub struct KernelCache {
     index: Mutex<HashMap<FlowId, Keys>>,
     /// Pairs of addresses that paths have left, and until when packets that were on their way still come by them.
     left: Mutex<Vec<(Instant, PathId, pair_key)>>,
+    /// By which the kernel may have opened flows.
+    grants: Mutex<HashMap<FlowId, Grant>>,
 }
 
 impl KernelCache {
@@ -302,8 +318,11 @@ impl KernelCache {
     /// Why not; nothing is attached then.
     pub fn open(config: &CacheConfig) -> Result<Self, Unavailable> {
         let (loaded, adopted) = Loaded::open(config)?;
-        let cache = Self { loaded, adopted, index: Mutex::default(), left: Mutex::default() };
-        let index = cache.entries_with_keys().map(|(key, entry)| (FlowId(entry.flow), (key, entry.app))).collect();
+        let cache = Self { loaded, adopted, index: Mutex::default(), left: Mutex::default(), grants: Mutex::default() };
+        cache.keep_grants();
+        // What nobody has answered is its grant's.
+        let answered = cache.entries_with_keys().filter(|(_, entry)| entry.flags & layout::FLOW_FRESH == 0);
+        let index = answered.map(|(key, entry)| (FlowId(entry.flow), (key, entry.app))).collect();
         *cache.index.lock() = index;
         cache.heartbeat();
         cache.attach().map_err(|error| Unavailable::Kernel(error.to_string()))?;
@@ -327,6 +346,7 @@ impl KernelCache {
     /// Takes the program off `sal0`: nothing is sent direct any more. Maps stay, and so do the programs on the cards, which keep
     /// what peers still send direct from the host's TCP.
     pub fn detach(&self) {
+        self.end_grants();
         self.loaded.detach();
     }
 
@@ -470,6 +490,10 @@ impl KernelCache {
             Some(entry) if entry.generation > flow.generation => return Ok(()),
             found => found.or(moved).unwrap_or_default(),
         };
+        // The kernel has begun another one in the place of this, which is over: late packets are no reason to lead the new one's there.
+        if self.is_anothers(&app, flow.flow) {
+            return Err(CacheError::Taken);
+        }
         entry.flow = flow.flow.0;
         entry.generation = flow.generation;
         entry.app = app;
@@ -484,6 +508,14 @@ impl KernelCache {
         Ok(())
     }
 
+    /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or removed before.
+    fn is_anothers(&self, app: &app_key, flow: FlowId) -> bool {
+        let maps = &self.loaded.maps;
+        let of_app = get::<wire_key>(&maps.apps, app.bytes());
+        let entry = of_app.and_then(|key| get::<flow_entry>(&maps.flows, key.bytes()));
+        entry.is_some_and(|entry| entry.flow != flow.0 && entry.flags & layout::FLOW_EGRESS != 0)
+    }
+
     /// Forgets an entry; gives what it was.
     pub fn remove(&self, flow: FlowId) -> Option<WireState> {
         let (key, app) = self.index.lock().remove(&flow)?;
@@ -494,8 +526,12 @@ impl KernelCache {
 
     fn delete(&self, key: &wire_key, app: &app_key) {
         let maps = &self.loaded.maps;
-        // The application's side first: what it sends now is the agent's. Refused only when they are gone already.
-        let _ = maps.apps.delete(app.bytes());
+        // The application's side first: what it sends now is the agent's. Unless the five-tuple is another flow's by now, which the agent
+        // has set up, or the kernel by a grant.
+        if get::<wire_key>(&maps.apps, app.bytes()).is_some_and(|found| found.bytes() == key.bytes()) {
+            // Refused only when it is gone already.
+            let _ = maps.apps.delete(app.bytes());
+        }
         let _ = maps.flows.delete(key.bytes());
     }
 
@@ -525,8 +561,9 @@ impl KernelCache {
             .filter_map(|(key, entry)| Some((wire_key::read(&key)?, flow_entry::read(&entry)?)))
     }
 
-    /// Empties the cache; paths stay. Every flow goes on in user space, which brings its entry back.
+    /// Empties the cache; paths stay. Every flow goes on in user space, which brings its entry back. Grants are over.
     pub fn clear(&self) {
+        self.end_grants();
         let flows: Vec<FlowId> = self.index.lock().keys().copied().collect();
         for flow in flows {
             self.remove(flow);
@@ -553,7 +590,7 @@ impl KernelCache {
     pub fn take_events(&self, mut heard: impl FnMut(FlowEvent)) {
         for event in self.loaded.events.take() {
             let seen = Seen(event.seen);
-            let has_wire = seen.pinhole() || seen.too_big().is_some();
+            let has_wire = seen.pinhole() || seen.too_big().is_some() || seen.opened();
             let wire = has_wire.then(|| layout::flow_key_of(&event.wire));
             heard(FlowEvent { flow: FlowId(event.flow), seen, wire });
         }

@@ -31,8 +31,11 @@ const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
 const SAL0: u32 = 1;
 const LOCAL_PORT: u16 = 61_001;
-const REMOTE_PORT: u16 = 62_002;
+const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
+
+#[path = "opening_test.rs"]
+mod opening;
 
 struct Rig(FlowCacheSkel<'static>);
 
@@ -76,6 +79,10 @@ fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
 
 /// The programs, with `sal0` at that index; `None` without root.
 fn programs(sal0: u32) -> Option<Rig> {
+    programs_in_place(sal0, false)
+}
+
+fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
     if !nix::unistd::Uid::effective().is_root() {
         eprintln!("skipped: eBPF needs root");
         return None;
@@ -83,6 +90,7 @@ fn programs(sal0: u32) -> Option<Rig> {
     let mut open = FlowCacheSkelBuilder::default().open(Box::leak(Box::new(MaybeUninit::uninit()))).expect("an object");
     if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
         constants.sal0_ifindex = sal0;
+        constants.in_place = in_place;
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
         constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
@@ -403,7 +411,7 @@ fn an_end_that_finds_the_ring_full_is_kept_in_its_entry() {
     let Some(rig) = rig(app, true, true, true) else { return };
     rig.run(true, &segment(app, ACK, b"x"));
     let news = too_big(&segment(wire(true), ACK, b"x"), 1400);
-    (0..2000).for_each(|_| drop(rig.run(false, &news)));
+    (0..8000).for_each(|_| drop(rig.run(false, &news)));
     assert!(rig.counted().contains(&"event_lost"));
     rig.run(true, &segment(app, FIN | ACK, b""));
     assert_eq!(rig.entry().seen, 1);

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use margay_core::{
-    AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Instant, Output, Passage, Path, PathId,
-    Tuple,
+    AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Grant, Instant, Output, Passage, Path,
+    PathId, Role, Tuple, Wire,
 };
 use margay_datapath::Core;
 use margay_datapath::packet::{Packet, parse};
@@ -26,6 +26,8 @@ pub enum Heard {
     Signalling(Vec<u8>),
     /// A flow carried something.
     Active(FlowId),
+    /// The kernel has opened a flow of a grant.
+    Opened(FlowId, Tuple),
     /// The deadline came.
     Timeout,
 }
@@ -34,6 +36,7 @@ pub enum Heard {
 pub struct Mirror {
     path: Path,
     flows: HashMap<FlowId, Entry>,
+    grants: Vec<Grant>,
     outputs: VecDeque<(Output, Vec<u8>)>,
     /// Virtual addresses here, for packets that come from a host with other ones.
     translate: fn(Tuple) -> Tuple,
@@ -56,8 +59,15 @@ impl Mirror {
             watched: false,
         };
         let (heard, receiver) = channel();
-        let mut mirror =
-            Self { path, flows: HashMap::new(), outputs: VecDeque::new(), translate, heard, deadline: None };
+        let mut mirror = Self {
+            path,
+            flows: HashMap::new(),
+            grants: Vec::new(),
+            outputs: VecDeque::new(),
+            translate,
+            heard,
+            deadline: None,
+        };
         mirror.update(EntryUpdate::Path(path));
         (mirror, receiver)
     }
@@ -85,6 +95,17 @@ impl Mirror {
         flow
     }
 
+    /// Lets the kernel open flows.
+    pub fn grant(&mut self, grant: Grant) {
+        self.grants.push(grant);
+        self.update(EntryUpdate::Grant(Box::new(grant)));
+    }
+
+    /// Whether it has a flow.
+    pub fn knows(&self, flow: FlowId) -> bool {
+        self.flows.contains_key(&flow)
+    }
+
     /// Makes a datagram leave as signalling.
     pub fn transmit(&mut self, datagram: &[u8]) {
         let output = Output::Transmit { local: None, to: self.path.remote, len: datagram.len() };
@@ -98,11 +119,40 @@ impl Mirror {
 }
 
 impl Core for Mirror {
+    fn handle_over(&mut self, _now: Instant, _flow: FlowId) {}
+
     fn handle_app_packet(&mut self, _now: Instant, packet: &[u8]) -> AppVerdict {
         match parse(packet, packet.len()) {
             Ok(Packet::Transport(found)) => AppVerdict::Forward(self.install(found.key.tuple())),
             _ => AppVerdict::Drop(DropReason::Protocol),
         }
+    }
+
+    fn handle_opened(&mut self, _now: Instant, flow: FlowId, app: &Tuple) {
+        let number = |grant: &Grant| flow.0.checked_sub(grant.first_flow.0).filter(|at| *at < grant.count.into());
+        let found = self.grants.iter().find_map(|grant| Some((grant, number(grant)? as u16)));
+        let Some((grant, at)) = found else { return };
+        let (local, remote) = if grant.role == Role::Initiator { (at, 0) } else { (0, at) };
+        let wire = Wire {
+            path: self.path.id,
+            local_port: grant.local_port + local,
+            remote_port: grant.remote_port + remote,
+            sending: true,
+            accepting: true,
+        };
+        let entry = Entry {
+            flow,
+            generation: 1,
+            app: *app,
+            peer_flow: flow,
+            path: self.path.id,
+            wire: Some(wire),
+            seal: None,
+            stripe: None,
+        };
+        self.flows.insert(flow, entry);
+        self.update(EntryUpdate::Opened(entry));
+        self.tell(Heard::Opened(flow, *app));
     }
 
     fn handle_path_direct(&mut self, _now: Instant, _path: PathId) {}

@@ -4,12 +4,13 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use super::{Findings, Scenario, pair};
 use crate::agent::{self, Agents};
 use crate::command::progress;
 use crate::downloads::{self, Downloads, Order};
+use crate::entries::{self, Entries};
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::observe;
@@ -67,8 +68,6 @@ const OPEN_LIMIT: Duration = Duration::from_secs(30);
 const END_LIMIT: Duration = Duration::from_secs(180);
 /// What an agent that is dead may keep transfers from doing, before it is started again.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Pairs of ports rest for a minute after their flow.
-const LEAK_LIMIT: Duration = Duration::from_secs(90);
 const OTHER_NAME: &str = "www.example.org";
 const OTHER_ADDRESS: &str = "192.0.2.80";
 
@@ -136,7 +135,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let stage = Stage { hosts, client, server, root: nginx.root.clone() };
     let warm_up = stage.downloads("tiny", 1, 0)?;
     stage.finish("a warm-up", "tiny", warm_up, findings)?;
-    let before = Entries::settled(&stage)?;
+    let before = Entries::settled(&stage.ends())?;
     stage.ends().iter().try_for_each(|host| observe::count_virtual_resets(host))?;
 
     pair::attempt_part("agents killed and started again", findings, |findings| kill_each(&stage, findings));
@@ -147,7 +146,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::attempt_part("transfers that end while agents start", findings, |findings| end_meanwhile(&stage, findings));
     stage.start_missing()?;
     pair::report_resets(&[client, server], findings)?;
-    leaks(&stage, &before, findings)
+    entries::report_leaks(&stage.ends(), &before, findings)
 }
 
 /// Somebody else's name server, which the client asks for everything before Margay is there.
@@ -313,84 +312,4 @@ fn closed_cleanly(stage: &Stage, open: usize) -> Result<()> {
         }
         Ok(())
     })
-}
-
-/// What agents and kernels hold for flows.
-#[derive(Clone, Debug)]
-struct Entries {
-    flows: Vec<serde_json::Value>,
-    maps: Vec<std::collections::BTreeMap<u32, observe::BpfMap>>,
-}
-
-impl Entries {
-    fn now(stage: &Stage) -> Result<Self> {
-        let mut entries = Self { flows: Vec::new(), maps: Vec::new() };
-        for host in stage.ends() {
-            entries.flows.extend(agent::flows(host)?);
-            entries.maps.push(observe::bpf_maps(agent::pid(host)?)?);
-        }
-        Ok(entries)
-    }
-
-    /// When all flows are gone.
-    fn settled(stage: &Stage) -> Result<Self> {
-        wait_for("the end of all flows", LEAK_LIMIT, || {
-            let entries = Self::now(stage)?;
-            if entries.flows.is_empty() { Ok(entries) } else { bail!("there are {}", entries.flows.len()) }
-        })
-    }
-
-    /// How many more than these: flows that agents list, and entries of maps that are still the same ones.
-    fn more_than(&self, before: &Self) -> f64 {
-        let flows = self.flows.len() as f64 - before.flows.len() as f64;
-        (flows + self.growth(before).map(|(_, entries)| entries).sum::<f64>()).max(0.0)
-    }
-
-    /// By how many entries each hash has grown, by its number.
-    fn growth(&self, before: &Self) -> impl Iterator<Item = (u32, f64)> {
-        let hosts = self.maps.iter().zip(&before.maps);
-        hosts.flat_map(|(now, then)| {
-            now.iter().filter_map(|(id, map)| {
-                let entries = (map.bytes - then.get(id)?.bytes) / map.entry_bytes?;
-                Some((*id, entries.ceil().max(0.0)))
-            })
-        })
-    }
-
-    /// What there is more than then, for somebody who looks for its cause.
-    fn remains(&self, before: &Self) -> String {
-        let flows = self.flows.iter().map(serde_json::Value::to_string);
-        let maps = self.growth(before).filter(|(_, entries)| *entries > 0.0);
-        let maps = maps.map(|(id, entries)| format!("map {id} has {entries} entries more"));
-        flows.chain(maps).collect::<Vec<_>>().join("\n")
-    }
-
-    /// How many hashes each host still has of then, at the least.
-    fn kept_since(&self, before: &Self) -> f64 {
-        let hosts = self.maps.iter().zip(&before.maps);
-        let kept = hosts.map(|(now, then)| {
-            then.iter().filter(|(id, map)| map.entry_bytes.is_some() && now.contains_key(id)).count()
-        });
-        kept.min().unwrap_or_default() as f64
-    }
-}
-
-/// Waits until nothing is left of flows that have ended, and counts what is.
-fn leaks(stage: &Stage, before: &Entries, findings: &mut Findings) -> Result<()> {
-    let mut last = None;
-    let settled = wait_for("the end of all entries", LEAK_LIMIT, || {
-        let now = Entries::now(stage)?;
-        let leaked = now.more_than(before);
-        last = Some(now);
-        if leaked == 0.0 { Ok(()) } else { bail!("{leaked} are left") }
-    });
-    let now = last.context("no agent tells of its flows")?;
-    findings.set("leaked_entries", now.more_than(before));
-    // A map that another took the place of says nothing of what was before.
-    findings.set("hash_maps_kept", now.kept_since(before));
-    if let Err(error) = settled {
-        progress(&now.remains(before));
-        findings.note(format!("{error:#}"));
-    }
-    Ok(())
 }

@@ -19,6 +19,7 @@ mod find_router;
 mod firewalled;
 mod flooding;
 mod flow_memory;
+mod grants;
 mod hijack;
 mod host_death;
 mod hostile_packets;
@@ -145,6 +146,7 @@ pub const ALL: &[Scenario] = &[
     firewalled::SCENARIO,
     agent_restart::SCENARIO,
     setup_latency::SCENARIO,
+    grants::SCENARIO,
     cache_off::SCENARIO,
     many_flows::SCENARIO,
     odd_packets::SCENARIO,

@@ -59,11 +59,14 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 
     let known_instance = compare(router, &plain, COUNT, 1, "to a known instance", findings)?;
     findings.set("p50_known_instance", known_instance.p50);
+    findings.set("taken_share_known_instance", known_instance.taken_share);
     let known_host = compare(client, &plain, COUNT, 1, "through the router", findings)?;
     findings.set("p50_known_host", known_host.p50);
+    findings.set("taken_share_known_host", known_host.taken_share);
     findings.set("p50_plain_us", known_host.plain_us);
     let rate = compare(client, &plain, RATE_COUNT, RATE_PARALLEL, "at once, through the router", findings)?;
     findings.set("rate_ratio", rate.rate);
+    findings.set("taken_share", rate.taken_share);
     findings.set("rate_plain_per_s", rate.plain_per_s);
     let rate = compare(router, &plain, RATE_COUNT, RATE_PARALLEL, "at once, to a known instance", findings)?;
     findings.set("rate_ratio_known_instance", rate.rate);
@@ -79,6 +82,8 @@ struct Ratios {
     rate: f64,
     plain_us: f64,
     plain_per_s: f64,
+    /// Of all connections by name, those that the kernels set up by themselves.
+    taken_share: f64,
 }
 
 fn compare(
@@ -93,10 +98,14 @@ fn compare(
     let mut failed = 0;
     // The first connection of all may be to a host never met, which is another figure.
     failed += server::connects(from, NAME, 1, 1)?.failed;
+    let taken = agent::taken(from)?;
     for pair in 0..PAIRS {
         let mut measure = |to: &str| -> Result<server::Connects> {
             let found = server::connects(from, to, count, parallel)?;
             failed += found.failed;
+            if found.failed > 0 {
+                findings.note(format!("{what}, to {to}: {} failed, one of them {}", found.failed, found.error));
+            }
             Ok(found)
         };
         // Which goes first alternates, too: neither always meets the warmer machine.
@@ -107,9 +116,14 @@ fn compare(
             let ours = measure(NAME)?;
             (measure(plain)?, ours)
         };
+        let so_far = agent::taken(from)? - taken;
         progress(&format!(
-            "{what}: plain {:.0} us, {:.0} per s; by name {:.0} us, {:.0} per s",
-            base.median_us, base.per_s, ours.median_us, ours.per_s
+            "{what}: plain {:.0} us, {:.0} per s; by name {:.0} us, {:.0} per s; the kernels set up {:.1} %",
+            base.median_us,
+            base.per_s,
+            ours.median_us,
+            ours.per_s,
+            1e2 * so_far / ((pair + 1) * count) as f64
         ));
         p50.push(ours.median_us / base.median_us);
         rate.push(ours.per_s / base.per_s);
@@ -117,14 +131,15 @@ fn compare(
         plain_per_s.push(base.per_s);
     }
     if failed > 0 {
-        findings.note(format!("{what}: {failed} connections failed"));
         findings.figures.add("failed", failed as f64);
     }
+    let taken = agent::taken(from)? - taken;
     Ok(Ratios {
         p50: median(&p50),
         rate: median(&rate),
         plain_us: median(&plain_us),
         plain_per_s: median(&plain_per_s),
+        taken_share: taken / (PAIRS * count) as f64,
     })
 }
 

@@ -1,11 +1,14 @@
-//! Connections that begin at even times, whatever becomes of those before: to a server that says its name, asked or not.
+//! Connections that begin at even times, whatever becomes of those before, unless too many of them are open: to a server that says its
+//! name, asked or not.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::host::write_line;
@@ -33,14 +36,35 @@ pub fn now_ms() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64() * 1e3
 }
 
-/// Begins a connection every so often, for ever; prints an [`Arrival`] as a line of JSON when one has ended.
-pub async fn keep_coming(host: String, port: u16, every: Duration, ask: Option<String>) -> Result<()> {
+/// What to connect to, and how often.
+pub struct Plan {
+    /// Server's name or address.
+    pub host: String,
+    /// Server's port.
+    pub port: u16,
+    /// Time between two.
+    pub every: Duration,
+    /// What to say first, to a server that says nothing by itself.
+    pub ask: Option<String>,
+    /// So many at once.
+    pub at_most: u32,
+}
+
+/// Begins a connection every so often, until the input ends; prints an [`Arrival`] as a line of JSON when one has ended.
+pub async fn keep_coming(plan: Plan) -> Result<()> {
+    let Plan { host, port, every, ask, at_most } = plan;
+    let places = Arc::new(Semaphore::new(at_most as usize));
     let ask = ask.map(|ask| ask.replace("\\r\\n", "\r\n"));
     let mut ticks = interval(every);
     // A machine that was late does not begin many at once.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut over = tokio::spawn(async { tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await });
     for number in 0.. {
-        ticks.tick().await;
+        tokio::select! {
+            _ = &mut over => break,
+            _ = ticks.tick() => {}
+        }
+        let place = places.clone().acquire_owned().await?;
         let (host, ask) = (host.clone(), ask.clone());
         tokio::spawn(async move {
             let (begun_ms, start) = (now_ms(), Instant::now());
@@ -51,9 +75,12 @@ pub async fn keep_coming(host: String, port: u16, every: Duration, ask: Option<S
                 Ok(answered) => (answered, String::new()),
                 Err(error) => (String::new(), format!("{error:#}")),
             };
+            drop(place);
             write_line(&serde_json::to_string(&Arrival { number, begun_ms, took_ms, answered, error })?)
         });
     }
+    // What has begun may end.
+    places.acquire_many(at_most).await.map(drop)?;
     Ok(())
 }
 

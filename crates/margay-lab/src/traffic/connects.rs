@@ -1,6 +1,7 @@
 //! Connections that are set up and closed again, without a byte in them: how long `connect()` takes, and how many there are
 //! per second.
 
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use crate::report::{median, percentile};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How it went.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Connects {
     /// The middle of all times that `connect()` took, in microseconds.
     pub median_us: f64,
@@ -24,6 +25,8 @@ pub struct Connects {
     pub per_s: f64,
     /// Connections that did not come about.
     pub failed: u64,
+    /// Why, of one of them; empty where there is none.
+    pub error: String,
 }
 
 /// Prints [`Connects`] as JSON. `parallel` threads share the work.
@@ -31,42 +34,56 @@ pub fn measure(host: &str, port: u16, count: usize, parallel: usize) -> Result<(
     let to = (host, port).to_socket_addrs().with_context(|| format!("cannot resolve {host}"))?.next();
     let to = to.with_context(|| format!("{host} has no address"))?;
     let parallel = parallel.max(1);
-    let (times_us, failed) = (Mutex::new(Vec::with_capacity(count)), Mutex::new(0));
+    let (times_us, errors) = (Mutex::new(Vec::with_capacity(count)), Mutex::new(Vec::new()));
     let start = Instant::now();
     std::thread::scope(|scope| {
         for number in 0..parallel {
             let share = count / parallel + usize::from(number < count % parallel);
-            let (times_us, failed) = (&times_us, &failed);
+            let (times_us, errors) = (&times_us, &errors);
             scope.spawn(move || {
-                let (mut own_us, own_failed) = connect(to, share);
+                let (mut own_us, mut own_errors) = connect(to, share);
                 // Poisoned only by a panic, which ends the program anyhow.
-                if let (Ok(mut times_us), Ok(mut failed)) = (times_us.lock(), failed.lock()) {
+                if let (Ok(mut times_us), Ok(mut errors)) = (times_us.lock(), errors.lock()) {
                     times_us.append(&mut own_us);
-                    *failed += own_failed;
+                    errors.append(&mut own_errors);
                 }
             });
         }
     });
     let seconds = start.elapsed().as_secs_f64();
     let times_us = times_us.into_inner().ok().context("a thread ended badly")?;
+    if !times_us.is_empty() {
+        await_server(to).with_context(|| format!("{host} does not echo"))?;
+    }
+    let errors = errors.into_inner().ok().context("a thread ended badly")?;
     let found = Connects {
         median_us: median(&times_us),
         p99_us: percentile(&times_us, 99.0),
         per_s: times_us.len() as f64 / seconds,
-        failed: failed.into_inner().ok().context("a thread ended badly")?,
+        failed: errors.len() as u64,
+        error: errors.first().map_or_else(String::new, |(took, error)| format!("after {took:.0?}: {error}")),
     };
     write_line(&serde_json::to_string(&found)?)
 }
 
-/// One after the other: microseconds of those that came about, and how many did not.
-fn connect(to: SocketAddr, count: usize) -> (Vec<f64>, u64) {
-    let (mut times_us, mut failed) = (Vec::with_capacity(count), 0);
+/// Ends when the server has taken all connections that were made: what it had not would fill its queue for whoever is measured next, and a
+/// full queue costs a second.
+fn await_server(to: SocketAddr) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b".")?;
+    stream.read_exact(&mut [0])
+}
+
+/// One after the other: microseconds of those that came about, and after how long others did not, and why.
+fn connect(to: SocketAddr, count: usize) -> (Vec<f64>, Vec<(Duration, std::io::Error)>) {
+    let (mut times_us, mut errors) = (Vec::with_capacity(count), Vec::new());
     for _ in 0..count {
         let start = Instant::now();
         match TcpStream::connect_timeout(&to, PATIENCE) {
             Ok(_) => times_us.push(start.elapsed().as_secs_f64() * 1e6),
-            Err(_) => failed += 1,
+            Err(error) => errors.push((start.elapsed(), error)),
         }
     }
-    (times_us, failed)
+    (times_us, errors)
 }

@@ -168,6 +168,9 @@ pub enum Traffic {
         /// What to say first, to a server that says nothing by itself; `\\r\\n` ends a line
         #[arg(long)]
         ask: Option<String>,
+        /// How many at once: the next one waits for the end of another
+        #[arg(long, default_value_t = 4096)]
+        at_most: u32,
     },
     /// Fetch a file from a web server again and again, over new connections, until the input ends; say what became of each
     Fetches {
@@ -331,8 +334,9 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             transfer::run(transfer::Plan { host, port, ways, first, pace, bytes, mptcp })
         }
         Traffic::TransferServer { listen, mptcp } => transfer::serve(listen, mptcp),
-        Traffic::Arrivals { host, port, every_ms, ask } => {
-            runtime.block_on(arrivals::keep_coming(host, port, Duration::from_millis(every_ms), ask))
+        Traffic::Arrivals { host, port, every_ms, ask, at_most } => {
+            let every = Duration::from_millis(every_ms);
+            runtime.block_on(arrivals::keep_coming(arrivals::Plan { host, port, every, ask, at_most }))
         }
         Traffic::Fetches { host, port, path, clients } => {
             runtime.block_on(fetches::keep_fetching(&host, port, &path, clients))

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 80] = [
+const FIELDS: [&str; 84] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -92,6 +92,10 @@ const FIELDS: [&str; 80] = [
     "margay.notice.prefix",
     "margay.notice.host_key",
     "margay.notice.signature",
+    "margay.grant.first_flow",
+    "margay.grant.port",
+    "margay.grant.count",
+    "margay.grant.lifetime_ms",
     "margay.data.stack",
     "margay.data.flags",
     "margay.data.packet_number",
@@ -281,6 +285,7 @@ impl Expected {
             "STRIPE" => 15,
             "ARRIVALS" => 16,
             "NOTICE" => 17,
+            "GRANT" => 0x92,
             _ => value["number"].as_u64().expect("a number"),
         };
         self.put("ext.type", kind);
@@ -327,7 +332,15 @@ impl Expected {
             0x8e => self.location(value),
             15 | 16 => self.places(kind, value),
             17 => self.notice(value),
+            0x92 => self.grant(value),
             _ => {}
+        }
+    }
+
+    fn grant(&mut self, value: &Value) {
+        self.word("grant.first_flow", &value["first_flow"]);
+        for field in ["port", "count", "lifetime_ms"] {
+            self.number(&format!("grant.{field}"), &value[field]);
         }
     }
 

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr,
-    Extension, Flags, FlowId, FlowPortRepr, GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter, MoveFlags,
-    MoveRepr, NextProtocol, NoticeRepr, ResolvableRepr, SessionId, SessionRepr, StripeRepr, TRAIN_HEADER_LEN,
-    TrainRepr, is_sealed,
+    Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter,
+    MoveFlags, MoveRepr, NextProtocol, NoticeRepr, ResolvableRepr, SessionId, SessionRepr, StripeRepr,
+    TRAIN_HEADER_LEN, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -138,8 +138,15 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             "host_key": hex(&notice.host_key),
             "signature": hex(&notice.signature),
         }),
+        Extension::Grant(grant) => of_grant(grant),
         Extension::UnknownCritical(byte) => json!({"type": "UNKNOWN_CRITICAL", "number": byte}),
     }
+}
+
+fn of_grant(grant: &GrantRepr) -> Value {
+    let GrantRepr { first_flow, port, count, lifetime_ms } = grant;
+    let first_flow = first_flow.to_string();
+    json!({"type": "GRANT", "first_flow": first_flow, "port": port, "count": count, "lifetime_ms": lifetime_ms})
 }
 
 fn text<'v>(value: &'v Value, key: &str) -> &'v str {
@@ -270,10 +277,20 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             Extension::Arrivals(arrivals)
         }
         "NOTICE" => Extension::Notice(notice(value)),
+        "GRANT" => Extension::Grant(grant(value)),
         "UNKNOWN_CRITICAL" => Extension::UnknownCritical(number(value, "number")),
         other => panic!("{other} is no extension"),
     };
     writer.extension(&extension).map(|_| ())
+}
+
+fn grant(value: &Value) -> GrantRepr {
+    GrantRepr {
+        first_flow: flow(value, "first_flow"),
+        port: number(value, "port"),
+        count: number(value, "count"),
+        lifetime_ms: number(value, "lifetime_ms"),
+    }
 }
 
 fn notice(value: &Value) -> NoticeRepr {

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use margay_wire::{DataRepr, Message};
+use margay_wire::{DataRepr, GRANT_FLOWS_MAX, Message};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -47,6 +47,14 @@ fn socket() -> impl Strategy<Value = String> {
     (prop_oneof![v4, v6], any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port).to_string())
 }
 
+fn grant() -> impl Strategy<Value = Value> {
+    let flows = (1..=u32::MAX - 127, 1..=u16::MAX - 127, 1..=GRANT_FLOWS_MAX, any::<u16>());
+    flows.prop_map(|(first_flow, port, count, lifetime_ms)| {
+        let first_flow = format!("{first_flow:08x}");
+        json!({"type": "GRANT", "first_flow": first_flow, "port": port, "count": count, "lifetime_ms": lifetime_ms})
+    })
+}
+
 /// At most one of each, in any order, AUTH last.
 fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let session = (bytes(16), socket(), any::<u16>(), any::<u8>()).prop_map(|(session, client, service_port, protocol)| {
@@ -63,7 +71,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     });
     let error =
         (any::<u16>(), "\\PC{0,32}").prop_map(|(code, text)| json!({"type": "ERROR", "code": code, "text": text}));
-    let critical = prop_oneof![Just(0x8d_u8), 0x8f..=0xff_u8]
+    let critical = prop_oneof![Just(0x8d_u8), 0x8f..=0x91_u8, 0x93..=0xff_u8]
         .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
     let first = (
         bytes(32).prop_map(|service| json!({"type": "SOURCE_SERVICE", "service": service})),
@@ -101,11 +109,11 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
             })
         },
     );
-    let third = (location, stripe, arrivals, notice);
-    let all = (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p))| {
-        vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+    let third = (location, stripe, arrivals, notice, grant());
+    let all = (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q))| {
+        vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q]
     });
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=16)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=17)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

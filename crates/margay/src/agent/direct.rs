@@ -60,12 +60,24 @@ impl DirectPath {
         Self(Mutex::new(state))
     }
 
-    /// Tells the core which of the flows that it took up the kernel has carried meanwhile. Entries of flows that are over go.
+    /// Tells the core by which grants the kernel may have opened flows that the agent before was not told of.
+    pub fn hand_over_grants(&self, sal: &mut Sal, now: Instant) {
+        let State::On(cache) = &*self.0.lock() else { return };
+        for grant in cache.kept_grants() {
+            if !sal.adopt_grant(now, &grant) {
+                cache.remove_grant(grant.id, |flow| sal.flow(flow).is_some());
+            }
+        }
+    }
+
+    /// Tells the core which of the flows that it took up the kernel has carried meanwhile, and which ones it has opened. Entries of
+    /// flows that are over go.
     pub fn hand_over(&self, sal: &mut Sal, now: Instant) {
         let State::On(cache) = &*self.0.lock() else { return };
         sal.set_flow_ports(now, Some(FLOW_PORTS));
         let mut carried = 0_u64;
-        for state in cache.entries().collect::<Vec<_>>() {
+        // What nobody has answered is told of when somebody does, or goes with its grant.
+        for state in cache.entries().filter(|state| !state.fresh).collect::<Vec<_>>() {
             let wire = Wire {
                 path: state.path,
                 local_port: state.local_port,
@@ -73,6 +85,10 @@ impl DirectPath {
                 sending: state.egress && !state.stalled,
                 accepting: state.accept,
             };
+            if sal.flow(state.flow).is_none() && !state.seen.over() {
+                // Opened by a grant, and too young still for the last agent to have written it down.
+                sal.handle_opened(now, state.flow, &state.app.tuple());
+            }
             if !sal.adopt_direct(now, state.flow, state.generation, &wire) {
                 cache.remove(state.flow);
                 continue;

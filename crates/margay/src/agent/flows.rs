@@ -248,6 +248,10 @@ fn export(datapath: &Running, journal: &mut Journal, wanted: &mut HashMap<FlowId
         });
         for (flow, (record, is_over)) in some.iter().zip(records) {
             match record {
+                // What was over before it was written costs nothing.
+                Some(_) if is_over && !journal.slots.contains_key(flow) => {
+                    wanted.remove(flow);
+                }
                 Some(record) => {
                     journal.write(*flow, &record)?;
                     wanted.remove(flow);

@@ -103,6 +103,11 @@ impl Collector for Figures {
                 core.elsewhere,
             ),
             ("traces_refused", "Questions of other hosts about first packets that were refused", traces_refused(agent)),
+            ("grants_asked", "Grants that this host has asked for", core.grants_asked),
+            ("grants_given", "Grants that this host has given", core.grants_given),
+            ("grants_ended", "Grants by which no flow is opened any more", core.grants_ended),
+            ("flows_granted", "Flows that kernels have set up by grants", core.flows_granted),
+            ("flows_brief", "Of these, flows that were over within 250 ms", core.flows_brief),
             ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
             ("packets_held", "First packets that waited for a resolver", core.delayed),
             ("packets_not_held", "First packets refused since too many waited for resolvers", core.delays_refused),
@@ -249,7 +254,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let links = agent.router.as_ref().map_or(0, |router| router.links().len());
     let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
     let table_bytes = agent.kernel_router.kernel().map_or(0, |router| router.table_bytes());
-    let held = agent.core.0.with_sal(|sal, _| sal.held());
+    let (held, grants) = agent.core.0.with_sal(|sal, _| (sal.held(), sal.grant_count()));
     for (name, help, value) in [
         ("held_names", "Names whose first packets wait for a resolver", held.names),
         ("held_packets", "First packets that wait for a resolver", held.packets),
@@ -261,6 +266,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         ("kernel_router_lists", "Of these, with several instances", lists),
         ("kernel_router_next_hops", "Hosts and routers that it forwards to", hops),
         ("flows", "Flows of all kinds", flows),
+        ("grants", "Grants that this host has or gives, until they are forgotten", grants),
         ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
         ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),
         (

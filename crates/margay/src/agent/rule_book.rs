@@ -16,7 +16,7 @@ use margay_core::forward_all::COPIES_MAX;
 use margay_core::lifetime::{Expiry, Lifetime};
 use margay_core::name::{AUTHORITY_BITS, Name, Prefix, ServiceId, is_virtual};
 use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
-use margay_core::{Event, Instant, Sal};
+use margay_core::{Instant, Sal};
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
@@ -530,15 +530,12 @@ fn place(rule: &StoredRule) -> String {
 
 /// Follows what the core ends, until the agent goes down.
 pub async fn follow(agent: Arc<Agent>) {
-    let Some(mut events) = agent.watchers.subscribe() else { return };
+    let Some(mut ended) = agent.watchers.follow_rules() else { return };
     // What ended before somebody listened.
     tokio::task::block_in_place(|| agent.rules.reconcile());
     loop {
-        match events.recv().await {
-            Ok(Event::RuleExpired { id, why, .. }) => {
-                tokio::task::block_in_place(|| agent.rules.note_ended(id, why));
-            }
-            Ok(_) => {}
+        match ended.recv().await {
+            Ok((id, why)) => tokio::task::block_in_place(|| agent.rules.note_ended(id, why)),
             Err(RecvError::Lagged(_)) => tokio::task::block_in_place(|| agent.rules.reconcile()),
             Err(RecvError::Closed) => return,
         }

@@ -2,7 +2,7 @@ use margay_control::StateDir;
 use margay_core::key::HostSecret;
 use margay_core::rng::Rng;
 use margay_core::table::{Demux, Resolution};
-use margay_core::{Config, Limits};
+use margay_core::{Config, Event, Limits};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;

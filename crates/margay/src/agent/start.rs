@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use margay_control::cluster::Cluster;
 use margay_control::dns::Responder;
@@ -25,7 +25,7 @@ use nix::net::if_::if_nametoindex;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
-use super::active::{self, Active};
+use super::active::{self, Active, Reporters};
 use super::api::Api;
 use super::core::CoreHandle;
 use super::direct::DirectPath;
@@ -49,6 +49,8 @@ use crate::{host, start};
 const LEASE_MS: u32 = 850;
 /// Time between signs of life.
 const HEARTBEAT_MS: u32 = 200;
+/// A router that does not answer within this time is not waited for.
+const SETTLED_LIMIT: Duration = Duration::from_millis(500);
 
 /// Runs an agent until it is told to stop, or its datapath fails.
 ///
@@ -81,16 +83,15 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let (state_dir, store, keyring) = open_state(&config)?;
     let identity = Identity::start(&state_dir, Path::new(BOOT_ID), &clock_of_wall).into_diagnostic()?;
     let local = local_of(&config, &identity);
-    let watchers = Watchers::default();
-    let direct = DirectPath::open(&config).await;
+    let (watchers, direct) = (Watchers::default(), DirectPath::open(&config).await);
     let (spreads, kernel_router) = (Spreads::open(&config, &direct), KernelRouter::open(&config));
+    let reporters = Reporters::attach(&config);
     let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
     let rules = start_rules(&config, &core, &store, &clock_of_wall)?;
     kernel_router.start(&core).into_diagnostic()?;
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
     let tokens = home::candidates(&config, &state_dir, &store)?;
-    let own = local.host_key.public();
-    let keys = (&keyring, &*store);
+    let (own, keys) = (local.host_key.public(), (&keyring, &*store));
     authority::adopt(&*control, keys, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
     let answering = Answering::new(&config);
     answering.renew(&*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
@@ -109,9 +110,10 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
     let join = |one| home::join(one, &local, &store, &control, &clock_of_wall, &ways, area.as_ref());
     tokens.into_iter().map(join).for_each(|home| services.add_home(home));
-    let active = Active::open(&config, &services);
+    let active = Active::open(&config, &services, reporters);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let (dns, warnings) = start_dns(&config, &leases, &services, &router).await?;
+    begin(&core, &services).await;
     Ok(Arc::new(Agent {
         programs: Programs::new(&config),
         config,
@@ -144,6 +146,21 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         ends_flows: AtomicBool::new(false),
         warnings,
     }))
+}
+
+/// Takes packets when this host's routers have answered: before they have said so, it has no right to connect, nor to serve anything, and whoever asked would be
+/// refused. What is carried for programs waits, too, in the kernel's queues, as it did while there was no agent.
+async fn begin(core: &CoreHandle, services: &Services) {
+    let homes = services.homes();
+    let settled = async {
+        for home in &homes {
+            home.settled().await;
+        }
+    };
+    if tokio::time::timeout(SETTLED_LIMIT, settled).await.is_err() {
+        tracing::debug!("a router has not answered yet");
+    }
+    core.0.begin();
 }
 
 /// What is kept on disk.
@@ -202,6 +219,7 @@ async fn start_core(
     let runtime_dir = config.host.runtime_dir.clone();
     Keepsake::new(&runtime_dir).take_up(&mut sal, now);
     flows::take_up(&runtime_dir, &mut sal, now);
+    direct.hand_over_grants(&mut sal, now);
     sal.forget_superseded();
     direct.hand_over(&mut sal, now);
     spreads.hand_over(&sal);

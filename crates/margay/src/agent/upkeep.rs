@@ -86,8 +86,9 @@ struct Tide {
 
 impl Tide {
     fn watch(&mut self, agent: &Agent) {
-        let (flows, half_open) = agent.core.0.with_sal(|sal, _| (sal.flow_count(), sal.half_open_count()));
-        let is_calm = flows == self.before && half_open == 0;
+        let (flows, pending) =
+            agent.core.0.with_sal(|sal, _| (sal.flow_count(), sal.half_open_count() + sal.grant_count()));
+        let is_calm = flows == self.before && pending == 0;
         if is_calm && flows.abs_diff(self.given_back) >= MANY_FLOWS {
             arena::give_back();
             self.given_back = flows;

@@ -4,6 +4,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 
 use margay_core::Event;
+use margay_core::lifetime::Expiry;
+use margay_core::table::RuleId;
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
 
@@ -16,15 +18,21 @@ const BEHIND_MAX: usize = 8192;
 #[derive(Clone)]
 pub struct Watchers {
     /// None once the agent goes down.
-    sender: Arc<RwLock<Option<broadcast::Sender<Event>>>>,
+    senders: Arc<RwLock<Option<Senders>>>,
     /// Whoever keeps flows for the next start.
     keeper: Arc<OnceLock<Sender<Change>>>,
 }
 
+struct Senders {
+    events: broadcast::Sender<Event>,
+    /// What somebody always follows has a channel of its own: connections come and go in numbers, and would wake that one each time.
+    rules: broadcast::Sender<(RuleId, Expiry)>,
+}
+
 impl Default for Watchers {
     fn default() -> Self {
-        let sender = Arc::new(RwLock::new(Some(broadcast::channel(BEHIND_MAX).0)));
-        Self { sender, keeper: Arc::default() }
+        let senders = Senders { events: broadcast::channel(BEHIND_MAX).0, rules: broadcast::channel(BEHIND_MAX).0 };
+        Self { senders: Arc::new(RwLock::new(Some(senders))), keeper: Arc::default() }
     }
 }
 
@@ -38,21 +46,29 @@ impl Watchers {
                 // It ends with the process only.
                 let _ = keeper.send(change);
             }
-            if let Some(sender) = &*this.sender.read() {
+            if let Some(senders) = &*this.senders.read() {
                 // Nobody listens: nothing is lost.
-                let _ = sender.send(event);
+                if let Event::RuleExpired { id, why, .. } = &event {
+                    let _ = senders.rules.send((*id, *why));
+                }
+                let _ = senders.events.send(event);
             }
         })
     }
 
     /// From now on; `None` when the agent goes down.
     pub fn subscribe(&self) -> Option<broadcast::Receiver<Event>> {
-        self.sender.read().as_ref().map(broadcast::Sender::subscribe)
+        self.senders.read().as_ref().map(|senders| senders.events.subscribe())
+    }
+
+    /// Rules that end by themselves from now on; `None` when the agent goes down.
+    pub fn follow_rules(&self) -> Option<broadcast::Receiver<(RuleId, Expiry)>> {
+        self.senders.read().as_ref().map(|senders| senders.rules.subscribe())
     }
 
     /// Ends all watching.
     pub fn close(&self) {
-        *self.sender.write() = None;
+        *self.senders.write() = None;
     }
 
     /// Tells `keeper` of every change from now on.
@@ -65,7 +81,7 @@ impl Watchers {
 fn log(event: &Event) {
     match event {
         Event::FlowOpened(flow) => tracing::debug!(%flow, "flow opened"),
-        Event::FlowChanged(flow) => tracing::trace!(%flow, "one side has closed"),
+        Event::FlowChanged(flow) => tracing::trace!(%flow, "one side has closed, or both"),
         Event::FlowClosed { flow, reason } => {
             tracing::debug!(flow = %flow.flow, app = %flow.app, reason = reason.label(), "flow closed");
         }

@@ -105,14 +105,30 @@ pub struct Waiting {
     pub why: String,
 }
 
+/// The programs that report what listens here, attached, and whom they report of.
+pub struct Reporters(Result<(Hierarchy, ActiveSockets), String>);
+
+impl Reporters {
+    /// Attaches them, which takes a while.
+    pub fn attach(config: &Config) -> Self {
+        let hierarchy = Hierarchy::find(&config.host.runtime_dir);
+        let hierarchy = hierarchy.map_err(|error| format!("no cgroups of version 2: {error}"));
+        Self(hierarchy.and_then(|hierarchy| {
+            let kernel = ActiveSockets::open(hierarchy.root()).map_err(|error| error.to_string())?;
+            Ok((hierarchy, kernel))
+        }))
+    }
+}
+
 impl Active {
-    /// Attaches the programs, and takes up what the agent before has left. Names are served from now on.
-    pub fn open(config: &Config, services: &Arc<Services>) -> Self {
-        let opened = Followed::open(config, services).map(|mut followed| {
-            followed.look();
-            followed.drop_bound_that_ended();
-            Mutex::new(followed)
-        });
+    /// Takes up what the agent before has left. Names are served from now on.
+    pub fn open(config: &Config, services: &Arc<Services>, reporters: Reporters) -> Self {
+        let opened =
+            reporters.0.and_then(|reporters| Followed::open(config, services, reporters)).map(|mut followed| {
+                followed.look();
+                followed.drop_bound_that_ended();
+                Mutex::new(followed)
+            });
         if let Err(why) = &opened {
             tracing::warn!(why, "no active sockets: services are published by order only");
         }
@@ -242,10 +258,12 @@ pub fn take_off(runtime_dir: &Path) {
 }
 
 impl Followed {
-    fn open(config: &Config, services: &Arc<Services>) -> Result<Self, String> {
+    fn open(
+        config: &Config,
+        services: &Arc<Services>,
+        (hierarchy, kernel): (Hierarchy, ActiveSockets),
+    ) -> Result<Self, String> {
         let runtime_dir = config.host.runtime_dir.clone();
-        let hierarchy = Hierarchy::find(&runtime_dir).map_err(|error| format!("no cgroups of version 2: {error}"))?;
-        let kernel = ActiveSockets::open(hierarchy.root()).map_err(|error| error.to_string())?;
         let mut followed = Self {
             kernel: Arc::new(kernel),
             hierarchy,

@@ -100,7 +100,14 @@ fn advice(why: Why) -> Option<&'static str> {
         Why::SharedAddress => Some("the hosts behind one address need addresses of their own to be told apart"),
         Why::Nowhere => Some("`margay path list` shows where this host looks for its peers"),
         Why::NoCache => Some("see the step before"),
-        Why::Secure | Why::Striped | Why::SameHost | Why::PortsTaken | Why::Proved | Why::Hinted | Why::Held => None,
+        Why::Secure
+        | Why::Striped
+        | Why::SameHost
+        | Why::PortsTaken
+        | Why::Proved
+        | Why::Hinted
+        | Why::Granted
+        | Why::Held => None,
     }
 }
 

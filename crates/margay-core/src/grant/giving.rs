@@ -1,0 +1,193 @@
+//! What a host grants of its services.
+
+use alloc::boxed::Box;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+
+use margay_wire::{ErrorCode, FlowId, GRANT_FLOWS_MAX, GrantRepr};
+
+use super::{GRANTS_MAX, Given, LIFETIME, TCP};
+use crate::entry::{GRANT_RECORD_LEN, Grant, PathId, RemoveReason, Tuple};
+use crate::event::Role;
+use crate::flow::{Flow, Setup};
+use crate::greeting::tuple_of;
+use crate::key::HostId;
+use crate::output::DropReason;
+use crate::policy::Policy;
+use crate::sal::Sal;
+use crate::secure::Verdict;
+use crate::setup::{Arrival, ResponderSetup, SETUP_TIMEOUT};
+use crate::surrogate::responder_tuple;
+use crate::table::Demux;
+use crate::time::Instant;
+
+/// What an initiator opens at the last moment is on its way for so long.
+const ON_THE_WAY: Duration = Duration::from_millis(500);
+/// Grants that one host may have here at once, those included that are over and not forgotten.
+const GRANTS_PER_HOST: usize = GRANTS_MAX / 4;
+const PORT_MIN: u16 = 1024;
+/// Flow ports that are tried for one grant.
+const WIRE_PORT_TRIES: usize = 16;
+/// Ports of clients that are tried for the flows of one grant. Those that are kept lie in long rows, each of which is passed once in a round.
+const PORT_TRIES: usize = 1 << 14;
+
+/// What is granted as soon as the initiator has proved itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    wanted: GrantRepr,
+    /// What the initiator is told.
+    pub given: GrantRepr,
+    /// The listener's side of a flow, and the client without a port: which ones are free is only known when it is given.
+    app: Tuple,
+}
+
+impl Sal {
+    /// A host that connects often asks for a grant. Only hosts are granted one that have proved themselves before, and to whom direct
+    /// packets pass.
+    pub(crate) fn respond_to_asking(
+        &mut self,
+        now: Instant,
+        arrival: &Arrival<'_>,
+        demux: &Demux,
+        wanted: GrantRepr,
+    ) -> Result<(), DropReason> {
+        let message = arrival.message;
+        let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
+        let session = message.session().ok_or(DropReason::Malformed)?;
+        let known = self.known_host(HostId(exchange.host_id)).ok_or(DropReason::UnknownAssociation)?;
+        let is_allowed = self.is_allowed(known, &arrival.service, &demux.allow);
+        let offer = if is_allowed { self.offer(now, arrival, demux, known, wanted) } else { None };
+        let Some(offer) = offer else {
+            let code = if is_allowed { ErrorCode::Refused } else { ErrorCode::NotAllowed };
+            self.refuse_syn(arrival, known, code);
+            return Err(DropReason::NotAllowed);
+        };
+        let id = self.fresh_flow_id();
+        let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, tuple_of(id), now);
+        flow.peer_flow = message.src_flow;
+        flow.association = known;
+        flow.setup = Setup::Responder(Box::new(ResponderSetup {
+            offer: Some(Box::new(offer)),
+            ..ResponderSetup::new(arrival, &exchange, demux.allow.clone(), self.certificate_for(&arrival.service))
+        }));
+        self.flows.insert(flow);
+        self.half_open.add(arrival.reply.direct.ip());
+        self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
+        self.answer(id, &[], None);
+        Ok(())
+    }
+
+    /// What may be granted, if anything.
+    fn offer(
+        &mut self,
+        now: Instant,
+        arrival: &Arrival<'_>,
+        demux: &Demux,
+        known: u32,
+        wanted: GrantRepr,
+    ) -> Option<Offer> {
+        let association = self.associations.get(known)?;
+        let (host, is_narrow) = (association.host, association.datagram_max != self.config.datagram_max);
+        let client = arrival.reply.direct.ip();
+        let is_elsewhere = association.remote.ip() != client;
+        let is_plain = self.answer_stack(arrival.message, &arrival.service) == Verdict::Plain
+            && self.policy_of(&arrival.service) == Policy::FailOver;
+        let held = self.grants.all.values().filter(|given| given.host == host).take(GRANTS_PER_HOST).count();
+        if !self.is_direct_on()
+            || !self.is_hinted(now, known)
+            || is_narrow
+            || is_elsewhere
+            || !is_plain
+            || !wanted.port.is_multiple_of(GRANT_FLOWS_MAX)
+            || held >= GRANTS_PER_HOST
+            || self.grants.len() >= GRANTS_MAX / 2
+            || self.flows.len() >= self.config.limits.flows / 2
+        {
+            return None;
+        }
+        let count = wanted.count.min(GRANT_FLOWS_MAX);
+        let app = self.listener_tuple(client, demux.listener)?;
+        let port = self.port_for_row(now, host, wanted.port, count)?;
+        let first_flow = self.fresh_block(count);
+        let lifetime_ms = wanted.lifetime_ms.min(LIFETIME.as_millis() as u16);
+        Some(Offer { wanted, given: GrantRepr { first_flow, port, count, lifetime_ms }, app })
+    }
+
+    /// A port of this end's with which a row of the peer's is free.
+    fn port_for_row(&mut self, now: Instant, host: HostId, row: u16, count: u16) -> Option<u16> {
+        let range = self.ports.range.clone().filter(|_| self.ports.is_on)?;
+        self.ports.wake(now);
+        (0..WIRE_PORT_TRIES).find_map(|_| {
+            let port = self.random_port(&range);
+            self.ports.are_free((host, port, row), count).then_some(port)
+        })
+    }
+
+    /// A flow as the listener has it, with the client's own address. Its port stands for any.
+    fn listener_tuple(&self, client: IpAddr, listener: SocketAddr) -> Option<Tuple> {
+        let asked = SocketAddr::new(client, PORT_MIN);
+        let tuple = responder_tuple(TCP, asked, listener, &self.config.local_addresses, 0, |_| false)?;
+        (tuple.destination == asked).then_some(tuple)
+    }
+
+    /// Ports in turn that no connection of such a flow has. One comes again when all others have been used, since a connection that the listener
+    /// closed first lingers for a minute.
+    fn listener_ports(&mut self, tuple: &Tuple, count: u16) -> Option<[u16; GRANT_FLOWS_MAX as usize]> {
+        let mut ports = [0; GRANT_FLOWS_MAX as usize];
+        let mut found = 0;
+        for _ in 0..PORT_TRIES {
+            let port = self.grants.next_port.max(PORT_MIN);
+            self.grants.next_port = port.wrapping_add(1);
+            let destination = SocketAddr::new(tuple.destination.ip(), port);
+            if self.grants.keeps(destination) || self.flows.by_tuple(&Tuple { destination, ..*tuple }).is_some() {
+                continue;
+            }
+            *ports.get_mut(found)? = port;
+            found += 1;
+            if found == usize::from(count) {
+                return Some(ports);
+            }
+        }
+        None
+    }
+
+    /// The initiator has proved itself. False if it asked for a grant, and what it was offered is taken by now.
+    pub(crate) fn give_offered(&mut self, now: Instant, id: FlowId, setup: &Setup) -> bool {
+        let Setup::Responder(setup) = setup else { return true };
+        let is_given = setup.offer.as_ref().is_none_or(|offer| self.give(now, id, offer));
+        if !is_given {
+            self.say_fail(id, ErrorCode::Refused);
+            self.remove_flow(id, RemoveReason::Unproved);
+        }
+        is_given
+    }
+
+    fn give(&mut self, now: Instant, id: FlowId, offer: &Offer) -> bool {
+        let Some(flow) = self.flows.get(id) else { return false };
+        let (session, service, association, peer_grant) =
+            (flow.session, flow.service, flow.association, flow.peer_flow);
+        let Some(host) = self.associations.get(association).map(|association| association.host) else { return false };
+        let Some(path) = self.wire_path(association) else { return false };
+        // What agents have set up since it was offered has some of the ports by now.
+        let Some(ports) = self.listener_ports(&offer.app, offer.given.count) else { return false };
+        let lifetime = Duration::from_millis(offer.given.lifetime_ms.into());
+        let grant = Grant {
+            id,
+            role: Role::Responder,
+            app: offer.app,
+            path: PathId(path),
+            local_port: offer.given.port,
+            remote_port: offer.wanted.port,
+            first_flow: offer.given.first_flow,
+            count: offer.given.count,
+            until: now + lifetime + ON_THE_WAY,
+            ports,
+            record: [0; GRANT_RECORD_LEN],
+        };
+        let peer_first = offer.wanted.first_flow;
+        let given = Given { peer_first, peer_grant, ..Given::new(grant, session, service, (association, host), true) };
+        let is_given = self.take_up_grant(now, given);
+        self.counters.grants_given += u64::from(is_given);
+        is_given
+    }
+}

@@ -1,0 +1,440 @@
+//! Grants: connections that the kernels of two hosts set up by themselves (docs/decisions/0035).
+//!
+//! A host whose programs connect often to one name and port asks for a grant: an instance's word that it may open so many
+//! flows, on ports and under numbers that both ends know beforehand.
+//!
+//! ```text
+//!   initiator                          responder
+//!      ──── SYN, GRANT: numbers, ports ────▶
+//!      ◀─── SYN-ACK, GRANT: number, port ───
+//!      ──── ACK ───────────────────────────▶   its kernel may open the flows
+//!   its kernel may   ◀─── ACK, CONFIRM ─────
+//! ```
+//!
+//! From then on the initiator's kernel takes a flow of the grant for a program's SYN and sends it direct, and the responder's opens
+//! it there: no agent is on the way. Both cores are told afterwards, and the flow is as any other from then on. So that a change
+//! of rules, rights or weights counts for new connections soon, a grant is short-lived, and ends at once where its end knows of
+//! the change.
+
+mod asking;
+mod giving;
+mod record;
+
+pub(crate) use asking::Asks;
+pub(crate) use giving::Offer;
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+
+use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, SessionId};
+
+use crate::closing::LINGER_GRANTED;
+use crate::direct::{Carriage, Direct, Why};
+use crate::entry::{EntryUpdate, Grant, RemoveReason, Tuple};
+use crate::event::{Event, Lifecycle, Role};
+use crate::flow::{Flow, Setup, seen};
+use crate::key::HostId;
+use crate::name::{Prefix, ServiceId};
+use crate::sal::Sal;
+use crate::setup::{Draft, SETUP_TIMEOUT};
+use crate::time::Instant;
+
+/// How long flows may be opened by a grant: for so long a change that only routers know may go unnoticed.
+const LIFETIME: Duration = Duration::from_secs(1);
+/// What was opened at the last moment may be answered, and told of, for so long.
+const SETTLING: Duration = SETUP_TIMEOUT;
+/// A flow that is over sooner costs nothing but its place in the core's table: no cache of the agent's has it, nor its journal. Where
+/// thousands connect at once, a listener may take a tenth of a second to close.
+const FRESH: Duration = Duration::from_millis(250);
+/// Grants of this host, whichever end it is. At the bound none is asked for and none is given.
+const GRANTS_MAX: usize = 4096;
+const TCP: u8 = 6;
+
+/// A grant as this end has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Given {
+    pub grant: Grant,
+    /// The peer's number of flow 0.
+    pub peer_first: FlowId,
+    /// The peer's number of the grant.
+    pub peer_grant: FlowId,
+    /// From which those of the flows follow.
+    pub session: SessionId,
+    pub service: ServiceId,
+    pub association: u32,
+    pub host: HostId,
+    /// Whether the responder's right to the name was proved.
+    pub authenticated: bool,
+    /// By flow, whether it was opened.
+    opened: u128,
+    /// None is opened any more; it is forgotten then.
+    over: Option<Instant>,
+}
+
+impl Given {
+    fn new(
+        grant: Grant,
+        session: SessionId,
+        service: ServiceId,
+        (association, host): (u32, HostId),
+        authenticated: bool,
+    ) -> Self {
+        let (peer_first, peer_grant) = (FlowId(0), FlowId(0));
+        Self {
+            grant,
+            peer_first,
+            peer_grant,
+            session,
+            service,
+            association,
+            host,
+            authenticated,
+            opened: 0,
+            over: None,
+        }
+    }
+
+    const fn is_initiators(&self) -> bool {
+        matches!(self.grant.role, Role::Initiator)
+    }
+
+    fn is_opened(&self, number: u16) -> bool {
+        self.opened & 1 << number != 0
+    }
+
+    /// Flows that may still be opened.
+    fn left(&self) -> u32 {
+        u32::from(self.grant.count).saturating_sub(self.opened.count_ones())
+    }
+
+    /// This end's port and the peer's, of a flow.
+    const fn ports(&self, number: u16) -> (u16, u16) {
+        let Grant { local_port, remote_port, .. } = self.grant;
+        // The wire's check and this end's choice keep both in range.
+        if self.is_initiators() {
+            (local_port.wrapping_add(number), remote_port)
+        } else {
+            (local_port, remote_port.wrapping_add(number))
+        }
+    }
+
+    /// A flow as packets of the responder's listener carry it.
+    fn listener_tuple(&self, number: u16) -> Tuple {
+        let Tuple { protocol, source, destination } = self.grant.app;
+        let port = self.grant.ports.get(usize::from(number)).copied().unwrap_or_default();
+        Tuple { protocol, source, destination: SocketAddr::new(destination.ip(), port) }
+    }
+
+    /// The clients that a responder's listener is to see.
+    fn shown(&self) -> impl Iterator<Item = SocketAddr> + use<'_> {
+        let count = if self.is_initiators() { 0 } else { self.grant.count };
+        (0..count).map(|number| self.listener_tuple(number).destination)
+    }
+
+    /// A flow that the kernels have opened. `app` is the five-tuple of the program here.
+    fn flow(&self, id: FlowId, number: u16, app: Tuple, now: Instant) -> Flow {
+        let mut flow = Flow::new(id, self.session_of(number), self.service, self.grant.role, app, now);
+        flow.peer_flow = FlowId(self.peer_first.0.wrapping_add(number.into()));
+        flow.association = self.association;
+        flow.generation = 1;
+        (flow.lifecycle, flow.setup) = (Lifecycle::Established, Setup::Fresh);
+        flow.seen = seen::CONFIRMED | if self.authenticated { seen::AUTHENTICATED } else { 0 };
+        flow.direct = Direct::never(Why::Granted, now);
+        flow.direct.carriage = Carriage::Direct;
+        (flow.direct.local_port, flow.direct.peer_port) = self.ports(number);
+        (flow.direct.peer, flow.direct.path) = (Some(self.host), self.grant.path.0);
+        flow
+    }
+
+    /// The session of a flow, the same at both ends.
+    fn session_of(&self, number: u16) -> SessionId {
+        let mut session = self.session.0;
+        if let Some(last) = session.last_chunk_mut::<4>() {
+            *last = u32::from_be_bytes(*last).wrapping_add(u32::from(number) + 1).to_be_bytes();
+        }
+        SessionId(session)
+    }
+}
+
+/// All grants of a host.
+#[derive(Default)]
+pub(crate) struct Grants {
+    all: BTreeMap<FlowId, Box<Given>>,
+    /// By the number of flow 0.
+    by_first: BTreeMap<FlowId, FlowId>,
+    deadlines: BTreeSet<(Instant, FlowId)>,
+    demands: asking::Demands,
+    /// The port that the next client is shown with, by a grant.
+    next_port: u16,
+    /// Clients' addresses and ports that are kept for flows of grants.
+    shown: BTreeSet<SocketAddr>,
+}
+
+impl Grants {
+    /// The grant that a number is of, and which of its flows it is.
+    fn of_flow(&self, flow: FlowId) -> Option<(&Given, u16)> {
+        let (_, id) = self.by_first.range(..=flow).next_back()?;
+        let given = self.all.get(id)?;
+        let number = u16::try_from(flow.0 - given.grant.first_flow.0).ok()?;
+        (number < given.grant.count).then_some((given, number))
+    }
+
+    /// Whether a client's address and port are kept for a flow of a grant.
+    pub fn keeps(&self, client: SocketAddr) -> bool {
+        self.shown.contains(&client)
+    }
+
+    /// Whether a number is a grant's or one of its flows'.
+    pub fn has(&self, number: FlowId) -> bool {
+        self.all.contains_key(&number) || self.of_flow(number).is_some()
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// When flows may be opened by it no more, or when it is forgotten.
+    fn deadline_of(given: &Given) -> Instant {
+        given.over.unwrap_or(given.grant.until)
+    }
+}
+
+impl Sal {
+    /// How many grants there are.
+    pub fn grant_count(&self) -> usize {
+        self.grants.len()
+    }
+
+    /// A number for flow 0 of so many, all of them free.
+    fn fresh_block(&mut self, count: u16) -> FlowId {
+        loop {
+            let first = self.rng.u32();
+            let Some(last) = first.checked_add(u32::from(count) - 1).filter(|_| first != 0) else { continue };
+            if self.is_free_block(first, last) {
+                return FlowId(first);
+            }
+        }
+    }
+
+    fn is_free_block(&self, first: u32, last: u32) -> bool {
+        let is_free = |number: u32| self.flows.get(FlowId(number)).is_none() && !self.grants.has(FlowId(number));
+        let begins_inside = self.grants.by_first.range(FlowId(first)..=FlowId(last)).next().is_some();
+        !begins_inside && (first..=last).all(is_free)
+    }
+
+    /// Both ends have agreed on a grant: the kernel may open flows by it. False where a number or a pair of ports has been taken
+    /// meanwhile.
+    fn take_up_grant(&mut self, now: Instant, mut given: Given) -> bool {
+        let Grant { id, first_flow: FlowId(first), count, local_port, remote_port, until, .. } = given.grant;
+        let Some(last) = first.checked_add(u32::from(count).saturating_sub(1)) else { return false };
+        let ports = (given.host, local_port, remote_port);
+        if self.grants.len() >= GRANTS_MAX
+            || self.grants.all.contains_key(&id)
+            || !self.is_free_block(first, last)
+            || !self.ports.claim_all(now, ports, given.is_initiators(), first..=last)
+        {
+            return false;
+        }
+        self.associations.hold(given.association);
+        given.grant.record = record::encode(&given);
+        self.queue.update(EntryUpdate::Grant(Box::new(given.grant)));
+        if given.is_initiators() {
+            self.grants.demands.set_in_use(&given.grant, true);
+        }
+        self.grants.by_first.insert(FlowId(first), id);
+        self.grants.shown.extend(given.shown());
+        self.grants.deadlines.insert((until, id));
+        self.grants.all.insert(id, Box::new(given));
+        true
+    }
+
+    /// The kernel's cache has opened a flow by a grant, and both ends have had a packet of it. `app` is the five-tuple of the program
+    /// here, as its packets leave `sal0`.
+    pub fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
+        self.now = now;
+        let Some((given, number)) = self.grants.of_flow(flow) else { return };
+        if given.is_opened(number) || self.flows.get(flow).is_some() || !self.make_room(app) {
+            return;
+        }
+        self.open(now, flow, *app);
+    }
+
+    /// The peer's message names a flow of a grant of which the kernel has said nothing yet: at the responder all is known.
+    pub(crate) fn open_as_agreed(&mut self, now: Instant, flow: FlowId) -> bool {
+        let Some((given, number)) = self.grants.of_flow(flow) else { return false };
+        let app = given.listener_tuple(number);
+        if given.is_initiators() || given.is_opened(number) || !self.make_room(&app) {
+            return false;
+        }
+        self.open(now, flow, app);
+        true
+    }
+
+    /// A five-tuple is used again: what it was before is over. False where it is not.
+    fn make_room(&mut self, app: &Tuple) -> bool {
+        let Some(id) = self.flows.by_tuple(app) else { return true };
+        let is_over = self.flows.get(id).is_some_and(|flow| flow.lifecycle >= Lifecycle::Closed);
+        if is_over {
+            self.forget_over(id);
+        }
+        is_over
+    }
+
+    fn open(&mut self, now: Instant, id: FlowId, app: Tuple) {
+        let Some((given, number)) = self.grants.of_flow(id) else { return };
+        let (grant_id, association, host, role) = (given.grant.id, given.association, given.host, given.grant.role);
+        let flow = given.flow(id, number, app, now);
+        if let Some(given) = self.grants.all.get_mut(&grant_id) {
+            given.opened |= 1 << number;
+        }
+        self.associations.hold(association);
+        self.flows.insert(flow);
+        self.flows.set_deadline(id, Some(now + FRESH));
+        self.note_proof(association, Some(now));
+        self.note_data_passes(host);
+        self.counters.flows_granted += 1;
+        if self.grants.all.get(&grant_id).is_some_and(|given| given.left() == 0) {
+            self.stop_grant(grant_id, LINGER_GRANTED);
+        }
+        if role == Role::Initiator {
+            self.note_connect(now, app.destination);
+        }
+    }
+
+    /// The caches and whoever keeps lists have a fresh flow from now on.
+    pub(crate) fn end_freshness(&mut self, id: FlowId) {
+        let now = self.now;
+        let Some(flow) = self.flows.get_mut(id).filter(|flow| matches!(flow.setup, Setup::Fresh)) else { return };
+        flow.setup = Setup::Done;
+        let (entry, is_closed) = (flow.entry(), flow.lifecycle == Lifecycle::Closed);
+        self.queue.update(EntryUpdate::Opened(entry));
+        self.events.push(Event::FlowOpened(id));
+        self.flows.set_deadline(id, is_closed.then_some(now + LINGER_GRANTED));
+    }
+
+    /// The kernel's cache has seen both ends close a flow that it had opened, and each acknowledge all of the other's. One that was fresh until then
+    /// is forgotten: what is late for it finds the kernel's entry, which goes with the grant.
+    pub fn handle_over(&mut self, now: Instant, id: FlowId) {
+        self.now = now;
+        if let Some(flow) = self.flows.get_mut(id).filter(|flow| matches!(flow.setup, Setup::Fresh)) {
+            flow.setup = Setup::Done;
+            self.counters.flows_brief += 1;
+            self.remove_flow(id, RemoveReason::Closed);
+        }
+    }
+
+    /// Nothing is opened by these grants any more; with `is_said`, clients are told.
+    fn end_grants(&mut self, is_said: bool, ends: impl Fn(&Given) -> bool) {
+        let open = self.grants.all.values().filter(|given| given.over.is_none() && ends(given));
+        for id in open.map(|given| given.grant.id).collect::<Vec<_>>() {
+            self.stop_grant(id, SETTLING);
+            let Some(given) = self.grants.all.get(&id).filter(|given| is_said && !given.is_initiators()) else {
+                continue;
+            };
+            let (association, peer_grant) = (given.association, given.peer_grant);
+            let extensions = [Extension::Error(ErrorRepr { code: ErrorCode::Closed, text: "" })];
+            let mut draft = Draft::new(Kind::Fail, peer_grant, id);
+            draft.extensions = &extensions;
+            self.seal_and_send(association, draft);
+        }
+    }
+
+    /// What leads to names of a prefix, or who may come by it, has changed.
+    pub(crate) fn end_grants_under(&mut self, prefix: &Prefix) {
+        self.end_grants(true, |given| prefix.contains(&given.service));
+    }
+
+    /// An address stands for another name now.
+    pub(crate) fn end_grants_to(&mut self, address: IpAddr) {
+        self.end_grants(false, |given| given.is_initiators() && given.grant.app.destination.ip() == address);
+    }
+
+    /// A host's rights have changed, or it has started anew.
+    pub(crate) fn end_grants_with(&mut self, is_it: impl Fn(u32, HostId) -> bool) {
+        self.end_grants(true, |given| is_it(given.association, given.host));
+    }
+
+    /// The programs here connect otherwise now.
+    pub(crate) fn end_own_grants(&mut self) {
+        self.end_grants(false, Given::is_initiators);
+    }
+
+    /// Nothing is opened any more.
+    pub(crate) fn end_all_grants(&mut self) {
+        self.end_grants(true, |_| true);
+    }
+
+    /// The peer says that a grant is over. False if the number is no grant's.
+    pub(crate) fn handle_grant_end(&mut self, id: FlowId, association: u32) -> bool {
+        let Some(given) = self.grants.all.get(&id) else { return false };
+        if self.associations.is_same_peer(given.association, association) {
+            self.stop_grant(id, SETTLING);
+        }
+        true
+    }
+
+    /// No flow is opened by a grant any more. It is forgotten after `rest`.
+    fn stop_grant(&mut self, id: FlowId, rest: Duration) {
+        let now = self.now;
+        let Some(given) = self.grants.all.get_mut(&id) else { return };
+        self.grants.deadlines.remove(&(Grants::deadline_of(given), id));
+        let was_over = given.over.replace(given.over.map_or(now + rest, |over| over.min(now + rest))).is_some();
+        self.grants.deadlines.insert((Grants::deadline_of(given), id));
+        if was_over {
+            return;
+        }
+        if given.is_initiators() {
+            self.grants.demands.set_in_use(&given.grant, false);
+        }
+        self.counters.grants_ended += 1;
+        self.queue.update(EntryUpdate::StopGrant(id));
+    }
+
+    /// What was opened by a grant has been told of.
+    fn forget_grant(&mut self, id: FlowId) {
+        let Some(given) = self.grants.all.remove(&id) else { return };
+        self.grants.deadlines.remove(&(Grants::deadline_of(&given), id));
+        self.grants.by_first.remove(&given.grant.first_flow);
+        for client in given.shown() {
+            self.grants.shown.remove(&client);
+        }
+        for (number, flow) in (0..given.grant.count).zip(given.grant.first_flow.0..) {
+            if given.is_opened(number) {
+                // Told of at the last moment: what is in no cache would go with the grant.
+                self.end_freshness(FlowId(flow));
+            } else {
+                let (local_port, peer_port) = given.ports(number);
+                self.ports.rest(self.now, (given.host, local_port, peer_port));
+            }
+        }
+        self.queue.update(EntryUpdate::RemoveGrant(id));
+        self.associations.release(given.association);
+    }
+
+    /// Grants whose time is over.
+    pub(crate) fn grants_due(&mut self, now: Instant) {
+        while let Some(&(_, id)) = self.grants.deadlines.first().filter(|(at, _)| *at <= now) {
+            if self.grants.all.get(&id).is_some_and(|given| given.over.is_some()) {
+                self.forget_grant(id);
+            } else {
+                self.stop_grant(id, SETTLING);
+            }
+        }
+    }
+
+    /// Forgets a flow that is over before its time.
+    pub(crate) fn forget_over(&mut self, id: FlowId) {
+        if self.flows.get(id).is_some_and(|flow| flow.has(seen::FAILED)) {
+            self.take_flow(id);
+        } else {
+            self.remove_flow(id, RemoveReason::Closed);
+        }
+    }
+}

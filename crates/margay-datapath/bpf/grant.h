@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+ *
+ * Flows that the kernels of two hosts open by themselves (docs/decisions/0035). All of it is called, none of it inlined: packets of
+ * established flows pass by.
+ */
+#pragma once
+
+/* What an entry is opened with. */
+#define FLOW_OPENED (FLOW_EGRESS | FLOW_ACCEPT)
+
+#define TCP_OPTION_MSS 2
+
+/* The option that a TCP puts first. */
+struct mss_option {
+	__u8 kind;
+	__u8 len;
+	__u16 size;
+};
+
+/* Whether it asks for a connection. */
+static __always_inline bool is_request(const struct packet *packet)
+{
+	return (packet->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+/* A SYN has a number of its own: what follows it is said to have been reached. */
+static __always_inline void count_syn(struct packet *packet)
+{
+	packet->sequence += packet->tcp_flags & TCP_SYN ? 1 : 0;
+}
+
+/* Lowers the MSS of a SYN to what the path takes, as the agent does to those that it holds: of larger segments none would go direct. */
+static __noinline void hold_mss(struct __sk_buff *skb, const struct packet *packet, const struct path_entry *path)
+{
+	__u32 ip_len = is_mapped((const __u32 *)path->remote) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	__u32 at = packet->transport_offset + sizeof(struct tcphdr);
+	__u32 most = path->mtu - ip_len - sizeof(struct tcphdr);
+	struct mss_option option;
+	__u16 size;
+
+	if (packet->transport_len - packet->payload_len < sizeof(struct tcphdr) + sizeof(option) ||
+	    bpf_skb_load_bytes(skb, at, &option, sizeof(option)))
+		return;
+	if (option.kind != TCP_OPTION_MSS || option.len != sizeof(option) || bpf_ntohs(option.size) <= most)
+		return;
+	size = bpf_htons(most);
+	/* A partial checksum does not cover it, and stays. */
+	if (!bpf_l4_csum_replace(skb, packet->transport_offset + 16, option.size, size, sizeof(size)))
+		bpf_skb_store_bytes(skb, at + 2, &size, sizeof(size), 0);
+}
+
+/* An entry for a flow, not in the maps yet; NULL is for the verifier alone. The agent's changes of it are of higher generations. */
+static __always_inline struct flow_entry *fresh_entry(__u32 flow, const struct app_key *app)
+{
+	struct flow_entry *entry;
+	__u32 zero = 0;
+
+	entry = bpf_map_lookup_elem(&scratch, &zero);
+	if (!entry)
+		return NULL;
+	__builtin_memset(entry, 0, sizeof(*entry));
+	entry->generation = 1;
+	entry->flow = flow;
+	entry->flags = FLOW_OPENED | FLOW_FRESH;
+	/* As one assignment it would go byte by byte, and take stack that is not there. */
+	_Pragma("unroll") for (__u32 at = 0; at < sizeof(*app) / sizeof(__u32); at++)
+		words(&entry->app)[at] = words(app)[at];
+	return entry;
+}
+
+/* Puts an entry where there is none. */
+static __noinline bool add_entry(const struct wire_key *wire, const struct flow_entry *entry)
+{
+	if (bpf_map_update_elem(&flows, wire, entry, BPF_NOEXIST))
+		return false;
+	if (!bpf_map_update_elem(&apps, &entry->app, wire, BPF_NOEXIST))
+		return true;
+	bpf_map_delete_elem(&flows, wire);
+	return false;
+}
+
+/* Takes the next flow of a grant for a SYN that leaves the host. */
+static __noinline bool take_of(struct __sk_buff *skb, const struct packet *packet, __u32 grant, __u64 now)
+{
+	struct wire_key wire = {};
+	struct path_entry *path;
+	struct flow_entry *entry;
+	struct spare *spare;
+	__u32 taken, flow;
+
+	spare = bpf_map_lookup_elem(&spares, &grant);
+	/* Looked at first, so that `next` does not rise for ever. */
+	if (!spare || spare->next >= spare->count || (__s64)(now - spare->until_ns) >= 0)
+		return false;
+	wire.path = spare->path;
+	path = bpf_map_lookup_elem(&paths, &wire.path);
+	if (!path || path->flags & PATH_HELD || is_too_large(skb, packet, path))
+		return false;
+	taken = __sync_fetch_and_add(&spare->next, 1);
+	if (taken >= spare->count)
+		return false;
+	flow = spare->first_flow + taken;
+	wire.local_port = bpf_htons(spare->local_port + taken);
+	wire.remote_port = bpf_htons(spare->remote_port);
+	wire.protocol = packet->key.protocol;
+	/* Last: whatever was read is of this grant if it still is the same. */
+	asm volatile("" ::: "memory");
+	if (spare->grant != grant)
+		return false;
+	entry = fresh_entry(flow, &packet->key);
+	if (!entry || !add_entry(&wire, entry))
+		return false;
+	count(COUNT_TAKEN);
+	hold_mss(skb, packet, path);
+	return true;
+}
+
+static __noinline bool take(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct offer_key to = { .port = packet->key.destination_port, .protocol = packet->key.protocol };
+	__u64 now = bpf_ktime_get_ns();
+	struct offer *offer;
+	__u32 first;
+
+	__builtin_memcpy(to.address, packet->key.destination, sizeof(to.address));
+	offer = bpf_map_lookup_elem(&offers, &to);
+	/* Nobody would hear of the flow, nor carry it when it cannot go direct. */
+	if (!offer || !agent_is_alive(now))
+		return false;
+	/* Instances and processors take turns. */
+	first = bpf_get_prandom_u32();
+	for (__u32 at = 0; at < OFFER_GRANTS; at++) {
+		__u32 grant = offer->grants[(first + at) % OFFER_GRANTS];
+
+		if (grant && take_of(skb, packet, grant, now))
+			return true;
+	}
+	return false;
+}
+
+/* Both ends have closed. What is left of the flow waits for late packets. */
+static __always_inline bool is_over(const struct flow_entry *entry)
+{
+	return (entry->seen & SEEN_BOTH_FINS) == SEEN_BOTH_FINS;
+}
+
+/* Whether a SYN that leaves the host goes direct: by a flow that it takes of a grant, or as the answer to one that a peer has opened. */
+static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packet)
+{
+	struct flow_entry *entry;
+	struct path_entry *path;
+	struct wire_key *wire;
+	__u32 path_id;
+
+	wire = bpf_map_lookup_elem(&apps, &packet->key);
+	entry = wire ? bpf_map_lookup_elem(&flows, wire) : NULL;
+	if (is_request(packet)) {
+		/* Who connects often comes to a port again whose connection is over: the five-tuple is the new one's. */
+		if (entry && is_over(entry) && !bpf_map_delete_elem(&apps, &packet->key))
+			wire = NULL;
+		if (!wire && take(skb, packet)) {
+			count_syn(packet);
+			return true;
+		}
+		/* Sent again, it had no answer. The agent sets the flow up anew; a late answer is for the agent, too. */
+		if (entry)
+			__sync_val_compare_and_swap(&entry->flags, FLOW_OPENED | FLOW_FRESH, FLOW_FRESH);
+		return false;
+	}
+	if (!entry || entry->flags != (FLOW_OPENED | FLOW_FRESH))
+		return false;
+	path_id = wire->path;
+	path = bpf_map_lookup_elem(&paths, &path_id);
+	if (path)
+		hold_mss(skb, packet, path);
+	count_syn(packet);
+	return true;
+}
+
+/* Opens a flow for a SYN that comes to the host by a grant to its sender. */
+static __noinline bool open_flow(const struct packet *packet, struct wire_key *wire, __u32 path_flags)
+{
+	__u16 remote_port = wire->remote_port;
+	struct flow_entry *entry;
+	struct grant *grant;
+	__u32 id, opened;
+	__u64 bit;
+
+	if (!is_request(packet) || path_flags & PATH_HELD)
+		return false;
+	/* Flows of a grant begin at a multiple of what it may have. */
+	wire->remote_port = bpf_htons(bpf_ntohs(remote_port) & ~(GRANT_FLOWS_MAX - 1));
+	grant = bpf_map_lookup_elem(&grants, wire);
+	wire->remote_port = remote_port;
+	if (!grant || (__s64)(bpf_ktime_get_ns() - grant->until_ns) >= 0)
+		return false;
+	id = grant->grant;
+	opened = (__u16)(bpf_ntohs(remote_port) - grant->remote_port);
+	if (opened >= grant->count || opened >= GRANT_FLOWS_MAX)
+		return false;
+	bit = 1ULL << opened % 64;
+	if (__sync_fetch_and_or(&grant->used[opened / 64], bit) & bit)
+		return false;
+	entry = fresh_entry(grant->first_flow + opened, &grant->app);
+	if (!entry)
+		return false;
+	entry->app.destination_port = grant->app_ports[opened];
+	/* Last: whatever was read is of this grant if it still is the same. */
+	asm volatile("" ::: "memory");
+	if (grant->grant != id || !add_entry(wire, entry))
+		return false;
+	count(COUNT_OPENED);
+	return true;
+}
+
+/* A packet of a flow that the agent does not know yet goes to the application: by the first that answers the other end, it hears of it.
+ * True where the packet must come by sal0, since it is the listener's: that is found for what comes there (`listener_lookup`), and
+ * rules of routing count on it.
+ */
+static __noinline bool note_fresh(const struct packet *packet, struct flow_entry *entry)
+{
+	if (is_request(packet))
+		return true;
+	if (!(packet->tcp_flags & TCP_RST) &&
+	    __sync_val_compare_and_swap(&entry->flags, FLOW_OPENED | FLOW_FRESH, FLOW_OPENED) == (FLOW_OPENED | FLOW_FRESH))
+		tell(entry, SEEN_OPENED, &entry->app);
+	return !(packet->tcp_flags & TCP_SYN);
+}
+
+/* Takes a flow of a grant out of both maps, unless the agent keeps it. One that nobody has answered is not known to it. */
+static __noinline void forget_flow(const struct wire_key *wire, __u32 flow, bool is_known)
+{
+	const struct wire_key *of_app;
+	struct flow_entry *entry;
+
+	entry = bpf_map_lookup_elem(&flows, wire);
+	if (!entry || entry->flow != flow || (is_known && !(entry->flags & FLOW_FRESH)))
+		return;
+	/* The application's side first: what it sends now is the agent's. Unless the five-tuple is another flow's by now. */
+	of_app = bpf_map_lookup_elem(&apps, &entry->app);
+	if (of_app && of_app->path == wire->path && of_app->local_port == wire->local_port &&
+	    of_app->remote_port == wire->remote_port)
+		bpf_map_delete_elem(&apps, &entry->app);
+	bpf_map_delete_elem(&flows, wire);
+}
+
+/* The agent's, when a grant is over: as many calls as it may have flows would take longer than those flows took. */
+SEC("syscall")
+int forget_flows(struct grant_end *end)
+{
+	struct wire_key wire = end->first;
+	__u64 known_low = end->known[0], known_high = end->known[1];
+	__u32 count = end->count;
+
+	for (__u32 at = 0; at < GRANT_FLOWS_MAX && at < count; at++) {
+		__u64 known = at < 64 ? known_low : known_high;
+
+		wire.local_port = bpf_htons(bpf_ntohs(end->first.local_port) + (end->rises_here ? at : 0));
+		wire.remote_port = bpf_htons(bpf_ntohs(end->first.remote_port) + (end->rises_here ? 0 : at));
+		forget_flow(&wire, end->first_flow + at, known >> at % 64 & 1);
+	}
+	return 0;
+}

@@ -1,0 +1,293 @@
+//! What the agent does with grants, upon programs and maps in namespaces of their own. It needs root; without it the tests say so
+//! and pass.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use std::{array, env, fs, process, thread};
+
+use libbpf_rs::MapFlags;
+use margay_core::Instant;
+use margay_core::entry::{GRANT_RECORD_LEN, Passage, Path as CorePath, PathId, Tuple, Wire};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+use super::*;
+use crate::clock;
+use crate::direct::{Direct, Route, Routing};
+use crate::kernel::layout::{FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, flow_entry};
+use crate::kernel::{Adopted, CacheConfig};
+use crate::packet::TCP;
+use crate::sample;
+
+const PATH: PathId = PathId(7);
+const OPENED: u32 = FLOW_EGRESS | FLOW_ACCEPT;
+
+/// Runs `body` on a thread with network interfaces and mounts of its own; it gets a directory for pins.
+fn alone(name: &str, body: impl FnOnce(&Path) + Send + 'static) {
+    if !nix::unistd::Uid::effective().is_root() {
+        eprintln!("skipped: eBPF needs root");
+        return;
+    }
+    let pins: PathBuf = env::temp_dir().join(format!("margay-{name}-{}", process::id()));
+    fs::create_dir_all(&pins).expect("a directory");
+    let inside = pins.clone();
+    let result = thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("root may");
+        let flags = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        mount(None::<&str>, "/", None::<&str>, flags, None::<&str>).expect("root may");
+        body(&inside);
+        KernelCache::remove_pins(&inside);
+    });
+    let result = result.join();
+    // Left where the test has failed.
+    let _ = fs::remove_dir_all(&pins);
+    result.expect("the test on its own thread passes");
+}
+
+fn cache(pins: &Path) -> KernelCache {
+    let config = CacheConfig {
+        sal0: "lo".to_owned(),
+        interfaces: Vec::new(),
+        pin_dir: pins.to_owned(),
+        flow_ports: 61_000..=65_535,
+        flows_max: 1024,
+    };
+    KernelCache::open(&config).expect("the kernel takes it")
+}
+
+fn granted(id: u32, role: Role) -> Grant {
+    Grant {
+        id: FlowId(id),
+        role,
+        app: sample::tuple4(TCP),
+        path: PATH,
+        local_port: 61_001,
+        remote_port: 61_952,
+        first_flow: FlowId(1000),
+        count: 5,
+        until: clock::now() + Duration::from_secs(10),
+        ports: array::from_fn(|flow| 30_000 + flow as u16),
+        record: [id as u8; GRANT_RECORD_LEN],
+    }
+}
+
+/// Numbers of elements: destinations, grants of peers, grants to peers.
+fn elements(cache: &KernelCache) -> [usize; 3] {
+    let maps = &cache.loaded.maps;
+    [&maps.offers, &maps.spares, &maps.grants].map(|map| map.keys().count())
+}
+
+/// Makes the entry of a grant's flow as the programs do, with its own five-tuple.
+fn open(cache: &KernelCache, grant: &Grant, at: u16, flags: u32) -> (wire_key, Tuple) {
+    let (flow, key) = layout::flows_of(grant).nth(at.into()).expect("one of its flows");
+    let mut app = grant.app;
+    app.destination.set_port(grant.ports[usize::from(at)]);
+    let entry =
+        flow_entry { flow: flow.0, generation: 1, flags, app: layout::app_key_of(&app.into()), ..Default::default() };
+    put(&cache.loaded.maps.flows, key.bytes(), entry.bytes(), "flows").expect("room");
+    put(&cache.loaded.maps.apps, entry.app.bytes(), key.bytes(), "flows").expect("room");
+    (key, app)
+}
+
+/// Whether both maps have a flow's part.
+fn has(cache: &KernelCache, (key, app): &(wire_key, Tuple)) -> [bool; 2] {
+    let maps = &cache.loaded.maps;
+    let has = |map: &MapHandle, key: &[u8]| map.lookup(key, MapFlags::ANY).expect("a map").is_some();
+    [has(&maps.flows, key.bytes()), has(&maps.apps, layout::app_key_of(&(*app).into()).bytes())]
+}
+
+#[test]
+fn a_destination_has_room_for_eight_grants() {
+    alone("offers", |pins| {
+        let cache = cache(pins);
+        for id in 1..=8 {
+            cache.install_grant(&granted(id, Role::Initiator)).expect("room");
+        }
+        let full = CacheError::Full { what: "grants for one destination", limit: 8 };
+        assert_eq!(cache.install_grant(&granted(9, Role::Initiator)), Err(full));
+        assert_eq!(elements(&cache), [1, 8, 0], "nothing of it is left");
+        let mut other = granted(10, Role::Initiator);
+        other.app.destination.set_port(81);
+        cache.install_grant(&other).expect("room");
+        assert_eq!(elements(&cache), [2, 9, 0]);
+        cache.stop_grant(FlowId(3));
+        cache.stop_grant(FlowId(10));
+        assert_eq!(elements(&cache), [1, 9, 0], "what was opened is still looked for");
+        cache.install_grant(&granted(9, Role::Initiator)).expect("room again");
+        cache.remove_grant(FlowId(3), |_| true);
+        cache.remove_grant(FlowId(10), |_| true);
+        assert_eq!(elements(&cache), [1, 8, 0]);
+    });
+}
+
+#[test]
+fn ports_are_of_one_grant_until_that_is_forgotten() {
+    alone("ports", |pins| {
+        let cache = cache(pins);
+        cache.install_grant(&granted(1, Role::Responder)).expect("room");
+        assert_eq!(cache.install_grant(&granted(2, Role::Responder)), Err(CacheError::Taken));
+        let until_ns = || {
+            let maps = &cache.loaded.maps;
+            get::<grant>(&maps.grants, layout::grant_key_of(&granted(1, Role::Responder)).bytes()).map(|it| it.until_ns)
+        };
+        assert!(until_ns().is_some_and(|until_ns| until_ns > 0));
+        cache.stop_grant(FlowId(1));
+        assert_eq!((until_ns(), cache.install_grant(&granted(2, Role::Responder))), (Some(0), Err(CacheError::Taken)));
+        cache.remove_grant(FlowId(1), |_| true);
+        assert_eq!(elements(&cache), [0, 0, 0]);
+        cache.install_grant(&granted(2, Role::Responder)).expect("nobody has it");
+    });
+}
+
+#[test]
+fn what_nobody_knows_goes_with_its_grant() {
+    for role in [Role::Initiator, Role::Responder] {
+        alone("reaping", move |pins| {
+            let (cache, grant) = (cache(pins), granted(1, role));
+            cache.install_grant(&grant).expect("room");
+            let unanswered = open(&cache, &grant, 0, OPENED | FLOW_FRESH);
+            let known = open(&cache, &grant, 1, OPENED);
+            let unknown = open(&cache, &grant, 2, OPENED);
+            // The agent has set up the connection anew, by other flow ports.
+            let again = open(&cache, &grant, 3, FLOW_FRESH);
+            let mut elsewhere = again.0;
+            elsewhere.path = 8;
+            let app = layout::app_key_of(&again.1.into());
+            put(&cache.loaded.maps.apps, app.bytes(), elsewhere.bytes(), "flows").expect("room");
+            let other = open(&cache, &Grant { first_flow: FlowId(2000), ..grant }, 4, OPENED);
+            cache.remove_grant(grant.id, |flow| flow == FlowId(1001));
+            assert_eq!(has(&cache, &unanswered), [false, false]);
+            assert_eq!(has(&cache, &known), [true, true]);
+            assert_eq!(has(&cache, &unknown), [false, false]);
+            assert_eq!(has(&cache, &again), [false, true]);
+            assert_eq!(has(&cache, &other), [true, true], "in its place, and none of its flows");
+            assert_eq!(elements(&cache), [0, 0, 0]);
+        });
+    }
+}
+
+#[test]
+fn a_flow_that_was_opened_is_known_once_it_is_noted() {
+    alone("noting", |pins| {
+        let (cache, grant) = (cache(pins), granted(1, Role::Responder));
+        let opened = open(&cache, &grant, 2, OPENED);
+        let flow = FlowId(1002);
+        assert_eq!(cache.state(flow), None);
+        let noted = WireFlow {
+            flow,
+            generation: 1,
+            app: opened.1.into(),
+            path: PATH,
+            local_port: grant.local_port,
+            remote_port: grant.remote_port + 2,
+            egress: true,
+            accept: true,
+        };
+        cache.note_opened(&noted);
+        assert_eq!(cache.state(flow).map(|state| (state.flow, state.fresh)), Some((flow, false)));
+        assert!(cache.remove(flow).is_some());
+        assert_eq!(has(&cache, &opened), [false, false]);
+
+        // The kernel has begun another flow on the same five-tuple meanwhile: that one stays.
+        let opened = open(&cache, &grant, 2, OPENED);
+        cache.note_opened(&noted);
+        let app = layout::app_key_of(&opened.1.into());
+        let grant = Grant { first_flow: FlowId(2000), remote_port: 9, ..grant };
+        let next =
+            open(&cache, &Grant { app: opened.1, ports: [opened.1.destination.port(); 128], ..grant }, 0, OPENED);
+        assert_eq!(next.1, opened.1);
+        assert!(matches!(cache.install(&WireFlow { generation: 2, ..noted }), Err(CacheError::Taken)));
+        let found = get::<wire_key>(&cache.loaded.maps.apps, app.bytes()).map(|key| key.remote_port);
+        assert_eq!(found, Some(next.0.remote_port));
+        assert!(cache.remove(flow).is_some());
+        assert_eq!(has(&cache, &opened), [false, true]);
+    });
+}
+
+#[test]
+fn grants_end_when_the_cache_is_emptied_taken_off_or_taken_over() {
+    alone("ends", |pins| {
+        let first = cache(pins);
+        let grant = granted(1, Role::Responder);
+        let install = |cache: &KernelCache| {
+            cache.install_grant(&grant).expect("room");
+            cache.install_grant(&granted(2, Role::Initiator)).expect("room");
+            open(cache, &grant, 0, OPENED | FLOW_FRESH)
+        };
+        let fresh = install(&first);
+        first.clear();
+        assert_eq!((elements(&first), has(&first, &fresh)), ([0, 0, 0], [false, false]));
+        install(&first);
+        first.detach();
+        assert_eq!((elements(&first), has(&first, &fresh)), ([0, 0, 0], [false, false]));
+        install(&first);
+        drop(first);
+        let second = cache(pins);
+        assert_eq!((second.adopted(), elements(&second)), (Adopted::Kept, [0, 1, 1]), "nothing finds them any more");
+        let mut kept = second.kept_grants();
+        kept.sort_by_key(|grant| grant.id);
+        assert_eq!(kept[0], Grant { until: Instant::ZERO, ..grant });
+        let of_peer = granted(2, Role::Initiator);
+        assert_eq!(kept[1], Grant { until: Instant::ZERO, app: kept[1].app, ports: [0; 128], ..of_peer });
+        let entries: Vec<_> = second.entries().map(|state| (state.flow, state.fresh)).collect();
+        assert_eq!((entries, second.state(FlowId(1000))), (vec![(FlowId(1000), true)], None), "nobody has answered it");
+        kept.iter().for_each(|grant| second.remove_grant(grant.id, |_| false));
+        assert_eq!((elements(&second), second.entries().count()), ([0, 0, 0], 0));
+    });
+}
+
+/// Everything leaves by one interface.
+struct OneLink;
+
+impl Routing for OneLink {
+    fn route(&self, remote: IpAddr, _: Option<IpAddr>) -> Option<Route> {
+        Some(Route { local: "10.1.0.2".parse().ok()?, next_hop: remote, ifindex: 1, mtu: 1500 })
+    }
+
+    fn is_up(&self, _: IpAddr) -> bool {
+        true
+    }
+
+    fn forget_neighbour(&self, _: u32, _: IpAddr) {}
+}
+
+#[test]
+fn a_grant_is_given_to_the_cache_in_use_with_its_path() {
+    alone("in-use", |pins| {
+        let cache = Arc::new(cache(pins));
+        let direct = Direct::new(Some(Box::new(OneLink))).expect("descriptors");
+        let grant = granted(1, Role::Responder);
+        direct.grant(&grant);
+        direct.use_cache(Some(Arc::clone(&cache)));
+        direct.grant(&grant);
+        assert_eq!(elements(&cache), [0, 0, 0], "nothing is known of its path");
+        direct.set_path(&CorePath {
+            id: PATH,
+            remote: "10.1.0.1:54324".parse().expect("literal"),
+            local: None,
+            datagram_max: 1472,
+            passage: Passage::Open,
+            wired: true,
+            expected: None,
+            watched: false,
+        });
+        assert_eq!(cache.paths().count(), 0, "no flow has used it");
+        direct.grant(&grant);
+        assert_eq!((elements(&cache), cache.paths().collect::<Vec<_>>()), ([0, 0, 1], vec![PATH]));
+        direct.stop_grant(grant.id);
+        assert_eq!(elements(&cache), [0, 0, 1], "its record is kept");
+
+        let opened = open(&cache, &grant, 0, OPENED);
+        let wire = Wire { path: PATH, local_port: 61_001, remote_port: 61_952, sending: true, accepting: true };
+        direct.note_opened(FlowId(1000), opened.1.into(), 1, &wire);
+        assert!(direct.state(FlowId(1000)).is_some());
+        direct.remove_grant(grant.id, |_| false);
+        assert_eq!(has(&cache, &opened), [false, false]);
+
+        direct.grant(&grant);
+        direct.use_cache(None);
+        assert_eq!(elements(&cache), [0, 0, 0]);
+    });
+}

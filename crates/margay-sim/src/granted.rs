@@ -1,0 +1,129 @@
+//! Connections that a simulated kernel sets up by grants, as `margay-datapath/bpf/grant.h` has it.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use margay_core::{Grant, Instant, Role, Tuple, Wire};
+use margay_wire::FlowId;
+
+use crate::program::{ACK, RST, SYN, Segment};
+
+/// A grant, and what was opened by it.
+struct Taken {
+    grant: Grant,
+    /// This host's address and the peer's.
+    between: (IpAddr, IpAddr),
+    /// An initiator's next flow.
+    next: u16,
+    /// A responder's flows that were opened.
+    used: u128,
+}
+
+/// A flow that is to be opened.
+pub(crate) struct Opening {
+    pub flow: FlowId,
+    pub app: Tuple,
+    pub wire: Wire,
+    pub between: (IpAddr, IpAddr),
+}
+
+/// All grants of a host's kernel.
+#[derive(Default)]
+pub(crate) struct Grants {
+    all: HashMap<FlowId, Taken>,
+    /// Flows that the agent has not been told of.
+    fresh: HashSet<FlowId>,
+    opened: Vec<(FlowId, Tuple)>,
+}
+
+fn wire(grant: &Grant, number: u16) -> Wire {
+    let Grant { path, local_port, remote_port, .. } = *grant;
+    let (local, remote) = if grant.role == Role::Initiator { (number, 0) } else { (0, number) };
+    let (local_port, remote_port) = (local_port + local, remote_port + remote);
+    Wire { path, local_port, remote_port, sending: true, accepting: true }
+}
+
+fn number_of(grant: &Grant, number: u16) -> FlowId {
+    FlowId(grant.first_flow.0 + u32::from(number))
+}
+
+impl Grants {
+    pub fn add(&mut self, grant: Grant, between: (IpAddr, IpAddr)) {
+        self.all.insert(grant.id, Taken { grant, between, next: 0, used: 0 });
+    }
+
+    pub fn stop(&mut self, id: FlowId) {
+        self.all.remove(&id);
+    }
+
+    pub fn stop_all(&mut self) {
+        self.all.clear();
+    }
+
+    pub fn clear(&mut self) {
+        self.all.clear();
+        self.fresh.clear();
+    }
+
+    pub fn is_fresh(&self, flow: FlowId) -> bool {
+        self.fresh.contains(&flow)
+    }
+
+    /// A program's SYN to an address that a grant leads to.
+    pub fn take(&mut self, now: Instant, segment: &Segment) -> Option<Opening> {
+        let leads = |taken: &&mut Taken| {
+            taken.grant.role == Role::Initiator
+                && taken.grant.app.destination == segment.tuple.destination
+                && now <= taken.grant.until
+                && taken.next < taken.grant.count
+        };
+        let taken = self.all.values_mut().filter(leads).min_by_key(|taken| taken.grant.id)?;
+        let number = taken.next;
+        taken.next += 1;
+        let flow = number_of(&taken.grant, number);
+        self.fresh.insert(flow);
+        Some(Opening { flow, app: segment.tuple, wire: wire(&taken.grant, number), between: taken.between })
+    }
+
+    /// A SYN from the wire that a grant allows.
+    pub fn open(&mut self, now: Instant, segment: &Segment) -> Option<Opening> {
+        let (source, destination) = (segment.tuple.source, segment.tuple.destination);
+        let found = self.all.values_mut().find_map(|taken| {
+            let Grant { role, local_port, remote_port, count, until, .. } = taken.grant;
+            let number = source.port().checked_sub(remote_port).filter(|number| *number < count)?;
+            let is_it = role == Role::Responder
+                && (destination.port(), now <= until) == (local_port, true)
+                && taken.between == (destination.ip(), source.ip())
+                && taken.used & 1 << number == 0;
+            is_it.then_some((taken, number))
+        });
+        let (taken, number) = found?;
+        taken.used |= 1 << number;
+        let Tuple { protocol, source, destination } = taken.grant.app;
+        let destination = SocketAddr::new(destination.ip(), taken.grant.ports[usize::from(number)]);
+        let flow = number_of(&taken.grant, number);
+        self.fresh.insert(flow);
+        let app = Tuple { protocol, source, destination };
+        Some(Opening { flow, app, wire: wire(&taken.grant, number), between: taken.between })
+    }
+
+    /// The first answer to a flow: the agent is told.
+    pub fn note(&mut self, flow: FlowId, app: Tuple, flags: u8) {
+        let answers = flags & RST == 0 && flags & (SYN | ACK) != SYN;
+        if answers && self.fresh.remove(&flow) {
+            self.opened.push((flow, app));
+        }
+    }
+
+    pub fn take_opened(&mut self) -> Vec<(FlowId, Tuple)> {
+        std::mem::take(&mut self.opened)
+    }
+
+    /// Flows that nobody has answered, between these numbers.
+    pub fn take_fresh(&mut self, first: FlowId, count: u16) -> Vec<FlowId> {
+        let last = first.0 + u32::from(count);
+        let gone: Vec<FlowId> = self.fresh.iter().copied().filter(|flow| (first.0..last).contains(&flow.0)).collect();
+        self.fresh.retain(|flow| !gone.contains(flow));
+        gone
+    }
+}

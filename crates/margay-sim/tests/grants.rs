@@ -1,0 +1,474 @@
+//! Connections that kernels set up by themselves, in virtual time: when grants are asked for, what they save, and what ends them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use margay_core::certificate::Revocation;
+use margay_core::handover::HandoverRecord;
+use margay_core::table::{Action, Allow, Demux, Rule};
+use margay_core::{Carriage, Event, FlowInfo, Tuple, Why};
+use margay_sim::check::{ends_agree, nothing_left_over, paths_agree};
+use margay_sim::host::{Host, Start};
+use margay_sim::stream::{Plan, State};
+use margay_sim::world::service;
+use margay_sim::{HostId, Weather, World};
+use margay_wire::{FlowId, Kind, kind_of};
+
+const SECOND: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(1);
+const NAME: &str = "talk.shop";
+/// Asks once and closes when it is answered, which takes a moment.
+const ASK: Plan = Plan { write: 100, every: Duration::from_millis(1), writes: 1, closes: true };
+const ANSWER: Plan = Plan { write: 100, every: Duration::from_millis(1), writes: 1, closes: false };
+/// Says a little, often, for ever.
+const CHAT: Plan = Plan { write: 300, every: Duration::from_millis(100), writes: u32::MAX, closes: false };
+
+/// A router, two servers and a client host, all but the router with a kernel cache.
+struct Shop {
+    world: World,
+    router: HostId,
+    servers: [HostId; 2],
+    client: HostId,
+}
+
+fn shop(seed: u64, weather: Weather, server_plan: Plan) -> Shop {
+    let mut world = World::new(seed, weather);
+    let router = world.add_host(true);
+    let servers = [world.add_host(false), world.add_host(false)];
+    let client = world.add_host(false);
+    for host in [servers[0], servers[1], client] {
+        world.register(router, host);
+        world.set_direct(host, true);
+    }
+    for server in servers {
+        world.publish_streams(router, server, NAME, server_plan);
+    }
+    Shop { world, router, servers, client }
+}
+
+fn slow(millis: u64) -> Weather {
+    let delay = Duration::from_millis(millis);
+    Weather { delay_min: delay, delay_max: delay, ..Weather::FAIR }
+}
+
+impl Shop {
+    /// Opens a connection every millisecond.
+    fn connect_often(&mut self, count: usize, plan: Plan) -> Vec<usize> {
+        let connect = |_| {
+            let stream = self.world.connect_stream(self.client, NAME, plan);
+            self.world.run_for(STEP);
+            stream
+        };
+        (0..count).map(connect).collect()
+    }
+
+    /// Flows that the client's kernel took by grants, and that each server's opened.
+    fn set_up(&mut self) -> (u64, [u64; 2]) {
+        let client = self.world.host(self.client).cache.kernel.as_ref().map_or(0, |kernel| kernel.set_up.0);
+        let opened = self
+            .servers
+            .map(|server| self.world.host(server).cache.kernel.as_ref().map_or(0, |kernel| kernel.set_up.1));
+        (client, opened)
+    }
+
+    fn grants(&mut self) -> usize {
+        self.world.host(self.client).sal.grant_count()
+    }
+
+    fn check(&mut self, streams: &[usize]) {
+        for stream in streams {
+            let stream = &self.world.hosts[self.client.0].streams[*stream];
+            assert!(!stream.was_wrong && !stream.was_reset, "wrong or reset");
+        }
+        ends_agree(&self.world).expect("both ends agree");
+        paths_agree(&self.world).expect("paths agree");
+    }
+}
+
+#[test]
+fn who_connects_often_is_granted_flows_and_they_are_as_any_other() {
+    let mut shop = shop(1, slow(2), CHAT);
+    let streams = shop.connect_often(300, CHAT);
+    // The last one is on its way.
+    shop.world.run_for(Duration::from_millis(3));
+    let (taken, opened) = shop.set_up();
+    assert!(taken > 100, "{taken} of 300");
+    assert_eq!(taken, opened[0] + opened[1]);
+    assert!(opened.iter().all(|count| *count > 10), "both instances give grants: {opened:?}");
+    shop.world.run_for(SECOND);
+    shop.check(&streams);
+    let flows: Vec<_> = streams.iter().filter_map(|stream| shop.world.host(shop.client).flow_of(*stream)).collect();
+    assert_eq!(flows.len(), 300);
+    assert!(flows.iter().all(|flow| flow.carriage == Carriage::Direct));
+    assert_eq!(flows.iter().filter(|flow| flow.why == Why::Granted).count() as u64, taken);
+    // When nobody connects any more, nothing is asked for, and what is left is forgotten.
+    shop.world.run_for(10 * SECOND);
+    for host in [shop.client, shop.servers[0], shop.servers[1]] {
+        assert_eq!(shop.world.host(host).sal.grant_count(), 0);
+    }
+}
+
+#[test]
+fn a_port_whose_connection_is_over_is_connected_from_again() {
+    let mut shop = shop(10, slow(2), ANSWER);
+    let mut streams = shop.connect_often(300, ASK);
+    let before = shop.set_up().0;
+    // The last of them has begun a tenth of a second ago.
+    shop.world.run_for(Duration::from_millis(100));
+    shop.world.host(shop.client).come_round(50);
+    streams.extend(shop.connect_often(50, ASK));
+    shop.world.run_for(Duration::from_millis(3));
+    assert_eq!(shop.set_up().0, before + 50);
+    shop.world.run_for(60 * SECOND);
+    shop.check(&streams);
+    assert!(streams.iter().all(|stream| shop.world.host(shop.client).streams[*stream].received == 100));
+    nothing_left_over(&shop.world).expect("nothing");
+}
+
+#[test]
+fn a_grant_has_no_port_that_a_connection_took_while_it_was_asked_for() {
+    let mut shop = shop(13, slow(5), CHAT);
+    // Programs' own ports, as listeners see them, are in the row of which grants have theirs, just when the first ones are asked for.
+    shop.world.host(shop.client).come_round(29_130);
+    let streams = shop.connect_often(300, CHAT);
+    shop.world.run_for(Duration::from_millis(20));
+    let (taken, opened) = shop.set_up();
+    assert!(taken > 50, "{taken} of 300");
+    assert_eq!(taken, opened[0] + opened[1], "no SYN is for nothing");
+    shop.world.run_for(SECOND);
+    shop.check(&streams);
+}
+
+#[test]
+fn what_is_over_within_a_moment_is_told_of_once_and_leaves_nothing() {
+    let mut shop = shop(11, slow(2), ANSWER);
+    let hosts = [shop.client, shop.servers[0], shop.servers[1]];
+    let mut streams = shop.connect_often(300, ASK);
+    // Ports come round while the kernels still keep what was before.
+    shop.world.run_for(Duration::from_millis(100));
+    shop.world.host(shop.client).come_round(50);
+    streams.extend(shop.connect_often(50, ASK));
+    shop.world.run_for(Duration::from_millis(100));
+    for host in hosts {
+        let host = shop.world.host(host);
+        let (brief, granted) = (host.sal.counters().flows_brief, host.sal.counters().flows_granted);
+        assert!(brief > 20 && brief == granted, "{brief} of {granted}");
+        let is_grants = |flow: &FlowInfo| flow.why == Why::Granted;
+        let closed = host.events.iter().filter_map(|event| match event {
+            Event::FlowClosed { flow, .. } if is_grants(flow) => Some(flow.flow),
+            _ => None,
+        });
+        let closed: Vec<_> = closed.collect();
+        assert_eq!((closed.len() as u64, host.sal.flows().filter(is_grants).count()), (granted, 0));
+        assert!(!closed.iter().any(|flow| host.events.contains(&Event::FlowOpened(*flow))), "of their end alone");
+    }
+    shop.check(&streams);
+    assert!(streams.iter().all(|stream| shop.world.host(shop.client).streams[*stream].received == 100));
+    shop.world.run_for(60 * SECOND);
+    for host in hosts {
+        let kernel = shop.world.host(host).cache.kernel.as_ref().expect("a kernel");
+        assert!(kernel.entries().is_empty());
+    }
+    nothing_left_over(&shop.world).expect("nothing");
+}
+
+#[test]
+fn what_lasts_is_told_of() {
+    let mut shop = shop(12, slow(2), CHAT);
+    let streams = shop.connect_often(250, CHAT);
+    shop.world.run_for(Duration::from_millis(20));
+    let host = shop.world.host(shop.client);
+    let opened = |host: &Host| host.events.iter().filter(|event| matches!(event, Event::FlowOpened(_))).count();
+    // They are flows, and nobody was told of the last ones.
+    assert_eq!((host.sal.flow_count(), opened(host) < 250), (250, true));
+    shop.world.run_for(Duration::from_millis(250));
+    let host = shop.world.host(shop.client);
+    assert_eq!((opened(host), host.sal.counters().flows_brief), (250, 0));
+    shop.check(&streams);
+}
+
+#[test]
+fn who_connects_now_and_then_is_resolved_each_time() {
+    let mut shop = shop(2, slow(2), ANSWER);
+    for _ in 0..100 {
+        shop.world.connect_stream(shop.client, NAME, ASK);
+        shop.world.run_for(Duration::from_millis(20));
+    }
+    assert_eq!((shop.set_up(), shop.grants()), ((0, [0, 0]), 0));
+}
+
+#[test]
+fn a_granted_connection_takes_one_round_trip_and_no_message() {
+    let mut shop = shop(3, slow(10), CHAT);
+    shop.connect_often(220, CHAT);
+    // What agents had set up meanwhile goes direct by now.
+    shop.world.run_for(Duration::from_millis(100));
+    let before = shop.set_up().0;
+    shop.world.recording = Some(Vec::new());
+    let stream = shop.world.connect_stream(shop.client, NAME, CHAT);
+    shop.world.run_for(Duration::from_millis(21));
+    assert_eq!(shop.set_up().0, before + 1);
+    assert_eq!(shop.world.host(shop.client).streams[stream].state, State::Open);
+    let sent = shop.world.recording.take().expect("recording");
+    // Another grant may be asked for; nothing is said of this connection.
+    let data = sent.iter().filter(|(_, _, bytes)| kind_of(bytes) == Ok(Kind::Data)).count();
+    let session = shop.world.host(shop.client).flow_of(stream).expect("known").session;
+    let named = sent.iter().filter(|(_, _, bytes)| bytes.windows(16).any(|window| window == session.0)).count();
+    assert_eq!((data, named), (0, 0));
+}
+
+#[test]
+fn what_leads_to_a_name_ends_its_grants_when_it_changes() {
+    let demux = |allow| {
+        let listener = "0.0.0.0:81".parse().expect("literal");
+        let demux = Demux { listener, service_port: None, protocol: Some(6), allow };
+        Rule { priority: 100, weight: 1, action: Action::Demux(demux) }
+    };
+    type Change = fn(&mut Shop, Rule);
+    let changes: [(&str, Change); 3] = [
+        ("withdrawn", |shop, _| {
+            for server in shop.servers {
+                let sal = &mut shop.world.host(server).sal;
+                let rules: Vec<_> = sal.rules_covering(service(NAME)).map(|(_, id, _)| id).collect();
+                assert!(rules.into_iter().all(|id| sal.remove_rule(id)));
+                shop.world.touch(server);
+            }
+        }),
+        ("others are allowed", |shop, rule| {
+            for server in shop.servers {
+                let sal = &mut shop.world.host(server).sal;
+                let own = sal.rules_covering(service(NAME)).find(|(_, _, rule)| rule.action.next_hop().is_none());
+                let id = own.map(|(_, id, _)| id).expect("served");
+                assert!(sal.change_rule(id, rule.clone()));
+                shop.world.touch(server);
+            }
+        }),
+        ("the client leads it elsewhere", |shop, _| {
+            let now = shop.world.now;
+            let drop = Rule { priority: 1, weight: 1, action: Action::Drop };
+            shop.world.host(shop.client).sal.add_rule(now, service(NAME).into(), drop).expect("room");
+            shop.world.touch(shop.client);
+        }),
+    ];
+    for (name, change) in changes {
+        let mut shop = shop(4, slow(2), CHAT);
+        shop.connect_often(220, CHAT);
+        change(&mut shop, demux(Allow::List(Vec::new())));
+        // The word is on its way for two milliseconds.
+        shop.world.run_for(Duration::from_millis(3));
+        let before = shop.set_up();
+        shop.connect_often(3, CHAT);
+        assert_eq!(shop.set_up(), before, "{name}");
+    }
+}
+
+#[test]
+fn who_is_put_out_has_no_grants_any_more() {
+    let mut shop = shop(8, slow(2), CHAT);
+    shop.connect_often(220, CHAT);
+    let host_key = shop.world.host(shop.client).public_key();
+    for server in shop.servers {
+        let revocation = Revocation { authority: [0; 8], host_key, until_s: u64::MAX };
+        shop.world.host(server).sal.revoke(revocation);
+        shop.world.touch(server);
+    }
+    let before = shop.set_up().1;
+    // What was taken before the word came meets nothing: no kernel opens it.
+    shop.world.connect_stream(shop.client, NAME, CHAT);
+    shop.world.run_for(Duration::from_millis(3));
+    assert_eq!(shop.set_up().1, before);
+    assert!(shop.servers.iter().all(|server| shop.world.hosts[server.0].sal.counters().grants_ended > 0));
+}
+
+#[test]
+fn a_lost_answer_costs_what_it_costs_a_plain_connection() {
+    let mut shop = shop(5, slow(2), CHAT);
+    shop.connect_often(220, CHAT);
+    let before = shop.set_up().0;
+    // Nothing direct comes back any more: the SYN is said again after a second, and the agent sets the connection up.
+    let (client, servers) = (shop.world.host(shop.client).address, shop.servers);
+    for server in servers {
+        let server = shop.world.host(server).address;
+        shop.world.network.wall_off(server, client);
+    }
+    let stream = shop.world.connect_stream(shop.client, NAME, CHAT);
+    shop.world.run_for(3 * SECOND);
+    assert_eq!(shop.set_up().0, before + 1);
+    let flow = shop.world.host(shop.client).flow_of(stream).expect("set up");
+    assert_ne!(flow.why, Why::Granted);
+    assert!(shop.world.host(shop.client).streams[stream].received > 0);
+    shop.check(&[stream]);
+}
+
+#[test]
+fn what_is_ended_while_it_is_fresh_is_not_left_in_the_kernel() {
+    let mut shop = shop(15, slow(2), CHAT);
+    shop.connect_often(230, CHAT);
+    let (now, client) = (shop.world.now, shop.client);
+    let host = shop.world.host(client);
+    let fresh =
+        host.sal.flows().filter(|flow| flow.why == Why::Granted).max_by_key(|flow| flow.since).expect("one").flow;
+    assert!(host.events.iter().all(|event| *event != Event::FlowOpened(fresh)), "nobody was told");
+    let has = |host: &Host| {
+        host.cache.kernel.as_ref().is_some_and(|kernel| kernel.entries().iter().any(|entry| entry.0 == fresh))
+    };
+    assert!(has(host));
+    assert!(host.sal.close_flow(now, fresh));
+    shop.world.touch(client);
+    shop.world.run_for(STEP);
+    assert!(!has(shop.world.host(client)));
+}
+
+#[test]
+fn what_is_fresh_when_its_grant_is_forgotten_is_kept() {
+    let mut shop = shop(16, slow(2), CHAT);
+    shop.connect_often(220, CHAT);
+    let (client, now) = (shop.client, shop.world.now);
+    let grant = shop.world.host(client).cache.grants.values().max_by_key(|grant| grant.until).copied().expect("one");
+    let (last, app) = (FlowId(grant.first_flow.0 + u32::from(grant.count) - 1), grant.app);
+    // Its answer has been on its way for as long as it may.
+    shop.world.run_for((grant.until + 5 * SECOND).since(now) - Duration::from_millis(10));
+    let now = shop.world.now;
+    let host = shop.world.host(client);
+    let source = SocketAddr::new(app.source.ip(), 50_000);
+    host.sal.handle_opened(now, last, &Tuple { source, ..app });
+    assert!(host.sal.flow(last).is_some() && !host.events.contains(&Event::FlowOpened(last)));
+    shop.world.touch(client);
+    shop.world.run_for(Duration::from_millis(20));
+    let host = shop.world.host(client);
+    assert!(!host.cache.grants.contains_key(&grant.id) && host.events.contains(&Event::FlowOpened(last)));
+}
+
+#[test]
+fn a_port_of_an_old_connection_at_the_listener_costs_another_try() {
+    let mut shop = shop(14, slow(2), CHAT);
+    let mut streams = shop.connect_often(220, CHAT);
+    for server in shop.servers {
+        shop.world.host(server).old_connections = 2;
+    }
+    let before = shop.set_up().0;
+    streams.extend(shop.connect_often(10, CHAT));
+    assert_eq!(shop.set_up().0, before + 10);
+    shop.world.run_for(5 * SECOND);
+    assert!(streams.iter().all(|stream| shop.world.host(shop.client).streams[*stream].received > 0));
+    shop.check(&streams);
+}
+
+#[test]
+fn a_granted_flow_falls_back_and_moves_as_any_other() {
+    let mut shop = shop(6, slow(2), CHAT);
+    let streams = shop.connect_often(240, CHAT);
+    shop.world.network.wall_off_all();
+    shop.world.run_for(5 * SECOND);
+    for stream in &streams {
+        let flow = shop.world.host(shop.client).flow_of(*stream).expect("alive");
+        assert_eq!(flow.carriage, Carriage::Encapsulated);
+    }
+    shop.check(&streams);
+    shop.world.network.take_walls_down();
+    shop.world.run_for(20 * SECOND);
+    shop.world.set_addresses(shop.client, vec!["10.7.0.9".parse().expect("literal")]);
+    shop.world.run_for(5 * SECOND);
+    for stream in &streams {
+        let now = shop.world.now;
+        let stream = &mut shop.world.host(shop.client).streams[*stream];
+        stream.forget_waits(now);
+    }
+    shop.world.run_for(2 * SECOND);
+    for stream in &streams {
+        let longest = shop.world.hosts[shop.client.0].streams[*stream].longest_wait(shop.world.now);
+        assert!(longest < SECOND, "waited {longest:?}");
+    }
+    shop.check(&streams);
+}
+
+/// Starts a host's agent again, with what it had kept when it last wrote that down; the kernel's cache is as it is now.
+fn start_again(world: &mut World, host: HostId, kept: &[u8], records: &[HandoverRecord]) {
+    let now = world.now;
+    let old = world.host(host);
+    let (streams, listeners) = (std::mem::take(&mut old.streams), std::mem::take(&mut old.listeners));
+    let (kernel, grants) = (old.cache.kernel.take(), std::mem::take(&mut old.cache.grants));
+    let (address, key_seed) = (old.address, old.key_seed());
+    world.start_host(host, address, Start { key_seed, epoch: 2, boot: 1, router: false });
+    let new = world.host(host);
+    (new.streams, new.listeners, new.cache.kernel) = (streams, listeners, kernel);
+    new.sal.take_up_associations(now, kept).expect("kept whole");
+    records.iter().for_each(|record| new.sal.adopt_flow(now, record).expect("adopted"));
+    new.set_direct(now, true);
+    assert!(grants.values().all(|grant| new.sal.adopt_grant(now, grant)));
+    let kernel = new.cache.kernel.as_mut().expect("a kernel");
+    kernel.forget_grants();
+    for (flow, app, wire) in kernel.entries() {
+        new.sal.handle_opened(now, flow, &app);
+        assert!(new.sal.adopt_direct(now, flow, 1, &wire), "{flow:?}");
+    }
+    new.cache.grants = grants;
+    new.sal.forget_superseded();
+    world.touch(host);
+}
+
+#[test]
+fn what_an_agent_was_not_told_of_before_it_died_lives_on() {
+    for which in [0, 1] {
+        let mut shop = shop(9, slow(2), CHAT);
+        let mut streams = shop.connect_often(220, CHAT);
+        let dies = if which == 0 { vec![shop.client] } else { shop.servers.to_vec() };
+        let (then, before) = (shop.world.now, shop.set_up().0);
+        streams.extend(shop.connect_often(10, CHAT));
+        if which == 0 {
+            // One is on its way.
+            streams.push(shop.world.connect_stream(shop.client, NAME, CHAT));
+        }
+        shop.world.run_for(Duration::from_millis(1));
+        assert!(shop.set_up().0 > before + 5);
+        for host in dies {
+            // What kernels have set up since then has not been written down.
+            let (now, sal) = (shop.world.now, &shop.world.hosts[host.0].sal);
+            let written = sal.flows().filter(|flow| flow.why != Why::Granted || flow.since < then);
+            let records: Vec<_> = written.filter_map(|flow| sal.export_flow(now, flow.flow)).collect();
+            let kept = sal.keep_associations();
+            start_again(&mut shop.world, host, &kept, &records);
+        }
+        shop.world.run_for(2 * SECOND);
+        let flows = streams.iter().filter(|stream| shop.world.host(shop.client).flow_of(**stream).is_some()).count();
+        assert_eq!(flows, streams.len(), "of {which}");
+        shop.world.network.wall_off_all();
+        shop.world.run_for(5 * SECOND);
+        for stream in &streams {
+            let stream = &shop.world.hosts[shop.client.0].streams[*stream];
+            assert!(stream.longest_wait(shop.world.now) < 2 * SECOND, "of {which}");
+        }
+        shop.check(&streams);
+    }
+}
+
+#[test]
+fn without_a_kernel_cache_nothing_is_asked_or_given() {
+    for off in [0, 1] {
+        let mut shop = shop(7, slow(2), ANSWER);
+        let hosts = if off == 0 { vec![shop.client] } else { shop.servers.to_vec() };
+        hosts.into_iter().for_each(|host| shop.world.set_direct(host, false));
+        let streams = shop.connect_often(250, ASK);
+        shop.world.run_for(20 * SECOND);
+        assert_eq!(shop.set_up(), (0, [0, 0]));
+        shop.check(&streams);
+    }
+}
+
+#[test]
+fn in_bad_weather_every_connection_is_carried_to_its_end() {
+    for seed in 0..8 {
+        let weather = Weather { loss_per_mille: 50, duplicate_per_mille: 50, ..slow(3) };
+        let mut shop = shop(100 + seed, weather, ANSWER);
+        let streams = shop.connect_often(400, ASK);
+        shop.world.run_for(60 * SECOND);
+        assert!(shop.set_up().0 > 0, "seed {seed}: none was granted");
+        for stream in &streams {
+            let found = &shop.world.hosts[shop.client.0].streams[*stream];
+            assert!(!found.was_wrong && !found.was_reset && found.received == 100, "seed {seed}: {}", found.received);
+        }
+        ends_agree(&shop.world).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        nothing_left_over(&shop.world).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        assert!(shop.world.host(shop.router).sal.flow_count() == 0, "seed {seed}");
+    }
+}

@@ -589,10 +589,7 @@ impl Sal {
         let sides =
             self.side_paths.iter().filter(|side| side.pair.remote.ip() == tuple.source.ip()).map(|side| side.host);
         let hosts = self.associations.at_ip(tuple.source.ip()).map(|association| association.host);
-        hosts.chain(sides).find_map(|host| {
-            let flow = self.ports.pairs.get(&(host, ports.0, ports.1)).copied();
-            flow.filter(|id| id.0 != 0)
-        })
+        hosts.chain(sides).find_map(|host| self.ports.flow((host, ports.0, ports.1)))
     }
 
     /// A packet of the wire on a flow port that the cache could not place; `None` if it is none.

@@ -5,6 +5,7 @@ use core::ops::RangeInclusive;
 use core::time::Duration;
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use margay_wire::FlowId;
 
 use crate::flow::KeyedHash;
@@ -22,8 +23,8 @@ pub(crate) struct FlowPorts {
     pub range: Option<RangeInclusive<u16>>,
     /// Whether flows may go direct now.
     pub is_on: bool,
-    /// Flow zero: the pair rests.
-    pub pairs: HashMap<Ports, FlowId, KeyedHash>,
+    /// By peer, the pairs that are in use, and those that rest (flow zero). Every flow has one, and most have few peers.
+    pairs: HashMap<HostId, HashMap<(u16, u16), FlowId, KeyedHash>, KeyedHash>,
     resting: VecDeque<(Instant, Ports)>,
     pub due: BTreeSet<(Instant, FlowId)>,
 }
@@ -43,26 +44,44 @@ impl FlowPorts {
     pub fn wake(&mut self, now: Instant) {
         while self.resting.front().is_some_and(|(until, _)| *until <= now) {
             if let Some((_, rested)) = self.resting.pop_front() {
-                self.pairs.remove(&rested);
+                self.free(rested);
             }
         }
     }
 
-    pub fn claim(&mut self, now: Instant, pair: Ports, flow: FlowId) -> bool {
-        self.wake(now);
-        if self.pairs.contains_key(&pair) {
-            return false;
+    fn free(&mut self, (host, local, remote): Ports) {
+        let Some(pairs) = self.pairs.get_mut(&host) else { return };
+        pairs.remove(&(local, remote));
+        if pairs.is_empty() {
+            self.pairs.remove(&host);
         }
-        self.pairs.insert(pair, flow);
-        true
+    }
+
+    /// The flow that a pair is in use for.
+    pub fn flow(&self, (host, local, remote): Ports) -> Option<FlowId> {
+        self.pairs.get(&host)?.get(&(local, remote)).copied().filter(|flow| flow.0 != 0)
+    }
+
+    /// Takes a pair for a flow. False where it is in use or rests.
+    pub fn claim(&mut self, now: Instant, (host, local, remote): Ports, flow: FlowId) -> bool {
+        self.wake(now);
+        let hasher = *self.pairs.hasher();
+        match self.pairs.entry(host).or_insert_with(|| HashMap::with_hasher(hasher)).entry((local, remote)) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(vacant) => {
+                vacant.insert(flow);
+                true
+            }
+        }
     }
 
     /// Whether `count` pairs are free whose ports rise by one at the peer's end.
     pub fn are_free(&self, (host, local, remote): Ports, count: u16) -> bool {
-        (0..count).all(|k| !self.pairs.contains_key(&(host, local, remote.wrapping_add(k))))
+        let Some(pairs) = self.pairs.get(&host) else { return true };
+        (0..count).all(|k| !pairs.contains_key(&(local, remote.wrapping_add(k))))
     }
 
-    /// Takes `count` pairs for as many flows, whose ports rise by one at this end (`rises_here`) or at the peer's: all or none.
+    /// Takes a pair for each of these flows, whose ports rise by one at this end (`rises_here`) or at the peer's: all or none.
     pub fn claim_all(
         &mut self,
         now: Instant,
@@ -71,21 +90,16 @@ impl FlowPorts {
         flows: RangeInclusive<u32>,
     ) -> bool {
         let pair = |k: u16| if rises_here { (host, local + k, remote) } else { (host, local, remote + k) };
-        for (k, flow) in (0..).zip(flows) {
-            if !self.claim(now, pair(k), FlowId(flow)) {
-                for k in 0..k {
-                    self.pairs.remove(&pair(k));
-                }
-                return false;
-            }
-        }
-        true
+        let refused = (0..).zip(flows).find(|(k, flow)| !self.claim(now, pair(*k), FlowId(*flow)));
+        (0..refused.map_or(0, |(k, _)| k)).for_each(|k| self.free(pair(k)));
+        refused.is_none()
     }
 
-    pub fn rest(&mut self, now: Instant, pair: Ports) {
-        if let Some(flow) = self.pairs.get_mut(&pair) {
+    /// The flow of a pair is over, or never began.
+    pub fn rest(&mut self, now: Instant, (host, local, remote): Ports) {
+        if let Some(flow) = self.pairs.get_mut(&host).and_then(|pairs| pairs.get_mut(&(local, remote))) {
             *flow = FlowId(0);
-            self.resting.push_back((now + REST, pair));
+            self.resting.push_back((now + REST, (host, local, remote)));
         }
     }
 
@@ -104,8 +118,28 @@ mod tests {
         let pair = (HostId([1; 16]), 61_000, 62_000);
         assert!(ports.claim(Instant::ZERO, pair, FlowId(1)));
         assert!(!ports.claim(Instant::ZERO, pair, FlowId(2)));
+        let of_another = (HostId([2; 16]), 61_000, 62_000);
+        assert!(ports.claim(Instant::ZERO, of_another, FlowId(3)));
+        assert_eq!((ports.flow(pair), ports.flow(of_another)), (Some(FlowId(1)), Some(FlowId(3))));
         ports.rest(Instant::from_millis(1000), pair);
+        assert_eq!(ports.flow(pair), None);
         assert!(!ports.claim(Instant::from_millis(60_999), pair, FlowId(2)));
         assert!(ports.claim(Instant::from_millis(61_000), pair, FlowId(2)));
+    }
+
+    #[test]
+    fn a_row_of_pairs_is_taken_whole_or_not_at_all() {
+        let mut ports = FlowPorts::new(KeyedHash(1, 2));
+        let host = HostId([1; 16]);
+        assert!(ports.claim(Instant::ZERO, (host, 61_003, 62_000), FlowId(1)));
+        assert!(!ports.claim_all(Instant::ZERO, (host, 61_000, 62_000), true, 2..=5));
+        assert!(ports.claim_all(Instant::ZERO, (host, 61_000, 62_000), true, 2..=4), "nothing was kept");
+        assert!(ports.are_free((host, 61_000, 62_001), 8) && !ports.are_free((host, 61_000, 61_993), 8));
+        assert!(ports.claim_all(Instant::ZERO, (host, 61_000, 62_001), false, 5..=12));
+        assert_eq!(ports.flow((host, 61_000, 62_008)), Some(FlowId(12)));
+        let all = (61_000..61_004).map(|local| (local, 62_000)).chain((62_001..62_009).map(|remote| (61_000, remote)));
+        all.for_each(|(local, remote)| ports.rest(Instant::ZERO, (host, local, remote)));
+        ports.wake(Instant::ZERO + REST);
+        assert!(ports.pairs.is_empty() && ports.resting.is_empty());
     }
 }

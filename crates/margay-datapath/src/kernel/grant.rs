@@ -112,8 +112,7 @@ impl KernelCache {
 
     /// Takes note of where the entry of a flow lies that the kernel has opened.
     pub fn note_opened(&self, flow: &WireFlow) {
-        let keys = (layout::wire_key_of(flow), layout::app_key_of(&flow.app));
-        self.index.lock().insert(flow.flow, keys);
+        self.index.lock().insert(flow.flow, layout::wire_key_of(flow));
     }
 
     /// Ends every grant.

@@ -296,14 +296,12 @@ pub enum CacheError {
 /// For so long packets come by addresses that a path has left.
 const LINGER: Duration = Duration::from_secs(2);
 
-type Keys = (wire_key, app_key);
-
 /// A loaded cache. Dropping it leaves programs and maps in the kernel: they go with [`remove_pins`](Self::remove_pins).
 pub struct KernelCache {
     loaded: Loaded,
     adopted: Adopted,
-    /// Where each flow's entries lie.
-    index: Mutex<HashMap<FlowId, Keys>>,
+    /// Where each flow's entry lies. It has the five-tuple, by which programs' packets find it.
+    index: Mutex<HashMap<FlowId, wire_key>>,
     /// Pairs of addresses that paths have left, and until when packets that were on their way still come by them.
     left: Mutex<Vec<(Instant, PathId, pair_key)>>,
     /// By which the kernel may have opened flows.
@@ -322,7 +320,7 @@ impl KernelCache {
         cache.keep_grants();
         // What nobody has answered is its grant's.
         let answered = cache.entries_with_keys().filter(|(_, entry)| entry.flags & layout::FLOW_FRESH == 0);
-        let index = answered.map(|(key, entry)| (FlowId(entry.flow), (key, entry.app))).collect();
+        let index = answered.map(|(key, entry)| (FlowId(entry.flow), key)).collect();
         *cache.index.lock() = index;
         cache.heartbeat();
         cache.attach().map_err(|error| Unavailable::Kernel(error.to_string()))?;
@@ -476,14 +474,13 @@ impl KernelCache {
         let maps = &self.loaded.maps;
         let mut index = self.index.lock();
         let mut moved = None;
-        if let Some((old_key, old_app)) = index.get(&flow.flow).copied()
-            && (old_key.bytes() != key.bytes() || old_app.bytes() != app.bytes())
+        if let Some((old_key, old)) = index.get(&flow.flow).and_then(|old_key| self.entry_at(old_key, flow.flow))
+            && (old_key.bytes() != key.bytes() || old.app.bytes() != app.bytes())
         {
-            let old = get::<flow_entry>(&maps.flows, old_key.bytes()).filter(|entry| entry.flow == flow.flow.0);
-            // How long answers take is of the path.
-            moved = old.map(|entry| flow_entry { rtt_ns: 0, ..entry });
-            self.delete(&old_key, &old_app);
+            self.delete(&old_key, &old.app);
             index.remove(&flow.flow);
+            // How long answers take is of the path.
+            moved = Some(flow_entry { rtt_ns: 0, ..old });
         }
         let mut entry = match get::<flow_entry>(&maps.flows, key.bytes()) {
             Some(entry) if entry.flow != flow.flow.0 => return Err(CacheError::Taken),
@@ -504,7 +501,7 @@ impl KernelCache {
             let _ = maps.flows.delete(key.bytes());
             return Err(error);
         }
-        index.insert(flow.flow, (key, app));
+        index.insert(flow.flow, key);
         Ok(())
     }
 
@@ -518,10 +515,17 @@ impl KernelCache {
 
     /// Forgets an entry; gives what it was.
     pub fn remove(&self, flow: FlowId) -> Option<WireState> {
-        let (key, app) = self.index.lock().remove(&flow)?;
-        let state = self.read(&key);
-        self.delete(&key, &app);
-        state.filter(|state| state.flow == flow)
+        let key = self.index.lock().remove(&flow)?;
+        // Absent only where somebody has emptied the maps.
+        let (key, entry) = self.entry_at(&key, flow)?;
+        self.delete(&key, &entry.app);
+        Some(layout::state_of(&key, &entry))
+    }
+
+    /// A flow's entry, where it is one.
+    fn entry_at(&self, key: &wire_key, flow: FlowId) -> Option<(wire_key, flow_entry)> {
+        let entry = get::<flow_entry>(&self.loaded.maps.flows, key.bytes())?;
+        (entry.flow == flow.0).then_some((*key, entry))
     }
 
     fn delete(&self, key: &wire_key, app: &app_key) {
@@ -537,14 +541,11 @@ impl KernelCache {
 
     /// What is held of a flow.
     pub fn state(&self, flow: FlowId) -> Option<WireState> {
-        let (key, app) = *self.index.lock().get(&flow)?;
+        let key = *self.index.lock().get(&flow)?;
+        let (key, entry) = self.entry_at(&key, flow)?;
         // The two maps are one entry: without the application's side nothing finds it on the way out.
-        self.loaded.maps.apps.lookup(app.bytes(), MapFlags::ANY).ok().flatten()?;
-        self.read(&key).filter(|state| state.flow == flow)
-    }
-
-    fn read(&self, key: &wire_key) -> Option<WireState> {
-        get::<flow_entry>(&self.loaded.maps.flows, key.bytes()).map(|entry| layout::state_of(key, &entry))
+        self.loaded.maps.apps.lookup(entry.app.bytes(), MapFlags::ANY).ok().flatten()?;
+        Some(layout::state_of(&key, &entry))
     }
 
     /// Every entry.

@@ -112,6 +112,8 @@ impl<C: Core> CoreSide<C> {
         // Its entry may have come while it waited here.
         let is_syn = found.is_some_and(|found| found.flags & (SYN | ACK) == SYN);
         if found.is_some() && !is_syn && self.carry_cached(shared, vnet, &packet) {
+            // A small one would wait for others of its kind, of which none may come.
+            self.outbox.flush(&mut sender(shared, false));
             return;
         }
         if let Some(found) = found.filter(|_| vnet.gso != Gso::None) {

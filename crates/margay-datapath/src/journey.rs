@@ -275,6 +275,41 @@ fn every_chunk_of_an_unsplittable_train_is_waited_for() {
     assert_eq!(judge(&written[0]).1.payload, numbered(5000));
 }
 
+#[test]
+fn chunks_of_two_trains_with_one_number_are_not_joined() {
+    // An agent that has started again counts anew; its peer may still wait for the rest of a train.
+    let train = |payload: &[u8], sequence: u32| {
+        let mut packet = sample::packet(sample::tuple4(TCP), ACK, payload, Checksum::Partial);
+        packet[24..28].copy_from_slice(&sequence.to_be_bytes());
+        cut(&[(packet.clone(), described(&packet, 1400, true))], 1472, 1472)
+    };
+    let (older, newer) = (train(&[1; 10_000], START), train(&numbered(10_000), START.wrapping_add(10_000)));
+    let count = older.len();
+    // The older one's end alone came; or all of it but the end.
+    for lost in [0..count - 1, count - 1..count] {
+        let (mut assembler, mut bytes) = (Assembler::default(), vec![0; 20_000]);
+        let mut give = |datagram: &[u8], ms: u64| {
+            let write = |parts: &[IoSlice<'_>]| {
+                let (_, seen) = judge(&parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>());
+                let at = seen.sequence.wrapping_sub(START) as usize;
+                bytes[at..at + seen.payload.len()].copy_from_slice(&seen.payload);
+                Ok(())
+            };
+            let header = DataRepr::parse(datagram).expect("DATA");
+            let run = Run::single(header, datagram);
+            assembler.accept(&run, &tuple(true, TCP).reversed().into(), || Instant::from_millis(ms), write)
+        };
+        for (_, datagram) in older.iter().enumerate().filter(|(at, _)| !lost.contains(at)) {
+            give(datagram, 0).expect("accepted");
+        }
+        for datagram in &newer {
+            give(datagram, 300).expect("accepted");
+        }
+        assert!(bytes[10_000..] == numbered(10_000), "lost of the older one: {lost:?}");
+        assert!(bytes[..10_000].iter().all(|byte| *byte < 2), "lost of the older one: {lost:?}");
+    }
+}
+
 /// One way in which a train may be sent.
 #[derive(Clone, Debug)]
 struct Case {

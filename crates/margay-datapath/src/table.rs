@@ -298,6 +298,9 @@ pub struct Table {
     by_key: HashTable<u32>,
     by_flow: HashTable<u32>,
     paths: HashMap<PathId, PathRecord>,
+    /// The next packet number of flows without an entry. While a flow lives no number comes twice: the other end puts trains together
+    /// by it, and may still wait for the rest of an old one.
+    numbers: HashMap<FlowId, u64>,
     /// What sealed flows are sealed with. It outlives their entries, since no number may come twice, here or there.
     seals: HashMap<FlowId, Arc<Seal>>,
     /// Where striped flows go. It outlives their entries, since what is known of places does.
@@ -599,8 +602,11 @@ impl Table {
         flows.extend(taken.map(|slot| slot.flow));
     }
 
-    /// Empties the cache, as an operator or a test may at any time (DESIGN §3.2). Paths stay, and packet numbers of sealed flows.
+    /// Empties the cache, as an operator or a test may at any time (DESIGN §3.2). Paths stay, and packet numbers.
     pub fn clear(&mut self) {
+        for slot in self.blocks.iter_mut().flatten().filter(|slot| slot.occupied) {
+            self.numbers.insert(slot.flow, *slot.next_packet.get_mut());
+        }
         self.blocks.clear();
         self.vacant.clear();
         self.by_key.clear();
@@ -665,7 +671,8 @@ impl Table {
         }
         self.displace(&key);
         let index = self.take_vacant();
-        *self.slot_mut(index) = Slot { key, occupied: true, flow: entry.flow, ..Slot::vacant() };
+        let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
+        *self.slot_mut(index) = Slot { key, occupied: true, flow: entry.flow, next_packet, ..Slot::vacant() };
         self.fill(index, entry);
         self.link_key(index);
         self.link_flow(index);
@@ -708,6 +715,7 @@ impl Table {
     fn remove(&mut self, flow: FlowId, reason: RemoveReason) -> Applied {
         self.seals.remove(&flow);
         self.stripes.remove(&flow);
+        self.numbers.remove(&flow);
         let Some(index) = self.find_index(flow) else { return Applied::Stale };
         tracing::trace!(flow = flow.0, ?reason, "entry removed");
         self.remove_at(index);
@@ -718,6 +726,9 @@ impl Table {
     fn displace(&mut self, key: &FlowKey) {
         let hash = self.hasher.hash_one(key);
         if let Some(&index) = self.by_key.find(hash, |&index| self.slot(index).key == *key) {
+            let slot = self.slot_mut(index);
+            let (flow, next) = (slot.flow, *slot.next_packet.get_mut());
+            self.numbers.insert(flow, next);
             self.remove_at(index);
         }
     }

@@ -47,6 +47,32 @@ fn table() -> Table {
 }
 
 #[test]
+fn no_packet_number_comes_twice_while_a_flow_lives() {
+    let mut table = table();
+    let numbered = |table: &Table, port: u16| {
+        let key = FlowKey::from(entry(7, 1, port).app);
+        table.egress(&key, 10, 1, None).expect("installed").packet_number
+    };
+    let install = |table: &mut Table, flow: u32, port: u16| {
+        assert_eq!(table.apply(EntryUpdate::Install(entry(flow, 1, port))), Applied::Done);
+    };
+    install(&mut table, 7, 100);
+    assert_eq!((numbered(&table, 100), numbered(&table, 100)), (0, 1));
+    table.clear();
+    install(&mut table, 7, 100);
+    assert_eq!(numbered(&table, 100), 2, "the cache was emptied");
+    install(&mut table, 8, 100);
+    assert_eq!(numbered(&table, 100), 0, "another flow");
+    install(&mut table, 7, 200);
+    assert_eq!(numbered(&table, 200), 3, "its five-tuple had been taken");
+    table.clear();
+    table.apply(EntryUpdate::Remove { flow: FlowId(7), reason: RemoveReason::Closed });
+    install(&mut table, 7, 100);
+    assert_eq!(numbered(&table, 100), 0, "a new flow of the same number");
+    assert!(table.numbers.len() <= 1);
+}
+
+#[test]
 fn found_both_ways_and_counted() {
     let mut table = table();
     assert_eq!(table.apply(EntryUpdate::Install(entry(7, 1, 100))), Applied::Done);

@@ -22,7 +22,7 @@ const IPV4_MAX: usize = 65_535;
 const IPV6_PAYLOAD_MAX: usize = 65_535;
 
 /// What is known of a packet from its first chunk.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Template {
     protocol: u8,
     traffic_class: u8,

@@ -31,6 +31,9 @@ const PENDING_MAX: usize = 64;
 const HELD_MAX: usize = 4 << 20;
 /// Longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(1);
+/// Longest wait for a train's first chunk, which is sent before the others. What has come long before it is of another train: an agent
+/// that has started again counts anew.
+const EARLY_MAX: Duration = Duration::from_millis(100);
 
 /// Chunks of one train that follow each other in one receive.
 #[derive(Clone, Copy, Debug)]
@@ -240,7 +243,7 @@ struct Pending {
 }
 
 /// What the first chunk says of the train.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 struct First {
     template: Template,
     chunk_len: usize,
@@ -375,7 +378,7 @@ impl Assembler {
         let at = self.find_or_insert(&run.header, now);
         let pending = &mut self.pending[at];
         let before = pending.held();
-        let result = pending.accept(run, sink);
+        let result = pending.forget_older(run, now).and_then(|()| pending.accept(run, sink));
         self.held = self.held - before + pending.held();
         if result.is_err() && pending.first.is_none() || pending.seen_count == pending.count {
             self.held -= pending.held();
@@ -400,17 +403,7 @@ impl Assembler {
         if self.pending.len() >= PENDING_MAX {
             self.give_up_oldest();
         }
-        self.pending.push_back(Pending {
-            flow: header.dst_flow,
-            packet_number: header.packet_number,
-            count: header.count,
-            since: now,
-            seen: [0; CHUNKS_MAX / 64],
-            seen_count: 0,
-            first: None,
-            early: Vec::new(),
-            waiting: Vec::new(),
-        });
+        self.pending.push_back(Pending::new(header, now));
         self.pending.len() - 1
     }
 
@@ -429,6 +422,35 @@ impl Assembler {
 }
 
 impl Pending {
+    const fn new(header: &DataRepr, since: Instant) -> Self {
+        Self {
+            flow: header.dst_flow,
+            packet_number: header.packet_number,
+            count: header.count,
+            since,
+            seen: [0; CHUNKS_MAX / 64],
+            seen_count: 0,
+            first: None,
+            early: Vec::new(),
+            waiting: Vec::new(),
+        }
+    }
+
+    /// A train's first chunk comes: what is here may be of an older one with the same number.
+    fn forget_older(&mut self, run: &Run<'_>, now: Instant) -> Result<(), DropReason> {
+        if run.header.index > 0 || self.seen_count == 0 {
+            return Ok(());
+        }
+        let is_older = match &self.first {
+            Some(first) => *first != First::parse(run)?,
+            None => now.since(self.since) > EARLY_MAX,
+        };
+        if is_older {
+            *self = Self::new(&run.header, self.since);
+        }
+        Ok(())
+    }
+
     fn held(&self) -> usize {
         let early: usize = self.early.iter().map(|datagram| datagram.len()).sum();
         let waiting: usize = self.waiting.iter().map(|(_, bytes)| bytes.len()).sum();

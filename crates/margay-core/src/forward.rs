@@ -3,6 +3,7 @@
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::time::Duration;
 
 use margay_wire::{ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, RESOLVABLE_OFFSET, ResolvableRepr};
 
@@ -18,10 +19,25 @@ use crate::table::{Action, Resolution};
 use crate::time::Instant;
 use crate::way::Sender;
 
+/// Hosts whose router was away are back within this time after its start: they try at first after 100, then 200, then 400 ms. An initiator
+/// goes on asking for longer.
+pub const HOSTS_AWAITED: Duration = Duration::from_secs(1);
+
 /// Stands for "the router that sent this": it does not know which of its addresses the next hop sees.
 pub(crate) const VIA_SENDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), margay_wire::PORT);
 
 impl Sal {
+    /// This router has just started, and hosts are still to tell it what they serve: for [`HOSTS_AWAITED`] a name that it does not know
+    /// has no answer, rather than a no. Whoever asks asks again.
+    pub fn await_hosts(&mut self, now: Instant) {
+        self.hosts_awaited = now + HOSTS_AWAITED;
+    }
+
+    /// Whether somebody may serve a name of whom this router has not heard yet.
+    pub(crate) fn is_awaited(&self, now: Instant, service: &ServiceId) -> bool {
+        now < self.hosts_awaited && self.table.lookup(service).is_none()
+    }
+
     /// A SYN from the network: for a listener here, to be forwarded, or for nobody.
     pub(crate) fn handle_syn(
         &mut self,
@@ -74,6 +90,7 @@ impl Sal {
                 self.table.note_use(now, rule);
                 Err(DropReason::ServiceDrop)
             }
+            Resolution::None if self.is_awaited(now, &service) => Err(DropReason::Awaited),
             Resolution::None if self.came_to_all => self.pass_on(now, from, message, &resolvable, datagram),
             Resolution::None => {
                 self.answer_nobody(now, from, message, &service, datagram);

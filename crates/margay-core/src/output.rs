@@ -166,6 +166,8 @@ drop_reasons! {
     ReplayedSeal = 33, "replayed_seal";
     /// Sealed under epochs that are not the present ones: an agent has started again.
     OtherEpoch = 34, "other_epoch";
+    /// Nobody serves the name yet: this router has just started, and hosts are still to register.
+    Awaited = 35, "awaited";
 }
 
 impl fmt::Display for DropReason {

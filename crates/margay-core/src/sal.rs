@@ -122,6 +122,8 @@ pub struct Sal {
     pub(crate) delays: Delays,
     /// Connections that kernels may set up by themselves.
     pub(crate) grants: Grants,
+    /// Until then hosts may still have to tell this router what they serve.
+    pub(crate) hosts_awaited: Instant,
     next_sweep: Instant,
 }
 
@@ -193,6 +195,7 @@ impl Sal {
             searches_answered: RateLimit::new(crate::search::ANSWERED_PER_S, now),
             delays: Delays::default(),
             grants: Grants::default(),
+            hosts_awaited: now,
             next_sweep: now + SWEEP,
             rng,
             config,

@@ -232,6 +232,37 @@ fn only_who_is_translated_keeps_its_hole_open() {
 }
 
 #[test]
+fn a_router_that_has_just_started_refuses_nobody_yet() {
+    let mut world = World::new(23, Weather::FAIR);
+    let router = world.add_host(true);
+    let [client, server] = [(); 2].map(|()| world.add_host(false));
+    [client, server].iter().for_each(|host| world.register(router, *host));
+    world.run_for(SECOND);
+    let now = world.now;
+    world.host(router).sal.await_hosts(now);
+    let (others, own) = (world.connect(client, "web.shop"), world.connect(router, "web.shop"));
+    world.run_for(SECOND / 5);
+    assert_eq!(
+        (outcome(&mut world, client, others), outcome(&mut world, router, own)),
+        (Outcome::Pending, Outcome::Pending)
+    );
+    assert!(world.host(router).sal.counters().drops(DropReason::Awaited) >= 2);
+    // The server is back, and both ask again.
+    world.publish(router, server, "web.shop", 1);
+    world.run_for(SECOND / 2);
+    assert_eq!(outcome(&mut world, client, others), Outcome::Answered(1));
+    assert_eq!(outcome(&mut world, router, own), Outcome::Answered(1));
+    // By now all of them are.
+    world.run_for(SECOND / 2);
+    let (others, own) = (world.connect(client, "nobodys.shop"), world.connect(router, "nobodys.shop"));
+    world.run_for(SECOND / 50);
+    assert_eq!(
+        (outcome(&mut world, client, others), outcome(&mut world, router, own)),
+        (Outcome::Refused, Outcome::Refused)
+    );
+}
+
+#[test]
 fn a_refusal_through_the_router_shows_the_peer_where_it_is() {
     let mut shop = shop(8, Weather::FAIR);
     let instance = shop.instances[0];

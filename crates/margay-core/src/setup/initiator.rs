@@ -144,6 +144,7 @@ impl Sal {
                 self.connect_failed(*service, packet, why);
                 Err(AppVerdict::Drop(DropReason::ServiceDrop))
             }
+            Resolution::None if self.is_awaited(now, service) => Err(AppVerdict::Drop(DropReason::Awaited)),
             Resolution::None => {
                 self.refuse(packet, Unreachable::Port);
                 let why = "no instance serves this name, and no service router is known; see `margay status`";

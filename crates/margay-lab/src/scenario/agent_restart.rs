@@ -1,5 +1,6 @@
 //! `agent-restart`: agents are killed and started again under transfers, and once left dead while all flows are direct. Flows
-//! go on, those that end meanwhile end as they should, names of others are found as ever, and nothing is left behind.
+//! go on, those that end meanwhile end as they should, connects wait for a router that starts, names of others are found as
+//! ever, and nothing is left behind.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::observe;
 use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Exactly};
 use crate::report::{Bound, bound};
-use crate::server::{Nginx, noise, sha256};
+use crate::server::{Nginx, fetch, noise, sha256};
 use crate::topology::Topology;
 
 /// The scenario.
@@ -64,6 +65,8 @@ const GROUPS: usize = 10;
 const PACE_STEP: u64 = 12_000;
 const LONG_BYTES: usize = 30_000_000;
 const LONG_COUNT: usize = TRANSFERS - SHORT_COUNT;
+/// Starts of the router, each with a connect at once.
+const ROUTER_STARTS: usize = 5;
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 const END_LIMIT: Duration = Duration::from_secs(180);
 /// What an agent that is dead may keep transfers from doing, before it is started again.
@@ -144,6 +147,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::attempt_part("agents left dead", findings, |findings| leave_dead(&stage, findings));
     stage.start_missing()?;
     pair::attempt_part("transfers that end while agents start", findings, |findings| end_meanwhile(&stage, findings));
+    stage.start_missing()?;
+    pair::attempt_part("connects while a router starts", findings, |findings| connect_meanwhile(&stage, findings));
     stage.start_missing()?;
     pair::report_resets(&[client, server], findings)?;
     entries::report_leaks(&stage.ends(), &before, findings)
@@ -266,6 +271,24 @@ fn starts_until_end(stage: &Stage, groups: &mut [Downloads], findings: &mut Find
             agent::start_again(host)?;
             findings.figures.add("starts_while_ending", 1.0);
         }
+    }
+    Ok(())
+}
+
+/// A router that has just started has not heard from the server yet: who connects waits for that, and is not refused.
+fn connect_meanwhile(stage: &Stage, findings: &mut Findings) -> Result<()> {
+    let [router, ..] = stage.hosts;
+    let url = format!("http://{NAME}/tiny");
+    for _ in 0..ROUTER_STARTS {
+        agent::kill(router)?;
+        agent::start_again(router)?;
+        let fetched = fetch(stage.client, &[], &url)?;
+        if fetched.status != 0 {
+            findings.note(format!("a connect while the router started: {}", fetched.error));
+            findings.figures.add("failed", 1.0);
+        }
+        let slowest_ms = findings.figures.get("connect_ms_router_starting");
+        findings.set("connect_ms_router_starting", slowest_ms.max(fetched.took_ms));
     }
     Ok(())
 }

@@ -113,7 +113,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let active = Active::open(&config, &services, reporters);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let (dns, warnings) = start_dns(&config, &leases, &services, &router).await?;
-    begin(&core, &services).await;
+    begin(&core, &services, config.router.enabled).await;
     Ok(Arc::new(Agent {
         programs: Programs::new(&config),
         config,
@@ -150,7 +150,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
 
 /// Takes packets when this host's routers have answered: before they have said so, it has no right to connect, nor to serve anything, and whoever asked would be
 /// refused. What is carried for programs waits, too, in the kernel's queues, as it did while there was no agent.
-async fn begin(core: &CoreHandle, services: &Services) {
+async fn begin(core: &CoreHandle, services: &Services, is_router: bool) {
     let homes = services.homes();
     let settled = async {
         for home in &homes {
@@ -159,6 +159,9 @@ async fn begin(core: &CoreHandle, services: &Services) {
     };
     if tokio::time::timeout(SETTLED_LIMIT, settled).await.is_err() {
         tracing::debug!("a router has not answered yet");
+    }
+    if is_router {
+        core.0.with_sal(|sal, now| sal.await_hosts(now));
     }
     core.0.begin();
 }

@@ -232,7 +232,9 @@ impl Sal {
         for id in made {
             self.delays.resolved.remove(&id);
             self.lifetimes.remove(id);
-            self.table.remove(id);
+            if let Some((prefix, _)) = self.table.remove(id) {
+                self.end_grants_under(&prefix);
+            }
         }
     }
 

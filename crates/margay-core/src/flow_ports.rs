@@ -57,6 +57,11 @@ impl FlowPorts {
         }
     }
 
+    /// Pairs that are in use with a peer, or rest.
+    pub fn count(&self, host: HostId) -> usize {
+        self.pairs.get(&host).map_or(0, HashMap::len)
+    }
+
     /// The flow that a pair is in use for.
     pub fn flow(&self, (host, local, remote): Ports) -> Option<FlowId> {
         self.pairs.get(&host)?.get(&(local, remote)).copied().filter(|flow| flow.0 != 0)

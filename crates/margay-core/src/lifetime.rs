@@ -155,6 +155,7 @@ impl Sal {
         for (id, why) in ended {
             let packets = self.table.usage(id).map_or(0, |usage| usage.packets);
             if let Some((prefix, rule)) = self.table.remove(id) {
+                self.end_grants_under(&prefix);
                 self.forget_resolved(id, &rule);
                 self.counters.rules_expired += 1;
                 self.events.push(Event::RuleExpired { id, prefix, why, packets });

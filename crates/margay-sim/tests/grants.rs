@@ -6,13 +6,13 @@ use std::time::Duration;
 use margay_core::certificate::Revocation;
 use margay_core::handover::HandoverRecord;
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{Carriage, Event, FlowInfo, Tuple, Why};
+use margay_core::{Carriage, DropReason, Event, FlowInfo, Lifecycle, Tuple, Why};
 use margay_sim::check::{ends_agree, nothing_left_over, paths_agree};
 use margay_sim::host::{Host, Start};
 use margay_sim::stream::{Plan, State};
 use margay_sim::world::service;
 use margay_sim::{HostId, Weather, World};
-use margay_wire::{FlowId, Kind, kind_of};
+use margay_wire::{FlowId, Kind, Message, PORT, kind_of};
 
 const SECOND: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(1);
@@ -260,6 +260,88 @@ fn what_leads_to_a_name_ends_its_grants_when_it_changes() {
         shop.connect_often(3, CHAT);
         assert_eq!(shop.set_up(), before, "{name}");
     }
+}
+
+#[test]
+fn what_ends_grants_ends_those_that_are_being_agreed_on() {
+    let mut shop = shop(17, slow(2), CHAT);
+    let asked = |shop: &mut Shop| shop.world.host(shop.client).sal.counters().grants_asked;
+    while asked(&mut shop) == 0 {
+        shop.connect_often(1, CHAT);
+    }
+    // By way of the router the question takes four milliseconds, and the ACK two more after the answer's.
+    shop.world.run_for(5 * STEP);
+    for server in shop.servers {
+        let sal = &mut shop.world.host(server).sal;
+        let rules: Vec<_> = sal.rules_covering(service(NAME)).map(|(_, id, _)| id).collect();
+        assert!(rules.into_iter().all(|id| sal.remove_rule(id)));
+        shop.world.touch(server);
+    }
+    shop.world.run_for(20 * STEP);
+    let given: u64 = shop.servers.iter().map(|server| shop.world.hosts[server.0].sal.counters().grants_given).sum();
+    assert_eq!((given, shop.grants()), (0, 0));
+}
+
+#[test]
+fn nobody_is_granted_connections_by_a_rule_for_datagrams() {
+    let mut shop = shop(18, slow(2), CHAT);
+    shop.world.recording = Some(Vec::new());
+    shop.connect_often(220, CHAT);
+    let asks = |bytes: &[u8]| {
+        Message::parse(bytes).is_ok_and(|message| message.kind == Kind::Syn && message.grant().is_some())
+    };
+    let sent = shop.world.recording.take().expect("recording");
+    let (_, _, syn) = sent.into_iter().find(|(_, _, bytes)| asks(bytes)).expect("it asks");
+    let session = Message::parse(&syn).expect("whole").session().expect("in a SYN").session;
+    let at = syn.windows(16).position(|window| window == session.0).expect("there");
+    let server = shop.servers[0];
+    let (client_address, server_address) = (shop.world.host(shop.client).address, shop.world.host(server).address);
+    let listener = "0.0.0.0:5000".parse().expect("literal");
+    for (number, protocol) in [(1, 17), (2, 6)] {
+        let demux = Demux { listener, service_port: None, protocol: Some(protocol), allow: Allow::Any };
+        let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
+        let (now, host) = (shop.world.now, shop.world.host(server));
+        host.sal.add_rule(now, service("ask.shop").into(), rule).expect("room");
+        let before =
+            (host.sal.counters().drops(DropReason::Malformed), host.sal.counters().messages_sent(Kind::SynAck));
+        let mut forged = syn.clone();
+        // As the client may send it by itself: another session, the other service, and what it is said to be of.
+        forged[at] ^= number;
+        forged[at + 36] = protocol;
+        forged[60..92].copy_from_slice(&service("ask.shop").0);
+        shop.world.inject((client_address, PORT).into(), (server_address, PORT).into(), forged);
+        shop.world.run_for(STEP);
+        let counters = shop.world.host(server).sal.counters();
+        let after = (counters.drops(DropReason::Malformed), counters.messages_sent(Kind::SynAck));
+        let (refused, answered) = if protocol == 17 { (1, 0) } else { (0, 1) };
+        assert_eq!(after, (before.0 + refused, before.1 + answered), "protocol {protocol}");
+    }
+}
+
+#[test]
+fn what_the_agent_was_asked_for_gives_way_to_what_a_grant_was_answered_for() {
+    let mut shop = shop(19, slow(2), CHAT);
+    shop.connect_often(220, CHAT);
+    let client = shop.client;
+    let grant = shop.world.host(client).cache.grants.values().max_by_key(|grant| grant.until).copied().expect("one");
+    let last = FlowId(grant.first_flow.0 + u32::from(grant.count) - 1);
+    // For a moment there is no grant, nor an answer.
+    shop.world.host(client).cache.kernel.as_mut().expect("a kernel").forget_grants();
+    let (own, router) = (shop.world.host(client).address, shop.world.host(shop.router).address);
+    shop.world.network.cut(own, router);
+    shop.world.connect_stream(client, NAME, CHAT);
+    shop.world.run_for(10 * STEP);
+    let (now, host) = (shop.world.now, shop.world.host(client));
+    let asked = host.sal.flows().find(|flow| flow.lifecycle == Lifecycle::Connecting && flow.app.protocol == 6);
+    let asked = asked.map(|flow| (flow.flow, flow.app)).expect("asked for");
+    // The program's TCP has said its SYN again, by a grant, and was answered.
+    host.sal.handle_opened(now, last, &asked.1);
+    assert!(host.sal.flow(asked.0).is_none());
+    assert_eq!(host.sal.flow(last).map(|flow| flow.app), Some(asked.1));
+    // Nor does a connection stay whose end was not seen.
+    let other = FlowId(last.0 - 1);
+    host.sal.handle_opened(now, other, &asked.1);
+    assert_eq!((host.sal.flow(last).is_none(), host.sal.flow(other).is_some()), (true, true));
 }
 
 #[test]

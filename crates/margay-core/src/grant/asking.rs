@@ -7,17 +7,18 @@ use core::time::Duration;
 
 use margay_wire::{FlowId, GRANT_FLOWS_MAX, GrantRepr, Message, SessionId};
 
-use super::{GRANTS_MAX, Given, LIFETIME, TCP};
+use super::{GRANTS_MAX, Given, LIFETIME, PAIRS_MAX, TCP};
 use crate::entry::{GRANT_RECORD_LEN, Grant, PathId, Tuple};
 use crate::event::Role;
 use crate::flow::Flow;
 use crate::greeting::tuple_of;
 use crate::handover::unspecified;
+use crate::name::ServiceId;
 use crate::policy::Policy;
 use crate::sal::Sal;
 use crate::segment::SEGMENT;
 use crate::setup::{Start, sticky};
-use crate::table::Resolution;
+use crate::table::{Resolution, RuleId};
 use crate::time::Instant;
 use crate::way::Sender;
 
@@ -49,6 +50,15 @@ const DEMANDS_MAX: usize = 256;
 pub(crate) struct Asks {
     pub destination: SocketAddr,
     pub wanted: GrantRepr,
+    /// How often grants had been ended by then.
+    ends: u64,
+}
+
+/// What an answer grants, until it is confirmed.
+#[derive(Clone, Debug)]
+pub(crate) struct Granted {
+    pub asks: Asks,
+    given: Given,
 }
 
 /// How often programs connect to one destination.
@@ -157,31 +167,18 @@ impl Sal {
 
     fn ask_for_grant(&mut self, now: Instant, destination: SocketAddr, count: u16) {
         let Some(service) = self.service_of(destination.ip()) else { return };
-        if self.policy_of(&service) != Policy::FailOver || self.demands_secure(&service) {
-            return;
-        }
         let (nonce, id) = (self.rng.u64(), self.fresh_flow_id());
         let instance = self.instances.get(&destination.ip()).map(|instance| instance.next_hop.address);
-        let next_hop = match instance {
-            Some(address) => address,
-            None => match self.pick(&service, sticky(id, nonce), TCP, destination.port(), Sender::Own) {
-                Resolution::Forward(rule, hop) if hop.address != SEGMENT => {
-                    let address = hop.address;
-                    if !self.beside(rule, Sender::Own).is_empty() {
-                        return;
-                    }
-                    self.table.note_use(now, rule);
-                    address
-                }
-                _ => return,
-            },
-        };
+        let Some((next_hop, rule)) = self.way_to_grants(&service, destination, sticky(id, nonce)) else { return };
+        if let Some(rule) = rule {
+            self.table.note_use(now, rule);
+        }
         let Some(port) = self.random_row() else { return };
         let first_flow = self.fresh_block(count);
         let wanted = GrantRepr { first_flow, port, count, lifetime_ms: LIFETIME.as_millis() as u16 };
         let session = SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, tuple_of(id), now);
-        let asks = Some(Asks { destination, wanted });
+        let asks = Some(Asks { destination, wanted, ends: self.grants.ends });
         let (beside, first, pinned) = (Vec::new(), Vec::new(), instance.is_some());
         if let Some(demand) = self.grants.demands.by_destination.get_mut(&destination) {
             demand.asking += 1;
@@ -189,6 +186,27 @@ impl Sal {
         }
         self.counters.grants_asked += 1;
         self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full: false, related: None, pinned, asks });
+    }
+
+    /// Where somebody may be asked for a grant for a name, and by which rule; `None` where its connections are not all alike.
+    fn way_to_grants(
+        &self,
+        service: &ServiceId,
+        destination: SocketAddr,
+        sticky: u64,
+    ) -> Option<(SocketAddr, Option<RuleId>)> {
+        if self.policy_of(service) != Policy::FailOver || self.demands_secure(service) {
+            return None;
+        }
+        if let Some(instance) = self.instances.get(&destination.ip()) {
+            return Some((instance.next_hop.address, None));
+        }
+        match self.pick(service, sticky, TCP, destination.port(), Sender::Own) {
+            Resolution::Forward(rule, hop) if hop.address != SEGMENT && self.beside(rule, Sender::Own).is_empty() => {
+                Some((hop.address, Some(rule)))
+            }
+            _ => None,
+        }
     }
 
     /// The first of as many ports in a row as a grant may have. Rows begin at multiples of their length: a kernel finds a grant by any port of
@@ -210,7 +228,7 @@ impl Sal {
         (asks, authenticated): (Option<Asks>, bool),
         message: &Message<'_>,
         association: u32,
-    ) -> Option<Given> {
+    ) -> Option<Granted> {
         let (asks, answer) = asks.zip(message.grant())?;
         let flow = self.flows.get(id)?;
         let (session, service) = (flow.session, flow.service);
@@ -225,6 +243,10 @@ impl Sal {
         }
         let source = SocketAddr::new(unspecified(asks.destination.ip()), 0);
         let lifetime = Duration::from_millis(answer.lifetime_ms.into()).min(LIFETIME);
+        // It costs a handshake, and is to be of use: else it is as good as a refusal, after which nobody is asked for a while.
+        if answer.count < LEAST.min(asks.wanted.count) || lifetime <= SOON || self.ports.count(host) >= PAIRS_MAX {
+            return None;
+        }
         let grant = Grant {
             id,
             role: Role::Initiator,
@@ -239,16 +261,20 @@ impl Sal {
             record: [0; GRANT_RECORD_LEN],
         };
         let given = Given::new(grant, session, service, (association, host), authenticated);
-        Some(Given { peer_first: answer.first_flow, peer_grant: message.src_flow, ..given })
+        Some(Granted { asks, given: Given { peer_first: answer.first_flow, peer_grant: message.src_flow, ..given } })
     }
 
     /// The responder has confirmed.
-    pub(crate) fn use_grant(&mut self, now: Instant, given: Given) {
-        // Which name an address stands for may have changed while it was asked.
-        let (id, destination) = (given.grant.id, given.grant.app.destination);
-        let is_its = self.service_of(destination.ip()) == Some(given.service);
-        if is_its && self.may_ask() && !self.take_up_grant(now, given) {
-            // Its ports or numbers have been taken meanwhile: others will be free.
+    pub(crate) fn use_grant(&mut self, now: Instant, Granted { asks, given }: Granted) {
+        // While it was asked, grants may have been ended that are like it, and what the name stands for, or where it leads, may have
+        // changed.
+        let (id, destination) = (given.grant.id, asks.destination);
+        let is_as_before = asks.ends == self.grants.ends
+            && self.service_of(destination.ip()) == Some(given.service)
+            && self.way_to_grants(&given.service, destination, sticky(id, 0)).is_some()
+            && self.may_ask();
+        if !is_as_before || !self.take_up_grant(now, given) {
+            // Nor where its ports or numbers have been taken meanwhile is that a refusal: the next ones may be free.
             self.grants.demands.end(id, None);
         }
     }

@@ -6,25 +6,29 @@ use core::time::Duration;
 
 use margay_wire::{ErrorCode, FlowId, GRANT_FLOWS_MAX, GrantRepr};
 
-use super::{GRANTS_MAX, Given, LIFETIME, TCP};
+use super::{GRANTS_MAX, Given, LIFETIME, PAIRS_MAX, TCP};
 use crate::entry::{GRANT_RECORD_LEN, Grant, PathId, RemoveReason, Tuple};
 use crate::event::Role;
 use crate::flow::{Flow, Setup};
 use crate::greeting::tuple_of;
 use crate::key::HostId;
+use crate::name::ServiceId;
 use crate::output::DropReason;
 use crate::policy::Policy;
 use crate::sal::Sal;
 use crate::secure::Verdict;
 use crate::setup::{Arrival, ResponderSetup, SETUP_TIMEOUT};
 use crate::surrogate::responder_tuple;
-use crate::table::Demux;
+use crate::table::{Action, Demux, Rule};
 use crate::time::Instant;
+use crate::way::Sender;
 
 /// What an initiator opens at the last moment is on its way for so long.
 const ON_THE_WAY: Duration = Duration::from_millis(500);
 /// Grants that one host may have here at once, those included that are over and not forgotten.
 const GRANTS_PER_HOST: usize = GRANTS_MAX / 4;
+/// Ports of one client that may be kept for its grants, so that some are found for another one soon.
+const PORTS_PER_HOST: u32 = 48 << 10;
 const PORT_MIN: u16 = 1024;
 /// Flow ports that are tried for one grant.
 const WIRE_PORT_TRIES: usize = 16;
@@ -35,6 +39,10 @@ const PORT_TRIES: usize = 1 << 14;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     wanted: GrantRepr,
+    /// How often grants had been ended by then.
+    ends: u64,
+    /// By which rule: the listener, and the port that was asked for.
+    demux: (SocketAddr, u16),
     /// What the initiator is told.
     pub given: GrantRepr,
     /// The listener's side of a flow, and the client without a port: which ones are free is only known when it is given.
@@ -92,7 +100,10 @@ impl Sal {
         let is_elsewhere = association.remote.ip() != client;
         let is_plain = self.answer_stack(arrival.message, &arrival.service) == Verdict::Plain
             && self.policy_of(&arrival.service) == Policy::FailOver;
-        let held = self.grants.all.values().filter(|given| given.host == host).take(GRANTS_PER_HOST).count();
+        let count = wanted.count.min(GRANT_FLOWS_MAX);
+        let is_its = |given: &&Given| given.host == host;
+        let (held, kept) = (self.grants.all.values().map(Box::as_ref).filter(is_its))
+            .fold((0, 0), |(held, kept), given| (held + 1, kept + u32::from(given.grant.count)));
         if !self.is_direct_on()
             || !self.is_hinted(now, known)
             || is_narrow
@@ -100,17 +111,20 @@ impl Sal {
             || !is_plain
             || !wanted.port.is_multiple_of(GRANT_FLOWS_MAX)
             || held >= GRANTS_PER_HOST
+            || kept + u32::from(count) > PORTS_PER_HOST
+            || self.ports.count(host) >= PAIRS_MAX
             || self.grants.len() >= GRANTS_MAX / 2
             || self.flows.len() >= self.config.limits.flows / 2
         {
             return None;
         }
-        let count = wanted.count.min(GRANT_FLOWS_MAX);
+        let service_port = arrival.message.session()?.service_port;
         let app = self.listener_tuple(client, demux.listener)?;
         let port = self.port_for_row(now, host, wanted.port, count)?;
         let first_flow = self.fresh_block(count);
         let lifetime_ms = wanted.lifetime_ms.min(LIFETIME.as_millis() as u16);
-        Some(Offer { wanted, given: GrantRepr { first_flow, port, count, lifetime_ms }, app })
+        let given = GrantRepr { first_flow, port, count, lifetime_ms };
+        Some(Offer { wanted, ends: self.grants.ends, demux: (demux.listener, service_port), given, app })
     }
 
     /// A port of this end's with which a row of the peer's is free.
@@ -151,10 +165,10 @@ impl Sal {
         None
     }
 
-    /// The initiator has proved itself. False if it asked for a grant, and what it was offered is taken by now.
-    pub(crate) fn give_offered(&mut self, now: Instant, id: FlowId, setup: &Setup) -> bool {
+    /// The initiator has proved itself, and that it `asks` for a grant. False if what it was offered is not to be had any more.
+    pub(crate) fn give_offered(&mut self, now: Instant, id: FlowId, setup: &Setup, asks: Option<GrantRepr>) -> bool {
         let Setup::Responder(setup) = setup else { return true };
-        let is_given = setup.offer.as_ref().is_none_or(|offer| self.give(now, id, offer));
+        let is_given = setup.offer.as_ref().is_none_or(|offer| asks == Some(offer.wanted) && self.give(now, id, offer));
         if !is_given {
             self.say_fail(id, ErrorCode::Refused);
             self.remove_flow(id, RemoveReason::Unproved);
@@ -162,11 +176,28 @@ impl Sal {
         is_given
     }
 
+    /// Whether a rule still leads to the listener, and lets the peer come by it.
+    fn is_served(&self, service: &ServiceId, association: u32, offer: &Offer) -> bool {
+        let (listener, port) = offer.demux;
+        let way = self.way_on(Sender::Host);
+        let serves = |rule: &Rule| {
+            let Action::Demux(demux) = &rule.action else { return false };
+            demux.listener == listener
+                && rule.weight > 0
+                && self.unusable(rule, TCP, port, way).is_none()
+                && self.is_allowed(association, service, &demux.allow)
+        };
+        self.table.lookup(service).is_some_and(|set| set.iter().any(|(_, rule)| serves(rule)))
+    }
+
     fn give(&mut self, now: Instant, id: FlowId, offer: &Offer) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
         let (session, service, association, peer_grant) =
             (flow.session, flow.service, flow.association, flow.peer_flow);
         let Some(host) = self.associations.get(association).map(|association| association.host) else { return false };
+        if !self.is_direct_on() || offer.ends != self.grants.ends || !self.is_served(&service, association, offer) {
+            return false;
+        }
         let Some(path) = self.wire_path(association) else { return false };
         // What agents have set up since it was offered has some of the ports by now.
         let Some(ports) = self.listener_ports(&offer.app, offer.given.count) else { return false };

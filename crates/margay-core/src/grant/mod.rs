@@ -20,7 +20,7 @@ mod asking;
 mod giving;
 mod record;
 
-pub(crate) use asking::Asks;
+pub(crate) use asking::{Asks, Granted};
 pub(crate) use giving::Offer;
 
 use alloc::boxed::Box;
@@ -51,6 +51,8 @@ const SETTLING: Duration = SETUP_TIMEOUT;
 const FRESH: Duration = Duration::from_millis(250);
 /// Grants of this host, whichever end it is. At the bound none is asked for and none is given.
 const GRANTS_MAX: usize = 4096;
+/// Pairs of flow ports that are in use with one peer, or rest. Fifteen thousand connections a second, each of which rests for a minute, need as many.
+const PAIRS_MAX: usize = 1 << 20;
 const TCP: u8 = 6;
 
 /// A grant as this end has it.
@@ -169,6 +171,8 @@ pub(crate) struct Grants {
     demands: asking::Demands,
     /// The port that the next client is shown with, by a grant.
     next_port: u16,
+    /// How often grants were ended whose like may be about to be given.
+    ends: u64,
     /// Clients' addresses and ports that are kept for flows of grants.
     shown: BTreeSet<SocketAddr>,
 }
@@ -190,6 +194,12 @@ impl Grants {
     /// Whether a number is a grant's or one of its flows'.
     pub fn has(&self, number: FlowId) -> bool {
         self.all.contains_key(&number) || self.of_flow(number).is_some()
+    }
+
+    /// The association and the peer's number of a grant that was given here.
+    pub fn given_by(&self, id: FlowId) -> Option<(u32, FlowId)> {
+        let given = self.all.get(&id).filter(|given| !given.is_initiators() && given.over.is_none())?;
+        Some((given.association, given.peer_grant))
     }
 
     pub fn len(&self) -> usize {
@@ -260,17 +270,40 @@ impl Sal {
     pub fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
         self.now = now;
         let Some((given, number)) = self.grants.of_flow(flow) else { return };
-        if given.is_opened(number) || self.flows.get(flow).is_some() || !self.make_room(app) {
+        let is_initiators = given.is_initiators();
+        if given.is_opened(number) || self.flows.get(flow).is_some() {
             return;
         }
-        self.open(now, flow, *app);
+        if is_initiators {
+            self.give_way(app);
+        }
+        if self.make_room(app) {
+            self.open(now, flow, *app);
+        }
     }
 
-    /// The peer's message names a flow of a grant of which the kernel has said nothing yet: at the responder all is known.
-    pub(crate) fn open_as_agreed(&mut self, now: Instant, flow: FlowId) -> bool {
+    /// A program's five-tuple is a flow's that the kernel has opened. What else has it here ends: the program's TCP has tried again by a
+    /// grant, which was answered sooner than what it had asked the agent for; or it has begun anew, and the end of the old connection was
+    /// not seen.
+    fn give_way(&mut self, app: &Tuple) {
+        let Some(flow) = self.flows.by_tuple(app).and_then(|id| self.flows.get(id)) else { return };
+        let id = flow.id;
+        match flow.lifecycle {
+            Lifecycle::Connecting => drop(self.take_flow(id)),
+            Lifecycle::Established | Lifecycle::HalfClosed => {
+                self.say_fail(id, ErrorCode::Closed);
+                self.remove_flow(id, RemoveReason::Closed);
+            }
+            Lifecycle::Closed | Lifecycle::TimedOut => {}
+        }
+    }
+
+    /// A message from `from` names a flow of a grant of which the kernel has said nothing yet: at the responder all is known.
+    pub(crate) fn open_as_agreed(&mut self, now: Instant, flow: FlowId, from: SocketAddr) -> bool {
         let Some((given, number)) = self.grants.of_flow(flow) else { return false };
         let app = given.listener_tuple(number);
-        if given.is_initiators() || given.is_opened(number) || !self.make_room(&app) {
+        let peer = self.associations.get(given.association).map(|association| association.remote);
+        if given.is_initiators() || given.is_opened(number) || peer != Some(from) || !self.make_room(&app) {
             return false;
         }
         self.open(now, flow, app);
@@ -358,17 +391,25 @@ impl Sal {
 
     /// A host's rights have changed, or it has started anew.
     pub(crate) fn end_grants_with(&mut self, is_it: impl Fn(u32, HostId) -> bool) {
+        self.grants.ends += 1;
         self.end_grants(true, |given| is_it(given.association, given.host));
     }
 
     /// The programs here connect otherwise now.
     pub(crate) fn end_own_grants(&mut self) {
+        self.grants.ends += 1;
         self.end_grants(false, Given::is_initiators);
     }
 
     /// Nothing is opened any more.
     pub(crate) fn end_all_grants(&mut self) {
+        self.grants.ends += 1;
         self.end_grants(true, |_| true);
+    }
+
+    /// A path record is no more.
+    pub(crate) fn end_grants_by(&mut self, path: u32) {
+        self.end_grants(true, |given| given.grant.path.0 == path);
     }
 
     /// The peer says that a grant is over. False if the number is no grant's.

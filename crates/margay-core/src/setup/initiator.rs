@@ -453,11 +453,11 @@ impl Sal {
         }
         self.begin_direct(now, id, false);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
-        let ack = self.write_ack(id, answer.message_3.as_deref()).unwrap_or_default();
+        let message_3 = answer.message_3.unwrap_or_default();
         if let Some(flow) = self.flows.get_mut(id) {
-            let message_3 = answer.message_3.unwrap_or_default();
-            flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3, granted)));
+            flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3.clone(), granted)));
         }
+        let ack = self.write_ack(id, Some(&message_3)).unwrap_or_default();
         self.flows.set_deadline(id, Some(now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
@@ -574,6 +574,9 @@ impl Sal {
         extensions.extend(self.own_rendezvous());
         extensions.extend(self.flow_port(id));
         extensions.extend(flow.source.as_deref().map(|source| Extension::SourceService(source.0)));
+        if let Setup::Late(late) = &flow.setup {
+            extensions.extend(late.granted.as_deref().map(|granted| Extension::Grant(granted.asks.wanted)));
+        }
         extensions.extend(
             exchange.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: local_id, message })),
         );

@@ -23,7 +23,7 @@ use margay_wire::{
 
 use crate::association::Association;
 use crate::auth;
-use crate::grant::{Asks, Given, Offer};
+use crate::grant::{Asks, Granted, Offer};
 use crate::handshake::Responder;
 use crate::hop;
 use crate::key::HostId;
@@ -167,12 +167,12 @@ pub(crate) struct LateAnswers {
     pub retries: u32,
     pub give_up: Instant,
     /// What the answer grants, once it is confirmed.
-    pub granted: Option<Box<Given>>,
+    pub granted: Option<Box<Granted>>,
 }
 
 impl LateAnswers {
     /// Of a flow that is established now. `message_3` is empty where the hosts had met.
-    pub fn new(setup: &InitiatorSetup, now: Instant, message_3: Vec<u8>, granted: Option<Given>) -> Self {
+    pub fn new(setup: &InitiatorSetup, now: Instant, message_3: Vec<u8>, granted: Option<Granted>) -> Self {
         Self {
             handshake_seed: setup.handshake_seed,
             association: setup.association,

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    Addresses, ErrorCode, ErrorRepr, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, NextProtocol,
+    Addresses, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
     ResolvableRepr,
 };
 
@@ -43,6 +43,8 @@ struct Proof {
     starts: bool,
     /// What its socket is called, as it says.
     claimed: Option<ServiceId>,
+    /// The grant that it has asked for: nobody vouches for a SYN.
+    asks: Option<GrantRepr>,
 }
 
 /// A SYN that reached a listener here, read and checked for form.
@@ -71,6 +73,10 @@ impl Sal {
         self.check_cookie(now, arrival)?;
         self.check_room(arrival.reply.direct.ip())?;
         if let Some(wanted) = message.grant() {
+            // The rule was found by the protocol of the session, and a grant is of TCP.
+            if session.protocol != 6 || arrival.app.is_some() {
+                return Err(DropReason::Malformed);
+            }
             return self.respond_to_asking(now, arrival, demux, wanted);
         }
         let claimed = HostId(exchange.host_id);
@@ -456,6 +462,15 @@ impl Sal {
             return self.handle_confirm(now, message, association);
         }
         let id = message.dst_flow;
+        if let Some((given, peer_grant)) = self.grants.given_by(id) {
+            // Our CONFIRM was lost.
+            let association = auth::authenticate(&mut self.associations, message, now)?;
+            if association != given {
+                return Err(DropReason::Unexpected);
+            }
+            self.confirm((id, peer_grant), association, false);
+            return Ok(());
+        }
         let flow = self.flows.get(id).filter(|flow| flow.role == Role::Responder).ok_or(DropReason::UnknownFlow)?;
         let fresh = matches!(&flow.setup, Setup::Responder(setup) if setup.handshake.is_some());
         let association = if fresh {
@@ -468,8 +483,9 @@ impl Sal {
             if flow.association != association {
                 return Err(DropReason::Unexpected);
             }
+            let peer_flow = flow.peer_flow;
             self.find_peer(association, from);
-            self.confirm(id, association, false);
+            self.confirm((id, peer_flow), association, false);
             return Ok(());
         }
         if !fresh && flow.association != association {
@@ -485,7 +501,8 @@ impl Sal {
         }
         let claimed = message.source_service().map(ServiceId);
         self.note_whereabouts(association, message);
-        self.admit(now, from, id, Proof { association, fresh, starts: starts_direct(message), claimed })
+        let (starts, asks) = (starts_direct(message), message.grant());
+        self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks })
     }
 
     /// Reads the third handshake message and adopts the association that it makes; the one check then sees its tag.
@@ -509,7 +526,7 @@ impl Sal {
 
     /// A proved peer: may it connect? Then the flow is established and what was held is let go.
     fn admit(&mut self, now: Instant, from: SocketAddr, id: FlowId, proof: Proof) -> Result<(), DropReason> {
-        let Proof { association, fresh, starts, claimed } = proof;
+        let Proof { association, fresh, starts, claimed, asks } = proof;
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
         let service = flow.service;
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
@@ -537,12 +554,12 @@ impl Sal {
         flow.active = now;
         flow.seen |= crate::flow::seen::AUTHENTICATED;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
-        let protocol = flow.app.protocol;
+        let (protocol, peer_flow) = (flow.app.protocol, flow.peer_flow);
         let setup = core::mem::replace(&mut flow.setup, Setup::Done);
         self.flows.set_deadline(id, None);
         if protocol == GREETING {
-            if self.give_offered(now, id, &setup) {
-                self.confirm(id, association, fresh);
+            if self.give_offered(now, id, &setup, asks) {
+                self.confirm((id, peer_flow), association, fresh);
                 self.remove_flow(id, RemoveReason::Closed);
             }
             return Ok(());
@@ -573,22 +590,21 @@ impl Sal {
             }
         }
         self.open_pinhole(now, id);
-        self.confirm(id, association, fresh);
+        self.confirm((id, peer_flow), association, fresh);
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }
 
     /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.
-    fn confirm(&mut self, id: FlowId, association: u32, fresh: bool) {
-        let Some(flow) = self.flows.get(id) else { return };
+    fn confirm(&mut self, (id, peer_flow): (FlowId, FlowId), association: u32, fresh: bool) {
         let addresses = self.own_addresses();
         let whereabouts =
             Addresses::parse(&addresses).map(Extension::Addresses).into_iter().chain(self.own_rendezvous());
         let membership = if fresh { self.membership.clone() } else { Vec::new() };
         let certificate = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
         let extensions: Vec<_> = self.flow_port(id).into_iter().chain(whereabouts).chain(certificate).collect();
-        let mut draft = Draft::new(Kind::Ack, flow.peer_flow, id);
+        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
         draft.flags = Flags::CONFIRM;
         draft.extensions = &extensions;
         self.seal_and_send(association, draft);

@@ -155,7 +155,10 @@ fn cross(
         let new = ends.next(1)?;
         interface::change(lab, server, &[Act::Add(0, new)])?;
         let wanted = new.addr().to_string();
-        agent::margay(server, ["path", "migrate", peer, "--to", &wanted])?;
+        // One that it has not heard of yet is refused, and nothing happens.
+        wait_for("the server's agent to know its new address", STEP_LIMIT, || {
+            agent::margay(server, ["path", "migrate", peer, "--to", &wanted])
+        })?;
         ends.change(0)?;
         filter::isolate(far, HUB_LINK)?;
         let is_there =

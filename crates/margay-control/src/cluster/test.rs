@@ -27,39 +27,30 @@ const NOW_S: u64 = 1_700_000_000;
 /// One member of etcd, which is all of it.
 struct Server {
     dir: tempfile::TempDir,
-    client: u16,
-    peer: u16,
+    /// Its ports. Nobody else gets them before it listens there, nor while it is away: routers would follow another test's etcd.
+    client: TcpSocket,
+    peer: TcpSocket,
     process: Option<Child>,
-    /// While it is away nobody else gets its port: routers would follow another test's etcd.
-    held: Option<TcpSocket>,
     /// It shows one, and wants to see one.
     has_certificates: bool,
-}
-
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("bound").port()
 }
 
 impl Server {
     async fn start() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let (client, peer) = (free_port(), free_port());
-        let mut this = Self { dir, client, peer, process: None, held: None, has_certificates: false };
+        let mut this = Self { dir, client: nobody(), peer: nobody(), process: None, has_certificates: false };
         this.go("first").await;
         this
     }
 
     fn url(&self) -> String {
         let scheme = if self.has_certificates { "https" } else { "http" };
-        format!("{scheme}://127.0.0.1:{}", self.client)
+        format!("{scheme}://{}", self.client.local_addr().expect("bound"))
     }
 
     /// Starts it with the data of this name: the same again, or none yet.
     async fn go(&mut self, data: &str) {
-        let is_own = |held: &mut TcpSocket| held.local_addr().expect("bound").port() == self.client;
-        drop(self.held.take_if(is_own));
-        let (url, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer));
+        let (url, peer) = (self.url(), format!("http://{}", self.peer.local_addr().expect("bound")));
         let certificates: &[&str] = match self.has_certificates {
             true => {
                 &["--client-cert-auth", "--trusted-ca-file=ca.pem", "--cert-file=server.pem", "--key-file=server.key"]
@@ -94,7 +85,6 @@ impl Server {
         if let Some(mut process) = self.process.take() {
             process.kill().expect("killed");
             process.wait().expect("gone");
-            self.held.get_or_insert_with(|| nobody(self.client));
         }
     }
 
@@ -118,11 +108,11 @@ struct Node {
     nobody: TcpSocket,
 }
 
-/// Has a port, and does not listen there.
-fn nobody(port: u16) -> TcpSocket {
+/// Has a port, and does not listen there. A process that is told the port may.
+fn nobody() -> TcpSocket {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_reuseaddr(true).expect("set");
-    socket.bind(([127, 0, 0, 1], port).into()).expect("a port");
+    socket.bind(([127, 0, 0, 1], 0).into()).expect("a port");
     socket
 }
 
@@ -130,7 +120,7 @@ impl Node {
     fn alone() -> Self {
         let base = tempfile::tempdir().expect("a directory");
         let dir = StateDir::open(base.path().join("s")).expect("made");
-        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None, nobody: nobody(0) }
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None, nobody: nobody() }
     }
 
     /// Its next start.
@@ -141,7 +131,7 @@ impl Node {
         }
         drop(store);
         let dir = StateDir::open(base.path().join("s")).expect("there");
-        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None, nobody: nobody(0) }
+        Self { store: Arc::new(Store::open(&dir).expect("opened")), base, cluster: None, nobody: nobody() }
     }
 
     fn part(self, seed: u8, server: &Server) -> Self {
@@ -340,7 +330,7 @@ async fn while_etcd_is_away_members_go_on_and_what_changed_meanwhile_is_found_ev
     one.cluster().offer(place(3), &[served(3)]);
 
     // Somebody else's hand, and all record of it is gone before the routers find etcd again.
-    let port = std::mem::replace(&mut server.client, free_port());
+    let port = std::mem::replace(&mut server.client, nobody());
     server.go("first").await;
     let mut client = server.client().await;
     let member = key::Keys::new("/margay/test").written(&key::Key::Row(

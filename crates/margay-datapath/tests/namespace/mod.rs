@@ -79,6 +79,8 @@ pub fn two_hosts() -> [Host; 2] {
             ip(&format!("address add 10.77.0.{number}/24 dev eth0"));
             ip(&format!("address add fd77::{number}/64 dev eth0 nodad"));
             tun::create_persistent("sal0").unwrap();
+            // Nothing that comes by itself, and later: no link-local address, for which the kernel asks for routers.
+            ip("link set sal0 addrgenmode none");
             ip("link set sal0 mtu 1446 up");
             ip(&format!("address add {OWN_V4}/32 dev sal0"));
             ip(&format!("address add {OWN_V6}/128 dev sal0 nodad"));

@@ -39,6 +39,8 @@ const BOUNDS: [Bound; 6] = [
 const NAME: &str = "web.shop.sal.internal";
 const COUNT: usize = 8;
 const SHORT_BYTES: usize = 5_000_000;
+/// Bytes per second of each of those: they go on when half of all is there, however fast the machine is.
+const SHORT_PACE: u64 = 500_000;
 /// Enough for the whole story at the link's rate.
 const LONG_BYTES: usize = 80_000_000;
 /// A second of the link, about.
@@ -112,8 +114,8 @@ impl Stage<'_> {
         [self.client, self.server]
     }
 
-    fn downloads(&self, path: &str) -> Result<Downloads> {
-        Downloads::start(self.client, Order { host: NAME, path, count: COUNT, pace: 0 })
+    fn downloads(&self, path: &str, pace: u64) -> Result<Downloads> {
+        Downloads::start(self.client, Order { host: NAME, path, count: COUNT, pace })
     }
 
     fn judge(&self, what: &str, path: &str, results: &[Download], findings: &mut Findings) -> Result<()> {
@@ -149,7 +151,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 /// Transfers that begin behind the firewall end behind it, encapsulated.
 fn before(stage: &Stage, findings: &mut Findings) -> Result<()> {
     stage.wall.up()?;
-    let mut running = stage.downloads("short")?;
+    let mut running = stage.downloads("short", SHORT_PACE)?;
     let half = (COUNT * SHORT_BYTES) as f64 / 2.0;
     let looked = running
         .await_progress("half of the transfers", END_LIMIT, |progress| progress.bytes >= half)
@@ -165,7 +167,7 @@ fn before(stage: &Stage, findings: &mut Findings) -> Result<()> {
 
 /// Direct transfers meet it, go on, and are direct again when it is gone.
 fn in_the_middle(stage: &Stage, findings: &mut Findings) -> Result<()> {
-    let mut running = stage.downloads("long")?;
+    let mut running = stage.downloads("long", 0)?;
     let met = meet(stage, &mut running, findings);
     // Where that failed, the firewall may still stand.
     let _ = stage.wall.down();

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use margay_core::key::HostSecret;
 use margay_core::name::Name;
 use margay_core::rng::Rng;
@@ -43,6 +43,8 @@ const BOUNDS: [Bound; 9] = [
 ];
 
 const FETCHES: usize = 20;
+/// Fetches more, for those that a busy machine answered so late that all were asked.
+const LATE_MAX: usize = 5;
 const SERVICE: &str = "web.shop";
 const LIMIT: Duration = Duration::from_secs(20);
 /// What goes to all hosts of a segment.
@@ -90,9 +92,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     if !told.contains("alone, which has said on the segment") {
         bail!("what was heard does not show in a trace: {told}");
     }
-    let before = broadcasts(&lab)?;
-    fetch_all(client, "web1", FETCHES, findings);
-    findings.set("broadcasts", broadcasts(&lab)? - before);
+    fetch_by_notice(&lab, findings)?;
     forge(&lab, findings)?;
     go_out_of_date(&lab, findings)?;
     findings.set("ok", f64::from(u8::from(findings.figures.get("failed") == 0.0)));
@@ -132,6 +132,40 @@ fn await_heard(client: &Host, count: usize) -> Result<f64> {
         if heard.len() == count { Ok(()) } else { bail!("{heard:?}") }
     })?;
     Ok(begin.elapsed().as_secs_f64() * 1000.0)
+}
+
+/// Waits until the client goes by what it has heard: a host that has not answered is not asked alone for a while.
+fn await_asked_alone(client: &Host) -> Result<()> {
+    wait_for("a host that is asked alone", LIMIT, || {
+        let heard = heard(client)?;
+        if heard.iter().any(|route| route["weight"].as_u64() > Some(0)) { Ok(()) } else { bail!("{heard:?}") }
+    })
+}
+
+/// First packets that went to all in the end, since one host alone did not answer in time.
+fn fallen_back(client: &Host) -> Result<f64> {
+    agent::metric(client, "margay_notices_failed_total")
+}
+
+/// Fetches for which one host alone was asked, and it answered in time.
+fn fetch_by_notice(lab: &Lab, findings: &mut Findings) -> Result<()> {
+    let client = lab.host("client")?;
+    let (mut counted, mut sent) = (0, 0.0);
+    for _ in 0..FETCHES + LATE_MAX {
+        if counted == FETCHES {
+            break;
+        }
+        await_asked_alone(client)?;
+        let (late_before, sent_before) = (fallen_back(client)?, broadcasts(lab)?);
+        fetch_all(client, "web1", 1, findings);
+        if fallen_back(client)? == late_before {
+            sent += broadcasts(lab)? - sent_before;
+            counted += 1;
+        }
+    }
+    ensure!(counted == FETCHES, "for only {counted} fetches one host alone answered in time");
+    findings.set("broadcasts", sent);
+    Ok(())
 }
 
 fn fetch_all(client: &Host, from: &str, count: usize, findings: &mut Findings) {
@@ -203,11 +237,12 @@ fn forged(at: std::net::IpAddr) -> Vec<u8> {
 fn go_out_of_date(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let (client, web1, web2) = (lab.host("client")?, lab.host("web1")?, lab.host("web2")?);
     let _server = serve(web2)?;
-    let before = broadcasts(lab)?;
+    await_asked_alone(client)?;
+    let (late_before, sent_before) = (fallen_back(client)?, broadcasts(lab)?);
     agent::kill(web1)?;
     fetch_all(client, "web2", 2, findings);
-    findings.set("fell_back", agent::metric(client, "margay_notices_failed_total")?);
-    findings.set("broadcasts_without", broadcasts(lab)? - before);
+    findings.set("fell_back", fallen_back(client)? - late_before);
+    findings.set("broadcasts_without", broadcasts(lab)? - sent_before);
     margay(web1, ["up"])?;
     await_heard(client, 1)?;
     agent::withdraw(web1, SERVICE)?;

@@ -2,15 +2,17 @@
 //! takes. A router says so, once to each end, and the rest goes encapsulated in pieces.
 
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::{Findings, Scenario, pair};
 use crate::agent::{self, Agents};
 use crate::lab::Lab;
 use crate::report::Limit::{AtLeast, AtMost, Exactly};
 use crate::report::{Bound, bound};
-use crate::server;
+use crate::series::Series;
+use crate::server::{self, Outcome};
 use crate::topology::Topology;
 
 /// The scenario.
@@ -63,9 +65,14 @@ role = "agent"
 links = [{ subnet = "right" }]
 "#;
 
-/// Exchanges; the second half is of large datagrams.
+/// How long the flow may take to be direct.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Exchanges; the second half is of large datagrams, and the second quarter waits until the flow is direct.
 const ROUNDS: usize = 100;
-const OPTIONS: [&str; 14] = [
+const EXCHANGES: [&str; 19] = [
+    "attempt",
+    "echo.shop.sal.internal",
+    "7",
     "--udp",
     "--count",
     "1",
@@ -75,11 +82,13 @@ const OPTIONS: [&str; 14] = [
     "100",
     "--then-bytes",
     "1440",
+    "--wait-before",
+    "25",
     "--round-pause-ms",
     "20",
     "--resend-ms",
     "200",
-    "--timeout-ms=20000",
+    "--timeout-ms=60000",
 ];
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
@@ -89,10 +98,13 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::demand_kernel(&[client, server], findings)?;
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
     agent::publish(server, "echo.shop", "0.0.0.0:7", &[])?;
-    let outcome = server::attempt(client, "echo.shop.sal.internal", 7, &OPTIONS)?;
+    let exchanges = Series::<Outcome>::start(client, &EXCHANGES.map(str::to_owned))?;
+    agent::await_paths(&[client, server], true, 1, LIMIT)?;
+    let outcomes = exchanges.finish(LIMIT * 2)?;
+    let outcome = outcomes.first().context("the exchanges have no outcome")?;
     findings.figures.add("failed", outcome.failed() as f64);
     findings.set("exchanged", if outcome.failed() == 0 { ROUNDS as f64 } else { 0.0 });
-    findings.set("lost", outcome.resent as f64);
+    findings.set("lost", outcome.lost as f64);
     let both = |name| Ok(agent::metric(client, name)? + agent::metric(server, name)?) as Result<f64>;
     findings.set("too_big_heard", both("margay_kernel_too_big_total")?);
     findings.set("direct_packets", both("margay_kernel_egress_packets_total")?);

@@ -48,6 +48,9 @@ pub struct Plan {
     /// How often each connection exchanges the bytes
     #[arg(long, default_value_t = 1)]
     pub rounds: usize,
+    /// Before this exchange, counted from zero, wait until the input ends
+    #[arg(long)]
+    pub wait_before: Option<usize>,
     /// Pause between two exchanges
     #[arg(long, default_value_t = 0)]
     pub round_pause_ms: u64,
@@ -57,15 +60,19 @@ pub struct Plan {
 }
 
 impl Plan {
-    async fn pause_before(&self, round: usize) {
+    async fn pause_before(&self, round: usize) -> Result<()> {
         if round > 0 {
             tokio::time::sleep(Duration::from_millis(self.round_pause_ms)).await;
         }
+        if self.wait_before == Some(round) {
+            tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await.context("cannot read the input")?;
+        }
+        Ok(())
     }
 }
 
 /// What became of the attempts.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// All bytes came back.
     pub ok: u64,
@@ -75,8 +82,8 @@ pub struct Outcome {
     pub ok_ms: Vec<f64>,
     /// How long the others took.
     pub error_ms: Vec<f64>,
-    /// Datagrams that were sent again.
-    pub resent: u64,
+    /// Datagrams that were sent again, and that sent again was answered before them.
+    pub lost: u64,
 }
 
 impl Outcome {
@@ -109,8 +116,8 @@ pub async fn repeat(plan: Plan, count: usize, parallel: usize) -> Result<()> {
         tokio::spawn(async move {
             let start = Instant::now();
             let limit = Duration::from_millis(plan.timeout_ms);
-            let resent = AtomicU64::new(0);
-            let result = match tokio::time::timeout(limit, attempt(&plan, number, &resent)).await {
+            let lost = AtomicU64::new(0);
+            let result = match tokio::time::timeout(limit, attempt(&plan, number, &lost)).await {
                 Ok(result) => result,
                 Err(_) => Err(anyhow::anyhow!("timed out")),
             };
@@ -119,7 +126,7 @@ pub async fn repeat(plan: Plan, count: usize, parallel: usize) -> Result<()> {
                 // A panic elsewhere does not make the counts wrong.
                 let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
                 outcome.add(&result, took_ms);
-                outcome.resent += resent.into_inner();
+                outcome.lost += lost.into_inner();
             }
             tokio::time::sleep(Duration::from_millis(plan.pause_ms)).await;
             drop(slot);
@@ -131,12 +138,12 @@ pub async fn repeat(plan: Plan, count: usize, parallel: usize) -> Result<()> {
     write_line(&serde_json::to_string(&*outcome)?)
 }
 
-async fn attempt(plan: &Plan, number: usize, resent: &AtomicU64) -> Result<()> {
+async fn attempt(plan: &Plan, number: usize, lost: &AtomicU64) -> Result<()> {
     let to = resolve(&plan.host, plan.port).await?;
     let mut dice = Dice::new(number as u64 + 1);
     let bytes = plan.bytes.max(plan.then_bytes.unwrap_or_default());
     let message: Vec<u8> = (0..bytes).map(|_| dice.roll() as u8).collect();
-    if plan.udp { datagram(plan, to, &message, resent).await } else { connection(plan, to, &message).await }
+    if plan.udp { datagram(plan, to, message, lost).await } else { connection(plan, to, &message).await }
 }
 
 async fn connection(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
@@ -150,7 +157,7 @@ async fn connection(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
     }
     let mut stream = socket.connect(to).await?;
     for round in 0..plan.rounds.max(1) {
-        plan.pause_before(round).await;
+        plan.pause_before(round).await?;
         if !echo::exchange(&mut stream, message).await? {
             bail!("wrong bytes came back");
         }
@@ -159,7 +166,7 @@ async fn connection(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
     Ok(())
 }
 
-async fn datagram(plan: &Plan, to: SocketAddr, message: &[u8], resent: &AtomicU64) -> Result<()> {
+async fn datagram(plan: &Plan, to: SocketAddr, mut message: Vec<u8>, lost: &AtomicU64) -> Result<()> {
     let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_nonblocking(true)?;
     let from = plan.from.unwrap_or_else(|| SocketAddr::new(any_of(to.ip()), 0));
@@ -167,27 +174,55 @@ async fn datagram(plan: &Plan, to: SocketAddr, message: &[u8], resent: &AtomicU6
     let socket = UdpSocket::from_std(socket.into())?;
     socket.connect(to).await?;
     for round in 0..plan.rounds.max(1) {
-        plan.pause_before(round).await;
+        plan.pause_before(round).await?;
         let is_second_half = round >= plan.rounds / 2;
         let bytes = plan.then_bytes.filter(|_| is_second_half).unwrap_or(plan.bytes);
-        exchange_datagram(plan, &socket, &message[..bytes], resent).await?;
+        exchange_datagram(plan, &socket, round as u32, &mut message[..bytes], lost).await?;
     }
     Ok(())
 }
 
-async fn exchange_datagram(plan: &Plan, socket: &UdpSocket, message: &[u8], resent: &AtomicU64) -> Result<()> {
-    let mut back = vec![0; message.len() + 1];
+async fn exchange_datagram(
+    plan: &Plan,
+    socket: &UdpSocket,
+    round: u32,
+    message: &mut [u8],
+    lost: &AtomicU64,
+) -> Result<()> {
     let patience = Duration::from_millis(if plan.resend_ms == 0 { plan.timeout_ms } else { plan.resend_ms });
-    let length = loop {
+    for time in 0.. {
+        number(message, round, time);
         socket.send(message).await?;
         // Whoever starts the attempt ends it when all of its time is over.
-        if let Ok(received) = tokio::time::timeout(patience, socket.recv(&mut back)).await {
-            break received?;
+        if let Ok(answered) = tokio::time::timeout(patience, answer(socket, round, time, message)).await {
+            lost.fetch_add(answered?.into(), Ordering::Relaxed);
+            break;
         }
-        resent.fetch_add(1, Ordering::Relaxed);
-    };
-    if back[..length] != *message {
-        bail!("wrong bytes came back");
     }
     Ok(())
+}
+
+/// Says in its first bytes which exchange a message is of, and how often it was sent before: as far as there is room for it.
+fn number(message: &mut [u8], round: u32, time: u32) {
+    let numbers = [round.to_be_bytes(), time.to_be_bytes()];
+    message.iter_mut().zip(numbers.into_iter().flatten()).for_each(|(byte, number)| *byte = number);
+}
+
+/// Waits for an answer to a message that was sent up to `last` times again, and gives to which time it is the answer. Answers of
+/// earlier rounds, which did not wait for them, are not meant.
+async fn answer(socket: &UdpSocket, round: u32, last: u32, message: &mut [u8]) -> Result<u32> {
+    let mut back = vec![0; message.len() + 1];
+    loop {
+        let length = socket.recv(&mut back).await?;
+        let back = &back[..length];
+        for time in 0..=last {
+            number(message, round, time);
+            if *back == *message {
+                return Ok(time);
+            }
+        }
+        if back.first_chunk().is_none_or(|of| u32::from_be_bytes(*of) >= round) {
+            bail!("wrong bytes came back");
+        }
+    }
 }

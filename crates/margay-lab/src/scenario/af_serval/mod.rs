@@ -341,8 +341,7 @@ impl Stage<'_> {
         for kind in ["stream", "datagram"] {
             let args = [kind, &id, "1", "linger"];
             let program = self.programs.serve(self.alpha()?, Door::Shim, &format!("linger-{kind}"), &args)?;
-            let bound = agent::metric(self.alpha()?, "margay_bound_sockets")?;
-            ensure!(bound == 1.0, "{bound} sockets are bound");
+            self.await_bound(1.0)?;
             if kind == "stream" {
                 agent::await_instances(self.lab.host("router")?, NAME, 0)?;
                 let list: Value = serde_json::from_str(&agent::margay(self.alpha()?, ["service", "list", "--json"])?)?;
@@ -351,13 +350,18 @@ impl Stage<'_> {
                 agent::await_instances(self.lab.host("router")?, NAME, 1)?;
             }
             program.signal(Signal::SIGKILL)?;
-            wait_for("the end of what was promised", LIMIT, || {
-                let bound = agent::metric(self.alpha()?, "margay_bound_sockets")?;
-                if bound == 0.0 { Ok(()) } else { bail!("{bound} sockets are bound") }
-            })?;
+            self.await_bound(0.0)?;
             agent::await_instances(self.lab.host("router")?, NAME, 0)?;
         }
         Ok(())
+    }
+
+    /// Waits until so many sockets are promised something.
+    fn await_bound(&self, count: f64) -> Result<()> {
+        wait_for(&format!("{count} bound sockets"), LIMIT, || {
+            let bound = agent::metric(self.alpha()?, "margay_bound_sockets")?;
+            if bound == count { Ok(()) } else { bail!("there are {bound}") }
+        })
     }
 
     fn no_agent(&mut self) -> Result<()> {

@@ -23,13 +23,20 @@ pub const APPS: &[App] = &[
     App {
         name: "iperf3",
         packages: &["iperf3", "python3"],
-        ports: &[5201],
+        ports: &[5201, 5202, 5203],
         protocols: &["tcp"],
-        serve: r#"exec iperf3 -s -p "$PORT""#,
+        // A server for each run: after one it closes its listener, and makes another.
+        serve: r#"
+            for port in $((PORT + 1)) $((PORT + 2)); do
+                iperf3 -s -p $port &
+                until ss -Hltn "sport = :$port" | grep -q .; do sleep 0.02; done
+            done
+            exec iperf3 -s -p "$PORT"
+        "#,
         client: r#"
             iperf3 -c "$NAME" -p "$PORT" -n 50M -J > sent
-            iperf3 -c "$NAME" -p "$PORT" -R -n 50M -J > received
-            iperf3 -c "$NAME" -p "$PORT" -u -b 10M -n 1M -J > datagrams
+            iperf3 -c "$NAME" -p $((PORT + 1)) -R -n 50M -J > received
+            iperf3 -c "$NAME" -p $((PORT + 2)) -u -b 10M -n 1M -J > datagrams
             /usr/bin/python3 - <<END
 import json
 end = {name: json.load(open(name))["end"] for name in ("sent", "received", "datagrams")}

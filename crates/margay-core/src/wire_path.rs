@@ -112,8 +112,6 @@ impl Sal {
         let follow = |flow: &&Flow| is_wired(flow) && follows(flow, &self.associations);
         let ids: Vec<FlowId> = self.flows.iter().filter(follow).map(|flow| flow.id).collect();
         for id in ids {
-            // The kernel alone has one that is fresh: it is told of by the record where it lies.
-            self.end_freshness(id);
             if let Some(flow) = self.flows.get_mut(id) {
                 flow.direct.path = owner;
             }
@@ -136,7 +134,6 @@ impl Sal {
                 self.announce_path(heir);
                 self.follow_wire_path(heir, |flow, _| flow.direct.path == gone);
             }
-            self.end_grants_by(gone);
             self.queue.update(EntryUpdate::RemovePath(PathId(gone)));
         }
     }

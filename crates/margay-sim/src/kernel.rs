@@ -113,12 +113,6 @@ impl Kernel {
             // A five-tuple that leads to another flow, which goes on, is that one's.
             Some(Wanted { app, .. }) if self.is_anothers(&app, flow) => {}
             Some(Wanted { app, wire, between, is_held }) => {
-                // One that nobody has answered gives way.
-                if let Some(other) = self.by_app.get(&app).filter(|other| **other != flow)
-                    && let Some(entry) = self.flows.get_mut(other).filter(|_| self.grants.is_fresh(*other))
-                {
-                    (entry.wire.sending, entry.wire.accepting) = (false, false);
-                }
                 self.by_app.insert(app, flow);
                 let fresh = Direct {
                     app,
@@ -152,8 +146,8 @@ impl Kernel {
     }
 
     fn is_anothers(&self, app: &Tuple, flow: FlowId) -> bool {
-        let other = self.by_app.get(app).filter(|other| **other != flow && !self.grants.is_fresh(**other));
-        other.and_then(|other| self.flows.get(other)).is_some_and(|other| other.wire.sending)
+        let other = self.by_app.get(app).filter(|other| **other != flow).and_then(|other| self.flows.get(other));
+        other.is_some_and(|other| other.wire.sending)
     }
 
     /// Forgets every flow.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use margay_core::certificate::Revocation;
 use margay_core::handover::HandoverRecord;
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{Carriage, DropReason, Event, FlowInfo, Lifecycle, Tuple, Why};
+use margay_core::{Carriage, DropReason, Event, FlowInfo, Tuple, Why};
 use margay_sim::check::{ends_agree, nothing_left_over, paths_agree};
 use margay_sim::host::{Host, Start};
 use margay_sim::stream::{Plan, State};
@@ -316,32 +316,6 @@ fn nobody_is_granted_connections_by_a_rule_for_datagrams() {
         let (refused, answered) = if protocol == 17 { (1, 0) } else { (0, 1) };
         assert_eq!(after, (before.0 + refused, before.1 + answered), "protocol {protocol}");
     }
-}
-
-#[test]
-fn what_the_agent_was_asked_for_gives_way_to_what_a_grant_was_answered_for() {
-    let mut shop = shop(19, slow(2), CHAT);
-    shop.connect_often(220, CHAT);
-    let client = shop.client;
-    let grant = shop.world.host(client).cache.grants.values().max_by_key(|grant| grant.until).copied().expect("one");
-    let last = FlowId(grant.first_flow.0 + u32::from(grant.count) - 1);
-    // For a moment there is no grant, nor an answer.
-    shop.world.host(client).cache.kernel.as_mut().expect("a kernel").forget_grants();
-    let (own, router) = (shop.world.host(client).address, shop.world.host(shop.router).address);
-    shop.world.network.cut(own, router);
-    shop.world.connect_stream(client, NAME, CHAT);
-    shop.world.run_for(10 * STEP);
-    let (now, host) = (shop.world.now, shop.world.host(client));
-    let asked = host.sal.flows().find(|flow| flow.lifecycle == Lifecycle::Connecting && flow.app.protocol == 6);
-    let asked = asked.map(|flow| (flow.flow, flow.app)).expect("asked for");
-    // The program's TCP has said its SYN again, by a grant, and was answered.
-    host.sal.handle_opened(now, last, &asked.1);
-    assert!(host.sal.flow(asked.0).is_none());
-    assert_eq!(host.sal.flow(last).map(|flow| flow.app), Some(asked.1));
-    // Nor does a connection stay whose end was not seen.
-    let other = FlowId(last.0 - 1);
-    host.sal.handle_opened(now, other, &asked.1);
-    assert_eq!((host.sal.flow(last).is_none(), host.sal.flow(other).is_some()), (true, true));
 }
 
 #[test]

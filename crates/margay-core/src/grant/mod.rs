@@ -196,12 +196,6 @@ impl Grants {
         self.all.contains_key(&number) || self.of_flow(number).is_some()
     }
 
-    /// The association and the peer's number of a grant that was given here.
-    pub fn given_by(&self, id: FlowId) -> Option<(u32, FlowId)> {
-        let given = self.all.get(&id).filter(|given| !given.is_initiators() && given.over.is_none())?;
-        Some((given.association, given.peer_grant))
-    }
-
     pub fn len(&self) -> usize {
         self.all.len()
     }
@@ -270,32 +264,10 @@ impl Sal {
     pub fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
         self.now = now;
         let Some((given, number)) = self.grants.of_flow(flow) else { return };
-        let is_initiators = given.is_initiators();
-        if given.is_opened(number) || self.flows.get(flow).is_some() {
+        if given.is_opened(number) || self.flows.get(flow).is_some() || !self.make_room(app) {
             return;
         }
-        if is_initiators {
-            self.give_way(app);
-        }
-        if self.make_room(app) {
-            self.open(now, flow, *app);
-        }
-    }
-
-    /// A program's five-tuple is a flow's that the kernel has opened. What else has it here ends: the program's TCP has tried again by a
-    /// grant, which was answered sooner than what it had asked the agent for; or it has begun anew, and the end of the old connection was
-    /// not seen.
-    fn give_way(&mut self, app: &Tuple) {
-        let Some(flow) = self.flows.by_tuple(app).and_then(|id| self.flows.get(id)) else { return };
-        let id = flow.id;
-        match flow.lifecycle {
-            Lifecycle::Connecting => drop(self.take_flow(id)),
-            Lifecycle::Established | Lifecycle::HalfClosed => {
-                self.say_fail(id, ErrorCode::Closed);
-                self.remove_flow(id, RemoveReason::Closed);
-            }
-            Lifecycle::Closed | Lifecycle::TimedOut => {}
-        }
+        self.open(now, flow, *app);
     }
 
     /// A message from `from` names a flow of a grant of which the kernel has said nothing yet: at the responder all is known.
@@ -405,11 +377,6 @@ impl Sal {
     pub(crate) fn end_all_grants(&mut self) {
         self.grants.ends += 1;
         self.end_grants(true, |_| true);
-    }
-
-    /// A path record is no more.
-    pub(crate) fn end_grants_by(&mut self, path: u32) {
-        self.end_grants(true, |given| given.grant.path.0 == path);
     }
 
     /// The peer says that a grant is over. False if the number is no grant's.

@@ -462,15 +462,6 @@ impl Sal {
             return self.handle_confirm(now, message, association);
         }
         let id = message.dst_flow;
-        if let Some((given, peer_grant)) = self.grants.given_by(id) {
-            // Our CONFIRM was lost.
-            let association = auth::authenticate(&mut self.associations, message, now)?;
-            if association != given {
-                return Err(DropReason::Unexpected);
-            }
-            self.confirm((id, peer_grant), association, false);
-            return Ok(());
-        }
         let flow = self.flows.get(id).filter(|flow| flow.role == Role::Responder).ok_or(DropReason::UnknownFlow)?;
         let fresh = matches!(&flow.setup, Setup::Responder(setup) if setup.handshake.is_some());
         let association = if fresh {

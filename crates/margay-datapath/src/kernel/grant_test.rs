@@ -207,35 +207,6 @@ fn a_flow_that_was_opened_is_known_once_it_is_noted() {
 }
 
 #[test]
-fn what_nobody_has_answered_gives_way_to_what_the_agent_has_set_up() {
-    alone("yielding", |pins| {
-        let (cache, grant) = (cache(pins), granted(1, Role::Initiator));
-        let unanswered = open(&cache, &grant, 2, OPENED | FLOW_FRESH);
-        let asked = WireFlow {
-            flow: FlowId(7),
-            generation: 1,
-            app: unanswered.1.into(),
-            path: PATH,
-            local_port: 62_000,
-            remote_port: 62_001,
-            egress: true,
-            accept: true,
-        };
-        cache.install(&asked).expect("the program's SYN was answered by way of the agent");
-        let maps = &cache.loaded.maps;
-        let leads = get::<wire_key>(&maps.apps, layout::app_key_of(&unanswered.1.into()).bytes());
-        assert_eq!(leads.map(|key| u16::from_be(key.local_port)), Some(62_000));
-        assert_eq!(cache.state(FlowId(7)).map(|state| (state.egress, state.fresh)), Some((true, false)));
-        // What still comes of the other goes to the agent, and the entry with its grant.
-        let flags = |key: &wire_key| get::<flow_entry>(&maps.flows, key.bytes()).map(|entry| entry.flags);
-        assert_eq!(flags(&unanswered.0), Some(FLOW_FRESH));
-        cache.install_grant(&grant).expect("room");
-        cache.remove_grant(grant.id, |_| false);
-        assert_eq!((flags(&unanswered.0), cache.state(FlowId(7)).is_some()), (None, true));
-    });
-}
-
-#[test]
 fn grants_end_when_the_cache_is_emptied_taken_off_or_taken_over() {
     alone("ends", |pins| {
         let first = cache(pins);

@@ -488,7 +488,7 @@ impl KernelCache {
             found => found.or(moved).unwrap_or_default(),
         };
         // The kernel has begun another one in the place of this, which is over: late packets are no reason to lead the new one's there.
-        if self.is_anothers(&app, flow.flow)? {
+        if self.is_anothers(&app, flow.flow) {
             return Err(CacheError::Taken);
         }
         entry.flow = flow.flow.0;
@@ -505,20 +505,12 @@ impl KernelCache {
         Ok(())
     }
 
-    /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or removed before. One
-    /// that the kernel has begun and nobody has answered gives way: the program's TCP has tried again by a grant, and what it had asked
-    /// the agent for was answered first.
-    fn is_anothers(&self, app: &app_key, flow: FlowId) -> Result<bool, CacheError> {
+    /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or removed before.
+    fn is_anothers(&self, app: &app_key, flow: FlowId) -> bool {
         let maps = &self.loaded.maps;
         let of_app = get::<wire_key>(&maps.apps, app.bytes());
-        let found = of_app.and_then(|key| Some((key, get::<flow_entry>(&maps.flows, key.bytes())?)));
-        let Some((key, entry)) = found.filter(|(_, entry)| entry.flow != flow.0) else { return Ok(false) };
-        if entry.flags & layout::FLOW_FRESH != 0 && entry.flags & layout::FLOW_EGRESS != 0 {
-            // What still comes of it is nobody's.
-            put(&maps.flows, key.bytes(), flow_entry { flags: layout::FLOW_FRESH, ..entry }.bytes(), "flows")?;
-            return Ok(false);
-        }
-        Ok(entry.flags & layout::FLOW_EGRESS != 0)
+        let entry = of_app.and_then(|key| get::<flow_entry>(&maps.flows, key.bytes()));
+        entry.is_some_and(|entry| entry.flow != flow.0 && entry.flags & layout::FLOW_EGRESS != 0)
     }
 
     /// Forgets an entry; gives what it was.

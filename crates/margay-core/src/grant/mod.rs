@@ -271,15 +271,14 @@ impl Sal {
     }
 
     /// A message from `from` names a flow of a grant of which the kernel has said nothing yet: at the responder all is known.
-    pub(crate) fn open_as_agreed(&mut self, now: Instant, flow: FlowId, from: SocketAddr) -> bool {
-        let Some((given, number)) = self.grants.of_flow(flow) else { return false };
+    pub(crate) fn open_as_agreed(&mut self, now: Instant, flow: FlowId, from: SocketAddr) {
+        let Some((given, number)) = self.grants.of_flow(flow) else { return };
         let app = given.listener_tuple(number);
         let peer = self.associations.get(given.association).map(|association| association.remote);
         if given.is_initiators() || given.is_opened(number) || peer != Some(from) || !self.make_room(&app) {
-            return false;
+            return;
         }
         self.open(now, flow, app);
-        true
     }
 
     /// A five-tuple is used again: what it was before is over. False where it is not.

@@ -474,9 +474,8 @@ impl Sal {
             if flow.association != association {
                 return Err(DropReason::Unexpected);
             }
-            let peer_flow = flow.peer_flow;
             self.find_peer(association, from);
-            self.confirm((id, peer_flow), association, false);
+            self.confirm(id, association, false);
             return Ok(());
         }
         if !fresh && flow.association != association {
@@ -545,12 +544,12 @@ impl Sal {
         flow.active = now;
         flow.seen |= crate::flow::seen::AUTHENTICATED;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
-        let (protocol, peer_flow) = (flow.app.protocol, flow.peer_flow);
+        let protocol = flow.app.protocol;
         let setup = core::mem::replace(&mut flow.setup, Setup::Done);
         self.flows.set_deadline(id, None);
         if protocol == GREETING {
             if self.give_offered(now, id, &setup, asks) {
-                self.confirm((id, peer_flow), association, fresh);
+                self.confirm(id, association, fresh);
                 self.remove_flow(id, RemoveReason::Closed);
             }
             return Ok(());
@@ -581,21 +580,22 @@ impl Sal {
             }
         }
         self.open_pinhole(now, id);
-        self.confirm((id, peer_flow), association, fresh);
+        self.confirm(id, association, fresh);
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
     }
 
     /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.
-    fn confirm(&mut self, (id, peer_flow): (FlowId, FlowId), association: u32, fresh: bool) {
+    fn confirm(&mut self, id: FlowId, association: u32, fresh: bool) {
+        let Some(flow) = self.flows.get(id) else { return };
         let addresses = self.own_addresses();
         let whereabouts =
             Addresses::parse(&addresses).map(Extension::Addresses).into_iter().chain(self.own_rendezvous());
         let membership = if fresh { self.membership.clone() } else { Vec::new() };
         let certificate = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
         let extensions: Vec<_> = self.flow_port(id).into_iter().chain(whereabouts).chain(certificate).collect();
-        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
+        let mut draft = Draft::new(Kind::Ack, flow.peer_flow, id);
         draft.flags = Flags::CONFIRM;
         draft.extensions = &extensions;
         self.seal_and_send(association, draft);

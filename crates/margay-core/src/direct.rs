@@ -208,6 +208,10 @@ pub(crate) struct Direct {
     due: Option<Instant>,
     /// Packets that wait for a FENCE.
     queued: Vec<Vec<u8>>,
+    /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then others from the kernel. By that one
+    /// the host's TCP makes a socket of a request, and for a moment finds neither: what comes by another processor then would be
+    /// answered by a RST.
+    begun: bool,
 }
 
 impl Direct {
@@ -224,6 +228,7 @@ impl Direct {
             heard: 0,
             due: None,
             queued: Vec::new(),
+            begun: true,
         }
     }
 
@@ -235,6 +240,7 @@ impl Direct {
             remote_port: self.peer_port,
             sending: self.carriage.sends(),
             accepting: self.carriage.accepts(),
+            begun: self.begun,
         })
     }
 }
@@ -393,6 +399,7 @@ impl Sal {
         if let Some(next) = flow.direct.carriage.after(event, role) {
             flow.direct.carriage = next;
             flow.direct.why = Why::Hinted;
+            flow.direct.begun = role == Role::Initiator;
         }
         flow.direct.carriage.sends()
     }
@@ -528,7 +535,7 @@ impl Sal {
             return;
         };
         flow.direct.carriage = next;
-        (flow.direct.tries, flow.direct.heard) = (0, 0);
+        (flow.direct.tries, flow.direct.heard, flow.direct.begun) = (0, 0, true);
         if next.sends() != before.sends() {
             flow.direct.why = why;
             flow.direct.since = now;
@@ -658,7 +665,7 @@ impl Sal {
             self.deliver_direct(id, packet.whole);
         }
         if carriage.accepts() {
-            // The cache has forgotten it.
+            // The cache has forgotten it, or it was the first one.
             self.install_again(id);
         }
         Some(AppVerdict::Consumed)
@@ -685,7 +692,8 @@ impl Sal {
 
     /// Gives a packet of the wire to the application.
     pub(crate) fn deliver_direct(&mut self, id: FlowId, whole: &[u8]) {
-        let Some(flow) = self.flows.get(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        flow.direct.begun = true;
         let to_app = flow.app.reversed();
         let Ok(packet::Parsed::Transport(inner)) = packet::parse(whole) else { return };
         if let Some(out) = packet::readdress(&inner, &to_app, u16::MAX) {

@@ -178,7 +178,8 @@ fn judge(phases: &[Phase], fetched: &[Fetched], left: &[(f64, &str)], findings: 
     findings.set("proportional_error", worst);
     let failed: Vec<&Fetched> = fetched.iter().filter(|one| !one.error.is_empty()).collect();
     for one in failed.iter().take(5) {
-        findings.note(format!("at {:.0} ms: {}", one.begun_ms - phases[0].from_ms, one.error));
+        let (at_ms, took_ms) = (one.begun_ms - phases[0].from_ms, one.ended_ms - one.begun_ms);
+        findings.note(format!("at {at_ms:.0} ms, for {took_ms:.0} ms: {}", one.error));
     }
     findings.set("failed_requests", failed.len() as f64);
     let is_late = |one: &&Fetched| left.iter().any(|(at_ms, who)| one.begun_ms > *at_ms && one.server == *who);

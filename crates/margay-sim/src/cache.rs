@@ -124,6 +124,7 @@ impl Cache {
             }
             EntryUpdate::RemovePath(id) => {
                 self.paths.remove(&id);
+                self.kernel.iter_mut().for_each(|kernel| kernel.lose_path(id));
             }
             // Simulated programs know surrogates, and striped flows take their places in turn.
             EntryUpdate::Show { .. } | EntryUpdate::Stripe { .. } => {}

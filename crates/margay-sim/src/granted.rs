@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+use margay_core::entry::PathId;
 use margay_core::{Grant, Instant, Role, Tuple, Wire};
 use margay_wire::FlowId;
 
@@ -54,6 +55,10 @@ impl Grants {
 
     pub fn stop(&mut self, id: FlowId) {
         self.all.remove(&id);
+    }
+
+    pub fn lose_path(&mut self, path: PathId) {
+        self.all.retain(|_, taken| taken.grant.path != path);
     }
 
     pub fn stop_all(&mut self) {

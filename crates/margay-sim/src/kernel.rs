@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use margay_core::entry::PathId;
 use margay_core::{Instant, Tuple, Wire};
 use margay_wire::FlowId;
 
@@ -151,6 +152,14 @@ impl Kernel {
     fn is_anothers(&self, app: &Tuple, flow: FlowId) -> bool {
         let other = self.by_app.get(app).filter(|other| **other != flow).and_then(|other| self.flows.get(other));
         other.is_some_and(|other| other.wire.sending)
+    }
+
+    /// A path record is gone: what names it goes by the agent, and nothing is opened by grants that do.
+    pub(crate) fn lose_path(&mut self, path: PathId) {
+        self.grants.lose_path(path);
+        let lost: Vec<FlowId> =
+            self.flows.iter().filter(|(_, entry)| entry.wire.path == path).map(|(flow, _)| *flow).collect();
+        lost.into_iter().for_each(|flow| self.follow(flow, None));
     }
 
     /// Forgets every flow.

@@ -141,6 +141,27 @@ fn a_grant_has_no_port_that_a_connection_took_while_it_was_asked_for() {
 }
 
 #[test]
+fn the_record_of_a_path_lasts_as_long_as_the_grants_that_name_it() {
+    let mut shop = shop(19, slow(2), ANSWER);
+    // Each makes an association of its own. All share the record of the first, which lasts until its connection is forgotten.
+    let mut streams: Vec<usize> = (0..20).map(|_| shop.world.connect_stream(shop.client, NAME, ASK)).collect();
+    let associations = |shop: &mut Shop| shop.world.host(shop.client).sal.associations().count();
+    shop.world.run_for(SECOND);
+    assert!(associations(&mut shop) > 3, "{}", associations(&mut shop));
+    shop.world.run_for(Duration::from_millis(8_500));
+    streams.extend(shop.connect_often(1000, ASK));
+    assert_eq!(associations(&mut shop), 5, "the newest with each host, and the two whose records are in use");
+    shop.world.run_for(Duration::from_millis(50));
+    assert!(shop.set_up().0 > 700, "{:?}", shop.set_up());
+    let late =
+        streams.iter().filter(|stream| shop.world.hosts[shop.client.0].streams[**stream].received != 100).count();
+    assert_eq!(late, 0, "all are answered");
+    shop.check(&streams);
+    shop.world.run_for(20 * SECOND);
+    assert_eq!(associations(&mut shop), 3);
+}
+
+#[test]
 fn what_is_over_within_a_moment_is_told_of_once_and_leaves_nothing() {
     let mut shop = shop(11, slow(2), ANSWER);
     let hosts = [shop.client, shop.servers[0], shop.servers[1]];

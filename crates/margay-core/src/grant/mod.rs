@@ -246,7 +246,7 @@ impl Sal {
         {
             return false;
         }
-        self.associations.hold(given.association);
+        self.hold_grant(&given);
         given.grant.record = record::encode(&given);
         self.queue.update(EntryUpdate::Grant(Box::new(given.grant)));
         if given.is_initiators() {
@@ -257,6 +257,13 @@ impl Sal {
         self.grants.deadlines.insert((until, id));
         self.grants.all.insert(id, Box::new(given));
         true
+    }
+
+    /// Keeps what a grant names until it is forgotten. The path record may be another association's, whose own flows are over: without it, the
+    /// kernels would open nothing by the grant, nor find what they have opened.
+    fn hold_grant(&mut self, given: &Given) {
+        self.associations.hold(given.association);
+        self.associations.hold(given.grant.path.0);
     }
 
     /// The kernel's cache has opened a flow by a grant, and both ends have had a packet of it. `app` is the five-tuple of the program
@@ -423,6 +430,7 @@ impl Sal {
         }
         self.queue.update(EntryUpdate::RemoveGrant(id));
         self.associations.release(given.association);
+        self.associations.release(given.grant.path.0);
     }
 
     /// Grants whose time is over.

@@ -67,7 +67,7 @@ impl Sal {
             }
         }
         given.over = Some(now + SETTLING);
-        self.associations.hold(given.association);
+        self.hold_grant(&given);
         self.grants.by_first.insert(grant.first_flow, grant.id);
         self.grants.shown.extend(given.shown());
         self.grants.deadlines.insert((Grants::deadline_of(&given), grant.id));

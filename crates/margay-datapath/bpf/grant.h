@@ -23,6 +23,15 @@ static __always_inline bool is_request(const struct packet *packet)
 	return (packet->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
+/* Whether a TCP of this host sends it again, as far as it can be told: of what comes from another namespace nobody knows. */
+static __noinline bool is_sent_again(struct __sk_buff *skb)
+{
+	struct bpf_sock *socket = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
+	struct bpf_tcp_sock *tcp = socket ? bpf_tcp_sock(socket) : NULL;
+
+	return tcp && tcp->total_retrans;
+}
+
 /* A SYN has a number of its own: what follows it is said to have been reached. */
 static __always_inline void count_syn(struct packet *packet)
 {
@@ -158,11 +167,12 @@ static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packe
 		/* Who connects often comes to a port again whose connection is over: the five-tuple is the new one's. */
 		if (entry && is_over(entry) && !bpf_map_delete_elem(&apps, &packet->key))
 			wire = NULL;
-		if (!wire && take(skb, packet)) {
+		/* One that is sent again the agent has, and goes on with it: by a grant it would be a second flow of that five-tuple. */
+		if (!wire && !is_sent_again(skb) && take(skb, packet)) {
 			count_syn(packet);
 			return true;
 		}
-		/* Sent again, it had no answer. The agent sets the flow up anew; a late answer is for the agent, too. */
+		/* Or it went by a grant, and had no answer. The agent sets the flow up anew; a late answer is for the agent, too. */
 		if (entry)
 			__sync_val_compare_and_swap(&entry->flags, FLOW_OPENED | FLOW_FRESH, FLOW_FRESH);
 		return false;

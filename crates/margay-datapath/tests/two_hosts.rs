@@ -104,8 +104,8 @@ fn own_address(v4: bool) -> IpAddr {
 
 /// A client on the first host, a server on the second that sends back what it gets; `midway` is called when about half
 /// has passed.
-fn echo(network: &Network, from_v4: bool, to_v4: bool, len: usize, midway: impl FnOnce()) -> SocketAddr {
-    let listener = network.hosts[1].run(move || TcpListener::bind((own_address(to_v4), 80)).unwrap());
+fn echo(hosts: &[Host; 2], from_v4: bool, to_v4: bool, len: usize, midway: impl FnOnce()) -> SocketAddr {
+    let listener = hosts[1].run(move || TcpListener::bind((own_address(to_v4), 80)).unwrap());
     let server = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -118,7 +118,7 @@ fn echo(network: &Network, from_v4: bool, to_v4: bool, len: usize, midway: impl 
         }
     });
     let address = SocketAddr::new(server_address(from_v4), 80);
-    let mut stream = network.hosts[0].run(move || TcpStream::connect(address).unwrap());
+    let mut stream = hosts[0].run(move || TcpStream::connect(address).unwrap());
     let own = stream.local_addr().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut writer = stream.try_clone().unwrap();
@@ -157,7 +157,7 @@ fn streams_of_every_family_over_every_underlay() {
         {
             let network = network(underlay, to_v4, 60_000);
             for from_v4 in [true, false] {
-                let own = echo(&network, from_v4, to_v4, 12 << 20, || ());
+                let own = echo(&network.hosts, from_v4, to_v4, 12 << 20, || ());
                 let flow = margay_wire::FlowId(own.port().into());
                 // Both FINs are reported on both hosts, once the segments have passed.
                 for host in [0, 1] {
@@ -186,7 +186,7 @@ fn an_emptied_cache_costs_no_byte() {
         let network = network(UNDERLAY_V4, true, 60_000);
         let misses = || counters(&network).iter().map(|host| host.egress_misses + host.ingress_misses).sum::<u64>();
         let mut before = 0;
-        echo(&network, true, true, 8 << 20, || {
+        echo(&network.hosts, true, true, 8 << 20, || {
             // Afterwards some may have been brought back already.
             before = misses();
             network.datapaths.iter().for_each(Datapath::clear_cache);
@@ -200,13 +200,13 @@ fn a_path_that_shrinks() {
     isolated("a_path_that_shrinks", || {
         for underlay in [UNDERLAY_V4, UNDERLAY_V6] {
             let network = network(underlay, true, 60_000);
-            echo(&network, true, true, 8 << 20, || {
+            echo(&network.hosts, true, true, 8 << 20, || {
                 for host in &network.hosts {
                     host.run(|| ip("link set eth0 mtu 1300"));
                 }
             });
             // A fast machine may have carried all of it before the links were as narrow.
-            echo(&network, true, true, 1 << 20, || ());
+            echo(&network.hosts, true, true, 1 << 20, || ());
             let [first, second] = counters(&network);
             assert!(first.paths_shrunk > 0 || second.paths_shrunk > 0, "{first:?} {second:?}");
         }
@@ -276,7 +276,7 @@ fn signalling_and_timers_reach_the_core() {
         });
         let garbage = hear(&network, 1, |heard| matches!(heard, Heard::Signalling(_)));
         assert_eq!(garbage, Heard::Signalling(vec![0xff; 1200]));
-        echo(&network, true, true, 1 << 20, || ());
+        echo(&network.hosts, true, true, 1 << 20, || ());
     });
 }
 
@@ -357,8 +357,10 @@ fn an_end_that_nobody_was_told_of_is_found() {
     });
 }
 
-/// A cache of a host: the one in use, and another whose programs are in the place of its own, if the events of those `are_lost`.
-fn opened_cache(host: &Host, pin_dir: PathBuf, are_lost: bool) -> (Arc<KernelCache>, Option<KernelCache>) {
+/// A cache of a host: the one in use, and another whose programs are in the place of its own, if the events of those are to be lost.
+type Opened = (Arc<KernelCache>, Option<KernelCache>);
+
+fn opened_cache(host: &Host, pin_dir: PathBuf, are_lost: bool) -> Opened {
     host.run(move || {
         let config = CacheConfig {
             sal0: "sal0".to_owned(),
@@ -376,19 +378,30 @@ fn cache_counter(cache: &KernelCache, name: &str) -> u64 {
     cache.counters().iter().find(|(counter, _)| *counter == name).unwrap().1
 }
 
-/// Two connections by a grant, one without: the grant is used up.
-fn connect_by_grant(pin_dir: &Path, are_lost: bool) {
+/// Two hosts that have caches.
+fn cached(pin_dir: &Path, are_lost: bool) -> (Network, [Opened; 2]) {
     let locals = ["10.77.0.1", "10.77.0.2"].map(|address| address.parse().ok());
     let network = routed(UNDERLAY_V4, true, 20, locals);
     // What goes direct to a neighbour that the host has yet to find is lost.
-    echo(&network, true, true, 1, || ());
+    echo(&network.hosts, true, true, 1, || ());
     let caches = [0, 1].map(|at| opened_cache(&network.hosts[at], pin_dir.join(at.to_string()), are_lost && at == 1));
+    for at in [0, 1] {
+        network.datapaths[at].use_cache(Some(Arc::clone(&caches[at].0)));
+    }
+    (network, caches)
+}
+
+/// Five-tuples of a grant's flows, at either end, as far as the grant says them.
+fn granted_apps() -> [(SocketAddr, SocketAddr); 2] {
     let nobody = (Ipv4Addr::UNSPECIFIED, 0).into();
-    let apps = [(nobody, (PEER_V4, 80).into()), ((OWN_V4, 80).into(), (PEER_V4, 50_000).into())];
+    [(nobody, (PEER_V4, 80).into()), ((OWN_V4, 80).into(), (PEER_V4, 50_000).into())]
+}
+
+/// The second host grants the first one two connections.
+fn grant_two(network: &Network) {
     let [ours, theirs] = [(Role::Initiator, 61_184, 61_900), (Role::Responder, 61_900, 61_184)];
     for (at, (role, local_port, remote_port)) in [ours, theirs].into_iter().enumerate() {
-        network.datapaths[at].use_cache(Some(Arc::clone(&caches[at].0)));
-        let (source, destination) = apps[at];
+        let (source, destination) = granted_apps()[at];
         let grant = Grant {
             id: FlowId(5),
             role,
@@ -404,10 +417,16 @@ fn connect_by_grant(pin_dir: &Path, are_lost: bool) {
         };
         network.datapaths[at].with_sal(|core, _| core.grant(grant));
     }
-    let before = counters(&network);
+}
+
+/// Two connections by a grant, one without: the grant is used up.
+fn connect_by_grant(pin_dir: &Path, are_lost: bool) {
+    let (network, caches) = cached(pin_dir, are_lost);
+    grant_two(&network);
+    let (apps, before) = (granted_apps(), counters(&network));
     for flow in 0..2 {
         let number = FlowId(1000 + flow);
-        let own = echo(&network, true, true, 1 << 20, || {
+        let own = echo(&network.hosts, true, true, 1 << 20, || {
             if !are_lost {
                 let known = [0, 1].map(|at| network.datapaths[at].with_sal(|core, _| core.knows(number)));
                 assert_eq!(known, [true; 2], "who asks is told what has been heard");
@@ -422,7 +441,7 @@ fn connect_by_grant(pin_dir: &Path, are_lost: bool) {
         }
     }
     assert_eq!(counters(&network), before, "no agent was on the way");
-    echo(&network, true, true, 1 << 20, || ());
+    echo(&network.hosts, true, true, 1 << 20, || ());
     let taken = ["taken", "opened"].map(|name| [0, 1].map(|at| cache_counter(&caches[at].0, name)));
     assert_eq!(taken, [[2, 0], [0, 2]]);
     assert!(counters(&network)[0].egress_misses > before[0].egress_misses, "the third has none left");
@@ -431,18 +450,47 @@ fn connect_by_grant(pin_dir: &Path, are_lost: bool) {
     }
 }
 
+/// The agent has a SYN, and says nothing; by when TCP says it again there is a grant.
+fn connect_in_vain_at_first(pin_dir: &Path) {
+    let (network, caches) = cached(pin_dir, false);
+    network.datapaths[0].with_sal(|core, _| core.deaf_to = 1);
+    let hosts = &network.hosts;
+    thread::scope(|scope| {
+        let connecting = scope.spawn(move || echo(hosts, true, true, 1000, || ()));
+        hear(&network, 0, |heard| *heard == Heard::InVain);
+        grant_two(&network);
+        connecting.join().unwrap();
+    });
+    assert_eq!(cache_counter(&caches[0].0, "taken"), 0, "it stays the agent's");
+    // The next one is by the grant.
+    echo(&network.hosts, true, true, 1000, || ());
+    assert_eq!(cache_counter(&caches[0].0, "taken"), 1);
+    for at in 0..2 {
+        KernelCache::remove_pins(&pin_dir.join(at.to_string()));
+    }
+}
+
+/// Runs `body` with a directory for pins, as root.
+fn pinned(name: &str, body: fn(&Path)) {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("skipped: eBPF needs root");
+    }
+    let pin_dir = std::env::temp_dir().join(format!("margay-{name}-{}", std::process::id()));
+    body(&pin_dir);
+    std::fs::remove_dir(&pin_dir).unwrap();
+}
+
 #[test]
 fn kernels_open_connections_by_themselves() {
     isolated("kernels_open_connections_by_themselves", || {
-        if !nix::unistd::geteuid().is_root() {
-            return eprintln!("skipped: eBPF needs root");
-        }
-        for are_lost in [false, true] {
-            let pin_dir = std::env::temp_dir().join(format!("margay-grants-{}-{are_lost}", std::process::id()));
-            connect_by_grant(&pin_dir, are_lost);
-            std::fs::remove_dir(&pin_dir).unwrap();
-        }
+        pinned("told", |pin_dir| connect_by_grant(pin_dir, false));
+        pinned("untold", |pin_dir| connect_by_grant(pin_dir, true));
     });
+}
+
+#[test]
+fn what_the_agent_was_asked_for_stays_its_own() {
+    isolated("what_the_agent_was_asked_for_stays_its_own", || pinned("asked", connect_in_vain_at_first));
 }
 
 #[test]

@@ -88,6 +88,8 @@ pub struct Kernel {
     over: Vec<FlowId>,
     /// What it may open by itself.
     pub(crate) grants: Grants,
+    /// The numbers of programs' SYNs of which nothing else has passed.
+    asked: HashMap<Tuple, u32>,
     /// Flows that it took by grants for programs here, and those that it opened for peers.
     pub set_up: (u64, u64),
 }
@@ -105,6 +107,7 @@ impl Default for Kernel {
             one_way: Vec::new(),
             over: Vec::new(),
             grants: Grants::default(),
+            asked: HashMap::new(),
             set_up: (0, 0),
         }
     }
@@ -176,7 +179,9 @@ impl Kernel {
 
     /// The application's packet as it goes on the wire; `None` when the agent is to have it.
     pub(crate) fn egress(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
-        if segment.flags & (SYN | ACK) == SYN && !self.take(now, segment) {
+        if segment.flags & (SYN | ACK) != SYN {
+            self.asked.remove(&segment.tuple);
+        } else if !self.take(now, segment) {
             return None;
         }
         let flow = *self.by_app.get(&segment.tuple)?;
@@ -278,6 +283,7 @@ impl Kernel {
     /// A program's SYN: whether it opens a flow by a grant. One that comes again has had no answer: the agent is to set it up, and what
     /// still comes of the first one is nobody's.
     fn take(&mut self, now: Instant, segment: &Segment) -> bool {
+        let is_sent_again = self.asked.insert(segment.tuple, segment.sequence) == Some(segment.sequence);
         if let Some(flow) = self.by_app.get(&segment.tuple)
             && self.flows.get(flow).is_none_or(|entry| entry.ends.0.is_none() || entry.ends.1.is_none())
         {
@@ -287,6 +293,10 @@ impl Kernel {
             return false;
         }
         self.by_app.remove(&segment.tuple);
+        // The agent has it.
+        if is_sent_again {
+            return false;
+        }
         let Some(opening) = self.grants.take(now, segment) else { return false };
         self.set_up.0 += 1;
         self.open(opening);

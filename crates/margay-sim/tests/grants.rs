@@ -12,7 +12,7 @@ use margay_sim::host::{Host, Start};
 use margay_sim::stream::{Plan, State};
 use margay_sim::world::service;
 use margay_sim::{HostId, Weather, World};
-use margay_wire::{FlowId, Kind, Message, PORT, kind_of};
+use margay_wire::{Flags, FlowId, Kind, Message, PORT, kind_of};
 
 const SECOND: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(1);
@@ -302,6 +302,28 @@ fn what_ends_grants_ends_those_that_are_being_agreed_on() {
     shop.world.run_for(20 * STEP);
     let given: u64 = shop.servers.iter().map(|server| shop.world.hosts[server.0].sal.counters().grants_given).sum();
     assert_eq!((given, shop.grants()), (0, 0));
+}
+
+#[test]
+fn a_confirmation_that_is_lost_is_said_again() {
+    let mut shop = shop(21, slow(2), CHAT);
+    shop.connect_often(140, CHAT);
+    shop.world.run_for(20 * STEP);
+    let client = shop.world.host(shop.client).address;
+    shop.world.network.losing = Some(Box::new(move |packet| {
+        let confirms = |message: Message<'_>| message.kind == Kind::Ack && message.flags.contains(Flags::CONFIRM);
+        packet.to.ip() == client && Message::parse(packet.bytes).is_ok_and(confirms)
+    }));
+    shop.connect_often(30, CHAT);
+    let given = |shop: &Shop| -> u64 {
+        shop.servers.iter().map(|server| shop.world.hosts[server.0].sal.counters().grants_given).sum()
+    };
+    assert!(given(&shop) > 0);
+    assert_eq!(shop.grants(), 0, "nobody has heard of them");
+    shop.world.network.losing = None;
+    shop.world.run_for(250 * STEP);
+    let asked = shop.world.host(shop.client).sal.counters().grants_asked;
+    assert_eq!((given(&shop), shop.grants() as u64), (asked, asked));
 }
 
 #[test]

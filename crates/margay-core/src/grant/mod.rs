@@ -196,6 +196,12 @@ impl Grants {
         self.all.contains_key(&number) || self.of_flow(number).is_some()
     }
 
+    /// The association and the peer's number of a grant that this end has given.
+    pub fn given_by(&self, id: FlowId) -> Option<(u32, FlowId)> {
+        let given = self.all.get(&id).filter(|given| !given.is_initiators() && given.over.is_none())?;
+        Some((given.association, given.peer_grant))
+    }
+
     pub fn len(&self) -> usize {
         self.all.len()
     }

@@ -462,6 +462,15 @@ impl Sal {
             return self.handle_confirm(now, message, association);
         }
         let id = message.dst_flow;
+        if let Some((given, peer_grant)) = self.grants.given_by(id) {
+            let association = auth::authenticate(&mut self.associations, message, now)?;
+            if association != given {
+                return Err(DropReason::Unexpected);
+            }
+            // The CONFIRM was lost.
+            self.confirm((id, peer_grant), association, false);
+            return Ok(());
+        }
         let flow = self.flows.get(id).filter(|flow| flow.role == Role::Responder).ok_or(DropReason::UnknownFlow)?;
         let fresh = matches!(&flow.setup, Setup::Responder(setup) if setup.handshake.is_some());
         let association = if fresh {
@@ -474,8 +483,9 @@ impl Sal {
             if flow.association != association {
                 return Err(DropReason::Unexpected);
             }
+            let peer_flow = flow.peer_flow;
             self.find_peer(association, from);
-            self.confirm(id, association, false);
+            self.confirm((id, peer_flow), association, false);
             return Ok(());
         }
         if !fresh && flow.association != association {
@@ -544,12 +554,12 @@ impl Sal {
         flow.active = now;
         flow.seen |= crate::flow::seen::AUTHENTICATED;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
-        let protocol = flow.app.protocol;
+        let (protocol, peer_flow) = (flow.app.protocol, flow.peer_flow);
         let setup = core::mem::replace(&mut flow.setup, Setup::Done);
         self.flows.set_deadline(id, None);
         if protocol == GREETING {
             if self.give_offered(now, id, &setup, asks) {
-                self.confirm(id, association, fresh);
+                self.confirm((id, peer_flow), association, fresh);
                 self.remove_flow(id, RemoveReason::Closed);
             }
             return Ok(());
@@ -564,7 +574,7 @@ impl Sal {
             self.let_in(id, *setup);
         }
         self.open_pinhole(now, id);
-        self.confirm(id, association, fresh);
+        self.confirm((id, peer_flow), association, fresh);
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
@@ -592,15 +602,14 @@ impl Sal {
     }
 
     /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.
-    fn confirm(&mut self, id: FlowId, association: u32, fresh: bool) {
-        let Some(flow) = self.flows.get(id) else { return };
+    fn confirm(&mut self, (id, peer_flow): (FlowId, FlowId), association: u32, fresh: bool) {
         let addresses = self.own_addresses();
         let whereabouts =
             Addresses::parse(&addresses).map(Extension::Addresses).into_iter().chain(self.own_rendezvous());
         let membership = if fresh { self.membership.clone() } else { Vec::new() };
         let certificate = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
         let extensions: Vec<_> = self.flow_port(id).into_iter().chain(whereabouts).chain(certificate).collect();
-        let mut draft = Draft::new(Kind::Ack, flow.peer_flow, id);
+        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
         draft.flags = Flags::CONFIRM;
         draft.extensions = &extensions;
         self.seal_and_send(association, draft);

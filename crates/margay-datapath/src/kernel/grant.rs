@@ -64,7 +64,6 @@ impl KernelCache {
 
     fn forget_grant(&self, granted: &Grant) {
         let maps = &self.loaded.maps;
-        self.close(granted);
         // Absent only where somebody has emptied the maps.
         let _ = match granted.role {
             Role::Initiator => maps.spares.delete(&granted.id.0.to_ne_bytes()),
@@ -94,13 +93,15 @@ impl KernelCache {
     /// A grant is over. What was opened by it goes, unless somebody has answered it and its flow `is_known`.
     pub fn remove_grant(&self, id: FlowId, is_known: impl Fn(FlowId) -> bool) {
         let Some(granted) = self.grants.lock().remove(&id) else { return };
-        self.forget_grant(&granted);
+        self.close(&granted);
         let bit = |number: u16, flow| u128::from(is_known(flow)) << number;
         let known =
             (0..).zip(layout::flows_of(&granted)).fold(0, |known, (number, (flow, _))| known | bit(number, flow));
         if let Err(error) = self.loaded.forget_flows(&layout::grant_end_of(&granted, known)) {
             tracing::warn!(%error, "flows of a grant that is over stay in the kernel");
         }
+        // Only now: if this process ends before, the next one finds the grant, and by it what was opened.
+        self.forget_grant(&granted);
         // The agent before may have known others.
         let mut index = self.index.lock();
         for (number, (flow, _)) in (0..).zip(layout::flows_of(&granted)) {

@@ -28,6 +28,8 @@ pub enum Heard {
     Active(FlowId),
     /// The kernel has opened a flow of a grant.
     Opened(FlowId, Tuple),
+    /// A packet of an application was of no use.
+    InVain,
     /// The deadline came.
     Timeout,
 }
@@ -43,6 +45,8 @@ pub struct Mirror {
     heard: Sender<Heard>,
     /// When it wants to be called.
     pub deadline: Option<Instant>,
+    /// So many more packets of applications are of no use to it.
+    pub deaf_to: u32,
 }
 
 impl Mirror {
@@ -67,6 +71,7 @@ impl Mirror {
             translate,
             heard,
             deadline: None,
+            deaf_to: 0,
         };
         mirror.update(EntryUpdate::Path(path));
         (mirror, receiver)
@@ -122,6 +127,11 @@ impl Core for Mirror {
     fn handle_over(&mut self, _now: Instant, _flow: FlowId) {}
 
     fn handle_app_packet(&mut self, _now: Instant, packet: &[u8]) -> AppVerdict {
+        if self.deaf_to > 0 {
+            self.deaf_to -= 1;
+            self.tell(Heard::InVain);
+            return AppVerdict::Consumed;
+        }
         match parse(packet, packet.len()) {
             Ok(Packet::Transport(found)) => AppVerdict::Forward(self.install(found.key.tuple())),
             _ => AppVerdict::Drop(DropReason::Protocol),

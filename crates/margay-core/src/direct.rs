@@ -693,8 +693,12 @@ impl Sal {
     /// Gives a packet of the wire to the application.
     pub(crate) fn deliver_direct(&mut self, id: FlowId, whole: &[u8]) {
         let Some(flow) = self.flows.get_mut(id) else { return };
-        flow.direct.begun = true;
-        let to_app = flow.app.reversed();
+        let (to_app, association) = (flow.app.reversed(), flow.association);
+        if !core::mem::replace(&mut flow.direct.begun, true) {
+            // The peer has proved the path lately, both ways, and this comes by it. Whoever has lost its own proof, by a start of its agent or
+            // a flow that stalled, would have none again as long as every flow begins by the peer's.
+            self.note_proof(association, Some(self.now));
+        }
         let Ok(packet::Parsed::Transport(inner)) = packet::parse(whole) else { return };
         if let Some(out) = packet::readdress(&inner, &to_app, u16::MAX) {
             self.queue.inject(out);

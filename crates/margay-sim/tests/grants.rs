@@ -508,6 +508,26 @@ fn start_again(world: &mut World, host: HostId, kept: &[u8], records: &[Handover
 }
 
 #[test]
+fn an_instance_whose_agent_starts_again_takes_the_clients_word_for_the_path() {
+    let mut shop = shop(22, slow(2), ANSWER);
+    shop.connect_often(220, ASK);
+    shop.world.run_for(20 * SECOND);
+    for server in shop.servers {
+        let kept = shop.world.hosts[server.0].sal.keep_associations();
+        start_again(&mut shop.world, server, &kept, &[]);
+        let listeners = std::mem::take(&mut shop.world.host(server).listeners);
+        listeners.into_iter().for_each(|(port, plan)| {
+            shop.world.host(server).serve_streams(service(NAME), port, plan).expect("room");
+        });
+    }
+    let (taken, opened) = shop.set_up();
+    shop.connect_often(400, ASK);
+    let (taken_now, opened_now) = shop.set_up();
+    assert!(taken_now - taken > 150, "{}", taken_now - taken);
+    assert!((0..2).all(|at| opened_now[at] > opened[at] + 10), "{opened_now:?}");
+}
+
+#[test]
 fn what_an_agent_was_not_told_of_before_it_died_lives_on() {
     for which in [0, 1] {
         let mut shop = shop(9, slow(2), CHAT);

@@ -292,13 +292,13 @@ fn kill_under_load(stage: &mut Stage, findings: &mut Findings) -> Result<()> {
         let seen = stage.seen(killed_ms - LOOK_MS, back_ms + LOOK_MS)?;
         let (after, meanwhile): (Vec<_>, Vec<_>) = seen.into_iter().partition(|arrival| arrival.begun_ms > back_ms);
         judge(&format!("the agent of {} is back", host.name()), &after, findings);
-        let mut lost = BTreeMap::<&str, usize>::new();
-        for arrival in meanwhile.iter().filter(|arrival| !arrival.error.is_empty()) {
-            *lost.entry(&arrival.error).or_default() += 1;
-        }
-        findings.figures.add("lost_with_an_agent", lost.values().sum::<usize>() as f64);
-        if !lost.is_empty() {
-            findings.note(format!("until the agent of {} was back: {lost:?}", host.name()));
+        let lost: Vec<&Arrival> = meanwhile.into_iter().filter(|arrival| !arrival.error.is_empty()).collect();
+        findings.figures.add("lost_with_an_agent", lost.len() as f64);
+        for Arrival { begun_ms, took_ms, error, .. } in lost {
+            let after_ms = begun_ms - killed_ms;
+            let name = host.name();
+            findings
+                .note(format!("begun {after_ms:.0} ms after the agent of {name} died: {error}, after {took_ms:.0} ms"));
         }
     }
     stage.await_taken()

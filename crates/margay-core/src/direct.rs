@@ -208,10 +208,6 @@ pub(crate) struct Direct {
     due: Option<Instant>,
     /// Packets that wait for a FENCE.
     queued: Vec<Vec<u8>>,
-    /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then others from the kernel. By that one
-    /// the host's TCP makes a socket of a request, and for a moment finds neither: what comes by another processor then would be
-    /// answered by a RST.
-    begun: bool,
 }
 
 impl Direct {
@@ -228,7 +224,6 @@ impl Direct {
             heard: 0,
             due: None,
             queued: Vec::new(),
-            begun: true,
         }
     }
 
@@ -240,7 +235,6 @@ impl Direct {
             remote_port: self.peer_port,
             sending: self.carriage.sends(),
             accepting: self.carriage.accepts(),
-            begun: self.begun,
         })
     }
 }
@@ -388,6 +382,11 @@ impl Sal {
             return false;
         };
         let hinted = self.is_hinted(now, association);
+        if peer_starts {
+            // The peer has proved the path lately, both ways. Whoever has lost its own proof, by a start of its agent or a flow that stalled,
+            // would have none again as long as every flow begins by the peer's.
+            self.note_proof(association, Some(now));
+        }
         let Some(flow) = self.flows.get_mut(id) else { return false };
         flow.direct.path = path;
         let event = match (peer_starts, hinted) {
@@ -399,7 +398,6 @@ impl Sal {
         if let Some(next) = flow.direct.carriage.after(event, role) {
             flow.direct.carriage = next;
             flow.direct.why = Why::Hinted;
-            flow.direct.begun = role == Role::Initiator;
         }
         flow.direct.carriage.sends()
     }
@@ -535,7 +533,7 @@ impl Sal {
             return;
         };
         flow.direct.carriage = next;
-        (flow.direct.tries, flow.direct.heard, flow.direct.begun) = (0, 0, true);
+        (flow.direct.tries, flow.direct.heard) = (0, 0);
         if next.sends() != before.sends() {
             flow.direct.why = why;
             flow.direct.since = now;
@@ -665,7 +663,7 @@ impl Sal {
             self.deliver_direct(id, packet.whole);
         }
         if carriage.accepts() {
-            // The cache has forgotten it, or it was the first one.
+            // The cache has forgotten it.
             self.install_again(id);
         }
         Some(AppVerdict::Consumed)
@@ -692,13 +690,8 @@ impl Sal {
 
     /// Gives a packet of the wire to the application.
     pub(crate) fn deliver_direct(&mut self, id: FlowId, whole: &[u8]) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        let (to_app, association) = (flow.app.reversed(), flow.association);
-        if !core::mem::replace(&mut flow.direct.begun, true) {
-            // The peer has proved the path lately, both ways, and this comes by it. Whoever has lost its own proof, by a start of its agent or
-            // a flow that stalled, would have none again as long as every flow begins by the peer's.
-            self.note_proof(association, Some(self.now));
-        }
+        let Some(flow) = self.flows.get(id) else { return };
+        let to_app = flow.app.reversed();
         let Ok(packet::Parsed::Transport(inner)) = packet::parse(whole) else { return };
         if let Some(out) = packet::readdress(&inner, &to_app, u16::MAX) {
             self.queue.inject(out);

@@ -570,35 +570,30 @@ impl Sal {
             self.seal_flow(id, cipher);
         }
         self.begin_direct(now, id, starts);
+        let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
+        if let Setup::Responder(setup) = &setup
+            && let Some(address) = setup.shown
+        {
+            // Before the first datagram: a client that has two addresses is two clients.
+            self.queue.update(EntryUpdate::Show { surrogate: entry.app.destination, address });
+        }
+        self.queue.update(EntryUpdate::Install(entry));
         if let Setup::Responder(setup) = setup {
-            self.let_in(id, *setup);
+            if let Some(first) = setup.first {
+                self.queue.inject(first);
+            }
+            for (from, datagram) in setup.held {
+                self.queue.ingress(from, datagram);
+            }
+            for packet in setup.held_direct {
+                self.deliver_direct(id, &packet);
+            }
         }
         self.open_pinhole(now, id);
         self.confirm((id, peer_flow), association, fresh);
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
-    }
-
-    /// Installs an established flow, and gives its program what was held.
-    fn let_in(&mut self, id: FlowId, setup: ResponderSetup) {
-        let Some(surrogate) = self.flows.get(id).map(|flow| flow.app.destination) else { return };
-        if let Some(address) = setup.shown {
-            // Before the first datagram: a client that has two addresses is two clients.
-            self.queue.update(EntryUpdate::Show { surrogate, address });
-        }
-        // Before the cache gives it others: see `Direct::begun`.
-        for packet in setup.held_direct {
-            self.deliver_direct(id, &packet);
-        }
-        let Some(entry) = self.flows.get(id).map(Flow::entry) else { return };
-        self.queue.update(EntryUpdate::Install(entry));
-        if let Some(first) = setup.first {
-            self.queue.inject(first);
-        }
-        for (from, datagram) in setup.held {
-            self.queue.ingress(from, datagram);
-        }
     }
 
     /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.

@@ -198,7 +198,12 @@ int app_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	on_wire = *wire;
 	entry = bpf_map_lookup_elem(&flows, &on_wire);
-	if (!entry || (entry->flags & (FLOW_EGRESS | FLOW_STALLED)) != FLOW_EGRESS)
+	if (!entry || !(entry->flags & FLOW_EGRESS))
+		return TCX_NEXT;
+	/* One that has stalled is the agent's. Where that died in the very moment, a burst that was lost would be the end of the flow
+	 * until there is another agent: what TCP sends again may still pass.
+	 */
+	if (entry->flags & FLOW_STALLED && agent_is_alive(bpf_ktime_get_coarse_ns()))
 		return TCX_NEXT;
 	path_id = on_wire.path;
 	path = bpf_map_lookup_elem(&paths, &path_id);

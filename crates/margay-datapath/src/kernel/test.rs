@@ -379,6 +379,9 @@ fn an_unanswered_flow_stalls_only_while_the_agent_lives() {
     assert_eq!(rig.run(true, &data), (NEXT, data.clone()));
     assert_eq!(rig.entry().flags & layout::FLOW_STALLED, layout::FLOW_STALLED);
     assert_eq!(rig.run(true, &data).0, NEXT, "until the agent says otherwise");
+    rig.beat(1);
+    assert_eq!(rig.run(true, &data).0, REDIRECT, "or is dead");
+    rig.beat(crate::clock::now().micros() * 1000);
 
     let now = crate::clock::now().micros() * 1000;
     for (path_rtt_ns, verdict) in [(0, REDIRECT), (1000, NEXT)] {

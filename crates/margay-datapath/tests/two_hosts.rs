@@ -445,9 +445,6 @@ fn connect_by_grant(pin_dir: &Path, are_lost: bool) {
     let taken = ["taken", "opened"].map(|name| [0, 1].map(|at| cache_counter(&caches[at].0, name)));
     assert_eq!(taken, [[2, 0], [0, 2]]);
     assert!(counters(&network)[0].egress_misses > before[0].egress_misses, "the third has none left");
-    for at in 0..2 {
-        KernelCache::remove_pins(&pin_dir.join(at.to_string()));
-    }
 }
 
 /// The agent has a SYN, and says nothing; by when TCP says it again there is a grant.
@@ -465,9 +462,6 @@ fn connect_in_vain_at_first(pin_dir: &Path) {
     // The next one is by the grant.
     echo(&network.hosts, true, true, 1000, || ());
     assert_eq!(cache_counter(&caches[0].0, "taken"), 1);
-    for at in 0..2 {
-        KernelCache::remove_pins(&pin_dir.join(at.to_string()));
-    }
 }
 
 /// Runs `body` with a directory for pins, as root.
@@ -477,6 +471,9 @@ fn pinned(name: &str, body: fn(&Path)) {
     }
     let pin_dir = std::env::temp_dir().join(format!("margay-{name}-{}", std::process::id()));
     body(&pin_dir);
+    for at in 0..2 {
+        KernelCache::remove_pins(&pin_dir.join(at.to_string()));
+    }
     std::fs::remove_dir(&pin_dir).unwrap();
 }
 

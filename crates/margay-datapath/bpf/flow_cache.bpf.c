@@ -31,6 +31,7 @@
 #include "account.h"
 #include "too_big.h"
 #include "grant.h"
+#include "change.h"
 
 _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct pair_key),
 	       "a pair of addresses heads an application's key");
@@ -63,6 +64,7 @@ struct shared_layout {
 	struct offer offer;
 	struct spare spare;
 	struct grant grant;
+	struct flow_change flow_change;
 	struct grant_end grant_end;
 };
 const volatile struct shared_layout shared_layout = {};

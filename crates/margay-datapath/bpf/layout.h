@@ -123,6 +123,20 @@ struct path_entry {
 	__u32 zero;
 };
 
+/* What `change_flow` is told: how a flow goes on. */
+struct flow_change {
+	struct wire_key wire;
+	__u32 flow;
+	__u32 generation;
+	__u32 flags;
+};
+
+/* What it says. */
+#define CHANGE_DONE 0
+#define CHANGE_ABSENT 1 /* nothing lies there */
+#define CHANGE_TAKEN 2 /* another flow does */
+#define CHANGE_LATE 3 /* what lies there is newer */
+
 /* What `forget_flows` is told: a grant by which no flow is opened any more. */
 struct grant_end {
 	struct wire_key first; /* of flow 0 */

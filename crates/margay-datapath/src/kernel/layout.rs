@@ -10,8 +10,8 @@ use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
 use super::plain::Plain;
 pub(super) use super::skeleton::types::{
-    app_key, flow_entry, flow_event, grant, grant_end, listener_key, offer, offer_key, pair_key, pair_value,
-    path_entry, spare, wire_key,
+    app_key, flow_change, flow_entry, flow_event, grant, grant_end, listener_key, offer, offer_key, pair_key,
+    pair_value, path_entry, spare, wire_key,
 };
 use super::{Seen, TcpSeen, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
@@ -25,6 +25,10 @@ pub(super) const FLOW_STALLED: u32 = 4;
 pub(super) const FLOW_FRESH: u32 = 8;
 pub(super) const PATH_HELD: u32 = 1;
 pub(super) const PATH_WATCHED: u32 = 2;
+pub(super) const CHANGE_DONE: u32 = 0;
+pub(super) const CHANGE_ABSENT: u32 = 1;
+pub(super) const CHANGE_TAKEN: u32 = 2;
+pub(super) const CHANGE_LATE: u32 = 3;
 /// An address pair that several peers share.
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
@@ -75,6 +79,8 @@ unsafe impl Plain for spare {}
 unsafe impl Plain for grant {}
 // SAFETY: as above.
 unsafe impl Plain for grant_end {}
+// SAFETY: as above.
+unsafe impl Plain for flow_change {}
 
 const _: () = assert!(size_of::<app_key>() == 16 + 16 + 2 + 2 + 1 + 3);
 const _: () = assert!(size_of::<wire_key>() == 4 + 2 + 2 + 1 + 3);
@@ -92,6 +98,7 @@ const _: () = assert!(
         == 4 + 4 + size_of::<app_key>() + 2 * GRANT_FLOWS_MAX as usize + 2 + 2 + 4 + 8 + 2 * 8 + GRANT_RECORD_LEN
 );
 const _: () = assert!(size_of::<grant_end>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5);
+const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 3 * 4);
 const _: () = assert!(GRANT_FLOWS_MAX as usize <= 2 * 64);
 
 pub(super) fn app_key_of(key: &FlowKey) -> app_key {
@@ -142,6 +149,11 @@ pub(super) fn flows_of(grant: &Grant) -> impl Iterator<Item = (FlowId, wire_key)
         let key = wire_key { local_port: local_port.to_be(), remote_port: remote_port.to_be(), ..key };
         (FlowId(first_flow.wrapping_add(flow.into())), key)
     })
+}
+
+/// How a flow that may be held goes on.
+pub(super) fn flow_change_of(flow: &WireFlow) -> flow_change {
+    flow_change { wire: wire_key_of(flow), flow: flow.flow.0, generation: flow.generation, flags: flags_of(flow) }
 }
 
 /// The end of a grant, of which the agent knows these flows.

@@ -17,7 +17,7 @@ use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
 
-use super::layout::{LAYOUT_VERSION, flow_event, grant_end};
+use super::layout::{LAYOUT_VERSION, flow_change, flow_event, grant_end};
 use super::plain::Plain;
 use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
@@ -200,6 +200,13 @@ impl Loaded {
         }
         drop(link);
         remove_pin(&self.pin_dir.join(name));
+    }
+
+    /// Says how a flow goes on; gives one of `CHANGE_`.
+    pub fn change_flow(&self, change: &flow_change) -> libbpf_rs::Result<u32> {
+        let mut bytes = change.bytes().to_vec();
+        let input = ProgramInput { context_in: Some(&mut bytes), ..Default::default() };
+        self.skeleton.progs.change_flow.test_run(input).map(|output| output.return_value)
     }
 
     /// Takes flows of a grant that is over out of the maps.

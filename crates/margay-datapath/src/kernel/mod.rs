@@ -464,7 +464,8 @@ impl KernelCache {
         }
     }
 
-    /// Adds an entry, or changes it, also to another path; what it has counted and seen stays. Packets that pass in the same moment may not be counted.
+    /// Adds an entry, or changes it; what it has counted and seen stays. Where it moves to another path, packets that pass in the same moment may
+    /// not be counted.
     ///
     /// # Errors
     ///
@@ -482,21 +483,29 @@ impl KernelCache {
             // How long answers take is of the path.
             moved = Some(flow_entry { rtt_ns: 0, ..old });
         }
-        let mut entry = match get::<flow_entry>(&maps.flows, key.bytes()) {
-            Some(entry) if entry.flow != flow.flow.0 => return Err(CacheError::Taken),
-            Some(entry) if entry.generation > flow.generation => return Ok(()),
-            found => found.or(moved).unwrap_or_default(),
-        };
         // The kernel has begun another one in the place of this, which is over: late packets are no reason to lead the new one's there.
         if self.is_anothers(&app, flow.flow) {
             return Err(CacheError::Taken);
         }
-        entry.flow = flow.flow.0;
-        entry.generation = flow.generation;
-        entry.app = app;
-        entry.flags = layout::flags_of(flow);
-        entry.unanswered_since_ns = 0;
-        put(&maps.flows, key.bytes(), entry.bytes(), "flows")?;
+        match self.loaded.change_flow(&layout::flow_change_of(flow)) {
+            Ok(layout::CHANGE_DONE) => {}
+            Ok(layout::CHANGE_LATE) => return Ok(()),
+            Ok(layout::CHANGE_TAKEN) => return Err(CacheError::Taken),
+            Ok(layout::CHANGE_ABSENT) => {
+                let change = layout::flow_change_of(flow);
+                let entry = flow_entry {
+                    generation: change.generation,
+                    flow: change.flow,
+                    app,
+                    flags: change.flags,
+                    unanswered_since_ns: 0,
+                    ..moved.unwrap_or_default()
+                };
+                put(&maps.flows, key.bytes(), entry.bytes(), "flows")?;
+            }
+            Ok(other) => return Err(CacheError::System(format!("change_flow gives {other}"))),
+            Err(error) => return Err(CacheError::System(error.to_string())),
+        }
         if let Err(error) = put(&maps.apps, app.bytes(), key.bytes(), "flows") {
             let _ = maps.flows.delete(key.bytes());
             return Err(error);

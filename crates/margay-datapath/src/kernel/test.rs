@@ -16,7 +16,7 @@ use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
 use super::get;
-use super::layout::{self, COUNTERS, LAYOUT_VERSION, flow_entry, flow_event, path_entry};
+use super::layout::{self, COUNTERS, LAYOUT_VERSION, flow_change, flow_entry, flow_event, path_entry};
 use super::plain::Plain;
 use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder};
@@ -39,10 +39,8 @@ mod opening;
 
 struct Rig(FlowCacheSkel<'static>);
 
-/// The programs with one flow and one path.
-fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
-    let rig = programs(SAL0)?;
-    let flow = WireFlow {
+fn flow_of(app: Tuple, egress: bool, accept: bool) -> WireFlow {
+    WireFlow {
         flow: FlowId(99),
         generation: 1,
         app: app.into(),
@@ -51,7 +49,13 @@ fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
         remote_port: REMOTE_PORT,
         egress,
         accept,
-    };
+    }
+}
+
+/// The programs with one flow and one path.
+fn rig(app: Tuple, wire_v4: bool, egress: bool, accept: bool) -> Option<Rig> {
+    let rig = programs(SAL0)?;
+    let flow = flow_of(app, egress, accept);
     let (key, app) = (layout::wire_key_of(&flow), layout::app_key_of(&flow.app));
     let entry = flow_entry { flow: 99, generation: 1, app, flags: layout::flags_of(&flow), ..Default::default() };
     let wire = Tuple { protocol: flow.app.protocol, ..wire(wire_v4) };
@@ -184,6 +188,37 @@ fn every_family_is_rewritten_to_every_family_and_back() {
             );
             assert_eq!(rig.path().rtt_ns, entry.rtt_ns, "a hint for the next flow on the path");
         }
+    }
+}
+
+#[test]
+fn the_agents_word_changes_a_flow_in_place() {
+    let app = sample::tuple4(TCP);
+    let Some(rig) = rig(app, true, true, true) else { return };
+    let change = |change: &flow_change| {
+        let mut bytes = change.bytes().to_vec();
+        let input = ProgramInput { context_in: Some(&mut bytes), ..Default::default() };
+        rig.0.progs.change_flow.test_run(input).expect("a run").return_value
+    };
+    rig.run(true, &segment(app, ACK | FIN, b"the last of it"));
+    let before = rig.entry();
+    assert!(before.seen != 0 && before.unanswered_since_ns != 0);
+
+    let back = WireFlow { generation: 3, ..flow_of(app, false, true) };
+    assert_eq!(change(&layout::flow_change_of(&back)), layout::CHANGE_DONE);
+    let after = rig.entry();
+    assert_eq!((after.generation, after.flags, after.unanswered_since_ns), (3, layout::FLOW_ACCEPT, 0));
+    let as_before =
+        flow_entry { generation: 1, flags: before.flags, unanswered_since_ns: before.unanswered_since_ns, ..after };
+    assert_eq!(as_before.bytes(), before.bytes(), "what it has seen and counted stays");
+
+    for (order, result) in [
+        (WireFlow { generation: 2, ..flow_of(app, true, true) }, layout::CHANGE_LATE),
+        (WireFlow { generation: 4, flow: FlowId(98), ..back }, layout::CHANGE_TAKEN),
+        (WireFlow { generation: 4, remote_port: REMOTE_PORT + 1, ..back }, layout::CHANGE_ABSENT),
+    ] {
+        assert_eq!(change(&layout::flow_change_of(&order)), result);
+        assert_eq!(rig.entry().bytes(), after.bytes());
     }
 }
 

@@ -108,6 +108,18 @@ impl Stage<'_> {
         self.hosts.iter().try_for_each(|host| agent::pid(host).map(drop).or_else(|_| agent::start_again(host)))
     }
 
+    /// Runs a part. Whatever went wrong there, the next one starts with all agents; and resets are said to be of the part that had them.
+    fn part(&self, what: &str, findings: &mut Findings, work: fn(&Self, &mut Findings) -> Result<()>) -> Result<()> {
+        pair::attempt_part(what, findings, |findings| work(self, findings));
+        self.start_missing()?;
+        let (resets, places) = observe::virtual_resets(&self.ends())?;
+        if resets > findings.figures.get("resets") {
+            findings.note(format!("{what}: resets by now: {places}"));
+        }
+        findings.set("resets", resets);
+        Ok(())
+    }
+
     fn downloads(&self, path: &str, count: usize, pace: u64) -> Result<Downloads> {
         Downloads::start(self.client, Order { host: NAME, path, count, pace })
     }
@@ -141,15 +153,10 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let before = Entries::settled(&stage.ends())?;
     stage.ends().iter().try_for_each(|host| observe::count_virtual_resets(host))?;
 
-    pair::attempt_part("agents killed and started again", findings, |findings| kill_each(&stage, findings));
-    // Whatever went wrong there, the next part starts with all of them.
-    stage.start_missing()?;
-    pair::attempt_part("agents left dead", findings, |findings| leave_dead(&stage, findings));
-    stage.start_missing()?;
-    pair::attempt_part("transfers that end while agents start", findings, |findings| end_meanwhile(&stage, findings));
-    stage.start_missing()?;
-    pair::attempt_part("connects while a router starts", findings, |findings| connect_meanwhile(&stage, findings));
-    stage.start_missing()?;
+    stage.part("agents killed and started again", findings, kill_each)?;
+    stage.part("agents left dead", findings, leave_dead)?;
+    stage.part("transfers that end while agents start", findings, end_meanwhile)?;
+    stage.part("connects while a router starts", findings, connect_meanwhile)?;
     pair::report_resets(&[client, server], findings)?;
     entries::report_leaks(&stage.ends(), &before, findings)
 }

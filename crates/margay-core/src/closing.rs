@@ -7,7 +7,7 @@ use core::time::Duration;
 use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, Message};
 
 use crate::auth;
-use crate::direct::Why;
+use crate::carriage::Why;
 use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{LifeEvent, Setup, seen};

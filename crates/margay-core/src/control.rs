@@ -7,9 +7,9 @@ use core::net::{IpAddr, SocketAddr};
 use margay_wire::{FlowId, Kind, Message};
 
 use crate::association::Association;
+use crate::carriage::{Carriage, Why};
 use crate::certificate::{Membership, Revocation, TrustAnchor};
 use crate::counters::Counters;
-use crate::direct::{Carriage, Why};
 use crate::entry::Passage;
 use crate::event::{AssociationInfo, Event, FlowInfo};
 use crate::flow::Flow;

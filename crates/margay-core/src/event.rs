@@ -7,7 +7,7 @@ use core::time::Duration;
 
 use margay_wire::{FlowId, SessionId};
 
-use crate::direct::{Carriage, Why};
+use crate::carriage::{Carriage, Why};
 use crate::entry::{Passage, RemoveReason, Tuple};
 use crate::key::{HostId, HostPublic};
 use crate::lifetime::Expiry;

@@ -14,7 +14,8 @@ use hashbrown::HashTable;
 use margay_wire::{FlowId, SessionId};
 use siphasher::sip::SipHasher13;
 
-use crate::direct::{Direct, Why};
+use crate::carriage::Why;
+use crate::direct::Direct;
 use crate::entry::{Entry, PathId, Tuple};
 use crate::event::{FlowInfo, Lifecycle, Role};
 use crate::name::ServiceId;

@@ -9,7 +9,7 @@ use core::time::Duration;
 
 use margay_wire::{Extension, FlowId, Kind, MoveFlags, MoveRepr};
 
-use crate::direct::{Carriage, DirectEvent, Why};
+use crate::carriage::{Carriage, DirectEvent, Why};
 use crate::entry::{Passage, PathId};
 use crate::event::Lifecycle;
 use crate::flow::Flow;

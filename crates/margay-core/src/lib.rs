@@ -8,6 +8,7 @@ extern crate alloc;
 
 pub mod association;
 pub mod auth;
+pub mod carriage;
 pub mod certificate;
 mod changes;
 mod closing;
@@ -70,10 +71,10 @@ mod translator;
 pub mod way;
 mod wire_path;
 
+pub use carriage::{Carriage, DirectEvent, Why};
 pub use config::{Config, Limits};
 pub use control::AssociationSetup;
 pub use counters::Counters;
-pub use direct::{Carriage, DirectEvent, Why};
 pub use entry::{Entry, EntryUpdate, Grant, Passage, Path, PathId, RemoveReason, Tuple, Wire};
 pub use event::{AssociationInfo, Event, FlowInfo, Lifecycle, Role};
 pub use flow::{LIFE, LifeEvent};

@@ -15,7 +15,8 @@ use margay_wire::{
     Extension, FlowId, Kind, Message, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, SessionId, epochs,
 };
 
-use crate::direct::{Direct, Why};
+use crate::carriage::Why;
+use crate::direct::Direct;
 use crate::entry::EntryUpdate;
 use crate::event::Role;
 use crate::flow::{Flow, seen};

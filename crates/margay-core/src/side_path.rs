@@ -5,7 +5,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::FlowId;
 
-use crate::direct::{Carriage, Why};
+use crate::carriage::{Carriage, Why};
 use crate::entry::{EntryUpdate, Passage, Path, PathId};
 use crate::key::HostId;
 use crate::location::{Cause, Pair, Scope};

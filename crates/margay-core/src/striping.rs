@@ -11,7 +11,7 @@ use core::time::Duration;
 
 use margay_wire::{ArrivalsRepr, Extension, Flags, FlowId, Kind, Message, PLACES_MAX, StripeRepr};
 
-use crate::direct::{DirectEvent, Why};
+use crate::carriage::{DirectEvent, Why};
 use crate::entry::{EntryUpdate, PathId, Place, StripeNews};
 use crate::event::Role;
 use crate::flow::seen;

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use margay_wire::FlowId;
 
 use crate::association::{Association, AssociationTable};
-use crate::direct::Carriage;
+use crate::carriage::Carriage;
 use crate::entry::{EntryUpdate, Path, PathId};
 use crate::flow::Flow;
 use crate::key::HostId;

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use margay_core::direct::DirectEvent;
+use margay_core::DirectEvent;
 use margay_core::output::{Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::Mutex;

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use margay_core::DirectEvent;
 use margay_core::Event;
-use margay_core::direct::DirectEvent;
 use margay_core::entry::EntryUpdate;
 use margay_core::output::{AppVerdict, DropReason, Output};
 use margay_core::segment::SEGMENT;

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use margay_core::direct::DirectEvent;
+use margay_core::DirectEvent;
 use margay_core::entry::{PathId, Tuple, Wire};
 use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::time::Instant;

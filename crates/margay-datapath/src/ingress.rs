@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
-use margay_core::direct::DirectEvent;
+use margay_core::DirectEvent;
 use margay_core::output::{Direction, DropReason};
 use margay_core::reorder::Part;
 use margay_core::segment::is_for_all;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use margay_core::direct::DirectEvent;
+use margay_core::DirectEvent;
 use margay_core::{Carriage, FlowInfo, Lifecycle, Why};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::network::Passing;
@@ -166,6 +166,25 @@ fn nothing_is_reordered_at_the_change_over() {
             assert_eq!(pair.out_of_order(), 0, "talk {number}, detour {detour} ms");
             assert_eq!(pair.stalls(), 0, "talk {number}, detour {detour} ms");
             pair.check(Duration::from_millis(250));
+        }
+    }
+}
+
+#[test]
+fn what_was_sent_before_a_late_fence_takes_nothing_back() {
+    for detour in [60, 100, 200, 400] {
+        for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+            let mut pair = pair(2, slow(5), server_plan);
+            pair.world.network.detour = Duration::from_millis(detour);
+            let stream = pair.connect(client_plan);
+            pair.until_direct(stream, 4 * SECOND);
+            for step in 0..2000 {
+                pair.run(Duration::from_millis(1));
+                assert!(pair.is_direct(stream), "talk {number}, detour {detour} ms: back after {step} ms");
+            }
+            assert_eq!(pair.stalls(), 0, "talk {number}, detour {detour} ms");
+            // Longer than a round trip by the detour, and one more for what the change-over put out of order.
+            pair.check(Duration::from_millis(300 + 3 * detour));
         }
     }
 }

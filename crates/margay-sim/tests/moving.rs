@@ -5,7 +5,7 @@ mod site;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use margay_core::direct::Carriage;
+use margay_core::Carriage;
 use margay_core::key::HostPublic;
 use margay_core::{AssociationSetup, Cause, DropReason, Event, Lifecycle, RemoveReason};
 use margay_sim::check::nothing_left_over;

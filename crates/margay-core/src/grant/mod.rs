@@ -31,8 +31,9 @@ use core::time::Duration;
 
 use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, SessionId};
 
+use crate::carriage::{Carriage, Why};
 use crate::closing::LINGER_GRANTED;
-use crate::direct::{Carriage, Direct, Why};
+use crate::direct::Direct;
 use crate::entry::{EntryUpdate, Grant, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, Setup, seen};

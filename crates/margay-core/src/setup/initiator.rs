@@ -17,7 +17,7 @@ use super::{
 };
 use crate::association::Association;
 use crate::auth;
-use crate::direct::{DirectEvent, Why};
+use crate::carriage::{DirectEvent, Why};
 use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use margay_core::direct::{Carriage, Why};
 use margay_core::key::HostId;
+use margay_core::{Carriage, Why};
 use margay_core::{FlowInfo, Lifecycle};
 use nix::net::if_::if_indextoname;
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use margay_core::DirectEvent;
@@ -338,7 +339,9 @@ pub(crate) fn run<C: Core>(shared: &Shared<C>) -> io::Result<()> {
                 }
             }
             // The host's TCP has answered what it was given already; the egress thread is only now waking up.
-            if let Some(mut egress) = shared.egress.try_lock() {
+            if shared.has_begun.load(Ordering::Acquire)
+                && let Some(mut egress) = shared.egress.try_lock()
+            {
                 egress.work(shared, ANSWERS)?;
             }
         }

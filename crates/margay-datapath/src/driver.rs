@@ -202,6 +202,8 @@ pub(crate) struct Shared<C> {
     pub timer: Timer,
     /// Packets are taken from now on.
     pub begun: Wake,
+    /// The same, for whoever does not wait for it.
+    pub has_begun: AtomicBool,
     pub stop: Wake,
     /// The kernel's cache came or went.
     pub reload: Wake,
@@ -245,6 +247,7 @@ impl<C: Core> Datapath<C> {
             unconnected: config.unconnected.take(),
             timer: Timer::new().map_err(descriptors)?,
             begun: Wake::new().map_err(descriptors)?,
+            has_begun: AtomicBool::new(false),
             stop: Wake::new().map_err(descriptors)?,
             reload: Wake::new().map_err(descriptors)?,
             routes: Wake::new().map_err(descriptors)?,
@@ -282,6 +285,7 @@ impl<C: Core> Datapath<C> {
 
     /// Takes packets from now on. Before, the core should know whatever they ask for: one that it cannot place is refused.
     pub fn begin(&self) {
+        self.shared.has_begun.store(true, Ordering::Release);
         self.shared.begun.set();
     }
 

@@ -4,7 +4,7 @@
 mod namespace;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -20,9 +20,13 @@ use margay_datapath::segments::Segment;
 use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use margay_wire::Kind;
 use namespace::{Host, PATIENCE, isolated, pattern, two_hosts};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 const WEB_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 5, 5);
 const NOBODY_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 5, 6);
+/// Stands for no name at first.
+const LATE_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 5, 7);
 const UNIX_S: u64 = 1_800_000_000;
 
 struct Network {
@@ -189,6 +193,39 @@ fn packets_wait_until_the_core_knows_what_they_ask_for() {
             network.datapaths[1].begin();
             exchange(client.join().unwrap(), 1000);
         });
+        server.join().unwrap();
+    });
+}
+
+/// A host that starts hears from others while it does not know yet what its own programs ask for.
+#[test]
+fn programs_wait_until_the_core_knows_their_names() {
+    isolated("programs_wait_until_the_core_knows_their_names", || {
+        let listener: SocketAddr = "0.0.0.0:80".parse().unwrap();
+        let network = network_without_service();
+        let server = serve(&network, listener, 1);
+        serve_at(&network, listener);
+        network.datapaths[1].begin();
+        let (starting, host) = (&network.datapaths[0], &network.hosts[0]);
+        let client = host.run(|| {
+            let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+            // It says so when the SYN is sent.
+            assert_eq!(connect(&socket, &SocketAddrV4::new(LATE_V4, 80)), Err(Errno::INPROGRESS));
+            let stream = TcpStream::from(socket);
+            stream.set_nonblocking(false).unwrap();
+            stream
+        });
+        let other = network.hosts[1].run(|| UdpSocket::bind("10.77.0.2:0").unwrap());
+        // More than are taken in one go: what the first ones have led to is done then.
+        for heard in 1..=200 {
+            other.send_to(b"no message of ours", "10.77.0.1:54324").unwrap();
+            while starting.counters().signalling_received < heard {
+                thread::yield_now();
+            }
+        }
+        starting.with_sal(|sal, _| sal.bind_name(LATE_V4.into(), service("web.shop")));
+        starting.begin();
+        exchange(client, 1000);
         server.join().unwrap();
     });
 }

@@ -487,12 +487,12 @@ impl KernelCache {
         if self.is_anothers(&app, flow.flow) {
             return Err(CacheError::Taken);
         }
-        match self.loaded.change_flow(&layout::flow_change_of(flow)) {
+        let change = layout::flow_change_of(flow);
+        match self.loaded.change_flow(&change) {
             Ok(layout::CHANGE_DONE) => {}
             Ok(layout::CHANGE_LATE) => return Ok(()),
             Ok(layout::CHANGE_TAKEN) => return Err(CacheError::Taken),
             Ok(layout::CHANGE_ABSENT) => {
-                let change = layout::flow_change_of(flow);
                 let entry = flow_entry {
                     generation: change.generation,
                     flow: change.flow,
@@ -524,7 +524,9 @@ impl KernelCache {
 
     /// Forgets an entry; gives what it was.
     pub fn remove(&self, flow: FlowId) -> Option<WireState> {
-        let key = self.index.lock().remove(&flow)?;
+        // Held until it is gone: its place may be another's at once, and must not be changed then.
+        let mut index = self.index.lock();
+        let key = index.remove(&flow)?;
         // Absent only where somebody has emptied the maps.
         let (key, entry) = self.entry_at(&key, flow)?;
         self.delete(&key, &entry.app);

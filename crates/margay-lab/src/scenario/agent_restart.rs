@@ -115,6 +115,10 @@ impl Stage<'_> {
     fn part(&self, what: &str, findings: &mut Findings, work: fn(&Self, &mut Findings) -> Result<()>) -> Result<()> {
         pair::attempt_part(what, findings, |findings| work(self, findings));
         self.start_missing()?;
+        self.note_resets(what, findings)
+    }
+
+    fn note_resets(&self, what: &str, findings: &mut Findings) -> Result<()> {
         let (resets, places) = observe::virtual_resets(&self.ends())?;
         if resets > findings.figures.get("resets") {
             findings.note(format!("{what}: resets by now: {places}"));
@@ -160,8 +164,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     stage.part("agents left dead", findings, leave_dead)?;
     stage.part("transfers that end while agents start", findings, end_meanwhile)?;
     stage.part("connects while a router starts", findings, connect_meanwhile)?;
-    pair::report_resets(&[client, server], findings)?;
-    entries::report_leaks(&stage.ends(), &before, findings)
+    entries::report_leaks(&stage.ends(), &before, findings)?;
+    stage.note_resets("what was left of them", findings)
 }
 
 /// Somebody else's name server, which the client asks for everything before Margay is there.

@@ -84,6 +84,10 @@ pub(crate) struct Direct {
     unfenced_until: Option<Instant>,
     /// Packets that wait for a FENCE.
     queued: Vec<Vec<u8>>,
+    /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then others from the kernel. By that one
+    /// the host's TCP makes a socket of a request, and for a moment finds neither: what comes by another processor then would be
+    /// answered by a RST.
+    begun: bool,
 }
 
 impl Direct {
@@ -101,6 +105,7 @@ impl Direct {
             due: None,
             unfenced_until: None,
             queued: Vec::new(),
+            begun: true,
         }
     }
 
@@ -112,6 +117,7 @@ impl Direct {
             remote_port: self.peer_port,
             sending: self.carriage.sends(),
             accepting: self.carriage.accepts(),
+            begun: self.begun,
         })
     }
 }
@@ -275,6 +281,7 @@ impl Sal {
         if let Some(next) = flow.direct.carriage.after(event, role) {
             flow.direct.carriage = next;
             flow.direct.why = Why::Hinted;
+            flow.direct.begun = role == Role::Initiator;
         }
         flow.direct.carriage.sends()
     }
@@ -347,7 +354,10 @@ impl Sal {
             return false;
         }
         flow.generation = flow.generation.max(generation);
-        flow.direct.carriage = if wire.accepting { Carriage::Direct } else { Carriage::Sending };
+        // What a responder sends direct, and does not take yet, has been direct from its start, and its first packet has not come.
+        flow.direct.begun = wire.takes() || flow.role == Role::Initiator;
+        let is_direct = wire.takes() || !flow.direct.begun;
+        flow.direct.carriage = if is_direct { Carriage::Direct } else { Carriage::Sending };
         flow.direct.why = Why::Proved;
         let association = flow.association;
         // Otherwise it is of an association that is gone, or of a path aside: it goes on by what it has been given.
@@ -417,7 +427,7 @@ impl Sal {
             return;
         };
         flow.direct.carriage = next;
-        (flow.direct.tries, flow.direct.heard) = (0, 0);
+        (flow.direct.tries, flow.direct.heard, flow.direct.begun) = (0, 0, true);
         flow.direct.unfenced_until = None;
         if next.sends() != before.sends() {
             flow.direct.why = why;
@@ -548,7 +558,7 @@ impl Sal {
             self.deliver_direct(id, packet.whole);
         }
         if carriage.accepts() {
-            // The cache has forgotten it.
+            // The cache has forgotten it, or it was the first one.
             self.install_again(id);
         }
         Some(AppVerdict::Consumed)
@@ -575,8 +585,9 @@ impl Sal {
 
     /// Gives a packet of the wire to the application.
     pub(crate) fn deliver_direct(&mut self, id: FlowId, whole: &[u8]) {
-        let Some(flow) = self.flows.get(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else { return };
         let to_app = flow.app.reversed();
+        flow.direct.begun = true;
         let Ok(packet::Parsed::Transport(inner)) = packet::parse(whole) else { return };
         if let Some(out) = packet::readdress(&inner, &to_app, u16::MAX) {
             self.queue.inject(out);

@@ -92,8 +92,18 @@ pub struct Wire {
     pub remote_port: u16,
     /// Whether this end sends direct. If not, and for what the cache cannot send direct, packets are encapsulated.
     pub sending: bool,
-    /// Whether direct packets go straight to the application. If not, they come up as misses.
+    /// Whether the peer sends direct, and everything encapsulated before has passed.
     pub accepting: bool,
+    /// Whether the program's TCP has had a packet of the peer's, so that those that are direct may go straight to it. If not, they come up as
+    /// misses: see [`Sal::handle_app_packet`](crate::sal::Sal::handle_app_packet).
+    pub begun: bool,
+}
+
+impl Wire {
+    /// Whether direct packets go straight to the application. If not, they come up as misses.
+    pub const fn takes(&self) -> bool {
+        self.accepting && self.begun
+    }
 }
 
 /// How the flow cache carries one established flow.

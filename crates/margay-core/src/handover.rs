@@ -543,6 +543,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::carriage::Carriage;
     use crate::config::{Config, Limits};
     use crate::control::AssociationSetup;
     use crate::entry::{PathId, Wire};
@@ -735,16 +736,17 @@ pub(crate) mod tests {
     }
 
     /// Taken up with ports of its own, while the cache's entry names the record `path`.
-    fn adopted(sal: &mut Sal, association: u32, path: u32) -> (bool, u32, u32) {
+    fn adopted(sal: &mut Sal, association: u32, path: u32, (role, accepting): (Role, bool)) -> (bool, u32, u32) {
         let now = Instant::from_millis(1);
         let (local, remote) = ([0, 0, 0, 0].into(), [10, 0, 0, 2].into());
         let ports =
             Tuple { protocol: 6, source: SocketAddr::new(local, 61_001), destination: SocketAddr::new(remote, 61_002) };
-        let mut direct = record();
+        let mut direct = HandoverRecord { role, ..record() };
         direct.legs[1].keys = Some(KeyReference { host: peer(), association });
         direct.legs.push(Leg { kind: LegKind::Nic, stack: 0, tuple: Some(ports), flow: None, keys: None });
         sal.adopt_flow(now, &direct).expect("the peer is known");
-        let wire = Wire { path: PathId(path), local_port: 61_001, remote_port: 61_002, sending: true, accepting: true };
+        let wire =
+            Wire { path: PathId(path), local_port: 61_001, remote_port: 61_002, sending: true, accepting, begun: true };
         let is_adopted = sal.adopt_direct(now, direct.flow, 12, &wire);
         let named = sal.flows.get(direct.flow).map_or(0, |flow| flow.direct.path);
         (is_adopted, named, sal.associations.get(association).map_or(0, |association| association.wire_path))
@@ -757,7 +759,19 @@ pub(crate) mod tests {
             meet_peer(&mut sal, 77);
             sal.associations.hold(77);
             meet_peer(&mut sal, 78);
-            assert_eq!(adopted(&mut sal, 78, entry), (true, path, path), "{entry}");
+            assert_eq!(adopted(&mut sal, 78, entry, (Role::Initiator, true)), (true, path, path), "{entry}");
+        }
+    }
+
+    #[test]
+    fn a_direct_flow_whose_first_packet_has_not_come_waits_for_it_as_before() {
+        for (role, now) in [(Role::Initiator, (Carriage::Sending, true)), (Role::Responder, (Carriage::Direct, false))]
+        {
+            let mut sal = sal(Limits::default());
+            meet_peer(&mut sal, 77);
+            assert!(adopted(&mut sal, 77, 77, (role, false)).0);
+            let direct = &sal.flows.get(record().flow).expect("adopted").direct;
+            assert_eq!((direct.carriage, direct.wire().is_some_and(|wire| wire.begun)), now);
         }
     }
 

@@ -463,7 +463,7 @@ fn wire_flow(flow: FlowId, app: FlowKey, generation: u32, wire: &Wire) -> WireFl
         local_port: wire.local_port,
         remote_port: wire.remote_port,
         egress: wire.sending,
-        accept: wire.accepting,
+        accept: wire.takes(),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::table::TcpNumbers;
 const ICMP: u8 = 1;
 /// Hop limit of what this host sends itself.
 const HOP_LIMIT: u8 = 64;
-/// A window that neither opens nor closes anything: the receiver drops the segment before its TCP sees it.
+/// A guess: the TCP of a connection that is open is given the segment, as an acknowledgement; any other is not.
 const WINDOW: u16 = 0x0400;
 
 /// What goes on the wire.

@@ -109,6 +109,21 @@ pub fn nothing_left_over(world: &World) -> Result<(), String> {
     Ok(())
 }
 
+/// The first packet that a program's TCP has after the SYN comes from whoever gave it that: where an agent does, and the kernel's cache gives
+/// it another one in the same moment, Linux may find neither the request nor the socket that becomes of it, and resets the connection.
+///
+/// # Errors
+///
+/// Names the first host whose cache has done so.
+pub fn no_request_met(world: &World) -> Result<(), String> {
+    for (host, machine) in world.hosts.iter().enumerate() {
+        if let Some(met) = machine.cache.kernel.as_ref().map(|kernel| kernel.requests_met).filter(|met| *met != 0) {
+            return Err(format!("the kernel of host {host} gave {met} packets to requests"));
+        }
+    }
+    Ok(())
+}
+
 /// How many clients ended each way.
 pub fn tally(world: &World) -> HashMap<Outcome, usize> {
     let mut tally = HashMap::new();

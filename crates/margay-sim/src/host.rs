@@ -258,7 +258,11 @@ impl Host {
     pub(crate) fn handle_direct(&mut self, now: Instant, packet: &[u8]) {
         let Some(kernel) = &mut self.cache.kernel else { return };
         let Some(segment) = Segment::parse(packet) else { return };
-        let found = kernel.ingress(now, &segment);
+        let streams = &self.streams;
+        let is_request = |app: &Tuple| {
+            streams.iter().rev().find(|stream| stream.tuple() == app).is_some_and(|one| one.state == State::Answered)
+        };
+        let found = kernel.ingress(now, &segment, is_request);
         let (local, remote) = (segment.tuple.destination.ip(), segment.tuple.source.ip());
         if let Some(path) = self.cache.watched(local, remote) {
             self.sal.handle_path_direct(now, path);

@@ -80,6 +80,8 @@ pub struct Kernel {
     pub sent: u64,
     /// Times that it found a flow stalled.
     pub stalls: u64,
+    /// Packets that it gave to a program's TCP which had only the SYN of a connection that agents have set up.
+    pub requests_met: u64,
     /// Flows whose datagrams want an answer.
     one_way: Vec<FlowId>,
     /// Flows that are over, and of which the agent was not told yet.
@@ -101,6 +103,7 @@ impl Default for Kernel {
             mtu: 1500,
             sent: 0,
             stalls: 0,
+            requests_met: 0,
             one_way: Vec::new(),
             over: Vec::new(),
             grants: Grants::default(),
@@ -222,12 +225,18 @@ impl Kernel {
         Some((flow, packet))
     }
 
-    /// A packet of the wire: its flow, and the five-tuple that the application's packets have. `None` when it goes up.
-    pub(crate) fn ingress(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Tuple)> {
+    /// A packet of the wire: its flow, and the five-tuple that the application's packets have. `None` when it goes up. `is_request`: whether
+    /// the program's TCP has only the SYN of a connection.
+    pub(crate) fn ingress(
+        &mut self,
+        now: Instant,
+        segment: &Segment,
+        is_request: impl Fn(&Tuple) -> bool,
+    ) -> Option<(FlowId, Tuple)> {
         let (source, destination) = (segment.tuple.source, segment.tuple.destination);
         let is_bare = segment.tuple.protocol == UDP && segment.data.is_empty();
         let is_on = |entry: &Direct| {
-            (entry.wire.accepting || is_bare)
+            (entry.wire.takes() || is_bare)
                 && entry.app.protocol == segment.tuple.protocol
                 && entry.between == (destination.ip(), source.ip())
                 && (entry.wire.remote_port, entry.wire.local_port) == (source.port(), destination.port())
@@ -241,6 +250,9 @@ impl Kernel {
             self.open(opening);
         }
         let (flow, entry) = self.flows.iter_mut().find(|(_, entry)| is_on(entry))?;
+        if !self.grants.is_fresh(*flow) && is_request(&entry.app) {
+            self.requests_met += 1;
+        }
         self.grants.note(*flow, entry.app, segment.flags);
         entry.ends.1 = end_of(segment).or(entry.ends.1);
         entry.acknowledged.1 = segment.acknowledgement;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use margay_core::DirectEvent;
 use margay_core::{Carriage, FlowInfo, Lifecycle, Why};
-use margay_sim::check::{ends_agree, nothing_left_over};
+use margay_sim::check::{ends_agree, no_request_met, nothing_left_over};
 use margay_sim::network::Passing;
 use margay_sim::stream::{Plan, State};
 use margay_sim::{HostId, Weather, World};
@@ -114,6 +114,7 @@ impl Pair {
         }
         ends_agree(&self.world).expect("both ends agree");
         nothing_left_over(&self.world).expect("nothing is left");
+        no_request_met(&self.world).expect("first packets come from the agent");
     }
 
     fn out_of_order(&self) -> u64 {

@@ -7,7 +7,7 @@ use margay_core::certificate::Revocation;
 use margay_core::handover::HandoverRecord;
 use margay_core::table::{Action, Allow, Demux, Rule};
 use margay_core::{Carriage, DropReason, Event, FlowInfo, Tuple, Why};
-use margay_sim::check::{ends_agree, nothing_left_over, paths_agree};
+use margay_sim::check::{ends_agree, no_request_met, nothing_left_over, paths_agree};
 use margay_sim::host::{Host, Start};
 use margay_sim::stream::{Plan, State};
 use margay_sim::world::service;
@@ -82,6 +82,7 @@ impl Shop {
         }
         ends_agree(&self.world).expect("both ends agree");
         paths_agree(&self.world).expect("paths agree");
+        no_request_met(&self.world).expect("first packets come from the agent");
     }
 }
 
@@ -587,6 +588,7 @@ fn in_bad_weather_every_connection_is_carried_to_its_end() {
             assert!(!found.was_wrong && !found.was_reset && found.received == 100, "seed {seed}: {}", found.received);
         }
         ends_agree(&shop.world).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        no_request_met(&shop.world).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         nothing_left_over(&shop.world).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert!(shop.world.host(shop.router).sal.flow_count() == 0, "seed {seed}");
     }

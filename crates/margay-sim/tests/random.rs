@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use margay_sim::check::{all_ended_within, ends_agree, nothing_left_over};
+use margay_sim::check::{all_ended_within, ends_agree, no_request_met, nothing_left_over};
 use margay_sim::{HostId, Outcome, Weather, World};
 use margay_wire::PORT;
 
@@ -66,6 +66,7 @@ fn run(seed: u64) -> Result<u64, String> {
     world.run_for(QUIET);
     all_ended_within(&world, PATIENCE)?;
     ends_agree(&world)?;
+    no_request_met(&world)?;
     nothing_left_over(&world)?;
     liveness(&mut world, &clients)?;
     let sent = world.recording.take().unwrap_or_default();

@@ -570,30 +570,38 @@ impl Sal {
             self.seal_flow(id, cipher);
         }
         self.begin_direct(now, id, starts);
-        let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
-        if let Setup::Responder(setup) = &setup
-            && let Some(address) = setup.shown
-        {
-            // Before the first datagram: a client that has two addresses is two clients.
-            self.queue.update(EntryUpdate::Show { surrogate: entry.app.destination, address });
-        }
-        self.queue.update(EntryUpdate::Install(entry));
         if let Setup::Responder(setup) = setup {
-            if let Some(first) = setup.first {
-                self.queue.inject(first);
-            }
-            for (from, datagram) in setup.held {
-                self.queue.ingress(from, datagram);
-            }
-            for packet in setup.held_direct {
-                self.deliver_direct(id, &packet);
-            }
+            self.let_in(id, *setup);
         }
         self.open_pinhole(now, id);
         self.confirm((id, peer_flow), association, fresh);
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
+    }
+
+    /// Installs an established flow, and gives its program what was held.
+    fn let_in(&mut self, id: FlowId, setup: ResponderSetup) {
+        let Some(entry) = self.flows.get(id).map(Flow::entry) else { return };
+        if let Some(address) = setup.shown {
+            // Before the first datagram: a client that has two addresses is two clients.
+            self.queue.update(EntryUpdate::Show { surrogate: entry.app.destination, address });
+        }
+        self.queue.update(EntryUpdate::Install(entry));
+        if let Some(first) = setup.first {
+            self.queue.inject(first);
+        }
+        for (from, datagram) in setup.held {
+            self.queue.ingress(from, datagram);
+        }
+        let have_waited = !setup.held_direct.is_empty();
+        for packet in setup.held_direct {
+            self.deliver_direct(id, &packet);
+        }
+        if have_waited {
+            // Now the cache may give it others: see `Direct::begun`.
+            self.install_again(id);
+        }
     }
 
     /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.

@@ -149,6 +149,7 @@ impl Core for Mirror {
             remote_port: grant.remote_port + remote,
             sending: true,
             accepting: true,
+            begun: true,
         };
         let entry = Entry {
             flow,

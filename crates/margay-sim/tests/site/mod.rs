@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::{FlowInfo, Lifecycle};
-use margay_sim::check::{ends_agree, paths_agree};
+use margay_sim::check::{ends_agree, no_request_met, paths_agree};
 use margay_sim::stream::Plan;
 use margay_sim::{HostId, Weather, World};
 use margay_wire::{Kind, PORT};
@@ -96,6 +96,7 @@ impl Site {
         );
         ends_agree(&self.world).expect("both ends say the same");
         paths_agree(&self.world).expect("paths are those of associations");
+        no_request_met(&self.world).expect("first packets come from the agent");
     }
 
     pub fn sent(&mut self, host: HostId) -> [u64; 3] {

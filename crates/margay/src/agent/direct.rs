@@ -84,6 +84,7 @@ impl DirectPath {
                 remote_port: state.remote_port,
                 sending: state.egress && !state.stalled,
                 accepting: state.accept,
+                begun: true,
             };
             if sal.flow(state.flow).is_none() && !state.seen.over() {
                 // Opened by a grant, and too young still for the last agent to have written it down.

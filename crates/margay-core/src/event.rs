@@ -13,6 +13,7 @@ use crate::key::{HostId, HostPublic};
 use crate::lifetime::Expiry;
 use crate::location::{Cause, Moved, Moving, Pair, Trouble};
 use crate::name::{Prefix, ServiceId};
+use crate::output::Direction;
 use crate::secure::Cipher;
 use crate::striping::StripePlace;
 use crate::table::RuleId;
@@ -134,6 +135,8 @@ pub struct FlowInfo {
     pub role: Role,
     /// Where in its life it is.
     pub lifecycle: Lifecycle,
+    /// Of one that is half-closed: which way the one FIN went.
+    pub closed: Option<Direction>,
     /// The application's five-tuple.
     pub app: Tuple,
     /// The peer's host, once proved.

@@ -19,6 +19,7 @@ use crate::direct::Direct;
 use crate::entry::{Entry, PathId, Tuple};
 use crate::event::{FlowInfo, Lifecycle, Role};
 use crate::name::ServiceId;
+use crate::output::Direction;
 use crate::secure::SealKeys;
 use crate::setup::{InitiatorSetup, LateAnswers, ResponderSetup};
 use crate::striping::Striping;
@@ -194,6 +195,11 @@ impl Flow {
             source: self.source.as_deref().copied(),
             role: self.role,
             lifecycle: self.lifecycle,
+            closed: match (self.has(seen::FIN_EGRESS), self.has(seen::FIN_INGRESS)) {
+                (true, false) => Some(Direction::Egress),
+                (false, true) => Some(Direction::Ingress),
+                _ => None,
+            },
             app: self.app,
             peer: None,
             remote: None,

@@ -157,6 +157,14 @@ pub fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
     )
 }
 
+fn closed_by(flow: &FlowInfo) -> &'static str {
+    match flow.closed_by.as_str() {
+        "this" => " (the program here has closed)",
+        "peer" => " (the peer's has closed)",
+        _ => "",
+    }
+}
+
 fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
     let proof =
         if flow.authenticated { "its right to the name was checked" } else { "its right to the name was not checked" };
@@ -165,7 +173,7 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("service", format!("{} {}", flow.name, flow.service).trim().to_owned()),
         ("role", flow.role.clone()),
         ("client", if flow.source.is_empty() { "named after its host".into() } else { flow.source.clone() }),
-        ("state", format!("{}, for {}", flow.lifecycle, span(Duration::from_millis(flow.age_ms)))),
+        ("state", format!("{}{}, for {}", flow.lifecycle, closed_by(flow), span(Duration::from_millis(flow.age_ms)))),
         ("program", format!("{} {} > {}", flow.protocol, flow.app_source, flow.app_destination)),
         (
             "peer",

@@ -8,7 +8,7 @@ use margay_control::api::v1::{
     FlowPolicyReply, FlowPolicyRequest,
 };
 use margay_core::name::{Name, Prefix, ServiceId};
-use margay_core::{Cipher, Event, Instant, Lifecycle, Policy, Role};
+use margay_core::{Cipher, Direction, Event, Instant, Lifecycle, Policy, Role};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
@@ -133,6 +133,7 @@ fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
         trouble: flow.trouble.map_or("", margay_core::Trouble::text).to_owned(),
         policy: policy(flow).to_owned(),
         places: places::of_flow(agent, flow),
+        closed_by: flow.closed.map_or("", closed_by).to_owned(),
     }
 }
 
@@ -162,6 +163,13 @@ fn why(flow: &margay_core::FlowInfo) -> &'static str {
 
 pub(super) fn age_ms(since: Instant) -> u64 {
     u64::try_from(clock::now().since(since).as_millis()).unwrap_or(u64::MAX)
+}
+
+const fn closed_by(closed: Direction) -> &'static str {
+    match closed {
+        Direction::Egress => "this",
+        Direction::Ingress => "peer",
+    }
 }
 
 const fn lifecycle(lifecycle: Lifecycle) -> &'static str {

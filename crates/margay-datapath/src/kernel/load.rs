@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput};
+use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut};
 use margay_core::name::{HOST_V4, HOST_V6};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
@@ -204,16 +204,12 @@ impl Loaded {
 
     /// Says how a flow goes on; gives one of `CHANGE_`.
     pub fn change_flow(&self, change: &flow_change) -> libbpf_rs::Result<u32> {
-        let mut bytes = change.bytes().to_vec();
-        let input = ProgramInput { context_in: Some(&mut bytes), ..Default::default() };
-        self.skeleton.progs.change_flow.test_run(input).map(|output| output.return_value)
+        run(&self.skeleton.progs.change_flow, change)
     }
 
     /// Takes flows of a grant that is over out of the maps.
     pub fn forget_flows(&self, end: &grant_end) -> libbpf_rs::Result<()> {
-        let mut bytes = end.bytes().to_vec();
-        let input = ProgramInput { context_in: Some(&mut bytes), ..Default::default() };
-        self.skeleton.progs.forget_flows.test_run(input).map(drop)
+        run(&self.skeleton.progs.forget_flows, end).map(drop)
     }
 
     pub fn bare_interfaces(&self) -> Vec<u32> {
@@ -231,6 +227,13 @@ impl Loaded {
             tracing::warn!(%error, "the programs are not on every interface");
         }
     }
+}
+
+/// Has a program carry out an order; gives what it returns.
+fn run(program: &ProgramMut<'_>, order: &impl Plain) -> libbpf_rs::Result<u32> {
+    let mut bytes = order.bytes().to_vec();
+    let input = ProgramInput { context_in: Some(&mut bytes), ..Default::default() };
+    program.test_run(input).map(|output| output.return_value)
 }
 
 fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unavailable> {

@@ -720,10 +720,12 @@ pub(crate) mod tests {
         let now = Instant::from_millis(60_000);
         before.adopt_flow(now, &HandoverRecord { fins: (true, false), ..record() }).expect("the peer is known");
         while before.poll_event().is_some() {}
+        assert_eq!(before.flow(record().flow).and_then(|flow| flow.closed), Some(Direction::Egress));
         before.handle_transport(now, record().flow, Direction::Ingress, tcp_flags::FIN);
         let changed =
             core::iter::from_fn(|| before.poll_event()).any(|event| event == Event::FlowChanged(record().flow));
         assert!(changed, "whoever keeps records hears of it");
+        assert_eq!(before.flow(record().flow).and_then(|flow| flow.closed), None, "by both");
         let over = before.export_flow(now, record().flow).expect("it lingers");
         assert_eq!((over.lifecycle, over.fins), (Lifecycle::Closed, (true, true)));
         let mut after = sal(Limits::default());

@@ -6,12 +6,11 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use margay_core::DirectEvent;
-use margay_core::Event;
 use margay_core::entry::EntryUpdate;
 use margay_core::output::{AppVerdict, DropReason, Output};
 use margay_core::segment::SEGMENT;
 use margay_core::time::Instant;
+use margay_core::{DirectEvent, Event};
 use margay_wire::{DataRepr, FlowId};
 
 use crate::backlog::{Missed, Notice, Passed, Waiting};

@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use margay_core::DirectEvent;
-use margay_core::{Carriage, FlowInfo, Lifecycle, Why};
+use margay_core::{Carriage, DirectEvent, FlowInfo, Lifecycle, Why};
 use margay_sim::check::{ends_agree, no_request_met, nothing_left_over};
 use margay_sim::network::Passing;
 use margay_sim::stream::{Plan, State};

@@ -55,8 +55,8 @@ const PACE: u64 = 300_000;
 /// Carried while an agent is dead: what all of them take in a second.
 const CARRIED_BYTES: f64 = (TRANSFERS as u64 * PACE) as f64;
 const DEAD: Duration = Duration::from_secs(30);
-/// Transfers that end while the agents are dead, by their pace, and those that do not. Both are far from what would be a fair share of the link:
-/// a machine whose TCPs are BBR shares it badly.
+/// Transfers that end while the agents are dead, by their pace, and those that do not. The first need a quarter of a fair share of the link: TCPs
+/// may share it badly.
 const SHORT_COUNT: usize = 20;
 const SHORT_BYTES: usize = 4_000_000;
 const SHORT_PACE: u64 = 125_000;

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use margay_core::key::HostId;
-use margay_core::{Carriage, Why};
-use margay_core::{FlowInfo, Lifecycle};
+use margay_core::{Carriage, FlowInfo, Lifecycle, Why};
 use nix::net::if_::if_indextoname;
 
 use super::{Finding, Steps};

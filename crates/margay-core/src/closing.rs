@@ -98,9 +98,7 @@ impl Sal {
             && let Some(next) = flow.lifecycle.after(LifeEvent::FirstFin)
         {
             flow.lifecycle = next;
-            if !matches!(flow.setup, Setup::Fresh) {
-                self.events.push(Event::FlowChanged(id));
-            }
+            self.events.push(Event::FlowChanged(id));
         }
     }
 
@@ -108,10 +106,6 @@ impl Sal {
         let Some(flow) = self.flows.get_mut(id) else { return };
         if let Some(next) = flow.lifecycle.after(event) {
             flow.lifecycle = next;
-            // It lingers from the moment on that anybody knows it.
-            if matches!(flow.setup, Setup::Fresh) {
-                return;
-            }
             self.flows.set_deadline(id, Some(until));
             self.events.push(Event::FlowChanged(id));
         }
@@ -142,17 +136,9 @@ impl Sal {
             return;
         }
         self.counters.removed(reason);
-        self.remove_entry(&flow, reason);
+        self.queue.update(EntryUpdate::Remove { flow: id, reason });
         let info = self.describe(&flow);
         self.events.push(Event::FlowClosed { flow: info, reason });
-    }
-
-    /// Takes a flow's entry out of the caches. That of a fresh one is the kernel's alone: nobody would find it.
-    fn remove_entry(&mut self, flow: &crate::flow::Flow, reason: RemoveReason) {
-        if matches!(flow.setup, Setup::Fresh) {
-            self.queue.update(EntryUpdate::Opened(flow.entry()));
-        }
-        self.queue.update(EntryUpdate::Remove { flow: flow.id, reason });
     }
 
     /// Ends an established flow that cannot go on: its application gets a RST now (DESIGN §10, §18).
@@ -172,8 +158,6 @@ impl Sal {
             self.remove_flow(id, if is_over { RemoveReason::Closed } else { reason });
             return;
         }
-        self.end_freshness(id);
-        let Some(flow) = self.flows.get_mut(id) else { return };
         flow.seen |= seen::FAILED;
         flow.lifecycle = Lifecycle::Closed;
         flow.setup = Setup::Done;
@@ -331,9 +315,6 @@ impl Sal {
     /// A flow's own deadline passed.
     pub(crate) fn flow_due(&mut self, now: Instant, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        if matches!(flow.setup, Setup::Fresh) {
-            return self.end_freshness(id);
-        }
         if matches!(flow.lifecycle, Lifecycle::Closed | Lifecycle::TimedOut) {
             if flow.has(seen::FAILED) {
                 self.take_flow(id);
@@ -352,7 +333,7 @@ impl Sal {
             Setup::Initiator(_) => self.give_up_connecting(id),
             Setup::Responder(_) => self.drop_half_open(id),
             Setup::Late(_) => self.retry_ack(now, id),
-            Setup::Fresh | Setup::Done => {}
+            Setup::Done => {}
         }
     }
 

@@ -164,6 +164,16 @@ pub struct Grant {
     pub record: [u8; GRANT_RECORD_LEN],
 }
 
+/// What has become of flows of a grant, by flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Opened, and answered by the other end.
+    pub answered: u128,
+    /// Of these, those that are over, without anybody having been told of them: both ends have closed, and each has acknowledged all of the
+    /// other's.
+    pub over: u128,
+}
+
 /// Bytes of [`Grant::record`].
 pub const GRANT_RECORD_LEN: usize = 80;
 
@@ -239,7 +249,7 @@ pub enum EntryUpdate {
     },
     /// Add an entry, or replace one of a lower generation.
     Install(Entry),
-    /// As [`Install`](Self::Install), of a flow that the kernel's cache has opened by a grant: it has the entry.
+    /// As [`Install`](Self::Install), of a flow that the kernel's cache has opened by a grant and told of: it has the entry.
     Opened(Entry),
     /// The kernel's cache may open flows by this.
     Grant(Box<Grant>),

@@ -105,8 +105,6 @@ pub(crate) enum Setup {
     Initiator(Box<InitiatorSetup>),
     Responder(Box<ResponderSetup>),
     Late(Box<LateAnswers>),
-    /// The kernels have opened it by a grant just now. It is in no cache of the agent's, and nobody was told.
-    Fresh,
 }
 
 pub(crate) struct Flow {

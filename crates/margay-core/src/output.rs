@@ -49,6 +49,21 @@ pub enum Output {
     /// What was in flight of this connection is lost: have the host's TCP send it again now, instead of when its timer says so
     /// (DESIGN §18).
     Restart(FlowId),
+    /// Ask the kernel's cache what has become of these flows of a grant, a bit for each, and give its answer to
+    /// [`Sal::handle_survey`](crate::Sal::handle_survey).
+    Survey {
+        /// Which grant.
+        grant: FlowId,
+        /// By flow.
+        flows: u128,
+    },
+    /// Have it tell [`Sal::handle_opened`](crate::Sal::handle_opened) of these, as far as they have been answered.
+    Tell {
+        /// Which grant.
+        grant: FlowId,
+        /// By flow.
+        flows: u128,
+    },
     /// There are questions for resolvers: [`Sal::poll_question`](crate::Sal::poll_question) gives them. Said once, until there are
     /// further ones.
     Questions,

@@ -81,6 +81,14 @@ impl OutputQueue {
         self.items.push_back(Item::Plain(Output::Restart(flow)));
     }
 
+    pub fn survey(&mut self, grant: FlowId, flows: u128) {
+        self.items.push_back(Item::Plain(Output::Survey { grant, flows }));
+    }
+
+    pub fn tell(&mut self, grant: FlowId, flows: u128) {
+        self.items.push_back(Item::Plain(Output::Tell { grant, flows }));
+    }
+
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

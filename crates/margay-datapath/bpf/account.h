@@ -38,12 +38,36 @@ static __always_inline void tell(const struct flow_entry *entry, __u32 bits, con
 	tell_of(entry ? entry->flow : 0, bits, key);
 }
 
+/* Of a flow that the agent was not told of it hears the end with the beginning (`tell_opened`): whoever is second there sees what the
+ * other one has noted.
+ */
 static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
 {
+	__u32 ends = bits & ~SEEN_OVER;
+
 	if (!bits || (entry->seen & bits) == bits)
 		return;
 	__sync_fetch_and_or(&entry->seen, bits);
-	tell(entry, bits, NULL);
+	if (ends && !(entry->flags & FLOW_UNTOLD))
+		tell(entry, ends, NULL);
+}
+
+/* Tells of a flow that was opened by a grant, and what has been seen of its end. */
+static __noinline void tell_opened(struct flow_entry *entry)
+{
+	struct flow_event *event;
+
+	/* Should there be no room, it stays untold, and somebody comes again. */
+	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!event) {
+		count(COUNT_EVENT_LOST);
+		return;
+	}
+	__sync_fetch_and_and(&entry->flags, ~FLOW_UNTOLD);
+	event->flow = entry->flow;
+	event->seen = SEEN_OPENED | (entry->seen & SEEN_ENDS);
+	event->wire = entry->app;
+	bpf_ringbuf_submit(event, 0);
 }
 
 static __always_inline __u32 end_of(const struct tcp_numbers *numbers)

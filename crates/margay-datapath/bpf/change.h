@@ -9,6 +9,7 @@ int change_flow(struct flow_change *change)
 {
 	struct wire_key wire = change->wire;
 	struct flow_entry *entry;
+	__u32 before, ends;
 
 	entry = bpf_map_lookup_elem(&flows, &wire);
 	if (!entry)
@@ -19,6 +20,10 @@ int change_flow(struct flow_change *change)
 		return CHANGE_LATE;
 	entry->generation = change->generation;
 	entry->unanswered_since_ns = 0;
-	__sync_lock_test_and_set(&entry->flags, change->flags);
+	before = __sync_lock_test_and_set(&entry->flags, change->flags);
+	/* Of what it was not told of it has not heard the end either. */
+	ends = entry->seen & SEEN_ENDS;
+	if (before & FLOW_UNTOLD && ends)
+		tell(entry, ends, NULL);
 	return CHANGE_DONE;
 }

@@ -65,7 +65,7 @@ struct shared_layout {
 	struct spare spare;
 	struct grant grant;
 	struct flow_change flow_change;
-	struct grant_end grant_end;
+	struct grant_flows grant_flows;
 };
 const volatile struct shared_layout shared_layout = {};
 const volatile __u32 layout_version = LAYOUT_VERSION;
@@ -206,27 +206,30 @@ int app_egress(struct __sk_buff *skb)
 	 * until there is another agent: what TCP sends again may still pass.
 	 */
 	if (entry->flags & FLOW_STALLED && agent_is_alive(bpf_ktime_get_coarse_ns()))
-		return TCX_NEXT;
+		goto leave;
 	path_id = on_wire.path;
 	path = bpf_map_lookup_elem(&paths, &path_id);
 	if (!path) {
 		count(COUNT_LEFT_NO_PATH);
-		return TCX_NEXT;
+		goto leave;
 	}
 	if (path->flags & PATH_HELD) {
 		count(COUNT_LEFT_HELD);
-		return TCX_NEXT;
+		goto leave;
 	}
 	/* What looks like a pinhole is not sent as one. */
 	if (packet.key.protocol == IPPROTO_UDP && !packet.payload_len)
 		return TCX_NEXT;
 	if (is_too_large(skb, &packet, path)) {
 		count(COUNT_LEFT_TOO_LARGE);
-		return TCX_NEXT;
+		goto leave;
 	}
 	if (!account_egress(skb, &packet, entry, path))
-		return TCX_NEXT;
+		goto leave;
 	return send_direct(skb, &packet, &on_wire, path);
+leave:
+	leave_to_agent(entry);
+	return TCX_NEXT;
 }
 
 /* To the agent, past everything of the host: its TCP must never see a packet on a flow port. */

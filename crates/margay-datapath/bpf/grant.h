@@ -70,7 +70,7 @@ static __always_inline struct flow_entry *fresh_entry(__u32 flow, const struct a
 	__builtin_memset(entry, 0, sizeof(*entry));
 	entry->generation = 1;
 	entry->flow = flow;
-	entry->flags = FLOW_OPENED | FLOW_FRESH;
+	entry->flags = FLOW_OPENED | FLOW_FRESH | FLOW_UNTOLD;
 	/* As one assignment it would go byte by byte, and take stack that is not there. */
 	_Pragma("unroll") for (__u32 at = 0; at < sizeof(*app) / sizeof(__u32); at++)
 		words(&entry->app)[at] = words(app)[at];
@@ -86,6 +86,15 @@ static __noinline bool add_entry(const struct wire_key *wire, const struct flow_
 		return true;
 	bpf_map_delete_elem(&flows, wire);
 	return false;
+}
+
+/* One more flow of a grant is opened: now and then the agent hears how many are. */
+static __always_inline void tell_of_grant(__u32 grant, __u32 opened, __u32 count)
+{
+	__u32 step = count / GRANT_NEWS ?: 1;
+
+	if (!(opened % step) || opened == count)
+		tell_of(grant, SEEN_TAKEN | opened << 16, NULL);
 }
 
 /* Takes the next flow of a grant for a SYN that leaves the host. */
@@ -120,6 +129,7 @@ static __noinline bool take_of(struct __sk_buff *skb, const struct packet *packe
 	if (!entry || !add_entry(&wire, entry))
 		return false;
 	count(COUNT_TAKEN);
+	tell_of_grant(grant, taken + 1, spare->count);
 	hold_mss(skb, packet, path);
 	return true;
 }
@@ -147,6 +157,19 @@ static __noinline bool take(struct __sk_buff *skb, const struct packet *packet)
 	return false;
 }
 
+/* A packet goes to the agent: of a flow that it does not know it is told before. */
+static __noinline void leave_to_agent(struct flow_entry *entry)
+{
+	if (entry && (entry->flags & (FLOW_UNTOLD | FLOW_FRESH)) == FLOW_UNTOLD)
+		tell_opened(entry);
+}
+
+/* Opened by a grant, and not answered yet. */
+static __always_inline bool is_fresh(__u32 flags)
+{
+	return (flags & (FLOW_OPENED | FLOW_FRESH)) == (FLOW_OPENED | FLOW_FRESH);
+}
+
 /* Both ends have closed. What is left of the flow waits for late packets. */
 static __always_inline bool is_over(const struct flow_entry *entry)
 {
@@ -159,10 +182,11 @@ static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packe
 	struct flow_entry *entry;
 	struct path_entry *path;
 	struct wire_key *wire;
-	__u32 path_id;
+	__u32 path_id, flags;
 
 	wire = bpf_map_lookup_elem(&apps, &packet->key);
 	entry = wire ? bpf_map_lookup_elem(&flows, wire) : NULL;
+	flags = entry ? entry->flags : 0;
 	if (is_request(packet)) {
 		/* Who connects often comes to a port again whose connection is over: the five-tuple is the new one's. */
 		if (entry && is_over(entry) && !bpf_map_delete_elem(&apps, &packet->key))
@@ -173,12 +197,15 @@ static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packe
 			return true;
 		}
 		/* Or it went by a grant, and had no answer. The agent sets the flow up anew; a late answer is for the agent, too. */
-		if (entry)
-			__sync_val_compare_and_swap(&entry->flags, FLOW_OPENED | FLOW_FRESH, FLOW_FRESH);
+		if (entry && is_fresh(flags))
+			__sync_val_compare_and_swap(&entry->flags, flags, flags & ~FLOW_OPENED);
+		leave_to_agent(entry);
 		return false;
 	}
-	if (!entry || entry->flags != (FLOW_OPENED | FLOW_FRESH))
+	if (!entry || !is_fresh(flags)) {
+		leave_to_agent(entry);
 		return false;
+	}
 	path_id = wire->path;
 	path = bpf_map_lookup_elem(&paths, &path_id);
 	if (path)
@@ -220,20 +247,21 @@ static __noinline bool open_flow(const struct packet *packet, struct wire_key *w
 	if (grant->grant != id || !add_entry(wire, entry))
 		return false;
 	count(COUNT_OPENED);
+	tell_of_grant(id, __sync_fetch_and_add(&grant->opened, 1) + 1, grant->count);
 	return true;
 }
 
-/* A packet of a flow that the agent does not know yet goes to the application: by the first that answers the other end, it hears of it.
- * True where the packet must come by sal0, since it is the listener's: that is found for what comes there (`listener_lookup`), and
- * rules of routing count on it.
+/* A packet of a flow that has not been answered yet goes to the application. True where the packet must come by sal0, since it is the
+ * listener's: that is found for what comes there (`listener_lookup`), and rules of routing count on it.
  */
 static __noinline bool note_fresh(const struct packet *packet, struct flow_entry *entry)
 {
+	__u32 flags = entry->flags;
+
 	if (is_request(packet))
 		return true;
-	if (!(packet->tcp_flags & TCP_RST) &&
-	    __sync_val_compare_and_swap(&entry->flags, FLOW_OPENED | FLOW_FRESH, FLOW_OPENED) == (FLOW_OPENED | FLOW_FRESH))
-		tell(entry, SEEN_OPENED, &entry->app);
+	if (!(packet->tcp_flags & TCP_RST))
+		__sync_val_compare_and_swap(&entry->flags, flags, flags & ~FLOW_FRESH);
 	return !(packet->tcp_flags & TCP_SYN);
 }
 
@@ -254,20 +282,111 @@ static __noinline void forget_flow(const struct wire_key *wire, __u32 flow, bool
 	bpf_map_delete_elem(&flows, wire);
 }
 
-/* The agent's, when a grant is over: as many calls as it may have flows would take longer than those flows took. */
-SEC("syscall")
-int forget_flows(struct grant_end *end)
+/* Where a flow of a grant lies. */
+static __always_inline void wire_of(const struct wire_key *first, bool rises_here, __u32 number, struct wire_key *wire)
 {
-	struct wire_key wire = end->first;
-	__u64 known_low = end->known[0], known_high = end->known[1];
+	*wire = *first;
+	if (rises_here)
+		wire->local_port = bpf_htons(bpf_ntohs(first->local_port) + number);
+	else
+		wire->remote_port = bpf_htons(bpf_ntohs(first->remote_port) + number);
+}
+
+/* The agent's, when a grant is over: as many calls as it may have flows would take longer than those flows took. Flows that the
+ * agent knows it removes by itself.
+ */
+SEC("syscall")
+int forget_flows(struct grant_flows *end)
+{
+	struct wire_key first = end->first, wire;
+	__u64 low = end->these[0], high = end->these[1];
+	bool rises_here = end->rises_here;
 	__u32 count = end->count;
 
 	for (__u32 at = 0; at < GRANT_FLOWS_MAX && at < count; at++) {
-		__u64 known = at < 64 ? known_low : known_high;
+		__u64 known = at < 64 ? low : high;
 
-		wire.local_port = bpf_htons(bpf_ntohs(end->first.local_port) + (end->rises_here ? at : 0));
-		wire.remote_port = bpf_htons(bpf_ntohs(end->first.remote_port) + (end->rises_here ? 0 : at));
+		wire_of(&first, rises_here, at, &wire);
 		forget_flow(&wire, end->first_flow + at, known >> at % 64 & 1);
+	}
+	return 0;
+}
+
+/* Half of the flows that are to be looked at, as many as a word has bits. */
+struct survey {
+	struct wire_key first;
+	__u32 first_flow;
+	__u32 from;
+	bool rises_here;
+	__u64 these;
+	__u64 answered;
+	__u64 over;
+};
+
+/* What has become of one. As a callback it is verified once, and not with all that may have become of those before. */
+static long survey_flow(__u32 at, struct survey *survey)
+{
+	struct flow_entry *entry;
+	struct wire_key wire;
+	__u64 bit = 1ULL << (at & 63);
+	__u32 number = survey->from + at;
+
+	if (!(survey->these & bit))
+		return 0;
+	wire_of(&survey->first, survey->rises_here, number, &wire);
+	entry = bpf_map_lookup_elem(&flows, &wire);
+	if (!entry || entry->flow != survey->first_flow + number || entry->flags & FLOW_FRESH)
+		return 0;
+	survey->answered |= bit;
+	/* One that was told of is the agent's until its end. */
+	if (entry->seen & SEEN_OVER && entry->flags & FLOW_UNTOLD)
+		survey->over |= bit;
+	return 0;
+}
+
+static __always_inline void survey_half(struct grant_flows *order, __u32 half)
+{
+	struct survey survey = {
+		.first = order->first,
+		.first_flow = order->first_flow,
+		.from = 64 * half,
+		.rises_here = order->rises_here,
+		.these = order->these[half],
+	};
+
+	bpf_loop(64, survey_flow, &survey, 0);
+	order->answered[half] = survey.answered;
+	order->over[half] = survey.over;
+}
+
+/* The agent's: which flows of a grant have been answered, and which are over already. */
+SEC("syscall")
+int survey_flows(struct grant_flows *order)
+{
+	survey_half(order, 0);
+	survey_half(order, 1);
+	return 0;
+}
+
+/* The agent's: it is to be told of these flows, where they have been answered. */
+SEC("syscall")
+int tell_flows(struct grant_flows *order)
+{
+	struct wire_key first = order->first, wire;
+	__u64 low = order->these[0], high = order->these[1];
+	bool rises_here = order->rises_here;
+	__u32 count = order->count;
+
+	for (__u32 at = 0; at < GRANT_FLOWS_MAX && at < count; at++) {
+		__u64 these = at < 64 ? low : high;
+		struct flow_entry *entry;
+
+		if (!(these >> at % 64 & 1))
+			continue;
+		wire_of(&first, rises_here, at, &wire);
+		entry = bpf_map_lookup_elem(&flows, &wire);
+		if (entry && entry->flow == order->first_flow + at && !(entry->flags & FLOW_FRESH))
+			tell_opened(entry);
 	}
 	return 0;
 }

@@ -11,7 +11,8 @@
 #define FLOW_EGRESS 1 /* packets of the application go direct */
 #define FLOW_ACCEPT 2 /* direct packets of the peer go to the application */
 #define FLOW_STALLED 4 /* direct packets go unanswered; the agent has been given one */
-#define FLOW_FRESH 8 /* opened by a grant, and not answered yet: the agent does not know of it */
+#define FLOW_FRESH 8 /* opened by a grant, and not answered yet */
+#define FLOW_UNTOLD 16 /* opened by a grant, and the agent has not been told of it */
 
 /* Bits of flow_entry.seen. */
 #define SEEN_FIN_EGRESS 1
@@ -19,13 +20,16 @@
 #define SEEN_FIN_INGRESS 4
 #define SEEN_RST_INGRESS 8
 #define SEEN_BOTH_FINS (SEEN_FIN_EGRESS | SEEN_FIN_INGRESS)
+#define SEEN_ENDS (SEEN_BOTH_FINS | SEEN_RST_EGRESS | SEEN_RST_INGRESS)
 /* In events only: datagrams come and none goes, so the agent is to answer with a pinhole. */
 #define SEEN_ONE_WAY 16
 #define SEEN_PINHOLE 32
 #define SEEN_PATH 128 /* a direct packet came by a path that is watched; the event's flow is the path */
-#define SEEN_OPENED 256 /* a flow that was opened by a grant has been answered; the event has the application's five-tuple */
-#define SEEN_OVER 512 /* both ends have closed, and each has acknowledged all of the other's: nothing is left to pass */
+#define SEEN_OPENED 256 /* a flow that was opened by a grant; the event has the application's five-tuple */
+#define SEEN_TAKEN 1024 /* flows of a grant have been opened, which the event names in the place of the flow; how many is in the upper half */
 #define SEEN_TOO_BIG 64 /* a router's word about a packet of the flow; the MTU of its link is in the upper half */
+/* In entries only: both ends have closed, and each has acknowledged all of the other's. Nothing is left to pass. */
+#define SEEN_OVER 512
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
 #define UP_MARK 0x4d475550
@@ -137,15 +141,21 @@ struct flow_change {
 #define CHANGE_TAKEN 2 /* another flow does */
 #define CHANGE_LATE 3 /* what lies there is newer */
 
-/* What `forget_flows` is told: a grant by which no flow is opened any more. */
-struct grant_end {
+/* What `survey_flows`, `tell_flows` and `forget_flows` are told: flows of a grant. */
+struct grant_flows {
 	struct wire_key first; /* of flow 0 */
 	__u32 first_flow;
-	__u64 known[2]; /* by flow: the agent knows it, and removes it by itself */
+	__u64 these[2]; /* by flow: to be looked at, to be told of, or to be kept */
 	__u16 count;
 	__u8 rises_here; /* flows differ in the port of this end, and not of the peer's */
 	__u8 zero[5];
+	/* What `survey_flows` says, of those that it has looked at. */
+	__u64 answered[2];
+	__u64 over[2]; /* and nobody was told of them */
 };
+
+/* How often the agent hears, while the flows of a grant are opened, how many are. */
+#define GRANT_NEWS 8
 
 /* What a pair of addresses leads to. */
 struct pair_value {
@@ -214,7 +224,7 @@ struct grant {
 	__u16 app_ports[GRANT_FLOWS_MAX]; /* that of each flow, in network byte order */
 	__u16 remote_port; /* rises; host byte order */
 	__u16 count;
-	__u32 zero;
+	__u32 opened; /* how many of them are; the programs alone change it */
 	__u64 until_ns;
 	__u64 used[GRANT_FLOWS_MAX / 64]; /* a bit for each flow that was opened; the programs alone change it */
 	__u8 record[GRANT_RECORD_LEN]; /* as above */

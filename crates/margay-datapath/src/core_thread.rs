@@ -90,6 +90,11 @@ impl<C: Core> CoreSide<C> {
                 Output::Fence(flow) => shared.direct.fence(flow),
                 Output::Back(flow) => shared.send_mark(flow, 0),
                 Output::Restart(flow) => restart::restart(shared, flow),
+                Output::Survey { grant, flows } => {
+                    let survey = shared.direct.survey_grant(grant, flows);
+                    self.core.handle_survey(clock::now(), grant, survey);
+                }
+                Output::Tell { grant, flows } => shared.direct.tell_of_flows(grant, flows),
                 Output::Routes => shared.routes.set(),
                 Output::Questions => shared.questions.set(),
             }
@@ -170,6 +175,12 @@ impl<C: Core> CoreSide<C> {
     }
 
     fn datagram(&mut self, shared: &Shared<C>, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
+        // The peer goes back with a flow of which the kernel has told nobody yet.
+        if let Ok(data) = DataRepr::parse(datagram)
+            && shared.table.read().key(data.dst_flow).is_none()
+        {
+            shared.direct.tell_of_flow(data.dst_flow);
+        }
         self.cache_events(shared);
         self.core.handle_datagram(clock::now(), local, from, datagram);
         self.drain(shared);
@@ -209,14 +220,14 @@ impl<C: Core> CoreSide<C> {
         if seen == Events::default() {
             return false;
         }
-        let crowds = seen.turns.len() > 1 || matches!(seen.turns.first(), Some((_, Turn::Opened(_))));
+        let crowds = seen.turns.len() > 1 || !seen.taken.is_empty();
         for (flow, turn) in seen.turns {
             match turn {
                 Turn::Opened(app) => self.core.handle_opened(now, flow, &app),
                 Turn::Ended(direction, flags) => self.core.handle_transport(now, flow, direction, flags),
-                Turn::Over => self.core.handle_over(now, flow),
             }
         }
+        seen.taken.into_iter().for_each(|(grant, taken)| self.core.handle_taken(now, grant, taken));
         seen.paths.into_iter().for_each(|path| self.core.handle_path_direct(now, path));
         seen.one_way.into_iter().for_each(|flow| shared.answer_one_way(flow));
         for (remote, datagram_max) in seen.narrow {
@@ -256,8 +267,8 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
     }
 
-    /// Looks through the caches for what flows have carried, and for flows that were opened and ends that nobody told of: the ring of events may have been
-    /// full, and the programs of the agent before go on telling theirs until they are replaced.
+    /// Looks through the caches for what flows have carried, and for ends that nobody told of: the ring of events may have been full, and the
+    /// programs of the agent before go on telling theirs until they are replaced.
     fn scan(&mut self, shared: &Shared<C>, now: Instant) {
         let blocks = shared.table.read().blocks();
         let mut flows: Vec<FlowId> = Vec::new();
@@ -269,9 +280,6 @@ impl<C: Core> CoreSide<C> {
         if let Some(cache) = shared.direct.cache() {
             let since = std::mem::replace(&mut self.scanned_ns, clock::now().micros() * 1000);
             for state in cache.entries() {
-                if !state.fresh && shared.table.read().key(state.flow).is_none() {
-                    self.core.handle_opened(now, state.flow, &state.app.tuple());
-                }
                 if state.last_ns >= since {
                     self.core.handle_activity(now, state.flow);
                 }

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use margay_core::entry::{Grant, Passage, Path, PathId, Tuple, Wire};
+use margay_core::entry::{Grant, Passage, Path, PathId, Survey, Tuple, Wire};
 use margay_core::output::{Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::{Mutex, RwLock};
@@ -75,15 +75,15 @@ pub(crate) enum Turn {
     Opened(Tuple),
     /// These flags have passed.
     Ended(Direction, u8),
-    /// Both ends have closed, and each has acknowledged all of the other's.
-    Over,
 }
 
 /// What the kernel's cache saw.
 #[derive(Default, PartialEq, Eq)]
 pub(crate) struct Events {
-    /// In their order: one that is opened may have the five-tuple of one that has ended just before, and end as soon.
+    /// In their order: one that is opened may have the five-tuple of one that has ended just before.
     pub turns: Vec<(FlowId, Turn)>,
+    /// Grants, and how many of their flows have been opened.
+    pub taken: Vec<(FlowId, u16)>,
     /// The peer waits for a sign that its datagrams arrive.
     pub one_way: Vec<FlowId>,
     /// Watched paths by which direct packets came.
@@ -312,6 +312,25 @@ impl Direct {
         }
     }
 
+    /// What has become of these flows of a grant.
+    pub fn survey_grant(&self, id: FlowId, these: u128) -> Survey {
+        self.cache().map_or_else(Survey::default, |cache| cache.survey_grant(id, these))
+    }
+
+    /// Has the events tell of these flows of a grant.
+    pub fn tell_of_flows(&self, id: FlowId, these: u128) {
+        if let Some(cache) = self.cache() {
+            cache.tell_of_flows(id, these);
+        }
+    }
+
+    /// Has them tell of a flow that may be of a grant.
+    pub fn tell_of_flow(&self, flow: FlowId) {
+        if let Some(cache) = self.cache() {
+            cache.tell_of_flow(flow);
+        }
+    }
+
     /// A grant is over: what was opened by it goes, unless its flow `is_known`.
     pub fn remove_grant(&self, id: FlowId, is_known: impl Fn(FlowId) -> bool) {
         if let Some(cache) = self.cache() {
@@ -401,6 +420,10 @@ impl Direct {
                 seen.paths.push(PathId(event.flow.0));
                 return;
             }
+            if let Some(count) = event.seen.taken() {
+                seen.taken.push((event.flow, count));
+                return;
+            }
             if event.seen.wants_answer() {
                 seen.one_way.push(event.flow);
             }
@@ -417,7 +440,6 @@ impl Direct {
             }
             let ended = event.seen.ends().map(|(direction, flags)| (event.flow, Turn::Ended(direction, flags)));
             seen.turns.extend(ended);
-            seen.turns.extend(event.seen.over().then_some((event.flow, Turn::Over)));
         });
         seen
     }

@@ -24,7 +24,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use margay_core::DirectEvent;
-use margay_core::entry::{PathId, Tuple, Wire};
+use margay_core::entry::{PathId, Survey, Tuple, Wire};
 use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::time::Instant;
 use margay_core::{Event, Sal};
@@ -65,8 +65,10 @@ pub trait Core: Send + 'static {
     fn handle_strange_seal(&mut self, now: Instant, flow: FlowId);
     /// See [`Sal::handle_opened`].
     fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple);
-    /// See [`Sal::handle_over`].
-    fn handle_over(&mut self, now: Instant, flow: FlowId);
+    /// See [`Sal::handle_taken`].
+    fn handle_taken(&mut self, now: Instant, grant: FlowId, taken: u16);
+    /// See [`Sal::handle_survey`].
+    fn handle_survey(&mut self, now: Instant, grant: FlowId, survey: Survey);
     /// See [`Sal::handle_path_direct`].
     fn handle_path_direct(&mut self, now: Instant, path: PathId);
     /// See [`Sal::handle_silence`].
@@ -114,8 +116,12 @@ impl Core for Sal {
         self.handle_opened(now, flow, app);
     }
 
-    fn handle_over(&mut self, now: Instant, flow: FlowId) {
-        self.handle_over(now, flow);
+    fn handle_taken(&mut self, now: Instant, grant: FlowId, taken: u16) {
+        self.handle_taken(now, grant, taken);
+    }
+
+    fn handle_survey(&mut self, now: Instant, grant: FlowId, survey: Survey) {
+        self.handle_survey(now, grant, survey);
     }
 
     fn handle_path_direct(&mut self, now: Instant, path: PathId) {
@@ -359,8 +365,17 @@ impl<C: Core> Datapath<C> {
         self.shared.table.read().len()
     }
 
+    /// Makes the core know of every flow that the kernel has opened by a grant, however young: the kernel's cache is about to lose them.
+    pub fn hear_of_flows(&self) {
+        if let Some(cache) = self.shared.direct.cache() {
+            cache.tell_of_all();
+            self.shared.core.lock().cache_events(&self.shared);
+        }
+    }
+
     /// Empties the flow cache: every flow goes on, its next packet brings its entry back (DESIGN §3.2).
     pub fn clear_cache(&self) {
+        self.hear_of_flows();
         self.shared.table.write().clear();
         self.shared.direct.clear();
     }

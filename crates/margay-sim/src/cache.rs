@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::{Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Tuple, Wire};
+use margay_core::{Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Survey, Tuple, Wire};
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr,
 };
@@ -192,6 +192,33 @@ impl Cache {
             Some(Wanted { app: slot.entry.app, wire, between, is_held: path.passage != Passage::Open })
         });
         kernel.follow(flow, wanted);
+    }
+
+    /// Flows of a grant, by their bits.
+    fn flows_of(&self, grant: FlowId, flows: u128) -> Vec<(u16, FlowId)> {
+        let Some(grant) = self.grants.get(&grant) else { return Vec::new() };
+        let wanted = (0..grant.count).filter(|number| flows >> number & 1 != 0);
+        wanted.map(|number| (number, FlowId(grant.first_flow.0 + u32::from(number)))).collect()
+    }
+
+    /// What the kernel has made of flows of a grant.
+    pub(crate) fn survey(&self, grant: FlowId, flows: u128) -> Survey {
+        let mut survey = Survey::default();
+        let Some(kernel) = &self.kernel else { return survey };
+        for (number, flow) in self.flows_of(grant, flows) {
+            let (is_answered, is_over) = kernel.survey(flow);
+            survey.answered |= u128::from(is_answered) << number;
+            survey.over |= u128::from(is_over) << number;
+        }
+        survey
+    }
+
+    /// Has the kernel tell of flows of a grant.
+    pub(crate) fn tell_of(&mut self, grant: FlowId, flows: u128) {
+        let flows = self.flows_of(grant, flows);
+        if let Some(kernel) = &mut self.kernel {
+            flows.into_iter().for_each(|(_, flow)| kernel.tell(flow));
+        }
     }
 
     /// The path between two addresses, if it is watched, whatever flow a packet by it is of.

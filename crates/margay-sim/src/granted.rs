@@ -9,6 +9,9 @@ use margay_wire::FlowId;
 
 use crate::program::{ACK, RST, SYN, Segment};
 
+/// How often the agent hears, while the flows of a grant are opened, how many are.
+const NEWS: u16 = 8;
+
 /// A grant, and what was opened by it.
 struct Taken {
     grant: Grant,
@@ -18,6 +21,15 @@ struct Taken {
     next: u16,
     /// A responder's flows that were opened.
     used: u128,
+}
+
+impl Taken {
+    /// How many flows are opened, where the agent is to hear of it.
+    fn news(&self) -> Option<(FlowId, u16)> {
+        let count = if self.grant.role == Role::Initiator { self.next } else { self.used.count_ones() as u16 };
+        let step = (self.grant.count / NEWS).max(1);
+        (count.is_multiple_of(step) || count == self.grant.count).then_some((self.grant.id, count))
+    }
 }
 
 /// A flow that is to be opened.
@@ -32,9 +44,11 @@ pub(crate) struct Opening {
 #[derive(Default)]
 pub(crate) struct Grants {
     all: HashMap<FlowId, Taken>,
-    /// Flows that the agent has not been told of.
+    /// Flows that nobody has answered, and those that the agent has not been told of.
     fresh: HashSet<FlowId>,
-    opened: Vec<(FlowId, Tuple)>,
+    untold: HashSet<FlowId>,
+    /// How many flows of which grants are opened, as the agent is told.
+    pub news: Vec<(FlowId, u16)>,
 }
 
 fn wire(grant: &Grant, number: u16) -> Wire {
@@ -68,6 +82,17 @@ impl Grants {
     pub fn clear(&mut self) {
         self.all.clear();
         self.fresh.clear();
+        self.untold.clear();
+    }
+
+    /// Whether the agent has not been told of a flow that somebody has answered.
+    pub fn is_untold(&self, flow: FlowId) -> bool {
+        self.untold.contains(&flow)
+    }
+
+    /// The agent knows a flow from now on. Whether it has not before.
+    pub fn know(&mut self, flow: FlowId) -> bool {
+        self.untold.remove(&flow)
     }
 
     pub fn is_fresh(&self, flow: FlowId) -> bool {
@@ -86,7 +111,9 @@ impl Grants {
         let number = taken.next;
         taken.next += 1;
         let flow = number_of(&taken.grant, number);
+        self.news.extend(taken.news());
         self.fresh.insert(flow);
+        self.untold.insert(flow);
         Some(Opening { flow, app: segment.tuple, wire: wire(&taken.grant, number), between: taken.between })
     }
 
@@ -107,21 +134,18 @@ impl Grants {
         let Tuple { protocol, source, destination } = taken.grant.app;
         let destination = SocketAddr::new(destination.ip(), taken.grant.ports[usize::from(number)]);
         let flow = number_of(&taken.grant, number);
+        self.news.extend(taken.news());
         self.fresh.insert(flow);
+        self.untold.insert(flow);
         let app = Tuple { protocol, source, destination };
         Some(Opening { flow, app, wire: wire(&taken.grant, number), between: taken.between })
     }
 
-    /// The first answer to a flow: the agent is told.
-    pub fn note(&mut self, flow: FlowId, app: Tuple, flags: u8) {
-        let answers = flags & RST == 0 && flags & (SYN | ACK) != SYN;
-        if answers && self.fresh.remove(&flow) {
-            self.opened.push((flow, app));
+    /// A packet of the peer's: it may be the first answer to a flow.
+    pub fn note(&mut self, flow: FlowId, flags: u8) {
+        if flags & RST == 0 && flags & (SYN | ACK) != SYN {
+            self.fresh.remove(&flow);
         }
-    }
-
-    pub fn take_opened(&mut self) -> Vec<(FlowId, Tuple)> {
-        std::mem::take(&mut self.opened)
     }
 
     /// Flows that nobody has answered, between these numbers.
@@ -129,6 +153,7 @@ impl Grants {
         let last = first.0 + u32::from(count);
         let gone: Vec<FlowId> = self.fresh.iter().copied().filter(|flow| (first.0..last).contains(&flow.0)).collect();
         self.fresh.retain(|flow| !gone.contains(flow));
+        self.untold.retain(|flow| !(first.0..last).contains(&flow.0));
         gone
     }
 }

@@ -7,10 +7,10 @@ use margay_core::name::{HOST_V4, HOST_V6, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
 use margay_core::{AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, Instant, Limits, Output, Sal, Tuple};
-use margay_wire::{FENCE, FlowId, PORT};
+use margay_wire::{DataRepr, FENCE, FlowId, PORT};
 
 use crate::cache::{Cache, Carried};
-use crate::kernel::Kernel;
+use crate::kernel::Told;
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, UDP};
 use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
@@ -185,11 +185,37 @@ impl Host {
     pub fn set_direct(&mut self, now: Instant, is_on: bool) {
         if is_on {
             self.cache.kernel.get_or_insert_default();
-        } else {
-            self.cache.clear_kernel();
         }
         self.sal.set_flow_ports(now, is_on.then_some(61_000..=65_535));
         self.drain(now);
+        if !is_on {
+            let grants: Vec<FlowId> = self.cache.grants.keys().copied().collect();
+            grants.into_iter().for_each(|grant| self.cache.tell_of(grant, u128::MAX));
+            self.hear(now);
+            self.cache.clear_kernel();
+        }
+    }
+
+    /// What the kernel tells the agent.
+    fn hear(&mut self, now: Instant) {
+        let Some(kernel) = &mut self.cache.kernel else { return };
+        let (told, taken) = kernel.take_news();
+        if told.is_empty() && taken.is_empty() {
+            return;
+        }
+        for Told { flow, app, closed } in told {
+            if let Some(app) = app {
+                self.sal.handle_opened(now, flow, &app);
+            }
+            closed.into_iter().for_each(|(direction, flags)| self.report(now, flow, direction, flags));
+        }
+        taken.into_iter().for_each(|(grant, count)| self.sal.handle_taken(now, grant, count));
+        self.drain(now);
+    }
+
+    /// Whether the agent hears of what passes of a flow that the kernel carries.
+    fn is_told(&self, flow: FlowId) -> bool {
+        self.cache.kernel.as_ref().is_none_or(|kernel| !kernel.grants.is_untold(flow))
     }
 
     /// The host has these addresses now, and a route to every address of their families.
@@ -267,12 +293,7 @@ impl Host {
         if let Some(path) = self.cache.watched(local, remote) {
             self.sal.handle_path_direct(now, path);
         }
-        let Some(kernel) = &mut self.cache.kernel else { return };
-        let opened = kernel.grants.take_opened();
-        if !opened.is_empty() {
-            opened.iter().for_each(|(flow, app)| self.sal.handle_opened(now, *flow, app));
-            self.drain(now);
-        }
+        self.hear(now);
         let Some(kernel) = &mut self.cache.kernel else { return };
         for flow in kernel.take_one_way() {
             self.outbox.extend(self.cache.bare(flow).map(Outgoing::Direct));
@@ -280,9 +301,11 @@ impl Host {
         match found {
             Some((flow, tuple)) => {
                 let flags = segment.flags;
+                let is_told = self.is_told(flow);
                 self.deliver(now, segment.readdressed(tuple));
-                self.report(now, flow, Direction::Ingress, flags);
-                self.hear_over(now);
+                if is_told {
+                    self.report(now, flow, Direction::Ingress, flags);
+                }
             }
             None => {
                 // Consumed, or dropped and counted.
@@ -290,11 +313,6 @@ impl Host {
             }
         }
         self.drain(now);
-    }
-
-    fn hear_over(&mut self, now: Instant) {
-        let over = self.cache.kernel.as_mut().map(Kernel::take_over).unwrap_or_default();
-        over.into_iter().for_each(|flow| self.sal.handle_over(now, flow));
     }
 
     fn report(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
@@ -305,6 +323,12 @@ impl Host {
 
     pub(crate) fn handle_datagram(&mut self, now: Instant, local: IpAddr, from: SocketAddr, datagram: &[u8]) {
         if !self.ingress(now, from, datagram) {
+            if let (Ok(data), Some(kernel)) = (DataRepr::parse(datagram), &mut self.cache.kernel)
+                && kernel.grants.is_untold(data.dst_flow)
+            {
+                kernel.tell(data.dst_flow);
+                self.hear(now);
+            }
             // Already counted by the core.
             let _ = self.sal.handle_datagram(now, Some(local), from, datagram);
         }
@@ -350,10 +374,13 @@ impl Host {
     /// A packet of a program here.
     fn egress(&mut self, now: Instant, packet: &[u8]) {
         let Some(segment) = Segment::parse(packet) else { return };
-        if let Some((flow, direct)) = self.cache.send_direct(now, &segment) {
+        let direct = self.cache.send_direct(now, &segment);
+        self.hear(now);
+        if let Some((flow, direct)) = direct {
             self.outbox.push(Outgoing::Direct(direct));
-            self.report(now, flow, Direction::Egress, segment.flags);
-            self.hear_over(now);
+            if self.is_told(flow) {
+                self.report(now, flow, Direction::Egress, segment.flags);
+            }
             return;
         }
         self.agent_egress(now, &segment, packet);
@@ -424,6 +451,14 @@ impl Host {
                 Output::Fence(flow) => self.send_mark(flow, FENCE),
                 Output::Back(flow) => self.send_mark(flow, 0),
                 Output::Restart(flow) => self.restart(now, flow),
+                Output::Survey { grant, flows } => {
+                    let survey = self.cache.survey(grant, flows);
+                    self.sal.handle_survey(now, grant, survey);
+                }
+                Output::Tell { grant, flows } => {
+                    self.cache.tell_of(grant, flows);
+                    self.hear(now);
+                }
                 // No copy of the service table is kept here.
                 Output::Routes => {}
                 // Whoever runs the world answers them.

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use margay_core::entry::PathId;
-use margay_core::{Instant, Tuple, Wire};
+use margay_core::{Direction, Instant, Tuple, Wire};
 use margay_wire::FlowId;
 
 use crate::cache::wire_tuple;
 use crate::granted::{Grants, Opening};
-use crate::program::{ACK, FIN, SYN, Segment, UDP};
+use crate::program::{ACK, FIN, RST, SYN, Segment, UDP};
 
 /// A wait for an answer is too long after this and twice the round trip.
 const STALL: Duration = Duration::from_millis(190);
@@ -44,14 +44,29 @@ struct Direct {
     acknowledged: (u32, u32),
     /// Each has acknowledged all of the other's.
     is_over: bool,
+    /// FIN and RST that have passed, either way.
+    closed: [u8; 2],
 }
 
 impl Direct {
-    /// Whether the last packet was the end of it.
-    fn ends_now(&mut self) -> bool {
-        let acknowledged = (Some(self.acknowledged.1), Some(self.acknowledged.0));
-        self.ends == acknowledged && !std::mem::replace(&mut self.is_over, true)
+    /// Takes note of what a packet says of the flow's end.
+    fn note_end(&mut self, direction: Direction, segment: &Segment) {
+        let (end, acknowledged, closed) = match direction {
+            Direction::Egress => (&mut self.ends.0, &mut self.acknowledged.0, &mut self.closed[0]),
+            Direction::Ingress => (&mut self.ends.1, &mut self.acknowledged.1, &mut self.closed[1]),
+        };
+        *end = end_of(segment).or(*end);
+        *acknowledged = segment.acknowledgement;
+        *closed |= segment.flags & (FIN | RST);
+        self.is_over |= self.ends == (Some(self.acknowledged.1), Some(self.acknowledged.0));
     }
+}
+
+/// What the agent hears of a flow: the application's five-tuple, if the kernel has opened it, and what has passed of its end.
+pub(crate) struct Told {
+    pub flow: FlowId,
+    pub app: Option<Tuple>,
+    pub closed: [(Direction, u8); 2],
 }
 
 /// The number after a segment's FIN.
@@ -84,8 +99,8 @@ pub struct Kernel {
     pub requests_met: u64,
     /// Flows whose datagrams want an answer.
     one_way: Vec<FlowId>,
-    /// Flows that are over, and of which the agent was not told yet.
-    over: Vec<FlowId>,
+    /// What the agent is to hear.
+    told: Vec<Told>,
     /// What it may open by itself.
     pub(crate) grants: Grants,
     /// The numbers of programs' SYNs of which nothing else has passed.
@@ -105,7 +120,7 @@ impl Default for Kernel {
             stalls: 0,
             requests_met: 0,
             one_way: Vec::new(),
-            over: Vec::new(),
+            told: Vec::new(),
             grants: Grants::default(),
             asked: HashMap::new(),
             set_up: (0, 0),
@@ -116,6 +131,13 @@ impl Default for Kernel {
 impl Kernel {
     /// Takes the entry that the agent wants; what goes direct neither way is no entry.
     pub(crate) fn follow(&mut self, flow: FlowId, wanted: Option<Wanted>) {
+        if self.grants.know(flow) {
+            self.tell_of(flow, false);
+        }
+        self.set(flow, wanted);
+    }
+
+    fn set(&mut self, flow: FlowId, wanted: Option<Wanted>) {
         match wanted.filter(|wanted| wanted.wire.sending || wanted.wire.accepting) {
             // A five-tuple that leads to another flow, which goes on, is that one's.
             Some(Wanted { app, .. }) if self.is_anothers(&app, flow) => {}
@@ -135,6 +157,7 @@ impl Kernel {
                     ends: (None, None),
                     acknowledged: (0, 0),
                     is_over: false,
+                    closed: [0; 2],
                 };
                 let entry = self.flows.entry(flow).or_insert(fresh);
                 (entry.app, entry.wire, entry.between) = (app, wire, between);
@@ -170,6 +193,7 @@ impl Kernel {
         self.flows.clear();
         self.by_app.clear();
         self.grants.clear();
+        self.told.clear();
     }
 
     /// Whether the flow has stalled; `None` when it is not here.
@@ -177,8 +201,45 @@ impl Kernel {
         self.flows.get(&flow).map(|entry| entry.is_stalled)
     }
 
-    /// The application's packet as it goes on the wire; `None` when the agent is to have it.
+    /// The application's packet as it goes on the wire; `None` when the agent is to have it, which is told of its flow before.
     pub(crate) fn egress(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
+        let sent = self.send(now, segment);
+        if sent.is_none()
+            && let Some(flow) = self.by_app.get(&segment.tuple).copied()
+            && self.grants.is_untold(flow)
+        {
+            self.tell(flow);
+        }
+        sent
+    }
+
+    /// The agent hears of a flow, if somebody has answered it.
+    pub(crate) fn tell(&mut self, flow: FlowId) {
+        if self.flows.contains_key(&flow) && !self.grants.is_fresh(flow) {
+            self.grants.know(flow);
+            self.tell_of(flow, true);
+        }
+    }
+
+    fn tell_of(&mut self, flow: FlowId, is_opened: bool) {
+        let Some(entry) = self.flows.get(&flow) else { return };
+        let [out, back] = entry.closed;
+        let closed = [(Direction::Egress, out), (Direction::Ingress, back)];
+        self.told.push(Told { flow, app: is_opened.then_some(entry.app), closed });
+    }
+
+    /// Whether a flow has been answered, and whether it is over without anybody knowing of it.
+    pub(crate) fn survey(&self, flow: FlowId) -> (bool, bool) {
+        let Some(entry) = self.flows.get(&flow).filter(|_| !self.grants.is_fresh(flow)) else { return (false, false) };
+        (true, entry.is_over && self.grants.is_untold(flow))
+    }
+
+    /// What the agent hears, and how many flows of which grants are opened.
+    pub(crate) fn take_news(&mut self) -> (Vec<Told>, Vec<(FlowId, u16)>) {
+        (std::mem::take(&mut self.told), std::mem::take(&mut self.grants.news))
+    }
+
+    fn send(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
         if segment.flags & (SYN | ACK) != SYN {
             self.asked.remove(&segment.tuple);
         } else if !self.take(now, segment) {
@@ -217,9 +278,7 @@ impl Kernel {
             }
             entry.unanswered_since.get_or_insert(now);
         }
-        entry.ends.0 = end_of(segment).or(entry.ends.0);
-        entry.acknowledged.0 = segment.acknowledgement;
-        self.over.extend(entry.ends_now().then_some(flow));
+        entry.note_end(Direction::Egress, segment);
         entry.last_out = Some(now);
         self.sent += 1;
         Some((flow, packet))
@@ -253,10 +312,8 @@ impl Kernel {
         if !self.grants.is_fresh(*flow) && is_request(&entry.app) {
             self.requests_met += 1;
         }
-        self.grants.note(*flow, entry.app, segment.flags);
-        entry.ends.1 = end_of(segment).or(entry.ends.1);
-        entry.acknowledged.1 = segment.acknowledgement;
-        self.over.extend(entry.ends_now().then_some(*flow));
+        self.grants.note(*flow, segment.flags);
+        entry.note_end(Direction::Ingress, segment);
         if segment.tuple.protocol == UDP {
             entry.unanswered_since = None;
             if is_bare {
@@ -305,7 +362,7 @@ impl Kernel {
 
     fn open(&mut self, opening: Opening) {
         let Opening { flow, app, wire, between } = opening;
-        self.follow(flow, Some(Wanted { app, wire, between, is_held: false }));
+        self.set(flow, Some(Wanted { app, wire, between, is_held: false }));
     }
 
     /// A grant is over: what nobody has answered goes, and what the agent does not know.
@@ -323,18 +380,13 @@ impl Kernel {
 
     /// What it carries: the application's five-tuple, and how the packets look between the hosts. Without flows that nobody has answered yet.
     pub fn entries(&self) -> Vec<(FlowId, Tuple, Wire)> {
-        let told = self.flows.iter().filter(|(flow, _)| !self.grants.is_fresh(**flow));
-        told.map(|(flow, entry)| (*flow, entry.app, entry.wire)).collect()
+        let answered = self.flows.iter().filter(|(flow, _)| !self.grants.is_fresh(**flow));
+        answered.map(|(flow, entry)| (*flow, entry.app, entry.wire)).collect()
     }
 
     /// Nothing is opened any more.
     pub fn forget_grants(&mut self) {
         self.grants.stop_all();
-    }
-
-    /// Flows that are over since it was asked last: each end has acknowledged all of the other's.
-    pub(crate) fn take_over(&mut self) -> Vec<FlowId> {
-        std::mem::take(&mut self.over)
     }
 
     /// Flows whose datagrams want an answer, since none goes back.

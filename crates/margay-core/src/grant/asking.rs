@@ -75,13 +75,13 @@ struct Demand {
 }
 
 impl Demand {
-    fn note(&mut self, now: Instant) {
+    fn note(&mut self, now: Instant, count: u32) {
         let age = now.since(self.begun);
         if age >= WINDOW {
             self.before = if age < 2 * WINDOW { self.now } else { 0 };
             (self.begun, self.now) = (now, 0);
         }
-        self.now = self.now.saturating_add(1);
+        self.now = self.now.saturating_add(count);
     }
 
     fn per_window(&self) -> u32 {
@@ -108,7 +108,7 @@ pub(crate) struct Demands {
 }
 
 impl Demands {
-    fn note(&mut self, now: Instant, destination: SocketAddr) {
+    fn note(&mut self, now: Instant, destination: SocketAddr, count: u32) {
         if !self.by_destination.contains_key(&destination) && self.by_destination.len() >= DEMANDS_MAX {
             self.by_destination.retain(|_, demand| !demand.is_quiet(now));
             if self.by_destination.len() >= DEMANDS_MAX {
@@ -116,7 +116,7 @@ impl Demands {
             }
         }
         let new = Demand { begun: now, now: 0, before: 0, asking: 0, grants: Vec::new(), rests: None };
-        self.by_destination.entry(destination).or_insert(new).note(now);
+        self.by_destination.entry(destination).or_insert(new).note(now, count);
     }
 
     /// A grant is in use, or is no more.
@@ -137,9 +137,9 @@ impl Demands {
 }
 
 impl Sal {
-    /// A program has connected to a name: once more, and it may be often.
-    pub(crate) fn note_connect(&mut self, now: Instant, destination: SocketAddr) {
-        self.grants.demands.note(now, destination);
+    /// Programs have connected to a name so many times more, and it may be often.
+    pub(crate) fn note_connects(&mut self, now: Instant, destination: SocketAddr, count: u32) {
+        self.grants.demands.note(now, destination, count);
         let Some(demand) = self.grants.demands.by_destination.get(&destination) else { return };
         let (often, asking) = (demand.per_window(), demand.asking);
         let wanted = demand.ahead(now).clamp(LEAST.into(), AHEAD_MAX);
@@ -149,7 +149,7 @@ impl Sal {
         let size = (wanted / ON_HAND).clamp(LEAST.into(), GRANT_FLOWS_MAX.into());
         let here = demand.grants.iter().filter_map(|id| self.grants.all.get(id));
         let lasting = here.filter(|given| now + SOON < given.grant.until);
-        let on_hand = lasting.map(|given| given.left()).sum::<u32>() + asking as u32 * size;
+        let on_hand = lasting.map(|given| u32::from(given.left())).sum::<u32>() + asking as u32 * size;
         let room = GRANTS_PER_DESTINATION.saturating_sub(demand.grants.len() + asking);
         let missing = wanted.saturating_sub(on_hand).div_ceil(size) as usize;
         for _ in 0..missing.min(room) {
@@ -297,14 +297,14 @@ mod tests {
     #[test]
     fn what_is_often_is_counted_by_windows() {
         let mut demand = demand();
-        (0..10).for_each(|n| demand.note(Instant::from_millis(20 * n)));
+        (0..10).for_each(|n| demand.note(Instant::from_millis(20 * n), 1));
         assert_eq!(demand.per_window(), 10);
-        demand.note(Instant::from_millis(260));
+        demand.note(Instant::from_millis(260), 1);
         assert_eq!((demand.now, demand.per_window()), (1, 10), "the window before counts");
-        demand.note(Instant::from_millis(520));
+        demand.note(Instant::from_millis(520), 1);
         assert_eq!(demand.per_window(), 1);
-        (0..30).for_each(|_| demand.note(Instant::from_millis(521)));
-        demand.note(Instant::from_millis(1500));
+        (0..30).for_each(|_| demand.note(Instant::from_millis(521), 1));
+        demand.note(Instant::from_millis(1500), 1);
         assert_eq!(demand.per_window(), 1, "there was a pause");
     }
 
@@ -312,11 +312,11 @@ mod tests {
     fn destinations_are_bounded_and_quiet_ones_make_room() {
         let mut demands = Demands::default();
         let at = |n: usize| SocketAddr::new([10, 0, (n >> 8) as u8, n as u8].into(), 80);
-        (0..DEMANDS_MAX + 5).for_each(|n| demands.note(Instant::ZERO, at(n)));
+        (0..DEMANDS_MAX + 5).for_each(|n| demands.note(Instant::ZERO, at(n), 1));
         assert_eq!(demands.by_destination.len(), DEMANDS_MAX);
         let later = Instant::ZERO + 2 * REST;
-        demands.note(later, at(3));
-        demands.note(later, at(DEMANDS_MAX));
+        demands.note(later, at(3), 1);
+        demands.note(later, at(DEMANDS_MAX), 1);
         assert_eq!(demands.by_destination.keys().copied().collect::<Vec<_>>(), [at(3), at(DEMANDS_MAX)]);
     }
 }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! From then on the initiator's kernel takes a flow of the grant for a program's SYN and sends it direct, and the responder's opens
-//! it there: no agent is on the way. Both cores are told afterwards, and the flow is as any other from then on. So that a change
+//! it there: no agent is on the way. Both cores hear of flows that last, and those are as any other from then on. So that a change
 //! of rules, rights or weights counts for new connections soon, a grant is short-lived, and ends at once where its end knows of
 //! the change.
 
@@ -31,12 +31,12 @@ use core::time::Duration;
 
 use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, SessionId};
 
-use crate::carriage::{Carriage, Why};
+use crate::carriage::{Carriage, DirectEvent, Why};
 use crate::closing::LINGER_GRANTED;
 use crate::direct::Direct;
-use crate::entry::{EntryUpdate, Grant, RemoveReason, Tuple};
+use crate::entry::{Entry, EntryUpdate, Grant, RemoveReason, Survey, Tuple};
 use crate::event::{Event, Lifecycle, Role};
-use crate::flow::{Flow, Setup, seen};
+use crate::flow::{Flow, seen};
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
 use crate::sal::Sal;
@@ -47,9 +47,10 @@ use crate::time::Instant;
 const LIFETIME: Duration = Duration::from_secs(1);
 /// What was opened at the last moment may be answered, and told of, for so long.
 const SETTLING: Duration = SETUP_TIMEOUT;
-/// A flow that is over sooner costs nothing but its place in the core's table: no cache of the agent's has it, nor its journal. Where
-/// thousands connect at once, a listener may take a tenth of a second to close.
-const FRESH: Duration = Duration::from_millis(250);
+/// How often the kernel is asked what has become of the flows of a grant. One that is over by then has cost this host's agent nothing; one
+/// that was there the time before, and still is, becomes a flow as any other. Where thousands connect at once, a listener may take a tenth of a
+/// second to close.
+const SURVEYS: Duration = Duration::from_millis(250);
 /// Grants of this host, whichever end it is. At the bound none is asked for and none is given.
 const GRANTS_MAX: usize = 4096;
 /// Pairs of flow ports that are in use with one peer, or rest. Fifteen thousand connections a second, each of which rests for a minute, need as many.
@@ -71,10 +72,17 @@ pub(crate) struct Given {
     pub host: HostId,
     /// Whether the responder's right to the name was proved.
     pub authenticated: bool,
-    /// By flow, whether it was opened.
-    opened: u128,
-    /// None is opened any more; it is forgotten then.
+    /// How many flows were opened, as far as the kernel has said.
+    taken: u16,
+    /// By flow, whether the core was told of it; whether it was over before that; and whether the last survey found it answered, and neither.
+    told: u128,
+    brief: u128,
+    waiting: u128,
+    /// When the kernel is asked next.
+    survey: Option<Instant>,
+    /// None is opened any more; it is forgotten then, after what is left has been told of.
     over: Option<Instant>,
+    is_last: bool,
 }
 
 impl Given {
@@ -95,8 +103,13 @@ impl Given {
             association,
             host,
             authenticated,
-            opened: 0,
+            taken: 0,
+            told: 0,
+            brief: 0,
+            waiting: 0,
+            survey: None,
             over: None,
+            is_last: false,
         }
     }
 
@@ -104,13 +117,19 @@ impl Given {
         matches!(self.grant.role, Role::Initiator)
     }
 
-    fn is_opened(&self, number: u16) -> bool {
-        self.opened & 1 << number != 0
+    fn is_told(&self, number: u16) -> bool {
+        self.told & 1 << number != 0
+    }
+
+    /// Flows of which the kernel alone may know something.
+    fn unsettled(&self) -> u128 {
+        let all = u128::MAX >> u128::BITS.saturating_sub(self.grant.count.into()).min(u128::BITS - 1);
+        all & !(self.told | self.brief)
     }
 
     /// Flows that may still be opened.
-    fn left(&self) -> u32 {
-        u32::from(self.grant.count).saturating_sub(self.opened.count_ones())
+    fn left(&self) -> u16 {
+        self.grant.count.saturating_sub(self.taken)
     }
 
     /// This end's port and the peer's, of a flow.
@@ -143,7 +162,7 @@ impl Given {
         flow.peer_flow = FlowId(self.peer_first.0.wrapping_add(number.into()));
         flow.association = self.association;
         flow.generation = 1;
-        (flow.lifecycle, flow.setup) = (Lifecycle::Established, Setup::Fresh);
+        flow.lifecycle = Lifecycle::Established;
         flow.seen = seen::CONFIRMED | if self.authenticated { seen::AUTHENTICATED } else { 0 };
         flow.direct = Direct::never(Why::Granted, now);
         flow.direct.carriage = Carriage::Direct;
@@ -211,9 +230,18 @@ impl Grants {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// When flows may be opened by it no more, or when it is forgotten.
+    /// When something is to be done about it: flows may be opened no more, it is forgotten, or the kernel is asked.
     fn deadline_of(given: &Given) -> Instant {
-        given.over.unwrap_or(given.grant.until)
+        let end = given.over.unwrap_or(given.grant.until);
+        given.survey.map_or(end, |survey| survey.min(end))
+    }
+
+    /// Changes what is known of a grant, and when something is to be done about it.
+    fn change(&mut self, id: FlowId, change: impl FnOnce(&mut Given)) {
+        let Some(given) = self.all.get_mut(&id) else { return };
+        self.deadlines.remove(&(Self::deadline_of(given), id));
+        change(given);
+        self.deadlines.insert((Self::deadline_of(given), id));
     }
 }
 
@@ -243,7 +271,7 @@ impl Sal {
     /// Both ends have agreed on a grant: the kernel may open flows by it. False where a number or a pair of ports has been taken
     /// meanwhile.
     fn take_up_grant(&mut self, now: Instant, mut given: Given) -> bool {
-        let Grant { id, first_flow: FlowId(first), count, local_port, remote_port, until, .. } = given.grant;
+        let Grant { id, first_flow: FlowId(first), count, local_port, remote_port, .. } = given.grant;
         let Some(last) = first.checked_add(u32::from(count).saturating_sub(1)) else { return false };
         let ports = (given.host, local_port, remote_port);
         if self.grants.len() >= GRANTS_MAX
@@ -255,13 +283,14 @@ impl Sal {
         }
         self.hold_grant(&given);
         given.grant.record = record::encode(&given);
+        given.survey = Some(now + SURVEYS);
         self.queue.update(EntryUpdate::Grant(Box::new(given.grant)));
         if given.is_initiators() {
             self.grants.demands.set_in_use(&given.grant, true);
         }
         self.grants.by_first.insert(FlowId(first), id);
         self.grants.shown.extend(given.shown());
-        self.grants.deadlines.insert((until, id));
+        self.grants.deadlines.insert((Grants::deadline_of(&given), id));
         self.grants.all.insert(id, Box::new(given));
         true
     }
@@ -277,11 +306,10 @@ impl Sal {
     /// here, as its packets leave `sal0`.
     pub fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
         self.now = now;
-        let Some((given, number)) = self.grants.of_flow(flow) else { return };
-        if given.is_opened(number) || self.flows.get(flow).is_some() || !self.make_room(app) {
-            return;
+        if let Some(entry) = self.open(now, flow, *app) {
+            self.queue.update(EntryUpdate::Opened(entry));
+            self.announce_opened(now, flow);
         }
-        self.open(now, flow, *app);
     }
 
     /// A message from `from` names a flow of a grant of which the kernel has said nothing yet: at the responder all is known.
@@ -289,10 +317,14 @@ impl Sal {
         let Some((given, number)) = self.grants.of_flow(flow) else { return };
         let app = given.listener_tuple(number);
         let peer = self.associations.get(given.association).map(|association| association.remote);
-        if given.is_initiators() || given.is_opened(number) || peer != Some(from) || !self.make_room(&app) {
-            return;
+        if !given.is_initiators()
+            && peer == Some(from)
+            && let Some(entry) = self.open(now, flow, app)
+        {
+            // The kernel takes this for the agent's word, whatever it has opened.
+            self.queue.update(EntryUpdate::Install(entry));
+            self.announce_opened(now, flow);
         }
-        self.open(now, flow, app);
     }
 
     /// A five-tuple is used again: what it was before is over. False where it is not.
@@ -305,47 +337,82 @@ impl Sal {
         is_over
     }
 
-    fn open(&mut self, now: Instant, id: FlowId, app: Tuple) {
-        let Some((given, number)) = self.grants.of_flow(id) else { return };
-        let (grant_id, association, host, role) = (given.grant.id, given.association, given.host, given.grant.role);
+    fn open(&mut self, now: Instant, id: FlowId, app: Tuple) -> Option<Entry> {
+        let (given, number) = self.grants.of_flow(id)?;
+        let (grant_id, association, host) = (given.grant.id, given.association, given.host);
+        let is_news = given.unsettled() & 1 << number != 0 && self.flows.get(id).is_none();
         let flow = given.flow(id, number, app, now);
-        if let Some(given) = self.grants.all.get_mut(&grant_id) {
-            given.opened |= 1 << number;
+        if !is_news || !self.make_room(&app) {
+            return None;
         }
+        self.grants.change(grant_id, |given| given.told |= 1 << number);
+        let entry = flow.entry();
         self.associations.hold(association);
         self.flows.insert(flow);
-        self.flows.set_deadline(id, Some(now + FRESH));
         self.note_proof(association, Some(now));
         self.note_data_passes(host);
         self.counters.flows_granted += 1;
-        if self.grants.all.get(&grant_id).is_some_and(|given| given.left() == 0) {
-            self.stop_grant(grant_id, LINGER_GRANTED);
-        }
-        if role == Role::Initiator {
-            self.note_connect(now, app.destination);
-        }
+        Some(entry)
     }
 
-    /// The caches and whoever keeps lists have a fresh flow from now on.
-    pub(crate) fn end_freshness(&mut self, id: FlowId) {
-        let now = self.now;
-        let Some(flow) = self.flows.get_mut(id).filter(|flow| matches!(flow.setup, Setup::Fresh)) else { return };
-        flow.setup = Setup::Done;
-        let (entry, is_closed) = (flow.entry(), flow.lifecycle == Lifecycle::Closed);
-        self.queue.update(EntryUpdate::Opened(entry));
+    /// Everybody may know of it. Where the kernel's cache has been taken off meanwhile, it goes by user space.
+    fn announce_opened(&mut self, now: Instant, id: FlowId) {
         self.events.push(Event::FlowOpened(id));
-        self.flows.set_deadline(id, is_closed.then_some(now + LINGER_GRANTED));
+        if !self.is_direct_on() {
+            self.direct_event(now, id, DirectEvent::Stalled, Why::NoCache);
+        }
     }
 
-    /// The kernel's cache has seen both ends close a flow that it had opened, and each acknowledge all of the other's. One that was fresh until then
-    /// is forgotten: what is late for it finds the kernel's entry, which goes with the grant.
-    pub fn handle_over(&mut self, now: Instant, id: FlowId) {
+    /// So many flows of a grant have been opened.
+    pub fn handle_taken(&mut self, now: Instant, id: FlowId, taken: u16) {
         self.now = now;
-        if let Some(flow) = self.flows.get_mut(id).filter(|flow| matches!(flow.setup, Setup::Fresh)) {
-            flow.setup = Setup::Done;
-            self.counters.flows_brief += 1;
-            self.remove_flow(id, RemoveReason::Closed);
+        let Some(given) = self.grants.all.get_mut(&id).filter(|given| taken > given.taken) else { return };
+        let more = taken - given.taken;
+        given.taken = taken;
+        let connects_to = given.is_initiators().then_some(given.grant.app.destination);
+        if given.left() == 0 {
+            self.stop_grant(id, LINGER_GRANTED);
         }
+        if let Some(destination) = connects_to {
+            self.note_connects(now, destination, more.into());
+        }
+    }
+
+    /// Asks the kernel what has become of the flows of a grant.
+    fn survey(&mut self, now: Instant, id: FlowId) {
+        let Some(unsettled) = self.grants.all.get(&id).map(|given| given.unsettled()) else { return };
+        self.grants.change(id, |given| given.survey = (unsettled != 0).then_some(now + SURVEYS));
+        if unsettled != 0 {
+            self.queue.survey(id, unsettled);
+        }
+    }
+
+    /// What the kernel's cache says to [`Output::Survey`](crate::Output::Survey).
+    pub fn handle_survey(&mut self, now: Instant, id: FlowId, survey: Survey) {
+        self.now = now;
+        let Some(given) = self.grants.all.get_mut(&id) else { return };
+        let answered = survey.answered & given.unsettled();
+        let brief = survey.over & answered;
+        let lasting = answered & !brief;
+        let is_news = answered & !given.waiting != 0;
+        let told_now = lasting & given.waiting;
+        (given.brief, given.waiting) = (given.brief | brief, lasting);
+        let (association, host) = (given.association, given.host);
+        let taken = (given.told | given.brief | given.waiting).count_ones() as u16;
+        if told_now != 0 {
+            self.queue.tell(id, told_now);
+        }
+        if is_news {
+            self.note_proof(association, Some(now));
+            self.note_data_passes(host);
+        }
+        for _ in 0..brief.count_ones() {
+            self.counters.flows_granted += 1;
+            self.counters.flows_brief += 1;
+            self.counters.removed(RemoveReason::Closed);
+        }
+        // Its word of that may have been lost.
+        self.handle_taken(now, id, taken);
     }
 
     /// Nothing is opened by these grants any more; with `is_said`, clients are told.
@@ -403,22 +470,34 @@ impl Sal {
 
     /// No flow is opened by a grant any more. It is forgotten after `rest`.
     fn stop_grant(&mut self, id: FlowId, rest: Duration) {
-        let now = self.now;
-        let Some(given) = self.grants.all.get_mut(&id) else { return };
-        self.grants.deadlines.remove(&(Grants::deadline_of(given), id));
-        let was_over = given.over.replace(given.over.map_or(now + rest, |over| over.min(now + rest))).is_some();
-        self.grants.deadlines.insert((Grants::deadline_of(given), id));
+        let over = self.now + rest;
+        let Some(given) = self.grants.all.get(&id) else { return };
+        let (was_over, is_initiators, grant) = (given.over.is_some(), given.is_initiators(), given.grant);
+        self.grants.change(id, |given| given.over = Some(given.over.map_or(over, |before| before.min(over))));
         if was_over {
             return;
         }
-        if given.is_initiators() {
-            self.grants.demands.set_in_use(&given.grant, false);
+        if is_initiators {
+            self.grants.demands.set_in_use(&grant, false);
         }
         self.counters.grants_ended += 1;
         self.queue.update(EntryUpdate::StopGrant(id));
     }
 
-    /// What was opened by a grant has been told of.
+    /// Whoever was opened by a grant that is over is told of, if it lasts; after that the grant is forgotten.
+    fn end_grant(&mut self, now: Instant, id: FlowId) {
+        let Some(given) = self.grants.all.get(&id) else { return };
+        let unsettled = given.unsettled();
+        if given.is_last || unsettled == 0 {
+            self.forget_grant(id);
+            return;
+        }
+        self.grants.change(id, |given| {
+            (given.is_last, given.survey, given.over) = (true, None, Some(now + SURVEYS));
+        });
+        self.queue.tell(id, unsettled);
+    }
+
     fn forget_grant(&mut self, id: FlowId) {
         let Some(given) = self.grants.all.remove(&id) else { return };
         self.grants.deadlines.remove(&(Grants::deadline_of(&given), id));
@@ -426,27 +505,25 @@ impl Sal {
         for client in given.shown() {
             self.grants.shown.remove(&client);
         }
-        for (number, flow) in (0..given.grant.count).zip(given.grant.first_flow.0..) {
-            if given.is_opened(number) {
-                // Told of at the last moment: what is in no cache would go with the grant.
-                self.end_freshness(FlowId(flow));
-            } else {
-                let (local_port, peer_port) = given.ports(number);
-                self.ports.rest(self.now, (given.host, local_port, peer_port));
-            }
+        for number in (0..given.grant.count).filter(|number| !given.is_told(*number)) {
+            let (local_port, peer_port) = given.ports(number);
+            self.ports.rest(self.now, (given.host, local_port, peer_port));
         }
         self.queue.update(EntryUpdate::RemoveGrant(id));
         self.associations.release(given.association);
         self.associations.release(given.grant.path.0);
     }
 
-    /// Grants whose time is over.
+    /// Grants about which something is to be done.
     pub(crate) fn grants_due(&mut self, now: Instant) {
-        while let Some(&(_, id)) = self.grants.deadlines.first().filter(|(at, _)| *at <= now) {
-            if self.grants.all.get(&id).is_some_and(|given| given.over.is_some()) {
-                self.forget_grant(id);
-            } else {
-                self.stop_grant(id, SETTLING);
+        while let Some(&(at, id)) = self.grants.deadlines.first().filter(|(at, _)| *at <= now) {
+            match self.grants.all.get(&id) {
+                Some(given) if given.survey.is_some_and(|survey| survey <= now) => self.survey(now, id),
+                Some(given) if given.over.is_some() => self.end_grant(now, id),
+                Some(_) => self.stop_grant(id, SETTLING),
+                None => {
+                    self.grants.deadlines.remove(&(at, id));
+                }
             }
         }
     }

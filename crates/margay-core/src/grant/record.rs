@@ -8,7 +8,7 @@
 
 use margay_wire::{FlowId, GRANT_FLOWS_MAX, SessionId};
 
-use super::{Given, Grants, SETTLING};
+use super::{Given, Grants, SETTLING, SURVEYS};
 use crate::entry::{GRANT_RECORD_LEN, Grant};
 use crate::key::HostId;
 use crate::name::ServiceId;
@@ -60,13 +60,14 @@ impl Sal {
         for (number, flow) in flows {
             let (local_port, peer_port) = given.ports(number);
             if self.flows.get(FlowId(flow)).is_some() {
-                given.opened |= 1 << number;
+                given.told |= 1 << number;
             } else {
                 // A pair that rests is not in use.
                 self.ports.claim(now, (given.host, local_port, peer_port), FlowId(flow));
             }
         }
-        given.over = Some(now + SETTLING);
+        given.taken = grant.count;
+        (given.survey, given.over) = (Some(now + SURVEYS), Some(now + SETTLING));
         self.hold_grant(&given);
         self.grants.by_first.insert(grant.first_flow, grant.id);
         self.grants.shown.extend(given.shown());
@@ -131,7 +132,10 @@ mod tests {
         assert_eq!(given.listener_tuple(127).destination.port(), 1127);
         given.grant.role = Role::Initiator;
         assert_eq!(given.ports(127), (61_128, 61_056));
-        given.opened = 1 << 127 | 1;
-        assert_eq!((given.left(), given.is_opened(127), given.is_opened(126)), (126, true, false));
+        (given.told, given.brief, given.taken) = (1 << 127, 1, 2);
+        assert_eq!((given.left(), given.is_told(127), given.is_told(126)), (126, true, false));
+        assert_eq!(given.unsettled(), u128::MAX >> 2 << 1);
+        given.grant.count = 16;
+        assert_eq!(given.unsettled(), 0xfffe);
     }
 }

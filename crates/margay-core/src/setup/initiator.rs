@@ -110,7 +110,7 @@ impl Sal {
         let (full, related, asks) = (false, None, None);
         self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full, related, pinned, asks });
         if packet.is_tcp() {
-            self.note_connect(now, packet.tuple.destination);
+            self.note_connects(now, packet.tuple.destination, 1);
         }
         AppVerdict::Consumed
     }
@@ -320,7 +320,7 @@ impl Sal {
                     self.reset_late(from, message, association, &seed)
                 };
             }
-            Setup::Done | Setup::Fresh | Setup::Responder(_) => return Err(DropReason::Unexpected),
+            Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
         }
         // The router knows the peer by a family that this host has not: the direct answer shows a path, or there is none.
         if message.error().is_none() && !self.has_family_of(answered_from(message, from).ip()) {

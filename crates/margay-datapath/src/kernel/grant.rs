@@ -2,7 +2,7 @@
 
 use libbpf_rs::{MapCore, MapHandle};
 use margay_core::Role;
-use margay_core::entry::Grant;
+use margay_core::entry::{Grant, Survey};
 use margay_wire::FlowId;
 
 use super::layout::{self, grant, offer, spare, wire_key};
@@ -90,6 +90,38 @@ impl KernelCache {
         *self.grants.lock() = kept.into_iter().map(|granted| (granted.id, granted)).collect();
     }
 
+    /// What has become of these of its flows.
+    pub fn survey_grant(&self, id: FlowId, these: u128) -> Survey {
+        let Some(granted) = self.grants.lock().get(&id).copied() else { return Survey::default() };
+        let said = self.loaded.survey_flows(&layout::grant_flows_of(&granted, these));
+        said.inspect_err(|error| tracing::warn!(%error, "what was opened by a grant is not known"))
+            .map_or_else(|_| Survey::default(), |said| layout::survey_of(&said))
+    }
+
+    /// Has the events tell of these of its flows, as far as somebody has answered them.
+    pub fn tell_of_flows(&self, id: FlowId, these: u128) {
+        if let Some(granted) = self.grants.lock().get(&id)
+            && let Err(error) = self.loaded.tell_flows(&layout::grant_flows_of(granted, these))
+        {
+            tracing::warn!(%error, "the kernel does not tell of what was opened by a grant");
+        }
+    }
+
+    /// The same of one, by whatever grant.
+    pub fn tell_of_flow(&self, flow: FlowId) {
+        let number = |granted: &Grant| flow.0.checked_sub(granted.first_flow.0).filter(|at| *at < granted.count.into());
+        let found = self.grants.lock().values().find_map(|granted| Some((granted.id, number(granted)?)));
+        if let Some((id, number)) = found {
+            self.tell_of_flows(id, 1 << number);
+        }
+    }
+
+    /// Has the events tell of all that was opened by any grant.
+    pub fn tell_of_all(&self) {
+        let all: Vec<FlowId> = self.grants.lock().keys().copied().collect();
+        all.into_iter().for_each(|id| self.tell_of_flows(id, u128::MAX));
+    }
+
     /// A grant is over. What was opened by it goes, unless somebody has answered it and its flow `is_known`.
     pub fn remove_grant(&self, id: FlowId, is_known: impl Fn(FlowId) -> bool) {
         let Some(granted) = self.grants.lock().remove(&id) else { return };
@@ -97,7 +129,7 @@ impl KernelCache {
         let bit = |number: u16, flow| u128::from(is_known(flow)) << number;
         let known =
             (0..).zip(layout::flows_of(&granted)).fold(0, |known, (number, (flow, _))| known | bit(number, flow));
-        if let Err(error) = self.loaded.forget_flows(&layout::grant_end_of(&granted, known)) {
+        if let Err(error) = self.loaded.forget_flows(&layout::grant_flows_of(&granted, known)) {
             tracing::warn!(%error, "flows of a grant that is over stay in the kernel");
         }
         // Only now: if this process ends before, the next one finds the grant, and by it what was opened.

@@ -16,7 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 use super::*;
 use crate::clock;
 use crate::direct::{Direct, Route, Routing};
-use crate::kernel::layout::{FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, flow_entry};
+use crate::kernel::layout::{FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, FLOW_UNTOLD, flow_entry};
 use crate::kernel::{Adopted, CacheConfig};
 use crate::packet::TCP;
 use crate::sample;
@@ -89,6 +89,20 @@ fn open(cache: &KernelCache, grant: &Grant, at: u16, flags: u32) -> (wire_key, T
     put(&cache.loaded.maps.flows, key.bytes(), entry.bytes(), "flows").expect("room");
     put(&cache.loaded.maps.apps, entry.app.bytes(), key.bytes(), "flows").expect("room");
     (key, app)
+}
+
+/// Changes the entry of a flow.
+fn alter(cache: &KernelCache, (key, _): &(wire_key, Tuple), change: impl FnOnce(&mut flow_entry)) {
+    let mut entry = get::<flow_entry>(&cache.loaded.maps.flows, key.bytes()).expect("it is there");
+    change(&mut entry);
+    put(&cache.loaded.maps.flows, key.bytes(), entry.bytes(), "flows").expect("room");
+}
+
+/// What the agent is told now: flow and whether it was opened.
+fn heard(cache: &KernelCache) -> Vec<(FlowId, bool)> {
+    let mut heard = Vec::new();
+    cache.take_events(|event| heard.push((event.flow, event.seen.opened())));
+    heard
 }
 
 /// Whether both maps have a flow's part.
@@ -166,6 +180,90 @@ fn what_nobody_knows_goes_with_its_grant() {
             assert_eq!(elements(&cache), [0, 0, 0]);
         });
     }
+}
+
+#[test]
+fn a_survey_says_which_flows_are_answered_and_which_are_over() {
+    const FLOWS: [(u16, u32, u32); 6] = [
+        (0, OPENED | FLOW_UNTOLD | FLOW_FRESH, 0),
+        (1, OPENED | FLOW_UNTOLD, 0),
+        (63, OPENED | FLOW_UNTOLD, SEEN_OVER),
+        (64, OPENED | FLOW_UNTOLD, SEEN_OVER),
+        // The agent knows it, and is told of its end by itself.
+        (65, OPENED, SEEN_OVER),
+        (127, OPENED | FLOW_UNTOLD, SEEN_FIN),
+    ];
+    const SEEN_OVER: u32 = 512;
+    const SEEN_FIN: u32 = 1;
+    for role in [Role::Initiator, Role::Responder] {
+        alone("survey", move |pins| {
+            let (cache, grant) = (cache(pins), Grant { count: 128, ..granted(1, role) });
+            cache.install_grant(&grant).expect("room");
+            for (at, flags, seen) in FLOWS {
+                alter(&cache, &open(&cache, &grant, at, flags), |entry| entry.seen = seen);
+            }
+            let other = Grant { first_flow: FlowId(3000), ..grant };
+            open(&cache, &other, 7, OPENED | FLOW_UNTOLD);
+            let answered = 1 << 1 | 1 << 63 | 1 << 64 | 1 << 65 | 1 << 127;
+            let over = 1 << 63 | 1 << 64;
+            assert_eq!(cache.survey_grant(grant.id, u128::MAX), Survey { answered, over });
+            let one = 1 << 64 | 1 << 7 | 1;
+            assert_eq!(cache.survey_grant(grant.id, one), Survey { answered: 1 << 64, over: 1 << 64 });
+            assert_eq!(cache.survey_grant(FlowId(2), u128::MAX), Survey::default());
+            assert_eq!(heard(&cache), []);
+        });
+    }
+}
+
+#[test]
+fn the_agent_is_told_of_flows_that_it_asks_for() {
+    for role in [Role::Initiator, Role::Responder] {
+        alone("telling", move |pins| {
+            let (cache, grant) = (cache(pins), Grant { count: 128, ..granted(1, role) });
+            cache.install_grant(&grant).expect("room");
+            let flows: Vec<_> =
+                [1, 2, 64, 127].map(|at| open(&cache, &grant, at, OPENED | FLOW_UNTOLD)).into_iter().collect();
+            open(&cache, &grant, 3, OPENED | FLOW_UNTOLD | FLOW_FRESH);
+            cache.tell_of_flows(grant.id, 1 << 1 | 1 << 3 | 1 << 64);
+            assert_eq!(heard(&cache), [(FlowId(1001), true), (FlowId(1064), true)], "who was answered");
+            cache.tell_of_flow(FlowId(1127));
+            cache.tell_of_flow(FlowId(1128));
+            assert_eq!(heard(&cache), [(FlowId(1127), true)]);
+            let untold = |at: usize| {
+                let entry = get::<flow_entry>(&cache.loaded.maps.flows, flows[at].0.bytes()).expect("it is there");
+                entry.flags & FLOW_UNTOLD != 0
+            };
+            assert_eq!([0, 1, 2, 3].map(untold), [false, true, false, false]);
+            cache.tell_of_all();
+            let all: Vec<_> = heard(&cache).into_iter().map(|(flow, _)| flow.0).collect();
+            assert_eq!(all, [1001, 1002, 1064, 1127], "again: the word may have been lost");
+        });
+    }
+}
+
+#[test]
+fn what_the_agent_knows_by_itself_it_hears_the_end_of() {
+    alone("knowing", |pins| {
+        let (cache, grant) = (cache(pins), granted(1, Role::Responder));
+        cache.install_grant(&grant).expect("room");
+        let opened = open(&cache, &grant, 2, OPENED | FLOW_UNTOLD | FLOW_FRESH);
+        alter(&cache, &opened, |entry| entry.seen = 4);
+        let flow = WireFlow {
+            flow: FlowId(1002),
+            generation: 1,
+            app: opened.1.into(),
+            path: PATH,
+            local_port: grant.local_port,
+            remote_port: grant.remote_port + 2,
+            egress: true,
+            accept: true,
+        };
+        cache.install(&flow).expect("its own place");
+        let entry = get::<flow_entry>(&cache.loaded.maps.flows, opened.0.bytes()).expect("it is there");
+        assert_eq!((entry.flags, heard(&cache)), (OPENED, vec![(FlowId(1002), false)]), "its end");
+        cache.install(&WireFlow { generation: 2, ..flow }).expect("its own place");
+        assert_eq!(heard(&cache), [], "once");
+    });
 }
 
 #[test]

@@ -4,13 +4,13 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use margay_core::entry::{GRANT_RECORD_LEN, Grant, PathId, Tuple};
+use margay_core::entry::{GRANT_RECORD_LEN, Grant, PathId, Survey, Tuple};
 use margay_core::{Instant, Role};
 use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
 use super::plain::Plain;
 pub(super) use super::skeleton::types::{
-    app_key, flow_change, flow_entry, flow_event, grant, grant_end, listener_key, offer, offer_key, pair_key,
+    app_key, flow_change, flow_entry, flow_event, grant, grant_flows, listener_key, offer, offer_key, pair_key,
     pair_value, path_entry, spare, wire_key,
 };
 use super::{Seen, TcpSeen, WireFlow, WirePath, WireState};
@@ -23,6 +23,8 @@ pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
 pub(super) const FLOW_FRESH: u32 = 8;
+#[cfg(test)]
+pub(super) const FLOW_UNTOLD: u32 = 16;
 pub(super) const PATH_HELD: u32 = 1;
 pub(super) const PATH_WATCHED: u32 = 2;
 pub(super) const CHANGE_DONE: u32 = 0;
@@ -78,7 +80,7 @@ unsafe impl Plain for spare {}
 // SAFETY: as above.
 unsafe impl Plain for grant {}
 // SAFETY: as above.
-unsafe impl Plain for grant_end {}
+unsafe impl Plain for grant_flows {}
 // SAFETY: as above.
 unsafe impl Plain for flow_change {}
 
@@ -97,7 +99,7 @@ const _: () = assert!(
     size_of::<grant>()
         == 4 + 4 + size_of::<app_key>() + 2 * GRANT_FLOWS_MAX as usize + 2 + 2 + 4 + 8 + 2 * 8 + GRANT_RECORD_LEN
 );
-const _: () = assert!(size_of::<grant_end>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5);
+const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5 + 2 * 2 * 8);
 const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 3 * 4);
 const _: () = assert!(GRANT_FLOWS_MAX as usize <= 2 * 64);
 
@@ -156,16 +158,22 @@ pub(super) fn flow_change_of(flow: &WireFlow) -> flow_change {
     flow_change { wire: wire_key_of(flow), flow: flow.flow.0, generation: flow.generation, flags: flags_of(flow) }
 }
 
-/// The end of a grant, of which the agent knows these flows.
-pub(super) fn grant_end_of(granted: &Grant, known: u128) -> grant_end {
-    grant_end {
+/// These flows of a grant.
+pub(super) fn grant_flows_of(granted: &Grant, these: u128) -> grant_flows {
+    grant_flows {
         first: grant_key_of(granted),
         first_flow: granted.first_flow.0,
-        known: [known as u64, (known >> 64) as u64],
+        these: [these as u64, (these >> 64) as u64],
         count: granted.count,
         rises_here: (granted.role == Role::Initiator).into(),
         ..Default::default()
     }
+}
+
+/// What has become of those that were looked at.
+pub(super) fn survey_of(said: &grant_flows) -> Survey {
+    let all = |[low, high]: [u64; 2]| u128::from(high) << 64 | u128::from(low);
+    Survey { answered: all(said.answered), over: all(said.over) }
 }
 
 pub(super) fn spare_of(grant: &Grant) -> spare {
@@ -202,7 +210,7 @@ pub(super) fn grant_of(given: &Grant) -> grant {
         app_ports: given.ports.map(u16::to_be),
         remote_port: given.remote_port,
         count: given.count,
-        zero: 0,
+        opened: 0,
         until_ns: given.until.micros() * 1000,
         used: [0; 2],
         record: given.record,

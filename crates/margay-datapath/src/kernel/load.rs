@@ -17,7 +17,7 @@ use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
 
-use super::layout::{LAYOUT_VERSION, flow_change, flow_event, grant_end};
+use super::layout::{LAYOUT_VERSION, flow_change, flow_event, grant_flows};
 use super::plain::Plain;
 use super::ring::Ring;
 use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
@@ -204,12 +204,22 @@ impl Loaded {
 
     /// Says how a flow goes on; gives one of `CHANGE_`.
     pub fn change_flow(&self, change: &flow_change) -> libbpf_rs::Result<u32> {
-        run(&self.skeleton.progs.change_flow, change)
+        run(&self.skeleton.progs.change_flow, change).map(|(result, _)| result)
     }
 
     /// Takes flows of a grant that is over out of the maps.
-    pub fn forget_flows(&self, end: &grant_end) -> libbpf_rs::Result<()> {
-        run(&self.skeleton.progs.forget_flows, end).map(drop)
+    pub fn forget_flows(&self, but: &grant_flows) -> libbpf_rs::Result<()> {
+        run(&self.skeleton.progs.forget_flows, but).map(drop)
+    }
+
+    /// Says what has become of flows of a grant.
+    pub fn survey_flows(&self, these: &grant_flows) -> libbpf_rs::Result<grant_flows> {
+        run(&self.skeleton.progs.survey_flows, these).map(|(_, said)| said)
+    }
+
+    /// Has the events tell of flows of a grant.
+    pub fn tell_flows(&self, these: &grant_flows) -> libbpf_rs::Result<()> {
+        run(&self.skeleton.progs.tell_flows, these).map(drop)
     }
 
     pub fn bare_interfaces(&self) -> Vec<u32> {
@@ -229,11 +239,12 @@ impl Loaded {
     }
 }
 
-/// Has a program carry out an order; gives what it returns.
-fn run(program: &ProgramMut<'_>, order: &impl Plain) -> libbpf_rs::Result<u32> {
+/// Has a program carry out an order; gives what it returns, and the order as it has left it.
+fn run<T: Plain + Copy>(program: &ProgramMut<'_>, order: &T) -> libbpf_rs::Result<(u32, T)> {
     let mut bytes = order.bytes().to_vec();
     let input = ProgramInput { context_in: Some(&mut bytes), ..Default::default() };
-    program.test_run(input).map(|output| output.return_value)
+    let result = program.test_run(input)?.return_value;
+    Ok((result, T::read(&bytes).unwrap_or(*order)))
 }
 
 fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unavailable> {

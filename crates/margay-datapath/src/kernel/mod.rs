@@ -128,7 +128,7 @@ impl Seen {
         self.0 & 128 != 0
     }
 
-    /// The peer has answered a flow that the kernel had opened.
+    /// A flow that the kernel had opened by a grant, and the peer has answered.
     pub const fn opened(self) -> bool {
         self.0 & 256 != 0
     }
@@ -136,6 +136,11 @@ impl Seen {
     /// Both ends have closed, and each has acknowledged all of the other's.
     pub const fn over(self) -> bool {
         self.0 & 512 != 0
+    }
+
+    /// How many flows of a grant have been opened; the event names the grant instead of a flow.
+    pub const fn taken(self) -> Option<u16> {
+        if self.0 & 1024 != 0 { Some((self.0 >> 16) as u16) } else { None }
     }
 
     /// A router has dropped a packet of the flow: the largest that it takes, in bytes.

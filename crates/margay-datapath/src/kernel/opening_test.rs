@@ -9,13 +9,15 @@ use margay_core::entry::{GRANT_RECORD_LEN, Grant};
 use super::*;
 use crate::checksum::{fold, pseudo, sum};
 use crate::clock;
-use crate::kernel::layout::{FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, offer, spare, wire_key};
+use crate::kernel::layout::{FLOW_ACCEPT, FLOW_EGRESS, FLOW_FRESH, FLOW_UNTOLD, offer, spare, wire_key};
 
 const PATH_HELD: u32 = 1;
 const SEEN_OPENED: u32 = 256;
+const SEEN_TAKEN: u32 = 1024;
 const SEEN_OVER: u32 = 512;
 const OPENED: u32 = FLOW_EGRESS | FLOW_ACCEPT;
-const FRESH: u32 = OPENED | FLOW_FRESH;
+const ANSWERED: u32 = OPENED | FLOW_UNTOLD;
+const FRESH: u32 = ANSWERED | FLOW_FRESH;
 const GRANT: FlowId = FlowId(500);
 const FIRST_FLOW: u32 = 1000;
 const COUNT: u16 = 70;
@@ -113,7 +115,7 @@ impl Rig {
 
 /// What was opened is told of: flow and five-tuple.
 fn told(ring: &Ring<flow_event>) -> Vec<(u32, FlowKey)> {
-    let opened = ring.take().into_iter().filter(|event| event.seen == SEEN_OPENED);
+    let opened = ring.take().into_iter().filter(|event| event.seen & SEEN_OPENED != 0);
     opened.map(|event| (event.flow, layout::flow_key_of(&event.wire))).collect()
 }
 
@@ -265,19 +267,21 @@ fn a_syn_that_is_sent_again_closes_what_was_opened() {
     let ring = rig.events();
     assert_eq!(rig.run(true, &syn(app)).0, REDIRECT);
     assert_eq!(rig.run(true, &syn(app)), (NEXT, syn(app)));
-    assert_eq!(rig.entry_of(app).expect("kept").1.flags, FLOW_FRESH);
+    assert_eq!(rig.entry_of(app).expect("kept").1.flags, FLOW_FRESH | FLOW_UNTOLD);
     assert_eq!((rig.count_of("taken"), rig.flows()), (1, 2));
     let late = segment(wire(true).reversed(), SYN | ACK, b"");
     assert_eq!(rig.run(false, &late), (REDIRECT, late.clone()), "up, as it stands");
     assert_eq!((rig.count_of("up_not_accepted"), told(&ring)), (1, vec![]));
 
-    // One that was answered stays as it is: the core knows of it.
+    // One that was answered stays as it is, and the agent hears of it first.
     rig.forget();
     rig.grant(&granted(Role::Initiator, app));
     rig.run(true, &syn(app));
     rig.run(false, &late);
+    assert!(told(&ring).is_empty());
     assert_eq!(rig.run(true, &syn(app)), (NEXT, syn(app)));
     assert_eq!(rig.entry_of(app).expect("kept").1.flags, OPENED);
+    assert_eq!(told(&ring), [(FIRST_FLOW, app.into())]);
 }
 
 #[test]
@@ -317,7 +321,7 @@ fn a_flow_is_over_when_each_end_has_acknowledged_all_of_the_others() {
             (false, ACK, (501, 102), b"", false),
             (false, FIN_ACK, (501, 102), b"", false),
             (true, ACK, (102, 502), b"", true),
-            (true, ACK, (102, 502), b"", false),
+            (true, ACK, (102, 502), b"", true),
         ],
         // The peer does, with its last data, and its FIN is sent again.
         &[
@@ -353,9 +357,10 @@ fn a_flow_is_over_when_each_end_has_acknowledged_all_of_the_others() {
         for (at, (is_egress, flags, numbers, payload, is_over)) in steps.iter().enumerate() {
             let tuple = if *is_egress { app } else { answers };
             assert_eq!(rig.run(*is_egress, &numbered(tuple, *flags, *numbers, payload)).0, REDIRECT);
-            let over = ring.take().iter().filter(|event| event.seen & SEEN_OVER != 0).count();
-            assert_eq!(over, usize::from(*is_over), "way {number}, step {at}");
+            let seen = rig.entry_of(app).expect("kept").1.seen;
+            assert_eq!(seen & SEEN_OVER != 0, *is_over, "way {number}, step {at}");
         }
+        assert_eq!(ring.take().len(), 0, "the agent is told of none of it");
     }
 }
 
@@ -445,18 +450,19 @@ fn the_answer_to_an_opened_flow_goes_direct_until_the_peer_has_it() {
         assert!(told(&ring).is_empty(), "the peer has said nothing yet");
         let (verdict, out) = rig.run(false, &segment(from, ACK, b""));
         assert_eq!((verdict, sample::see(&out).tuple), (REDIRECT, app.reversed()));
-        assert_eq!(told(&ring), [(FIRST_FLOW, app.into())]);
-        assert_eq!(rig.entry_of(app).expect("opened").1.flags, OPENED);
+        assert_eq!(rig.entry_of(app).expect("opened").1.flags, ANSWERED);
         rig.run(false, &segment(from, ACK, b"request"));
-        assert!(told(&ring).is_empty(), "once");
+        assert!(told(&ring).is_empty(), "it may be over at once");
         let again = segment(app, SYN | ACK, b"");
         assert_eq!(rig.run(true, &again), (NEXT, again.clone()), "the agent's, as of any flow");
+        assert_eq!(told(&ring), [(FIRST_FLOW, app.into())], "which hears of it first");
+        assert_eq!(rig.entry_of(app).expect("opened").1.flags, OPENED);
         assert_eq!(rig.run(true, &segment(app, ACK, b"answer")).0, REDIRECT);
     }
 }
 
 #[test]
-fn the_first_answer_tells_the_agent_and_a_reset_does_not() {
+fn an_answer_is_noted_and_a_reset_is_none() {
     let app = sample::tuple4(TCP);
     let from = wire(true).reversed();
     let Some(rig) = granting(Role::Initiator, app, true) else { return };
@@ -464,15 +470,96 @@ fn the_first_answer_tells_the_agent_and_a_reset_does_not() {
     rig.run(true, &syn(app));
     let (verdict, out) = rig.run(false, &segment(from, RST | ACK, b""));
     assert_eq!((verdict, sample::see(&out).flags), (REDIRECT, RST | ACK), "the connection is refused");
-    assert_eq!((told(&ring), rig.entry_of(app).expect("kept").1.flags), (vec![], FRESH));
+    assert_eq!(rig.entry_of(app).expect("kept").1.flags, FRESH);
     for _ in 0..2 {
         let (verdict, out) = rig.run(false, &segment(from, SYN | ACK, b""));
         let Seen { tuple, flags, .. } = sample::see(&out);
         assert_eq!((verdict, tuple, flags), (REDIRECT, app.reversed(), SYN | ACK));
     }
-    assert_eq!(told(&ring), [(FIRST_FLOW, app.into())], "once");
+    assert_eq!(ring.take().len(), 0, "nobody is told");
     let (_, entry) = rig.entry_of(app).expect("opened");
-    assert_eq!((entry.flags, entry.ingress.segments), (OPENED, 3));
+    assert_eq!((entry.flags, entry.ingress.segments), (ANSWERED, 3));
+}
+
+#[test]
+fn the_agent_hears_now_and_then_how_many_flows_of_a_grant_are_opened() {
+    let app = sample::tuple4(TCP);
+    let heard = |ring: &Ring<flow_event>| -> Vec<(u32, u32, u32)> {
+        ring.take().into_iter().map(|event| (event.flow, event.seen & 0xffff, event.seen >> 16)).collect()
+    };
+    for role in [Role::Initiator, Role::Responder] {
+        for (count, news) in [(COUNT, vec![8, 16, 24, 32, 40, 48, 56, 64, 70]), (5, vec![1, 2, 3, 4, 5])] {
+            let Some(rig) = granting(role, app, true) else { return };
+            let ring = rig.events();
+            rig.grant(&Grant { count, ..granted(role, app) });
+            for flow in 0..count {
+                let verdict = match role {
+                    Role::Initiator => rig.run(true, &syn(from_port(app, 1000 + flow))).0,
+                    Role::Responder => rig.run(false, &syn(wire_of(true, 0, flow).reversed())).0,
+                };
+                assert_eq!(verdict, REDIRECT);
+            }
+            let expected: Vec<_> = news.into_iter().map(|count| (GRANT.0, SEEN_TAKEN, count)).collect();
+            assert_eq!(heard(&ring), expected, "{role:?}");
+        }
+    }
+}
+
+/// Makes a packet of a flow the agent's.
+type Turn = fn(&Rig);
+
+#[test]
+fn what_goes_to_the_agent_is_told_of_first() {
+    const TURNS: [(&str, u8, &[u8], Turn); 6] = [
+        ("the path is held", ACK, b"", |rig| rig.lead(true, PATH_HELD)),
+        ("there is no path", ACK, b"", |rig| rig.0.maps.paths.delete(&PATH.0.to_ne_bytes()).expect("it is there")),
+        ("it is too large", ACK, &[7; 1480], |_| {}),
+        ("it has stalled", ACK, b"data", |rig| {
+            let (key, entry) = rig.entry_of(sample::tuple4(TCP)).expect("opened");
+            put(&rig.0.maps.flows, key.bytes(), flow_entry { unanswered_since_ns: 1, ..entry }.bytes());
+        }),
+        ("it is a SYN", SYN, b"", |_| {}),
+        ("it is an answer that is sent again", SYN | ACK, b"", |_| {}),
+    ];
+    let app = sample::tuple4(TCP);
+    for (why, flags, payload, turn) in TURNS {
+        let Some(rig) = granting(Role::Initiator, app, true) else { return };
+        let ring = rig.events();
+        rig.run(true, &syn(app));
+        rig.run(false, &segment(wire(true).reversed(), SYN | ACK, b""));
+        rig.run(true, &segment(app, ACK, b""));
+        assert_eq!(ring.take().len(), 0, "{why}");
+        turn(&rig);
+        let packet = segment(app, flags, payload);
+        assert_eq!(rig.run(true, &packet), (NEXT, packet.clone()), "{why}");
+        assert_eq!(told(&ring), [(FIRST_FLOW, app.into())], "{why}");
+        rig.run(true, &packet);
+        assert_eq!(ring.take().len(), 0, "{why}: once");
+    }
+}
+
+#[test]
+fn an_end_is_told_with_the_beginning_or_after_it() {
+    const BY_ITSELF: u32 = 4;
+    let (app, answers) = (sample::tuple4(TCP), wire(true).reversed());
+    for closes_first in [true, false] {
+        let Some(rig) = granting(Role::Initiator, app, true) else { return };
+        let ring = rig.events();
+        rig.run(true, &syn(app));
+        rig.run(false, &segment(answers, SYN | ACK, b""));
+        if closes_first {
+            rig.run(false, &segment(answers, FIN | ACK, b""));
+        }
+        rig.lead(true, PATH_HELD);
+        rig.run(true, &segment(app, ACK, b""));
+        rig.lead(true, 0);
+        if !closes_first {
+            rig.run(false, &segment(answers, FIN | ACK, b""));
+        }
+        let seen: Vec<u32> = ring.take().into_iter().map(|event| event.seen).collect();
+        let expected = if closes_first { vec![SEEN_OPENED | BY_ITSELF] } else { vec![SEEN_OPENED, BY_ITSELF] };
+        assert_eq!(seen, expected);
+    }
 }
 
 #[test]

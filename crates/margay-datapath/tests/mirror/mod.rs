@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use margay_core::{
     AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Grant, Instant, Output, Passage, Path,
-    PathId, Role, Tuple, Wire,
+    PathId, Role, Survey, Tuple, Wire,
 };
 use margay_datapath::Core;
 use margay_datapath::packet::{Packet, parse};
@@ -16,6 +16,8 @@ use margay_wire::{ArrivalsRepr, DATA_HEADER_LEN, DataRepr, FlowId, TRAIN_HEADER_
 
 /// Ports below this are servers'.
 const CLIENTS_FROM: u16 = 10_000;
+/// How often the kernel is asked what has become of a grant's flows.
+const SURVEYS: Duration = Duration::from_millis(20);
 
 /// What the datapath told the core.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub enum Heard {
     Active(FlowId),
     /// The kernel has opened a flow of a grant.
     Opened(FlowId, Tuple),
+    /// So many flows of a grant are opened.
+    Taken(FlowId, u16),
     /// A packet of an application was of no use.
     InVain,
     /// The deadline came.
@@ -100,10 +104,11 @@ impl Mirror {
         flow
     }
 
-    /// Lets the kernel open flows.
-    pub fn grant(&mut self, grant: Grant) {
+    /// Lets the kernel open flows, and asks it from time to time what has become of them.
+    pub fn grant(&mut self, now: Instant, grant: Grant) {
         self.grants.push(grant);
         self.update(EntryUpdate::Grant(Box::new(grant)));
+        self.deadline = Some(now + SURVEYS);
     }
 
     /// Whether it has a flow.
@@ -124,7 +129,13 @@ impl Mirror {
 }
 
 impl Core for Mirror {
-    fn handle_over(&mut self, _now: Instant, _flow: FlowId) {}
+    fn handle_taken(&mut self, _now: Instant, grant: FlowId, taken: u16) {
+        self.tell(Heard::Taken(grant, taken));
+    }
+
+    fn handle_survey(&mut self, _now: Instant, grant: FlowId, survey: Survey) {
+        self.outputs.push_back((Output::Tell { grant, flows: survey.answered }, Vec::new()));
+    }
 
     fn handle_app_packet(&mut self, _now: Instant, packet: &[u8]) -> AppVerdict {
         if self.deaf_to > 0 {
@@ -141,7 +152,7 @@ impl Core for Mirror {
     fn handle_opened(&mut self, _now: Instant, flow: FlowId, app: &Tuple) {
         let number = |grant: &Grant| flow.0.checked_sub(grant.first_flow.0).filter(|at| *at < grant.count.into());
         let found = self.grants.iter().find_map(|grant| Some((grant, number(grant)? as u16)));
-        let Some((grant, at)) = found else { return };
+        let Some((grant, at)) = found.filter(|_| !self.knows(flow)) else { return };
         let (local, remote) = if grant.role == Role::Initiator { (at, 0) } else { (0, at) };
         let wire = Wire {
             path: self.path.id,
@@ -206,8 +217,11 @@ impl Core for Mirror {
         self.tell(Heard::Active(flow));
     }
 
-    fn handle_timeout(&mut self, _now: Instant) {
-        self.deadline = None;
+    fn handle_timeout(&mut self, now: Instant) {
+        self.deadline = (!self.grants.is_empty()).then_some(now + SURVEYS);
+        for grant in &self.grants {
+            self.outputs.push_back((Output::Survey { grant: grant.id, flows: u128::MAX }, Vec::new()));
+        }
         self.tell(Heard::Timeout);
     }
 

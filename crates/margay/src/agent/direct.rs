@@ -143,6 +143,7 @@ impl DirectPath {
             State::Off(why) => return Err(why.clone()),
         };
         core.0.with_sal(|sal, now| sal.set_flow_ports(now, None));
+        core.0.hear_of_flows();
         cache.detach();
         *self.0.lock() = State::TakenOff(cache);
         Ok(())

@@ -107,7 +107,7 @@ impl Collector for Figures {
             ("grants_given", "Grants that this host has given", core.grants_given),
             ("grants_ended", "Grants by which no flow is opened any more", core.grants_ended),
             ("flows_granted", "Flows that kernels have set up by grants", core.flows_granted),
-            ("flows_brief", "Of these, flows that were over within 250 ms", core.flows_brief),
+            ("flows_brief", "Of these, flows that were over before the agent was told of them", core.flows_brief),
             ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
             ("packets_held", "First packets that waited for a resolver", core.delayed),
             ("packets_not_held", "First packets refused since too many waited for resolvers", core.delays_refused),

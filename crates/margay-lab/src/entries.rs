@@ -51,13 +51,13 @@ impl Entries {
         (flows + self.growth(before).map(|(_, entries)| entries).sum::<f64>()).max(0.0)
     }
 
-    /// By how many entries each hash has grown, by its number.
-    fn growth(&self, before: &Self) -> impl Iterator<Item = (u32, f64)> {
+    /// By how many entries each hash has grown.
+    fn growth(&self, before: &Self) -> impl Iterator<Item = (BpfMap, f64)> {
         let hosts = self.maps.iter().zip(&before.maps);
         hosts.flat_map(|(now, then)| {
             now.iter().filter_map(|(id, map)| {
                 let entries = (map.bytes - then.get(id)?.bytes) / map.entry_bytes?;
-                Some((*id, entries.ceil().max(0.0)))
+                Some((*map, entries.ceil().max(0.0)))
             })
         })
     }
@@ -66,7 +66,9 @@ impl Entries {
     fn remains(&self, before: &Self) -> String {
         let flows = self.flows.iter().map(Value::to_string);
         let maps = self.growth(before).filter(|(_, entries)| *entries > 0.0);
-        let maps = maps.map(|(id, entries)| format!("map {id} has {entries} entries more"));
+        let maps = maps.map(|(BpfMap { sizes: (key, value), .. }, entries)| {
+            format!("a map with keys of {key} bytes and values of {value} has {entries} entries more")
+        });
         flows.chain(maps).collect::<Vec<_>>().join("\n")
     }
 

@@ -111,6 +111,8 @@ pub struct BpfMap {
     pub bytes: f64,
     /// What one entry of a hash takes; none for maps of other kinds.
     pub entry_bytes: Option<f64>,
+    /// Bytes of a key and of a value: they say which map it is, as its name is not told.
+    pub sizes: (u32, u32),
 }
 
 /// The eBPF maps of a process by their number, from its descriptors (`/proc/PID/fdinfo`).
@@ -132,7 +134,9 @@ pub fn bpf_maps(pid: u32) -> Result<BTreeMap<u32, BpfMap>> {
             let padded = |name: &str| (field(name).unwrap_or_default() / 8.0).ceil() * 8.0;
             let entry_bytes = HASH_ENTRY_BYTES + padded("key_size") + padded("value_size");
             let is_hash = field("map_type") == Some(HASH_MAP);
-            maps.insert(id as u32, BpfMap { bytes, entry_bytes: is_hash.then_some(entry_bytes) });
+            let size = |name: &str| field(name).unwrap_or_default() as u32;
+            let sizes = (size("key_size"), size("value_size"));
+            maps.insert(id as u32, BpfMap { bytes, entry_bytes: is_hash.then_some(entry_bytes), sizes });
         }
     }
     Ok(maps)

@@ -21,7 +21,7 @@ use margay_datapath::kernel::{CacheConfig, KernelCache, WireFlow, WirePath};
 use margay_datapath::{Counters, Datapath, DatapathConfig, Error, clock};
 use margay_wire::FlowId;
 use mirror::{Heard, Mirror};
-use namespace::{Host, OWN_V4, OWN_V6, PATIENCE, ip, isolated, pattern, two_hosts};
+use namespace::{Host, OWN_V4, OWN_V6, PATIENCE, await_running, ip, isolated, pattern, two_hosts};
 use rustix::net;
 
 struct Network {
@@ -61,6 +61,7 @@ fn routed(remote: [&'static str; 2], to_v4: bool, scan_ms: u64, locals: [Option<
             let config = DatapathConfig { activity_scan_ms: scan_ms, routing, ..DatapathConfig::default() };
             let datapath = Datapath::start(config, mirror, Box::new(|_| ())).unwrap();
             datapath.begin();
+            await_running();
             datapath
         });
         Some((datapath, heard))

@@ -19,7 +19,7 @@ use margay_core::{Cipher, Config, DropReason, Event, FlowInfo, Lifecycle, Limits
 use margay_datapath::segments::Segment;
 use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use margay_wire::Kind;
-use namespace::{Host, PATIENCE, isolated, pattern, two_hosts};
+use namespace::{Host, PATIENCE, await_running, isolated, pattern, two_hosts};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
@@ -53,7 +53,9 @@ fn start(host: &Host, number: u8) -> (Datapath, Receiver<Event>) {
         };
         let sal = Sal::new(config, clock::now(), UNIX_S, [number + 100; 32]);
         let tell = Box::new(move |event| drop(events.send(event)));
-        Datapath::start(DatapathConfig::default(), sal, tell).unwrap()
+        let datapath = Datapath::start(DatapathConfig::default(), sal, tell).unwrap();
+        await_running();
+        datapath
     });
     (datapath, receiver)
 }

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use margay_datapath::tun;
 use nix::sched::{CloneFlags, unshare};
@@ -32,6 +32,21 @@ pub fn isolated(test: &str, body: fn()) {
 pub fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split_whitespace()).output().expect("iproute2");
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Waits until the kernel has noticed that a datapath holds `sal0` of the calling thread's namespace: until then it discards what
+/// programs send there, and nobody sends a UDP datagram again.
+pub fn await_running() {
+    let begun = Instant::now();
+    loop {
+        let output = Command::new("ip").args(["-oneline", "link", "show", "sal0"]).output().expect("iproute2");
+        let shown = String::from_utf8_lossy(&output.stdout);
+        // Nothing is known of the carrier at first; that would be said to be running.
+        if shown.contains(" state UP ") {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "the kernel has not noticed: {shown}");
+    }
 }
 
 type Task = Box<dyn FnOnce() + Send>;

@@ -228,7 +228,7 @@ pub async fn inspect(config: &Config) -> Result<Vec<(String, State)>, HostError>
 pub async fn await_running() -> io::Result<()> {
     let net = Netlink::connect()?;
     for _ in 0..RUNNING_LOOKS {
-        if net.link(crate::agent::INTERFACE).await?.is_some_and(|link| link.running) {
+        if net.link(crate::agent::INTERFACE).await?.is_some_and(|link| link.operational) {
             break;
         }
         tokio::time::sleep(RUNNING_LOOK).await;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
-use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType};
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{Handle, IpVersion, LinkUnspec};
@@ -31,8 +31,10 @@ pub struct Link {
     pub gso_max_size: u32,
     /// Administratively up.
     pub up: bool,
-    /// Packets that are sent to it get somewhere: a TUN is held by a process, and the kernel has noticed.
+    /// Packets that are sent to it get somewhere, or nobody knows whether they do.
     pub running: bool,
+    /// They do (RFC 2863: operationally up): a TUN is held by a process, and the kernel has noticed.
+    pub operational: bool,
     /// `lo`.
     pub loopback: bool,
     /// A TUN or TAP.
@@ -225,6 +227,7 @@ fn link_of(message: &LinkMessage) -> Link {
         gso_max_size: 0,
         up: message.header.flags.contains(LinkFlags::Up),
         running: message.header.flags.contains(LinkFlags::Running),
+        operational: message.attributes.contains(&LinkAttribute::OperState(State::Up)),
         loopback: message.header.flags.contains(LinkFlags::Loopback),
         tun: false,
         ethernet: message.header.link_layer_type == LinkLayerType::Ether,

@@ -47,15 +47,18 @@ static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
 
 	if (!bits || (entry->seen & bits) == bits)
 		return;
-	__sync_fetch_and_or(&entry->seen, bits);
+	/* With its result it orders what follows, on every processor: without, it need not. */
+	if ((__sync_fetch_and_or(&entry->seen, bits) & bits) == bits)
+		return;
 	if (ends && !(entry->flags & FLOW_UNTOLD))
 		tell(entry, ends, NULL);
 }
 
-/* Tells of a flow that was opened by a grant, and what has been seen of its end. */
-static __noinline void tell_opened(struct flow_entry *entry)
+/* Tells of a flow that was opened by a grant, and what has been seen of its end; of one that was told of before only `again`. */
+static __noinline void tell_opened(struct flow_entry *entry, bool again)
 {
 	struct flow_event *event;
+	__u32 before;
 
 	/* Should there be no room, it stays untold, and somebody comes again. */
 	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
@@ -63,7 +66,11 @@ static __noinline void tell_opened(struct flow_entry *entry)
 		count(COUNT_EVENT_LOST);
 		return;
 	}
-	__sync_fetch_and_and(&entry->flags, ~FLOW_UNTOLD);
+	before = __sync_fetch_and_and(&entry->flags, ~FLOW_UNTOLD);
+	if (!(before & FLOW_UNTOLD) && !again) {
+		bpf_ringbuf_discard(event, 0);
+		return;
+	}
 	event->flow = entry->flow;
 	event->seen = SEEN_OPENED | (entry->seen & SEEN_ENDS);
 	event->wire = entry->app;

@@ -161,7 +161,7 @@ static __noinline bool take(struct __sk_buff *skb, const struct packet *packet)
 static __noinline void leave_to_agent(struct flow_entry *entry)
 {
 	if (entry && (entry->flags & (FLOW_UNTOLD | FLOW_FRESH)) == FLOW_UNTOLD)
-		tell_opened(entry);
+		tell_opened(entry, false);
 }
 
 /* Opened by a grant, and not answered yet. */
@@ -386,7 +386,7 @@ int tell_flows(struct grant_flows *order)
 		wire_of(&first, rises_here, at, &wire);
 		entry = bpf_map_lookup_elem(&flows, &wire);
 		if (entry && entry->flow == order->first_flow + at && !(entry->flags & FLOW_FRESH))
-			tell_opened(entry);
+			tell_opened(entry, true);
 	}
 	return 0;
 }

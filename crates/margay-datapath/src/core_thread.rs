@@ -175,11 +175,9 @@ impl<C: Core> CoreSide<C> {
     }
 
     fn datagram(&mut self, shared: &Shared<C>, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
-        // The peer goes back with a flow of which the kernel has told nobody yet.
-        if let Ok(data) = DataRepr::parse(datagram)
-            && shared.table.read().key(data.dst_flow).is_none()
-        {
-            shared.direct.tell_of_flow(data.dst_flow);
+        // The peer goes back with a flow, say, of which the kernel has told nobody yet.
+        if let Some((grant, flow)) = self.core.untold(datagram) {
+            shared.direct.tell_of_flows(grant, flow);
         }
         self.cache_events(shared);
         self.core.handle_datagram(clock::now(), local, from, datagram);

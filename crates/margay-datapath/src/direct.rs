@@ -324,13 +324,6 @@ impl Direct {
         }
     }
 
-    /// Has them tell of a flow that may be of a grant.
-    pub fn tell_of_flow(&self, flow: FlowId) {
-        if let Some(cache) = self.cache() {
-            cache.tell_of_flow(flow);
-        }
-    }
-
     /// A grant is over: what was opened by it goes, unless its flow `is_known`.
     pub fn remove_grant(&self, id: FlowId, is_known: impl Fn(FlowId) -> bool) {
         if let Some(cache) = self.cache() {

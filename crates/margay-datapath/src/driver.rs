@@ -65,6 +65,8 @@ pub trait Core: Send + 'static {
     fn handle_strange_seal(&mut self, now: Instant, flow: FlowId);
     /// See [`Sal::handle_opened`].
     fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple);
+    /// See [`Sal::untold`].
+    fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)>;
     /// See [`Sal::handle_taken`].
     fn handle_taken(&mut self, now: Instant, grant: FlowId, taken: u16);
     /// See [`Sal::handle_survey`].
@@ -114,6 +116,10 @@ impl Core for Sal {
 
     fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
         self.handle_opened(now, flow, app);
+    }
+
+    fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)> {
+        self.untold(datagram)
     }
 
     fn handle_taken(&mut self, now: Instant, grant: FlowId, taken: u16) {

@@ -7,7 +7,7 @@ use margay_core::name::{HOST_V4, HOST_V6, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
 use margay_core::{AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, Instant, Limits, Output, Sal, Tuple};
-use margay_wire::{DataRepr, FENCE, FlowId, PORT};
+use margay_wire::{FENCE, FlowId, PORT};
 
 use crate::cache::{Cache, Carried};
 use crate::kernel::Told;
@@ -189,11 +189,23 @@ impl Host {
         self.sal.set_flow_ports(now, is_on.then_some(61_000..=65_535));
         self.drain(now);
         if !is_on {
-            let grants: Vec<FlowId> = self.cache.grants.keys().copied().collect();
-            grants.into_iter().for_each(|grant| self.cache.tell_of(grant, u128::MAX));
-            self.hear(now);
+            self.hear_of_flows(now);
             self.cache.clear_kernel();
         }
+    }
+
+    /// The kernel tells of every flow that it has opened by a grant.
+    fn hear_of_flows(&mut self, now: Instant) {
+        let grants: Vec<FlowId> = self.cache.grants.keys().copied().collect();
+        grants.into_iter().for_each(|grant| self.cache.tell_of(grant, u128::MAX));
+        self.hear(now);
+    }
+
+    /// Margay is taken off the host for good.
+    pub fn shut_down(&mut self, now: Instant) {
+        self.hear_of_flows(now);
+        self.sal.shutdown(now);
+        self.drain(now);
     }
 
     /// What the kernel tells the agent.
@@ -323,10 +335,8 @@ impl Host {
 
     pub(crate) fn handle_datagram(&mut self, now: Instant, local: IpAddr, from: SocketAddr, datagram: &[u8]) {
         if !self.ingress(now, from, datagram) {
-            if let (Ok(data), Some(kernel)) = (DataRepr::parse(datagram), &mut self.cache.kernel)
-                && kernel.grants.is_untold(data.dst_flow)
-            {
-                kernel.tell(data.dst_flow);
+            if let Some((grant, flow)) = self.sal.untold(datagram) {
+                self.cache.tell_of(grant, flow);
                 self.hear(now);
             }
             // Already counted by the core.

@@ -452,6 +452,26 @@ fn young_connections_outlive_the_direct_path() {
 }
 
 #[test]
+fn young_connections_end_with_their_host() {
+    for end in 0..2 {
+        let mut shop = shop(27 + end, slow(2), CHAT);
+        let last = shop.connect_often(240, CHAT)[239];
+        shop.world.run_for(10 * STEP);
+        assert!(!is_known(&mut shop, last));
+        let hosts = if end == 0 { vec![shop.client] } else { shop.servers.to_vec() };
+        let now = shop.world.now;
+        for host in hosts {
+            shop.world.host(host).shut_down(now);
+            shop.world.touch(host);
+        }
+        shop.world.run_for(50 * STEP);
+        for host in [shop.client, shop.servers[0], shop.servers[1]] {
+            assert!(shop.world.host(host).streams.iter().all(|stream| stream.was_reset), "end {end}");
+        }
+    }
+}
+
+#[test]
 fn what_is_answered_late_is_told_of_before_its_grant_is_forgotten() {
     let mut shop = shop(16, slow(2), CHAT);
     shop.connect_often(220, CHAT);

@@ -179,7 +179,7 @@ fn a_host_that_goes_says_so_and_one_that_vanishes_is_forgotten() {
         assert_eq!(heard(&mut world, client), 1);
         if says_so {
             let now = world.now;
-            world.host(host).sal.shutdown(now);
+            world.host(host).shut_down(now);
             world.touch(host);
             world.run_for(Duration::from_millis(100));
         } else {

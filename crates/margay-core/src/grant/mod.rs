@@ -29,7 +29,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{ErrorCode, ErrorRepr, Extension, FlowId, Kind, SessionId};
+use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, HeaderRepr, Kind, SessionId};
 
 use crate::carriage::{Carriage, DirectEvent, Why};
 use crate::closing::LINGER_GRANTED;
@@ -361,6 +361,16 @@ impl Sal {
         if !self.is_direct_on() {
             self.direct_event(now, id, DirectEvent::Stalled, Why::NoCache);
         }
+    }
+
+    /// The grant by which the kernel may have opened the flow that a datagram names, without having told of it; and the flow's bit there.
+    /// Whoever has the datagram for [`handle_datagram`](Self::handle_datagram) makes the kernel tell first.
+    pub fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)> {
+        let flow = DataRepr::parse(datagram).map(|data| data.dst_flow);
+        let flow = flow.or_else(|_| HeaderRepr::parse(datagram).map(|header| header.dst_flow)).ok()?;
+        let (given, number) = self.grants.of_flow(flow)?;
+        let bit = given.unsettled() & 1 << number;
+        (bit != 0).then_some((given.grant.id, bit))
     }
 
     /// So many flows of a grant have been opened.

@@ -107,15 +107,6 @@ impl KernelCache {
         }
     }
 
-    /// The same of one, by whatever grant.
-    pub fn tell_of_flow(&self, flow: FlowId) {
-        let number = |granted: &Grant| flow.0.checked_sub(granted.first_flow.0).filter(|at| *at < granted.count.into());
-        let found = self.grants.lock().values().find_map(|granted| Some((granted.id, number(granted)?)));
-        if let Some((id, number)) = found {
-            self.tell_of_flows(id, 1 << number);
-        }
-    }
-
     /// Has the events tell of all that was opened by any grant.
     pub fn tell_of_all(&self) {
         let all: Vec<FlowId> = self.grants.lock().keys().copied().collect();

@@ -226,8 +226,7 @@ fn the_agent_is_told_of_flows_that_it_asks_for() {
             open(&cache, &grant, 3, OPENED | FLOW_UNTOLD | FLOW_FRESH);
             cache.tell_of_flows(grant.id, 1 << 1 | 1 << 3 | 1 << 64);
             assert_eq!(heard(&cache), [(FlowId(1001), true), (FlowId(1064), true)], "who was answered");
-            cache.tell_of_flow(FlowId(1127));
-            cache.tell_of_flow(FlowId(1128));
+            cache.tell_of_flows(grant.id, 1 << 127);
             assert_eq!(heard(&cache), [(FlowId(1127), true)]);
             let untold = |at: usize| {
                 let entry = get::<flow_entry>(&cache.loaded.maps.flows, flows[at].0.bytes()).expect("it is there");

@@ -122,6 +122,13 @@ impl Mirror {
         self.outputs.push_back((output, datagram.to_vec()));
     }
 
+    /// The grant of a flow that is not known, and which of its flows it is.
+    fn strange(&self, flow: FlowId) -> Option<(&Grant, u16)> {
+        let number = |grant: &Grant| flow.0.checked_sub(grant.first_flow.0).filter(|at| *at < grant.count.into());
+        let found = self.grants.iter().find_map(|grant| Some((grant, number(grant)? as u16)));
+        found.filter(|_| !self.knows(flow))
+    }
+
     /// Tells the test; it may have stopped listening.
     fn tell(&self, heard: Heard) {
         let _ = self.heard.send(heard);
@@ -129,6 +136,11 @@ impl Mirror {
 }
 
 impl Core for Mirror {
+    fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)> {
+        let data = DataRepr::parse(datagram).ok()?;
+        self.strange(data.dst_flow).map(|(grant, number)| (grant.id, 1 << number))
+    }
+
     fn handle_taken(&mut self, _now: Instant, grant: FlowId, taken: u16) {
         self.tell(Heard::Taken(grant, taken));
     }
@@ -150,9 +162,7 @@ impl Core for Mirror {
     }
 
     fn handle_opened(&mut self, _now: Instant, flow: FlowId, app: &Tuple) {
-        let number = |grant: &Grant| flow.0.checked_sub(grant.first_flow.0).filter(|at| *at < grant.count.into());
-        let found = self.grants.iter().find_map(|grant| Some((grant, number(grant)? as u16)));
-        let Some((grant, at)) = found.filter(|_| !self.knows(flow)) else { return };
+        let Some((grant, at)) = self.strange(flow) else { return };
         let (local, remote) = if grant.role == Role::Initiator { (at, 0) } else { (0, at) };
         let wire = Wire {
             path: self.path.id,

@@ -373,7 +373,8 @@ async fn take_down(agent: &Agent) {
     }
     let runtime_dir = &agent.config.host.runtime_dir;
     if agent.ends_flows.load(Ordering::Relaxed) {
-        // Programs learn at once that their connections are gone; peers, too.
+        // Programs learn at once that their connections are gone; peers, too. Also of those that the kernel alone knows of yet.
+        agent.core.0.hear_of_flows();
         agent.core.0.with_sal(|sal, now| sal.shutdown(now));
         flows::forget(runtime_dir);
     }

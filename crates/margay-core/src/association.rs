@@ -170,6 +170,11 @@ impl Association {
         self.with_itself
     }
 
+    /// Whether this host is a router, and the peer is registered with it.
+    pub fn is_of_registered(&self) -> bool {
+        self.router && !self.initiator
+    }
+
     /// Whether this end started the handshake.
     pub fn is_initiator(&self) -> bool {
         self.initiator

@@ -200,6 +200,9 @@ impl Sal {
         association.heard = now;
         association.datagram_max = self.config.datagram_max;
         let host = association.host;
+        if association.is_of_registered() {
+            self.note_present(now, host);
+        }
         // The stream proved the peer just now, so an older association is superseded; its flows keep theirs.
         if let Some(known) = self.associations.by_host(host) {
             association.membership = known.membership.clone();

@@ -19,18 +19,27 @@ use crate::table::{Action, Resolution};
 use crate::time::Instant;
 use crate::way::Sender;
 
-/// Hosts whose router was away are back within this time after its start: they try at first after 100, then 200, then 400 ms. An initiator
-/// goes on asking for longer.
+/// Hosts whose router was away for a moment are back within this time after its start: they try at first after 100, then 200, then 400 ms. And
+/// who is back has said by then what it serves.
 pub const HOSTS_AWAITED: Duration = Duration::from_secs(1);
+/// Where it was away for longer they may take so long: they try every other second then. An initiator goes on asking for longer.
+pub const ABSENT_AWAITED: Duration = Duration::from_secs(3);
 
 /// Stands for "the router that sent this": it does not know which of its addresses the next hop sees.
 pub(crate) const VIA_SENDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), margay_wire::PORT);
 
 impl Sal {
-    /// This router has just started, and hosts are still to tell it what they serve: for [`HOSTS_AWAITED`] a name that it does not know
-    /// has no answer, rather than a no. Whoever asks asks again.
+    /// This router has just started, and hosts are still to tell it what they serve: for [`HOSTS_AWAITED`], or [`ABSENT_AWAITED`] where one that
+    /// was registered before is not back, a name that it does not know has no answer, rather than a no. Whoever asks asks again.
     pub fn await_hosts(&mut self, now: Instant) {
-        self.hosts_awaited = now + HOSTS_AWAITED;
+        self.hosts_awaited = now + if self.hosts_absent.is_empty() { HOSTS_AWAITED } else { ABSENT_AWAITED };
+    }
+
+    /// A host has registered.
+    pub(crate) fn note_present(&mut self, now: Instant, host: HostId) {
+        if self.hosts_absent.remove(&host) && self.hosts_absent.is_empty() {
+            self.hosts_awaited = self.hosts_awaited.min(now + HOSTS_AWAITED);
+        }
     }
 
     /// Whether somebody may serve a name of whom this router has not heard yet.

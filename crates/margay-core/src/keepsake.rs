@@ -113,6 +113,9 @@ impl Sal {
             association.heard = now;
             association.is_kept = true;
             association.is_fresh = false;
+            if association.is_of_registered() {
+                self.hosts_absent.insert(association.host);
+            }
             let id = association.local_id;
             // A table at its bound refuses the rest: those peers are met anew.
             if self.associations.insert_beside(association).is_ok() {

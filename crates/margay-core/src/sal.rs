@@ -124,6 +124,8 @@ pub struct Sal {
     pub(crate) grants: Grants,
     /// Until then hosts may still have to tell this router what they serve.
     pub(crate) hosts_awaited: Instant,
+    /// Those that were registered with the start before, and are not with this one.
+    pub(crate) hosts_absent: BTreeSet<HostId>,
     next_sweep: Instant,
 }
 
@@ -196,6 +198,7 @@ impl Sal {
             delays: Delays::default(),
             grants: Grants::default(),
             hosts_awaited: now,
+            hosts_absent: BTreeSet::new(),
             next_sweep: now + SWEEP,
             rng,
             config,

@@ -263,6 +263,41 @@ fn a_router_that_has_just_started_refuses_nobody_yet() {
 }
 
 #[test]
+fn a_router_that_has_started_waits_longer_for_hosts_that_were_there_before() {
+    for comes_back in [true, false] {
+        let mut world = World::new(24, Weather::FAIR);
+        let router = world.add_host(true);
+        let [client, server] = [(); 2].map(|()| world.add_host(false));
+        [client, server].iter().for_each(|host| world.register(router, *host));
+        world.publish(router, server, "web.shop", 1);
+        let (address, key_seed) = (world.host(router).address, world.host(router).key_seed());
+        let kept = world.host(router).sal.keep_associations();
+        world.start_host(router, address, Start { key_seed, epoch: 2, boot: 1, router: true });
+        let now = world.now;
+        let sal = &mut world.host(router).sal;
+        sal.take_up_associations(now, &kept).expect("kept whole");
+        sal.await_hosts(now);
+        world.register(router, client);
+        world.run_for(2 * SECOND);
+        let asked = world.connect(client, "web.shop");
+        world.run_for(SECOND / 2);
+        assert_eq!(outcome(&mut world, client, asked), Outcome::Pending);
+        if comes_back {
+            world.register(router, server);
+            // What it serves it says after that.
+            world.run_for(SECOND / 20);
+            world.publish(router, server, "web.shop", 1);
+        }
+        world.run_for(SECOND);
+        let expected = if comes_back { Outcome::Answered(1) } else { Outcome::Refused };
+        assert_eq!(outcome(&mut world, client, asked), expected);
+        let asked = world.connect(client, "nobodys.shop");
+        world.run_for(SECOND / 50);
+        assert_eq!(outcome(&mut world, client, asked), Outcome::Refused, "nobody is awaited any more");
+    }
+}
+
+#[test]
 fn a_refusal_through_the_router_shows_the_peer_where_it_is() {
     let mut shop = shop(8, Weather::FAIR);
     let instance = shop.instances[0];

@@ -37,7 +37,8 @@ const FOUND_LIMIT: Duration = Duration::from_secs(2);
 const FOUND_MAX: usize = 4;
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(5);
+/// A router that has started is told so soon what is served here: connects wait for that no longer than `ABSENT_AWAITED` of the core.
+const RETRY_MAX: Duration = Duration::from_secs(2);
 /// A router that says no will say no again until somebody does something.
 const RETRY_REFUSED: Duration = Duration::from_secs(30);
 

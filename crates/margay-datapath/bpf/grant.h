@@ -292,79 +292,110 @@ static __always_inline void wire_of(const struct wire_key *first, bool rises_her
 		wire->remote_port = bpf_htons(bpf_ntohs(first->remote_port) + number);
 }
 
-/* The agent's, when a grant is over: as many calls as it may have flows would take longer than those flows took. Flows that the
- * agent knows it removes by itself.
- */
-SEC("syscall")
-int forget_flows(struct grant_flows *end)
-{
-	struct wire_key first = end->first, wire;
-	__u64 low = end->these[0], high = end->these[1];
-	bool rises_here = end->rises_here;
-	__u32 count = end->count;
-
-	for (__u32 at = 0; at < GRANT_FLOWS_MAX && at < count; at++) {
-		__u64 known = at < 64 ? low : high;
-
-		wire_of(&first, rises_here, at, &wire);
-		forget_flow(&wire, end->first_flow + at, known >> at % 64 & 1);
-	}
-	return 0;
-}
-
-/* Half of the flows that are to be looked at, as many as a word has bits. */
-struct survey {
-	struct wire_key first;
+/* Half of the flows that a grant may have: as many as a word has bits. */
+struct half {
+	struct wire_key first; /* of flow 0 of the grant */
 	__u32 first_flow;
 	__u32 from;
+	__u32 count;
 	bool rises_here;
 	__u64 these;
 	__u64 answered;
 	__u64 over;
 };
 
-/* What has become of one. As a callback it is verified once, and not with all that may have become of those before. */
-static long survey_flow(__u32 at, struct survey *survey)
+static __always_inline struct half half_of(const struct grant_flows *order, __u32 number)
+{
+	return (struct half){
+		.first = order->first,
+		.first_flow = order->first_flow,
+		.from = 64 * number,
+		.count = order->count,
+		.rises_here = order->rises_here,
+		.these = order->these[number],
+	};
+}
+
+/* Whether a flow of it is one of those that the order names. */
+static __always_inline bool is_meant(const struct half *half, __u32 at)
+{
+	return half->these >> (at & 63) & 1;
+}
+
+/* Its entry, if it has been answered. */
+static __always_inline struct flow_entry *answered_entry(const struct half *half, __u32 at)
 {
 	struct flow_entry *entry;
 	struct wire_key wire;
-	__u64 bit = 1ULL << (at & 63);
-	__u32 number = survey->from + at;
+	__u32 number = half->from + at;
 
-	if (!(survey->these & bit))
-		return 0;
-	wire_of(&survey->first, survey->rises_here, number, &wire);
+	wire_of(&half->first, half->rises_here, number, &wire);
 	entry = bpf_map_lookup_elem(&flows, &wire);
-	if (!entry || entry->flow != survey->first_flow + number || entry->flags & FLOW_FRESH)
-		return 0;
-	survey->answered |= bit;
-	/* One that was told of is the agent's until its end. */
-	if (entry->seen & SEEN_OVER && entry->flags & FLOW_UNTOLD)
-		survey->over |= bit;
+	return entry && entry->flow == half->first_flow + number && !(entry->flags & FLOW_FRESH) ? entry : NULL;
+}
+
+/* What is to be done about one flow. As callbacks these are verified once, and not with all that may have become of the flows before. */
+
+static long forget_one(__u32 at, struct half *half)
+{
+	struct wire_key wire;
+	__u32 number = half->from + at;
+
+	if (number >= half->count)
+		return 1;
+	wire_of(&half->first, half->rises_here, number, &wire);
+	forget_flow(&wire, half->first_flow + number, is_meant(half, at));
 	return 0;
 }
 
-static __always_inline void survey_half(struct grant_flows *order, __u32 half)
+static long survey_one(__u32 at, struct half *half)
 {
-	struct survey survey = {
-		.first = order->first,
-		.first_flow = order->first_flow,
-		.from = 64 * half,
-		.rises_here = order->rises_here,
-		.these = order->these[half],
-	};
+	struct flow_entry *entry = is_meant(half, at) ? answered_entry(half, at) : NULL;
+	__u64 bit = 1ULL << (at & 63);
 
-	bpf_loop(64, survey_flow, &survey, 0);
-	order->answered[half] = survey.answered;
-	order->over[half] = survey.over;
+	if (!entry)
+		return 0;
+	half->answered |= bit;
+	/* One that was told of is the agent's until its end. */
+	if (entry->seen & SEEN_OVER && entry->flags & FLOW_UNTOLD)
+		half->over |= bit;
+	return 0;
+}
+
+static long tell_of_one(__u32 at, struct half *half)
+{
+	struct flow_entry *entry = is_meant(half, at) ? answered_entry(half, at) : NULL;
+
+	if (entry)
+		tell_opened(entry, true);
+	return 0;
+}
+
+/* The agent's, when a grant is over: as many calls as it may have flows would take longer than those flows took. Flows that the
+ * agent knows it removes by itself.
+ */
+SEC("syscall")
+int forget_flows(struct grant_flows *end)
+{
+	for (__u32 number = 0; number < 2; number++) {
+		struct half half = half_of(end, number);
+
+		bpf_loop(64, forget_one, &half, 0);
+	}
+	return 0;
 }
 
 /* The agent's: which flows of a grant have been answered, and which are over already. */
 SEC("syscall")
 int survey_flows(struct grant_flows *order)
 {
-	survey_half(order, 0);
-	survey_half(order, 1);
+	for (__u32 number = 0; number < 2; number++) {
+		struct half half = half_of(order, number);
+
+		bpf_loop(64, survey_one, &half, 0);
+		order->answered[number] = half.answered;
+		order->over[number] = half.over;
+	}
 	return 0;
 }
 
@@ -372,21 +403,10 @@ int survey_flows(struct grant_flows *order)
 SEC("syscall")
 int tell_flows(struct grant_flows *order)
 {
-	struct wire_key first = order->first, wire;
-	__u64 low = order->these[0], high = order->these[1];
-	bool rises_here = order->rises_here;
-	__u32 count = order->count;
+	for (__u32 number = 0; number < 2; number++) {
+		struct half half = half_of(order, number);
 
-	for (__u32 at = 0; at < GRANT_FLOWS_MAX && at < count; at++) {
-		__u64 these = at < 64 ? low : high;
-		struct flow_entry *entry;
-
-		if (!(these >> at % 64 & 1))
-			continue;
-		wire_of(&first, rises_here, at, &wire);
-		entry = bpf_map_lookup_elem(&flows, &wire);
-		if (entry && entry->flow == order->first_flow + at && !(entry->flags & FLOW_FRESH))
-			tell_opened(entry, true);
+		bpf_loop(64, tell_of_one, &half, 0);
 	}
 	return 0;
 }

@@ -95,49 +95,56 @@ static __always_inline bool is_of(const struct cell *cell, const __u64 *id)
 #define PLACE_NONE (~0ULL)
 #define PLACE_CROWDED (~0ULL - 1) /* a prefix that there is no room for may be the longest */
 
-/* Where a name's longest prefix is. It is a function of its own, and says no address, so that the verifier looks at what follows
- * once, and not once for each length and cell.
+/* Where a prefix of so many bits is, that begins with `name`. A function of its own, which says no address, as the next one: so the verifier
+ * looks at the cells once, and not once for each length, and at what follows once, and not once for each cell.
  */
+__attribute__((noinline)) __u64 find_prefix(const struct name *name, __u32 bits, __u64 hash, __u32 number)
+{
+	struct chunk *chunk = chunk_at(number);
+	__u32 step;
+
+	if (!name || !chunk)
+		return PLACE_CROWDED;
+	_Pragma("nounroll") for (step = 0; step < BLOCK_CELLS; step++) {
+		__u32 in_chunk = cell_number(hash, step);
+		const struct cell *cell = cell_at(chunk, in_chunk);
+		__u64 route = *(volatile __u64 *)&cell->route;
+
+		if (!route)
+			return PLACE_NONE;
+		if (ROUTE_BITS(route) != bits || !is_of(cell, name->id))
+			continue;
+		if (ROUTE_KIND(route) == ROUTE_GONE)
+			return PLACE_NONE;
+		return (__u64)number << 32 | in_chunk;
+	}
+	return PLACE_CROWDED;
+}
+
+/* Where a name's longest prefix is. */
 __attribute__((noinline)) __u64 find_place(const struct name *name)
 {
-	__u32 active = *(volatile __u32 *)&lengths_active & 1, at, step;
+	__u32 active = *(volatile __u32 *)&lengths_active & 1, at;
 
 	if (!name)
 		return PLACE_NONE;
 	for (at = 0; at < ROUTER_LENGTHS; at++) {
 		const struct route_length *length = &lengths[active].of[at];
-		struct chunk *chunk;
-		__u32 number;
-		__u64 id[4], hash;
+		struct name prefix;
+		__u64 hash, place;
 
 		if (at >= lengths[active].count)
 			break;
-		id[0] = name->id[0] & length->mask[0];
-		id[1] = name->id[1] & length->mask[1];
-		id[2] = name->id[2] & length->mask[2];
-		id[3] = name->id[3] & length->mask[3];
-		hash = hash_of(id, length->bits);
+		prefix.id[0] = name->id[0] & length->mask[0];
+		prefix.id[1] = name->id[1] & length->mask[1];
+		prefix.id[2] = name->id[2] & length->mask[2];
+		prefix.id[3] = name->id[3] & length->mask[3];
+		hash = hash_of(prefix.id, length->bits);
 		if (!may_have_prefix(length->filter, hash))
 			continue;
-		number = chunk_number(&lengths[active].table, hash);
-		chunk = chunk_at(number);
-		if (!chunk)
-			return PLACE_CROWDED;
-		_Pragma("nounroll") for (step = 0; step < BLOCK_CELLS; step++) {
-			__u32 in_chunk = cell_number(hash, step);
-			const struct cell *cell = cell_at(chunk, in_chunk);
-			__u64 route = *(volatile __u64 *)&cell->route;
-
-			if (!route)
-				break;
-			if (ROUTE_BITS(route) != length->bits || !is_of(cell, id))
-				continue;
-			if (ROUTE_KIND(route) == ROUTE_GONE)
-				break;
-			return (__u64)number << 32 | in_chunk;
-		}
-		if (step == BLOCK_CELLS)
-			return PLACE_CROWDED;
+		place = find_prefix(&prefix, length->bits, hash, chunk_number(&lengths[active].table, hash));
+		if (place != PLACE_NONE)
+			return place;
 	}
 	return PLACE_NONE;
 }

@@ -45,20 +45,26 @@ static __always_inline __u64 sum_of_pseudo_header(__u64 pair, const struct datag
 	return pair + bpf_htons(IPPROTO_UDP) + bpf_htons(datagram->sal_len + sizeof(struct udphdr));
 }
 
-/* Whether a datagram's checksum is that of all its bytes. They are read by pieces: the verifier wants lengths that it knows. */
+/* Whether a datagram's checksum is that of all its bytes. They are read by pieces: the verifier wants lengths that it knows. Where the rest
+ * begins is reckoned anew, so that it looks at that once, and not once for each number of pieces.
+ */
 #define PIECE 64
+#define PIECES 64 /* a power of two */
+_Static_assert(PIECES * PIECE >= 2 * SYN_LEN + sizeof(struct udphdr), "room for all that is looked at");
 static __always_inline bool is_complete(const void *udp, const void *end, const struct datagram *datagram, __u64 sum)
 {
-	__u32 len = datagram->sal_len + sizeof(struct udphdr), at;
+	__u32 len = datagram->sal_len + sizeof(struct udphdr), pieces = len / PIECE, at;
 	const void *piece = udp;
 
-	for (at = 0; at < 2 * SYN_LEN / PIECE + 1; at++) {
-		if (len < PIECE || piece + PIECE > end)
+	for (at = 0; at < PIECES; at++) {
+		if (at >= pieces || piece + PIECE > end)
 			break;
 		sum += sum_of_words(piece, PIECE / 4);
 		piece += PIECE;
-		len -= PIECE;
 	}
+	pieces &= PIECES - 1;
+	piece = udp + pieces * PIECE;
+	len %= PIECE;
 	for (at = 0; at < PIECE / 2; at++) {
 		if (len < 2 || piece + 2 > end)
 			break;

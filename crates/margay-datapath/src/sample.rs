@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use libbpf_rs::query::ProgInfoIter;
 use margay_core::entry::Tuple;
 use margay_core::secure::{Cipher, SealKeys};
 use margay_wire::epochs;
@@ -190,4 +191,15 @@ pub fn seal_keys(cipher: Cipher) -> SealKeys {
 /// Those of the other end.
 pub fn peer_seal_keys(cipher: Cipher) -> SealKeys {
     SealKeys { cipher, send: [0x22; 32], open: [0x11; 32], send_epochs: epochs(9, 5), open_epochs: epochs(5, 9) }
+}
+
+/// Instructions that the verifier may look at before it takes a program: a tenth of what it does at most. Another kernel's may need more, and
+/// an agent that starts waits for it.
+const VERIFIED_MAX: u32 = 100_000;
+
+/// Asks the kernel about a program that is loaded: the newest of its name.
+pub fn is_soon_verified(name: &str) {
+    let of_name = ProgInfoIter::default().filter(|program| program.name == name);
+    let verified = of_name.last().expect("it is loaded").verified_insns;
+    assert!((1..VERIFIED_MAX).contains(&verified), "{name}: {verified}");
 }

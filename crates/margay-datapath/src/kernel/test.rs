@@ -103,6 +103,15 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
     Some(Rig(open.load().expect("the verifier takes them")))
 }
 
+#[test]
+fn the_verifier_has_little_to_look_at() {
+    const PROGRAMS: [&str; 7] =
+        ["app_egress", "wire_ingress", "listener_lookup", "change_flow", "forget_flows", "survey_flows", "tell_flows"];
+    if programs(1).is_some() {
+        PROGRAMS.into_iter().for_each(sample::is_soon_verified);
+    }
+}
+
 fn put(map: &impl MapCore, key: &[u8], value: &[u8]) {
     map.update(key, value, MapFlags::ANY).expect("room");
 }

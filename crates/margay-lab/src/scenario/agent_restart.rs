@@ -65,7 +65,7 @@ const BRIEF_BYTES: usize = 5_000_000;
 const GROUPS: usize = 10;
 const PACE_STEP: u64 = 12_000;
 /// All together more than the link takes. Even alone, none of them is so fast that its server has given all away before the agents are back.
-const LONG_PACE: u64 = 700_000;
+const LONG_PACE: u64 = 620_000;
 const LONG_BYTES: usize = 40_000_000;
 const LONG_COUNT: usize = TRANSFERS - SHORT_COUNT;
 /// Starts of the router, each with a connect at once.

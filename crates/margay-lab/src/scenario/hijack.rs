@@ -97,7 +97,9 @@ const WAYS: [&str; 2] = ["up:cubic", "down:cubic"];
 /// Bytes per second of each.
 const PACE: u64 = 300_000;
 const STEP_BYTES: u64 = PACE / 2;
-const STEP_LIMIT: Duration = Duration::from_secs(20);
+/// A TCP of which a tenth is lost, and of its acknowledgements, may wait for long by itself: where six tries in a row are, for 13 s.
+const STEP_LIMIT: Duration = Duration::from_secs(60);
+const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 const ATTACK_LIMIT: Duration = Duration::from_secs(60);
 /// Moves of client and server, in turn: while everything is recorded, and while it is used.
 const MOVES: usize = 4;
@@ -144,6 +146,11 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         running.push(Transfers::start(client, server, Order { to, ways: &WAYS, pace: PACE })?);
     }
     let done = attack_all(&mut stage, &mut recorder, &mut running, findings);
+    if done.is_err() {
+        for flow in agent::flows(client)? {
+            findings.note(format!("client: {flow}"));
+        }
+    }
     for (transfers, (service, ..)) in running.into_iter().zip(SERVICES) {
         transfers.finish(service, findings)?;
     }
@@ -274,7 +281,7 @@ impl Stage<'_> {
 
     /// Waits until no host looks for another, and each is known to be where it is.
     fn settle(&self) -> Result<()> {
-        wait_for("hosts that know where they are", STEP_LIMIT, || {
+        wait_for("hosts that know where they are", SETTLE_LIMIT, || {
             for (at, host) in self.hosts.iter().enumerate() {
                 let mut places = BTreeSet::new();
                 for path in agent::paths(host)? {

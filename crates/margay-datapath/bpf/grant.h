@@ -371,42 +371,38 @@ static long tell_of_one(__u32 at, struct half *half)
 	return 0;
 }
 
-/* The agent's, when a grant is over: as many calls as it may have flows would take longer than those flows took. Flows that the
- * agent knows it removes by itself.
- */
-SEC("syscall")
-int forget_flows(struct grant_flows *end)
-{
-	for (__u32 number = 0; number < 2; number++) {
-		struct half half = half_of(end, number);
-
-		bpf_loop(64, forget_one, &half, 0);
-	}
-	return 0;
-}
-
-/* The agent's: which flows of a grant have been answered, and which are over already. */
-SEC("syscall")
-int survey_flows(struct grant_flows *order)
+/* Acts on every flow that the grant may have; gives back what it has found. */
+static __always_inline int for_each_flow(struct grant_flows *order, long (*act)(__u32, struct half *))
 {
 	for (__u32 number = 0; number < 2; number++) {
 		struct half half = half_of(order, number);
 
-		bpf_loop(64, survey_one, &half, 0);
+		bpf_loop(64, act, &half, 0);
 		order->answered[number] = half.answered;
 		order->over[number] = half.over;
 	}
 	return 0;
 }
 
+/* The agent's, when a grant is over: as many calls as it may have flows would take longer than those flows took. Flows that the
+ * agent knows it removes by itself.
+ */
+SEC("syscall")
+int forget_flows(struct grant_flows *end)
+{
+	return for_each_flow(end, forget_one);
+}
+
+/* The agent's: which flows of a grant have been answered, and which are over already. */
+SEC("syscall")
+int survey_flows(struct grant_flows *order)
+{
+	return for_each_flow(order, survey_one);
+}
+
 /* The agent's: it is to be told of these flows, where they have been answered. */
 SEC("syscall")
 int tell_flows(struct grant_flows *order)
 {
-	for (__u32 number = 0; number < 2; number++) {
-		struct half half = half_of(order, number);
-
-		bpf_loop(64, tell_of_one, &half, 0);
-	}
-	return 0;
+	return for_each_flow(order, tell_of_one);
 }

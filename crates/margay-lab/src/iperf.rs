@@ -13,7 +13,7 @@ use crate::report::median;
 use crate::scenario::Findings;
 
 /// Where the server listens.
-pub const PORT: &str = "5201";
+pub const PORT: u16 = 5201;
 /// Pairs of runs per figure: short ones and many, since what else the machine does changes from one second to the next.
 const PAIRS: usize = 11;
 const SECONDS: u32 = 1;
@@ -28,12 +28,21 @@ const START_LIMIT: Duration = Duration::from_secs(5);
 ///
 /// iperf3 is not installed, or does not listen in time.
 pub fn serve(server: &Host) -> Result<Program> {
-    let program = server.spawn("iperf3", ["iperf3", "-s", "-p", PORT])?;
-    let filter = format!("sport = :{PORT}");
+    let program = server.spawn("iperf3", ["iperf3", "-s", "-p", &PORT.to_string()])?;
+    await_listener(server, PORT)?;
+    Ok(program)
+}
+
+/// Waits until an iperf3 server listens.
+///
+/// # Errors
+///
+/// It does not in time.
+pub fn await_listener(server: &Host, port: u16) -> Result<()> {
+    let filter = format!("sport = :{port}");
     wait_for("the iperf3 server", START_LIMIT, || {
         if server.run(["ss", "-Hltn", &filter])?.trim().is_empty() { bail!("nobody listens") } else { Ok(()) }
-    })?;
-    Ok(program)
+    })
 }
 
 /// What iperf3 shall do.
@@ -45,7 +54,7 @@ pub struct Load {
     pub reverse: bool,
 }
 
-/// By name to plain: medians over pairs of runs.
+/// By name to plain: medians.
 #[derive(Clone, Copy, Debug)]
 pub struct Ratios {
     /// Throughput.
@@ -80,10 +89,10 @@ pub struct Run {
 /// It fails.
 pub fn measure(client: &Host, address: &str, load: Load) -> Result<Run> {
     let busy_before = observe::machine_busy_seconds()?;
-    let (streams, seconds) = (load.streams.to_string(), SECONDS.to_string());
+    let (port, streams, seconds) = (PORT.to_string(), load.streams.to_string(), SECONDS.to_string());
     let omitted = OMITTED_SECONDS.to_string();
     // Sockets that are told so late keep the pacing of a machine whose own choice is BBR; so both sides are told alike.
-    let mut argv = vec!["iperf3", "-c", address, "-p", PORT, "-C", "cubic", "-J", "--connect-timeout", "5000"];
+    let mut argv = vec!["iperf3", "-c", address, "-p", &port, "-C", "cubic", "-J", "--connect-timeout", "5000"];
     argv.extend(["-P", &streams, "-t", &seconds, "-O", &omitted]);
     argv.extend(load.reverse.then_some("-R"));
     let output = output_within(&mut client.command(argv), RUN_LIMIT)?;

@@ -37,6 +37,7 @@ pub mod topology;
 pub mod traffic;
 pub mod transfers;
 pub mod tunnel;
+pub mod turns;
 pub mod weather;
 pub mod wire;
 

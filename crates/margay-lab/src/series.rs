@@ -7,6 +7,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
 use crate::host::Host;
@@ -45,6 +47,15 @@ impl<T: Clone + DeserializeOwned + Send + 'static> Series<T> {
     /// All so far.
     pub fn lines(&self) -> Vec<T> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sends the program a signal.
+    ///
+    /// # Errors
+    ///
+    /// It is gone already.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).context("cannot signal the traffic")
     }
 
     /// How many of those so far are meant.

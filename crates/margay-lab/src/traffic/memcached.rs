@@ -163,11 +163,11 @@ impl Sender {
                 }
             }
             Ok(_) => {}
-            // Nothing yet, or a word about an earlier datagram that nobody took.
+            // Nothing yet, a word about an earlier datagram that nobody took, or we were stopped and go on.
             Err(error)
                 if matches!(
                     error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::ConnectionRefused
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::ConnectionRefused | ErrorKind::Interrupted
                 ) => {}
             Err(error) => return Err(error).context("cannot receive"),
         }

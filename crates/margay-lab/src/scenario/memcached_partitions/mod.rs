@@ -17,10 +17,11 @@ use crate::host::Host;
 use crate::lab::Lab;
 use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Below, Exactly};
-use crate::report::{Bound, bound};
+use crate::report::{Bound, bound, median};
 use crate::series::Series;
 use crate::timeline::Timeline;
 use crate::traffic::{Slot, Taken, now_ms};
+use crate::turns;
 use account::Span;
 
 /// The scenario.
@@ -52,6 +53,9 @@ const PHASE_LONG: Duration = Duration::from_secs(10);
 const SAMPLE: Duration = Duration::from_millis(100);
 /// After a change it takes so long until shares are counted.
 const SETTLE_MS: f64 = 1000.0;
+/// Where rates are compared: how often, and one way's turn.
+const ROUNDS: usize = 7;
+const TURN: Duration = Duration::from_millis(100);
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The site while the SETs come.
@@ -80,17 +84,11 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = site::build("memcached-partitions", site::V4, &["s1", "s2", "s3", "s4", "client", "plain"], dir)?;
     let _agents = Agents::start(&lab)?;
     findings.set("failed", 0.0);
-    let before = plain_rate(&lab, phase)?;
-    let course = divided(&lab, phase)?;
-    let after = plain_rate(&lab, phase)?;
+    let course = divided(&lab, phase, findings)?;
     let ends = course.changes.iter().skip(1).map(|(at_ms, ..)| *at_ms).chain([course.ended_ms]);
     let spans: Vec<Span> =
         course.changes.iter().zip(ends).map(|(change, to_ms)| Span { from_ms: change.0, to_ms }).collect();
     let calm = Span { from_ms: course.begun_ms, to_ms: spans.first().context("nothing changed")?.from_ms };
-    let (rate, plain) = (account::rate(&course.slots, calm.after(SETTLE_MS)), f64::midpoint(before, after));
-    findings.set("rate", rate);
-    findings.set("plain_rate", plain);
-    findings.set("rate_ratio", rate / plain.max(1.0));
     let lost: u32 = course.slots.iter().map(|slot| slot.lost).sum();
     findings.set("lost", lost.into());
     findings.figures.add("failed", course.slots.iter().map(|slot| f64::from(slot.refused)).sum());
@@ -100,8 +98,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let moved = agent::metric(lab.host("router")?, "margay_partitions_moved_total")?;
     findings.set("partitions_moved", moved);
     findings.note(
-        "rate_ratio: answers per second with four servers, against one plain memcached by UDP at its own address (mean of before and \
-         after), with as many requests at once; partition_balance: least over mean of the servers' own counts of SETs, the worst of \
+        "rate_ratio: answers per second with four servers, against one plain memcached by UDP at its own address, with as many requests \
+         at once, in turns (median of rounds); partition_balance: least over mean of the servers' own counts of SETs, the worst of \
          the phases; recover_ms: the worst of the changes, from kill to the last partition's next answer (0: none was silent for 80 ms), or \
          from start to the returned server's first 100 ms with three quarters of its share; silence_ms_max: the longest silence of a \
          partition from the first change to the end; the client has one unconnected socket",
@@ -114,16 +112,48 @@ fn memcached() -> [String; 13] {
     ["memcached", "-u", "root", "-l", "0.0.0.0", "-p", &port, "-U", &port, "-t", "1", "-m", "256"].map(str::to_owned)
 }
 
-/// Answers per second of one memcached at its own address.
-fn plain_rate(lab: &Lab, phase: Duration) -> Result<f64> {
+/// Answers per second, against those of one memcached at its own address.
+fn compare_rates(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let (client, host) = (lab.host("client")?, lab.host("plain")?);
     let _server = host.spawn("memcached", memcached())?;
     await_memcached(host)?;
-    let sets = start_sets(client, &[pair::address(host)?])?;
-    let from_ms = now_ms();
-    sleep(phase);
-    let span = Span { from_ms, to_ms: now_ms() };
-    Ok(account::rate(&sets.lines(), span.after(SETTLE_MS)))
+    let ways = [vec![pair::address(host)?], addresses(client)?];
+    let rounds: Vec<[f64; 2]> = (0..ROUNDS).map(|round| rates(client, &ways, round)).collect::<Result<_>>()?;
+    let ratios: Vec<f64> = rounds.iter().map(|[plain, named]| named / plain).collect();
+    let of = |way: usize| median(&rounds.iter().map(|rates| rates[way]).collect::<Vec<_>>());
+    findings.set("rate", of(1));
+    findings.set("plain_rate", of(0));
+    findings.set("rate_ratio", median(&ratios));
+    let all: Vec<_> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
+    findings.note(format!("rate_ratio of each round: {}", all.join(" ")));
+    Ok(())
+}
+
+/// Answers per second at the two ways' addresses, in turns. Each round has clients of its own: how they fall in with the servers is
+/// chance, and lasts.
+fn rates(client: &Host, ways: &[Vec<String>; 2], round: usize) -> Result<[f64; 2]> {
+    let clients = [start_sets(client, &ways[0])?, start_sets(client, &ways[1])?];
+    for client in &clients {
+        wait_for("answers", LIMIT, || match client.count(|slot| slot.answered.iter().any(|count| *count > 0)) {
+            0 => bail!("there are none"),
+            _ => Ok(()),
+        })?;
+    }
+    let mut spans = [vec![], vec![]];
+    let measure = |way: usize| {
+        let from_ms = now_ms();
+        sleep(TURN);
+        spans[way].push(Span { from_ms, to_ms: now_ms() });
+        Ok(())
+    };
+    turns::take(|way, signal| clients[way].signal(signal), TURN, round, measure)?;
+    let rate = |way: usize| {
+        let slots = clients[way].lines();
+        median(&spans[way].iter().map(|span| account::rate(&slots, *span)).collect::<Vec<_>>())
+    };
+    let rates = [rate(0), rate(1)];
+    ensure!(rates.iter().all(|rate| *rate > 0.0), "a client had no answers: {rates:?}");
+    Ok(rates)
 }
 
 fn await_memcached(host: &Host) -> Result<()> {
@@ -148,11 +178,12 @@ fn addresses(host: &Host) -> Result<Vec<String>> {
 }
 
 /// Serves, sends, takes servers away and brings them back.
-fn divided(lab: &Lab, phase: Duration) -> Result<Course> {
+fn divided(lab: &Lab, phase: Duration, findings: &mut Findings) -> Result<Course> {
     let (router, client) = (lab.host("router")?, lab.host("client")?);
     let hosts: Vec<&Host> = SERVERS.iter().map(|name| lab.host(name)).collect::<Result<_>>()?;
     let running = hosts.iter().map(|host| serve(host).map(Some)).collect::<Result<_>>()?;
     await_holders(router, &[4; 4])?;
+    compare_rates(lab, findings)?;
     let every = ["memcached-taken".to_owned(), format!("--port={PORT}"), format!("--every-ms={}", SAMPLE.as_millis())];
     let taken = hosts.iter().map(|host| Series::start(host, &every)).collect::<Result<_>>()?;
     let sets = start_sets(client, &addresses(client)?)?;

@@ -12,6 +12,9 @@ pub enum Carriage {
     Encapsulated,
     /// Encapsulated; a pinhole came and was answered, so the peer may send direct at any time.
     Offered,
+    /// This end, an initiator, sends direct from the start, and has not heard yet that the peer does. What comes direct goes to the program at
+    /// once: the peer has been told by the very message that let it send anything, so that nothing encapsulated is before it.
+    Starting,
     /// This end sends direct, the peer does not yet.
     Sending,
     /// Direct both ways.
@@ -41,11 +44,14 @@ impl DirectEvent {
 /// The declared transitions: state, event, and the next state of an initiator and of a responder. What is not listed
 /// changes nothing.
 pub const DIRECT: &[(Carriage, DirectEvent, Carriage, Carriage)] = &[
-    (Carriage::Encapsulated, DirectEvent::Start, Carriage::Sending, Carriage::Direct),
+    (Carriage::Encapsulated, DirectEvent::Start, Carriage::Starting, Carriage::Direct),
     (Carriage::Encapsulated, DirectEvent::Pinhole, Carriage::Sending, Carriage::Offered),
     (Carriage::Encapsulated, DirectEvent::PeerDirect, Carriage::Direct, Carriage::Direct),
     (Carriage::Offered, DirectEvent::PeerDirect, Carriage::Direct, Carriage::Direct),
     (Carriage::Offered, DirectEvent::PeerBack, Carriage::Encapsulated, Carriage::Encapsulated),
+    (Carriage::Starting, DirectEvent::PeerDirect, Carriage::Direct, Carriage::Direct),
+    (Carriage::Starting, DirectEvent::Stalled, Carriage::Encapsulated, Carriage::Encapsulated),
+    (Carriage::Starting, DirectEvent::PeerBack, Carriage::Encapsulated, Carriage::Encapsulated),
     (Carriage::Sending, DirectEvent::PeerDirect, Carriage::Direct, Carriage::Direct),
     (Carriage::Sending, DirectEvent::Stalled, Carriage::Encapsulated, Carriage::Encapsulated),
     (Carriage::Direct, DirectEvent::Stalled, Carriage::Encapsulated, Carriage::Encapsulated),
@@ -61,12 +67,12 @@ impl Carriage {
 
     /// Whether this end sends direct.
     pub const fn sends(self) -> bool {
-        matches!(self, Self::Sending | Self::Direct)
+        matches!(self, Self::Starting | Self::Sending | Self::Direct)
     }
 
-    /// Whether the peer sends direct, and everything encapsulated before has passed.
+    /// Whether the peer sends direct, or may from its first packet on, and everything encapsulated before has passed.
     pub const fn accepts(self) -> bool {
-        matches!(self, Self::Direct)
+        matches!(self, Self::Starting | Self::Direct)
     }
 
     /// Whether direct data that comes now is to wait for a FENCE.
@@ -142,7 +148,14 @@ mod tests {
 
     #[test]
     fn the_whole_matrix_of_the_direct_path() {
-        let states = [Carriage::Never, Carriage::Encapsulated, Carriage::Offered, Carriage::Sending, Carriage::Direct];
+        let states = [
+            Carriage::Never,
+            Carriage::Encapsulated,
+            Carriage::Offered,
+            Carriage::Starting,
+            Carriage::Sending,
+            Carriage::Direct,
+        ];
         let mut matrix = String::new();
         for state in states {
             for event in DirectEvent::ALL {
@@ -154,11 +167,14 @@ mod tests {
             }
         }
         let expected = "\
-Encapsulated Start Sending Direct
+Encapsulated Start Starting Direct
 Encapsulated Pinhole Sending Offered
 Encapsulated PeerDirect Direct Direct
 Offered PeerDirect Direct Direct
 Offered PeerBack Encapsulated Encapsulated
+Starting PeerDirect Direct Direct
+Starting Stalled Encapsulated Encapsulated
+Starting PeerBack Encapsulated Encapsulated
 Sending PeerDirect Direct Direct
 Sending Stalled Encapsulated Encapsulated
 Direct Stalled Encapsulated Encapsulated

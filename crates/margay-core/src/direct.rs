@@ -14,7 +14,8 @@
 //! ```
 //!
 //! FENCE is the last encapsulated packet: what came direct before it waits behind it, so the change-over reorders nothing.
-//! Where the path was proved a short time ago by another flow, both start direct at once and watch for progress. A flow
+//! Where the path was proved a short time ago by another flow, both start direct at once and watch for progress: nothing encapsulated is
+//! before their first packets, so the initiator (`Starting`) takes the peer's without a word of it. A flow
 //! whose direct packets go unanswered goes back, and its peer follows when it sees encapsulated data again.
 //!
 //! Datagrams that are lost are lost: no transport sends them again. So a flow of datagrams never starts on another's proof, its
@@ -470,7 +471,7 @@ impl Sal {
                     self.open_pinhole(now, id);
                 }
             }
-            Carriage::Direct | Carriage::Offered | Carriage::Never => {}
+            Carriage::Starting | Carriage::Direct | Carriage::Offered | Carriage::Never => {}
         }
     }
 

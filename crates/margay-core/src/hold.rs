@@ -9,7 +9,7 @@ use core::time::Duration;
 
 use margay_wire::{Extension, FlowId, Kind, MoveFlags, MoveRepr};
 
-use crate::carriage::{Carriage, DirectEvent, Why};
+use crate::carriage::{DirectEvent, Why};
 use crate::entry::{Passage, PathId};
 use crate::event::Lifecycle;
 use crate::flow::Flow;
@@ -52,7 +52,7 @@ impl Sal {
     /// Whether a flow is one that goes direct with `host`, when nothing holds it.
     fn is_direct_with(&self, flow: &Flow, host: HostId) -> bool {
         let is_its = self.associations.get(flow.association).is_some_and(|association| association.host == host);
-        is_its && matches!(flow.direct.carriage, Carriage::Sending | Carriage::Direct) && flow.carries_data()
+        is_its && flow.direct.carriage.sends() && flow.carries_data()
     }
 
     /// Holds the direct path with a peer, if any flow uses it. Where a translator is on the way, every flow needs its own way in, and

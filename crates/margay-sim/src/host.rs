@@ -320,6 +320,7 @@ impl Host {
                 }
             }
             None => {
+                self.cache.kernel.iter_mut().for_each(|kernel| kernel.left += 1);
                 // Consumed, or dropped and counted.
                 let _ = self.sal.handle_app_packet(now, packet);
             }

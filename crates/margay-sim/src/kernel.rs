@@ -93,6 +93,8 @@ pub struct Kernel {
     pub mtu: usize,
     /// Packets that it sent direct.
     pub sent: u64,
+    /// Direct packets of peers that it left to the agent.
+    pub left: u64,
     /// Times that it found a flow stalled.
     pub stalls: u64,
     /// Packets that it gave to a program's TCP which had only the SYN of a connection that agents have set up.
@@ -117,6 +119,7 @@ impl Default for Kernel {
             paths: HashMap::new(),
             mtu: 1500,
             sent: 0,
+            left: 0,
             stalls: 0,
             requests_met: 0,
             one_way: Vec::new(),

@@ -120,6 +120,11 @@ impl Pair {
         self.streams().map(|stream| stream.out_of_order).sum()
     }
 
+    /// Direct packets of the server that the client's kernel gave its agent.
+    fn left_to_the_client(&self) -> u64 {
+        self.world.hosts[self.client.0].cache.kernel.as_ref().map_or(0, |kernel| kernel.left)
+    }
+
     fn stalls(&self) -> u64 {
         self.world.hosts.iter().filter_map(|host| host.cache.kernel.as_ref()).map(|kernel| kernel.stalls).sum()
     }
@@ -229,6 +234,30 @@ fn a_second_flow_starts_direct_and_its_data_is_never_encapsulated() {
         let data = sent.iter().filter(|(_, _, bytes)| kind_of(bytes) == Ok(Kind::Data) && bytes.len() > 16);
         assert_eq!(data.count(), 0, "talk {number}");
         assert_eq!(pair.out_of_order(), 0, "talk {number}");
+        pair.check(Duration::from_millis(100));
+    }
+}
+
+/// What came up to the agent meanwhile would be overtaken by what comes after the word.
+#[test]
+fn a_started_flow_waits_for_no_word_of_the_peer() {
+    for (number, (client_plan, server_plan)) in TALKS.into_iter().enumerate() {
+        let mut pair = pair(6, slow(5), server_plan);
+        let first = pair.connect(client_plan);
+        pair.until_direct(first, SECOND);
+        let (_, server) = pair.addresses();
+        // Its ACKs of signalling are confirmations.
+        pair.lose(usize::MAX, move |packet| {
+            !packet.is_direct && packet.from.ip() == server && kind_of(packet.bytes) == Ok(Kind::Ack)
+        });
+        let left = pair.left_to_the_client();
+        let second = pair.connect(client_plan);
+        pair.run(Duration::from_millis(100));
+        assert_eq!(pair.carriages(second), (Carriage::Starting, Carriage::Direct), "talk {number}");
+        pair.world.network.losing = None;
+        pair.run(2 * SECOND);
+        assert!(pair.is_direct(second), "talk {number}: {:?}", pair.carriages(second));
+        assert_eq!(pair.left_to_the_client(), left, "talk {number}");
         pair.check(Duration::from_millis(100));
     }
 }

@@ -461,11 +461,14 @@ impl Sal {
         self.flows.set_deadline(id, Some(now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
+        if app.protocol != GREETING {
+            // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be overtaken by what follows.
+            self.queue.update(EntryUpdate::Install(entry));
+        }
         self.transmit_from(local, to, ack, Kind::Ack);
         if app.protocol == GREETING {
             return Ok(());
         }
-        self.queue.update(EntryUpdate::Install(entry));
         self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
         if !setup.first_carried || shown_in_vain {
             self.queue.egress(setup.first);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use margay_core::key::HostId;
-use margay_core::{Carriage, FlowInfo, Lifecycle, Why};
+use margay_core::{FlowInfo, Lifecycle, Why};
 use nix::net::if_::if_indextoname;
 
 use super::{Finding, Steps};
@@ -59,7 +59,7 @@ impl Paths {
         agent.core.0.with_sal(|sal, _| {
             let mut paths = Self::default();
             for flow in sal.flows().filter(|flow| is_open(flow) && is_wanted(flow)) {
-                if flow.carriage == Carriage::Direct {
+                if flow.carriage.sends() {
                     paths.direct += 1;
                 } else {
                     paths.others.entry(flow.why.text()).or_insert((0, flow.why)).0 += 1;

@@ -92,7 +92,7 @@ pub struct Wire {
     pub remote_port: u16,
     /// Whether this end sends direct. If not, and for what the cache cannot send direct, packets are encapsulated.
     pub sending: bool,
-    /// Whether the peer sends direct, and everything encapsulated before has passed.
+    /// Whether the peer sends direct, or may from its first packet on, and everything encapsulated before has passed.
     pub accepting: bool,
     /// Whether the program's TCP has had a packet of the peer's, so that those that are direct may go straight to it. If not, they come up as
     /// misses: see [`Sal::handle_app_packet`](crate::sal::Sal::handle_app_packet).

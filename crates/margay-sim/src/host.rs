@@ -6,12 +6,14 @@ use margay_core::key::HostSecret;
 use margay_core::name::{HOST_V4, HOST_V6, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
-use margay_core::{AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, Instant, Limits, Output, Sal, Tuple};
-use margay_wire::{FENCE, FlowId, PORT};
+use margay_core::{
+    AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, Instant, Limits, Output, Role, Sal, Tuple,
+};
+use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
 use crate::cache::{Cache, Carried};
 use crate::kernel::Told;
-use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, UDP};
+use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
 use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
 
@@ -50,6 +52,8 @@ pub struct Host {
     pub sal: Sal,
     /// The flow cache.
     pub cache: Cache,
+    /// ACKs by which a peer could send on a connection that was not in the cache yet.
+    pub early_acks: u64,
     /// Programs that listen.
     pub servers: Vec<Server>,
     /// Programs that connect.
@@ -97,6 +101,7 @@ impl Host {
             full_queue: 0,
             datagrams: Vec::new(),
             events: Vec::new(),
+            early_acks: 0,
             outbox: Vec::new(),
             secret_seed: start.key_seed,
             next_port: 30_000,
@@ -301,6 +306,7 @@ impl Host {
             streams.iter().rev().find(|stream| stream.tuple() == app).is_some_and(|one| one.state == State::Answered)
         };
         let found = kernel.ingress(now, &segment, is_request);
+        kernel.left += u64::from(found.is_none());
         let (local, remote) = (segment.tuple.destination.ip(), segment.tuple.source.ip());
         if let Some(path) = self.cache.watched(local, remote) {
             self.sal.handle_path_direct(now, path);
@@ -320,7 +326,6 @@ impl Host {
                 }
             }
             None => {
-                self.cache.kernel.iter_mut().for_each(|kernel| kernel.left += 1);
                 // Consumed, or dropped and counted.
                 let _ = self.sal.handle_app_packet(now, packet);
             }
@@ -438,11 +443,20 @@ impl Host {
         self.outbox.extend(mark.map(|(local, to, datagram)| Outgoing::Datagram(local, to, datagram)));
     }
 
+    fn is_early_ack(&self, datagram: &[u8]) -> bool {
+        let ack = Message::parse(datagram).ok().filter(|message| message.kind == Kind::Ack);
+        let flow = ack.and_then(|message| self.sal.flow(message.src_flow));
+        flow.is_some_and(|flow| {
+            flow.role == Role::Initiator && flow.app.protocol == TCP && self.cache.tuple_of(flow.flow).is_none()
+        })
+    }
+
     pub(crate) fn drain(&mut self, now: Instant) {
         let mut buf = vec![0; 65_536];
         while let Some(output) = self.sal.poll(&mut buf) {
             match output {
                 Output::Transmit { local, to, len } => {
+                    self.early_acks += u64::from(self.is_early_ack(&buf[..len]));
                     self.outbox.push(Outgoing::Datagram(local, to, buf[..len].to_vec()));
                 }
                 Output::Inject { len } => self.inject(now, &buf[..len]),

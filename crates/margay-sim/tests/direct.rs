@@ -122,7 +122,7 @@ impl Pair {
 
     /// Direct packets of the server that the client's kernel gave its agent.
     fn left_to_the_client(&self) -> u64 {
-        self.world.hosts[self.client.0].cache.kernel.as_ref().map_or(0, |kernel| kernel.left)
+        self.world.hosts[self.client.0].cache.kernel.as_ref().expect("the client's kernel").left
     }
 
     fn stalls(&self) -> u64 {
@@ -258,6 +258,7 @@ fn a_started_flow_waits_for_no_word_of_the_peer() {
         pair.run(2 * SECOND);
         assert!(pair.is_direct(second), "talk {number}: {:?}", pair.carriages(second));
         assert_eq!(pair.left_to_the_client(), left, "talk {number}");
+        assert_eq!(pair.world.hosts[pair.client.0].early_acks, 0, "talk {number}");
         pair.check(Duration::from_millis(100));
     }
 }

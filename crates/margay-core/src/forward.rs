@@ -22,7 +22,8 @@ use crate::way::Sender;
 /// Hosts whose router was away for a moment are back within this time after its start: they try at first after 100, then 200, then 400 ms. And
 /// who is back has said by then what it serves.
 pub const HOSTS_AWAITED: Duration = Duration::from_secs(1);
-/// Where it was away for longer they may take so long: they try every other second then. An initiator goes on asking for longer.
+/// Where a router was away for longer its hosts may take so long to come back: they try every other second then. An initiator goes on asking
+/// for longer.
 pub const ABSENT_AWAITED: Duration = Duration::from_secs(3);
 
 /// Stands for "the router that sent this": it does not know which of its addresses the next hop sees.

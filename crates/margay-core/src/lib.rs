@@ -78,6 +78,7 @@ pub use counters::Counters;
 pub use entry::{Entry, EntryUpdate, Grant, Passage, Path, PathId, RemoveReason, Survey, Tuple, Wire};
 pub use event::{AssociationInfo, Event, FlowInfo, Lifecycle, Role};
 pub use flow::{LIFE, LifeEvent};
+pub use forward::ABSENT_AWAITED;
 pub use location::{Cause, Moved, Moving, Pair, Trouble};
 pub use output::{AppVerdict, Direction, DropReason, Output};
 pub use packet::KNOCK_WINDOW;

@@ -71,7 +71,7 @@ pub async fn run(shared: Arc<Shared>) {
         (turn, failures) = (turn + 1, failures + 1);
         let pause = if failures % members.len() == 0 {
             round = (round * 2).min(ROUND_MAX);
-            jittered(round)
+            entropy::jittered(round)
         } else {
             NEXT_MEMBER
         };
@@ -89,12 +89,6 @@ pub async fn run(shared: Arc<Shared>) {
             tracing::debug!("etcd was not told that this router goes");
         }
     }
-}
-
-/// Routers that lost etcd at the same moment do not come back at the same moment.
-fn jittered(pause: Duration) -> Duration {
-    let part = entropy::rng().map_or(128, |mut rng| rng.u32() % 256);
-    pause / 2 + pause * part / 512
 }
 
 /// One connection; gives why it ended, and whether there was one.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use margay_core::AssociationSetup;
 use margay_core::certificate::{TrustAnchor, TrustStore};
 use margay_core::key::{HostPublic, VerifyingKey};
 use margay_core::name::{Prefix, ServiceId, authority_block};
+use margay_core::{ABSENT_AWAITED, AssociationSetup};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -37,8 +37,9 @@ const FOUND_LIMIT: Duration = Duration::from_secs(2);
 const FOUND_MAX: usize = 4;
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
-/// A router that has started is told so soon what is served here: connects wait for that no longer than `ABSENT_AWAITED` of the core.
 const RETRY_MAX: Duration = Duration::from_secs(2);
+// A router that has started is told in time what is served here.
+const _: () = assert!(RETRY_MAX.as_millis() < ABSENT_AWAITED.as_millis());
 /// A router that says no will say no again until somebody does something.
 const RETRY_REFUSED: Duration = Duration::from_secs(30);
 
@@ -495,7 +496,7 @@ async fn live(shared: Arc<Shared>, mut orders: mpsc::UnboundedReceiver<Order>) {
                 }
                 shared.enter(Phase::Unreachable, why);
                 wait = (wait * 2).min(RETRY_MAX);
-                jittered(wait)
+                entropy::jittered(wait)
             }
         };
         if is_stopped_during(&mut orders, Instant::now() + rest).await {
@@ -503,12 +504,6 @@ async fn live(shared: Arc<Shared>, mut orders: mpsc::UnboundedReceiver<Order>) {
         }
     }
     shared.ways.iter().for_each(|ways| ways.left(&shared.config.authority, shared.config.router_key.id()));
-}
-
-/// Hosts that lost their router at the same moment do not come back at the same moment.
-fn jittered(wait: Duration) -> Duration {
-    let part = entropy::rng().map_or(128, |mut rng| rng.u32() % 256);
-    wait / 2 + wait * part / 512
 }
 
 /// What is ordered without a stream: registrations are remembered already, questions have no answer.

@@ -157,12 +157,14 @@ pub fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
     )
 }
 
-fn closed_by(flow: &FlowInfo) -> &'static str {
-    match flow.closed_by.as_str() {
+/// Where the flow is in its life, who closed first, and its age, which is the flow's and not the state's.
+fn state(flow: &FlowInfo) -> String {
+    let closed_by = match flow.closed_by.as_str() {
         "this" => " (the program here has closed)",
-        "peer" => " (the peer's has closed)",
+        "peer" => " (the peer's program has closed)",
         _ => "",
-    }
+    };
+    format!("{}{closed_by}, opened {} ago", flow.lifecycle, span(Duration::from_millis(flow.age_ms)))
 }
 
 fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
@@ -173,7 +175,7 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("service", format!("{} {}", flow.name, flow.service).trim().to_owned()),
         ("role", flow.role.clone()),
         ("client", if flow.source.is_empty() { "named after its host".into() } else { flow.source.clone() }),
-        ("state", format!("{}{}, for {}", flow.lifecycle, closed_by(flow), span(Duration::from_millis(flow.age_ms)))),
+        ("state", state(flow)),
         ("program", format!("{} {} > {}", flow.protocol, flow.app_source, flow.app_destination)),
         (
             "peer",
@@ -252,4 +254,24 @@ async fn watch(mut client: Client, service: String, json: Json, out: &mut Out) -
         out.line(&text)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_says_who_closed_and_how_old_the_flow_is() {
+        let of = |lifecycle: &str, closed_by: &str| {
+            state(&FlowInfo {
+                lifecycle: lifecycle.into(),
+                closed_by: closed_by.into(),
+                age_ms: 52_000,
+                ..FlowInfo::default()
+            })
+        };
+        assert_eq!(of("established", ""), "established, opened 52s ago");
+        assert_eq!(of("half-closed", "this"), "half-closed (the program here has closed), opened 52s ago");
+        assert_eq!(of("half-closed", "peer"), "half-closed (the peer's program has closed), opened 52s ago");
+    }
 }

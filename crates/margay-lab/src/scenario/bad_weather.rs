@@ -249,7 +249,11 @@ fn carry_out(
     let calm = transfers.await_bytes("calm transfers", CALM_BYTES, STEP_LIMIT);
     let resets = observe::virtual_resets(&hosts)?.0;
     let done = calm.and_then(|()| part(ends, &mut transfers, pauses, findings));
-    findings.figures.add("resets", observe::virtual_resets(&hosts)?.0 - resets);
+    let (all, places) = observe::virtual_resets(&hosts)?;
+    if all > resets {
+        findings.note(format!("{what}: {} resets; with those before: {places}", all - resets));
+    }
+    findings.figures.add("resets", all - resets);
     filter::relent(ends.lab.host("far")?)?;
     transfers.finish(what, findings)?;
     done

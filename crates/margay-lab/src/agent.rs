@@ -35,9 +35,7 @@ impl Agents {
             if token.is_empty() {
                 margay(router, ["up", "--router"])?;
                 margay(router, ["id", "authority", "create", &lab.topology.authority])?;
-                token = margay(router, ["id", "token", "create", &lab.topology.authority, "--uses", "100"])?
-                    .trim()
-                    .to_owned();
+                token = create_token(lab, router, &[])?;
             } else {
                 margay(router, ["up", "--router", "--join", &token])?;
             }
@@ -47,7 +45,13 @@ impl Agents {
             bail!("the topology has hosts with role \"agent\" but none with role \"router\"");
         }
         for host in agents {
-            join(host, &token)?;
+            match by_role(Role::Router).next().and_then(|router| router_address(host, router)) {
+                // The token names the first address of the router, which is of IPv4 where the router has one.
+                Some((router, address)) => {
+                    join(host, &create_token(lab, router, &["--router-address", &address])?)?;
+                }
+                None => join(host, &token)?,
+            }
         }
         Ok(Self { token })
     }
@@ -63,6 +67,18 @@ impl Agents {
         }
         Self::start(lab)
     }
+}
+
+fn create_token(lab: &Lab, router: &Host, options: &[&str]) -> Result<String> {
+    let words = ["id", "token", "create", &lab.topology.authority, "--uses", "100"];
+    Ok(margay(router, words.iter().chain(options).copied())?.trim().to_owned())
+}
+
+/// Where a host that has IPv6 alone reaches a router that has both families.
+fn router_address<'a>(host: &Host, router: &'a Host) -> Option<(&'a Host, String)> {
+    let has_v4 = |host: &Host| host.plan.links.iter().any(|link| link.v4.is_some());
+    let address = router.plan.links.iter().find_map(|link| link.v6)?;
+    (!has_v4(host) && has_v4(router)).then(|| (router, format!("[{address}]:{}", margay_wire::PORT)))
 }
 
 /// Configures a host whose agent does not run yet: none of its flows goes direct.
@@ -266,9 +282,18 @@ pub fn kill(host: &Host) -> Result<()> {
 ///
 /// It does not start, or does not join.
 pub fn start_again(host: &Host) -> Result<()> {
-    let words = if host.plan.role == Role::Router { &["up", "--router"][..] } else { &["up"][..] };
-    margay(host, words.iter().copied())?;
+    start(host)?;
     await_joined(host)
+}
+
+/// As [`start_again`], where nobody may be reached: it returns when the agent is ready, whether it is a member yet or not.
+///
+/// # Errors
+///
+/// It does not start.
+pub fn start(host: &Host) -> Result<()> {
+    let words = if host.plan.role == Role::Router { &["up", "--router"][..] } else { &["up"][..] };
+    margay(host, words.iter().copied()).map(drop)
 }
 
 /// Process id of the host's agent, found from outside.

@@ -54,6 +54,7 @@ mod secure_throughput;
 mod setup_latency;
 pub mod site;
 mod trace;
+mod unrest;
 mod up_down;
 mod wide_area;
 
@@ -163,6 +164,7 @@ pub const ALL: &[Scenario] = &[
     remote::SCENARIO,
     renumber::SCENARIO,
     roam::SCENARIO,
+    unrest::SCENARIO,
     black_hole::SCENARIO,
     interface_balance::SCENARIO,
     move_many::SCENARIO,

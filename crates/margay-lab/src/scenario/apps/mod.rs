@@ -72,7 +72,7 @@ const SCRIPTS: [(&str, &str); 5] = [
 ];
 
 /// The lab, and what all applications use.
-struct Stage<'a> {
+pub(super) struct Stage<'a> {
     server: &'a Host,
     client: &'a Host,
     payload: PathBuf,
@@ -83,15 +83,7 @@ struct Stage<'a> {
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = site::build("apps", site::BOTH, &["server", "client"], dir)?;
     let _agents = Agents::start(&lab)?;
-    let (payload, scripts) = (dir.join("payload"), dir.join("scripts"));
-    fs::write(&payload, noise(PAYLOAD_BYTES, 1)).context("cannot write the payload")?;
-    fs::create_dir_all(&scripts)?;
-    for (name, text) in SCRIPTS {
-        fs::write(scripts.join(name), text).with_context(|| format!("cannot write {name}"))?;
-    }
-    let random = fs::read_to_string("/proc/sys/kernel/random/uuid").context("no randomness")?;
-    let word = format!("word{}", random.get(..8).context("no randomness")?);
-    let stage = Stage { server: lab.host("server")?, client: lab.host("client")?, payload, scripts, word };
+    let stage = Stage::new(dir, lab.host("server")?, lab.host("client")?)?;
     for figure in ["apps_ok", "apps_missing", "failed", "lines_changed"] {
         findings.set(figure, 0.0);
     }
@@ -167,13 +159,32 @@ fn is_changed(line: &str) -> bool {
     line.chars().nth(2) == Some('5') && !line.contains(" c /")
 }
 
-fn perform(stage: &Stage, app: &App) -> Result<()> {
-    let service = format!("{}.shop", app.name);
+/// The application of this name.
+///
+/// # Errors
+///
+/// There is none.
+pub(super) fn find(name: &str) -> Result<&'static App> {
+    all().find(|app| app.name == name).with_context(|| format!("there is no application \"{name}\""))
+}
+
+/// Starts an application's server and publishes each of its ports.
+///
+/// # Errors
+///
+/// The server ends, listens at none of its ports in time, or is not registered.
+pub(super) fn serve(stage: &Stage, app: &App) -> Result<Program> {
     let mut server = Program::start(stage.script(app, stage.server, app.serve)?, &stage.log(app, stage.server))?;
     await_ports(stage.server, app, &mut server)?;
     for port in app.ports {
-        agent::publish(stage.server, &service, &format!("0.0.0.0:{port}"), &[])?;
+        agent::publish(stage.server, &app.service(), &format!("0.0.0.0:{port}"), &[])?;
     }
+    Ok(server)
+}
+
+fn perform(stage: &Stage, app: &App) -> Result<()> {
+    let service = app.service();
+    let _server = serve(stage, app)?;
     let opened = || agent::metric(stage.client, "margay_messages_sent_total{kind=\"syn\"}");
     let opened_before = opened()?;
     let used = output_within(&mut stage.script(app, stage.client, app.client)?, USE_LIMIT);
@@ -196,8 +207,32 @@ fn perform(stage: &Stage, app: &App) -> Result<()> {
     Ok(())
 }
 
-impl Stage<'_> {
-    fn dir(app: &App, host: &Host) -> PathBuf {
+impl App {
+    fn service(&self) -> String {
+        format!("{}.shop", self.name)
+    }
+}
+
+impl<'a> Stage<'a> {
+    /// Writes the payload and the scripts into the lab's directory.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be written.
+    pub(super) fn new(dir: &Path, server: &'a Host, client: &'a Host) -> Result<Self> {
+        let (payload, scripts) = (dir.join("payload"), dir.join("scripts"));
+        fs::write(&payload, noise(PAYLOAD_BYTES, 1)).context("cannot write the payload")?;
+        fs::create_dir_all(&scripts)?;
+        for (name, text) in SCRIPTS {
+            fs::write(scripts.join(name), text).with_context(|| format!("cannot write {name}"))?;
+        }
+        let random = fs::read_to_string("/proc/sys/kernel/random/uuid").context("no randomness")?;
+        let word = format!("word{}", random.get(..8).context("no randomness")?);
+        Ok(Self { server, client, payload, scripts, word })
+    }
+
+    /// The directory in which an application's scripts run on a host.
+    pub(super) fn dir(app: &App, host: &Host) -> PathBuf {
         host.dir.join("apps").join(app.name)
     }
 
@@ -214,7 +249,7 @@ impl Stage<'_> {
         command
             .env("PATH", PATH)
             .env("HOME", &dir)
-            .env("NAME", format!("{}.shop.sal.internal", app.name))
+            .env("NAME", format!("{}.sal.internal", app.service()))
             .env("PORT", app.ports.first().context("no port")?.to_string())
             .env("WORD", &self.word)
             .env("PAYLOAD", &self.payload)

@@ -3,9 +3,10 @@
 use std::io::Write;
 
 use clap::Args;
-use miette::{IntoDiagnostic, Report, Result};
+use miette::{IntoDiagnostic, Result};
 use serde_json::json;
 
+use crate::cli::Unwritable;
 use crate::config::Config;
 use crate::{agent, host, start};
 
@@ -17,14 +18,19 @@ pub struct DownArgs {
     json: bool,
 }
 
-/// Does it.
+/// Does it. Undone is what the last `up` has done, also where the configuration names other directories by now.
 pub async fn down(config: &Config, args: DownArgs, out: &mut dyn Write) -> Result<()> {
+    let mut config = config.clone();
+    if let Some(prepared) = host::Prepared::load() {
+        prepared.direct(&mut config);
+    }
+    let config = &config;
     let was_running = start::stop(config).await.into_diagnostic()?;
     start::forget_router(config).into_diagnostic()?;
     agent::direct::remove_pins(&config.host.runtime_dir);
     agent::active::take_off(&config.host.runtime_dir);
     let remarks = host::restore(config).await.into_diagnostic()?;
-    let mut line = |text: &str| writeln!(out, "{text}").map_err(Report::from_err);
+    let mut line = |text: &str| writeln!(out, "{text}").map_err(Unwritable::report);
     if args.json {
         return line(&json!({ "was_running": was_running, "remarks": remarks }).to_string());
     }

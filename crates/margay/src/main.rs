@@ -7,6 +7,7 @@ mod config;
 mod down;
 mod etcd_section;
 mod host;
+mod joining;
 mod listener;
 mod log_file;
 mod misread;

@@ -1,17 +1,19 @@
 //! `margay up`: prepares this host and starts the agent.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
 use margay_control::token::JoinToken;
-use miette::{IntoDiagnostic, Report, Result, miette};
+use miette::{IntoDiagnostic, Report, Result, WrapErr, miette};
 use serde_json::json;
 
 use crate::agent;
+use crate::cli::Unwritable;
 use crate::config::Config;
 use crate::host::change::{Change, State};
 use crate::host::{self, Programs, netlink::Netlink};
+use crate::joining;
 use crate::start::{self, StartOptions};
 
 /// The words after `up`.
@@ -23,11 +25,14 @@ pub struct UpArgs {
     /// Be a service router
     #[arg(long)]
     router: bool,
-    /// Join the router that printed this token
+    /// Join the router that printed this token; `-` reads it from standard input
     #[arg(long, value_name = "TOKEN")]
     join: Option<String>,
+    /// As --join, with the token in a file
+    #[arg(long, value_name = "FILE", conflicts_with = "join")]
+    token_file: Option<PathBuf>,
     /// Prepare the host, and leave the agent to systemd
-    #[arg(long, conflicts_with_all = ["dry_run", "join"])]
+    #[arg(long, conflicts_with_all = ["dry_run", "join", "token_file"])]
     host_only: bool,
     /// Print JSON
     #[arg(long)]
@@ -36,14 +41,14 @@ pub struct UpArgs {
 
 /// Does it.
 pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out: &mut dyn Write) -> Result<()> {
-    let join = args.join.as_deref().map(check_token).transpose()?;
+    let join = token(&args)?;
     let plan = host::plan(config).await.into_diagnostic()?;
     if args.dry_run {
         let programs = host::programs(config, config.router.enabled || args.router || start::was_router(config));
         return show(plan.changes(), &programs, plan.remarks(), args.json, out).await;
     }
     let was_running = start::is_running(config).await.into_diagnostic()?;
-    if was_running && (args.join.is_some() || args.router) {
+    if was_running && (join.is_some() || args.router) {
         return Err(miette!(
             help = "`margay down` first, then `margay up` with the new options; connections of this host end",
             "an agent runs on this host already, and takes --join and --router only when it starts"
@@ -63,34 +68,48 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
     }
     let config_path = config_path.map(|path| path.canonicalize().unwrap_or(path));
     let options = StartOptions { config_path, router: args.router || start::was_router(config), join };
-    match start::start(config, &options).await {
-        Ok(started) if args.json => line(
-            out,
-            &json!({ "changes": said, "started_by": started.how, "was_running": started.was_running }).to_string(),
-        ),
-        Ok(started) if started.was_running => line(out, "the agent runs already"),
-        Ok(started) => line(
-            out,
-            &format!(
-                "the agent runs (started by {})",
-                match started.how {
-                    "systemd" => "systemd",
-                    _ => "this command; `make install` lets systemd do it",
-                }
-            ),
-        ),
-        Err(error) => {
-            let mut report = error.to_string();
-            if !was_running && !was_prepared {
-                // Nothing half-applied: a host that was not prepared before is not after a failed start.
-                match host::restore(config).await {
-                    Ok(_) => report.push_str("\nThe host is as it was before."),
-                    Err(error) => report.push_str(&format!("\nThe host could not be restored: {error}")),
-                }
-            }
-            Err(miette!(help = "`margay up` again when the cause is mended", "{report}"))
+    let is_joining = options.join.is_some();
+    let started = match start::start(config, &options).await {
+        Ok(started) => started,
+        Err(error) => return Err(undone(config, error.to_string(), was_running || was_prepared).await),
+    };
+    if is_joining {
+        joining::await_answer(config, args.json).await?;
+    }
+    if args.json {
+        let report = json!({ "changes": said, "started_by": started.how, "was_running": started.was_running });
+        return line(out, &report.to_string());
+    }
+    let text = match (started.was_running, started.how) {
+        (true, _) => "the agent runs already",
+        (false, "systemd") => "the agent runs (started by systemd)",
+        (false, _) => "the agent runs (started by this command; `make install` lets systemd do it)",
+    };
+    line(out, text)
+}
+
+/// An error of the start. Nothing is half-applied: a host that was not prepared before is not after a failed start.
+async fn undone(config: &Config, mut report: String, was_prepared: bool) -> Report {
+    if !was_prepared {
+        match host::restore(config).await {
+            Ok(_) => report.push_str("\nThe host is as it was before."),
+            Err(error) => report.push_str(&format!("\nThe host could not be restored: {error}")),
         }
     }
+    miette!(help = "`margay up` again when the cause is mended", "{report}")
+}
+
+/// The join token that the command line gives, wherever it stands.
+fn token(args: &UpArgs) -> Result<Option<String>> {
+    let text = match (args.join.as_deref(), &args.token_file) {
+        (Some("-"), _) => io::read_to_string(io::stdin()).into_diagnostic().wrap_err("cannot read the join token")?,
+        (Some(token), _) => token.to_owned(),
+        (None, Some(path)) => std::fs::read_to_string(path)
+            .into_diagnostic()
+            .wrap_err_with(|| format!("cannot read the join token from {}", path.display()))?,
+        (None, None) => return Ok(None),
+    };
+    check_token(&text).map(Some)
 }
 
 fn check_token(text: &str) -> Result<String> {
@@ -100,7 +119,7 @@ fn check_token(text: &str) -> Result<String> {
 }
 
 fn line(out: &mut dyn Write, text: &str) -> Result<()> {
-    writeln!(out, "{text}").map_err(Report::from_err)
+    writeln!(out, "{text}").map_err(Unwritable::report)
 }
 
 async fn show(

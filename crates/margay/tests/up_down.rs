@@ -357,3 +357,69 @@ fn one_agent_per_host() {
         "#,
     );
 }
+
+#[test]
+fn down_undoes_what_up_has_done_whatever_the_configuration_says_by_now() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        cp "$dir/margay.toml" "$dir/good.toml"
+        sed "s|/state|/other-state|" "$dir/good.toml" >"$dir/other.toml"
+        for edited in 'cp $dir/other.toml $dir/margay.toml' 'echo "[" >>$dir/margay.toml'; do
+            margay up --host-only >/dev/null; changed
+            eval "$edited"
+            margay down >"$dir/said"; as_before "$edited, down"
+            [ ! -e /run/margay/prepared.json ]
+            cp "$dir/good.toml" "$dir/margay.toml"
+        done
+
+        # Another state directory would have a second journal, of a host that is prepared already.
+        margay up --host-only >/dev/null; changed
+        cp "$dir/other.toml" "$dir/margay.toml"
+        refused margay up --host-only; said 'is prepared already'; said "$dir/state"; changed
+        [ ! -e "$dir/other-state/host-changes.json" ]
+        margay down >/dev/null; as_before down
+        "#,
+    );
+}
+
+#[test]
+fn a_broken_configuration_keeps_nobody_from_asking_the_agent() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        trap 'margay down >/dev/null 2>&1 || true' EXIT
+        margay up >"$dir/said"; said 'the agent runs'
+        echo '[' >>"$dir/margay.toml"
+        margay status >"$dir/status" 2>"$dir/said"; said 'left aside'
+        grep '^host ' "$dir/status" >/dev/null
+        refused margay up; refused margay run --service web.shop -- true
+        margay down >"$dir/said" 2>&1; said 'the agent is stopped'
+        as_before down
+        "#,
+    );
+}
+
+#[test]
+fn output_that_nobody_reads_and_errors_in_files() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        trap 'margay down >/dev/null 2>&1 || true' EXIT
+        # The reader is gone before the first line.
+        { margay up --dry-run 2>"$dir/said"; echo $? >"$dir/status"; } | true
+        [ "$(cat "$dir/status")" = 0 ]; [ ! -s "$dir/said" ]
+
+        long=$dir/$(printf 'directory-%.0s' {1..20})/margay.toml
+        status=0; "$margay_program" --config "$long" status 2>"$dir/said" || status=$?
+        [ "$status" != 0 ]
+        # In one piece: a path that is cut in two is found by no search.
+        grep -F "$long" "$dir/said" >/dev/null || { cat "$dir/said"; exit 1; }
+
+        margay up >/dev/null
+        status=0; margay run --service web.shop -- /no/such/program 2>"$dir/said" || status=$?
+        [ "$status" = 127 ]; said '/no/such/program'
+        margay service list >"$dir/said"; ! grep web.shop "$dir/said"
+        "#,
+    );
+}

@@ -3,6 +3,7 @@
 mod audit;
 mod check;
 mod flow;
+mod help;
 mod id;
 mod output;
 mod path;
@@ -17,11 +18,11 @@ mod trace;
 mod unit;
 mod warrant;
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use margay_control::api;
 use margay_control::api::remote::TlsFiles;
 use margay_control::api::v1::agent_client::AgentClient;
@@ -33,28 +34,16 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{Config, LogSection};
-use crate::{agent, down, up};
+use crate::{agent, down, host, up};
 
-pub use output::Out;
+pub use output::{Out, Unwritable};
 
 /// Connect to service names, not to addresses.
 ///
 /// Programs stay as they are: they look up web.shop.sal.internal, connect, and reach one of the hosts that serve web.shop, chosen when
 /// the first packet passes a service router. Data then flows between the two hosts, without the router.
 #[derive(Parser)]
-#[command(
-    name = "margay",
-    version,
-    after_help = "First steps:\n  \
-        margay up --dry-run                            what would change on this host\n  \
-        margay up --router                             a service router\n  \
-        margay id authority create shop                an authority, on the router\n  \
-        margay id token create shop                    a token for another host, which says: margay up --join TOKEN\n  \
-        margay run --service web.shop -- nginx         serve a name while a program listens\n  \
-        curl http://web.shop.sal.internal/\n  \
-        margay check web.shop:80                       when something does not work\n\n\
-        `margay lab demo` shows all of it on this machine alone."
-)]
+#[command(name = "margay", version)]
 struct Cli {
     /// Configuration file (TOML); /etc/margay/margay.toml unless given
     #[arg(long, global = true, value_name = "FILE")]
@@ -65,21 +54,21 @@ struct Cli {
     verb: Option<Verb>,
 }
 
-/// Which agent is asked, if it is not the one of this host.
+/// Which agent is asked, if it is not the one of this host. The first page of the help shows these options ([`help`]), and the
+/// pages of the verbs do not.
 #[derive(Args, Default)]
-#[command(next_help_heading = "Another host's agent")]
 struct RemoteArgs {
     /// Its [api] listen, as a name or an address that its certificate is for
-    #[arg(long, global = true, value_name = "HOST:PORT", env = "MARGAY_REMOTE")]
+    #[arg(long, global = true, hide = true, value_name = "HOST:PORT", env = "MARGAY_REMOTE")]
     remote: Option<String>,
     /// The authority of its certificate (PEM)
-    #[arg(long, global = true, value_name = "FILE", env = "MARGAY_TLS_CA")]
+    #[arg(long, global = true, hide = true, value_name = "FILE", env = "MARGAY_TLS_CA")]
     tls_ca: Option<PathBuf>,
     /// Your own certificate (PEM)
-    #[arg(long, global = true, value_name = "FILE", env = "MARGAY_TLS_CERTIFICATE")]
+    #[arg(long, global = true, hide = true, value_name = "FILE", env = "MARGAY_TLS_CERTIFICATE")]
     tls_certificate: Option<PathBuf>,
     /// Its key (PEM)
-    #[arg(long, global = true, value_name = "FILE", env = "MARGAY_TLS_KEY")]
+    #[arg(long, global = true, hide = true, value_name = "FILE", env = "MARGAY_TLS_KEY")]
     tls_key: Option<PathBuf>,
 }
 
@@ -181,13 +170,19 @@ pub struct Json {
     pub json: bool,
 }
 
+/// The command line, with a first page that groups the verbs.
+fn command() -> clap::Command {
+    help::group(Cli::command())
+}
+
 /// Parses the command line and does what it says. Must be called while the process has one thread.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    wrap_errors_on_terminals_only();
+    let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
     match cli.verb {
         None => {
             // Nothing can be done when even this cannot be printed.
-            let _ = Cli::command().print_long_help();
+            let _ = command().print_long_help();
             ExitCode::SUCCESS
         }
         // The kernel lets only a process of one thread make user namespaces.
@@ -207,24 +202,35 @@ fn report(result: Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Whoever read our output has had enough.
+/// The reader of standard output has read enough.
 fn is_broken_pipe(error: &Report) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    error.downcast_ref::<Unwritable>().is_some_and(Unwritable::is_broken_pipe)
+}
+
+/// Errors are wrapped for a terminal only: in a file or a pipe, a path or a command that is cut in two is found by no search.
+fn wrap_errors_on_terminals_only() {
+    if std::io::stderr().is_terminal() {
+        return;
+    }
+    // Fails only when a hook is set already: this is the only place that sets one.
+    let _ = miette::set_hook(Box::new(|_| {
+        Box::new(miette::MietteHandlerOpts::new().width(usize::MAX).wrap_lines(false).break_words(false).build())
+    }));
 }
 
 fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Result<ExitCode> {
     let mut out = Out::new();
     if let Verb::Completions { shell } = verb {
         let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Cli::command(), "margay", &mut script);
-        out.write_all(&script).into_diagnostic()?;
+        clap_complete::generate(shell, &mut command(), "margay", &mut script);
+        out.write_all(&script).map_err(Unwritable::report)?;
         return Ok(ExitCode::SUCCESS);
     }
     let remote = remote.given()?;
     if let (Some((address, _)), Some(word)) = (&remote, verb.on_this_host()) {
         return Err(miette!("`margay {word}` acts on this host alone; on {address} it has to be run there"));
     }
-    let mut config = Config::load(config_path.as_deref())?;
+    let mut config = load(config_path.as_deref(), &verb)?;
     let is_agent = matches!(verb, Verb::Agent(_));
     let mut builder = if is_agent {
         tokio::runtime::Builder::new_multi_thread()
@@ -249,6 +255,27 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
     // What still waits on another thread, such as for the datapath's end, keeps the process no longer.
     runtime.shutdown_background();
     result
+}
+
+/// The configuration. Whoever only asks the running agent, or takes the host down, needs no more of the file than where the agent's
+/// directories are, and `up` has written that down: the way out works with a broken file.
+fn load(path: Option<&Path>, verb: &Verb) -> Result<Config> {
+    let needs_all = matches!(verb, Verb::Up(_) | Verb::Agent(_) | Verb::Enable(_) | Verb::Disable(_) | Verb::Run(_));
+    match Config::load(path) {
+        Err(broken) if !needs_all => {
+            let error = Report::from(broken);
+            let mut config = Config::default();
+            host::Prepared::load().unwrap_or_default().direct(&mut config);
+            // Nobody may be reading.
+            let _ = writeln!(
+                std::io::stderr(),
+                "{error:?}\nThe file is left aside: the agent is looked for in {}.",
+                config.host.runtime_dir.display()
+            );
+            Ok(config)
+        }
+        loaded => loaded.map_err(Report::from),
+    }
 }
 
 async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {

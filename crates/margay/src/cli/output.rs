@@ -5,11 +5,28 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
-use miette::{IntoDiagnostic, Report, Result};
+use miette::{Diagnostic, IntoDiagnostic, Report, Result};
 use serde::Serialize;
 
 /// Standard output.
 pub struct Out(Stdout);
+
+/// Standard output cannot be written.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+#[error("cannot write to standard output: {0}")]
+pub struct Unwritable(io::Error);
+
+impl Unwritable {
+    /// For `map_err`.
+    pub fn report(error: io::Error) -> Report {
+        Self(error).into()
+    }
+
+    /// Whether the reader has closed the pipe, as `head` does.
+    pub fn is_broken_pipe(&self) -> bool {
+        self.0.kind() == io::ErrorKind::BrokenPipe
+    }
+}
 
 impl Write for Out {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -29,7 +46,7 @@ impl Out {
 
     /// One line.
     pub fn line(&mut self, text: &str) -> Result<()> {
-        writeln!(self.0, "{text}").map_err(Report::from_err)
+        writeln!(self.0, "{text}").map_err(Unwritable::report)
     }
 
     /// One value, indented.

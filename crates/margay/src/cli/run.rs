@@ -1,10 +1,11 @@
 //! `margay run`: a program serves a name while it listens.
 
-use std::fs;
 use std::io::{ErrorKind, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::{env, fs};
 
 use clap::Args;
 use margay_control::api::v1::*;
@@ -67,6 +68,12 @@ pub struct OfferArgs {
 }
 
 pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
+    if let Some(program) = args.command.first()
+        && !is_there(program)
+    {
+        eprintln!("margay: there is no program {program}; nothing is served");
+        return Ok(ExitCode::from(NOT_FOUND));
+    }
     let offer = |wanted: &Wanted| ProgramOffer {
         name: wanted.name.written().to_owned(),
         port: wanted.port.map(u32::from),
@@ -101,6 +108,16 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
     let error = Command::new(program).args(words).exec();
     eprintln!("margay: cannot start {program}: {error}");
     Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED }))
+}
+
+/// Whether a program is found as `exec` will look for it: by its path, or in the directories of `PATH`.
+fn is_there(program: &str) -> bool {
+    if program.contains('/') {
+        return Path::new(program).exists();
+    }
+    // Without a PATH, the C library has one of its own.
+    let Some(path) = env::var_os("PATH") else { return true };
+    env::split_paths(&path).any(|dir| dir.join(program).exists())
 }
 
 /// Sockets that whoever started this process has given it (socket activation): the kernel's cookies of those that listen.

@@ -7,6 +7,7 @@ mod journal;
 pub mod neighbour;
 pub mod netlink;
 mod plan;
+mod prepared;
 mod program;
 mod resolv_conf;
 mod resolved;
@@ -27,6 +28,7 @@ use self::netlink::Netlink;
 use crate::config::Config;
 
 pub use self::plan::{Plan, plan};
+pub use self::prepared::Prepared;
 pub use self::program::{Programs, programs};
 
 /// The host cannot be prepared or restored.
@@ -67,6 +69,15 @@ pub enum HostError {
     /// Some of it cannot be undone.
     #[error("not all could be undone: {}; run `margay down` again when the cause is mended", .0.join("; "))]
     NotUndone(Vec<String>),
+    /// An earlier `up` had other directories.
+    #[error(
+        "this host is prepared already, for an agent whose state is in {}; `margay down` first, then `margay up`",
+        .0.display()
+    )]
+    PreparedOtherwise(std::path::PathBuf),
+    /// The note of where the journal lies.
+    #[error("cannot write down in /run/margay where this host's state is: {0}")]
+    Prepared(io::Error),
     /// The journal.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -97,10 +108,15 @@ pub async fn apply(config: &Config, plan: &Plan, mut progress: impl FnMut(&str))
     if !std::path::Path::new("/dev/net/tun").exists() {
         return Err(HostError::NoTun);
     }
+    // Two journals would each take the other's changes for what was there before.
+    if let Some(prepared) = Prepared::load().filter(|prepared| *prepared != Prepared::of(config)) {
+        return Err(HostError::PreparedOtherwise(prepared.state_dir().to_owned()));
+    }
     let net = Netlink::connect().map_err(look("interfaces"))?;
     let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
     let before = journal.changes().to_vec();
     journal.write(merge(&before, plan.changes()))?;
+    Prepared::of(config).save().map_err(HostError::Prepared)?;
     // What an interrupted `up` has left half-written, the plan takes for what was there before. The journal knows better.
     let better = |change: &&Change| before.iter().find(|known| known.is_same_thing(change) && known.is_half_made());
     let mut done: Vec<&Change> = Vec::new();
@@ -186,6 +202,12 @@ pub async fn restore(config: &Config) -> Result<Vec<String>, HostError> {
     }
     need_root("`margay down` changes interfaces and routes")?;
     let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
+    let remarks = undo(&mut journal).await?;
+    Prepared::forget().map_err(HostError::Prepared)?;
+    Ok(remarks)
+}
+
+async fn undo(journal: &mut Journal) -> Result<Vec<String>, HostError> {
     if journal.changes().is_empty() {
         // There may be one of another boot, with nothing left to undo.
         journal.clear()?;

@@ -134,7 +134,7 @@ fn rule_id(output: &str) -> Result<u64> {
 fn through_routers(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let (client, router) = (lab.host("client")?, lab.host("router")?);
     let before = packets(client)? + packets(router)?;
-    let found = trace(client, "web.shop", &["--port", "80"])?;
+    let found = trace(client, "web.shop:80", &[])?;
     let words = [
         "the way to the router",
         "registered by web1",
@@ -149,7 +149,7 @@ fn through_routers(lab: &Lab, findings: &mut Findings) -> Result<()> {
     expect(findings, &found, "deliver", "far > router > web1", &[]);
     let found = trace(client, "closed.shop", &[])?;
     expect(findings, &found, "refuse", "client > router > web1", &["does not let the client in"]);
-    let found = trace(client, "web.shop", &["--port", "81"])?;
+    let found = trace(client, "web.shop:81", &[])?;
     expect(findings, &found, "nobody", "client > router > web1", &["its listener is for another port"]);
     let found = trace(client, "nobody.shop", &[])?;
     expect(findings, &found, "nobody", "client > router", &["no rule covers it"]);

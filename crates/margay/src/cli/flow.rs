@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use margay_control::api::v1::*;
 use miette::Result;
+use serde_json::json;
 
 use super::output::{bytes, span};
 use super::{Client, Json, Out, refused};
@@ -44,6 +45,8 @@ pub enum FlowVerb {
         /// Where to
         #[arg(long, value_name = "ADDRESS")]
         to: String,
+        #[command(flatten)]
+        json: Json,
     },
     /// What a flow does with several addresses: fail over, stay with one, or use them at once
     Policy {
@@ -54,11 +57,15 @@ pub enum FlowVerb {
         /// With `pin`: an address of this host, or of the peer
         #[arg(required_if_eq("policy", "pin"))]
         address: Option<IpAddr>,
+        #[command(flatten)]
+        json: Json,
     },
     /// End a flow at both ends, now
     Close {
         /// The flow, as `list` shows it
         flow: String,
+        #[command(flatten)]
+        json: Json,
     },
 }
 
@@ -103,22 +110,26 @@ pub async fn flow(mut client: Client, verb: FlowVerb, out: &mut Out) -> Result<(
             if json.json { out.json(&reply) } else { show(&reply, out) }
         }
         FlowVerb::Watch { name, json } => watch(client, written(name), json, out).await,
-        FlowVerb::Migrate { flow, to } => {
+        FlowVerb::Migrate { flow, to, json } => {
             client.flow_migrate(FlowMigrateRequest { flow: flow.clone(), to: to.clone() }).await.map_err(refused)?;
-            out.line(&format!("{flow} is moving to {to}; `margay flow show {flow}` shows when it is there"))
+            let sentence = format!("{flow} is moving to {to}; `margay flow show {flow}` shows when it is there");
+            out.done(json.json, &json!({ "flow": flow, "to": to }), &sentence)
         }
-        FlowVerb::Policy { flow, policy, address } => {
+        FlowVerb::Policy { flow, policy, address, json } => {
             if policy != PolicyWord::Pin && address.is_some() {
                 miette::bail!("only `pin` takes an address");
             }
             let address = address.map(|address| address.to_string()).unwrap_or_default();
+            let value = json!({ "flow": flow, "policy": policy.to_string(), "address": address });
             let request = FlowPolicyRequest { flow: flow.clone(), policy: policy.to_string(), address };
             client.flow_policy(request).await.map_err(refused)?;
-            out.line(&format!("{flow} has the policy {policy}; `margay flow show {flow}` shows what becomes of it"))
+            let sentence =
+                format!("{flow} has the policy {policy}; `margay flow show {flow}` shows what becomes of it");
+            out.done(json.json, &value, &sentence)
         }
-        FlowVerb::Close { flow } => {
+        FlowVerb::Close { flow, json } => {
             client.flow_close(FlowCloseRequest { flow: flow.clone() }).await.map_err(refused)?;
-            out.line(&format!("{flow} is closed"))
+            out.done(json.json, &json!({ "flow": flow }), &format!("{flow} is closed"))
         }
     }
 }

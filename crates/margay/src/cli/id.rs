@@ -131,6 +131,8 @@ enum TokenVerb {
     Revoke {
         /// As `list` shows it
         id: String,
+        #[command(flatten)]
+        json: Json,
     },
 }
 
@@ -171,11 +173,15 @@ enum MemberVerb {
         /// The authority, where the host is a member of several here
         #[arg(long, value_name = "NAME")]
         authority: Option<String>,
+        #[command(flatten)]
+        json: Json,
     },
     /// Put a host out: its registrations end now, and hosts that reach a router believe it no longer; others, within a day
     Remove {
         /// Its host-ID
         host: String,
+        #[command(flatten)]
+        json: Json,
     },
 }
 
@@ -281,9 +287,10 @@ async fn token(mut client: Client, verb: TokenVerb, out: &mut Out) -> Result<()>
             let header = ["TOKEN", "AUTHORITY", "STATE", "USES LEFT", "ENDS", "GROUPS"];
             out.table(&header, rows.collect(), "no tokens; `margay id token create AUTHORITY` makes one")
         }
-        TokenVerb::Revoke { id } => {
+        TokenVerb::Revoke { id, json } => {
             let gone = client.token_revoke(TokenRevokeRequest { id }).await.map_err(refused)?.into_inner();
-            out.line(&format!("token {} is revoked", gone.id))
+            let sentence = format!("token {} is revoked", gone.id);
+            out.done(json.json, &gone, &sentence)
         }
     }
 }
@@ -309,15 +316,17 @@ async fn member(mut client: Client, verb: MemberVerb, out: &mut Out) -> Result<(
             let header = ["HOST", "HOST-ID", "AUTHORITY", "ADDRESS", "JOINED", "GROUPS"];
             out.table(&header, rows.collect(), "no host has joined here")
         }
-        MemberVerb::Grant { host, names, authority } => {
+        MemberVerb::Grant { host, names, authority, json } => {
             let request = MemberGrantRequest { host_id: host, authority: authority.unwrap_or_default(), grants: names };
             let now = client.member_grant(request).await.map_err(refused)?.into_inner();
             let grants = if now.grants.is_empty() { "nothing".to_owned() } else { now.grants.join(" ") };
-            out.line(&format!("{} ({}) may serve {grants}", now.host_name, now.host_id))
+            let sentence = format!("{} ({}) may serve {grants}", now.host_name, now.host_id);
+            out.done(json.json, &now, &sentence)
         }
-        MemberVerb::Remove { host } => {
+        MemberVerb::Remove { host, json } => {
             let gone = client.member_remove(MemberRemoveRequest { host_id: host }).await.map_err(refused)?.into_inner();
-            out.line(&format!("{} ({}) is no member any more", gone.host_name, gone.host_id))
+            let sentence = format!("{} ({}) is no member any more", gone.host_name, gone.host_id);
+            out.done(json.json, &gone, &sentence)
         }
     }
 }

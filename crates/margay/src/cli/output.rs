@@ -61,6 +61,11 @@ impl Out {
         self.line(&text)
     }
 
+    /// What a command has done: a value for programs, or a sentence for people.
+    pub fn done(&mut self, is_json: bool, value: &impl Serialize, sentence: &str) -> Result<()> {
+        if is_json { self.json(value) } else { self.line(sentence) }
+    }
+
     /// Rows under a header; nothing at all becomes `nothing`.
     pub fn table(&mut self, header: &[&str], rows: Vec<Vec<String>>, nothing: &str) -> Result<()> {
         if rows.is_empty() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use margay_control::api::v1::*;
 use miette::Result;
+use serde_json::json;
 
 use super::output::span;
 use super::{Client, Json, Out, refused};
@@ -23,6 +24,8 @@ pub enum PathVerb {
         /// Where to
         #[arg(long, value_name = "ADDRESS")]
         to: String,
+        #[command(flatten)]
+        json: Json,
     },
 }
 
@@ -40,10 +43,12 @@ pub async fn path(mut client: Client, verb: PathVerb, out: &mut Out) -> Result<(
             }
             Ok(())
         }
-        PathVerb::Migrate { peer, to } => {
+        PathVerb::Migrate { peer, to, json } => {
             let request = PathMigrateRequest { peer: peer.clone(), to: to.clone() };
             client.path_migrate(request).await.map_err(refused)?;
-            out.line(&format!("flows with {peer} are moving to {to}; `margay path list` shows when they are there"))
+            let sentence =
+                format!("flows with {peer} are moving to {to}; `margay path list` shows when they are there");
+            out.done(json.json, &json!({ "peer": peer, "to": to }), &sentence)
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use margay_control::api::v1::*;
 use miette::Result;
+use serde_json::json;
 
 use super::output::span;
 use super::{Client, Json, Out, refused};
@@ -33,6 +34,8 @@ pub enum RouteVerb {
     Delete {
         /// Its number in `margay route list`
         id: u64,
+        #[command(flatten)]
+        json: Json,
     },
 }
 
@@ -141,7 +144,7 @@ pub async fn route(client: Client, verb: RouteVerb, out: &mut Out) -> Result<()>
         RouteVerb::List { name, json } => list(client, name, json, out).await,
         RouteVerb::Add { name, action } => add(client, &name, action, out).await,
         RouteVerb::Change(args) => change(client, args, out).await,
-        RouteVerb::Delete { id } => delete(client, id, out).await,
+        RouteVerb::Delete { id, json } => delete(client, id, json, out).await,
     }
 }
 
@@ -228,9 +231,10 @@ async fn change(mut client: Client, args: ChangeArgs, out: &mut Out) -> Result<(
     if args.json.json { out.json(&route) } else { table(&[route], out) }
 }
 
-async fn delete(mut client: Client, id: u64, out: &mut Out) -> Result<()> {
+async fn delete(mut client: Client, id: u64, json: Json, out: &mut Out) -> Result<()> {
     client.route_delete(RouteDeleteRequest { id }).await.map_err(refused)?;
-    out.line(&format!("rule {id} is deleted; connections that it made live on"))
+    let sentence = format!("rule {id} is deleted; connections that it made live on");
+    out.done(json.json, &json!({ "id": id }), &sentence)
 }
 
 fn table(routes: &[RouteInfo], out: &mut Out) -> Result<()> {

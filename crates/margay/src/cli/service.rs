@@ -21,6 +21,8 @@ pub enum ServiceVerb {
         /// Only this listener
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: Option<SocketAddr>,
+        #[command(flatten)]
+        json: Json,
     },
     /// Services of this host; on a router those of others, too
     List(Json),
@@ -76,11 +78,12 @@ pub struct PublishArgs {
 pub async fn service(mut client: Client, verb: ServiceVerb, out: &mut Out) -> Result<()> {
     match verb {
         ServiceVerb::Publish(args) => publish(client, args, out).await,
-        ServiceVerb::Withdraw { name, listen } => {
+        ServiceVerb::Withdraw { name, listen, json } => {
             let listener = listen.map(|listen| listen.to_string()).unwrap_or_default();
             let request = ServiceWithdrawRequest { name: name.to_string(), listener };
             let reply = client.service_withdraw(request).await.map_err(refused)?.into_inner();
-            out.line(&format!("{name}: {} withdrawn", count(u64::from(reply.listeners), "listener")))
+            let sentence = format!("{name}: {} withdrawn", count(u64::from(reply.listeners), "listener"));
+            out.done(json.json, &reply, &sentence)
         }
         ServiceVerb::List(json) => list(client, json, out).await,
         ServiceVerb::Show { name, json } => show(client, &name, json, out).await,

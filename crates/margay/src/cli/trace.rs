@@ -10,15 +10,13 @@ use miette::Result;
 use super::output::span;
 use super::route::{ended_rule, of, place};
 use super::{Client, Json, Out, refused};
-use crate::listener::{Protocol, ServiceName, port_number};
+use crate::listener::{Protocol, ServiceName, name_and_port};
 
 #[derive(Args)]
 pub struct TraceArgs {
-    /// The name
-    name: ServiceName,
-    /// Port of the service; whatever port its instances listen on when left out
-    #[arg(long, value_name = "NUMBER", value_parser = port_number)]
-    port: Option<u16>,
+    /// The name, and a port of the service: web.shop or web.shop:80; whatever port its instances listen on when left out
+    #[arg(value_name = "NAME[:PORT]", value_parser = name_and_port)]
+    name: (ServiceName, Option<u16>),
     /// Transport protocol
     #[arg(long, default_value = "tcp")]
     protocol: Protocol,
@@ -27,11 +25,9 @@ pub struct TraceArgs {
 }
 
 pub async fn trace(mut client: Client, args: TraceArgs, out: &mut Out) -> Result<ExitCode> {
-    let request = TraceRequest {
-        name: args.name.to_string(),
-        port: args.port.map(u32::from),
-        protocol: args.protocol.label().to_owned(),
-    };
+    let (name, port) = args.name;
+    let request =
+        TraceRequest { name: name.to_string(), port: port.map(u32::from), protocol: args.protocol.label().to_owned() };
     let reply = client.trace(request).await.map_err(refused)?.into_inner();
     if args.json.json {
         out.json(&reply)?;

@@ -7,9 +7,10 @@ use std::process::Command;
 
 use clap::Args;
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
+use serde_json::json;
 
-use super::Out;
 use super::run::OfferArgs;
+use super::{Json, Out};
 
 /// Where an administrator's units and drop-ins are.
 const UNITS: &str = "/etc/systemd/system";
@@ -28,6 +29,8 @@ pub struct EnableArgs {
     unit: String,
     #[command(flatten)]
     place: Place,
+    #[command(flatten)]
+    json: Json,
 }
 
 #[derive(Args)]
@@ -39,6 +42,8 @@ pub struct DisableArgs {
     unit: String,
     #[command(flatten)]
     place: Place,
+    #[command(flatten)]
+    json: Json,
 }
 
 #[derive(Args)]
@@ -153,7 +158,8 @@ pub fn enable(args: &EnableArgs, out: &mut Out) -> Result<()> {
     args.place.reload(&unit, args.now)?;
     let names: Vec<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
     let when = if args.now { "now" } else { "from its next start" };
-    out.line(&format!("{unit} serves {} {when} ({})", names.join(", "), path.display()))
+    let sentence = format!("{unit} serves {} {when} ({})", names.join(", "), path.display());
+    out.done(args.json.json, &json!({ "unit": unit, "names": names, "drop_in": path }), &sentence)
 }
 
 pub fn disable(args: &DisableArgs, out: &mut Out) -> Result<()> {
@@ -173,7 +179,8 @@ pub fn disable(args: &DisableArgs, out: &mut Out) -> Result<()> {
     let _ = fs::remove_dir(&directory);
     args.place.reload(&unit, args.now)?;
     let when = if args.now { "any more" } else { "after its next restart" };
-    out.line(&format!("{unit} serves no names {when}"))
+    let sentence = format!("{unit} serves no names {when}");
+    out.done(args.json.json, &json!({ "unit": unit, "drop_in": path }), &sentence)
 }
 
 #[cfg(test)]
@@ -205,7 +212,7 @@ mod test {
         let line = "run --unit --service web.shop:80:8000 --service adm.shop --protocol tcp --allow any --weight 5\n";
         assert!(text.contains("[Service]\n") && text.ends_with(line), "{text}");
         let place = || Place { units: Some(units.path().to_owned()) };
-        let args = DisableArgs { now: false, unit: "nginx".into(), place: place() };
+        let args = DisableArgs { now: false, unit: "nginx".into(), place: place(), json: Json { json: false } };
         disable(&args, &mut Out::new()).expect("removed");
         assert!(!path.parent().expect("a directory").exists());
         assert!(disable(&args, &mut Out::new()).expect_err("it is gone").to_string().contains("was not enabled"));

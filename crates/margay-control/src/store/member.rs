@@ -234,7 +234,7 @@ impl Store {
             }
             let before = table.get(token.hash.0)?.map(|known| known.value().to_vec());
             draft.put(SharedTable::Tokens, &token.hash.0, before, Some(encode_token(token)));
-            let detail = format!("{} hosts into {}", token.uses_left, token.authority);
+            let detail = format!("for {}, uses: {}", token.authority, token.uses_left);
             draft.note(AuditEntry::once(token.created_s, "token-create", token.hash.id(), detail));
             Ok(())
         })

@@ -6,6 +6,7 @@ use clap::Args;
 use margay_control::api::v1::{CheckRequest, CheckStep};
 use miette::Result;
 
+use super::output::count;
 use super::{Client, Json, Out, refused};
 
 #[derive(Args)]
@@ -19,9 +20,12 @@ pub struct CheckArgs {
 pub async fn check(mut client: Client, args: CheckArgs, out: &mut Out) -> Result<ExitCode> {
     let request = CheckRequest { peer: args.peer.unwrap_or_default() };
     let mut steps = client.check(request).await.map_err(refused)?.into_inner();
-    let (mut all, mut failed) = (Vec::new(), 0);
+    let mut all = Vec::new();
+    let mut failed = 0;
+    let mut warnings = 0;
     while let Some(step) = steps.message().await.map_err(refused)? {
         failed += usize::from(step.state == "failed");
+        warnings += u64::from(step.state == "warning");
         if !args.json.json {
             say(&step, out)?;
         }
@@ -30,7 +34,10 @@ pub async fn check(mut client: Client, args: CheckArgs, out: &mut Out) -> Result
     if args.json.json {
         out.json(&all)?;
     } else if failed == 0 {
-        out.line("nothing is wrong")?;
+        out.line(&match warnings {
+            0 => "nothing is wrong".to_owned(),
+            _ => format!("nothing has failed; {} above", count(warnings, "warning")),
+        })?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -97,9 +97,23 @@ pub fn span(duration: Duration) -> String {
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
+fn now_unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// For how long something has been so.
+pub fn lasting(since_unix_s: u64) -> String {
+    format!("for {}", span(Duration::from_secs(now_unix_s().saturating_sub(since_unix_s))))
+}
+
+/// A number of things.
+pub fn count(number: u64, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
 /// How long ago, or from now on.
 pub fn moment(unix_s: u64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let now = now_unix_s();
     if unix_s > now {
         format!("in {}", span(Duration::from_secs(unix_s - now)))
     } else {
@@ -129,5 +143,7 @@ mod test {
         assert_eq!(span(Duration::from_secs(3_725)), "1h 2m");
         assert_eq!(span(Duration::from_millis(1_500)), "1s 500ms");
         assert!(moment(0).ends_with(" ago") && moment(u64::MAX / 2).starts_with("in "));
+        assert_eq!(lasting(u64::MAX), "for 0s");
+        assert_eq!([count(0, "host"), count(1, "host"), count(2, "host")], ["0 hosts", "1 host", "2 hosts"]);
     }
 }

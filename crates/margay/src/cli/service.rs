@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use margay_control::api::v1::*;
 use miette::{Result, miette};
 
-use super::output::moment;
+use super::output::{count, moment};
 use super::{Client, Json, Out, flow, refused};
 use crate::listener::{Protocol, ServiceName, name_and_port, partition_count};
 
@@ -126,10 +126,6 @@ fn state(info: &ServiceInfo) -> String {
         other => other,
     };
     if why.is_empty() { text.to_owned() } else { format!("{text} ({})", why.join("; ")) }
-}
-
-fn count(number: u64, noun: &str) -> String {
-    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
 async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {

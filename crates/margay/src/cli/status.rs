@@ -6,7 +6,7 @@ use clap::Args;
 use margay_control::api::v1::{ClusterInfo, MetricsRequest, RouterInfo, StatusRequest};
 use miette::Result;
 
-use super::output::{moment, span};
+use super::output::{count, lasting, span};
 use super::{Client, Json, Out, refused};
 
 #[derive(Args)]
@@ -19,11 +19,11 @@ pub struct StatusArgs {
 }
 
 fn print_cluster(cluster: &ClusterInfo, out: &mut Out) -> Result<()> {
-    let since = moment(cluster.since_unix_s);
+    let time = lasting(cluster.since_unix_s);
     let how = match (cluster.connected, cluster.why.as_str()) {
-        (true, _) => format!("follows {} since {since}", cluster.endpoint),
-        (false, "") => format!("not reached yet, since {since}"),
-        (false, why) => format!("away since {since}: {why}"),
+        (true, _) => format!("connected to {} {time}", cluster.endpoint),
+        (false, "") => format!("not reached {time}"),
+        (false, why) => format!("away {time}: {why}"),
     };
     out.line(&format!("etcd       {}: {how}", cluster.prefix))?;
     for router in &cluster.routers {
@@ -35,15 +35,12 @@ fn print_cluster(cluster: &ClusterInfo, out: &mut Out) -> Result<()> {
 
 fn print_router(router: &RouterInfo, out: &mut Out) -> Result<()> {
     let why = if router.why.is_empty() { String::new() } else { format!(": {}", router.why) };
-    let since = moment(router.since_unix_s);
+    let time = lasting(router.since_unix_s);
     let found = match router.found_at.as_str() {
         "" => String::new(),
         at => format!(", found on the network segment at {at}"),
     };
-    out.line(&format!(
-        "router     {} of {}: {} since {since}{found}{why}",
-        router.address, router.authority, router.state
-    ))
+    out.line(&format!("router     {} of {}: {} {time}{found}{why}", router.address, router.authority, router.state))
 }
 
 pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Result<()> {
@@ -55,7 +52,11 @@ pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Resu
     if args.json.json {
         return out.json(&reply);
     }
-    let role = if reply.router { format!("router, {} hosts registered", reply.hosts) } else { "host".to_owned() };
+    let role = if reply.router {
+        format!("router, {} registered", count(reply.hosts.into(), "host"))
+    } else {
+        "host".to_owned()
+    };
     out.facts(&[
         ("host", reply.host_id),
         ("role", role),

@@ -39,9 +39,10 @@ pub async fn succeed(mut client: Client, name: String, overlap: Duration, json: 
 
 /// Which key follows which, and when.
 pub fn followed(one: &SuccessionInfo) -> String {
-    let (from, until) = (moment(one.signs_from_unix_s), moment(one.old_trusted_until_unix_s));
+    let begin = moment(one.signs_from_unix_s);
+    let end = moment(one.old_trusted_until_unix_s);
     format!(
-        "  key {} follows key {}: it signs from {from} on, and that one is trusted until {until}",
+        "  key {} follows key {}: first signature {begin}, end of the former key's trust {end}",
         one.new_key, one.old_key
     )
 }
@@ -61,17 +62,19 @@ fn from_input() -> Result<String> {
 
 /// What it is for, and until when.
 pub fn described(warrant: &WarrantInfo) -> String {
-    let until = moment(warrant.not_after_unix_s);
+    let end = moment(warrant.not_after_unix_s);
     match warrant.kind.as_str() {
         "authority" if warrant.revoked => {
             format!("this host may sign for {} no longer: key {} was taken back", warrant.name, warrant.signs_with)
         }
         "authority" => {
             let WarrantInfo { name, key, signs_with, .. } = warrant;
-            format!("this host may sign for {name} with key {signs_with} until {until}, by the word of key {key}")
+            format!(
+                "this host may sign for {name} with key {signs_with}, by the word of key {key}; end of the warrant: {end}"
+            )
         }
         "succession" => format!("key {} of {} follows key {}", warrant.signs_with, warrant.name, warrant.key),
         "revocation" => format!("key {} may sign for {} no longer", warrant.signs_with, warrant.name),
-        _ => format!("this host may answer for {} ({}) until {until}", warrant.name, warrant.service_id),
+        _ => format!("this host may answer for {} ({}); end of the warrant: {end}", warrant.name, warrant.service_id),
     }
 }

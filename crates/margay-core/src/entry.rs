@@ -160,8 +160,25 @@ pub struct Grant {
     pub until: Instant,
     /// Of a responder: the client's port that its listener sees, by flow.
     pub ports: [u16; GRANT_FLOWS_MAX as usize],
+    /// Under which the SYNs of its flows are tagged.
+    pub key: GrantKey,
     /// By which the next start of the agent takes up what this one has not been told of; the cache keeps it beside the grant.
     pub record: [u8; GRANT_RECORD_LEN],
+}
+
+/// A key of SipHash-2-4, of one grant: both ends derive it, and nobody sends it. Never printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct GrantKey(pub [u8; 16]);
+
+impl GrantKey {
+    /// Of a grant that is over.
+    pub const NONE: Self = Self([0; 16]);
+}
+
+impl fmt::Debug for GrantKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GrantKey(..)")
+    }
 }
 
 /// What has become of flows of a grant, by flow.

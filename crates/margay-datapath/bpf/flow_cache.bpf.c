@@ -380,8 +380,21 @@ int wire_ingress(struct __sk_buff *skb)
 		count(COUNT_PINHOLES);
 		return TCX_DROP;
 	}
-	if (!entry && open_flow(&packet, &key, path->flags))
-		entry = bpf_map_lookup_elem(&flows, &key);
+	if (is_request(&packet)) {
+		/* A flow has one, which opens it: what comes after would open the program's connection anew, for whoever has read the ports
+		 * on the way. What is sent again goes by the agents.
+		 */
+		enum opening opening = entry		       ? OPENING_UNPROVED :
+				       path->flags & PATH_HELD ? OPENING_NONE :
+								 open_flow(skb, &packet, &key);
+
+		if (opening == OPENING_UNPROVED) {
+			count(COUNT_DROP_UNPROVED);
+			return TCX_DROP;
+		}
+		if (opening == OPENING_DONE && blank_proof(skb, &packet))
+			entry = bpf_map_lookup_elem(&flows, &key);
+	}
 	if (!entry)
 		return send_up(skb, COUNT_UP_NO_FLOW);
 	if ((entry->flags & (FLOW_ACCEPT | FLOW_FRESH)) != FLOW_ACCEPT) {

@@ -5,6 +5,8 @@
  */
 #pragma once
 
+#include "grant_proof.h"
+
 /* What an entry is opened with. */
 #define FLOW_OPENED (FLOW_EGRESS | FLOW_ACCEPT)
 
@@ -134,27 +136,30 @@ static __noinline bool take_of(struct __sk_buff *skb, const struct packet *packe
 	return true;
 }
 
-static __noinline bool take(struct __sk_buff *skb, const struct packet *packet)
+/* The grant by which a SYN has taken a flow, or zero. */
+static __noinline __u32 take(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct offer_key to = { .port = packet->key.destination_port, .protocol = packet->key.protocol };
 	__u64 now = bpf_ktime_get_ns();
 	struct offer *offer;
 	__u32 first;
 
+	if (!has_room_for_proof(packet))
+		return 0;
 	__builtin_memcpy(to.address, packet->key.destination, sizeof(to.address));
 	offer = bpf_map_lookup_elem(&offers, &to);
 	/* Nobody would hear of the flow, nor carry it when it cannot go direct. */
 	if (!offer || !agent_is_alive(now))
-		return false;
+		return 0;
 	/* Instances and processors take turns. */
 	first = bpf_get_prandom_u32();
 	for (__u32 at = 0; at < OFFER_GRANTS; at++) {
 		__u32 grant = offer->grants[(first + at) % OFFER_GRANTS];
 
 		if (grant && take_of(skb, packet, grant, now))
-			return true;
+			return grant;
 	}
-	return false;
+	return 0;
 }
 
 /* A packet goes to the agent: of a flow that it does not know it is told before. */
@@ -182,7 +187,7 @@ static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packe
 	struct flow_entry *entry;
 	struct path_entry *path;
 	struct wire_key *wire;
-	__u32 path_id, flags;
+	__u32 path_id, flags, grant;
 
 	wire = bpf_map_lookup_elem(&apps, &packet->key);
 	entry = wire ? bpf_map_lookup_elem(&flows, wire) : NULL;
@@ -192,9 +197,16 @@ static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packe
 		if (entry && is_over(entry) && !bpf_map_delete_elem(&apps, &packet->key))
 			wire = NULL;
 		/* One that is sent again the agent has, and goes on with it: by a grant it would be a second flow of that five-tuple. */
-		if (!wire && !is_sent_again(skb) && take(skb, packet)) {
-			count_syn(packet);
-			return true;
+		grant = wire || is_sent_again(skb) ? 0 : take(skb, packet);
+		if (grant) {
+			wire = bpf_map_lookup_elem(&apps, &packet->key);
+			if (add_proof(skb, packet, wire, grant)) {
+				count_syn(packet);
+				return true;
+			}
+			/* There was no memory for it. What was taken is found as any flow whose SYN is sent again. */
+			entry = wire ? bpf_map_lookup_elem(&flows, wire) : NULL;
+			flags = entry ? entry->flags : 0;
 		}
 		/* Or it went by a grant, and had no answer. The agent sets the flow up anew; a late answer is for the agent, too. */
 		if (entry && is_fresh(flags))
@@ -214,8 +226,15 @@ static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packe
 	return true;
 }
 
-/* Opens a flow for a SYN that comes to the host by a grant to its sender. */
-static __noinline bool open_flow(const struct packet *packet, struct wire_key *wire, __u32 path_flags)
+/* What becomes of a SYN from the wire. */
+enum opening {
+	OPENING_NONE, /* it is by no grant, or by one that has nothing for it */
+	OPENING_UNPROVED, /* a flow is there for whoever holds the grant, and this one does not show that it does */
+	OPENING_DONE,
+};
+
+/* Opens a flow for a SYN that comes to the host by a grant to its sender. Until it has proved itself nothing changes. */
+static __noinline enum opening open_flow(struct __sk_buff *skb, const struct packet *packet, struct wire_key *wire)
 {
 	__u16 remote_port = wire->remote_port;
 	struct flow_entry *entry;
@@ -223,32 +242,32 @@ static __noinline bool open_flow(const struct packet *packet, struct wire_key *w
 	__u32 id, opened;
 	__u64 bit;
 
-	if (!is_request(packet) || path_flags & PATH_HELD)
-		return false;
 	/* Flows of a grant begin at a multiple of what it may have. */
 	wire->remote_port = bpf_htons(bpf_ntohs(remote_port) & ~(GRANT_FLOWS_MAX - 1));
 	grant = bpf_map_lookup_elem(&grants, wire);
 	wire->remote_port = remote_port;
 	if (!grant || (__s64)(bpf_ktime_get_ns() - grant->until_ns) >= 0)
-		return false;
+		return OPENING_NONE;
 	id = grant->grant;
 	opened = (__u16)(bpf_ntohs(remote_port) - grant->remote_port);
 	if (opened >= grant->count || opened >= GRANT_FLOWS_MAX)
-		return false;
+		return OPENING_NONE;
+	if (!is_proved(skb, packet, grant))
+		return OPENING_UNPROVED;
 	bit = 1ULL << opened % 64;
 	if (__sync_fetch_and_or(&grant->used[opened / 64], bit) & bit)
-		return false;
+		return OPENING_NONE;
 	entry = fresh_entry(grant->first_flow + opened, &grant->app);
 	if (!entry)
-		return false;
+		return OPENING_NONE;
 	entry->app.destination_port = grant->app_ports[opened];
 	/* Last: whatever was read is of this grant if it still is the same. */
 	asm volatile("" ::: "memory");
 	if (grant->grant != id || !add_entry(wire, entry))
-		return false;
+		return OPENING_NONE;
 	count(COUNT_OPENED);
 	tell_of_grant(id, __sync_fetch_and_add(&grant->opened, 1) + 1, grant->count);
-	return true;
+	return OPENING_DONE;
 }
 
 /* A packet of a flow that has not been answered yet goes to the application. True where the packet must come by sal0, since it is the

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#define LAYOUT_VERSION 6
+#define LAYOUT_VERSION 7
 
 /* Bits of flow_entry.flags. */
 #define FLOW_EGRESS 1 /* packets of the application go direct */
@@ -211,6 +211,7 @@ struct spare {
 	__u16 remote_port;
 	__u16 zero;
 	__u64 until_ns;
+	__u64 key[2]; /* under which its SYNs are tagged; zero when the grant is over */
 	__u8 record[GRANT_RECORD_LEN]; /* the agent's own, for its next start */
 };
 
@@ -226,6 +227,7 @@ struct grant {
 	__u16 count;
 	__u32 opened; /* how many of them are; the programs alone change it */
 	__u64 until_ns;
+	__u64 key[2]; /* as above */
 	__u64 used[GRANT_FLOWS_MAX / 64]; /* a bit for each flow that was opened; the programs alone change it */
 	__u8 record[GRANT_RECORD_LEN]; /* as above */
 };
@@ -248,5 +250,6 @@ enum counter {
 	COUNT_DROP_RESET = 13, /* a reset by a path that is held */
 	COUNT_TAKEN = 14, /* flows of grants that programs of this host opened */
 	COUNT_OPENED = 15, /* flows of grants that peers opened */
-	COUNTERS = 16,
+	COUNT_DROP_UNPROVED = 16, /* a SYN for a flow of a grant that does not show that its sender holds it, or for a flow that is open */
+	COUNTERS = 17,
 };

@@ -20,7 +20,7 @@ typedef __u32 __attribute__((__may_alias__)) word32;
 
 #include "router_maps.h"
 #include "router_cells.h"
-#include "sip_hash.h"
+#include "hop_hash.h"
 #include "resolvable.h"
 
 /* Headers older than tcx (6.6) lack them. */
@@ -135,7 +135,7 @@ static __always_inline bool is_hop_tagged(const struct resolvable *sal, const st
 	key = bpf_map_lookup_elem(&neighbours, &neighbour);
 	if (!key)
 		return false;
-	tag = bpf_cpu_to_be64(sip_hash(key->words[0], key->words[1], sal));
+	tag = bpf_cpu_to_be64(hop_hash(key->words[0], key->words[1], sal));
 	return tag == *(const word64 *)sal->hop_tag;
 }
 
@@ -272,7 +272,7 @@ static __always_inline enum verdict forward(void *data, void *end, const struct 
 	}
 	sum = sum_of_changed(sal);
 	rewrite(sal, datagram, passed_a_router);
-	*(word64 *)sal->hop_tag = to->flags & HOP_KEYED ? bpf_cpu_to_be64(sip_hash(to->key[0], to->key[1], sal)) : 0;
+	*(word64 *)sal->hop_tag = to->flags & HOP_KEYED ? bpf_cpu_to_be64(hop_hash(to->key[0], to->key[1], sal)) : 0;
 	if (!readdress(data, end, datagram, is_v4, to, checksum, difference(sum, sum_of_changed(sal))))
 		return leave(ROUTER_LEFT_SHAPE);
 	*ifindex = to->ifindex;

@@ -14,7 +14,7 @@ use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::Duration;
 
-use margay_core::entry::GRANT_RECORD_LEN;
+use margay_core::entry::{GRANT_RECORD_LEN, GrantKey};
 use margay_core::{Direction, Grant, PathId, Role, Tuple};
 use margay_datapath::direct::{Route, Routing};
 use margay_datapath::kernel::{CacheConfig, KernelCache, WireFlow, WirePath};
@@ -414,6 +414,7 @@ fn grant_two(network: &Network) {
             count: 2,
             until: clock::now() + PATIENCE,
             ports: std::array::from_fn(|flow| 50_000 + flow as u16),
+            key: GrantKey([7; 16]),
             record: [0; GRANT_RECORD_LEN],
         };
         network.datapaths[at].with_sal(|core, now| core.grant(now, grant));

@@ -7,7 +7,7 @@ use core::time::Duration;
 
 use margay_wire::{FlowId, GRANT_FLOWS_MAX, GrantRepr, Message, SessionId};
 
-use super::{GRANTS_MAX, Given, LIFETIME, PAIRS_MAX, TCP};
+use super::{GRANTS_MAX, Given, LIFETIME, PAIRS_MAX, TCP, grant_key};
 use crate::entry::{GRANT_RECORD_LEN, Grant, PathId, Tuple};
 use crate::event::Role;
 use crate::flow::Flow;
@@ -235,6 +235,7 @@ impl Sal {
         let path = self.wire_path(association)?;
         let known = self.associations.get(association)?;
         let (host, remote) = (known.host, known.remote.ip());
+        let key = grant_key(known, session, id, message.src_flow);
         // Larger headers on the way than here: what a program sends would not fit.
         let grows = asks.destination.is_ipv4() && remote.is_ipv6();
         let is_narrow = known.datagram_max != self.config.datagram_max;
@@ -258,6 +259,7 @@ impl Sal {
             count: answer.count.min(asks.wanted.count),
             until: now + lifetime,
             ports: [0; GRANT_FLOWS_MAX as usize],
+            key,
             record: [0; GRANT_RECORD_LEN],
         };
         let given = Given::new(grant, session, service, (association, host), authenticated);

@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use margay_wire::{ErrorCode, FlowId, GRANT_FLOWS_MAX, GrantRepr};
 
-use super::{GRANTS_MAX, Given, LIFETIME, PAIRS_MAX, TCP};
+use super::{GRANTS_MAX, Given, LIFETIME, PAIRS_MAX, TCP, grant_key};
 use crate::entry::{GRANT_RECORD_LEN, Grant, PathId, RemoveReason, Tuple};
 use crate::event::Role;
 use crate::flow::{Flow, Setup};
@@ -194,7 +194,8 @@ impl Sal {
         let Some(flow) = self.flows.get(id) else { return false };
         let (session, service, association, peer_grant) =
             (flow.session, flow.service, flow.association, flow.peer_flow);
-        let Some(host) = self.associations.get(association).map(|association| association.host) else { return false };
+        let Some(known) = self.associations.get(association) else { return false };
+        let (host, key) = (known.host, grant_key(known, session, peer_grant, id));
         if !self.is_direct_on() || offer.ends != self.grants.ends || !self.is_served(&service, association, offer) {
             return false;
         }
@@ -213,6 +214,7 @@ impl Sal {
             count: offer.given.count,
             until: now + lifetime + ON_THE_WAY,
             ports,
+            key,
             record: [0; GRANT_RECORD_LEN],
         };
         let peer_first = offer.wanted.first_flow;

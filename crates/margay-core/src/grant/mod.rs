@@ -12,7 +12,7 @@
 //! ```
 //!
 //! From then on the initiator's kernel takes a flow of the grant for a program's SYN and sends it direct, and the responder's opens
-//! it there: no agent is on the way. Both cores hear of flows that last, and those are as any other from then on. So that a change
+//! it there: no agent is on the way. The SYN bears a tag under a key that only these two can derive, since what GRANT says is in the clear. Both cores hear of flows that last, and those are as any other from then on. So that a change
 //! of rules, rights or weights counts for new connections soon, a grant is short-lived, and ends at once where its end knows of
 //! the change.
 
@@ -31,10 +31,11 @@ use core::time::Duration;
 
 use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, HeaderRepr, Kind, SessionId};
 
+use crate::association::Association;
 use crate::carriage::{Carriage, DirectEvent, Why};
 use crate::closing::LINGER_GRANTED;
 use crate::direct::Direct;
-use crate::entry::{Entry, EntryUpdate, Grant, RemoveReason, Survey, Tuple};
+use crate::entry::{Entry, EntryUpdate, Grant, GrantKey, RemoveReason, Survey, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, seen};
 use crate::key::HostId;
@@ -56,6 +57,17 @@ const GRANTS_MAX: usize = 4096;
 /// Pairs of flow ports that are in use with one peer, or rest. Fifteen thousand connections a second, each of which rests for a minute, need as many.
 const PAIRS_MAX: usize = 1 << 20;
 const TCP: u8 = 6;
+
+/// The key of a grant, of which both ends know all that it derives from: the association's root, the session, which the initiator drew, and the
+/// numbers that both ends drew for the flow that asked. Whoever reads on the path lacks the root.
+fn grant_key(association: &Association, session: SessionId, initiator: FlowId, responder: FlowId) -> GrantKey {
+    let mut hasher = blake3::Hasher::new_derive_key("margay 2026 grant");
+    hasher.update(&association.root_key()).update(&session.0);
+    hasher.update(&initiator.0.to_be_bytes()).update(&responder.0.to_be_bytes());
+    let mut key = [0; 16];
+    hasher.finalize_xof().fill(&mut key);
+    GrantKey(key)
+}
 
 /// A grant as this end has it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -82,7 +82,7 @@ mod tests {
     use core::net::SocketAddr;
 
     use super::*;
-    use crate::entry::{PathId, Tuple};
+    use crate::entry::{GrantKey, PathId, Tuple};
     use crate::event::Role;
 
     fn given() -> Given {
@@ -98,6 +98,7 @@ mod tests {
             count: 128,
             until: Instant::ZERO,
             ports: core::array::from_fn(|number| 1000 + number as u16),
+            key: GrantKey::NONE,
             record: [0; GRANT_RECORD_LEN],
         };
         let (session, service) = (SessionId([0x55; 16]), ServiceId([0x66; 32]));

@@ -54,7 +54,8 @@ impl KernelCache {
             Role::Responder => {
                 let key = layout::grant_key_of(granted);
                 if let Some(found) = get::<grant>(&maps.grants, key.bytes())
-                    && let Err(error) = put(&maps.grants, key.bytes(), grant { until_ns: 0, ..found }.bytes(), "grants")
+                    && let Err(error) =
+                        put(&maps.grants, key.bytes(), grant { until_ns: 0, key: [0; 2], ..found }.bytes(), "grants")
                 {
                     tracing::warn!(%error, "peers may open flows by a grant that is over");
                 }

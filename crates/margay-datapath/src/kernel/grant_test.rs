@@ -9,7 +9,7 @@ use std::{array, env, fs, process, thread};
 
 use libbpf_rs::MapFlags;
 use margay_core::Instant;
-use margay_core::entry::{GRANT_RECORD_LEN, Passage, Path as CorePath, PathId, Tuple, Wire};
+use margay_core::entry::{GRANT_RECORD_LEN, GrantKey, Passage, Path as CorePath, PathId, Tuple, Wire};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
@@ -69,6 +69,7 @@ fn granted(id: u32, role: Role) -> Grant {
         count: 5,
         until: clock::now() + Duration::from_secs(10),
         ports: array::from_fn(|flow| 30_000 + flow as u16),
+        key: GrantKey([id as u8; 16]),
         record: [id as u8; GRANT_RECORD_LEN],
     }
 }
@@ -142,13 +143,15 @@ fn ports_are_of_one_grant_until_that_is_forgotten() {
         let cache = cache(pins);
         cache.install_grant(&granted(1, Role::Responder)).expect("room");
         assert_eq!(cache.install_grant(&granted(2, Role::Responder)), Err(CacheError::Taken));
-        let until_ns = || {
+        let kept = || {
             let maps = &cache.loaded.maps;
-            get::<grant>(&maps.grants, layout::grant_key_of(&granted(1, Role::Responder)).bytes()).map(|it| it.until_ns)
+            let kept = get::<grant>(&maps.grants, layout::grant_key_of(&granted(1, Role::Responder)).bytes());
+            kept.map(|kept| (kept.until_ns > 0, kept.key))
         };
-        assert!(until_ns().is_some_and(|until_ns| until_ns > 0));
+        assert_eq!(kept(), Some((true, [0x0101_0101_0101_0101; 2])));
         cache.stop_grant(FlowId(1));
-        assert_eq!((until_ns(), cache.install_grant(&granted(2, Role::Responder))), (Some(0), Err(CacheError::Taken)));
+        assert_eq!(kept(), Some((false, [0; 2])), "its key is of no use any more");
+        assert_eq!(cache.install_grant(&granted(2, Role::Responder)), Err(CacheError::Taken));
         cache.remove_grant(FlowId(1), |_| true);
         assert_eq!(elements(&cache), [0, 0, 0]);
         cache.install_grant(&granted(2, Role::Responder)).expect("nobody has it");
@@ -325,9 +328,10 @@ fn grants_end_when_the_cache_is_emptied_taken_off_or_taken_over() {
         assert_eq!((second.adopted(), elements(&second)), (Adopted::Kept, [0, 1, 1]), "nothing finds them any more");
         let mut kept = second.kept_grants();
         kept.sort_by_key(|grant| grant.id);
-        assert_eq!(kept[0], Grant { until: Instant::ZERO, ..grant });
+        assert_eq!(kept[0], Grant { until: Instant::ZERO, key: GrantKey::NONE, ..grant });
         let of_peer = granted(2, Role::Initiator);
-        assert_eq!(kept[1], Grant { until: Instant::ZERO, app: kept[1].app, ports: [0; 128], ..of_peer });
+        let (until, app, key) = (Instant::ZERO, kept[1].app, GrantKey::NONE);
+        assert_eq!(kept[1], Grant { until, app, key, ports: [0; 128], ..of_peer });
         let entries: Vec<_> = second.entries().map(|state| (state.flow, state.fresh)).collect();
         assert_eq!((entries, second.state(FlowId(1000))), (vec![(FlowId(1000), true)], None), "nobody has answered it");
         kept.iter().for_each(|grant| second.remove_grant(grant.id, |_| false));

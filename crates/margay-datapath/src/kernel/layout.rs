@@ -4,7 +4,7 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use margay_core::entry::{GRANT_RECORD_LEN, Grant, PathId, Survey, Tuple};
+use margay_core::entry::{GRANT_RECORD_LEN, Grant, GrantKey, PathId, Survey, Tuple};
 use margay_core::{Instant, Role};
 use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
@@ -18,7 +18,7 @@ use crate::packet::{FlowKey, TCP, mapped};
 use crate::table::FlowCounters;
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 6;
+pub(super) const LAYOUT_VERSION: u32 = 7;
 pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
@@ -35,7 +35,7 @@ pub(super) const CHANGE_LATE: u32 = 3;
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 16] = [
+pub(super) const COUNTERS: [&str; 17] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -52,6 +52,7 @@ pub(super) const COUNTERS: [&str; 16] = [
     "drop_reset",
     "taken",
     "opened",
+    "drop_unproved",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
@@ -94,10 +95,19 @@ const _: () = assert!(size_of::<flow_event>() == 8 + size_of::<app_key>());
 const _: () = assert!(size_of::<listener_key>() == 2 + 1 + 1);
 const _: () = assert!(size_of::<offer_key>() == 16 + 2 + 1 + 1);
 const _: () = assert!(size_of::<offer>() == 8 * 4);
-const _: () = assert!(size_of::<spare>() == 4 * 4 + 4 * 2 + 8 + GRANT_RECORD_LEN);
+const _: () = assert!(size_of::<spare>() == 4 * 4 + 4 * 2 + 8 + 2 * 8 + GRANT_RECORD_LEN);
 const _: () = assert!(
     size_of::<grant>()
-        == 4 + 4 + size_of::<app_key>() + 2 * GRANT_FLOWS_MAX as usize + 2 + 2 + 4 + 8 + 2 * 8 + GRANT_RECORD_LEN
+        == 4 + 4
+            + size_of::<app_key>()
+            + 2 * GRANT_FLOWS_MAX as usize
+            + 2
+            + 2
+            + 4
+            + 8
+            + 2 * 8
+            + 2 * 8
+            + GRANT_RECORD_LEN
 );
 const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5 + 2 * 2 * 8);
 const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 3 * 4);
@@ -176,6 +186,12 @@ pub(super) fn survey_of(said: &grant_flows) -> Survey {
     Survey { answered: all(said.answered), over: all(said.over) }
 }
 
+/// A key as SipHash takes it.
+fn words_of(GrantKey(key): &GrantKey) -> [u64; 2] {
+    let key = u128::from_le_bytes(*key);
+    [key as u64, (key >> 64) as u64]
+}
+
 pub(super) fn spare_of(grant: &Grant) -> spare {
     spare {
         grant: grant.id.0,
@@ -187,6 +203,7 @@ pub(super) fn spare_of(grant: &Grant) -> spare {
         remote_port: grant.remote_port,
         zero: 0,
         until_ns: grant.until.micros() * 1000,
+        key: words_of(&grant.key),
         record: grant.record,
     }
 }
@@ -212,6 +229,7 @@ pub(super) fn grant_of(given: &Grant) -> grant {
         count: given.count,
         opened: 0,
         until_ns: given.until.micros() * 1000,
+        key: words_of(&given.key),
         used: [0; 2],
         record: given.record,
     }
@@ -231,6 +249,7 @@ pub(super) fn kept_spare(kept: &spare) -> Grant {
         count: kept.count,
         until: Instant::ZERO,
         ports: [0; GRANT_FLOWS_MAX as usize],
+        key: GrantKey::NONE,
         record: kept.record,
     }
 }
@@ -248,6 +267,7 @@ pub(super) fn kept_grant(key: &wire_key, kept: &grant) -> Grant {
         count: kept.count,
         until: Instant::ZERO,
         ports: kept.app_ports.map(u16::from_be),
+        key: GrantKey::NONE,
         record: kept.record,
     }
 }

@@ -1,10 +1,12 @@
 //! Flows that the programs open by themselves.
 
 use std::array;
+use std::hash::Hasher;
 use std::time::Duration;
 
 use margay_core::Role;
-use margay_core::entry::{GRANT_RECORD_LEN, Grant};
+use margay_core::entry::{GRANT_RECORD_LEN, Grant, GrantKey};
+use siphasher::sip::SipHasher24;
 
 use super::*;
 use crate::checksum::{fold, pseudo, sum};
@@ -18,9 +20,15 @@ const SEEN_OVER: u32 = 512;
 const OPENED: u32 = FLOW_EGRESS | FLOW_ACCEPT;
 const ANSWERED: u32 = OPENED | FLOW_UNTOLD;
 const FRESH: u32 = ANSWERED | FLOW_FRESH;
+/// Of every packet of [`segment`].
+const SEQUENCE: u32 = 0xffff_f000;
 const GRANT: FlowId = FlowId(500);
 const FIRST_FLOW: u32 = 1000;
 const COUNT: u16 = 70;
+const KEY: GrantKey = GrantKey(*b"key of one grant");
+
+#[path = "proof_test.rs"]
+mod proof;
 
 /// A grant of flows of `app` by the wire addresses of this rig, for ten seconds from now.
 fn granted(role: Role, app: Tuple) -> Grant {
@@ -39,6 +47,7 @@ fn granted(role: Role, app: Tuple) -> Grant {
         count: COUNT,
         until: clock::now() + Duration::from_secs(10),
         ports: array::from_fn(|flow| app.destination.port().wrapping_add(flow as u16)),
+        key: KEY,
         record: [0; GRANT_RECORD_LEN],
     }
 }
@@ -137,10 +146,33 @@ fn syn(tuple: Tuple) -> Vec<u8> {
     segment(tuple, SYN, b"")
 }
 
+/// A SYN with these options more, a multiple of four bytes.
+fn with_options(mut packet: Vec<u8>, options: &[u8]) -> Vec<u8> {
+    let ip_len = ip_len(&packet);
+    let header_len = usize::from(packet[ip_len + 12] >> 4) * 4;
+    packet.splice(ip_len + header_len..ip_len + header_len, options.iter().copied());
+    packet[ip_len + 12] = ((header_len + options.len()) as u8 / 4) << 4;
+    complete(packet)
+}
+
+/// What a SYN that leaves with this tuple and sequence number bears, by the words of the wire's description.
+fn option_of(GrantKey(key): GrantKey, tuple: Tuple, sequence: u32) -> Vec<u8> {
+    let mut hasher = SipHasher24::new_with_key(&key);
+    hasher.write(&tuple.source.port().to_be_bytes());
+    hasher.write(&tuple.destination.port().to_be_bytes());
+    hasher.write(&sequence.to_be_bytes());
+    [&[253, 12, b'M', b'G'][..], &hasher.finish().to_le_bytes()].concat()
+}
+
+/// A SYN that takes a flow of the grant.
+fn proved(tuple: Tuple) -> Vec<u8> {
+    with_options(syn(tuple), &option_of(KEY, tuple, SEQUENCE))
+}
+
 /// A packet whose first option is an MSS.
 fn with_mss(tuple: Tuple, flags: u8, mss: u16) -> Vec<u8> {
     let mut packet = segment(tuple, flags, b"");
-    let ip_len = if tuple.source.is_ipv4() { 20 } else { 40 };
+    let ip_len = ip_len(&packet);
     let [high, low] = mss.to_be_bytes();
     packet[ip_len + 20..ip_len + 24].copy_from_slice(&[2, 4, high, low]);
     packet[ip_len + 24..].fill(1);
@@ -156,9 +188,21 @@ fn numbered(tuple: Tuple, flags: u8, (sequence, acknowledgement): (u32, u32), pa
     complete(packet)
 }
 
-/// With the checksum that belongs to it.
+fn ip_len(packet: &[u8]) -> usize {
+    if packet[0] >> 4 == 4 { 20 } else { 40 }
+}
+
+/// With the lengths and checksums that belong to it.
 fn complete(mut packet: Vec<u8>) -> Vec<u8> {
-    let ip_len = if packet[0] >> 4 == 4 { 20 } else { 40 };
+    let (ip_len, len) = (ip_len(&packet), packet.len() as u16);
+    if ip_len == 20 {
+        packet[2..4].copy_from_slice(&len.to_be_bytes());
+        packet[10..12].fill(0);
+        let check = !fold(sum(&packet[..20]));
+        packet[10..12].copy_from_slice(&check.to_be_bytes());
+    } else {
+        packet[4..6].copy_from_slice(&(len - 40).to_be_bytes());
+    }
     packet[ip_len + 16..ip_len + 18].fill(0);
     let addresses = if ip_len == 20 { sum(&packet[12..20]) } else { sum(&packet[8..40]) };
     let transport = &packet[ip_len..];
@@ -374,7 +418,7 @@ fn a_peers_syn_opens_a_flow_of_its_grant_once() {
                 let mut app = app;
                 app.destination.set_port(app.destination.port() + flow);
                 let from = wire_of(wire_v4, 0, flow).reversed();
-                let (verdict, out) = rig.run(false, &syn(from));
+                let (verdict, out) = rig.run(false, &proved(from));
                 assert_eq!((verdict, sample::see(&out).tuple), (REDIRECT, app.reversed()));
                 let (key, entry) = rig.entry_of(app).expect("both maps have it");
                 assert_eq!((key.path, u16::from_be(key.local_port)), (PATH.0, LOCAL_PORT));
@@ -382,14 +426,13 @@ fn a_peers_syn_opens_a_flow_of_its_grant_once() {
                 assert_eq!((entry.flow, entry.generation), (FIRST_FLOW + u32::from(flow), 1));
                 assert_eq!((entry.flags, layout::flow_key_of(&entry.app)), (FRESH, app.into()));
                 assert_eq!((entry.ingress.segments, entry.ingress.numbers.sequence), (1, 0xffff_f001));
-                let (verdict, out) = rig.run(false, &syn(from));
-                assert_eq!((verdict, sample::see(&out).tuple), (REDIRECT, app.reversed()), "sent twice");
+                assert_eq!(rig.run(false, &proved(from)).0, DROP, "sent twice");
             }
-            assert_eq!((rig.count_of("opened"), rig.flows()), (4, 8));
-            assert_eq!(rig.counted(), ["ingress_packets", "opened"]);
+            assert_eq!((rig.count_of("opened"), rig.count_of("drop_unproved"), rig.flows()), (4, 4, 8));
+            assert_eq!(rig.counted(), ["ingress_packets", "opened", "drop_unproved"]);
             rig.forget();
             for flow in [0, 63, 64, COUNT - 1] {
-                let again = syn(wire_of(wire_v4, 0, flow).reversed());
+                let again = proved(wire_of(wire_v4, 0, flow).reversed());
                 assert_eq!(rig.run(false, &again), (REDIRECT, again.clone()), "up: it is used");
             }
             assert_eq!((rig.count_of("up_no_flow"), rig.flows()), (4, 0));
@@ -408,19 +451,19 @@ fn a_peers_syn_that_may_not_open_a_flow_is_the_agents() {
     };
     let from = |local: u16, remote: u16| wire_of(true, local, remote).reversed();
     let Some(rig) = granting(Role::Responder, app, true) else { return };
-    up(&rig, syn(from(0, COUNT)), "a number above");
-    up(&rig, syn(from(0, u16::MAX)), "a number below");
-    up(&rig, syn(from(1, 0)), "another port");
+    up(&rig, proved(from(0, COUNT)), "a number above");
+    up(&rig, proved(from(0, u16::MAX)), "a number below");
+    up(&rig, proved(from(1, 0)), "another port");
     up(&rig, segment(from(0, 0), ACK, b""), "no SYN");
     up(&rig, segment(from(0, 0), SYN | ACK, b""), "an answer");
     rig.lead(true, PATH_HELD);
-    up(&rig, syn(from(0, 0)), "its answer could not go direct");
+    up(&rig, proved(from(0, 0)), "its answer could not go direct");
     rig.lead(true, 0);
     rig.grant(&Grant { until: clock::now(), ..granted(Role::Responder, app) });
-    up(&rig, syn(from(0, 0)), "it is over");
+    up(&rig, proved(from(0, 0)), "it is over");
     rig.grant(&granted(Role::Responder, app));
     put(&rig.0.maps.apps, layout::app_key_of(&app.into()).bytes(), wire_key::default().bytes());
-    up(&rig, syn(from(0, 0)), "the five-tuple is another flow's");
+    up(&rig, proved(from(0, 0)), "the five-tuple is another flow's");
     assert_eq!(rig.0.maps.flows.keys().count(), 0, "the other half of its entry is gone again");
 }
 
@@ -430,7 +473,7 @@ fn a_syn_by_a_watched_path_is_told_of_as_any_packet() {
     let Some(rig) = granting(Role::Responder, app, true) else { return };
     let ring = rig.events();
     rig.lead(true, layout::PATH_WATCHED);
-    rig.run(false, &syn(wire(true).reversed()));
+    rig.run(false, &proved(wire(true).reversed()));
     let heard: Vec<_> = ring.take().iter().map(|event| (event.flow, event.seen)).collect();
     assert_eq!((heard, rig.count_of("opened")), (vec![(PATH.0, 128)], 1));
 }
@@ -441,7 +484,7 @@ fn the_answer_to_an_opened_flow_goes_direct_until_the_peer_has_it() {
         let Some(rig) = granting(Role::Responder, app, wire_v4) else { return };
         let ring = rig.events();
         let from = wire(wire_v4).reversed();
-        rig.run(false, &syn(from));
+        rig.run(false, &proved(from));
         let (verdict, out) = rig.run(true, &segment(app, SYN | ACK, b""));
         let Seen { tuple, flags, .. } = sample::see(&out);
         assert_eq!((verdict, tuple, flags), (REDIRECT, wire(wire_v4), SYN | ACK));
@@ -495,7 +538,7 @@ fn the_agent_hears_now_and_then_how_many_flows_of_a_grant_are_opened() {
             for flow in 0..count {
                 let verdict = match role {
                     Role::Initiator => rig.run(true, &syn(from_port(app, 1000 + flow))).0,
-                    Role::Responder => rig.run(false, &syn(wire_of(true, 0, flow).reversed())).0,
+                    Role::Responder => rig.run(false, &proved(wire_of(true, 0, flow).reversed())).0,
                 };
                 assert_eq!(verdict, REDIRECT);
             }
@@ -567,9 +610,10 @@ fn what_a_listener_is_found_for_comes_by_sal0() {
     let app = sample::tuple4(TCP);
     let from = wire(true).reversed();
     let Some(rig) = granting_in_place(Role::Responder, app, true, true) else { return };
-    for (flags, verdict) in [(SYN, REDIRECT), (SYN, REDIRECT), (ACK, REDIRECT), (ACK, NEXT)] {
-        let (found, out) = rig.run(false, &segment(from, flags, b""));
-        assert_eq!((found, sample::see(&out).tuple), (verdict, app.reversed()), "{flags}");
+    let ack = segment(from, ACK, b"");
+    for (packet, verdict) in [(proved(from), REDIRECT), (ack.clone(), REDIRECT), (ack, NEXT)] {
+        let (found, out) = rig.run(false, &packet);
+        assert_eq!((found, sample::see(&out).tuple), (verdict, app.reversed()));
     }
     let Some(rig) = granting_in_place(Role::Initiator, app, true, true) else { return };
     rig.run(true, &syn(app));
@@ -594,7 +638,7 @@ fn segments_are_held_to_the_path_by_both_ends() {
             sample::see(&out);
             assert_eq!((verdict, mss_of(&out)), (REDIRECT, held));
             let Some(rig) = granting(Role::Responder, app, wire_v4) else { return };
-            rig.run(false, &syn(wire(wire_v4).reversed()));
+            rig.run(false, &proved(wire(wire_v4).reversed()));
             let (verdict, out) = rig.run(true, &with_mss(app, SYN | ACK, mss));
             sample::see(&out);
             assert_eq!((verdict, mss_of(&out)), (REDIRECT, held));

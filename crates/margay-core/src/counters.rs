@@ -70,6 +70,8 @@ pub struct Counters {
     pub grants_given: u64,
     /// Grants by which no flow may be opened any more, of either role.
     pub grants_ended: u64,
+    /// Grants of which no flow was answered: something on the way takes what their SYNs bear, or their giver is dead.
+    pub grants_silent: u64,
     /// Flows that the kernel has opened by grants.
     pub flows_granted: u64,
     /// Of these, those that were over before they were listed anywhere.

@@ -1,11 +1,13 @@
 //! Connections that a simulated kernel sets up by grants, as `margay-datapath/bpf/grant.h` has it.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hasher;
 use std::net::{IpAddr, SocketAddr};
 
-use margay_core::entry::PathId;
+use margay_core::entry::{GrantKey, PathId};
 use margay_core::{Grant, Instant, Role, Tuple, Wire};
 use margay_wire::FlowId;
+use siphasher::sip::SipHasher24;
 
 use crate::program::{ACK, RST, SYN, Segment};
 
@@ -38,6 +40,27 @@ pub(crate) struct Opening {
     pub app: Tuple,
     pub wire: Wire,
     pub between: (IpAddr, IpAddr),
+    /// Under which its SYN is tagged.
+    pub key: GrantKey,
+}
+
+/// What the SYN of a flow bears, with these ports on the wire.
+pub(crate) fn proof(GrantKey(key): &GrantKey, source_port: u16, destination_port: u16, sequence: u32) -> u64 {
+    let mut hasher = SipHasher24::new_with_key(key);
+    hasher.write(&source_port.to_be_bytes());
+    hasher.write(&destination_port.to_be_bytes());
+    hasher.write(&sequence.to_be_bytes());
+    hasher.finish()
+}
+
+/// What becomes of a SYN from the wire.
+pub(crate) enum Answer {
+    /// It is by no grant, or by one that has nothing for it.
+    Nothing,
+    /// It does not show that its sender holds the grant.
+    Unproved,
+    /// It opens a flow.
+    Opens(Opening),
 }
 
 /// All grants of a host's kernel.
@@ -114,11 +137,12 @@ impl Grants {
         self.news.extend(taken.news());
         self.fresh.insert(flow);
         self.untold.insert(flow);
-        Some(Opening { flow, app: segment.tuple, wire: wire(&taken.grant, number), between: taken.between })
+        let (wire, between, key) = (wire(&taken.grant, number), taken.between, taken.grant.key);
+        Some(Opening { flow, app: segment.tuple, wire, between, key })
     }
 
     /// A SYN from the wire that a grant allows.
-    pub fn open(&mut self, now: Instant, segment: &Segment) -> Option<Opening> {
+    pub fn open(&mut self, now: Instant, segment: &Segment) -> Answer {
         let (source, destination) = (segment.tuple.source, segment.tuple.destination);
         let found = self.all.values_mut().find_map(|taken| {
             let Grant { role, local_port, remote_port, count, until, .. } = taken.grant;
@@ -129,7 +153,11 @@ impl Grants {
                 && taken.used & 1 << number == 0;
             is_it.then_some((taken, number))
         });
-        let (taken, number) = found?;
+        let Some((taken, number)) = found else { return Answer::Nothing };
+        let right = proof(&taken.grant.key, source.port(), destination.port(), segment.sequence);
+        if segment.proof != Some(right) || !segment.data.is_empty() {
+            return Answer::Unproved;
+        }
         taken.used |= 1 << number;
         let Tuple { protocol, source, destination } = taken.grant.app;
         let destination = SocketAddr::new(destination.ip(), taken.grant.ports[usize::from(number)]);
@@ -138,7 +166,8 @@ impl Grants {
         self.fresh.insert(flow);
         self.untold.insert(flow);
         let app = Tuple { protocol, source, destination };
-        Some(Opening { flow, app, wire: wire(&taken.grant, number), between: taken.between })
+        let (wire, between, key) = (wire(&taken.grant, number), taken.between, taken.grant.key);
+        Answer::Opens(Opening { flow, app, wire, between, key })
     }
 
     /// A packet of the peer's: it may be the first answer to a flow.

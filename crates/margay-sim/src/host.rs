@@ -305,7 +305,11 @@ impl Host {
         let is_request = |app: &Tuple| {
             streams.iter().rev().find(|stream| stream.tuple() == app).is_some_and(|one| one.state == State::Answered)
         };
+        let unproved = kernel.unproved;
         let found = kernel.ingress(now, &segment, is_request);
+        if kernel.unproved > unproved {
+            return;
+        }
         kernel.left += u64::from(found.is_none());
         let (local, remote) = (segment.tuple.destination.ip(), segment.tuple.source.ip());
         if let Some(path) = self.cache.watched(local, remote) {

@@ -10,7 +10,7 @@ use margay_core::{Direction, Instant, Tuple, Wire};
 use margay_wire::FlowId;
 
 use crate::cache::wire_tuple;
-use crate::granted::{Grants, Opening};
+use crate::granted::{self, Answer, Grants, Opening};
 use crate::program::{ACK, FIN, RST, SYN, Segment, UDP};
 
 /// A wait for an answer is too long after this and twice the round trip.
@@ -107,6 +107,8 @@ pub struct Kernel {
     pub(crate) grants: Grants,
     /// The numbers of programs' SYNs of which nothing else has passed.
     asked: HashMap<Tuple, u32>,
+    /// SYNs that were for a flow of a grant, or for one that is open, and did not show that their sender holds it.
+    pub unproved: u64,
     /// Flows that it took by grants for programs here, and those that it opened for peers.
     pub set_up: (u64, u64),
 }
@@ -125,6 +127,7 @@ impl Default for Kernel {
             one_way: Vec::new(),
             told: Vec::new(),
             grants: Grants::default(),
+            unproved: 0,
             asked: HashMap::new(),
             set_up: (0, 0),
         }
@@ -243,11 +246,13 @@ impl Kernel {
     }
 
     fn send(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
+        let mut segment = segment.clone();
         if segment.flags & (SYN | ACK) != SYN {
             self.asked.remove(&segment.tuple);
-        } else if !self.take(now, segment) {
-            return None;
+        } else {
+            segment.proof = Some(self.take(now, &segment)?);
         }
+        let segment = &segment;
         let flow = *self.by_app.get(&segment.tuple)?;
         if segment.flags & SYN != 0 && !self.grants.is_fresh(flow) {
             return None;
@@ -303,13 +308,20 @@ impl Kernel {
                 && entry.between == (destination.ip(), source.ip())
                 && (entry.wire.remote_port, entry.wire.local_port) == (source.port(), destination.port())
         };
-        if segment.flags & (SYN | ACK) == SYN
-            && !self.flows.values().any(is_on)
-            && let Some(opening) = self.grants.open(now, segment)
-            && !self.by_app.contains_key(&opening.app)
-        {
-            self.set_up.1 += 1;
-            self.open(opening);
+        if segment.flags & (SYN | ACK) == SYN {
+            let is_open = self.flows.values().any(is_on);
+            match if is_open { Answer::Unproved } else { self.grants.open(now, segment) } {
+                Answer::Nothing => {}
+                Answer::Unproved => {
+                    self.unproved += 1;
+                    return None;
+                }
+                Answer::Opens(opening) if self.by_app.contains_key(&opening.app) => {}
+                Answer::Opens(opening) => {
+                    self.set_up.1 += 1;
+                    self.open(opening);
+                }
+            }
         }
         let (flow, entry) = self.flows.iter_mut().find(|(_, entry)| is_on(entry))?;
         if !self.grants.is_fresh(*flow) && is_request(&entry.app) {
@@ -340,9 +352,9 @@ impl Kernel {
         Some((*flow, entry.app.reversed()))
     }
 
-    /// A program's SYN: whether it opens a flow by a grant. One that comes again has had no answer: the agent is to set it up, and what
+    /// A program's SYN: what it bears where it opens a flow by a grant. One that comes again has had no answer: the agent is to set it up, and what
     /// still comes of the first one is nobody's.
-    fn take(&mut self, now: Instant, segment: &Segment) -> bool {
+    fn take(&mut self, now: Instant, segment: &Segment) -> Option<u64> {
         let is_sent_again = self.asked.insert(segment.tuple, segment.sequence) == Some(segment.sequence);
         if let Some(flow) = self.by_app.get(&segment.tuple)
             && self.flows.get(flow).is_none_or(|entry| entry.ends.0.is_none() || entry.ends.1.is_none())
@@ -350,21 +362,23 @@ impl Kernel {
             if let Some(entry) = self.flows.get_mut(flow).filter(|_| self.grants.is_fresh(*flow)) {
                 (entry.wire.sending, entry.wire.accepting) = (false, false);
             }
-            return false;
+            return None;
         }
         self.by_app.remove(&segment.tuple);
         // The agent has it.
         if is_sent_again {
-            return false;
+            return None;
         }
-        let Some(opening) = self.grants.take(now, segment) else { return false };
+        let opening = self.grants.take(now, segment)?;
+        let Wire { local_port, remote_port, .. } = opening.wire;
+        let proof = granted::proof(&opening.key, local_port, remote_port, segment.sequence);
         self.set_up.0 += 1;
         self.open(opening);
-        true
+        Some(proof)
     }
 
     fn open(&mut self, opening: Opening) {
-        let Opening { flow, app, wire, between } = opening;
+        let Opening { flow, app, wire, between, .. } = opening;
         self.set(flow, Some(Wanted { app, wire, between, is_held: false }));
     }
 

@@ -38,13 +38,20 @@ pub(crate) struct Segment {
     pub acknowledgement: u32,
     pub flags: u8,
     pub data: Vec<u8>,
+    /// Of a SYN that takes a flow of a grant.
+    pub proof: Option<u64>,
 }
+
+/// The head of the option that a proof is in, and all of its bytes.
+const PROOF: [u8; 4] = [253, 12, b'M', b'G'];
+const PROOF_LEN: usize = 12;
 
 impl Segment {
     pub fn emit(&self) -> Vec<u8> {
         let mut packet = Vec::new();
         let is_datagram = self.tuple.protocol == UDP;
-        let len = if is_datagram { 8 } else { 20 } + self.data.len();
+        let header_len = if self.proof.is_some() { 20 + PROOF_LEN } else { 20 };
+        let len = if is_datagram { 8 } else { header_len } + self.data.len();
         match (self.tuple.source, self.tuple.destination) {
             (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
                 packet.extend_from_slice(&[0x45, 0]);
@@ -70,7 +77,11 @@ impl Segment {
         } else {
             packet.extend_from_slice(&self.sequence.to_be_bytes());
             packet.extend_from_slice(&self.acknowledgement.to_be_bytes());
-            packet.extend_from_slice(&[5 << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+            packet.extend_from_slice(&[(header_len as u8 / 4) << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+            if let Some(proof) = self.proof {
+                packet.extend_from_slice(&PROOF);
+                packet.extend_from_slice(&proof.to_le_bytes());
+            }
         }
         packet.extend_from_slice(&self.data);
         packet
@@ -99,7 +110,7 @@ impl Segment {
             TCP => {}
             UDP => {
                 let data = packet.get(at + 8..)?.to_vec();
-                return Some(Self { tuple, sequence: 0, acknowledgement: 0, flags: 0, data });
+                return Some(Self { tuple, sequence: 0, acknowledgement: 0, flags: 0, data, proof: None });
             }
             _ => return None,
         }
@@ -110,6 +121,10 @@ impl Segment {
             acknowledgement: word(at + 8)?,
             flags: *packet.get(at + 13)?,
             data: packet.get(at + header_len..)?.to_vec(),
+            proof: packet.get(at + 20..at + header_len)?.strip_prefix(&PROOF).and_then(|tag| {
+                let tag: [u8; 8] = tag.try_into().ok()?;
+                Some(u64::from_le_bytes(tag))
+            }),
         })
     }
 
@@ -137,7 +152,7 @@ impl Datagram {
 
     pub(crate) fn emit(&self) -> Vec<u8> {
         let Self { tuple, data } = self.clone();
-        Segment { tuple, sequence: 0, acknowledgement: 0, flags: 0, data }.emit()
+        Segment { tuple, sequence: 0, acknowledgement: 0, flags: 0, data, proof: None }.emit()
     }
 }
 
@@ -178,7 +193,7 @@ impl Client {
 
     fn segment(&self, flags: u8, data: &[u8]) -> Segment {
         let sequence = if flags & SYN != 0 { 100 } else { 101 };
-        Segment { tuple: self.tuple, sequence, acknowledgement: 501, flags, data: data.to_vec() }
+        Segment { tuple: self.tuple, sequence, acknowledgement: 501, flags, data: data.to_vec(), proof: None }
     }
 
     pub(crate) fn poll(&mut self, now: Instant) -> Vec<Segment> {
@@ -240,7 +255,8 @@ impl Server {
 
     /// What the kernel says of a connection that it has had for long (RFC 9293 §3.10.7.4).
     pub(crate) fn acknowledge(segment: &Segment) -> Segment {
-        Segment { tuple: segment.tuple.reversed(), sequence: 7000, acknowledgement: 9000, flags: ACK, data: Vec::new() }
+        let (tuple, sequence, acknowledgement) = (segment.tuple.reversed(), 7000, 9000);
+        Segment { tuple, sequence, acknowledgement, flags: ACK, data: Vec::new(), proof: None }
     }
 
     /// What the kernel says where no program listens (RFC 9293 §3.10.7.1).
@@ -255,6 +271,7 @@ impl Server {
             acknowledgement,
             flags: RST | ACK,
             data: Vec::new(),
+            proof: None,
         }]
     }
 
@@ -266,6 +283,7 @@ impl Server {
             acknowledgement: 101,
             flags,
             data: data.to_vec(),
+            proof: None,
         };
         if segment.flags & RST != 0 {
             self.half_open.remove(&peer);

@@ -294,6 +294,7 @@ impl Stream {
             acknowledgement: self.peer_base.wrapping_add((self.received + fin) as u32),
             flags,
             data: (from..to).map(|at| byte(self.own_base, at)).collect(),
+            proof: None,
         }
     }
 

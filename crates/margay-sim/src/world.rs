@@ -181,6 +181,15 @@ impl World {
         self.in_flight.insert((at, self.sent), InFlight { from, to, is_direct: false, is_for_all: false, bytes });
     }
 
+    /// Delivers a packet of the direct path in a millisecond, whoever sent it.
+    pub fn inject_direct(&mut self, bytes: Vec<u8>) {
+        let Some(segment) = Segment::parse(&bytes) else { return };
+        let (from, to) = (segment.tuple.source, segment.tuple.destination);
+        self.sent += 1;
+        let packet = InFlight { from, to, is_direct: true, is_for_all: false, bytes };
+        self.in_flight.insert((self.now + Duration::from_millis(1), self.sent), packet);
+    }
+
     /// Serves `name` on `host` by a program whose connections follow `plan`, and tells the router.
     pub fn publish_streams(&mut self, router: HostId, host: HostId, name: &str, plan: Plan) -> ServiceId {
         let service = service(name);

@@ -399,6 +399,81 @@ fn a_lost_answer_costs_what_it_costs_a_plain_connection() {
     shop.check(&[stream]);
 }
 
+#[test]
+fn who_reads_on_the_path_can_use_no_grant() {
+    const SYN_AND_ACK: u8 = 0x12;
+    let mut shop = shop(24, slow(2), CHAT);
+    shop.world.direct_recording = Some(Vec::new());
+    let mut streams = shop.connect_often(220, CHAT);
+    shop.world.run_for(3 * STEP);
+    let recorded = shop.world.direct_recording.take().expect("it was set");
+    // IPv4 without options: ports from byte 20 on, the sequence number from 24, flags at 33.
+    let read: Vec<Vec<u8>> =
+        recorded.into_iter().map(|(.., bytes)| bytes).filter(|bytes| bytes[33] & SYN_AND_ACK == 2).collect();
+    let grants: Vec<_> = shop.world.host(shop.client).cache.grants.values().copied().collect();
+    assert!(read.len() > 30 && grants.len() > 3, "{} SYNs by {} grants", read.len(), grants.len());
+    let before = shop.set_up();
+    for grant in &grants {
+        let ports = |syn: &[u8]| [20, 22].map(|at| u16::from_be_bytes([syn[at], syn[at + 1]]));
+        let is_its = |syn: &&Vec<u8>| {
+            let [from, to] = ports(syn);
+            from.checked_sub(grant.local_port).is_some_and(|flow| flow < grant.count) && to == grant.remote_port
+        };
+        let Some(syn) = read.iter().find(is_its) else { continue };
+        // As it was, with another number, and for every flow of the grant, with the tag and without.
+        shop.world.inject_direct(syn.clone());
+        let mut numbered = syn.clone();
+        numbered[24] ^= 1;
+        shop.world.inject_direct(numbered);
+        for flow in 0..grant.count {
+            let mut forged = syn.clone();
+            forged[20..22].copy_from_slice(&(grant.local_port + flow).to_be_bytes());
+            let mut bare = forged[..40].to_vec();
+            (bare[3], bare[32]) = (40, 5 << 4);
+            [forged, bare]
+                .into_iter()
+                .filter(|packet| packet != syn)
+                .for_each(|packet| shop.world.inject_direct(packet));
+        }
+    }
+    shop.world.run_for(3 * STEP);
+    assert_eq!(shop.set_up(), before);
+    let unproved = |shop: &mut Shop, server: HostId| {
+        shop.world.host(server).cache.kernel.as_ref().map_or(0, |kernel| kernel.unproved)
+    };
+    let servers = shop.servers;
+    assert!(servers.into_iter().all(|server| unproved(&mut shop, server) > 50));
+    // What was tried at spoils nothing for whom the flows were granted to.
+    streams.extend(shop.connect_often(20, CHAT));
+    shop.world.run_for(3 * STEP);
+    let (taken, opened) = shop.set_up();
+    assert_eq!((taken - before.0, taken), (20, opened[0] + opened[1]));
+    shop.world.run_for(SECOND);
+    shop.check(&streams);
+}
+
+#[test]
+fn where_nobody_answers_what_grants_open_no_more_are_asked_for_until_a_minute_has_passed() {
+    let mut shop = shop(25, slow(2), ANSWER);
+    // Something on the way takes the option off: no SYN of a grant is taken.
+    shop.world.network.losing = Some(Box::new(|passing| passing.is_direct && passing.bytes[33] & 0x12 == 2));
+    let streams = shop.connect_often(1500, ASK);
+    let taken = shop.set_up().0;
+    let silent = shop.world.host(shop.client).sal.counters().grants_silent;
+    assert!(silent >= 4, "{silent}: two of each instance");
+    let later = shop.connect_often(300, ASK);
+    assert_eq!(shop.set_up(), (taken, [0, 0]), "nobody waits for a second any more");
+    shop.world.run_for(5 * SECOND);
+    for stream in streams.iter().chain(&later) {
+        assert_eq!(shop.world.hosts[shop.client.0].streams[*stream].received, 100);
+    }
+    assert!(taken < 1200, "{taken} waited");
+    shop.world.network.losing = None;
+    shop.world.run_for(60 * SECOND);
+    shop.connect_often(300, ASK);
+    assert!(shop.set_up().1.iter().all(|opened| *opened > 10), "{:?}", shop.set_up());
+}
+
 /// Whether an agent knows a connection of the client's, by the numbers that both ends have of it.
 fn is_known(shop: &mut Shop, stream: usize) -> bool {
     let Some(flow) = shop.world.host(shop.client).flow_of(stream) else { return false };

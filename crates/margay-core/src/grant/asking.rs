@@ -239,7 +239,7 @@ impl Sal {
         // Larger headers on the way than here: what a program sends would not fit.
         let grows = asks.destination.is_ipv4() && remote.is_ipv6();
         let is_narrow = known.datagram_max != self.config.datagram_max;
-        if grows || is_narrow || !self.is_hinted(now, association) {
+        if grows || is_narrow || self.grants.is_silent(now, host) || !self.is_hinted(now, association) {
             return None;
         }
         let source = SocketAddr::new(unspecified(asks.destination.ip()), 0);

@@ -56,6 +56,14 @@ const SURVEYS: Duration = Duration::from_millis(250);
 const GRANTS_MAX: usize = 4096;
 /// Pairs of flow ports that are in use with one peer, or rest. Fifteen thousand connections a second, each of which rests for a minute, need as many.
 const PAIRS_MAX: usize = 1 << 20;
+/// A grant is silent when so many surveys after its first flow was opened nobody has answered any of them. Something on the way takes
+/// what its SYNs bear, or its giver is dead: each of its connections waits for a second, until TCP sends its SYN again by the agents.
+const SILENT_SURVEYS: u8 = 3;
+/// After so many silent grants in a row a host is asked for none, for so long.
+const SILENT_MAX: u8 = 2;
+const SILENT_REST: Duration = Duration::from_secs(60);
+/// Hosts whose grants were silent, as far as they are counted. At the bound, the one whose rest ends first is asked again.
+const SILENT_HOSTS_MAX: usize = 256;
 const TCP: u8 = 6;
 
 /// The key of a grant, of which both ends know all that it derives from: the association's root, the session, which the initiator drew, and the
@@ -90,6 +98,8 @@ pub(crate) struct Given {
     told: u128,
     brief: u128,
     waiting: u128,
+    /// Surveys after the first flow was opened, before any was answered.
+    silent: u8,
     /// When the kernel is asked next.
     survey: Option<Instant>,
     /// None is opened any more; it is forgotten then, after what is left has been told of.
@@ -119,6 +129,7 @@ impl Given {
             told: 0,
             brief: 0,
             waiting: 0,
+            silent: 0,
             survey: None,
             over: None,
             is_last: false,
@@ -137,6 +148,20 @@ impl Given {
     fn unsettled(&self) -> u128 {
         let all = u128::MAX >> u128::BITS.saturating_sub(self.grant.count.into()).min(u128::BITS - 1);
         all & !(self.told | self.brief)
+    }
+
+    /// Takes note of a survey. Whether it has just become clear that nobody answers.
+    fn note_silence(&mut self) -> bool {
+        if !self.has_answers() && self.is_initiators() && self.taken > 0 {
+            self.silent = self.silent.saturating_add(1);
+            return self.silent == SILENT_SURVEYS;
+        }
+        false
+    }
+
+    /// Whether a flow of it was ever answered.
+    fn has_answers(&self) -> bool {
+        self.told | self.brief | self.waiting != 0
     }
 
     /// Flows that may still be opened.
@@ -207,6 +232,8 @@ pub(crate) struct Grants {
     ends: u64,
     /// Clients' addresses and ports that are kept for flows of grants.
     shown: BTreeSet<SocketAddr>,
+    /// Hosts whose last grants were silent: how many, and until when that counts.
+    silent: BTreeMap<HostId, (u8, Instant)>,
 }
 
 impl Grants {
@@ -216,6 +243,22 @@ impl Grants {
         let given = self.all.get(id)?;
         let number = u16::try_from(flow.0 - given.grant.first_flow.0).ok()?;
         (number < given.grant.count).then_some((given, number))
+    }
+
+    /// A grant of a host was silent.
+    fn note_silent(&mut self, now: Instant, host: HostId) {
+        self.silent.retain(|_, (_, until)| *until > now);
+        let first = self.silent.iter().min_by_key(|(_, (_, until))| *until).map(|(host, _)| *host);
+        if self.silent.len() >= SILENT_HOSTS_MAX && !self.silent.contains_key(&host) {
+            first.and_then(|host| self.silent.remove(&host));
+        }
+        let (count, until) = self.silent.entry(host).or_default();
+        (*count, *until) = (count.saturating_add(1), now + SILENT_REST);
+    }
+
+    /// Whether flows of a host's grants have no answer, lately.
+    pub fn is_silent(&self, now: Instant, host: HostId) -> bool {
+        self.silent.get(&host).is_some_and(|(count, until)| *count >= SILENT_MAX && now < *until)
     }
 
     /// Whether a client's address and port are kept for a flow of a grant.
@@ -419,10 +462,16 @@ impl Sal {
         let is_news = answered & !given.waiting != 0;
         let told_now = lasting & given.waiting;
         (given.brief, given.waiting) = (given.brief | brief, lasting);
+        let (is_silent, is_answered) = (given.note_silence(), given.is_initiators() && given.has_answers());
         let (association, host) = (given.association, given.host);
         let taken = (given.told | given.brief | given.waiting).count_ones() as u16;
         if told_now != 0 {
             self.queue.tell(id, told_now);
+        }
+        if is_silent {
+            self.end_silent(now, host);
+        } else if is_answered {
+            self.grants.silent.remove(&host);
         }
         if is_news {
             self.note_proof(association, Some(now));
@@ -435,6 +484,15 @@ impl Sal {
         }
         // Its word of that may have been lost.
         self.handle_taken(now, id, taken);
+    }
+
+    /// Nobody answers the SYNs of a grant: after a few such, no program waits for any other of that host's.
+    fn end_silent(&mut self, now: Instant, host: HostId) {
+        self.counters.grants_silent += 1;
+        self.grants.note_silent(now, host);
+        if self.grants.is_silent(now, host) {
+            self.end_grants(false, |given| given.is_initiators() && given.host == host);
+        }
     }
 
     /// Nothing is opened by these grants any more; with `is_said`, clients are told.

@@ -106,6 +106,7 @@ impl Collector for Figures {
             ("grants_asked", "Grants that this host has asked for", core.grants_asked),
             ("grants_given", "Grants that this host has given", core.grants_given),
             ("grants_ended", "Grants by which no flow is opened any more", core.grants_ended),
+            ("grants_silent", "Grants of which no flow was answered", core.grants_silent),
             ("flows_granted", "Flows that kernels have set up by grants", core.flows_granted),
             ("flows_brief", "Of these, flows that were over before the agent was told of them", core.flows_brief),
             ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),

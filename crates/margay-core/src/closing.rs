@@ -10,7 +10,7 @@ use crate::auth;
 use crate::carriage::Why;
 use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
-use crate::flow::{LifeEvent, Setup, seen};
+use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::greeting::GREETING;
 use crate::location::Scope;
 use crate::output::{AppVerdict, Direction, DropReason};
@@ -171,6 +171,19 @@ impl Sal {
             self.queue.inject(probe);
         }
         self.events.extend(info.map(|flow| Event::FlowClosed { flow, reason }));
+    }
+
+    /// Programs here have no socket any more of these flows, which nobody noticed: their end passed while there was no agent, or was lost
+    /// with one that died. What the peer would still send, the host's TCP would refuse; so the peer's program is told.
+    pub fn end_without_socket(&mut self, now: Instant, flows: &[FlowId]) {
+        self.now = now;
+        for id in flows {
+            let is_open = |flow: &&Flow| matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+            if self.flows.get(*id).filter(is_open).is_some_and(|flow| flow.app.protocol == 6) {
+                self.say_fail(*id, ErrorCode::Closed);
+                self.remove_flow(*id, RemoveReason::Closed);
+            }
+        }
     }
 
     /// Tells the peer that this end can carry the flow no more.

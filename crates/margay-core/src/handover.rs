@@ -737,6 +737,29 @@ pub(crate) mod tests {
         assert_eq!(after.flow_count(), 0, "not after two hours");
     }
 
+    #[test]
+    fn a_flow_whose_program_has_no_socket_any_more_goes_with_its_entry_and_the_peer_hears_of_it() {
+        for fins in [(false, false), (true, false), (false, true)] {
+            let mut sal = sal(Limits::default());
+            meet_peer(&mut sal, 77);
+            let now = Instant::from_millis(60_000);
+            sal.adopt_flow(now, &HandoverRecord { fins, ..record() }).expect("the peer is known");
+            let mut buf = [0; 2048];
+            while sal.poll(&mut buf).is_some() {}
+            sal.end_without_socket(now, &[FlowId(7), record().flow]);
+            assert!(sal.flow(record().flow).is_none(), "not after two hours");
+            let (mut has_gone, mut fails) = (false, 0);
+            while let Some(output) = sal.poll(&mut buf) {
+                match output {
+                    Output::Update(EntryUpdate::Remove { flow, .. }) => has_gone |= flow == record().flow,
+                    Output::Transmit { .. } => fails += u32::from(buf[1] == margay_wire::Kind::Fail.into()),
+                    _ => {}
+                }
+            }
+            assert_eq!((has_gone, fails), (true, 1));
+        }
+    }
+
     /// Taken up with ports of its own, while the cache's entry names the record `path`.
     fn adopted(sal: &mut Sal, association: u32, path: u32, (role, accepting): (Role, bool)) -> (bool, u32, u32) {
         let now = Instant::from_millis(1);

@@ -22,6 +22,8 @@ pub enum Table {
 pub struct Socket {
     /// What it is bound to.
     pub local: SocketAddr,
+    /// What it is connected to; all zero where it is not.
+    pub remote: SocketAddr,
     /// State, by the kernel's number.
     pub state: u8,
     /// The kernel's number of the socket; zero where no process has it any more.
@@ -58,6 +60,8 @@ impl Table {
 impl Socket {
     /// TCP: waiting for connections.
     pub const LISTEN: u8 = 0x0a;
+    /// TCP: both ends have closed, and what comes late is answered for a minute.
+    pub const TIME_WAIT: u8 = 0x06;
     /// UDP: bound, and not connected.
     pub const BOUND: u8 = 0x07;
 }
@@ -67,9 +71,9 @@ impl Socket {
 fn parse(text: &str) -> Vec<Socket> {
     let line = |line: &str| {
         let mut columns = line.split_ascii_whitespace().skip(1);
-        let local = address(columns.next()?)?;
-        let state = u8::from_str_radix(columns.nth(1)?, 16).ok()?;
-        Some(Socket { local, state, inode: columns.nth(5)?.parse().ok()? })
+        let (local, remote) = (address(columns.next()?)?, address(columns.next()?)?);
+        let state = u8::from_str_radix(columns.next()?, 16).ok()?;
+        Some(Socket { local, remote, state, inode: columns.nth(5)?.parse().ok()? })
     };
     text.lines().skip(1).filter_map(line).collect()
 }
@@ -150,11 +154,18 @@ mod test {
     fn literal_table() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n \
                      12: 0100007F:D434 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 0\n \
-                     13: 00000000000000000000000001000000:1F90 00000000000000000000000000000000:0000 0A \
+                     13: 00000000000000000000000001000000:1F90 00000000000000000000000001000000:D431 0A \
                      00000000:00000000 00:00000000 00000000     0        0 4712 2 0\n garbage";
         if cfg!(target_endian = "little") {
-            let socket = |local: &str, state, inode| Socket { local: local.parse().expect("literal"), state, inode };
-            let expected = [socket("127.0.0.1:54324", Socket::BOUND, 4711), socket("[::1]:8080", Socket::LISTEN, 4712)];
+            let address = |text: &str| -> SocketAddr { text.parse().expect("literal") };
+            let socket = |local, remote, state, inode| {
+                let (local, remote) = (address(local), address(remote));
+                Socket { local, remote, state, inode }
+            };
+            let expected = [
+                socket("127.0.0.1:54324", "0.0.0.0:0", Socket::BOUND, 4711),
+                socket("[::1]:8080", "[::1]:54321", Socket::LISTEN, 4712),
+            ];
             assert_eq!(parse(table), expected);
         }
     }

@@ -16,6 +16,7 @@ pub mod keepsake;
 pub mod loopback;
 pub mod metrics;
 mod network;
+mod orphans;
 pub mod programs;
 pub mod remote;
 pub mod resolvers;

@@ -11,6 +11,7 @@ use margay_datapath::arena;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
+use super::orphans::Orphans;
 use super::{Agent, authority, cluster, home, search, service_router};
 use crate::log_file;
 use crate::start::TOKEN_FILE;
@@ -51,6 +52,7 @@ async fn look_around(agent: Arc<Agent>) {
     let mut rounds = interval(ROUND);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tide = Tide::default();
+    let mut orphans = Orphans::default();
     for round in 1_u64.. {
         rounds.tick().await;
         network::refresh(&agent, Look::Routine).await;
@@ -58,6 +60,7 @@ async fn look_around(agent: Arc<Agent>) {
         tokio::task::block_in_place(|| {
             agent.active.sweep();
             agent.spreads.sweep(&agent);
+            orphans.look(&agent, round);
         });
         tide.watch(&agent);
         bound_log(&agent);

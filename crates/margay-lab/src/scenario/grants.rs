@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use super::{Findings, Scenario, pair, site};
 use crate::agent::{self, Agents};
@@ -14,7 +15,7 @@ use crate::downloads::{self, Downloads, Order};
 use crate::entries::{self, Entries};
 use crate::host::Host;
 use crate::lab::Lab;
-use crate::program::wait_for;
+use crate::program::{output_within, wait_for};
 use crate::report::Limit::{AtLeast, AtMost, Exactly};
 use crate::report::{Bound, bound};
 use crate::server::{Nginx, noise, sha256};
@@ -28,10 +29,13 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 14] = [
+const BOUNDS: [Bound; 16] = [
     // Otherwise there were no grants to speak of.
     bound("taken_share", AtLeast(0.5)),
     bound("share_min", AtLeast(0.35)),
+    // Somebody on the path, who reads what grants say.
+    bound("read_grants", AtLeast(READ_GRANTS)),
+    bound("reader_accepted", Exactly(0.0)),
     bound("late_connects", Exactly(0.0)),
     bound("returns", Exactly(RETURNS)),
     bound("accepted", Exactly(0.0)),
@@ -72,6 +76,8 @@ const RETURNS: f64 = 4.0;
 const REFUSED: f64 = LOOK_MS / 10.0;
 /// More than were begun by chance, with the last of a grant.
 const GRANTED: f64 = 20.0;
+const READ_GRANTS: f64 = 10.0;
+const READER_LIMIT: Duration = Duration::from_secs(30);
 const NOBODY: &str = "host:00000000000000000000000000000000";
 /// Of hundreds that begin while an agent is dead or starts: those that it had just set up when it was killed.
 const LOST_MAX: f64 = 3.0;
@@ -123,6 +129,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 
     stage.arrivals = connect(client, &stage.address)?;
     pair::attempt_part("undisturbed", findings, |findings| calm(&mut stage, findings));
+    pair::attempt_part("a reader on the path", findings, |findings| read(&mut stage, findings));
     pair::attempt_part("an instance withdrawn", findings, |findings| withdraw(&mut stage, findings));
     pair::attempt_part("an instance cut off", findings, |findings| cut(&mut stage, router, findings));
     pair::attempt_part("not allowed", findings, |findings| forbid(&mut stage, findings));
@@ -196,6 +203,24 @@ fn calm(stage: &mut Stage, findings: &mut Findings) -> Result<()> {
     findings.set("connects_per_s", all * 1e3 / CALM_MS);
     // Connections that began before or after make a few of hundreds.
     findings.set("taken_share", ((agent::taken(stage.client)? - taken) / all).min(1.0));
+    Ok(())
+}
+
+/// Whoever reads what grants say gets no connection by it, and costs the client none.
+fn read(stage: &mut Stage, findings: &mut Findings) -> Result<()> {
+    let (from_ms, time_ms) = (now_ms(), (CALM_MS as u64).to_string());
+    let mut reader = stage.client.traffic(["reader", "--time-ms", &time_ms])?;
+    let reading = std::thread::spawn(move || output_within(&mut reader, READER_LIMIT));
+    let seen = stage.seen(from_ms, from_ms + CALM_MS).map(|seen| judge("a reader on the path", &seen, findings));
+    let said = reading.join().ok().context("a thread ended badly")??;
+    seen?;
+    if !said.status.success() {
+        bail!("the reader failed: {}", String::from_utf8_lossy(&said.stderr).trim());
+    }
+    let said: Value = serde_json::from_slice(&said.stdout).context("the reader says nothing")?;
+    findings.note(format!("a reader on the path: {said}"));
+    findings.set("read_grants", said["grants"].as_f64().unwrap_or_default());
+    findings.set("reader_accepted", said["accepted"].as_f64().unwrap_or(f64::NAN));
     Ok(())
 }
 

@@ -16,6 +16,7 @@ mod intruder;
 mod memcached;
 mod odd;
 mod pingpong;
+mod reader;
 pub mod registrants;
 mod request;
 mod route_rate;
@@ -283,6 +284,12 @@ pub enum Traffic {
     Intrude(Box<intruder::Plan>),
     /// Register as many hosts with a router, let their services come and go, and note when watchers hear of it
     Crowd(Box<registrants::Plan>),
+    /// Read what grants say, on the client's host, and ask for connections by them in its name
+    Reader {
+        /// For how long
+        #[arg(long)]
+        time_ms: u64,
+    },
     /// Try to take over what others have: forgeries of every type of message, and real ones again, as they were or changed
     Hijack {
         /// Host whose SAL port gets it; may be given more than once
@@ -354,6 +361,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         }
         Traffic::Intrude(plan) => runtime.block_on(intruder::intrude(&plan)),
         Traffic::Crowd(plan) => runtime.block_on(registrants::crowd(&plan)),
+        Traffic::Reader { time_ms } => reader::read(Duration::from_millis(time_ms)),
         Traffic::Hijack { target, honest, strangers, forgeries, flips, rate, capture } => {
             hijack::attack(&hijack::Plan { targets: target, honest, strangers, forgeries, flips, rate }, &capture)
         }

@@ -680,6 +680,8 @@ fn what_an_agent_was_not_told_of_before_it_died_lives_on() {
         shop.world.run_for(2 * SECOND);
         let flows = streams.iter().filter(|stream| shop.world.host(shop.client).flow_of(**stream).is_some()).count();
         assert_eq!(flows, streams.len(), "of {which}");
+        let silent = shop.world.host(shop.client).sal.counters().grants_silent;
+        assert_eq!(silent, 0, "flows that nobody had taken yet were answered by nobody");
         shop.world.network.wall_off_all();
         shop.world.run_for(5 * SECOND);
         for stream in &streams {

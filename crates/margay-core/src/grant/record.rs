@@ -67,6 +67,8 @@ impl Sal {
             }
         }
         given.taken = grant.count;
+        // Which of them were taken nobody knows: that nothing was answered says nothing.
+        given.silent = u8::MAX;
         (given.survey, given.over) = (Some(now + SURVEYS), Some(now + SETTLING));
         self.hold_grant(&given);
         self.grants.by_first.insert(grant.first_flow, grant.id);

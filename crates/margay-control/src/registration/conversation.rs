@@ -394,7 +394,8 @@ impl<'a> Conversation<'a> {
     fn of_cluster(&self, told: proto::Routers) {
         let read = |router: proto::ClusterRouter| {
             let key = HostPublic(router.key.try_into().ok()?);
-            check_address(&router.address).is_ok().then_some(ClusterRouter { key, address: router.address })
+            let is_good = !key.is_of_low_order() && check_address(&router.address).is_ok();
+            is_good.then_some(ClusterRouter { key, address: router.address })
         };
         let routers: Vec<ClusterRouter> = told.routers.into_iter().take(ROUTERS_MAX).filter_map(read).collect();
         self.shared.routers.send_if_modified(|known| {

@@ -552,12 +552,14 @@ impl Sal {
             return if is_client { Ok(true) } else { Err("another host answers than the one that asked".to_string()) };
         }
         let service = flow.service;
-        let Some(host_key) = self.associations.get(association).map(|association| association.host_key.0) else {
-            return Ok(false);
+        let Some(answering) = self.associations.get(association) else {
+            return Err("the association with the host that answered is gone; connect again".to_string());
         };
-        if host_key == self.config.host_key.public().0 {
+        // Not whoever has this host's key: a clone answers for no more than its certificates say.
+        if answering.is_self() {
             return Ok(true);
         }
+        let host_key = answering.host_key.0;
         let chain = message.certificate().unwrap_or_default();
         let unix_s = self.unix_s();
         self.trust

@@ -45,7 +45,9 @@ pub enum TokenError {
     #[error("`{0}` is no name of an authority; it has a-z, 0-9, - and . inside")]
     Authority(String),
     /// The router's key is of low order.
-    #[error("the key of the router in the join token is no key: everybody could pose as that router; make a new token there")]
+    #[error(
+        "the key of the router in the join token is no key: everybody could pose as that router; make a new token there"
+    )]
     Key,
 }
 

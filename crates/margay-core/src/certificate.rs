@@ -74,7 +74,9 @@ pub enum CertificateError {
     #[error("its certificate is for another host")]
     WrongHost,
     /// It lets a key sign, and no host answer: everybody has seen it who has seen a chain that it is in.
-    #[error("it showed a delegation, which names a key that may sign and no host; only a certificate for the host itself counts")]
+    #[error(
+        "it showed a delegation, which names a key that may sign and no host; only a certificate for the host itself counts"
+    )]
     Delegation,
     /// A key of low order, which everybody can show.
     #[error("its host key is no key: everybody can prove it (RFC 7748, section 6.1); the host needs one of its own")]

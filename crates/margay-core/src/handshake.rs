@@ -353,8 +353,7 @@ mod tests {
         }
 
         fn resolve_dh(&self, _: &DHChoice) -> Option<Box<dyn Dh>> {
-            let ephemeral =
-                KnownDh { known: self.0.secret.clone(), private: Zeroizing::default(), public: [0; 32] };
+            let ephemeral = KnownDh { known: self.0.secret.clone(), private: Zeroizing::default(), public: [0; 32] };
             Some(Box::new(NoKey { ephemeral, is_static: false }))
         }
 

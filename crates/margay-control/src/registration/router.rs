@@ -442,6 +442,7 @@ impl Guest {
             local_id: association_id,
             remote_id: hello.association_id,
             peer_epoch: hello.epoch,
+            boot_id: Some(boot_id),
             remote: address,
             hop_key: Some(hop_key),
             router: true,

@@ -171,7 +171,9 @@ impl Announcement {
             announce.origin_key.try_into().map_err(|_| Fault::Invalid("no key of the router that serves the names"))?;
         let origin = HostPublic(origin);
         if origin.is_of_low_order() {
-            return Err(Fault::Invalid("the key of the router that serves the names is no key: everybody can prove it"));
+            return Err(Fault::Invalid(
+                "the key of the router that serves the names is no key: everybody can prove it",
+            ));
         }
         if path.last().is_none_or(|last| last.host != origin.id()) {
             return Err(Fault::Invalid("its path ends at another router than its key is of"));

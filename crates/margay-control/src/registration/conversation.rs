@@ -211,7 +211,7 @@ impl<'a> Conversation<'a> {
             let request = self.request(Pending::Membership);
             self.send(from_host::Body::RenewMembership(proto::RenewMembership { request })).await?;
         }
-        self.send(from_host::Body::Heartbeat(proto::Heartbeat {})).await
+        self.send(from_host::Body::Heartbeat(proto::Heartbeat::default())).await
     }
 
     /// For what another host had, and may have no longer.
@@ -450,7 +450,8 @@ impl<'a> Conversation<'a> {
     fn take(&mut self, message: proto::FromRouter) -> Option<End> {
         use from_router::Body;
         match message.body? {
-            Body::Heartbeat(_) | Body::Welcome(_) => {}
+            Body::Heartbeat(beat) => note_twin(&self.shared.config.router_address, &beat.twin),
+            Body::Welcome(_) => {}
             Body::Registered(answer) => self.registered(&answer),
             Body::Withdrawn(answer) => {
                 if let Some(Pending::Withdrawn(done)) = self.pending.remove(&answer.request) {
@@ -532,5 +533,17 @@ impl<'a> Conversation<'a> {
         } else {
             self.to_register.push(prefix);
         }
+    }
+}
+
+/// The router has refused another host that has the key of this one.
+fn note_twin(router: &str, twin: &str) {
+    // Its word, to be read by people.
+    if let Ok(newcomer) = twin.parse::<IpAddr>() {
+        tracing::warn!(
+            router, %newcomer,
+            "another host has registered with this host's key and was refused; this one was there before, and keeps its place: stop the agent \
+             on the copy, remove /var/lib/margay/host.key there, and start it again: it is a host of its own then"
+        );
     }
 }

@@ -126,7 +126,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     forged_registration(other, friend, &mut tally, findings)?;
     warranted(&lab, &mut tally, findings)?;
     taken_back(&lab, &mut tally, findings)?;
-    key_elsewhere(router, server, friend, &mut tally, findings)?;
+    let keyed = key_elsewhere(router, server, friend, &mut tally, findings)?;
+    key_of_nobody(&lab, &keyed, &mut tally, findings)?;
     expired(router, late?, &mut tally, findings)?;
     honest(friend, "open.shop", 7, &mut tally, findings)?;
     rogue_router(router, lab.host("rogue")?, friend, &mut tally, findings)?;
@@ -247,14 +248,41 @@ fn taken_back(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<(
     honest(friend, "guest.shop", 11, tally, findings)
 }
 
-/// A host that a service's key lets answer does, and without that key's word it is not listed.
+/// A host that trusts nobody for the name of a key is led to one that serves it and shows nothing, as a router that lies would: it has no
+/// connection with that one, and has one with the host that shows the key's own word.
+fn key_of_nobody(lab: &Lab, name: &str, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let [stranger, other, server] = [lab.host("stranger")?, lab.host("other")?, lab.host("server")?];
+    let listen = "0.0.0.0:12".parse()?;
+    let _echoes = [server::echo(other, &[listen])?, server::echo(server, &[listen])?];
+    for host in [other, server] {
+        margay(host, ["service", "publish", name, "--listen", "0.0.0.0:12", "--allow", "any"])?;
+    }
+    let address = agent::virtual_addresses(stranger, name)?.0;
+    let attempt = |to: &Host| -> Result<Outcome> {
+        let way = to.plan.address().context("no address")?.to_string();
+        let added: serde_json::Value =
+            serde_json::from_str(&margay(stranger, ["route", "add", name, "forward", &way, "--json"])?)?;
+        let rule = added["routes"][0]["id"].as_u64().context("no rule was added")?;
+        let outcome = server::attempt(stranger, &address, 12, &["--count", &TRIES.to_string()])?;
+        margay(stranger, ["route", "delete", &rule.to_string()])?;
+        Ok(outcome)
+    };
+    let outcome = attempt(other)?;
+    tally.accepted += outcome.ok;
+    findings.note(format!("the name of a key, by a host that does not have its word: {:?}", outcome.errors));
+    tally.error_ms.extend(outcome.error_ms);
+    tally.honest_failed += TRIES as u64 - attempt(server)?.ok;
+    agent::withdraw(other, name)
+}
+
+/// A host that a service's key lets answer does, and without that key's word it is not listed. Gives the name.
 fn key_elsewhere(
     holder: &Host,
     server: &Host,
     friend: &Host,
     tally: &mut Tally,
     findings: &mut Findings,
-) -> Result<()> {
+) -> Result<String> {
     let name = margay(holder, ["id", "key", "create", "own.shop"])?.trim().to_owned();
     let _echo = server::echo(server, &["0.0.0.0:12".parse()?])?;
     let publish = |state: &str| {
@@ -278,7 +306,7 @@ fn key_elsewhere(
         findings.note(format!("to the name of a key that is elsewhere: {:?}", outcome.errors));
     }
     tally.honest_failed += TRIES as u64 - outcome.ok;
-    Ok(())
+    Ok(name)
 }
 
 /// A host whose clock is beyond the end of every certificate believes nobody; and a token that has expired admits nobody.

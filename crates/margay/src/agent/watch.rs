@@ -113,7 +113,7 @@ fn log(event: &Event) {
                 "a host with another key is at the address of this peer: the machine was set up anew, or the address is another's now"
             );
         }
-        Event::Twin(twin) => log_twin(twin),
+        Event::Twin(twin) => log_twin(*twin),
         Event::RouterFound { key, at, .. } => tracing::info!(host = %key.id(), %at, "a router has answered a search"),
         Event::RuleExpired { id, prefix, why, packets } => {
             tracing::info!(rule = id.0, %prefix, packets, why = why.text(), "a rule has ended");

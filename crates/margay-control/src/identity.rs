@@ -29,16 +29,25 @@ pub struct Identity {
 impl Identity {
     /// Reads the identity, or makes one on the first start; takes the next epoch and syncs it to disk before it returns.
     ///
-    /// Call it once per start, before anything is sent: sending keys derive from the epoch.
+    /// Call it once per start, before anything is sent: sending keys derive from the epoch. `runtime_dir` is where association keys are kept
+    /// until a reboot: the epoch is kept beside them, so that a state directory that was restored from an older copy brings no epoch back
+    /// under which those keys have been used.
     ///
     /// # Errors
     ///
     /// A file that cannot be read or written, or holds something else. Names the file and says what to do.
-    pub fn start(dir: &StateDir, boot_id: &Path, clock: &Clock) -> Result<Self, StateError> {
+    pub fn start(dir: &StateDir, runtime_dir: &Path, boot_id: &Path, clock: &Clock) -> Result<Self, StateError> {
         let boot_id = read_boot_id(boot_id)?;
         let known = read_key(dir)?;
-        let epoch = next_epoch(dir, known.is_some(), clock)?;
+        let beside_keys = runtime_dir.join(EPOCH_FILE);
+        let used = read_used(&beside_keys)?;
+        let epoch = next_epoch(dir, used, known.is_some(), clock)?;
         dir.write(EPOCH_FILE, format!("{epoch}\n").as_bytes())?;
+        std::fs::write(&beside_keys, format!("{epoch}\n")).map_err(|error| StateError::Io {
+            path: beside_keys,
+            act: "write the epoch",
+            error,
+        })?;
         let host_key = match known {
             Some(key) => key,
             None => make_key(dir)?,
@@ -75,21 +84,43 @@ fn make_key(dir: &StateDir) -> Result<HostSecret, StateError> {
     Ok(key)
 }
 
-fn next_epoch(dir: &StateDir, has_key: bool, clock: &Clock) -> Result<u32, StateError> {
+/// The epoch of the start before on this boot, as it lies beside the keys that may have been used under it.
+fn read_used(path: &Path) -> Result<Option<u32>, StateError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(text.trim_end().parse().ok()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(StateError::Io { path: path.to_owned(), act: "read the epoch", error }),
+    }
+}
+
+/// Beyond every epoch that this host may have used: those that it remembers, and the clock, since an agent starts less than once a second.
+/// The clock counts although there is a counter: the counter may be an old copy.
+fn next_epoch(dir: &StateDir, used: Option<u32>, has_key: bool, clock: &Clock) -> Result<u32, StateError> {
     let path = dir.join(EPOCH_FILE);
-    let Some(text) = dir.read(EPOCH_FILE)? else {
-        if !has_key {
-            return Ok(1);
-        }
-        // The counter is gone but the key is not: peers know greater epochs. An agent starts less than once a second, so the
-        // clock is ahead of every epoch that was.
-        tracing::warn!(path = %path.display(), "the epoch counter is missing; it continues from the clock");
-        return u32::try_from(clock.unix_s()).map_err(|_| damaged(&path, "missing, and the clock is beyond 2106"));
-    };
+    let text = dir.read(EPOCH_FILE)?;
     let advice = "not a number; remove it, and the agent continues from the clock";
-    let last: u32 = text.trim_end().parse().map_err(|_| damaged(&path, advice))?;
-    last.checked_add(1)
-        .ok_or_else(|| damaged(&path, "the last epoch is used up; remove the host key to become a new host"))
+    let counted: Option<u32> =
+        text.map(|text| text.trim_end().parse()).transpose().map_err(|_| damaged(&path, advice))?;
+    if counted.is_none() && has_key {
+        tracing::warn!(path = %path.display(), "the epoch counter is missing; it continues from the clock");
+    }
+    if let (Some(counted), Some(used)) = (counted, used)
+        && counted < used
+    {
+        tracing::warn!(
+            path = %path.display(), counted, used,
+            "the epoch counter has gone back: the state directory was restored from an older copy; the later one counts"
+        );
+    }
+    let used_up = || damaged(&path, "the last epoch is used up; remove the host key to become a new host");
+    let next = counted.max(used).unwrap_or(0).checked_add(1).ok_or_else(used_up)?;
+    // A new host needs no clock, and one whose clock is beyond 2106 goes on counting.
+    let now = if has_key { u32::try_from(clock.unix_s()).unwrap_or(0) } else { 0 };
+    if now <= next {
+        return Ok(next);
+    }
+    // Sealed data shows the low three bits: they go on counting, so that two starts after each other are told apart.
+    Ok(now.saturating_add(next.wrapping_sub(now) & 7))
 }
 
 fn read_boot_id(path: &Path) -> Result<[u8; 16], StateError> {
@@ -107,8 +138,10 @@ mod tests {
         Clock::from_fn(|| 1_700_000_000)
     }
 
+    /// On a boot of its own each time.
     fn start(dir: &StateDir) -> Result<Identity, StateError> {
-        Identity::start(dir, Path::new(BOOT_ID), &clock())
+        let runtime = tempfile::tempdir().expect("a directory");
+        Identity::start(dir, runtime.path(), Path::new(BOOT_ID), &clock())
     }
 
     #[test]
@@ -118,7 +151,8 @@ mod tests {
         let first = start(&dir).expect("started");
         let second = start(&dir).expect("started");
         assert_eq!(first.host_id(), second.host_id());
-        assert_eq!((first.epoch, second.epoch), (1, 2));
+        assert_eq!((first.epoch, second.epoch), (1, 1_700_000_002), "the low three bits count on");
+        assert_eq!(start(&dir).expect("started").epoch, 1_700_000_003);
         assert_ne!(first.boot_id, [0; 16]);
     }
 
@@ -128,7 +162,26 @@ mod tests {
         let dir = StateDir::open(base.path().join("s")).expect("made");
         start(&dir).expect("started");
         std::fs::remove_file(dir.join(EPOCH_FILE)).expect("removed");
-        assert_eq!(start(&dir).expect("started").epoch, 1_700_000_000);
+        assert!(start(&dir).expect("started").epoch >= 1_700_000_000);
+    }
+
+    #[test]
+    fn a_restored_counter_brings_no_used_epoch_back() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (dir, runtime) = (StateDir::open(base.path().join("s")).expect("made"), base.path());
+        let at = |unix_s: u64| Identity::start(&dir, runtime, Path::new(BOOT_ID), &Clock::from_fn(move || unix_s));
+        at(1000).expect("started");
+        let copy = dir.read(EPOCH_FILE).expect("readable").expect("is there");
+        let latest = (0..40).map(|_| at(1000).expect("started").epoch).max().expect("forty");
+        dir.write(EPOCH_FILE, copy.as_bytes()).expect("restored");
+        // The clock is as it was: the keys of this boot are there, and so is the epoch beside them.
+        let restored = at(1000).expect("started").epoch;
+        assert!(restored > latest, "{restored} was used, up to {latest}");
+        // After a reboot the clock alone knows.
+        std::fs::remove_file(runtime.join(EPOCH_FILE)).expect("removed");
+        dir.write(EPOCH_FILE, copy.as_bytes()).expect("restored");
+        let rebooted = at(1100).expect("started").epoch;
+        assert!(rebooted > restored, "{rebooted} was used, up to {restored}");
     }
 
     #[test]

@@ -44,6 +44,11 @@ pub enum TokenError {
     /// The name is none.
     #[error("`{0}` is no name of an authority; it has a-z, 0-9, - and . inside")]
     Authority(String),
+    /// The router's key is of low order.
+    #[error(
+        "the key of the router in the join token is no key: everybody could pose as that router; make a new token there"
+    )]
+    Key,
 }
 
 /// The one-time part.
@@ -114,9 +119,12 @@ impl JoinToken {
     ///
     /// # Errors
     ///
-    /// The address or the authority's name is none.
+    /// The address, the router's key or the authority's name is none.
     pub fn check(&self) -> Result<(), TokenError> {
         check_address(&self.router_address)?;
+        if self.router_key.is_of_low_order() {
+            return Err(TokenError::Key);
+        }
         let fits = self.authority.len() <= usize::from(u8::MAX) && check_authority(&self.authority).is_ok();
         if fits { Ok(()) } else { Err(TokenError::Authority(self.authority.clone())) }
     }
@@ -206,6 +214,12 @@ mod tests {
             authority_key: VerifyingKey([9; 32]),
             secret: TokenSecret::new([3; SECRET_LEN]),
         }
+    }
+
+    #[test]
+    fn a_router_whose_key_everybody_has_is_none() {
+        let text = JoinToken { router_key: HostPublic([0; 32]), ..token() }.to_string();
+        assert_eq!(text.parse::<JoinToken>(), Err(TokenError::Key));
     }
 
     #[test]

@@ -230,10 +230,13 @@ impl Permit {
     ///
     /// # Errors
     ///
-    /// The time is none.
+    /// The time is none, or the host's key.
     pub fn new(by: &ServiceKey, host: &HostPublic, unix_s: u64, lifetime_s: u64) -> Result<Self, WarrantError> {
         if !(60..=LIFETIME_MAX_S).contains(&lifetime_s) {
             return Err(WarrantError::Lifetime);
+        }
+        if host.is_of_low_order() {
+            return Err(CertificateError::LowOrder.into());
         }
         let whole = Prefix::new(by.service, 256);
         let made = blank(CertificateKind::Service, whole, unix_s, unix_s.saturating_add(lifetime_s));

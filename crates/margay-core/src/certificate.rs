@@ -11,7 +11,7 @@
 
 use alloc::vec::Vec;
 
-use crate::key::{SigningKey, VerifyingKey};
+use crate::key::{HostPublic, SigningKey, VerifyingKey};
 use crate::key_revocation::{KEY_REVOCATIONS_MAX, KeyRevocation};
 use crate::name::{Prefix, SERVICE_BITS, ServiceId};
 use crate::succession::Succession;
@@ -73,6 +73,20 @@ pub enum CertificateError {
     /// Of another host.
     #[error("its certificate is for another host")]
     WrongHost,
+    /// It lets a key sign, and no host answer: everybody has seen it who has seen a chain that it is in.
+    #[error(
+        "it showed a delegation, which names a key that may sign and no host; only a certificate for the host itself counts"
+    )]
+    Delegation,
+    /// A key of low order, which everybody can show.
+    #[error("its host key is no key: everybody can prove it (RFC 7748, section 6.1); the host needs one of its own")]
+    LowOrder,
+    /// A name with a tail, of an authority that nobody here trusts, and not certified by the key that the tail names.
+    #[error(
+        "the name has the hash of a key in it, and the host shows no certificate by that key; where the hash is of another kind, this host \
+         must join the authority of the name"
+    )]
+    NotByItsKey,
     /// Of other names, or for another purpose.
     #[error("its certificate is not for this name")]
     WrongPrefix,
@@ -281,7 +295,7 @@ pub const REVOCATIONS_MAX: usize = 1024;
 pub enum Authenticated {
     /// It was proved.
     Yes,
-    /// Nobody here trusts anyone for this name.
+    /// Nobody here trusts anyone for this name, and it names no key of its own.
     No,
 }
 
@@ -424,16 +438,22 @@ impl TrustStore {
         host_key: &[u8; 32],
         unix_s: u64,
     ) -> Result<Authenticated, CertificateError> {
-        let is_self_certified = service.tail().iter().any(|byte| *byte != 0);
+        let has_tail = service.tail().iter().any(|byte| *byte != 0);
         let is_known = self.anchors.iter().any(|(anchor, _)| anchor.authority == service.authority());
+        // A tail may be the hash of the one key that speaks for the name: where nobody is trusted, that key has to.
+        let unproved = |otherwise| match (is_known, has_tail) {
+            (true, _) => Err(otherwise),
+            (false, true) => Err(CertificateError::NotByItsKey),
+            (false, false) => Ok(Authenticated::No),
+        };
         if chain.is_empty() {
-            return if is_known { Err(CertificateError::Missing) } else { Ok(Authenticated::No) };
+            return unproved(CertificateError::Missing);
         }
         let chain = decode_chain(chain)?;
         let root = chain.first().ok_or(CertificateError::Malformed)?;
-        let is_own_key = is_self_certified && service.is_certified_by(&root.issuer);
+        let is_own_key = has_tail && service.is_certified_by(&root.issuer);
         if !is_own_key && self.trusts(service.authority(), &root.issuer, unix_s).is_none() {
-            return if is_known { Err(CertificateError::NotTrusted) } else { Ok(Authenticated::No) };
+            return unproved(CertificateError::NotTrusted);
         }
         let leaf = check_chain(&chain, &mut self.checked, host_key, unix_s)?;
         if !is_own_key {
@@ -495,14 +515,21 @@ impl TrustStore {
     }
 }
 
-/// Signatures, times, delegation and the host of a chain; gives its last certificate.
+/// Signatures, times, delegation and the host of a chain; gives its last certificate, which is the host's own. One that delegates is in the
+/// clear in the answers of every host below it, and is nobody's right to answer.
 fn check_chain<'a>(
     chain: &'a [Certificate],
     checked: &mut CheckedSignatures,
     host_key: &[u8; 32],
     unix_s: u64,
 ) -> Result<&'a Certificate, CertificateError> {
+    if HostPublic(*host_key).is_of_low_order() {
+        return Err(CertificateError::LowOrder);
+    }
     let leaf = check_links(chain, checked, unix_s)?;
+    if leaf.delegate.is_some() {
+        return Err(CertificateError::Delegation);
+    }
     if leaf.host_key == *host_key { Ok(leaf) } else { Err(CertificateError::WrongHost) }
 }
 

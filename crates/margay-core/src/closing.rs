@@ -18,6 +18,7 @@ use crate::packet::{self, AppPacket, Unreachable, tcp_flags};
 use crate::sal::Sal;
 use crate::setup::Draft;
 use crate::time::Instant;
+use crate::twin::Twin;
 
 /// After both FINs: late retransmissions still pass.
 pub(crate) const LINGER: Duration = Duration::from_secs(10);
@@ -207,6 +208,11 @@ impl Sal {
             return self.handle_ack(now, from, message);
         }
         let association = auth::authenticate(&mut self.associations, message, now)?;
+        if message.error().is_some_and(|error| error.code == ErrorCode::KeptOut)
+            && let Some(peer) = self.associations.get(association).map(|association| association.host)
+        {
+            self.events.push(Event::Twin(Twin::Refused { peer }));
+        }
         if self.handle_grant_end(message.dst_flow, association) {
             return Ok(());
         }

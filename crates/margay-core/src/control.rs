@@ -39,6 +39,8 @@ pub struct AssociationSetup {
     pub remote_id: u32,
     /// The peer's epoch.
     pub peer_epoch: u32,
+    /// The peer's boot, where it has said which.
+    pub boot_id: Option<[u8; 16]>,
     /// The peer's SAL address.
     pub remote: SocketAddr,
     /// Key of the hop tags between router and host.
@@ -195,6 +197,7 @@ impl Sal {
         let mut association =
             Association::new(setup.local_id, setup.remote_id, peer, keys, setup.initiator, setup.remote);
         association.peer_epoch = setup.peer_epoch;
+        association.boot_id = setup.boot_id;
         association.hop_key = setup.hop_key;
         association.router = setup.router;
         association.heard = now;
@@ -257,13 +260,11 @@ impl Sal {
         let host = peer.id();
         let known = self.associations.by_host(host).filter(|known| !known.is_self());
         let older = known.map(|known| (known.local_id, known.peer_epoch, known.boot_id));
-        if let Some((_, epoch, boot_id)) = older {
-            let is_clone =
-                theirs.epoch < epoch || (theirs.epoch == epoch && boot_id.is_some_and(|id| id != theirs.boot_id));
-            if is_clone {
-                self.events.push(Event::Quarantined(host));
-                return Err(DropReason::OldEpoch);
-            }
+        if let Some((_, epoch, boot_id)) = older
+            && (theirs.epoch < epoch || boot_id.is_some_and(|id| id != theirs.boot_id))
+        {
+            // Its keys are fresh, so an epoch that has gone back is none that was used; the question is whether it is alone.
+            self.admit_newcomer(now, host, theirs, from)?;
         }
         let mut association = Association::new(local_id, theirs.assoc_id, *peer, keys.clone(), initiator, from);
         association.peer_epoch = theirs.epoch;
@@ -286,8 +287,8 @@ impl Sal {
         if let Some(former) = self.associations.at_address(from).find(is_other).map(|other| other.host) {
             self.events.push(Event::OtherHost { former, host });
         }
-        if let Some((old_id, epoch, Some(boot_id))) = older
-            && theirs.epoch > epoch
+        // The host that had them is gone; its epoch may have gone back as well, with its disk.
+        if let Some((old_id, _, Some(boot_id))) = older
             && boot_id != theirs.boot_id
         {
             self.reset_flows_of(now, &[old_id]);

@@ -18,6 +18,7 @@ use crate::secure::Cipher;
 use crate::striping::StripePlace;
 use crate::table::RuleId;
 use crate::time::Instant;
+use crate::twin::Twin;
 
 /// Something that happened. Nothing needs to be done about it; logs, metrics and watchers live on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,8 +71,8 @@ pub enum Event {
         /// The one that is there.
         host: HostId,
     },
-    /// A second host uses this key; it is kept out until its epoch is newer (DESIGN §18).
-    Quarantined(HostId),
+    /// Two hosts use one key, and the later one is kept out while the elder is alive (DESIGN §18).
+    Twin(Twin),
     /// A router of an authority has answered a search, and proved that it is one. It may do so again.
     RouterFound {
         /// The authority's block.

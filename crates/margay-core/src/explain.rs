@@ -232,7 +232,7 @@ mod tests {
             let peer = HostSecret::generate(&mut Rng::new([3; 32])).public();
             if let Sender::Router(remote) = sender {
                 sal.install_association(Instant::ZERO, crate::AssociationSetup {
-                    host_key: peer.0, key: [1; 32], local_id: 1, remote_id: 1, peer_epoch: 1, remote,
+                    host_key: peer.0, key: [1; 32], local_id: 1, remote_id: 1, peer_epoch: 1, boot_id: None, remote,
                     hop_key: None, router: true, initiator: false,
                 });
                 sal.set_relation(peer.id(), beside.then_some(crate::way::Relation::Beside));

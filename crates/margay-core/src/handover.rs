@@ -677,6 +677,7 @@ pub(crate) mod tests {
             local_id,
             remote_id: 3,
             peer_epoch: 1,
+            boot_id: None,
             remote: SocketAddr::new([10, 0, 0, 2].into(), 54324),
             hop_key: None,
             router: false,

@@ -142,6 +142,10 @@ impl Dh for KnownDh {
     fn dh(&self, public: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
         let public = public.get(..32).and_then(|public| public.try_into().ok()).ok_or(snow::Error::Input)?;
         let shared = MontgomeryPoint(public).mul_clamped(*self.private).to_bytes();
+        // The peer's key is of low order: everybody knows this result, so it proves nothing (RFC 7748 §6.1).
+        if shared.iter().fold(0, |all, byte| all | byte) == 0 {
+            return Err(snow::Error::Dh);
+        }
         out.get_mut(..32).ok_or(snow::Error::Input)?.copy_from_slice(&shared);
         Ok(())
     }
@@ -295,6 +299,99 @@ mod tests {
         let (peer, theirs, same) = responder.finish(&message_3).expect("garbage did not use it up");
         assert_eq!((peer, theirs), (alice.public(), introduction(1)));
         assert_eq!(keys.root, same.root);
+    }
+
+    /// Curve25519 of somebody who says that zero is its static key, and so knows every result of Diffie-Hellman with it.
+    struct NoKey {
+        ephemeral: KnownDh,
+        is_static: bool,
+    }
+
+    impl Dh for NoKey {
+        fn name(&self) -> &'static str {
+            "25519"
+        }
+
+        fn pub_len(&self) -> usize {
+            32
+        }
+
+        fn priv_len(&self) -> usize {
+            32
+        }
+
+        fn set(&mut self, _: &[u8]) {
+            self.is_static = true;
+        }
+
+        fn generate(&mut self, rng: &mut dyn Random) -> Result<(), snow::Error> {
+            self.ephemeral.generate(rng)
+        }
+
+        fn pubkey(&self) -> &[u8] {
+            if self.is_static { &[0; 32] } else { self.ephemeral.pubkey() }
+        }
+
+        fn privkey(&self) -> &[u8] {
+            self.ephemeral.privkey()
+        }
+
+        fn dh(&self, public: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
+            if self.is_static {
+                out[..32].fill(0);
+                return Ok(());
+            }
+            self.ephemeral.dh(public, out)
+        }
+    }
+
+    struct NoKeys(Seeded);
+
+    impl CryptoResolver for NoKeys {
+        fn resolve_rng(&self) -> Option<Box<dyn Random>> {
+            self.0.resolve_rng()
+        }
+
+        fn resolve_dh(&self, _: &DHChoice) -> Option<Box<dyn Dh>> {
+            let ephemeral = KnownDh { known: self.0.secret.clone(), private: Zeroizing::default(), public: [0; 32] };
+            Some(Box::new(NoKey { ephemeral, is_static: false }))
+        }
+
+        fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
+            self.0.resolve_hash(choice)
+        }
+
+        fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
+            self.0.resolve_cipher(choice)
+        }
+    }
+
+    fn without_key() -> snow::Builder<'static> {
+        let seeded = Seeded { seed: [3; 32], secret: secrets().0 };
+        let builder = snow::Builder::with_resolver(PATTERN.parse().expect("the pattern"), Box::new(NoKeys(seeded)));
+        builder.local_private_key(&[1; 32]).and_then(|builder| builder.prologue(b"p")).expect("both are new")
+    }
+
+    #[test]
+    fn a_host_whose_key_is_zero_proves_nothing() {
+        let (_, honest) = secrets();
+        let mut message = [0; MESSAGE_MAX];
+        let (initiator, message_1) = Initiator::start(&honest, &mut Rng::new([1; 32]), b"p");
+        let mut hostile = without_key().build_responder().expect("built");
+        hostile.read_message(&message_1, &mut []).expect("it is whole");
+        let len = hostile.write_message(&introduction(2).encode(), &mut message).expect("room");
+        assert!(initiator.finish(&message[..len], &introduction(1)).is_err(), "as responder");
+
+        let mut hostile = without_key().build_initiator().expect("built");
+        let len = hostile.write_message(&[], &mut message).expect("room");
+        let answer =
+            |message_1: &[u8]| Responder::answer(&honest, &mut Rng::new([2; 32]), b"p", message_1, &introduction(2));
+        let (mut responder, message_2) = answer(&message[..len]).expect("message 1 is whole");
+        hostile.read_message(&message_2, &mut [0; MESSAGE_MAX]).expect("it is whole");
+        let len = hostile.write_message(&introduction(1).encode(), &mut message).expect("room");
+        assert!(responder.finish(&message[..len]).is_err(), "as initiator");
+
+        assert!(answer(&[0; 32]).is_err(), "an ephemeral key of low order");
     }
 
     #[test]

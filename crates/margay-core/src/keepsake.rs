@@ -65,7 +65,7 @@ fn decode(record: &[u8; KEEPSAKE_LEN]) -> Result<Association, BadKeepsake> {
     let word = |at: usize| record[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
     let half = |at: usize| u16::from_be_bytes([record[at], record[at + 1]]);
     let flags = record[1];
-    if record[0] != VERSION || flags > 15 || word(4) == 0 {
+    if record[0] != VERSION || flags > 15 || word(4) == 0 || HostPublic(key(16)).is_of_low_order() {
         return Err(BadKeepsake);
     }
     let remote = SocketAddr::new(Ipv6Addr::from(array(112)).to_canonical(), half(128));

@@ -89,6 +89,48 @@ impl HostPublic {
     }
 }
 
+/// The encodings of X25519 points of low order, without their top bit, which X25519 does not read: 0, 1, two of order 8, and p - 1, p and
+/// p + 1. Whatever the private key, the result of Diffie-Hellman with one of them is zero (RFC 7748 §6.1).
+const LOW_ORDER: [[u8; 32]; 7] = [
+    [0; 32],
+    first_byte(1),
+    [
+        0xe0, 0xeb, 0x7a, 0x7c, 0x3b, 0x41, 0xb8, 0xae, 0x16, 0x56, 0xe3, 0xfa, 0xf1, 0x9f, 0xc4, 0x6a, 0xda, 0x09,
+        0x8d, 0xeb, 0x9c, 0x32, 0xb1, 0xfd, 0x86, 0x62, 0x05, 0x16, 0x5f, 0x49, 0xb8, 0x00,
+    ],
+    [
+        0x5f, 0x9c, 0x95, 0xbc, 0xa3, 0x50, 0x8c, 0x24, 0xb1, 0xd0, 0xb1, 0x55, 0x9c, 0x83, 0xef, 0x5b, 0x04, 0x44,
+        0x5c, 0xc4, 0x58, 0x1c, 0x8e, 0x86, 0xd8, 0x22, 0x4e, 0xdd, 0xd0, 0x9f, 0x11, 0x57,
+    ],
+    near_p(0xec),
+    near_p(0xed),
+    near_p(0xee),
+];
+
+const fn first_byte(value: u8) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes[0] = value;
+    bytes
+}
+
+/// The prime 2^255 - 19 ends in 0xed; another last byte gives a neighbour of it.
+const fn near_p(last: u8) -> [u8; 32] {
+    let mut bytes = [0xff; 32];
+    bytes[0] = last;
+    bytes[31] = 0x7f;
+    bytes
+}
+
+impl HostPublic {
+    /// Whether it is nobody's key: a point of low order, zero among them. Everybody knows what Diffie-Hellman makes of it, so whoever shows
+    /// one proves nothing (RFC 7748 §6.1).
+    pub fn is_of_low_order(&self) -> bool {
+        let mut read = self.0;
+        read[31] &= !SIGN_BIT;
+        LOW_ORDER.contains(&read)
+    }
+}
+
 impl HostPublic {
     /// Whether `signature` is by this host, over `message`: see [`HostSecret::sign`].
     pub fn verify(&self, message: &[u8], signature: &[u8; 64]) -> bool {
@@ -238,6 +280,24 @@ mod tests {
             }
         }
         assert!(!HostPublic([0; 32]).verify(b"", &[0; 64]), "a key of low order");
+    }
+
+    #[test]
+    fn keys_of_low_order_are_those_that_make_zero_of_every_private_key() {
+        for low in LOW_ORDER {
+            for top in [0, SIGN_BIT] {
+                let mut key = low;
+                key[31] |= top;
+                assert!(HostPublic(key).is_of_low_order());
+                for private in [[0; 32], [0x5a; 32]] {
+                    assert_eq!(MontgomeryPoint(key).mul_clamped(private).to_bytes(), [0; 32], "{key:02x?}");
+                }
+            }
+        }
+        for seed in 0..32 {
+            assert!(!HostSecret::generate(&mut Rng::new([seed; 32])).public().is_of_low_order());
+        }
+        assert!(!HostPublic(first_byte(9)).is_of_low_order(), "the base point");
     }
 
     #[test]

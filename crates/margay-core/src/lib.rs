@@ -68,6 +68,7 @@ mod surrogate;
 pub mod table;
 pub mod time;
 mod translator;
+pub mod twin;
 pub mod way;
 mod wire_path;
 

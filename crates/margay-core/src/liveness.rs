@@ -195,6 +195,15 @@ impl Sal {
             return self.note_arrivals(scope.flow, arrivals);
         }
         let probe = message.location();
+        if let Some(probe) = probe {
+            let is_answer = message.flags.contains(Flags::CONFIRM);
+            if is_answer && self.hear_elder(now, host, probe.number) {
+                return Ok(());
+            }
+            if !is_answer && probe.flags.contains(MoveFlags::TWIN) {
+                self.note_twin(now, host, probe.address);
+            }
+        }
         let asked =
             self.locations.get(Scope::of(host)).and_then(|location| location.suspicion.as_ref()).map(|s| s.number);
         if message.flags.contains(Flags::CONFIRM) && asked.is_some() && asked == probe.map(|probe| probe.number) {

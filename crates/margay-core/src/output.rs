@@ -183,6 +183,10 @@ drop_reasons! {
     OtherEpoch = 34, "other_epoch";
     /// Nobody serves the name yet: this router has just started, and hosts are still to register.
     Awaited = 35, "awaited";
+    /// Another host uses the sender's key; whether that one is still there is being asked, and this is heard again then.
+    Inquired = 36, "inquired";
+    /// Another host uses the sender's key, was there before it, and is alive.
+    KeptOut = 37, "kept_out";
 }
 
 impl fmt::Display for DropReason {

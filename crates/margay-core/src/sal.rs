@@ -39,6 +39,7 @@ use crate::side_path::SidePath;
 use crate::source::SourceTable;
 use crate::table::{Resolution, Rule, ServiceTable};
 use crate::time::Instant;
+use crate::twin::Twins;
 use crate::way::{Relation, Sender};
 
 /// Events that wait to be polled; when nobody listens the oldest go.
@@ -122,6 +123,8 @@ pub struct Sal {
     pub(crate) delays: Delays,
     /// Connections that kernels may set up by themselves.
     pub(crate) grants: Grants,
+    /// Keys that are shown in two places.
+    pub(crate) twins: Twins,
     /// Until then hosts may still have to tell this router what they serve.
     pub(crate) hosts_awaited: Instant,
     /// Those that were registered with the start before, and are not with this one.
@@ -197,6 +200,7 @@ impl Sal {
             searches_answered: RateLimit::new(crate::search::ANSWERED_PER_S, now),
             delays: Delays::default(),
             grants: Grants::default(),
+            twins: Twins::default(),
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),
             next_sweep: now + SWEEP,
@@ -291,10 +295,12 @@ impl Sal {
         if let Err(reason) = result {
             self.counters.drop(reason);
         }
+        self.hold_newcomer(from, datagram);
+        self.hear_newcomers(now);
         result
     }
 
-    fn dispatch(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
+    pub(crate) fn dispatch(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> Result<(), DropReason> {
         if datagram.first().is_some_and(|version| *version != margay_wire::VERSION) {
             return Err(DropReason::Version);
         }
@@ -374,6 +380,8 @@ impl Sal {
         self.delays_due(now);
         self.notices_due(now);
         self.grants_due(now);
+        self.inquiries_due(now);
+        self.hear_newcomers(now);
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
             self.sweep(now);
@@ -410,6 +418,7 @@ impl Sal {
             .chain(self.delays.next_deadline())
             .chain(self.notices.next_deadline())
             .chain(self.grants.next_deadline())
+            .chain(self.twins.next_deadline())
             .chain(sweep)
             .min()
     }

@@ -128,6 +128,7 @@ impl World {
                 local_id: own_id,
                 remote_id: peer_id,
                 peer_epoch: 1,
+                boot_id: None,
                 remote: SocketAddr::new(self.hosts[peer.0].address, PORT),
                 hop_key: Some(hop_key),
                 router: true,

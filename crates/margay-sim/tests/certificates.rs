@@ -2,22 +2,60 @@
 
 mod shop;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use margay_core::Event;
 use margay_core::certificate::{Certificate, CertificateKind, Revocation, TrustAnchor, decode_chain, encode_chain};
 use margay_core::key::{SigningKey, VerifyingKey};
 use margay_core::key_revocation::KeyRevocation;
-use margay_core::name::Prefix;
+use margay_core::name::{Prefix, self_certifying_tail};
 use margay_core::rng::Rng;
 use margay_core::succession::Succession;
 use margay_core::table::Allow;
+use margay_sim::certificate::chain;
 use margay_sim::check::all_ended_within;
 use margay_sim::world::service;
 use margay_sim::{HostId, Outcome, Weather, World};
 use shop::{Shop, outcome, shop};
 
 const SECOND: Duration = Duration::from_secs(1);
+
+/// The client's name has the hash of a key in it, and the client trusts nobody: whoever its router, or an impostor at its address, sends it to
+/// answers by that key or not at all.
+#[test]
+fn a_name_with_a_key_in_it_is_answered_by_that_key_or_not_at_all() {
+    let mut shop = shop(14, Weather::FAIR);
+    let [own, other] = [5, 6].map(|seed| SigningKey::generate(&mut Rng::new([seed; 32])));
+    let mut name = service("web.shop");
+    let head = name.0[..12].try_into().expect("twelve");
+    name.0[12..].copy_from_slice(&self_certifying_tail(&own.public(), &head));
+    let whole = Prefix::from(name);
+    let (instance, at) = (shop.instances[0], SocketAddr::new("fd5a:4c00::77".parse().expect("literal"), 80));
+    shop.world.host(shop.client).sal.bind_name(at.ip(), name);
+    shop.world.host(instance).serve(name, 80, 7, Allow::Any);
+    let (address, host_key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
+    shop.world.host(shop.router).forward(whole, address, Some(host_key));
+    let by = |key: &SigningKey| chain(CertificateKind::Service, whole, host_key, key);
+    let link = Certificate {
+        host_key: [0; 32],
+        delegate: Some(own.public()),
+        ..decode_chain(&by(&own)).expect("made").remove(0)
+    };
+    let shown = [Vec::new(), by(&other), encode_chain(&[link.sign(&own)]), by(&own)];
+    let answered: Vec<bool> = shown
+        .into_iter()
+        .map(|chain| {
+            shop.world.host(instance).sal.set_service_certificate(whole, chain);
+            let now = shop.world.now;
+            let connecting = shop.world.host(shop.client).connect(now, at);
+            shop.world.run_for(2 * SECOND);
+            matches!(outcome(&mut shop.world, shop.client, connecting), Outcome::Answered(_))
+        })
+        .collect();
+    assert_eq!(answered, [false, false, false, true], "nothing, another key's word, a delegation, its own key's");
+    assert!(shop.world.host(shop.client).sal.flows().all(|flow| flow.authenticated));
+}
 
 /// A shop whose names have an authority: members may connect, certified hosts may answer.
 fn certified(seed: u64) -> (Shop, SigningKey) {

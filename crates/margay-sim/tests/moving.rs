@@ -371,6 +371,7 @@ fn a_host_that_registers_again_from_where_it_was_is_where_it_was() {
         local_id: 77,
         remote_id: 78,
         peer_epoch: epoch,
+        boot_id: None,
         remote: before.1,
         hop_key: None,
         router: true,

@@ -98,6 +98,13 @@ fn a_name_under_a_prefix_reaches_whoever_serves_the_prefix() {
     let mut shop = shop(2);
     let prefix = Prefix::new(service("store.shop"), 100);
     shop.publish(prefix, UDP, 9000, None);
+    // Names with more bits than a service's are answered by their own key, or by word of an authority that the client trusts.
+    let authority = SigningKey::generate(&mut Rng::new([77; 32]));
+    let host_key = shop.world.host(shop.server).public_key();
+    let right = certificate::chain(CertificateKind::Service, prefix, host_key, &authority);
+    shop.world.host(shop.server).sal.set_service_certificate(prefix, right);
+    let anchor = TrustAnchor { authority: prefix.id.authority(), key: authority.public() };
+    shop.world.host(shop.client).sal.add_trust_anchor(anchor);
     let mut inside = service("store.shop");
     inside.0[31] = 7;
     let lease = "fd5a:4c00::77".parse().expect("literal");

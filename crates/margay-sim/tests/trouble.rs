@@ -6,6 +6,7 @@ mod site;
 use std::net::SocketAddr;
 
 use margay_core::handover::HandoverRecord;
+use margay_core::twin::Twin;
 use margay_core::{Cause, Event, Lifecycle, Pair, Towards, Trouble};
 use margay_sim::host::Start;
 use margay_sim::stream::Plan;
@@ -218,19 +219,78 @@ fn one_key_in_two_places_is_in_one_of_them_at_a_time() {
     assert!(!was_reset(site.client) && !was_reset(site.server));
 }
 
-#[test]
-fn one_key_that_is_set_up_twice_is_kept_out_the_second_time() {
-    let mut site = site(208, steady(), false, (CHAT, CHAT));
-    let key_seed = site.world.host(site.client).key_seed();
+/// A copy of the client's machine that connects to its server.
+fn copy_of_client(site: &mut Site, start: Start) -> HostId {
     let twin = site.world.add_host(false);
     let address = site.world.host(twin).address;
-    site.world.start_host(twin, address, Start { key_seed, epoch: 1, boot: 2, router: false });
+    site.world.start_host(twin, address, start);
+    connect_to_server(site, twin);
+    twin
+}
+
+/// Connects to the server, and nobody is asked where it is.
+fn connect_to_server(site: &mut Site, host: HostId) -> usize {
     let (server, to) = (site.world.host(site.server).address, margay_sim::world::service("talk.shop"));
-    site.world.host(twin).forward(to.into(), server, None);
-    let stream = site.world.connect_stream(twin, "talk.shop", CHAT);
-    site.world.run_for(30 * SECOND);
-    assert!(site.world.host(twin).flow_of(stream).is_none_or(|flow| flow.lifecycle != Lifecycle::Established));
-    assert!(site.world.host(site.server).events.iter().any(|event| matches!(event, Event::Quarantined(_))));
-    site.assert_well(208);
-    assert_eq!(site.flow().moves, 0);
+    site.world.host(host).forward(to.into(), server, None);
+    site.world.connect_stream(host, "talk.shop", CHAT)
+}
+
+/// Whether the program at the other end has answered: an end that nobody has proved to may think that it is connected.
+fn is_connected(site: &mut Site, host: HostId, stream: usize) -> bool {
+    site.world.host(host).streams[stream].received > 0
+}
+
+#[test]
+fn of_two_hosts_with_one_key_the_elder_stays_and_all_three_are_told() {
+    // Whichever of them has been started more often.
+    for (seed, epoch) in [(208, 1), (209, 7)] {
+        let mut site = site(seed, steady(), false, (CHAT, CHAT));
+        let key_seed = site.world.host(site.client).key_seed();
+        let twin = copy_of_client(&mut site, Start { key_seed, epoch, boot: 2, router: false });
+        site.world.run_for(30 * SECOND);
+        assert!(!is_connected(&mut site, twin, 0), "epoch {epoch}");
+        let places = [site.client, twin].map(|host| SocketAddr::new(site.world.host(host).address, PORT));
+        let peer = site.world.host(site.server).sal.host();
+        let host = site.world.host(site.client).sal.host();
+        let (server, client) = (site.server, site.client);
+        let said = |site: &mut Site, at: HostId, what: Twin| site.world.host(at).events.contains(&Event::Twin(what));
+        let (at_server, at_client, at_twin) = (
+            Twin::KeptOut { host, elder: places[0], newcomer: places[1] },
+            Twin::Elsewhere { peer, newcomer: places[1] },
+            Twin::Refused { peer },
+        );
+        assert!(said(&mut site, server, at_server), "the peer");
+        assert!(said(&mut site, client, at_client), "the elder");
+        assert!(said(&mut site, twin, at_twin), "the later one");
+        site.assert_well(seed);
+        assert_eq!(site.flow().moves, 0);
+        // The elder has not been cut off from anything: it connects anew.
+        let again = site.client;
+        let stream = connect_to_server(&mut site, again);
+        site.world.run_for(SECOND);
+        assert!(is_connected(&mut site, again, stream));
+    }
+}
+
+/// The machine is the same, and its disk is an older copy: the epoch goes back, and nothing else is to be seen of it.
+#[test]
+fn a_host_that_was_restored_from_an_older_copy_is_met_anew_within_seconds() {
+    for (seed, has_moved) in [(210, false), (211, true)] {
+        let mut site = site(seed, steady(), false, (CHAT, CHAT));
+        let (client, key_seed) = (site.client, site.world.host(site.client).key_seed());
+        let mut address = site.world.host(client).address;
+        let restart = |site: &mut Site, epoch: u32, boot: u8, address| {
+            site.world.start_host(client, address, Start { key_seed, epoch, boot, router: false });
+            let stream = connect_to_server(site, client);
+            site.world.run_for(2 * SECOND);
+            is_connected(site, client, stream)
+        };
+        assert!(restart(&mut site, 20, 2, address), "as it was");
+        if has_moved {
+            address = [10, 0, 7, 7].into();
+        }
+        assert!(restart(&mut site, 3, 3, address), "restored, moved: {has_moved}");
+        let kept_out = |event: &Event| matches!(event, Event::Twin(_));
+        assert!(!site.world.host(site.server).events.iter().any(kept_out));
+    }
 }

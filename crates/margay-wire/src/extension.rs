@@ -96,6 +96,8 @@ error_codes! {
     Closed = 13;
     /// The flow must be carried in a way that the two ends do not share: one demands `secure`, the other has not got it.
     NoCommonStack = 14;
+    /// Another host uses the sender's key, was there before it, and is alive.
+    KeptOut = 15;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -154,6 +156,8 @@ bitflags::bitflags! {
         const OPENED = 0x0008;
         /// An RSYN was of no later location than this number's.
         const STALE = 0x0010;
+        /// In a PROBE: another host, at the address, shows the receiver's key.
+        const TWIN = 0x0020;
         const _ = !0;
     }
 }

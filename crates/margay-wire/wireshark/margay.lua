@@ -35,6 +35,7 @@ local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
     [6] = "UNKNOWN_CRITICAL", [7] = "UNKNOWN_FLOW", [8] = "HOP_LIMIT", [9] = "OVERLOADED", [10] = "VERSION",
     [11] = "FULL_HANDSHAKE_WANTED", [12] = "UNKNOWN_ASSOCIATION", [13] = "CLOSED", [14] = "NO_COMMON_STACK",
+    [15] = "KEPT_OUT",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)" }

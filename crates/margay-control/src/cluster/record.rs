@@ -69,7 +69,8 @@ pub fn write_router(router: &RouterEntry) -> Vec<u8> {
 /// `None`: it makes no sense.
 pub fn read_router(encoded: &[u8]) -> Option<RouterEntry> {
     let RouterRecord { key, address, name } = RouterRecord::decode(encoded).ok()?;
-    Some(RouterEntry { key: HostPublic(key.try_into().ok()?), address, name })
+    let key = HostPublic(key.try_into().ok()?);
+    (!key.is_of_low_order()).then_some(RouterEntry { key, address, name })
 }
 
 /// What a host serves, as etcd keeps it.

@@ -170,7 +170,7 @@ mod tests {
     }
 
     fn draw(rng: &mut Rng) -> (Key, Option<Vec<u8>>) {
-        let router = HostPublic([(rng.u32() % 3) as u8; 32]);
+        let router = HostPublic([(rng.u32() % 3) as u8 + 1; 32]);
         let gone = rng.u32().is_multiple_of(3);
         if rng.u32().is_multiple_of(5) {
             let prefix = "web.shop".parse().expect("literal");

@@ -211,7 +211,7 @@ impl<'a> Conversation<'a> {
             let request = self.request(Pending::Membership);
             self.send(from_host::Body::RenewMembership(proto::RenewMembership { request })).await?;
         }
-        self.send(from_host::Body::Heartbeat(proto::Heartbeat {})).await
+        self.send(from_host::Body::Heartbeat(proto::Heartbeat::default())).await
     }
 
     /// For what another host had, and may have no longer.
@@ -394,7 +394,8 @@ impl<'a> Conversation<'a> {
     fn of_cluster(&self, told: proto::Routers) {
         let read = |router: proto::ClusterRouter| {
             let key = HostPublic(router.key.try_into().ok()?);
-            check_address(&router.address).is_ok().then_some(ClusterRouter { key, address: router.address })
+            let is_good = !key.is_of_low_order() && check_address(&router.address).is_ok();
+            is_good.then_some(ClusterRouter { key, address: router.address })
         };
         let routers: Vec<ClusterRouter> = told.routers.into_iter().take(ROUTERS_MAX).filter_map(read).collect();
         self.shared.routers.send_if_modified(|known| {
@@ -449,7 +450,8 @@ impl<'a> Conversation<'a> {
     fn take(&mut self, message: proto::FromRouter) -> Option<End> {
         use from_router::Body;
         match message.body? {
-            Body::Heartbeat(_) | Body::Welcome(_) => {}
+            Body::Heartbeat(beat) => note_twin(&self.shared.config.router_address, &beat.twin),
+            Body::Welcome(_) => {}
             Body::Registered(answer) => self.registered(&answer),
             Body::Withdrawn(answer) => {
                 if let Some(Pending::Withdrawn(done)) = self.pending.remove(&answer.request) {
@@ -531,5 +533,17 @@ impl<'a> Conversation<'a> {
         } else {
             self.to_register.push(prefix);
         }
+    }
+}
+
+/// The router has refused another host that has the key of this one.
+fn note_twin(router: &str, twin: &str) {
+    // Its word, to be read by people.
+    if let Ok(newcomer) = twin.parse::<IpAddr>() {
+        tracing::warn!(
+            router, %newcomer,
+            "another host has registered with this host's key and was refused; this one was there before, and keeps its place: stop the agent \
+             on the copy, remove /var/lib/margay/host.key there, and start it again: it is a host of its own then"
+        );
     }
 }

@@ -644,6 +644,7 @@ fn adopt(shared: &Shared, welcome: &proto::Welcome, local_id: u32, router: Socke
         local_id,
         remote_id: welcome.association_id,
         peer_epoch: welcome.epoch,
+        boot_id: None,
         remote,
         hop_key: Some(hop_key),
         router: true,

@@ -1,15 +1,15 @@
 //! Who is registered with this router now: hosts, what they serve, and the rules that lead there.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, SERVICE_BITS, ServiceId};
 use margay_core::table::{Action, NextHop, Rule, TableError};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Duration, Instant};
 
 use super::Instance;
 use super::allotment::{Allotments, Server};
@@ -27,9 +27,6 @@ pub const PREFIXES_MAX: usize = 1000;
 const HOSTS_MAX: usize = 10_000;
 /// Names of a host that is gone which are taken out at once.
 const DEPARTING_MAX: usize = 32;
-/// A host that is replaced more often than this by one with the same key, within the time below, has a clone.
-const TAKEOVERS_MAX: usize = 3;
-const TAKEOVER_TIME: Duration = Duration::from_secs(10);
 
 /// A host, in one authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,7 +51,8 @@ pub enum RollError {
     Table(#[from] TableError),
     /// Another host has the same key.
     #[error(
-        "two hosts use the same key and take turns: remove /var/lib/margay/host.key on the copy, and let it join as a host of its own"
+        "another host with this host's key is registered, was there before and is alive, so this one is kept out: stop the agent on the copy, \
+         remove /var/lib/margay/host.key there, and start it again: it is a host of its own then"
     )]
     Clone,
     /// The stream was replaced meanwhile.
@@ -159,6 +157,9 @@ struct Host {
     /// Names that it had for itself and has no longer, and what tells the stream of them.
     given_away: Vec<(Prefix, String)>,
     news: Arc<Notify>,
+    /// Counts what is heard of it.
+    signs: watch::Receiver<u64>,
+    twin: Arc<Mutex<Option<SocketAddr>>>,
 }
 
 impl Host {
@@ -205,7 +206,6 @@ pub struct Roll {
     lengths: BTreeMap<u16, usize>,
     allotments: Allotments,
     next_stream: u64,
-    takeovers: HashMap<Place, Vec<Instant>>,
     left: [u64; Leave::ALL.len()],
     /// Rises whenever somebody else may serve something.
     changes: watch::Sender<u64>,
@@ -227,6 +227,18 @@ pub struct Seat {
     pub end: Arc<Notify>,
     /// See [`Roll::take_given_away`].
     pub news: Arc<Notify>,
+    /// To be counted up with all that is heard of the host.
+    pub signs: watch::Sender<u64>,
+    /// Where a host with the same key was refused, until this one has been told.
+    pub twin: Arc<Mutex<Option<SocketAddr>>>,
+}
+
+/// A host that is registered with the key of one that asks to be, and that is on another boot.
+pub struct Elder {
+    /// Counts what is heard of it; ends with its stream.
+    pub signs: watch::Receiver<u64>,
+    /// Where it is told of the other.
+    pub twin: Arc<Mutex<Option<SocketAddr>>>,
 }
 
 impl Roll {
@@ -238,24 +250,13 @@ impl Roll {
         name: &str,
         address: SocketAddr,
         boot_id: [u8; 16],
-        now: Instant,
     ) -> Result<Seat, RollError> {
         if !self.hosts.contains_key(&place) && self.hosts.len() >= HOSTS_MAX {
             return Err(RollError::Hosts);
         }
-        self.takeovers.retain(|_, times| times.last().is_some_and(|last| now - *last < TAKEOVER_TIME));
-        if let Some(known) = self.hosts.get(&place)
-            && known.boot_id != boot_id
-        {
-            let times = self.takeovers.entry(place).or_default();
-            times.retain(|time| now - *time < TAKEOVER_TIME);
-            if times.len() >= TAKEOVERS_MAX {
-                return Err(RollError::Clone);
-            }
-            times.push(now);
-        }
         self.next_stream += 1;
         let (stream, end, news) = (self.next_stream, Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let ((signs, heard), twin) = (watch::channel(0), Arc::default());
         let earlier = self.hosts.remove(&place);
         let entries = earlier.map(|earlier| {
             earlier.end.notify_one();
@@ -275,13 +276,23 @@ impl Roll {
             end: Arc::clone(&end),
             given_away,
             news: Arc::clone(&news),
+            signs: heard,
+            twin: Arc::clone(&twin),
         };
         self.hosts.insert(place, host);
         // It may be one of the cluster's routers, which register nothing.
         if self.untold.is_some() {
             self.changed();
         }
-        Ok(Seat { stream, end, news })
+        Ok(Seat { stream, end, news, signs, twin })
+    }
+
+    /// The host that is registered with this key, where that is on another boot: the same one before it has booted anew, or a copy of it.
+    pub fn elder(&self, place: Place, boot_id: [u8; 16]) -> Option<Elder> {
+        let known = self.hosts.get(&place).filter(|known| known.boot_id != boot_id)?;
+        let mut signs = known.signs.clone();
+        signs.mark_unchanged();
+        Some(Elder { signs, twin: Arc::clone(&known.twin) })
     }
 
     /// A host serves a prefix from now on, or on other terms; false if it did so already. The new rule is there before the old one

@@ -115,8 +115,8 @@ fn prefix(name: &str) -> Prefix {
     name.parse::<Name>().expect("literal").prefix()
 }
 
-fn arrive(roll: &mut Roll, n: u8, boot_id: [u8; 16], now: Instant) -> Result<Seat, RollError> {
-    roll.arrive(place(n), "web1", ADDRESS.parse().expect("literal"), boot_id, now)
+fn arrive(roll: &mut Roll, n: u8, boot_id: [u8; 16]) -> Result<Seat, RollError> {
+    roll.arrive(place(n), "web1", ADDRESS.parse().expect("literal"), boot_id)
 }
 
 fn register(roll: &mut Roll, stream: u64, name: &str, rules: &Rules) -> Result<bool, RollError> {
@@ -125,12 +125,12 @@ fn register(roll: &mut Roll, stream: u64, name: &str, rules: &Rules) -> Result<b
 
 #[test]
 fn a_newer_stream_supersedes_and_what_it_does_not_say_again_is_swept() {
-    let (mut roll, rules, now) = (Roll::default(), Rules::with_room(10), Instant::now());
-    let first = arrive(&mut roll, 1, BOOT, now).expect("room");
+    let (mut roll, rules) = (Roll::default(), Rules::with_room(10));
+    let first = arrive(&mut roll, 1, BOOT).expect("room");
     for name in ["web.shop", "db.shop"] {
         register(&mut roll, first.stream, name, &rules).expect("room");
     }
-    let second = arrive(&mut roll, 1, BOOT, now).expect("its own host");
+    let second = arrive(&mut roll, 1, BOOT).expect("its own host");
     assert_eq!(rules.prefixes().len(), 2, "no gap while the agent starts again");
     assert_eq!(register(&mut roll, first.stream, "late.shop", &rules), Err(RollError::Superseded));
     roll.withdraw(place(1), first.stream, &prefix("web.shop"), &rules);
@@ -151,22 +151,24 @@ fn a_newer_stream_supersedes_and_what_it_does_not_say_again_is_swept() {
 }
 
 #[test]
-fn two_hosts_with_one_key_are_told_apart_from_one_that_reboots() {
-    let (mut roll, start) = (Roll::default(), Instant::now());
-    arrive(&mut roll, 1, BOOT, start).expect("room");
-    for takeover in 0..TAKEOVERS_MAX {
-        arrive(&mut roll, 1, [takeover as u8 + 2; 16], start).expect("it may have been started anew");
-    }
-    assert_eq!(arrive(&mut roll, 1, [99; 16], start).err(), Some(RollError::Clone));
-    assert!(arrive(&mut roll, 1, [TAKEOVERS_MAX as u8 + 1; 16], start).is_ok(), "the one that is there goes on");
-    assert!(arrive(&mut roll, 2, [99; 16], start).is_ok(), "others are not concerned");
-    assert!(arrive(&mut roll, 1, [99; 16], start + TAKEOVER_TIME).is_ok(), "it is forgotten");
+fn of_a_host_with_a_key_that_is_here_it_is_known_which_other_one_has_it() {
+    let (mut roll, rules) = (Roll::default(), Rules::with_room(1));
+    let seat = arrive(&mut roll, 1, BOOT).expect("room");
+    assert!(roll.elder(place(1), BOOT).is_none(), "its agent has started again");
+    assert!(roll.elder(place(2), [99; 16]).is_none(), "others are not concerned");
+    let elder = roll.elder(place(1), [99; 16]).expect("another boot");
+    seat.signs.send_modify(|signs| *signs += 1);
+    assert_eq!(elder.signs.has_changed().ok(), Some(true));
+    roll.depart(place(1), seat.stream, Leave::Ended, &rules);
+    drop(seat);
+    assert!(elder.signs.has_changed().is_err(), "it is gone");
+    assert!(roll.elder(place(1), [99; 16]).is_none());
 }
 
 #[test]
 fn what_there_is_no_room_for_is_refused_and_changes_nothing() {
-    let (mut roll, rules, now) = (Roll::default(), Rules::with_room(1), Instant::now());
-    let seat = arrive(&mut roll, 1, BOOT, now).expect("room");
+    let (mut roll, rules) = (Roll::default(), Rules::with_room(1));
+    let seat = arrive(&mut roll, 1, BOOT).expect("room");
     register(&mut roll, seat.stream, "web.shop", &rules).expect("room");
     assert_eq!(register(&mut roll, seat.stream, "db.shop", &rules), Err(RollError::Table(TableError { limit: 1 })));
     let names = |roll: &Roll| roll.instances().into_iter().map(|instance| instance.name).collect::<Vec<_>>();
@@ -184,8 +186,8 @@ fn what_there_is_no_room_for_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_host_that_is_put_out_is_told_and_leaves_nothing() {
-    let (mut roll, rules, now) = (Roll::default(), Rules::with_room(10), Instant::now());
-    let seat = arrive(&mut roll, 1, BOOT, now).expect("room");
+    let (mut roll, rules) = (Roll::default(), Rules::with_room(10));
+    let seat = arrive(&mut roll, 1, BOOT).expect("room");
     register(&mut roll, seat.stream, "web.shop", &rules).expect("room");
     roll.expel(place(1).host, &rules);
     assert_eq!((rules.prefixes(), roll.len(), roll.left(Leave::Expelled)), (vec![], 0, 1));
@@ -199,8 +201,8 @@ const ALONE: Terms = Terms { exclusive: true, ..TERMS };
 
 /// Hosts 1 to `count`, and a table with room.
 fn hosts(count: u8) -> (Roll, Rules, Vec<u64>) {
-    let (mut roll, now) = (Roll::default(), Instant::now());
-    let streams = (1..=count).map(|n| arrive(&mut roll, n, BOOT, now).expect("room").stream).collect();
+    let mut roll = Roll::default();
+    let streams = (1..=count).map(|n| arrive(&mut roll, n, BOOT).expect("room").stream).collect();
     (roll, Rules::with_room(1000), streams)
 }
 
@@ -345,7 +347,7 @@ fn a_host_with_many_names_goes_in_parts_and_may_come_back_between() {
     assert_eq!(depart(&mut roll, streams[0]), Departure::Going);
     let left = names.len() - DEPARTING_MAX;
     assert_eq!((roll.instances().len(), rules.prefixes().len()), (left + 1, left + 1));
-    let again = arrive(&mut roll, 1, BOOT, Instant::now()).expect("its own host").stream;
+    let again = arrive(&mut roll, 1, BOOT).expect("its own host").stream;
     assert_eq!(depart(&mut roll, streams[0]), Departure::Superseded, "what is left is the newer stream's");
     assert_eq!(roll.instances().len(), left + 1);
     assert_eq!([depart(&mut roll, again), depart(&mut roll, again)], [Departure::Going, Departure::Gone]);
@@ -359,9 +361,8 @@ fn a_host_with_many_names_goes_in_parts_and_may_come_back_between() {
 fn what_is_found_by_prefix_is_what_everybody_has_registered() {
     let mut rng = margay_core::rng::Rng::new([9; 32]);
     let (mut roll, rules) = (Roll::default(), Rules::with_room(usize::MAX));
-    let now = Instant::now();
     let seats: Vec<(Place, u64)> = (1..=5)
-        .map(|n| (place(n), roll.arrive(place(n), &format!("h{n}"), ADDRESS.parse().expect("literal"), BOOT, now)))
+        .map(|n| (place(n), roll.arrive(place(n), &format!("h{n}"), ADDRESS.parse().expect("literal"), BOOT)))
         .map(|(place, seat)| (place, seat.expect("room").stream))
         .collect();
     let ids: Vec<ServiceId> =

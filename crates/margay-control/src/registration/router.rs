@@ -38,6 +38,8 @@ use crate::{Clock, SalControl, entropy, issue};
 
 /// From the first byte to the welcome.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
+/// Signs of life by which a host is there, when another one comes with its key.
+const SIGNS: usize = 2;
 /// Instances in one answer.
 const INSTANCES_MAX: usize = 64;
 /// A host that watches hears of a change at once, and of what changes within so long after it together: a thousand changes a second are
@@ -432,7 +434,8 @@ impl Guest {
         let place = Place { host: host.id(), authority };
         let membership = membership_of(shared, &member)?;
         let address = SocketAddr::new(from.ip(), sal_port);
-        let seat = shared.roll.lock().arrive(place, &member.host_name, address, boot_id, Instant::now())?;
+        make_way(shared, place, boot_id, from).await?;
+        let seat = shared.roll.lock().arrive(place, &member.host_name, address, boot_id)?;
         let mut rng = entropy::rng().map_err(|error| No(Code::Store, error.to_string()))?;
         let (association_key, hop_key, association_id) = (rng.bytes::<32>(), rng.bytes::<16>(), rng.u32().max(1));
         // Before the host learns the key: its first packet finds the association.
@@ -442,6 +445,7 @@ impl Guest {
             local_id: association_id,
             remote_id: hello.association_id,
             peer_epoch: hello.epoch,
+            boot_id: Some(boot_id),
             remote: address,
             hop_key: Some(hop_key),
             router: true,
@@ -514,6 +518,7 @@ impl Guest {
                     }
                     Some(Ok(message)) => {
                         silence.broken();
+                        self.seat.signs.send_modify(|signs| *signs = signs.wrapping_add(1));
                         self.answer(message).await
                     }
                 },
@@ -545,7 +550,10 @@ impl Guest {
         use from_host::Body as Asked;
         use from_router::Body as Answer;
         let body = match message.body {
-            Some(Asked::Heartbeat(_)) => Answer::Heartbeat(proto::Heartbeat {}),
+            Some(Asked::Heartbeat(_)) => {
+                let twin = self.seat.twin.lock().take().map(|twin| twin.ip().to_string());
+                Answer::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default() })
+            }
             Some(Asked::Register(asked)) => {
                 let (request, name) = (asked.request, asked.name.clone());
                 let prefix = prefix_of(&asked.service_id, asked.bits).ok();
@@ -715,6 +723,26 @@ impl Guest {
         let instances = found.into_iter().take(INSTANCES_MAX).map(proto::Instance::from);
         from_router::Body::Resolved(proto::Resolved { request, instances: instances.collect(), truncated })
     }
+}
+
+/// A host has come whose key another one uses that is here. Where that one gives signs of life, it stays, is told, and the later one is
+/// refused; where it gives none within a lease, it is gone, since a host is heard four times in that: then the later one is the same, and has
+/// booted anew.
+async fn make_way(shared: &Shared, place: Place, boot_id: [u8; 16], from: SocketAddr) -> Result<(), No> {
+    let Some(mut elder) = shared.roll.lock().elder(place, boot_id) else { return Ok(()) };
+    let signs = async {
+        // One may have been on its way when its host went.
+        for _ in 0..SIGNS {
+            elder.signs.changed().await.map_err(drop)?;
+        }
+        Ok::<_, ()>(())
+    };
+    let lease = Duration::from_millis(shared.config.lease_ms.into());
+    if !matches!(timeout(lease, signs).await, Ok(Ok(()))) {
+        return Ok(());
+    }
+    *elder.twin.lock() = Some(from);
+    Err(RollError::Clone.into())
 }
 
 async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Result<(), StreamError> {

@@ -28,6 +28,7 @@ mod found;
 mod revoked;
 mod site;
 mod succession;
+mod twin;
 
 const NOW_S: u64 = 1_700_000_000;
 const LIMIT: Duration = Duration::from_secs(10);

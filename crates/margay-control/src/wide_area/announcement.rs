@@ -170,6 +170,11 @@ impl Announcement {
         let origin: [u8; 32] =
             announce.origin_key.try_into().map_err(|_| Fault::Invalid("no key of the router that serves the names"))?;
         let origin = HostPublic(origin);
+        if origin.is_of_low_order() {
+            return Err(Fault::Invalid(
+                "the key of the router that serves the names is no key: everybody can prove it",
+            ));
+        }
         if path.last().is_none_or(|last| last.host != origin.id()) {
             return Err(Fault::Invalid("its path ends at another router than its key is of"));
         }
@@ -222,7 +227,12 @@ mod tests {
     fn what_is_written_is_read_and_what_makes_no_sense_is_not() {
         let good = Announcement::read(announce()).expect("as written");
         assert_eq!((good.sites(), good.written()), (vec!["hub", "berlin"], announce()));
-        let bad: [fn(&mut proto::Announce); 10] = [
+        let low = |one: &mut proto::Announce| {
+            one.origin_key = vec![0; 32];
+            one.path[1].host = HostPublic([0; 32]).id().0.to_vec();
+        };
+        let bad: [fn(&mut proto::Announce); 11] = [
+            low,
             |one| one.service_id.truncate(31),
             |one| one.service_id[31] = 1,
             |one| one.bits = 63,

@@ -91,6 +91,33 @@ fn a_delegate_signs_within_its_prefix() {
     assert_eq!(store().verify_service(&bad, &service(), &HOST, 150), Err(CertificateError::NotTrusted));
 }
 
+/// A delegation is in the clear in every answer of the hosts below it: who shows it alone has shown nothing.
+#[test]
+fn a_delegation_is_no_certificate_and_a_key_of_low_order_is_nobodys() {
+    let link = |kind| {
+        let delegate = Some(key(3).public());
+        Certificate { host_key: [0; 32], delegate, ..certificate(kind, 64) }
+    };
+    let (service_kind, member_kind) = (CertificateKind::Service, CertificateKind::Member);
+    let of_host = Certificate { host_key: HOST, ..link(service_kind) };
+    let shown = [one(link(service_kind)), one(of_host)];
+    let answers = |chain: &[u8], host: &[u8; 32]| store().verify_service(chain, &service(), host, 150);
+    assert_eq!(answers(&shown[0], &[0; 32]), Err(CertificateError::LowOrder));
+    assert_eq!(answers(&shown[0], &HOST), Err(CertificateError::Delegation));
+    assert_eq!(answers(&shown[1], &HOST), Err(CertificateError::Delegation));
+    let member = one(link(member_kind));
+    assert_eq!(store().verify_member(&member, &[0; 32], 150), Err(CertificateError::LowOrder));
+    assert_eq!(store().verify_member(&member, &HOST, 150), Err(CertificateError::Delegation));
+    let prefix = Prefix::new(service(), 96);
+    assert_eq!(store().verify_prefix(&shown[0], &prefix, &[0; 32], 150), Err(CertificateError::LowOrder));
+    // A leaf below it that names a key of low order helps no more, and neither does a delegation to no further key.
+    let low = Certificate { host_key: [0; 32], ..certificate(service_kind, 96) };
+    let below = encode_chain(&[link(service_kind).sign(&key(1)), low.sign(&key(3))]);
+    assert_eq!(answers(&below, &[0; 32]), Err(CertificateError::LowOrder));
+    let twice = encode_chain(&[link(service_kind).sign(&key(1)), link(service_kind).sign(&key(3))]);
+    assert_eq!(answers(&twice, &HOST), Err(CertificateError::Delegation));
+}
+
 #[test]
 fn a_delegation_is_for_one_key_and_kind_and_leaves_room_for_what_it_signs() {
     let (all, block, kind) = (Prefix::new(service(), 0), Prefix::new(service(), 64), CertificateKind::Service);
@@ -216,8 +243,16 @@ fn a_name_that_certifies_itself_needs_no_authority() {
     own.prefix = id.into();
     let chain = encode_chain(&[own.clone().sign(&key(4))]);
     assert_eq!(TrustStore::default().verify_service(&chain, &id, &HOST, 150), Ok(Authenticated::Yes));
-    let forged = encode_chain(&[own.sign(&key(5))]);
+    let forged = encode_chain(&[own.clone().sign(&key(5))]);
     assert_eq!(store().verify_service(&forged, &id, &HOST, 150), Err(CertificateError::NotTrusted));
+    // Who trusts nobody for it believes nobody but that key.
+    let bare = |chain: &[u8]| TrustStore::default().verify_service(chain, &id, &HOST, 150);
+    assert_eq!(bare(&forged), Err(CertificateError::NotByItsKey));
+    assert_eq!(bare(&[]), Err(CertificateError::NotByItsKey));
+    assert_eq!(bare(&one(certificate(CertificateKind::Service, 96))), Err(CertificateError::NotByItsKey));
+    let link = Certificate { host_key: [0; 32], delegate: Some(key(5).public()), ..own };
+    assert_eq!(bare(&encode_chain(&[link.sign(&key(4))])), Err(CertificateError::Delegation));
+    assert_eq!(store().verify_service(&[], &id, &HOST, 150), Err(CertificateError::Missing));
 }
 
 #[test]

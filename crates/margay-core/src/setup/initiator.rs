@@ -23,8 +23,7 @@ use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::grant::Asks;
 use crate::greeting::GREETING;
-use crate::handshake::{Finished, Initiator, Introduction};
-use crate::key::HostPublic;
+use crate::handshake::{Finished, Initiator};
 use crate::name::ServiceId;
 use crate::output::{AppVerdict, DropReason};
 use crate::packet::{self, AppPacket, Parsed, Unreachable};
@@ -334,6 +333,10 @@ impl Sal {
                 self.ask_full_handshake(now, id);
                 return Err(DropReason::UnknownAssociation);
             }
+            Err(DropReason::KeptOut) => {
+                self.refuse_newcomers_answer(now, id);
+                return Err(DropReason::KeptOut);
+            }
             other => other?,
         };
         if let Some(error) = message.error() {
@@ -348,7 +351,7 @@ impl Sal {
     }
 
     /// Several were asked, and one host has refused, or may not speak for the name: its word is not the last one.
-    fn others_may_answer(&mut self, now: Instant, id: FlowId, code: ErrorCode) -> bool {
+    pub(crate) fn others_may_answer(&mut self, now: Instant, id: FlowId, code: ErrorCode) -> bool {
         let is_search = self.flows.get(id).is_some_and(Self::is_search);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
         if setup.next_hop != SEGMENT && setup.beside.is_empty() {
@@ -552,12 +555,14 @@ impl Sal {
             return if is_client { Ok(true) } else { Err("another host answers than the one that asked".to_string()) };
         }
         let service = flow.service;
-        let Some(host_key) = self.associations.get(association).map(|association| association.host_key.0) else {
-            return Ok(false);
+        let Some(answering) = self.associations.get(association) else {
+            return Err("the association with the host that answered is gone; connect again".to_string());
         };
-        if host_key == self.config.host_key.public().0 {
+        // Not whoever has this host's key: a clone answers for no more than its certificates say.
+        if answering.is_self() {
             return Ok(true);
         }
+        let host_key = answering.host_key.0;
         let chain = message.certificate().unwrap_or_default();
         let unix_s = self.unix_s();
         self.trust
@@ -770,17 +775,6 @@ impl Sal {
     pub(crate) fn connect_failed(&mut self, service: ServiceId, packet: &AppPacket<'_>, why: String) {
         self.counters.connects_failed += 1;
         self.events.push(Event::ConnectFailed { service, app: packet.tuple, why });
-    }
-
-    /// What this host says of itself inside a handshake. The initiator shows its membership, which a responder needs; the
-    /// responder keeps its answer small and shows its own later.
-    pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], with_membership: bool) -> Introduction {
-        let certificate = if with_membership { self.membership.clone() } else { Vec::new() };
-        Introduction { epoch: self.config.epoch, boot_id: self.config.boot_id, assoc_id, tag_key, certificate }
-    }
-
-    pub(crate) fn host_id(&self) -> crate::key::HostId {
-        HostPublic::id(&self.config.host_key.public())
     }
 }
 

@@ -24,9 +24,9 @@ use margay_wire::{
 use crate::association::Association;
 use crate::auth;
 use crate::grant::{Asks, Granted, Offer};
-use crate::handshake::Responder;
+use crate::handshake::{Introduction, Keys, Responder};
 use crate::hop;
-use crate::key::HostId;
+use crate::key::{HostId, HostPublic};
 use crate::location::Pair;
 use crate::name::ServiceId;
 use crate::packet::{self, Parsed, Unreachable};
@@ -99,6 +99,8 @@ pub(crate) struct ResponderSetup {
     pub syn_len: usize,
     pub message_1: Vec<u8>,
     pub handshake: Option<Responder>,
+    /// What its third message has shown, while it is asked whether the peer is the only one with its key: it is read once only.
+    pub shown_by: Option<Box<Shown>>,
     /// The index reserved here for a new association.
     pub association: u32,
     pub datagram_max: u16,
@@ -129,6 +131,12 @@ pub(crate) struct ResponderSetup {
     pub offer: Option<Box<Offer>>,
 }
 
+/// What the third message of a handshake has shown.
+pub(crate) struct Shown {
+    pub message_3: Vec<u8>,
+    pub proved: (HostPublic, Introduction, Keys),
+}
+
 impl ResponderSetup {
     /// What a SYN begins.
     pub fn new(arrival: &Arrival<'_>, exchange: &KeyExchangeRepr<'_>, allow: Allow, chain: Vec<u8>) -> Self {
@@ -140,6 +148,7 @@ impl ResponderSetup {
             syn_len: arrival.syn_len,
             message_1: exchange.message.to_vec(),
             handshake: None,
+            shown_by: None,
             association: 0,
             datagram_max: 0,
             allow,
@@ -223,7 +232,7 @@ pub(crate) fn prologue(session: SessionId, service: &ServiceId, initiator_flow: 
 fn unreachable_of(code: ErrorCode) -> Unreachable {
     match code {
         ErrorCode::NotAllowed | ErrorCode::BadCertificate | ErrorCode::NoCommonStack => Unreachable::Prohibited,
-        ErrorCode::HopLimit | ErrorCode::Overloaded => Unreachable::Host,
+        ErrorCode::HopLimit | ErrorCode::Overloaded | ErrorCode::KeptOut => Unreachable::Host,
         _ => Unreachable::Port,
     }
 }
@@ -240,6 +249,7 @@ fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::Overloaded => "the instance is overloaded; try again",
         ErrorCode::NoCommonStack => NO_COMMON_STACK,
         ErrorCode::BadCertificate => "only hosts answered that may not speak for this name; their certificates say so",
+        ErrorCode::KeptOut => crate::twin::KEPT_OUT,
         _ => "the peer refused the connection",
     }
 }
@@ -383,6 +393,17 @@ impl Sal {
         }
         association.local = arrival.or(association.local);
         self.associations.set_remote(local_id, remote);
+    }
+
+    /// What this host says of itself inside a handshake. The initiator shows its membership, which a responder needs; the
+    /// responder keeps its answer small and shows its own later.
+    pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], with_membership: bool) -> Introduction {
+        let certificate = if with_membership { self.membership.clone() } else { Vec::new() };
+        Introduction { epoch: self.config.epoch, boot_id: self.config.boot_id, assoc_id, tag_key, certificate }
+    }
+
+    pub(crate) fn host_id(&self) -> HostId {
+        HostPublic::id(&self.config.host_key.public())
     }
 
     /// Puts a hop tag on a finished datagram for the router or host behind `hop_key`.

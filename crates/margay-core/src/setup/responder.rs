@@ -9,15 +9,18 @@ use margay_wire::{
     ResolvableRepr,
 };
 
-use super::{Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, bare, next_protocol, prologue, starts_direct};
+use super::{
+    Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, Shown, bare, next_protocol, prologue, starts_direct,
+};
+use crate::association::Association;
 use crate::auth;
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup};
 use crate::forward::rewrite;
 use crate::greeting::{GREETING, tuple_of};
-use crate::handshake::Responder;
-use crate::key::HostId;
+use crate::handshake::{Introduction, Keys, Responder};
+use crate::key::{HostId, HostPublic};
 use crate::name::ServiceId;
 use crate::output::DropReason;
 use crate::packet::{self, AppPacket, Parsed};
@@ -511,17 +514,51 @@ impl Sal {
         let flow = self.flows.get_mut(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
         let Setup::Responder(setup) = &mut flow.setup else { return Err(DropReason::Unexpected) };
         let handshake = setup.handshake.as_mut().ok_or(DropReason::Unexpected)?;
-        let (peer, theirs, keys) = handshake.finish(exchange.message).map_err(|_| DropReason::BadHandshake)?;
+        let read = setup.shown_by.take().filter(|shown| shown.message_3 == exchange.message).map(|shown| shown.proved);
+        let (peer, theirs, keys) = match read {
+            Some(proved) => proved,
+            None => handshake.finish(exchange.message).map_err(|_| DropReason::BadHandshake)?,
+        };
         let (reserved, datagram_max, claimed) = (setup.association, setup.datagram_max, setup.claimed);
         if peer.id() != claimed || peer.id().0 != exchange.host_id {
             return Err(DropReason::BadHandshake);
         }
-        self.adopt_peer(now, &peer, &theirs, reserved, &keys, message, from, false)?;
+        let adopted = self.adopt_peer(now, &peer, &theirs, reserved, &keys, message, from, false);
+        if let Err(reason) = adopted {
+            self.put_newcomer_off(from, message, reserved, (peer, theirs, keys), reason);
+            return Err(reason);
+        }
         if let Some(association) = self.associations.get_mut(reserved) {
             association.datagram_max = datagram_max;
         }
         self.note_membership(reserved, &theirs.certificate);
         Ok(reserved)
+    }
+
+    /// A peer has proved its key, and another host uses that as well: it waits until it is known whether that one is there, or goes.
+    fn put_newcomer_off(
+        &mut self,
+        from: SocketAddr,
+        message: &Message<'_>,
+        reserved: u32,
+        proved: (HostPublic, Introduction, Keys),
+        reason: DropReason,
+    ) {
+        let id = message.dst_flow;
+        match reason {
+            DropReason::KeptOut => {
+                let (peer, theirs, keys) = proved;
+                let once = Association::new(reserved, theirs.assoc_id, peer, keys, false, from);
+                self.say_kept_out(id, message, from, once);
+            }
+            DropReason::Inquired | DropReason::Full => {
+                let message_3 = message.key_exchange().map(|exchange| exchange.message.to_vec()).unwrap_or_default();
+                if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
+                    setup.shown_by = Some(Box::new(Shown { message_3, proved }));
+                }
+            }
+            _ => {}
+        }
     }
 
     /// A proved peer: may it connect? Then the flow is established and what was held is let go.

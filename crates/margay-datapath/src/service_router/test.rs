@@ -107,6 +107,7 @@ impl Rig {
             local_id: 1000 + u32::from(n),
             remote_id: 2000 + u32::from(n),
             peer_epoch: 1,
+            boot_id: None,
             remote: place(n, v4),
             hop_key: Some(hop_key(n)),
             router: true,

@@ -78,6 +78,11 @@ links = [{ subnet = "site" }]
 role = "plain"
 links = [{ subnet = "site" }]
 
+# Belongs to nobody, and trusts nobody.
+[host.loner]
+role = "plain"
+links = [{ subnet = "site" }]
+
 # Calls itself the router of shop, with a key of its own.
 [host.rogue]
 role = "plain"
@@ -126,7 +131,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     forged_registration(other, friend, &mut tally, findings)?;
     warranted(&lab, &mut tally, findings)?;
     taken_back(&lab, &mut tally, findings)?;
-    key_elsewhere(router, server, friend, &mut tally, findings)?;
+    let keyed = key_elsewhere(router, server, friend, &mut tally, findings)?;
+    key_of_nobody(&lab, &keyed, &mut tally, findings)?;
     expired(router, late?, &mut tally, findings)?;
     honest(friend, "open.shop", 7, &mut tally, findings)?;
     rogue_router(router, lab.host("rogue")?, friend, &mut tally, findings)?;
@@ -247,14 +253,38 @@ fn taken_back(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<(
     honest(friend, "guest.shop", 11, tally, findings)
 }
 
-/// A host that a service's key lets answer does, and without that key's word it is not listed.
+/// A host that has joined nobody asks its segment for the name of a key. One serves it and shows nothing: it has no connection with that one,
+/// and has one as soon as a host is there that shows the key's own word.
+fn key_of_nobody(lab: &Lab, name: &str, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
+    let [loner, other, server] = [lab.host("loner")?, lab.host("other")?, lab.host("server")?];
+    let listen = "0.0.0.0:12".parse()?;
+    let _echoes = [server::echo(other, &[listen])?, server::echo(server, &[listen])?];
+    let publish = |host| margay(host, ["service", "publish", name, "--listen", "0.0.0.0:12", "--allow", "any"]);
+    margay(loner, ["up"])?;
+    agent::withdraw(server, name)?;
+    publish(other)?;
+    let address = agent::virtual_addresses(loner, name)?.0;
+    // Each waits for others to answer, as long as a segment has time to.
+    let outcome = server::attempt(loner, &address, 12, &["--count", "2"])?;
+    tally.accepted += outcome.ok;
+    findings.note(format!("the name of a key, by a host that does not have its word: {:?}", outcome.errors));
+    publish(server)?;
+    let outcome = server::attempt(loner, &address, 12, &["--count", &TRIES.to_string()])?;
+    if outcome.ok != TRIES as u64 {
+        findings.note(format!("to the name of a key, by its own word: {:?}", outcome.errors));
+    }
+    tally.honest_failed += TRIES as u64 - outcome.ok;
+    agent::withdraw(other, name)
+}
+
+/// A host that a service's key lets answer does, and without that key's word it is not listed. Gives the name.
 fn key_elsewhere(
     holder: &Host,
     server: &Host,
     friend: &Host,
     tally: &mut Tally,
     findings: &mut Findings,
-) -> Result<()> {
+) -> Result<String> {
     let name = margay(holder, ["id", "key", "create", "own.shop"])?.trim().to_owned();
     let _echo = server::echo(server, &["0.0.0.0:12".parse()?])?;
     let publish = |state: &str| {
@@ -278,7 +308,7 @@ fn key_elsewhere(
         findings.note(format!("to the name of a key that is elsewhere: {:?}", outcome.errors));
     }
     tally.honest_failed += TRIES as u64 - outcome.ok;
-    Ok(())
+    Ok(name)
 }
 
 /// A host whose clock is beyond the end of every certificate believes nobody; and a token that has expired admits nobody.

@@ -241,7 +241,7 @@ async fn live(host: Arc<Registrant>, every: Duration) -> Result<()> {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        host.say(from_host::Body::Heartbeat(proto::Heartbeat {})).await?;
+        host.say(from_host::Body::Heartbeat(proto::Heartbeat::default())).await?;
     }
 }
 

@@ -211,6 +211,7 @@ fn neighbour(n: u8, host_key: [u8; 32], remote: SocketAddr) -> AssociationSetup 
         local_id: 1000 + u32::from(n),
         remote_id: 2000 + u32::from(n),
         peer_epoch: 1,
+        boot_id: None,
         remote,
         hop_key: Some([n; 16]),
         router: true,

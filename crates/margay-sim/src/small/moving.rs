@@ -126,6 +126,7 @@ impl SmallWorld {
                 local_id: id(own, peer) as u32,
                 remote_id: id(peer, own) as u32,
                 peer_epoch: 1,
+                boot_id: None,
                 remote: SocketAddr::new(self.hosts[peer].address, PORT),
                 hop_key: is_registration.then_some([other as u8; 16]),
                 router: is_registration,

@@ -59,7 +59,7 @@ impl Change {
             Event::Moved { flow, .. } if flow.0 != 0 => Some(Self::Flow(*flow)),
             Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Moved { .. } => Some(Self::Associations),
             Event::ConnectFailed { .. }
-            | Event::Quarantined(_)
+            | Event::Twin(_)
             | Event::Flapping(_)
             | Event::Silent(_)
             | Event::Unanswered(_)

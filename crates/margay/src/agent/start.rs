@@ -81,7 +81,8 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     check_interface()?;
     let clock_of_wall = Clock::system();
     let (state_dir, store, keyring) = open_state(&config)?;
-    let identity = Identity::start(&state_dir, Path::new(BOOT_ID), &clock_of_wall).into_diagnostic()?;
+    let identity = Identity::start(&state_dir, &config.host.runtime_dir, Path::new(BOOT_ID), &clock_of_wall);
+    let identity = identity.into_diagnostic()?;
     let local = local_of(&config, &identity);
     let (watchers, direct) = (Watchers::default(), DirectPath::open(&config).await);
     let (spreads, kernel_router) = (Spreads::open(&config, &direct), KernelRouter::open(&config));

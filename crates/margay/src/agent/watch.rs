@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use margay_core::Event;
 use margay_core::lifetime::Expiry;
 use margay_core::table::RuleId;
+use margay_core::twin::Twin;
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
 
@@ -112,12 +113,27 @@ fn log(event: &Event) {
                 "a host with another key is at the address of this peer: the machine was set up anew, or the address is another's now"
             );
         }
-        Event::Quarantined(host) => {
-            tracing::warn!(%host, "two hosts use the same key; the later one is kept out: remove the host key of one of them");
-        }
+        Event::Twin(twin) => log_twin(*twin),
         Event::RouterFound { key, at, .. } => tracing::info!(host = %key.id(), %at, "a router has answered a search"),
         Event::RuleExpired { id, prefix, why, packets } => {
             tracing::info!(rule = id.0, %prefix, packets, why = why.text(), "a rule has ended");
+        }
+    }
+}
+
+/// What is to be done about a key in two places; the same on each of the three hosts that know.
+const ONE_KEY: &str = "stop the agent on the copy, remove /var/lib/margay/host.key there, and start it again: it is a host of its own then";
+
+fn log_twin(twin: Twin) {
+    match twin {
+        Twin::KeptOut { host, elder, newcomer } => {
+            tracing::warn!(%host, %elder, %newcomer, advice = ONE_KEY, "two hosts use the same key; the elder is alive, and the later one is kept out");
+        }
+        Twin::Elsewhere { peer, newcomer } => {
+            tracing::warn!(%peer, %newcomer, advice = ONE_KEY, "another host shows this host's key; this one was there before, and keeps its place");
+        }
+        Twin::Refused { peer } => {
+            tracing::warn!(%peer, advice = ONE_KEY, "another host with this host's key was there before and is alive; this one is kept out");
         }
     }
 }

@@ -117,7 +117,7 @@ impl Session {
     /// Gives signs of life until the router ends the stream.
     pub async fn stay(&mut self, limit: Duration) -> Result<()> {
         let staying = async {
-            while self.say(Some(from_host::Body::Heartbeat(proto::Heartbeat {}))).await.is_ok() {
+            while self.say(Some(from_host::Body::Heartbeat(proto::Heartbeat::default()))).await.is_ok() {
                 let read = timeout(Duration::from_millis(100), self.hear_any()).await;
                 if matches!(read, Ok(Ok(Answer::No(_)) | Err(_))) {
                     return;

@@ -246,7 +246,7 @@ fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<Flow
         Event::FlowChanged(_)
         | Event::AssociationUp(_)
         | Event::PeerRebooted(_)
-        | Event::Quarantined(_)
+        | Event::Twin(_)
         | Event::Moved { .. }
         | Event::Flapping(_)
         | Event::Silent(_)

@@ -68,7 +68,7 @@ impl Subscription {
             Event::FlowChanged(_)
             | Event::AssociationUp(_)
             | Event::PeerRebooted(_)
-            | Event::Quarantined(_)
+            | Event::Twin(_)
             | Event::Moved { .. }
             | Event::Flapping(_)
             | Event::Silent(_)

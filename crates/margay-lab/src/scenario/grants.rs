@@ -29,12 +29,13 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 16] = [
+const BOUNDS: [Bound; 17] = [
     // Otherwise there were no grants to speak of.
     bound("taken_share", AtLeast(0.5)),
     bound("share_min", AtLeast(0.35)),
     // Somebody on the path, who reads what grants say.
     bound("read_grants", AtLeast(READ_GRANTS)),
+    bound("reader_dropped", AtLeast(READ_GRANTS)),
     bound("reader_accepted", Exactly(0.0)),
     bound("late_connects", Exactly(0.0)),
     bound("returns", Exactly(RETURNS)),
@@ -208,6 +209,10 @@ fn calm(stage: &mut Stage, findings: &mut Findings) -> Result<()> {
 
 /// Whoever reads what grants say gets no connection by it, and costs the client none.
 fn read(stage: &mut Stage, findings: &mut Findings) -> Result<()> {
+    let webs = stage.webs;
+    let dropped =
+        || -> Result<f64> { webs.iter().map(|web| agent::metric(web, "margay_kernel_drop_unproved_total")).sum() };
+    let before = dropped()?;
     let (from_ms, time_ms) = (now_ms(), (CALM_MS as u64).to_string());
     let mut reader = stage.client.traffic(["reader", "--time-ms", &time_ms])?;
     let reading = std::thread::spawn(move || output_within(&mut reader, READER_LIMIT));
@@ -220,6 +225,8 @@ fn read(stage: &mut Stage, findings: &mut Findings) -> Result<()> {
     let said: Value = serde_json::from_slice(&said.stdout).context("the reader says nothing")?;
     findings.note(format!("a reader on the path: {said}"));
     findings.set("read_grants", said["grants"].as_f64().unwrap_or_default());
+    // Flows were there for whom they were granted to.
+    findings.set("reader_dropped", dropped()? - before);
     findings.set("reader_accepted", said["accepted"].as_f64().unwrap_or(f64::NAN));
     Ok(())
 }

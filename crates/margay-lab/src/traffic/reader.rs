@@ -1,7 +1,7 @@
 //! Somebody on the path between a client and its instances: reads what grants say, which is in the clear, and asks for connections by them in the
 //! client's name. IPv4 only. It works on the client's own host, where everything passes.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
@@ -16,8 +16,9 @@ use crate::host::write_line;
 
 /// `ETH_P_ALL`, in network byte order.
 const EVERYTHING: i32 = 0x0003_u16.to_be() as i32;
-/// How long after the instance's word its kernel has the grant.
-const SETTLED: Duration = Duration::from_millis(5);
+/// How long after the instance's word its kernel may have the grant: it is asked each time.
+const SETTLED_MS: [u64; 4] = [2, 10, 50, 250];
+const READ_WAIT: Duration = Duration::from_millis(2);
 /// Of each grant, its last flows: those that the client takes last.
 const FLOWS: u16 = 8;
 /// By which answers to the reader are told from others.
@@ -39,7 +40,7 @@ struct Reader {
     /// What clients have asked for, by their number.
     asked: HashMap<FlowId, (Ipv4Addr, GrantRepr)>,
     /// Flows, and when to ask for them.
-    wanted: VecDeque<(Instant, Wanted)>,
+    wanted: Vec<(Instant, Wanted)>,
     grants: usize,
     /// The option of the client's own SYN that came last.
     proof: Option<Vec<u8>>,
@@ -54,7 +55,7 @@ struct Reader {
 pub fn read(time: Duration) -> Result<()> {
     let (sender, end, mut reader) = (raw_socket()?, Instant::now() + time, Reader::default());
     let tap = Socket::new(Domain::PACKET, Type::DGRAM, Some(Protocol::from(EVERYTHING))).context("no packet socket")?;
-    tap.set_read_timeout(Some(SETTLED))?;
+    tap.set_read_timeout(Some(READ_WAIT))?;
     tap.set_recv_buffer_size(8 << 20)?;
     let (mut packet, mut sent) = (vec![0; 1 << 16], 0_u64);
     while Instant::now() < end {
@@ -63,7 +64,11 @@ pub fn read(time: Duration) -> Result<()> {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(error) => return Err(error.into()),
         }
-        while let Some((_, (from, to))) = reader.wanted.pop_front_if(|(at, _)| *at <= Instant::now()) {
+        let now = Instant::now();
+        let (due, later) = reader.wanted.drain(..).partition(|(at, _)| *at <= now);
+        reader.wanted = later;
+        let due: Vec<(Instant, Wanted)> = due;
+        for (_, (from, to)) in due {
             for options in [Some(Vec::new()), reader.proof.clone()].into_iter().flatten() {
                 // The buffer may be full: what is not sent is not counted.
                 sent += u64::from(sender.send_to(&syn(from, to, &options), &to.into()).is_ok());
@@ -101,7 +106,7 @@ impl Reader {
             let count = grant.count.min(wanted.count);
             for flow in count.saturating_sub(FLOWS)..count {
                 let ends = (SocketAddrV4::new(client, wanted.port + flow), SocketAddrV4::new(from, grant.port));
-                self.wanted.push_back((Instant::now() + SETTLED, ends));
+                self.wanted.extend(SETTLED_MS.map(|after_ms| (Instant::now() + Duration::from_millis(after_ms), ends)));
             }
         }
     }

@@ -374,3 +374,35 @@ impl Sal {
         self.keep_peers(now);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Limits;
+    use crate::handover::HandoverRecord;
+    use crate::handover::tests::{meet_peer, record, sal};
+    use crate::output::Output;
+
+    #[test]
+    fn a_flow_whose_program_has_no_socket_any_more_goes_with_its_entry_and_the_peer_hears_of_it() {
+        for fins in [(false, false), (true, false), (false, true)] {
+            let mut sal = sal(Limits::default());
+            meet_peer(&mut sal, 77);
+            let now = Instant::from_millis(60_000);
+            sal.adopt_flow(now, &HandoverRecord { fins, ..record() }).expect("the peer is known");
+            let mut buf = [0; 2048];
+            while sal.poll(&mut buf).is_some() {}
+            sal.end_without_socket(now, &[FlowId(7), record().flow]);
+            assert!(sal.flow(record().flow).is_none(), "not after two hours");
+            let (mut has_gone, mut fails) = (false, 0);
+            while let Some(output) = sal.poll(&mut buf) {
+                match output {
+                    Output::Update(EntryUpdate::Remove { flow, .. }) => has_gone |= flow == record().flow,
+                    Output::Transmit { .. } => fails += u32::from(buf[1] == margay_wire::Kind::Fail.into()),
+                    _ => {}
+                }
+            }
+            assert_eq!((has_gone, fails), (true, 1));
+        }
+    }
+}

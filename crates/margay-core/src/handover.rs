@@ -558,7 +558,7 @@ pub(crate) mod tests {
         crate::key::HostPublic(PEER).id()
     }
 
-    fn record() -> HandoverRecord {
+    pub(crate) fn record() -> HandoverRecord {
         let source = SocketAddr::new([198, 18, 0, 1].into(), 0x9c40);
         let destination = SocketAddr::new([198, 18, 0, 9].into(), 80);
         let tuple = Tuple { protocol: 6, source, destination };
@@ -670,7 +670,7 @@ pub(crate) mod tests {
         Sal::new(config, Instant::ZERO, 0, [7; 32])
     }
 
-    fn meet_peer(sal: &mut Sal, local_id: u32) {
+    pub(crate) fn meet_peer(sal: &mut Sal, local_id: u32) {
         let setup = AssociationSetup {
             host_key: PEER,
             key: [1; 32],
@@ -736,29 +736,6 @@ pub(crate) mod tests {
         assert_eq!(after.flow_count(), 1);
         after.handle_timeout(now + LINGER);
         assert_eq!(after.flow_count(), 0, "not after two hours");
-    }
-
-    #[test]
-    fn a_flow_whose_program_has_no_socket_any_more_goes_with_its_entry_and_the_peer_hears_of_it() {
-        for fins in [(false, false), (true, false), (false, true)] {
-            let mut sal = sal(Limits::default());
-            meet_peer(&mut sal, 77);
-            let now = Instant::from_millis(60_000);
-            sal.adopt_flow(now, &HandoverRecord { fins, ..record() }).expect("the peer is known");
-            let mut buf = [0; 2048];
-            while sal.poll(&mut buf).is_some() {}
-            sal.end_without_socket(now, &[FlowId(7), record().flow]);
-            assert!(sal.flow(record().flow).is_none(), "not after two hours");
-            let (mut has_gone, mut fails) = (false, 0);
-            while let Some(output) = sal.poll(&mut buf) {
-                match output {
-                    Output::Update(EntryUpdate::Remove { flow, .. }) => has_gone |= flow == record().flow,
-                    Output::Transmit { .. } => fails += u32::from(buf[1] == margay_wire::Kind::Fail.into()),
-                    _ => {}
-                }
-            }
-            assert_eq!((has_gone, fails), (true, 1));
-        }
     }
 
     /// Taken up with ports of its own, while the cache's entry names the record `path`.

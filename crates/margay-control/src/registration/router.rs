@@ -518,7 +518,6 @@ impl Guest {
                     }
                     Some(Ok(message)) => {
                         silence.broken();
-                        self.seat.signs.send_modify(|signs| *signs = signs.wrapping_add(1));
                         self.answer(message).await
                     }
                 },
@@ -549,6 +548,7 @@ impl Guest {
     async fn answer(&mut self, message: proto::FromHost) -> Vec<proto::FromRouter> {
         use from_host::Body as Asked;
         use from_router::Body as Answer;
+        self.seat.signs.send_modify(|signs| *signs = signs.wrapping_add(1));
         let body = match message.body {
             Some(Asked::Heartbeat(_)) => {
                 let twin = self.seat.twin.lock().take().map(|twin| twin.ip().to_string());

@@ -81,8 +81,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     check_interface()?;
     let clock_of_wall = Clock::system();
     let (state_dir, store, keyring) = open_state(&config)?;
-    let identity = Identity::start(&state_dir, &config.host.runtime_dir, Path::new(BOOT_ID), &clock_of_wall);
-    let identity = identity.into_diagnostic()?;
+    let identity = identify(&config, &state_dir, &clock_of_wall)?;
     let local = local_of(&config, &identity);
     let (watchers, direct) = (Watchers::default(), DirectPath::open(&config).await);
     let (spreads, kernel_router) = (Spreads::open(&config, &direct), KernelRouter::open(&config));
@@ -173,6 +172,10 @@ fn open_state(config: &Config) -> Result<(StateDir, Arc<Store>, Keyring)> {
     let store = Arc::new(Store::open(&dir).into_diagnostic()?);
     let keyring = Keyring::open(&dir).into_diagnostic()?;
     Ok((dir, store, keyring))
+}
+
+fn identify(config: &Config, state_dir: &StateDir, clock: &Clock) -> Result<Identity> {
+    Identity::start(state_dir, &config.host.runtime_dir, Path::new(BOOT_ID), clock).into_diagnostic()
 }
 
 fn local_of(config: &Config, identity: &Identity) -> Local {

@@ -48,6 +48,7 @@ pub mod policy;
 mod queue;
 pub mod rate;
 mod redirect;
+mod rendezvous;
 mod related;
 pub mod reorder;
 pub mod rng;

@@ -87,7 +87,7 @@ pub struct IngressRoute {
     pub seal: Option<Arc<Seal>>,
     /// It comes by several pairs of addresses: this one, where it is one of those.
     pub stripe: Option<(Arc<Stripe>, Option<usize>)>,
-    /// It answers data that went unanswered for long.
+    /// It answers data that the core was told of, since it went unanswered for long.
     pub ends_silence: bool,
 }
 
@@ -168,6 +168,9 @@ struct Slot {
     seal: Option<Arc<Seal>>,
     /// When data of a connection was first sent encapsulated that nothing has come back for, in microseconds; zero: it has.
     unanswered_since: AtomicU64,
+    /// The core was told that it goes unanswered, and not of an answer yet. Nothing but an answer ends it: what an update of the entry
+    /// forgets, the core still has in mind.
+    is_silence_told: AtomicBool,
 }
 
 const VACANT_KEY: FlowKey =
@@ -196,6 +199,7 @@ impl Slot {
             wants_pinhole: AtomicBool::new(false),
             seal: None,
             unanswered_since: AtomicU64::new(0),
+            is_silence_told: AtomicBool::new(false),
         }
     }
 
@@ -213,14 +217,13 @@ impl Slot {
         Duration::from_micros(now.saturating_sub(since))
     }
 
-    /// Takes note of an answer. True if it was long in coming.
+    /// Takes note of an answer. True if the core waits for one.
     fn note_answer(&self) -> bool {
-        let since = self.unanswered_since.load(Ordering::Relaxed);
-        if since == 0 {
-            return false;
+        if self.unanswered_since.load(Ordering::Relaxed) != 0 {
+            self.unanswered_since.store(0, Ordering::Relaxed);
         }
-        self.unanswered_since.store(0, Ordering::Relaxed);
-        Duration::from_micros(clock::now().micros().saturating_sub(since)) >= UNANSWERED
+        // Reading first keeps the cache line shared in the common case.
+        self.is_silence_told.load(Ordering::Relaxed) && self.is_silence_told.swap(false, Ordering::Relaxed)
     }
 
     fn mark_active(&self) {
@@ -373,6 +376,9 @@ impl Table {
             return None;
         }
         let (is_silent, unanswered) = (record.is_silent(), slot.unanswered_for(record.placed));
+        if unanswered >= UNANSWERED && !slot.is_silence_told.load(Ordering::Relaxed) {
+            slot.is_silence_told.store(true, Ordering::Relaxed);
+        }
         (is_silent || unanswered >= UNANSWERED).then_some(unanswered)
     }
 

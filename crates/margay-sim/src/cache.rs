@@ -29,6 +29,8 @@ struct Slot {
     carried: (u32, u32),
     /// When data of a connection was first sent that nothing has come back for.
     unanswered_since: Option<Instant>,
+    /// It was told of that, and not of an answer yet.
+    is_silence_told: bool,
 }
 
 /// Data that goes unanswered for so long is told of.
@@ -175,6 +177,7 @@ impl Cache {
             wants_pinhole: false,
             carried: (0, 0),
             unanswered_since: None,
+            is_silence_told: false,
         };
         let slot = self.by_flow.entry(entry.flow).or_insert(fresh);
         (slot.entry, slot.unanswered_since) = (entry, None);
@@ -299,6 +302,7 @@ impl Cache {
         let silence = (is_watched && !(is_beside && path.passage == Passage::Open))
             .then(|| now.since(*slot.unanswered_since.get_or_insert(now)))
             .filter(|silence| *silence >= UNANSWERED);
+        slot.is_silence_told |= silence.is_some();
         let mut datagram = slot.header(if is_beside { BESIDE } else { 0 });
         let inner_len = u32::try_from(packet.len()).ok()?;
         let train = TrainRepr { gso: GsoKind::None, partial_checksum: false, segment_size: 0, inner_len };
@@ -354,7 +358,6 @@ impl Cache {
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
     pub(crate) fn decapsulate<'a>(
         &mut self,
-        now: Instant,
         from: SocketAddr,
         datagram: &'a [u8],
     ) -> Option<Decapsulated<'a>> {
@@ -367,7 +370,8 @@ impl Cache {
             return None;
         }
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
-        let ends_silence = slot.unanswered_since.take().is_some_and(|since| now.since(since) >= UNANSWERED);
+        slot.unanswered_since = None;
+        let ends_silence = std::mem::take(&mut slot.is_silence_told);
         let opened = match self.seals.get_mut(&flow).filter(|_| slot.entry.seal.is_some()) {
             Some(seal) => seal.open(&data, datagram).map(Some),
             None if data.stack != STACK_ENCAP => Err(Refused::Dropped),

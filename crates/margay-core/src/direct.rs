@@ -420,7 +420,7 @@ impl Sal {
     pub(crate) fn direct_event(&mut self, now: Instant, id: FlowId, event: DirectEvent, why: Why) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let (role, before, association) = (flow.role, flow.direct.carriage, flow.association);
-        let (is_open, is_over) = (flow.lifecycle == Lifecycle::Established, flow.lifecycle == Lifecycle::Closed);
+        let (is_open, is_over) = (flow.has_socket(), flow.lifecycle == Lifecycle::Closed);
         let to_app = flow.app.reversed();
         let is_tcp = to_app.protocol == TCP;
         let may_send = self.ports.is_on && flow.stripe.is_none();
@@ -530,7 +530,7 @@ impl Sal {
         }
         let (is_bare, is_datagram) = (packet.is_bare(), flow.app.protocol == UDP);
         let carriage = flow.direct.carriage;
-        let is_open = flow.lifecycle == Lifecycle::Established;
+        let is_open = flow.has_socket();
         if is_strangers {
             // The peer sends nothing direct, or nothing has come by the new path yet: somebody on the way refuses pinholes.
             return Some(AppVerdict::Drop(DropReason::Unexpected));

@@ -15,7 +15,7 @@ use crate::setup::HOP_LIMIT;
 use crate::time::Instant;
 
 /// Routers that one round goes by.
-const ROUTERS_MAX: usize = 4;
+pub(crate) const ROUTERS_MAX: usize = 4;
 /// Rounds in which a peer is sought of which nothing has been heard; after them its traffic has to ask again.
 pub(crate) const SEEKS_MAX: u32 = 30;
 /// The first round goes by all pairs, and by the routers: the best ones were tried already.

@@ -90,6 +90,10 @@ impl<C: Core> CoreSide<C> {
                 Output::Fence(flow) => shared.direct.fence(flow),
                 Output::Back(flow) => shared.send_mark(flow, 0),
                 Output::Restart(flow) => restart::restart(shared, flow),
+                Output::Ending(flow) => {
+                    let is_over = shared.table.read().is_over(flow, shared.direct.state(flow).as_ref());
+                    self.core.handle_ending(clock::now(), flow, is_over);
+                }
                 Output::Survey { grant, flows } => {
                     let survey = shared.direct.survey_grant(grant, flows);
                     self.core.handle_survey(clock::now(), grant, survey);

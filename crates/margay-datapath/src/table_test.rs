@@ -226,7 +226,7 @@ fn a_pinhole_waits_for_the_applications_numbers() {
     };
     table.apply(EntryUpdate::Install(Entry { wire: Some(wire), ..entry(7, 1, 100) }));
     let key = FlowKey::from(entry(7, 1, 100).app);
-    let numbers = TcpNumbers { sequence: 5, acknowledgement: 6 };
+    let numbers = TcpNumbers { sequence: 5, acknowledgement: 6, end: None };
     let asks = |table: &Table| table.egress(&key, 1, 1, Some(numbers)).map(|route| route.wants_pinhole);
     assert_eq!(table.pinhole(FlowId(7)), None);
     assert_eq!((asks(&table), asks(&table)), (Some(true), Some(false)));

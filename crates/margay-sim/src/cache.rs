@@ -6,12 +6,12 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::{Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Survey, Tuple, Wire};
+use margay_core::{Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Survey, Tuple, Wire};
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr,
 };
 
-use crate::kernel::{Kernel, Wanted};
+use crate::kernel::{Ending, Kernel, Wanted};
 use crate::program::{ACK, Segment, TCP};
 use crate::seal::{Refused, Seal};
 
@@ -22,6 +22,8 @@ struct Slot {
     packet_number: u32,
     /// Packet number of the peer's FENCE: what came before it says nothing.
     fence: u32,
+    /// How the connection ends, as far as it has passed here.
+    ending: Ending,
     /// Next sequence number and acknowledgement, as the application showed them to the agent last.
     numbers: Option<(u32, u32)>,
     wants_pinhole: bool,
@@ -173,6 +175,7 @@ impl Cache {
             entry,
             packet_number: 0,
             fence: 0,
+            ending: Ending::default(),
             numbers: None,
             wants_pinhole: false,
             carried: (0, 0),
@@ -246,6 +249,20 @@ impl Cache {
         self.by_flow.values().filter_map(|slot| slot.entry.wire).map(|wire| wire.path)
     }
 
+    /// What has passed to the application, from whichever way.
+    pub(crate) fn note_delivered(&mut self, flow: FlowId, segment: &Segment) {
+        if let Some(slot) = self.by_flow.get_mut(&flow) {
+            slot.ending.note(Direction::Ingress, segment);
+        }
+    }
+
+    /// Whether each end of a connection has acknowledged all of the other's.
+    pub(crate) fn is_over(&self, flow: FlowId) -> bool {
+        let here = self.by_flow.get(&flow).map(|slot| slot.ending).unwrap_or_default();
+        let kernel = self.kernel.as_ref().and_then(|kernel| kernel.ending(flow)).unwrap_or_default();
+        here.with(kernel).is_over()
+    }
+
     /// Forgets everything: the next packets miss. Packet numbers begin anew, as in the agent's table, but for sealed flows.
     pub fn clear(&mut self) {
         self.by_tuple.clear();
@@ -297,6 +314,7 @@ impl Cache {
         if slot.entry.wire.is_some() && segment.tuple.protocol == TCP {
             slot.numbers = Some((segment.sequence.wrapping_add(segment.data.len() as u32), segment.acknowledgement));
         }
+        slot.ending.note(Direction::Egress, segment);
         let wants_pinhole = slot.is_ready_for_pinhole() && std::mem::take(&mut slot.wants_pinhole);
         let is_watched = segment.tuple.protocol == TCP && !segment.data.is_empty() && to.is_some();
         let silence = (is_watched && !(is_beside && path.passage == Passage::Open))

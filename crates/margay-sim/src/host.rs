@@ -390,14 +390,12 @@ impl Host {
         };
         let unproved = kernel.unproved;
         let found = kernel.ingress(now, &segment, is_request);
-<<<<<<< HEAD
         if kernel.unproved > unproved {
             return;
-=======
+        }
         if self.is_dead {
             let Some((_, tuple)) = found else { return };
             return self.deliver(now, segment.readdressed(tuple));
->>>>>>> b0da6dc (Hosts that hear nothing of each other ask their routers; a peer's router outlives the agent; what says that data is unanswered is true)
         }
         kernel.left += u64::from(found.is_none());
         let (local, remote) = (segment.tuple.destination.ip(), segment.tuple.source.ip());
@@ -471,6 +469,7 @@ impl Host {
                 self.sal.handle_direct(now, flow, DirectEvent::Stalled);
                 return true;
             }
+            self.cache.note_delivered(flow, &segment);
             self.deliver(now, segment.readdressed(tuple));
             self.report(now, flow, Direction::Ingress, flags);
         }
@@ -575,6 +574,10 @@ impl Host {
                 Output::Fence(flow) => self.send_mark(flow, FENCE),
                 Output::Back(flow) => self.send_mark(flow, 0),
                 Output::Restart(flow) => self.restart(now, flow),
+                Output::Ending(flow) => {
+                    let is_over = self.cache.is_over(flow);
+                    self.sal.handle_ending(now, flow, is_over);
+                }
                 Output::Survey { grant, flows } => {
                     let survey = self.cache.survey(grant, flows);
                     self.sal.handle_survey(now, grant, survey);

@@ -169,15 +169,10 @@ impl World {
                 key,
                 local_id: own_id,
                 remote_id: peer_id,
-<<<<<<< HEAD
-                peer_epoch: 1,
                 boot_id: None,
-                remote: SocketAddr::new(self.hosts[peer.0].address, PORT),
-=======
                 peer_epoch: self.hosts[peer.0].epoch(),
                 // What the stream comes from.
                 remote: SocketAddr::new(self.network.public_of(self.hosts[peer.0].address), PORT),
->>>>>>> b0da6dc (Hosts that hear nothing of each other ask their routers; a peer's router outlives the agent; what says that data is unanswered is true)
                 hop_key: Some(hop_key),
                 router: true,
                 initiator: own == host,

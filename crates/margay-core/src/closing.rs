@@ -30,8 +30,9 @@ const LINGER_RESET: Duration = Duration::from_secs(2);
 const LINGER_FAILED: Duration = Duration::from_secs(60);
 /// UDP flows without traffic, as RFC 4787 has it for NATs (REQ-5: not under two minutes).
 const IDLE_UDP: Duration = Duration::from_secs(180);
-/// TCP flows without traffic (RFC 5382 REQ-5: two hours and four minutes).
-const IDLE_TCP: Duration = Duration::from_secs(7440);
+/// TCP flows without traffic, as Linux has it for what it tracks: a connection that says nothing for days is still one (RFC 5382 REQ-5 asks for two
+/// hours at least).
+const IDLE_TCP: Duration = Duration::from_secs(432_000);
 /// Connections that both ends have closed, of which one still waits for an acknowledgement: no TCP goes on without a packet for so long (RFC 9293
 /// §3.8.3 asks for at least 100 s; Linux gives up after some 15 minutes, and waits for two at most between two).
 const IDLE_ENDING: Duration = Duration::from_secs(900);

@@ -44,21 +44,3 @@ fn hosts_that_meet_where_one_address_is_dead_find_the_other() {
         connects(world, hosts, seed);
     }
 }
-
-#[test]
-fn hosts_that_know_each_other_by_an_address_that_has_died_find_the_other() {
-    for seed in 0..10 {
-        let (mut world, hosts) = half_reachable(700 + seed, seed % 2 == 0);
-        let [_, server, client] = hosts;
-        let first = world.connect_stream(client, "talk.shop", CHAT);
-        world.run_for(3 * SECOND);
-        let now = world.now;
-        let flow = world.host(client).flow_of(first).expect("established").flow;
-        world.host(client).sal.close_flow(now, flow);
-        world.touch(client);
-        world.run_for(3 * SECOND);
-        let [server, client] = [server, client].map(|host| world.host(host).address);
-        world.network.cut(server, client);
-        connects(world, hosts, seed);
-    }
-}

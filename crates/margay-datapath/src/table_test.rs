@@ -98,6 +98,22 @@ fn found_both_ways_and_counted() {
 }
 
 #[test]
+fn an_answer_is_told_of_whatever_became_of_the_entry_meanwhile() {
+    let mut table = table();
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let silence = |table: &Table| table.egress(&key, 10, 1, None).expect("installed").silence;
+    assert_eq!(silence(&table), None);
+    let long_ago = clock::now().micros() - 2_000_000;
+    table.find(FlowId(7)).expect("installed").unanswered_since.store(long_ago, Ordering::Relaxed);
+    assert!(silence(&table).is_some_and(|silence| silence >= UNANSWERED));
+    table.apply(EntryUpdate::Install(entry(7, 2, 100)));
+    let from = "10.0.0.2:54324".parse().expect("literal");
+    let ends = |table: &Table| table.ingress(FlowId(7), (None, from), &data(0, 0)).expect("its peer").ends_silence;
+    assert_eq!((ends(&table), ends(&table)), (true, false));
+}
+
+#[test]
 fn a_striped_flow_takes_data_from_its_places_and_keeps_what_it_knows_of_them() {
     let mut table = table();
     let places = [("10.1.0.2:54324", "10.1.0.1"), ("10.1.0.2:54324", "10.2.0.1")];

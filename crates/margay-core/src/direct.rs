@@ -83,6 +83,8 @@ pub(crate) struct Direct {
     due: Option<Instant>,
     /// This end accepts direct packets without having heard the peer's FENCE: until then, encapsulated ones may be of the time before.
     unfenced_until: Option<Instant>,
+    /// The number after the peer's FIN, where that has come by the agent.
+    pub peer_end: Option<u32>,
     /// Packets that wait for a FENCE.
     queued: Vec<Vec<u8>>,
     /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then others from the kernel. By that one
@@ -105,6 +107,7 @@ impl Direct {
             heard: 0,
             due: None,
             unfenced_until: None,
+            peer_end: None,
             queued: Vec::new(),
             begun: true,
         }
@@ -595,6 +598,9 @@ impl Sal {
         }
         let flags = inner.tcp_flags() & (packet::tcp_flags::FIN | packet::tcp_flags::RST);
         if flags != 0 {
+            if let Some(flow) = self.flows.get_mut(id) {
+                flow.direct.peer_end = inner.end().or(flow.direct.peer_end);
+            }
             self.transport_event(self.now, id, Direction::Ingress, flags);
         }
     }

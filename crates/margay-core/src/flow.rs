@@ -171,7 +171,8 @@ impl Flow {
             && !self.has(seen::FAILED)
     }
 
-    /// Whether a socket here has the connection still: it was not reset, and who has closed waits for acknowledgements, or for what comes late.
+    /// Whether a socket here has the connection still: it was not reset, and who has closed waits for acknowledgements,
+    /// or for what comes late.
     pub fn has_socket(&self) -> bool {
         match self.lifecycle {
             Lifecycle::Established | Lifecycle::HalfClosed => true,

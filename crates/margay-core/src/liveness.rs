@@ -32,7 +32,8 @@ const DATA_ROUNDS: u32 = 5;
 const DEAF_REST: Duration = Duration::from_secs(10);
 /// After so many rounds without any answer the peer is silent, and nothing is lost by chance alone.
 const SILENT_ROUNDS: u32 = 2;
-/// What a connection's own timer waits for is at most as long as it has waited already; and some more, which is the longest first wait.
+/// What a connection's own timer waits for is at most as long as it has waited already; and some more, which is the
+/// longest first wait.
 const LOST_MORE: Duration = Duration::from_secs(3);
 
 impl Sal {

@@ -290,7 +290,8 @@ pub(crate) struct Location {
     pub tried: Vec<Pair>,
     /// The pair in use is one, and no other is better.
     pub deaf: bool,
-    /// Data that has gone unanswered was sent lately: by then it is sent again, and tells of it again, or it was answered.
+    /// Data that has gone unanswered was sent lately: by then it is sent again, and tells of it again, or it was
+    /// answered.
     pub lost_until: Option<Instant>,
     /// When the pair in use was last seen to be alive, or found without another.
     pub looked: Option<Instant>,

@@ -219,8 +219,17 @@ impl Sal {
             location.number = location.next_number();
             location.suspicion = None;
             let broken = broken || was_broken;
-            location.ask =
-                Some(Ask { cause, broken, unheard: false, pairs, asked: now, tries: 0, next: now, answered: None, wish: None });
+            location.ask = Some(Ask {
+                cause,
+                broken,
+                unheard: false,
+                pairs,
+                asked: now,
+                tries: 0,
+                next: now,
+                answered: None,
+                wish: None,
+            });
         });
     }
 

@@ -1,5 +1,6 @@
-//! Routers bring together hosts that do not find each other (DESIGN §10; docs/decisions/0018, 0041): each knows where the hosts that are
-//! registered with it are now, also behind translators and firewalls, which let in what comes from their router.
+//! Routers bring together hosts that do not find each other (DESIGN §10; docs/decisions/0018, 0041): each knows where
+//! the hosts that are registered with it are now, also behind translators and firewalls, which let in what comes from
+//! their router.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -31,8 +32,8 @@ impl Sal {
         Some(Extension::Rendezvous(router.remote))
     }
 
-    /// By the routers that may know where the peer is: its own, if it has named one, and this host's, which may be the same, or which the peer
-    /// knows by another address. They read the peer's host-ID where SYNs have a service.
+    /// By the routers that may know where the peer is: its own, if it has named one, and this host's, which may be the
+    /// same, or which the peer knows by another address. They read the peer's host-ID where SYNs have a service.
     pub(crate) fn send_by_rendezvous(&mut self, scope: Scope) {
         let named = self.locations.get(Scope::of(scope.host)).and_then(|location| location.rendezvous);
         let usable = |remote: SocketAddr| {
@@ -58,9 +59,9 @@ impl Sal {
         }
     }
 
-    /// Nothing comes from a peer by any pair. It may be where a translator or a firewall lets in nobody whom it has not asked, or both may have
-    /// moved without a word: this host says everywhere where it is, also by the routers. Data goes on by the pair in use
-    /// meanwhile; the peer's kernel may have it though the agent there does not answer.
+    /// Nothing comes from a peer by any pair. It may be where a translator or a firewall lets in nobody whom it has not
+    /// asked, or both may have moved without a word: this host says everywhere where it is, also by the routers. Data
+    /// goes on by the pair in use meanwhile; the peer's kernel may have it though the agent there does not answer.
     pub(crate) fn seek(&mut self, now: Instant, host: HostId) {
         let pairs = self.pairs_for(host);
         self.events.push(Event::Silent(host));

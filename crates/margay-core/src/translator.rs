@@ -13,7 +13,8 @@ use crate::location::{ADDRESSES_MAX, Moving, Scope};
 use crate::sal::Sal;
 use crate::time::Instant;
 
-/// Translators and stateful firewalls forget UDP after 30 s at the earliest, as far as is known (RFC 4787 asks for two minutes).
+/// Translators and stateful firewalls forget UDP after 30 s at the earliest, as far as is known (RFC 4787 asks for two
+/// minutes).
 const KEEP_ALIVE: Duration = Duration::from_secs(25);
 
 impl Sal {
@@ -22,8 +23,9 @@ impl Sal {
         seen.port() != PORT || !self.config.local_addresses.contains(&seen.ip())
     }
 
-    /// A proved peer has said at which address it sees this host. A translator's memory of the two is kept fresh, since it gives this host
-    /// another port when it has forgotten the first. A firewall's is not: what it lets in no more comes by the router (see `rendezvous`).
+    /// A proved peer has said at which address it sees this host. A translator's memory of the two is kept fresh, since
+    /// it gives this host another port when it has forgotten the first. A firewall's is not: what it lets in no more
+    /// comes by the router (see `rendezvous`).
     pub(crate) fn note_seen(&mut self, now: Instant, host: HostId, seen: SocketAddr) {
         let is_kept = self.is_translated(seen) || self.is_own_router(host);
         self.locations.with(Scope::of(host), |location| {

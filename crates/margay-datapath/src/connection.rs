@@ -71,16 +71,15 @@ impl Ending {
         Self { own: End(AtomicU64::new(0)), peer: End(AtomicU64::new(0)) }
     }
 
-    /// Whether each end has acknowledged all of the other's. FINs and acknowledgements may have passed in user space, where `own` and
-    /// `peer` were shown last, or in the kernel's cache, which has `sent` and `received`.
+    /// Whether each end has acknowledged all of the other's. FINs and acknowledgements may have passed in user space,
+    /// where `own` and `peer` were shown last, or in the kernel's cache, which has `sent` and `received`.
     pub(crate) fn is_over(
         &self,
         (own, peer): (Option<TcpNumbers>, Option<TcpNumbers>),
         (sent, received): (Option<&TcpSeen>, Option<&TcpSeen>),
     ) -> bool {
         let is_acknowledged = |end: Option<u32>, by: Option<TcpNumbers>, by_direct: Option<&TcpSeen>| {
-            end.is_some()
-                && (by.map(|by| by.acknowledgement) == end || by_direct.map(|by| by.acknowledgement) == end)
+            end.is_some() && (by.map(|by| by.acknowledgement) == end || by_direct.map(|by| by.acknowledgement) == end)
         };
         let own_end = self.own.known().or_else(|| sent.and_then(TcpSeen::end));
         let peer_end = self.peer.known().or_else(|| received.and_then(TcpSeen::end));

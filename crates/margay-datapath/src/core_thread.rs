@@ -90,8 +90,12 @@ impl<C: Core> CoreSide<C> {
                 Output::Fence(flow) => shared.direct.fence(flow),
                 Output::Back(flow) => shared.send_mark(flow, 0),
                 Output::Restart(flow) => restart::restart(shared, flow),
-                Output::Ending(flow) => {
-                    let is_over = shared.table.read().is_over(flow, shared.direct.state(flow).as_ref());
+                Output::Ending { flow, peer_end } => {
+                    let state = shared.direct.state(flow);
+                    let table = shared.table.read();
+                    table.note_peer_end(flow, peer_end);
+                    let is_over = table.is_over(flow, state.as_ref());
+                    drop(table);
                     self.core.handle_ending(clock::now(), flow, is_over);
                 }
                 Output::Survey { grant, flows } => {

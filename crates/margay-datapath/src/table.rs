@@ -139,8 +139,8 @@ struct Slot {
     seal: Option<Arc<Seal>>,
     /// When data of a connection was first sent encapsulated that nothing has come back for, in microseconds; zero: it has.
     unanswered_since: AtomicU64,
-    /// The core was told that it goes unanswered, and not of an answer yet. Nothing but an answer ends it: what an update of the entry
-    /// forgets, the core still has in mind.
+    /// The core was told that it goes unanswered, and not of an answer yet. Nothing but an answer ends it: what an
+    /// update of the entry forgets, the core still has in mind.
     is_silence_told: AtomicBool,
 }
 
@@ -484,8 +484,15 @@ impl Table {
         }
     }
 
-    /// Whether both ends of a connection have closed, and each has acknowledged all of the other's: FINs and acknowledgements may have
-    /// passed here or in the kernel's cache, which has `state`.
+    /// Takes note of the number after the peer's FIN, which has passed another way.
+    pub fn note_peer_end(&self, flow: FlowId, end: Option<u32>) {
+        if let Some(slot) = self.find(flow) {
+            slot.ending.peer.note(end);
+        }
+    }
+
+    /// Whether both ends of a connection have closed, and each has acknowledged all of the other's: FINs and
+    /// acknowledgements may have passed here or in the kernel's cache, which has `state`.
     pub fn is_over(&self, flow: FlowId, state: Option<&WireState>) -> bool {
         let numbers = |packed: &AtomicU64| match packed.load(Ordering::Relaxed) {
             0 => None,

@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::{Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Survey, Tuple, Wire};
+use margay_core::{
+    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Survey, Tuple, Wire,
+};
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr,
 };
@@ -256,11 +258,12 @@ impl Cache {
         }
     }
 
-    /// Whether each end of a connection has acknowledged all of the other's.
-    pub(crate) fn is_over(&self, flow: FlowId) -> bool {
+    /// Whether each end of a connection has acknowledged all of the other's. `peer_end`: the number after the peer's FIN, if
+    /// the core has seen it.
+    pub(crate) fn is_over(&self, flow: FlowId, peer_end: Option<u32>) -> bool {
         let here = self.by_flow.get(&flow).map(|slot| slot.ending).unwrap_or_default();
         let kernel = self.kernel.as_ref().and_then(|kernel| kernel.ending(flow)).unwrap_or_default();
-        here.with(kernel).is_over()
+        here.with(kernel).with(Ending::of_peer(peer_end)).is_over()
     }
 
     /// Forgets everything: the next packets miss. Packet numbers begin anew, as in the agent's table, but for sealed flows.
@@ -374,11 +377,7 @@ impl Cache {
     }
 
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
-    pub(crate) fn decapsulate<'a>(
-        &mut self,
-        from: SocketAddr,
-        datagram: &'a [u8],
-    ) -> Option<Decapsulated<'a>> {
+    pub(crate) fn decapsulate<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Option<Decapsulated<'a>> {
         let data = DataRepr::parse(datagram).ok()?;
         let slot = self.by_flow.get_mut(&data.dst_flow)?;
         let path = self.paths.get(&slot.entry.path)?;

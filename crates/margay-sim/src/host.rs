@@ -92,14 +92,7 @@ impl Host {
         Self::at(vec![address], address, start, now, seed, limits)
     }
 
-    fn at(
-        addresses: Vec<IpAddr>,
-        address: IpAddr,
-        start: Start,
-        now: Instant,
-        seed: [u8; 32],
-        limits: Limits,
-    ) -> Self {
+    fn at(addresses: Vec<IpAddr>, address: IpAddr, start: Start, now: Instant, seed: [u8; 32], limits: Limits) -> Self {
         let config = Config {
             host_key: HostSecret::generate(&mut Rng::new(start.key_seed)),
             epoch: start.epoch,
@@ -313,8 +306,8 @@ impl Host {
         !self.is_dead
     }
 
-    /// The agent starts again, with what the one before had written down when it was killed. The user-space cache is empty, the
-    /// kernel's has gone on meanwhile.
+    /// The agent starts again, with what the one before had written down when it was killed. The user-space cache is
+    /// empty, the kernel's has gone on meanwhile.
     pub(crate) fn start_agent(&mut self, now: Instant, seed: [u8; 32]) {
         let kept = self.kept(now);
         let start = Start { epoch: self.start.epoch + 1, ..self.start };
@@ -574,8 +567,8 @@ impl Host {
                 Output::Fence(flow) => self.send_mark(flow, FENCE),
                 Output::Back(flow) => self.send_mark(flow, 0),
                 Output::Restart(flow) => self.restart(now, flow),
-                Output::Ending(flow) => {
-                    let is_over = self.cache.is_over(flow);
+                Output::Ending { flow, peer_end } => {
+                    let is_over = self.cache.is_over(flow, peer_end);
                     self.sal.handle_ending(now, flow, is_over);
                 }
                 Output::Survey { grant, flows } => {

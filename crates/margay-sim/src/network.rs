@@ -112,7 +112,8 @@ impl Nat {
             *at = now;
             return *port;
         }
-        let is_taken = |nat: &Self, port: u16| nat.mappings.iter().any(|((of, _), at)| *of == is_direct && at.0 == port);
+        let is_taken =
+            |nat: &Self, port: u16| nat.mappings.iter().any(|((of, _), at)| *of == is_direct && at.0 == port);
         let mut port = from.port();
         // Datagrams always get another port: nobody may count on the port of the Service Access Layer.
         while !is_direct && port == from.port() || is_taken(self, port) {
@@ -275,8 +276,8 @@ impl Network {
         self.nats.push(Nat { public, private, mappings, seen, next_port, takes_direct });
     }
 
-    /// The NAT with the address `public` lets packets of the direct path pass, too, as one does that takes connections up in their
-    /// middle.
+    /// The NAT with the address `public` lets packets of the direct path pass, too, as one does that takes connections
+    /// up in their middle.
     pub fn translate_direct(&mut self, public: IpAddr) {
         self.nats.iter_mut().filter(|nat| nat.public == public).for_each(|nat| nat.takes_direct = true);
     }

@@ -1,5 +1,6 @@
-//! Long connections while addresses change, links go down, agents die and translators forget, in every order, from seeds. After the
-//! last of it both ends of every connection find each other again within a bounded time, and say that they have.
+//! Long connections while addresses change, links go down, agents die and translators forget, in every order, from
+//! seeds. After the last of it both ends of every connection find each other again within a bounded time, and say that
+//! they have.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -16,8 +17,8 @@ use crate::{HostId, Weather, World};
 const SECOND: Duration = Duration::from_secs(1);
 /// A little, for ever.
 const TALK: Plan = Plan { write: 200, every: Duration::from_millis(200), writes: u32::MAX, closes: false };
-/// Within this time after the last disturbance all is well again: a translator that has forgotten a host whose programs say nothing is noticed
-/// by the next keep-alive, and a connection's own timer may have backed off.
+/// Within this time after the last disturbance all is well again: a translator that has forgotten a host whose programs
+/// say nothing is noticed by the next keep-alive, and a connection's own timer may have backed off.
 const QUIET: Duration = Duration::from_secs(40);
 /// Then nothing is lost any more, and what waits for a timer has its time.
 const CALM: Duration = Duration::from_secs(8);
@@ -75,7 +76,8 @@ impl Unrest {
         let router = world.add_host(true);
         let (server, client) = (world.add_host(false), world.add_host(false));
         let mut pick = |below: u32| world.random() % below;
-        let (kind, takes_direct, direct, loss) = (pick(6), pick(2) == 0, pick(3) != 0, [0, 0, 10, 100][pick(4) as usize]);
+        let (kind, takes_direct, direct, loss) =
+            (pick(6), pick(2) == 0, pick(3) != 0, [0, 0, 10, 100][pick(4) as usize]);
         let forgets = pick(2) == 0;
         let delay = Duration::from_millis(1 + u64::from(pick(30)));
         let public = |n: u8| IpAddr::from([192, 0, 2, n]);
@@ -92,8 +94,10 @@ impl Unrest {
         world.network.weather =
             Weather { delay_min: delay, delay_max: delay * 2, loss_per_mille: loss, ..Weather::FAIR };
         let (streams, ends, down, silent, next) = (Vec::new(), Vec::new(), [const { None }; 3], [false; 3], [10; 3]);
-        let log = format!("translated {translated:?}, guarded {guarded:?}, forgets {forgets}, take direct {takes_direct}, direct {direct}, loss {loss}, delay {delay:?}\n");
-        let mut this = Self { world, router, server, client, streams, ends, down, silent, next, translated, guarded, log };
+        let mut log = format!("translated {translated:?}, guarded {guarded:?}, forgets {forgets}, ");
+        log += &format!("take direct {takes_direct}, direct {direct}, loss {loss}, delay {delay:?}\n");
+        let mut this =
+            Self { world, router, server, client, streams, ends, down, silent, next, translated, guarded, log };
         for host in [server, client] {
             let address = this.fresh_address(host);
             this.world.set_addresses(host, vec![address]);
@@ -200,9 +204,8 @@ impl Unrest {
     fn follow_silence(&mut self) {
         let silent = [0, 1, 2].map(|n| self.silent[n].then(|| self.world.hosts[n].addresses.clone()));
         let lost: Vec<IpAddr> = silent.into_iter().flatten().flatten().collect();
-        self.world.network.losing = Some(Box::new(move |packet| {
-            lost.contains(&packet.from.ip()) || lost.contains(&packet.to.ip())
-        }));
+        self.world.network.losing =
+            Some(Box::new(move |packet| lost.contains(&packet.from.ip()) || lost.contains(&packet.to.ip())));
     }
 
     fn strike(&mut self, host: HostId, blow: Blow) {
@@ -281,7 +284,10 @@ impl Unrest {
         for host in [self.client, self.server] {
             for (at, stream) in self.world.hosts[host.0].streams.iter().enumerate() {
                 if stream.state != State::Open || stream.was_reset || stream.was_wrong {
-                    return Err(format!("{host:?}, connection {at}: {:?}, reset {}, wrong {}", stream.state, stream.was_reset, stream.was_wrong));
+                    return Err(format!(
+                        "{host:?}, connection {at}: {:?}, reset {}, wrong {}",
+                        stream.state, stream.was_reset, stream.was_wrong
+                    ));
                 }
             }
         }
@@ -297,7 +303,9 @@ impl Unrest {
             let other = if host == self.client { self.server } else { self.client };
             let other = self.world.host(other).sal.host();
             let is_well = |path: &AssociationInfo| path.moving == Moving::Settled && path.trouble.is_none();
-            if let Some(path) = self.world.host(host).sal.paths().iter().find(|path| path.host == other && !is_well(path)) {
+            if let Some(path) =
+                self.world.host(host).sal.paths().iter().find(|path| path.host == other && !is_well(path))
+            {
                 return Err(format!("{host:?} says {path:?}"));
             }
         }

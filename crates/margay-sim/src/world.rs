@@ -142,7 +142,8 @@ impl World {
         }
     }
 
-    /// A stream between a router and a host that have one another already: they agree on new keys. False if none comes about.
+    /// A stream between a router and a host that have one another already: they agree on new keys. False if none comes
+    /// about.
     pub fn register_again(&mut self, router: HostId, host: HostId) -> bool {
         let [a, b] = [router, host].map(|id| &self.hosts[id.0]);
         let is_up = |host: &Host| host.has_agent() && !host.addresses.is_empty();
@@ -302,7 +303,9 @@ impl World {
             near.sort_unstable();
             for address in near {
                 let (from, to) = (SocketAddr::new(own, PORT), SocketAddr::new(address, PORT));
-                for arrival in self.network.send(self.now, &mut self.rng, &Passing { from, to, is_direct: false, bytes }) {
+                for arrival in
+                    self.network.send(self.now, &mut self.rng, &Passing { from, to, is_direct: false, bytes })
+                {
                     self.sent += 1;
                     let packet = InFlight { from, to, is_direct: false, is_for_all: true, bytes: bytes.to_vec() };
                     self.in_flight.insert((self.now + arrival.after, self.sent), packet);

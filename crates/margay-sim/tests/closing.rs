@@ -1,4 +1,5 @@
-//! How connections end while the network is away: nothing that a program was sent is lost because both ends have closed.
+//! How connections end while the network is away: nothing that a program was sent is lost because both ends have
+//! closed.
 
 mod site;
 

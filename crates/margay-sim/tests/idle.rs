@@ -1,5 +1,5 @@
-//! Connections that say nothing for minutes, hours or days, behind translators and stateful firewalls that forget: whoever speaks first then is
-//! heard, soon, and next to nothing is sent meanwhile.
+//! Connections that say nothing for minutes, hours or days, behind translators and stateful firewalls that forget:
+//! whoever speaks first then is heard, soon, and next to nothing is sent meanwhile.
 
 mod site;
 

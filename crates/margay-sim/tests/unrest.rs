@@ -1,5 +1,5 @@
-//! Long connections while everything about them changes, from seeds (`margay_sim::unrest`).
-//! `MARGAY_SEED=n cargo test -p margay-sim --test unrest one_seed` replays a failure and prints what was done; `MARGAY_SEEDS` sets how many are
+//! Long connections while everything about them changes, from seeds (`margay_sim::unrest`). `MARGAY_SEED=n cargo test
+//! -p margay-sim --test unrest one_seed` replays a failure and prints what was done; `MARGAY_SEEDS` sets how many are
 //! tried, and `margay-model --long --only unrest` tries a hundred thousand.
 
 use margay_sim::unrest::run;

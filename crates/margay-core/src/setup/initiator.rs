@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr, SessionRepr,
+    ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
+    SessionRepr,
 };
 
 use super::{

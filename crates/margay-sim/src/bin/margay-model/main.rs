@@ -4,8 +4,9 @@
 //! margay-model [--long] [--only NAME] [--seeds N] [--seed N]
 //! ```
 //!
-//! Prints one JSON object for each check; the last line sums up: `stateright_states`, `sim_seeds`, `violations`. The exit
-//! status is 0 if there are none. `--only` takes one search, `wandering` or `unrest`; `--seed` one seed, of `wandering` if nothing else is said.
+//! Prints one JSON object for each check; the last line sums up: `stateright_states`, `sim_seeds`, `violations`. The
+//! exit status is 0 if there are none. `--only` takes one search, `wandering` or `unrest`; `--seed` one seed, of
+//! `wandering` if nothing else is said.
 
 mod meeting;
 mod moving;

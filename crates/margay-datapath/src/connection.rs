@@ -1,6 +1,6 @@
 //! What a TCP connection shows of itself as its packets pass: its numbers, and how it ends.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::kernel::TcpSeen;
 use crate::packet::FlowKey;
@@ -47,28 +47,27 @@ pub(crate) struct Ending {
     pub peer: End,
 }
 
-/// The number after a FIN, above [`END_KNOWN`]; zero while none has passed.
-pub(crate) struct End(AtomicU64);
-
-const END_KNOWN: u64 = 1 << 32;
+/// The number after a FIN; zero while none has passed. A FIN whose next number is zero is not noticed: its flow is kept until it
+/// is idle, once in 2^32 times, and an entry of the cache stays small.
+pub(crate) struct End(AtomicU32);
 
 impl End {
     /// Takes note of a segment that bears a FIN.
     pub(crate) fn note(&self, end: Option<u32>) {
         if let Some(end) = end {
-            self.0.store(END_KNOWN | u64::from(end), Ordering::Relaxed);
+            self.0.store(end, Ordering::Relaxed);
         }
     }
 
     fn known(&self) -> Option<u32> {
         let end = self.0.load(Ordering::Relaxed);
-        (end != 0).then_some(end as u32)
+        (end != 0).then_some(end)
     }
 }
 
 impl Ending {
     pub(crate) const fn new() -> Self {
-        Self { own: End(AtomicU64::new(0)), peer: End(AtomicU64::new(0)) }
+        Self { own: End(AtomicU32::new(0)), peer: End(AtomicU32::new(0)) }
     }
 
     /// Whether each end has acknowledged all of the other's. FINs and acknowledgements may have passed in user space,
@@ -107,13 +106,13 @@ mod test {
         };
         let ending = Ending::new();
         assert!(!ending.is_over((None, None), (None, None)));
-        ending.own.note(Some(0));
-        assert!(!ending.is_over((numbers(0, 500), numbers(500, 0)), (None, None)), "the peer has not closed");
+        ending.own.note(Some(1));
+        assert!(!ending.is_over((numbers(1, 500), numbers(500, 1)), (None, None)), "the peer has not closed");
         ending.peer.note(Some(501));
-        assert!(!ending.is_over((numbers(0, 500), numbers(501, 0)), (None, None)), "its FIN is not acknowledged");
+        assert!(!ending.is_over((numbers(1, 500), numbers(501, 1)), (None, None)), "its FIN is not acknowledged");
         let earlier = numbers(501, u32::MAX);
-        assert!(!ending.is_over((numbers(0, 501), earlier), (None, None)), "nor is the application's");
-        assert!(ending.is_over((numbers(0, 501), numbers(501, 0)), (None, None)));
+        assert!(!ending.is_over((numbers(1, 501), earlier), (None, None)), "nor is the application's");
+        assert!(ending.is_over((numbers(1, 501), numbers(501, 1)), (None, None)));
         // The peer's FIN, and the acknowledgements of both, went direct.
         let ending = Ending::new();
         ending.own.note(Some(9));

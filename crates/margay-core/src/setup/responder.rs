@@ -10,7 +10,8 @@ use margay_wire::{
 };
 
 use super::{
-    Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, Shown, answered_from, bare, next_protocol, prologue, starts_direct,
+    Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, Shown, answered_from, bare, next_protocol, prologue,
+    starts_direct,
 };
 use crate::association::Association;
 use crate::auth;

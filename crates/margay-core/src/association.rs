@@ -175,6 +175,11 @@ impl Association {
         self.router && !self.initiator
     }
 
+    /// Whether the peer is a router that this host is registered with.
+    pub fn is_with_router(&self) -> bool {
+        self.router && self.initiator
+    }
+
     /// Whether this end started the handshake.
     pub fn is_initiator(&self) -> bool {
         self.initiator

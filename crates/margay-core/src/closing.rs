@@ -30,8 +30,13 @@ const LINGER_RESET: Duration = Duration::from_secs(2);
 const LINGER_FAILED: Duration = Duration::from_secs(60);
 /// UDP flows without traffic, as RFC 4787 has it for NATs (REQ-5: not under two minutes).
 const IDLE_UDP: Duration = Duration::from_secs(180);
-/// TCP flows without traffic (RFC 5382 REQ-5: two hours and four minutes).
-const IDLE_TCP: Duration = Duration::from_secs(7440);
+/// TCP flows without traffic, as Linux has it for what it tracks: a connection that says nothing for days is still one
+/// (RFC 5382 REQ-5 asks for two hours at least).
+const IDLE_TCP: Duration = Duration::from_secs(432_000);
+/// Connections that both ends have closed, of which one still waits for an acknowledgement: no TCP goes on without a
+/// packet for so long (RFC 9293 §3.8.3 asks for at least 100 s; Linux gives up after some 15 minutes, and waits for two
+/// at most between two).
+const IDLE_ENDING: Duration = Duration::from_secs(900);
 /// How often idle flows are looked for.
 pub(crate) const SWEEP: Duration = Duration::from_secs(10);
 
@@ -82,6 +87,12 @@ impl Sal {
     pub(crate) fn transport_event(&mut self, now: Instant, id: FlowId, direction: Direction, flags: u8) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         if flags & tcp_flags::RST != 0 {
+            let is_ending = flow.lifecycle == Lifecycle::Closed && flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
+            if is_ending {
+                // Whoever waited for an acknowledgement waits no more.
+                flow.seen &= !seen::FIN_INGRESS;
+                self.flows.set_deadline(id, Some(now + LINGER_RESET));
+            }
             self.advance(id, LifeEvent::Reset, now + LINGER_RESET);
             return;
         }
@@ -340,6 +351,14 @@ impl Sal {
                 return;
             }
             let in_order = flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
+            if in_order && flow.app.protocol == 6 && now.since(flow.active) < IDLE_ENDING {
+                // A FIN that has passed here may not have arrived, nor the data before it. Should nobody answer, it is
+                // asked again.
+                let peer_end = flow.direct.peer_end;
+                self.flows.set_deadline(id, Some(now + LINGER));
+                self.queue.ending(id, peer_end);
+                return;
+            }
             self.remove_flow(id, if in_order { RemoveReason::Closed } else { RemoveReason::Reset });
             return;
         }
@@ -353,6 +372,15 @@ impl Sal {
             Setup::Responder(_) => self.drop_half_open(id),
             Setup::Late(_) => self.retry_ack(now, id),
             Setup::Done => {}
+        }
+    }
+
+    /// What the flow cache says to [`Output::Ending`](crate::Output::Ending): each end has acknowledged all of the
+    /// other's, or not yet.
+    pub fn handle_ending(&mut self, now: Instant, id: FlowId, is_over: bool) {
+        self.now = now;
+        if is_over && self.flows.get(id).is_some_and(|flow| flow.lifecycle == Lifecycle::Closed) {
+            self.remove_flow(id, RemoveReason::Closed);
         }
     }
 

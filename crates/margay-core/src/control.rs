@@ -224,7 +224,8 @@ impl Sal {
         self.announce_path(setup.local_id);
         self.events.push(Event::AssociationUp(host));
         if setup.router && !self.config.router {
-            // It has seen a stream only, and is to reach this host by UDP.
+            // It has seen a stream only, and is to reach this host by UDP, now and later.
+            self.keep_router(now, host);
             self.ask_present(now, host);
         }
     }

@@ -83,6 +83,8 @@ pub(crate) struct Direct {
     due: Option<Instant>,
     /// This end accepts direct packets without having heard the peer's FENCE: until then, encapsulated ones may be of the time before.
     unfenced_until: Option<Instant>,
+    /// The number after the peer's FIN, where that has come by the agent.
+    pub peer_end: Option<u32>,
     /// Packets that wait for a FENCE.
     queued: Vec<Vec<u8>>,
     /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then others from the kernel. By that one
@@ -105,6 +107,7 @@ impl Direct {
             heard: 0,
             due: None,
             unfenced_until: None,
+            peer_end: None,
             queued: Vec::new(),
             begun: true,
         }
@@ -420,7 +423,7 @@ impl Sal {
     pub(crate) fn direct_event(&mut self, now: Instant, id: FlowId, event: DirectEvent, why: Why) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let (role, before, association) = (flow.role, flow.direct.carriage, flow.association);
-        let (is_open, is_over) = (flow.lifecycle == Lifecycle::Established, flow.lifecycle == Lifecycle::Closed);
+        let (is_open, is_over) = (flow.has_socket(), flow.lifecycle == Lifecycle::Closed);
         let to_app = flow.app.reversed();
         let is_tcp = to_app.protocol == TCP;
         let may_send = self.ports.is_on && flow.stripe.is_none();
@@ -530,7 +533,7 @@ impl Sal {
         }
         let (is_bare, is_datagram) = (packet.is_bare(), flow.app.protocol == UDP);
         let carriage = flow.direct.carriage;
-        let is_open = flow.lifecycle == Lifecycle::Established;
+        let is_open = flow.has_socket();
         if is_strangers {
             // The peer sends nothing direct, or nothing has come by the new path yet: somebody on the way refuses pinholes.
             return Some(AppVerdict::Drop(DropReason::Unexpected));
@@ -595,6 +598,9 @@ impl Sal {
         }
         let flags = inner.tcp_flags() & (packet::tcp_flags::FIN | packet::tcp_flags::RST);
         if flags != 0 {
+            if let Some(flow) = self.flows.get_mut(id) {
+                flow.direct.peer_end = inner.end().or(flow.direct.peer_end);
+            }
             self.transport_event(self.now, id, Direction::Ingress, flags);
         }
     }

@@ -58,6 +58,8 @@ pub enum Event {
         /// Why.
         cause: Cause,
     },
+    /// A peer has named another service router, where it may be asked for.
+    Whereabouts(HostId),
     /// A peer moves so often that it is left where it is for a while.
     Flapping(HostId),
     /// Nothing comes from a peer any more, by whatever way.

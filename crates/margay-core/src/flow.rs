@@ -171,6 +171,16 @@ impl Flow {
             && !self.has(seen::FAILED)
     }
 
+    /// Whether a socket here has the connection still: it was not reset, and who has closed waits for acknowledgements,
+    /// or for what comes late.
+    pub fn has_socket(&self) -> bool {
+        match self.lifecycle {
+            Lifecycle::Established | Lifecycle::HalfClosed => true,
+            Lifecycle::Closed => self.has(seen::FIN_EGRESS | seen::FIN_INGRESS),
+            Lifecycle::Connecting | Lifecycle::TimedOut => false,
+        }
+    }
+
     pub fn entry(&self) -> Entry {
         Entry {
             flow: self.id,

@@ -735,7 +735,11 @@ pub(crate) mod tests {
         after.handle_timeout(now + (LINGER - Duration::from_millis(1)));
         assert_eq!(after.flow_count(), 1);
         after.handle_timeout(now + LINGER);
-        assert_eq!(after.flow_count(), 0, "not after two hours");
+        let mut buf = alloc::vec![0; 65_536];
+        let is_asked = |output| matches!(output, Output::Ending { flow, .. } if flow == record().flow);
+        assert!(core::iter::from_fn(|| after.poll(&mut buf)).any(is_asked));
+        after.handle_ending(now + LINGER, record().flow, true);
+        assert_eq!(after.flow_count(), 0, "not after days");
     }
 
     /// Taken up with ports of its own, while the cache's entry names the record `path`.

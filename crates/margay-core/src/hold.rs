@@ -27,7 +27,8 @@ impl Sal {
     /// What may pass between this host and a peer now.
     pub(crate) fn passage_of(&self, host: HostId) -> Passage {
         let Some(location) = self.locations.get(Scope::of(host)) else { return Passage::Open };
-        let is_lost = location.state == Moving::Asking && location.ask.as_ref().is_some_and(|ask| ask.broken);
+        let is_lost =
+            location.state == Moving::Asking && location.ask.as_ref().is_some_and(|ask| ask.broken && !ask.unheard);
         match &location.hold {
             _ if is_lost => Passage::Void,
             Some(_) => Passage::Held,
@@ -136,6 +137,8 @@ impl Sal {
                 association.direct_proved = Some(now);
             }
         }
+        // What was encapsulated meanwhile, and went unanswered, goes another way now.
+        self.note_data_passes(host);
         self.announce_paths(host);
     }
 

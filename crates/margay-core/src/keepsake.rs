@@ -6,10 +6,12 @@
 //! direct packets passed.
 //!
 //! ```text
-//!  0 version = 1 | 1 flags (1 initiator, 2 router, 4 boot known, 8 hop key) | 2..4 datagram_max
+//!  0 version = 2 | 1 flags (1 initiator, 2 router, 4 boot known, 8 hop key) | 2..4 datagram_max
 //!  4..8 local index | 8..12 remote index | 12..16 peer epoch | 16..48 peer's key | 48..80 root key
 //!  80..96 boot | 96..112 hop key | 112..128 address | 128..130 port | 130..132 zero
+//!  132..148 address of the peer's router | 148..150 port, zero where none is known | 150..152 zero
 //! ```
+//! Version 1 ends at byte 132. It is read as well, so that flows outlive the change of the program.
 
 use alloc::vec::Vec;
 use core::net::{Ipv6Addr, SocketAddr};
@@ -19,12 +21,15 @@ use zeroize::Zeroizing;
 use crate::association::Association;
 use crate::handshake::Keys;
 use crate::key::HostPublic;
+use crate::location::Scope;
 use crate::sal::Sal;
 use crate::time::Instant;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+const VERSION_WITHOUT_ROUTER: u8 = 1;
 /// Bytes of one association.
-pub const KEEPSAKE_LEN: usize = 132;
+pub const KEEPSAKE_LEN: usize = 152;
+const LEN_WITHOUT_ROUTER: usize = 132;
 const INITIATOR: u8 = 1;
 const ROUTER: u8 = 2;
 const BOOT: u8 = 4;
@@ -35,16 +40,22 @@ const HOP_KEY: u8 = 8;
 #[error("the kept associations are of another version or damaged; they are left alone, and peers will be met anew")]
 pub struct BadKeepsake;
 
-fn encode(association: &Association, out: &mut Vec<u8>) {
+fn put_address(address: SocketAddr, out: &mut Vec<u8>) {
+    let ip = match address.ip() {
+        core::net::IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        core::net::IpAddr::V6(v6) => v6,
+    };
+    out.extend_from_slice(&ip.octets());
+    out.extend_from_slice(&address.port().to_be_bytes());
+    out.extend_from_slice(&[0; 2]);
+}
+
+fn encode(association: &Association, rendezvous: Option<SocketAddr>, out: &mut Vec<u8>) {
     let flag = |bit: u8, is_set: bool| if is_set { bit } else { 0 };
     let flags = flag(INITIATOR, association.is_initiator())
         | flag(ROUTER, association.router)
         | flag(BOOT, association.boot_id.is_some())
         | flag(HOP_KEY, association.hop_key.is_some());
-    let ip = match association.remote.ip() {
-        core::net::IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        core::net::IpAddr::V6(v6) => v6,
-    };
     out.extend_from_slice(&[VERSION, flags]);
     out.extend_from_slice(&association.datagram_max.to_be_bytes());
     for number in [association.local_id, association.remote_id, association.peer_epoch] {
@@ -54,18 +65,20 @@ fn encode(association: &Association, out: &mut Vec<u8>) {
     out.extend_from_slice(&association.root_key());
     out.extend_from_slice(&association.boot_id.unwrap_or_default());
     out.extend_from_slice(&association.hop_key.unwrap_or_default());
-    out.extend_from_slice(&ip.octets());
-    out.extend_from_slice(&association.remote.port().to_be_bytes());
-    out.extend_from_slice(&[0; 2]);
+    put_address(association.remote, out);
+    put_address(rendezvous.unwrap_or(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0)), out);
 }
 
-fn decode(record: &[u8; KEEPSAKE_LEN]) -> Result<Association, BadKeepsake> {
+/// One association, of either version, and where its peer's router is.
+fn decode(record: &[u8]) -> Result<(Association, Option<SocketAddr>), BadKeepsake> {
+    let (record, more) = record.split_first_chunk::<LEN_WITHOUT_ROUTER>().ok_or(BadKeepsake)?;
     let array = |at: usize| -> [u8; 16] { core::array::from_fn(|byte| record[at + byte]) };
     let key = |at: usize| -> [u8; 32] { core::array::from_fn(|byte| record[at + byte]) };
     let word = |at: usize| record[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
     let half = |at: usize| u16::from_be_bytes([record[at], record[at + 1]]);
     let flags = record[1];
-    if record[0] != VERSION || flags > 15 || word(4) == 0 || HostPublic(key(16)).is_of_low_order() {
+    let is_known = matches!((record[0], more.len()), (VERSION, 20) | (VERSION_WITHOUT_ROUTER, 0));
+    if !is_known || flags > 15 || word(4) == 0 || HostPublic(key(16)).is_of_low_order() {
         return Err(BadKeepsake);
     }
     let remote = SocketAddr::new(Ipv6Addr::from(array(112)).to_canonical(), half(128));
@@ -76,7 +89,10 @@ fn decode(record: &[u8; KEEPSAKE_LEN]) -> Result<Association, BadKeepsake> {
     association.router = flags & ROUTER != 0;
     association.boot_id = (flags & BOOT != 0).then(|| array(80));
     association.hop_key = (flags & HOP_KEY != 0).then(|| array(96));
-    Ok(association)
+    let router_ip = more.first_chunk::<16>().map(|ip| Ipv6Addr::from(*ip).to_canonical());
+    let router_port = more.get(16..18).map_or(0, |port| u16::from_be_bytes([port[0], port[1]]));
+    let rendezvous = router_ip.filter(|_| router_port != 0).map(|ip| SocketAddr::new(ip, router_port));
+    Ok((association, rendezvous))
 }
 
 impl Sal {
@@ -90,7 +106,10 @@ impl Sal {
             .filter(|association| !association.is_self())
             .partition(|association| self.associations.is_newest(association.local_id));
         // In this order, so that the next start uses the same one for new flows.
-        older.into_iter().chain(newest).for_each(|association| encode(association, &mut bytes));
+        for association in older.into_iter().chain(newest) {
+            let location = self.locations.get(Scope::of(association.host));
+            encode(association, location.and_then(|location| location.rendezvous), &mut bytes);
+        }
         Zeroizing::new(bytes)
     }
 
@@ -103,13 +122,13 @@ impl Sal {
     /// The bytes are damaged or of another version; nothing has changed then.
     pub fn take_up_associations(&mut self, now: Instant, bytes: &[u8]) -> Result<usize, BadKeepsake> {
         self.now = now;
-        let (records, rest) = bytes.as_chunks::<KEEPSAKE_LEN>();
-        if !rest.is_empty() {
-            return Err(BadKeepsake);
-        }
-        let associations = records.iter().map(decode).collect::<Result<Vec<_>, _>>()?;
+        let len = if bytes.first() == Some(&VERSION_WITHOUT_ROUTER) { LEN_WITHOUT_ROUTER } else { KEEPSAKE_LEN };
+        let associations = bytes.chunks(len).map(decode).collect::<Result<Vec<_>, _>>()?;
         let count = associations.len();
-        for mut association in associations {
+        for (mut association, rendezvous) in associations {
+            if rendezvous.is_some() {
+                self.locations.with(Scope::of(association.host), |location| location.rendezvous = rendezvous);
+            }
             association.heard = now;
             association.is_kept = true;
             association.is_fresh = false;
@@ -147,12 +166,43 @@ mod tests {
     #[test]
     fn an_association_comes_back_as_it_was() {
         let mut bytes = Vec::new();
-        encode(&association(), &mut bytes);
-        assert_eq!(bytes[..16], [1, 13, 4, 176, 0, 0, 0, 7, 0, 0, 0, 8, 0, 0, 0, 5]);
-        let record = bytes.as_slice().try_into().expect("one record");
+        let router = Some("10.0.0.1:54324".parse().expect("literal"));
+        encode(&association(), router, &mut bytes);
+        assert_eq!(bytes.len(), KEEPSAKE_LEN);
+        assert_eq!(bytes[..16], [2, 13, 4, 176, 0, 0, 0, 7, 0, 0, 0, 8, 0, 0, 0, 5]);
+        assert_eq!(bytes[142..], [0xff, 0xff, 10, 0, 0, 1, 0xd4, 0x34, 0, 0]);
         let mut again = Vec::new();
-        encode(&decode(record).expect("whole"), &mut again);
-        assert_eq!(bytes, again);
+        let (known, rendezvous) = decode(&bytes).expect("whole");
+        encode(&known, rendezvous, &mut again);
+        assert_eq!((bytes, rendezvous), (again, router));
+    }
+
+    #[test]
+    fn what_the_version_before_has_left_is_taken_up() {
+        let mut bytes = Vec::new();
+        for id in 1..=3 {
+            let mut one = Vec::new();
+            let mut kept = association();
+            kept.local_id = id;
+            encode(&kept, None, &mut one);
+            one[0] = 1;
+            bytes.extend_from_slice(&one[..132]);
+        }
+        let mut sal = crate::handover::tests::sal(crate::config::Limits::default());
+        assert_eq!(sal.take_up_associations(Instant::ZERO, &bytes[..200]), Err(BadKeepsake), "cut short");
+        assert_eq!(sal.take_up_associations(Instant::ZERO, &bytes), Ok(3));
+    }
+
+    #[test]
+    fn a_peers_router_is_known_after_a_new_start() {
+        let start = || crate::handover::tests::sal(crate::config::Limits::default());
+        let (mut bytes, router) = (Vec::new(), "[2001:db8::1]:54324".parse().ok());
+        encode(&association(), router, &mut bytes);
+        let (mut sal, mut next) = (start(), start());
+        assert_eq!(sal.take_up_associations(Instant::ZERO, &bytes), Ok(1));
+        assert_eq!(next.take_up_associations(Instant::ZERO, &sal.keep_associations()), Ok(1));
+        let location = next.locations.get(Scope::of(association().host));
+        assert_eq!(location.and_then(|location| location.rendezvous), router);
     }
 
     /// Flows are taken up after it, so that none has one yet: all stay until then, however many are at one address.
@@ -163,7 +213,7 @@ mod tests {
         for id in 1..=40 {
             let mut one = association();
             one.local_id = id;
-            encode(&one, &mut bytes);
+            encode(&one, None, &mut bytes);
         }
         assert_eq!(sal.take_up_associations(Instant::ZERO, &bytes), Ok(40));
         let peers = |sal: &Sal| -> Vec<u32> {
@@ -178,8 +228,8 @@ mod tests {
     #[test]
     fn another_version_is_refused() {
         let mut bytes = Vec::new();
-        encode(&association(), &mut bytes);
-        bytes[0] = 2;
-        assert!(decode(bytes.as_slice().try_into().expect("one record")).is_err());
+        encode(&association(), None, &mut bytes);
+        bytes[0] = 3;
+        assert!(decode(&bytes).is_err());
     }
 }

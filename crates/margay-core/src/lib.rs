@@ -49,6 +49,7 @@ mod queue;
 pub mod rate;
 mod redirect;
 mod related;
+mod rendezvous;
 pub mod reorder;
 pub mod rng;
 pub mod router_copy;

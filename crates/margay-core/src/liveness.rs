@@ -32,8 +32,9 @@ const DATA_ROUNDS: u32 = 5;
 const DEAF_REST: Duration = Duration::from_secs(10);
 /// After so many rounds without any answer the peer is silent, and nothing is lost by chance alone.
 const SILENT_ROUNDS: u32 = 2;
-/// After so many rounds without any answer the host waits until traffic asks again.
-const ROUNDS_MAX: u32 = 30;
+/// What a connection's own timer waits for is at most as long as it has waited already; and some more, which is the
+/// longest first wait.
+const LOST_MORE: Duration = Duration::from_secs(3);
 
 impl Sal {
     /// The flow cache has seen nothing come by the path of a flow that goes encapsulated for longer than its traffic allows, or no
@@ -46,6 +47,10 @@ impl Sal {
         let (host, is_aside) = (association.host, flow.side.is_some());
         let rtt = self.associations.by_host(host).and_then(|association| association.rtt);
         let is_lost = unanswered >= DATA_LOST + rtt.unwrap_or_default() * 4;
+        if is_lost && !is_aside {
+            let until = now + unanswered.saturating_mul(2) + LOST_MORE;
+            self.locations.with(Scope::of(host), |location| location.lost_until = location.lost_until.max(Some(until)));
+        }
         let looked = self.locations.get(Scope::of(host)).and_then(|location| location.looked);
         let is_alive = looked.is_some_and(|at| now.since(at) < unanswered);
         match is_lost {
@@ -69,9 +74,11 @@ impl Sal {
 
     /// Data passes by the pair in use.
     pub(crate) fn note_data_passes(&mut self, host: HostId) {
-        let is_doubted = |location: &Location| location.deaf || !location.tried.is_empty();
+        let is_doubted = |location: &Location| location.lost_until.is_some() || !location.tried.is_empty();
         if self.locations.get(Scope::of(host)).is_some_and(is_doubted) {
-            self.locations.with(Scope::of(host), |location| (location.tried, location.deaf) = (Vec::new(), false));
+            self.locations.with(Scope::of(host), |location| {
+                (location.tried, location.deaf, location.lost_until) = (Vec::new(), false, None);
+            });
         }
     }
 
@@ -81,14 +88,14 @@ impl Sal {
         if location.flapping.is_some_and(|until| self.now < until) {
             return Some(Trouble::Flapping);
         }
-        // Asked twice without an answer.
-        if location.suspicion.as_ref().is_some_and(|suspicion| suspicion.tries > 2 && suspicion.answered.is_empty()) {
+        if self.is_unheard(Scope::of(host)) {
             let own = self.associations.by_host(host)?;
             let is_other = |other: &Association| other.host != host && other.heard > own.heard;
             let has_other = self.associations.at_address(own.remote).any(is_other);
             return Some(if has_other { Trouble::OtherHost } else { Trouble::Silent });
         }
-        location.deaf.then_some(Trouble::Unanswered)
+        let is_lost = location.deaf && location.lost_until.is_some_and(|until| self.now < until);
+        is_lost.then_some(Trouble::Unanswered)
     }
 
     /// Probes are answered, and data is not: which other pair may do better?
@@ -294,7 +301,7 @@ impl Sal {
         }
         let answered = self.locations.with(scope, |location| {
             let suspicion = location.suspicion.as_mut()?;
-            if suspicion.answered.is_empty() && suspicion.tries < ROUNDS_MAX {
+            if suspicion.answered.is_empty() {
                 return Some(Vec::new());
             }
             location.suspicion.take().map(|suspicion| suspicion.answered)
@@ -303,8 +310,8 @@ impl Sal {
             Some(answered) if answered.is_empty() => {
                 let rounds =
                     self.locations.get(scope).and_then(|location| location.suspicion.as_ref()).map(|s| s.tries);
-                if rounds == Some(SILENT_ROUNDS) {
-                    self.events.push(Event::Silent(host));
+                if rounds >= Some(SILENT_ROUNDS) && self.is_followed(host) {
+                    return self.seek(now, host);
                 }
                 let others = if self.is_followed(host) { Some(self.pairs_for(host)) } else { None };
                 self.locations.with(scope, |location| match (&mut location.suspicion, others) {

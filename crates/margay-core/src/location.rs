@@ -199,6 +199,8 @@ pub(crate) struct Ask {
     pub cause: Cause,
     /// Nothing passes between the addresses in use.
     pub broken: bool,
+    /// By no other pair either: the one in use is as good as any, and data goes on by it.
+    pub unheard: bool,
     pub pairs: Vec<Pair>,
     pub asked: Instant,
     pub tries: u32,
@@ -288,6 +290,9 @@ pub(crate) struct Location {
     pub tried: Vec<Pair>,
     /// The pair in use is one, and no other is better.
     pub deaf: bool,
+    /// Data that has gone unanswered was sent lately: by then it is sent again, and tells of it again, or it was
+    /// answered.
+    pub lost_until: Option<Instant>,
     /// When the pair in use was last seen to be alive, or found without another.
     pub looked: Option<Instant>,
     pub moved: Option<Moved>,
@@ -316,6 +321,7 @@ impl Default for Location {
             keep_alive: None,
             tried: Vec::new(),
             deaf: false,
+            lost_until: None,
             looked: None,
             moved: None,
             moves: 0,

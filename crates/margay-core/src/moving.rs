@@ -25,8 +25,9 @@ use crate::location::{ADDRESSES_MAX, Ask, Cause, Location, MoveEvent, Moving, Nu
 use crate::name::ServiceId;
 use crate::output::DropReason;
 use crate::redirect::WISHES_MAX;
+use crate::rendezvous::SEEKS_MAX;
 use crate::sal::{Routes, Sal};
-use crate::setup::{Draft, HOP_LIMIT, answered_from, relay_part};
+use crate::setup::{Draft, answered_from, relay_part};
 use crate::time::Instant;
 
 /// RSYN is padded to this many bytes, so that no answer to it is longer.
@@ -201,6 +202,15 @@ impl Sal {
 
     /// Begins a move, in the place of one that is under way.
     pub(crate) fn leave(&mut self, now: Instant, scope: Scope, cause: Cause, broken: bool, pairs: Vec<Pair>) {
+        self.begin_move(now, scope, cause, broken, pairs);
+        if scope.is_host() {
+            self.announce_paths(scope.host);
+        }
+        self.ask(now, scope);
+    }
+
+    /// The same without a word of it yet.
+    pub(crate) fn begin_move(&mut self, now: Instant, scope: Scope, cause: Cause, broken: bool, pairs: Vec<Pair>) {
         self.locations.with(scope, |location| {
             let was_broken = location.ask.as_ref().is_some_and(|ask| ask.broken);
             if !location.take(MoveEvent::Leave) {
@@ -209,17 +219,22 @@ impl Sal {
             location.number = location.next_number();
             location.suspicion = None;
             let broken = broken || was_broken;
-            location.ask =
-                Some(Ask { cause, broken, pairs, asked: now, tries: 0, next: now, answered: None, wish: None });
+            location.ask = Some(Ask {
+                cause,
+                broken,
+                unheard: false,
+                pairs,
+                asked: now,
+                tries: 0,
+                next: now,
+                answered: None,
+                wish: None,
+            });
         });
-        if scope.is_host() {
-            self.announce_paths(scope.host);
-        }
-        self.ask(now, scope);
     }
 
     /// A round of RSYN, or of RSYN-DONE.
-    fn ask(&mut self, now: Instant, scope: Scope) {
+    pub(crate) fn ask(&mut self, now: Instant, scope: Scope) {
         let is_needed = match self.flows.get(scope.flow) {
             Some(flow) => flow.carries_data(),
             None => scope.is_host() && self.is_followed(scope.host),
@@ -245,6 +260,7 @@ impl Sal {
         });
         match round {
             Some((_, tries, None, Cause::Sought)) if tries > WISHES_MAX => self.drop_move(scope),
+            Some((_, tries, None, _)) if tries > SEEKS_MAX && self.is_unheard(scope) => self.drop_move(scope),
             Some((_, 0, ..)) => {
                 let pairs = self.pairs_for(scope.host);
                 self.leave(now, scope, Cause::Silence, true, pairs);
@@ -263,7 +279,7 @@ impl Sal {
         }
     }
 
-    fn drop_move(&mut self, scope: Scope) {
+    pub(crate) fn drop_move(&mut self, scope: Scope) {
         self.locations.with(scope, |location| {
             location.take(MoveEvent::Dropped);
             location.ask = None;
@@ -304,15 +320,6 @@ impl Sal {
         bytes
     }
 
-    /// This host's service router, where peers may ask for it when it has moved.
-    pub(crate) fn own_rendezvous(&self) -> Option<Extension<'static>> {
-        if self.config.router {
-            return None;
-        }
-        let router = self.associations.iter().find(|association| association.router)?;
-        Some(Extension::Rendezvous(router.remote))
-    }
-
     /// Keeps what a proved peer says of where it can be reached, if it has said nothing later. Nothing goes there before it has answered.
     pub(crate) fn note_whereabouts(&mut self, association: u32, message: &Message<'_>) {
         let is_last =
@@ -326,17 +333,20 @@ impl Sal {
         if listed.is_none() && message.rendezvous().is_none() {
             return;
         }
-        let has_changed = self.locations.with(Scope::of(host), |location| {
-            let before = location.addresses.clone();
+        let (has_changed, has_router) = self.locations.with(Scope::of(host), |location| {
+            let (before, router) = (location.addresses.clone(), location.rendezvous);
             if let Some(listed) = listed {
                 let usable = listed.iter().map(|(address, _)| address).filter(is_usable);
                 location.addresses = usable.take(ADDRESSES_MAX).collect();
             }
             location.rendezvous = message.rendezvous().filter(is_usable).or(location.rendezvous);
-            location.addresses != before
+            (location.addresses != before, location.rendezvous != router)
         });
         if has_changed {
             self.stripe_what_waits(self.now);
+        }
+        if has_router {
+            self.events.push(Event::Whereabouts(host));
         }
     }
 
@@ -362,31 +372,7 @@ impl Sal {
         self.write_rsyn(scope, pair, None);
     }
 
-    /// By the peer's router, which may know where it is. It reads the peer's host-ID where SYNs have a service.
-    fn send_by_rendezvous(&mut self, scope: Scope) {
-        let Some(rendezvous) = self.locations.get(Scope::of(scope.host)).and_then(|location| location.rendezvous)
-        else {
-            return;
-        };
-        let local = self.routes.get(&rendezvous.ip()).copied().flatten();
-        let own = self.associations.iter().find(|association| association.router);
-        let Pair { local, remote } = match (local, own) {
-            // The peer knows it by an address that this host cannot reach now; it may be this host's as well.
-            (None, Some(router)) => Pair { local: router.local, remote: router.remote },
-            _ => Pair { local, remote: rendezvous },
-        };
-        let resolvable = ResolvableRepr {
-            hop_limit: HOP_LIMIT,
-            reply_to: None,
-            via: None,
-            service: ServiceId::at_host(scope.host, 0).0,
-            nonce: 0,
-            hop_tag: [0; 8],
-        };
-        self.write_rsyn(scope, Pair { local, remote }, Some(resolvable));
-    }
-
-    fn write_rsyn(&mut self, scope: Scope, pair: Pair, resolvable: Option<ResolvableRepr>) {
+    pub(crate) fn write_rsyn(&mut self, scope: Scope, pair: Pair, resolvable: Option<ResolvableRepr>) {
         let Some(location) = self.locations.get(scope) else { return };
         let flags =
             if location.ask.as_ref().is_some_and(|ask| ask.broken) { MoveFlags::BROKEN } else { MoveFlags::empty() };

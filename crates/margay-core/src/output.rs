@@ -49,6 +49,14 @@ pub enum Output {
     /// What was in flight of this connection is lost: have the host's TCP send it again now, instead of when its timer says so
     /// (DESIGN §18).
     Restart(FlowId),
+    /// Both ends of a connection have closed: ask the flow cache whether each has acknowledged all of the other's, FIN
+    /// included, and give its answer to [`Sal::handle_ending`](crate::Sal::handle_ending).
+    Ending {
+        /// Which flow.
+        flow: FlowId,
+        /// The number after the peer's FIN, where that has come by the core and not by the cache.
+        peer_end: Option<u32>,
+    },
     /// Ask the kernel's cache what has become of these flows of a grant, a bit for each, and give its answer to
     /// [`Sal::handle_survey`](crate::Sal::handle_survey).
     Survey {

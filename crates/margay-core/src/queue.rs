@@ -81,6 +81,10 @@ impl OutputQueue {
         self.items.push_back(Item::Plain(Output::Restart(flow)));
     }
 
+    pub fn ending(&mut self, flow: FlowId, peer_end: Option<u32>) {
+        self.items.push_back(Item::Plain(Output::Ending { flow, peer_end }));
+    }
+
     pub fn survey(&mut self, grant: FlowId, flows: u128) {
         self.items.push_back(Item::Plain(Output::Survey { grant, flows }));
     }

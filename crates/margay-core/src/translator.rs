@@ -7,12 +7,14 @@ use core::time::Duration;
 
 use margay_wire::PORT;
 
+use crate::association::Association;
 use crate::key::HostId;
 use crate::location::{ADDRESSES_MAX, Moving, Scope};
 use crate::sal::Sal;
 use crate::time::Instant;
 
-/// Translators forget UDP after 30 s at the earliest, as far as is known (RFC 4787 asks for two minutes).
+/// Translators and stateful firewalls forget UDP after 30 s at the earliest, as far as is known (RFC 4787 asks for two
+/// minutes).
 const KEEP_ALIVE: Duration = Duration::from_secs(25);
 
 impl Sal {
@@ -21,12 +23,26 @@ impl Sal {
         seen.port() != PORT || !self.config.local_addresses.contains(&seen.ip())
     }
 
-    /// A proved peer has said at which address it sees this host.
+    /// A proved peer has said at which address it sees this host. A translator's memory of the two is kept fresh, since
+    /// it gives this host another port when it has forgotten the first. A firewall's is not: what it lets in no more
+    /// comes by the router (see `rendezvous`).
     pub(crate) fn note_seen(&mut self, now: Instant, host: HostId, seen: SocketAddr) {
-        let is_translated = self.is_translated(seen);
+        let is_kept = self.is_translated(seen) || self.is_own_router(host);
         self.locations.with(Scope::of(host), |location| {
             location.seen = Some(seen);
-            location.keep_alive = is_translated.then_some(now + KEEP_ALIVE);
+            location.keep_alive = is_kept.then_some(now + KEEP_ALIVE);
+        });
+    }
+
+    /// Whether this host is registered with a peer: there it has to be found by whoever finds it nowhere else.
+    fn is_own_router(&self, host: HostId) -> bool {
+        self.associations.by_host(host).is_some_and(Association::is_with_router)
+    }
+
+    /// The way to a router that this host has registered with just now stays open, whatever is on it.
+    pub(crate) fn keep_router(&mut self, now: Instant, host: HostId) {
+        self.locations.with(Scope::of(host), |location| {
+            location.keep_alive.get_or_insert(now + KEEP_ALIVE);
         });
     }
 

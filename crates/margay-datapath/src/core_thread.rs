@@ -90,6 +90,14 @@ impl<C: Core> CoreSide<C> {
                 Output::Fence(flow) => shared.direct.fence(flow),
                 Output::Back(flow) => shared.send_mark(flow, 0),
                 Output::Restart(flow) => restart::restart(shared, flow),
+                Output::Ending { flow, peer_end } => {
+                    let state = shared.direct.state(flow);
+                    let table = shared.table.read();
+                    table.note_peer_end(flow, peer_end);
+                    let is_over = table.is_over(flow, state.as_ref());
+                    drop(table);
+                    self.core.handle_ending(clock::now(), flow, is_over);
+                }
                 Output::Survey { grant, flows } => {
                     let survey = shared.direct.survey_grant(grant, flows);
                     self.core.handle_survey(clock::now(), grant, survey);

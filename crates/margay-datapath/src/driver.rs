@@ -77,6 +77,8 @@ pub trait Core: Send + 'static {
     fn handle_silence(&mut self, now: Instant, flow: FlowId, unanswered: Duration);
     /// See [`Sal::handle_answer`].
     fn handle_answer(&mut self, now: Instant, flow: FlowId);
+    /// See [`Sal::handle_ending`].
+    fn handle_ending(&mut self, now: Instant, flow: FlowId, is_over: bool);
     /// See [`Sal::handle_arrivals`].
     fn handle_arrivals(&mut self, now: Instant, flow: FlowId, place: Option<usize>, arrivals: &ArrivalsRepr);
     /// See [`Sal::handle_activity`].
@@ -140,6 +142,10 @@ impl Core for Sal {
 
     fn handle_answer(&mut self, now: Instant, flow: FlowId) {
         self.handle_answer(now, flow);
+    }
+
+    fn handle_ending(&mut self, now: Instant, flow: FlowId, is_over: bool) {
+        self.handle_ending(now, flow, is_over);
     }
 
     fn handle_arrivals(&mut self, now: Instant, flow: FlowId, place: Option<usize>, arrivals: &ArrivalsRepr) {

@@ -219,5 +219,6 @@ fn numbers(head: &[u8], found: &Transport) -> Option<TcpNumbers> {
     let tcp = head.get(found.ip_len..)?;
     let number = |at: usize| Some(u32::from_be_bytes(tcp.get(at..at + 4)?.try_into().ok()?));
     let sequence = number(4)?.wrapping_add(found.payload_len() as u32);
-    Some(TcpNumbers { sequence, acknowledgement: number(8)? })
+    let end = (found.flags & FIN != 0).then(|| sequence.wrapping_add(1));
+    Some(TcpNumbers { sequence, acknowledgement: number(8)?, end })
 }

@@ -6,6 +6,7 @@ pub mod arena;
 mod backlog;
 pub mod checksum;
 pub mod clock;
+mod connection;
 mod core_thread;
 pub mod counters;
 pub mod direct;

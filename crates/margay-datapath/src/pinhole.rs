@@ -151,7 +151,7 @@ mod test {
 
     #[test]
     fn literal_bytes() {
-        let numbers = TcpNumbers { sequence: 0x0102_0304, acknowledgement: 0x0506_0708 };
+        let numbers = TcpNumbers { sequence: 0x0102_0304, acknowledgement: 0x0506_0708, end: None };
         let source = "10.1.0.1:61001".parse().expect("literal");
         let destination = "10.1.0.2:61002".parse().expect("literal");
         let bytes =
@@ -175,7 +175,7 @@ mod test {
     #[test]
     fn checksums_hold_in_both_families() {
         for (source, destination) in [("10.1.0.1:61001", "10.1.0.2:61002"), ("[fd00::1]:61001", "[fd00::2]:61002")] {
-            let numbers = TcpNumbers { sequence: 7, acknowledgement: 9 };
+            let numbers = TcpNumbers { sequence: 7, acknowledgement: 9, end: None };
             let (source, destination) = (source.parse().expect("literal"), destination.parse().expect("literal"));
             let bytes =
                 Segment { source, destination, numbers: Some(numbers), is_knock: false }.packet().expect("one family");

@@ -233,8 +233,8 @@ mod test {
 
     #[test]
     fn the_later_number_counts() {
-        let own = Some(TcpNumbers { sequence: 0xffff_ff00, acknowledgement: 7 });
-        let peer = Some(TcpNumbers { sequence: 7, acknowledgement: 0xffff_fe00 });
+        let own = Some(TcpNumbers { sequence: 0xffff_ff00, acknowledgement: 7, end: None });
+        let peer = Some(TcpNumbers { sequence: 7, acknowledgement: 0xffff_fe00, end: None });
         let seen = Connection { key: known(true).key, own, peer, segment: 9 };
         let only_user_space = Known::of(&seen, None).expect("its numbers are known");
         assert_eq!((only_user_space.next, only_user_space.unanswered()), (0xffff_ff00, Some(0xffff_fe00)));

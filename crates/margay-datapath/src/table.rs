@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
+use crate::connection::Ending;
+pub use crate::connection::{Connection, TcpNumbers};
 use crate::kernel::{TcpSeen, WireState};
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
@@ -87,30 +89,8 @@ pub struct IngressRoute {
     pub seal: Option<Arc<Seal>>,
     /// It comes by several pairs of addresses: this one, where it is one of those.
     pub stripe: Option<(Arc<Stripe>, Option<usize>)>,
-    /// It answers data that went unanswered for long.
+    /// It answers data that the core was told of, since it went unanswered for long.
     pub ends_silence: bool,
-}
-
-/// A TCP flow's numbers as its application showed them last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TcpNumbers {
-    /// The next sequence number.
-    pub sequence: u32,
-    /// The acknowledgement.
-    pub acknowledgement: u32,
-}
-
-/// What a connection has shown of itself, as far as it was encapsulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connection {
-    /// The application's five-tuple.
-    pub key: FlowKey,
-    /// What its application showed last.
-    pub own: Option<TcpNumbers>,
-    /// What the peer showed last.
-    pub peer: Option<TcpNumbers>,
-    /// Payload of the application's largest segment in bytes; zero while unknown.
-    pub segment: u32,
 }
 
 /// Where datagrams of a path go now.
@@ -126,16 +106,6 @@ pub struct Destination {
     pub datagram_max: u16,
     /// Nothing is sent: no place is known where the peer could be reached.
     pub is_void: bool,
-}
-
-impl TcpNumbers {
-    const fn packed(self) -> u64 {
-        (self.sequence as u64) << 32 | self.acknowledgement as u64
-    }
-
-    const fn unpacked(packed: u64) -> Self {
-        Self { sequence: (packed >> 32) as u32, acknowledgement: packed as u32 }
-    }
 }
 
 /// Datagrams of the application, beside the first, after which its flow is lifted though none has come back.
@@ -162,12 +132,16 @@ struct Slot {
     numbers: AtomicU64,
     /// The same of the peer, as it sent them encapsulated last.
     peer_numbers: AtomicU64,
+    ending: Ending,
     /// Payload of the application's largest segment.
     segment: AtomicU32,
     wants_pinhole: AtomicBool,
     seal: Option<Arc<Seal>>,
     /// When data of a connection was first sent encapsulated that nothing has come back for, in microseconds; zero: it has.
     unanswered_since: AtomicU64,
+    /// The core was told that it goes unanswered, and not of an answer yet. Nothing but an answer ends it: what an
+    /// update of the entry forgets, the core still has in mind.
+    is_silence_told: AtomicBool,
 }
 
 const VACANT_KEY: FlowKey =
@@ -192,10 +166,12 @@ impl Slot {
             fence: AtomicU32::new(0),
             numbers: AtomicU64::new(0),
             peer_numbers: AtomicU64::new(0),
+            ending: Ending::new(),
             segment: AtomicU32::new(0),
             wants_pinhole: AtomicBool::new(false),
             seal: None,
             unanswered_since: AtomicU64::new(0),
+            is_silence_told: AtomicBool::new(false),
         }
     }
 
@@ -213,14 +189,13 @@ impl Slot {
         Duration::from_micros(now.saturating_sub(since))
     }
 
-    /// Takes note of an answer. True if it was long in coming.
+    /// Takes note of an answer. True if the core waits for one.
     fn note_answer(&self) -> bool {
-        let since = self.unanswered_since.load(Ordering::Relaxed);
-        if since == 0 {
-            return false;
+        if self.unanswered_since.load(Ordering::Relaxed) != 0 {
+            self.unanswered_since.store(0, Ordering::Relaxed);
         }
-        self.unanswered_since.store(0, Ordering::Relaxed);
-        Duration::from_micros(clock::now().micros().saturating_sub(since)) >= UNANSWERED
+        // Reading first keeps the cache line shared in the common case.
+        self.is_silence_told.load(Ordering::Relaxed) && self.is_silence_told.swap(false, Ordering::Relaxed)
     }
 
     fn mark_active(&self) {
@@ -356,6 +331,7 @@ impl Table {
         slot.mark_active();
         if let Some(numbers) = numbers {
             slot.numbers.store(numbers.packed(), Ordering::Relaxed);
+            slot.ending.own.note(numbers.end);
             slot.segment.fetch_max((bytes / segments.max(1)) as u32, Ordering::Relaxed);
         }
         let wants_pinhole = slot.takes_pinhole();
@@ -373,6 +349,9 @@ impl Table {
             return None;
         }
         let (is_silent, unanswered) = (record.is_silent(), slot.unanswered_for(record.placed));
+        if unanswered >= UNANSWERED && !slot.is_silence_told.load(Ordering::Relaxed) {
+            slot.is_silence_told.store(true, Ordering::Relaxed);
+        }
         (is_silent || unanswered >= UNANSWERED).then_some(unanswered)
     }
 
@@ -501,7 +480,28 @@ impl Table {
     pub fn note_peer_numbers(&self, flow: FlowId, numbers: TcpNumbers) {
         if let Some(slot) = self.find(flow) {
             slot.peer_numbers.store(numbers.packed(), Ordering::Relaxed);
+            slot.ending.peer.note(numbers.end);
         }
+    }
+
+    /// Takes note of the number after the peer's FIN, which has passed another way.
+    pub fn note_peer_end(&self, flow: FlowId, end: Option<u32>) {
+        if let Some(slot) = self.find(flow) {
+            slot.ending.peer.note(end);
+        }
+    }
+
+    /// Whether both ends of a connection have closed, and each has acknowledged all of the other's: FINs and
+    /// acknowledgements may have passed here or in the kernel's cache, which has `state`.
+    pub fn is_over(&self, flow: FlowId, state: Option<&WireState>) -> bool {
+        let numbers = |packed: &AtomicU64| match packed.load(Ordering::Relaxed) {
+            0 => None,
+            packed => Some(TcpNumbers::unpacked(packed)),
+        };
+        let (sent, received) = state.map_or((None, None), |state| (state.sent.as_ref(), state.received.as_ref()));
+        let here = self.find(flow).map(|slot| (&slot.ending, numbers(&slot.numbers), numbers(&slot.peer_numbers)));
+        state.is_some_and(|state| state.seen.over())
+            || here.is_some_and(|(ending, own, peer)| ending.is_over((own, peer), (sent, received)))
     }
 
     /// What user space knows of a connection; `None` when it is not cached, or none.
@@ -538,7 +538,10 @@ impl Table {
         let numbers = |seen: &TcpSeen| TcpNumbers {
             sequence: seen.sequence.wrapping_add(seen.length),
             acknowledgement: seen.acknowledgement,
+            end: seen.end(),
         };
+        slot.ending.own.note(removed.sent.as_ref().and_then(TcpSeen::end));
+        slot.ending.peer.note(removed.received.as_ref().and_then(TcpSeen::end));
         if let Some(sent) = &removed.sent {
             slot.numbers.store(numbers(sent).packed(), Ordering::Relaxed);
             slot.segment.fetch_max(sent.segment, Ordering::Relaxed);

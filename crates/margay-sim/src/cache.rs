@@ -6,12 +6,14 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::{Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Survey, Tuple, Wire};
+use margay_core::{
+    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Survey, Tuple, Wire,
+};
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr,
 };
 
-use crate::kernel::{Kernel, Wanted};
+use crate::kernel::{Ending, Kernel, Wanted};
 use crate::program::{ACK, Segment, TCP};
 use crate::seal::{Refused, Seal};
 
@@ -22,6 +24,8 @@ struct Slot {
     packet_number: u32,
     /// Packet number of the peer's FENCE: what came before it says nothing.
     fence: u32,
+    /// How the connection ends, as far as it has passed here.
+    ending: Ending,
     /// Next sequence number and acknowledgement, as the application showed them to the agent last.
     numbers: Option<(u32, u32)>,
     wants_pinhole: bool,
@@ -29,6 +33,8 @@ struct Slot {
     carried: (u32, u32),
     /// When data of a connection was first sent that nothing has come back for.
     unanswered_since: Option<Instant>,
+    /// It was told of that, and not of an answer yet.
+    is_silence_told: bool,
 }
 
 /// Data that goes unanswered for so long is told of.
@@ -171,10 +177,12 @@ impl Cache {
             entry,
             packet_number: 0,
             fence: 0,
+            ending: Ending::default(),
             numbers: None,
             wants_pinhole: false,
             carried: (0, 0),
             unanswered_since: None,
+            is_silence_told: false,
         };
         let slot = self.by_flow.entry(entry.flow).or_insert(fresh);
         (slot.entry, slot.unanswered_since) = (entry, None);
@@ -243,6 +251,21 @@ impl Cache {
         self.by_flow.values().filter_map(|slot| slot.entry.wire).map(|wire| wire.path)
     }
 
+    /// What has passed to the application, from whichever way.
+    pub(crate) fn note_delivered(&mut self, flow: FlowId, segment: &Segment) {
+        if let Some(slot) = self.by_flow.get_mut(&flow) {
+            slot.ending.note(Direction::Ingress, segment);
+        }
+    }
+
+    /// Whether each end of a connection has acknowledged all of the other's. `peer_end`: the number after the peer's FIN, if
+    /// the core has seen it.
+    pub(crate) fn is_over(&self, flow: FlowId, peer_end: Option<u32>) -> bool {
+        let here = self.by_flow.get(&flow).map(|slot| slot.ending).unwrap_or_default();
+        let kernel = self.kernel.as_ref().and_then(|kernel| kernel.ending(flow)).unwrap_or_default();
+        here.with(kernel).with(Ending::of_peer(peer_end)).is_over()
+    }
+
     /// Forgets everything: the next packets miss. Packet numbers begin anew, as in the agent's table, but for sealed flows.
     pub fn clear(&mut self) {
         self.by_tuple.clear();
@@ -294,11 +317,13 @@ impl Cache {
         if slot.entry.wire.is_some() && segment.tuple.protocol == TCP {
             slot.numbers = Some((segment.sequence.wrapping_add(segment.data.len() as u32), segment.acknowledgement));
         }
+        slot.ending.note(Direction::Egress, segment);
         let wants_pinhole = slot.is_ready_for_pinhole() && std::mem::take(&mut slot.wants_pinhole);
         let is_watched = segment.tuple.protocol == TCP && !segment.data.is_empty() && to.is_some();
         let silence = (is_watched && !(is_beside && path.passage == Passage::Open))
             .then(|| now.since(*slot.unanswered_since.get_or_insert(now)))
             .filter(|silence| *silence >= UNANSWERED);
+        slot.is_silence_told |= silence.is_some();
         let mut datagram = slot.header(if is_beside { BESIDE } else { 0 });
         let inner_len = u32::try_from(packet.len()).ok()?;
         let train = TrainRepr { gso: GsoKind::None, partial_checksum: false, segment_size: 0, inner_len };
@@ -352,12 +377,7 @@ impl Cache {
     }
 
     /// The application's packet inside a DATA datagram, and what the datagram says of the direct path.
-    pub(crate) fn decapsulate<'a>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &'a [u8],
-    ) -> Option<Decapsulated<'a>> {
+    pub(crate) fn decapsulate<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Option<Decapsulated<'a>> {
         let data = DataRepr::parse(datagram).ok()?;
         let slot = self.by_flow.get_mut(&data.dst_flow)?;
         let path = self.paths.get(&slot.entry.path)?;
@@ -367,7 +387,8 @@ impl Cache {
             return None;
         }
         let (flow, tuple) = (slot.entry.flow, slot.entry.app.reversed());
-        let ends_silence = slot.unanswered_since.take().is_some_and(|since| now.since(since) >= UNANSWERED);
+        slot.unanswered_since = None;
+        let ends_silence = std::mem::take(&mut slot.is_silence_told);
         let opened = match self.seals.get_mut(&flow).filter(|_| slot.entry.seal.is_some()) {
             Some(seal) => seal.open(&data, datagram).map(Some),
             None if data.stack != STACK_ENCAP => Err(Refused::Dropped),

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use margay_core::handover::HandoverRecord;
 use margay_core::key::HostSecret;
 use margay_core::name::{HOST_V4, HOST_V6, ServiceId};
 use margay_core::rng::Rng;
@@ -12,7 +13,7 @@ use margay_core::{
 use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
 use crate::cache::{Cache, Carried};
-use crate::kernel::Told;
+use crate::kernel::{Kernel, Told};
 use crate::program::{Client, Datagram, FIN, RST, SYN, Segment, Server, TCP, UDP};
 use crate::seal::Refused;
 use crate::stream::{Plan, State, Stream};
@@ -71,26 +72,39 @@ pub struct Host {
     /// Everything that the core reported.
     pub events: Vec<Event>,
     pub(crate) outbox: Vec<Outgoing>,
-    secret_seed: [u8; 32],
+    /// Its agent does not run: programs, their TCP and the kernel's cache go on.
+    is_dead: bool,
+    start: Start,
+    limits: Limits,
     next_port: u16,
+}
+
+/// What an agent has written down for its next start.
+struct Kept {
+    associations: Vec<u8>,
+    flows: Vec<HandoverRecord>,
 }
 
 pub(crate) const UNIX_START_S: u64 = 1_800_000_000;
 
 impl Host {
     pub(crate) fn new(address: IpAddr, start: Start, now: Instant, seed: [u8; 32], limits: Limits) -> Self {
+        Self::at(vec![address], address, start, now, seed, limits)
+    }
+
+    fn at(addresses: Vec<IpAddr>, address: IpAddr, start: Start, now: Instant, seed: [u8; 32], limits: Limits) -> Self {
         let config = Config {
             host_key: HostSecret::generate(&mut Rng::new(start.key_seed)),
             epoch: start.epoch,
             boot_id: [start.boot; 16],
             router: start.router,
             datagram_max: 1472,
-            local_addresses: vec![address],
+            local_addresses: addresses.clone(),
             limits,
         };
         Self {
             address,
-            addresses: vec![address],
+            addresses,
             sal: Sal::new(config, now, UNIX_START_S + now.micros() / 1_000_000, seed),
             cache: Cache::new(address),
             servers: Vec::new(),
@@ -103,19 +117,21 @@ impl Host {
             events: Vec::new(),
             early_acks: 0,
             outbox: Vec::new(),
-            secret_seed: start.key_seed,
+            is_dead: false,
+            start,
+            limits,
             next_port: 30_000,
         }
     }
 
     /// The host's public key.
     pub fn public_key(&self) -> [u8; 32] {
-        HostSecret::generate(&mut Rng::new(self.secret_seed)).public().0
+        HostSecret::generate(&mut Rng::new(self.start.key_seed)).public().0
     }
 
     /// From which its key was made: the same machine can start again with it.
     pub fn key_seed(&self) -> [u8; 32] {
-        self.secret_seed
+        self.start.key_seed
     }
 
     /// Starts a server, reachable as `service`.
@@ -242,6 +258,9 @@ impl Host {
             self.cache.own = *first;
         }
         self.addresses = addresses;
+        if self.is_dead {
+            return;
+        }
         let from = |remote: IpAddr| self.addresses.iter().copied().find(|own| own.is_ipv4() == remote.is_ipv4());
         let routes: Vec<_> = self.sal.remotes().into_iter().map(|remote| (remote, from(remote))).collect();
         self.sal.set_routes(now, self.addresses.clone(), routes);
@@ -272,14 +291,71 @@ impl Host {
         self.sal.flows().find(|flow| flow.app == *tuple)
     }
 
+    /// The agent's epoch.
+    pub const fn epoch(&self) -> u32 {
+        self.start.epoch
+    }
+
+    /// From now on its agent does not run.
+    pub fn kill_agent(&mut self) {
+        self.is_dead = true;
+    }
+
+    /// Whether its agent runs.
+    pub const fn has_agent(&self) -> bool {
+        !self.is_dead
+    }
+
+    /// The agent starts again, with what the one before had written down when it was killed. The user-space cache is
+    /// empty, the kernel's has gone on meanwhile.
+    pub(crate) fn start_agent(&mut self, now: Instant, seed: [u8; 32]) {
+        let kept = self.kept(now);
+        let start = Start { epoch: self.start.epoch + 1, ..self.start };
+        let mut next = Self::at(self.addresses.clone(), self.address, start, now, seed, self.limits);
+        for (prefix, id, rule) in self.sal.rules() {
+            // An empty table has room for what another had room for.
+            let _ = next.sal.add_rule_as(now, id, prefix, rule.clone());
+        }
+        std::mem::swap(&mut next.sal, &mut self.sal);
+        let mut cache = Cache::new(self.cache.own);
+        cache.kernel = self.cache.kernel.take();
+        (self.cache, self.start, self.is_dead) = (cache, start, false);
+        self.sal.take_up_associations(now, &kept.associations).expect("kept whole");
+        for record in &kept.flows {
+            // One that is over may be refused.
+            let _ = self.sal.adopt_flow(now, record);
+        }
+        self.sal.forget_superseded();
+        if self.cache.kernel.is_some() {
+            self.sal.set_flow_ports(now, Some(61_000..=65_535));
+        }
+        let entries = self.cache.kernel.as_ref().map(Kernel::entries).unwrap_or_default();
+        for (flow, _, wire) in entries {
+            if !self.sal.adopt_direct(now, flow, 1, &wire)
+                && let Some(kernel) = &mut self.cache.kernel
+            {
+                kernel.follow(flow, None);
+            }
+        }
+        self.drain(now);
+    }
+
+    fn kept(&mut self, now: Instant) -> Kept {
+        let associations = self.sal.keep_associations().to_vec();
+        let flows: Vec<FlowId> = self.sal.flows().map(|flow| flow.flow).collect();
+        let flows = flows.into_iter().filter_map(|flow| self.sal.export_flow(now, flow)).collect();
+        Kept { associations, flows }
+    }
+
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let clients = self.clients.iter().filter_map(Client::next_deadline).min();
         let streams = self.streams.iter().filter_map(Stream::next_deadline).min();
-        self.sal.poll_timeout().into_iter().chain(clients).chain(streams).min()
+        let agents = self.sal.poll_timeout().filter(|_| !self.is_dead);
+        agents.into_iter().chain(clients).chain(streams).min()
     }
 
     pub(crate) fn handle_time(&mut self, now: Instant) {
-        if self.sal.poll_timeout().is_some_and(|deadline| deadline <= now) {
+        if !self.is_dead && self.sal.poll_timeout().is_some_and(|deadline| deadline <= now) {
             self.sal.handle_timeout(now);
         }
         for at in 0..self.clients.len() {
@@ -309,6 +385,10 @@ impl Host {
         let found = kernel.ingress(now, &segment, is_request);
         if kernel.unproved > unproved {
             return;
+        }
+        if self.is_dead {
+            let Some((_, tuple)) = found else { return };
+            return self.deliver(now, segment.readdressed(tuple));
         }
         kernel.left += u64::from(found.is_none());
         let (local, remote) = (segment.tuple.destination.ip(), segment.tuple.source.ip());
@@ -344,6 +424,9 @@ impl Host {
     }
 
     pub(crate) fn handle_datagram(&mut self, now: Instant, local: IpAddr, from: SocketAddr, datagram: &[u8]) {
+        if self.is_dead {
+            return;
+        }
         if !self.ingress(now, from, datagram) {
             if let Some((grant, flow)) = self.sal.untold(datagram) {
                 self.cache.tell_of(grant, flow);
@@ -356,7 +439,7 @@ impl Host {
     }
 
     fn ingress(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) -> bool {
-        let Some(found) = self.cache.decapsulate(now, from, datagram) else { return false };
+        let Some(found) = self.cache.decapsulate(from, datagram) else { return false };
         if found.ends_silence {
             self.sal.handle_answer(now, found.flow);
         }
@@ -379,6 +462,7 @@ impl Host {
                 self.sal.handle_direct(now, flow, DirectEvent::Stalled);
                 return true;
             }
+            self.cache.note_delivered(flow, &segment);
             self.deliver(now, segment.readdressed(tuple));
             self.report(now, flow, Direction::Ingress, flags);
         }
@@ -395,6 +479,9 @@ impl Host {
     fn egress(&mut self, now: Instant, packet: &[u8]) {
         let Some(segment) = Segment::parse(packet) else { return };
         let direct = self.cache.send_direct(now, &segment);
+        if self.is_dead {
+            return self.outbox.extend(direct.map(|(_, packet)| Outgoing::Direct(packet)));
+        }
         self.hear(now);
         if let Some((flow, direct)) = direct {
             self.outbox.push(Outgoing::Direct(direct));
@@ -480,6 +567,10 @@ impl Host {
                 Output::Fence(flow) => self.send_mark(flow, FENCE),
                 Output::Back(flow) => self.send_mark(flow, 0),
                 Output::Restart(flow) => self.restart(now, flow),
+                Output::Ending { flow, peer_end } => {
+                    let is_over = self.cache.is_over(flow, peer_end);
+                    self.sal.handle_ending(now, flow, is_over);
+                }
                 Output::Survey { grant, flows } => {
                     let survey = self.cache.survey(grant, flows);
                     self.sal.handle_survey(now, grant, survey);

@@ -39,26 +39,61 @@ struct Direct {
     last_out: Option<Instant>,
     last_in: Option<Instant>,
     asked: Option<Instant>,
-    /// The number after this end's FIN, which has gone direct, and after the peer's; and what each has acknowledged last.
-    ends: (Option<u32>, Option<u32>),
-    acknowledged: (u32, u32),
+    ending: Ending,
     /// Each has acknowledged all of the other's.
     is_over: bool,
     /// FIN and RST that have passed, either way.
     closed: [u8; 2],
 }
 
+/// How a connection ends: the number after this end's FIN and after the peer's, and what each has acknowledged last.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Ending {
+    ends: (Option<u32>, Option<u32>),
+    acknowledged: (Option<u32>, Option<u32>),
+}
+
+impl Ending {
+    /// Takes note of what a packet says of it.
+    pub fn note(&mut self, direction: Direction, segment: &Segment) {
+        let (end, acknowledged) = match direction {
+            Direction::Egress => (&mut self.ends.0, &mut self.acknowledged.0),
+            Direction::Ingress => (&mut self.ends.1, &mut self.acknowledged.1),
+        };
+        *end = end_of(segment).or(*end);
+        *acknowledged = Some(segment.acknowledgement);
+    }
+
+    /// The peer's alone.
+    pub fn of_peer(end: Option<u32>) -> Self {
+        Self { ends: (None, end), ..Self::default() }
+    }
+
+    /// What has passed by two caches, the second of which has seen the later acknowledgement of an end that it knows.
+    pub fn with(self, other: Self) -> Self {
+        let ends = (self.ends.0.or(other.ends.0), self.ends.1.or(other.ends.1));
+        let last = |end: Option<u32>, a: Option<u32>, b: Option<u32>| if a == end { a } else { b };
+        let acknowledged = (
+            last(ends.1, self.acknowledged.0, other.acknowledged.0),
+            last(ends.0, self.acknowledged.1, other.acknowledged.1),
+        );
+        Self { ends, acknowledged }
+    }
+
+    /// Each has acknowledged all of the other's.
+    pub fn is_over(self) -> bool {
+        let has_closed = self.ends.0.is_some() && self.ends.1.is_some();
+        has_closed && self.ends == (self.acknowledged.1, self.acknowledged.0)
+    }
+}
+
 impl Direct {
     /// Takes note of what a packet says of the flow's end.
     fn note_end(&mut self, direction: Direction, segment: &Segment) {
-        let (end, acknowledged, closed) = match direction {
-            Direction::Egress => (&mut self.ends.0, &mut self.acknowledged.0, &mut self.closed[0]),
-            Direction::Ingress => (&mut self.ends.1, &mut self.acknowledged.1, &mut self.closed[1]),
-        };
-        *end = end_of(segment).or(*end);
-        *acknowledged = segment.acknowledgement;
-        *closed |= segment.flags & (FIN | RST);
-        self.is_over |= self.ends == (Some(self.acknowledged.1), Some(self.acknowledged.0));
+        self.ending.note(direction, segment);
+        let at = if direction == Direction::Egress { 0 } else { 1 };
+        self.closed[at] |= segment.flags & (FIN | RST);
+        self.is_over |= self.ending.is_over();
     }
 }
 
@@ -160,8 +195,7 @@ impl Kernel {
                     last_out: None,
                     last_in: None,
                     asked: None,
-                    ends: (None, None),
-                    acknowledged: (0, 0),
+                    ending: Ending::default(),
                     is_over: false,
                     closed: [0; 2],
                 };
@@ -217,6 +251,11 @@ impl Kernel {
             self.tell(flow);
         }
         sent
+    }
+
+    /// How a connection ends, as far as it has passed here.
+    pub(crate) fn ending(&self, flow: FlowId) -> Option<Ending> {
+        self.flows.get(&flow).map(|entry| entry.ending)
     }
 
     /// The agent hears of a flow, if somebody has answered it.
@@ -357,7 +396,7 @@ impl Kernel {
     fn take(&mut self, now: Instant, segment: &Segment) -> Option<u64> {
         let is_sent_again = self.asked.insert(segment.tuple, segment.sequence) == Some(segment.sequence);
         if let Some(flow) = self.by_app.get(&segment.tuple)
-            && self.flows.get(flow).is_none_or(|entry| entry.ends.0.is_none() || entry.ends.1.is_none())
+            && self.flows.get(flow).is_none_or(|entry| entry.ending.ends.0.is_none() || entry.ending.ends.1.is_none())
         {
             if let Some(entry) = self.flows.get_mut(flow).filter(|_| self.grants.is_fresh(*flow)) {
                 (entry.wire.sending, entry.wire.accepting) = (false, false);

@@ -15,6 +15,7 @@ pub mod program;
 mod seal;
 pub mod small;
 pub mod stream;
+pub mod unrest;
 pub mod world;
 
 pub use host::{Host, HostId};

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use margay_core::Instant;
 use margay_wire::{DataRepr, FENCE};
 use rand_chacha::ChaCha8Rng;
 use rand_core::RngCore;
@@ -42,15 +43,94 @@ impl Weather {
     };
 }
 
-/// An address translator in front of one private address: endpoint-dependent filtering, as the strictest of RFC 4787.
+/// How long translators and stateful firewalls remember what nobody uses.
+#[derive(Clone, Copy, Debug)]
+pub struct TimeOuts {
+    /// Of datagrams.
+    pub datagrams: Duration,
+    /// Of packets of the direct path, which look like those of an open connection.
+    pub direct: Duration,
+}
+
+impl TimeOuts {
+    /// They forget nothing.
+    pub const NEVER: Self = Self { datagrams: Duration::MAX, direct: Duration::MAX };
+
+    const fn of(self, is_direct: bool) -> Duration {
+        if is_direct { self.direct } else { self.datagrams }
+    }
+}
+
+/// What is remembered of who has sent to whom, and when that was last used.
+#[derive(Clone, Debug, Default)]
+struct Seen(HashMap<(bool, SocketAddr, SocketAddr), Instant>);
+
+impl Seen {
+    fn note(&mut self, now: Instant, is_direct: bool, from: SocketAddr, to: SocketAddr) {
+        self.0.insert((is_direct, from, to), now);
+    }
+
+    /// Whether a packet answers what was sent; one that does keeps it in mind.
+    fn is_answer(
+        &mut self,
+        now: Instant,
+        time_outs: TimeOuts,
+        is_direct: bool,
+        from: SocketAddr,
+        to: SocketAddr,
+    ) -> bool {
+        let Some(at) = self.0.get_mut(&(is_direct, to, from)) else { return false };
+        let is_known = now.since(*at) < time_outs.of(is_direct);
+        if is_known {
+            *at = now;
+        }
+        is_known
+    }
+}
+
+/// An address translator in front of a site: endpoint-dependent filtering, as the strictest of RFC 4787.
 #[derive(Clone, Debug)]
 struct Nat {
     public: IpAddr,
-    /// private source → public port
-    mappings: HashMap<SocketAddr, u16>,
-    /// (public port, remote) that may come in
-    pinholes: HashSet<(u16, SocketAddr)>,
+    /// Addresses behind it.
+    private: HashSet<IpAddr>,
+    /// Private source and its public port, of datagrams and of the direct path, and when it was last used.
+    mappings: HashMap<(bool, SocketAddr), (u16, Instant)>,
+    /// What went out, by the public port.
+    seen: Seen,
     next_port: u16,
+    /// Packets of the direct path pass as well, with their own port where that is free.
+    takes_direct: bool,
+}
+
+impl Nat {
+    /// The public source of a packet that goes out.
+    fn map(&mut self, now: Instant, time_outs: TimeOuts, is_direct: bool, from: SocketAddr) -> u16 {
+        let time_out = time_outs.of(is_direct);
+        self.mappings.retain(|(of_direct, _), (_, at)| *of_direct != is_direct || now.since(*at) < time_out);
+        if let Some((port, at)) = self.mappings.get_mut(&(is_direct, from)) {
+            *at = now;
+            return *port;
+        }
+        let is_taken =
+            |nat: &Self, port: u16| nat.mappings.iter().any(|((of, _), at)| *of == is_direct && at.0 == port);
+        let mut port = from.port();
+        // Datagrams always get another port: nobody may count on the port of the Service Access Layer.
+        while !is_direct && port == from.port() || is_taken(self, port) {
+            self.next_port = self.next_port.checked_add(1).unwrap_or(40_001);
+            port = self.next_port;
+        }
+        self.mappings.insert((is_direct, from), (port, now));
+        port
+    }
+
+    /// Whom a public port belongs to.
+    fn private_of(&mut self, now: Instant, is_direct: bool, port: u16) -> Option<SocketAddr> {
+        let mut of_kind = self.mappings.iter_mut().filter(|((of_direct, _), _)| *of_direct == is_direct);
+        let ((_, private), (_, at)) = of_kind.find(|(_, (mapped, _))| *mapped == port)?;
+        *at = now;
+        Some(*private)
+    }
 }
 
 /// A packet that the network is asked to carry.
@@ -99,11 +179,13 @@ pub struct Network {
     /// Direct packets do not pass from the first to the second address; `None` is every address.
     walls: HashSet<(Option<IpAddr>, Option<IpAddr>)>,
     /// Addresses behind a stateful firewall, and the direct connections that were seen to go out of it.
-    guarded: HashMap<IpAddr, HashSet<(SocketAddr, SocketAddr)>>,
+    guarded: HashMap<IpAddr, Seen>,
     cut: HashSet<(IpAddr, IpAddr)>,
-    nats: HashMap<IpAddr, Nat>,
-    /// Addresses behind a firewall that lets in only what was asked for.
-    firewalls: HashMap<IpAddr, HashSet<(SocketAddr, SocketAddr)>>,
+    nats: Vec<Nat>,
+    /// Addresses behind a firewall that lets in only the datagrams that were asked for.
+    firewalls: HashMap<IpAddr, Seen>,
+    /// Of all translators and firewalls.
+    pub time_outs: TimeOuts,
 }
 
 /// A datagram on its way: when it arrives, from whom, to whom.
@@ -122,8 +204,9 @@ impl Network {
             walls: HashSet::new(),
             guarded: HashMap::new(),
             cut: HashSet::new(),
-            nats: HashMap::new(),
+            nats: Vec::new(),
             firewalls: HashMap::new(),
+            time_outs: TimeOuts::NEVER,
         }
     }
 
@@ -139,7 +222,7 @@ impl Network {
 
     /// A stateful firewall in front of `address`: direct packets come in only where one went out on the same ports.
     pub fn guard(&mut self, address: IpAddr) {
-        self.guarded.insert(address, HashSet::new());
+        self.guarded.insert(address, Seen::default());
     }
 
     /// Takes down all that only the direct path notices.
@@ -151,21 +234,20 @@ impl Network {
     /// Whether direct packets between the two could pass in both directions once a connection is known.
     pub fn is_open(&self, a: IpAddr, b: IpAddr) -> bool {
         let is_walled = self.is_walled(a, b) || self.is_walled(b, a);
-        !is_walled && !self.nats.contains_key(&a) && !self.nats.contains_key(&b)
+        !is_walled && self.nat_of(a).is_none() && self.nat_of(b).is_none()
     }
 
     fn is_walled(&self, from: IpAddr, to: IpAddr) -> bool {
         self.walls.contains(&(None, None)) || self.walls.contains(&(Some(from), Some(to)))
     }
 
-    /// Whether a direct packet passes what only the direct path notices. An address translator knows nothing of it.
-    fn passes(&mut self, from: SocketAddr, to: SocketAddr) -> bool {
-        if let Some(seen) = self.guarded.get_mut(&from.ip()) {
-            seen.insert((from, to));
-        }
-        let is_known = self.guarded.get(&to.ip()).is_none_or(|seen| seen.contains(&(to, from)));
-        let is_translated = self.nats.contains_key(&from.ip()) || self.nats.contains_key(&to.ip());
-        is_known && !is_translated && !self.is_walled(from.ip(), to.ip())
+    fn nat_of(&self, private: IpAddr) -> Option<usize> {
+        self.nats.iter().position(|nat| nat.private.contains(&private))
+    }
+
+    /// The address at which others see a host that is at `private`.
+    pub fn public_of(&self, private: IpAddr) -> IpAddr {
+        self.nat_of(private).map_or(private, |at| self.nats[at].public)
     }
 
     /// Cuts both directions between two addresses.
@@ -173,30 +255,53 @@ impl Network {
         self.cut.extend([(a, b), (b, a)]);
     }
 
+    /// Whether nothing passes from one address to another.
+    pub fn is_cut(&self, from: IpAddr, to: IpAddr) -> bool {
+        self.cut.contains(&(from, to))
+    }
+
     /// Mends every cut.
     pub fn heal(&mut self) {
         self.cut.clear();
     }
 
-    /// Puts a NAT with the address `public` in front of `private`.
+    /// Puts a NAT with the address `public` in front of `private`, beside others that are behind it.
     pub fn put_behind_nat(&mut self, private: IpAddr, public: IpAddr) {
-        let nat = Nat { public, mappings: HashMap::new(), pinholes: HashSet::new(), next_port: 40_000 };
-        self.nats.insert(private, nat);
+        if let Some(nat) = self.nats.iter_mut().find(|nat| nat.public == public) {
+            nat.private.insert(private);
+            return;
+        }
+        let (private, mappings) = (HashSet::from([private]), HashMap::new());
+        let (seen, next_port, takes_direct) = (Seen::default(), 40_000, false);
+        self.nats.push(Nat { public, private, mappings, seen, next_port, takes_direct });
+    }
+
+    /// The NAT with the address `public` lets packets of the direct path pass, too, as one does that takes connections
+    /// up in their middle.
+    pub fn translate_direct(&mut self, public: IpAddr) {
+        self.nats.iter_mut().filter(|nat| nat.public == public).for_each(|nat| nat.takes_direct = true);
+    }
+
+    /// Every NAT starts again, and knows nothing of what was.
+    pub fn restart_nats(&mut self) {
+        for nat in &mut self.nats {
+            nat.mappings.clear();
+            nat.seen = Seen::default();
+        }
     }
 
     /// Puts a stateful firewall in front of `address`.
     pub fn put_behind_firewall(&mut self, address: IpAddr) {
-        self.firewalls.insert(address, HashSet::new());
+        self.firewalls.insert(address, Seen::default());
     }
 
     /// The fate of one packet: none, one or two arrivals.
-    pub(crate) fn send(&mut self, rng: &mut ChaCha8Rng, packet: &Passing<'_>) -> Vec<Arrival> {
+    pub(crate) fn send(&mut self, now: Instant, rng: &mut ChaCha8Rng, packet: &Passing<'_>) -> Vec<Arrival> {
         let Passing { from, to, is_direct, .. } = *packet;
         if from.ip() == to.ip() || to.ip().is_loopback() {
             return vec![Arrival { after: Duration::from_micros(10), from, to }];
         }
-        let ends = if is_direct { self.passes(from, to).then_some((from, to)) } else { self.translate(from, to) };
-        let Some((from, to)) = ends else { return Vec::new() };
+        let Some((from, to)) = self.translate(now, is_direct, from, to) else { return Vec::new() };
         if self.cut.contains(&(from.ip(), to.ip())) || self.losing.as_mut().is_some_and(|losing| losing(packet)) {
             return Vec::new();
         }
@@ -212,29 +317,44 @@ impl Network {
         (0..copies).map(|_| Arrival { after: delay(), from, to }).collect()
     }
 
-    fn translate(&mut self, from: SocketAddr, to: SocketAddr) -> Option<(SocketAddr, SocketAddr)> {
-        let mut from = from;
-        if let Some(open) = self.firewalls.get_mut(&from.ip()) {
-            open.insert((from, to));
+    /// The source and the destination with which a packet arrives, if no translator and no firewall drops it.
+    fn translate(
+        &mut self,
+        now: Instant,
+        is_direct: bool,
+        from: SocketAddr,
+        to: SocketAddr,
+    ) -> Option<(SocketAddr, SocketAddr)> {
+        let (mut from, mut to, time_outs) = (from, to, self.time_outs);
+        if is_direct && self.is_walled(from.ip(), to.ip()) {
+            return None;
         }
-        if let Some(nat) = self.nats.get_mut(&from.ip()) {
-            let next = &mut nat.next_port;
-            let port = *nat.mappings.entry(from).or_insert_with(|| {
-                *next += 1;
-                *next
-            });
-            nat.pinholes.insert((port, to));
-            from = SocketAddr::new(nat.public, port);
+        let walls = if is_direct { &mut self.guarded } else { &mut self.firewalls };
+        if let Some(seen) = walls.get_mut(&from.ip()) {
+            seen.note(now, is_direct, from, to);
         }
-        let mut to = to;
-        if let Some(nat) = self.nats.values().find(|nat| nat.public == to.ip()) {
-            if !nat.pinholes.contains(&(to.port(), from)) {
+        let (inside, target) = (self.nat_of(from.ip()), self.nat_of(to.ip()));
+        if target.is_some() && target != inside {
+            // Nobody outside has a way to a private address.
+            return None;
+        }
+        if let Some(at) = inside.filter(|_| target.is_none()) {
+            let nat = &mut self.nats[at];
+            if is_direct && !nat.takes_direct {
                 return None;
             }
-            to = *nat.mappings.iter().find(|(_, port)| **port == to.port())?.0;
+            from = SocketAddr::new(nat.public, nat.map(now, time_outs, is_direct, from));
+            nat.seen.note(now, is_direct, from, to);
         }
-        if let Some(open) = self.firewalls.get(&to.ip())
-            && !open.contains(&(to, from))
+        if let Some(nat) = self.nats.iter_mut().find(|nat| nat.public == to.ip()) {
+            if !nat.seen.is_answer(now, time_outs, is_direct, from, to) {
+                return None;
+            }
+            to = nat.private_of(now, is_direct, to.port())?;
+        }
+        let walls = if is_direct { &mut self.guarded } else { &mut self.firewalls };
+        if let Some(seen) = walls.get_mut(&to.ip())
+            && !seen.is_answer(now, time_outs, is_direct, from, to)
         {
             return None;
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use margay_core::name::{Name, ServiceId, virtual_v6};
 use margay_core::segment::SEGMENT;
 use margay_core::table::Allow;
-use margay_core::{AppVerdict, AssociationSetup, Instant, Limits};
+use margay_core::{AppVerdict, AssociationSetup, Instant, Limits, Tuple};
 use margay_wire::PORT;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -116,8 +116,51 @@ impl World {
         self.collect(id.0);
     }
 
+    /// The host's agent dies, and what its programs and its kernel do goes on.
+    pub fn kill_agent(&mut self, id: HostId) {
+        self.hosts[id.0].kill_agent();
+    }
+
+    /// The host's agent starts again with what it had written down.
+    pub fn start_agent(&mut self, id: HostId) {
+        let (seed, now) = (self.seed(), self.now);
+        self.hosts[id.0].start_agent(now, seed);
+        let addresses = self.hosts[id.0].addresses.clone();
+        self.hosts[id.0].set_addresses(now, addresses);
+        self.collect(id.0);
+    }
+
     /// What the registration stream does: an association between a router and a host, and a default rule at the host.
     pub fn register(&mut self, router: HostId, host: HostId) {
+        self.join(router, host);
+        let address = self.hosts[router.0].address;
+        self.hosts[host.0].forward(margay_core::name::Prefix::default(), address, None);
+        // An agent asks for its routes again and again.
+        for id in [router, host] {
+            let (now, addresses) = (self.now, self.hosts[id.0].addresses.clone());
+            self.hosts[id.0].set_addresses(now, addresses);
+        }
+    }
+
+    /// A stream between a router and a host that have one another already: they agree on new keys. False if none comes
+    /// about.
+    pub fn register_again(&mut self, router: HostId, host: HostId) -> bool {
+        let [a, b] = [router, host].map(|id| &self.hosts[id.0]);
+        let is_up = |host: &Host| host.has_agent() && !host.addresses.is_empty();
+        if !is_up(a) || !is_up(b) || self.network.is_cut(a.address, b.address) {
+            return false;
+        }
+        self.join(router, host);
+        for id in [router, host] {
+            // It has asked for the router's routes before it sends there.
+            let (now, addresses) = (self.now, self.hosts[id.0].addresses.clone());
+            self.hosts[id.0].set_addresses(now, addresses);
+            self.collect(id.0);
+        }
+        true
+    }
+
+    fn join(&mut self, router: HostId, host: HostId) {
         let (key, hop_key) = (self.seed(), self.seed());
         let hop_key: [u8; 16] = hop_key[..16].try_into().expect("sixteen of thirty-two");
         let ids = [self.random() | 1, self.random() | 1];
@@ -127,22 +170,16 @@ impl World {
                 key,
                 local_id: own_id,
                 remote_id: peer_id,
-                peer_epoch: 1,
                 boot_id: None,
-                remote: SocketAddr::new(self.hosts[peer.0].address, PORT),
+                peer_epoch: self.hosts[peer.0].epoch(),
+                // What the stream comes from.
+                remote: SocketAddr::new(self.network.public_of(self.hosts[peer.0].address), PORT),
                 hop_key: Some(hop_key),
                 router: true,
                 initiator: own == host,
             };
             let now = self.now;
             self.hosts[own.0].sal.install_association(now, setup);
-        }
-        let address = self.hosts[router.0].address;
-        self.hosts[host.0].forward(margay_core::name::Prefix::default(), address, None);
-        // An agent asks for its routes again and again.
-        for id in [router, host] {
-            let (now, addresses) = (self.now, self.hosts[id.0].addresses.clone());
-            self.hosts[id.0].set_addresses(now, addresses);
         }
     }
 
@@ -241,10 +278,11 @@ impl World {
                 recording.push((from, to, bytes.clone()));
             }
             let packet = Passing { from, to, is_direct, bytes: &bytes };
-            for arrival in self.network.send(&mut self.rng, &packet) {
+            for arrival in self.network.send(self.now, &mut self.rng, &packet) {
                 self.sent += 1;
                 let to = if arrival.to.ip().is_loopback() { SocketAddr::new(own.ip(), PORT) } else { arrival.to };
-                let packet = InFlight { from: arrival.from, to, is_direct, is_for_all: false, bytes: bytes.clone() };
+                let bytes = if is_direct { translated(&bytes, arrival.from, to) } else { bytes.clone() };
+                let packet = InFlight { from: arrival.from, to, is_direct, is_for_all: false, bytes };
                 self.in_flight.insert((self.now + arrival.after, self.sent), packet);
             }
         }
@@ -265,7 +303,9 @@ impl World {
             near.sort_unstable();
             for address in near {
                 let (from, to) = (SocketAddr::new(own, PORT), SocketAddr::new(address, PORT));
-                for arrival in self.network.send(&mut self.rng, &Passing { from, to, is_direct: false, bytes }) {
+                for arrival in
+                    self.network.send(self.now, &mut self.rng, &Passing { from, to, is_direct: false, bytes })
+                {
                     self.sent += 1;
                     let packet = InFlight { from, to, is_direct: false, is_for_all: true, bytes: bytes.to_vec() };
                     self.in_flight.insert((self.now + arrival.after, self.sent), packet);
@@ -314,6 +354,13 @@ impl World {
     pub fn run_for(&mut self, time: Duration) -> u64 {
         self.run_until(self.now + time)
     }
+}
+
+/// A packet of the direct path with the addresses and ports that translators have given it.
+fn translated(packet: &[u8], source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
+    let Some(segment) = Segment::parse(packet) else { return packet.to_vec() };
+    let tuple = Tuple { source, destination, ..segment.tuple };
+    if tuple == segment.tuple { packet.to_vec() } else { segment.readdressed(tuple).emit() }
 }
 
 /// The serviceID of a written name.

@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    Addresses, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr, SessionRepr,
+    ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message, NextProtocol, ResolvableRepr,
+    SessionRepr,
 };
 
 use super::{
@@ -460,7 +460,7 @@ impl Sal {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.setup = Setup::Late(Box::new(LateAnswers::new(&setup, now, message_3.clone(), granted)));
         }
-        let ack = self.write_ack(id, Some(&message_3)).unwrap_or_default();
+        let ack = self.write_ack(id, Some(&message_3), None).unwrap_or_default();
         self.flows.set_deadline(id, Some(now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
@@ -569,61 +569,6 @@ impl Sal {
             .verify_service(chain, &service, &host_key, unix_s)
             .map(|proof| proof.is_proved())
             .map_err(|error| alloc::format!("the host that answered may not speak for this name: {error}"))
-    }
-
-    fn write_ack(&mut self, id: FlowId, message_3: Option<&[u8]>) -> Option<Vec<u8>> {
-        let flow = self.flows.get(id)?;
-        let (peer_flow, local_id) = (flow.peer_flow, flow.association);
-        let host_id = self.host_id().0;
-        let exchange = message_3.filter(|message| !message.is_empty());
-        let addresses = self.own_addresses();
-        let mut extensions = alloc::vec![self.capabilities()];
-        extensions.extend(Addresses::parse(&addresses).map(Extension::Addresses));
-        extensions.extend(self.own_rendezvous());
-        extensions.extend(self.flow_port(id));
-        extensions.extend(flow.source.as_deref().map(|source| Extension::SourceService(source.0)));
-        if let Setup::Late(late) = &flow.setup {
-            extensions.extend(late.granted.as_deref().map(|granted| Extension::Grant(granted.asks.wanted)));
-        }
-        extensions.extend(
-            exchange.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: local_id, message })),
-        );
-        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
-        draft.extensions = &extensions;
-        let epoch = self.config.epoch;
-        draft.seal(self.associations.get_mut(local_id)?, epoch)
-    }
-
-    fn send_ack_again(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(id) else { return };
-        let Setup::Late(late) = &flow.setup else { return };
-        if flow.has(seen::CONFIRMED) {
-            return;
-        }
-        let message_3 = late.ack.clone();
-        let pair = self.associations.get(flow.association).map(|association| (association.local, association.remote));
-        if let (Some((local, to)), Some(ack)) = (pair, self.write_ack(id, Some(&message_3))) {
-            self.transmit_from(local, to, ack, Kind::Ack);
-        }
-    }
-
-    /// An ACK that was not confirmed in time: again, or the end.
-    pub(crate) fn retry_ack(&mut self, now: Instant, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        let confirmed = flow.has(seen::CONFIRMED);
-        let Setup::Late(late) = &mut flow.setup else { return };
-        if now >= late.give_up || (confirmed && late.retries == u32::MAX) {
-            flow.setup = Setup::Done;
-            if !confirmed {
-                self.fail_flow(now, id, RemoveReason::Unproved);
-            }
-            return;
-        }
-        let wait = retry_after(late.retries);
-        late.retries += 1;
-        let next = (now + wait).min(late.give_up);
-        self.flows.set_deadline(id, Some(next));
-        self.send_ack_again(id);
     }
 
     /// The responder has our ACK.

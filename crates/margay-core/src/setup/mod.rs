@@ -5,6 +5,7 @@
 //! handshake, between others they are tagged under the association. The responder confirms the ACK, so that a lost ACK is
 //! sent again even when the application has nothing to say.
 
+mod ack;
 mod initiator;
 mod responder;
 

@@ -10,7 +10,8 @@ use margay_wire::{
 };
 
 use super::{
-    Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, Shown, bare, next_protocol, prologue, starts_direct,
+    Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, Shown, answered_from, bare, next_protocol, prologue,
+    starts_direct,
 };
 use crate::association::Association;
 use crate::auth;
@@ -464,6 +465,8 @@ impl Sal {
             let association = auth::authenticate(&mut self.associations, message, now)?;
             return self.handle_confirm(now, message, association);
         }
+        // A router may have passed it on.
+        let (sender, from) = (from, answered_from(message, from));
         let id = message.dst_flow;
         if let Some((given, peer_grant)) = self.grants.given_by(id) {
             let association = auth::authenticate(&mut self.associations, message, now)?;
@@ -489,6 +492,7 @@ impl Sal {
             let peer_flow = flow.peer_flow;
             self.find_peer(association, from);
             self.confirm((id, peer_flow), association, false);
+            self.confirm_where_asked((id, peer_flow), association, message, sender);
             return Ok(());
         }
         if !fresh && flow.association != association {
@@ -653,6 +657,40 @@ impl Sal {
         draft.flags = Flags::CONFIRM;
         draft.extensions = &extensions;
         self.seal_and_send(association, draft);
+    }
+
+    /// The initiator asks again, and not by the association's pair of addresses: what goes there may be lost.
+    fn confirm_where_asked(
+        &mut self,
+        (id, peer_flow): (FlowId, FlowId),
+        association: u32,
+        message: &Message<'_>,
+        sender: SocketAddr,
+    ) {
+        let from = answered_from(message, sender);
+        let is_known = self.associations.get(association).is_some_and(|known| known.remote == from);
+        if is_known && from == sender {
+            return;
+        }
+        let addresses = self.own_addresses();
+        let own = Addresses::parse(&addresses).map(Extension::Addresses).into_iter();
+        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(own).chain(self.own_rendezvous()).collect();
+        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
+        draft.flags = Flags::CONFIRM;
+        draft.extensions = &extensions;
+        if from != sender {
+            draft.flags |= Flags::RESOLVABLE | Flags::RELAY;
+            draft.resolvable = Some(relay_part(from));
+        }
+        let epoch = self.config.epoch;
+        let (hop_key, local) = (self.hop_key_of(sender), self.arrival);
+        let Some(association) = self.associations.get_mut(association) else { return };
+        if let Some(mut datagram) = draft.seal(association, epoch) {
+            if from != sender {
+                Self::tag_hop(&mut datagram, hop_key);
+            }
+            self.transmit_from(local, sender, datagram, Kind::Ack);
+        }
     }
 
     /// Forgets a half-open flow; a program that waits for the client's ACK gets a RST instead.

@@ -307,6 +307,7 @@ pub(super) fn state_of(key: &wire_key, entry: &flow_entry) -> WireState {
             segment: direction.segment,
             sequence: numbers.sequence,
             length: numbers.length,
+            fin: numbers.flags & 2 != 0,
             acknowledgement: numbers.acknowledgement,
             window: numbers.window,
         })

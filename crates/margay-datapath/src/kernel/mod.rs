@@ -156,12 +156,21 @@ pub struct TcpSeen {
     pub sequence: u32,
     /// Payload bytes of that segment.
     pub length: u32,
+    /// It bears a FIN, which has a number of its own.
+    pub fin: bool,
     /// Last acknowledgement.
     pub acknowledgement: u32,
     /// Last window, unscaled.
     pub window: u16,
     /// Payload bytes of its largest segment on the wire.
     pub segment: u32,
+}
+
+impl TcpSeen {
+    /// The number after the FIN, if that segment bears one.
+    pub fn end(&self) -> Option<u32> {
+        self.fin.then(|| self.sequence.wrapping_add(self.length).wrapping_add(1))
+    }
 }
 
 /// What the cache holds of a flow.

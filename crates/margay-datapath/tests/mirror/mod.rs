@@ -190,6 +190,7 @@ impl Core for Mirror {
     fn handle_path_direct(&mut self, _now: Instant, _path: PathId) {}
 
     fn handle_silence(&mut self, _now: Instant, _flow: FlowId, _unanswered: Duration) {}
+    fn handle_ending(&mut self, _: Instant, _: FlowId, _: bool) {}
     fn handle_answer(&mut self, _now: Instant, _flow: FlowId) {}
 
     fn handle_datagram(&mut self, _now: Instant, _local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {

@@ -57,7 +57,9 @@ impl Change {
             Event::FlowOpened(flow) | Event::FlowChanged(flow) => Some(Self::Flow(*flow)),
             Event::FlowClosed { flow, .. } => Some(Self::Over(flow.flow)),
             Event::Moved { flow, .. } if flow.0 != 0 => Some(Self::Flow(*flow)),
-            Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Moved { .. } => Some(Self::Associations),
+            Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Moved { .. } | Event::Whereabouts(_) => {
+                Some(Self::Associations)
+            }
             Event::ConnectFailed { .. }
             | Event::Twin(_)
             | Event::Flapping(_)

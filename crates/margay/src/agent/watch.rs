@@ -88,6 +88,7 @@ fn log(event: &Event) {
         }
         Event::ConnectFailed { service, app, why } => tracing::info!(%service, %app, why, "connect failed"),
         Event::AssociationUp(host) => tracing::debug!(%host, "association up"),
+        Event::Whereabouts(host) => tracing::debug!(%host, "the peer has named its router"),
         Event::PeerRebooted(host) => tracing::info!(%host, "peer rebooted; its older flows were reset"),
         Event::Moved { host, flow, pair, cause } if flow.0 == 0 => {
             tracing::info!(%host, %pair, why = cause.text(), "flows with this peer go by other addresses");

@@ -4,8 +4,9 @@
 //! margay-model [--long] [--only NAME] [--seeds N] [--seed N]
 //! ```
 //!
-//! Prints one JSON object for each check; the last line sums up: `stateright_states`, `sim_seeds`, `violations`. The exit
-//! status is 0 if there are none. `--only` takes one search, or `wandering`; `--seed` one seed.
+//! Prints one JSON object for each check; the last line sums up: `stateright_states`, `sim_seeds`, `violations`. The
+//! exit status is 0 if there are none. `--only` takes one search, `wandering` or `unrest`; `--seed` one seed, of
+//! `wandering` if nothing else is said.
 
 mod meeting;
 mod moving;
@@ -25,7 +26,9 @@ use search::{Found, explore};
 use serde_json::{Value, json};
 
 const SEEDS: u64 = 200;
-const SEEDS_LONG: u64 = 10_000;
+/// Of a large world: its name, what runs it, and how many seeds are tried in the long form.
+type Large = (&'static str, fn(u64) -> Result<(), String>, u64);
+const LARGE: [Large; 2] = [("wandering", wandering::run, 10_000), ("unrest", margay_sim::unrest::run, 100_000)];
 const NONE: Budget = Budget { lose: 0, duplicate: 0, replay: 0, wait: 0, early: 0, doubt: 0 };
 
 /// What a search is of.
@@ -111,7 +114,10 @@ impl Order {
                 "--long" => order.is_long = true,
                 "--only" => order.only = Some(words.next()?),
                 "--seeds" => order.seeds = Some(words.next()?.parse().ok()?),
-                "--seed" => (order.seed, order.only) = (Some(words.next()?.parse().ok()?), Some("wandering".into())),
+                "--seed" => {
+                    order.seed = Some(words.next()?.parse().ok()?);
+                    order.only.get_or_insert("wandering".into());
+                }
                 _ => return None,
             }
         }
@@ -150,15 +156,15 @@ fn main() -> ExitCode {
         let seconds = start.elapsed().as_secs_f64();
         say(&json!({"check": check.name, "states": found, "depth": depth, "seconds": seconds, "wrong": wrong}));
     }
-    if order.takes("wandering", false) {
-        let count = order.seeds.unwrap_or(if order.is_long { SEEDS_LONG } else { SEEDS });
+    for (name, run, long) in LARGE.into_iter().filter(|(name, ..)| order.takes(name, false)) {
+        let count = order.seeds.unwrap_or(if order.is_long { long } else { SEEDS });
         let range = order.seed.map_or(0..count, |seed| seed..seed + 1);
         let start = Instant::now();
-        seeds = range.end - range.start;
-        let wrong = wandering::explore(range, threads);
-        (violations, checks) = (violations + wrong.len(), checks + 1);
+        let tried = range.end - range.start;
+        let wrong = wandering::explore(range, threads, run);
+        (seeds, violations, checks) = (seeds + tried, violations + wrong.len(), checks + 1);
         let seconds = start.elapsed().as_secs_f64();
-        say(&json!({"check": "wandering", "seeds": seeds, "seconds": seconds, "wrong": wrong}));
+        say(&json!({"check": name, "seeds": tried, "seconds": seconds, "wrong": wrong}));
     }
     say(&json!({"stateright_states": states, "sim_seeds": seeds, "violations": violations}));
     if checks == 0 {

@@ -164,7 +164,8 @@ impl Wanderers {
     }
 }
 
-fn run(seed: u64) -> Result<(), String> {
+/// One world.
+pub fn run(seed: u64) -> Result<(), String> {
     let mut wanderers = Wanderers::new(seed);
     let (delay, loss, double) = (wanderers.pick(60), wanderers.pick(250), wanderers.pick(250));
     wanderers.world.network.weather = Weather {
@@ -181,8 +182,8 @@ fn run(seed: u64) -> Result<(), String> {
     wanderers.settle()
 }
 
-/// Runs every seed; gives those that go wrong, and why.
-pub fn explore(seeds: Range<u64>, threads: usize) -> Vec<String> {
+/// Runs a world for every seed; gives those that go wrong, and why.
+pub fn explore(seeds: Range<u64>, threads: usize, run: fn(u64) -> Result<(), String>) -> Vec<String> {
     let (next, wrong) = (AtomicU64::new(seeds.start), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..threads {

@@ -248,6 +248,7 @@ fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<Flow
         | Event::PeerRebooted(_)
         | Event::Twin(_)
         | Event::Moved { .. }
+        | Event::Whereabouts(_)
         | Event::Flapping(_)
         | Event::Silent(_)
         | Event::Unanswered(_)

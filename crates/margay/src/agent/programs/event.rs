@@ -70,6 +70,7 @@ impl Subscription {
             | Event::PeerRebooted(_)
             | Event::Twin(_)
             | Event::Moved { .. }
+            | Event::Whereabouts(_)
             | Event::Flapping(_)
             | Event::Silent(_)
             | Event::Unanswered(_)

@@ -1,0 +1,108 @@
+//! The ACK that proves the initiator, again and again until the responder says that it has it.
+
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use margay_wire::{Addresses, Extension, Flags, FlowId, KeyExchangeRepr, Kind, ResolvableRepr};
+
+use super::{Draft, relay_part, retry_after};
+use crate::entry::RemoveReason;
+use crate::flow::{Setup, seen};
+use crate::location::Pair;
+use crate::rendezvous::ROUTERS_MAX;
+use crate::sal::Sal;
+use crate::time::Instant;
+
+/// So many go by the association's own pair of addresses alone.
+const PATIENT: u32 = 2;
+
+impl Sal {
+    /// The ACK of a flow, by a router where `relay` says so.
+    pub(crate) fn write_ack(
+        &mut self,
+        id: FlowId,
+        message_3: Option<&[u8]>,
+        relay: Option<ResolvableRepr>,
+    ) -> Option<Vec<u8>> {
+        let flow = self.flows.get(id)?;
+        let (peer_flow, local_id) = (flow.peer_flow, flow.association);
+        let host_id = self.host_id().0;
+        let exchange = message_3.filter(|message| !message.is_empty());
+        let addresses = self.own_addresses();
+        let mut extensions = alloc::vec![self.capabilities()];
+        extensions.extend(Addresses::parse(&addresses).map(Extension::Addresses));
+        extensions.extend(self.own_rendezvous());
+        extensions.extend(self.flow_port(id));
+        extensions.extend(flow.source.as_deref().map(|source| Extension::SourceService(source.0)));
+        if let Setup::Late(late) = &flow.setup {
+            extensions.extend(late.granted.as_deref().map(|granted| Extension::Grant(granted.asks.wanted)));
+        }
+        extensions.extend(
+            exchange.map(|message| Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: local_id, message })),
+        );
+        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
+        if relay.is_some() {
+            draft.flags = Flags::RESOLVABLE | Flags::RELAY;
+            draft.resolvable = relay;
+        }
+        draft.extensions = &extensions;
+        let epoch = self.config.epoch;
+        draft.seal(self.associations.get_mut(local_id)?, epoch)
+    }
+
+    pub(crate) fn send_ack_again(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let Setup::Late(late) = &flow.setup else { return };
+        if flow.has(seen::CONFIRMED) {
+            return;
+        }
+        let (message_3, is_patient) = (late.ack.clone(), late.retries <= PATIENT);
+        let Some(association) = self.associations.get(flow.association) else { return };
+        let (host, present) = (association.host, Pair { local: association.local, remote: association.remote });
+        let mut pairs = alloc::vec![present];
+        if !is_patient {
+            // By these nothing passes, it seems: the peer has named others, and a router knows where it is.
+            pairs.extend(self.pairs_for(host).into_iter().filter(|pair| *pair != present));
+        }
+        for pair in pairs {
+            if let Some(ack) = self.write_ack(id, Some(&message_3), None) {
+                self.transmit_from(pair.local, pair.remote, ack, Kind::Ack);
+            }
+        }
+        if !is_patient {
+            self.relay_ack(id, &message_3, present.remote);
+        }
+    }
+
+    fn relay_ack(&mut self, id: FlowId, message_3: &[u8], to: SocketAddr) {
+        let routers = self.associations.iter().filter(|association| association.is_with_router());
+        let routers: Vec<Pair> =
+            routers.map(|router| Pair { local: router.local, remote: router.remote }).take(ROUTERS_MAX).collect();
+        for router in routers {
+            let hop_key = self.hop_key_of(router.remote);
+            if let Some(mut ack) = self.write_ack(id, Some(message_3), Some(relay_part(to))) {
+                Self::tag_hop(&mut ack, hop_key);
+                self.transmit_from(router.local, router.remote, ack, Kind::Ack);
+            }
+        }
+    }
+
+    /// An ACK that was not confirmed in time: again, or the end.
+    pub(crate) fn retry_ack(&mut self, now: Instant, id: FlowId) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let confirmed = flow.has(seen::CONFIRMED);
+        let Setup::Late(late) = &mut flow.setup else { return };
+        if now >= late.give_up || (confirmed && late.retries == u32::MAX) {
+            flow.setup = Setup::Done;
+            if !confirmed {
+                self.fail_flow(now, id, RemoveReason::Unproved);
+            }
+            return;
+        }
+        let wait = retry_after(late.retries);
+        late.retries += 1;
+        let next = (now + wait).min(late.give_up);
+        self.flows.set_deadline(id, Some(next));
+        self.send_ack_again(id);
+    }
+}

@@ -1,0 +1,123 @@
+//! What a TCP connection shows of itself as its packets pass: its numbers, and how it ends.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::kernel::TcpSeen;
+use crate::packet::FlowKey;
+
+/// A TCP flow's numbers as its application showed them last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpNumbers {
+    /// The next sequence number.
+    pub sequence: u32,
+    /// The acknowledgement.
+    pub acknowledgement: u32,
+    /// The number after the segment's FIN, if it bears one.
+    pub end: Option<u32>,
+}
+
+/// What a connection has shown of itself, as far as it was encapsulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The application's five-tuple.
+    pub key: FlowKey,
+    /// What its application showed last.
+    pub own: Option<TcpNumbers>,
+    /// What the peer showed last.
+    pub peer: Option<TcpNumbers>,
+    /// Payload of the application's largest segment in bytes; zero while unknown.
+    pub segment: u32,
+}
+
+impl TcpNumbers {
+    pub(crate) const fn packed(self) -> u64 {
+        (self.sequence as u64) << 32 | self.acknowledgement as u64
+    }
+
+    pub(crate) const fn unpacked(packed: u64) -> Self {
+        Self { sequence: (packed >> 32) as u32, acknowledgement: packed as u32, end: None }
+    }
+}
+
+/// How a connection ends, as far as that has passed encapsulated.
+pub(crate) struct Ending {
+    /// The number after the application's FIN.
+    pub own: End,
+    /// And after the peer's.
+    pub peer: End,
+}
+
+/// The number after a FIN; zero while none has passed. A FIN whose next number is zero is not noticed: its flow is kept until it
+/// is idle, once in 2^32 times, and an entry of the cache stays small.
+pub(crate) struct End(AtomicU32);
+
+impl End {
+    /// Takes note of a segment that bears a FIN.
+    pub(crate) fn note(&self, end: Option<u32>) {
+        if let Some(end) = end {
+            self.0.store(end, Ordering::Relaxed);
+        }
+    }
+
+    fn known(&self) -> Option<u32> {
+        let end = self.0.load(Ordering::Relaxed);
+        (end != 0).then_some(end)
+    }
+}
+
+impl Ending {
+    pub(crate) const fn new() -> Self {
+        Self { own: End(AtomicU32::new(0)), peer: End(AtomicU32::new(0)) }
+    }
+
+    /// Whether each end has acknowledged all of the other's. FINs and acknowledgements may have passed in user space,
+    /// where `own` and `peer` were shown last, or in the kernel's cache, which has `sent` and `received`.
+    pub(crate) fn is_over(
+        &self,
+        (own, peer): (Option<TcpNumbers>, Option<TcpNumbers>),
+        (sent, received): (Option<&TcpSeen>, Option<&TcpSeen>),
+    ) -> bool {
+        let is_acknowledged = |end: Option<u32>, by: Option<TcpNumbers>, by_direct: Option<&TcpSeen>| {
+            end.is_some() && (by.map(|by| by.acknowledgement) == end || by_direct.map(|by| by.acknowledgement) == end)
+        };
+        let own_end = self.own.known().or_else(|| sent.and_then(TcpSeen::end));
+        let peer_end = self.peer.known().or_else(|| received.and_then(TcpSeen::end));
+        is_acknowledged(own_end, peer, received) && is_acknowledged(peer_end, own, sent)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn numbers(sequence: u32, acknowledgement: u32) -> Option<TcpNumbers> {
+        Some(TcpNumbers { sequence, acknowledgement, end: None })
+    }
+
+    #[test]
+    fn a_connection_is_over_when_each_has_acknowledged_the_others_fin_wherever_it_passed() {
+        let seen = |sequence, fin, acknowledgement| TcpSeen {
+            sequence,
+            length: 0,
+            fin,
+            acknowledgement,
+            window: 1,
+            segment: 1,
+        };
+        let ending = Ending::new();
+        assert!(!ending.is_over((None, None), (None, None)));
+        ending.own.note(Some(1));
+        assert!(!ending.is_over((numbers(1, 500), numbers(500, 1)), (None, None)), "the peer has not closed");
+        ending.peer.note(Some(501));
+        assert!(!ending.is_over((numbers(1, 500), numbers(501, 1)), (None, None)), "its FIN is not acknowledged");
+        let earlier = numbers(501, u32::MAX);
+        assert!(!ending.is_over((numbers(1, 501), earlier), (None, None)), "nor is the application's");
+        assert!(ending.is_over((numbers(1, 501), numbers(501, 1)), (None, None)));
+        // The peer's FIN, and the acknowledgements of both, went direct.
+        let ending = Ending::new();
+        ending.own.note(Some(9));
+        let (here, received) = ((numbers(9, 500), numbers(100, 8)), seen(500, true, 9));
+        assert!(!ending.is_over(here, (None, Some(&received))));
+        assert!(ending.is_over(here, (Some(&seen(9, false, 501)), Some(&received))));
+    }
+}

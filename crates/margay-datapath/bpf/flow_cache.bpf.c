@@ -417,9 +417,7 @@ int wire_ingress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	count(COUNT_INGRESS_PACKETS);
-	if (packet.is_fresh && note_fresh(&packet, entry))
-		return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
-	if (in_place) {
+	if (!(packet.is_fresh && note_fresh(&packet, entry)) && in_place) {
 		skb->tc_index = REWRITTEN_INDEX;
 		return TCX_NEXT;
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * Virtual addresses stay inside (DESIGN §18): what bears one does not come in by a card, and does not leave by one. Linux delivers packets
- * for any of a host's addresses whatever interface brings them, so without this whoever is on a link could send to services as if
- * the agent had let it, add to flows, and ask the DNS responder.
+ * Virtual addresses stay inside (DESIGN §18): what bears one does not come in by a card, and does not leave by one.
+ * Linux delivers packets for any of a host's addresses whatever interface brings them, so without this whoever is on a
+ * link could send to services as if the agent had let it, add to flows, and ask the DNS responder.
  *
  * Addresses of the IP header alone decide: a fragment has no ports, and IPv6 may have extension headers before them.
  */
@@ -11,19 +11,19 @@
 #include "layout.h"
 #include "maps.h"
 
-/* What virtual addresses begin with: IPv4's under a mask, and the first 32 bits of IPv6's. Network byte order; set before the programs are
- * loaded.
+/* What virtual addresses begin with: IPv4's under a mask, and the first 32 bits of IPv6's. Network byte order; set
+ * before the programs are loaded.
  */
 const volatile __u32 virtual_v4 = 0;
 const volatile __u32 virtual_v4_mask = 0xffffffff;
 const volatile __u32 virtual_v6 = 0;
 
-/* skb->tc_index of a packet that has been rewritten in place: the interfaces above the card (a bridge's, a bond's) meet it again, with virtual
- * addresses. Nothing else reads the field. It is taken off where a packet leaves this host.
+/* skb->tc_index of a packet that has been rewritten in place: the interfaces above the card (a bridge's, a bond's) meet
+ * it again, with virtual addresses. Nothing else reads the field. It is taken off where a packet leaves this host.
  */
 #define REWRITTEN_INDEX 0x4d47
 
-/* Who may send to virtual addresses, and where answers may go: by interface, the prefixes that are inside. Absent: nobody. */
+/* Who may send to virtual addresses, and where answers may go: by interface, the prefixes that are inside. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -72,7 +72,7 @@ static __always_inline bool is_inside(__u32 ifindex, const __u32 *address)
 	return bpf_map_lookup_elem(&insides, &key) != NULL;
 }
 
-/* Whether a packet that has come must not come in. A function of its own: what it has on the stack is not mixed with a caller's. */
+/* Whether a packet that has come must not come in. Not inlined: the verifier loses sight of a caller's stack otherwise. */
 static __noinline bool is_intruding(struct __sk_buff *skb)
 {
 	struct ip_addresses ip = {};

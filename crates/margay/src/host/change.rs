@@ -198,8 +198,8 @@ impl Change {
         matches!(self, Self::ReservedPort { .. } | Self::ResolvConf { .. })
     }
 
-    /// Whether the agent is of use without it: names can be resolved otherwise, the port is rarely given out by chance, and not every
-    /// network has strangers on it.
+    /// Whether the agent is of use without it: names can be resolved otherwise, the port is rarely given out by chance, and
+    /// not every network has strangers on it.
     pub const fn is_optional(&self) -> bool {
         matches!(self, Self::ResolvConf { .. } | Self::Resolved { .. } | Self::ReservedPort { .. } | Self::Guard { .. })
     }

@@ -168,7 +168,7 @@ fn merge(before: &[Change], changes: &[Change]) -> Vec<Change> {
     noted
 }
 
-/// Has nftables drop what bears a virtual address at a card, but for these; or, for `None`, no more. Costs little where nothing is to be done.
+/// Has nftables drop what bears a virtual address at a card, but for these; or, for `None`, no more.
 ///
 /// # Errors
 ///

@@ -26,6 +26,8 @@
 
 #include "layout.h"
 #include "maps.h"
+#include "virtual.h"
+#include "vlan.h"
 #include "parse.h"
 #include "rewrite.h"
 #include "account.h"
@@ -66,6 +68,7 @@ struct shared_layout {
 	struct grant grant;
 	struct flow_change flow_change;
 	struct grant_flows grant_flows;
+	struct inside_key inside;
 };
 const volatile struct shared_layout shared_layout = {};
 const volatile __u32 layout_version = LAYOUT_VERSION;
@@ -346,6 +349,10 @@ int wire_ingress(struct __sk_buff *skb)
 	__u16 port;
 	bool is_reset;
 
+	if (is_of_sub_interface(skb))
+		return TCX_NEXT;
+	if (is_intruding(skb))
+		return TCX_DROP;
 	if (!parse(skb, ETH_HLEN, &packet)) {
 		hear_too_big(skb);
 		return TCX_NEXT;
@@ -410,10 +417,10 @@ int wire_ingress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	count(COUNT_INGRESS_PACKETS);
-	if (packet.is_fresh && note_fresh(&packet, entry))
-		return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
-	if (in_place)
+	if (!(packet.is_fresh && note_fresh(&packet, entry)) && in_place) {
+		skb->tc_index = REWRITTEN_INDEX;
 		return TCX_NEXT;
+	}
 	return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
 }
 

@@ -173,6 +173,14 @@ struct address_key {
 	__u8 address[16];
 };
 
+/* Addresses that are inside, at one interface: of all its bits those of the interface count always. */
+#define INSIDE_BITS 160
+struct inside_key {
+	__u32 prefix_len;
+	__u32 ifindex;
+	__u8 address[16];
+};
+
 /* A listener of this host. The port in host byte order, as a socket lookup has it. */
 struct listener_key {
 	__u16 port;
@@ -251,5 +259,7 @@ enum counter {
 	COUNT_TAKEN = 14, /* flows of grants that programs of this host opened */
 	COUNT_OPENED = 15, /* flows of grants that peers opened */
 	COUNT_DROP_UNPROVED = 16, /* a SYN for a flow of a grant that does not show that its sender holds it, or for a flow that is open */
-	COUNTERS = 17,
+	COUNT_DROP_VIRTUAL_INGRESS = 17, /* came by a card with a virtual address */
+	COUNT_DROP_VIRTUAL_EGRESS = 18, /* would have left by a card with one */
+	COUNTERS = 19,
 };

@@ -22,6 +22,7 @@ typedef __u32 __attribute__((__may_alias__)) word32;
 #include "router_cells.h"
 #include "hop_hash.h"
 #include "resolvable.h"
+#include "vlan.h"
 
 /* Headers older than tcx (6.6) lack them. */
 #define TCX_NEXT -1
@@ -336,9 +337,13 @@ int route_frame(struct xdp_md *ctx)
 SEC("tcx/ingress")
 int find_buffer(struct __sk_buff *skb)
 {
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	void *data, *end;
 	struct udphdr *udp;
 
+	if (is_of_sub_interface(skb))
+		return TCX_NEXT;
+	data = (void *)(long)skb->data;
+	end = (void *)(long)skb->data_end;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = data + sizeof(struct ethhdr);
 

@@ -22,6 +22,8 @@ pub mod offload;
 pub mod outbox;
 pub mod packet;
 mod pinhole;
+#[cfg(test)]
+mod prelude;
 mod restart;
 #[cfg(test)]
 mod sample;

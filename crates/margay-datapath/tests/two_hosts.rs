@@ -17,7 +17,7 @@ use std::time::Duration;
 use margay_core::entry::{GRANT_RECORD_LEN, GrantKey};
 use margay_core::{Direction, Grant, PathId, Role, Tuple};
 use margay_datapath::direct::{Route, Routing};
-use margay_datapath::kernel::{CacheConfig, KernelCache, WireFlow, WirePath};
+use margay_datapath::kernel::{CacheConfig, Interface, KernelCache, WireFlow, WirePath};
 use margay_datapath::{Counters, Datapath, DatapathConfig, Error, clock};
 use margay_wire::FlowId;
 use mirror::{Heard, Mirror};
@@ -306,7 +306,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
             let eth0 = eth0();
             let config = CacheConfig {
                 sal0: "sal0".to_owned(),
-                interfaces: vec![eth0],
+                interfaces: vec![Interface::card(eth0)],
                 pin_dir: place,
                 flow_ports: 61_000..=61_999,
                 flows_max: 16,
@@ -365,7 +365,7 @@ fn opened_cache(host: &Host, pin_dir: PathBuf, are_lost: bool) -> Opened {
     host.run(move || {
         let config = CacheConfig {
             sal0: "sal0".to_owned(),
-            interfaces: vec![eth0()],
+            interfaces: vec![Interface::card(eth0())],
             pin_dir,
             flow_ports: 61_000..=61_999,
             flows_max: 16,

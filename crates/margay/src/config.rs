@@ -26,6 +26,7 @@ use toml::Spanned;
 use crate::agent::active::rule::{Offer, Rule, Source};
 use crate::allow;
 use crate::etcd_section::EtcdSection;
+use crate::host::card::is_plain;
 use crate::listener::{self, Protocol, ServiceName};
 use crate::misread::{self, Misread};
 use crate::resolver::ResolverSection;
@@ -42,6 +43,10 @@ pub struct Config {
     pub direct: bool,
     /// Whether every flow of this host is to be sealed, at whichever end it is; what cannot be is refused.
     pub secure: bool,
+    /// Interfaces that lead to containers and virtual machines of this host, whose addresses may use names; bridges that
+    /// lead nowhere else, unless given.
+    #[serde(deserialize_with = "interface_names")]
+    pub inside: Option<Vec<String>>,
     /// Where this host keeps things.
     pub host: HostSection,
     /// Whether this host is a service router.
@@ -75,6 +80,7 @@ impl Default for Config {
         Self {
             direct: true,
             secure: false,
+            inside: None,
             host: HostSection::default(),
             router: RouterSection::default(),
             join: JoinSection::default(),
@@ -472,6 +478,16 @@ fn port<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
     match u16::deserialize(from)? {
         0 => Err(D::Error::custom("a port is 1 to 65535")),
         port => Ok(port),
+    }
+}
+
+fn interface_names<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
+    let names = Vec::<String>::deserialize(from)?;
+    match names.iter().find(|name| !is_plain(name)) {
+        Some(name) => {
+            Err(D::Error::custom(format!("`{name}` is no name of an interface; write for example \"docker0\"")))
+        }
+        None => Ok(Some(names)),
     }
 }
 

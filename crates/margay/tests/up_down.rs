@@ -37,6 +37,7 @@ snapshot() {
     # With the last line end, or without it.
     if [ -e /etc/resolv.conf ]; then od -c /etc/resolv.conf; fi
     ls -A /etc
+    nft list ruleset
     cat /proc/sys/net/ipv4/ip_local_reserved_ports /proc/sys/net/ipv4/ip_forward
     { grep -r . /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf 2>/dev/null || true; } | sort
 }
@@ -52,6 +53,8 @@ changed() {
     if diff -q "$dir/before" "$dir/now" >/dev/null; then echo "up changed nothing: its undoing proves nothing"; exit 1; fi
     # Not `grep -q`: it would end before the writer does.
     ip rule show | grep '^5432:.*from 198.18.0.1 lookup 54324' >/dev/null
+    # In a user namespace there is no eBPF.
+    nft list chain inet margay arriving | grep -F 'ip6 daddr fd5a:4c00::/32 counter name "drop_virtual_ingress" drop' >/dev/null
     [ "$(sed -n 's/^nameserver //p' /etc/resolv.conf | head -n 1)" = 198.18.0.1 ]
 }
 
@@ -152,11 +155,13 @@ fn a_crash_in_the_middle_is_undone_from_wherever_it_got() {
             'printf "" >/etc/resolv.conf'
             'printf %s "$original" >/etc/resolv.conf'
             'echo 20000-20010,30000 >/proc/sys/net/ipv4/ip_local_reserved_ports'
+            'ip rule del from 198.18.0.1 sport 53 lookup main'
             'ip rule del from 198.18.0.1 lookup 54324'
             'ip route flush table 54324'
             'ip link set sal0 down'
             'ip addr flush dev sal0'
             'ip link del sal0; ip -6 rule del from fd5a:4c00::1 lookup 54324'
+            'nft delete table inet margay'
         )
         for mend in 'true' 'margay up --host-only >/dev/null; changed'; do
             for ((last = 0; last < ${#steps[@]}; last++)); do

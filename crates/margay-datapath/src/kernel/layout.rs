@@ -10,8 +10,8 @@ use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
 use super::plain::Plain;
 pub(super) use super::skeleton::types::{
-    app_key, flow_change, flow_entry, flow_event, grant, grant_flows, listener_key, offer, offer_key, pair_key,
-    pair_value, path_entry, spare, wire_key,
+    app_key, flow_change, flow_entry, flow_event, grant, grant_flows, inside_key, listener_key, offer, offer_key,
+    pair_key, pair_value, path_entry, spare, wire_key,
 };
 use super::{Seen, TcpSeen, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
@@ -35,7 +35,7 @@ pub(super) const CHANGE_LATE: u32 = 3;
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 17] = [
+pub(super) const COUNTERS: [&str; 19] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -53,6 +53,8 @@ pub(super) const COUNTERS: [&str; 17] = [
     "taken",
     "opened",
     "drop_unproved",
+    "drop_virtual_ingress",
+    "drop_virtual_egress",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
@@ -72,6 +74,8 @@ unsafe impl Plain for pair_value {}
 unsafe impl Plain for flow_event {}
 // SAFETY: as above.
 unsafe impl Plain for listener_key {}
+// SAFETY: as above.
+unsafe impl Plain for inside_key {}
 // SAFETY: as above.
 unsafe impl Plain for offer_key {}
 // SAFETY: as above.
@@ -93,6 +97,7 @@ const _: () = assert!(size_of::<pair_value>() == 4 + 4 + 8);
 const _: () = assert!(size_of::<pair_key>() == 32);
 const _: () = assert!(size_of::<flow_event>() == 8 + size_of::<app_key>());
 const _: () = assert!(size_of::<listener_key>() == 2 + 1 + 1);
+const _: () = assert!(size_of::<inside_key>() == 4 + 4 + 16);
 const _: () = assert!(size_of::<offer_key>() == 16 + 2 + 1 + 1);
 const _: () = assert!(size_of::<offer>() == 8 * 4);
 const _: () = assert!(size_of::<spare>() == 4 * 4 + 4 * 2 + 8 + 2 * 8 + GRANT_RECORD_LEN);

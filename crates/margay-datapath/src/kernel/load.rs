@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut};
@@ -17,6 +18,7 @@ use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
 
+use super::interface::{self, Inside, Interface};
 use super::layout::{LAYOUT_VERSION, flow_change, flow_event, grant_flows};
 use super::plain::Plain;
 use super::ring::Ring;
@@ -44,6 +46,7 @@ pub(super) struct Maps {
     pub spares: MapHandle,
     pub grants: MapHandle,
     pub listeners: MapHandle,
+    pub insides: MapHandle,
     pub heartbeat: MapHandle,
     pub counters: MapHandle,
 }
@@ -55,7 +58,9 @@ pub(super) struct Loaded {
     pub events: Ring<flow_event>,
     sal0: u32,
     pin_dir: PathBuf,
-    interfaces: Mutex<Vec<u32>>,
+    interfaces: Mutex<Vec<Interface>>,
+    /// Whether the program is to be on `sal0`.
+    is_on: AtomicBool,
     /// By name of the pin.
     links: Mutex<HashMap<String, Link>>,
     /// The socket lookup of this network namespace. Not pinned: without the agent nothing new comes.
@@ -90,6 +95,7 @@ impl Loaded {
             spares: handle(&skeleton.maps.spares)?,
             grants: handle(&skeleton.maps.grants)?,
             listeners: handle(&skeleton.maps.listeners)?,
+            insides: handle(&skeleton.maps.insides)?,
             heartbeat: handle(&skeleton.maps.heartbeat)?,
             counters: handle(&skeleton.maps.counters)?,
         };
@@ -108,38 +114,62 @@ impl Loaded {
             sal0,
             pin_dir: config.pin_dir.clone(),
             interfaces: Mutex::new(config.interfaces.clone()),
+            is_on: AtomicBool::new(true),
             links: Mutex::default(),
             lookup: Mutex::default(),
         };
         Ok((loaded, adopted))
     }
 
-    /// Where the programs belong: name of the pin, interface, and whether it is `sal0`.
-    fn places(&self) -> Vec<(String, u32, bool)> {
-        let cards =
-            self.interfaces.lock().iter().map(|index| (format!("{LINK}{index}"), *index, false)).collect::<Vec<_>>();
-        [(format!("{LINK}sal0_{}", self.sal0), self.sal0, true)].into_iter().chain(cards).collect()
+    /// Where the programs belong.
+    fn places(&self) -> Vec<Place> {
+        let mut places = Vec::new();
+        if self.is_on.load(Ordering::Relaxed) {
+            places.push(Place { pin: format!("{LINK}sal0_{}", self.sal0), index: self.sal0, hook: Hook::Sal0 });
+        }
+        for Interface { index, is_ethernet, inside } in &*self.interfaces.lock() {
+            let (pin, hook) = if *is_ethernet {
+                (format!("{LINK}{index}"), Hook::Wire)
+            } else {
+                (format!("{LINK}in_{index}"), Hook::In)
+            };
+            places.push(Place { pin, index: *index, hook });
+            // What leaves by a port has left by its bridge, which was asked.
+            if *inside != Inside::Port {
+                places.push(Place { pin: format!("{LINK}out_{index}"), index: *index, hook: Hook::Out });
+            }
+        }
+        places
     }
 
     pub fn attach(&self) -> Result<(), CacheError> {
+        self.is_on.store(true, Ordering::Relaxed);
+        self.attach_all()
+    }
+
+    fn attach_all(&self) -> Result<(), CacheError> {
+        // First: whoever is inside is not to be taken for a stranger.
+        if let Err(error) = interface::set_insides(&self.maps.insides, &self.interfaces.lock()) {
+            tracing::warn!(%error, "what is inside of this host is not all known as such");
+        }
         let mut links = self.links.lock();
         let places = self.places();
-        for (name, index, is_sal0) in &places {
-            if !links.contains_key(name) {
-                match self.attach_one(name, *index, *is_sal0) {
+        for place in &places {
+            if !links.contains_key(&place.pin) {
+                match self.attach_one(place) {
                     Ok(link) => {
-                        links.insert(name.clone(), link);
+                        links.insert(place.pin.clone(), link);
                     }
                     // Not every interface takes programs; `sal0` must.
-                    Err(error) if !is_sal0 => {
-                        tracing::warn!(interface = index, %error, "no direct packets over this interface");
+                    Err(error) if place.hook != Hook::Sal0 => {
+                        tracing::warn!(interface = place.index, %error, "{}", place.hook.loss());
                     }
                     Err(error) => return Err(CacheError::System(format!("sal0 takes no program: {error}"))),
                 }
             }
         }
         let gone: Vec<String> =
-            links.keys().filter(|name| !places.iter().any(|(place, _, _)| place == *name)).cloned().collect();
+            links.keys().filter(|name| !places.iter().any(|place| place.pin == **name)).cloned().collect();
         for name in gone {
             links.remove(&name);
             remove_pin(&self.pin_dir.join(name));
@@ -147,9 +177,16 @@ impl Loaded {
         Ok(())
     }
 
-    fn attach_one(&self, name: &str, index: u32, is_sal0: bool) -> libbpf_rs::Result<Link> {
-        let pin = self.pin_dir.join(name);
-        let program = if is_sal0 { &self.skeleton.progs.app_egress } else { &self.skeleton.progs.wire_ingress };
+    fn attach_one(&self, place: &Place) -> libbpf_rs::Result<Link> {
+        let pin = self.pin_dir.join(&place.pin);
+        let index = place.index;
+        let programs = &self.skeleton.progs;
+        let program = match place.hook {
+            Hook::Sal0 => &programs.app_egress,
+            Hook::Wire => &programs.wire_ingress,
+            Hook::In => &programs.card_ingress,
+            Hook::Out => &programs.card_egress,
+        };
         if let Ok(mut link) = Link::open(&pin) {
             match link.update_prog(program) {
                 Ok(()) => return Ok(link),
@@ -161,7 +198,8 @@ impl Loaded {
         }
         let options = libbpf_sys::bpf_tcx_opts {
             sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
-            flags: BEFORE,
+            // On the way out last: others may give a packet a real address still.
+            flags: if place.hook == Hook::Out { 0 } else { BEFORE },
             ..Default::default()
         };
         // SAFETY: the program is loaded and lives as long as the skeleton; the options live across the call.
@@ -193,6 +231,7 @@ impl Loaded {
     }
 
     pub fn detach(&self) {
+        self.is_on.store(false, Ordering::Relaxed);
         let name = format!("{LINK}sal0_{}", self.sal0);
         let Some(link) = self.links.lock().remove(&name) else { return };
         if let Err(error) = link.detach() {
@@ -225,16 +264,54 @@ impl Loaded {
     pub fn bare_interfaces(&self) -> Vec<u32> {
         let links = self.links.lock();
         let places = self.places().into_iter();
-        places.filter(|(name, _, _)| !links.contains_key(name)).map(|(_, index, _)| index).collect()
+        let mut bare: Vec<u32> =
+            places.filter(|place| !links.contains_key(&place.pin)).map(|place| place.index).collect();
+        bare.dedup();
+        bare
     }
 
-    pub fn set_interfaces(&self, interfaces: &[u32]) {
+    pub fn set_interfaces(&self, interfaces: &[Interface]) {
         if *self.interfaces.lock() == interfaces {
             return;
         }
         *self.interfaces.lock() = interfaces.to_vec();
-        if let Err(error) = self.attach() {
+        if let Err(error) = self.attach_all() {
             tracing::warn!(%error, "the programs are not on every interface");
+        }
+    }
+}
+
+/// Where a program belongs.
+struct Place {
+    /// Name of the link's pin.
+    pin: String,
+    /// Interface.
+    index: u32,
+    hook: Hook,
+}
+
+/// Which program it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hook {
+    /// What leaves `sal0`: flows that go direct.
+    Sal0,
+    /// What comes by an Ethernet card: direct flows, and what must not come in.
+    Wire,
+    /// What comes by another card: what must not come in.
+    In,
+    /// What leaves by a card: what must not.
+    Out,
+}
+
+impl Hook {
+    /// What a host is without it.
+    const fn loss(self) -> &'static str {
+        match self {
+            Self::Sal0 | Self::Wire => {
+                "no direct packets over this interface, and whoever is behind it can send to virtual addresses"
+            }
+            Self::In => "whoever is behind this interface can send to virtual addresses",
+            Self::Out => "packets with virtual addresses can leave by this interface",
         }
     }
 }
@@ -259,6 +336,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
             constants.flow_port_first = *config.flow_ports.start();
             constants.flow_port_last = *config.flow_ports.end();
             constants.in_place = !has_strict_filter();
+            interface::set_virtual(constants);
             constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
             let words = HOST_V6.octets();
             for (at, word) in constants.host_v6.iter_mut().enumerate() {
@@ -356,4 +434,13 @@ pub(super) fn remove_pins(pin_dir: &Path) {
     // Not a mount of ours, or in use: an empty directory does no harm.
     let _ = umount(pin_dir);
     let _ = fs::remove_dir(pin_dir);
+}
+
+/// Whether this kernel has tcx, and lets this process use it: asked of the loopback, which every network namespace has.
+pub(super) fn has_tcx() -> bool {
+    const LOOPBACK: i32 = 1;
+    // SAFETY: the kernel is given no pointer.
+    let result =
+        unsafe { libbpf_sys::bpf_prog_query_opts(LOOPBACK, libbpf_sys::BPF_TCX_INGRESS, std::ptr::null_mut()) };
+    result == 0
 }

@@ -5,6 +5,7 @@
 
 mod address_pair;
 mod grant;
+mod interface;
 mod layout;
 mod load;
 pub(crate) mod plain;
@@ -13,6 +14,7 @@ pub(crate) mod ring;
 mod test;
 pub(crate) mod words;
 
+pub use interface::{Inside, Interface};
 pub(crate) use load::remove_pin;
 
 /// Generated from the object.
@@ -48,8 +50,8 @@ use plain::Plain;
 pub struct CacheConfig {
     /// Name of the virtual interface.
     pub sal0: String,
-    /// Indices of the network cards.
-    pub interfaces: Vec<u32>,
+    /// All but the loopback and `sal0`.
+    pub interfaces: Vec<Interface>,
     /// Directory for pinned maps and links; a bpffs is mounted there if it is none.
     pub pin_dir: PathBuf,
     /// Ports of direct flows.
@@ -346,7 +348,7 @@ impl KernelCache {
         self.adopted
     }
 
-    /// Attaches the programs to `sal0` and to every network card; where one is attached it is left, or replaced in place.
+    /// Attaches the programs to `sal0` and to every other interface; where one is attached it is left, or replaced in place.
     ///
     /// # Errors
     ///
@@ -362,8 +364,8 @@ impl KernelCache {
         self.loaded.detach();
     }
 
-    /// The network cards have changed.
-    pub fn set_interfaces(&self, interfaces: &[u32]) {
+    /// This host's interfaces have changed.
+    pub fn set_interfaces(&self, interfaces: &[Interface]) {
         self.loaded.set_interfaces(interfaces);
     }
 
@@ -630,6 +632,11 @@ impl KernelCache {
             values.map_or(0, |values| values.iter().map(value).sum())
         };
         layout::COUNTERS.iter().zip(0..).map(|(name, number)| (*name, count(number))).collect()
+    }
+
+    /// Whether the programs could be attached here.
+    pub fn is_possible() -> bool {
+        load::has_tcx()
     }
 
     /// Mounts a BPF file system at `pin_dir`, where there is none: an agent in a sandbox of its own cannot.

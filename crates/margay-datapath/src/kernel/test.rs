@@ -36,6 +36,10 @@ const PATH: PathId = PathId(7);
 
 #[path = "opening_test.rs"]
 mod opening;
+#[path = "virtual_test.rs"]
+mod stays_inside;
+#[path = "vlan_test.rs"]
+mod vlan;
 
 struct Rig(FlowCacheSkel<'static>);
 
@@ -98,6 +102,7 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
         constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
+        super::interface::set_virtual(constants);
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
     Some(Rig(open.load().expect("the verifier takes them")))
@@ -107,7 +112,7 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
 fn the_verifier_has_little_to_look_at() {
     let Some(Rig(skeleton)) = programs(1) else { return };
     let all = &skeleton.progs;
-    let of_packets = [&all.app_egress, &all.wire_ingress, &all.listener_lookup];
+    let of_packets = [&all.app_egress, &all.wire_ingress, &all.card_ingress, &all.card_egress, &all.listener_lookup];
     let of_agent = [&all.change_flow, &all.forget_flows, &all.survey_flows, &all.tell_flows];
     of_packets.into_iter().chain(of_agent).for_each(sample::is_soon_verified);
 }

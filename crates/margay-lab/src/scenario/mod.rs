@@ -56,6 +56,7 @@ pub mod site;
 mod trace;
 mod unrest;
 mod up_down;
+mod virtual_addresses;
 mod wide_area;
 
 use std::path::Path;
@@ -142,6 +143,7 @@ pub const ALL: &[Scenario] = &[
     odd_hosts::SCENARIO,
     up_down::SCENARIO,
     hostile_packets::SCENARIO,
+    virtual_addresses::SCENARIO,
     direct_throughput::SCENARIO,
     round_trips::SCENARIO,
     firewalled::SCENARIO,

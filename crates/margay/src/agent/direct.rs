@@ -16,6 +16,7 @@ use super::INTERFACE;
 use super::core::CoreHandle;
 use crate::config::Config;
 use crate::host;
+use crate::host::card::Card;
 
 /// Ports of direct flows: above what kernels give out by themselves.
 pub const FLOW_PORTS: RangeInclusive<u16> = 61_000..=65_535;
@@ -33,7 +34,11 @@ enum State {
 }
 
 /// The direct path of a running agent.
-pub struct DirectPath(Mutex<State>);
+pub struct DirectPath {
+    state: Mutex<State>,
+    /// Why what bears a virtual address is not dropped at the cards, where it is not.
+    unguarded: Mutex<Option<String>>,
+}
 
 impl DirectPath {
     /// Loads the programs, or takes over those that the agent before has left. Before the datapath runs.
@@ -57,12 +62,17 @@ impl DirectPath {
                 State::Off(why)
             }
         };
-        Self(Mutex::new(state))
+        let direct = Self { state: Mutex::new(state), unguarded: Mutex::default() };
+        match host::card::cards(config.inside.as_deref()).await {
+            Ok(cards) => direct.set_guard(config, &cards).await,
+            Err(error) => *direct.unguarded.lock() = Some(format!("interfaces cannot be read: {error}")),
+        }
+        direct
     }
 
     /// Tells the core by which grants the kernel may have opened flows that the agent before was not told of.
     pub fn hand_over_grants(&self, sal: &mut Sal, now: Instant) {
-        let State::On(cache) = &*self.0.lock() else { return };
+        let State::On(cache) = &*self.state.lock() else { return };
         for grant in cache.kept_grants() {
             if !sal.adopt_grant(now, &grant) {
                 cache.remove_grant(grant.id, |flow| sal.flow(flow).is_some());
@@ -73,7 +83,7 @@ impl DirectPath {
     /// Tells the core which of the flows that it took up the kernel has carried meanwhile, and which ones it has opened. Entries of
     /// flows that are over go.
     pub fn hand_over(&self, sal: &mut Sal, now: Instant) {
-        let State::On(cache) = &*self.0.lock() else { return };
+        let State::On(cache) = &*self.state.lock() else { return };
         sal.set_flow_ports(now, Some(FLOW_PORTS));
         let mut carried = 0_u64;
         // What nobody has answered is told of when somebody does, or goes with its grant.
@@ -102,7 +112,7 @@ impl DirectPath {
 
     /// Lets flows of the running datapath go direct.
     pub fn start(&self, core: &CoreHandle) {
-        if let State::On(cache) = &*self.0.lock() {
+        if let State::On(cache) = &*self.state.lock() {
             put_on(core, cache);
         }
     }
@@ -111,10 +121,11 @@ impl DirectPath {
         if !config.direct {
             return Err("the configuration says `direct = false`".to_owned());
         }
-        let interfaces = host::interfaces().await.map_err(|error| format!("interfaces cannot be read: {error}"))?;
+        let cards = host::card::cards(config.inside.as_deref()).await;
+        let cards = cards.map_err(|error| format!("interfaces cannot be read: {error}"))?;
         let cache_config = CacheConfig {
             sal0: INTERFACE.to_owned(),
-            interfaces,
+            interfaces: cards.into_iter().map(|card| card.interface).collect(),
             pin_dir: pins(&config.host.runtime_dir),
             flow_ports: FLOW_PORTS,
             flows_max: FLOWS_MAX,
@@ -127,7 +138,7 @@ impl DirectPath {
 
     /// Why flows are encapsulated; `None` while the direct path is in use.
     pub fn why_not(&self) -> Option<String> {
-        match &*self.0.lock() {
+        match &*self.state.lock() {
             State::On(_) => None,
             State::TakenOff(_) => Some("taken off by `margay stack unload`; `margay stack load` puts it on".to_owned()),
             State::Off(why) => Some(why.clone()),
@@ -137,7 +148,7 @@ impl DirectPath {
     /// Takes the fast path off. Flows go back to encapsulation first; what peers send direct meanwhile comes to user space: the
     /// programs on the cards stay, since the host's TCP would reset it.
     pub fn unload(&self, core: &CoreHandle) -> Result<(), String> {
-        let cache = match &*self.0.lock() {
+        let cache = match &*self.state.lock() {
             State::On(cache) => Arc::clone(cache),
             State::TakenOff(_) => return Ok(()),
             State::Off(why) => return Err(why.clone()),
@@ -145,13 +156,13 @@ impl DirectPath {
         core.0.with_sal(|sal, now| sal.set_flow_ports(now, None));
         core.0.hear_of_flows();
         cache.detach();
-        *self.0.lock() = State::TakenOff(cache);
+        *self.state.lock() = State::TakenOff(cache);
         Ok(())
     }
 
     /// Puts the programs on again.
     pub fn load(&self, core: &CoreHandle) -> Result<(), String> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let cache = match &*state {
             State::TakenOff(cache) => Arc::clone(cache),
             State::On(_) => return Ok(()),
@@ -164,16 +175,34 @@ impl DirectPath {
     }
 
     /// The host's interfaces or addresses have changed.
-    pub fn refresh(&self, interfaces: &[u32], addresses: &[IpAddr]) {
-        if let State::On(cache) = &*self.0.lock() {
-            cache.set_interfaces(interfaces);
+    pub async fn refresh(&self, config: &Config, cards: &[Card], addresses: &[IpAddr]) {
+        if let State::On(cache) | State::TakenOff(cache) = &*self.state.lock() {
+            let interfaces: Vec<_> = cards.iter().map(|card| card.interface.clone()).collect();
+            cache.set_interfaces(&interfaces);
             cache.set_local_addresses(addresses);
         }
+        self.set_guard(config, cards).await;
+    }
+
+    /// Where the cards have no programs, nftables drops what they would.
+    async fn set_guard(&self, config: &Config, cards: &[Card]) {
+        let is_off = matches!(&*self.state.lock(), State::Off(_));
+        let inside = is_off.then(|| cards.iter().filter_map(Card::opening).collect());
+        let result = host::set_guard(config, inside).await;
+        if let Err(error) = &result {
+            tracing::warn!(%error, "virtual addresses of this host may be reached from its networks");
+        }
+        *self.unguarded.lock() = result.err().map(|error| error.to_string());
+    }
+
+    /// Why virtual addresses may be reached from this host's networks; `None` where they are not.
+    pub fn why_unguarded(&self) -> Option<String> {
+        self.unguarded.lock().clone()
     }
 
     /// Does something with the programs and maps, while they are in use.
     pub fn with_cache<R>(&self, act: impl FnOnce(&KernelCache) -> R) -> Option<R> {
-        match &*self.0.lock() {
+        match &*self.state.lock() {
             State::On(cache) => Some(act(cache)),
             _ => None,
         }
@@ -184,9 +213,12 @@ impl DirectPath {
         self.with_cache(KernelCache::bare_interfaces).unwrap_or_default()
     }
 
-    /// What the kernel's programs have counted.
+    /// What the kernel's programs have counted, or nftables in their place.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.with_cache(KernelCache::counters).unwrap_or_default()
+        match &*self.state.lock() {
+            State::On(cache) | State::TakenOff(cache) => cache.counters(),
+            State::Off(_) => host::guard::dropped(),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use margay_datapath::segments::Segment;
 use tokio::sync::Mutex;
 
 use super::Agent;
+use crate::host::card::Card;
 use crate::host::{self, netlink};
 
 /// After the kernel's word was lost.
@@ -24,6 +25,7 @@ pub struct Network(Mutex<Told>);
 struct Told {
     addresses: Vec<IpAddr>,
     interfaces: Vec<u32>,
+    cards: Vec<Card>,
     segments: Vec<Segment>,
     /// From which address the kernel sends to each peer's.
     routes: HashMap<IpAddr, Option<IpAddr>>,
@@ -77,16 +79,24 @@ async fn follow_segments(agent: &Agent, told: &mut Vec<Segment>) {
 pub async fn refresh(agent: &Agent, look: Look) {
     // One look at a time: an older one must not have the last word.
     let mut told = agent.network.0.lock().await;
-    let (addresses, interfaces) = match (host::local_addresses().await, host::interfaces().await) {
-        (Ok(addresses), Ok(interfaces)) => (addresses, interfaces),
-        (Err(error), _) | (_, Err(error)) => {
+    let looks = (
+        host::local_addresses().await,
+        host::interfaces().await,
+        host::card::cards(agent.config.inside.as_deref()).await,
+    );
+    let (addresses, interfaces, cards) = match looks {
+        (Ok(addresses), Ok(interfaces), Ok(cards)) => (addresses, interfaces, cards),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
             tracing::warn!(%error, "this host's interfaces and addresses cannot be read");
             return;
         }
     };
     let has_changed = told.addresses != addresses || told.interfaces != interfaces;
+    if has_changed || told.cards != cards {
+        agent.direct.refresh(&agent.config, &cards, &addresses).await;
+        told.cards = cards;
+    }
     if has_changed {
-        agent.direct.refresh(&interfaces, &addresses);
         let gone: Vec<IpAddr> = told.addresses.iter().copied().filter(|known| !addresses.contains(known)).collect();
         agent.services.homes().iter().for_each(|home| home.moved(gone.clone()));
         agent.searches.look_again();

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::guard::{self, Opening};
 use super::netlink::{Block, Link, Netlink, Route, Rule};
 use super::resolv_conf::{self, Before, Undone};
 use super::{resolved, sysctl};
@@ -62,12 +63,20 @@ pub enum Change {
     },
     /// A policy rule.
     Rule {
-        /// Packets from this address
+        /// Packets from this address,
         from: IpAddr,
+        /// and from this port, where there is one,
+        #[serde(default)]
+        source_port: Option<u16>,
         /// ask this table,
         table: u32,
         /// in this place.
         priority: u32,
+    },
+    /// A table of nftables that drops what bears a virtual address at a card.
+    Guard {
+        /// From where virtual addresses are reached all the same.
+        inside: Vec<Opening>,
     },
     /// A port that the kernel no longer gives out by itself.
     ReservedPort {
@@ -142,8 +151,17 @@ impl fmt::Display for Change {
                 }
                 source.map_or(Ok(()), |source| write!(f, ", source {source}"))
             }
-            Self::Rule { from, table, priority } => {
+            Self::Rule { from, source_port: None, table, priority } => {
                 write!(f, "let packets from {from} ask table {table} (rule {priority}): answers to clients go to sal0")
+            }
+            Self::Rule { from, source_port: Some(port), table, priority } => write!(
+                f,
+                "let packets from port {port} of {from} ask table {table} (rule {priority}): the responder's answers to containers \
+                 go back to them"
+            ),
+            Self::Guard { inside } => {
+                write!(f, "add the nftables table {}: it drops what bears a virtual address at a card", guard::TABLE)?;
+                inside.iter().try_for_each(|opening| write!(f, "; not at {opening}"))
             }
             Self::ReservedPort { port, .. } => {
                 write!(f, "add {port} to net.ipv4.ip_local_reserved_ports: the kernel must not give it out by itself")
@@ -180,9 +198,10 @@ impl Change {
         matches!(self, Self::ReservedPort { .. } | Self::ResolvConf { .. })
     }
 
-    /// Whether the agent is of use without it: names can be resolved otherwise, and the port is rarely given out by chance.
+    /// Whether the agent is of use without it: names can be resolved otherwise, the port is rarely given out by chance, and
+    /// not every network has strangers on it.
     pub const fn is_optional(&self) -> bool {
-        matches!(self, Self::ResolvConf { .. } | Self::Resolved { .. } | Self::ReservedPort { .. })
+        matches!(self, Self::ResolvConf { .. } | Self::Resolved { .. } | Self::ReservedPort { .. } | Self::Guard { .. })
     }
 
     /// Whether `other` is about the same thing, perhaps with another value.
@@ -193,7 +212,9 @@ impl Change {
             (Self::Route { table: a, destination: of_a, .. }, Self::Route { table: b, destination: of_b, .. }) => {
                 (a, of_a) == (b, of_b)
             }
-            (Self::Rule { from: a, .. }, Self::Rule { from: b, .. }) => a == b,
+            (Self::Rule { from: a, source_port: of_a, .. }, Self::Rule { from: b, source_port: of_b, .. }) => {
+                (a, of_a) == (b, of_b)
+            }
             (Self::ReservedPort { port: a, .. }, Self::ReservedPort { port: b, .. }) => a == b,
             // Another responder comes on top of the first, and remembers it: they are undone one after the other.
             (Self::ResolvConf { server: a, .. }, Self::ResolvConf { server: b, .. }) => a == b,
@@ -213,6 +234,9 @@ impl Change {
     fn refused(&self, error: io::Error) -> Refused {
         let advice = match (self, error.kind()) {
             (Self::ResolvConf { .. }, _) => resolv_conf::advice(&error).into(),
+            (Self::Guard { .. }, _) => "until it is there, whoever is on a network of this host can send to virtual addresses: let \
+                                        this host's firewall drop what comes for 198.18.0.0/15 and fd5a:4c00::/32, or from there"
+                .into(),
             (_, io::ErrorKind::PermissionDenied) => "run as root; in a container give it CAP_NET_ADMIN".into(),
             (Self::Rule { .. } | Self::Route { .. }, _) => {
                 "the kernel needs policy routing (CONFIG_IP_MULTIPLE_TABLES, CONFIG_IPV6_MULTIPLE_TABLES)".into()
@@ -253,10 +277,11 @@ impl Change {
                 let wanted = route(*table, *destination, link.index, *source);
                 Ok(State::when(net.routes(*table).await?.contains(&wanted)))
             }
-            Self::Rule { from, table, priority } => {
-                let wanted = Rule { priority: *priority, from: *from, table: *table };
+            Self::Rule { from, source_port, table, priority } => {
+                let wanted = Rule { priority: *priority, from: *from, source_port: *source_port, table: *table };
                 Ok(State::when(net.rules().await?.contains(&wanted)))
             }
+            Self::Guard { inside } => guard::state(inside),
             Self::ReservedPort { port, .. } => {
                 let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
                 Ok(State::when(sysctl::has_port(&list, *port)))
@@ -305,9 +330,11 @@ impl Change {
                 let index = need(net, interface).await?.index;
                 net.put_route(&route(*table, *destination, index, *source)).await
             }
-            Self::Rule { from, table, priority } => {
-                net.add_rule(&Rule { priority: *priority, from: *from, table: *table }).await
+            Self::Rule { from, source_port, table, priority } => {
+                let rule = Rule { priority: *priority, from: *from, source_port: *source_port, table: *table };
+                net.add_rule(&rule).await
             }
+            Self::Guard { inside } => guard::apply(inside),
             Self::ReservedPort { port, .. } => {
                 let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
                 if sysctl::has_port(&list, *port) {
@@ -332,9 +359,11 @@ impl Change {
                 Some(link) => gone_is_well(net.remove_link(link.index).await),
                 None => Ok(None),
             },
-            Self::Rule { from, table, priority } => {
-                gone_is_well(net.remove_rule(&Rule { priority: *priority, from: *from, table: *table }).await)
+            Self::Rule { from, source_port, table, priority } => {
+                let rule = Rule { priority: *priority, from: *from, source_port: *source_port, table: *table };
+                gone_is_well(net.remove_rule(&rule).await)
             }
+            Self::Guard { .. } => guard::undo().map(|()| None),
             Self::ReservedPort { port, before } => {
                 let now = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
                 if sysctl::has_port(before, *port) || !sysctl::has_port(&now, *port) {

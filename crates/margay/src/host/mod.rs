@@ -2,7 +2,9 @@
 //!
 //! [`plan`] looks at the host and decides; [`change`] has the changes as data; [`journal`] remembers them on disk before they are made.
 
+pub mod card;
 pub mod change;
+pub mod guard;
 mod journal;
 pub mod neighbour;
 pub mod netlink;
@@ -23,6 +25,7 @@ use margay_datapath::segments::Segment;
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
 use self::change::{Change, Refused, State};
+use self::guard::Opening;
 use self::journal::{Journal, JournalError};
 use self::netlink::Netlink;
 use crate::config::Config;
@@ -163,6 +166,34 @@ fn merge(before: &[Change], changes: &[Change]) -> Vec<Change> {
         }
     }
     noted
+}
+
+/// Has nftables drop what bears a virtual address at a card, but for these; or, for `None`, no more.
+///
+/// # Errors
+///
+/// The host refuses it, or the journal cannot be written.
+pub async fn set_guard(config: &Config, inside: Option<Vec<Opening>>) -> Result<(), HostError> {
+    let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
+    let before = journal.changes().to_vec();
+    let known = before.iter().find(|change| matches!(change, Change::Guard { .. }));
+    let wanted = inside.map(|inside| Change::Guard { inside });
+    let refused = |error: Refused| HostError::Refused { advice: format!("; {}", error.advice), error };
+    let net = Netlink::connect().map_err(look("interfaces"))?;
+    match (wanted, known) {
+        (None, None) => Ok(()),
+        (None, Some(known)) => {
+            known.undo(&net).await.map_err(refused)?;
+            Ok(journal.write(before.iter().filter(|change| *change != known).cloned().collect())?)
+        }
+        (Some(wanted), _) => {
+            if known == Some(&wanted) && wanted.state(&net).await.map_err(refused)? == State::Present {
+                return Ok(());
+            }
+            journal.write(merge(&before, std::slice::from_ref(&wanted)))?;
+            wanted.apply(&net).await.map_err(refused)
+        }
+    }
 }
 
 /// Whether an earlier `up` has prepared this host, and no `down` came since.

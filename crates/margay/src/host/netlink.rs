@@ -9,7 +9,7 @@ use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange};
 use rtnetlink::{Handle, IpVersion, LinkUnspec};
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,12 @@ pub struct Link {
     pub loopback: bool,
     /// A TUN or TAP.
     pub tun: bool,
+    /// A bridge.
+    pub bridge: bool,
+    /// At its other end are programs of this host alone, in another network namespace or a virtual machine.
+    pub leads_nowhere: bool,
+    /// The bridge or bond that it is a port of.
+    pub controller: Option<u32>,
     /// Its packets are Ethernet frames.
     pub ethernet: bool,
 }
@@ -88,13 +94,15 @@ pub struct Route {
     pub source: Option<IpAddr>,
 }
 
-/// A policy rule: packets from one address look into one table.
+/// A policy rule: packets from one address, or from one port of it, look into one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Lower is asked first.
     pub priority: u32,
     /// Source address, whole.
     pub from: IpAddr,
+    /// Source port, where it is about one alone.
+    pub source_port: Option<u16>,
     /// Table.
     pub table: u32,
 }
@@ -230,6 +238,9 @@ fn link_of(message: &LinkMessage) -> Link {
         operational: message.attributes.contains(&LinkAttribute::OperState(State::Up)),
         loopback: message.header.flags.contains(LinkFlags::Loopback),
         tun: false,
+        bridge: false,
+        leads_nowhere: false,
+        controller: None,
         ethernet: message.header.link_layer_type == LinkLayerType::Ether,
     };
     for attribute in &message.attributes {
@@ -237,7 +248,13 @@ fn link_of(message: &LinkMessage) -> Link {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::GsoMaxSize(size) => link.gso_max_size = *size,
-            LinkAttribute::LinkInfo(info) => link.tun = info.contains(&LinkInfo::Kind(InfoKind::Tun)),
+            LinkAttribute::Controller(index) => link.controller = Some(*index),
+            LinkAttribute::LinkInfo(info) => {
+                let is = |kind: InfoKind| info.contains(&LinkInfo::Kind(kind));
+                link.tun = is(InfoKind::Tun);
+                link.bridge = is(InfoKind::Bridge);
+                link.leads_nowhere = is(InfoKind::Tun) || is(InfoKind::Veth) || is(InfoKind::Dummy);
+            }
             _ => {}
         }
     }
@@ -330,11 +347,13 @@ fn route_message(route: &Route) -> RouteMessage {
 }
 
 fn rule_of(message: &RuleMessage) -> Option<Rule> {
-    let mut rule = Rule { priority: 0, from: message_source(message)?, table: u32::from(message.header.table) };
+    let (from, table) = (message_source(message)?, u32::from(message.header.table));
+    let mut rule = Rule { priority: 0, from, source_port: None, table };
     for attribute in &message.attributes {
         match attribute {
             RuleAttribute::Priority(priority) => rule.priority = *priority,
             RuleAttribute::Table(table) => rule.table = *table,
+            RuleAttribute::SourcePortRange(ports) if ports.start == ports.end => rule.source_port = Some(ports.start),
             _ => {}
         }
     }
@@ -359,5 +378,7 @@ fn rule_message(rule: &Rule) -> RuleMessage {
         RuleAttribute::Table(rule.table),
         RuleAttribute::Priority(rule.priority),
     ];
+    let port = |port| RuleAttribute::SourcePortRange(RulePortRange { start: port, end: port });
+    message.attributes.extend(rule.source_port.map(port));
     message
 }

@@ -4,8 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use margay_core::name::{HOST_V4, HOST_V6};
+use margay_datapath::kernel::KernelCache;
 
+use super::card::{self, Card};
 use super::change::{Change, MAIN_TABLE};
+use super::guard::Opening;
 use super::netlink::{Block, Link, Netlink};
 use super::{HostError, look, resolv_conf, resolved, sysctl};
 use crate::agent::INTERFACE;
@@ -26,6 +29,11 @@ const ENCAP_BYTES: u32 = 24;
 /// IPv6 needs this much.
 const MTU_MIN: u32 = 1_280;
 const USUAL_MTU: u32 = 1_500;
+/// Of the rule by which the responder's answers go to containers; before the others.
+const RESPONDER_PRIORITY: u32 = 5_431;
+/// All virtual addresses of either family.
+pub const NETWORK_V4: Block = Block { address: IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), bits: 15 };
+pub const NETWORK_V6: Block = Block { address: IpAddr::V6(Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 0)), bits: 32 };
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// What will be changed, in this order.
@@ -61,6 +69,9 @@ struct Facts {
     ipv6_enabled: bool,
     reserved_ports: Option<String>,
     resolver: Resolver,
+    inside: Vec<Opening>,
+    /// Whether there will be no programs on the cards.
+    needs_guard: bool,
 }
 
 enum Resolver {
@@ -81,6 +92,7 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
         return Err(HostError::InterfaceTaken(INTERFACE.to_owned()));
     }
     let addresses = net.addresses().await.map_err(look("addresses"))?;
+    let cards = card::judge(&links, &addresses, config.inside.as_deref());
     let carries = |link: &&Link| {
         link.up && !link.loopback && link.name != INTERFACE && addresses.iter().any(|found| found.index == link.index)
     };
@@ -102,6 +114,8 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
         ipv6_enabled: disabled.as_deref() == Some("0"),
         reserved_ports: sysctl::read(sysctl::RESERVED_PORTS).map_err(look("parameters"))?,
         resolver,
+        inside: cards.iter().filter_map(Card::opening).collect(),
+        needs_guard: !config.direct || !KernelCache::is_possible(),
     };
     Ok(decide(config, facts))
 }
@@ -119,8 +133,10 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     };
     let mtu = mtu.clamp(MTU_MIN, 65_000);
     let interface = || INTERFACE.to_owned();
-    let mut changes =
-        vec![Change::Tun { interface: interface() }, Change::Sizes { interface: interface(), mtu, gso_max_size }];
+    // Before there is a virtual address to reach.
+    let mut changes = Vec::from_iter(facts.needs_guard.then(|| Change::Guard { inside: facts.inside.clone() }));
+    changes.push(Change::Tun { interface: interface() });
+    changes.push(Change::Sizes { interface: interface(), mtu, gso_max_size });
     let parameters = [("rp_filter", "0"), ("send_redirects", "0"), ("accept_redirects", "0"), ("route_localnet", "1")];
     for (key, value) in parameters {
         let key = format!("net/ipv4/conf/{INTERFACE}/{key}");
@@ -131,32 +147,31 @@ fn decide(config: &Config, facts: Facts) -> Plan {
         let key = format!("net/ipv6/conf/{INTERFACE}/addr_gen_mode");
         changes.push(Change::Parameter { key, value: "1".to_owned() });
     }
-    let families: [(IpAddr, u8, IpAddr, u8, IpAddr, bool); 2] = [
-        (HOST_V4.into(), 32, Ipv4Addr::new(198, 18, 0, 0).into(), 15, Ipv4Addr::UNSPECIFIED.into(), true),
-        (
-            HOST_V6.into(),
-            128,
-            Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 0).into(),
-            32,
-            Ipv6Addr::UNSPECIFIED.into(),
-            facts.ipv6_enabled,
-        ),
+    let families: [(IpAddr, u8, Block, IpAddr, bool); 2] = [
+        (HOST_V4.into(), 32, NETWORK_V4, Ipv4Addr::UNSPECIFIED.into(), true),
+        (HOST_V6.into(), 128, NETWORK_V6, Ipv6Addr::UNSPECIFIED.into(), facts.ipv6_enabled),
     ];
-    let families = || families.into_iter().filter(|family| family.5);
+    let families = || families.into_iter().filter(|family| family.4);
     for (address, bits, ..) in families() {
         changes.push(Change::Address { interface: interface(), block: Block { address, bits } });
     }
     changes.push(Change::Up { interface: interface() });
-    for (host, _, network, bits, nowhere, _) in families() {
+    for (host, _, network, nowhere, _) in families() {
         let route = |table, destination, source| Change::Route { interface: interface(), table, destination, source };
-        changes.push(route(MAIN_TABLE, Block { address: network, bits }, Some(host)));
+        changes.push(route(MAIN_TABLE, network, Some(host)));
         changes.push(route(TABLE, Block { address: nowhere, bits: 0 }, None));
-        changes.push(Change::Rule { from: host, table: TABLE, priority: RULE_PRIORITY });
+        changes.push(Change::Rule { from: host, source_port: None, table: TABLE, priority: RULE_PRIORITY });
+    }
+    let (from, port) = (config.dns.listen.ip(), config.dns.listen.port());
+    if config.dns.enabled && from == HOST_V4 {
+        // No flow of the host's has that port: the responder has it for itself.
+        let priority = RESPONDER_PRIORITY;
+        changes.push(Change::Rule { from, source_port: Some(port), table: MAIN_TABLE, priority });
     }
     if let Some(before) = facts.reserved_ports {
         changes.push(Change::ReservedPort { port: config.host.port, before });
     }
-    let mut remarks = Vec::new();
+    let mut remarks = Vec::from_iter(remark_on_inside(config.inside.as_deref(), &facts.inside));
     resolver(config, facts.resolver, &mut changes, &mut remarks);
     if datagram < MTU_MIN + ENCAP_BYTES {
         remarks.push(format!(
@@ -166,6 +181,25 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     }
     let datagram_max = u16::try_from(datagram.min(65_000)).unwrap_or(u16::MAX).max(576);
     Plan { changes, remarks, datagram_max }
+}
+
+/// From where else than this host its virtual addresses are reached.
+fn remark_on_inside(configured: Option<&[String]>, inside: &[Opening]) -> Option<String> {
+    let found: Vec<_> = inside.iter().map(Opening::to_string).collect();
+    let found = found.join(", ");
+    match configured {
+        None if inside.is_empty() => None,
+        None => Some(format!(
+            "names are reached from {found}, too: bridges without a way out of this host; `inside = [...]` in the configuration \
+             decides otherwise"
+        )),
+        Some(names) => {
+            let is_missing = |name: &&String| !inside.iter().any(|opening| opening.interface == **name);
+            let missing: Vec<_> = names.iter().filter(is_missing).cloned().collect();
+            (!missing.is_empty())
+                .then(|| format!("`inside` in the configuration: there is no interface {} yet", missing.join(", ")))
+        }
+    }
 }
 
 fn resolver(config: &Config, resolver: Resolver, changes: &mut Vec<Change>, remarks: &mut Vec<String>) {
@@ -203,6 +237,8 @@ mod test {
             ipv6_enabled,
             reserved_ports: Some(String::new()),
             resolver: Resolver::Off,
+            inside: Vec::new(),
+            needs_guard: false,
         }
     }
 
@@ -236,6 +272,15 @@ mod test {
         let texts: Vec<String> = plan.changes.iter().map(Change::to_string).collect();
         assert!(texts.iter().any(|text| text.contains("198.18.0.1")));
         assert!(!texts.iter().any(|text| text.contains("fd5a")), "{texts:?}");
+    }
+
+    #[test]
+    fn a_host_without_programs_is_guarded_before_it_has_an_address() {
+        let guarded = Facts { needs_guard: true, ..facts(1500, false, true) };
+        let plan = decide(&Config::default(), guarded);
+        assert!(matches!(plan.changes[0], Change::Guard { .. }), "{:?}", plan.changes);
+        let plan = decide(&Config::default(), facts(1500, false, true));
+        assert!(!plan.changes.iter().any(|change| matches!(change, Change::Guard { .. })));
     }
 
     #[test]

@@ -74,8 +74,11 @@ fn box_of(host: &Host) -> Result<Program> {
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     // Programs of alpha come and go, those of beta stay.
     let lab = site::build("active-sockets", site::V4, &["alpha", "beta", "client"], dir)?;
-    let _agents = Agents::start(&lab)?;
     let (alpha, beta) = (lab.host("alpha")?, lab.host("beta")?);
+    for host in [alpha, beta] {
+        host.shell("echo 'inside = [\"box0\"]' >> /etc/margay/margay.toml")?;
+    }
+    let _agents = Agents::start(&lab)?;
     pair::demand_kernel(&[alpha, beta], findings)?;
     let boxes = [box_of(alpha)?, box_of(beta)?];
     let box_pid = boxes[0].pid();

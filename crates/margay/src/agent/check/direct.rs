@@ -15,6 +15,11 @@ const PORT_RANGE: &str = "net/ipv4/ip_local_port_range";
 
 /// The direct path of this host.
 pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
+    if let Some(why) = agent.direct.why_unguarded() {
+        let text = format!("whoever is on a network of this host can send to its virtual addresses: {why}");
+        let advice = "install nftables, or let this host's firewall drop what comes for 198.18.0.0/15 and fd5a:4c00::/32, or from there";
+        steps.say("direct", Finding::failed(text, advice)).await;
+    }
     if let Some(why) = agent.direct.why_not() {
         let advice = "it works: flows are encapsulated, at several times the processor time per byte, and pause while the agent is \
                       not there";
@@ -22,7 +27,10 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     }
     let bare: Vec<String> = agent.direct.bare_interfaces().into_iter().map(name_of).collect();
     if !bare.is_empty() {
-        let text = format!("{} took no eBPF program; flows that arrive there stay encapsulated", bare.join(", "));
+        let text = format!(
+            "{} took no eBPF program; flows that arrive there stay encapsulated, and whoever is there can send to virtual addresses",
+            bare.join(", ")
+        );
         let advice = "the agent's log says why; programs that were attached to be the only ones keep others away";
         steps.say("direct", Finding::warning(text, advice)).await;
     }

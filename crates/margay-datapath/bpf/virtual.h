@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+ *
+ * Virtual addresses stay inside (DESIGN §18): what bears one does not come in by a card, and does not leave by one.
+ * Linux delivers packets for any of a host's addresses whatever interface brings them, so without this whoever is on a
+ * link could send to services as if the agent had let it, add to flows, and ask the DNS responder.
+ *
+ * Addresses of the IP header alone decide: a fragment has no ports, and IPv6 may have extension headers before them.
+ */
+#pragma once
+
+#include "layout.h"
+#include "maps.h"
+
+/* What virtual addresses begin with: IPv4's under a mask, and the first 32 bits of IPv6's. Network byte order; set
+ * before the programs are loaded.
+ */
+const volatile __u32 virtual_v4 = 0;
+const volatile __u32 virtual_v4_mask = 0xffffffff;
+const volatile __u32 virtual_v6 = 0;
+
+/* skb->tc_index of a packet that has been rewritten in place: the interfaces above the card (a bridge's, a bond's) meet
+ * it again, with virtual addresses. Nothing else reads the field. It is taken off where a packet leaves this host.
+ */
+#define REWRITTEN_INDEX 0x4d47
+
+/* Who may send to virtual addresses, and where answers may go: by interface, the prefixes that are inside. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, struct inside_key);
+	__type(value, __u32);
+} insides SEC(".maps");
+
+/* IPv4 addresses are v4-mapped. */
+struct ip_addresses {
+	__u32 source[4];
+	__u32 destination[4];
+	bool is_from_virtual;
+	bool is_to_virtual;
+};
+
+/* False where the host's IP would not read them, either. */
+static __always_inline bool read_addresses(struct __sk_buff *skb, struct ip_addresses *ip)
+{
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		__u32 both[2];
+
+		if (bpf_skb_load_bytes_relative(skb, __builtin_offsetof(struct iphdr, saddr), both, sizeof(both), BPF_HDR_START_NET))
+			return false;
+		ip->source[2] = ip->destination[2] = bpf_htonl(0xffff);
+		ip->source[3] = both[0];
+		ip->destination[3] = both[1];
+		ip->is_from_virtual = (both[0] & virtual_v4_mask) == virtual_v4;
+		ip->is_to_virtual = (both[1] & virtual_v4_mask) == virtual_v4;
+		return true;
+	}
+	if (skb->protocol != bpf_htons(ETH_P_IPV6))
+		return false;
+	if (bpf_skb_load_bytes_relative(skb, __builtin_offsetof(struct ipv6hdr, saddr), ip->source, 32, BPF_HDR_START_NET))
+		return false;
+	ip->is_from_virtual = ip->source[0] == virtual_v6;
+	ip->is_to_virtual = ip->destination[0] == virtual_v6;
+	return true;
+}
+
+static __always_inline bool is_inside(__u32 ifindex, const __u32 *address)
+{
+	struct inside_key key = { .prefix_len = INSIDE_BITS, .ifindex = ifindex };
+
+	__builtin_memcpy(key.address, address, 16);
+	return bpf_map_lookup_elem(&insides, &key) != NULL;
+}
+
+/* Whether a packet that has come must not come in. Not inlined: the verifier loses sight of a caller's stack otherwise. */
+static __noinline bool is_intruding(struct __sk_buff *skb)
+{
+	struct ip_addresses ip = {};
+
+	if (skb->tc_index == REWRITTEN_INDEX || !read_addresses(skb, &ip))
+		return false;
+	if (!ip.is_from_virtual && !(ip.is_to_virtual && !is_inside(skb->ifindex, ip.source)))
+		return false;
+	count(COUNT_DROP_VIRTUAL_INGRESS);
+	return true;
+}
+
+/* On cards that bear no Ethernet frames. */
+SEC("tcx/ingress")
+int card_ingress(struct __sk_buff *skb)
+{
+	return is_intruding(skb) ? TCX_DROP : TCX_NEXT;
+}
+
+/* On every card: whatever the routes say, and whichever device a socket is bound to. */
+SEC("tcx/egress")
+int card_egress(struct __sk_buff *skb)
+{
+	struct ip_addresses ip = {};
+
+	if (skb->tc_index == REWRITTEN_INDEX)
+		skb->tc_index = 0;
+	if (!read_addresses(skb, &ip))
+		return TCX_NEXT;
+	if (!ip.is_to_virtual && !(ip.is_from_virtual && !is_inside(skb->ifindex, ip.destination)))
+		return TCX_NEXT;
+	count(COUNT_DROP_VIRTUAL_EGRESS);
+	return TCX_DROP;
+}

@@ -1,0 +1,157 @@
+//! Where the kernel takes no eBPF programs, nftables drops what comes by a card with a virtual address, and what would leave
+//! by one (DESIGN §18). Where it does take them they do it: a packet that they have rewritten at the card bears virtual
+//! addresses from there on.
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use super::change::State;
+use super::netlink::Block;
+use super::plan::{NETWORK_V4, NETWORK_V6};
+use crate::agent::INTERFACE;
+
+/// The table, which is nobody else's.
+pub const TABLE: &str = "inet margay";
+/// Its counters, as the metrics of the programs call theirs.
+const COUNTERS: [&str; 2] = ["drop_virtual_ingress", "drop_virtual_egress"];
+
+/// Who may send to virtual addresses, and be answered from them, at an interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opening {
+    /// Its name.
+    pub interface: String,
+    /// Addresses.
+    pub prefixes: Vec<Block>,
+}
+
+impl std::fmt::Display for Opening {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let prefixes: Vec<_> = self.prefixes.iter().map(Block::to_string).collect();
+        write!(
+            f,
+            "{} ({})",
+            self.interface,
+            if prefixes.is_empty() { "no address".into() } else { prefixes.join(", ") }
+        )
+    }
+}
+
+/// The rules of either chain, as nftables itself writes them: what comes, and what leaves.
+fn rules(openings: &[Opening]) -> [Vec<String>; 2] {
+    let word = |family: &IpAddr| if family.is_ipv4() { ("ip", NETWORK_V4) } else { ("ip6", NETWORK_V6) };
+    let mut chains = [("iifname", "saddr", "daddr"), ("oifname", "daddr", "saddr")].map(|(at, outside, inside)| {
+        let mut rules = vec![format!("{at} {{ \"lo\", \"{INTERFACE}\" }} accept")];
+        for Opening { interface, prefixes } in openings {
+            rules.extend(prefixes.iter().map(|prefix| {
+                let (ip, network) = word(&prefix.address);
+                let prefix = literal(prefix);
+                format!("{at} \"{interface}\" {ip} {outside} {prefix} {ip} {inside} {} accept", literal(&network))
+            }));
+        }
+        rules
+    });
+    for (chain, counter) in chains.iter_mut().zip(COUNTERS) {
+        for (ip, network) in [("ip", NETWORK_V4), ("ip6", NETWORK_V6)] {
+            for side in ["saddr", "daddr"] {
+                chain.push(format!("{ip} {side} {} counter name \"{counter}\" drop", literal(&network)));
+            }
+        }
+    }
+    chains
+}
+
+/// A whole address goes without its length.
+fn literal(block: &Block) -> String {
+    let whole = if block.address.is_ipv4() { 32 } else { 128 };
+    if block.bits == whole { block.address.to_string() } else { format!("{}/{}", block.address, block.bits) }
+}
+
+fn script(openings: &[Opening]) -> String {
+    let [arriving, leaving] = rules(openings).map(|rules| rules.join("\n\t\t"));
+    let counters = COUNTERS.map(|name| format!("\tcounter {name} {{ }}\n")).concat();
+    // Before all that changes addresses or makes exceptions, and after it: what counts is what is on the link.
+    let chains = "\tchain arriving { type filter hook prerouting priority -310; policy accept; }\n\
+                  \tchain leaving { type filter hook postrouting priority 310; policy accept; }\n";
+    format!(
+        "table {TABLE} {{\n{counters}{chains}}}\nflush chain {TABLE} arriving\nflush chain {TABLE} leaving\n\
+         table {TABLE} {{\n\tchain arriving {{\n\t\t{arriving}\n\t}}\n\tchain leaving {{\n\t\t{leaving}\n\t}}\n}}\n"
+    )
+}
+
+fn nft(arguments: &[&str], input: &str) -> io::Result<Result<String, String>> {
+    let missing = |error: io::Error| {
+        io::Error::new(error.kind(), format!("nft cannot be run ({error}); it comes with the package nftables"))
+    };
+    let pipes = || Stdio::piped();
+    let mut command = Command::new("nft");
+    let mut nft = command.args(arguments).stdin(pipes()).stdout(pipes()).stderr(pipes()).spawn().map_err(missing)?;
+    if let Some(mut stdin) = nft.stdin.take() {
+        // It may have ended already, and says why.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = nft.wait_with_output()?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
+    Ok(if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) })
+}
+
+fn is_rule(line: &str) -> bool {
+    ["iifname ", "oifname ", "ip ", "ip6 "].iter().any(|begin| line.starts_with(begin))
+}
+
+/// Whether the table is there, with these rules.
+pub fn state(openings: &[Opening]) -> io::Result<State> {
+    let Ok(listed) = nft(&["list", "table", "inet", "margay"], "")? else { return Ok(State::Absent) };
+    let found = listed.lines().map(str::trim).filter(|line| is_rule(line));
+    let is_same = found.eq(rules(openings).concat().iter().map(String::as_str));
+    Ok(if is_same { State::Present } else { State::Differs(format!("other rules in the table {TABLE}")) })
+}
+
+/// Puts the table there in one step; counters go on.
+pub fn apply(openings: &[Opening]) -> io::Result<()> {
+    nft(&["-f", "-"], &script(openings))?.map(drop).map_err(|said| io::Error::other(format!("nft: {said}")))
+}
+
+/// Takes it away.
+pub fn undo() -> io::Result<()> {
+    // Gone already is well.
+    if nft(&["list", "table", "inet", "margay"], "")?.is_err() {
+        return Ok(());
+    }
+    nft(&["delete", "table", "inet", "margay"], "")?.map(drop).map_err(|said| io::Error::other(format!("nft: {said}")))
+}
+
+/// What it has dropped, by the names of the counters; nothing where there is no table.
+pub fn dropped() -> Vec<(&'static str, u64)> {
+    let packets = |name: &str| {
+        let said = nft(&["list", "counter", "inet", "margay", name], "").ok()?.ok()?;
+        let mut words = said.split_whitespace().skip_while(|word| *word != "packets");
+        words.nth(1)?.parse().ok()
+    };
+    COUNTERS.iter().filter_map(|name| Some((*name, packets(name)?))).collect()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn an_opening_lets_its_own_prefix_in_and_answers_to_it_out() {
+        let block = |text: &str, bits| Block { address: text.parse().expect("literal"), bits };
+        let prefixes = vec![block("172.17.0.0", 16), block("fd17::7", 128)];
+        let [arriving, leaving] = rules(&[Opening { interface: "docker0".into(), prefixes }]);
+        assert_eq!(
+            arriving[..4],
+            [
+                "iifname { \"lo\", \"sal0\" } accept",
+                "iifname \"docker0\" ip saddr 172.17.0.0/16 ip daddr 198.18.0.0/15 accept",
+                "iifname \"docker0\" ip6 saddr fd17::7 ip6 daddr fd5a:4c00::/32 accept",
+                "ip saddr 198.18.0.0/15 counter name \"drop_virtual_ingress\" drop",
+            ]
+        );
+        assert_eq!(leaving[1], "oifname \"docker0\" ip daddr 172.17.0.0/16 ip saddr 198.18.0.0/15 accept");
+        assert_eq!((arriving.len(), leaving.len()), (7, 7));
+    }
+}

@@ -500,7 +500,7 @@ impl Sal {
         if !range.contains(&packet.tuple.destination.port()) || !own.contains(&packet.tuple.destination.ip()) {
             return None;
         }
-        let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(AppVerdict::Drop(DropReason::UnknownFlow)) };
+        let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(self.give_to_host(packet)) };
         let is_reset = packet.tcp_flags() & packet::tcp_flags::RST != 0;
         let is_strangers = is_reset
             && self.flows.get(id).is_some_and(|flow| {
@@ -563,6 +563,22 @@ impl Sal {
             self.install_again(id);
         }
         Some(AppVerdict::Consumed)
+    }
+
+    /// A packet on a flow port that is no flow's: the host answers it as it would without Margay. Not where it may be late for a flow that
+    /// is over, or from where a peer is no longer: the host would reset what is still open at the peer's end.
+    fn give_to_host(&mut self, packet: &AppPacket<'_>) -> AppVerdict {
+        let (source, local_port) = (packet.tuple.source, packet.tuple.destination.port());
+        let mut hosts = self.associations.at_ip(source.ip()).map(|association| association.host).peekable();
+        let is_peers = hosts.peek().is_some();
+        let is_late = hosts.any(|host| self.ports.rests((host, local_port, source.port())));
+        // Every empty datagram of a peer may be a pinhole.
+        let is_pinhole = packet.is_bare() && !packet.is_tcp();
+        if !is_peers || is_late || is_pinhole {
+            return AppVerdict::Drop(DropReason::UnknownFlow);
+        }
+        self.queue.inject(packet.whole.to_vec());
+        AppVerdict::Consumed
     }
 
     fn handle_pinhole(&mut self, now: Instant, id: FlowId, is_knock: bool) {

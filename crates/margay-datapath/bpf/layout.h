@@ -251,5 +251,7 @@ enum counter {
 	COUNT_TAKEN = 14, /* flows of grants that programs of this host opened */
 	COUNT_OPENED = 15, /* flows of grants that peers opened */
 	COUNT_DROP_UNPROVED = 16, /* a SYN for a flow of a grant that does not show that its sender holds it, or for a flow that is open */
-	COUNTERS = 17,
+	COUNT_OF_HOST = 17, /* on a flow port, no entry, and none of Margay's: the host has it */
+	COUNT_DROP_RATE = 18, /* on a flow port, no entry, and too many of these have come */
+	COUNTERS = 19,
 };

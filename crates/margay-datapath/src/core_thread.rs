@@ -254,6 +254,10 @@ impl<C: Core> CoreSide<C> {
             self.next_beat = now + BEAT;
             if let Some(cache) = shared.direct.cache() {
                 cache.heartbeat();
+                // Whom the agent before had associations with is known by then.
+                if shared.has_begun.load(Ordering::Acquire) {
+                    cache.trust_peers();
+                }
             }
             shared.direct.forget_left();
         }

@@ -35,7 +35,7 @@ pub(super) const CHANGE_LATE: u32 = 3;
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 17] = [
+pub(super) const COUNTERS: [&str; 19] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -53,6 +53,8 @@ pub(super) const COUNTERS: [&str; 17] = [
     "taken",
     "opened",
     "drop_unproved",
+    "of_host",
+    "drop_rate",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below

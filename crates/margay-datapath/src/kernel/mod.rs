@@ -7,6 +7,7 @@ mod address_pair;
 mod grant;
 mod layout;
 mod load;
+mod peer_addresses;
 pub(crate) mod plain;
 pub(crate) mod ring;
 #[cfg(test)]
@@ -41,6 +42,7 @@ use crate::table::FlowCounters;
 use address_pair::AddressPairs;
 use layout::{app_key, flow_entry, pair_key, path_entry, wire_key};
 use load::Loaded;
+use peer_addresses::PeerAddresses;
 use plain::Plain;
 
 /// Where the cache sits.
@@ -309,6 +311,7 @@ pub struct KernelCache {
     index: Mutex<HashMap<FlowId, wire_key>>,
     /// Pairs of addresses that paths have left, and until when packets that were on their way still come by them.
     left: Mutex<Vec<(Instant, PathId, pair_key)>>,
+    peers: Mutex<PeerAddresses>,
     /// By which the kernel may have opened flows.
     grants: Mutex<HashMap<FlowId, Grant>>,
 }
@@ -321,7 +324,9 @@ impl KernelCache {
     /// Why not; nothing is attached then.
     pub fn open(config: &CacheConfig) -> Result<Self, Unavailable> {
         let (loaded, adopted) = Loaded::open(config)?;
-        let cache = Self { loaded, adopted, index: Mutex::default(), left: Mutex::default(), grants: Mutex::default() };
+        let peers = Mutex::new(PeerAddresses::of_before(&loaded.maps.peers));
+        let cache =
+            Self { loaded, adopted, index: Mutex::default(), left: Mutex::default(), peers, grants: Mutex::default() };
         cache.keep_grants();
         // What nobody has answered is its grant's.
         let answered = cache.entries_with_keys().filter(|(_, entry)| entry.flags & layout::FLOW_FRESH == 0);
@@ -393,6 +398,18 @@ impl KernelCache {
         for key in gone {
             // Refused only when it is gone already.
             let _ = map.delete(&key);
+        }
+    }
+
+    /// A peer, whose association has this path record, is at `address` now, or is none any more.
+    pub fn set_peer(&self, id: PathId, address: Option<IpAddr>) {
+        self.peers.lock().stand(&self.loaded.maps.peers, id, address);
+    }
+
+    /// Every peer has been told of: what comes from others to flow ports is the host's from now on.
+    pub fn trust_peers(&self) {
+        if let Err(error) = put(&self.loaded.maps.peers_known, &0_u32.to_ne_bytes(), &1_u32.to_ne_bytes(), "peers") {
+            tracing::warn!(%error, "what no socket of this host takes on flow ports stays unanswered");
         }
     }
 
@@ -596,6 +613,7 @@ impl KernelCache {
             tracing::error!(%error, "the kernel's cache does not hear that the agent is alive");
         }
         self.forget_left();
+        self.peers.lock().forget_left(&self.loaded.maps.peers);
     }
 
     /// Readable when connections have ended.

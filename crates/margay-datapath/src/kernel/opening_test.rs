@@ -114,12 +114,6 @@ impl Rig {
     fn events(&self) -> Ring<flow_event> {
         Ring::new(MapHandle::try_from(&self.0.maps.events).expect("a map")).expect("a ring")
     }
-
-    fn count_of(&self, name: &str) -> u64 {
-        let number = COUNTERS.iter().zip(0_u32..).find(|(counter, _)| **counter == name).expect("a counter").1;
-        let values = self.0.maps.counters.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY).expect("a map");
-        values.into_iter().flatten().map(|value| u64::from_ne_bytes(value.try_into().expect("eight bytes"))).sum()
-    }
 }
 
 /// What was opened is told of: flow and five-tuple.

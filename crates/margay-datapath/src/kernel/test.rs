@@ -34,6 +34,8 @@ const LOCAL_PORT: u16 = 61_001;
 const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
 
+#[path = "host_traffic_test.rs"]
+mod host_traffic;
 #[path = "opening_test.rs"]
 mod opening;
 
@@ -149,6 +151,12 @@ impl Rig {
             values.into_iter().flatten().flatten().any(|byte| byte != 0)
         };
         COUNTERS.iter().zip(0..).filter(|(_, number)| is_counted(*number)).map(|(name, _)| *name).collect()
+    }
+
+    fn count_of(&self, name: &str) -> u64 {
+        let number = COUNTERS.iter().zip(0_u32..).find(|(counter, _)| **counter == name).expect("a counter").1;
+        let values = self.0.maps.counters.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY).expect("a map");
+        values.into_iter().flatten().map(|value| u64::from_ne_bytes(value.try_into().expect("eight bytes"))).sum()
     }
 
     fn entry(&self) -> flow_entry {

@@ -140,6 +140,7 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 		}
 		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_EGRESS : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_EGRESS : 0;
+		ends |= acknowledges_fin(entry, packet);
 		note_numbers(&entry->egress.numbers, packet);
 		note_end(entry, with_over(entry, ends));
 	} else {
@@ -274,14 +275,18 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 	__u64 since = entry->unanswered_since_ns;
 	__u32 ends = 0;
 
+	/* Whoever it is from, the application's TCP takes it for nothing, and so is it here. */
+	if (is_reset(packet) && !is_reset_taken(entry, packet))
+		return;
 	if (packet->key.protocol == IPPROTO_TCP) {
 		if (since) {
 			/* The clock goes by ticks; zero would say that nothing is known. */
 			note_round_trip(entry, path_id, now > since ? now - since : 1);
 			entry->unanswered_since_ns = 0;
 		}
-		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_INGRESS : 0;
+		ends |= packet->tcp_flags & TCP_FIN ? note_fin(entry, packet) : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_INGRESS : 0;
+		note_in_order(entry, packet);
 		note_numbers(&entry->ingress.numbers, packet);
 		note_end(entry, with_over(entry, ends));
 	} else {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use margay_core::entry::EntryUpdate;
-use margay_core::output::{AppVerdict, DropReason, Output};
+use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::segment::SEGMENT;
 use margay_core::time::Instant;
 use margay_core::{DirectEvent, Event};
@@ -17,6 +17,7 @@ use crate::backlog::{Missed, Notice, Passed, Waiting};
 use crate::direct::{Events, Turn, events_fd};
 use crate::driver::{Core, DatapathConfig, Shared};
 use crate::egress::{carry, sender};
+use crate::kernel::Unjudged;
 use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, Packet, SYN, UDP};
 use crate::train::Assembler;
@@ -287,6 +288,14 @@ impl<C: Core> CoreSide<C> {
                 }
                 let ends = state.seen.ends();
                 ends.for_each(|(direction, flags)| self.core.handle_transport(now, state.flow, direction, flags));
+                // Acknowledgements of a flow may go by user space, and the rest by the kernel.
+                let taken = match state.unjudged {
+                    Unjudged { reset: None, end: None, .. } => 0,
+                    unjudged => unjudged.taken(shared.table.read().connection(state.flow).as_ref()),
+                };
+                if taken != 0 {
+                    self.core.handle_transport(now, state.flow, Direction::Ingress, taken);
+                }
             }
         }
     }

@@ -323,7 +323,8 @@ impl<W: FnMut(&[IoSlice<'_>]) -> io::Result<()>> Sink<'_, W> {
             self.delivered.flags |= headers[tcp + 13];
             let number =
                 |at: usize| u32::from_be_bytes([headers[at], headers[at + 1], headers[at + 2], headers[at + 3]]);
-            self.delivered.numbers = Some(TcpNumbers { sequence: number(tcp + 4), acknowledgement: number(tcp + 8) });
+            let sequence = number(tcp + 4).wrapping_add(part.len() as u32);
+            self.delivered.numbers = Some(TcpNumbers { sequence, acknowledgement: number(tcp + 8) });
         }
         Ok(())
     }

@@ -38,7 +38,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 use crate::packet::{FIN, FlowKey, RST, mapped};
-use crate::table::FlowCounters;
+use crate::table::{Connection, FlowCounters};
 use address_pair::AddressPairs;
 use layout::{app_key, flow_entry, pair_key, path_entry, wire_key};
 use load::Loaded;
@@ -166,6 +166,30 @@ pub struct TcpSeen {
     pub segment: u32,
 }
 
+/// Endings of the peer's that the programs have not taken for such, and what they know by which these could be judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unjudged {
+    /// Sequence number of the last RST that is not what the application's TCP expects, as far as they have seen.
+    pub reset: Option<u32>,
+    /// The number after a FIN whose acknowledgement they have not seen.
+    pub end: Option<u32>,
+    /// What the application's TCP expects.
+    pub next: Option<u32>,
+    /// What it has acknowledged last.
+    pub acknowledged: Option<u32>,
+}
+
+impl Unjudged {
+    /// The TCP flags FIN and RST of what the application's TCP has taken, with what user space has carried of the connection.
+    pub fn taken(&self, connection: Option<&Connection>) -> u8 {
+        let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
+        let peer = connection.and_then(|seen| seen.peer).map(|peer| peer.sequence);
+        let is_fin = self.end.is_some_and(|end| [self.acknowledged, own].contains(&Some(end)));
+        let is_rst = self.reset.is_some_and(|reset| [self.acknowledged, self.next, own, peer].contains(&Some(reset)));
+        u8::from(is_fin) * FIN | u8::from(is_rst) * RST
+    }
+}
+
 /// What the cache holds of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireState {
@@ -197,6 +221,8 @@ pub struct WireState {
     pub sent: Option<TcpSeen>,
     /// Last seen of the peer, for TCP.
     pub received: Option<TcpSeen>,
+    /// What is left to judge.
+    pub unjudged: Unjudged,
     /// When it carried something last, on CLOCK_MONOTONIC.
     pub last_ns: u64,
 }

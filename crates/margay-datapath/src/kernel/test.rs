@@ -11,7 +11,6 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
 use margay_core::name::HOST_V4;
-use margay_core::output::Direction;
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -34,6 +33,8 @@ const LOCAL_PORT: u16 = 61_001;
 const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
 
+#[path = "ending_test.rs"]
+mod ending;
 #[path = "host_traffic_test.rs"]
 mod host_traffic;
 #[path = "opening_test.rs"]
@@ -445,19 +446,6 @@ fn an_unanswered_flow_stalls_only_while_the_agent_lives() {
         put(&rig.0.maps.paths, &path_key, path_entry { rtt_ns: path_rtt_ns, ..rig.path() }.bytes());
         assert_eq!(rig.run(true, &data).0, verdict, "path {path_rtt_ns}");
     }
-}
-
-#[test]
-fn both_ends_of_a_connection_are_noted() {
-    let app = sample::tuple4(TCP);
-    let Some(rig) = rig(app, true, true, true) else { return };
-    rig.run(true, &segment(app, FIN | ACK, b""));
-    assert_eq!(rig.entry().seen, 1);
-    rig.run(false, &segment(wire(true).reversed(), FIN | ACK, b""));
-    assert_eq!(rig.entry().seen, 1 | 4);
-    let ends: Vec<_> = super::Seen(rig.entry().seen).ends().collect();
-    assert_eq!(ends, [(Direction::Egress, FIN), (Direction::Ingress, FIN)]);
-    assert_eq!(super::Seen(2 | 16).ends().collect::<Vec<_>>(), [(Direction::Egress, RST)]);
 }
 
 #[test]

@@ -33,6 +33,8 @@ const LOCAL_PORT: u16 = 61_001;
 const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
 
+#[path = "checksum_test.rs"]
+mod checksum;
 #[path = "ending_test.rs"]
 mod ending;
 #[path = "host_traffic_test.rs"]

@@ -36,7 +36,7 @@ use crate::entry::{EntryUpdate, Passage, PathId, Tuple, Wire};
 use crate::event::{Lifecycle, Role};
 use crate::key::HostId;
 use crate::location::Cause;
-use crate::output::{AppVerdict, Direction, DropReason};
+use crate::output::{AppVerdict, DropReason};
 use crate::packet::{self, AppPacket};
 use crate::sal::Sal;
 use crate::time::Instant;
@@ -607,11 +607,7 @@ impl Sal {
         flow.direct.begun = true;
         let Ok(packet::Parsed::Transport(inner)) = packet::parse(whole) else { return };
         if let Some(out) = packet::readdress(&inner, &to_app, u16::MAX) {
-            self.queue.inject(out);
-        }
-        let flags = inner.tcp_flags() & (packet::tcp_flags::FIN | packet::tcp_flags::RST);
-        if flags != 0 {
-            self.transport_event(self.now, id, Direction::Ingress, flags);
+            self.queue.deliver(id, out);
         }
     }
 

@@ -24,6 +24,14 @@ pub enum Output {
         /// Bytes of the packet.
         len: usize,
     },
+    /// Write the IP packet `buf[..len]` to `sal0`, as above: one of this flow's peer, which came by the core. It may end the connection: that is to be
+    /// told of if the application's TCP takes it for an ending (RFC 5961), as of what the cache carries.
+    Deliver {
+        /// The flow.
+        flow: FlowId,
+        /// Bytes of the packet.
+        len: usize,
+    },
     /// An application's packet that was held: carry `buf[..len]` as if it had just been read from `sal0`.
     Egress {
         /// Bytes of the IP packet.

@@ -12,6 +12,7 @@ use crate::output::Output;
 enum Item {
     Transmit(Option<IpAddr>, SocketAddr, Vec<u8>),
     Inject(Vec<u8>),
+    Deliver(FlowId, Vec<u8>),
     Egress(Vec<u8>),
     Ingress(SocketAddr, Vec<u8>),
     /// Without bytes of its own.
@@ -47,6 +48,10 @@ impl OutputQueue {
 
     pub fn inject(&mut self, packet: Vec<u8>) {
         self.push(Item::Inject(packet));
+    }
+
+    pub fn deliver(&mut self, flow: FlowId, packet: Vec<u8>) {
+        self.push(Item::Deliver(flow, packet));
     }
 
     pub fn egress(&mut self, packet: Vec<u8>) {
@@ -101,8 +106,11 @@ impl OutputQueue {
                 return Some(output);
             }
             self.packets -= 1;
-            let (Item::Transmit(_, _, bytes) | Item::Inject(bytes) | Item::Egress(bytes) | Item::Ingress(_, bytes)) =
-                &item
+            let (Item::Transmit(_, _, bytes)
+            | Item::Inject(bytes)
+            | Item::Deliver(_, bytes)
+            | Item::Egress(bytes)
+            | Item::Ingress(_, bytes)) = &item
             else {
                 continue;
             };
@@ -115,6 +123,7 @@ impl OutputQueue {
             return Some(match item {
                 Item::Transmit(local, to, _) => Output::Transmit { local, to, len },
                 Item::Inject(_) => Output::Inject { len },
+                Item::Deliver(flow, _) => Output::Deliver { flow, len },
                 Item::Egress(_) => Output::Egress { len },
                 Item::Ingress(from, _) => Output::Ingress { from, len },
                 Item::Plain(output) => output,

@@ -17,6 +17,7 @@ use crate::backlog::{Missed, Notice, Passed, Waiting};
 use crate::direct::{Events, Turn, events_fd};
 use crate::driver::{Core, DatapathConfig, Shared};
 use crate::egress::{carry, sender};
+use crate::ending::Arrived;
 use crate::kernel::Unjudged;
 use crate::outbox::{self, Outbox};
 use crate::packet::{self, ACK, Packet, SYN, UDP};
@@ -79,6 +80,7 @@ impl<C: Core> CoreSide<C> {
             match output {
                 Output::Transmit { local, to, len } => transmit(shared, local, to, &self.buffer[..len]),
                 Output::Inject { len } => shared.inject(&self.buffer[..len]),
+                Output::Deliver { flow, len } => self.deliver(shared, flow, len),
                 Output::Egress { len } => {
                     let buffer = std::mem::take(&mut self.buffer);
                     self.carry_cached(shared, Vnet::default(), &buffer[..len]);
@@ -105,6 +107,34 @@ impl<C: Core> CoreSide<C> {
             (self.on_event)(event);
         }
         self.set_timer(shared);
+    }
+
+    /// A packet of a peer that the core has had, in the buffer.
+    fn deliver(&mut self, shared: &Shared<C>, flow: FlowId, len: usize) {
+        let arrived = Arrived::of(&self.buffer[..len]);
+        shared.inject(&self.buffer[..len]);
+        let Some(arrived) = arrived else { return };
+        let (known, connection) = shared.known_of(flow);
+        if let Some(numbers) = arrived.numbers(&known, connection.as_ref()) {
+            shared.table.read().note_peer_numbers(flow, numbers);
+        }
+        let Some(ending) = arrived.ending(known) else { return };
+        match ending.taken(connection.as_ref()) {
+            0 => shared.endings.wait(flow, &ending),
+            taken => self.core.handle_transport(clock::now(), flow, Direction::Ingress, taken),
+        }
+    }
+
+    /// Endings that the application's TCP has taken meanwhile.
+    fn judge_endings(&mut self, shared: &Shared<C>, now: Instant) {
+        let taken = shared.endings.judge(|flow, ending| {
+            let (known, connection) = shared.known_of(flow);
+            let ending = Unjudged { reset: ending.reset, end: ending.end, ..known };
+            connection.map(|connection| ending.taken(Some(&connection)))
+        });
+        for (flow, flags) in taken {
+            self.core.handle_transport(now, flow, Direction::Ingress, flags);
+        }
     }
 
     /// A packet of an application that missed the cache.
@@ -253,6 +283,7 @@ impl<C: Core> CoreSide<C> {
         }
         if self.next_beat <= now {
             self.next_beat = now + BEAT;
+            self.judge_endings(shared, now);
             if let Some(cache) = shared.direct.cache() {
                 cache.heartbeat();
                 // Whom the agent before had associations with is known by then.

@@ -464,6 +464,11 @@ impl Host {
                     self.outbox.push(Outgoing::Datagram(local, to, buf[..len].to_vec()));
                 }
                 Output::Inject { len } => self.inject(now, &buf[..len]),
+                Output::Deliver { flow, len } => {
+                    self.inject(now, &buf[..len]);
+                    let flags = Segment::parse(&buf[..len]).map_or(0, |segment| segment.flags);
+                    self.report(now, flow, Direction::Ingress, flags);
+                }
                 Output::Egress { len } => {
                     let packet = buf[..len].to_vec();
                     if let Some(segment) = Segment::parse(&packet) {

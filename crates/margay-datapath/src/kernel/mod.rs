@@ -183,10 +183,16 @@ impl Unjudged {
     /// The TCP flags FIN and RST of what the application's TCP has taken, with what user space has carried of the connection.
     pub fn taken(&self, connection: Option<&Connection>) -> u8 {
         let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
-        let peer = connection.and_then(|seen| seen.peer).map(|peer| peer.sequence);
         let is_fin = self.end.is_some_and(|end| [self.acknowledged, own].contains(&Some(end)));
-        let is_rst = self.reset.is_some_and(|reset| [self.acknowledged, self.next, own, peer].contains(&Some(reset)));
+        let is_rst = self.reset.is_some_and(|reset| self.expected(connection).any(|next| next == reset));
         u8::from(is_fin) * FIN | u8::from(is_rst) * RST
+    }
+
+    /// What the application's TCP may expect of the peer's, as far as somebody has seen.
+    pub fn expected(&self, connection: Option<&Connection>) -> impl Iterator<Item = u32> {
+        let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
+        let peer = connection.and_then(|seen| seen.peer).map(|peer| peer.sequence);
+        [self.acknowledged, self.next, own, peer].into_iter().flatten()
     }
 }
 

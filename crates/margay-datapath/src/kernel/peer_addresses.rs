@@ -30,7 +30,8 @@ impl PeerAddresses {
     pub(super) fn of_before(map: &impl MapCore) -> Self {
         let until = clock::now() + LINGER;
         let mut peers = Self::default();
-        for key in map.keys() {
+        // A walk over a map that is changed meanwhile need not end.
+        for key in map.keys().collect::<Vec<_>>() {
             if let Ok(address) = <[u8; 16]>::try_from(key) {
                 set(map, &address, Some(until));
                 peers.left.insert(address, until);

@@ -185,7 +185,7 @@ impl Unjudged {
         let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
         let is_fin = self.end.is_some_and(|end| [self.acknowledged, own].contains(&Some(end)));
         let is_rst = self.reset.is_some_and(|reset| self.expected(connection).any(|next| next == reset));
-        u8::from(is_fin) * FIN | u8::from(is_rst) * RST
+        (if is_fin { FIN } else { 0 }) | (if is_rst { RST } else { 0 })
     }
 
     /// What the application's TCP may expect of the peer's, as far as somebody has seen.

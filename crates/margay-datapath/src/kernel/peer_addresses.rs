@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use libbpf_rs::{MapCore, MapFlags};
+use libbpf_rs::MapCore;
 use margay_core::entry::PathId;
 use margay_core::time::Instant;
 
@@ -87,6 +87,8 @@ fn set(map: &impl MapCore, address: &[u8; 16], until: Option<Instant>) {
 
 #[cfg(test)]
 mod test {
+    use libbpf_rs::MapFlags;
+
     use super::*;
 
     /// A map of the programs' kind; `None` without root.

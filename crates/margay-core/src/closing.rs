@@ -354,9 +354,8 @@ impl Sal {
             if in_order && flow.app.protocol == 6 && now.since(flow.active) < IDLE_ENDING {
                 // A FIN that has passed here may not have arrived, nor the data before it. Should nobody answer, it is
                 // asked again.
-                let peer_end = flow.direct.peer_end;
                 self.flows.set_deadline(id, Some(now + LINGER));
-                self.queue.ending(id, peer_end);
+                self.queue.ending(id);
                 return;
             }
             self.remove_flow(id, if in_order { RemoveReason::Closed } else { RemoveReason::Reset });

@@ -36,7 +36,7 @@ use crate::entry::{EntryUpdate, Passage, PathId, Tuple, Wire};
 use crate::event::{Lifecycle, Role};
 use crate::key::HostId;
 use crate::location::Cause;
-use crate::output::{AppVerdict, Direction, DropReason};
+use crate::output::{AppVerdict, DropReason};
 use crate::packet::{self, AppPacket};
 use crate::sal::Sal;
 use crate::time::Instant;
@@ -83,8 +83,6 @@ pub(crate) struct Direct {
     due: Option<Instant>,
     /// This end accepts direct packets without having heard the peer's FENCE: until then, encapsulated ones may be of the time before.
     unfenced_until: Option<Instant>,
-    /// The number after the peer's FIN, where that has come by the agent.
-    pub peer_end: Option<u32>,
     /// Packets that wait for a FENCE.
     queued: Vec<Vec<u8>>,
     /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then others from the kernel. By that one
@@ -107,7 +105,6 @@ impl Direct {
             heard: 0,
             due: None,
             unfenced_until: None,
-            peer_end: None,
             queued: Vec::new(),
             begun: true,
         }
@@ -503,7 +500,7 @@ impl Sal {
         if !range.contains(&packet.tuple.destination.port()) || !own.contains(&packet.tuple.destination.ip()) {
             return None;
         }
-        let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(AppVerdict::Drop(DropReason::UnknownFlow)) };
+        let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(self.give_to_host(packet)) };
         let is_reset = packet.tcp_flags() & packet::tcp_flags::RST != 0;
         let is_strangers = is_reset
             && self.flows.get(id).is_some_and(|flow| {
@@ -568,6 +565,22 @@ impl Sal {
         Some(AppVerdict::Consumed)
     }
 
+    /// A packet on a flow port that is no flow's: the host answers it as it would without Margay. Not where it may be late for a flow that
+    /// is over, or from where a peer is no longer: the host would reset what is still open at the peer's end.
+    fn give_to_host(&mut self, packet: &AppPacket<'_>) -> AppVerdict {
+        let (source, local_port) = (packet.tuple.source, packet.tuple.destination.port());
+        let mut hosts = self.associations.at_ip(source.ip()).map(|association| association.host).peekable();
+        let is_peers = hosts.peek().is_some();
+        let is_late = hosts.any(|host| self.ports.rests((host, local_port, source.port())));
+        // Every empty datagram of a peer may be a pinhole.
+        let is_pinhole = packet.is_bare() && !packet.is_tcp();
+        if !is_peers || is_late || is_pinhole {
+            return AppVerdict::Drop(DropReason::UnknownFlow);
+        }
+        self.queue.inject(packet.whole.to_vec());
+        AppVerdict::Consumed
+    }
+
     fn handle_pinhole(&mut self, now: Instant, id: FlowId, is_knock: bool) {
         let Some(flow) = self.flows.get(id).filter(|_| self.ports.is_on) else { return };
         match flow.role {
@@ -594,14 +607,7 @@ impl Sal {
         flow.direct.begun = true;
         let Ok(packet::Parsed::Transport(inner)) = packet::parse(whole) else { return };
         if let Some(out) = packet::readdress(&inner, &to_app, u16::MAX) {
-            self.queue.inject(out);
-        }
-        let flags = inner.tcp_flags() & (packet::tcp_flags::FIN | packet::tcp_flags::RST);
-        if flags != 0 {
-            if let Some(flow) = self.flows.get_mut(id) {
-                flow.direct.peer_end = inner.end().or(flow.direct.peer_end);
-            }
-            self.transport_event(self.now, id, Direction::Ingress, flags);
+            self.queue.deliver(id, out);
         }
     }
 

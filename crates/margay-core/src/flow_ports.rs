@@ -67,6 +67,12 @@ impl FlowPorts {
         self.pairs.get(&host)?.get(&(local, remote)).copied().filter(|flow| flow.0 != 0)
     }
 
+    /// Whether the flow of a pair has ended a short while ago.
+    pub fn rests(&self, (host, local, remote): Ports) -> bool {
+        let flow = self.pairs.get(&host).and_then(|pairs| pairs.get(&(local, remote)));
+        flow.is_some_and(|flow| flow.0 == 0)
+    }
+
     /// Takes a pair for a flow. False where it is in use or rests.
     pub fn claim(&mut self, now: Instant, (host, local, remote): Ports, flow: FlowId) -> bool {
         self.wake(now);

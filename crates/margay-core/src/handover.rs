@@ -736,7 +736,7 @@ pub(crate) mod tests {
         assert_eq!(after.flow_count(), 1);
         after.handle_timeout(now + LINGER);
         let mut buf = alloc::vec![0; 65_536];
-        let is_asked = |output| matches!(output, Output::Ending { flow, .. } if flow == record().flow);
+        let is_asked = |output| matches!(output, Output::Ending(flow) if flow == record().flow);
         assert!(core::iter::from_fn(|| after.poll(&mut buf)).any(is_asked));
         after.handle_ending(now + LINGER, record().flow, true);
         assert_eq!(after.flow_count(), 0, "not after days");

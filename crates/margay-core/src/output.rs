@@ -24,6 +24,14 @@ pub enum Output {
         /// Bytes of the packet.
         len: usize,
     },
+    /// Write the IP packet `buf[..len]` to `sal0`, as above: one of this flow's peer, which came by the core. It may end the connection: that is to be
+    /// told of if the application's TCP takes it for an ending (RFC 5961), as of what the cache carries.
+    Deliver {
+        /// The flow.
+        flow: FlowId,
+        /// Bytes of the packet.
+        len: usize,
+    },
     /// An application's packet that was held: carry `buf[..len]` as if it had just been read from `sal0`.
     Egress {
         /// Bytes of the IP packet.
@@ -51,12 +59,7 @@ pub enum Output {
     Restart(FlowId),
     /// Both ends of a connection have closed: ask the flow cache whether each has acknowledged all of the other's, FIN
     /// included, and give its answer to [`Sal::handle_ending`](crate::Sal::handle_ending).
-    Ending {
-        /// Which flow.
-        flow: FlowId,
-        /// The number after the peer's FIN, where that has come by the core and not by the cache.
-        peer_end: Option<u32>,
-    },
+    Ending(FlowId),
     /// Ask the kernel's cache what has become of these flows of a grant, a bit for each, and give its answer to
     /// [`Sal::handle_survey`](crate::Sal::handle_survey).
     Survey {

@@ -77,15 +77,6 @@ impl<'a> AppPacket<'a> {
         if self.tuple.protocol == TCP { self.transport.get(13).copied().unwrap_or(0) } else { 0 }
     }
 
-    /// The number after the segment's FIN, if it bears one.
-    pub fn end(&self) -> Option<u32> {
-        let header_len = usize::from(self.transport.get(12)? >> 4) * 4;
-        let sequence = u32::from_be_bytes(self.transport.get(4..8)?.try_into().ok()?);
-        // A packet has less than 2^16 bytes.
-        let payload_len = self.transport.len().checked_sub(header_len)? as u32;
-        (self.tcp_flags() & tcp_flags::FIN != 0).then(|| sequence.wrapping_add(payload_len).wrapping_add(1))
-    }
-
     /// Whether it is a pinhole that answers none.
     pub fn is_knock(&self) -> bool {
         self.is_tcp() && self.transport.get(14..16) == Some(&KNOCK_WINDOW.to_be_bytes())

@@ -12,6 +12,7 @@ use crate::output::Output;
 enum Item {
     Transmit(Option<IpAddr>, SocketAddr, Vec<u8>),
     Inject(Vec<u8>),
+    Deliver(FlowId, Vec<u8>),
     Egress(Vec<u8>),
     Ingress(SocketAddr, Vec<u8>),
     /// Without bytes of its own.
@@ -49,6 +50,10 @@ impl OutputQueue {
         self.push(Item::Inject(packet));
     }
 
+    pub fn deliver(&mut self, flow: FlowId, packet: Vec<u8>) {
+        self.push(Item::Deliver(flow, packet));
+    }
+
     pub fn egress(&mut self, packet: Vec<u8>) {
         self.push(Item::Egress(packet));
     }
@@ -81,8 +86,8 @@ impl OutputQueue {
         self.items.push_back(Item::Plain(Output::Restart(flow)));
     }
 
-    pub fn ending(&mut self, flow: FlowId, peer_end: Option<u32>) {
-        self.items.push_back(Item::Plain(Output::Ending { flow, peer_end }));
+    pub fn ending(&mut self, flow: FlowId) {
+        self.items.push_back(Item::Plain(Output::Ending(flow)));
     }
 
     pub fn survey(&mut self, grant: FlowId, flows: u128) {
@@ -105,8 +110,11 @@ impl OutputQueue {
                 return Some(output);
             }
             self.packets -= 1;
-            let (Item::Transmit(_, _, bytes) | Item::Inject(bytes) | Item::Egress(bytes) | Item::Ingress(_, bytes)) =
-                &item
+            let (Item::Transmit(_, _, bytes)
+            | Item::Inject(bytes)
+            | Item::Deliver(_, bytes)
+            | Item::Egress(bytes)
+            | Item::Ingress(_, bytes)) = &item
             else {
                 continue;
             };
@@ -119,6 +127,7 @@ impl OutputQueue {
             return Some(match item {
                 Item::Transmit(local, to, _) => Output::Transmit { local, to, len },
                 Item::Inject(_) => Output::Inject { len },
+                Item::Deliver(flow, _) => Output::Deliver { flow, len },
                 Item::Egress(_) => Output::Egress { len },
                 Item::Ingress(from, _) => Output::Ingress { from, len },
                 Item::Plain(output) => output,

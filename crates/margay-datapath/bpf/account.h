@@ -9,9 +9,14 @@ static __always_inline void note_numbers(struct tcp_numbers *numbers, const stru
 	if (is_newer) {
 		numbers->sequence = packet->sequence;
 		numbers->length = packet->payload_len;
-		numbers->flags = NUMBERS_KNOWN | (packet->tcp_flags & TCP_FIN ? NUMBERS_FIN : 0);
+		numbers->flags = (numbers->flags & ~NUMBERS_FIN) | NUMBERS_KNOWN |
+				 (packet->tcp_flags & TCP_FIN ? NUMBERS_FIN : 0);
 	}
-	numbers->acknowledgement = packet->acknowledgement;
+	/* A SYN has none. */
+	if (packet->tcp_flags & TCP_ACK) {
+		numbers->acknowledgement = packet->acknowledgement;
+		numbers->flags |= NUMBERS_ACKNOWLEDGED;
+	}
 	numbers->window = packet->window;
 }
 
@@ -91,6 +96,78 @@ static __always_inline __u32 with_over(const struct flow_entry *entry, __u32 end
 	    egress->acknowledgement != end_of(ingress))
 		return ends;
 	return ends | SEEN_OVER;
+}
+
+/* Takes note of what of the peer's the application's TCP has: what it has acknowledged, and what has come in order since. Nobody who does not know
+ * its numbers can make it more.
+ */
+static __always_inline void note_in_order(struct flow_entry *entry, const struct packet *packet)
+{
+	const struct tcp_numbers *acknowledged = &entry->egress.numbers;
+	struct direction *ingress = &entry->ingress;
+	__u32 next = ingress->next;
+
+	if (packet->is_fresh && packet->tcp_flags & TCP_SYN) {
+		next = packet->sequence;
+	} else if (acknowledged->flags & NUMBERS_ACKNOWLEDGED) {
+		if (!(ingress->numbers.flags & NUMBERS_NEXT) || (__s32)(acknowledged->acknowledgement - next) > 0)
+			next = acknowledged->acknowledgement;
+	} else if (!(ingress->numbers.flags & NUMBERS_NEXT)) {
+		return;
+	}
+	if ((__s32)(packet->sequence - next) <= 0 && (__s32)(packet->sequence + packet->payload_len - next) > 0)
+		next = packet->sequence + packet->payload_len;
+	ingress->next = next;
+	ingress->numbers.flags |= NUMBERS_NEXT;
+}
+
+/* Whether the application's TCP takes a RST of the peer's (RFC 5961 §3.2; RFC 9293 §3.10.7.3 for one that has no answer yet). Of one that it may
+ * not take, as far as can be seen here, the agent finds the number (`is_taken` there): part of the flow may go by user space.
+ */
+static __always_inline bool is_reset_taken(struct flow_entry *entry, const struct packet *packet)
+{
+	const struct tcp_numbers *own = &entry->egress.numbers;
+	struct tcp_numbers *numbers = &entry->ingress.numbers;
+
+	if (own->flags & NUMBERS_ACKNOWLEDGED && packet->sequence == own->acknowledgement)
+		return true;
+	if (numbers->flags & NUMBERS_NEXT && packet->sequence == entry->ingress.next)
+		return true;
+	if (packet->is_fresh && packet->tcp_flags & TCP_ACK && packet->acknowledgement == end_of(own))
+		return true;
+	numbers->reset = packet->sequence;
+	numbers->flags |= NUMBERS_RESET;
+	return false;
+}
+
+/* What is to be noted for a FIN of the peer's that has come: it counts once the application has acknowledged it, now or later. Of several the nearest
+ * waits, since the farther ones are made up.
+ */
+static __always_inline __u32 note_fin(struct flow_entry *entry, const struct packet *packet)
+{
+	const struct tcp_numbers *own = &entry->egress.numbers;
+	struct tcp_numbers *numbers = &entry->ingress.numbers;
+	__u32 end = packet->sequence + packet->payload_len + 1, reached = own->acknowledgement;
+	bool is_reached = own->flags & NUMBERS_ACKNOWLEDGED;
+
+	if (is_reached && end == reached)
+		return SEEN_FIN_INGRESS;
+	if (!(numbers->flags & NUMBERS_END) || (is_reached && (__s32)(numbers->end - reached) < 0) ||
+	    ((__s32)(end - numbers->end) < 0 && (!is_reached || (__s32)(end - reached) > 0))) {
+		numbers->end = end;
+		numbers->flags |= NUMBERS_END;
+	}
+	return 0;
+}
+
+/* The same for what the application acknowledges. */
+static __always_inline __u32 acknowledges_fin(const struct flow_entry *entry, const struct packet *packet)
+{
+	const struct tcp_numbers *numbers = &entry->ingress.numbers;
+
+	return numbers->flags & NUMBERS_END && packet->tcp_flags & TCP_ACK && packet->acknowledgement == numbers->end ?
+		       SEEN_FIN_INGRESS :
+		       0;
 }
 
 static __always_inline void note_packet(struct direction *direction, struct __sk_buff *skb, const struct packet *packet,

@@ -33,6 +33,7 @@
 #include "account.h"
 #include "too_big.h"
 #include "grant.h"
+#include "host_traffic.h"
 #include "change.h"
 
 _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct pair_key),
@@ -40,8 +41,6 @@ _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct 
 
 /* Set before the programs are loaded. */
 const volatile __u32 sal0_ifindex = 0;
-const volatile __u16 flow_port_first = 0;
-const volatile __u16 flow_port_last = 0;
 /* The host's virtual addresses: whom packets of flows are for. */
 const volatile __u32 host_v4 = 0;
 const volatile __u32 host_v6[4] = {};
@@ -81,6 +80,17 @@ const volatile __u32 layout_version = LAYOUT_VERSION;
 /* Firewalls close the hole of a datagram flow after 30 s of silence at the earliest (Linux conntrack's time for a flow that has not
  * been answered); half of that is on the safe side. */
 #define DATAGRAM_IDLE_NS 15000000000ULL
+
+static __always_inline bool is_reset(const struct packet *packet)
+{
+	return packet->key.protocol == IPPROTO_TCP && packet->tcp_flags & TCP_RST;
+}
+
+/* A datagram that is for the agents. */
+static __always_inline bool is_pinhole(const struct packet *packet)
+{
+	return packet->key.protocol == IPPROTO_UDP && !packet->payload_len;
+}
 
 /* Since when packets have gone unanswered, those to the addresses before not counted. */
 static __always_inline __u64 started_waiting(const struct flow_entry *entry, const struct path_entry *path)
@@ -133,6 +143,7 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 		}
 		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_EGRESS : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_EGRESS : 0;
+		ends |= acknowledges_fin(entry, packet);
 		note_numbers(&entry->egress.numbers, packet);
 		note_end(entry, with_over(entry, ends));
 	} else {
@@ -221,7 +232,7 @@ int app_egress(struct __sk_buff *skb)
 		goto leave;
 	}
 	/* What looks like a pinhole is not sent as one. */
-	if (packet.key.protocol == IPPROTO_UDP && !packet.payload_len)
+	if (is_pinhole(&packet))
 		return TCX_NEXT;
 	if (is_too_large(skb, &packet, path)) {
 		count(COUNT_LEFT_TOO_LARGE);
@@ -267,14 +278,18 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 	__u64 since = entry->unanswered_since_ns;
 	__u32 ends = 0;
 
+	/* Whoever it is from, the application's TCP takes it for nothing, and so is it here. */
+	if (is_reset(packet) && !is_reset_taken(entry, packet))
+		return;
 	if (packet->key.protocol == IPPROTO_TCP) {
 		if (since) {
 			/* The clock goes by ticks; zero would say that nothing is known. */
 			note_round_trip(entry, path_id, now > since ? now - since : 1);
 			entry->unanswered_since_ns = 0;
 		}
-		ends |= packet->tcp_flags & TCP_FIN ? SEEN_FIN_INGRESS : 0;
+		ends |= packet->tcp_flags & TCP_FIN ? note_fin(entry, packet) : 0;
 		ends |= packet->tcp_flags & TCP_RST ? SEEN_RST_INGRESS : 0;
+		note_in_order(entry, packet);
 		note_numbers(&entry->ingress.numbers, packet);
 		note_end(entry, with_over(entry, ends));
 	} else {
@@ -286,43 +301,6 @@ static __always_inline void account_ingress(struct __sk_buff *skb, const struct 
 		}
 	}
 	note_packet(&entry->ingress, skb, packet, now);
-}
-
-/* Whether a packet on a flow port that no pair of addresses accounts for is none of ours: it is on its way through this host,
- * or a socket of the host has the port, from before it was reserved. What is neither may be the first packet of a peer whose
- * path is not known yet; the host's TCP would reset it.
- */
-static __always_inline bool is_of_host(struct __sk_buff *skb, const struct packet *packet)
-{
-	struct bpf_sock_tuple tuple = {};
-	struct address_key local = {};
-	struct bpf_sock *socket;
-	__u32 len;
-
-	__builtin_memcpy(local.address, packet->key.destination, 16);
-	if (!bpf_map_lookup_elem(&locals, &local))
-		return true;
-	if (packet->is_v4) {
-		tuple.ipv4.saddr = words(packet->key.source)[3];
-		tuple.ipv4.daddr = words(packet->key.destination)[3];
-		tuple.ipv4.sport = packet->key.source_port;
-		tuple.ipv4.dport = packet->key.destination_port;
-		len = sizeof(tuple.ipv4);
-	} else {
-		__builtin_memcpy(tuple.ipv6.saddr, packet->key.source, 16);
-		__builtin_memcpy(tuple.ipv6.daddr, packet->key.destination, 16);
-		tuple.ipv6.sport = packet->key.source_port;
-		tuple.ipv6.dport = packet->key.destination_port;
-		len = sizeof(tuple.ipv6);
-	}
-	if (packet->key.protocol == IPPROTO_TCP)
-		socket = bpf_sk_lookup_tcp(skb, &tuple, len, BPF_F_CURRENT_NETNS, 0);
-	else
-		socket = bpf_sk_lookup_udp(skb, &tuple, len, BPF_F_CURRENT_NETNS, 0);
-	if (!socket)
-		return false;
-	bpf_sk_release(socket);
-	return true;
 }
 
 /* How often the agent hears that direct packets come by a watched path. */
@@ -339,6 +317,28 @@ static __always_inline void tell_of_path(struct pair_value *path)
 	tell_of(path->path, SEEN_PATH, NULL);
 }
 
+/* A packet to a flow port that no entry knows; by which path, if the pair of addresses has one. */
+static __noinline int without_entry(struct __sk_buff *skb, const struct packet *packet, struct pair_value *path)
+{
+	if ((!path && !is_from_peer(packet)) || is_of_host(skb, packet)) {
+		count(COUNT_OF_HOST);
+		return TCX_NEXT;
+	}
+	if (!is_heard(packet)) {
+		count(COUNT_DROP_RATE);
+		return TCX_DROP;
+	}
+	if (path && path->flags & PATH_WATCHED && !is_reset(packet))
+		tell_of_path(path);
+	if (is_pinhole(packet)) {
+		/* Not by sal0: where datagrams crowd there, the very packet that would relieve it would be lost. */
+		tell(NULL, SEEN_PINHOLE, &packet->key);
+		count(COUNT_PINHOLES);
+		return TCX_DROP;
+	}
+	return send_up(skb, COUNT_UP_NO_FLOW);
+}
+
 SEC("tcx/ingress")
 int wire_ingress(struct __sk_buff *skb)
 {
@@ -346,8 +346,6 @@ int wire_ingress(struct __sk_buff *skb)
 	struct wire_key key = {};
 	struct flow_entry *entry;
 	struct pair_value *path;
-	__u16 port;
-	bool is_reset;
 
 	if (is_of_sub_interface(skb))
 		return TCX_NEXT;
@@ -357,36 +355,17 @@ int wire_ingress(struct __sk_buff *skb)
 		hear_too_big(skb);
 		return TCX_NEXT;
 	}
-	port = bpf_ntohs(packet.key.destination_port);
-	if (port < flow_port_first || port > flow_port_last)
+	if (!is_flow_port(packet.key.destination_port))
 		return TCX_NEXT;
 	/* A pair of addresses as they stand at the key's head. */
 	path = bpf_map_lookup_elem(&pairs, &packet.key);
 	if (!path)
-		return is_of_host(skb, &packet) ? TCX_NEXT : send_up(skb, COUNT_UP_NO_FLOW);
+		return without_entry(skb, &packet, NULL);
 	key.path = path->path;
-	/* While nothing has come by the path, a reset is the word of a host on the way that knows no such connection, such as a
-	 * translator: it shows nothing of the path, and is not the peer's.
-	 */
-	is_reset = packet.key.protocol == IPPROTO_TCP && packet.tcp_flags & TCP_RST;
-	if (is_reset && path->flags & PATH_HELD) {
-		count(COUNT_DROP_RESET);
-		return TCX_DROP;
-	}
-	if (path->flags & PATH_WATCHED && !is_reset)
-		tell_of_path(path);
 	key.local_port = packet.key.destination_port;
 	key.remote_port = packet.key.source_port;
 	key.protocol = packet.key.protocol;
 	entry = bpf_map_lookup_elem(&flows, &key);
-	if (packet.key.protocol == IPPROTO_UDP && !packet.payload_len) {
-		if (entry)
-			entry->unanswered_since_ns = 0;
-		/* Not by sal0: where datagrams crowd there, the very packet that would relieve it would be lost. */
-		tell(entry, SEEN_PINHOLE, &packet.key);
-		count(COUNT_PINHOLES);
-		return TCX_DROP;
-	}
 	if (is_request(&packet)) {
 		/* A flow has one, which opens it: what comes after would open the program's connection anew, for whoever has read the ports
 		 * on the way. What is sent again goes by the agents.
@@ -403,7 +382,22 @@ int wire_ingress(struct __sk_buff *skb)
 			entry = bpf_map_lookup_elem(&flows, &key);
 	}
 	if (!entry)
-		return send_up(skb, COUNT_UP_NO_FLOW);
+		return without_entry(skb, &packet, path);
+	/* While nothing has come by the path, a reset is the word of a host on the way that knows no such connection, such as a
+	 * translator: it shows nothing of the path, and is not the peer's.
+	 */
+	if (is_reset(&packet) && path->flags & PATH_HELD) {
+		count(COUNT_DROP_RESET);
+		return TCX_DROP;
+	}
+	if (path->flags & PATH_WATCHED && !is_reset(&packet))
+		tell_of_path(path);
+	if (is_pinhole(&packet)) {
+		entry->unanswered_since_ns = 0;
+		tell(entry, SEEN_PINHOLE, &packet.key);
+		count(COUNT_PINHOLES);
+		return TCX_DROP;
+	}
 	if ((entry->flags & (FLOW_ACCEPT | FLOW_FRESH)) != FLOW_ACCEPT) {
 		if (!(entry->flags & FLOW_ACCEPT))
 			return send_up(skb, COUNT_UP_NOT_ACCEPTED);

@@ -72,14 +72,18 @@ struct wire_key {
 /* Bits of tcp_numbers.flags. */
 #define NUMBERS_KNOWN 1 /* the sequence is */
 #define NUMBERS_FIN 2 /* that segment bears a FIN, which has a number of its own */
+#define NUMBERS_ACKNOWLEDGED 4 /* the acknowledgement is known */
+#define NUMBERS_NEXT 8 /* `next` is; ingress alone, as the rest is */
+#define NUMBERS_END 16 /* `end` is */
+#define NUMBERS_RESET 32 /* `reset` is */
 
 /* What one direction of a TCP flow showed last. */
 struct tcp_numbers {
 	__u32 sequence; /* the highest, of a segment's first byte */
 	__u32 length; /* of that segment */
 	__u32 acknowledgement;
-	__u32 tsval; /* room */
-	__u32 tsecr;
+	__u32 end; /* the number after a FIN that waits for its acknowledgement */
+	__u32 reset; /* of the last RST that may not be what the application's TCP expects */
 	__u16 window;
 	__u8 scale; /* room */
 	__u8 flags; /* NUMBERS_… */
@@ -93,7 +97,7 @@ struct direction {
 	struct tcp_numbers numbers;
 	__u64 asked_ns; /* ingress of datagrams: when the agent was asked to answer last */
 	__u32 segment; /* payload of the largest TCP segment, since the entry was made */
-	__u32 zero;
+	__u32 next; /* what the application's TCP expects, as far as has been seen */
 };
 
 /* Both directions of a flow may pass on different processors at once: what each writes lies on cache lines of its own. The
@@ -261,5 +265,7 @@ enum counter {
 	COUNT_DROP_UNPROVED = 16, /* a SYN for a flow of a grant that does not show that its sender holds it, or for a flow that is open */
 	COUNT_DROP_VIRTUAL_INGRESS = 17, /* came by a card with a virtual address */
 	COUNT_DROP_VIRTUAL_EGRESS = 18, /* would have left by a card with one */
-	COUNTERS = 19,
+	COUNT_OF_HOST = 19, /* on a flow port, no entry, and none of Margay's: the host has it */
+	COUNT_DROP_RATE = 20, /* on a flow port, no entry, and too many of these have come */
+	COUNTERS = 21,
 };

@@ -150,9 +150,10 @@ static __always_inline bool rewrite_head(struct __sk_buff *skb, const struct pac
 
 /* Changes what the transport checksum covers of the IP header, and the ports. A partial checksum stays partial, with the right
  * pseudo-header, and offloads go on (DESIGN §2). Length and protocol count the same in both families' pseudo-headers.
+ * `pseudo_header`: BPF_F_PSEUDO_HDR where the card's sum over the packet, if there is one, does not stay the same by itself.
  */
 static __always_inline bool rewrite_transport(struct __sk_buff *skb, const struct packet *packet, __s64 difference,
-					      __u16 source_port, __u16 destination_port)
+					      __u16 source_port, __u16 destination_port, __u64 pseudo_header)
 {
 	bool is_udp = packet->key.protocol == IPPROTO_UDP;
 	__u32 check_offset = packet->transport_offset + (is_udp ? 6 : 16);
@@ -161,7 +162,7 @@ static __always_inline bool rewrite_transport(struct __sk_buff *skb, const struc
 	__u32 new_ports = (__u32)source_port | (__u32)destination_port << 16;
 
 	if (!packet->no_checksum) {
-		if (bpf_l4_csum_replace(skb, check_offset, 0, difference, BPF_F_PSEUDO_HDR | mangled))
+		if (bpf_l4_csum_replace(skb, check_offset, 0, difference, pseudo_header | mangled))
 			return false;
 		difference = bpf_csum_diff(&old_ports, 4, &new_ports, 4, 0);
 		if (bpf_l4_csum_replace(skb, check_offset, 0, difference, mangled))
@@ -189,7 +190,7 @@ static __always_inline bool to_v4(struct __sk_buff *skb, struct packet *packet, 
 		return false;
 	ip.check = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&ip, sizeof(ip), 0));
 	packet->transport_offset = packet->ip_offset + sizeof(ip);
-	return !bpf_skb_store_bytes(skb, packet->ip_offset, &ip, sizeof(ip), 0);
+	return !bpf_skb_store_bytes(skb, packet->ip_offset, &ip, sizeof(ip), BPF_F_RECOMPUTE_CSUM);
 }
 
 /* An IPv6 header in the place of the IPv4 one. */
@@ -209,7 +210,7 @@ static __always_inline bool to_v6(struct __sk_buff *skb, struct packet *packet, 
 		return false;
 	__builtin_memcpy(&ip.saddr, addresses, 32);
 	packet->transport_offset = packet->ip_offset + sizeof(ip);
-	return !bpf_skb_store_bytes(skb, packet->ip_offset, &ip, sizeof(ip), 0);
+	return !bpf_skb_store_bytes(skb, packet->ip_offset, &ip, sizeof(ip), BPF_F_RECOMPUTE_CSUM);
 }
 
 /* Gives the packet other addresses (v4-mapped), of whichever family, and ports. */
@@ -217,6 +218,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 				    const __u32 destination[4], __u16 source_port, __u16 destination_port)
 {
 	bool was_v4 = packet->is_v4, is_v4 = is_mapped(source);
+	__u64 pseudo_header = BPF_F_PSEUDO_HDR;
 	__u32 old[8], new[8];
 	__s64 difference;
 
@@ -246,6 +248,10 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 			return false;
 	} else if (!was_v4 && !is_v4) {
 		difference = bpf_csum_diff(old, 32, new, 32, 0);
+		/* What the addresses grow by, the transport checksum shrinks by: there is no checksum of the header, as IPv4 has, that
+		 * makes up for the addresses.
+		 */
+		pseudo_header = 0;
 		if (bpf_skb_store_bytes(skb, packet->ip_offset + 8, new, 32, 0))
 			return false;
 	} else if (is_v4) {
@@ -257,7 +263,7 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 		if (!to_v6(skb, packet, new))
 			return false;
 	}
-	return rewrite_transport(skb, packet, difference, source_port, destination_port);
+	return rewrite_transport(skb, packet, difference, source_port, destination_port, pseudo_header);
 }
 
 /* Whether a packet would not fit the path with the addresses that it gets. */

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use margay_core::entry::EntryUpdate;
-use margay_core::output::{AppVerdict, DropReason, Output};
+use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::segment::SEGMENT;
 use margay_core::time::Instant;
 use margay_core::{DirectEvent, Event};
@@ -17,8 +17,10 @@ use crate::backlog::{Missed, Notice, Passed, Waiting};
 use crate::direct::{Events, Turn, events_fd};
 use crate::driver::{Core, DatapathConfig, Shared};
 use crate::egress::{carry, sender};
+use crate::ending::Arrived;
+use crate::kernel::Unjudged;
 use crate::outbox::{self, Outbox};
-use crate::packet::{self, ACK, Packet, SYN, UDP};
+use crate::packet::{self, ACK, FIN, Packet, SYN, UDP};
 use crate::train::Assembler;
 use crate::tun::PACKET_MAX;
 use crate::udp::{RECEIVE_MAX, SendError};
@@ -78,6 +80,7 @@ impl<C: Core> CoreSide<C> {
             match output {
                 Output::Transmit { local, to, len } => transmit(shared, local, to, &self.buffer[..len]),
                 Output::Inject { len } => shared.inject(&self.buffer[..len]),
+                Output::Deliver { flow, len } => self.deliver(shared, flow, len),
                 Output::Egress { len } => {
                     let buffer = std::mem::take(&mut self.buffer);
                     self.carry_cached(shared, Vnet::default(), &buffer[..len]);
@@ -90,12 +93,9 @@ impl<C: Core> CoreSide<C> {
                 Output::Fence(flow) => shared.direct.fence(flow),
                 Output::Back(flow) => shared.send_mark(flow, 0),
                 Output::Restart(flow) => restart::restart(shared, flow),
-                Output::Ending { flow, peer_end } => {
+                Output::Ending(flow) => {
                     let state = shared.direct.state(flow);
-                    let table = shared.table.read();
-                    table.note_peer_end(flow, peer_end);
-                    let is_over = table.is_over(flow, state.as_ref());
-                    drop(table);
+                    let is_over = shared.table.read().is_over(flow, state.as_ref());
                     self.core.handle_ending(clock::now(), flow, is_over);
                 }
                 Output::Survey { grant, flows } => {
@@ -112,6 +112,42 @@ impl<C: Core> CoreSide<C> {
             (self.on_event)(event);
         }
         self.set_timer(shared);
+    }
+
+    /// A packet of a peer that the core has had, in the buffer.
+    fn deliver(&mut self, shared: &Shared<C>, flow: FlowId, len: usize) {
+        let arrived = Arrived::of(&self.buffer[..len]);
+        shared.inject(&self.buffer[..len]);
+        let Some(arrived) = arrived else { return };
+        let (known, connection) = shared.known_of(flow);
+        if let Some(numbers) = arrived.numbers(&known, connection.as_ref()) {
+            shared.table.read().note_peer_numbers(flow, numbers);
+        }
+        let Some(ending) = arrived.ending(known) else { return };
+        match ending.taken(connection.as_ref()) {
+            0 => shared.endings.wait(flow, &ending),
+            taken => self.end(shared, flow, &ending, taken),
+        }
+    }
+
+    /// The application's TCP has taken an ending of the peer's: FIN, RST or both.
+    fn end(&mut self, shared: &Shared<C>, flow: FlowId, ending: &Unjudged, taken: u8) {
+        if taken & FIN != 0 {
+            shared.table.read().note_peer_end(flow, ending.end);
+        }
+        self.core.handle_transport(clock::now(), flow, Direction::Ingress, taken);
+    }
+
+    /// Endings that the application's TCP has taken meanwhile.
+    fn judge_endings(&mut self, shared: &Shared<C>) {
+        let taken = shared.endings.judge(|flow, ending| {
+            let (known, connection) = shared.known_of(flow);
+            let ending = Unjudged { reset: ending.reset, end: ending.end, ..known };
+            connection.map(|connection| ending.taken(Some(&connection)))
+        });
+        for (flow, ending, flags) in taken {
+            self.end(shared, flow, &ending, flags);
+        }
     }
 
     /// A packet of an application that missed the cache.
@@ -260,8 +296,13 @@ impl<C: Core> CoreSide<C> {
         }
         if self.next_beat <= now {
             self.next_beat = now + BEAT;
+            self.judge_endings(shared);
             if let Some(cache) = shared.direct.cache() {
                 cache.heartbeat();
+                // Whom the agent before had associations with is known by then.
+                if shared.has_begun.load(Ordering::Acquire) {
+                    cache.trust_peers();
+                }
             }
             shared.direct.forget_left();
         }
@@ -291,6 +332,14 @@ impl<C: Core> CoreSide<C> {
                 }
                 let ends = state.seen.ends();
                 ends.for_each(|(direction, flags)| self.core.handle_transport(now, state.flow, direction, flags));
+                // Acknowledgements of a flow may go by user space, and the rest by the kernel.
+                let taken = match state.unjudged {
+                    Unjudged { reset: None, end: None, .. } => 0,
+                    unjudged => unjudged.taken(shared.table.read().connection(state.flow).as_ref()),
+                };
+                if taken != 0 {
+                    self.core.handle_transport(now, state.flow, Direction::Ingress, taken);
+                }
             }
         }
     }

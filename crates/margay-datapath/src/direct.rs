@@ -136,8 +136,11 @@ impl Direct {
             before.end_grants();
         }
         if let Some(cache) = &cache {
-            for (id, path) in self.paths.lock().iter().filter(|(_, path)| path.is_used) {
-                set_path(cache, *id, &path.wire);
+            for (id, path) in self.paths.lock().iter() {
+                cache.set_peer(*id, Some(path.path.remote.ip()));
+                if path.is_used {
+                    set_path(cache, *id, &path.wire);
+                }
             }
         }
         *self.cache.write() = cache;
@@ -178,9 +181,13 @@ impl Direct {
         if path.remote.ip().is_loopback() || known.is_some_and(|known| known.path == *path) {
             return;
         }
+        let cache = self.cache();
+        if let Some(cache) = &cache {
+            cache.set_peer(path.id, Some(path.remote.ip()));
+        }
         let was_used = known.is_some_and(|known| known.is_used);
         let is_used = was_used && path.wired;
-        if let Some(cache) = self.cache().filter(|_| was_used && !is_used) {
+        if let Some(cache) = cache.as_ref().filter(|_| was_used && !is_used) {
             cache.remove_path(path.id);
         }
         let narrow = known.filter(|known| known.path.remote == path.remote).and_then(|known| known.narrow);
@@ -200,7 +207,7 @@ impl Direct {
             (None, Some(known)) => WirePath { held: true, ..known.wire },
             (None, None) => return,
         };
-        if let Some(cache) = self.cache().filter(|_| is_used) {
+        if let Some(cache) = cache.filter(|_| is_used) {
             set_path(&cache, path.id, &wire);
         }
         // After the cache: nothing more is handed to the neighbour then.
@@ -272,6 +279,7 @@ impl Direct {
         self.paths.lock().remove(&id);
         if let Some(cache) = self.cache() {
             cache.remove_path(id);
+            cache.set_peer(id, None);
         }
     }
 

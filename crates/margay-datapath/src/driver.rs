@@ -36,14 +36,15 @@ use crate::core_thread::{self, CoreSide};
 use crate::counters::{Counters, Counting};
 use crate::direct::{Direct, Routing};
 use crate::egress::EgressSide;
+use crate::ending::Endings;
 use crate::error::Error;
-use crate::kernel::KernelCache;
+use crate::kernel::{KernelCache, Unjudged};
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
 use crate::packet::{FIN, RST, SYN, UDP};
 use crate::restart::Restarts;
 use crate::segments::{Segment, Segments};
 use crate::striped::{Agenda, PlaceCounters};
-use crate::table::{Destination, FlowCounters, Table, TcpNumbers};
+use crate::table::{Connection, Destination, FlowCounters, Table, TcpNumbers};
 use crate::tun::Tun;
 use crate::udp::{Origin, SendError, Sockets};
 use crate::unconnected::Unconnected;
@@ -211,6 +212,7 @@ pub(crate) struct Shared<C> {
     pub backlog: Backlog,
     pub direct: Direct,
     pub restarts: Restarts,
+    pub endings: Endings,
     pub segments: Segments,
     /// What of striped flows waits for its turn to be sent.
     pub pacing: Agenda,
@@ -259,6 +261,7 @@ impl<C: Core> Datapath<C> {
             backlog: Backlog::new().map_err(descriptors)?,
             direct: Direct::new(config.routing.take()).map_err(descriptors)?,
             restarts: Restarts::default(),
+            endings: Endings::default(),
             segments: Segments::default(),
             pacing: Agenda::new().map_err(descriptors)?,
             ordering: Agenda::new().map_err(descriptors)?,
@@ -538,6 +541,12 @@ impl<C> Shared<C> {
             return;
         }
         self.notice(Notice::Passed(Passed { flow, direction, flags }));
+    }
+
+    /// What is known of what a connection's application expects of its peer.
+    pub fn known_of(&self, flow: FlowId) -> (Unjudged, Option<Connection>) {
+        let known = self.direct.state(flow).map(|state| state.unjudged).unwrap_or_default();
+        (known, self.table.read().connection(flow))
     }
 
     /// Tells the core's thread what was seen of a flow.

@@ -12,6 +12,7 @@ pub mod counters;
 pub mod direct;
 pub mod driver;
 mod egress;
+mod ending;
 pub mod error;
 pub mod fragment;
 mod ingress;

@@ -323,11 +323,12 @@ impl<W: FnMut(&[IoSlice<'_>]) -> io::Result<()>> Sink<'_, W> {
             self.delivered.flags |= headers[tcp + 13];
             let number =
                 |at: usize| u32::from_be_bytes([headers[at], headers[at + 1], headers[at + 2], headers[at + 3]]);
-            let (sequence, acknowledgement) = (number(tcp + 4), number(tcp + 8));
+            let acknowledgement = number(tcp + 8);
+            let next = number(tcp + 4).wrapping_add(part.len() as u32);
             let is_last = headers[tcp + 13] & crate::packet::FIN != 0;
-            let end = is_last.then(|| sequence.wrapping_add(part.len() as u32 + 1));
             let before = self.delivered.numbers.and_then(|numbers| numbers.end);
-            self.delivered.numbers = Some(TcpNumbers { sequence, acknowledgement, end: end.or(before) });
+            let end = is_last.then(|| next.wrapping_add(1)).or(before);
+            self.delivered.numbers = Some(TcpNumbers { sequence: next, acknowledgement, end });
         }
         Ok(())
     }

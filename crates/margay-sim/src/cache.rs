@@ -258,12 +258,11 @@ impl Cache {
         }
     }
 
-    /// Whether each end of a connection has acknowledged all of the other's. `peer_end`: the number after the peer's FIN, if
-    /// the core has seen it.
-    pub(crate) fn is_over(&self, flow: FlowId, peer_end: Option<u32>) -> bool {
+    /// Whether each end of a connection has acknowledged all of the other's.
+    pub(crate) fn is_over(&self, flow: FlowId) -> bool {
         let here = self.by_flow.get(&flow).map(|slot| slot.ending).unwrap_or_default();
         let kernel = self.kernel.as_ref().and_then(|kernel| kernel.ending(flow)).unwrap_or_default();
-        here.with(kernel).with(Ending::of_peer(peer_end)).is_over()
+        here.with(kernel).is_over()
     }
 
     /// Forgets everything: the next packets miss. Packet numbers begin anew, as in the agent's table, but for sealed flows.

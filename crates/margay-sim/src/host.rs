@@ -551,6 +551,12 @@ impl Host {
                     self.outbox.push(Outgoing::Datagram(local, to, buf[..len].to_vec()));
                 }
                 Output::Inject { len } => self.inject(now, &buf[..len]),
+                Output::Deliver { flow, len } => {
+                    self.inject(now, &buf[..len]);
+                    let Some(segment) = Segment::parse(&buf[..len]) else { continue };
+                    self.cache.note_delivered(flow, &segment);
+                    self.report(now, flow, Direction::Ingress, segment.flags);
+                }
                 Output::Egress { len } => {
                     let packet = buf[..len].to_vec();
                     if let Some(segment) = Segment::parse(&packet) {
@@ -567,8 +573,8 @@ impl Host {
                 Output::Fence(flow) => self.send_mark(flow, FENCE),
                 Output::Back(flow) => self.send_mark(flow, 0),
                 Output::Restart(flow) => self.restart(now, flow),
-                Output::Ending { flow, peer_end } => {
-                    let is_over = self.cache.is_over(flow, peer_end);
+                Output::Ending(flow) => {
+                    let is_over = self.cache.is_over(flow);
                     self.sal.handle_ending(now, flow, is_over);
                 }
                 Output::Survey { grant, flows } => {

@@ -64,11 +64,6 @@ impl Ending {
         *acknowledged = Some(segment.acknowledgement);
     }
 
-    /// The peer's alone.
-    pub fn of_peer(end: Option<u32>) -> Self {
-        Self { ends: (None, end), ..Self::default() }
-    }
-
     /// What has passed by two caches, the second of which has seen the later acknowledgement of an end that it knows.
     pub fn with(self, other: Self) -> Self {
         let ends = (self.ends.0.or(other.ends.0), self.ends.1.or(other.ends.1));

@@ -1,8 +1,9 @@
 //! The direct path in virtual time: how flows are lifted, what firewalls and losses do to them, and how they come back.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
+use margay_core::output::{AppVerdict, DropReason, Output};
 use margay_core::{Carriage, DirectEvent, FlowInfo, Lifecycle, Why};
 use margay_sim::check::{ends_agree, no_request_met, nothing_left_over};
 use margay_sim::network::Passing;
@@ -422,6 +423,53 @@ fn emptied_caches_cost_misses_and_no_more() {
         assert!(pair.is_direct(stream), "seed {seed}: {:?}", pair.carriages(stream));
         pair.check(SECOND);
     }
+}
+
+/// A bare TCP segment with a sequence number and an acknowledgement.
+fn bare_segment(source: SocketAddrV4, destination: SocketAddrV4) -> Vec<u8> {
+    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0];
+    packet.extend(source.ip().octets());
+    packet.extend(destination.ip().octets());
+    packet.extend(source.port().to_be_bytes());
+    packet.extend(destination.port().to_be_bytes());
+    packet.extend([0, 0, 0, 9, 0, 0, 0, 1, 5 << 4, 0x10, 0xff, 0xff, 0, 0, 0, 0]);
+    packet
+}
+
+#[test]
+fn what_is_no_flows_the_host_answers_but_for_what_may_be_late() {
+    let mut pair = pair(31, slow(1), Plan::LISTEN);
+    let ports = |world: &mut World, host: HostId, port: u16| {
+        let now = world.now;
+        world.host(host).sal.set_flow_ports(now, Some(port..=port));
+    };
+    ports(&mut pair.world, pair.client, 61_001);
+    ports(&mut pair.world, pair.server, 61_002);
+    let stream = pair.connect(Plan { writes: 20, closes: true, ..CHAT });
+    pair.until_direct(stream, SECOND);
+    let addresses = pair.addresses();
+    let (IpAddr::V4(client), IpAddr::V4(server)) = addresses else { panic!("{addresses:?}") };
+    let given = |pair: &mut Pair, from: Ipv4Addr, port: u16| {
+        let now = pair.world.now;
+        let packet = bare_segment(SocketAddrV4::new(from, port), SocketAddrV4::new(server, 61_002));
+        let sal = &mut pair.world.host(pair.server).sal;
+        let mut buf = [0; 2000];
+        let verdict = sal.handle_app_packet(now, &packet);
+        let said = std::iter::from_fn(|| {
+            sal.poll(&mut buf).map(|output| match output {
+                Output::Inject { len } => buf[..len].to_vec(),
+                _ => Vec::new(),
+            })
+        });
+        (verdict, said.filter(|said| *said == packet).count())
+    };
+    assert_eq!(given(&mut pair, client, 40_000), (AppVerdict::Consumed, 1), "the host answers");
+    let unknown = AppVerdict::Drop(DropReason::UnknownFlow);
+    assert_eq!(given(&mut pair, Ipv4Addr::new(10, 99, 0, 1), 40_000), (unknown, 0), "no peer is there");
+    pair.run(15 * SECOND);
+    assert!(pair.world.host(pair.server).sal.flows().next().is_none(), "it has closed");
+    assert_eq!(given(&mut pair, client, 61_001), (unknown, 0), "it may be late");
+    assert_eq!(given(&mut pair, client, 61_003), (AppVerdict::Consumed, 1));
 }
 
 #[test]

@@ -630,7 +630,7 @@ impl Sal {
         }
         self.queue.update(EntryUpdate::Install(entry));
         if let Some(first) = setup.first {
-            self.queue.inject(first);
+            self.queue.deliver(id, first);
         }
         for (from, datagram) in setup.held {
             self.queue.ingress(from, datagram);

@@ -13,7 +13,7 @@ pub(super) use super::skeleton::types::{
     app_key, flow_change, flow_entry, flow_event, grant, grant_flows, inside_key, listener_key, offer, offer_key,
     pair_key, pair_value, path_entry, spare, wire_key,
 };
-use super::{Seen, TcpSeen, WireFlow, WirePath, WireState};
+use super::{Seen, TcpSeen, Unjudged, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
 use crate::table::FlowCounters;
 
@@ -27,6 +27,11 @@ pub(super) const FLOW_FRESH: u32 = 8;
 pub(super) const FLOW_UNTOLD: u32 = 16;
 pub(super) const PATH_HELD: u32 = 1;
 pub(super) const PATH_WATCHED: u32 = 2;
+const NUMBERS_KNOWN: u8 = 1;
+const NUMBERS_ACKNOWLEDGED: u8 = 4;
+const NUMBERS_NEXT: u8 = 8;
+const NUMBERS_END: u8 = 16;
+const NUMBERS_RESET: u8 = 32;
 pub(super) const CHANGE_DONE: u32 = 0;
 pub(super) const CHANGE_ABSENT: u32 = 1;
 pub(super) const CHANGE_TAKEN: u32 = 2;
@@ -35,7 +40,7 @@ pub(super) const CHANGE_LATE: u32 = 3;
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 19] = [
+pub(super) const COUNTERS: [&str; 21] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -55,6 +60,8 @@ pub(super) const COUNTERS: [&str; 19] = [
     "drop_unproved",
     "drop_virtual_ingress",
     "drop_virtual_egress",
+    "of_host",
+    "drop_rate",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
@@ -305,10 +312,20 @@ pub(super) fn pair_of(entry: &path_entry) -> pair_key {
     pair_key { remote: entry.remote, local: entry.local }
 }
 
+fn unjudged_of(entry: &flow_entry) -> Unjudged {
+    let (own, peer) = (&entry.egress.numbers, &entry.ingress.numbers);
+    Unjudged {
+        reset: (peer.flags & NUMBERS_RESET != 0).then_some(peer.reset),
+        end: (peer.flags & NUMBERS_END != 0).then_some(peer.end),
+        next: (peer.flags & NUMBERS_NEXT != 0).then_some(entry.ingress.next),
+        acknowledged: (own.flags & NUMBERS_ACKNOWLEDGED != 0).then_some(own.acknowledgement),
+    }
+}
+
 pub(super) fn state_of(key: &wire_key, entry: &flow_entry) -> WireState {
     let direction = |direction: &super::skeleton::types::direction| {
         let numbers = &direction.numbers;
-        (numbers.flags & 1 != 0).then_some(TcpSeen {
+        (numbers.flags & NUMBERS_KNOWN != 0).then_some(TcpSeen {
             segment: direction.segment,
             sequence: numbers.sequence,
             length: numbers.length,
@@ -337,6 +354,7 @@ pub(super) fn state_of(key: &wire_key, entry: &flow_entry) -> WireState {
         },
         sent: direction(&entry.egress),
         received: direction(&entry.ingress),
+        unjudged: unjudged_of(entry),
         last_ns: entry.egress.last_ns.max(entry.ingress.last_ns),
     }
 }

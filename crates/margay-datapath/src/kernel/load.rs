@@ -26,8 +26,8 @@ use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
 use super::{Adopted, CacheConfig, CacheError, Unavailable, words};
 
 /// Maps that outlive the process.
-const PINNED_MAPS: [&str; 10] =
-    ["apps", "flows", "paths", "pairs", "locals", "offers", "spares", "grants", "layout", "counters"];
+const PINNED_MAPS: [&str; 11] =
+    ["apps", "flows", "paths", "pairs", "locals", "peers", "offers", "spares", "grants", "layout", "counters"];
 /// How the names of pinned links begin.
 const LINK: &str = "link_";
 /// Magic number of a bpffs.
@@ -42,6 +42,8 @@ pub(super) struct Maps {
     pub paths: MapHandle,
     pub pairs: MapHandle,
     pub locals: MapHandle,
+    pub peers: MapHandle,
+    pub peers_known: MapHandle,
     pub offers: MapHandle,
     pub spares: MapHandle,
     pub grants: MapHandle,
@@ -91,6 +93,8 @@ impl Loaded {
             paths: handle(&skeleton.maps.paths)?,
             pairs: handle(&skeleton.maps.pairs)?,
             locals: handle(&skeleton.maps.locals)?,
+            peers: handle(&skeleton.maps.peers)?,
+            peers_known: handle(&skeleton.maps.peers_known)?,
             offers: handle(&skeleton.maps.offers)?,
             spares: handle(&skeleton.maps.spares)?,
             grants: handle(&skeleton.maps.grants)?,
@@ -350,6 +354,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
         open.maps.paths.set_pin_path(config.pin_dir.join("paths"))?;
         open.maps.pairs.set_pin_path(config.pin_dir.join("pairs"))?;
         open.maps.locals.set_pin_path(config.pin_dir.join("locals"))?;
+        open.maps.peers.set_pin_path(config.pin_dir.join("peers"))?;
         open.maps.offers.set_pin_path(config.pin_dir.join("offers"))?;
         open.maps.spares.set_pin_path(config.pin_dir.join("spares"))?;
         open.maps.grants.set_pin_path(config.pin_dir.join("grants"))?;

@@ -8,6 +8,7 @@ mod grant;
 mod interface;
 mod layout;
 mod load;
+mod peer_addresses;
 pub(crate) mod plain;
 pub(crate) mod ring;
 #[cfg(test)]
@@ -39,10 +40,11 @@ use parking_lot::Mutex;
 
 use crate::clock;
 use crate::packet::{FIN, FlowKey, RST, mapped};
-use crate::table::FlowCounters;
+use crate::table::{Connection, FlowCounters};
 use address_pair::AddressPairs;
 use layout::{app_key, flow_entry, pair_key, path_entry, wire_key};
 use load::Loaded;
+use peer_addresses::PeerAddresses;
 use plain::Plain;
 
 /// Where the cache sits.
@@ -175,6 +177,36 @@ impl TcpSeen {
     }
 }
 
+/// Endings of the peer's that the programs have not taken for such, and what they know by which these could be judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unjudged {
+    /// Sequence number of the last RST that is not what the application's TCP expects, as far as they have seen.
+    pub reset: Option<u32>,
+    /// The number after a FIN whose acknowledgement they have not seen.
+    pub end: Option<u32>,
+    /// What the application's TCP expects.
+    pub next: Option<u32>,
+    /// What it has acknowledged last.
+    pub acknowledged: Option<u32>,
+}
+
+impl Unjudged {
+    /// The TCP flags FIN and RST of what the application's TCP has taken, with what user space has carried of the connection.
+    pub fn taken(&self, connection: Option<&Connection>) -> u8 {
+        let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
+        let is_fin = self.end.is_some_and(|end| [self.acknowledged, own].contains(&Some(end)));
+        let is_rst = self.reset.is_some_and(|reset| self.expected(connection).any(|next| next == reset));
+        (if is_fin { FIN } else { 0 }) | (if is_rst { RST } else { 0 })
+    }
+
+    /// What the application's TCP may expect of the peer's, as far as somebody has seen.
+    pub fn expected(&self, connection: Option<&Connection>) -> impl Iterator<Item = u32> {
+        let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
+        let peer = connection.and_then(|seen| seen.peer).map(|peer| peer.sequence);
+        [self.acknowledged, self.next, own, peer].into_iter().flatten()
+    }
+}
+
 /// What the cache holds of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireState {
@@ -206,6 +238,8 @@ pub struct WireState {
     pub sent: Option<TcpSeen>,
     /// Last seen of the peer, for TCP.
     pub received: Option<TcpSeen>,
+    /// What is left to judge.
+    pub unjudged: Unjudged,
     /// When it carried something last, on CLOCK_MONOTONIC.
     pub last_ns: u64,
 }
@@ -320,6 +354,7 @@ pub struct KernelCache {
     index: Mutex<HashMap<FlowId, wire_key>>,
     /// Pairs of addresses that paths have left, and until when packets that were on their way still come by them.
     left: Mutex<Vec<(Instant, PathId, pair_key)>>,
+    peers: Mutex<PeerAddresses>,
     /// By which the kernel may have opened flows.
     grants: Mutex<HashMap<FlowId, Grant>>,
 }
@@ -332,7 +367,9 @@ impl KernelCache {
     /// Why not; nothing is attached then.
     pub fn open(config: &CacheConfig) -> Result<Self, Unavailable> {
         let (loaded, adopted) = Loaded::open(config)?;
-        let cache = Self { loaded, adopted, index: Mutex::default(), left: Mutex::default(), grants: Mutex::default() };
+        let peers = Mutex::new(PeerAddresses::of_before(&loaded.maps.peers));
+        let cache =
+            Self { loaded, adopted, index: Mutex::default(), left: Mutex::default(), peers, grants: Mutex::default() };
         cache.keep_grants();
         // What nobody has answered is its grant's.
         let answered = cache.entries_with_keys().filter(|(_, entry)| entry.flags & layout::FLOW_FRESH == 0);
@@ -404,6 +441,18 @@ impl KernelCache {
         for key in gone {
             // Refused only when it is gone already.
             let _ = map.delete(&key);
+        }
+    }
+
+    /// A peer, whose association has this path record, is at `address` now, or is none any more.
+    pub fn set_peer(&self, id: PathId, address: Option<IpAddr>) {
+        self.peers.lock().stand(&self.loaded.maps.peers, id, address);
+    }
+
+    /// Every peer has been told of: what comes from others to flow ports is the host's from now on.
+    pub fn trust_peers(&self) {
+        if let Err(error) = put(&self.loaded.maps.peers_known, &0_u32.to_ne_bytes(), &1_u32.to_ne_bytes(), "peers") {
+            tracing::warn!(%error, "what no socket of this host takes on flow ports stays unanswered");
         }
     }
 
@@ -607,6 +656,7 @@ impl KernelCache {
             tracing::error!(%error, "the kernel's cache does not hear that the agent is alive");
         }
         self.forget_left();
+        self.peers.lock().forget_left(&self.loaded.maps.peers);
     }
 
     /// Readable when connections have ended.

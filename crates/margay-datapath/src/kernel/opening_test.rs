@@ -17,6 +17,7 @@ const PATH_HELD: u32 = 1;
 const SEEN_OPENED: u32 = 256;
 const SEEN_TAKEN: u32 = 1024;
 const SEEN_OVER: u32 = 512;
+const RST_INGRESS: u32 = 8;
 const OPENED: u32 = FLOW_EGRESS | FLOW_ACCEPT;
 const ANSWERED: u32 = OPENED | FLOW_UNTOLD;
 const FRESH: u32 = ANSWERED | FLOW_FRESH;
@@ -114,12 +115,6 @@ impl Rig {
     fn events(&self) -> Ring<flow_event> {
         Ring::new(MapHandle::try_from(&self.0.maps.events).expect("a map")).expect("a ring")
     }
-
-    fn count_of(&self, name: &str) -> u64 {
-        let number = COUNTERS.iter().zip(0_u32..).find(|(counter, _)| **counter == name).expect("a counter").1;
-        let values = self.0.maps.counters.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY).expect("a map");
-        values.into_iter().flatten().map(|value| u64::from_ne_bytes(value.try_into().expect("eight bytes"))).sum()
-    }
 }
 
 /// What was opened is told of: flow and five-tuple.
@@ -180,7 +175,7 @@ fn with_mss(tuple: Tuple, flags: u8, mss: u16) -> Vec<u8> {
 }
 
 /// A packet with its own sequence number and acknowledgement.
-fn numbered(tuple: Tuple, flags: u8, (sequence, acknowledgement): (u32, u32), payload: &[u8]) -> Vec<u8> {
+pub(super) fn numbered(tuple: Tuple, flags: u8, (sequence, acknowledgement): (u32, u32), payload: &[u8]) -> Vec<u8> {
     let mut packet = segment(tuple, flags, payload);
     let at = if tuple.source.is_ipv4() { 20 } else { 40 } + 4;
     packet[at..at + 4].copy_from_slice(&sequence.to_be_bytes());
@@ -190,6 +185,11 @@ fn numbered(tuple: Tuple, flags: u8, (sequence, acknowledgement): (u32, u32), pa
 
 fn ip_len(packet: &[u8]) -> usize {
     if packet[0] >> 4 == 4 { 20 } else { 40 }
+}
+
+/// What the application says when it has had a bare FIN of [`segment`].
+fn acknowledging(app: Tuple) -> Vec<u8> {
+    numbered(app, ACK, (0xffff_f001, 0xffff_f001), b"")
 }
 
 /// With the lengths and checksums that belong to it.
@@ -337,6 +337,7 @@ fn a_port_whose_connection_is_over_is_connected_from_again() {
         rig.run(false, &segment(answers, SYN | ACK, b""));
         rig.run(true, &segment(app, ends[0], b""));
         rig.run(false, &segment(answers, ends[1], b""));
+        rig.run(true, &acknowledging(app));
         let (before, _) = rig.entry_of(app).expect("taken");
         let (verdict, out) = rig.run(true, &syn(app));
         if !is_closed {
@@ -511,8 +512,9 @@ fn an_answer_is_noted_and_a_reset_is_none() {
     let Some(rig) = granting(Role::Initiator, app, true) else { return };
     let ring = rig.events();
     rig.run(true, &syn(app));
-    let (verdict, out) = rig.run(false, &segment(from, RST | ACK, b""));
+    let (verdict, out) = rig.run(false, &numbered(from, RST | ACK, (0, 0xffff_f001), b""));
     assert_eq!((verdict, sample::see(&out).flags), (REDIRECT, RST | ACK), "the connection is refused");
+    assert_ne!(rig.entry_of(app).expect("kept").1.seen & RST_INGRESS, 0);
     assert_eq!(rig.entry_of(app).expect("kept").1.flags, FRESH);
     for _ in 0..2 {
         let (verdict, out) = rig.run(false, &segment(from, SYN | ACK, b""));
@@ -592,12 +594,14 @@ fn an_end_is_told_with_the_beginning_or_after_it() {
         rig.run(false, &segment(answers, SYN | ACK, b""));
         if closes_first {
             rig.run(false, &segment(answers, FIN | ACK, b""));
+            rig.run(true, &acknowledging(app));
         }
         rig.lead(true, PATH_HELD);
         rig.run(true, &segment(app, ACK, b""));
         rig.lead(true, 0);
         if !closes_first {
             rig.run(false, &segment(answers, FIN | ACK, b""));
+            rig.run(true, &acknowledging(app));
         }
         let seen: Vec<u32> = ring.take().into_iter().map(|event| event.seen).collect();
         let expected = if closes_first { vec![SEEN_OPENED | BY_ITSELF] } else { vec![SEEN_OPENED, BY_ITSELF] };

@@ -11,7 +11,6 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
 use margay_core::name::HOST_V4;
-use margay_core::output::Direction;
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -34,6 +33,12 @@ const LOCAL_PORT: u16 = 61_001;
 const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
 
+#[path = "checksum_test.rs"]
+mod checksum;
+#[path = "ending_test.rs"]
+mod ending;
+#[path = "host_traffic_test.rs"]
+mod host_traffic;
 #[path = "opening_test.rs"]
 mod opening;
 #[path = "virtual_test.rs"]
@@ -154,6 +159,12 @@ impl Rig {
             values.into_iter().flatten().flatten().any(|byte| byte != 0)
         };
         COUNTERS.iter().zip(0..).filter(|(_, number)| is_counted(*number)).map(|(name, _)| *name).collect()
+    }
+
+    fn count_of(&self, name: &str) -> u64 {
+        let number = COUNTERS.iter().zip(0_u32..).find(|(counter, _)| **counter == name).expect("a counter").1;
+        let values = self.0.maps.counters.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY).expect("a map");
+        values.into_iter().flatten().map(|value| u64::from_ne_bytes(value.try_into().expect("eight bytes"))).sum()
     }
 
     fn entry(&self) -> flow_entry {
@@ -442,19 +453,6 @@ fn an_unanswered_flow_stalls_only_while_the_agent_lives() {
         put(&rig.0.maps.paths, &path_key, path_entry { rtt_ns: path_rtt_ns, ..rig.path() }.bytes());
         assert_eq!(rig.run(true, &data).0, verdict, "path {path_rtt_ns}");
     }
-}
-
-#[test]
-fn both_ends_of_a_connection_are_noted() {
-    let app = sample::tuple4(TCP);
-    let Some(rig) = rig(app, true, true, true) else { return };
-    rig.run(true, &segment(app, FIN | ACK, b""));
-    assert_eq!(rig.entry().seen, 1);
-    rig.run(false, &segment(wire(true).reversed(), FIN | ACK, b""));
-    assert_eq!(rig.entry().seen, 1 | 4);
-    let ends: Vec<_> = super::Seen(rig.entry().seen).ends().collect();
-    assert_eq!(ends, [(Direction::Egress, FIN), (Direction::Ingress, FIN)]);
-    assert_eq!(super::Seen(2 | 16).ends().collect::<Vec<_>>(), [(Direction::Egress, RST)]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `odd-packets`: everything of `odd-hosts` again with flows that live long enough to go direct, and what TCP does seldom: ECN
 //! marks, the largest window scale, small segments, Fast Open, urgent data, closing in the same moment; a listener on loopback
-//! only; another tc program on the network card.
+//! only; programs of the same hosts that use flow ports without Margay; another tc program on the network card.
 
 use std::path::Path;
 
@@ -43,6 +43,9 @@ const URGENT: &str = "20";
 const CLOSES: &str = "10";
 const CLOSING_PORT: &str = "18";
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
+/// A flow port, and the whole range of them.
+const PLAIN_PORT: u16 = 62_000;
+const ALL_FLOW_PORTS: &str = "61000 65535";
 /// Flow ports of both ends: nobody else uses a pair of them.
 const FLOW_PORTS: &str = "meta l4proto { tcp, udp } th sport 61000-65535 th dport 61000-65535";
 
@@ -65,7 +68,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     observe::count(hill, "direct", Passing::In, FLOW_PORTS)?;
     let mut trials = Trials { findings, extra: &LASTING };
     odd_hosts::try_all(&lab, &mut trials)?;
-    let parts: [(&str, Part); 8] = [
+    let parts: [(&str, Part); 9] = [
         ("a listener on loopback", loopback),
         ("ECN", congestion_marks),
         ("window scale 14", window_scale),
@@ -73,6 +76,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         ("Fast Open", fast_open),
         ("urgent data", urgent),
         ("simultaneous close", close_together),
+        ("plain traffic on flow ports", plain),
         ("another tc program", other_tc),
     ];
     for (what, part) in parts {
@@ -122,6 +126,35 @@ fn loopback(lab: &Lab, trials: &mut Trials) -> Result<()> {
     let is_refused = outcome.errors.keys().all(|error| error.contains("refused"));
     ensure!(outcome.ok == 0 && is_refused, "a datagram for ::1 was not refused: {outcome:?}");
     Ok(())
+}
+
+/// Programs of two hosts that have a direct path talk to each other at flow ports as they would without Margay.
+fn plain(lab: &Lab, trials: &mut Trials) -> Result<()> {
+    let (client, server) = (lab.host("client")?, lab.host("server")?);
+    trials.tries(client, "any-server", false, &[], "before plain traffic")?;
+    trials.tries(client, "any-server", true, &["--udp"], "before plain traffic")?;
+    let link = server.plan.links.first().context("the server has a link")?;
+    let (v4, v6) = (link.v4.context("with IPv4")?.to_string(), link.v6.context("with IPv6")?.to_string());
+    let _plain =
+        server::echo(server, &[format!("0.0.0.0:{PLAIN_PORT}").parse()?, format!("[::]:{PLAIN_PORT}").parse()?])?;
+    let count = FAST_OPENS.to_string();
+    // Ephemeral ports of no flow, and flow ports; handshakes that the listener remembers, and those that it does not.
+    for (ports, cookies) in [("32768 60999", "1"), (ALL_FLOW_PORTS, "1"), (ALL_FLOW_PORTS, "2")] {
+        set(&[client], &["ip_local_port_range"], ports)?;
+        set(&[server], &["tcp_syncookies"], cookies)?;
+        for to in [&v4, &v6] {
+            for protocol in [&[][..], &["--udp"][..]] {
+                let options: Vec<&str> = ["--count", &count].iter().chain(&LASTING).chain(protocol).copied().collect();
+                let outcome = server::attempt(client, to, PLAIN_PORT, &options)?;
+                trials.judge(&format!("plain to {to}, ports {ports}, SYN cookies {cookies}, {protocol:?}"), &outcome);
+            }
+            let outcome = server::attempt(client, to, PLAIN_PORT + 1, &["--count", "1"])?;
+            let is_refused = outcome.errors.keys().all(|error| error.contains("refused"));
+            ensure!(outcome.ok == 0 && is_refused, "a port where nobody listens did not refuse: {outcome:?}");
+        }
+    }
+    set(&[server], &["tcp_syncookies"], "1")?;
+    set(&[client], &["ip_local_port_range"], "32768 60999")
 }
 
 /// A router on the way marks packets of direct flows; the receiver must see it, and the sender be told.

@@ -123,9 +123,10 @@ fn port_clash() -> Option<Finding> {
     let text = sysctl::read(PORT_RANGE).ok().flatten()?;
     let last: u16 = text.split_whitespace().nth(1)?.parse().ok()?;
     (last >= *FLOW_PORTS.start()).then(|| {
-        Finding::warning(
-            format!("{PORT_RANGE} is {text}: sockets of this host are given ports of direct flows, from {} on", FLOW_PORTS.start()),
-            "such a connection works, and keeps flows from its pair of ports; `sysctl net.ipv4.ip_local_port_range=\"32768 60999\"`",
-        )
+        Finding::Ok(format!(
+            "{PORT_RANGE} is {text}: sockets of this host are given ports of direct flows, from {} on; what is for such a socket gets there, \
+             and a flow of datagrams that has drawn the port of one stays encapsulated",
+            FLOW_PORTS.start()
+        ))
     })
 }

@@ -1,0 +1,160 @@
+//! Endings of connections in packets of the peer's that the core gives to the application: they count where its TCP takes them (RFC 5961), as
+//! those do that the kernel's cache carries.
+
+use std::collections::HashMap;
+
+use margay_wire::FlowId;
+use parking_lot::Mutex;
+
+use crate::connection::{Connection, TcpNumbers};
+use crate::kernel::Unjudged;
+use crate::packet::{self, FIN, Packet, RST, TCP};
+
+/// Connections whose endings wait to be judged; of more, the endings are not heard of before their idle time is over.
+const WAITING_MAX: usize = 4096;
+
+/// A segment of the peer's as its application gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrived {
+    flags: u8,
+    sequence: u32,
+    /// The number after its payload.
+    end: u32,
+    acknowledgement: u32,
+}
+
+impl Arrived {
+    /// `None` for what is no TCP segment.
+    pub fn of(packet: &[u8]) -> Option<Self> {
+        let Ok(Packet::Transport(found)) = packet::parse(packet, packet.len()) else { return None };
+        let tcp = packet.get(found.ip_len..).filter(|_| found.key.protocol == TCP)?;
+        let number = |at: usize| Some(u32::from_be_bytes(tcp.get(at..at + 4)?.try_into().ok()?));
+        let (sequence, acknowledgement) = (number(4)?, number(8)?);
+        let end = sequence.wrapping_add(found.payload_len() as u32);
+        Some(Self { flags: found.flags, sequence, end, acknowledgement })
+    }
+
+    /// The peer's numbers after it, if it is the first that is known of, or brings what the application's TCP expects.
+    pub fn numbers(&self, known: &Unjudged, connection: Option<&Connection>) -> Option<TcpNumbers> {
+        let mut expected = known.expected(connection).peekable();
+        let is_later = |one: u32, other: u32| one.wrapping_sub(other).cast_signed() > 0;
+        let is_next = |next| !is_later(self.sequence, next) && is_later(self.end, next);
+        let counts = self.flags & RST == 0 && (expected.peek().is_none() || expected.any(is_next));
+        // A FIN counts once it is taken.
+        counts.then_some(TcpNumbers { sequence: self.end, acknowledgement: self.acknowledgement, end: None })
+    }
+
+    /// What is to be judged of it, beside what is known.
+    pub fn ending(&self, known: Unjudged) -> Option<Unjudged> {
+        let reset = (self.flags & RST != 0).then_some(self.sequence);
+        let end = (self.flags & (FIN | RST) == FIN).then_some(self.end.wrapping_add(1));
+        (reset.is_some() || end.is_some()).then_some(Unjudged { reset, end, ..known })
+    }
+}
+
+/// Those that no TCP has been seen to take yet.
+#[derive(Default)]
+pub(crate) struct Endings(Mutex<HashMap<FlowId, Unjudged>>);
+
+impl Endings {
+    /// Takes note of one. A FIN waits beside a RST of the same connection.
+    pub fn wait(&self, flow: FlowId, ending: &Unjudged) {
+        let mut waiting = self.0.lock();
+        if waiting.len() < WAITING_MAX || waiting.contains_key(&flow) {
+            let one = waiting.entry(flow).or_default();
+            one.reset = ending.reset.or(one.reset);
+            one.end = ending.end.or(one.end);
+        }
+    }
+
+    /// Asks again of each: `judge` gives flags of what was taken, or `None` where the connection is no more. Gives those that were
+    /// taken, with these flags.
+    pub fn judge(&self, judge: impl Fn(FlowId, &Unjudged) -> Option<u8>) -> Vec<(FlowId, Unjudged, u8)> {
+        let mut taken = Vec::new();
+        self.0.lock().retain(|flow, ending| match judge(*flow, ending) {
+            Some(0) => true,
+            flags => {
+                taken.extend(flags.map(|flags| (*flow, *ending, flags)));
+                false
+            }
+        });
+        taken
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::packet::{ACK, FlowKey};
+    use crate::sample;
+
+    /// Of [`sample::packet`].
+    const SEQUENCE: u32 = 0xffff_f000;
+
+    fn arrived(flags: u8, payload: &[u8]) -> Arrived {
+        Arrived::of(&sample::tcp4(payload, flags)).expect("a segment")
+    }
+
+    fn seen(own: Option<u32>, peer: Option<u32>) -> Connection {
+        let own = own.map(|acknowledgement| TcpNumbers { sequence: 1, acknowledgement, end: None });
+        let peer = peer.map(|sequence| TcpNumbers { sequence, acknowledgement: 1, end: None });
+        Connection { key: FlowKey::from(sample::tuple4(TCP)), own, peer, segment: 0 }
+    }
+
+    #[test]
+    fn a_reset_is_taken_at_what_is_expected_alone() {
+        let reset = arrived(RST, b"").ending(Unjudged::default()).expect("an ending");
+        for far in [1, 1000, 0x8000_0000, u32::MAX] {
+            let other = Some(SEQUENCE.wrapping_add(far));
+            assert_eq!(reset.taken(Some(&seen(other, other))), 0);
+            assert_eq!(Unjudged { next: other, acknowledged: other, ..reset }.taken(None), 0);
+        }
+        assert_eq!(reset.taken(None), 0, "nothing is known");
+        let exact = Some(SEQUENCE);
+        for taken in [
+            reset.taken(Some(&seen(exact, None))),
+            reset.taken(Some(&seen(None, exact))),
+            Unjudged { next: exact, ..reset }.taken(None),
+            Unjudged { acknowledged: exact, ..reset }.taken(None),
+        ] {
+            assert_eq!(taken, RST);
+        }
+    }
+
+    #[test]
+    fn a_fin_is_taken_once_it_is_acknowledged() {
+        let fin = arrived(FIN | ACK, b"bye").ending(Unjudged::default()).expect("an ending");
+        let end = SEQUENCE.wrapping_add(4);
+        assert_eq!(fin.taken(Some(&seen(Some(end.wrapping_sub(1)), Some(end)))), 0);
+        assert_eq!(fin.taken(Some(&seen(Some(end), None))), FIN);
+        assert_eq!(Unjudged { acknowledged: Some(end), ..fin }.taken(None), FIN);
+        assert_eq!(arrived(ACK, b"more").ending(Unjudged::default()), None);
+    }
+
+    #[test]
+    fn made_up_data_is_not_what_comes_next() {
+        let data = arrived(ACK, b"data");
+        let known = Unjudged::default();
+        let end = Some(SEQUENCE.wrapping_add(4));
+        assert_eq!(data.numbers(&known, None).map(|numbers| numbers.sequence), end, "the first that is known of");
+        assert_eq!(data.numbers(&known, Some(&seen(Some(SEQUENCE), None))).map(|numbers| numbers.sequence), end);
+        for far in [1, 4000, 0x8000_0001, u32::MAX - 9] {
+            let expected = SEQUENCE.wrapping_sub(far);
+            assert_eq!(data.numbers(&known, Some(&seen(Some(expected), None))), None, "{far}");
+        }
+        assert_eq!(arrived(RST, b"").numbers(&known, None), None);
+    }
+
+    #[test]
+    fn what_waits_is_asked_for_until_it_is_taken_or_gone() {
+        let (endings, flow) = (Endings::default(), FlowId(7));
+        endings.wait(flow, &Unjudged { end: Some(9), ..Unjudged::default() });
+        endings.wait(flow, &Unjudged { reset: Some(5), ..Unjudged::default() });
+        endings.wait(FlowId(8), &Unjudged::default());
+        let both = |_, ending: &Unjudged| ending.end.and(ending.reset).map(|_| 0);
+        assert_eq!(endings.judge(both), [], "the other is no more");
+        let waiting = Unjudged { reset: Some(5), end: Some(9), ..Unjudged::default() };
+        assert_eq!(endings.judge(|_, _| Some(RST)), [(flow, waiting, RST)]);
+        assert_eq!(endings.judge(|_, _| Some(RST)), []);
+    }
+}

@@ -30,6 +30,7 @@
 #define SEEN_TOO_BIG 64 /* a router's word about a packet of the flow; the MTU of its link is in the upper half */
 /* In entries only: both ends have closed, and each has acknowledged all of the other's. Nothing is left to pass. */
 #define SEEN_OVER 512
+#define SEEN_UNDELIVERED 2048 /* in entries only: what was rewritten in place has not reached its program */
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
 #define UP_MARK 0x4d475550
@@ -91,7 +92,7 @@ struct direction {
 	__u64 bytes;
 	__u64 segments;
 	struct tcp_numbers numbers;
-	__u64 asked_ns; /* ingress of datagrams: when the agent was asked to answer last */
+	__u64 asked_ns; /* ingress of datagrams: when the agent was asked to answer last; of TCP: since when its data may go unanswered here */
 	__u32 segment; /* payload of the largest TCP segment, since the entry was made */
 	__u32 zero;
 };
@@ -251,5 +252,7 @@ enum counter {
 	COUNT_TAKEN = 14, /* flows of grants that programs of this host opened */
 	COUNT_OPENED = 15, /* flows of grants that peers opened */
 	COUNT_DROP_UNPROVED = 16, /* a SYN for a flow of a grant that does not show that its sender holds it, or for a flow that is open */
-	COUNTERS = 17,
+	COUNT_UP_FRAGMENT = 17, /* of a packet for a flow port */
+	COUNT_UNDELIVERED = 18, /* flows whose packets did not reach their program in place */
+	COUNTERS = 19,
 };

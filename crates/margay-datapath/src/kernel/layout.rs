@@ -34,8 +34,11 @@ pub(super) const CHANGE_LATE: u32 = 3;
 /// An address pair that several peers share.
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
+/// `COUNT_UNDELIVERED`.
+pub(super) const COUNT_UNDELIVERED: u32 = 18;
+
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 17] = [
+pub(super) const COUNTERS: [&str; 19] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -53,6 +56,8 @@ pub(super) const COUNTERS: [&str; 17] = [
     "taken",
     "opened",
     "drop_unproved",
+    "up_fragment",
+    "undelivered",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
@@ -111,6 +116,7 @@ const _: () = assert!(
 );
 const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5 + 2 * 2 * 8);
 const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 3 * 4);
+const _: () = assert!(matches!(COUNTERS[COUNT_UNDELIVERED as usize].as_bytes(), b"undelivered"));
 const _: () = assert!(GRANT_FLOWS_MAX as usize <= 2 * 64);
 
 pub(super) fn app_key_of(key: &FlowKey) -> app_key {

@@ -34,6 +34,8 @@ const LOCAL_PORT: u16 = 61_001;
 const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
 
+#[path = "delivery_test.rs"]
+mod delivery;
 #[path = "opening_test.rs"]
 mod opening;
 
@@ -94,13 +96,14 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
     let mut open = FlowCacheSkelBuilder::default().open(Box::leak(Box::new(MaybeUninit::uninit()))).expect("an object");
     if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
         constants.sal0_ifindex = sal0;
-        constants.in_place = in_place;
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
         constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
-    Some(Rig(open.load().expect("the verifier takes them")))
+    let rig = Rig(open.load().expect("the verifier takes them"));
+    put(&rig.0.maps.in_place, &0_u32.to_ne_bytes(), &u32::from(in_place).to_ne_bytes());
+    Some(rig)
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const SOURCES: [&str; 5] = ["flow_cache", "active_sockets", "unconnected", "service_router", "router_rate"];
+const SOURCES: [&str; 6] = ["flow_cache", "guard", "active_sockets", "unconnected", "service_router", "router_rate"];
 
 fn main() {
     println!("cargo:rerun-if-changed=bpf");

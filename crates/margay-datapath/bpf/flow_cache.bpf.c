@@ -46,9 +46,9 @@ const volatile __u32 host_v4 = 0;
 const volatile __u32 host_v6[4] = {};
 /* Bytes before the IP header at sal0: none on a TUN. The kernel's test run knows Ethernet frames only, so tests say 14. */
 const volatile __u32 sal0_header_len = 0;
-/* Whether direct packets stay on the card that they came by, rewritten: the host's stack is entered once less. Not where a
- * strict reverse-path filter would ask why the virtual addresses come by that card. */
-const volatile bool in_place = false;
+
+#include "fragment.h"
+#include "delivery.h"
 
 /* Names the types that the agent shares, so that they are in the object's type information. */
 struct shared_layout {
@@ -133,7 +133,7 @@ static __always_inline bool account_egress(struct __sk_buff *skb, const struct p
 
 	if (packet->key.protocol == IPPROTO_TCP) {
 		if (packet->payload_len || packet->tcp_flags & TCP_FIN) {
-			if (is_stalled(entry, path, now)) {
+			if (is_stalled(entry, path, now) || (!note_delivery(entry, packet, now) && agent_is_alive(now))) {
 				__sync_fetch_and_or(&entry->flags, FLOW_STALLED);
 				count(COUNT_LEFT_STALLED);
 				return false;
@@ -242,6 +242,7 @@ int app_egress(struct __sk_buff *skb)
 		goto leave;
 	return send_direct(skb, &packet, &on_wire, path);
 leave:
+	note_left(entry, &packet);
 	leave_to_agent(entry);
 	return TCX_NEXT;
 }
@@ -352,6 +353,8 @@ int wire_ingress(struct __sk_buff *skb)
 	if (is_intruding(skb))
 		return TCX_DROP;
 	if (!parse(skb, ETH_HLEN, &packet)) {
+		if (is_flows_fragment(skb))
+			return send_up(skb, COUNT_UP_FRAGMENT);
 		hear_too_big(skb);
 		return TCX_NEXT;
 	}
@@ -411,9 +414,14 @@ int wire_ingress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	count(COUNT_INGRESS_PACKETS);
-	if (!(packet.is_fresh && note_fresh(&packet, entry)) && in_place) {
-		skb->tc_index = REWRITTEN_INDEX;
-		return TCX_NEXT;
+	if (packet.is_fresh && note_fresh(&packet, entry))
+		return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
+	if (is_in_place(entry)) {
+		if (!is_mute(entry, &packet, entry->ingress.last_ns)) {
+			skb->tc_index = REWRITTEN_INDEX;
+			return TCX_NEXT;
+		}
+		note_undelivered(entry);
 	}
 	return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
 }

@@ -30,6 +30,7 @@
 #define SEEN_TOO_BIG 64 /* a router's word about a packet of the flow; the MTU of its link is in the upper half */
 /* In entries only: both ends have closed, and each has acknowledged all of the other's. Nothing is left to pass. */
 #define SEEN_OVER 512
+#define SEEN_UNDELIVERED 2048 /* in entries only: what was rewritten in place has not reached its program */
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
 #define UP_MARK 0x4d475550
@@ -95,7 +96,7 @@ struct direction {
 	__u64 bytes;
 	__u64 segments;
 	struct tcp_numbers numbers;
-	__u64 asked_ns; /* ingress of datagrams: when the agent was asked to answer last */
+	__u64 asked_ns; /* ingress of datagrams: when the agent was asked to answer last; of TCP: since when its data may go unanswered here */
 	__u32 segment; /* payload of the largest TCP segment, since the entry was made */
 	__u32 next; /* what the application's TCP expects, as far as has been seen */
 };
@@ -267,5 +268,7 @@ enum counter {
 	COUNT_DROP_VIRTUAL_EGRESS = 18, /* would have left by a card with one */
 	COUNT_OF_HOST = 19, /* on a flow port, no entry, and none of Margay's: the host has it */
 	COUNT_DROP_RATE = 20, /* on a flow port, no entry, and too many of these have come */
-	COUNTERS = 21,
+	COUNT_UP_FRAGMENT = 21, /* of a packet for a flow port */
+	COUNT_UNDELIVERED = 22, /* flows whose packets did not reach their program in place */
+	COUNTERS = 23,
 };

@@ -307,6 +307,8 @@ fn an_end_that_nobody_was_told_of_is_found() {
             let config = CacheConfig {
                 sal0: "sal0".to_owned(),
                 interfaces: vec![Interface::card(eth0)],
+                local_addresses: Vec::new(),
+                in_place: false,
                 pin_dir: place,
                 flow_ports: 61_000..=61_999,
                 flows_max: 16,
@@ -366,6 +368,8 @@ fn opened_cache(host: &Host, pin_dir: PathBuf, are_lost: bool) -> Opened {
         let config = CacheConfig {
             sal0: "sal0".to_owned(),
             interfaces: vec![Interface::card(eth0())],
+            local_addresses: Vec::new(),
+            in_place: false,
             pin_dir,
             flow_ports: 61_000..=61_999,
             flows_max: 16,

@@ -158,7 +158,10 @@ pub fn bpf_bytes(pid: u32) -> Result<f64> {
 ///
 /// `nft` refuses.
 pub fn count_virtual_resets(host: &Host) -> Result<()> {
-    count(host, "resets_in", Passing::In, "iifname sal0 tcp flags & rst == rst")?;
+    // What is rewritten in place at a card comes by that card.
+    for to in ["ip daddr 198.18.0.1", "ip6 daddr fd5a:4c00::1"] {
+        count(host, "resets_in", Passing::In, &format!("{to} tcp flags & rst == rst"))?;
+    }
     count(host, "resets_out", Passing::Out, "oifname sal0 tcp flags & rst == rst")
 }
 

@@ -50,6 +50,8 @@ fn cache(pins: &Path) -> KernelCache {
     let config = CacheConfig {
         sal0: "lo".to_owned(),
         interfaces: Vec::new(),
+        local_addresses: Vec::new(),
+        in_place: false,
         pin_dir: pins.to_owned(),
         flow_ports: 61_000..=65_535,
         flows_max: 1024,

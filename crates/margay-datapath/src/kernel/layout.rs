@@ -39,8 +39,11 @@ pub(super) const CHANGE_LATE: u32 = 3;
 /// An address pair that several peers share.
 pub(super) const PATH_SHARED: u32 = u32::MAX;
 
+/// `COUNT_UNDELIVERED`.
+pub(super) const COUNT_UNDELIVERED: u32 = 22;
+
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 21] = [
+pub(super) const COUNTERS: [&str; 23] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -62,6 +65,8 @@ pub(super) const COUNTERS: [&str; 21] = [
     "drop_virtual_egress",
     "of_host",
     "drop_rate",
+    "up_fragment",
+    "undelivered",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
@@ -123,6 +128,7 @@ const _: () = assert!(
 );
 const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5 + 2 * 2 * 8);
 const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 3 * 4);
+const _: () = assert!(matches!(COUNTERS[COUNT_UNDELIVERED as usize].as_bytes(), b"undelivered"));
 const _: () = assert!(GRANT_FLOWS_MAX as usize <= 2 * 64);
 
 pub(super) fn app_key_of(key: &FlowKey) -> app_key {

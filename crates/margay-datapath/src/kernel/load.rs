@@ -18,6 +18,7 @@ use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
 
+use super::guard::Guard;
 use super::interface::{self, Inside, Interface};
 use super::layout::{LAYOUT_VERSION, flow_change, flow_event, grant_flows};
 use super::plain::Plain;
@@ -30,6 +31,7 @@ const PINNED_MAPS: [&str; 11] =
     ["apps", "flows", "paths", "pairs", "locals", "peers", "offers", "spares", "grants", "layout", "counters"];
 /// How the names of pinned links begin.
 const LINK: &str = "link_";
+const LINK_OF_SAL0: &str = "link_sal0_";
 /// Magic number of a bpffs.
 const BPF_FS: i64 = 0xcafe_4a11;
 /// `BPF_F_BEFORE`: first in the chain, before other people's programs (DESIGN §18).
@@ -50,6 +52,7 @@ pub(super) struct Maps {
     pub listeners: MapHandle,
     pub insides: MapHandle,
     pub heartbeat: MapHandle,
+    pub in_place: MapHandle,
     pub counters: MapHandle,
 }
 
@@ -73,13 +76,12 @@ impl Loaded {
     pub fn open(config: &CacheConfig) -> Result<(Self, Adopted), Unavailable> {
         words::keep();
         let sal0 = interface_index(&config.sal0)?;
-        prepare_pins(&config.pin_dir)?;
         let mut adopted = pinned_version(&config.pin_dir);
         let mut loaded = load(config, sal0);
         if let (Err(error), Adopted::Kept) = (&loaded, adopted) {
             // Of this layout by its own account, and yet not what the programs want: a bound changed, say.
             tracing::warn!(%error, "the pinned maps cannot be used again");
-            remove_files(&config.pin_dir);
+            remove_maps(&config.pin_dir);
             adopted = Adopted::Replaced { found: LAYOUT_VERSION };
             loaded = load(config, sal0);
         }
@@ -101,6 +103,7 @@ impl Loaded {
             listeners: handle(&skeleton.maps.listeners)?,
             insides: handle(&skeleton.maps.insides)?,
             heartbeat: handle(&skeleton.maps.heartbeat)?,
+            in_place: handle(&skeleton.maps.in_place)?,
             counters: handle(&skeleton.maps.counters)?,
         };
         let version = LAYOUT_VERSION.to_ne_bytes();
@@ -129,7 +132,7 @@ impl Loaded {
     fn places(&self) -> Vec<Place> {
         let mut places = Vec::new();
         if self.is_on.load(Ordering::Relaxed) {
-            places.push(Place { pin: format!("{LINK}sal0_{}", self.sal0), index: self.sal0, hook: Hook::Sal0 });
+            places.push(Place { pin: format!("{LINK_OF_SAL0}{}", self.sal0), index: self.sal0, hook: Hook::Sal0 });
         }
         for Interface { index, is_ethernet, inside } in &*self.interfaces.lock() {
             let (pin, hook) = if *is_ethernet {
@@ -172,12 +175,11 @@ impl Loaded {
                 }
             }
         }
-        let gone: Vec<String> =
-            links.keys().filter(|name| !places.iter().any(|place| place.pin == **name)).cloned().collect();
-        for name in gone {
-            links.remove(&name);
-            remove_pin(&self.pin_dir.join(name));
-        }
+        let is_gone = |name: &String| !places.iter().any(|place| place.pin == *name);
+        links.retain(|name, _| !is_gone(name));
+        // Those of a process before, too.
+        let gone = pinned_links(&self.pin_dir).into_iter().filter(is_gone);
+        gone.for_each(|name| remove_pin(&self.pin_dir.join(name)));
         Ok(())
     }
 
@@ -191,14 +193,14 @@ impl Loaded {
             Hook::In => &programs.card_ingress,
             Hook::Out => &programs.card_egress,
         };
-        if let Ok(mut link) = Link::open(&pin) {
+        let mut before = pin.exists().then(|| Link::open(&pin).ok()).flatten();
+        if let Some(mut link) = before.take() {
             match link.update_prog(program) {
                 Ok(()) => return Ok(link),
                 // Its interface is gone, and another has the number now.
                 Err(error) => tracing::debug!(%error, pin = %pin.display(), "a pinned link is of no more use"),
             }
-            drop(link);
-            remove_pin(&pin);
+            before = Some(link);
         }
         let options = libbpf_sys::bpf_tcx_opts {
             sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
@@ -217,6 +219,10 @@ impl Loaded {
         let Some(link) = NonNull::new(link) else { return Err(io::Error::last_os_error().into()) };
         // SAFETY: libbpf just gave us this link, and nobody else has it.
         let mut link = unsafe { Link::from_ptr(link) };
+        // The new program stands: now the old one may go.
+        if before.take().is_some() {
+            remove_pin(&pin);
+        }
         link.pin(&pin)?;
         Ok(link)
     }
@@ -236,7 +242,7 @@ impl Loaded {
 
     pub fn detach(&self) {
         self.is_on.store(false, Ordering::Relaxed);
-        let name = format!("{LINK}sal0_{}", self.sal0);
+        let name = format!("{LINK_OF_SAL0}{}", self.sal0);
         let Some(link) = self.links.lock().remove(&name) else { return };
         if let Err(error) = link.detach() {
             tracing::debug!(%error, "already off");
@@ -339,7 +345,6 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
             constants.sal0_ifindex = sal0;
             constants.flow_port_first = *config.flow_ports.start();
             constants.flow_port_last = *config.flow_ports.end();
-            constants.in_place = !has_strict_filter();
             interface::set_virtual(constants);
             constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
             let words = HOST_V6.octets();
@@ -365,19 +370,12 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
     open.load().map_err(|error| Unavailable::of_load(&error))
 }
 
-/// Whether packets with virtual addresses would be dropped on any card: strict reverse-path filtering (RFC 3704 §2.2).
-fn has_strict_filter() -> bool {
-    let interfaces = fs::read_dir("/proc/sys/net/ipv4/conf").into_iter().flatten().flatten();
-    interfaces
-        .map(|entry| entry.path().join("rp_filter"))
-        .any(|path| fs::read_to_string(path).is_ok_and(|value| value.trim() == "1"))
-}
-
 fn interface_index(name: &str) -> Result<u32, Unavailable> {
     nix::net::if_::if_nametoindex(name).map_err(|error| Unavailable::system("find sal0", error))
 }
 
-/// The layout of what is pinned; what is of another layout is removed.
+/// The layout of what is pinned; maps of another layout are removed. The links stay in any case: they keep flow ports from the host's TCP
+/// until the new programs take their place.
 fn pinned_version(pin_dir: &Path) -> Adopted {
     let found = MapHandle::from_pinned_path(pin_dir.join("layout"))
         .ok()
@@ -386,14 +384,12 @@ fn pinned_version(pin_dir: &Path) -> Adopted {
         .map(u32::from_ne_bytes);
     match found {
         None => {
-            remove_files(pin_dir);
+            remove_maps(pin_dir);
             Adopted::Fresh
         }
         Some(LAYOUT_VERSION) => Adopted::Kept,
         Some(found) => {
-            // Entries of another layout are of no use, but the links are: they keep flow ports from the host's TCP until the
-            // new programs take their place.
-            PINNED_MAPS.iter().for_each(|name| remove_pin(&pin_dir.join(name)));
+            remove_maps(pin_dir);
             Adopted::Replaced { found }
         }
     }
@@ -423,11 +419,21 @@ pub(crate) fn remove_pin(path: &Path) {
     }
 }
 
-fn remove_files(pin_dir: &Path) {
+fn remove_maps(pin_dir: &Path) {
     PINNED_MAPS.iter().for_each(|name| remove_pin(&pin_dir.join(name)));
+}
+
+/// Names of the links that are pinned here.
+fn pinned_links(pin_dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(pin_dir).into_iter().flatten().flatten();
-    let is_link = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(LINK));
-    entries.map(|entry| entry.path()).filter(is_link).for_each(|path| remove_pin(&path));
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.starts_with(LINK)).collect()
+}
+
+/// Takes the program off `sal0`, whoever has put it there.
+pub(super) fn remove_egress(pin_dir: &Path) {
+    let of_sal0 = pinned_links(pin_dir).into_iter().filter(|name| name.starts_with(LINK_OF_SAL0));
+    of_sal0.for_each(|name| remove_pin(&pin_dir.join(name)));
 }
 
 /// Takes everything out of the kernel that is pinned here: programs without a link go off.
@@ -435,7 +441,10 @@ pub(super) fn remove_pins(pin_dir: &Path) {
     if !pin_dir.is_dir() {
         return;
     }
-    remove_files(pin_dir);
+    remove_maps(pin_dir);
+    pinned_links(pin_dir).iter().for_each(|name| remove_pin(&pin_dir.join(name)));
+    // Last: until then a program may still be in its place.
+    Guard::remove(pin_dir);
     // Not a mount of ours, or in use: an empty directory does no harm.
     let _ = umount(pin_dir);
     let _ = fs::remove_dir(pin_dir);

@@ -5,6 +5,7 @@
 
 mod address_pair;
 mod grant;
+mod guard;
 mod interface;
 mod layout;
 mod load;
@@ -24,7 +25,7 @@ mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/flow_cache.skel.rs"));
 }
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -42,6 +43,7 @@ use crate::clock;
 use crate::packet::{FIN, FlowKey, RST, mapped};
 use crate::table::{Connection, FlowCounters};
 use address_pair::AddressPairs;
+use guard::Guard;
 use layout::{app_key, flow_entry, pair_key, path_entry, wire_key};
 use load::Loaded;
 use peer_addresses::PeerAddresses;
@@ -54,6 +56,10 @@ pub struct CacheConfig {
     pub sal0: String,
     /// All but the loopback and `sal0`.
     pub interfaces: Vec<Interface>,
+    /// This host's addresses.
+    pub local_addresses: Vec<IpAddr>,
+    /// See [`KernelCache::set_in_place`].
+    pub in_place: bool,
     /// Directory for pinned maps and links; a bpffs is mounted there if it is none.
     pub pin_dir: PathBuf,
     /// Ports of direct flows.
@@ -350,6 +356,8 @@ const LINGER: Duration = Duration::from_secs(2);
 pub struct KernelCache {
     loaded: Loaded,
     adopted: Adopted,
+    /// `None` where the kernel takes none.
+    guard: Option<Guard>,
     /// Where each flow's entry lies. It has the five-tuple, by which programs' packets find it.
     index: Mutex<HashMap<FlowId, wire_key>>,
     /// Pairs of addresses that paths have left, and until when packets that were on their way still come by them.
@@ -366,10 +374,25 @@ impl KernelCache {
     ///
     /// Why not; nothing is attached then.
     pub fn open(config: &CacheConfig) -> Result<Self, Unavailable> {
+        load::prepare_pins(&config.pin_dir)?;
+        // Before anything of what is there is touched.
+        let guard = Guard::open(&config.pin_dir, &config.flow_ports).inspect_err(|error| {
+            tracing::warn!(%error, "flows may be reset by this host's own TCP while the programs are replaced");
+        });
         let (loaded, adopted) = Loaded::open(config)?;
         let peers = Mutex::new(PeerAddresses::of_before(&loaded.maps.peers));
-        let cache =
-            Self { loaded, adopted, index: Mutex::default(), left: Mutex::default(), peers, grants: Mutex::default() };
+        let cache = Self {
+            loaded,
+            adopted,
+            guard: guard.ok(),
+            index: Mutex::default(),
+            left: Mutex::default(),
+            peers,
+            grants: Mutex::default(),
+        };
+        // Before the programs are attached: to whom a packet is not, theirs it cannot be.
+        cache.set_local_addresses(&config.local_addresses);
+        cache.set_in_place(config.in_place);
         cache.keep_grants();
         // What nobody has answered is its grant's.
         let answered = cache.entries_with_keys().filter(|(_, entry)| entry.flags & layout::FLOW_FRESH == 0);
@@ -456,6 +479,15 @@ impl KernelCache {
         }
     }
 
+    /// Whether direct packets seem to have come by the card that they came by; otherwise they come to programs by `sal0`. For hosts where
+    /// nothing judges packets by their interface.
+    pub fn set_in_place(&self, in_place: bool) {
+        let value = u32::from(in_place).to_ne_bytes();
+        if let Err(error) = put(&self.loaded.maps.in_place, &0_u32.to_ne_bytes(), &value, "ways of direct packets") {
+            tracing::error!(%error, in_place, "direct packets go on coming to programs as before");
+        }
+    }
+
     /// Adds or replaces a path record: every flow on it follows.
     ///
     /// # Errors
@@ -467,6 +499,9 @@ impl KernelCache {
         }
         let mut entry = layout::path_entry_of(path);
         let pair = layout::pair_of(&entry);
+        if let Some(guard) = &self.guard {
+            guard.add(&pair.remote);
+        }
         let maps = &self.loaded.maps;
         let before = get::<path_entry>(&maps.paths, &id.0.to_ne_bytes());
         let left = before.as_ref().map(layout::pair_of).filter(|before| before.bytes() != pair.bytes());
@@ -509,6 +544,12 @@ impl KernelCache {
     pub fn paths(&self) -> impl Iterator<Item = PathId> {
         let number = |key: Vec<u8>| Some(PathId(u32::from_ne_bytes(key.try_into().ok()?)));
         self.loaded.maps.paths.keys().filter_map(number)
+    }
+
+    /// The peers' addresses of all path records.
+    fn remotes(&self) -> HashSet<[u8; 16]> {
+        let paths = &self.loaded.maps.paths;
+        paths.keys().filter_map(|key| Some(get::<path_entry>(paths, &key)?.remote)).collect()
     }
 
     /// Forgets a path record. Flows that still name it are sent to user space.
@@ -657,6 +698,9 @@ impl KernelCache {
         }
         self.forget_left();
         self.peers.lock().forget_left(&self.loaded.maps.peers);
+        if let Some(guard) = &self.guard {
+            guard.look(clock::now(), || self.remotes());
+        }
     }
 
     /// Readable when connections have ended.
@@ -674,14 +718,20 @@ impl KernelCache {
         }
     }
 
+    /// How many flows have shown that what is rewritten for them in place does not reach their programs.
+    pub fn undelivered(&self) -> u64 {
+        self.count(layout::COUNT_UNDELIVERED)
+    }
+
+    fn count(&self, number: u32) -> u64 {
+        counted(&self.loaded.maps.counters, number)
+    }
+
     /// Everything counted, by name, all processors together.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        let count = |number: u32| {
-            let values = self.loaded.maps.counters.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY).ok().flatten();
-            let value = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_ne_bytes);
-            values.map_or(0, |values| values.iter().map(value).sum())
-        };
-        layout::COUNTERS.iter().zip(0..).map(|(name, number)| (*name, count(number))).collect()
+        let of_cache = layout::COUNTERS.iter().zip(0..).map(|(name, number)| (*name, self.count(number)));
+        let of_guard = self.guard.as_ref().map(|guard| ("drop_reset_of_host", guard.dropped()));
+        of_cache.chain(of_guard).collect()
     }
 
     /// Whether the programs could be attached here.
@@ -698,6 +748,12 @@ impl KernelCache {
         load::prepare_pins(pin_dir)
     }
 
+    /// Has nothing sent by the entries that a process has left at `pin_dir`, where no process is to keep them in step any more. The programs
+    /// on the cards stay: what peers still send direct is a flow's.
+    pub fn stop_sending(pin_dir: &Path) {
+        load::remove_egress(pin_dir);
+    }
+
     /// Takes everything out of the kernel that a process has left pinned at `pin_dir`.
     pub fn remove_pins(pin_dir: &Path) {
         load::remove_pins(pin_dir);
@@ -706,6 +762,13 @@ impl KernelCache {
 
 fn get<T: Plain>(map: &impl MapCore, key: &[u8]) -> Option<T> {
     T::read(&map.lookup(key, MapFlags::ANY).ok().flatten()?)
+}
+
+/// An element of an array of counters, all processors together.
+fn counted(map: &impl MapCore, number: u32) -> u64 {
+    let values = map.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY).ok().flatten();
+    let value = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_ne_bytes);
+    values.map_or(0, |values| values.iter().map(value).sum())
 }
 
 fn put(map: &impl MapCore, key: &[u8], value: &[u8], what: &'static str) -> Result<(), CacheError> {

@@ -35,6 +35,8 @@ const PATH: PathId = PathId(7);
 
 #[path = "checksum_test.rs"]
 mod checksum;
+#[path = "delivery_test.rs"]
+mod delivery;
 #[path = "ending_test.rs"]
 mod ending;
 #[path = "host_traffic_test.rs"]
@@ -103,14 +105,15 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
     let mut open = FlowCacheSkelBuilder::default().open(Box::leak(Box::new(MaybeUninit::uninit()))).expect("an object");
     if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
         constants.sal0_ifindex = sal0;
-        constants.in_place = in_place;
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
         constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
         super::interface::set_virtual(constants);
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
-    Some(Rig(open.load().expect("the verifier takes them")))
+    let rig = Rig(open.load().expect("the verifier takes them"));
+    put(&rig.0.maps.in_place, &0_u32.to_ne_bytes(), &u32::from(in_place).to_ne_bytes());
+    Some(rig)
 }
 
 #[test]

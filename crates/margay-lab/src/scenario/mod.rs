@@ -22,9 +22,11 @@ mod flow_memory;
 mod grants;
 mod hijack;
 mod host_death;
+mod host_tcp;
 mod hostile_packets;
 mod interface_balance;
 mod interface_failover;
+mod judged;
 pub mod late_binding;
 mod lookup;
 mod many_flows;
@@ -160,6 +162,8 @@ pub const ALL: &[Scenario] = &[
     exclusive_names::SCENARIO,
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
+    host_tcp::SCENARIO,
+    judged::SCENARIO,
     af_serval::SCENARIO,
     secure_throughput::SCENARIO,
     interface_failover::SCENARIO,

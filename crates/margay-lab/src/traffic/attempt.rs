@@ -42,7 +42,7 @@ pub struct Plan {
     /// Send a datagram again after this time without an answer; 0: never
     #[arg(long, default_value_t = 0)]
     pub resend_ms: u64,
-    /// Bytes of a datagram in the second half of the exchanges
+    /// Bytes to exchange in the second half of the rounds
     #[arg(long)]
     pub then_bytes: Option<usize>,
     /// How often each connection exchanges the bytes
@@ -60,6 +60,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    fn bytes_of(&self, round: usize) -> usize {
+        let is_second_half = round >= self.rounds / 2;
+        self.then_bytes.filter(|_| is_second_half).unwrap_or(self.bytes)
+    }
+
     async fn pause_before(&self, round: usize) -> Result<()> {
         if round > 0 {
             tokio::time::sleep(Duration::from_millis(self.round_pause_ms)).await;
@@ -158,7 +163,7 @@ async fn connection(plan: &Plan, to: SocketAddr, message: &[u8]) -> Result<()> {
     let mut stream = socket.connect(to).await?;
     for round in 0..plan.rounds.max(1) {
         plan.pause_before(round).await?;
-        if !echo::exchange(&mut stream, message).await? {
+        if !echo::exchange(&mut stream, &message[..plan.bytes_of(round)]).await? {
             bail!("wrong bytes came back");
         }
     }
@@ -175,9 +180,7 @@ async fn datagram(plan: &Plan, to: SocketAddr, mut message: Vec<u8>, lost: &Atom
     socket.connect(to).await?;
     for round in 0..plan.rounds.max(1) {
         plan.pause_before(round).await?;
-        let is_second_half = round >= plan.rounds / 2;
-        let bytes = plan.then_bytes.filter(|_| is_second_half).unwrap_or(plan.bytes);
-        exchange_datagram(plan, &socket, round as u32, &mut message[..bytes], lost).await?;
+        exchange_datagram(plan, &socket, round as u32, &mut message[..plan.bytes_of(round)], lost).await?;
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::INTERFACE;
 use super::core::CoreHandle;
+use super::way::Way;
 use crate::config::Config;
 use crate::host;
 use crate::host::card::Card;
@@ -59,6 +60,7 @@ impl DirectPath {
             }
             Err(why) => {
                 tracing::warn!(why, "no direct path; flows are encapsulated");
+                KernelCache::stop_sending(&pins(&config.host.runtime_dir));
                 State::Off(why)
             }
         };
@@ -123,17 +125,18 @@ impl DirectPath {
         }
         let cards = host::card::cards(config.inside.as_deref()).await;
         let cards = cards.map_err(|error| format!("interfaces cannot be read: {error}"))?;
+        let local_addresses =
+            host::local_addresses().await.map_err(|error| format!("addresses cannot be read: {error}"))?;
         let cache_config = CacheConfig {
             sal0: INTERFACE.to_owned(),
             interfaces: cards.into_iter().map(|card| card.interface).collect(),
+            local_addresses,
+            in_place: Way::look().is_none(),
             pin_dir: pins(&config.host.runtime_dir),
             flow_ports: FLOW_PORTS,
             flows_max: FLOWS_MAX,
         };
-        let addresses = host::local_addresses().await.map_err(|error| format!("addresses cannot be read: {error}"))?;
-        let cache = KernelCache::open(&cache_config).map_err(|error| error.to_string())?;
-        cache.set_local_addresses(&addresses);
-        Ok(cache)
+        KernelCache::open(&cache_config).map_err(|error| error.to_string())
     }
 
     /// Why flows are encapsulated; `None` while the direct path is in use.

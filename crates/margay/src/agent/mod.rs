@@ -29,6 +29,7 @@ pub mod start;
 pub mod trace;
 pub mod upkeep;
 pub mod watch;
+pub mod way;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -67,6 +68,8 @@ pub struct Agent {
     pub network: network::Network,
     /// The kernel's flow cache.
     pub direct: direct::DirectPath,
+    /// By which way direct packets come to programs.
+    pub way: way::Way,
     /// The service router in the kernel.
     pub kernel_router: service_router::KernelRouter,
     /// Sockets of services on the loopback.

@@ -40,6 +40,7 @@ use super::service::{Publication, Services, Surroundings};
 use super::service_router::KernelRouter;
 use super::spread::{self, Spreads};
 use super::watch::Watchers;
+use super::way::Way;
 use super::{Agent, INTERFACE, authority, cluster, flows, home, metrics, remote, trace, upkeep};
 use crate::config::Config;
 use crate::{host, start};
@@ -122,6 +123,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         core,
         network: Network::default(),
         direct,
+        way: Way::default(),
         kernel_router,
         loopback: LoopbackListeners::default(),
         active,

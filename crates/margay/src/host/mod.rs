@@ -6,6 +6,7 @@ pub mod card;
 pub mod change;
 pub mod guard;
 mod journal;
+pub mod judge;
 pub mod neighbour;
 pub mod netlink;
 mod plan;
@@ -289,14 +290,15 @@ pub async fn await_running() -> io::Result<()> {
     Ok(())
 }
 
-/// Interfaces that may carry direct flows: what is up and sends Ethernet frames.
+/// Interfaces that may carry direct flows: what sends Ethernet frames. Those that are down count: a program that is taken off, and put on again
+/// when somebody has seen that they are up, misses the first packets.
 ///
 /// # Errors
 ///
 /// The kernel's tables cannot be read.
 pub async fn interfaces() -> io::Result<Vec<u32>> {
     let links = Netlink::connect()?.links().await?;
-    Ok(links.iter().filter(|link| link.up && link.ethernet).map(|link| link.index).collect())
+    Ok(links.iter().filter(|link| link.ethernet).map(|link| link.index).collect())
 }
 
 /// Addresses of this host that others could use now, those of the interface with the default route first: of interfaces that are up

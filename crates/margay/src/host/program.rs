@@ -28,6 +28,10 @@ pub fn programs(config: &Config, is_router: bool) -> Vec<Programs> {
             purpose: "flows that go direct, and nothing with a virtual address by a card; stays while the agent is dead",
         },
         Programs {
+            at: "netfilter's output hook, IPv4 and IPv6",
+            purpose: "no reset of the host's own TCP on ports of flows; stays until `down`",
+        },
+        Programs {
             at: "connect, sendmsg, recvmsg and getpeername at the root of the cgroups",
             purpose: "datagrams of unconnected sockets by name; stays while the agent is dead",
         },
@@ -48,7 +52,7 @@ mod tests {
     fn what_is_put_on_goes_by_the_configuration() {
         let mut config = Config::default();
         let count = |config: &Config, is_router| programs(config, is_router).len();
-        assert_eq!((count(&config, false), count(&config, true)), (3, 4));
+        assert_eq!((count(&config, false), count(&config, true)), (4, 5));
         config.direct = false;
         assert_eq!((count(&config, false), count(&config, true)), (1, 1));
     }

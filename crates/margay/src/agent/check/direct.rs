@@ -9,6 +9,7 @@ use nix::net::if_::if_indextoname;
 use super::{Finding, Steps};
 use crate::agent::Agent;
 use crate::agent::direct::FLOW_PORTS;
+use crate::agent::way::Detour;
 use crate::host::sysctl;
 
 const PORT_RANGE: &str = "net/ipv4/ip_local_port_range";
@@ -37,9 +38,34 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     if let Some(clash) = port_clash() {
         steps.say("direct", clash).await;
     }
+    if let Some(detour) = agent.way.detour() {
+        steps.say("direct", of_detour(detour)).await;
+    }
     let paths = Paths::of(agent, |_| true);
     let none = || Finding::Ok("programs and maps are in place; no flow is open".to_owned());
     steps.say("direct", paths.finding().unwrap_or_else(none)).await;
+}
+
+/// Why direct packets do not come to programs in place at the cards.
+fn of_detour(detour: Detour) -> Finding {
+    match detour {
+        Detour::Judged(judge) => Finding::Ok(format!(
+            "direct packets come to programs by sal0: {judge} may ask by which interface they come (at the cost of some processor time)"
+        )),
+        Detour::Unknown(why) => Finding::warning(
+            format!(
+                "direct packets come to programs by sal0, since this host's packet filter cannot be looked at: {why}"
+            ),
+            "it works, at the cost of some processor time",
+        ),
+        Detour::Swallowed(flows) => Finding::warning(
+            format!(
+                "something on this host drops direct packets that come by a card for a virtual address: {flows} flows took the way by sal0, and so do \
+                 all until the next start"
+            ),
+            "`nft list ruleset`, `iptables-save` and `bpftool net` show what filters; it works, at the cost of some processor time",
+        ),
+    }
 }
 
 /// How the flows with one peer go, and why not direct where they do not.

@@ -25,6 +25,7 @@ mod host_death;
 mod hostile_packets;
 mod interface_balance;
 mod interface_failover;
+mod intruders;
 pub mod late_binding;
 mod lookup;
 mod many_flows;
@@ -173,6 +174,7 @@ pub const ALL: &[Scenario] = &[
     both_move::SCENARIO,
     multipath::SCENARIO,
     hijack::SCENARIO,
+    intruders::SCENARIO,
     model::SCENARIO,
     bad_weather::SCENARIO,
     trace::SCENARIO,

@@ -85,7 +85,7 @@ impl Answers {
         }
     }
 
-    /// The answer to what came from an address. `None` where there shall be none: too short for DNS, or itself an answer.
+    /// What to answer to bytes from an address. `None` where there shall be nothing: too short for DNS, or itself one.
     pub(super) async fn reply(&self, bytes: &[u8], from: IpAddr, carrier: Carrier) -> Option<Vec<u8>> {
         let is_query = bytes.len() >= HEADER && bytes[2] & 0x80 == 0;
         if !is_query {

@@ -1,5 +1,6 @@
 //! What the control plane asks of the core.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use margay_core::AssociationSetup;
@@ -42,4 +43,12 @@ pub trait SalControl: Send + Sync + 'static {
     fn bind_name(&self, address: IpAddr, service: ServiceId);
     /// See [`margay_core::Sal::unbind_name`].
     fn unbind_name(&self, address: IpAddr);
+    /// See [`margay_core::Sal::take_used_leases`]. None for a core that no program sends to.
+    fn take_used_leases(&self) -> BTreeSet<IpAddr> {
+        BTreeSet::new()
+    }
+    /// See [`margay_core::Sal::leases_of_flows`].
+    fn leases_of_flows(&self) -> BTreeSet<IpAddr> {
+        BTreeSet::new()
+    }
 }

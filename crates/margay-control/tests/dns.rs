@@ -11,6 +11,8 @@ use dns_world::{World, id_of, question, wire};
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
 use margay_control::dns::{DnsError, Responder};
+use margay_control::lease::Asker;
+use margay_control::store::StoredLease;
 use margay_core::name::virtual_v6;
 use proptest::test_runner::{Config, TestRunner};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -208,7 +210,7 @@ async fn read_stream(stream: &mut TcpStream) -> io::Result<Message> {
 #[tokio::test]
 async fn pointers_give_the_written_name() {
     let world = World::start().await;
-    let lease = |name: &str| world.leases.lease(&name.parse().expect("a name")).expect("leased");
+    let lease = |name: &str| world.leases.lease(&name.parse().expect("a name"), Asker::Operator).expect("leased");
     let reverse = |address: IpAddr| Name::from(address);
     let (web, user) = (lease("web.shop"), lease("web.shop/key:user42"));
     for address in [IpAddr::V4(web), IpAddr::V6(virtual_v6(&id_of("web.shop")))] {
@@ -259,6 +261,31 @@ async fn a_flood_of_random_names_fails_clearly_and_harms_nobody() {
     world.now_s.fetch_add(1, Ordering::SeqCst);
     assert_eq!(addresses(&world.ask("new.x.sal.internal.", RecordType::A).await).len(), 1);
     assert_eq!(world.responder.counters().failed, 300 - 255 + 1);
+}
+
+#[tokio::test]
+async fn a_pool_that_is_used_up_fails_clearly_and_gives_nobody_the_address_of_another_name() {
+    let lease = |number: u32| {
+        let written = format!("s{number}.old");
+        let address = Ipv4Addr::from(u32::from(Ipv4Addr::new(198, 18, 1, 0)) + number).into();
+        StoredLease { address, service: id_of(&written), name: written, used_s: 1_000_000 }
+    };
+    let all: Vec<_> = (0..255 * 256).map(lease).collect();
+    let world = World::start_with(&all).await;
+    let mut asked = question(name_of("web.shop.sal.internal."), RecordType::A);
+    asked.set_edns(Edns::new());
+    let bytes = world.exchange_bytes(&wire(&asked)).await;
+    assert!(String::from_utf8_lossy(&bytes).contains("was used within the last day"), "RFC 8914 says why");
+    let answer = world.ask("web.shop.sal.internal.", RecordType::A).await;
+    assert_nothing_known(&answer);
+    assert_eq!(addresses(&world.ask("s7.old.sal.internal.", RecordType::A).await), [all[7].address]);
+    assert_eq!((world.leases.counts().exhausted, world.leases.fullness().idle), (2, 0));
+    assert_eq!(world.leases.len(), all.len());
+}
+
+fn assert_nothing_known(answer: &Message) {
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    assert!(answer.answers.is_empty() && answer.authorities.is_empty());
 }
 
 #[tokio::test]

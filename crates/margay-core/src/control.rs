@@ -1,6 +1,7 @@
 //! What the control plane and the operator ask of the core. Nothing here touches a bound flow, unless it is about that flow
 //! (DESIGN §3.9).
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
@@ -11,7 +12,7 @@ use crate::carriage::{Carriage, Why};
 use crate::certificate::{Membership, Revocation, TrustAnchor};
 use crate::counters::Counters;
 use crate::entry::Passage;
-use crate::event::{AssociationInfo, Event, FlowInfo};
+use crate::event::{AssociationInfo, Event, FlowInfo, Role};
 use crate::flow::Flow;
 use crate::greeting::GREETING;
 use crate::handshake::{Introduction, Keys};
@@ -327,7 +328,27 @@ impl Sal {
     /// Takes a lease away. Flows live on.
     pub fn unbind_name(&mut self, address: IpAddr) {
         self.names.remove(&address);
+        self.names_used.remove(&address);
         self.end_grants_to(address);
+    }
+
+    /// Leased addresses that programs here have sent first packets to since this was asked last.
+    pub fn take_used_leases(&mut self) -> BTreeSet<IpAddr> {
+        core::mem::take(&mut self.names_used)
+    }
+
+    /// Leased addresses where flows of programs here go, and those that grants may still open. Takes a walk over all flows.
+    pub fn leases_of_flows(&self) -> BTreeSet<IpAddr> {
+        let own = self.flows.iter().filter(|flow| flow.role == Role::Initiator);
+        let all = own.map(|flow| flow.app.destination.ip()).chain(self.grants.destinations());
+        all.filter(|address| self.names.contains_key(address)).collect()
+    }
+
+    /// A program has sent something to a virtual address.
+    pub(crate) fn note_use_of_lease(&mut self, address: IpAddr) {
+        if self.names.contains_key(&address) {
+            self.names_used.insert(address);
+        }
     }
 
     pub(crate) fn describe(&self, flow: &Flow) -> FlowInfo {

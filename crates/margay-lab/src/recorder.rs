@@ -1,6 +1,6 @@
-//! dumpcap, at the SAL port of a host.
+//! dumpcap, on a link of a host.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -22,17 +22,34 @@ impl Recorder {
     ///
     /// dumpcap does not start.
     pub fn start(host: &Host, link: usize, matching: &str, count: usize) -> Result<Self> {
-        let file = host.dir.join("sal.pcap");
+        Self::start_of(host, link, &format!("udp port 54324 and less 1514 and {matching}"), count)
+    }
+
+    /// As [`start`](Self::start), of any packets.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub fn start_of(host: &Host, link: usize, filter: &str, count: usize) -> Result<Self> {
+        let file = host.dir.join("seen.pcap");
+        // What an earlier one has left would be taken for this one's.
+        for left in [host.dir.join("dumpcap.log"), file.clone()] {
+            let _ = std::fs::remove_file(left);
+        }
         let path = file.to_str().context("a path that is no text")?;
         let (link, count) = (format!("eth{link}"), count.to_string());
         // Unlike tcpdump, it also runs where no other user exists: in a user namespace.
-        let filter = format!("udp port 54324 and less 1514 and {matching}");
-        let argv = ["dumpcap", "-q", "-P", "-i", &link, "-f", &filter, "-c", &count, "-w", path];
+        let argv = ["dumpcap", "-q", "-P", "-i", &link, "-f", filter, "-c", &count, "-w", path];
         let program = host.spawn("dumpcap", argv)?;
         wait_for("dumpcap", Duration::from_secs(5), || {
             if program.log().contains("File:") { Ok(()) } else { bail!("it does not listen: {}", program.log()) }
         })?;
         Ok(Self { program, file })
+    }
+
+    /// The file (pcap), while it is written.
+    pub fn file(&self) -> &Path {
+        &self.file
     }
 
     /// Ends it, if it has not ended by itself; gives the file (pcap).

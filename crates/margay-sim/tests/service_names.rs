@@ -117,6 +117,29 @@ fn a_name_under_a_prefix_reaches_whoever_serves_the_prefix() {
 }
 
 #[test]
+fn a_lease_is_in_use_while_a_flow_goes_there_and_when_a_program_has_tried() {
+    let mut shop = shop(2);
+    shop.publish(service("web.shop").into(), UDP, 53, None);
+    let leases = ["fd5a:4c00::71", "fd5a:4c00::72", "fd5a:4c00::73"].map(|address| address.parse().expect("literal"));
+    for (lease, name) in leases.into_iter().zip(["web.shop", "nobody.shop", "unasked.shop"]) {
+        shop.world.host(shop.client).sal.bind_name(lease, service(name));
+    }
+    let here = SocketAddr::new(HOST_V6.into(), 4000);
+    for lease in &leases[..2] {
+        shop.world.send_datagram(shop.client, &Datagram::new(here, SocketAddr::new(*lease, 53), b"ask"));
+    }
+    shop.world.run_for(SECOND);
+    let client = &mut shop.world.host(shop.client).sal;
+    assert_eq!(client.take_used_leases().into_iter().collect::<Vec<_>>(), leases[..2], "also where nobody answers");
+    assert!(client.take_used_leases().is_empty(), "said once");
+    assert_eq!(client.leases_of_flows().into_iter().collect::<Vec<_>>(), leases[..1], "as long as the flow lives");
+    client.unbind_name(leases[0]);
+    assert!(client.leases_of_flows().is_empty());
+    let server = &mut shop.world.host(shop.server).sal;
+    assert!(server.take_used_leases().is_empty() && server.leases_of_flows().is_empty(), "who serves uses no lease");
+}
+
+#[test]
 fn both_ends_know_what_the_other_is_called() {
     let mut shop = shop(3);
     shop.publish(service("dns.shop").into(), UDP, 53, None);

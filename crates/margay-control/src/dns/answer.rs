@@ -14,7 +14,7 @@ use margay_core::name::{self, is_computable, service_of_v6, virtual_v6};
 
 use super::zone::{self, FALLBACK_TTL_S, Place, TTL_S, Zones};
 use super::{Directory, DnsCounters};
-use crate::lease::{LeaseError, Leases};
+use crate::lease::{Asker, LeaseError, Leases};
 
 /// Length of the header: less is no DNS.
 const HEADER: usize = 12;
@@ -85,8 +85,8 @@ impl Answers {
         }
     }
 
-    /// The answer to what came. `None` where there shall be none: too short for DNS, or itself an answer.
-    pub(super) async fn reply(&self, bytes: &[u8], carrier: Carrier) -> Option<Vec<u8>> {
+    /// What to answer to bytes from an address. `None` where there shall be nothing: too short for DNS, or itself one.
+    pub(super) async fn reply(&self, bytes: &[u8], from: IpAddr, carrier: Carrier) -> Option<Vec<u8>> {
         let is_query = bytes.len() >= HEADER && bytes[2] & 0x80 == 0;
         if !is_query {
             self.counts.malformed.fetch_add(1, Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl Answers {
             return Some(format_error(bytes));
         };
         self.counts.queries.fetch_add(1, Ordering::Relaxed);
-        let mut response = self.respond(&request, query).await;
+        let mut response = self.respond(&request, query, from).await;
         let count = match response.metadata.response_code {
             ResponseCode::NoError | ResponseCode::NXDomain => &self.counts.answered,
             ResponseCode::ServFail => &self.counts.failed,
@@ -117,7 +117,7 @@ impl Answers {
         Some(encode(&response, limit).unwrap_or_else(|| format_error(bytes)))
     }
 
-    async fn respond(&self, request: &Message, query: Query) -> Message {
+    async fn respond(&self, request: &Message, query: Query, from: IpAddr) -> Message {
         let mut response = Message::new(request.metadata.id, MessageType::Response, request.metadata.op_code);
         response.metadata = Metadata::response_from_request(&request.metadata);
         let code = if request.version() > 0 {
@@ -125,15 +125,15 @@ impl Answers {
         } else if request.metadata.op_code != OpCode::Query {
             ResponseCode::NotImp
         } else {
-            self.look_up(&query, &mut response).await
+            self.look_up(&query, from, &mut response).await
         };
         response.metadata.response_code = code;
         response.add_query(query);
         response
     }
 
-    async fn look_up(&self, query: &Query, response: &mut Message) -> ResponseCode {
-        let (found, zone) = self.find(query).await;
+    async fn look_up(&self, query: &Query, from: IpAddr, response: &mut Message) -> ResponseCode {
+        let (found, zone) = self.find(query, from).await;
         response.metadata.authoritative = zone.is_some();
         let mut add_soa = |ttl_s| {
             if let Some(zone) = zone {
@@ -165,7 +165,7 @@ impl Answers {
         }
     }
 
-    async fn find(&self, query: &Query) -> (Found, Option<&Name>) {
+    async fn find(&self, query: &Query, from: IpAddr) -> (Found, Option<&Name>) {
         let is_ours = matches!(query.query_class, DNSClass::IN | DNSClass::ANY)
             && !matches!(query.query_type, RecordType::AXFR | RecordType::IXFR);
         if !is_ours {
@@ -175,7 +175,7 @@ impl Answers {
             Place::Elsewhere => (Found::NotOurs, None),
             Place::Apex(zone) => (self.apex(zone, query.query_type), Some(zone)),
             Place::Reverse(zone) => (self.pointer(query), Some(zone)),
-            Place::Forward(zone) => (self.forward(query, zone).await, Some(zone)),
+            Place::Forward(zone) => (self.forward(query, from, zone).await, Some(zone)),
         }
     }
 
@@ -188,7 +188,7 @@ impl Answers {
         }
     }
 
-    async fn forward(&self, query: &Query, zone: &Name) -> Found {
+    async fn forward(&self, query: &Query, from: IpAddr, zone: &Name) -> Found {
         let (owner, kind) = (&query.name, query.query_type);
         if self.zones.is_server(owner) {
             return of_kind(
@@ -212,7 +212,7 @@ impl Answers {
         }
         let mut records = Vec::new();
         if kind != RecordType::AAAA {
-            match self.lease(&service).await {
+            match self.lease(&service, from).await {
                 Ok(address) => records.push(zone::a(owner, TTL_S, address)),
                 Err(error) => return Found::Failed(error),
             }
@@ -224,12 +224,12 @@ impl Answers {
         of_kind(records, kind, TTL_S)
     }
 
-    async fn lease(&self, service: &name::Name) -> Result<Ipv4Addr, LeaseError> {
+    async fn lease(&self, service: &name::Name, from: IpAddr) -> Result<Ipv4Addr, LeaseError> {
         if let Some(address) = self.leases.used(service) {
             return Ok(address);
         }
         let (leases, wanted) = (Arc::clone(&self.leases), service.clone());
-        let leased = tokio::task::spawn_blocking(move || leases.lease(&wanted)).await;
+        let leased = tokio::task::spawn_blocking(move || leases.lease(&wanted, Asker::Address(from))).await;
         // Only where the runtime is going down is the task not run.
         let leased = leased.unwrap_or_else(|_| Err(LeaseError::Stopping(service.written().to_owned())));
         if let Err(error @ LeaseError::Store { .. }) = &leased {

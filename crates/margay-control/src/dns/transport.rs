@@ -1,7 +1,7 @@
 //! The sockets of the responder: bounded in what they hold, and patient with nobody.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ pub(super) async fn serve_udp(socket: UdpSocket, answers: Arc<Answers>, mut stop
         let Ok(permit) = Arc::clone(&waiting).try_acquire_owned() else { continue };
         let (socket, answers, question) = (Arc::clone(&socket), Arc::clone(&answers), buffer[..len].to_vec());
         tasks.spawn(async move {
-            if let Some(answer) = answers.reply(&question, Carrier::Datagram).await {
+            if let Some(answer) = answers.reply(&question, from.ip().to_canonical(), Carrier::Datagram).await {
                 // Who asked may be gone, or have a port that nobody can answer to.
                 let sent = socket.send_to(&answer, from).await;
                 tracing::trace!(?sent, %from, "answered");
@@ -91,8 +91,8 @@ pub(super) async fn serve_tcp(listener: TcpListener, answers: Arc<Answers>, mut 
             () = ended(&mut stopped) => break,
         };
         reap(&mut tasks);
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "DNS over TCP");
                 tokio::time::sleep(PAUSE).await;
@@ -102,7 +102,7 @@ pub(super) async fn serve_tcp(listener: TcpListener, answers: Arc<Answers>, mut 
         let Ok(permit) = Arc::clone(&open).try_acquire_owned() else { continue };
         let answers = Arc::clone(&answers);
         tasks.spawn(async move {
-            if let Err(error) = serve_stream(stream, &answers).await {
+            if let Err(error) = serve_stream(stream, from.ip().to_canonical(), &answers).await {
                 tracing::debug!(%error, "a DNS connection ended");
             }
             drop(permit);
@@ -112,7 +112,7 @@ pub(super) async fn serve_tcp(listener: TcpListener, answers: Arc<Answers>, mut 
 }
 
 /// One question after the other (RFC 7766), until the peer closes, is idle, or says something that is no question.
-async fn serve_stream(mut stream: TcpStream, answers: &Answers) -> io::Result<()> {
+async fn serve_stream(mut stream: TcpStream, from: IpAddr, answers: &Answers) -> io::Result<()> {
     let mut question = Vec::new();
     loop {
         let read = async {
@@ -129,7 +129,7 @@ async fn serve_stream(mut stream: TcpStream, answers: &Answers) -> io::Result<()
             Ok(Err(error)) => return Err(error),
             Err(_) => return Ok(()),
         }
-        let Some(answer) = answers.reply(&question, Carrier::Stream).await else { return Ok(()) };
+        let Some(answer) = answers.reply(&question, from, Carrier::Stream).await else { return Ok(()) };
         let Ok(len) = u16::try_from(answer.len()) else { return Ok(()) };
         let framed = [&len.to_be_bytes()[..], &answer].concat();
         timeout(IDLE, stream.write_all(&framed)).await??;

@@ -12,7 +12,7 @@ use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name, RecordType};
 use margay_control::dns::{Directory, DnsError, Responder};
 use margay_control::lease::Leases;
-use margay_control::store::Store;
+use margay_control::store::{Store, StoredLease};
 use margay_control::{Clock, SalControl, StateDir};
 use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
@@ -88,9 +88,15 @@ pub struct World {
 
 impl World {
     pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// On a host that has leased these.
+    pub async fn start_with(leased: &[StoredLease]) -> Self {
         let base = tempfile::tempdir().expect("a directory");
         let dir = StateDir::open(base.path().join("s")).expect("made");
         let store = Arc::new(Store::open(&dir).expect("opened"));
+        store.write_leases(leased, &[]).expect("written");
         let (sal, directory) = (Arc::new(Recorder::default()), Arc::new(Plain::default()));
         let now_s = Arc::new(AtomicU64::new(1_000_000));
         let read = Arc::clone(&now_s);

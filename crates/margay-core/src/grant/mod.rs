@@ -261,6 +261,12 @@ impl Grants {
         self.silent.get(&host).is_some_and(|(count, until)| *count >= SILENT_MAX && now < *until)
     }
 
+    /// Where programs' flows by these grants go.
+    pub fn destinations(&self) -> impl Iterator<Item = IpAddr> {
+        let open = self.all.values().filter(|given| given.is_initiators() && given.over.is_none());
+        open.map(|given| given.grant.app.destination.ip())
+    }
+
     /// Whether a client's address and port are kept for a flow of a grant.
     pub fn keeps(&self, client: SocketAddr) -> bool {
         self.shown.contains(&client)
@@ -464,6 +470,7 @@ impl Sal {
         (given.brief, given.waiting) = (given.brief | brief, lasting);
         let (is_silent, is_answered) = (given.note_silence(), given.is_initiators() && given.has_answers());
         let (association, host) = (given.association, given.host);
+        let destination = given.grant.app.destination.ip();
         let taken = (given.told | given.brief | given.waiting).count_ones() as u16;
         if told_now != 0 {
             self.queue.tell(id, told_now);
@@ -474,6 +481,8 @@ impl Sal {
             self.grants.silent.remove(&host);
         }
         if is_news {
+            // Flows that are over before the core is told of them use their name, too. At a responder it is no lease.
+            self.note_use_of_lease(destination);
             self.note_proof(association, Some(now));
             self.note_data_passes(host);
         }

@@ -88,6 +88,7 @@ impl Sal {
             self.refuse(packet, Unreachable::Host);
             return AppVerdict::Drop(DropReason::NoName);
         };
+        self.note_use_of_lease(packet.tuple.destination.ip());
         if self.flows.len() >= self.config.limits.flows {
             self.refuse(packet, Unreachable::Host);
             self.connect_failed(service, packet, FLOWS_FULL.to_string());

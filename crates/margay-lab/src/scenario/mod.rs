@@ -26,6 +26,7 @@ mod host_tcp;
 mod hostile_packets;
 mod interface_balance;
 mod interface_failover;
+mod intruders;
 mod judged;
 pub mod late_binding;
 mod lookup;
@@ -177,6 +178,7 @@ pub const ALL: &[Scenario] = &[
     both_move::SCENARIO,
     multipath::SCENARIO,
     hijack::SCENARIO,
+    intruders::SCENARIO,
     model::SCENARIO,
     bad_weather::SCENARIO,
     trace::SCENARIO,

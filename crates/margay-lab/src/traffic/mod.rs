@@ -20,6 +20,8 @@ mod reader;
 pub mod registrants;
 mod request;
 mod route_rate;
+mod stranger;
+mod strike;
 mod transfer;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -40,6 +42,7 @@ pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
 pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
+pub use strike::FLOW_PORTS;
 pub use transfer::{STOP, Way, Word, now_us};
 
 /// Which program.
@@ -280,6 +283,10 @@ pub enum Traffic {
         #[arg(long, default_value_t = 7)]
         port: u16,
     },
+    /// Forge TCP segments of others' connections
+    Strike(strike::Plan),
+    /// Be hosts that nobody knows: ask for what is others', or answer for it
+    Strange(stranger::Plan),
     /// Register with a router without a right to it, in every way; print what was granted
     Intrude(Box<intruder::Plan>),
     /// Register as many hosts with a router, let their services come and go, and note when watchers hear of it
@@ -359,6 +366,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             let plan = hostile::Plan { targets: target, honest, strangers, count, rate };
             hostile::trouble(&plan, capture.as_deref(), service.as_deref().map(|service| (service, port)))
         }
+        Traffic::Strike(plan) => strike::strike(&plan),
+        Traffic::Strange(plan) => stranger::meet(&plan),
         Traffic::Intrude(plan) => runtime.block_on(intruder::intrude(&plan)),
         Traffic::Crowd(plan) => runtime.block_on(registrants::crowd(&plan)),
         Traffic::Reader { time_ms } => reader::read(Duration::from_millis(time_ms)),

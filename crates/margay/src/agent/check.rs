@@ -107,6 +107,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
     steps.say("datapath", datapath(agent)).await;
     direct::this_host(agent, steps).await;
     steps.say("dns", dns(agent).await).await;
+    steps.say("leases", leases(agent)).await;
     routers(agent, steps).await;
     warrants(agent, steps).await;
     services(agent, steps).await;
@@ -244,6 +245,25 @@ async fn dns(agent: &Agent) -> Finding {
             }
         }
     }
+}
+
+/// Whether new names still get a virtual IPv4 address.
+fn leases(agent: &Agent) -> Finding {
+    let (fullness, counts) = (agent.leases.fullness(), agent.leases.counts());
+    let text = format!("{} of {} virtual IPv4 addresses stand for names", fullness.leased, fullness.pool);
+    let advice = "find out which program looks up so many names (`journalctl`, `ss -unp`), and stop it; an address is free for \
+                  another name a day after its last use";
+    if fullness.is_exhausted() {
+        return Finding::failed(format!("{text}, all in use: new names get none"), advice);
+    }
+    if counts.too_many > 0 {
+        let text = format!("{text}; {} new names were refused, since one asker asked for too many", counts.too_many);
+        return Finding::warning(text, advice);
+    }
+    if fullness.is_nearly_full() {
+        return Finding::warning(text, advice);
+    }
+    Finding::Ok(text)
 }
 
 /// Who forwards first packets for others.

@@ -1,5 +1,6 @@
 //! The control side of the running core: every call takes the core's lock for a moment, and carries out what the core asks for.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -68,5 +69,13 @@ impl SalControl for CoreHandle {
 
     fn unbind_name(&self, address: IpAddr) {
         self.0.with_sal(|sal, _| sal.unbind_name(address));
+    }
+
+    fn take_used_leases(&self) -> BTreeSet<IpAddr> {
+        self.0.with_sal(|sal, _| sal.take_used_leases())
+    }
+
+    fn leases_of_flows(&self) -> BTreeSet<IpAddr> {
+        self.0.with_sal(|sal, _| sal.leases_of_flows())
     }
 }

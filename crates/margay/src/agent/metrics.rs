@@ -135,6 +135,7 @@ impl Collector for Figures {
         family(&mut encoder, "messages_sent", "Signalling sent", "kind", kinds(&|kind| core.messages_sent(kind)))?;
         let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
         family(&mut encoder, "flows_removed", "Flows that ended", "reason", removed.collect())?;
+        of_leases(agent, &mut encoder)?;
         of_resolvers(agent, &mut encoder)?;
         if let Some(router) = &agent.router {
             of_router(router, &mut encoder)?;
@@ -164,6 +165,18 @@ fn carried(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Err
         ConstCounter::new(value).encode(metric)?;
     }
     Ok(())
+}
+
+/// What became of wishes for virtual addresses.
+fn of_leases(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counts = agent.leases.counts();
+    let help = "Virtual IPv4 addresses that went to another name, since all were leased";
+    let metric = encoder.encode_descriptor("leases_taken_back", help, None, MetricType::Counter)?;
+    ConstCounter::new(counts.taken_back).encode(metric)?;
+    let help = "New names that got no virtual IPv4 address";
+    let rows = [("rate", counts.too_fast), ("asker", counts.too_many), ("exhausted", counts.exhausted)];
+    let rows = rows.map(|(reason, count)| (reason.to_owned(), count));
+    family(encoder, "leases_refused", help, "reason", rows.into())
 }
 
 /// What was asked and told on network segments.
@@ -256,6 +269,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
     let table_bytes = agent.kernel_router.kernel().map_or(0, |router| router.table_bytes());
     let (held, grants) = agent.core.0.with_sal(|sal, _| (sal.held(), sal.grant_count()));
+    let fullness = agent.leases.fullness();
     for (name, help, value) in [
         ("held_names", "Names whose first packets wait for a resolver", held.names),
         ("held_packets", "First packets that wait for a resolver", held.packets),
@@ -276,7 +290,13 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
             revocations,
         ),
         ("associations", "Hosts that this host shares keys with", associations),
-        ("leases", "Virtual IPv4 addresses that stand for names", agent.leases.len()),
+        ("leases", "Virtual IPv4 addresses that stand for names", fullness.leased),
+        (
+            "leases_idle",
+            "Of these, without use for a day: new names may have them once the pool is used up",
+            fullness.idle,
+        ),
+        ("leases_max", "Virtual IPv4 addresses in the pool", fullness.pool),
         ("services", "Services published by this host", agent.services.list().len()),
         ("rules", "Rules of the service table", rules),
         ("names_heard", "Names that other hosts of the segment have said they serve, or no longer", heard),

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ const ROUND: Duration = Duration::from_secs(2);
 const MANY_FLOWS: usize = 1000;
 /// Rounds between looks at the clock.
 const CLOCK_ROUNDS: u64 = 15;
-/// Rounds between looks at which leases are in use; one without use for an hour may be taken back.
+/// Rounds between looks at which leases are in use; one without use for a day may be taken back.
 const LEASE_ROUNDS: u64 = 300;
 /// Rounds between renewals of certificates that this host signs itself; they live a day.
 const RENEWAL_ROUNDS: u64 = 3600;
@@ -109,16 +108,16 @@ fn bound_log(agent: &Agent) {
     }
 }
 
-/// A lease that a flow still uses is not given to another name.
+/// A lease that is in use is not given to another name.
 async fn keep_leases(agent: &Arc<Agent>) {
-    let used: Vec<_> = agent.core.0.with_sal(|sal, _| sal.flows().map(|flow| flow.app.destination.ip()).collect());
-    for address in used {
-        if let IpAddr::V4(address) = address {
-            agent.leases.touch(address);
-        }
-    }
+    // The kernel answers datagrams to these without the core, and their flows may be over.
+    agent.leases.touch(&agent.spreads.names());
     let leases = Arc::clone(&agent.leases);
-    match tokio::task::spawn_blocking(move || leases.keep_uses()).await {
+    let kept = tokio::task::spawn_blocking(move || {
+        leases.follow_uses();
+        leases.keep_uses()
+    });
+    match kept.await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "uses of leases cannot be kept"),
         Err(error) => tracing::error!(%error, "uses of leases cannot be kept"),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use margay_control::api::v1::*;
+use margay_control::lease::Asker;
 use margay_control::registration::{Instance, Terms, partition};
 use margay_core::name::{Name, PARTITION_BITS_MAX, SERVICE_BITS, is_computable, virtual_v6};
 use margay_core::segment::SEGMENT;
@@ -262,7 +263,7 @@ fn partitions(agent: &Agent, name: &Name) -> Vec<PartitionsInfo> {
 pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveReply, Status> {
     let name = parse_name(name)?;
     let id = name.service_id();
-    let virtual_v4 = blocking(|| agent.leases.lease(&name)).map_err(environment)?;
+    let virtual_v4 = blocking(|| agent.leases.lease(&name, Asker::Operator)).map_err(environment)?;
     let (rule, next_hop) = agent.core.0.with_sal(|sal, _| match sal.resolve(&id) {
         Resolution::Demux(_, demux) => ("demux", demux.listener.to_string()),
         Resolution::Forward(_, hop) if hop.address == SEGMENT => ("ask", "the segment".to_owned()),

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use margay_control::lease::Asker;
 use margay_core::key::HostId;
 use margay_core::segment::SEGMENT;
 use margay_core::table::Resolution;
@@ -146,7 +147,7 @@ async fn look_at_name(agent: &Agent, steps: &mut Steps, name: &ServiceName, port
 
 /// A connection as a program would make it, through the virtual interface.
 async fn connect(agent: &Agent, name: &ServiceName, port: u16) -> Finding {
-    let address = match tokio::task::block_in_place(|| agent.leases.lease(&name.0)) {
+    let address = match tokio::task::block_in_place(|| agent.leases.lease(&name.0, Asker::Operator)) {
         Ok(address) => SocketAddr::new(address.into(), port),
         Err(error) => return Finding::failed(error.to_string(), "see the agent's log"),
     };

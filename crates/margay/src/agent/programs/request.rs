@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use margay_control::lease::LeaseError;
+use margay_control::lease::{Asker, LeaseError};
 use margay_core::Tuple;
 use margay_core::name::{AUTHORITY_BITS, HOST_V4, HOST_V6, Name, Prefix, ServiceId, is_computable, virtual_v6};
 use margay_core::table::SERVICE_PORT;
@@ -28,7 +28,7 @@ const OWN_NUMBER: u32 = 1 << 31;
 pub fn answer(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
     let done = match request.kind {
         Kind::Name => name(request),
-        Kind::Resolve => resolve(agent, request),
+        Kind::Resolve => resolve(agent, caller, request),
         Kind::Bind => handed(request, passed).and_then(|socket| bind(agent, caller, request, &socket)),
         Kind::Source => handed(request, passed).and_then(|socket| source(agent, caller, request, &socket)),
         Kind::Peer => handed(request, passed).and_then(|socket| peer(agent, request, &socket)),
@@ -108,11 +108,11 @@ fn name(request: &Request) -> Result<Reply, No> {
     Ok(reply)
 }
 
-fn resolve(agent: &Agent, request: &Request) -> Result<Reply, No> {
+fn resolve(agent: &Agent, caller: &Caller, request: &Request) -> Result<Reply, No> {
     let id = prefix(request)?.id;
     let name = wanted(agent, &Prefix::from(id), &request.text)?;
     let mut reply = Reply::done(Kind::Resolve);
-    let leased = agent.leases.lease(&name);
+    let leased = agent.leases.lease(&name, Asker::User(caller.uid.as_raw()));
     match (leased, is_computable(&id)) {
         // Whoever has no IPv6 will say so.
         (leased, true) => {
@@ -122,7 +122,7 @@ fn resolve(agent: &Agent, request: &Request) -> Result<Reply, No> {
         (Ok(v4), false) => (reply.v4, reply.v6) = (v4, v4.to_ipv6_mapped()),
         (Err(error), false) => {
             let errno = match error {
-                LeaseError::TooFast(_) => Errno::EAGAIN,
+                LeaseError::TooFast(_) | LeaseError::TooMany { .. } => Errno::EAGAIN,
                 LeaseError::Exhausted(_) => Errno::EADDRNOTAVAIL,
                 LeaseError::Store { .. } | LeaseError::Stopping(_) => Errno::EIO,
             };

@@ -3,7 +3,7 @@
 
 mod choice;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -105,6 +105,12 @@ impl Spreads {
     /// Why each datagram is not resolved for itself; `None` when it is.
     pub fn why_not(&self) -> Option<&str> {
         self.0.as_ref().err().map(String::as_str)
+    }
+
+    /// The addresses of the names that programs send to.
+    pub fn names(&self) -> BTreeSet<IpAddr> {
+        let Ok(spread) = &self.0 else { return BTreeSet::new() };
+        spread.lock().names.keys().map(SocketAddr::ip).collect()
     }
 
     /// How many names are watched, and how many instances have an address.

@@ -1,0 +1,164 @@
+//! How many new leases there may be: of all askers together by the second, and of each by the day.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use super::{POOL, QUARANTINE_S};
+
+/// New leases per second.
+pub(super) const NEW_PER_S: u64 = 10;
+/// New leases at once, where none were made for a while.
+pub(super) const NEW_BURST: u64 = 256;
+/// New leases that one asker may have at once.
+pub(super) const ASKER_BURST: u64 = POOL as u64 / 16;
+/// How long it takes until an asker that has had those gets another.
+pub(super) const ASKER_EVERY_S: u64 = QUARANTINE_S.div_ceil(ASKER_BURST);
+/// Askers that are told apart. Those beyond are taken for one.
+const ASKERS_MAX: usize = 1024;
+
+// Whatever one asker does, most of the pool is left to others for as long as an address rests.
+const _: () = assert!(ASKER_BURST + QUARANTINE_S / ASKER_EVERY_S <= POOL as u64 / 8);
+
+/// Who asks for the address of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Asker {
+    /// Questions of DNS from this address: of all programs here that ask by it, or of a container.
+    Address(IpAddr),
+    /// The programs of a user of this host that ask at the program socket.
+    User(u32),
+    /// An operator, or the agent itself.
+    Operator,
+}
+
+impl fmt::Display for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => write!(f, "who asks the DNS responder from {address}"),
+            Self::User(uid) => write!(f, "user {uid}"),
+            Self::Operator => f.write_str("whoever uses the agent's own socket"),
+        }
+    }
+}
+
+/// What there is too much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Excess {
+    /// New names of all askers within some seconds.
+    All,
+    /// New names of this asker within a day.
+    OfAsker,
+}
+
+/// A bucket of leases that may be made: `amount` more every `every_s`, and no more than `burst`.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    burst: u64,
+    amount: u64,
+    every_s: u64,
+    left: u64,
+    filled_s: u64,
+}
+
+impl Bucket {
+    const fn full(burst: u64, amount: u64, every_s: u64, now_s: u64) -> Self {
+        Self { burst, amount, every_s, left: burst, filled_s: now_s }
+    }
+
+    fn fill(&mut self, now_s: u64) {
+        // A clock that was set back: else nothing would be made until it has caught up.
+        self.filled_s = self.filled_s.min(now_s);
+        let periods = (now_s - self.filled_s) / self.every_s;
+        self.left = self.left.saturating_add(periods.saturating_mul(self.amount)).min(self.burst);
+        self.filled_s += periods * self.every_s;
+    }
+}
+
+/// The buckets of all askers.
+#[derive(Debug)]
+pub(super) struct Budgets {
+    all: Bucket,
+    by_asker: HashMap<Asker, Bucket>,
+    others: Bucket,
+}
+
+impl Budgets {
+    pub(super) fn new(now_s: u64) -> Self {
+        let all = Bucket::full(NEW_BURST, NEW_PER_S, 1, now_s);
+        Self { all, by_asker: HashMap::new(), others: Self::of_asker(now_s) }
+    }
+
+    const fn of_asker(now_s: u64) -> Bucket {
+        Bucket::full(ASKER_BURST, 1, ASKER_EVERY_S, now_s)
+    }
+
+    /// One new lease for this asker.
+    pub(super) fn take(&mut self, asker: Asker, now_s: u64) -> Result<(), Excess> {
+        self.all.fill(now_s);
+        let left_of_all = self.all.left.checked_sub(1).ok_or(Excess::All)?;
+        let own = self.bucket(asker, now_s);
+        own.fill(now_s);
+        own.left = own.left.checked_sub(1).ok_or(Excess::OfAsker)?;
+        self.all.left = left_of_all;
+        Ok(())
+    }
+
+    /// As if this asker had had all that it may have.
+    #[cfg(test)]
+    pub(super) fn spend(&mut self, asker: Asker) {
+        let now_s = self.all.filled_s;
+        self.bucket(asker, now_s).left = 0;
+    }
+
+    fn bucket(&mut self, asker: Asker, now_s: u64) -> &mut Bucket {
+        if self.by_asker.len() >= ASKERS_MAX && !self.by_asker.contains_key(&asker) {
+            // One that is full again is as if its asker had never been seen.
+            self.by_asker.retain(|_, bucket| {
+                bucket.fill(now_s);
+                bucket.left < bucket.burst
+            });
+            if self.by_asker.len() >= ASKERS_MAX {
+                return &mut self.others;
+            }
+        }
+        self.by_asker.entry(asker).or_insert_with(|| Self::of_asker(now_s))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_asker_gets_a_small_part_of_the_pool_in_a_day_and_others_get_theirs() {
+        let mut budgets = Budgets::new(0);
+        let mut got = 0;
+        for now_s in 0..QUARANTINE_S {
+            let tries = (0..NEW_BURST).map(|_| budgets.take(Asker::Operator, now_s)).take_while(Result::is_ok);
+            got += tries.count() as u64;
+        }
+        assert!(got > ASKER_BURST && got <= u64::from(POOL) / 8, "{got} new names of one asker in a day");
+        assert_eq!(budgets.take(Asker::Operator, QUARANTINE_S - 1), Err(Excess::OfAsker));
+        assert_eq!(budgets.take(Asker::User(0), QUARANTINE_S - 1), Ok(()));
+    }
+
+    #[test]
+    fn askers_beyond_those_that_are_told_apart_share_a_bucket() {
+        let mut budgets = Budgets::new(0);
+        let asker = |number: usize| Asker::User(u32::try_from(number).expect("small"));
+        for number in 0..ASKERS_MAX {
+            assert_eq!(budgets.take(asker(number), number as u64), Ok(()));
+        }
+        let now_s = ASKERS_MAX as u64;
+        // The last ones have not got theirs back yet, the first ones are forgotten.
+        assert_eq!(budgets.take(asker(ASKERS_MAX), now_s), Ok(()));
+        assert!(budgets.by_asker.len() < ASKERS_MAX);
+        let mut budgets = Budgets::new(0);
+        for number in 0..ASKERS_MAX {
+            budgets.all = Bucket::full(NEW_BURST, NEW_PER_S, 1, 0);
+            assert_eq!(budgets.take(asker(number), 0), Ok(()));
+        }
+        assert_eq!(budgets.take(asker(ASKERS_MAX), 0), Ok(()));
+        assert_eq!((budgets.by_asker.len(), budgets.others.left), (ASKERS_MAX, ASKER_BURST - 1));
+    }
+}

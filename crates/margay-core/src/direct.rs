@@ -486,11 +486,11 @@ impl Sal {
 
     /// The flow that direct packets with these addresses and ports belong to. `tuple` is as they stand on the wire.
     fn flow_on_wire(&self, tuple: &Tuple) -> Option<FlowId> {
-        let ports = (tuple.destination.port(), tuple.source.port());
-        let sides =
-            self.side_paths.iter().filter(|side| side.pair.remote.ip() == tuple.source.ip()).map(|side| side.host);
-        let hosts = self.associations.at_ip(tuple.source.ip()).map(|association| association.host);
-        hosts.chain(sides).find_map(|host| self.ports.flow((host, ports.0, ports.1)))
+        let (local, remote, ip) = (tuple.destination.port(), tuple.source.port(), tuple.source.ip());
+        let is_aside = |host| self.side_paths.iter().any(|side| side.host == host && side.pair.remote.ip() == ip);
+        let flows = self.ports.flows_by(local, remote);
+        // This end's port was chosen at random, so that there is hardly ever more than one.
+        flows.filter(|(host, _)| self.associations.is_at(*host, ip) || is_aside(*host)).map(|(_, flow)| flow).next()
     }
 
     /// A packet of the wire on a flow port that the cache could not place; `None` if it is none.

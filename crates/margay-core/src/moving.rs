@@ -56,7 +56,7 @@ impl Sal {
     /// [`set_routes`](Self::set_routes) about these.
     pub fn remotes(&self) -> Vec<IpAddr> {
         let mut remotes = Vec::new();
-        for association in self.associations.iter().filter(|association| self.is_followed(association.host)) {
+        for association in self.associations.in_use().filter(|association| self.is_followed(association.host)) {
             remotes.push(association.remote.ip());
             if let Some(location) = self.locations.get(Scope::of(association.host)) {
                 remotes.extend(location.addresses.iter().chain(&location.rendezvous).map(SocketAddr::ip));
@@ -84,7 +84,7 @@ impl Sal {
         let has_looked = core::mem::replace(&mut self.has_looked, true) || !self.config.local_addresses.is_empty();
         let has_changed = has_looked && self.config.local_addresses != local;
         self.config.local_addresses = local;
-        let mut hosts: Vec<HostId> = self.associations.iter().map(|association| association.host).collect();
+        let mut hosts: Vec<HostId> = self.associations.in_use().map(|association| association.host).collect();
         hosts.sort_unstable();
         hosts.dedup();
         for host in hosts.into_iter().filter(|host| self.is_followed(*host)).collect::<Vec<_>>() {
@@ -309,7 +309,7 @@ impl Sal {
         if self.config.router {
             return None;
         }
-        let router = self.associations.iter().find(|association| association.router)?;
+        let router = self.associations.router()?;
         Some(Extension::Rendezvous(router.remote))
     }
 
@@ -369,7 +369,7 @@ impl Sal {
             return;
         };
         let local = self.routes.get(&rendezvous.ip()).copied().flatten();
-        let own = self.associations.iter().find(|association| association.router);
+        let own = self.associations.router();
         let Pair { local, remote } = match (local, own) {
             // The peer knows it by an address that this host cannot reach now; it may be this host's as well.
             (None, Some(router)) => Pair { local: router.local, remote: router.remote },

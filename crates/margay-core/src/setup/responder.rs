@@ -20,6 +20,7 @@ use crate::flow::{Flow, LifeEvent, Setup};
 use crate::forward::rewrite;
 use crate::greeting::{GREETING, tuple_of};
 use crate::handshake::{Introduction, Keys, Responder};
+use crate::handshake_rate::GREETING_COST;
 use crate::key::{HostId, HostPublic};
 use crate::name::ServiceId;
 use crate::output::DropReason;
@@ -73,7 +74,11 @@ impl Sal {
             }
             self.drop_half_open(id);
         }
-        self.check_cookie(now, arrival)?;
+        let claimed = HostId(exchange.host_id);
+        let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
+        let fresh_cost = if session.protocol == GREETING { GREETING_COST } else { 1 };
+        let cost = if known.is_some() { 0 } else { fresh_cost };
+        self.check_cookie(now, arrival, cost)?;
         self.check_room(arrival.reply.direct.ip())?;
         if let Some(wanted) = message.grant() {
             // The rule was found by the protocol of the session, and a grant is of TCP.
@@ -82,8 +87,6 @@ impl Sal {
             }
             return self.respond_to_asking(now, arrival, demux, wanted);
         }
-        let claimed = HostId(exchange.host_id);
-        let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
         let (inner, verdict) = (inner_packet(message, session.protocol)?, self.answer_stack(message, &arrival.service));
         let cipher = verdict.cipher();
         if let Some(association) = known
@@ -101,6 +104,7 @@ impl Sal {
         let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, app, now);
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
+        known.into_iter().for_each(|known| self.associations.touch(known, now));
         let mss_max = self.mss_max(datagram_max, app.source.ip(), cipher.is_some());
         let is_tcp = session.protocol == 6;
         let first = inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), mss_max));
@@ -242,14 +246,20 @@ impl Sal {
         }
     }
 
-    /// Under load a SYN must bring a cookie before any state is kept or key work done (DESIGN §7).
-    fn check_cookie(&mut self, now: Instant, arrival: &Arrival<'_>) -> Result<(), DropReason> {
-        if self.half_open.len() < self.config.limits.half_open_cookie {
+    /// Under load a SYN must bring a cookie before any state is kept or key work done (DESIGN §7). So it must where strangers at
+    /// its source, which may be forged, have begun too many handshakes of late; `cost`: how many it counts for, 0 if the hosts have met.
+    fn check_cookie(&mut self, now: Instant, arrival: &Arrival<'_>, cost: u32) -> Result<(), DropReason> {
+        let from = arrival.reply.direct;
+        let is_calm = self.half_open.len() < self.config.limits.half_open_cookie;
+        if is_calm && (cost == 0 || self.handshakes.take(now, from.ip(), false, cost)) {
             return Ok(());
         }
-        let (from, flow, nonce) = (arrival.reply.direct, arrival.message.src_flow, arrival.nonce);
+        let (flow, nonce) = (arrival.message.src_flow, arrival.nonce);
         match arrival.message.cookie() {
-            Some(cookie) if self.cookies.is_valid(now, &cookie, from, flow, nonce) => return Ok(()),
+            Some(cookie) if self.cookies.is_valid(now, &cookie, from, flow, nonce) => {
+                let is_within = cost == 0 || self.handshakes.take(now, from.ip(), true, cost);
+                return if is_within { Ok(()) } else { Err(DropReason::RateLimited) };
+            }
             Some(_) => self.counters.drop(DropReason::BadCookie),
             None => {}
         }
@@ -531,7 +541,6 @@ impl Sal {
         if let Some(association) = self.associations.get_mut(reserved) {
             association.datagram_max = datagram_max;
         }
-        self.note_membership(reserved, &theirs.certificate);
         Ok(reserved)
     }
 
@@ -565,7 +574,8 @@ impl Sal {
     fn admit(&mut self, now: Instant, from: SocketAddr, id: FlowId, proof: Proof) -> Result<(), DropReason> {
         let Proof { association, fresh, starts, claimed, asks } = proof;
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
-        let service = flow.service;
+        // A greeting is over at once, and nothing needs the association for its sake.
+        let (service, flow_is_connection) = (flow.service, flow.app.protocol != GREETING);
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
         let (allow, answered, client) = (setup.allow.clone(), setup.answered, setup.reply.direct.ip());
         self.find_peer(association, from);
@@ -581,7 +591,9 @@ impl Sal {
             return Err(DropReason::NotAllowed);
         }
         self.announce_path(association);
-        self.associations.hold(association);
+        if flow_is_connection {
+            self.associations.hold(association);
+        }
         self.half_open.remove(client);
         let source = claimed.and_then(|claimed| self.believed(association, claimed));
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };

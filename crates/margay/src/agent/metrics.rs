@@ -115,6 +115,12 @@ impl Collector for Figures {
             ("questions", "Questions to resolvers", core.questions),
             ("questions_failed", "Questions to resolvers that brought nothing", core.questions_failed),
             ("answers_late", "Answers of resolvers that nothing waited for any more", core.answers_late),
+            (
+                "associations_displaced",
+                "Idle associations that had to make room for others",
+                core.associations_displaced,
+            ),
+            ("associations_expired", "Idle associations whose time was over", core.associations_expired),
             ("resets", "TCP connections of programs reset because their flow failed", core.resets),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -245,7 +251,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let (flows, half_open, associations, sources) = agent
         .core
         .0
-        .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.associations().count(), sal.source_count()));
+        .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.association_count(), sal.source_count()));
     let (rules, revocations, heard) =
         agent.core.0.with_sal(|sal, _| (sal.rule_count(), sal.revocations(), sal.heard_count()));
     let (programs, sockets, bound) = agent.active.counts();
@@ -255,7 +261,8 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let links = agent.router.as_ref().map_or(0, |router| router.links().len());
     let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
     let table_bytes = agent.kernel_router.kernel().map_or(0, |router| router.table_bytes());
-    let (held, grants) = agent.core.0.with_sal(|sal, _| (sal.held(), sal.grant_count()));
+    let (held, grants, strangers) =
+        agent.core.0.with_sal(|sal, _| (sal.held(), sal.grant_count(), sal.stranger_count()));
     for (name, help, value) in [
         ("held_names", "Names whose first packets wait for a resolver", held.names),
         ("held_packets", "First packets that wait for a resolver", held.packets),
@@ -267,6 +274,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         ("kernel_router_lists", "Of these, with several instances", lists),
         ("kernel_router_next_hops", "Hosts and routers that it forwards to", hops),
         ("flows", "Flows of all kinds", flows),
+        ("strangers", "Idle associations with peers that no authority trusted here vouches for", strangers),
         ("grants", "Grants that this host has or gives, until they are forgotten", grants),
         ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
         ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),

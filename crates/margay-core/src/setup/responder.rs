@@ -22,7 +22,7 @@ use crate::greeting::{GREETING, tuple_of};
 use crate::handshake::{Introduction, Keys, Responder};
 use crate::handshake_rate::GREETING_COST;
 use crate::key::{HostId, HostPublic};
-use crate::name::ServiceId;
+use crate::name::{ServiceId, is_virtual};
 use crate::output::DropReason;
 use crate::packet::{self, AppPacket, Parsed};
 use crate::sal::Sal;
@@ -170,12 +170,22 @@ impl Sal {
         listener: SocketAddr,
     ) -> Option<Tuple> {
         let client = SocketAddr::new(arrival.reply.direct.ip(), client_port);
-        let (random, flows, grants) = (self.rng.u32(), &self.flows, &self.grants);
-        let taken = |tuple: &Tuple| flows.by_tuple(tuple).is_some() || grants.keeps(tuple.destination);
+        let random = self.rng.u32();
+        let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
         match arrival.app {
-            Some(app) => (!taken(&app)).then_some(app),
+            Some(app) => (!self.is_taken(&app)).then_some(app),
             None => responder_tuple(protocol, client, listener, &self.config.local_addresses, random, taken),
         }
+    }
+
+    fn is_taken(&self, tuple: &Tuple) -> bool {
+        self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
+    }
+
+    /// Whether a surrogate stands for the client of a datagram socket already, whichever that is: programs answer from new sockets, and
+    /// are shown an address for it, by the surrogate alone.
+    fn stands_for_another(&self, tuple: &Tuple) -> bool {
+        is_virtual(tuple.destination.ip()) && self.flows.asked_from(tuple.destination).is_some()
     }
 
     /// Whether the initiator could not read the tagged answer that a half-open flow gave, and now asks for a full handshake.
@@ -348,11 +358,7 @@ impl Sal {
         let Setup::Responder(setup) = &flow.setup else { return false };
         let Some(syn) = setup.syn.as_ref().filter(|_| setup.moves < MOVES_MAX) else { return false };
         let (before, random) = (flow.app, self.rng.u32());
-        let Some(app) = other_port(&before, random, |tuple| {
-            self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
-        }) else {
-            return false;
-        };
+        let Some(app) = other_port(&before, random, |tuple| self.is_taken(tuple)) else { return false };
         let Ok(Parsed::Transport(inner)) = packet::parse(syn) else { return false };
         let Some(moved) = packet::readdress(&inner, &app.reversed(), u16::MAX) else { return false };
         self.flows.set_tuple(id, app);
@@ -731,5 +737,27 @@ fn inner_packet<'a>(message: &Message<'a>, protocol: u8) -> Result<Option<AppPac
             Ok(Some(inner))
         }
         _ => Err(DropReason::Malformed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Limits;
+    use crate::handover::tests::sal;
+
+    #[test]
+    fn a_surrogate_stands_for_the_client_of_one_socket() {
+        let mut sal = sal(Limits::default());
+        let at = |text: &str| -> SocketAddr { text.parse().expect("literal") };
+        let asked = |from, to| Tuple { protocol: 17, source: at(to), destination: at(from) };
+        let one = asked("198.19.64.9:4000", "198.18.0.1:69");
+        let session = margay_wire::SessionId([1; 16]);
+        sal.flows.insert(Flow::new(FlowId(1), session, ServiceId::default(), Role::Responder, one, Instant::ZERO));
+        assert!(sal.is_taken(&one));
+        let other = asked("198.19.64.9:4000", "198.18.0.1:53");
+        assert!(!sal.is_taken(&other) && sal.stands_for_another(&other), "of another socket");
+        assert!(!sal.stands_for_another(&asked("198.19.64.9:4001", "198.18.0.1:53")));
+        assert!(!sal.stands_for_another(&asked("198.19.64.10:4000", "198.18.0.1:53")));
     }
 }

@@ -115,17 +115,12 @@ impl Collector for Figures {
             ("questions", "Questions to resolvers", core.questions),
             ("questions_failed", "Questions to resolvers that brought nothing", core.questions_failed),
             ("answers_late", "Answers of resolvers that nothing waited for any more", core.answers_late),
-            (
-                "associations_displaced",
-                "Idle associations that had to make room for others",
-                core.associations_displaced,
-            ),
-            ("associations_expired", "Idle associations whose time was over", core.associations_expired),
             ("resets", "TCP connections of programs reset because their flow failed", core.resets),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             ConstCounter::new(value).encode(metric)?;
         }
+        of_associations(&core, &mut encoder)?;
         of_segments(&core, &mut encoder)?;
         carried(agent, &mut encoder)?;
         let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
@@ -167,6 +162,20 @@ fn carried(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Err
     for (of, help, (name, value)) in datapath.chain(kernel).chain(router) {
         let name = format!("{of}_{name}");
         let metric = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+        ConstCounter::new(value).encode(metric)?;
+    }
+    Ok(())
+}
+
+/// What became of associations that nothing used.
+fn of_associations(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let displaced = "Idle associations that had to make room for others";
+    let expired = "Idle associations whose time was over";
+    for (name, help, value) in [
+        ("associations_displaced", displaced, core.associations_displaced),
+        ("associations_expired", expired, core.associations_expired),
+    ] {
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         ConstCounter::new(value).encode(metric)?;
     }
     Ok(())

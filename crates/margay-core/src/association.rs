@@ -1,5 +1,6 @@
 //! Associations: what two hosts share (DESIGN §7). All flows between two hosts use one; a path of it is where they go.
 
+use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
@@ -13,11 +14,13 @@ use crate::key::{HostId, HostPublic};
 use crate::output::DropReason;
 use crate::rng::Rng;
 use crate::router_copy::Part;
+use crate::standing::{Listed, Standing, Standings};
 use crate::time::Instant;
 
-/// Associations without flows that may share one UDP address. A NAT reuses its ports, so a few may; without a bound one
-/// address could make every look-up of it slow.
-const IDLE_PER_ADDRESS_MAX: usize = 16;
+/// Associations at one UDP address that a look-up of it goes through. A NAT reuses its ports, so a few hosts may share one.
+const AT_ADDRESS_MAX: usize = 64;
+/// Associations with one host: each but the newest has flows from before the two lost what they shared.
+const WITH_HOST_MAX: usize = 64;
 /// How far behind the newest a control sequence number may come.
 const WINDOW: u32 = 64;
 
@@ -114,6 +117,10 @@ pub struct Association {
     /// When the peer was last told this agent's epoch for the sake of sealed flows.
     pub epoch_told: Option<Instant>,
     with_itself: bool,
+    /// Its number among those at its address, in the order in which they came there.
+    arrival: u64,
+    /// Where the table lists it.
+    listed: Option<Listed>,
 }
 
 impl Association {
@@ -156,6 +163,8 @@ impl Association {
             direct_proved: None,
             epoch_told: None,
             with_itself: false,
+            arrival: 0,
+            listed: None,
         }
     }
 
@@ -178,6 +187,17 @@ impl Association {
     /// Whether the peer is a router that this host is registered with.
     pub fn is_with_router(&self) -> bool {
         self.router && self.initiator
+    }
+
+    /// Where it is to be listed, if it was of use at `since`.
+    fn place(&self, since: Instant) -> Listed {
+        let is_tied = self.router || self.with_itself || self.hop_key.is_some();
+        let standing = match &self.membership {
+            _ if self.flows > 0 || is_tied => Standing::InUse,
+            Some(_) => Standing::Member,
+            None => Standing::Stranger,
+        };
+        Listed { standing, is_vouched: is_tied || self.membership.is_some(), since, address: self.remote.ip() }
     }
 
     /// Whether this end started the handshake.
@@ -243,13 +263,19 @@ pub struct AssociationTable {
     by_id: HashMap<u32, Association, KeyedHash>,
     /// The associations with each host, the newest last.
     by_host: HashMap<HostId, alloc::vec::Vec<u32>, KeyedHash>,
-    /// Several hosts may share an address (DESIGN §18).
-    by_address: HashMap<SocketAddr, alloc::vec::Vec<u32>, KeyedHash>,
+    /// Several hosts may share an address (DESIGN §18); in the order in which they came there.
+    by_address: BTreeMap<(SocketAddr, u64), u32>,
+    arrivals: u64,
+    /// What each is worth keeping for.
+    standings: Standings,
+    /// Those where one end is the other's service router.
+    routers: BTreeSet<u32>,
+    /// The latest time that the table was told of.
+    now: Instant,
     /// Those whose peer has shown a newer epoch, until somebody has taken note.
     pub(crate) renewed: alloc::vec::Vec<u32>,
     /// Taken out, and the cache has their path records still.
     gone: alloc::vec::Vec<(u32, HostId)>,
-    by_ip: HashMap<IpAddr, alloc::vec::Vec<u32>, KeyedHash>,
     limit: usize,
     /// Whose hop key may have changed.
     changes: Changes<Neighbour>,
@@ -261,10 +287,13 @@ impl AssociationTable {
         Self {
             by_id: HashMap::with_hasher(hasher),
             by_host: HashMap::with_hasher(hasher),
-            by_address: HashMap::with_hasher(hasher),
+            by_address: BTreeMap::new(),
+            arrivals: 0,
+            standings: Standings::default(),
+            routers: BTreeSet::new(),
+            now: Instant::ZERO,
             renewed: alloc::vec::Vec::new(),
             gone: alloc::vec::Vec::new(),
-            by_ip: HashMap::with_hasher(hasher),
             limit,
             changes: Changes::new(2 * limit),
         }
@@ -323,9 +352,81 @@ impl AssociationTable {
         self.by_id.values()
     }
 
-    /// What hosts have shown of their authorities, to be taken back or shortened.
-    pub fn memberships_mut(&mut self) -> impl Iterator<Item = &mut Option<Membership>> {
-        self.by_id.values_mut().map(|association| &mut association.membership)
+    /// Those that flows use, and those where one end is the other's service router.
+    pub fn in_use(&self) -> impl Iterator<Item = &Association> {
+        self.standings.in_use().filter_map(|id| self.by_id.get(&id))
+    }
+
+    /// Those that the next start of the agent shall have: all but most of the idle ones with strangers.
+    pub fn kept(&self) -> impl Iterator<Item = u32> + '_ {
+        self.standings.kept()
+    }
+
+    /// Whether those have changed since this was asked last, strangers aside that have come and gone without a flow.
+    pub fn take_kept_news(&mut self) -> bool {
+        self.standings.take_news()
+    }
+
+    /// How many are idle, with peers that nobody vouches for.
+    pub fn strangers(&self) -> usize {
+        self.standings.strangers()
+    }
+
+    /// The newest with a service router: of this host, or where this host is one, a host that is registered.
+    pub fn router(&self) -> Option<&Association> {
+        self.routers().find(|association| self.is_newest(association.local_id)).or_else(|| self.routers().next())
+    }
+
+    /// Those with routers.
+    pub fn routers(&self) -> impl Iterator<Item = &Association> {
+        self.routers.iter().filter_map(|id| self.by_id.get(id))
+    }
+
+    /// What a host has shown of its authority.
+    pub fn set_membership(&mut self, local_id: u32, membership: Option<Membership>) {
+        if let Some(association) = self.by_id.get_mut(&local_id) {
+            association.membership = membership;
+            self.list_again(local_id, None);
+        }
+    }
+
+    /// Takes back or shortens what hosts have shown of their authorities.
+    pub fn revise_memberships(&mut self, mut revise: impl FnMut(&mut Option<Membership>)) {
+        let is_of_member = |(id, one): (&u32, &Association)| one.membership.is_some().then_some(*id);
+        let members: alloc::vec::Vec<u32> = self.by_id.iter().filter_map(is_of_member).collect();
+        for id in members {
+            if let Some(association) = self.by_id.get_mut(&id) {
+                revise(&mut association.membership);
+            }
+            self.list_again(id, None);
+        }
+    }
+
+    /// Somebody has use for it now: it is not the next one to go.
+    pub fn touch(&mut self, local_id: u32, now: Instant) {
+        self.now = self.now.max(now);
+        self.list_again(local_id, Some(now));
+    }
+
+    /// Lets idle ones go whose time is over; gives how many.
+    pub fn expire(&mut self, now: Instant) -> usize {
+        self.now = self.now.max(now);
+        let over = self.standings.expired(now);
+        over.iter().filter(|id| self.remove(**id).is_some()).count()
+    }
+
+    /// When the next one's time is over, if no message comes under it.
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.standings.next_expiry()
+    }
+
+    /// Lists it where it belongs after a change. `used`: when it was last of use, where that has changed.
+    fn list_again(&mut self, local_id: u32, used: Option<Instant>) {
+        let Some(association) = self.by_id.get_mut(&local_id) else { return };
+        let Some(listed) = association.listed else { return };
+        let place = association.place(used.map_or(listed.since, |at| at.max(listed.since)));
+        association.listed = Some(place);
+        self.standings.change(local_id, &listed, &place);
     }
 
     /// By our index.
@@ -357,14 +458,21 @@ impl AssociationTable {
         one == other || self.get(one).zip(self.get(other)).is_some_and(|(one, other)| one.host == other.host)
     }
 
-    /// Those whose peer is at `address`.
+    /// Those whose peer is at `address`, as far as they are not too many to be looked at.
     pub fn at_address(&self, address: SocketAddr) -> impl Iterator<Item = &Association> {
-        self.by_address.get(&address).into_iter().flatten().filter_map(|id| self.by_id.get(id))
+        let there = self.by_address.range((address, 0)..=(address, u64::MAX));
+        there.take(AT_ADDRESS_MAX).filter_map(|(_, id)| self.by_id.get(id))
     }
 
-    /// Those whose peer is at `ip`, whatever its UDP port.
-    pub fn at_ip(&self, ip: IpAddr) -> impl Iterator<Item = &Association> {
-        self.by_ip.get(&ip).into_iter().flatten().filter_map(|id| self.by_id.get(id))
+    /// Whether any peer is at `ip`, whatever its UDP port.
+    pub fn is_any_at(&self, ip: IpAddr) -> bool {
+        let [first, last] = [0, u16::MAX].map(|port| SocketAddr::new(ip, port));
+        self.by_address.range((first, 0)..=(last, u64::MAX)).next().is_some()
+    }
+
+    /// Whether the peer `host` is at `ip`, whatever its UDP port, by any association with it.
+    pub fn is_at(&self, host: HostId, ip: IpAddr) -> bool {
+        self.all_with(host).any(|association| association.remote.ip() == ip)
     }
 
     /// An index that is random, free and not zero.
@@ -377,38 +485,56 @@ impl AssociationTable {
         }
     }
 
-    /// Adds one; it is now the one that new flows with the host use. One without flows that it supersedes goes.
+    /// Adds one; it is now the one that new flows with the host use. One without flows that it supersedes goes. Gives how many
+    /// idle ones had to make room.
     ///
     /// # Errors
     ///
-    /// The table is full of associations in use.
-    pub fn insert(&mut self, association: Association) -> Result<(), DropReason> {
+    /// The table is full of associations in use, or of those that only the like of this one may push out.
+    pub fn insert(&mut self, association: Association) -> Result<usize, DropReason> {
         let (id, host) = (association.local_id, association.host);
         if let Some(older) = self.newest(host).filter(|older| *older != id)
             && self.get(older).is_some_and(|older| older.flows == 0)
         {
             self.remove(older);
         }
-        self.thin_out(association.remote);
-        self.insert_beside(association)
+        let mut gone = 0;
+        if association.place(association.heard).standing == Standing::Stranger
+            && let Some(other) = self.standings.crowded(association.remote.ip(), self.limit)
+        {
+            gone += usize::from(self.remove(other).is_some());
+        }
+        Ok(gone + self.insert_beside(association)?)
     }
 
     /// The same, but what it supersedes stays for now, and others at its address: flows that need them may be on their way.
     ///
     /// # Errors
     ///
-    /// The table is full of associations in use.
-    pub fn insert_beside(&mut self, association: Association) -> Result<(), DropReason> {
+    /// As above; or there are too many with this host, all with flows.
+    pub fn insert_beside(&mut self, mut association: Association) -> Result<usize, DropReason> {
         let (id, host, remote) = (association.local_id, association.host, association.remote);
-        if self.by_id.len() >= self.limit && !self.make_room() {
+        let place = association.place(association.heard.max(self.now));
+        if self.by_host.get(&host).is_some_and(|ids| ids.len() >= WITH_HOST_MAX && !ids.contains(&id)) {
             return Err(DropReason::Full);
         }
+        let mut gone = 0;
+        let is_crowd = !place.is_vouched && self.standings.is_full_of_strangers(self.limit);
+        if is_crowd || self.by_id.len() >= self.limit {
+            let idle = self.standings.dispensable(place.is_vouched).ok_or(DropReason::Full)?;
+            gone += usize::from(self.remove(idle).is_some());
+        }
         self.remove(id);
+        association.listed = Some(place);
+        self.standings.add(id, &place);
+        if association.router {
+            self.routers.insert(id);
+        }
         self.by_id.insert(id, association);
         self.by_host.entry(host).or_default().push(id);
         self.note_address(remote, id);
         self.note_hop_key(host, remote);
-        Ok(())
+        Ok(gone)
     }
 
     /// Whether new flows with its host use it.
@@ -423,29 +549,22 @@ impl AssociationTable {
         over.into_iter().for_each(|id| drop(self.remove(id)));
     }
 
-    /// Lets the longest unheard association that nothing needs go.
-    fn make_room(&mut self) -> bool {
-        let oldest = oldest_idle(self.by_id.values());
-        oldest.is_some_and(|id| self.remove(id).is_some())
-    }
-
-    /// Makes room at one address, if idle associations crowd it.
-    fn thin_out(&mut self, address: SocketAddr) {
-        let crowd = self.by_address.get(&address).map_or(0, alloc::vec::Vec::len);
-        if crowd >= IDLE_PER_ADDRESS_MAX
-            && let Some(id) = oldest_idle(self.at_address(address))
-        {
-            self.remove(id);
-        }
-    }
-
     /// Takes one out.
     pub fn remove(&mut self, local_id: u32) -> Option<Association> {
         let (host, remote) = self.get(local_id).map(|association| (association.host, association.remote))?;
         self.note_hop_key(host, remote);
         let association = self.by_id.remove(&local_id)?;
-        forget(&mut self.by_host, &association.host, local_id);
-        self.forget_address(association.remote, local_id);
+        if let Some(ids) = self.by_host.get_mut(&host) {
+            ids.retain(|id| *id != local_id);
+            if ids.is_empty() {
+                self.by_host.remove(&host);
+            }
+        }
+        self.by_address.remove(&(remote, association.arrival));
+        self.routers.remove(&local_id);
+        if let Some(listed) = &association.listed {
+            self.standings.remove(local_id, listed);
+        }
         self.gone.push((local_id, association.host));
         Some(association)
     }
@@ -466,13 +585,11 @@ impl AssociationTable {
     }
 
     fn note_address(&mut self, address: SocketAddr, local_id: u32) {
-        self.by_address.entry(address).or_default().push(local_id);
-        self.by_ip.entry(address.ip()).or_default().push(local_id);
-    }
-
-    fn forget_address(&mut self, address: SocketAddr, local_id: u32) {
-        forget(&mut self.by_address, &address, local_id);
-        forget(&mut self.by_ip, &address.ip(), local_id);
+        self.arrivals += 1;
+        if let Some(association) = self.by_id.get_mut(&local_id) {
+            association.arrival = self.arrivals;
+            self.by_address.insert((address, self.arrivals), local_id);
+        }
     }
 
     /// The peer is at another address now.
@@ -480,8 +597,9 @@ impl AssociationTable {
         let Some(association) = self.by_id.get_mut(&local_id) else { return };
         let (host, old) = (association.host, core::mem::replace(&mut association.remote, remote));
         if old != remote {
-            self.forget_address(old, local_id);
+            self.by_address.remove(&(old, association.arrival));
             self.note_address(remote, local_id);
+            self.list_again(local_id, None);
             self.note_hop_key(host, old);
             self.note_hop_key(host, remote);
         }
@@ -491,6 +609,7 @@ impl AssociationTable {
     pub fn hold(&mut self, local_id: u32) {
         if let Some(association) = self.by_id.get_mut(&local_id) {
             association.flows += 1;
+            self.list_again(local_id, None);
         }
     }
 
@@ -499,184 +618,11 @@ impl AssociationTable {
         let Some(association) = self.by_id.get_mut(&local_id) else { return false };
         association.flows = association.flows.saturating_sub(1);
         let (flows, host) = (association.flows, association.host);
+        self.list_again(local_id, Some(self.now));
         let is_over = flows == 0 && self.newest(host) != Some(local_id);
         is_over && self.remove(local_id).is_some()
     }
 }
 
-/// Takes one index out of a list of them; an empty list goes, too.
-fn forget<K: Eq + core::hash::Hash>(lists: &mut HashMap<K, alloc::vec::Vec<u32>, KeyedHash>, key: &K, local_id: u32) {
-    if let Some(ids) = lists.get_mut(key) {
-        ids.retain(|id| *id != local_id);
-        if ids.is_empty() {
-            lists.remove(key);
-        }
-    }
-}
-
-/// The longest unheard association without flows that is neither a router's nor the host's own.
-fn oldest_idle<'a>(among: impl Iterator<Item = &'a Association>) -> Option<u32> {
-    let idle = among.filter(|association| association.flows == 0 && !association.router && !association.with_itself);
-    idle.map(|association| (association.heard, association.local_id)).min().map(|(_, id)| id)
-}
-
 #[cfg(test)]
-mod tests {
-    use alloc::collections::BTreeSet;
-
-    use super::*;
-
-    fn association(id: u32, host: u8) -> Association {
-        let remote = SocketAddr::new([10, 0, 0, host].into(), 54324);
-        Association::new(id, id, HostPublic([host; 32]), Keys { root: [1; 32] }, true, remote)
-    }
-
-    fn table(limit: usize) -> AssociationTable {
-        AssociationTable::with_hasher(limit, KeyedHash(1, 2))
-    }
-
-    #[test]
-    fn the_window_takes_each_number_once() {
-        let mut rng = Rng::new([4; 32]);
-        let (mut window, mut naive) = (ReplayWindow::default(), BTreeSet::new());
-        let mut newest = 0_u32;
-        for _ in 0..10_000 {
-            let sequence = (newest + 1).saturating_sub(rng.u32() % 100) + rng.u32() % 8;
-            let wanted = sequence != 0 && !naive.contains(&sequence) && newest < sequence + WINDOW;
-            assert_eq!(window.is_new(sequence), wanted, "{sequence} after {newest}");
-            if wanted {
-                window.note(sequence);
-                naive.insert(sequence);
-                newest = newest.max(sequence);
-            }
-        }
-    }
-
-    #[test]
-    fn the_newest_association_of_a_host_serves_and_older_ones_go_with_their_flows() {
-        let mut table = table(10);
-        table.insert(association(1, 5)).expect("room");
-        table.hold(1);
-        table.insert(association(2, 5)).expect("room");
-        let host = HostPublic([5; 32]).id();
-        assert_eq!(table.by_host(host).map(|association| association.local_id), Some(2));
-        assert!(table.get(1).is_some(), "it has a flow");
-        assert!(table.release(1));
-        assert!(table.get(1).is_none());
-        assert_eq!(table.at_address(SocketAddr::new([10, 0, 0, 5].into(), 54324)).count(), 1);
-    }
-
-    #[test]
-    fn a_full_table_lets_idle_ones_go_and_refuses_when_none_is() {
-        let mut table = table(2);
-        table.insert(association(1, 1)).expect("room");
-        table.insert(association(2, 2)).expect("room");
-        table.hold(2);
-        table.insert(association(3, 3)).expect("the first is idle");
-        assert!(table.get(1).is_none());
-        table.hold(3);
-        assert_eq!(table.insert(association(4, 4)), Err(DropReason::Full));
-    }
-
-    #[test]
-    fn each_direction_and_epoch_has_its_own_key() {
-        let mut here = association(1, 5);
-        let remote = here.remote;
-        let mut there = Association::new(1, 1, HostPublic([6; 32]), Keys { root: [1; 32] }, false, remote);
-        assert_eq!(here.sending_key(3), there.receiving_key(3));
-        assert_eq!(there.sending_key(3), here.receiving_key(3));
-        assert_ne!(here.sending_key(3), here.receiving_key(3));
-        assert_ne!(here.sending_key(3), here.sending_key(4));
-        let mut own = association(1, 5).with_itself();
-        assert_eq!(own.sending_key(3), own.receiving_key(3));
-    }
-    #[test]
-    fn idle_associations_do_not_crowd_an_address_and_busy_ones_stay() {
-        let mut table = table(1000);
-        let crowd = SocketAddr::new([10, 0, 0, 99].into(), 54324);
-        for n in 1..=200 {
-            let mut one = association(n, n as u8);
-            one.remote = crowd;
-            one.heard = Instant::from_millis(n.into());
-            table.insert(one).expect("room");
-            if n <= 40 {
-                table.hold(n);
-            }
-        }
-        assert!((1..=40).all(|n| table.get(n).is_some()));
-        assert_eq!(table.at_address(crowd).count(), 41, "the newest is always there");
-        assert!(table.get(200).is_some());
-    }
-
-    /// The three indices say the same after whatever happened, and the bound holds.
-    #[test]
-    fn whose_hop_key_may_have_changed_is_given_to_a_copy_once() {
-        let mut table = table(9);
-        let (host, at) =
-            (Neighbour::Host(association(1, 1).host), |n| Neighbour::At(SocketAddr::new([10, 0, 0, n].into(), 1)));
-        let with_key = |id, n| {
-            let remote = SocketAddr::new([10, 0, 0, n].into(), 1);
-            Association { hop_key: Some([n; 16]), remote, ..association(id, 1) }
-        };
-        table.insert(with_key(1, 5)).expect("room");
-        table.insert(association(2, 2)).expect("room");
-        table.follow_hop_keys();
-        assert!(table.has_news());
-        let key = Some([5; 16]);
-        let first = Part { begins_anew: true, changed: alloc::vec![(host, key), (at(5), key)] };
-        assert_eq!(table.take_hop_keys(9), first);
-        table.insert(association(3, 3)).expect("room");
-        let nothing = Part { begins_anew: false, changed: alloc::vec![] };
-        assert_eq!((table.has_news(), table.take_hop_keys(9)), (false, nothing), "it has none");
-        table.set_remote(1, SocketAddr::new([10, 0, 0, 6].into(), 1));
-        assert_eq!(table.take_hop_keys(9).changed, [(host, key), (at(5), None), (at(6), key)]);
-        table.insert(with_key(4, 7)).expect("room");
-        let key = Some([7; 16]);
-        assert_eq!(
-            table.take_hop_keys(9).changed,
-            [(host, key), (at(6), None), (at(7), key)],
-            "it superseded the other"
-        );
-        table.remove(4);
-        assert_eq!(table.take_hop_keys(9).changed, [(host, None), (at(7), None)]);
-    }
-
-    #[test]
-    fn the_indices_agree_after_any_history() {
-        let mut rng = Rng::new([11; 32]);
-        let mut table = table(12);
-        for step in 0..20_000_u64 {
-            let n = rng.u32() % 20 + 1;
-            match rng.u32() % 6 {
-                0 | 1 => {
-                    let mut one = association(n, (rng.u32() % 6) as u8);
-                    one.heard = Instant::from_millis(step);
-                    let host = one.host;
-                    if table.insert(one).is_ok() {
-                        assert_eq!(table.by_host(host).map(|known| known.local_id), Some(n));
-                    }
-                }
-                2 => table.hold(n),
-                3 => {
-                    let was = table.get(n).map(|known| known.flows);
-                    assert!(!table.release(n) || was.is_some_and(|flows| flows <= 1));
-                }
-                4 => {
-                    table.remove(n);
-                }
-                _ => table.set_remote(n, SocketAddr::new([10, 0, 0, (rng.u32() % 6) as u8].into(), 54324)),
-            }
-            assert!(table.len() <= 12);
-            let count = |lists: alloc::vec::Vec<usize>| lists.iter().sum::<usize>();
-            assert_eq!(count(table.by_address.values().map(alloc::vec::Vec::len).collect()), table.len());
-            assert_eq!(count(table.by_ip.values().map(alloc::vec::Vec::len).collect()), table.len());
-            assert_eq!(count(table.by_host.values().map(alloc::vec::Vec::len).collect()), table.len());
-            for known in table.iter() {
-                assert!(table.at_address(known.remote).any(|at| at.local_id == known.local_id));
-                assert!(known.flows == 0 || table.get(known.local_id).is_some());
-            }
-            let is_its = |host: &HostId, id: &u32| table.get(*id).is_some_and(|known| known.host == *host);
-            assert!(table.by_host.iter().all(|(host, ids)| ids.iter().all(|id| is_its(host, id))));
-        }
-    }
-}
+mod test;

@@ -67,6 +67,7 @@ pub fn authenticate(table: &mut AssociationTable, message: &Message<'_>, now: In
     association.window.note(message.control_seq);
     association.heard = now;
     let local_id = association.local_id;
+    table.touch(local_id, now);
     if !same_epoch {
         table.renewed.push(local_id);
     }

@@ -141,7 +141,7 @@ impl Sal {
         let Some(flow) = self.take_flow(id) else { return };
         if let Setup::Responder(setup) = &flow.setup {
             self.half_open.remove(setup.reply.direct.ip());
-        } else if flow.association != 0 {
+        } else if flow.association != 0 && (flow.app.protocol != GREETING || flow.role == Role::Initiator) {
             self.associations.release(flow.association);
         }
         if flow.app.protocol == GREETING {

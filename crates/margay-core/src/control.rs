@@ -67,10 +67,12 @@ impl Sal {
         self.end_grants_with(|_, with| with == host);
         let indices: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
         for local_id in indices {
-            if let Some(association) = self.associations.get_mut(local_id) {
-                association.membership.take_if(|membership| {
-                    membership.authority == revocation.authority && membership.not_after_s <= revocation.until_s
-                });
+            let shown = self.associations.get(local_id).and_then(|association| association.membership.as_ref());
+            let is_revoked = shown.is_some_and(|membership| {
+                membership.authority == revocation.authority && membership.not_after_s <= revocation.until_s
+            });
+            if is_revoked {
+                self.associations.set_membership(local_id, None);
             }
         }
     }
@@ -81,9 +83,9 @@ impl Sal {
         let unix_s = self.unix_s();
         self.trust.revoke_key(revocation, unix_s);
         self.end_all_grants();
-        for shown in self.associations.memberships_mut() {
+        self.associations.revise_memberships(|shown| {
             shown.take_if(|shown| shown.authority == revocation.authority && shown.issuers.contains(&revocation.key));
-        }
+        });
     }
 
     /// Trusts the key that follows one of an authority, and that one until the time that both have said; the caller has seen that it is signed.
@@ -91,9 +93,11 @@ impl Sal {
         self.trust.succeed(succession);
         let Succession { authority, old, trusted_until_s, .. } = *succession;
         let by_old = |shown: &&mut Membership| shown.authority == authority && shown.issuers.first() == Some(&old);
-        for shown in self.associations.memberships_mut().flatten().filter(by_old) {
-            shown.not_after_s = shown.not_after_s.min(trusted_until_s);
-        }
+        self.associations.revise_memberships(|shown| {
+            if let Some(shown) = shown.as_mut().filter(by_old) {
+                shown.not_after_s = shown.not_after_s.min(trusted_until_s);
+            }
+        });
     }
 
     /// How many revocations are remembered, of hosts and of keys.
@@ -218,9 +222,9 @@ impl Sal {
                 association.chosen = known.chosen;
             }
         }
-        if self.associations.insert(association).is_err() {
-            self.counters.drop(DropReason::Full);
-            return;
+        match self.associations.insert(association) {
+            Ok(gone) => self.counters.associations_displaced += gone as u64,
+            Err(reason) => return self.counters.drop(reason),
         }
         self.announce_path(setup.local_id);
         self.events.push(Event::AssociationUp(host));
@@ -279,7 +283,11 @@ impl Sal {
             association.membership = known.membership.clone();
             association.rtt = known.rtt;
         }
-        self.associations.insert(association).map_err(|_| DropReason::Full)?;
+        if let Some(membership) = self.shown_membership(&theirs.certificate, peer) {
+            // Before it takes a place: a stranger may not have a member's.
+            association.membership = Some(membership);
+        }
+        self.counters.associations_displaced += self.associations.insert(association)? as u64;
         if !initiator && let Err(reason) = crate::auth::authenticate(&mut self.associations, message, now) {
             self.associations.remove(local_id);
             return Err(reason);
@@ -301,21 +309,24 @@ impl Sal {
 
     /// Keeps what a peer showed of its authority, if it is true.
     pub(crate) fn note_membership(&mut self, association: u32, chain: &[u8]) {
-        if chain.is_empty() {
-            return;
-        }
-        let unix_s = self.unix_s();
-        let Some(host_key) = self.associations.get(association).map(|association| association.host_key.0) else {
+        let Some(host_key) = self.associations.get(association).map(|association| association.host_key) else {
             return;
         };
-        match self.trust.verify_member(chain, &host_key, unix_s) {
-            Ok(membership) => {
-                if let Some(association) = self.associations.get_mut(association) {
-                    association.membership = Some(membership);
-                }
-            }
-            Err(_) => self.counters.drop(DropReason::BadCertificate),
+        if let Some(membership) = self.shown_membership(chain, &host_key) {
+            self.associations.set_membership(association, Some(membership));
         }
+    }
+
+    /// What an encoded chain, which may be empty, shows of the authority of the host with this key, if it is true.
+    fn shown_membership(&mut self, chain: &[u8], host_key: &HostPublic) -> Option<Membership> {
+        if chain.is_empty() {
+            return None;
+        }
+        let shown = self.trust.verify_member(chain, &host_key.0, self.unix_s());
+        if shown.is_err() {
+            self.counters.drop(DropReason::BadCertificate);
+        }
+        shown.ok()
     }
 
     /// Leases: packets to `address` are for `service`.
@@ -399,6 +410,16 @@ impl Sal {
     pub fn associations(&self) -> impl Iterator<Item = AssociationInfo> {
         let others = self.associations.iter().filter(|association| !association.is_self());
         others.map(|association| self.describe_association(association))
+    }
+
+    /// How many associations there are with other hosts.
+    pub fn association_count(&self) -> usize {
+        self.associations.len().saturating_sub(1)
+    }
+
+    /// Of these, how many nothing uses, with peers that no authority trusted here vouches for.
+    pub fn stranger_count(&self) -> usize {
+        self.associations.strangers()
     }
 
     /// Whether an address is one of this host's.

@@ -26,6 +26,10 @@ pub struct Counters {
     pub relayed: u64,
     /// Answers that would have been larger than their request, and were not sent.
     pub answers_too_large: u64,
+    /// Idle associations that had to make room for others.
+    pub associations_displaced: u64,
+    /// Idle associations whose time was over.
+    pub associations_expired: u64,
     /// Times that a held packet found its flow's queue full.
     pub held_full: u64,
     /// Proved messages of set-up that came from another place than where flows with their sender go.

@@ -486,11 +486,11 @@ impl Sal {
 
     /// The flow that direct packets with these addresses and ports belong to. `tuple` is as they stand on the wire.
     fn flow_on_wire(&self, tuple: &Tuple) -> Option<FlowId> {
-        let ports = (tuple.destination.port(), tuple.source.port());
-        let sides =
-            self.side_paths.iter().filter(|side| side.pair.remote.ip() == tuple.source.ip()).map(|side| side.host);
-        let hosts = self.associations.at_ip(tuple.source.ip()).map(|association| association.host);
-        hosts.chain(sides).find_map(|host| self.ports.flow((host, ports.0, ports.1)))
+        let (local, remote, ip) = (tuple.destination.port(), tuple.source.port(), tuple.source.ip());
+        let is_aside = |host| self.side_paths.iter().any(|side| side.host == host && side.pair.remote.ip() == ip);
+        let flows = self.ports.flows_by(local, remote);
+        // This end's port was chosen at random, so that there is hardly ever more than one.
+        flows.filter(|(host, _)| self.associations.is_at(*host, ip) || is_aside(*host)).map(|(_, flow)| flow).next()
     }
 
     /// A packet of the wire on a flow port that the cache could not place; `None` if it is none.
@@ -568,10 +568,10 @@ impl Sal {
     /// A packet on a flow port that is no flow's: the host answers it as it would without Margay. Not where it may be late for a flow that
     /// is over, or from where a peer is no longer: the host would reset what is still open at the peer's end.
     fn give_to_host(&mut self, packet: &AppPacket<'_>) -> AppVerdict {
-        let (source, local_port) = (packet.tuple.source, packet.tuple.destination.port());
-        let mut hosts = self.associations.at_ip(source.ip()).map(|association| association.host).peekable();
-        let is_peers = hosts.peek().is_some();
-        let is_late = hosts.any(|host| self.ports.rests((host, local_port, source.port())));
+        let source = packet.tuple.source;
+        let is_peers = self.associations.is_any_at(source.ip());
+        let mut resting = self.ports.resting_by(packet.tuple.destination.port(), source.port());
+        let is_late = resting.any(|host| self.associations.is_at(host, source.ip()));
         // Every empty datagram of a peer may be a pinhole.
         let is_pinhole = packet.is_bare() && !packet.is_tcp();
         if !is_peers || is_late || is_pinhole {

@@ -25,6 +25,8 @@ pub(crate) struct FlowPorts {
     pub is_on: bool,
     /// By peer, the pairs that are in use, and those that rest (flow zero). Every flow has one, and most have few peers.
     pairs: HashMap<HostId, HashMap<(u16, u16), FlowId, KeyedHash>, KeyedHash>,
+    /// The same, by the ports of this end and the peer's: peers at one address are many where they are behind a translator.
+    by_ports: BTreeSet<(u16, u16, HostId)>,
     resting: VecDeque<(Instant, Ports)>,
     pub due: BTreeSet<(Instant, FlowId)>,
 }
@@ -35,6 +37,7 @@ impl FlowPorts {
             range: None,
             is_on: false,
             pairs: HashMap::with_hasher(hasher),
+            by_ports: BTreeSet::new(),
             resting: VecDeque::new(),
             due: BTreeSet::new(),
         }
@@ -52,6 +55,7 @@ impl FlowPorts {
     fn free(&mut self, (host, local, remote): Ports) {
         let Some(pairs) = self.pairs.get_mut(&host) else { return };
         pairs.remove(&(local, remote));
+        self.by_ports.remove(&(local, remote, host));
         if pairs.is_empty() {
             self.pairs.remove(&host);
         }
@@ -67,10 +71,19 @@ impl FlowPorts {
         self.pairs.get(&host)?.get(&(local, remote)).copied().filter(|flow| flow.0 != 0)
     }
 
-    /// Whether the flow of a pair has ended a short while ago.
-    pub fn rests(&self, (host, local, remote): Ports) -> bool {
-        let flow = self.pairs.get(&host).and_then(|pairs| pairs.get(&(local, remote)));
-        flow.is_some_and(|flow| flow.0 == 0)
+    /// The flows that use this pair of ports, each with another peer.
+    pub fn flows_by(&self, local: u16, remote: u16) -> impl Iterator<Item = (HostId, FlowId)> {
+        self.peers_by(local, remote).filter_map(move |host| Some((host, self.flow((host, local, remote))?)))
+    }
+
+    /// The peers with which the flow of this pair of ports has ended a short while ago.
+    pub fn resting_by(&self, local: u16, remote: u16) -> impl Iterator<Item = HostId> {
+        self.peers_by(local, remote).filter(move |host| self.flow((*host, local, remote)).is_none())
+    }
+
+    fn peers_by(&self, local: u16, remote: u16) -> impl Iterator<Item = HostId> {
+        let alike = self.by_ports.range((local, remote, HostId([0; 16]))..=(local, remote, HostId([0xff; 16])));
+        alike.map(|(_, _, host)| *host)
     }
 
     /// Takes a pair for a flow. False where it is in use or rests.
@@ -81,6 +94,7 @@ impl FlowPorts {
             Entry::Occupied(_) => false,
             Entry::Vacant(vacant) => {
                 vacant.insert(flow);
+                self.by_ports.insert((local, remote, host));
                 true
             }
         }
@@ -151,6 +165,6 @@ mod tests {
         let all = (61_000..61_004).map(|local| (local, 62_000)).chain((62_001..62_009).map(|remote| (61_000, remote)));
         all.for_each(|(local, remote)| ports.rest(Instant::ZERO, (host, local, remote)));
         ports.wake(Instant::ZERO + REST);
-        assert!(ports.pairs.is_empty() && ports.resting.is_empty());
+        assert!(ports.pairs.is_empty() && ports.resting.is_empty() && ports.by_ports.is_empty());
     }
 }

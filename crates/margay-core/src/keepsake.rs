@@ -50,6 +50,29 @@ fn put_address(address: SocketAddr, out: &mut Vec<u8>) {
     out.extend_from_slice(&[0; 2]);
 }
 
+/// Associations for the next start, in two parts.
+#[derive(Debug)]
+pub struct KeptAssociations {
+    older: Zeroizing<Vec<u8>>,
+    newest: Zeroizing<Vec<u8>>,
+}
+
+impl KeptAssociations {
+    fn with_room_for(count: usize) -> Self {
+        let room = || Zeroizing::new(Vec::with_capacity(count * KEEPSAKE_LEN));
+        Self { older: room(), newest: room() }
+    }
+
+    /// All of them, in an order by which the next start uses the same ones for new flows.
+    pub fn concat(parts: &[Self]) -> Zeroizing<Vec<u8>> {
+        let all = || parts.iter().map(|part| &part.older).chain(parts.iter().map(|part| &part.newest));
+        // Room for all: what grows leaves copies behind, which nobody wipes.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(all().map(|part| part.len()).sum()));
+        all().for_each(|part| bytes.extend_from_slice(part));
+        bytes
+    }
+}
+
 fn encode(association: &Association, rendezvous: Option<SocketAddr>, out: &mut Vec<u8>) {
     let flag = |bit: u8, is_set: bool| if is_set { bit } else { 0 };
     let flags = flag(INITIATOR, association.is_initiator())
@@ -99,18 +122,29 @@ impl Sal {
     /// The associations, for the next start on this boot. Secret: to be kept where only root reads, and where a reboot
     /// forgets.
     pub fn keep_associations(&self) -> Zeroizing<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(self.associations.len() * KEEPSAKE_LEN);
-        let (newest, older): (Vec<_>, Vec<_>) = self
-            .associations
-            .iter()
-            .filter(|association| !association.is_self())
-            .partition(|association| self.associations.is_newest(association.local_id));
-        // In this order, so that the next start uses the same one for new flows.
-        for association in older.into_iter().chain(newest) {
-            let location = self.locations.get(Scope::of(association.host));
-            encode(association, location.and_then(|location| location.rendezvous), &mut bytes);
+        KeptAssociations::concat(&[self.keep_some(&self.kept_associations())])
+    }
+
+    /// By our index, all that [`keep_some`](Self::keep_some) is to be asked for. Of those that are idle and with strangers only the
+    /// latest 256: there are as many of them as the strangers want.
+    pub fn kept_associations(&self) -> Vec<u32> {
+        self.associations.kept().collect()
+    }
+
+    /// Those of these associations that there are, for who must not hold up this host for all at once.
+    pub fn keep_some(&self, ids: &[u32]) -> KeptAssociations {
+        let mut kept = KeptAssociations::with_room_for(ids.len());
+        for association in ids.iter().filter_map(|id| self.associations.get(*id)).filter(|one| !one.is_self()) {
+            let is_newest = self.associations.is_newest(association.local_id);
+            let rendezvous = self.locations.get(Scope::of(association.host)).and_then(|location| location.rendezvous);
+            encode(association, rendezvous, if is_newest { &mut kept.newest } else { &mut kept.older });
         }
-        Zeroizing::new(bytes)
+        kept
+    }
+
+    /// Whether what [`kept_associations`](Self::kept_associations) gives has changed since this was asked last.
+    pub fn take_kept_news(&mut self) -> bool {
+        self.associations.take_kept_news()
     }
 
     /// Takes up the associations of the start before. Peers need no new handshake; what they still send on flows of that

@@ -57,7 +57,7 @@ impl Sal {
     /// [`set_routes`](Self::set_routes) about these.
     pub fn remotes(&self) -> Vec<IpAddr> {
         let mut remotes = Vec::new();
-        for association in self.associations.iter().filter(|association| self.is_followed(association.host)) {
+        for association in self.associations.in_use().filter(|association| self.is_followed(association.host)) {
             remotes.push(association.remote.ip());
             if let Some(location) = self.locations.get(Scope::of(association.host)) {
                 remotes.extend(location.addresses.iter().chain(&location.rendezvous).map(SocketAddr::ip));
@@ -85,7 +85,7 @@ impl Sal {
         let has_looked = core::mem::replace(&mut self.has_looked, true) || !self.config.local_addresses.is_empty();
         let has_changed = has_looked && self.config.local_addresses != local;
         self.config.local_addresses = local;
-        let mut hosts: Vec<HostId> = self.associations.iter().map(|association| association.host).collect();
+        let mut hosts: Vec<HostId> = self.associations.in_use().map(|association| association.host).collect();
         hosts.sort_unstable();
         hosts.dedup();
         for host in hosts.into_iter().filter(|host| self.is_followed(*host)).collect::<Vec<_>>() {

@@ -22,13 +22,19 @@ impl RateLimit {
 
     /// Takes one token; false when there is none.
     pub fn take(&mut self, now: Instant) -> bool {
+        self.take_some(now, 1)
+    }
+
+    /// Takes so many tokens; false, and none is taken, when there are fewer.
+    pub fn take_some(&mut self, now: Instant, count: u32) -> bool {
+        let wanted = u64::from(count) * MICROS_PER_S;
         let micros = u64::try_from(now.since(self.at).as_micros()).unwrap_or(u64::MAX);
         self.at = self.at.max(now);
         self.credit = self.credit.saturating_add(micros.saturating_mul(self.per_s)).min(self.per_s * MICROS_PER_S);
-        if self.credit < MICROS_PER_S {
+        if self.credit < wanted {
             return false;
         }
-        self.credit -= MICROS_PER_S;
+        self.credit -= wanted;
         true
     }
 }

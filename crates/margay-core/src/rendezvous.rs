@@ -28,7 +28,7 @@ impl Sal {
         if self.config.router {
             return None;
         }
-        let router = self.associations.iter().find(|association| association.router)?;
+        let router = self.associations.router()?;
         Some(Extension::Rendezvous(router.remote))
     }
 
@@ -41,7 +41,7 @@ impl Sal {
             Some(Pair { local: Some(local), remote })
         };
         let mut ways: Vec<Pair> = named.and_then(usable).into_iter().collect();
-        for router in self.associations.iter().filter(|association| association.is_with_router()) {
+        for router in self.associations.routers().filter(|association| association.is_with_router()) {
             if ways.len() < ROUTERS_MAX && ways.iter().all(|way| way.remote != router.remote) {
                 ways.push(Pair { local: router.local, remote: router.remote });
             }

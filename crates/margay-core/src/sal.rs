@@ -20,6 +20,7 @@ use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
 use crate::grant::Grants;
 use crate::half_open::HalfOpen;
+use crate::handshake_rate::HandshakeRate;
 use crate::instance::Instance;
 use crate::key::HostId;
 use crate::lifetime::Lifetimes;
@@ -92,6 +93,8 @@ pub struct Sal {
     pub(crate) cookies: CookieJar,
     /// Responder flows whose peer is not proved.
     pub(crate) half_open: HalfOpen,
+    /// What strangers have begun of late.
+    pub(crate) handshakes: HandshakeRate,
     pub(crate) ports: FlowPorts,
     pub(crate) answers: RateLimit,
     pub(crate) secure: Demands,
@@ -162,7 +165,7 @@ impl Sal {
         let mut rng = Rng::new(seed);
         let mut hasher = || KeyedHash(rng.u64(), rng.u64());
         let (flow_hasher, name_hasher, association_hasher, port_hasher) = (hasher(), hasher(), hasher(), hasher());
-        let instance_hasher = hasher();
+        let (instance_hasher, rate_hasher) = (hasher(), hasher());
         let sources = SourceTable::with_hasher(hasher());
         let (locations, routes) = (LocationTable::with_hasher(hasher()), HashMap::with_hasher(hasher()));
         let limits = config.limits;
@@ -185,6 +188,7 @@ impl Sal {
             counters: Counters::default(),
             cookies: CookieJar::new(rng.bytes()),
             half_open: HalfOpen::default(),
+            handshakes: HandshakeRate::with_hasher(rate_hasher),
             ports: FlowPorts::new(port_hasher),
             answers: RateLimit::new(limits.answers_per_s, now),
             secure: Demands::default(),
@@ -385,6 +389,7 @@ impl Sal {
         self.grants_due(now);
         self.inquiries_due(now);
         self.hear_newcomers(now);
+        self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
             self.sweep(now);
@@ -422,6 +427,7 @@ impl Sal {
             .chain(self.notices.next_deadline())
             .chain(self.grants.next_deadline())
             .chain(self.twins.next_deadline())
+            .chain(self.associations.next_expiry())
             .chain(sweep)
             .min()
     }

@@ -67,7 +67,7 @@ impl Sal {
         if !self.is_behind_translator() {
             return;
         }
-        let hosts: Vec<HostId> = self.associations.iter().map(|association| association.host).collect();
+        let hosts: Vec<HostId> = self.associations.in_use().map(|association| association.host).collect();
         for host in hosts.into_iter().filter(|host| self.is_followed(*host)).collect::<Vec<_>>() {
             self.locations.with(Scope::of(host), |location| {
                 if location.seen.is_none() && location.keep_alive.is_none() {

@@ -134,6 +134,10 @@ impl Sal {
                 self.announce_path(heir);
                 self.follow_wire_path(heir, |flow, _| flow.direct.path == gone);
             }
+            if self.associations.by_host(host).is_none() {
+                // Nothing is left of the peer.
+                self.locations.remove(Scope::of(host));
+            }
             self.queue.update(EntryUpdate::RemovePath(PathId(gone)));
         }
     }

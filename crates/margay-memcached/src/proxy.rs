@@ -178,7 +178,9 @@ async fn next(reader: &mut (impl AsyncBufRead + Unpin), servers: &Arc<Servers>) 
         Request::Quit => return Ok(None),
         Request::Bad(text) => format!("{text}\r\n").into_bytes(),
         Request::TooLarge(length) => {
-            tokio::io::copy_buf(&mut (&mut *reader).take(length as u64 + 2), &mut tokio::io::sink()).await?;
+            // Whatever the client says: what it calls a value is never read as its next request.
+            let rest = (length as u64).saturating_add(2);
+            tokio::io::copy_buf(&mut (&mut *reader).take(rest), &mut tokio::io::sink()).await?;
             b"SERVER_ERROR object too large for cache\r\n".to_vec()
         }
     };
@@ -234,4 +236,24 @@ async fn get(servers: &Arc<Servers>, verb: &'static str, keys: &[Vec<u8>]) -> Ve
     keys.iter().filter_map(|key| found.get(key.as_slice())).for_each(|value| whole.extend_from_slice(value));
     whole.extend_from_slice(b"END\r\n");
     whole
+}
+
+#[cfg(test)]
+mod test {
+    use margay_sdk::Agent;
+
+    use super::*;
+    use crate::partition::Partitions;
+
+    /// A length to which two more make none.
+    #[tokio::test]
+    async fn what_is_called_an_endless_value_is_no_request() {
+        let partitions = Partitions::new(&"cache.shop".parse().expect("a name"), 2).expect("a number of partitions");
+        let servers = Arc::new(Servers::new(partitions, Agent::shared(), 80));
+        let said = b"set a 0 0 18446744073709551615\r\nversion\r\n";
+        let mut reader = &said[..];
+        let answer = next(&mut reader, &servers).await.expect("read from memory").expect("an answer");
+        assert!(answer.starts_with(b"SERVER_ERROR object too large"));
+        assert_eq!(next(&mut reader, &servers).await.expect("read from memory"), None);
+    }
 }

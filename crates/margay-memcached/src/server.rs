@@ -183,7 +183,7 @@ impl Connection {
             if answer == Answer::Line || !line.starts_with(b"VALUE ") {
                 return Ok(bytes);
             }
-            let length = value_length(line).filter(|length| bytes.len() + length <= ANSWER_MAX);
+            let length = value_length(line).filter(|length| *length <= ANSWER_MAX.saturating_sub(bytes.len()));
             let length = length.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a value of no good length"))?;
             let value_at = bytes.len();
             bytes.resize(value_at + length + 2, 0);
@@ -206,7 +206,7 @@ pub fn values(answer: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
             return Some(found);
         }
         let key = line.strip_prefix(b"VALUE ")?.split(|byte| *byte == b' ').next()?;
-        let length = end + 2 + value_length(line)? + 2;
+        let length = value_length(line)?.checked_add(end + 4)?;
         found.push((key, rest.get(..length)?));
         rest = &rest[length..];
     }
@@ -222,13 +222,29 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod test {
     use super::*;
 
+    /// Its length and that of what is around it come to less than nothing.
+    const ENDLESS: &[u8] = b"VALUE a 0 18446744073709551615\r\nEND\r\n";
+
+    #[tokio::test]
+    async fn a_server_that_claims_an_endless_value_is_left() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("it has one");
+        let (client, server) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let stream = BufReader::new(client.expect("connected"));
+        let mut connection = Connection { stream, opened: Instant::now() };
+        let (mut server, _) = server.expect("accepted");
+        server.write_all(ENDLESS).await.expect("written");
+        let error = connection.exchange(b"get a\r\n", Answer::Values).await.expect_err("no value is that long");
+        assert_eq!(error.kind(), ErrorKind::InvalidData);
+    }
+
     #[test]
     fn values_are_told_apart_whatever_is_in_them() {
         let answer = b"VALUE a 0 5\r\n\r\nEND\r\nVALUE b 7 0 12\r\n\r\nEND\r\n";
         let found = values(answer).expect("values");
         assert_eq!(found, [(&b"a"[..], &b"VALUE a 0 5\r\n\r\nEND\r\n"[..]), (b"b", b"VALUE b 7 0 12\r\n\r\n")]);
         assert_eq!(values(b"END\r\n"), Some(Vec::new()));
-        for bad in [&b"SERVER_ERROR no\r\n"[..], b"", b"VALUE a 0 9\r\nab\r\n", b"VALUE a 0\r\n"] {
+        for bad in [&b"SERVER_ERROR no\r\n"[..], b"", b"VALUE a 0 9\r\nab\r\n", b"VALUE a 0\r\n", ENDLESS] {
             assert_eq!(values(bad), None);
         }
     }

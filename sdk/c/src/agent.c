@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * One connection of this process to the agent of its host: one request, one reply.
+ * Connections of this process to the agent of its host: one request, one reply. A thread that waits for a reply has its connection to
+ * itself and holds no lock, so that others go on, forks too, and signals are handled. One connection stays open for the next.
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,54 +25,115 @@
 /* Programs count on low numbers being theirs. */
 #define HIGH_FD 512
 
-static int agent_fd = -1;
-static uint64_t agent_inode;
-static atomic_uint agent_connections;
+/* Threads whose connection a child of fork closes; those of more at once stay open there until it ends. */
+#define CONNECTIONS_MAX 32
 
-/* In a child of fork. The connection is the parent's: replies would go astray. */
-void agent_forget(void)
+struct connection {
+	int fd;
+	uint64_t inode; /* which socket it was: programs close what they do not know, and the number goes to somebody else */
+	bool is_there, is_busy;
+};
+
+/* Under the lock of the agent. */
+static struct connection connections[CONNECTIONS_MAX];
+static atomic_uint connections_made;
+
+static bool is_open(const struct connection *connection)
 {
 	struct stat about;
 
-	if (agent_fd >= 0 && !fstat(agent_fd, &about) && about.st_ino == agent_inode)
-		REAL(close)(agent_fd);
-	agent_fd = -1;
+	return !fstat(connection->fd, &about) && about.st_ino == connection->inode;
+}
+
+static void hang_up(struct connection *connection)
+{
+	if (connection->is_there && is_open(connection))
+		REAL(close)(connection->fd);
+	connection->is_there = false;
+}
+
+/* In a child of fork. The connections are the parent's: replies would go astray. */
+void agent_forget(void)
+{
+	for (unsigned int at = 0; at < CONNECTIONS_MAX; at++)
+		hang_up(&connections[at]);
+}
+
+/* The connection that waits for a question, which is this thread's from now on; false: there is none. */
+static bool take_idle(struct connection *taken)
+{
+	struct section section;
+	bool found = false;
+
+	section_enter(&section, &agent_lock);
+	for (unsigned int at = 0; at < CONNECTIONS_MAX && !found; at++) {
+		struct connection *known = &connections[at];
+
+		if (!known->is_there || known->is_busy)
+			continue;
+		found = is_open(known);
+		known->is_busy = found;
+		known->is_there = found;
+		if (found)
+			*taken = *known;
+	}
+	section_leave(&section, &agent_lock);
+	return found;
+}
+
+/* Enters a connection that was just made. */
+static void note_busy(const struct connection *made)
+{
+	struct section section;
+
+	section_enter(&section, &agent_lock);
+	for (unsigned int at = 0; at < CONNECTIONS_MAX; at++) {
+		if (!connections[at].is_there) {
+			connections[at] = *made;
+			break;
+		}
+	}
+	connections_made++;
+	section_leave(&section, &agent_lock);
+}
+
+/* The question is over. The connection waits for the next one, if none does and it `is_good`. */
+static void give_back(struct connection *used, bool is_good)
+{
+	struct connection *own = NULL;
+	struct section section;
+
+	section_enter(&section, &agent_lock);
+	for (unsigned int at = 0; at < CONNECTIONS_MAX; at++) {
+		struct connection *known = &connections[at];
+
+		if (known->is_there && !known->is_busy)
+			is_good = false;
+		if (known->is_there && known->is_busy && known->fd == used->fd && known->inode == used->inode)
+			own = known;
+	}
+	if (own && is_good)
+		own->is_busy = false;
+	else
+		hang_up(own ? own : used);
+	section_leave(&section, &agent_lock);
 }
 
 static const char *agent_path(void)
 {
-	const char *path = getenv("MARGAY_PROGRAMS");
+	/* A program that has more rights than who started it asks no agent of that one's choice. */
+	const char *path = secure_getenv("MARGAY_PROGRAMS");
 
 	return path && *path ? path : DEFAULT_PATH;
 }
 
-/* Whether the descriptor is still ours. Programs close what they do not know, and the number goes to somebody else. */
-static bool is_open(void)
-{
-	struct stat about;
-
-	if (agent_fd < 0)
-		return false;
-	if (!fstat(agent_fd, &about) && about.st_ino == agent_inode)
-		return true;
-	agent_fd = -1;
-	return false;
-}
-
-static void hang_up(void)
-{
-	if (is_open())
-		REAL(close)(agent_fd);
-	agent_fd = -1;
-}
-
-static int call_agent(void)
+static int call_agent(struct connection *made)
 {
 	struct timeval patience = { .tv_sec = PATIENCE_S };
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	const char *path = agent_path();
 	struct stat about;
-	int fd, high;
+	int fd, high, failed;
 
 	if (strlen(path) >= sizeof(address.sun_path))
 		return fail(ENAMETOOLONG, "MARGAY_PROGRAMS is too long for the path of a socket: %s", path);
@@ -83,23 +146,24 @@ static int call_agent(void)
 		REAL(close)(fd);
 		fd = high;
 	}
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	if (REAL(connect)(fd, (const struct sockaddr *)&address, sizeof(address)) || fstat(fd, &about)) {
+	do {
+		failed = REAL(connect)(fd, (const struct sockaddr *)&address, sizeof(address));
+	} while (failed && errno == EINTR);
+	if (failed || fstat(fd, &about)) {
 		int error = errno;
 
 		REAL(close)(fd);
 		return fail(ENETDOWN, "no margay agent answers at %s (%s); start it with `margay up`", path, strerror(error));
 	}
-	agent_fd = fd;
-	agent_inode = about.st_ino;
-	agent_connections++;
+	*made = (struct connection){ .fd = fd, .inode = about.st_ino, .is_there = true, .is_busy = true };
+	note_busy(made);
 	return 0;
 }
 
 unsigned int agent_connection(void)
 {
-	return agent_connections;
+	return connections_made;
 }
 
 static void put16(uint8_t *at, uint16_t value)
@@ -133,11 +197,12 @@ static size_t write_request(const struct request *request, uint8_t bytes[REQUEST
 
 static int read_reply(const uint8_t *bytes, size_t length, enum request_kind kind, struct reply *reply)
 {
-	size_t text = length - REPLY_LEN;
+	size_t text;
 	int error;
 
 	if (length < REPLY_LEN || bytes[0] != VERSION)
 		return fail(EPROTO, "the agent speaks another version than this library; install both of one release");
+	text = length - REPLY_LEN;
 	error = get16(bytes + 2);
 	if (error)
 		return fail(error, "%.*s", (int)text, (const char *)bytes + REPLY_LEN);
@@ -155,7 +220,32 @@ static int read_reply(const uint8_t *bytes, size_t length, enum request_kind kin
 	return 0;
 }
 
-static ssize_t say(const uint8_t *bytes, size_t length, int passed)
+/* Milliseconds of the monotonic clock. */
+static int64_t now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Whatever signals are handled meanwhile. */
+static int wait_for(int fd, short what, int64_t until_ms)
+{
+	struct pollfd waited = { .fd = fd, .events = what };
+	int64_t left;
+	int ready;
+
+	do {
+		left = until_ms - now_ms();
+		ready = poll(&waited, 1, left > 0 ? (int)left : 0);
+	} while (ready < 0 && errno == EINTR);
+	if (!ready)
+		errno = EAGAIN;
+	return ready > 0 ? 0 : -1;
+}
+
+static ssize_t say(int fd, const uint8_t *bytes, size_t length, int passed, int64_t until_ms)
 {
 	union {
 		struct cmsghdr header;
@@ -173,7 +263,9 @@ static ssize_t say(const uint8_t *bytes, size_t length, int passed)
 		control.header.cmsg_len = CMSG_LEN(sizeof(int));
 		memcpy(CMSG_DATA(&control.header), &passed, sizeof(int));
 	}
-	return REAL(sendmsg)(agent_fd, &message, MSG_NOSIGNAL);
+	if (wait_for(fd, POLLOUT, until_ms))
+		return -1;
+	return REAL(sendmsg)(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 /* Once: 0, -1 for good, or 1 where the agent was started again meanwhile. */
@@ -181,40 +273,43 @@ static int ask_once(const struct request *request, struct reply *reply)
 {
 	uint8_t asked[REQUEST_LEN + TEXT_MAX], answered[REPLY_LEN + 1100];
 	size_t length = write_request(request, asked);
-	bool was_open = is_open();
+	int64_t until_ms = now_ms() + PATIENCE_S * 1000;
+	struct connection connection;
+	bool was_open = take_idle(&connection);
 	ssize_t got;
+	int error;
 
-	if (!was_open && call_agent())
+	if (!was_open && call_agent(&connection))
 		return -1;
-	if (say(asked, length, request->fd) < 0) {
-		int error = errno;
-
+	if (say(connection.fd, asked, length, request->fd, until_ms) < 0) {
+		error = errno;
+		give_back(&connection, error == EBADF);
 		if (error == EBADF)
 			return fail(EBADF, "the descriptor is not open");
-		hang_up();
 		return was_open ? 1 : fail(ENETDOWN, "the margay agent takes no request: %s", strerror(error));
 	}
-	got = REAL(recvfrom)(agent_fd, answered, sizeof(answered), 0, NULL, NULL);
+	got = wait_for(connection.fd, POLLIN, until_ms);
+	if (!got)
+		got = REAL(recvfrom)(connection.fd, answered, sizeof(answered), MSG_DONTWAIT, NULL, NULL);
+	error = errno;
+	/* A late reply would be taken for that of the next request. */
+	give_back(&connection, got > 0);
 	if (got > 0)
 		return read_reply(answered, (size_t)got, request->kind, reply);
-	if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-		/* A late reply would be taken for that of the next request. */
-		hang_up();
+	if (got < 0 && (error == EAGAIN || error == EWOULDBLOCK))
 		return fail(ETIMEDOUT, "the margay agent has not answered within %d seconds", PATIENCE_S);
-	}
-	hang_up();
 	return was_open ? 1 : fail(ENETDOWN, "the margay agent has ended the connection; see its log");
 }
 
 int agent_ask(const struct request *request, struct reply *reply)
 {
-	struct section section;
-	int result;
+	int result, cancel;
 
-	section_enter(&section, &agent_lock);
+	/* A thread that is ended meanwhile would leave its connection open. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	result = ask_once(request, reply);
 	if (result > 0)
 		result = ask_once(request, reply);
-	section_leave(&section, &agent_lock);
+	pthread_setcancelstate(cancel, NULL);
 	return result;
 }

@@ -29,7 +29,8 @@ int fail(int error, const char *format, ...)
 	va_start(arguments, format);
 	vsnprintf(error_text, sizeof(error_text), format, arguments);
 	va_end(arguments);
-	if (getenv("MARGAY_ERRORS"))
+	/* Not in a program that has more rights than who started it. */
+	if (secure_getenv("MARGAY_ERRORS"))
 		dprintf(STDERR_FILENO, "margay: %s\n", error_text);
 	errno = error;
 	return -1;
@@ -57,12 +58,14 @@ static void after_fork(void)
 static void after_fork_in_child(void)
 {
 	agent_forget();
+	table_adopt();
 	after_fork();
 }
 
 /* No thread of the child holds a lock that another one of the parent held. */
 __attribute__((constructor)) static void prepare_for_forks(void)
 {
+	table_adopt();
 	pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 

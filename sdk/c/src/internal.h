@@ -46,7 +46,7 @@ struct reply {
 /* 0, or -1 with errno and the thread's text of the error. */
 int agent_ask(const struct request *request, struct reply *reply);
 
-/* Which connection it is: what was said on another the agent of now may not know. */
+/* Which connection is the latest: what was said before it was made the agent of now may not know. */
 unsigned int agent_connection(void);
 /* In a child of fork. */
 void agent_forget(void);
@@ -58,7 +58,9 @@ __attribute__((format(printf, 2, 3))) int fail(int error, const char *format, ..
 /* The error is errno's alone. */
 void forget_error(void);
 
-/* In the order in which they are taken: what sockets and names are, the connection to the agent, the table. */
+/* In the order in which they are taken: what sockets and names are, the connections to the agent, the table. None is held over
+ * anything that waits.
+ */
 extern pthread_mutex_t state_lock, agent_lock, table_lock;
 
 /* Sections that a signal handler or the cancellation of a thread must not interrupt, since they hold a lock. */
@@ -109,6 +111,8 @@ int sock_add(int fd, int family, int type, struct sock **added);
 /* The descriptor is a copy of another, or of none that is ours. */
 void sock_copy(int from, int to);
 void sock_remove(int fd);
+/* The table is of this process: at its start, and in a child of fork. */
+void table_adopt(void);
 
 static inline uint8_t sock_protocol(const struct sock *sock)
 {

@@ -185,7 +185,8 @@ int socket_ensure_name(int fd, struct sock *sock)
 	struct request request = { .kind = ASK_SOURCE, .protocol = sock_protocol(sock), .bits = SERVICE_ID_BITS, .fd = fd };
 	struct section section;
 	struct reply reply;
-	int port, result = 0;
+	bool is_named, has_changed = false;
+	int port;
 
 	if (socket_ensure_port(fd, sock))
 		return -1;
@@ -193,21 +194,28 @@ int socket_ensure_name(int fd, struct sock *sock)
 	if (port < 0)
 		return -1;
 	request.port = (uint16_t)port;
-	/* Over the request: two threads would get two names. */
-	section_enter(&section, &state_lock);
-	if (!sock->is_named || sock->named_on != agent_connection()) {
+	do {
+		section_enter(&section, &state_lock);
 		/* Zero: a name of its own. A prefix is called by its first name. Whoever has a name keeps it. */
 		request.id = sock->local.sv_srvid;
-		result = agent_ask(&request, &reply);
-		if (!result) {
+		is_named = sock->is_named && sock->named_on == agent_connection() && !has_changed;
+		section_leave(&section, &state_lock);
+		if (is_named)
+			return 0;
+		if (agent_ask(&request, &reply))
+			return -1;
+		section_enter(&section, &state_lock);
+		/* Another thread has asked at the same time and was first: its name is the one, and the agent is told so last. */
+		has_changed = memcmp(&request.id, &sock->local.sv_srvid, sizeof(request.id));
+		if (!has_changed) {
 			sock->is_named = true;
 			sock->named_on = agent_connection();
 			if (!sock->is_bound)
 				sock->local = address_of(&reply.id);
 		}
-	}
-	section_leave(&section, &state_lock);
-	return result;
+		section_leave(&section, &state_lock);
+	} while (has_changed);
+	return 0;
 }
 
 static bool is_of_no_route(int error)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -15,6 +16,19 @@
 #define CHUNKS 1024
 
 static _Atomic(_Atomic(struct sock *) *) chunks[CHUNKS];
+
+static pid_t owner;
+
+void table_adopt(void)
+{
+	owner = getpid();
+}
+
+/* Whether this is a child of vfork, which has the parent's memory and descriptors of its own: what it closes is the parent's still. */
+static bool is_borrowed(void)
+{
+	return getpid() != owner;
+}
 
 /* The place of a descriptor; NULL where there is none yet. */
 static _Atomic(struct sock *) *place_of(int fd)
@@ -50,8 +64,10 @@ struct sock *sock_get(int fd)
 	found = atomic_load(place);
 	if (found && (fstat(fd, &about) || about.st_ino != found->inode)) {
 		/* It was closed by a call that we do not see. */
-		atomic_store(place, NULL);
-		drop(found);
+		if (!is_borrowed()) {
+			atomic_store(place, NULL);
+			drop(found);
+		}
 		found = NULL;
 	}
 	if (found)
@@ -116,7 +132,7 @@ void sock_copy(int from, int to)
 	struct sock *sock = sock_get(from);
 	struct section section;
 
-	if (from == to) {
+	if (from == to || (sock && is_borrowed())) {
 		if (sock)
 			sock_put(sock);
 		return;
@@ -137,7 +153,7 @@ void sock_remove(int fd)
 	_Atomic(struct sock *) *place = place_of(fd);
 	struct section section;
 
-	if (!place || !atomic_load_explicit(place, memory_order_acquire))
+	if (!place || !atomic_load_explicit(place, memory_order_acquire) || is_borrowed())
 		return;
 	section_enter(&section, &table_lock);
 	drop(atomic_exchange(place, NULL));

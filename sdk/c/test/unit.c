@@ -8,6 +8,8 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -35,52 +37,61 @@ enum { NAME = 1, RESOLVE, BIND, SOURCE, PEER };
 static char path[108];
 static int listener;
 static atomic_int connections, refuse_with, asked_for[8];
-static atomic_bool hang_up_next;
+static atomic_bool hang_up_next, hold_next;
+/* The agent has a question that it does not answer yet; it may; a signal was handled. */
+static sem_t held, go, handled;
 /* The last request, and the inode of the socket that came with it. */
 static unsigned char asked[400];
 static ssize_t asked_length;
 static ino_t passed_inode;
 
-static int receive(int connection)
+static int receive(int connection, unsigned char bytes[sizeof(asked)])
 {
 	union {
 		struct cmsghdr header;
 		char space[CMSG_SPACE(sizeof(int))];
 	} control;
-	struct iovec part = { asked, sizeof(asked) };
+	struct iovec part = { bytes, sizeof(asked) };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
 	struct stat about;
+	ssize_t length = recvmsg(connection, &message, 0);
 	int fd;
 
-	asked_length = recvmsg(connection, &message, 0);
+	memcpy(asked, bytes, sizeof(asked));
+	asked_length = length;
 	passed_inode = 0;
-	if (asked_length > 0 && CMSG_FIRSTHDR(&message)) {
+	if (length > 0 && CMSG_FIRSTHDR(&message)) {
 		memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
 		if (!fstat(fd, &about))
 			passed_inode = about.st_ino;
 		close(fd);
 	}
-	return asked_length > 0 && !atomic_exchange(&hang_up_next, false);
+	return length < 0 || atomic_exchange(&hang_up_next, false) ? 0 : (int)length;
 }
 
 static void *serve(void *argument)
 {
-	int connection = (int)(intptr_t)argument;
+	int connection = (int)(intptr_t)argument, got;
+	unsigned char bytes[sizeof(asked)] = { 0 };
 
-	while (receive(connection)) {
-		unsigned char reply[300] = { 1, asked[1], 0, (unsigned char)refuse_with, 1, 0 };
+	while ((got = receive(connection, bytes))) {
+		unsigned char reply[300] = { 1, bytes[1], 0, (unsigned char)refuse_with, 1, 0 };
 		size_t length = 60;
 
-		asked_for[asked[1] % 8]++;
-		memcpy(reply + 8, asked + 8, 32);
+		asked_for[bytes[1] % 8]++;
+		memcpy(reply + 8, bytes + 8, 32);
 		if (refuse_with)
 			length += (size_t)sprintf((char *)reply + 60, "because");
-		else if (asked[1] == NAME)
-			length += (size_t)sprintf((char *)reply + 60, "%.*s", (int)asked_length - 56, asked + 56);
-		if (asked[1] == NAME)
+		else if (bytes[1] == NAME)
+			length += (size_t)sprintf((char *)reply + 60, "%.*s", got - 56, bytes + 56);
+		if (bytes[1] == NAME)
 			reply[8] = 0xab;
-		if (asked[1] == SOURCE && !asked[8])
+		if (bytes[1] == SOURCE && !bytes[8])
 			reply[8] = 0x77;
+		if (atomic_exchange(&hold_next, false)) {
+			sem_post(&held);
+			sem_wait(&go);
+		}
 		send(connection, reply, length, MSG_NOSIGNAL);
 	}
 	close(connection);
@@ -260,6 +271,68 @@ static void a_named_socket(void)
 	CHECK(!sv_getsockname(s, (struct sockaddr *)&again, &length) && !memcmp(&own, &again, sizeof(own)) && !sv_close(s));
 }
 
+static void note_signal(int number)
+{
+	(void)number;
+	sem_post(&handled);
+}
+
+static void *ask_slowly(void *unused)
+{
+	struct sockaddr_sv name;
+
+	(void)unused;
+	return (void *)(intptr_t)sv_name("web.shop", &name);
+}
+
+/* Nothing waits for a thread that waits for the agent, and a signal does not end its question. */
+static void an_agent_that_takes_its_time(void)
+{
+	struct sigaction action = { .sa_handler = note_signal };
+	int s = sv_socket(PF_SERVAL, SOCK_DGRAM, 0), status;
+	struct sockaddr_sv name;
+	pthread_t slow;
+	pid_t child;
+	void *result;
+
+	CHECK(!sem_init(&held, 0, 0) && !sem_init(&go, 0, 0) && !sem_init(&handled, 0, 0));
+	CHECK(!sigaction(SIGUSR1, &action, NULL));
+	hold_next = true;
+	CHECK(!pthread_create(&slow, NULL, ask_slowly, NULL));
+	while (sem_wait(&held))
+		;
+	CHECK(!sv_name("adm.shop", &name) && !sv_bind(s, AS(name)));
+	child = fork();
+	if (!child)
+		_exit(sv_name("web.shop", &name));
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(!pthread_kill(slow, SIGUSR1));
+	while (sem_wait(&handled))
+		;
+	sem_post(&go);
+	CHECK(!pthread_join(slow, &result) && !result && !sv_close(s));
+}
+
+static void a_child_of_vfork(void)
+{
+	struct sockaddr_sv name = some(0xab, 0), got;
+	socklen_t length = sizeof(got);
+	int s = sv_socket(PF_SERVAL, SOCK_DGRAM, 0), status;
+	pid_t child;
+
+	CHECK(!sv_bind(s, AS(name)));
+	child = vfork();
+	if (!child) {
+		sv_close(s);
+		sv_dup2(0, s);
+		sv_getsockname(s, (struct sockaddr *)&got, &length);
+		_exit(0);
+	}
+	length = sizeof(got);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(!sv_getsockname(s, (struct sockaddr *)&got, &length) && !memcmp(&got, &name, sizeof(got)) && !sv_close(s));
+}
+
 static void *many_names(void *unused)
 {
 	struct sockaddr_sv name;
@@ -286,6 +359,8 @@ static void threads(void)
 
 int main(void)
 {
+	/* Whatever waits for ever fails. */
+	alarm(120);
 	snprintf(path, sizeof(path), "%s/agent.sock", getenv("WORK"));
 	setenv("MARGAY_PROGRAMS", path, 1);
 	without_agent();
@@ -296,6 +371,8 @@ int main(void)
 	descriptors_that_changed_hands();
 	forks_and_restarts();
 	a_named_socket();
+	an_agent_that_takes_its_time();
+	a_child_of_vfork();
 	threads();
 	puts("unit: ok");
 	return 0;

@@ -65,6 +65,11 @@ pub enum Trouble {
     /// Something else has changed under this router.
     #[error("what lies in etcd at {0} was replaced; all is read anew")]
     Replaced(String),
+    /// Something else changes under this router again and again.
+    #[error(
+        "all that lies in etcd was read anew {1} times in a row, the last time from {0} ({2}); see whether another program writes below `prefix` of [router.etcd], whether etcd's members differ (`etcdctl endpoint status`, `etcdctl endpoint hashkv`), and whether this host is too busy"
+    )]
+    Unsettled(String, u32, String),
     /// The store of this router.
     #[error("{0}")]
     Store(#[from] crate::store::StoreError),

@@ -11,6 +11,7 @@ mod etcd;
 mod key;
 mod news;
 mod offers;
+mod pause;
 mod record;
 mod session;
 #[cfg(test)]

@@ -15,6 +15,7 @@ use super::etcd::{BATCH_BYTES_MAX, BATCH_MAX, Etcd, Heard, Trouble};
 use super::key::{Key, Keys};
 use super::news::{News, RowNews};
 use super::offers::Offer;
+use super::pause::Pauses;
 use super::record::write_router;
 use crate::entropy;
 use crate::registration::Place;
@@ -26,10 +27,6 @@ const LEASE_S: i64 = 9;
 const RENEWAL: Duration = Duration::from_secs(1);
 /// Registrations of so long are written at once.
 const GATHER: Duration = Duration::from_millis(10);
-/// Between members of etcd that fail one after the other, and after all of them have.
-const NEXT_MEMBER: Duration = Duration::from_millis(50);
-const ROUND_FIRST: Duration = Duration::from_millis(200);
-const ROUND_MAX: Duration = Duration::from_secs(2);
 /// Renewals after which it is written down that what is known is still so.
 const RENEWALS_KEPT: u32 = 30;
 const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
@@ -49,34 +46,31 @@ struct Past {
 pub async fn run(shared: Arc<Shared>) {
     let (mut past, mut stopping) = (Past::default(), shared.stopping.subscribe());
     let members = &shared.config.endpoints;
-    let (mut turn, mut failures, mut round) = (0, 0, ROUND_FIRST);
+    let (mut turn, mut pauses) = (0, Pauses::new(members.len()));
     loop {
-        let held = hold(&shared, &members[turn % members.len()], &mut past);
-        let (trouble, was_connected) = tokio::select! {
+        let endpoint = &members[turn % members.len()];
+        let held = hold(&shared, endpoint, &mut past);
+        let (trouble, lasted) = tokio::select! {
             ended = held => ended,
             // The sender lives as long as the cluster.
             _ = stopping.wait_for(|stopping| *stopping) => break,
         };
-        if was_connected {
-            (failures, round) = (0, ROUND_FIRST);
-        }
         keep_rest(&shared, &mut past).await;
-        if let Trouble::Compacted(_) | Trouble::Replaced(_) | Trouble::LeaseLost(_) = trouble {
+        let next = pauses.after(&trouble, lasted);
+        if next.is_anew {
             tracing::info!(%trouble, "etcd");
             past.followed = None;
             shared.counts.rereads.fetch_add(1, Ordering::Relaxed);
-            continue;
         }
-        shared.lost(&trouble);
-        (turn, failures) = (turn + 1, failures + 1);
-        let pause = if failures % members.len() == 0 {
-            round = (round * 2).min(ROUND_MAX);
-            entropy::jittered(round)
-        } else {
-            NEXT_MEMBER
-        };
+        if let Some(count) = next.unsettled {
+            shared.lost(&Trouble::Unsettled(endpoint.clone(), count, trouble.to_string()));
+        }
+        if next.is_other_member {
+            shared.lost(&trouble);
+            turn += 1;
+        }
         tokio::select! {
-            () = sleep(pause) => {}
+            () = sleep(entropy::jittered(next.pause)) => {}
             _ = stopping.wait_for(|stopping| *stopping) => break,
         }
     }
@@ -91,19 +85,20 @@ pub async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// One connection; gives why it ended, and whether there was one.
-async fn hold(shared: &Arc<Shared>, endpoint: &str, past: &mut Past) -> (Trouble, bool) {
+/// One connection; gives why it ended, and how long there was one.
+async fn hold(shared: &Arc<Shared>, endpoint: &str, past: &mut Past) -> (Trouble, Option<Duration>) {
     let (mut session, mut watch) = match Session::open(shared, endpoint, past).await {
         Ok(opened) => opened,
-        Err(trouble) => return (trouble, false),
+        Err(trouble) => return (trouble, None),
     };
+    let begun = Instant::now();
     shared.connected(session.etcd.clone(), session.lease);
     let trouble = match session.go_on(&mut watch).await {
         Ok(never) => match never {},
         Err(trouble) => trouble,
     };
     shared.client.lock().take();
-    (trouble, true)
+    (trouble, Some(begun.elapsed()))
 }
 
 /// What never is: a connection ends by trouble alone.

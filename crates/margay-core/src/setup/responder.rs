@@ -21,8 +21,9 @@ use crate::flow::{Flow, LifeEvent, Setup};
 use crate::forward::rewrite;
 use crate::greeting::{GREETING, tuple_of};
 use crate::handshake::{Introduction, Keys, Responder};
+use crate::handshake_rate::GREETING_COST;
 use crate::key::{HostId, HostPublic};
-use crate::name::ServiceId;
+use crate::name::{ServiceId, is_virtual};
 use crate::output::DropReason;
 use crate::packet::{self, AppPacket, Parsed};
 use crate::sal::Sal;
@@ -74,7 +75,11 @@ impl Sal {
             }
             self.drop_half_open(id);
         }
-        self.check_cookie(now, arrival)?;
+        let claimed = HostId(exchange.host_id);
+        let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
+        let fresh_cost = if session.protocol == GREETING { GREETING_COST } else { 1 };
+        let cost = if known.is_some() { 0 } else { fresh_cost };
+        self.check_cookie(now, arrival, cost)?;
         self.check_room(arrival.reply.direct.ip())?;
         if let Some(wanted) = message.grant() {
             // The rule was found by the protocol of the session, and a grant is of TCP.
@@ -83,8 +88,6 @@ impl Sal {
             }
             return self.respond_to_asking(now, arrival, demux, wanted);
         }
-        let claimed = HostId(exchange.host_id);
-        let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
         let (inner, verdict) = (inner_packet(message, session.protocol)?, self.answer_stack(message, &arrival.service));
         let cipher = verdict.cipher();
         if let Some(association) = known
@@ -102,6 +105,7 @@ impl Sal {
         let mut flow = Flow::new(id, session.session, arrival.service, Role::Responder, app, now);
         flow.peer_flow = message.src_flow;
         flow.association = known.unwrap_or(0);
+        known.into_iter().for_each(|known| self.associations.touch(known, now));
         let mss_max = self.mss_max(datagram_max, app.source.ip(), cipher.is_some());
         let is_tcp = session.protocol == 6;
         let first = inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), mss_max));
@@ -167,12 +171,22 @@ impl Sal {
         listener: SocketAddr,
     ) -> Option<Tuple> {
         let client = SocketAddr::new(arrival.reply.direct.ip(), client_port);
-        let (random, flows, grants) = (self.rng.u32(), &self.flows, &self.grants);
-        let taken = |tuple: &Tuple| flows.by_tuple(tuple).is_some() || grants.keeps(tuple.destination);
+        let random = self.rng.u32();
+        let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
         match arrival.app {
-            Some(app) => (!taken(&app)).then_some(app),
+            Some(app) => (!self.is_taken(&app)).then_some(app),
             None => responder_tuple(protocol, client, listener, &self.config.local_addresses, random, taken),
         }
+    }
+
+    fn is_taken(&self, tuple: &Tuple) -> bool {
+        self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
+    }
+
+    /// Whether a surrogate stands for the client of a datagram socket already, whichever that is: programs answer from new sockets, and
+    /// are shown an address for it, by the surrogate alone.
+    fn stands_for_another(&self, tuple: &Tuple) -> bool {
+        is_virtual(tuple.destination.ip()) && self.flows.asked_from(tuple.destination).is_some()
     }
 
     /// Whether the initiator could not read the tagged answer that a half-open flow gave, and now asks for a full handshake.
@@ -243,14 +257,20 @@ impl Sal {
         }
     }
 
-    /// Under load a SYN must bring a cookie before any state is kept or key work done (DESIGN §7).
-    fn check_cookie(&mut self, now: Instant, arrival: &Arrival<'_>) -> Result<(), DropReason> {
-        if self.half_open.len() < self.config.limits.half_open_cookie {
+    /// Under load a SYN must bring a cookie before any state is kept or key work done (DESIGN §7). So it must where strangers at
+    /// its source, which may be forged, have begun too many handshakes of late; `cost`: how many it counts for, 0 if the hosts have met.
+    fn check_cookie(&mut self, now: Instant, arrival: &Arrival<'_>, cost: u32) -> Result<(), DropReason> {
+        let from = arrival.reply.direct;
+        let is_calm = self.half_open.len() < self.config.limits.half_open_cookie;
+        if is_calm && (cost == 0 || self.handshakes.take(now, from.ip(), false, cost)) {
             return Ok(());
         }
-        let (from, flow, nonce) = (arrival.reply.direct, arrival.message.src_flow, arrival.nonce);
+        let (flow, nonce) = (arrival.message.src_flow, arrival.nonce);
         match arrival.message.cookie() {
-            Some(cookie) if self.cookies.is_valid(now, &cookie, from, flow, nonce) => return Ok(()),
+            Some(cookie) if self.cookies.is_valid(now, &cookie, from, flow, nonce) => {
+                let is_within = cost == 0 || self.handshakes.take(now, from.ip(), true, cost);
+                return if is_within { Ok(()) } else { Err(DropReason::RateLimited) };
+            }
             Some(_) => self.counters.drop(DropReason::BadCookie),
             None => {}
         }
@@ -339,11 +359,7 @@ impl Sal {
         let Setup::Responder(setup) = &flow.setup else { return false };
         let Some(syn) = setup.syn.as_ref().filter(|_| setup.moves < MOVES_MAX) else { return false };
         let (before, random) = (flow.app, self.rng.u32());
-        let Some(app) = other_port(&before, random, |tuple| {
-            self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
-        }) else {
-            return false;
-        };
+        let Some(app) = other_port(&before, random, |tuple| self.is_taken(tuple)) else { return false };
         let Ok(Parsed::Transport(inner)) = packet::parse(syn) else { return false };
         let Some(moved) = packet::readdress(&inner, &app.reversed(), u16::MAX) else { return false };
         self.flows.set_tuple(id, app);
@@ -535,7 +551,6 @@ impl Sal {
         if let Some(association) = self.associations.get_mut(reserved) {
             association.datagram_max = datagram_max;
         }
-        self.note_membership(reserved, &theirs.certificate);
         Ok(reserved)
     }
 
@@ -569,7 +584,8 @@ impl Sal {
     fn admit(&mut self, now: Instant, from: SocketAddr, id: FlowId, proof: Proof) -> Result<(), DropReason> {
         let Proof { association, fresh, starts, claimed, asks } = proof;
         let Some(flow) = self.flows.get(id) else { return Err(DropReason::UnknownFlow) };
-        let service = flow.service;
+        // A greeting is over at once, and nothing needs the association for its sake.
+        let (service, flow_is_connection) = (flow.service, flow.app.protocol != GREETING);
         let Setup::Responder(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
         let (allow, answered, client) = (setup.allow.clone(), setup.answered, setup.reply.direct.ip());
         self.find_peer(association, from);
@@ -585,7 +601,9 @@ impl Sal {
             return Err(DropReason::NotAllowed);
         }
         self.announce_path(association);
-        self.associations.hold(association);
+        if flow_is_connection {
+            self.associations.hold(association);
+        }
         self.half_open.remove(client);
         let source = claimed.and_then(|claimed| self.believed(association, claimed));
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
@@ -757,5 +775,27 @@ fn inner_packet<'a>(message: &Message<'a>, protocol: u8) -> Result<Option<AppPac
             Ok(Some(inner))
         }
         _ => Err(DropReason::Malformed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Limits;
+    use crate::handover::tests::sal;
+
+    #[test]
+    fn a_surrogate_stands_for_the_client_of_one_socket() {
+        let mut sal = sal(Limits::default());
+        let at = |text: &str| -> SocketAddr { text.parse().expect("literal") };
+        let asked = |from, to| Tuple { protocol: 17, source: at(to), destination: at(from) };
+        let one = asked("198.19.64.9:4000", "198.18.0.1:69");
+        let session = margay_wire::SessionId([1; 16]);
+        sal.flows.insert(Flow::new(FlowId(1), session, ServiceId::default(), Role::Responder, one, Instant::ZERO));
+        assert!(sal.is_taken(&one));
+        let other = asked("198.19.64.9:4000", "198.18.0.1:53");
+        assert!(!sal.is_taken(&other) && sal.stands_for_another(&other), "of another socket");
+        assert!(!sal.stands_for_another(&asked("198.19.64.9:4001", "198.18.0.1:53")));
+        assert!(!sal.stands_for_another(&asked("198.19.64.10:4000", "198.18.0.1:53")));
     }
 }

@@ -20,8 +20,10 @@ use std::thread;
 use std::time::Duration;
 
 use margay_core::handover::HandoverRecord;
+use margay_core::keepsake::KeptAssociations;
 use margay_core::{Event, Instant, Lifecycle, Sal};
 use margay_wire::FlowId;
+use zeroize::Zeroizing;
 
 use super::core::Running;
 use super::keepsake::Keepsake;
@@ -46,7 +48,9 @@ pub enum Change {
     Flow(FlowId),
     /// It is over.
     Over(FlowId),
-    /// Associations have come, gone or changed.
+    /// A peer has been met: its association is worth keeping once something uses it.
+    Met,
+    /// Associations that are kept have changed.
     Associations,
 }
 
@@ -57,9 +61,8 @@ impl Change {
             Event::FlowOpened(flow) | Event::FlowChanged(flow) => Some(Self::Flow(*flow)),
             Event::FlowClosed { flow, .. } => Some(Self::Over(flow.flow)),
             Event::Moved { flow, .. } if flow.0 != 0 => Some(Self::Flow(*flow)),
-            Event::AssociationUp(_) | Event::PeerRebooted(_) | Event::Moved { .. } | Event::Whereabouts(_) => {
-                Some(Self::Associations)
-            }
+            Event::AssociationUp(_) => Some(Self::Met),
+            Event::PeerRebooted(_) | Event::Moved { .. } | Event::Whereabouts(_) => Some(Self::Associations),
             Event::ConnectFailed { .. }
             | Event::Twin(_)
             | Event::Flapping(_)
@@ -225,15 +228,23 @@ fn run(runtime_dir: &Path, datapath: &Weak<Running>, changes: &Receiver<Change>)
                     wanted.remove(&flow);
                     journal.clear(flow)?;
                 }
+                Change::Met => {}
                 Change::Associations => has_associations = true,
             }
         }
         // First: a flow without its association cannot be taken up.
-        if has_associations {
-            keepsake.write(&datapath.with_sal(|sal, _| sal.keep_associations()));
+        if datapath.with_sal(|sal, _| sal.take_kept_news()) || has_associations {
+            keepsake.write(&associations(&datapath));
         }
         export(&datapath, &mut journal, &mut wanted)?;
     }
+}
+
+/// What the next start needs of the associations: some at a time, since the core's lock is not to be held for all of them.
+fn associations(datapath: &Running) -> Zeroizing<Vec<u8>> {
+    let ids = datapath.with_sal(|sal, _| sal.kept_associations());
+    let parts: Vec<_> = ids.chunks(AT_ONCE).map(|some| datapath.with_sal(|sal, _| sal.keep_some(some))).collect();
+    KeptAssociations::concat(&parts)
 }
 
 /// Writes what has a record by now; the rest is asked for again, some times.

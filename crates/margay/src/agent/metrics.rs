@@ -120,6 +120,7 @@ impl Collector for Figures {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             ConstCounter::new(value).encode(metric)?;
         }
+        of_associations(&core, &mut encoder)?;
         of_segments(&core, &mut encoder)?;
         carried(agent, &mut encoder)?;
         let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
@@ -177,6 +178,20 @@ fn of_leases(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), E
     let rows = [("rate", counts.too_fast), ("asker", counts.too_many), ("exhausted", counts.exhausted)];
     let rows = rows.map(|(reason, count)| (reason.to_owned(), count));
     family(encoder, "leases_refused", help, "reason", rows.into())
+}
+
+/// What became of associations that nothing used.
+fn of_associations(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let displaced = "Idle associations that had to make room for others";
+    let expired = "Idle associations whose time was over";
+    for (name, help, value) in [
+        ("associations_displaced", displaced, core.associations_displaced),
+        ("associations_expired", expired, core.associations_expired),
+    ] {
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        ConstCounter::new(value).encode(metric)?;
+    }
+    Ok(())
 }
 
 /// What was asked and told on network segments.
@@ -258,7 +273,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let (flows, half_open, associations, sources) = agent
         .core
         .0
-        .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.associations().count(), sal.source_count()));
+        .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.association_count(), sal.source_count()));
     let (rules, revocations, heard) =
         agent.core.0.with_sal(|sal, _| (sal.rule_count(), sal.revocations(), sal.heard_count()));
     let (programs, sockets, bound) = agent.active.counts();
@@ -268,7 +283,8 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
     let links = agent.router.as_ref().map_or(0, |router| router.links().len());
     let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
     let table_bytes = agent.kernel_router.kernel().map_or(0, |router| router.table_bytes());
-    let (held, grants) = agent.core.0.with_sal(|sal, _| (sal.held(), sal.grant_count()));
+    let (held, grants, strangers) =
+        agent.core.0.with_sal(|sal, _| (sal.held(), sal.grant_count(), sal.stranger_count()));
     let fullness = agent.leases.fullness();
     for (name, help, value) in [
         ("held_names", "Names whose first packets wait for a resolver", held.names),
@@ -281,6 +297,7 @@ fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Erro
         ("kernel_router_lists", "Of these, with several instances", lists),
         ("kernel_router_next_hops", "Hosts and routers that it forwards to", hops),
         ("flows", "Flows of all kinds", flows),
+        ("strangers", "Idle associations with peers that no authority trusted here vouches for", strangers),
         ("grants", "Grants that this host has or gives, until they are forgotten", grants),
         ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
         ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),

@@ -13,7 +13,7 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
     let (flows, flows_direct, half_open, associations) = agent
         .core
         .0
-        .with_sal(|sal, _| (sal.flow_count(), sal.direct_count(), sal.half_open_count(), sal.associations().count()));
+        .with_sal(|sal, _| (sal.flow_count(), sal.direct_count(), sal.half_open_count(), sal.association_count()));
     let homes = agent.services.homes();
     let signs = agent.keyring.authorities().is_ok_and(|authorities| !authorities.is_empty());
     let joined = if homes.is_empty() { signs } else { homes.iter().any(|home| home::is_connected(home)) };

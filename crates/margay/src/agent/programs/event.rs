@@ -1,69 +1,218 @@
 //! What happens to the flows of a program's user, as one line of JSON each.
+//!
+//! Whose a flow is, the kernel's tables of sockets say, and they are long. So one thread looks that up, once for each event and all who
+//! are told, once for several events where many come, and for no more than a part of its time: however many subscriptions a user
+//! has, and however many connections it makes, the threads of the runtime have other things to do.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use margay_core::name::ServiceId;
 use margay_core::{Event, Tuple};
 use margay_wire::{FlowId, SessionId};
+use nix::errno::Errno;
+use parking_lot::Mutex;
 use serde_json::json;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::broadcast::{Receiver, Sender, channel};
 
 use super::rights::Caller;
 use crate::agent::Agent;
 
 /// Flows of one user that are remembered until they close; of more, the end is not told.
 const FLOWS_MAX: usize = 65_536;
+/// Subscriptions of one user but root.
+const SUBSCRIPTIONS_OF_USER_MAX: usize = 16;
+/// Lines that a slow subscription may be behind.
+const BEHIND_MAX: usize = 1024;
+/// Events that one look at the kernel's tables is for.
+const BATCH_MAX: usize = 1024;
+/// After a look at the tables the thread rests for so many times what it took.
+const REST: u32 = 4;
+const TCP: u8 = 6;
 
-/// Somebody who is told.
-pub struct Subscription {
-    receiver: Receiver<Event>,
-    /// Whose flows; `None`: all.
-    uid: Option<u32>,
-    flows: HashSet<FlowId>,
+/// Whose flows; `None`: all.
+type Whose = Option<u32>;
+
+/// Who is told.
+#[derive(Clone, Default)]
+pub struct Feed(Arc<Mutex<Told>>);
+
+#[derive(Default)]
+struct Told {
+    by_user: HashMap<Whose, Sender<Arc<str>>>,
+    is_running: bool,
 }
 
+/// Why somebody is not told.
+#[derive(Debug, thiserror::Error)]
+pub enum SubscribeError {
+    /// The agent goes down.
+    #[error("the agent goes down; ask again when it has started")]
+    Down,
+    /// Its user has too many.
+    #[error(
+        "this user has {SUBSCRIPTIONS_OF_USER_MAX} connections that are told of events, and may have no more; close some"
+    )]
+    Full,
+    /// The operating system refused a thread.
+    #[error("no thread can be started that looks up whose flows are whose: {0}; raise the limit of tasks, or end some")]
+    Thread(#[from] std::io::Error),
+}
+
+impl SubscribeError {
+    /// The number that programs know it by.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Down => Errno::ESHUTDOWN,
+            Self::Full => Errno::EUSERS,
+            Self::Thread(_) => Errno::EAGAIN,
+        }
+    }
+}
+
+/// Somebody who is told.
+pub struct Subscription(Receiver<Arc<str>>);
+
 impl Subscription {
-    /// From now on; `None` when the agent goes down.
-    pub fn new(agent: &Agent, caller: &Caller) -> Option<Self> {
+    /// From now on.
+    ///
+    /// # Errors
+    ///
+    /// There are too many of this user, or the agent goes down.
+    pub fn new(agent: &Arc<Agent>, caller: &Caller) -> Result<Self, SubscribeError> {
         let uid = (!caller.uid.is_root()).then(|| caller.uid.as_raw());
-        Some(Self { receiver: agent.watchers.subscribe()?, uid, flows: HashSet::new() })
+        let feed = &agent.programs.events;
+        let mut told = feed.0.lock();
+        let receiver = told.subscribe(uid)?;
+        if !told.is_running {
+            let events = agent.watchers.subscribe().ok_or(SubscribeError::Down)?;
+            let (feed, agent) = (feed.clone(), Arc::downgrade(agent));
+            thread::Builder::new().name("program-events".to_owned()).spawn(move || run(&agent, &feed, events))?;
+            told.is_running = true;
+        }
+        Ok(Self(receiver))
     }
 
     /// The next line; `None` when the agent goes down.
-    pub async fn next(&mut self, agent: &Agent) -> Option<String> {
-        loop {
-            match self.receiver.recv().await {
-                Ok(event) => {
-                    if let Some(line) = tokio::task::block_in_place(|| self.line_of(agent, event)) {
-                        return Some(line);
-                    }
-                }
-                Err(RecvError::Lagged(count)) => return Some(json!({"kind": "missed", "count": count}).to_string()),
-                Err(RecvError::Closed) => return None,
-            }
+    pub async fn next(&mut self) -> Option<Arc<str>> {
+        match self.0.recv().await {
+            Ok(line) => Some(line),
+            Err(RecvError::Lagged(count)) => Some(missed(count)),
+            Err(RecvError::Closed) => None,
+        }
+    }
+}
+
+fn missed(count: u64) -> Arc<str> {
+    json!({"kind": "missed", "count": count}).to_string().into()
+}
+
+impl Told {
+    fn subscribe(&mut self, whose: Whose) -> Result<Receiver<Arc<str>>, SubscribeError> {
+        self.forget_gone();
+        let sender = self.by_user.entry(whose).or_insert_with(|| channel(BEHIND_MAX).0);
+        if whose.is_some() && sender.receiver_count() >= SUBSCRIPTIONS_OF_USER_MAX {
+            return Err(SubscribeError::Full);
+        }
+        Ok(sender.subscribe())
+    }
+
+    fn forget_gone(&mut self) {
+        self.by_user.retain(|_, sender| sender.receiver_count() > 0);
+    }
+
+    /// To the users among `owners`, and to whoever is told of all.
+    fn say(&self, owners: &[u32], line: &Arc<str>) {
+        let whose = owners.iter().map(|uid| Some(*uid)).chain([None]);
+        for sender in whose.filter_map(|whose| self.by_user.get(&whose)) {
+            // Nobody listens any more: nothing is lost.
+            let _ = sender.send(Arc::clone(line));
         }
     }
 
-    fn line_of(&mut self, agent: &Agent, event: Event) -> Option<String> {
+    /// The users who are told and have a socket, by what `has` says of each.
+    fn owners(&self, has: impl Fn(u32) -> bool) -> Vec<u32> {
+        self.by_user.keys().flatten().copied().filter(|uid| has(*uid)).collect()
+    }
+
+    fn is_any_user(&self) -> bool {
+        self.by_user.keys().any(Option::is_some)
+    }
+}
+
+/// Tells until nobody is told any more, or the agent goes down.
+fn run(agent: &Weak<Agent>, feed: &Feed, mut events: Receiver<Event>) {
+    let mut teller = Teller::default();
+    loop {
+        let mut batch = Vec::new();
+        let mut lost = 0;
+        match events.blocking_recv() {
+            Ok(event) => batch.push(event),
+            Err(RecvError::Lagged(count)) => lost += count,
+            Err(RecvError::Closed) => break,
+        }
+        while batch.len() < BATCH_MAX {
+            match events.try_recv() {
+                Ok(event) => batch.push(event),
+                Err(TryRecvError::Lagged(count)) => lost += count,
+                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+            }
+        }
+        let Some(agent) = agent.upgrade() else { break };
+        if lost > 0 {
+            let told = feed.0.lock();
+            told.by_user.values().for_each(|sender| drop(sender.send(missed(lost))));
+        }
+        let mut tables = Tables::default();
+        batch.into_iter().for_each(|event| teller.tell(&agent, feed, &mut tables, event));
+        drop(agent);
+        let mut told = feed.0.lock();
+        told.forget_gone();
+        if told.by_user.is_empty() {
+            told.is_running = false;
+            return;
+        }
+        drop(told);
+        if !tables.took.is_zero() {
+            thread::sleep(tables.took * REST);
+        }
+    }
+    // Whoever waits is woken: its channel has ended.
+    *feed.0.lock() = Told::default();
+}
+
+/// Which flows are known to be whose, until they close.
+#[derive(Default)]
+struct Teller {
+    owners: HashMap<FlowId, Vec<u32>>,
+    /// How many are of a user.
+    counts: HashMap<u32, usize>,
+}
+
+impl Teller {
+    fn tell(&mut self, agent: &Agent, feed: &Feed, tables: &mut Tables, event: Event) {
         match event {
             Event::FlowOpened(id) => {
                 // One that is gone again already will be told of by its end.
-                let flow = agent.core.0.with_sal(|sal, _| sal.flow(id))?;
-                if !self.is_theirs(agent, &flow.app) || self.flows.len() >= FLOWS_MAX {
-                    return None;
-                }
-                self.flows.insert(id);
-                Some(line(agent, "opened", &flow.service, Some(flow.session), ""))
+                let Some(flow) = agent.core.0.with_sal(|sal, _| sal.flow(id)) else { return };
+                let owners = owners_of(agent, feed, tables, &flow.app);
+                let line = line(agent, "opened", &flow.service, Some(flow.session), "");
+                let owners = self.remember(id, owners);
+                feed.0.lock().say(owners, &line);
             }
             Event::FlowClosed { flow, reason } => {
-                let is_known = self.flows.remove(&flow.flow);
-                let is_told = is_known || self.uid.is_none();
-                is_told.then(|| line(agent, "closed", &flow.service, Some(flow.session), reason.label()))
+                let owners = self.forget(flow.flow);
+                let line = line(agent, "closed", &flow.service, Some(flow.session), reason.label());
+                feed.0.lock().say(&owners, &line);
             }
             Event::ConnectFailed { service, app, why } => {
-                self.is_theirs(agent, &app).then(|| line(agent, "failed", &service, None, &why))
+                let owners = owners_of(agent, feed, tables, &app);
+                let line = line(agent, "failed", &service, None, &why);
+                feed.0.lock().say(&owners, &line);
             }
             Event::FlowChanged(_)
             | Event::AssociationUp(_)
@@ -76,40 +225,104 @@ impl Subscription {
             | Event::Unanswered(_)
             | Event::OtherHost { .. }
             | Event::RouterFound { .. }
-            | Event::RuleExpired { .. } => None,
+            | Event::RuleExpired { .. } => {}
         }
     }
 
-    fn is_theirs(&self, agent: &Agent, app: &Tuple) -> bool {
-        let Some(uid) = self.uid else { return true };
-        // A socket that is closed is nobody's in the kernel's tables; a client that has a name is known all the same.
-        match agent.programs.sources.user_of((app.protocol, app.source.port())) {
-            Some(owner) => owner.as_raw() == uid,
-            None => tables(app.protocol).iter().any(|table| is_of_user(table, app.source.port(), uid)),
+    /// Those of the owners who can be told of the flow's end, too.
+    fn remember(&mut self, id: FlowId, mut owners: Vec<u32>) -> &[u32] {
+        owners.retain(|uid| {
+            let count = self.counts.entry(*uid).or_default();
+            let has_room = *count < FLOWS_MAX;
+            *count += usize::from(has_room);
+            has_room
+        });
+        if owners.is_empty() {
+            return &[];
         }
+        self.owners.entry(id).insert_entry(owners).into_mut()
+    }
+
+    fn forget(&mut self, id: FlowId) -> Vec<u32> {
+        let owners = self.owners.remove(&id).unwrap_or_default();
+        for uid in &owners {
+            if let Some(count) = self.counts.get_mut(uid) {
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(uid);
+                }
+            }
+        }
+        owners
     }
 }
 
-fn line(agent: &Agent, kind: &str, service: &ServiceId, session: Option<SessionId>, why: &str) -> String {
+/// Whose the socket of a flow is, as far as its user is told.
+fn owners_of(agent: &Agent, feed: &Feed, tables: &mut Tables, app: &Tuple) -> Vec<u32> {
+    let port = (app.protocol, app.source.port());
+    // A socket that is closed is nobody's in the kernel's tables; a client that has a name is known all the same.
+    if let Some(owner) = agent.programs.sources.user_of(port) {
+        return feed.0.lock().owners(|uid| uid == owner.as_raw());
+    }
+    if !feed.0.lock().is_any_user() {
+        return Vec::new();
+    }
+    let owners = tables.owners(port.0, port.1);
+    feed.0.lock().owners(|uid| owners.contains(&uid))
+}
+
+/// Users by the local ports of their sockets.
+type Owners = HashMap<u16, BTreeSet<u32>>;
+
+/// The kernel's tables of sockets, read at most once each.
+#[derive(Default)]
+struct Tables {
+    tcp: Option<Owners>,
+    udp: Option<Owners>,
+    /// How long that took.
+    took: Duration,
+}
+
+impl Tables {
+    fn owners(&mut self, protocol: u8, port: u16) -> BTreeSet<u32> {
+        let (known, names) = match protocol {
+            TCP => (&mut self.tcp, ["tcp", "tcp6"]),
+            _ => (&mut self.udp, ["udp", "udp6"]),
+        };
+        let owners = known.get_or_insert_with(|| {
+            let begun = Instant::now();
+            let mut owners = Owners::new();
+            for name in names {
+                let table = fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
+                add_owners(&mut owners, &table);
+            }
+            self.took += begun.elapsed();
+            owners
+        });
+        owners.get(&port).cloned().unwrap_or_default()
+    }
+}
+
+fn line(agent: &Agent, kind: &str, service: &ServiceId, session: Option<SessionId>, why: &str) -> Arc<str> {
     let registered = agent.store.name_of(&(*service).into()).ok().flatten();
     let name = registered.or_else(|| agent.leases.written(service)).unwrap_or_default();
     let session = session.map(|session| session.to_string()).unwrap_or_default();
-    json!({"kind": kind, "name": name, "service": service.to_string(), "session": session, "why": why}).to_string()
+    json!({"kind": kind, "name": name, "service": service.to_string(), "session": session, "why": why})
+        .to_string()
+        .into()
 }
 
-fn tables(protocol: u8) -> [String; 2] {
-    let names = if protocol == 6 { ["tcp", "tcp6"] } else { ["udp", "udp6"] };
-    names.map(|name| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default())
-}
-
-/// Whether a table of the kernel has a socket of this user on a local port.
-fn is_of_user(table: &str, port: u16, uid: u32) -> bool {
-    table.lines().skip(1).any(|line| {
+/// Adds the sockets of one of the kernel's tables.
+fn add_owners(owners: &mut Owners, table: &str) {
+    for line in table.lines().skip(1) {
         let mut columns = line.split_ascii_whitespace();
         let local = columns.nth(1).and_then(|local| local.rsplit_once(':'));
-        let of_line = local.and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
-        of_line == Some(port) && columns.nth(5).and_then(|owner| owner.parse().ok()) == Some(uid)
-    })
+        let port = local.and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
+        let owner = columns.nth(5).and_then(|owner| owner.parse().ok());
+        if let (Some(port), Some(owner)) = (port, owner) {
+            owners.entry(port).or_default().insert(owner);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -120,7 +333,47 @@ mod test {
     fn a_socket_is_its_users() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n \
                      12: 0100007F:1F90 00000000:0000 01 00000000:00000000 00:00000000 00000000  1000        0 4711 2 0\n bad";
-        assert!(is_of_user(table, 8080, 1000));
-        assert!(!is_of_user(table, 8080, 0) && !is_of_user(table, 8081, 1000) && !is_of_user("", 8080, 1000));
+        let mut owners = Owners::new();
+        add_owners(&mut owners, table);
+        add_owners(&mut owners, "");
+        assert_eq!(owners, Owners::from([(8080, BTreeSet::from([1000]))]));
+    }
+
+    /// However many are told and whatever comes, the kernel's tables are read once for a batch of events.
+    #[test]
+    fn the_tables_are_read_once_for_many_questions() {
+        let mut tables = Tables::default();
+        let before = (0..1000_u16).map(|port| tables.owners(TCP, port).len()).sum::<usize>();
+        let took = tables.took;
+        assert!(!took.is_zero() && tables.udp.is_none());
+        assert_eq!((0..1000_u16).map(|port| tables.owners(TCP, port).len()).sum::<usize>(), before);
+        assert_eq!(tables.took, took);
+    }
+
+    #[test]
+    fn a_user_has_so_many_subscriptions_and_is_told_of_its_own() {
+        let mut told = Told::default();
+        let mut own: Vec<_> = (0..SUBSCRIPTIONS_OF_USER_MAX).map(|_| told.subscribe(Some(7)).expect("room")).collect();
+        assert!(matches!(told.subscribe(Some(7)), Err(SubscribeError::Full)));
+        let (mut other, mut root) =
+            (told.subscribe(Some(8)).expect("room"), told.subscribe(None).expect("root may always"));
+        assert_eq!(told.owners(|uid| uid != 9), told.owners(|_| true));
+        told.say(&[7, 9], &"line".into());
+        assert!(own.iter_mut().all(|one| one.try_recv().is_ok()));
+        assert!(root.try_recv().is_ok() && other.try_recv().is_err());
+        own.clear();
+        assert!(told.subscribe(Some(7)).is_ok(), "its earlier ones are gone");
+        told.forget_gone();
+        assert_eq!(told.owners(|_| true), [8], "and so is that one");
+    }
+
+    #[test]
+    fn a_flows_end_is_told_to_whom_its_beginning_was() {
+        let mut teller = Teller::default();
+        assert_eq!(teller.remember(FlowId(1), vec![7, 8]), [7, 8]);
+        teller.counts.insert(8, FLOWS_MAX);
+        assert_eq!(teller.remember(FlowId(2), vec![7, 8]), [7], "the other has too many");
+        assert_eq!((teller.forget(FlowId(1)), teller.forget(FlowId(1))), (vec![7, 8], vec![]));
+        assert_eq!((teller.forget(FlowId(2)), teller.counts.get(&7)), (vec![7], None));
     }
 }

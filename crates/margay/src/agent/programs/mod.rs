@@ -18,6 +18,7 @@ use margay_datapath::active_sockets::Cookie;
 
 use super::core::CoreHandle;
 use crate::config::Config;
+use event::Feed;
 use rights::Rights;
 use source::Sources;
 
@@ -27,13 +28,19 @@ const FILE: &str = "programs.sock";
 pub struct Programs {
     rights: Rights,
     sources: Sources,
+    events: Feed,
     connections: AtomicUsize,
 }
 
 impl Programs {
     /// Nobody is there yet.
     pub fn new(config: &Config) -> Self {
-        Self { rights: Rights::new(config), sources: Sources::default(), connections: AtomicUsize::new(0) }
+        Self {
+            rights: Rights::new(config),
+            sources: Sources::default(),
+            events: Feed::default(),
+            connections: AtomicUsize::new(0),
+        }
     }
 
     /// How many are connected.

@@ -131,7 +131,7 @@ async fn accept(listener: &UnixListener) -> io::Result<(UnixStream, Caller)> {
 /// Until the program closes its end.
 async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> io::Result<()> {
     while let Some((bytes, passed)) = receive(connection).await? {
-        let (reply, wants_events) = match Request::parse(&bytes) {
+        let (mut reply, wants_events) = match Request::parse(&bytes) {
             Ok(asked) => {
                 let reply = tokio::task::block_in_place(|| request::answer(agent, &caller, &asked, passed));
                 let wants_events = asked.kind == Kind::Events && reply.is_done();
@@ -140,20 +140,27 @@ async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> i
             Err(refusal) => (refusal, false),
         };
         // From before the reply: what happens after it is told.
-        let subscription = wants_events.then(|| Subscription::new(agent, &caller)).flatten();
+        let subscription = match wants_events.then(|| Subscription::new(agent, &caller)) {
+            Some(Err(error)) => {
+                reply = Reply::refused(Kind::Events as u8, error.errno(), error.to_string());
+                None
+            }
+            Some(Ok(subscription)) => Some(subscription),
+            None => None,
+        };
         transmit(connection, &reply.emit()).await?;
         if let Some(subscription) = subscription {
-            return tell(agent, connection, subscription).await;
+            return tell(connection, subscription).await;
         }
     }
     Ok(())
 }
 
-async fn tell(agent: &Arc<Agent>, connection: &UnixStream, mut subscription: Subscription) -> io::Result<()> {
+async fn tell(connection: &UnixStream, mut subscription: Subscription) -> io::Result<()> {
     loop {
         tokio::select! {
-            line = subscription.next(agent) => match line {
-                Some(line) => transmit(connection, &Reply::event(line).emit()).await?,
+            line = subscription.next() => match line {
+                Some(line) => transmit(connection, &Reply::event(line.to_string()).emit()).await?,
                 None => return Ok(()),
             },
             // Nothing more is asked for here: it is the end.

@@ -7,6 +7,7 @@
 
 mod ack;
 mod initiator;
+mod listener_tuple;
 mod responder;
 
 pub(crate) use initiator::Start;

@@ -23,13 +23,13 @@ use crate::greeting::{GREETING, tuple_of};
 use crate::handshake::{Introduction, Keys, Responder};
 use crate::handshake_rate::GREETING_COST;
 use crate::key::{HostId, HostPublic};
-use crate::name::{ServiceId, is_virtual};
+use crate::name::ServiceId;
 use crate::output::DropReason;
 use crate::packet::{self, AppPacket, Parsed};
 use crate::sal::Sal;
 use crate::secure::Verdict;
 use crate::segment::COPIES;
-use crate::surrogate::{other_port, responder_tuple, shown as shown_as};
+use crate::surrogate::{other_port, shown as shown_as};
 use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
 
@@ -160,33 +160,6 @@ impl Sal {
             (false, _) => self.answer(id, &[], None),
         }
         Ok(())
-    }
-
-    /// The five-tuple of a new flow as the listener will see it.
-    fn choose_tuple(
-        &mut self,
-        arrival: &Arrival<'_>,
-        protocol: u8,
-        client_port: u16,
-        listener: SocketAddr,
-    ) -> Option<Tuple> {
-        let client = SocketAddr::new(arrival.reply.direct.ip(), client_port);
-        let random = self.rng.u32();
-        let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
-        match arrival.app {
-            Some(app) => (!self.is_taken(&app)).then_some(app),
-            None => responder_tuple(protocol, client, listener, &self.config.local_addresses, random, taken),
-        }
-    }
-
-    fn is_taken(&self, tuple: &Tuple) -> bool {
-        self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
-    }
-
-    /// Whether a surrogate stands for the client of a datagram socket already, whichever that is: programs answer from new sockets, and
-    /// are shown an address for it, by the surrogate alone.
-    fn stands_for_another(&self, tuple: &Tuple) -> bool {
-        is_virtual(tuple.destination.ip()) && self.flows.asked_from(tuple.destination).is_some()
     }
 
     /// Whether the initiator could not read the tagged answer that a half-open flow gave, and now asks for a full handshake.
@@ -775,27 +748,5 @@ fn inner_packet<'a>(message: &Message<'a>, protocol: u8) -> Result<Option<AppPac
             Ok(Some(inner))
         }
         _ => Err(DropReason::Malformed),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Limits;
-    use crate::handover::tests::sal;
-
-    #[test]
-    fn a_surrogate_stands_for_the_client_of_one_socket() {
-        let mut sal = sal(Limits::default());
-        let at = |text: &str| -> SocketAddr { text.parse().expect("literal") };
-        let asked = |from, to| Tuple { protocol: 17, source: at(to), destination: at(from) };
-        let one = asked("198.19.64.9:4000", "198.18.0.1:69");
-        let session = margay_wire::SessionId([1; 16]);
-        sal.flows.insert(Flow::new(FlowId(1), session, ServiceId::default(), Role::Responder, one, Instant::ZERO));
-        assert!(sal.is_taken(&one));
-        let other = asked("198.19.64.9:4000", "198.18.0.1:53");
-        assert!(!sal.is_taken(&other) && sal.stands_for_another(&other), "of another socket");
-        assert!(!sal.stands_for_another(&asked("198.19.64.9:4001", "198.18.0.1:53")));
-        assert!(!sal.stands_for_another(&asked("198.19.64.10:4000", "198.18.0.1:53")));
     }
 }

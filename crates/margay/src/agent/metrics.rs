@@ -103,12 +103,6 @@ impl Collector for Figures {
                 core.elsewhere,
             ),
             ("traces_refused", "Questions of other hosts about first packets that were refused", traces_refused(agent)),
-            ("grants_asked", "Grants that this host has asked for", core.grants_asked),
-            ("grants_given", "Grants that this host has given", core.grants_given),
-            ("grants_ended", "Grants by which no flow is opened any more", core.grants_ended),
-            ("grants_silent", "Grants of which no flow was answered", core.grants_silent),
-            ("flows_granted", "Flows that kernels have set up by grants", core.flows_granted),
-            ("flows_brief", "Of these, flows that were over before the agent was told of them", core.flows_brief),
             ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
             ("packets_held", "First packets that waited for a resolver", core.delayed),
             ("packets_not_held", "First packets refused since too many waited for resolvers", core.delays_refused),
@@ -121,6 +115,7 @@ impl Collector for Figures {
             ConstCounter::new(value).encode(metric)?;
         }
         of_associations(&core, &mut encoder)?;
+        of_grants(&core, &mut encoder)?;
         of_segments(&core, &mut encoder)?;
         carried(agent, &mut encoder)?;
         let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
@@ -184,12 +179,35 @@ fn of_leases(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), E
 fn of_associations(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let displaced = "Idle associations that had to make room for others";
     let expired = "Idle associations whose time was over";
-    for (name, help, value) in [
-        ("associations_displaced", displaced, core.associations_displaced),
-        ("associations_expired", expired, core.associations_expired),
-    ] {
+    counters(
+        encoder,
+        &[
+            ("associations_displaced", displaced, core.associations_displaced),
+            ("associations_expired", expired, core.associations_expired),
+        ],
+    )
+}
+
+/// Connections that kernels set up by themselves.
+fn of_grants(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    counters(
+        encoder,
+        &[
+            ("grants_asked", "Grants that this host has asked for", core.grants_asked),
+            ("grants_given", "Grants that this host has given", core.grants_given),
+            ("grants_ended", "Grants by which no flow is opened any more", core.grants_ended),
+            ("grants_silent", "Grants of which no flow was answered", core.grants_silent),
+            ("flows_granted", "Flows that kernels have set up by grants", core.flows_granted),
+            ("flows_brief", "Of these, flows that were over before the agent was told of them", core.flows_brief),
+        ],
+    )
+}
+
+/// Counters without a label: name, help, value.
+fn counters(encoder: &mut DescriptorEncoder<'_>, rows: &[(&str, &str, u64)]) -> Result<(), Error> {
+    for (name, help, value) in rows {
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        ConstCounter::new(value).encode(metric)?;
+        ConstCounter::new(*value).encode(metric)?;
     }
     Ok(())
 }

@@ -44,10 +44,22 @@ pub struct Answering {
 }
 
 impl Answering {
-    /// As configured.
-    pub fn new(config: &Config) -> Self {
+    /// As configured, for every authority whose key is here.
+    ///
+    /// # Errors
+    ///
+    /// As for [`renew`](Self::renew).
+    pub fn begin(
+        config: &Config,
+        core: &dyn SalControl,
+        keyring: &Keyring,
+        host: &HostPublic,
+        clock: &Clock,
+    ) -> Result<Self, StateError> {
         let answers = config.router.enabled && config.ad_hoc.enabled;
-        Self { listener: answers.then_some(config.router.listen), ruled: Mutex::default() }
+        let answering = Self { listener: answers.then_some(config.router.listen), ruled: Mutex::default() };
+        answering.renew(core, keyring, host, clock)?;
+        Ok(answering)
     }
 
     /// Answers for every authority whose key is here now, by certificates that hold for a while.

@@ -61,6 +61,7 @@ const SETTLED_LIMIT: Duration = Duration::from_millis(500);
 pub async fn run(config: Config) -> Result<()> {
     // Given back with the process, not before: who gets it next finds no socket of this one any more.
     Box::leak(Box::new(start::lock(&config).into_diagnostic()?));
+    check_interface()?;
     let agent = bring_up(config).await?;
     let result = serve(&agent).await;
     take_down(&agent).await;
@@ -79,7 +80,6 @@ fn check_interface() -> Result<()> {
 }
 
 async fn bring_up(config: Config) -> Result<Arc<Agent>> {
-    check_interface()?;
     let clock_of_wall = Clock::system();
     let (state_dir, store, keyring) = open_state(&config)?;
     let identity = identify(&config, &state_dir, &clock_of_wall)?;
@@ -94,8 +94,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let tokens = home::candidates(&config, &state_dir, &store)?;
     let (own, keys) = (local.host_key.public(), (&keyring, &*store));
     authority::adopt(&*control, keys, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
-    let answering = Answering::new(&config);
-    answering.renew(&*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
+    let answering = Answering::begin(&config, &*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
     let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
     let ways = Arc::default();
@@ -109,8 +108,9 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         router: router.clone(),
     }));
     services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
-    let join = |one| home::join(one, &local, &store, &control, &clock_of_wall, &ways, area.as_ref());
-    tokens.into_iter().map(join).for_each(|home| services.add_home(home));
+    for token in tokens {
+        services.add_home(home::join(token, &local, &store, &control, &clock_of_wall, &ways, area.as_ref()));
+    }
     let active = Active::open(&config, &services, reporters);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let (dns, warnings) = start_dns(&config, &leases, &services, &router).await?;

@@ -52,11 +52,8 @@ pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Resu
     if args.json.json {
         return out.json(&reply);
     }
-    let role = if reply.router {
-        format!("router, {} registered", count(reply.hosts.into(), "host"))
-    } else {
-        "host".to_owned()
-    };
+    let role =
+        if reply.router { format!("router, {} registered", count(reply.hosts, "host")) } else { "host".to_owned() };
     out.facts(&[
         ("host", reply.host_id),
         ("role", role),

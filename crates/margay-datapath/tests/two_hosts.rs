@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use margay_core::entry::{GRANT_RECORD_LEN, GrantKey};
 use margay_core::{Direction, Grant, PathId, Role, Tuple};
@@ -281,12 +281,16 @@ fn signalling_and_timers_reach_the_core() {
     });
 }
 
-/// A segment with FIN, from flow port to flow port, past the sender's TCP.
-fn send_fin(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) {
+const FIN: u8 = 1;
+const ACK: u8 = 16;
+
+/// A segment without payload and with the number 1, past the sender's TCP.
+fn send_segment(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), flags: u8, acknowledgement: u32) {
     let mut packet = vec![0x45, 0, 0, 40, 0, 1, 0x40, 0, 64, 6, 0, 0];
     packet.extend([from.0.octets(), to.0.octets()].concat());
     packet.extend([from.1.to_be_bytes(), to.1.to_be_bytes()].concat());
-    packet.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x11, 255, 255, 0, 0, 0, 0]);
+    packet.extend([1, acknowledgement].map(u32::to_be_bytes).concat());
+    packet.extend([0x50, flags, 255, 255, 0, 0, 0, 0]);
     let socket = net::socket(net::AddressFamily::INET, net::SocketType::RAW, Some(net::ipproto::RAW)).unwrap();
     net::sendto(&socket, &packet, net::SendFlags::empty(), &SocketAddr::new(to.0.into(), 0)).unwrap();
 }
@@ -338,7 +342,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
             path: PathId(1),
             local_port: 61_001,
             remote_port: 61_002,
-            egress: false,
+            egress: true,
             accept: true,
         };
         let used = Arc::new(used);
@@ -350,7 +354,14 @@ fn an_end_that_nobody_was_told_of_is_found() {
         used.remove_path(PathId(2));
         used.install(&flow).unwrap();
         other.heartbeat();
-        network.hosts[1].run(|| send_fin((Ipv4Addr::new(10, 77, 0, 2), 61_002), (Ipv4Addr::new(10, 77, 0, 1), 61_001)));
+        let (here, there) = (Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2));
+        network.hosts[1].run(move || send_segment((there, 61_002), (here, 61_001), FIN | ACK, 1));
+        let begun = Instant::now();
+        while used.state(flow.flow).is_none_or(|state| state.unjudged.end != Some(2)) {
+            assert!(begun.elapsed() < PATIENCE, "the FIN waits for its acknowledgement");
+            thread::yield_now();
+        }
+        network.hosts[0].run(|| send_segment((OWN_V4, 40_000), (PEER_V4, 80), ACK, 2));
         hear(&network, 0, |heard| *heard == Heard::Passed(flow.flow, Direction::Ingress, 1));
         used.install(&WireFlow { path: PathId(3), generation: 2, ..flow }).unwrap();
         let ends = used.state(flow.flow).map(|state| state.seen.ends().collect::<Vec<_>>());

@@ -29,9 +29,9 @@ pub struct Identity {
 impl Identity {
     /// Reads the identity, or makes one on the first start; takes the next epoch and syncs it to disk before it returns.
     ///
-    /// Call it once per start, before anything is sent: sending keys derive from the epoch. `runtime_dir` is where association keys are kept
-    /// until a reboot: the epoch is kept beside them, so that a state directory that was restored from an older copy brings no epoch back
-    /// under which those keys have been used.
+    /// Call it once per start, before anything is sent: sending keys derive from the epoch. `runtime_dir` is where
+    /// association keys are kept until a reboot: the epoch is kept beside them, so that a state directory that was
+    /// restored from an older copy brings no epoch back under which those keys have been used.
     ///
     /// # Errors
     ///
@@ -93,8 +93,8 @@ fn read_used(path: &Path) -> Result<Option<u32>, StateError> {
     }
 }
 
-/// Beyond every epoch that this host may have used: those that it remembers, and the clock, since an agent starts less than once a second.
-/// The clock counts although there is a counter: the counter may be an old copy.
+/// Beyond every epoch that this host may have used: those that it remembers, and the clock, since an agent starts
+/// less than once a second. The clock counts although there is a counter: the counter may be an old copy.
 fn next_epoch(dir: &StateDir, used: Option<u32>, has_key: bool, clock: &Clock) -> Result<u32, StateError> {
     let path = dir.join(EPOCH_FILE);
     let text = dir.read(EPOCH_FILE)?;

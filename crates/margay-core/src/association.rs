@@ -17,7 +17,8 @@ use crate::router_copy::Part;
 use crate::standing::{Listed, Standing, Standings};
 use crate::time::Instant;
 
-/// Associations at one UDP address that a look-up of it goes through. A NAT reuses its ports, so a few hosts may share one.
+/// Associations at one UDP address that a look-up of it goes through. A NAT reuses its ports, so a few hosts may
+/// share one.
 const AT_ADDRESS_MAX: usize = 64;
 /// Associations with one host: each but the newest has flows from before the two lost what they shared.
 const WITH_HOST_MAX: usize = 64;
@@ -485,8 +486,8 @@ impl AssociationTable {
         }
     }
 
-    /// Adds one; it is now the one that new flows with the host use. One without flows that it supersedes goes. Gives how many
-    /// idle ones had to make room.
+    /// Adds one; it is now the one that new flows with the host use. One without flows that it supersedes goes. Gives
+    /// how many idle ones had to make room.
     ///
     /// # Errors
     ///

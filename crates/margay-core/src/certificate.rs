@@ -75,7 +75,8 @@ pub enum CertificateError {
     WrongHost,
     /// It lets a key sign, and no host answer: everybody has seen it who has seen a chain that it is in.
     #[error(
-        "it showed a delegation, which names a key that may sign and no host; only a certificate for the host itself counts"
+        "it showed a delegation, which names a key that may sign and no host; only a certificate for the host itself \
+         counts"
     )]
     Delegation,
     /// A key of low order, which everybody can show.
@@ -83,7 +84,8 @@ pub enum CertificateError {
     LowOrder,
     /// A name with a tail, of an authority that nobody here trusts, and not certified by the key that the tail names.
     #[error(
-        "the name has the hash of a key in it, and the host shows no certificate by that key; where the hash is of another kind, this host \
+        "the name has the hash of a key in it, and the host shows no certificate by that key; where the hash is of \
+         another kind, this host \
          must join the authority of the name"
     )]
     NotByItsKey,
@@ -515,8 +517,8 @@ impl TrustStore {
     }
 }
 
-/// Signatures, times, delegation and the host of a chain; gives its last certificate, which is the host's own. One that delegates is in the
-/// clear in the answers of every host below it, and is nobody's right to answer.
+/// Signatures, times, delegation and the host of a chain; gives its last certificate, which is the host's own. One
+/// that delegates is in the clear in the answers of every host below it, and is nobody's right to answer.
 fn check_chain<'a>(
     chain: &'a [Certificate],
     checked: &mut CheckedSignatures,

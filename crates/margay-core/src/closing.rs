@@ -185,8 +185,9 @@ impl Sal {
         self.events.extend(info.map(|flow| Event::FlowClosed { flow, reason }));
     }
 
-    /// Programs here have no socket any more of these flows, which nobody noticed: their end passed while there was no agent, or was lost
-    /// with one that died. What the peer would still send, the host's TCP would refuse; so the peer's program is told.
+    /// Programs here have no socket any more of these flows, which nobody noticed: their end passed while there was
+    /// no agent, or was lost with one that died. What the peer would still send, the host's TCP would refuse; so the
+    /// peer's program is told.
     pub fn end_without_socket(&mut self, now: Instant, flows: &[FlowId]) {
         self.now = now;
         for id in flows {

@@ -269,7 +269,8 @@ impl Sal {
         if let Some((_, epoch, boot_id)) = older
             && (theirs.epoch < epoch || boot_id.is_some_and(|id| id != theirs.boot_id))
         {
-            // Its keys are fresh, so an epoch that has gone back is none that was used; the question is whether it is alone.
+            // Its keys are fresh, so an epoch that has gone back is none that was used; the question is whether it is
+            // alone.
             self.admit_newcomer(now, host, theirs, from)?;
         }
         let mut association = Association::new(local_id, theirs.assoc_id, *peer, keys.clone(), initiator, from);
@@ -348,7 +349,8 @@ impl Sal {
         core::mem::take(&mut self.names_used)
     }
 
-    /// Leased addresses where flows of programs here go, and those that grants may still open. Takes a walk over all flows.
+    /// Leased addresses where flows of programs here go, and those that grants may still open. Takes a walk over all
+    /// flows.
     pub fn leases_of_flows(&self) -> BTreeSet<IpAddr> {
         let own = self.flows.iter().filter(|flow| flow.role == Role::Initiator);
         let all = own.map(|flow| flow.app.destination.ip()).chain(self.grants.destinations());

@@ -565,8 +565,9 @@ impl Sal {
         Some(AppVerdict::Consumed)
     }
 
-    /// A packet on a flow port that is no flow's: the host answers it as it would without Margay. Not where it may be late for a flow that
-    /// is over, or from where a peer is no longer: the host would reset what is still open at the peer's end.
+    /// A packet on a flow port that is no flow's: the host answers it as it would without Margay. Not where it may be
+    /// late for a flow that is over, or from where a peer is no longer: the host would reset what is still open at
+    /// the peer's end.
     fn give_to_host(&mut self, packet: &AppPacket<'_>) -> AppVerdict {
         let source = packet.tuple.source;
         let is_peers = self.associations.is_any_at(source.ip());

@@ -25,7 +25,8 @@ pub(crate) struct FlowPorts {
     pub is_on: bool,
     /// By peer, the pairs that are in use, and those that rest (flow zero). Every flow has one, and most have few peers.
     pairs: HashMap<HostId, HashMap<(u16, u16), FlowId, KeyedHash>, KeyedHash>,
-    /// The same, by the ports of this end and the peer's: peers at one address are many where they are behind a translator.
+    /// The same, by the ports of this end and the peer's: peers at one address are many where they are behind a
+    /// translator.
     by_ports: BTreeSet<(u16, u16, HostId)>,
     resting: VecDeque<(Instant, Ports)>,
     pub due: BTreeSet<(Instant, FlowId)>,

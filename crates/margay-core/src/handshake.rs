@@ -301,7 +301,8 @@ mod tests {
         assert_eq!(keys.root, same.root);
     }
 
-    /// Curve25519 of somebody who says that zero is its static key, and so knows every result of Diffie-Hellman with it.
+    /// Curve25519 of somebody who says that zero is its static key, and so knows every result of Diffie-Hellman with
+    /// it.
     struct NoKey {
         ephemeral: KnownDh,
         is_static: bool,

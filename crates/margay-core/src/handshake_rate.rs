@@ -1,8 +1,8 @@
-//! How often strangers may begin a handshake, by where they are: each costs this host some operations on curves, and an association
-//! when it ends well. Constant in work, bounded in memory.
+//! How often strangers may begin a handshake, by where they are: each costs this host some operations on curves, and
+//! an association when it ends well. Constant in work, bounded in memory.
 //!
-//! The source of a first packet may be forged. So what is over the rate is asked for a cookie; who brings one is where it says, and has a
-//! rate of its own, which nobody else can use up.
+//! The source of a first packet may be forged. So what is over the rate is asked for a cookie; who brings one is
+//! where it says, and has a rate of its own, which nobody else can use up.
 
 use alloc::collections::BTreeSet;
 

@@ -125,8 +125,8 @@ impl Sal {
         KeptAssociations::concat(&[self.keep_some(&self.kept_associations())])
     }
 
-    /// By our index, all that [`keep_some`](Self::keep_some) is to be asked for. Of those that are idle and with strangers only the
-    /// latest 256: there are as many of them as the strangers want.
+    /// By our index, all that [`keep_some`](Self::keep_some) is to be asked for. Of those that are idle and with
+    /// strangers only the latest 256: there are as many of them as the strangers want.
     pub fn kept_associations(&self) -> Vec<u32> {
         self.associations.kept().collect()
     }

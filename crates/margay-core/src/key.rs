@@ -89,8 +89,9 @@ impl HostPublic {
     }
 }
 
-/// The encodings of X25519 points of low order, without their top bit, which X25519 does not read: 0, 1, two of order 8, and p - 1, p and
-/// p + 1. Whatever the private key, the result of Diffie-Hellman with one of them is zero (RFC 7748 §6.1).
+/// The encodings of X25519 points of low order, without their top bit, which X25519 does not read: 0, 1, two of order
+/// 8, and p - 1, p and p + 1. Whatever the private key, the result of Diffie-Hellman with one of them is zero (RFC
+/// 7748 §6.1).
 const LOW_ORDER: [[u8; 32]; 7] = [
     [0; 32],
     first_byte(1),
@@ -122,8 +123,8 @@ const fn near_p(last: u8) -> [u8; 32] {
 }
 
 impl HostPublic {
-    /// Whether it is nobody's key: a point of low order, zero among them. Everybody knows what Diffie-Hellman makes of it, so whoever shows
-    /// one proves nothing (RFC 7748 §6.1).
+    /// Whether it is nobody's key: a point of low order, zero among them. Everybody knows what Diffie-Hellman makes
+    /// of it, so whoever shows one proves nothing (RFC 7748 §6.1).
     pub fn is_of_low_order(&self) -> bool {
         let mut read = self.0;
         read[31] &= !SIGN_BIT;

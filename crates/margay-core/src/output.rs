@@ -24,8 +24,9 @@ pub enum Output {
         /// Bytes of the packet.
         len: usize,
     },
-    /// Write the IP packet `buf[..len]` to `sal0`, as above: one of this flow's peer, which came by the core. It may end the connection: that is to be
-    /// told of if the application's TCP takes it for an ending (RFC 5961), as of what the cache carries.
+    /// Write the IP packet `buf[..len]` to `sal0`, as above: one of this flow's peer, which came by the core. It may
+    /// end the connection: that is to be told of if the application's TCP takes it for an ending (RFC 5961), as of
+    /// what the cache carries.
     Deliver {
         /// The flow.
         flow: FlowId,
@@ -194,7 +195,8 @@ drop_reasons! {
     OtherEpoch = 34, "other_epoch";
     /// Nobody serves the name yet: this router has just started, and hosts are still to register.
     Awaited = 35, "awaited";
-    /// Another host uses the sender's key; whether that one is still there is being asked, and this is heard again then.
+    /// Another host uses the sender's key; whether that one is still there is being asked, and this is heard again
+    /// then.
     Inquired = 36, "inquired";
     /// Another host uses the sender's key, was there before it, and is alive.
     KeptOut = 37, "kept_out";

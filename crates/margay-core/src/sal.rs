@@ -81,7 +81,8 @@ pub struct Sal {
     pub(crate) certificates: Vec<(Prefix, Vec<u8>)>,
     /// Leases: virtual addresses that stand for names.
     pub(crate) names: HashMap<IpAddr, ServiceId, KeyedHash>,
-    /// Those of them that programs have used since [`Sal::take_used_leases`] was asked last; hence no more than there are leases.
+    /// Those of them that programs have used since [`Sal::take_used_leases`] was asked last; hence no more than there
+    /// are leases.
     pub(crate) names_used: BTreeSet<IpAddr>,
     /// Virtual addresses that stand for one instance of a name.
     pub(crate) instances: HashMap<IpAddr, Instance, KeyedHash>,

@@ -1,5 +1,5 @@
-//! Where a stranger is: the addresses that one person may have for himself. Whoever has one address of IPv6 has a /64, and may have
-//! a /48; with IPv4, one address and perhaps a /24 (RFC 6177, RFC 7608).
+//! Where a stranger is: the addresses that one person may have for himself. Whoever has one address of IPv6 has a
+//! /64, and may have a /48; with IPv4, one address and perhaps a /24 (RFC 6177, RFC 7608).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,5 +1,6 @@
-//! Which associations are worth their place (DESIGN §3.11): those in use stay; of those that are idle, a proved member's is kept for
-//! long, a stranger's for a while, and no more of them than a share. Each act costs the logarithm of what is listed.
+//! Which associations are worth their place (DESIGN §3.11): those in use stay; of those that are idle, a proved
+//! member's is kept for long, a stranger's for a while, and no more of them than a share. Each act costs the
+//! logarithm of what is listed.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -156,7 +157,8 @@ impl Standings {
         self.in_use.iter().copied()
     }
 
-    /// Those that the next start of the agent shall have: all but idle ones with strangers, of which it has the latest few.
+    /// Those that the next start of the agent shall have: all but idle ones with strangers, of which it has the
+    /// latest few.
     pub fn kept(&self) -> impl Iterator<Item = u32> + '_ {
         let strangers = self.strangers.iter().rev().take(STRANGERS_KEPT);
         self.in_use().chain(self.members.iter().chain(strangers).map(|(_, id)| *id))

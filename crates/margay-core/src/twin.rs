@@ -1,9 +1,11 @@
-//! One host key in two places (DESIGN §18): a copy of a machine; or one machine, that has booted anew or was restored from an older copy.
+//! One host key in two places (DESIGN §18): a copy of a machine; or one machine, that has booted anew or was restored
+//! from an older copy.
 //!
-//! Whoever proves a key in a handshake, and is not the user of it that this host knows, is a *newcomer*: another boot, or an epoch that has
-//! gone back. The *elder* is asked, under the association with it, at every address where it may be. If it answers, it keeps its place, and
-//! the newcomer is kept out; if it does not, it is gone, and the newcomer takes its place. Meanwhile what the newcomer has sent waits here.
-//! All three are told, so that each of their logs says what is the matter.
+//! Whoever proves a key in a handshake, and is not the user of it that this host knows, is a *newcomer*: another
+//! boot, or an epoch that has gone back. The *elder* is asked, under the association with it, at every address where
+//! it may be. If it answers, it keeps its place, and the newcomer is kept out; if it does not, it is gone, and the
+//! newcomer takes its place. Meanwhile what the newcomer has sent waits here. All three are told, so that each of
+//! their logs says what is the matter.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -37,7 +39,8 @@ const TOLD_REST: Duration = Duration::from_secs(60);
 pub(crate) const KEPT_OUT: &str =
     "two hosts use the key of the host that answered, and this is the later one; the log says where both are";
 
-/// What one of three hosts learns of a key that two of them use. Of the other two, it names those that it has not known before.
+/// What one of three hosts learns of a key that two of them use. Of the other two, it names those that it has not
+/// known before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Twin {
     /// At a peer of both: the elder is alive, and the newcomer was kept out.
@@ -110,7 +113,8 @@ impl Twins {
 }
 
 impl Sal {
-    /// Whether a host that has just proved the key of `host`, at another place than the one that this host knows, may take that one's place.
+    /// Whether a host that has just proved the key of `host`, at another place than the one that this host knows, may
+    /// take that one's place.
     ///
     /// # Errors
     ///
@@ -169,7 +173,8 @@ impl Sal {
         }
     }
 
-    /// Asks elders again, and takes those for gone that have been asked often enough. Verdicts that are old are forgotten.
+    /// Asks elders again, and takes those for gone that have been asked often enough. Verdicts that are old are
+    /// forgotten.
     pub(crate) fn inquiries_due(&mut self, now: Instant) {
         self.twins.inquiries.retain(|inquiry| matches!(inquiry.state, State::Asking { .. }) || inquiry.due > now);
         let due: Vec<u32> = self.twins.inquiries.iter().filter(|one| one.due <= now).map(|one| one.number).collect();
@@ -232,7 +237,8 @@ impl Sal {
         }
     }
 
-    /// Tells a newcomer that has connected to this host that it is kept out. `once` is the association that its handshake would have made.
+    /// Tells a newcomer that has connected to this host that it is kept out. `once` is the association that its
+    /// handshake would have made.
     pub(crate) fn say_kept_out(&mut self, id: FlowId, message: &Message<'_>, from: SocketAddr, mut once: Association) {
         let extensions = [Extension::Error(ErrorRepr { code: ErrorCode::KeptOut, text: "" })];
         let mut draft = Draft::new(Kind::Fail, message.src_flow, id);

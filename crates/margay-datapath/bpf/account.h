@@ -98,8 +98,8 @@ static __always_inline __u32 with_over(const struct flow_entry *entry, __u32 end
 	return ends | SEEN_OVER;
 }
 
-/* Takes note of what of the peer's the application's TCP has: what it has acknowledged, and what has come in order since. Nobody who does not know
- * its numbers can make it more.
+/* Takes note of what of the peer's the application's TCP has: what it has acknowledged, and what has come in order
+ * since. Nobody who does not know its numbers can make it more.
  */
 static __always_inline void note_in_order(struct flow_entry *entry, const struct packet *packet)
 {
@@ -121,8 +121,9 @@ static __always_inline void note_in_order(struct flow_entry *entry, const struct
 	ingress->numbers.flags |= NUMBERS_NEXT;
 }
 
-/* Whether the application's TCP takes a RST of the peer's (RFC 5961 §3.2; RFC 9293 §3.10.7.3 for one that has no answer yet). Of one that it may
- * not take, as far as can be seen here, the agent finds the number (`is_taken` there): part of the flow may go by user space.
+/* Whether the application's TCP takes a RST of the peer's (RFC 5961 §3.2; RFC 9293 §3.10.7.3 for one that has no
+ * answer yet). Of one that it may not take, as far as can be seen here, the agent finds the number (`is_taken`
+ * there): part of the flow may go by user space.
  */
 static __always_inline bool is_reset_taken(struct flow_entry *entry, const struct packet *packet)
 {
@@ -140,8 +141,8 @@ static __always_inline bool is_reset_taken(struct flow_entry *entry, const struc
 	return false;
 }
 
-/* What is to be noted for a FIN of the peer's that has come: it counts once the application has acknowledged it, now or later. Of several the nearest
- * waits, since the farther ones are made up.
+/* What is to be noted for a FIN of the peer's that has come: it counts once the application has acknowledged it, now
+ * or later. Of several the nearest waits, since the farther ones are made up.
  */
 static __always_inline __u32 note_fin(struct flow_entry *entry, const struct packet *packet)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 #pragma once
 
-/* Whether the host gives its programs what is rewritten for them (decision 0040). A packet that is rewritten in place seems to have
- * come by the card: a packet filter, or the reverse-path filter, may drop it after the programs here have counted it as an answer. So
- * what the host's own TCP does has the last word. A flow whose packets do not arrive in place takes the way by sal0 for good, and one whose
- * packets do not arrive there has stalled.
+/* Whether the host gives its programs what is rewritten for them (decision 0040). A packet that is rewritten in place
+ * seems to have come by the card: a packet filter, or the reverse-path filter, may drop it after the programs here
+ * have counted it as an answer. So what the host's own TCP does has the last word. A flow whose packets do not arrive
+ * in place takes the way by sal0 for good, and one whose packets do not arrive there has stalled.
  */
 
-/* Element 0: whether packets stay on the card that they came by, rewritten: the host's stack is entered once less. The agent sets it while
- * nothing that it knows of would ask why they come by that card.
+/* Element 0: whether packets stay on the card that they came by, rewritten: the host's stack is entered once less.
+ * The agent sets it while nothing that it knows of would ask why they come by that card.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -36,8 +36,8 @@ static __always_inline void note_undelivered(struct flow_entry *entry)
 	count(COUNT_UNDELIVERED);
 }
 
-/* Whether data has come for the host's TCP for a while, and it has said nothing at all. A lost segment is another matter: a TCP answers those
- * that come after it.
+/* Whether data has come for the host's TCP for a while, and it has said nothing at all. A lost segment is another
+ * matter: a TCP answers those that come after it.
  */
 static __always_inline bool is_mute(struct flow_entry *entry, const struct packet *packet, __u64 now)
 {

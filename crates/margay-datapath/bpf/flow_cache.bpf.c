@@ -370,8 +370,8 @@ int wire_ingress(struct __sk_buff *skb)
 	key.protocol = packet.key.protocol;
 	entry = bpf_map_lookup_elem(&flows, &key);
 	if (is_request(&packet)) {
-		/* A flow has one, which opens it: what comes after would open the program's connection anew, for whoever has read the ports
-		 * on the way. What is sent again goes by the agents.
+		/* A flow has one, which opens it: what comes after would open the program's connection anew, for
+		 * whoever has read the ports on the way. What is sent again goes by the agents.
 		 */
 		enum opening opening = entry		       ? OPENING_UNPROVED :
 				       path->flags & PATH_HELD ? OPENING_NONE :

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 #pragma once
 
-/* Fragments of a flow's packets: something on the way has cut them, where their sender, or who forwarded them, has not forbidden it. The
- * host would put them together and give the whole to its TCP, past the programs. The agent puts them together instead. Only the
- * first has ports; those that overtake it are lost, and TCP sends again.
+/* Fragments of a flow's packets: something on the way has cut them, where their sender, or who forwarded them, has
+ * not forbidden it. The host would put them together and give the whole to its TCP, past the programs. The agent puts
+ * them together instead. Only the first has ports; those that overtake it are lost, and TCP sends again.
  */
 
 #define IP_OFFSET_MASK 0x1fff

@@ -233,7 +233,8 @@ enum opening {
 	OPENING_DONE,
 };
 
-/* Opens a flow for a SYN that comes to the host by a grant to its sender. Until it has proved itself nothing changes. */
+/* Opens a flow for a SYN that comes to the host by a grant to its sender. Until it has proved itself nothing changes.
+ */
 static __noinline enum opening open_flow(struct __sk_buff *skb, const struct packet *packet, struct wire_key *wire)
 {
 	__u16 remote_port = wire->remote_port;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * How a SYN shows that its sender holds the grant by which it asks for a flow. What a grant says of numbers and ports is in the clear, so
- * whoever reads on the path knows it: the SYN bears a tag under a key that both ends derive and nobody sends.
+ * How a SYN shows that its sender holds the grant by which it asks for a flow. What a grant says of numbers and ports
+ * is in the clear, so whoever reads on the path knows it: the SYN bears a tag under a key that both ends derive and
+ * nobody sends.
  */
 #pragma once
 
@@ -23,8 +24,9 @@ struct grant_option {
 	__u32 tag[2];
 };
 
-/* SipHash-2-4 of the first eight bytes of the TCP header: ports and sequence number. A port is of one flow of the grant, and each grant has
- * a key of its own. Addresses are not covered: the path at which a grant lies has the pair, as this end sees it.
+/* SipHash-2-4 of the first eight bytes of the TCP header: ports and sequence number. A port is of one flow of the
+ * grant, and each grant has a key of its own. Addresses are not covered: the path at which a grant lies has the pair,
+ * as this end sees it.
  */
 static __always_inline __u64 grant_tag(const __u64 *key, __u16 source_port, __u16 destination_port, __u32 sequence)
 {
@@ -49,13 +51,17 @@ static __always_inline struct grant_option grant_option_of(__u64 tag)
 	};
 }
 
-/* Whether a SYN can bear the option: there is room for it, and no data that a copy of it with other data could give way to. */
+/* Whether a SYN can bear the option: there is room for it, and no data that a copy of it with other data could give
+ * way to.
+ */
 static __always_inline bool has_room_for_proof(const struct packet *packet)
 {
 	return !packet->payload_len && packet->transport_len + sizeof(struct grant_option) <= TCP_HEADER_MAX;
 }
 
-/* Appends the option to a SYN that has room for it, has taken a flow of a grant, and leaves for the wire with these ports. */
+/* Appends the option to a SYN that has room for it, has taken a flow of a grant, and leaves for the wire with these
+ * ports.
+ */
 static __noinline bool add_proof(struct __sk_buff *skb, struct packet *packet, const struct wire_key *wire, __u32 grant)
 {
 	const struct spare *spare = bpf_map_lookup_elem(&spares, &grant);
@@ -96,7 +102,9 @@ static __noinline bool add_proof(struct __sk_buff *skb, struct packet *packet, c
 				    sizeof(new_len), 0);
 }
 
-/* Whether a SYN from the wire bears the option with the right tag. All of the option is compared at once, whatever of it is wrong. */
+/* Whether a SYN from the wire bears the option with the right tag. All of the option is compared at once, whatever of
+ * it is wrong.
+ */
 static __noinline bool is_proved(struct __sk_buff *skb, const struct packet *packet, const struct grant *grant)
 {
 	struct grant_option found, right;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
-/*
- * The guard (decision 0040): the host's own TCP resets no direct flow. Whatever way a segment of a flow takes past the flow cache (an
- * interface without its program, maps of another layout, fragments that the host puts together), the TCP finds no socket for it, and all
- * that it could do is to answer with a reset: that one is dropped where it would leave. The guard knows nothing of flows: only which hosts
- * have some, in a map whose layout does not change. It stays from `up` to `down`, whatever becomes of the agent and of the other programs.
+/* The guard (decision 0040): the host's own TCP resets no direct flow. Whatever way a segment of a flow takes past
+ * the flow cache (an interface without its program, maps of another layout, fragments that the host puts together),
+ * the TCP finds no socket for it, and all that it could do is to answer with a reset: that one is dropped where it
+ * would leave. The guard knows nothing of flows: only which hosts have some, in a map whose layout does not change.
+ * It stays from `up` to `down`, whatever becomes of the agent and of the other programs.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -100,8 +100,9 @@ static __always_inline void count_dropped(void)
 		*value += 1;
 }
 
-/* A reset without an acknowledgement answers a segment that acknowledges something and belongs to no connection (RFC 9293 §3.10.7.1): every segment
- * of an open flow does. One with an acknowledgement refuses a plain connection, or ends one that the host has.
+/* A reset without an acknowledgement answers a segment that acknowledges something and belongs to no connection (RFC
+ * 9293 §3.10.7.1): every segment of an open flow does. One with an acknowledgement refuses a plain connection, or
+ * ends one that the host has.
  */
 SEC("netfilter")
 int guard(struct bpf_nf_ctx *ctx)

@@ -8,8 +8,8 @@
 
 #define HOP_TAGGED_LEN 100
 
-/* Of the bytes from `message` on, HOP_TAGGED_LEN of which the caller has checked. A processor that must have words aligned is not
- * one that eBPF's verifier lets read packets like this.
+/* Of the bytes from `message` on, HOP_TAGGED_LEN of which the caller has checked. A processor that must have words
+ * aligned is not one that eBPF's verifier lets read packets like this.
  */
 static __always_inline __u64 hop_hash(__u64 key0, __u64 key1, const void *message)
 {

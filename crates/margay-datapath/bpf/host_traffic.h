@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 #pragma once
 
-/* Whose a packet is that comes to a flow port and that no entry knows: the host's, or the agent's (docs/decisions/0039). All of it is called,
- * none of it inlined: packets of established flows pass by.
+/* Whose a packet is that comes to a flow port and that no entry knows: the host's, or the agent's
+ * (docs/decisions/0039). All of it is called, none of it inlined: packets of established flows pass by.
  */
 
 /* Set before the programs are loaded. */
@@ -15,8 +15,8 @@ static __always_inline bool is_flow_port(__u16 port)
 	return bpf_ntohs(port) >= flow_port_first && bpf_ntohs(port) <= flow_port_last;
 }
 
-/* What of such packets goes to the agent, by source: a second's worth, and how many may come at once. It is more than a window of every flow
- * that has just been lifted, and far less than the agent can read.
+/* What of such packets goes to the agent, by source: a second's worth, and how many may come at once. It is more than
+ * a window of every flow that has just been lifted, and far less than the agent can read.
  */
 #define UNKNOWN_PER_S 8192
 #define UNKNOWN_BURST 512
@@ -27,8 +27,8 @@ static __always_inline bool is_flow_port(__u16 port)
 
 #define SECOND_NS 1000000000ULL
 
-/* Addresses of hosts that this one has an association with, and until when. Pairs of addresses lead to paths that flows go by; what is late, or early,
- * comes from other addresses of the same hosts.
+/* Addresses of hosts that this one has an association with, and until when. Pairs of addresses lead to paths that
+ * flows go by; what is late, or early, comes from other addresses of the same hosts.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -46,7 +46,9 @@ struct {
 	__type(value, __u32);
 } peers_known SEC(".maps");
 
-/* By source (IPv6: its /64), when the next unknown packet would come if all came evenly. The one that is not heard of for longest gives way. */
+/* By source (IPv6: its /64), when the next unknown packet would come if all came evenly. The one that is not heard of
+ * for longest gives way.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, UNKNOWN_SOURCES);
@@ -62,7 +64,9 @@ struct {
 	__type(value, __u64);
 } unknown_of_all SEC(".maps");
 
-/* Whether a packet to this host comes from one that it has an association with. All else is on its way through this host, or a stranger's. */
+/* Whether a packet to this host comes from one that it has an association with. All else is on its way through this
+ * host, or a stranger's.
+ */
 static __noinline bool is_from_peer(const struct packet *packet)
 {
 	struct address_key address = {};
@@ -97,7 +101,9 @@ static __always_inline __u32 socket_tuple(const struct packet *packet, struct bp
 	return sizeof(tuple->ipv6);
 }
 
-/* Whether it completes a handshake that the listener has kept nothing of but in its own answer (SYN cookies, RFC 4987 §3.6). */
+/* Whether it completes a handshake that the listener has kept nothing of but in its own answer (SYN cookies, RFC 4987
+ * §3.6).
+ */
 static __noinline bool bears_cookie(struct __sk_buff *skb, const struct packet *packet, struct bpf_sock *listener)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
@@ -114,9 +120,10 @@ static __noinline bool bears_cookie(struct __sk_buff *skb, const struct packet *
 	       !bpf_tcp_check_syncookie(listener, ip, sizeof(struct ipv6hdr), tcp, sizeof(*tcp));
 }
 
-/* Whether a packet of a peer is the host's. No flow of TCP begins with a SYN but by a grant, from a flow port; what a grant that is over is to be
- * taken for, the agent knows. Of all else a listener gets only what completes a handshake with itself: it would reset what is a flow's. No flow of
- * datagrams begins with one that has payload, so that what comes to a port that a socket has is for that socket.
+/* Whether a packet of a peer is the host's. No flow of TCP begins with a SYN but by a grant, from a flow port; what a
+ * grant that is over is to be taken for, the agent knows. Of all else a listener gets only what completes a handshake
+ * with itself: it would reset what is a flow's. No flow of datagrams begins with one that has payload, so that what
+ * comes to a port that a socket has is for that socket.
  */
 static __noinline bool is_of_host(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -144,8 +151,8 @@ static __noinline bool is_of_host(struct __sk_buff *skb, const struct packet *pa
 	return is_its;
 }
 
-/* Whether one more may pass of what comes at `per_s` evenly, and of which `burst` may come at once. Where two processors ask at once, one of them is
- * told no: that happens where very many come.
+/* Whether one more may pass of what comes at `per_s` evenly, and of which `burst` may come at once. Where two
+ * processors ask at once, one of them is told no: that happens where very many come.
  */
 static __always_inline bool is_within_rate(__u64 *next_ns, __u64 now, __u32 per_s, __u32 burst)
 {

@@ -96,7 +96,8 @@ struct direction {
 	__u64 bytes;
 	__u64 segments;
 	struct tcp_numbers numbers;
-	__u64 asked_ns; /* ingress of datagrams: when the agent was asked to answer last; of TCP: since when its data may go unanswered here */
+	/* Ingress of datagrams: when the agent was asked to answer last; of TCP: since when its data may go unanswered here. */
+	__u64 asked_ns;
 	__u32 segment; /* payload of the largest TCP segment, since the entry was made */
 	__u32 next; /* what the application's TCP expects, as far as has been seen */
 };
@@ -263,7 +264,7 @@ enum counter {
 	COUNT_DROP_RESET = 13, /* a reset by a path that is held */
 	COUNT_TAKEN = 14, /* flows of grants that programs of this host opened */
 	COUNT_OPENED = 15, /* flows of grants that peers opened */
-	COUNT_DROP_UNPROVED = 16, /* a SYN for a flow of a grant that does not show that its sender holds it, or for a flow that is open */
+	COUNT_DROP_UNPROVED = 16, /* a SYN for a flow of a grant without proof that its sender holds it, or for an open flow */
 	COUNT_DROP_VIRTUAL_INGRESS = 17, /* came by a card with a virtual address */
 	COUNT_DROP_VIRTUAL_EGRESS = 18, /* would have left by a card with one */
 	COUNT_OF_HOST = 19, /* on a flow port, no entry, and none of Margay's: the host has it */

@@ -148,9 +148,10 @@ static __always_inline bool rewrite_head(struct __sk_buff *skb, const struct pac
 	return !bpf_skb_store_bytes(skb, packet->ip_offset + 8, &v6, 32 + head_len, 0);
 }
 
-/* Changes what the transport checksum covers of the IP header, and the ports. A partial checksum stays partial, with the right
- * pseudo-header, and offloads go on (DESIGN §2). Length and protocol count the same in both families' pseudo-headers.
- * `pseudo_header`: BPF_F_PSEUDO_HDR where the card's sum over the packet, if there is one, does not stay the same by itself.
+/* Changes what the transport checksum covers of the IP header, and the ports. A partial checksum stays partial, with
+ * the right pseudo-header, and offloads go on (DESIGN §2). Length and protocol count the same in both families'
+ * pseudo-headers. `pseudo_header`: BPF_F_PSEUDO_HDR where the card's sum over the packet, if there is one, does not
+ * stay the same by itself.
  */
 static __always_inline bool rewrite_transport(struct __sk_buff *skb, const struct packet *packet, __s64 difference,
 					      __u16 source_port, __u16 destination_port, __u64 pseudo_header)
@@ -248,8 +249,8 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 			return false;
 	} else if (!was_v4 && !is_v4) {
 		difference = bpf_csum_diff(old, 32, new, 32, 0);
-		/* What the addresses grow by, the transport checksum shrinks by: there is no checksum of the header, as IPv4 has, that
-		 * makes up for the addresses.
+		/* What the addresses grow by, the transport checksum shrinks by: there is no checksum of the header,
+		 * as IPv4 has, that makes up for the addresses.
 		 */
 		pseudo_header = 0;
 		if (bpf_skb_store_bytes(skb, packet->ip_offset + 8, new, 32, 0))

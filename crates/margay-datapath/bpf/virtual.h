@@ -72,7 +72,9 @@ static __always_inline bool is_inside(__u32 ifindex, const __u32 *address)
 	return bpf_map_lookup_elem(&insides, &key) != NULL;
 }
 
-/* Whether a packet that has come must not come in. Not inlined: the verifier loses sight of a caller's stack otherwise. */
+/* Whether a packet that has come must not come in. Not inlined: the verifier loses sight of a caller's stack
+ * otherwise.
+ */
 static __noinline bool is_intruding(struct __sk_buff *skb)
 {
 	struct ip_addresses ip = {};

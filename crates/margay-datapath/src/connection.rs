@@ -47,8 +47,8 @@ pub(crate) struct Ending {
     pub peer: End,
 }
 
-/// The number after a FIN; zero while none has passed. A FIN whose next number is zero is not noticed: its flow is kept until it
-/// is idle, once in 2^32 times, and an entry of the cache stays small.
+/// The number after a FIN; zero while none has passed. A FIN whose next number is zero is not noticed: its flow is
+/// kept until it is idle, once in 2^32 times, and an entry of the cache stays small.
 pub(crate) struct End(AtomicU32);
 
 impl End {

@@ -1,5 +1,5 @@
-//! Endings of connections in packets of the peer's that the core gives to the application: they count where its TCP takes them (RFC 5961), as
-//! those do that the kernel's cache carries.
+//! Endings of connections in packets of the peer's that the core gives to the application: they count where its TCP
+//! takes them (RFC 5961), as those do that the kernel's cache carries.
 
 use std::collections::HashMap;
 
@@ -67,8 +67,8 @@ impl Endings {
         }
     }
 
-    /// Asks again of each: `judge` gives flags of what was taken, or `None` where the connection is no more. Gives those that were
-    /// taken, with these flags.
+    /// Asks again of each: `judge` gives flags of what was taken, or `None` where the connection is no more. Gives
+    /// those that were taken, with these flags.
     pub fn judge(&self, judge: impl Fn(FlowId, &Unjudged) -> Option<u8>) -> Vec<(FlowId, Unjudged, u8)> {
         let mut taken = Vec::new();
         self.0.lock().retain(|flow, ending| match judge(*flow, ending) {

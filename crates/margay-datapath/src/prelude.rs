@@ -1,5 +1,5 @@
-//! For tests: what the kernel has done to a packet before it runs a program, which its test run cannot be told of. A few
-//! instructions do it, and call the program.
+//! For tests: what the kernel has done to a packet before it runs a program, which its test run cannot be told of. A
+//! few instructions do it, and call the program.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

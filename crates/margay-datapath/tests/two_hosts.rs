@@ -295,6 +295,15 @@ fn send_segment(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), flags: u8, acknowled
     net::sendto(&socket, &packet, net::SendFlags::empty(), &SocketAddr::new(to.0.into(), 0)).unwrap();
 }
 
+/// Waits until a FIN of the peer's, after which this number comes, waits for its acknowledgement.
+fn await_fin(cache: &KernelCache, flow: FlowId, end: u32) {
+    let begun = Instant::now();
+    while cache.state(flow).is_none_or(|state| state.unjudged.end != Some(end)) {
+        assert!(begun.elapsed() < PATIENCE, "the FIN waits for its acknowledgement");
+        thread::yield_now();
+    }
+}
+
 /// An agent that starts has its programs put in the place of those of the agent before; what those see until then they tell to
 /// a ring that nobody reads.
 #[test]
@@ -356,11 +365,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
         other.heartbeat();
         let (here, there) = (Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2));
         network.hosts[1].run(move || send_segment((there, 61_002), (here, 61_001), FIN | ACK, 1));
-        let begun = Instant::now();
-        while used.state(flow.flow).is_none_or(|state| state.unjudged.end != Some(2)) {
-            assert!(begun.elapsed() < PATIENCE, "the FIN waits for its acknowledgement");
-            thread::yield_now();
-        }
+        await_fin(&used, flow.flow, 2);
         network.hosts[0].run(|| send_segment((OWN_V4, 40_000), (PEER_V4, 80), ACK, 2));
         hear(&network, 0, |heard| *heard == Heard::Passed(flow.flow, Direction::Ingress, 1));
         used.install(&WireFlow { path: PathId(3), generation: 2, ..flow }).unwrap();

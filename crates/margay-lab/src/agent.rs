@@ -286,7 +286,8 @@ pub fn start_again(host: &Host) -> Result<()> {
     await_joined(host)
 }
 
-/// As [`start_again`], where nobody may be reached: it returns when the agent is ready, whether it is a member yet or not.
+/// As [`start_again`], where nobody may be reached: it returns when the agent is ready, whether it is a member yet or
+/// not.
 ///
 /// # Errors
 ///

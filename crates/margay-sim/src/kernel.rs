@@ -386,8 +386,8 @@ impl Kernel {
         Some((*flow, entry.app.reversed()))
     }
 
-    /// A program's SYN: what it bears where it opens a flow by a grant. One that comes again has had no answer: the agent is to set it up, and what
-    /// still comes of the first one is nobody's.
+    /// A program's SYN: what it bears where it opens a flow by a grant. One that comes again has had no answer: the
+    /// agent is to set it up, and what still comes of the first one is nobody's.
     fn take(&mut self, now: Instant, segment: &Segment) -> Option<u64> {
         let is_sent_again = self.asked.insert(segment.tuple, segment.sequence) == Some(segment.sequence);
         if let Some(flow) = self.by_app.get(&segment.tuple)

@@ -21,8 +21,8 @@ use shop::{Shop, outcome, shop};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The client's name has the hash of a key in it, and the client trusts nobody: whoever its router, or an impostor at its address, sends it to
-/// answers by that key or not at all.
+/// The client's name has the hash of a key in it, and the client trusts nobody: whoever its router, or an impostor at
+/// its address, sends it to answers by that key or not at all.
 #[test]
 fn a_name_with_a_key_in_it_is_answered_by_that_key_or_not_at_all() {
     let mut shop = shop(14, Weather::FAIR);

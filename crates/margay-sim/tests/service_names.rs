@@ -98,7 +98,8 @@ fn a_name_under_a_prefix_reaches_whoever_serves_the_prefix() {
     let mut shop = shop(2);
     let prefix = Prefix::new(service("store.shop"), 100);
     shop.publish(prefix, UDP, 9000, None);
-    // Names with more bits than a service's are answered by their own key, or by word of an authority that the client trusts.
+    // Names with more bits than a service's are answered by their own key, or by word of an authority that the client
+    // trusts.
     let authority = SigningKey::generate(&mut Rng::new([77; 32]));
     let host_key = shop.world.host(shop.server).public_key();
     let right = certificate::chain(CertificateKind::Service, prefix, host_key, &authority);

@@ -1,4 +1,5 @@
-//! Strangers who make themselves known in numbers, with a key of their own each time: what a host keeps of them, and who gets in beside them.
+//! Strangers who make themselves known in numbers, with a key of their own each time: what a host keeps of them, and
+//! who gets in beside them.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;

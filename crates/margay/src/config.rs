@@ -43,8 +43,8 @@ pub struct Config {
     pub direct: bool,
     /// Whether every flow of this host is to be sealed, at whichever end it is; what cannot be is refused.
     pub secure: bool,
-    /// Interfaces that lead to containers and virtual machines of this host, whose addresses may use names; bridges that
-    /// lead nowhere else, unless given.
+    /// Interfaces that lead to containers and virtual machines of this host, whose addresses may use names; bridges
+    /// that lead nowhere else, unless given.
     #[serde(deserialize_with = "interface_names")]
     pub inside: Option<Vec<String>>,
     /// Where this host keeps things.

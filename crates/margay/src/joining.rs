@@ -27,8 +27,8 @@ enum Answer {
     Open(String),
 }
 
-/// Waits until the running agent is a member of the authority that its token names. Whatever the router says, the agent goes on
-/// running and asking: a router that cannot let a host in now may be able to later.
+/// Waits until the running agent is a member of the authority that its token names. Whatever the router says, the
+/// agent goes on running and asking: a router that cannot let a host in now may be able to later.
 ///
 /// # Errors
 ///
@@ -43,7 +43,8 @@ pub async fn await_answer(config: &Config, is_quiet: bool) -> Result<()> {
             Answer::Joined => return Ok(()),
             Answer::Refused(why) => {
                 return Err(miette!(
-                    help = "the agent runs and goes on asking; with another token: `margay down`, then `margay up --join TOKEN`",
+                    help = "the agent runs and goes on asking; with another token: `margay down`, then `margay up \
+                     --join TOKEN`",
                     "{why}"
                 ));
             }
@@ -51,7 +52,8 @@ pub async fn await_answer(config: &Config, is_quiet: bool) -> Result<()> {
         };
         if begun.elapsed() > ANSWER_LIMIT {
             return Err(miette!(
-                help = "the agent runs and goes on asking; `margay status` says how it stands, `margay check` looks for the cause",
+                help = "the agent runs and goes on asking; `margay status` says how it stands, `margay check` looks \
+                 for the cause",
                 "this host has not joined yet: {why}"
             ));
         }
@@ -96,9 +98,8 @@ mod test {
     fn a_refusal_ends_the_waiting_and_a_router_that_is_away_does_not() {
         let Answer::Refused(why) = answer(&status("refused", "the token is used up")) else { panic!("not refused") };
         assert!(why.contains("192.0.2.1:54324") && why.contains("the token is used up"), "{why}");
-        assert!(
-            matches!(answer(&status("unreachable", "connection refused")), Answer::Open(why) if why.contains("connection"))
-        );
+        let away = answer(&status("unreachable", "connection refused"));
+        assert!(matches!(away, Answer::Open(why) if why.contains("connection")));
         assert!(matches!(answer(&StatusReply::default()), Answer::Open(_)));
         assert_eq!(answer(&StatusReply { joined: true, ..status("refused", "of another router") }), Answer::Joined);
     }

@@ -58,8 +58,8 @@ __attribute__((format(printf, 2, 3))) int fail(int error, const char *format, ..
 /* The error is errno's alone. */
 void forget_error(void);
 
-/* In the order in which they are taken: what sockets and names are, the connections to the agent, the table. None is held over
- * anything that waits.
+/* In the order in which they are taken: what sockets and names are, the connections to the agent, the table. None is
+ * held over anything that waits.
  */
 extern pthread_mutex_t state_lock, agent_lock, table_lock;
 

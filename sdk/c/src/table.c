@@ -24,7 +24,9 @@ void table_adopt(void)
 	owner = getpid();
 }
 
-/* Whether this is a child of vfork, which has the parent's memory and descriptors of its own: what it closes is the parent's still. */
+/* Whether this is a child of vfork, which has the parent's memory and descriptors of its own: what it closes is the
+ * parent's still.
+ */
 static bool is_borrowed(void)
 {
 	return getpid() != owner;

@@ -67,7 +67,9 @@ pub enum Trouble {
     Replaced(String),
     /// Something else changes under this router again and again.
     #[error(
-        "all that lies in etcd was read anew {1} times in a row, the last time from {0} ({2}); see whether another program writes below `prefix` of [router.etcd], whether etcd's members differ (`etcdctl endpoint status`, `etcdctl endpoint hashkv`), and whether this host is too busy"
+        "all that lies in etcd was read anew {1} times in a row, the last time from {0} ({2}); see whether another \
+         program writes below `prefix` of [router.etcd], whether etcd's members differ (`etcdctl endpoint status`, \
+         `etcdctl endpoint hashkv`), and whether this host is too busy"
     )]
     Unsettled(String, u32, String),
     /// The store of this router.

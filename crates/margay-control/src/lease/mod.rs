@@ -1,10 +1,11 @@
 //! Leases: virtual IPv4 addresses that stand for names on this host (DESIGN §5).
 //!
-//! A name keeps its address, also across restarts: it is on disk before anyone hears of it. Only when the pool is used up is
-//! an address taken back, from the name that nobody used for the longest time, and never from one that was used within the
-//! last day: programs cache addresses for much longer than DNS lets them. A use is a look-up, a first packet that a program sends
-//! there, and every moment of a flow or a grant that goes there. New leases come at a bounded rate, and each asker has a budget of
-//! its own for a day, so that a program that asks for random names cannot use the pool up: names that are in use keep what they have.
+//! A name keeps its address, also across restarts: it is on disk before anyone hears of it. Only when the pool is
+//! used up is an address taken back, from the name that nobody used for the longest time, and never from one that was
+//! used within the last day: programs cache addresses for much longer than DNS lets them. A use is a look-up, a first
+//! packet that a program sends there, and every moment of a flow or a grant that goes there. New leases come at a
+//! bounded rate, and each asker has a budget of its own for a day, so that a program that asks for random names
+//! cannot use the pool up: names that are in use keep what they have.
 
 mod budget;
 
@@ -49,12 +50,14 @@ pub enum LeaseError {
     },
     /// Too many new names at once.
     #[error(
-        "no address was leased to `{0}`: programs on this host ask for more than {NEW_PER_S} new names a second; find out which one does, names that have an address keep it"
+        "no address was leased to `{0}`: programs on this host ask for more than {NEW_PER_S} new names a second; \
+         find out which one does, names that have an address keep it"
     )]
     TooFast(String),
     /// Too many new names of one asker.
     #[error(
-        "no address was leased to `{name}`: {asker} has asked for {ASKER_BURST} new names, and gets another every {ASKER_EVERY_S} s; find out which program does, names that have an address keep it"
+        "no address was leased to `{name}`: {asker} has asked for {ASKER_BURST} new names, and gets another every \
+         {ASKER_EVERY_S} s; find out which program does, names that have an address keep it"
     )]
     TooMany {
         /// Who wanted one.
@@ -64,7 +67,8 @@ pub enum LeaseError {
     },
     /// Every name is in use.
     #[error(
-        "no address was leased to `{0}`: each of the {POOL} virtual IPv4 addresses was used within the last day; use the name's IPv6 address"
+        "no address was leased to `{0}`: each of the {POOL} virtual IPv4 addresses was used within the last day; use \
+         the name's IPv6 address"
     )]
     Exhausted(String),
     /// The agent is on its way out.
@@ -172,8 +176,8 @@ impl State {
             .find(|address| !self.by_address.contains_key(address))
     }
 
-    /// Uses are as old as the time that programs had since. A clock that was set, or a host that slept, does not make them older, and
-    /// one that was set back leaves none ahead.
+    /// Uses are as old as the time that programs had since. A clock that was set, or a host that slept, does not make
+    /// them older, and one that was set back leaves none ahead.
     fn follow_clock(&mut self, now_s: u64) {
         let gap_s = now_s.saturating_sub(self.seen_s);
         let was_set = gap_s > GAP_S || now_s < self.seen_s;
@@ -230,8 +234,8 @@ impl Leases {
     ///
     /// # Errors
     ///
-    /// The store fails, too many new names are asked for at once or by this asker, or every address is in use. Names that have an
-    /// address get it in any case.
+    /// The store fails, too many new names are asked for at once or by this asker, or every address is in use. Names
+    /// that have an address get it in any case.
     pub fn lease(&self, name: &Name, asker: Asker) -> Result<Ipv4Addr, LeaseError> {
         if let Some(address) = self.used(name) {
             self.keep_uses_now_and_then();
@@ -284,7 +288,8 @@ impl Leases {
         }
         if let Some(gone) = gone {
             self.state().counts.taken_back += 1;
-            tracing::warn!(%address, from = gone.name, to = lease.name, "the virtual IPv4 addresses are used up: one was taken back");
+            tracing::warn!(%address, from = gone.name, to = lease.name, "the virtual IPv4 addresses are used up: one \
+             was taken back");
         }
         self.sal.bind_name(address.into(), lease.service);
         let mut state = self.state();
@@ -316,7 +321,8 @@ impl Leases {
                 tracing::error!(
                     pool = POOL,
                     name = name.written(),
-                    "all virtual IPv4 addresses are in use, and new names get none; find out which program looks up so many"
+                    "all virtual IPv4 addresses are in use, and new names get none; find out which program looks up \
+                     so many"
                 );
             }
             return Err(LeaseError::Exhausted(name.written().to_owned()));
@@ -327,7 +333,8 @@ impl Leases {
         Ok((address, gone))
     }
 
-    /// Hears from the core which addresses are in use. The agent asks for it from time to time, more often than once an hour.
+    /// Hears from the core which addresses are in use. The agent asks for it from time to time, more often than once
+    /// an hour.
     pub fn follow_uses(&self) {
         self.note_uses(true);
     }
@@ -392,7 +399,8 @@ impl Leases {
         Fullness { pool: POOL as usize, leased: state.by_address.len(), idle: state.idle(now_s).count() }
     }
 
-    /// Writes down when names were last used, for those where the disk is behind; waits for the disk. Look-ups do it once a minute.
+    /// Writes down when names were last used, for those where the disk is behind; waits for the disk. Look-ups do it
+    /// once a minute.
     ///
     /// # Errors
     ///

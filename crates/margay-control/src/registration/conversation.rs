@@ -542,7 +542,8 @@ fn note_twin(router: &str, twin: &str) {
     if let Ok(newcomer) = twin.parse::<IpAddr>() {
         tracing::warn!(
             router, %newcomer,
-            "another host has registered with this host's key and was refused; this one was there before, and keeps its place: stop the agent \
+            "another host has registered with this host's key and was refused; this one was there before, and keeps \
+             its place: stop the agent \
              on the copy, remove /var/lib/margay/host.key there, and start it again: it is a host of its own then"
         );
     }

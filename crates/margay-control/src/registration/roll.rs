@@ -51,7 +51,8 @@ pub enum RollError {
     Table(#[from] TableError),
     /// Another host has the same key.
     #[error(
-        "another host with this host's key is registered, was there before and is alive, so this one is kept out: stop the agent on the copy, \
+        "another host with this host's key is registered, was there before and is alive, so this one is kept out: \
+         stop the agent on the copy, \
          remove /var/lib/margay/host.key there, and start it again: it is a host of its own then"
     )]
     Clone,
@@ -287,7 +288,8 @@ impl Roll {
         Ok(Seat { stream, end, news, signs, twin })
     }
 
-    /// The host that is registered with this key, where that is on another boot: the same one before it has booted anew, or a copy of it.
+    /// The host that is registered with this key, where that is on another boot: the same one before it has booted
+    /// anew, or a copy of it.
     pub fn elder(&self, place: Place, boot_id: [u8; 16]) -> Option<Elder> {
         let known = self.hosts.get(&place).filter(|known| known.boot_id != boot_id)?;
         let mut signs = known.signs.clone();

@@ -725,9 +725,9 @@ impl Guest {
     }
 }
 
-/// A host has come whose key another one uses that is here. Where that one gives signs of life, it stays, is told, and the later one is
-/// refused; where it gives none within a lease, it is gone, since a host is heard four times in that: then the later one is the same, and has
-/// booted anew.
+/// A host has come whose key another one uses that is here. Where that one gives signs of life, it stays, is told,
+/// and the later one is refused; where it gives none within a lease, it is gone, since a host is heard four times in
+/// that: then the later one is the same, and has booted anew.
 async fn make_way(shared: &Shared, place: Place, boot_id: [u8; 16], from: SocketAddr) -> Result<(), No> {
     let Some(mut elder) = shared.roll.lock().elder(place, boot_id) else { return Ok(()) };
     let signs = async {

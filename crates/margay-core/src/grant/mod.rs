@@ -11,10 +11,11 @@
 //!   its kernel may   ◀─── ACK, CONFIRM ─────
 //! ```
 //!
-//! From then on the initiator's kernel takes a flow of the grant for a program's SYN and sends it direct, and the responder's opens
-//! it there: no agent is on the way. The SYN bears a tag under a key that only these two can derive, since what GRANT says is in the clear. Both cores hear of flows that last, and those are as any other from then on. So that a change
-//! of rules, rights or weights counts for new connections soon, a grant is short-lived, and ends at once where its end knows of
-//! the change.
+//! From then on the initiator's kernel takes a flow of the grant for a program's SYN and sends it direct, and the
+//! responder's opens it there: no agent is on the way. The SYN bears a tag under a key that only these two can
+//! derive, since what GRANT says is in the clear. Both cores hear of flows that last, and those are as any other from
+//! then on. So that a change of rules, rights or weights counts for new connections soon, a grant is short-lived, and
+//! ends at once where its end knows of the change.
 
 mod asking;
 mod giving;
@@ -56,18 +57,21 @@ const SURVEYS: Duration = Duration::from_millis(250);
 const GRANTS_MAX: usize = 4096;
 /// Pairs of flow ports that are in use with one peer, or rest. Fifteen thousand connections a second, each of which rests for a minute, need as many.
 const PAIRS_MAX: usize = 1 << 20;
-/// A grant is silent when so many surveys after its first flow was opened nobody has answered any of them. Something on the way takes
-/// what its SYNs bear, or its giver is dead: each of its connections waits for a second, until TCP sends its SYN again by the agents.
+/// A grant is silent when so many surveys after its first flow was opened nobody has answered any of them. Something
+/// on the way takes what its SYNs bear, or its giver is dead: each of its connections waits for a second, until TCP
+/// sends its SYN again by the agents.
 const SILENT_SURVEYS: u8 = 3;
 /// After so many silent grants in a row a host is asked for none, for so long.
 const SILENT_MAX: u8 = 2;
 const SILENT_REST: Duration = Duration::from_secs(60);
-/// Hosts whose grants were silent, as far as they are counted. At the bound, the one whose rest ends first is asked again.
+/// Hosts whose grants were silent, as far as they are counted. At the bound, the one whose rest ends first is asked
+/// again.
 const SILENT_HOSTS_MAX: usize = 256;
 const TCP: u8 = 6;
 
-/// The key of a grant, of which both ends know all that it derives from: the association's root, the session, which the initiator drew, and the
-/// numbers that both ends drew for the flow that asked. Whoever reads on the path lacks the root.
+/// The key of a grant, of which both ends know all that it derives from: the association's root, the session, which
+/// the initiator drew, and the numbers that both ends drew for the flow that asked. Whoever reads on the path lacks
+/// the root.
 fn grant_key(association: &Association, session: SessionId, initiator: FlowId, responder: FlowId) -> GrantKey {
     let mut hasher = blake3::Hasher::new_derive_key("margay 2026 grant");
     hasher.update(&association.root_key()).update(&session.0);

@@ -30,8 +30,8 @@ impl Sal {
         self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
     }
 
-    /// Whether a surrogate stands for the client of a datagram socket already, whichever that is: programs answer from new sockets, and
-    /// are shown an address for it, by the surrogate alone.
+    /// Whether a surrogate stands for the client of a datagram socket already, whichever that is: programs answer
+    /// from new sockets, and are shown an address for it, by the surrogate alone.
     fn stands_for_another(&self, tuple: &Tuple) -> bool {
         is_virtual(tuple.destination.ip()) && self.flows.asked_from(tuple.destination).is_some()
     }

@@ -101,7 +101,8 @@ pub(crate) struct ResponderSetup {
     pub syn_len: usize,
     pub message_1: Vec<u8>,
     pub handshake: Option<Responder>,
-    /// What its third message has shown, while it is asked whether the peer is the only one with its key: it is read once only.
+    /// What its third message has shown, while it is asked whether the peer is the only one with its key: it is read
+    /// once only.
     pub shown_by: Option<Box<Shown>>,
     /// The index reserved here for a new association.
     pub association: u32,
@@ -397,8 +398,8 @@ impl Sal {
         self.associations.set_remote(local_id, remote);
     }
 
-    /// What this host says of itself inside a handshake. The initiator shows its membership, which a responder needs; the
-    /// responder keeps its answer small and shows its own later.
+    /// What this host says of itself inside a handshake. The initiator shows its membership, which a responder needs;
+    /// the responder keeps its answer small and shows its own later.
     pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], with_membership: bool) -> Introduction {
         let certificate = if with_membership { self.membership.clone() } else { Vec::new() };
         Introduction { epoch: self.config.epoch, boot_id: self.config.boot_id, assoc_id, tag_key, certificate }

@@ -230,8 +230,9 @@ impl Sal {
         }
     }
 
-    /// Under load a SYN must bring a cookie before any state is kept or key work done (DESIGN §7). So it must where strangers at
-    /// its source, which may be forged, have begun too many handshakes of late; `cost`: how many it counts for, 0 if the hosts have met.
+    /// Under load a SYN must bring a cookie before any state is kept or key work done (DESIGN §7). So it must where
+    /// strangers at its source, which may be forged, have begun too many handshakes of late; `cost`: how many it
+    /// counts for, 0 if the hosts have met.
     fn check_cookie(&mut self, now: Instant, arrival: &Arrival<'_>, cost: u32) -> Result<(), DropReason> {
         let from = arrival.reply.direct;
         let is_calm = self.half_open.len() < self.config.limits.half_open_cookie;
@@ -527,7 +528,8 @@ impl Sal {
         Ok(reserved)
     }
 
-    /// A peer has proved its key, and another host uses that as well: it waits until it is known whether that one is there, or goes.
+    /// A peer has proved its key, and another host uses that as well: it waits until it is known whether that one is
+    /// there, or goes.
     fn put_newcomer_off(
         &mut self,
         from: SocketAddr,

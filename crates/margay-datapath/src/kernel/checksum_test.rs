@@ -8,7 +8,8 @@ use libbpf_rs::ProgramMut;
 
 use super::*;
 
-/// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE`, of Linux 6.17: a test run has the sum of a card, and ends in EBADMSG where the program leaves a wrong one.
+/// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE`, of Linux 6.17: a test run has the sum of a card, and ends in EBADMSG where the
+/// program leaves a wrong one.
 const CHECKSUM_COMPLETE: u32 = 1 << 2;
 
 /// The verdict, and the IP packet that came out.

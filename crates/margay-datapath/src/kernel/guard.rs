@@ -1,5 +1,5 @@
-//! The guard: no reset of the host's own TCP reaches a peer on a flow port, whatever becomes of this process and of the flow cache's
-//! programs (`bpf/guard.bpf.c`, decision 0040).
+//! The guard: no reset of the host's own TCP reaches a peer on a flow port, whatever becomes of this process and of
+//! the flow cache's programs (`bpf/guard.bpf.c`, decision 0040).
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -23,7 +23,8 @@ mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/guard.skel.rs"));
 }
 
-/// Of the program. A link in the kernel cannot be given another one: the next version is attached beside this one, which then goes.
+/// Of the program. A link in the kernel cannot be given another one: the next version is attached beside this one,
+/// which then goes.
 const VERSION: i32 = 1;
 /// How the names of pins begin. The maps keep theirs through all versions.
 const PIN: &str = "guard_";

@@ -374,8 +374,8 @@ fn interface_index(name: &str) -> Result<u32, Unavailable> {
     nix::net::if_::if_nametoindex(name).map_err(|error| Unavailable::system("find sal0", error))
 }
 
-/// The layout of what is pinned; maps of another layout are removed. The links stay in any case: they keep flow ports from the host's TCP
-/// until the new programs take their place.
+/// The layout of what is pinned; maps of another layout are removed. The links stay in any case: they keep flow ports
+/// from the host's TCP until the new programs take their place.
 fn pinned_version(pin_dir: &Path) -> Adopted {
     let found = MapHandle::from_pinned_path(pin_dir.join("layout"))
         .ok()

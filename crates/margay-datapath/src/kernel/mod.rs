@@ -197,7 +197,8 @@ pub struct Unjudged {
 }
 
 impl Unjudged {
-    /// The TCP flags FIN and RST of what the application's TCP has taken, with what user space has carried of the connection.
+    /// The TCP flags FIN and RST of what the application's TCP has taken, with what user space has carried of the
+    /// connection.
     pub fn taken(&self, connection: Option<&Connection>) -> u8 {
         let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
         let is_fin = self.end.is_some_and(|end| [self.acknowledged, own].contains(&Some(end)));
@@ -408,7 +409,8 @@ impl KernelCache {
         self.adopted
     }
 
-    /// Attaches the programs to `sal0` and to every other interface; where one is attached it is left, or replaced in place.
+    /// Attaches the programs to `sal0` and to every other interface; where one is attached it is left, or replaced in
+    /// place.
     ///
     /// # Errors
     ///
@@ -479,8 +481,8 @@ impl KernelCache {
         }
     }
 
-    /// Whether direct packets seem to have come by the card that they came by; otherwise they come to programs by `sal0`. For hosts where
-    /// nothing judges packets by their interface.
+    /// Whether direct packets seem to have come by the card that they came by; otherwise they come to programs by
+    /// `sal0`. For hosts where nothing judges packets by their interface.
     pub fn set_in_place(&self, in_place: bool) {
         let value = u32::from(in_place).to_ne_bytes();
         if let Err(error) = put(&self.loaded.maps.in_place, &0_u32.to_ne_bytes(), &value, "ways of direct packets") {
@@ -748,8 +750,8 @@ impl KernelCache {
         load::prepare_pins(pin_dir)
     }
 
-    /// Has nothing sent by the entries that a process has left at `pin_dir`, where no process is to keep them in step any more. The programs
-    /// on the cards stay: what peers still send direct is a flow's.
+    /// Has nothing sent by the entries that a process has left at `pin_dir`, where no process is to keep them in step
+    /// any more. The programs on the cards stay: what peers still send direct is a flow's.
     pub fn stop_sending(pin_dir: &Path) {
         load::remove_egress(pin_dir);
     }

@@ -3,7 +3,8 @@
 use super::*;
 use crate::prelude::{self, Before};
 
-/// What `wire_ingress` does with a packet whose tag had this control information: verdict, and the IP packet that came out.
+/// What `wire_ingress` does with a packet whose tag had this control information: verdict, and the IP packet that
+/// came out.
 fn run_tagged(rig: &Rig, control: u16, packet: &[u8]) -> (i32, Vec<u8>) {
     let (verdict, out) = prelude::run(Before::Tagged(control), &rig.0.progs.wire_ingress, &frame(packet));
     (verdict, out[ETHERNET..].to_vec())

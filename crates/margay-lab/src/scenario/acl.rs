@@ -253,8 +253,8 @@ fn taken_back(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<(
     honest(friend, "guest.shop", 11, tally, findings)
 }
 
-/// A host that has joined nobody asks its segment for the name of a key. One serves it and shows nothing: it has no connection with that one,
-/// and has one as soon as a host is there that shows the key's own word.
+/// A host that has joined nobody asks its segment for the name of a key. One serves it and shows nothing: it has no
+/// connection with that one, and has one as soon as a host is there that shows the key's own word.
 fn key_of_nobody(lab: &Lab, name: &str, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
     let [loner, other, server] = [lab.host("loner")?, lab.host("other")?, lab.host("server")?];
     let listen = "0.0.0.0:12".parse()?;

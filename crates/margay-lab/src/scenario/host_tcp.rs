@@ -1,6 +1,7 @@
-//! `host-tcp`: whatever way segments of flows take past the eBPF programs, the host's own TCP resets no flow. Something on the way takes DF
-//! off and a narrow link cuts segments; then, on each end, the interface goes down and up, the programs are taken off, and an agent that
-//! finds no maps of its own layout takes the place of one that was killed.
+//! `host-tcp`: whatever way segments of flows take past the eBPF programs, the host's own TCP resets no flow.
+//! Something on the way takes DF off and a narrow link cuts segments; then, on each end, the interface goes down and
+//! up, the programs are taken off, and an agent that finds no maps of its own layout takes the place of one that was
+//! killed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -74,15 +75,16 @@ links = [{ subnet = "right" }]
 "#;
 
 /// As some firewalls do (`scrub no-df` of pf).
-const TAKE_DF_OFF: &str = "add table ip lab_df; add chain ip lab_df pre { type filter hook prerouting priority -150; }; \
+const TAKE_DF_OFF: &str = "add table ip lab_df; add chain ip lab_df pre { type filter hook prerouting priority -150; \
+ }; \
                            add rule ip lab_df pre meta l4proto tcp ip frag-off 0x4000 ip frag-off set 0";
 const WAYS: [&str; 8] =
     ["up:cubic", "down:cubic", "up:cubic", "down:cubic", "up:cubic", "down:cubic", "up:cubic", "down:cubic"];
 /// Bytes per second of each.
 const PACE: u64 = 200_000;
 const CALM_BYTES: u64 = PACE;
-/// The second half is of messages of several segments, and the second quarter waits until the flow is direct: an agent that has carried large
-/// ones knows how narrow the way is.
+/// The second half is of messages of several segments, and the second quarter waits until the flow is direct: an
+/// agent that has carried large ones knows how narrow the way is.
 const EXCHANGES: [&str; 15] = [
     "attempt",
     "echo.shop.sal.internal",
@@ -149,8 +151,8 @@ fn fragments(ends: &[&Host], findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-/// Kills the agent, and takes the programs off and the mark away that says by which layout the maps were made. The next agent comes when the
-/// host's TCP has had segments of flows.
+/// Kills the agent, and takes the programs off and the mark away that says by which layout the maps were made. The
+/// next agent comes when the host's TCP has had segments of flows.
 fn replace_agent(host: &Host) -> Result<()> {
     agent::kill(host)?;
     let before = resets_of(host)?;

@@ -1,6 +1,7 @@
-//! `intruders`: hosts without a key, one on the link of a server, one far away and one on the path between two honest hosts, each try
-//! what they can reach: virtual addresses, names that are a key's, tables, others' grants and connections, and the ports of flows.
-//! Honest hosts connect and talk all the while. Each attack is a part of its own, with its count in the notes.
+//! `intruders`: hosts without a key, one on the link of a server, one far away and one on the path between two honest
+//! hosts, each try what they can reach: virtual addresses, names that are a key's, tables, others' grants and
+//! connections, and the ports of flows. Honest hosts connect and talk all the while. Each attack is a part of its
+//! own, with its count in the notes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -237,8 +238,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Connections of each kind that have ended since the last look: direct ones, and sealed ones. What ends a connection late has
-    /// time for it.
+    /// Connections of each kind that have ended since the last look: direct ones, and sealed ones. What ends a
+    /// connection late has time for it.
     fn cut(&mut self, findings: &mut Findings) -> Result<[f64; 2]> {
         let before = [self.direct.open_count(), self.sealed.open_count()];
         // A flow whose end was seen lives for two seconds more.
@@ -327,8 +328,8 @@ fn virtual_addresses(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<(
     stage.report("virtual addresses from the link", &said, accepted, findings)
 }
 
-/// A host that answers, with a key of its own, for a name that only the key in it may answer for. Who asks knows no router, hence the
-/// whole segment is asked.
+/// A host that answers, with a key of its own, for a name that only the key in it may answer for. Who asks knows no
+/// router, hence the whole segment is asked.
 fn key_name(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let (near, loner) = (stage.lab.host("near")?, stage.lab.host("loner")?);
     agent::margay(loner, ["up"])?;
@@ -395,13 +396,15 @@ fn grants(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
         agent::metric(stage.server, "margay_grants_given_total")?,
     );
     findings.note(format!(
-        "of {per_s:.0} connections a second, the client's kernel has set up {taken} by itself; {asked} grants asked for, {given} given"
+        "of {per_s:.0} connections a second, the client's kernel has set up {taken} by itself; {asked} grants asked \
+         for, {given} given"
     ));
     findings.set("granted", taken);
     stage.report_on_path("others' grants", &said, number(&said, "accepted"), findings)
 }
 
-/// The host on the path sends signalling and sealed data again, as it was and changed, and for a while lets nothing pass.
+/// The host on the path sends signalling and sealed data again, as it was and changed, and for a while lets nothing
+/// pass.
 fn messages(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let (way, sealed) = (stage.lab.host("way")?, agent::virtual_addresses(stage.client, SEALED)?.0);
     let filter = format!("udp port 54324 and less 1514 and host {}", stage.vault_at);
@@ -439,7 +442,8 @@ fn flood(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     stage.report("a flood of flow ports", &said, 0.0, findings)
 }
 
-/// Endings by one who sees the numbers: they end direct connections as they end those of plain TCP, which are tried beside.
+/// Endings by one who sees the numbers: they end direct connections as they end those of plain TCP, which are tried
+/// beside.
 fn exact_endings(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
     let mut plain = Held::open(stage.client, &stage.at, HELD)?;
     let capture = stage.capture(&format!("tcp port 7 or {}", of_flow_ports()), |stage| {

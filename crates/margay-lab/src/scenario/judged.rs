@@ -1,5 +1,6 @@
-//! `judged`: something on a host asks by which interface packets come, set while a flow is direct: a reverse-path check of the packet filter, the
-//! kernel's own, and a policy rule, which the agent does not look for. The flow goes on by `sal0`.
+//! `judged`: something on a host asks by which interface packets come, set while a flow is direct: a reverse-path
+//! check of the packet filter, the kernel's own, and a policy rule, which the agent does not look for. The flow goes
+//! on by `sal0`.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! `virtual-addresses`: somebody on the link who holds no key sends to a host's virtual addresses, and from virtual ones;
-//! with eBPF at the cards and without. Containers behind a bridge of the host reach names all the same.
+//! `virtual-addresses`: somebody on the link who holds no key sends to a host's virtual addresses, and from virtual
+//! ones; with eBPF at the cards and without. Containers behind a bridge of the host reach names all the same.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -197,7 +197,8 @@ fn note_failure(findings: &mut Findings, figure: &str, result: Result<()>) {
     }
 }
 
-/// Sends, and waits until the host has dropped all of it. Where nftables drops what would leave, its sender hears of it.
+/// Sends, and waits until the host has dropped all of it. Where nftables drops what would leave, its sender hears of
+/// it.
 fn attack(from: &Host, host: &Host, to: IpAddr, counter: &str) -> Result<()> {
     let before = agent::metric(host, counter)?;
     let to_port = format!("/dev/udp/{to}/{PORT}");
@@ -222,7 +223,8 @@ fn await_datagrams(sink: &Sink, send: impl Fn() -> Result<String>) -> Result<()>
     })
 }
 
-/// A container behind a bridge, as its runtime makes one, that has come after the agent: it resolves names, and sends to them.
+/// A container behind a bridge, as its runtime makes one, that has come after the agent: it resolves names, and sends
+/// to them.
 fn try_inside(host: &Host, question: &str, sink: &Sink, service: &str) -> Result<()> {
     let holder = host.spawn("container", ["unshare", "--net", "sleep", "infinity"])?;
     let pid = holder.pid();

@@ -1,5 +1,6 @@
-//! Somebody on the path between a client and its instances: reads what grants say, which is in the clear, and asks for connections by them in the
-//! client's name. IPv4 only. It works on the client's own host, where everything passes.
+//! Somebody on the path between a client and its instances: reads what grants say, which is in the clear, and asks
+//! for connections by them in the client's name. IPv4 only. It works on the client's own host, where everything
+//! passes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{ErrorKind, Read};

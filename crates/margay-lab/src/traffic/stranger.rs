@@ -1,5 +1,5 @@
-//! Hosts that nobody knows, with keys of their own and the very core that honest hosts have: many that ask one host for a name, each
-//! to be kept in its tables; or one that answers for a name that is not its own.
+//! Hosts that nobody knows, with keys of their own and the very core that honest hosts have: many that ask one host
+//! for a name, each to be kept in its tables; or one that answers for a name that is not its own.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};

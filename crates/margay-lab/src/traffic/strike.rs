@@ -1,5 +1,5 @@
-//! Somebody who forges TCP segments of others' connections: from a capture, as one who has seen them; live, as one on their path; or
-//! without having seen any, as fast as a raw socket takes them. IPv4 only.
+//! Somebody who forges TCP segments of others' connections: from a capture, as one who has seen them; live, as one on
+//! their path; or without having seen any, as fast as a raw socket takes them. IPv4 only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read};
@@ -249,7 +249,8 @@ fn flood(plan: &Plan, target: Ipv4Addr) -> Result<()> {
     write_line(&json!({"sent": striker.sent, "per_s": striker.sent as f64 / seconds}).to_string())
 }
 
-/// To a virtual address by the target's link (this host has a route), and from one to the target; each whole, and as a first fragment.
+/// To a virtual address by the target's link (this host has a route), and from one to the target; each whole, and as
+/// a first fragment.
 fn use_virtual_addresses(plan: &Plan, target: Ipv4Addr) -> Result<()> {
     let (mut striker, mut packet) = (Striker::new(plan.rate)?, [0; IP_UDP_LEN + 64]);
     for _ in 0..plan.count {

@@ -251,7 +251,8 @@ async fn dns(agent: &Agent) -> Finding {
 fn leases(agent: &Agent) -> Finding {
     let (fullness, counts) = (agent.leases.fullness(), agent.leases.counts());
     let text = format!("{} of {} virtual IPv4 addresses stand for names", fullness.leased, fullness.pool);
-    let advice = "find out which program looks up so many names (`journalctl`, `ss -unp`), and stop it; an address is free for \
+    let advice = "find out which program looks up so many names (`journalctl`, `ss -unp`), and stop it; an address \
+     is free for \
                   another name a day after its last use";
     if fullness.is_exhausted() {
         return Finding::failed(format!("{text}, all in use: new names get none"), advice);

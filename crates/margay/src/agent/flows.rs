@@ -240,7 +240,8 @@ fn run(runtime_dir: &Path, datapath: &Weak<Running>, changes: &Receiver<Change>)
     }
 }
 
-/// What the next start needs of the associations: some at a time, since the core's lock is not to be held for all of them.
+/// What the next start needs of the associations: some at a time, since the core's lock is not to be held for all of
+/// them.
 fn associations(datapath: &Running) -> Zeroizing<Vec<u8>> {
     let ids = datapath.with_sal(|sal, _| sal.kept_associations());
     let parts: Vec<_> = ids.chunks(AT_ONCE).map(|some| datapath.with_sal(|sal, _| sal.keep_some(some))).collect();

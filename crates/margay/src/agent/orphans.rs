@@ -1,5 +1,6 @@
-//! Flows that were taken up from the start before, and whose programs have no socket any more. Their end passed while there was no agent, or
-//! was lost with one that died in the milliseconds before it could write that down: nothing else would end them for two hours.
+//! Flows that were taken up from the start before, and whose programs have no socket any more. Their end passed while
+//! there was no agent, or was lost with one that died in the milliseconds before it could write that down: nothing
+//! else would end them for two hours.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -12,8 +13,8 @@ use margay_wire::FlowId;
 
 use super::Agent;
 
-/// Rounds of the agent's upkeep after its start at which it looks. Whatever has no socket at both has none: one that is being set up has one by
-/// then, and a socket is not opened again.
+/// Rounds of the agent's upkeep after its start at which it looks. Whatever has no socket at both has none: one that
+/// is being set up has one by then, and a socket is not opened again.
 const FIRST_ROUND: u64 = 8;
 const SECOND_ROUND: u64 = 16;
 const TCP: u8 = 6;

@@ -123,18 +123,22 @@ fn log(event: &Event) {
 }
 
 /// What is to be done about a key in two places; the same on each of the three hosts that know.
-const ONE_KEY: &str = "stop the agent on the copy, remove /var/lib/margay/host.key there, and start it again: it is a host of its own then";
+const ONE_KEY: &str = "stop the agent on the copy, remove /var/lib/margay/host.key there, and start it again: it is \
+ a host of its own then";
 
 fn log_twin(twin: Twin) {
     match twin {
         Twin::KeptOut { host, elder, newcomer } => {
-            tracing::warn!(%host, %elder, %newcomer, advice = ONE_KEY, "two hosts use the same key; the elder is alive, and the later one is kept out");
+            tracing::warn!(%host, %elder, %newcomer, advice = ONE_KEY, "two hosts use the same key; the elder is \
+             alive, and the later one is kept out");
         }
         Twin::Elsewhere { peer, newcomer } => {
-            tracing::warn!(%peer, %newcomer, advice = ONE_KEY, "another host shows this host's key; this one was there before, and keeps its place");
+            tracing::warn!(%peer, %newcomer, advice = ONE_KEY, "another host shows this host's key; this one was \
+             there before, and keeps its place");
         }
         Twin::Refused { peer } => {
-            tracing::warn!(%peer, advice = ONE_KEY, "another host with this host's key was there before and is alive; this one is kept out");
+            tracing::warn!(%peer, advice = ONE_KEY, "another host with this host's key was there before and is \
+             alive; this one is kept out");
         }
     }
 }

@@ -82,7 +82,8 @@ pub fn refresh(agent: &Agent) {
         Some(Detour::Unknown(why)) => tracing::warn!(why, "direct packets come to programs by sal0"),
         Some(Detour::Swallowed(flows)) => tracing::warn!(
             flows,
-            "something on this host drops what is rewritten at the cards; direct packets come to programs by sal0 until the next start"
+            "something on this host drops what is rewritten at the cards; direct packets come to programs by sal0 \
+             until the next start"
         ),
     }
 }

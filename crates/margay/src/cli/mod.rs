@@ -54,8 +54,8 @@ struct Cli {
     verb: Option<Verb>,
 }
 
-/// Which agent is asked, if it is not the one of this host. The first page of the help shows these options ([`help`]), and the
-/// pages of the verbs do not.
+/// Which agent is asked, if it is not the one of this host. The first page of the help shows these options
+/// ([`help`]), and the pages of the verbs do not.
 #[derive(Args, Default)]
 struct RemoteArgs {
     /// Its [api] listen, as a name or an address that its certificate is for
@@ -207,7 +207,8 @@ fn is_broken_pipe(error: &Report) -> bool {
     error.downcast_ref::<Unwritable>().is_some_and(Unwritable::is_broken_pipe)
 }
 
-/// Errors are wrapped for a terminal only: in a file or a pipe, a path or a command that is cut in two is found by no search.
+/// Errors are wrapped for a terminal only: in a file or a pipe, a path or a command that is cut in two is found by no
+/// search.
 fn wrap_errors_on_terminals_only() {
     if std::io::stderr().is_terminal() {
         return;
@@ -257,8 +258,8 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
     result
 }
 
-/// The configuration. Whoever only asks the running agent, or takes the host down, needs no more of the file than where the agent's
-/// directories are, and `up` has written that down: the way out works with a broken file.
+/// The configuration. Whoever only asks the running agent, or takes the host down, needs no more of the file than
+/// where the agent's directories are, and `up` has written that down: the way out works with a broken file.
 fn load(path: Option<&Path>, verb: &Verb) -> Result<Config> {
     let needs_all = matches!(verb, Verb::Up(_) | Verb::Agent(_) | Verb::Enable(_) | Verb::Disable(_) | Verb::Run(_));
     match Config::load(path) {

@@ -14,7 +14,8 @@ use crate::listener::{Protocol, ServiceName, name_and_port};
 
 #[derive(Args)]
 pub struct TraceArgs {
-    /// The name, and a port of the service: web.shop or web.shop:80; whatever port its instances listen on when left out
+    /// The name, and a port of the service: web.shop or web.shop:80; whatever port its instances listen on when left
+    /// out
     #[arg(value_name = "NAME[:PORT]", value_parser = name_and_port)]
     name: (ServiceName, Option<u16>),
     /// Transport protocol

@@ -70,7 +70,8 @@ pub fn described(warrant: &WarrantInfo) -> String {
         "authority" => {
             let WarrantInfo { name, key, signs_with, .. } = warrant;
             format!(
-                "this host may sign for {name} with key {signs_with}, by the word of key {key}; end of the warrant: {end}"
+                "this host may sign for {name} with key {signs_with}, by the word of key {key}; end of the warrant: \
+                 {end}"
             )
         }
         "succession" => format!("key {} of {} follows key {}", warrant.signs_with, warrant.name, warrant.key),

@@ -1,5 +1,5 @@
-//! Which interfaces of this host are cards, by which strangers come, and which lead to the inside of it: to its containers
-//! and virtual machines (DESIGN §18).
+//! Which interfaces of this host are cards, by which strangers come, and which lead to the inside of it: to its
+//! containers and virtual machines (DESIGN §18).
 
 use std::io;
 use std::net::IpAddr;

@@ -156,7 +156,8 @@ impl fmt::Display for Change {
             }
             Self::Rule { from, source_port: Some(port), table, priority } => write!(
                 f,
-                "let packets from port {port} of {from} ask table {table} (rule {priority}): the responder's answers to containers \
+                "let packets from port {port} of {from} ask table {table} (rule {priority}): the responder's answers \
+                 to containers \
                  go back to them"
             ),
             Self::Guard { inside } => {
@@ -198,8 +199,8 @@ impl Change {
         matches!(self, Self::ReservedPort { .. } | Self::ResolvConf { .. })
     }
 
-    /// Whether the agent is of use without it: names can be resolved otherwise, the port is rarely given out by chance, and
-    /// not every network has strangers on it.
+    /// Whether the agent is of use without it: names can be resolved otherwise, the port is rarely given out by
+    /// chance, and not every network has strangers on it.
     pub const fn is_optional(&self) -> bool {
         matches!(self, Self::ResolvConf { .. } | Self::Resolved { .. } | Self::ReservedPort { .. } | Self::Guard { .. })
     }
@@ -234,8 +235,10 @@ impl Change {
     fn refused(&self, error: io::Error) -> Refused {
         let advice = match (self, error.kind()) {
             (Self::ResolvConf { .. }, _) => resolv_conf::advice(&error).into(),
-            (Self::Guard { .. }, _) => "until it is there, whoever is on a network of this host can send to virtual addresses: let \
-                                        this host's firewall drop what comes for 198.18.0.0/15 and fd5a:4c00::/32, or from there"
+            (Self::Guard { .. }, _) => "until it is there, whoever is on a network of this host can send to virtual \
+             addresses: let \
+                                        this host's firewall drop what comes for 198.18.0.0/15 and fd5a:4c00::/32, \
+                                         or from there"
                 .into(),
             (_, io::ErrorKind::PermissionDenied) => "run as root; in a container give it CAP_NET_ADMIN".into(),
             (Self::Rule { .. } | Self::Route { .. }, _) => {

@@ -1,6 +1,6 @@
-//! Where the kernel takes no eBPF programs, nftables drops what comes by a card with a virtual address, and what would leave
-//! by one (DESIGN §18). Where it does take them they do it: a packet that they have rewritten at the card bears virtual
-//! addresses from there on.
+//! Where the kernel takes no eBPF programs, nftables drops what comes by a card with a virtual address, and what
+//! would leave by one (DESIGN §18). Where it does take them they do it: a packet that they have rewritten at the card
+//! bears virtual addresses from there on.
 
 use std::io::{self, Write};
 use std::net::IpAddr;

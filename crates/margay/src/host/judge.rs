@@ -1,8 +1,9 @@
-//! What on this host judges packets by the interface that they come by: there, direct packets take the way by `sal0` (decision 0040).
+//! What on this host judges packets by the interface that they come by: there, direct packets take the way by `sal0`
+//! (decision 0040).
 //!
-//! By what a rule judges is not asked: each kind of expression would have to be known. A table counts whose chains see arriving packets, if
-//! one of its rules may refuse some, or a chain drops what no rule takes. Chains that translate addresses see a connection's first packet
-//! alone, and do not count.
+//! By what a rule judges is not asked: each kind of expression would have to be known. A table counts whose chains
+//! see arriving packets, if one of its rules may refuse some, or a chain drops what no rule takes. Chains that
+//! translate addresses see a connection's first packet alone, and do not count.
 
 use std::fmt;
 use std::fs;

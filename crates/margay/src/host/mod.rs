@@ -290,8 +290,8 @@ pub async fn await_running() -> io::Result<()> {
     Ok(())
 }
 
-/// Interfaces that may carry direct flows: what sends Ethernet frames. Those that are down count: a program that is taken off, and put on again
-/// when somebody has seen that they are up, misses the first packets.
+/// Interfaces that may carry direct flows: what sends Ethernet frames. Those that are down count: a program that is
+/// taken off, and put on again when somebody has seen that they are up, misses the first packets.
 ///
 /// # Errors
 ///

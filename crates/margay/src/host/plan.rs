@@ -190,7 +190,8 @@ fn remark_on_inside(configured: Option<&[String]>, inside: &[Opening]) -> Option
     match configured {
         None if inside.is_empty() => None,
         None => Some(format!(
-            "names are reached from {found}, too: bridges without a way out of this host; `inside = [...]` in the configuration \
+            "names are reached from {found}, too: bridges without a way out of this host; `inside = [...]` in the \
+             configuration \
              decides otherwise"
         )),
         Some(names) => {

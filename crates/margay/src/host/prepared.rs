@@ -1,5 +1,5 @@
-//! Where the agent that `up` has prepared this host for keeps things: what `down` must undo is there, whatever the configuration says by
-//! now.
+//! Where the agent that `up` has prepared this host for keeps things: what `down` must undo is there, whatever the
+//! configuration says by now.
 
 use std::fs;
 use std::io;

@@ -25,7 +25,8 @@ pub fn programs(config: &Config, is_router: bool) -> Vec<Programs> {
     let mut all = vec![
         Programs {
             at: "tcx at sal0 and at every network card, a socket lookup in this network namespace",
-            purpose: "flows that go direct, and nothing with a virtual address by a card; stays while the agent is dead",
+            purpose: "flows that go direct, and nothing with a virtual address by a card; stays while the agent is \
+             dead",
         },
         Programs {
             at: "netfilter's output hook, IPv4 and IPv6",

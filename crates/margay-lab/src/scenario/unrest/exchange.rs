@@ -1,4 +1,5 @@
-//! What sessions say of themselves: when each exchange was done, which answers were wrong, and which sessions have ended.
+//! What sessions say of themselves: when each exchange was done, which answers were wrong, and which sessions have
+//! ended.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +37,8 @@ pub struct Exchanges {
 }
 
 impl Exchanges {
-    /// Reads the output of the sessions' programs. What else they print is skipped, and so is a line that is being written.
+    /// Reads the output of the sessions' programs. What else they print is skipped, and so is a line that is being
+    /// written.
     ///
     /// # Errors
     ///

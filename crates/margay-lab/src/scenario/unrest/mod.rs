@@ -1,6 +1,7 @@
-//! `unrest`: real programs keep sessions for minutes while links are cut, addresses change and agents are killed at every host, in an
-//! order that a seed gives. Three sites: one behind a translator, one that reaches the others by IPv6 alone, and the servers'; a
-//! hundredth of all packets between them is lost. When the unrest ends, every session must go on, with every answer right.
+//! `unrest`: real programs keep sessions for minutes while links are cut, addresses change and agents are killed at
+//! every host, in an order that a seed gives. Three sites: one behind a translator, one that reaches the others by
+//! IPv6 alone, and the servers'; a hundredth of all packets between them is lost. When the unrest ends, every session
+//! must go on, with every answer right.
 
 mod disturbance;
 mod exchange;
@@ -27,7 +28,8 @@ use crate::topology::Topology;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "unrest",
-    summary: "long sessions of PostgreSQL, Redis, WebSocket, MQTT, ssh, rsync and git while links, addresses and agents come and go",
+    summary: "long sessions of PostgreSQL, Redis, WebSocket, MQTT, ssh, rsync and git while links, addresses and \
+     agents come and go",
     bounds: &BOUNDS,
     run,
 };
@@ -61,7 +63,8 @@ const CLIENTS: [&str; 2] = ["home", "branch"];
 /// Exchanges of a session that count as going on.
 const EXCHANGES: usize = 3;
 const CALM_LIMIT: Duration = Duration::from_secs(30);
-/// After the last disturbance. TCP alone waits for as long as the outage was; 2 s of outage, and an agent that starts, are less.
+/// After the last disturbance. TCP alone waits for as long as the outage was; 2 s of outage, and an agent that
+/// starts, are less.
 const QUIET_LIMIT: Duration = Duration::from_secs(30);
 
 const TOPOLOGY: &str = r#"

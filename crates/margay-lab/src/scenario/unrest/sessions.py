@@ -1,6 +1,7 @@
-# Long sessions of real programs, by names of services, each of which checks every answer. One line of JSON for every exchange:
-# {"session", "time_us"}, with "wrong" where the answer is not the expected one, or "broken" where the session has ended.
-# Runs until it is terminated. Environment: HOME (a directory of this host), OF_<SERVICE> (the directory of each server).
+# Long sessions of real programs, by names of services, each of which checks every answer. One line of JSON for every
+# exchange: {"session", "time_us"}, with "wrong" where the answer is not the expected one, or "broken" where the
+# session has ended. Runs until it is terminated. Environment: HOME (a directory of this host), OF_<SERVICE> (the
+# directory of each server).
 import asyncio
 import hashlib
 import json
@@ -40,7 +41,8 @@ def check(session, answer, wanted):
 def run(words, **options):
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **options)
     if done.returncode:
-        raise ConnectionError(f"{words[0]}: exit status {done.returncode}: {done.stdout.decode(errors='replace')[-400:]}")
+        said = done.stdout.decode(errors="replace")[-400:]
+        raise ConnectionError(f"{words[0]}: exit status {done.returncode}: {said}")
     return done.stdout.decode()
 
 

@@ -18,7 +18,8 @@ const PORT_RANGE: &str = "net/ipv4/ip_local_port_range";
 pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     if let Some(why) = agent.direct.why_unguarded() {
         let text = format!("whoever is on a network of this host can send to its virtual addresses: {why}");
-        let advice = "install nftables, or let this host's firewall drop what comes for 198.18.0.0/15 and fd5a:4c00::/32, or from there";
+        let advice = "install nftables, or let this host's firewall drop what comes for 198.18.0.0/15 and \
+         fd5a:4c00::/32, or from there";
         steps.say("direct", Finding::failed(text, advice)).await;
     }
     if let Some(why) = agent.direct.why_not() {
@@ -29,7 +30,8 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     let bare: Vec<String> = agent.direct.bare_interfaces().into_iter().map(name_of).collect();
     if !bare.is_empty() {
         let text = format!(
-            "{} took no eBPF program; flows that arrive there stay encapsulated, and whoever is there can send to virtual addresses",
+            "{} took no eBPF program; flows that arrive there stay encapsulated, and whoever is there can send to \
+             virtual addresses",
             bare.join(", ")
         );
         let advice = "the agent's log says why; programs that were attached to be the only ones keep others away";
@@ -50,7 +52,8 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
 fn of_detour(detour: Detour) -> Finding {
     match detour {
         Detour::Judged(judge) => Finding::Ok(format!(
-            "direct packets come to programs by sal0: {judge} may ask by which interface they come (at the cost of some processor time)"
+            "direct packets come to programs by sal0: {judge} may ask by which interface they come (at the cost of \
+             some processor time)"
         )),
         Detour::Unknown(why) => Finding::warning(
             format!(
@@ -60,10 +63,12 @@ fn of_detour(detour: Detour) -> Finding {
         ),
         Detour::Swallowed(flows) => Finding::warning(
             format!(
-                "something on this host drops direct packets that come by a card for a virtual address: {flows} flows took the way by sal0, and so do \
+                "something on this host drops direct packets that come by a card for a virtual address: {flows} \
+                 flows took the way by sal0, and so do \
                  all until the next start"
             ),
-            "`nft list ruleset`, `iptables-save` and `bpftool net` show what filters; it works, at the cost of some processor time",
+            "`nft list ruleset`, `iptables-save` and `bpftool net` show what filters; it works, at the cost of some \
+             processor time",
         ),
     }
 }
@@ -150,7 +155,8 @@ fn port_clash() -> Option<Finding> {
     let last: u16 = text.split_whitespace().nth(1)?.parse().ok()?;
     (last >= *FLOW_PORTS.start()).then(|| {
         Finding::Ok(format!(
-            "{PORT_RANGE} is {text}: sockets of this host are given ports of direct flows, from {} on; what is for such a socket gets there, \
+            "{PORT_RANGE} is {text}: sockets of this host are given ports of direct flows, from {} on; what is for \
+             such a socket gets there, \
              and a flow of datagrams that has drawn the port of one stays encapsulated",
             FLOW_PORTS.start()
         ))

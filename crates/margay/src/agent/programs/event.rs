@@ -1,8 +1,9 @@
 //! What happens to the flows of a program's user, as one line of JSON each.
 //!
-//! Whose a flow is, the kernel's tables of sockets say, and they are long. So one thread looks that up, once for each event and all who
-//! are told, once for several events where many come, and for no more than a part of its time: however many subscriptions a user
-//! has, and however many connections it makes, the threads of the runtime have other things to do.
+//! Whose a flow is, the kernel's tables of sockets say, and they are long. So one thread looks that up, once for each
+//! event and all who are told, once for several events where many come, and for no more than a part of its time:
+//! however many subscriptions a user has, and however many connections it makes, the threads of the runtime have
+//! other things to do.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -55,7 +56,8 @@ pub enum SubscribeError {
     Down,
     /// Its user has too many.
     #[error(
-        "this user has {SUBSCRIPTIONS_OF_USER_MAX} connections that are told of events, and may have no more; close some"
+        "this user has {SUBSCRIPTIONS_OF_USER_MAX} connections that are told of events, and may have no more; close \
+         some"
     )]
     Full,
     /// The operating system refused a thread.

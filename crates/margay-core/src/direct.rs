@@ -420,7 +420,9 @@ impl Sal {
     pub(crate) fn direct_event(&mut self, now: Instant, id: FlowId, event: DirectEvent, why: Why) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let (role, before, association) = (flow.role, flow.direct.carriage, flow.association);
-        let (is_open, is_over) = (flow.has_socket(), flow.lifecycle == Lifecycle::Closed);
+        // A socket that has just closed would answer by a RST.
+        let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
+        let is_over = flow.lifecycle == Lifecycle::Closed;
         let to_app = flow.app.reversed();
         let is_tcp = to_app.protocol == TCP;
         let may_send = self.ports.is_on && flow.stripe.is_none();
@@ -530,7 +532,8 @@ impl Sal {
         }
         let (is_bare, is_datagram) = (packet.is_bare(), flow.app.protocol == UDP);
         let carriage = flow.direct.carriage;
-        let is_open = flow.has_socket();
+        let has_socket = flow.has_socket();
+        let is_closed = flow.lifecycle == Lifecycle::Closed;
         if is_strangers {
             // The peer sends nothing direct, or nothing has come by the new path yet: somebody on the way refuses pinholes.
             return Some(AppVerdict::Drop(DropReason::Unexpected));
@@ -554,8 +557,8 @@ impl Sal {
         if is_bare && is_datagram {
             return Some(AppVerdict::Consumed);
         }
-        let is_pinhole = is_bare && !carriage.accepts() && !is_open;
-        if !is_pinhole {
+        let is_for_agents = !has_socket || (is_closed && packet.is_pinhole());
+        if !is_bare || carriage.accepts() || !is_for_agents {
             self.deliver_direct(id, packet.whole);
         }
         if carriage.accepts() {

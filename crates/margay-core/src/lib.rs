@@ -86,7 +86,7 @@ pub use flow::{LIFE, LifeEvent};
 pub use forward::ABSENT_AWAITED;
 pub use location::{Cause, Moved, Moving, Pair, Trouble};
 pub use output::{AppVerdict, Direction, DropReason, Output};
-pub use packet::KNOCK_WINDOW;
+pub use packet::{KNOCK_WINDOW, PINHOLE_WINDOW};
 pub use policy::Policy;
 pub use sal::Sal;
 pub use secure::{Cipher, SealKeys};

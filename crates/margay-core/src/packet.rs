@@ -30,6 +30,9 @@ pub mod tcp_flags {
 /// The window of a pinhole that answers none. Others have another one, so that who hears it knows that nothing of its own has come
 /// through. Of the order of theirs, as a program may be given it.
 pub const KNOCK_WINDOW: u16 = 0x03ff;
+/// Window of every other pinhole of a TCP flow. A guess: the TCP of a connection that is open is given the segment, as an
+/// acknowledgement; any other is not.
+pub const PINHOLE_WINDOW: u16 = 0x0400;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -41,6 +44,8 @@ const TCP_OPTION_MSS: u8 = 2;
 const TCP_OPTION_MD5: u8 = 19;
 const TCP_OPTION_AO: u8 = 29;
 const UDP_HEADER_LEN: usize = 8;
+/// Without options.
+const TCP_HEADER_LEN: usize = 20;
 const TTL: u8 = 64;
 
 /// A parsed packet: borrowed transport bytes and where they were going.
@@ -79,7 +84,18 @@ impl<'a> AppPacket<'a> {
 
     /// Whether it is a pinhole that answers none.
     pub fn is_knock(&self) -> bool {
-        self.is_tcp() && self.transport.get(14..16) == Some(&KNOCK_WINDOW.to_be_bytes())
+        self.has_window(KNOCK_WINDOW)
+    }
+
+    /// Whether an agent has made it, and not the TCP of a program: a bare segment with a window of pinholes and without options. A TCP that
+    /// uses no options may happen to send such an acknowledgement; it sends it again when it is asked.
+    pub fn is_pinhole(&self) -> bool {
+        let has_options = self.transport.len() != TCP_HEADER_LEN;
+        self.is_bare() && !has_options && (self.has_window(PINHOLE_WINDOW) || self.has_window(KNOCK_WINDOW))
+    }
+
+    fn has_window(&self, window: u16) -> bool {
+        self.is_tcp() && self.transport.get(14..16) == Some(&window.to_be_bytes())
     }
 
     pub fn is_tcp(&self) -> bool {

@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use margay_core::KNOCK_WINDOW;
+use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW};
 use parking_lot::Mutex;
 
 use crate::checksum::{fold, pseudo, sum};
@@ -17,8 +17,6 @@ use crate::table::TcpNumbers;
 const ICMP: u8 = 1;
 /// Hop limit of what this host sends itself.
 const HOP_LIMIT: u8 = 64;
-/// A guess: the TCP of a connection that is open is given the segment, as an acknowledgement; any other is not.
-const WINDOW: u16 = 0x0400;
 
 /// What goes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +41,7 @@ impl Segment {
             transport.extend(numbers.sequence.to_be_bytes());
             transport.extend(numbers.acknowledgement.to_be_bytes());
             transport.extend([(TCP_LEN as u8 / 4) << 4, ACK]);
-            let window = if self.is_knock { KNOCK_WINDOW } else { WINDOW };
+            let window = if self.is_knock { KNOCK_WINDOW } else { PINHOLE_WINDOW };
             transport.extend(window.to_be_bytes());
             transport.extend([0; 4]);
             (TCP, 16)

@@ -7,7 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::{
-    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, Passage, Path, PathId, Survey, Tuple, Wire,
+    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, Survey, Tuple,
+    Wire,
 };
 use margay_wire::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, FlowId, GsoKind, STACK_ENCAP, TRAIN_HEADER_LEN, TrainRepr,
@@ -352,16 +353,13 @@ impl Cache {
             slot.wants_pinhole = true;
             return None;
         }
-        self.bare(flow)
+        self.bare(flow).map(|packet| with_window(packet, PINHOLE_WINDOW))
     }
 
     /// A pinhole that answers none.
     pub(crate) fn knock(&self, flow: FlowId) -> Option<Vec<u8>> {
-        let mut packet =
-            self.by_flow.get(&flow).filter(|slot| slot.is_ready_for_pinhole()).and_then(|_| self.bare(flow))?;
-        let window = if packet[0] >> 4 == 4 { 34 } else { 54 };
-        packet[window..window + 2].copy_from_slice(&KNOCK_WINDOW.to_be_bytes());
-        Some(packet)
+        self.by_flow.get(&flow).filter(|slot| slot.is_ready_for_pinhole())?;
+        self.bare(flow).map(|packet| with_window(packet, KNOCK_WINDOW))
     }
 
     /// The same, whenever.
@@ -467,4 +465,13 @@ pub(crate) fn wire_tuple(protocol: u8, local: IpAddr, remote: IpAddr, wire: &Wir
         source: SocketAddr::new(local, wire.local_port),
         destination: SocketAddr::new(remote, wire.remote_port),
     }
+}
+
+/// A bare TCP segment with another window; a datagram has none.
+fn with_window(mut packet: Vec<u8>, window: u16) -> Vec<u8> {
+    let at = if packet[0] >> 4 == 4 { 34 } else { 54 };
+    if let Some(bytes) = packet.get_mut(at..at + 2) {
+        bytes.copy_from_slice(&window.to_be_bytes());
+    }
+    packet
 }

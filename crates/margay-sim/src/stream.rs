@@ -58,6 +58,8 @@ pub struct Stream {
     plan: Plan,
     /// Where it is in its life.
     pub state: State,
+    /// Segments that came when there was no socket any more, each answered with a RST.
+    pub refused: u32,
     /// A RST or an ICMP error ended it.
     pub was_reset: bool,
     /// A byte that came was not the one that was sent.
@@ -103,6 +105,7 @@ impl Stream {
             tuple,
             plan,
             state,
+            refused: 0,
             was_reset: false,
             was_wrong: false,
             out_of_order: 0,
@@ -335,6 +338,7 @@ impl Stream {
             State::TimeWait if segment.flags & FIN != 0 => vec![self.segment(ACK, None)],
             State::TimeWait => Vec::new(),
             State::Gone => {
+                self.refused += 1;
                 vec![Segment { sequence: segment.acknowledgement, ..self.segment(RST, None) }]
             }
         }

@@ -5,10 +5,10 @@ mod site;
 
 use std::time::Duration;
 
-use margay_core::{Event, RemoveReason};
+use margay_core::{Event, Lifecycle, RemoveReason};
 use margay_sim::stream::{Plan, State};
 
-use site::{RTT, SECOND, Site, site, steady};
+use site::{RTT, SECOND, Site, address, site, steady};
 
 /// What the server writes, late enough that the path may have died before, and then it closes.
 const ANSWER: Plan = Plan { write: 5000, every: Duration::from_secs(9), writes: 1, closes: true };
@@ -73,5 +73,25 @@ fn what_nobody_acknowledges_any_more_is_forgotten_in_the_end() {
         site.world.host(site.server).streams[0].state = State::Gone;
         site.world.run_for(1000 * SECOND);
         assert_eq!(site.world.host(site.server).sal.flow_count(), 0);
+    }
+}
+
+/// Agents speak to each other by pinholes, and make a TCP speak, also while a flow is kept after its end. A host whose socket has gone
+/// would answer by a RST.
+#[test]
+fn a_socket_that_has_gone_hears_nothing_from_agents() {
+    let disturb: [fn(&mut Site); 3] = [
+        |site| site.world.set_addresses(site.client, vec![address(1)]),
+        |site| site.world.set_direct(site.server, false),
+        |site| site.world.set_direct(site.client, false),
+    ];
+    for (seed, disturb) in (34..).zip(disturb) {
+        let mut site = half_closed(seed, true);
+        site.world.run_for(2 * SECOND + RTT * 3);
+        assert_eq!(site.flow().lifecycle, Lifecycle::Closed);
+        site.world.host(site.server).streams[0].state = State::Gone;
+        disturb(&mut site);
+        site.world.run_for(3 * SECOND);
+        assert_eq!(site.world.host(site.server).streams[0].refused, 0, "seed {seed}");
     }
 }

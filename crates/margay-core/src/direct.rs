@@ -532,8 +532,7 @@ impl Sal {
         }
         let (is_bare, is_datagram) = (packet.is_bare(), flow.app.protocol == UDP);
         let carriage = flow.direct.carriage;
-        let has_socket = flow.has_socket();
-        let is_closed = flow.lifecycle == Lifecycle::Closed;
+        let is_for_agents = !flow.has_socket() || (flow.lifecycle == Lifecycle::Closed && packet.is_pinhole());
         if is_strangers {
             // The peer sends nothing direct, or nothing has come by the new path yet: somebody on the way refuses pinholes.
             return Some(AppVerdict::Drop(DropReason::Unexpected));
@@ -557,7 +556,6 @@ impl Sal {
         if is_bare && is_datagram {
             return Some(AppVerdict::Consumed);
         }
-        let is_for_agents = !has_socket || (is_closed && packet.is_pinhole());
         if !is_bare || carriage.accepts() || !is_for_agents {
             self.deliver_direct(id, packet.whole);
         }

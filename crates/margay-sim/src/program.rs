@@ -156,6 +156,22 @@ impl Datagram {
     }
 }
 
+/// What a client asks.
+const QUESTION: &[u8] = b"who?";
+const QUESTION_LEN: u32 = QUESTION.len() as u32;
+const ANSWER_LEN: u32 = 4;
+/// Numbers of the SYNs.
+const CLIENT_FIRST: u32 = 100;
+const SERVER_FIRST: u32 = 500;
+
+/// What a client has had of the server's.
+#[derive(Clone, Copy)]
+enum Had {
+    Nothing,
+    Answer,
+    End,
+}
+
 /// A client: connects, asks, takes the answer, closes.
 pub struct Client {
     tuple: Tuple,
@@ -191,9 +207,21 @@ impl Client {
         self.ended = Some(now);
     }
 
-    fn segment(&self, flags: u8, data: &[u8]) -> Segment {
-        let sequence = if flags & SYN != 0 { 100 } else { 101 };
-        Segment { tuple: self.tuple, sequence, acknowledgement: 501, flags, data: data.to_vec(), proof: None }
+    /// Its numbers are those of a client that has had as much of the server's as `had` says.
+    fn segment(&self, flags: u8, data: &[u8], had: Had) -> Segment {
+        let sequence = match had {
+            Had::Nothing if flags & SYN != 0 => CLIENT_FIRST,
+            Had::Nothing => CLIENT_FIRST + 1,
+            Had::Answer => CLIENT_FIRST + 1 + QUESTION_LEN,
+            Had::End => CLIENT_FIRST + 2 + QUESTION_LEN,
+        };
+        let acknowledgement = SERVER_FIRST
+            + match had {
+                Had::Nothing => 1,
+                Had::Answer => 1 + ANSWER_LEN,
+                Had::End => 2 + ANSWER_LEN,
+            };
+        Segment { tuple: self.tuple, sequence, acknowledgement, flags, data: data.to_vec(), proof: None }
     }
 
     pub(crate) fn poll(&mut self, now: Instant) -> Vec<Segment> {
@@ -205,13 +233,15 @@ impl Client {
             return Vec::new();
         }
         self.next_try = now + RETRY;
-        vec![if self.connected { self.segment(ACK, b"who?") } else { self.segment(SYN, b"") }]
+        let (flags, data): (u8, &[u8]) = if self.connected { (ACK, QUESTION) } else { (SYN, b"") };
+        vec![self.segment(flags, data, Had::Nothing)]
     }
 
     pub(crate) fn handle(&mut self, now: Instant, segment: &Segment) -> Vec<Segment> {
         if self.outcome != Outcome::Pending {
-            // As a kernel does for a connection that it has closed: late answers are acknowledged, a FIN too.
-            return Vec::new();
+            // As a kernel does for a connection that it has closed: a FIN is acknowledged.
+            let is_end = segment.flags & FIN != 0 && matches!(self.outcome, Outcome::Answered(_));
+            return if is_end { vec![self.segment(ACK, b"", Had::End)] } else { Vec::new() };
         }
         if segment.flags & RST != 0 {
             self.end(now, if self.connected { Outcome::Reset } else { Outcome::Refused });
@@ -220,11 +250,11 @@ impl Client {
         if segment.flags & (SYN | ACK) == SYN | ACK {
             self.connected = true;
             self.next_try = now + RETRY;
-            return vec![self.segment(ACK, b""), self.segment(ACK, b"who?")];
+            return vec![self.segment(ACK, b"", Had::Nothing), self.segment(ACK, QUESTION, Had::Nothing)];
         }
         if let Ok(number) = <[u8; 4]>::try_from(&segment.data[..]) {
             self.end(now, Outcome::Answered(u32::from_be_bytes(number)));
-            return vec![self.segment(ACK | FIN, b"")];
+            return vec![self.segment(ACK | FIN, b"", Had::Answer)];
         }
         Vec::new()
     }
@@ -279,8 +309,12 @@ impl Server {
         let peer = segment.tuple.source;
         let answer = |flags: u8, data: &[u8]| Segment {
             tuple: segment.tuple.reversed(),
-            sequence: if flags & SYN != 0 { 500 } else { 501 },
-            acknowledgement: 101,
+            sequence: match segment.flags {
+                _ if flags & SYN != 0 => SERVER_FIRST,
+                of if of & FIN != 0 => SERVER_FIRST + 1 + ANSWER_LEN,
+                _ => SERVER_FIRST + 1,
+            },
+            acknowledgement: segment.sequence + segment.data.len() as u32 + u32::from(segment.flags & (SYN | FIN) != 0),
             flags,
             data: data.to_vec(),
             proof: None,
@@ -305,6 +339,6 @@ impl Server {
         if segment.flags & FIN != 0 {
             return vec![answer(ACK | FIN, b"")];
         }
-        if segment.data == b"who?" { vec![answer(ACK, &self.number.to_be_bytes())] } else { Vec::new() }
+        if segment.data == QUESTION { vec![answer(ACK, &self.number.to_be_bytes())] } else { Vec::new() }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::kernel::TcpSeen;
 use crate::packet::FlowKey;
 
 /// A TCP flow's numbers as its application showed them last.
@@ -37,6 +36,15 @@ impl TcpNumbers {
     pub(crate) const fn unpacked(packed: u64) -> Self {
         Self { sequence: (packed >> 32) as u32, acknowledgement: packed as u32, end: None }
     }
+}
+
+/// What an end has shown in the kernel's cache.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Direct {
+    /// The number after its FIN.
+    pub end: Option<u32>,
+    /// The last acknowledgement.
+    pub acknowledgement: Option<u32>,
 }
 
 /// How a connection ends, as far as that has passed encapsulated.
@@ -75,13 +83,13 @@ impl Ending {
     pub(crate) fn is_over(
         &self,
         (own, peer): (Option<TcpNumbers>, Option<TcpNumbers>),
-        (sent, received): (Option<&TcpSeen>, Option<&TcpSeen>),
+        (sent, received): (Direct, Direct),
     ) -> bool {
-        let is_acknowledged = |end: Option<u32>, by: Option<TcpNumbers>, by_direct: Option<&TcpSeen>| {
-            end.is_some() && (by.map(|by| by.acknowledgement) == end || by_direct.map(|by| by.acknowledgement) == end)
+        let is_acknowledged = |end: Option<u32>, by: Option<TcpNumbers>, by_direct: Direct| {
+            end.is_some() && (by.map(|by| by.acknowledgement) == end || by_direct.acknowledgement == end)
         };
-        let own_end = self.own.known().or_else(|| sent.and_then(TcpSeen::end));
-        let peer_end = self.peer.known().or_else(|| received.and_then(TcpSeen::end));
+        let own_end = self.own.known().or(sent.end);
+        let peer_end = self.peer.known().or(received.end);
         is_acknowledged(own_end, peer, received) && is_acknowledged(peer_end, own, sent)
     }
 }
@@ -96,28 +104,26 @@ mod test {
 
     #[test]
     fn a_connection_is_over_when_each_has_acknowledged_the_others_fin_wherever_it_passed() {
-        let seen = |sequence, fin, acknowledgement| TcpSeen {
-            sequence,
-            length: 0,
-            fin,
-            acknowledgement,
-            window: 1,
-            segment: 1,
-        };
+        let nothing = (Direct::default(), Direct::default());
         let ending = Ending::new();
-        assert!(!ending.is_over((None, None), (None, None)));
+        assert!(!ending.is_over((None, None), nothing));
         ending.own.note(Some(1));
-        assert!(!ending.is_over((numbers(1, 500), numbers(500, 1)), (None, None)), "the peer has not closed");
+        assert!(!ending.is_over((numbers(1, 500), numbers(500, 1)), nothing), "the peer has not closed");
         ending.peer.note(Some(501));
-        assert!(!ending.is_over((numbers(1, 500), numbers(501, 1)), (None, None)), "its FIN is not acknowledged");
+        assert!(!ending.is_over((numbers(1, 500), numbers(501, 1)), nothing), "its FIN is not acknowledged");
         let earlier = numbers(501, u32::MAX);
-        assert!(!ending.is_over((numbers(1, 501), earlier), (None, None)), "nor is the application's");
-        assert!(ending.is_over((numbers(1, 501), numbers(501, 1)), (None, None)));
+        assert!(!ending.is_over((numbers(1, 501), earlier), nothing), "nor is the application's");
+        assert!(ending.is_over((numbers(1, 501), numbers(501, 1)), nothing));
         // The peer's FIN, and the acknowledgements of both, went direct.
         let ending = Ending::new();
         ending.own.note(Some(9));
-        let (here, received) = ((numbers(9, 500), numbers(100, 8)), seen(500, true, 9));
-        assert!(!ending.is_over(here, (None, Some(&received))));
-        assert!(ending.is_over(here, (Some(&seen(9, false, 501)), Some(&received))));
+        let here = (numbers(9, 500), numbers(100, 8));
+        let received = Direct { end: Some(501), acknowledgement: Some(9) };
+        assert!(!ending.is_over(here, (Direct::default(), received)));
+        assert!(ending.is_over(here, (Direct { end: None, acknowledgement: Some(501) }, received)));
+        // The application's FIN, too; its last word came after that.
+        let ending = Ending::new();
+        let sent = Direct { end: Some(9), acknowledgement: Some(501) };
+        assert!(ending.is_over((None, None), (sent, received)));
     }
 }

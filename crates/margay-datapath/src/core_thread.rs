@@ -338,7 +338,7 @@ impl<C: Core> CoreSide<C> {
                     unjudged => unjudged.taken(shared.table.read().connection(state.flow).as_ref()),
                 };
                 if taken != 0 {
-                    self.core.handle_transport(now, state.flow, Direction::Ingress, taken);
+                    self.end(shared, state.flow, &state.unjudged, taken);
                 }
             }
         }

@@ -7,6 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use margay_core::Direction;
 use margay_core::entry::{Entry, EntryUpdate, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::output::DropReason;
 use margay_core::secure::SealKeys;
@@ -498,10 +499,10 @@ impl Table {
             0 => None,
             packed => Some(TcpNumbers::unpacked(packed)),
         };
-        let (sent, received) = state.map_or((None, None), |state| (state.sent.as_ref(), state.received.as_ref()));
         let here = self.find(flow).map(|slot| (&slot.ending, numbers(&slot.numbers), numbers(&slot.peer_numbers)));
+        let direct = state.map(WireState::shown).unwrap_or_default();
         state.is_some_and(|state| state.seen.over())
-            || here.is_some_and(|(ending, own, peer)| ending.is_over((own, peer), (sent, received)))
+            || here.is_some_and(|(ending, own, peer)| ending.is_over((own, peer), direct))
     }
 
     /// What user space knows of a connection; `None` when it is not cached, or none.
@@ -538,10 +539,10 @@ impl Table {
         let numbers = |seen: &TcpSeen| TcpNumbers {
             sequence: seen.sequence.wrapping_add(seen.length),
             acknowledgement: seen.acknowledgement,
-            end: seen.end(),
+            end: None,
         };
-        slot.ending.own.note(removed.sent.as_ref().and_then(TcpSeen::end));
-        slot.ending.peer.note(removed.received.as_ref().and_then(TcpSeen::end));
+        slot.ending.own.note(removed.end(Direction::Egress));
+        slot.ending.peer.note(removed.end(Direction::Ingress));
         if let Some(sent) = &removed.sent {
             slot.numbers.store(numbers(sent).packed(), Ordering::Relaxed);
             slot.segment.fetch_max(sent.segment, Ordering::Relaxed);

@@ -40,6 +40,7 @@ use margay_wire::FlowId;
 use parking_lot::Mutex;
 
 use crate::clock;
+use crate::connection::Direct;
 use crate::packet::{FIN, FlowKey, RST, mapped};
 use crate::table::{Connection, FlowCounters};
 use address_pair::AddressPairs;
@@ -177,9 +178,9 @@ pub struct TcpSeen {
 }
 
 impl TcpSeen {
-    /// The number after the FIN, if that segment bears one.
-    pub fn end(&self) -> Option<u32> {
-        self.fin.then(|| self.sequence.wrapping_add(self.length).wrapping_add(1))
+    /// The number that comes next.
+    pub fn next(&self) -> u32 {
+        self.sequence.wrapping_add(self.length).wrapping_add(u32::from(self.fin))
     }
 }
 
@@ -211,6 +212,25 @@ impl Unjudged {
         let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
         let peer = connection.and_then(|seen| seen.peer).map(|peer| peer.sequence);
         [self.acknowledged, self.next, own, peer].into_iter().flatten()
+    }
+}
+
+impl WireState {
+    /// The number after an end's FIN, if one has passed here that counts. After a FIN come acknowledgements alone, whose number is this
+    /// one.
+    pub fn end(&self, of: Direction) -> Option<u32> {
+        let seen = if of == Direction::Egress { &self.sent } else { &self.received };
+        let has_closed = self.seen.ends().any(|(direction, flags)| direction == of && flags & FIN != 0);
+        seen.as_ref().filter(|_| has_closed).map(TcpSeen::next)
+    }
+
+    /// What the application has shown of its end, and the peer of the other.
+    pub(crate) fn shown(&self) -> (Direct, Direct) {
+        let last = |seen: &Option<TcpSeen>| seen.as_ref().map(|seen| seen.acknowledgement);
+        (
+            Direct { end: self.end(Direction::Egress), acknowledgement: last(&self.sent) },
+            Direct { end: self.end(Direction::Ingress), acknowledgement: last(&self.received) },
+        )
     }
 }
 

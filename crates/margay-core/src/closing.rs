@@ -33,10 +33,10 @@ const IDLE_UDP: Duration = Duration::from_secs(180);
 /// TCP flows without traffic, as Linux has it for what it tracks: a connection that says nothing for days is still one
 /// (RFC 5382 REQ-5 asks for two hours at least).
 const IDLE_TCP: Duration = Duration::from_secs(432_000);
-/// Connections that both ends have closed, of which one still waits for an acknowledgement: no TCP goes on without a
-/// packet for so long (RFC 9293 §3.8.3 asks for at least 100 s; Linux gives up after some 15 minutes, and waits for two
-/// at most between two).
-const IDLE_ENDING: Duration = Duration::from_secs(900);
+/// Connections that both ends have closed, and of which nobody has seen that each end has all of the other's: a TCP that waits for an
+/// acknowledgement sends again, each time after twice the time before (RFC 6298 §5.5), so one that has been silent for twice as long as it
+/// has waited, and for this time more, waits for nothing.
+const IDLE_ENDING: Duration = Duration::from_secs(40);
 /// How often idle flows are looked for.
 pub(crate) const SWEEP: Duration = Duration::from_secs(10);
 
@@ -105,6 +105,7 @@ impl Sal {
         let after = flow.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS);
         if before != 0 && after != before {
             let linger = if flow.direct.why == Why::Granted { LINGER_GRANTED } else { LINGER };
+            flow.closed_at = now;
             self.advance(id, LifeEvent::SecondFin, now + linger);
         } else if before == 0
             && let Some(next) = flow.lifecycle.after(LifeEvent::FirstFin)
@@ -352,7 +353,8 @@ impl Sal {
                 return;
             }
             let in_order = flow.has(seen::FIN_EGRESS | seen::FIN_INGRESS);
-            if in_order && flow.app.protocol == 6 && now.since(flow.active) < IDLE_ENDING {
+            let waited = flow.active.since(flow.closed_at);
+            if in_order && flow.app.protocol == 6 && now.since(flow.active) < IDLE_ENDING + waited * 2 {
                 // A FIN that has passed here may not have arrived, nor the data before it. Should nobody answer, it is
                 // asked again.
                 self.flows.set_deadline(id, Some(now + LINGER));

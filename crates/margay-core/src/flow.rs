@@ -120,6 +120,8 @@ pub(crate) struct Flow {
     pub generation: u32,
     pub since: Instant,
     pub active: Instant,
+    /// When both ends had closed.
+    pub closed_at: Instant,
     pub seen: u8,
     pub setup: Setup,
     pub direct: Direct,
@@ -149,6 +151,7 @@ impl Flow {
             generation: 0,
             since: now,
             active: now,
+            closed_at: now,
             seen: 0,
             setup: Setup::Done,
             direct: Direct::never(Why::NoCache, now),

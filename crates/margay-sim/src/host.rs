@@ -418,6 +418,7 @@ impl Host {
     }
 
     fn report(&mut self, now: Instant, flow: FlowId, direction: Direction, flags: u8) {
+        self.sal.handle_activity(now, flow);
         if flags & (FIN | RST) != 0 {
             self.sal.handle_transport(now, flow, direction, flags);
         }

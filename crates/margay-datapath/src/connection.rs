@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::packet::FlowKey;
+use margay_core::Direction;
+
+use crate::kernel::{TcpSeen, WireState};
+use crate::packet::{FIN, FlowKey};
 
 /// A TCP flow's numbers as its application showed them last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +48,25 @@ pub(crate) struct Direct {
     pub end: Option<u32>,
     /// The last acknowledgement.
     pub acknowledgement: Option<u32>,
+}
+
+impl WireState {
+    /// The number after an end's FIN, if one has passed here that counts. After a FIN come acknowledgements alone, whose number is this
+    /// one.
+    pub fn end(&self, of: Direction) -> Option<u32> {
+        let seen = if of == Direction::Egress { &self.sent } else { &self.received };
+        let has_closed = self.seen.ends().any(|(direction, flags)| direction == of && flags & FIN != 0);
+        seen.as_ref().filter(|_| has_closed).map(TcpSeen::next)
+    }
+
+    /// What the application has shown of its end, and the peer of the other.
+    pub(crate) fn shown(&self) -> (Direct, Direct) {
+        let last = |seen: &Option<TcpSeen>| seen.as_ref().map(|seen| seen.acknowledgement);
+        (
+            Direct { end: self.end(Direction::Egress), acknowledgement: last(&self.sent) },
+            Direct { end: self.end(Direction::Ingress), acknowledgement: last(&self.received) },
+        )
+    }
 }
 
 /// How a connection ends, as far as that has passed encapsulated.

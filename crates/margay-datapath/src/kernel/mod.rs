@@ -40,7 +40,6 @@ use margay_wire::FlowId;
 use parking_lot::Mutex;
 
 use crate::clock;
-use crate::connection::Direct;
 use crate::packet::{FIN, FlowKey, RST, mapped};
 use crate::table::{Connection, FlowCounters};
 use address_pair::AddressPairs;
@@ -212,25 +211,6 @@ impl Unjudged {
         let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
         let peer = connection.and_then(|seen| seen.peer).map(|peer| peer.sequence);
         [self.acknowledged, self.next, own, peer].into_iter().flatten()
-    }
-}
-
-impl WireState {
-    /// The number after an end's FIN, if one has passed here that counts. After a FIN come acknowledgements alone, whose number is this
-    /// one.
-    pub fn end(&self, of: Direction) -> Option<u32> {
-        let seen = if of == Direction::Egress { &self.sent } else { &self.received };
-        let has_closed = self.seen.ends().any(|(direction, flags)| direction == of && flags & FIN != 0);
-        seen.as_ref().filter(|_| has_closed).map(TcpSeen::next)
-    }
-
-    /// What the application has shown of its end, and the peer of the other.
-    pub(crate) fn shown(&self) -> (Direct, Direct) {
-        let last = |seen: &Option<TcpSeen>| seen.as_ref().map(|seen| seen.acknowledgement);
-        (
-            Direct { end: self.end(Direction::Egress), acknowledgement: last(&self.sent) },
-            Direct { end: self.end(Direction::Ingress), acknowledgement: last(&self.received) },
-        )
     }
 }
 

@@ -62,10 +62,11 @@ const SESSIONS: usize = SERVERS.len() + 2;
 const CLIENTS: [&str; 2] = ["home", "branch"];
 /// Exchanges of a session that count as going on.
 const EXCHANGES: usize = 3;
-const CALM_LIMIT: Duration = Duration::from_secs(30);
+/// Beside a compiler, three exchanges of git take a while.
+const CALM_LIMIT: Duration = Duration::from_secs(90);
 /// After the last disturbance. TCP alone waits for as long as the outage was; 2 s of outage, and an agent that
 /// starts, are less.
-const QUIET_LIMIT: Duration = Duration::from_secs(30);
+const QUIET_LIMIT: Duration = Duration::from_secs(60);
 
 const TOPOLOGY: &str = r#"
 [subnet.core]

@@ -123,12 +123,13 @@ END
         packages: &["openssh-server", "openssh-client"],
         ports: &[2222],
         protocols: &["tcp"],
+        // The shell of a session reads no start-up file of the machine's own root, which may wait for a minute.
         serve: r#"
             ssh-keygen -q -t ed25519 -N '' -f host_key
             ssh-keygen -q -t ed25519 -N '' -f user_key
             mkdir -p /run/sshd
             exec /usr/sbin/sshd -D -e -f /dev/null -p "$PORT" -h "$PWD/host_key" -o "AuthorizedKeysFile=$PWD/user_key.pub" \
-                -o StrictModes=no -o UsePAM=no -o PidFile=none -o "Subsystem=sftp internal-sftp"
+                -o StrictModes=no -o UsePAM=no -o PidFile=none -o "SetEnv=HOME=$PWD" -o "Subsystem=sftp internal-sftp"
         "#,
         client: r#"
             echo "[$NAME]:$PORT $(cut -d ' ' -f 1,2 "$SERVED/host_key.pub")" > known

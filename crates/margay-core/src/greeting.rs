@@ -55,11 +55,22 @@ impl Sal {
         let known =
             self.associations.at_address(from).find(|association| association.flows > 0 && is_due(association.greeted));
         let local_id = known.map(|association| association.local_id).ok_or(DropReason::UnknownAssociation)?;
-        if self.flows.len() >= self.config.limits.flows {
-            return Err(DropReason::Full);
-        }
+        self.greet(now, from)?;
         if let Some(association) = self.associations.get_mut(local_id) {
             association.greeted = Some(now);
+        }
+        Ok(())
+    }
+
+    /// Begins a handshake with the host at an address, for its own sake: an operator asks whether a host that was never met is
+    /// there. An answer makes an association, and silence changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The flow table is full.
+    pub fn greet(&mut self, now: Instant, to: SocketAddr) -> Result<(), DropReason> {
+        if self.flows.len() >= self.config.limits.flows {
+            return Err(DropReason::Full);
         }
         let id = self.fresh_flow_id();
         let session = margay_wire::SessionId(self.rng.bytes());
@@ -69,7 +80,7 @@ impl Sal {
         self.start_setup(
             now,
             flow,
-            Start { nonce, next_hop: from, beside: Vec::new(), first, full, related: None, pinned: false, asks: None },
+            Start { nonce, next_hop: to, beside: Vec::new(), first, full, related: None, pinned: false, asks: None },
         );
         Ok(())
     }

@@ -5,6 +5,7 @@ mod shop;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use margay_core::key::HostPublic;
 use margay_core::name::Prefix;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
 use margay_core::{DropReason, Event, Instant, Limits, RemoveReason};
@@ -101,6 +102,23 @@ fn of_two_routers_the_other_one_is_asked_where_the_first_does_not_answer() {
         shop.world.run_for(SECOND);
         assert!(matches!(outcome(&mut shop.world, shop.client, client), Outcome::Answered(1 | 2)));
     }
+}
+
+#[test]
+fn a_host_that_was_never_met_is_greeted_and_silence_leaves_nothing() {
+    let mut world = World::new(26, Weather::FAIR);
+    let [one, other] = [world.add_host(false), world.add_host(false)];
+    let there = SocketAddr::new(world.host(other).address, PORT);
+    let key = world.host(other).public_key();
+    let nobody = SocketAddr::new(IpAddr::from([10, 99, 99, 99]), PORT);
+    for to in [there, nobody] {
+        world.host(one).sal.greet(Instant::ZERO, to).expect("room for a flow");
+    }
+    world.run_for(SECOND);
+    let known: Vec<_> = world.host(one).sal.associations().map(|known| (known.host, known.remote)).collect();
+    assert_eq!(known, [(HostPublic(key).id(), there)]);
+    world.run_for(30 * SECOND);
+    assert_eq!(world.host(one).sal.flow_count(), 0, "the greeting without an answer has ended");
 }
 
 #[test]

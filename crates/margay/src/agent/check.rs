@@ -1,7 +1,12 @@
 //! `margay check`: looks at everything between a program on this host and its peer, step by step, and names the cause.
 
 mod direct;
+mod disk;
+pub mod list;
 mod peer;
+mod refusal;
+mod resolver;
+mod service;
 mod sockets;
 
 use std::net::IpAddr;
@@ -20,9 +25,9 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::api::phase;
-use super::service::Origin;
-use super::{Agent, INTERFACE, loopback};
+use super::{Agent, INTERFACE};
 use crate::host::{self, change::State};
+use crate::listener::Protocol;
 
 /// Longer than any resolver that works.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(3);
@@ -34,6 +39,8 @@ const DAY_S: u64 = 24 * 60 * 60;
 /// What a step has found.
 enum Finding {
     Ok(String),
+    /// Under way by itself.
+    Waiting(String, String),
     Warning(String, String),
     Failed(String, String),
 }
@@ -41,6 +48,10 @@ enum Finding {
 impl Finding {
     fn failed(detail: impl Into<String>, advice: impl Into<String>) -> Self {
         Self::Failed(detail.into(), advice.into())
+    }
+
+    fn waiting(detail: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self::Waiting(detail.into(), advice.into())
     }
 
     fn warning(detail: impl Into<String>, advice: impl Into<String>) -> Self {
@@ -58,11 +69,14 @@ impl Steps {
     async fn say(&mut self, name: &str, finding: Finding) {
         let (state, detail, advice) = match finding {
             Finding::Ok(detail) => ("ok", detail, String::new()),
+            Finding::Waiting(detail, advice) => ("waiting", detail, advice),
             Finding::Warning(detail, advice) => ("warning", detail, advice),
             Finding::Failed(detail, advice) => ("failed", detail, advice),
         };
         let elapsed_us = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let step = CheckStep { name: name.to_owned(), state: state.to_owned(), detail, advice, elapsed_us };
+        let looks_at = list::looks_at(name).to_owned();
+        let (name, state) = (name.to_owned(), state.to_owned());
+        let step = CheckStep { name, state, detail, advice, elapsed_us, looks_at };
         // Whoever asked may have gone away; the rest of the steps harm nobody.
         let _ = self.sender.send(step).await;
         self.since = Instant::now();
@@ -70,13 +84,17 @@ impl Steps {
 }
 
 /// All steps; with a peer, those on the way to it, too.
-pub fn stream(agent: Arc<Agent>, peer: String) -> Pin<Box<dyn Stream<Item = Result<CheckStep, Status>> + Send>> {
+pub fn stream(
+    agent: Arc<Agent>,
+    peer: String,
+    protocol: Protocol,
+) -> Pin<Box<dyn Stream<Item = Result<CheckStep, Status>> + Send>> {
     let (sender, receiver) = mpsc::channel(16);
     tokio::spawn(async move {
         let mut steps = Steps { sender, since: Instant::now() };
         this_host(&agent, &mut steps).await;
         if !peer.is_empty() {
-            peer::look(&agent, &mut steps, &peer).await;
+            peer::look(&agent, &mut steps, &peer, protocol).await;
         }
     });
     let steps = futures_util::stream::unfold(receiver, |mut receiver| async move {
@@ -104,13 +122,16 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
             }
         }
     }
+    disk::look(agent, steps).await;
     steps.say("datapath", datapath(agent)).await;
     direct::this_host(agent, steps).await;
     steps.say("dns", dns(agent).await).await;
     steps.say("leases", leases(agent)).await;
     routers(agent, steps).await;
     warrants(agent, steps).await;
-    services(agent, steps).await;
+    service::look(agent, steps).await;
+    resolver::look(agent, steps).await;
+    refusal::look(agent, steps).await;
 }
 
 /// Whether what this host signs or shows by the word of keys elsewhere holds for a while.
@@ -140,57 +161,6 @@ async fn warrants(agent: &Agent, steps: &mut Steps) {
             _ => Finding::Ok(format!("{what} holds for {days} days")),
         };
         steps.say("warrant", finding).await;
-    }
-}
-
-/// What this host serves or would, and whether anything listens for it.
-async fn services(agent: &Agent, steps: &mut Steps) {
-    let (programs, sockets, _) = agent.active.counts();
-    let finding = match agent.active.why_not() {
-        None => Finding::Ok(format!("{sockets} sockets listen here; {programs} programs were started to serve names")),
-        Some(why) => Finding::warning(
-            format!("the kernel does not say what listens: {why}"),
-            "`margay service publish` and `withdraw` work all the same",
-        ),
-    };
-    steps.say("sockets", finding).await;
-    let (names, instances) = agent.spreads.counts();
-    let finding = match agent.spreads.why_not() {
-        None => Finding::Ok(format!(
-            "each datagram of an unconnected socket is resolved; programs send to {names} names with {instances} instances"
-        )),
-        Some(why) => Finding::warning(
-            format!("datagrams of one socket to one name all go to one instance: {why}"),
-            "what is connected, and TCP, work all the same; see the step `direct`",
-        ),
-    };
-    steps.say("datagrams", finding).await;
-    for waiting in agent.active.waiting() {
-        let what = format!("{} waits for a socket of {}", waiting.name, waiting.program);
-        let finding = match waiting.why.as_str() {
-            "" => Finding::warning(what, "which ports does the program listen on? `ss -ltnp` shows it"),
-            why => Finding::failed(format!("{} has one, and cannot be served", waiting.name), why),
-        };
-        steps.say("service", finding).await;
-    }
-    for service in agent.services.list() {
-        for listener in &service.listeners {
-            // The kernel has said so; it may be in another network namespace.
-            let is_followed = listener.origin == Origin::Socket;
-            let found = is_followed || sockets::is_listening(listener.address, listener.protocol);
-            let what = format!("{} at {}", service.name, listener.address);
-            let finding = if let Err(why) = loopback::deliverable(listener.address, &agent.direct) {
-                Finding::failed(format!("{what} cannot be reached: {why}"), "see the step `direct`")
-            } else if found {
-                Finding::Ok(format!("{what}: a program listens"))
-            } else {
-                Finding::warning(
-                    format!("{what}: no program listens there"),
-                    "start the program, and it is served; or `margay service withdraw` the listener",
-                )
-            };
-            steps.say("service", finding).await;
-        }
     }
 }
 
@@ -309,7 +279,7 @@ async fn routers(agent: &Agent, steps: &mut Steps) {
         let text = format!("the cluster {} has {} routers", cluster.prefix(), cluster.routers().len());
         let finding = match (state.is_connected, state.why) {
             (true, _) => Finding::Ok(format!("{text}; this one follows {}", state.endpoint)),
-            (false, why) if why.is_empty() => Finding::warning("etcd was not reached yet", "look again in a moment"),
+            (false, why) if why.is_empty() => Finding::waiting("etcd was not reached yet", "look again in a moment"),
             (false, why) => Finding::failed(
                 format!("{text}; etcd is away: {why}"),
                 "members and their services go on meanwhile; nobody new can join, and no token, grant or name is decided about",
@@ -324,7 +294,7 @@ async fn routers(agent: &Agent, steps: &mut Steps) {
         let text = format!("{} of {}: {}{found}", config.router_address, config.authority, phase(state.phase));
         let finding = match state.phase {
             Phase::Connected => Finding::Ok(text),
-            Phase::Connecting => Finding::warning(format!("{text} {}", state.why), "look again in a moment"),
+            Phase::Connecting => Finding::waiting(format!("{text} {}", state.why), "look again in a moment"),
             Phase::Refused => Finding::failed(format!("{text}: {}", state.why), "a new join token may be needed"),
             Phase::Unreachable => Finding::failed(
                 format!("{text}: {}", state.why),

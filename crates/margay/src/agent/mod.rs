@@ -10,6 +10,7 @@ pub mod check;
 pub mod cluster;
 pub mod core;
 pub mod direct;
+pub mod failure;
 pub mod flows;
 pub mod home;
 pub mod keepsake;

@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use margay_core::Event;
 use margay_core::lifetime::Expiry;
@@ -10,6 +11,7 @@ use margay_core::twin::Twin;
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
 
+use super::failure::{Failed, Failures};
 use super::flows::Change;
 
 /// Events that a slow watcher may be behind; older ones are lost to it, and it is told how many.
@@ -22,6 +24,8 @@ pub struct Watchers {
     senders: Arc<RwLock<Option<Senders>>>,
     /// Whoever keeps flows for the next start.
     keeper: Arc<OnceLock<Sender<Change>>>,
+    /// What failed of late.
+    failures: Arc<Failures>,
 }
 
 struct Senders {
@@ -33,7 +37,7 @@ struct Senders {
 impl Default for Watchers {
     fn default() -> Self {
         let senders = Senders { events: broadcast::channel(BEHIND_MAX).0, rules: broadcast::channel(BEHIND_MAX).0 };
-        Self { senders: Arc::new(RwLock::new(Some(senders))), keeper: Arc::default() }
+        Self { senders: Arc::new(RwLock::new(Some(senders))), keeper: Arc::default(), failures: Arc::default() }
     }
 }
 
@@ -43,6 +47,7 @@ impl Watchers {
         let this = self.clone();
         Box::new(move |event| {
             log(&event);
+            this.failures.note(&event, Instant::now());
             if let Some((keeper, change)) = this.keeper.get().zip(Change::of(&event)) {
                 // It ends with the process only.
                 let _ = keeper.send(change);
@@ -65,6 +70,11 @@ impl Watchers {
     /// Rules that end by themselves from now on; `None` when the agent goes down.
     pub fn follow_rules(&self) -> Option<broadcast::Receiver<(RuleId, Expiry)>> {
         self.senders.read().as_ref().map(|senders| senders.rules.subscribe())
+    }
+
+    /// Connections of programs of this host that failed of late, the latest first.
+    pub fn failures(&self) -> Vec<Failed> {
+        self.failures.recent(Instant::now())
     }
 
     /// Ends all watching.

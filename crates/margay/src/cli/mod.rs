@@ -250,7 +250,9 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             }
             Verb::Enable(args) => unit::enable(&args, &mut out).map(|()| ExitCode::SUCCESS),
             Verb::Disable(args) => unit::disable(&args, &mut out).map(|()| ExitCode::SUCCESS),
-            verb => ask(verb, connect(&config, remote).await?, &mut out).await,
+            // The agent may come up meanwhile.
+            Verb::Check(args) => check::check(async || connect(&config, remote.as_ref()).await, args, &mut out).await,
+            verb => ask(verb, connect(&config, remote.as_ref()).await?, &mut out).await,
         }
     });
     // What still waits on another thread, such as for the datapath's end, keeps the process no longer.
@@ -282,7 +284,6 @@ fn load(path: Option<&Path>, verb: &Verb) -> Result<Config> {
 async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
     match verb {
         Verb::Status(args) => status::status(client, args, out).await.map(|()| ExitCode::SUCCESS),
-        Verb::Check(args) => check::check(client, args, out).await,
         Verb::Service(verb) => service::service(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Run(args) => run::run(client, args).await,
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
@@ -297,6 +298,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Up(_)
         | Verb::Down(_)
         | Verb::Agent(_)
+        | Verb::Check(_)
         | Verb::Enable(_)
         | Verb::Disable(_)
         | Verb::Lab(_)
@@ -307,9 +309,9 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
 /// A client of the agent.
 pub type Client = AgentClient<Channel>;
 
-async fn connect(config: &Config, remote: Option<(String, TlsFiles)>) -> Result<Client> {
+async fn connect(config: &Config, remote: Option<&(String, TlsFiles)>) -> Result<Client> {
     match remote {
-        Some((address, files)) => api::remote::connect(&address, &files).await.into_diagnostic(),
+        Some((address, files)) => api::remote::connect(address, files).await.into_diagnostic(),
         None => api::connect(&config.socket()).await.into_diagnostic(),
     }
 }

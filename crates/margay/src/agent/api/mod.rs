@@ -13,7 +13,7 @@ mod service;
 mod stack;
 mod status;
 mod succession;
-mod trace;
+pub(super) mod trace;
 mod warrant;
 
 pub(in crate::agent) use identity::router_address;
@@ -30,6 +30,7 @@ use tonic::{Request, Response, Status};
 
 use super::Agent;
 use super::{check, metrics};
+use crate::listener::Protocol;
 
 /// The API of a running agent.
 pub struct Api(pub Arc<Agent>);
@@ -67,7 +68,9 @@ impl Calls for Api {
     }
 
     async fn check(&self, request: Request<CheckRequest>) -> Answer<Self::CheckStream> {
-        Ok(Response::new(check::stream(Arc::clone(&self.0), request.into_inner().peer)))
+        let CheckRequest { peer, protocol } = request.into_inner();
+        let protocol = service::parse_protocol(&protocol)?.unwrap_or(Protocol::Tcp);
+        Ok(Response::new(check::stream(Arc::clone(&self.0), peer, protocol)))
     }
 
     async fn service_publish(&self, request: Request<ServicePublishRequest>) -> Answer<ServiceInfo> {

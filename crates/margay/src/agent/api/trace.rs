@@ -11,7 +11,7 @@ use super::{environment, misuse};
 use crate::agent::{Agent, trace};
 use crate::listener::Protocol;
 
-pub(super) async fn reply(agent: &Agent, request: &TraceRequest) -> Result<TraceReply, Status> {
+pub(in crate::agent) async fn reply(agent: &Agent, request: &TraceRequest) -> Result<TraceReply, Status> {
     let name = parse_name(&request.name)?;
     if name.prefix().bits < 256 && !name.is_service() {
         return Err(misuse(format!("{name} is a block of many names; a packet goes to one: write a whole name")));

@@ -332,6 +332,15 @@ impl Home {
         self.order(Order::Register(prefix));
     }
 
+    /// Ends when the router has answered the registration of a prefix, or does not.
+    pub async fn answered(&self, prefix: &Prefix) {
+        let mut noted = self.shared.noted.subscribe();
+        let is_pending = || self.registration(prefix).is_some_and(|state| state.state == "pending");
+        let answered = async { while is_pending() && noted.changed().await.is_ok() {} };
+        // Without an answer the registration stays wanted, and is made when the router is there again.
+        let _ = timeout(ANSWER_LIMIT, answered).await;
+    }
+
     /// Withdraws a prefix at once. What is given back ends when the router has acknowledged it, or cannot; `None` when it was
     /// not registered.
     pub fn withdraw(&self, prefix: Prefix) -> Option<Acknowledgement> {

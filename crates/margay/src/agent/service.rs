@@ -159,7 +159,9 @@ pub enum PublishError {
     #[error(transparent)]
     State(#[from] StateError),
     /// A program serves it by listening.
-    #[error("{0} is served because a program listens; stop the program, or use `margay disable` for its unit")]
+    #[error(
+        "{0} is served because a program listens: `margay service withdraw` without --listen, or `margay service set --weight 0`, keeps new connections away"
+    )]
     Followed(String),
     /// Nothing of it is here.
     #[error("{0} is not published by this host; `margay service list` shows what is")]
@@ -374,9 +376,7 @@ impl Services {
         listener::deliverable(listener.address)
             .and_then(|()| listener::expects_others(listener.address, listener.protocol, &listener.allow))
             .map_err(PublishError::Misuse)?;
-        if terms.weight > WEIGHT_MAX {
-            return Err(PublishError::Misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
-        }
+        check_weight(terms.weight)?;
         listener::divisible(name, terms.partition_bits).map_err(PublishError::Misuse)?;
         allow::parse(&listener.allow).map_err(PublishError::Misuse)?;
         self.claim(name)
@@ -682,6 +682,28 @@ impl Services {
         Ok(gone)
     }
 
+    /// Sets the share of a name among instances; gives whether this host has anything of it. With 0, routers are told before the
+    /// service table: what they have sent on until then is served.
+    ///
+    /// # Errors
+    ///
+    /// The weight is too large, or the disk refuses.
+    pub async fn set_weight(&self, name: &Name, weight: u32) -> Result<bool, PublishError> {
+        check_weight(weight)?;
+        let Some(found) = self.find(name) else { return Ok(false) };
+        let terms = Terms { weight, ..found.terms };
+        if found.is_served && weight == 0 && found.terms.weight > 0 {
+            let (homes, prefix) = (self.homes_of(name), found.prefix());
+            self.announce(&Published { terms, ..found });
+            for home in homes {
+                home.answered(&prefix).await;
+            }
+        }
+        self.change(name, terms, |_| {})?;
+        self.keep()?;
+        Ok(true)
+    }
+
     fn take(&self, prefix: &Prefix) {
         let mut published = self.published.lock();
         if let Some(at) = published.iter().position(|service| service.name.prefix() == *prefix) {
@@ -704,6 +726,18 @@ impl Services {
     pub fn find(&self, name: &Name) -> Option<Published> {
         self.published.lock().iter().find(|service| service.name.prefix() == name.prefix()).cloned()
     }
+}
+
+/// Whether a share is one.
+///
+/// # Errors
+///
+/// It is too large.
+pub fn check_weight(weight: u32) -> Result<(), PublishError> {
+    if weight > WEIGHT_MAX {
+        return Err(PublishError::Misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
+    }
+    Ok(())
 }
 
 /// Whether a listener's address is this host's own, so that its socket must be here.

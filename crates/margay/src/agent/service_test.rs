@@ -279,3 +279,22 @@ fn a_programs_sockets_come_and_go_beside_what_was_ordered() {
     assert_eq!(now(), Some((1, before)), "the program takes nothing along");
     assert!(!services.follow(&name, &[], other).expect("withdrawn"));
 }
+
+#[tokio::test]
+async fn the_share_of_whatever_is_served_can_be_set_and_outlives_the_agent_where_it_is_an_order() {
+    let mut host = host();
+    let services = host.services();
+    let name: Name = "web.shop".parse().expect("literal");
+    assert!(!services.set_weight(&name, 0).await.expect("no error"), "nobody serves it here");
+    services.publish(publication("web.shop", "0.0.0.0:8080")).expect("published");
+    let mut followed = publication("web.shop", "0.0.0.0:8081").listener;
+    followed.origin = Origin::Socket;
+    services.follow(&name, &[followed], TERMS).expect("served");
+    assert!(services.set_weight(&name, 0).await.expect("set"));
+    let weights = |host: &Host| host.core.rules.lock().values().map(|(_, rule)| rule.weight).collect::<Vec<_>>();
+    assert_eq!(weights(&host), [0, 0]);
+    assert!(matches!(services.set_weight(&name, WEIGHT_MAX + 1).await, Err(PublishError::Misuse(_))));
+    let services = host.services();
+    services.restore(&[]).expect("restored");
+    assert_eq!(weights(&host), [0]);
+}

@@ -96,7 +96,7 @@ enum Verb {
     Status(status::StatusArgs),
     /// Look for what is wrong: on this host, and on the way to a peer
     Check(check::CheckArgs),
-    /// Services: publish, withdraw, list, show, resolve
+    /// Services: publish, withdraw, set, list, show, resolve
     #[command(subcommand)]
     Service(service::ServiceVerb),
     /// Start a program, and serve a name while it listens

@@ -14,13 +14,23 @@ use crate::listener::{Protocol, ServiceName, name_and_port, partition_count};
 pub enum ServiceVerb {
     /// Serve a name: connections to it reach a program that listens on this host
     Publish(PublishArgs),
-    /// Take no more new connections for a name; running ones stay
+    /// Take no more new connections for a name; running ones stay. What a program serves by listening gets weight 0
     Withdraw {
         /// The name
         name: ServiceName,
         /// Only this listener
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: Option<SocketAddr>,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Change the share of a service of this host, published or run, until it is changed again or its program ends
+    Set {
+        /// The name
+        name: ServiceName,
+        /// Share among instances of one priority; 0 takes no new connections, and running ones stay
+        #[arg(long, value_name = "NUMBER")]
+        weight: u32,
         #[command(flatten)]
         json: Json,
     },
@@ -82,8 +92,23 @@ pub async fn service(mut client: Client, verb: ServiceVerb, out: &mut Out) -> Re
             let listener = listen.map(|listen| listen.to_string()).unwrap_or_default();
             let request = ServiceWithdrawRequest { name: name.to_string(), listener };
             let reply = client.service_withdraw(request).await.map_err(refused)?.into_inner();
-            let sentence = format!("{name}: {} withdrawn", count(u64::from(reply.listeners), "listener"));
+            let mut sentence = Vec::new();
+            if reply.listeners > 0 {
+                sentence.push(format!("{} withdrawn", count(u64::from(reply.listeners), "listener")));
+            }
+            if reply.drained {
+                sentence.push(format!(
+                    "weight 0, no new connections; `margay service set {name} --weight 100` lets them come again"
+                ));
+            }
+            let sentence = format!("{name}: {}", sentence.join("; "));
             out.done(json.json, &reply, &sentence)
+        }
+        ServiceVerb::Set { name, weight, json } => {
+            let request = ServiceSetRequest { name: name.to_string(), weight };
+            let reply = client.service_set(request).await.map_err(refused)?.into_inner();
+            let effect = if weight == 0 { ": no new connections" } else { "" };
+            out.done(json.json, &reply, &format!("{name}: weight {weight}{effect}"))
         }
         ServiceVerb::List(json) => list(client, json, out).await,
         ServiceVerb::Show { name, json } => show(client, &name, json, out).await,

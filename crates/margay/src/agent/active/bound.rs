@@ -11,6 +11,7 @@ use crate::listener::Protocol;
 
 /// More bound sockets of one host are a mistake.
 pub const BOUND_MAX: usize = 10_000;
+/// Share of a bound socket until an operator sets another.
 const WEIGHT: u32 = 100;
 const PRIORITY: u32 = 100;
 
@@ -29,6 +30,9 @@ pub struct Bound {
     pub name: Name,
     /// Whose it is, for people.
     pub program: String,
+    /// Share among instances, where an operator has set it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
 }
 
 /// Why a socket is not bound.
@@ -65,7 +69,7 @@ impl Bound {
             listen_port: None,
             protocol: Some(self.protocol),
             allow: Vec::new(),
-            weight: WEIGHT,
+            weight: self.weight.unwrap_or(WEIGHT),
             priority: PRIORITY,
             partition_bits: 0,
             exclusive: false,

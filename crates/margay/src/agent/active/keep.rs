@@ -114,8 +114,14 @@ mod test {
             passed: vec![1, 2],
         };
         let name = "sid:0011/16".parse().expect("literal");
-        let bound =
-            Bound { cookie: 5, protocol: crate::listener::Protocol::Udp, port: 40_000, name, program: "a".into() };
+        let bound = Bound {
+            cookie: 5,
+            protocol: crate::listener::Protocol::Udp,
+            port: 40_000,
+            name,
+            program: "a".into(),
+            weight: Some(0),
+        };
         let kept = Kept::new(vec![program], vec![bound]);
         write(dir.path(), &kept).expect("room");
         assert_eq!(read(dir.path()), kept);

@@ -194,6 +194,12 @@ impl Active {
         self.0.as_ref().map_or(Ok(()), |followed| followed.lock().check_programs(name, exclusive, None))
     }
 
+    /// Sets the share of a name among instances in all that programs of this host offer of it, until they end; gives whether there
+    /// is anything of it. What is served already follows by [`Services::set_weight`].
+    pub fn set_weight(&self, name: &Name, weight: u32) -> bool {
+        self.0.as_ref().is_ok_and(|followed| followed.lock().set_weight(name, weight))
+    }
+
     /// Names that have a program and no socket.
     pub fn waiting(&self) -> Vec<Waiting> {
         self.0.as_ref().map(|followed| followed.lock().waiting()).unwrap_or_default()
@@ -730,6 +736,23 @@ impl Followed {
                 }
             }
         }
+    }
+
+    fn set_weight(&mut self, name: &Name, weight: u32) -> bool {
+        let prefix = name.prefix();
+        let of_owners = self.owners.values_mut().flat_map(|owner| &mut owner.program.offers);
+        let of_rules = self.rules.iter_mut().map(|rule| &mut rule.offer);
+        let mut is_any = false;
+        for offer in of_owners.chain(of_rules).filter(|offer| offer.name.prefix() == prefix) {
+            (offer.weight, is_any) = (weight, true);
+        }
+        for bound in self.bound.values_mut().filter(|bound| bound.name.prefix() == prefix) {
+            (bound.weight, is_any) = (Some(weight), true);
+        }
+        if is_any {
+            self.keep();
+        }
+        is_any
     }
 
     fn waiting(&self) -> Vec<Waiting> {

@@ -81,6 +81,10 @@ impl Calls for Api {
         service::withdraw(&self.0, request.into_inner()).await.map(Response::new)
     }
 
+    async fn service_set(&self, request: Request<ServiceSetRequest>) -> Answer<ServiceSetReply> {
+        service::set(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
     async fn service_list(&self, _: Request<ServiceListRequest>) -> Answer<ServiceListReply> {
         Ok(Response::new(service::list(&self.0)))
     }

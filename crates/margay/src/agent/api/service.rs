@@ -13,7 +13,7 @@ use tonic::Status;
 
 use super::{blocking, environment, flow, misuse, not_found};
 use crate::agent::active::Waiting;
-use crate::agent::service::{Listener, Origin, Publication, PublishError, Published};
+use crate::agent::service::{Listener, Origin, Publication, PublishError, Published, check_weight};
 use crate::agent::{Agent, home, loopback};
 use crate::listener::{Protocol, partition_bits};
 
@@ -101,10 +101,38 @@ pub(super) fn publish(agent: &Agent, request: ServicePublishRequest) -> Result<S
 pub(super) async fn withdraw(agent: &Agent, request: ServiceWithdrawRequest) -> Result<ServiceWithdrawReply, Status> {
     let name = parse_name(&request.name)?;
     let listener = if request.listener.is_empty() { None } else { Some(parse_address(&request.listener)?) };
-    let count = agent.services.withdraw(&name, listener).await.map_err(refusal)?;
+    let is_whole = listener.is_none();
+    let withdrawn = agent.services.withdraw(&name, listener).await;
+    let (count, why) = match withdrawn {
+        Ok(count) => (count, None),
+        Err(why @ (PublishError::Followed(_) | PublishError::Unknown(_))) if is_whole => (0, Some(why)),
+        Err(error) => return Err(refusal(error)),
+    };
+    // What a program serves by listening is served as long as it listens.
+    let drained = is_whole && set_weight(agent, &name, 0).await?;
+    if let Some(why) = why.filter(|_| !drained) {
+        return Err(refusal(why));
+    }
     blocking(|| agent.active.follow_orders()).map_err(environment)?;
-    tracing::info!(%name, listeners = count, "withdrawn");
-    Ok(ServiceWithdrawReply { listeners: u32::try_from(count).unwrap_or(u32::MAX) })
+    tracing::info!(%name, listeners = count, drained, "withdrawn");
+    Ok(ServiceWithdrawReply { listeners: u32::try_from(count).unwrap_or(u32::MAX), drained })
+}
+
+/// Gives whether this host serves, or would serve, the name.
+async fn set_weight(agent: &Agent, name: &Name, weight: u32) -> Result<bool, Status> {
+    let is_offered = blocking(|| agent.active.set_weight(name, weight));
+    Ok(agent.services.set_weight(name, weight).await.map_err(refusal)? || is_offered)
+}
+
+pub(super) async fn set(agent: &Agent, request: &ServiceSetRequest) -> Result<ServiceSetReply, Status> {
+    let (name, weight) = (parse_name(&request.name)?, request.weight);
+    check_weight(weight).map_err(refusal)?;
+    if !set_weight(agent, &name, weight).await? {
+        return Err(refusal(PublishError::Unknown(name.to_string())));
+    }
+    tracing::info!(%name, weight, "share set by the operator");
+    let service = agent.services.find(&name).map(|published| info(agent, &published));
+    Ok(ServiceSetReply { name: name.written().to_owned(), weight, service })
 }
 
 pub(super) fn list(agent: &Agent) -> ServiceListReply {

@@ -172,6 +172,7 @@ fn bind(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> R
         port: socket.local.port(),
         name: name.clone(),
         program: caller.describe(),
+        weight: None,
     };
     let seen = Socket {
         cookie: socket.cookie,

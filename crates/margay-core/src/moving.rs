@@ -720,17 +720,24 @@ impl Sal {
 
     /// From now on packets go by this pair.
     fn place(&mut self, now: Instant, scope: Scope, pair: Pair, broken: bool, cause: Cause) {
+        // A host that was started again asks for the pair that it had: that is no move.
+        let has_moved = self.pair_in_use(scope) != Some(pair);
         if scope.is_host() {
             self.place_host(now, scope.host, pair, broken, cause);
         } else {
             self.place_flow(now, scope, pair, broken);
         }
+        self.locations.with(scope, |location| {
+            location.looked = Some(now);
+            location.deaf = false;
+        });
+        if !has_moved {
+            return;
+        }
         self.counters.moves += 1;
         self.locations.with(scope, |location| {
             location.moved = Some(crate::location::Moved { at: now, cause });
             location.moves += 1;
-            location.looked = Some(now);
-            location.deaf = false;
         });
         self.events.push(Event::Moved { host: scope.host, flow: scope.flow, pair, cause });
     }

@@ -80,6 +80,22 @@ fn a_server_moves_and_comes_back_and_moves_again() {
 }
 
 #[test]
+fn an_agent_that_starts_again_has_not_moved() {
+    for who in 0..2 {
+        let mut site = site(6, steady(), true, (CHAT, CHAT));
+        let again = [site.client, site.server][who];
+        site.world.kill_agent(again);
+        site.world.start_agent(again);
+        site.world.run_for(3 * SECOND);
+        site.assert_well(6);
+        for host in [site.client, site.server] {
+            let moves: Vec<u32> = site.world.host(host).sal.paths().iter().map(|path| path.moves).collect();
+            assert!(!moves.is_empty() && moves.iter().all(|moves| *moves == 0), "{moves:?}");
+        }
+    }
+}
+
+#[test]
 fn another_family_will_do() {
     let mut site = site(5, steady(), true, (CHAT, CHAT));
     let server = site.world.host(site.server).address;

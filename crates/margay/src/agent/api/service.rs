@@ -162,6 +162,15 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
             })
         })
         .collect();
+    let block = prefix.id.authority();
+    let is_of_own_router = agent.router.is_some() && matches!(agent.keyring.authority_of(block), Ok(Some(_)));
+    if published.is_served && is_of_own_router {
+        registrations.push(RegistrationInfo {
+            router: "local".to_owned(),
+            state: "registered".to_owned(),
+            ..RegistrationInfo::default()
+        });
+    }
     if !published.refused.is_empty() {
         registrations.push(RegistrationInfo {
             router: "local".to_owned(),

@@ -16,6 +16,7 @@ pub mod home;
 pub mod keepsake;
 pub mod loopback;
 pub mod metrics;
+pub mod naming;
 mod network;
 mod orphans;
 pub mod programs;
@@ -81,6 +82,8 @@ pub struct Agent {
     pub spreads: spread::Spreads,
     /// Programs that speak to the agent.
     pub programs: programs::Programs,
+    /// What hosts and prefixes are called.
+    pub naming: naming::Naming,
     /// Who wants to know what happens.
     pub watchers: watch::Watchers,
     /// How it finds routers that it does not reach.

@@ -31,6 +31,7 @@ use super::core::CoreHandle;
 use super::direct::DirectPath;
 use super::keepsake::Keepsake;
 use super::loopback::LoopbackListeners;
+use super::naming::Naming;
 use super::network::Network;
 use super::programs::{self, Programs};
 use super::resolvers::{self, Resolvers};
@@ -128,6 +129,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         loopback: LoopbackListeners::default(),
         active,
         spreads,
+        naming: Naming::default(),
         watchers,
         searches: Searches::default(),
         answering,

@@ -8,7 +8,7 @@ use margay_control::api::v1::*;
 use miette::Result;
 use serde_json::json;
 
-use super::output::{bytes, span};
+use super::output::{bytes, count, span};
 use super::{Client, Json, Out, refused};
 use crate::listener::ServiceName;
 
@@ -145,6 +145,12 @@ fn label(flow: &FlowInfo) -> String {
     if flow.name.is_empty() { digits() } else { flow.name.clone() }
 }
 
+/// The peer by its name, where that is known, and its address.
+fn peer(flow: &FlowInfo) -> String {
+    let remote = if flow.remote.is_empty() { "?" } else { &flow.remote };
+    if flow.peer_name.is_empty() { remote.to_owned() } else { format!("{} ({remote})", flow.peer_name) }
+}
+
 /// Flows, one per row.
 pub fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
     let rows = flows.iter().map(|flow| {
@@ -153,7 +159,7 @@ pub fn table(flows: &[FlowInfo], out: &mut Out) -> Result<()> {
             flow.flow.clone(),
             label(flow),
             flow.protocol.clone(),
-            format!("{way} {}", if flow.remote.is_empty() { "?" } else { &flow.remote }),
+            format!("{way} {}", peer(flow)),
             flow.lifecycle.clone(),
             flow.path.clone(),
             span(Duration::from_millis(flow.age_ms)),
@@ -193,7 +199,7 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
             if flow.peer.is_empty() {
                 "not proved yet".into()
             } else {
-                format!("{} at {}; {proof}", flow.peer, flow.remote)
+                format!("{} {} at {}; {proof}", flow.peer_name, flow.peer, flow.remote).trim_start().to_owned()
             },
         ),
         ("path", format!("{} for {}: {}", flow.path, span(Duration::from_millis(flow.path_since_ms)), flow.path_why)),
@@ -214,7 +220,12 @@ fn addresses(flow: &FlowInfo) -> String {
         return format!("{local} > {}{aside}", flow.remote);
     }
     let ago = span(Duration::from_millis(flow.moved_ms_ago));
-    format!("{local} > {}{aside}; moved {} times, {ago} ago: {}", flow.remote, flow.moves, flow.moved_why)
+    format!(
+        "{local} > {}{aside}; moved {}, {ago} ago: {}",
+        flow.remote,
+        count(flow.moves.into(), "time"),
+        flow.moved_why
+    )
 }
 
 /// What it does with several addresses; of a striped flow, what goes by each pair.

@@ -110,8 +110,8 @@ enum KeyVerb {
     Sign {
         /// service.authority
         name: String,
-        /// The host's key: 64 hexadecimal digits, `margay id` there shows it
-        #[arg(long, value_name = "KEY")]
+        /// The host's key (64 hexadecimal digits, `margay id` there shows it), or the name of a host that has joined here
+        #[arg(long, value_name = "KEY|HOST")]
         host: String,
         /// How long: 30d, 90d, 366d at most
         #[arg(long, default_value = "90d", value_name = "TIME", value_parser = lifetime)]
@@ -165,7 +165,7 @@ enum MemberVerb {
     List(Json),
     /// Say anew which names a host may serve, instead of what its tokens said; holds at once
     Grant {
-        /// Its host-ID
+        /// Its name, its host-ID or the first letters of that
         host: String,
         /// Names: web.shop, web.shop/key:user42, sid:<hex>/bits; none: it may serve nothing
         #[arg(value_name = "NAME")]
@@ -178,7 +178,7 @@ enum MemberVerb {
     },
     /// Put a host out: its registrations end now, and hosts that reach a router believe it no longer; others, within a day
     Remove {
-        /// Its host-ID
+        /// Its name, its host-ID or the first letters of that
         host: String,
         #[command(flatten)]
         json: Json,
@@ -310,16 +310,17 @@ async fn member(mut client: Client, verb: MemberVerb, out: &mut Out) -> Result<(
                     member.authority,
                     state,
                     moment(member.joined_unix_s),
+                    if member.grant_names.is_empty() { "nothing".to_owned() } else { member.grant_names.join(" ") },
                     member.groups.join(" "),
                 ]
             });
-            let header = ["HOST", "HOST-ID", "AUTHORITY", "ADDRESS", "JOINED", "GROUPS"];
+            let header = ["HOST", "HOST-ID", "AUTHORITY", "ADDRESS", "JOINED", "MAY SERVE", "GROUPS"];
             out.table(&header, rows.collect(), "no host has joined here")
         }
         MemberVerb::Grant { host, names, authority, json } => {
             let request = MemberGrantRequest { host_id: host, authority: authority.unwrap_or_default(), grants: names };
             let now = client.member_grant(request).await.map_err(refused)?.into_inner();
-            let grants = if now.grants.is_empty() { "nothing".to_owned() } else { now.grants.join(" ") };
+            let grants = if now.grant_names.is_empty() { "nothing".to_owned() } else { now.grant_names.join(" ") };
             let sentence = format!("{} ({}) may serve {grants}", now.host_name, now.host_id);
             out.done(json.json, &now, &sentence)
         }
@@ -339,8 +340,16 @@ async fn peers(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
     let rows = reply.associations.into_iter().map(|peer| {
         let role = if peer.router { "router" } else { "" };
         let heard = format!("{} ago", span(Duration::from_millis(peer.heard_ms_ago)));
-        vec![peer.host_id, peer.remote, role.into(), peer.flows.to_string(), peer.datagram_max_bytes.to_string(), heard]
+        vec![
+            peer.host_name,
+            peer.host_id,
+            peer.remote,
+            role.into(),
+            peer.flows.to_string(),
+            peer.datagram_max_bytes.to_string(),
+            heard,
+        ]
     });
-    let header = ["HOST-ID", "ADDRESS", "ROLE", "FLOWS", "DATAGRAM BYTES", "HEARD"];
+    let header = ["HOST", "HOST-ID", "ADDRESS", "ROLE", "FLOWS", "DATAGRAM BYTES", "HEARD"];
     out.table(&header, rows.collect(), "this host shares keys with nobody yet")
 }

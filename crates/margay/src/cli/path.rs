@@ -7,7 +7,7 @@ use margay_control::api::v1::*;
 use miette::Result;
 use serde_json::json;
 
-use super::output::span;
+use super::output::{count, span};
 use super::{Client, Json, Out, refused};
 
 #[derive(Subcommand)]
@@ -19,7 +19,7 @@ pub enum PathVerb {
     },
     /// Move all flows with a peer to another address: one of this host, or one of the peer
     Migrate {
-        /// The peer: its host-ID, the first letters of it, or its address
+        /// The peer: its name, its host-ID or the first letters of that, or its address
         peer: String,
         /// Where to
         #[arg(long, value_name = "ADDRESS")]
@@ -38,7 +38,7 @@ pub async fn path(mut client: Client, verb: PathVerb, out: &mut Out) -> Result<(
             }
             table(&reply.paths, out)?;
             for path in reply.paths.iter().filter(|path| !path.striped.is_empty()) {
-                out.line(&format!("striped flows with {}:", path.peer.chars().take(12).collect::<String>()))?;
+                out.line(&format!("striped flows with {}:", called(path)))?;
                 path.striped.iter().try_for_each(|place| out.line(&format!("  {}", super::flow::describe(place))))?;
             }
             Ok(())
@@ -51,6 +51,11 @@ pub async fn path(mut client: Client, verb: PathVerb, out: &mut Out) -> Result<(
             out.done(json.json, &json!({ "peer": peer, "to": to }), &sentence)
         }
     }
+}
+
+/// The name of a peer, or else the first digits of its host-ID.
+fn called(path: &PathInfo) -> String {
+    if path.peer_name.is_empty() { path.peer.chars().take(12).collect() } else { path.peer_name.clone() }
 }
 
 fn state(path: &PathInfo) -> String {
@@ -73,14 +78,14 @@ fn table(paths: &[PathInfo], out: &mut Out) -> Result<()> {
             "-".to_owned()
         } else {
             let ago = span(Duration::from_millis(path.moved_ms_ago));
-            format!("{} times, {ago} ago: {}", path.moves, path.moved_why)
+            format!("{}, {ago} ago: {}", count(path.moves.into(), "time"), path.moved_why)
         };
         let round_trip = match path.round_trip_us {
             0 => "-".to_owned(),
             us => format!("{:.1} ms", us as f64 / 1000.0),
         };
         vec![
-            path.peer.chars().take(12).collect(),
+            called(path),
             if path.local.is_empty() { "?".to_owned() } else { path.local.clone() },
             path.remote.clone(),
             if path.router { "router".to_owned() } else { path.flows.to_string() },

@@ -72,7 +72,7 @@ enum ActionWord {
 #[derive(Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 struct GrantSection {
-    /// Host-ID of a member.
+    /// A member: its name, or its host-ID.
     host: String,
     /// The authority, where the host is a member of several.
     #[serde(default)]

@@ -1,5 +1,6 @@
 //! Flows.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,6 +8,7 @@ use margay_control::api::v1::{
     FlowCloseReply, FlowEvent, FlowInfo, FlowListReply, FlowListRequest, FlowMigrateReply, FlowMigrateRequest,
     FlowPolicyReply, FlowPolicyRequest,
 };
+use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::{Cipher, Direction, Event, Instant, Lifecycle, Policy, Role};
 use margay_datapath::clock;
@@ -15,7 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tonic::Status;
 
 use super::{Streamed, misuse, not_found, places};
-use crate::agent::Agent;
+use crate::agent::{Agent, naming};
 
 /// Flows in one list unless more are asked for.
 const LIST_MAX: u32 = 10_000;
@@ -40,7 +42,8 @@ fn unknown(id: FlowId) -> Status {
     not_found(format!("there is no flow {id}; `margay flow list` shows those that there are"))
 }
 
-pub(super) fn list(agent: &Agent, request: &FlowListRequest) -> Result<FlowListReply, Status> {
+pub(super) async fn list(agent: &Agent, request: &FlowListRequest) -> Result<FlowListReply, Status> {
+    naming::ask(agent).await;
     let wanted = wanted(&request.service)?;
     let limit = if request.limit == 0 { LIST_MAX } else { request.limit };
     let (found, total) = collect(agent, wanted.as_ref(), limit as usize);
@@ -54,17 +57,20 @@ fn collect(agent: &Agent, wanted: Option<&Prefix>, limit: usize) -> (Vec<FlowInf
     let total = found.len();
     found.sort_by_key(|flow| (flow.since, flow.flow));
     found.truncate(limit);
-    (found.iter().map(|flow| info(agent, flow)).collect(), total)
+    let names = naming::hosts(agent);
+    (found.iter().map(|flow| info(agent, &names, flow)).collect(), total)
 }
 
 pub(super) fn of_service(agent: &Agent, prefix: &Prefix) -> Vec<FlowInfo> {
     collect(agent, Some(prefix), SHOWN_MAX).0
 }
 
-pub(super) fn show(agent: &Agent, flow: &str) -> Result<FlowInfo, Status> {
+pub(super) async fn show(agent: &Agent, flow: &str) -> Result<FlowInfo, Status> {
     let id = parse_id(flow)?;
+    naming::ask(agent).await;
+    let names = naming::hosts(agent);
     let found = agent.core.0.with_sal(|sal, _| sal.flow(id));
-    found.map(|flow| info(agent, &flow)).ok_or_else(|| unknown(id))
+    found.map(|flow| info(agent, &names, &flow)).ok_or_else(|| unknown(id))
 }
 
 pub(super) fn close(agent: &Agent, flow: &str) -> Result<FlowCloseReply, Status> {
@@ -91,7 +97,7 @@ pub(super) fn set_policy(agent: &Agent, request: &FlowPolicyRequest) -> Result<F
     Ok(FlowPolicyReply {})
 }
 
-fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
+fn info(agent: &Agent, names: &HashMap<HostId, String>, flow: &margay_core::FlowInfo) -> FlowInfo {
     let carried = agent.core.0.flow_counters(flow.flow).unwrap_or_default();
     let role = match flow.role {
         Role::Initiator => "initiator",
@@ -115,6 +121,7 @@ fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
         app_source: flow.app.source.to_string(),
         app_destination: flow.app.destination.to_string(),
         peer: flow.peer.map(|peer| peer.to_string()).unwrap_or_default(),
+        peer_name: flow.peer.and_then(|peer| names.get(&peer).cloned()).unwrap_or_default(),
         remote: flow.remote.map(|remote| remote.to_string()).unwrap_or_default(),
         authenticated: flow.authenticated,
         path: path(flow).to_owned(),
@@ -135,6 +142,11 @@ fn info(agent: &Agent, flow: &margay_core::FlowInfo) -> FlowInfo {
         places: places::of_flow(agent, flow),
         closed_by: flow.closed.map_or("", closed_by).to_owned(),
     }
+}
+
+/// Of one host alone: a busy host has many events, and looks at its members for none of them.
+fn names_of(agent: &Agent, peer: Option<HostId>) -> HashMap<HostId, String> {
+    peer.and_then(|peer| Some((peer, agent.naming.name_of(peer)?))).into_iter().collect()
 }
 
 const fn policy(flow: &margay_core::FlowInfo) -> &'static str {
@@ -189,7 +201,8 @@ fn name_of(agent: &Agent, service: &ServiceId) -> String {
     if let Some(own) = own.max_by_key(|own| own.name.prefix().bits) {
         return own.name.written().to_owned();
     }
-    agent.leases.written(service).unwrap_or_default()
+    let registered = |agent: &Agent| agent.store.name_of(&Prefix::from(*service)).ok().flatten();
+    agent.leases.written(service).or_else(|| registered(agent)).unwrap_or_default()
 }
 
 /// Events from now on, until the agent goes down.
@@ -225,11 +238,15 @@ fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<Flow
         Event::FlowOpened(id) => {
             // One that is gone again already will be told of by its end.
             let flow = agent.core.0.with_sal(|sal, _| sal.flow(id)).filter(|flow| is_wanted(&flow.service))?;
-            Some(FlowEvent { kind: "opened".to_owned(), flow: Some(info(agent, &flow)), ..blank() })
+            Some(FlowEvent {
+                kind: "opened".to_owned(),
+                flow: Some(info(agent, &names_of(agent, flow.peer), &flow)),
+                ..blank()
+            })
         }
         Event::FlowClosed { flow, reason } => is_wanted(&flow.service).then(|| FlowEvent {
             kind: "closed".to_owned(),
-            flow: Some(info(agent, &flow)),
+            flow: Some(info(agent, &names_of(agent, flow.peer), &flow)),
             why: reason.label().to_owned(),
             ..blank()
         }),

@@ -8,12 +8,12 @@ use margay_control::keyring::{Authority, ServiceKey, written_key};
 use margay_control::store::{Member, MemberKey, Token, TokenState};
 use margay_control::token::{JoinToken, TokenSecret};
 use margay_control::warrant::lineages;
-use margay_core::key::{HostId, to_hex};
+use margay_core::key::{HostId, HostPublic, to_hex};
 use margay_core::name::{Name, Prefix, authority_block};
 use tonic::Status;
 
 use super::{blocking, environment, misuse, not_found, succession, warrant};
-use crate::agent::{Agent, authority, cluster};
+use crate::agent::{Agent, authority, cluster, naming};
 use crate::config::Config;
 use crate::host;
 
@@ -204,6 +204,7 @@ fn member_info(agent: &Agent, member: &Member) -> MemberInfo {
         host_name: member.host_name.clone(),
         authority: member.authority.clone(),
         grants: member.grants.iter().map(Prefix::to_string).collect(),
+        grant_names: member.grants.iter().map(|grant| naming::prefix(agent, grant)).collect(),
         groups: member.groups.clone(),
         joined_unix_s: member.joined_s,
         connected: connected.is_some(),
@@ -218,8 +219,8 @@ pub(super) fn list_members(agent: &Agent) -> Result<MemberListReply, Status> {
 
 /// The member that is meant, and what it may serve from then on.
 pub(super) fn granted(agent: &Agent, request: &MemberGrantRequest) -> Result<(Member, Vec<Prefix>), Status> {
-    let id = host_id(&request.host_id)?;
     let mut found = blocking(|| agent.store.members()).map_err(environment)?;
+    let id = member_of(&found, &request.host_id)?;
     found.retain(|member| {
         let is_meant = request.authority.is_empty() || request.authority == member.authority;
         member.host.id() == id && is_meant
@@ -233,6 +234,9 @@ pub(super) fn granted(agent: &Agent, request: &MemberGrantRequest) -> Result<(Me
     let authority = found
         .ok_or_else(|| not_found(format!("the key of the authority {} is not here any more", member.authority)))?;
     let grants = request.grants.iter().map(|grant| parse_grant(grant, &authority)).collect::<Result<Vec<_>, _>>()?;
+    for (prefix, written) in grants.iter().zip(&request.grants) {
+        agent.naming.learn_prefix(*prefix, written);
+    }
     Ok((member.clone(), grants))
 }
 
@@ -248,8 +252,20 @@ pub(super) fn grant_member(agent: &Agent, request: &MemberGrantRequest) -> Resul
     changed.map(|member| member_info(agent, &member)).ok_or_else(|| not_a_member(id))
 }
 
-fn host_id(text: &str) -> Result<HostId, Status> {
-    text.parse().map_err(|error| misuse(format!("`{text}`: {error}; `margay id member list` shows them")))
+/// The member that is meant by its name, its host-ID or the first letters of that.
+fn member_of(members: &[Member], text: &str) -> Result<HostId, Status> {
+    let candidates: Vec<_> = members.iter().map(|member| (member.host.id(), member.host_name.clone())).collect();
+    naming::pick(text, &candidates, "margay id member list").map_err(not_found)
+}
+
+/// The key of a host that has joined here, by its name, its host-ID or the first letters of that.
+pub(super) fn key_of_member(agent: &Agent, text: &str) -> Result<HostPublic, Status> {
+    let members = blocking(|| agent.store.members()).map_err(environment)?;
+    let id = member_of(&members, text).map_err(|status| {
+        let why = status.message();
+        misuse(format!("{why}; of another host write the key, 64 hexadecimal digits: `margay id` there shows it"))
+    })?;
+    members.into_iter().map(|member| member.host).find(|host| host.id() == id).ok_or_else(|| not_a_member(id))
 }
 
 fn not_a_member(id: HostId) -> Status {
@@ -257,7 +273,10 @@ fn not_a_member(id: HostId) -> Status {
 }
 
 pub(super) fn remove_member(agent: &Agent, host: &str) -> Result<MemberInfo, Status> {
-    let id = host_id(host)?;
+    let id = match host.parse() {
+        Ok(id) => id,
+        Err(_) => member_of(&blocking(|| agent.store.members()).map_err(environment)?, host)?,
+    };
     let removed = blocking(|| agent.store.remove_member(id, agent.clock.unix_s())).map_err(environment)?;
     let first = removed.first().ok_or_else(|| not_a_member(id))?;
     let mut info = member_info(agent, first);

@@ -102,11 +102,11 @@ impl Calls for Api {
     }
 
     async fn flow_list(&self, request: Request<FlowListRequest>) -> Answer<FlowListReply> {
-        flow::list(&self.0, &request.into_inner()).map(Response::new)
+        flow::list(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
     async fn flow_show(&self, request: Request<FlowShowRequest>) -> Answer<FlowInfo> {
-        flow::show(&self.0, &request.into_inner().flow).map(Response::new)
+        flow::show(&self.0, &request.into_inner().flow).await.map(Response::new)
     }
 
     async fn flow_watch(&self, request: Request<FlowWatchRequest>) -> Answer<Self::FlowWatchStream> {
@@ -126,7 +126,7 @@ impl Calls for Api {
     }
 
     async fn path_list(&self, _: Request<PathListRequest>) -> Answer<PathListReply> {
-        Ok(Response::new(path::list(&self.0)))
+        Ok(Response::new(path::list(&self.0).await))
     }
 
     async fn path_migrate(&self, request: Request<PathMigrateRequest>) -> Answer<PathMigrateReply> {
@@ -230,7 +230,7 @@ impl Calls for Api {
     }
 
     async fn association_list(&self, _: Request<AssociationListRequest>) -> Answer<AssociationListReply> {
-        Ok(Response::new(status::associations(&self.0)))
+        Ok(Response::new(status::associations(&self.0).await))
     }
 
     async fn metrics(&self, _: Request<MetricsRequest>) -> Answer<MetricsReply> {

@@ -8,8 +8,8 @@ use margay_core::{AssociationInfo, Moving, Passage, Sal, Towards};
 use tonic::Status;
 
 use super::flow::age_ms;
-use super::{misuse, not_found};
-use crate::agent::Agent;
+use super::misuse;
+use crate::agent::{Agent, naming};
 
 pub(super) fn parse_address(text: &str) -> Result<IpAddr, Status> {
     text.parse().map_err(|_| misuse(format!("`{text}` is no IP address; name one of this host, or one of the peer")))
@@ -20,37 +20,41 @@ pub(super) fn towards(sal: &Sal, address: IpAddr) -> Towards {
     if sal.has_address(address) { Towards::Local(address) } else { Towards::Remote(address) }
 }
 
-pub(super) fn list(agent: &Agent) -> PathListReply {
+pub(super) async fn list(agent: &Agent) -> PathListReply {
+    naming::ask(agent).await;
     let mut found: Vec<AssociationInfo> = agent.core.0.with_sal(|sal, _| sal.paths());
     found.sort_by_key(|known| (known.router, known.host));
     let mut striped = super::places::by_peer(agent);
-    let with_places =
-        |known: &AssociationInfo| PathInfo { striped: striped.remove(&known.host).unwrap_or_default(), ..info(known) };
+    let names = naming::hosts(agent);
+    let with_places = |known: &AssociationInfo| PathInfo {
+        striped: striped.remove(&known.host).unwrap_or_default(),
+        peer_name: names.get(&known.host).cloned().unwrap_or_default(),
+        ..info(known)
+    };
     PathListReply { paths: found.iter().map(with_places).collect() }
 }
 
 pub(super) fn migrate(agent: &Agent, request: &PathMigrateRequest) -> Result<PathMigrateReply, Status> {
     let address = parse_address(&request.to)?;
-    let host = agent.core.0.with_sal(|sal, _| find(&sal.paths(), &request.peer))?;
+    let paths = agent.core.0.with_sal(|sal, _| sal.paths());
+    let host = find(agent, &paths, &request.peer)?;
     agent.core.0.with_sal(|sal, now| sal.migrate_host(now, host, towards(sal, address))).map_err(misuse)?;
     Ok(PathMigrateReply {})
 }
 
-/// A peer by its host-ID, or the first letters of it, or its address.
-fn find(paths: &[AssociationInfo], peer: &str) -> Result<HostId, Status> {
-    let address = peer.parse::<IpAddr>().ok();
-    let is_it = |known: &&AssociationInfo| match address {
-        Some(address) => known.remote.ip() == address,
-        None => !peer.is_empty() && known.host.to_string().starts_with(peer),
+/// A peer by its name, its host-ID or the first letters of that, or its address.
+fn find(agent: &Agent, paths: &[AssociationInfo], peer: &str) -> Result<HostId, Status> {
+    let names = naming::hosts(agent);
+    let name = |host: &HostId| names.get(host).cloned().unwrap_or_default();
+    let at = peer.parse::<IpAddr>().ok();
+    let is_there = |known: &&AssociationInfo| at.is_none_or(|address| known.remote.ip() == address);
+    let candidates: Vec<(HostId, String)> =
+        paths.iter().filter(is_there).map(|known| (known.host, name(&known.host))).collect();
+    let chosen = match (at, &candidates[..]) {
+        (Some(_), [(host, _)]) => Ok(*host),
+        _ => naming::pick(peer, &candidates, "margay path list"),
     };
-    let mut found = paths.iter().filter(is_it);
-    match (found.next(), found.next()) {
-        (Some(known), None) => Ok(known.host),
-        (Some(_), Some(_)) => Err(misuse(format!("`{peer}` stands for several peers; `margay path list` shows them"))),
-        (None, _) => {
-            Err(not_found(format!("there is no peer `{peer}`; `margay path list` shows those that there are")))
-        }
-    }
+    chosen.map_err(misuse)
 }
 
 fn info(known: &AssociationInfo) -> PathInfo {
@@ -81,6 +85,7 @@ fn info(known: &AssociationInfo) -> PathInfo {
         round_trip_us: known.rtt.map_or(0, |rtt| u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX)),
         suspected: known.is_suspected,
         striped: Vec::new(),
+        peer_name: String::new(),
         trouble: known.trouble.map_or("", margay_core::Trouble::label).to_owned(),
         flapping_ms: known.flapping.map_or(0, |until| u64::try_from(left_ms(until)).unwrap_or(u64::MAX)),
     }

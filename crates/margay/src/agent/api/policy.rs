@@ -7,8 +7,8 @@ use tonic::Status;
 use super::identity::{grant_member, granted};
 use super::route::{order_of, refusal};
 use super::{blocking, misuse};
-use crate::agent::Agent;
 use crate::agent::rule_book::RuleChange;
+use crate::agent::{Agent, naming};
 
 /// Members of one policy.
 const GRANTS_MAX: usize = 10_000;
@@ -26,8 +26,9 @@ pub(super) fn apply(agent: &Agent, request: &PolicyApplyRequest) -> Result<Polic
     for grant in &request.grants {
         let (member, wanted) = granted(agent, grant)?;
         if member.grants != wanted {
-            let before: Vec<String> = member.grants.iter().map(ToString::to_string).collect();
-            let text = format!("{}: {} -> {}", member.host.id(), listed(&before), listed(&grant.grants));
+            let before: Vec<String> = member.grants.iter().map(|grant| naming::prefix(agent, grant)).collect();
+            let (name, id) = (&member.host_name, member.host.id());
+            let text = format!("{name} ({id}): {} -> {}", listed(&before), listed(&grant.grants));
             changes.push(PolicyChange { act: "change".to_owned(), what: "grant".to_owned(), text });
             grants.push(grant);
         }

@@ -31,6 +31,10 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouterListReply, Status>
     if !name.is_empty() {
         let is_meant = |one: &NeighbourInfo| one.site == name || one.host_id.starts_with(name);
         neighbours.retain(is_meant);
+        if neighbours.len() > 1 && neighbours.iter().all(|one| one.site != name) {
+            let all: Vec<String> = neighbours.iter().map(|one| format!("{} ({})", one.site, one.host_id)).collect();
+            return Err(misuse(format!("`{name}` stands for several routers: {}; write one of these", all.join(", "))));
+        }
         if neighbours.is_empty() {
             return Err(not_found(format!(
                 "no router of a site {name} is known here; `margay router list` shows which are"

@@ -310,7 +310,10 @@ pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveR
         Resolution::None => ("none", String::new()),
     });
     let (found, answered_by, why) = match home::instances(&agent.services, agent.router.as_deref(), &name).await {
-        Ok((found, by)) => (found, by, String::new()),
+        Ok((found, by)) => {
+            agent.naming.learn(&found);
+            (found, by, String::new())
+        }
         Err(why) => (Vec::new(), String::new(), why),
     };
     let fallback = agent.config.fallback.iter().map(|section| section.get_ref());

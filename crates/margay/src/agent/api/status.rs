@@ -7,7 +7,7 @@ use margay_control::cluster::{Cluster, RouterEntry};
 use margay_control::registration::{Home, Phase};
 
 use crate::agent::start::sal_address;
-use crate::agent::{Agent, INTERFACE, home, metrics};
+use crate::agent::{Agent, INTERFACE, home, metrics, naming};
 
 pub(super) fn reply(agent: &Agent) -> StatusReply {
     let (flows, flows_direct, half_open, associations) = agent
@@ -127,10 +127,13 @@ fn drops(agent: &Agent) -> Vec<DropCount> {
     all.map(|(reason, packets)| DropCount { reason: reason.to_owned(), packets }).collect()
 }
 
-pub(super) fn associations(agent: &Agent) -> AssociationListReply {
+pub(super) async fn associations(agent: &Agent) -> AssociationListReply {
+    naming::ask(agent).await;
+    let names = naming::hosts(agent);
     let mut associations = agent.core.0.with_sal(|sal, now| {
         let info = |known: margay_core::AssociationInfo| AssociationInfo {
             host_id: known.host.to_string(),
+            host_name: names.get(&known.host).cloned().unwrap_or_default(),
             remote: known.remote.to_string(),
             datagram_max_bytes: known.datagram_max.into(),
             epoch: known.epoch,

@@ -29,6 +29,12 @@ pub(in crate::agent) async fn reply(agent: &Agent, request: &TraceRequest) -> Re
     };
     let mut hops = trace::trace(agent, question, true).await;
     trace::name_circle(&mut hops);
+    for hop in &hops {
+        // What is no host-ID is nobody that a list could name.
+        if let Ok(host) = hop.host_id.parse() {
+            agent.naming.learn_host(host, &hop.host_name);
+        }
+    }
     let reached = hops.last().is_some_and(|hop| hop.act == "deliver");
     Ok(TraceReply { name: name.written().to_owned(), hops, reached })
 }

@@ -73,9 +73,10 @@ pub(super) fn sign(agent: &Agent, asked: WarrantSignRequest) -> Result<WarrantSi
             (written_key(&request.key), request.grant(&by, now, lifetime_s.min(trusted_s)).map_err(misuse)?)
         }
         Some(What::Host(HostOfKey { service, host_key })) => {
-            let host = from_hex::<32>(&host_key).map(HostPublic);
-            let host =
-                host.map_err(|_| misuse("a host's key has 64 hexadecimal digits; `margay id` there shows it"))?;
+            let host = match from_hex::<32>(&host_key) {
+                Ok(key) => HostPublic(key),
+                Err(_) => identity::key_of_member(agent, &host_key)?,
+            };
             let keys = agent.keyring.service_keys().map_err(environment)?;
             let by = keys.iter().find(|key| key.name == service).ok_or_else(|| {
                 not_found(format!("the key of `{service}` is not here; `margay id` lists the keys that are"))

@@ -167,6 +167,7 @@ async fn registered(agent: &Agent, steps: &mut Steps, name: &ServiceName) -> Opt
         }
         Ok(found) => found,
     };
+    agent.naming.learn(&instances);
     if instances.is_empty() {
         let advice = format!(
             "on a host that is to serve it: `margay run --service {name} -- COMMAND`, or `margay service publish`; \

@@ -21,10 +21,15 @@ impl fmt::Display for ServiceName {
 }
 
 impl FromStr for ServiceName {
-    type Err = NameError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
-        text.parse().map(Self)
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|error: NameError| match name_and_port(text) {
+            Ok((name, Some(port))) => {
+                format!("`{text}`: a name alone is wanted here; write {name}, without port {port}")
+            }
+            _ => error.to_string(),
+        })
     }
 }
 
@@ -141,7 +146,7 @@ pub fn name_and_port(text: &str) -> Result<(ServiceName, Option<u16>), String> {
         Some((name, port)) if !name.is_empty() && name != "sid" && !name.ends_with("/key") => (name, Some(port)),
         _ => (text, None),
     };
-    let name = name.parse().map_err(|error: NameError| error.to_string())?;
+    let name = name.parse().map_err(|error: NameError| error.to_string()).map(ServiceName)?;
     Ok((name, port.map(port_number).transpose()?))
 }
 
@@ -206,6 +211,8 @@ mod test {
         assert_eq!(parse("web.shop/key:user42:80"), Ok(("web.shop/key:user42".into(), Some(80))));
         assert_eq!(parse("sid:0011/16"), Ok(("sid:0011/16".into(), None)));
         assert_eq!(parse("sid:0011/16:80"), Ok(("sid:0011/16".into(), Some(80))));
+        let alone = "web.shop:80".parse::<ServiceName>();
+        assert_eq!(alone, Err("`web.shop:80`: a name alone is wanted here; write web.shop, without port 80".into()));
         assert_eq!(parse("web.shop:0"), Err("`0` is no port; it is 1 to 65535".into()));
         assert_eq!(parse("web.shop:http"), Err("`http` is no port; it is 1 to 65535".into()));
     }

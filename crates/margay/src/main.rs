@@ -11,6 +11,7 @@ mod joining;
 mod listener;
 mod log_file;
 mod misread;
+mod quantity;
 mod resolver;
 mod site;
 mod start;

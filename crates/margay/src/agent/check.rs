@@ -28,6 +28,7 @@ use super::api::phase;
 use super::{Agent, INTERFACE};
 use crate::host::{self, change::State};
 use crate::listener::Protocol;
+use crate::quantity::{count, count_of};
 
 /// Longer than any resolver that works.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(3);
@@ -157,8 +158,8 @@ async fn warrants(agent: &Agent, steps: &mut Steps) {
         let days = end_s.saturating_sub(now) / DAY_S;
         let finding = match end_s {
             _ if end_s < now => Finding::failed(format!("{what} has ended"), advice),
-            _ if days < WARRANT_DAYS => Finding::warning(format!("{what} ends in {days} days"), advice),
-            _ => Finding::Ok(format!("{what} holds for {days} days")),
+            _ if days < WARRANT_DAYS => Finding::warning(format!("{what} ends in {}", count(days, "day")), advice),
+            _ => Finding::Ok(format!("{what} holds for {}", count(days, "day"))),
         };
         steps.say("warrant", finding).await;
     }
@@ -181,8 +182,10 @@ fn datapath(agent: &Agent) -> Finding {
     }
     let counted = agent.core.0.counters();
     let carried = format!(
-        "{INTERFACE} and UDP port {}: {} packets out, {} runs in",
-        agent.config.host.port, counted.egress_packets, counted.ingress_runs
+        "{INTERFACE} and UDP port {}: {} out, {} in",
+        agent.config.host.port,
+        count(counted.egress_packets, "packet"),
+        count(counted.ingress_runs, "run")
     );
     if if_nametoindex(INTERFACE).is_ok() {
         Finding::Ok(carried)
@@ -248,16 +251,18 @@ fn kernel_router(agent: &Agent) -> Finding {
     let bare = kernel.bare_interfaces();
     if let Some((index, why)) = bare.first() {
         let name = direct::name_of(*index);
-        let text = format!("{} interfaces take no program, {name} among them: {why}", bare.len());
+        let text = format!("no program at {}, {name} among them: {why}", count_of(bare.len(), "interface"));
         return Finding::warning(text, advice);
     }
-    let forwarded = kernel.forwarded();
+    let forwarded = count(kernel.forwarded(), "packet");
     match kernel.mode() {
-        Some((Mode::Driver, count)) => Finding::Ok(format!(
-            "the drivers of {count} interfaces run the service router; {forwarded} packets forwarded"
+        Some((Mode::Driver, interfaces)) => Finding::Ok(format!(
+            "the drivers of {} run the service router; {forwarded} forwarded",
+            count_of(interfaces, "interface")
         )),
-        Some((Mode::Buffer, count)) => Finding::Ok(format!(
-            "the kernel runs the service router on {count} interfaces, not all of whose drivers could; {forwarded} packets forwarded"
+        Some((Mode::Buffer, interfaces)) => Finding::Ok(format!(
+            "the kernel runs the service router on {}, not all of whose drivers could; {forwarded} forwarded",
+            count_of(interfaces, "interface")
         )),
         None => Finding::Ok("the service router is on no interface yet".to_owned()),
     }
@@ -270,13 +275,13 @@ async fn routers(agent: &Agent, steps: &mut Steps) {
         steps.say("router", Finding::warning("this host has joined no router", advice)).await;
     }
     if let Some(router) = &agent.router {
-        let text = format!("this host is a router; {} hosts are registered", router.host_count());
+        let text = format!("this host is a router; registered with it: {}", count_of(router.host_count(), "host"));
         steps.say("router", Finding::Ok(text)).await;
         steps.say("router", kernel_router(agent)).await;
     }
     if let Some(cluster) = &agent.cluster {
         let state = cluster.state();
-        let text = format!("the cluster {} has {} routers", cluster.prefix(), cluster.routers().len());
+        let text = format!("the cluster {} has {}", cluster.prefix(), count_of(cluster.routers().len(), "router"));
         let finding = match (state.is_connected, state.why) {
             (true, _) => Finding::Ok(format!("{text}; this one follows {}", state.endpoint)),
             (false, why) if why.is_empty() => Finding::waiting("etcd was not reached yet", "look again in a moment"),

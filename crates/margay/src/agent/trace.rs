@@ -22,6 +22,7 @@ use margay_datapath::clock;
 
 use super::Agent;
 use super::api::route::{Found, Known, ended_of};
+use crate::quantity::count_of;
 
 /// How long all hops together may take to answer.
 pub const LIMIT: Duration = Duration::from_secs(4);
@@ -225,8 +226,7 @@ fn answers(agent: &Agent, question: &Question, explained: &Explained) -> Vec<Str
             None => format!("{name} has not been asked of this name yet"),
             Some(last) => {
                 let what = match &last.what {
-                    Ok(1) => "one instance".to_owned(),
-                    Ok(count) => format!("{count} instances"),
+                    Ok(instances) => count_of(*instances, "instance"),
                     Err(error) => error.to_string(),
                 };
                 let (ago, took) = (last.at.elapsed().as_secs(), last.took.as_millis());

@@ -205,8 +205,8 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
         ("path", format!("{} for {}: {}", flow.path, span(Duration::from_millis(flow.path_since_ms)), flow.path_why)),
         ("addresses", addresses(flow)),
         ("policy", policy(flow)),
-        ("sent", format!("{} in {} packets", bytes(flow.sent_bytes), flow.sent_packets)),
-        ("received", format!("{} in {} packets", bytes(flow.received_bytes), flow.received_packets)),
+        ("sent", format!("{} in {}", bytes(flow.sent_bytes), count(flow.sent_packets, "packet"))),
+        ("received", format!("{} in {}", bytes(flow.received_bytes), count(flow.received_packets, "packet"))),
     ];
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
     out.facts(&facts.into_iter().chain(trouble).collect::<Vec<_>>())

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::{Client, Json, Out, refused};
 use crate::listener::ServiceName;
 use crate::misread::{self, Misread};
+use crate::quantity::count_of;
 
 #[derive(Subcommand)]
 pub enum PolicyVerb {
@@ -142,8 +143,11 @@ pub async fn policy(mut client: Client, verb: PolicyVerb, out: &mut Out) -> Resu
     }
     match (reply.changes.len(), args.dry_run) {
         (0, _) => out.line("nothing to change"),
-        (count, true) => out.line(&format!("{count} changes; without --dry-run they are made")),
-        (count, false) => out.line(&format!("{count} changes made")),
+        (changes, true) => {
+            let they = if changes == 1 { "it is" } else { "they are" };
+            out.line(&format!("{}; without --dry-run {they} made", count_of(changes, "change")))
+        }
+        (changes, false) => out.line(&format!("{} made", count_of(changes, "change"))),
     }
 }
 

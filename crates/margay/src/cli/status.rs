@@ -86,8 +86,11 @@ pub async fn status(mut client: Client, args: StatusArgs, out: &mut Out) -> Resu
         (
             "flows",
             format!(
-                "{} ({} direct, {} half-open), {} peers known",
-                reply.flows, reply.flows_direct, reply.half_open, reply.associations
+                "{} ({} direct, {} half-open), {} known",
+                reply.flows,
+                reply.flows_direct,
+                reply.half_open,
+                count(reply.associations, "peer")
             ),
         ),
         ("services", format!("{} published here", reply.services)),

@@ -20,6 +20,7 @@ use super::{Finding, LOOKUP_LIMIT, Steps, direct};
 use crate::agent::api::trace;
 use crate::agent::{Agent, home};
 use crate::listener::{Protocol, ServiceName, name_and_port};
+use crate::quantity::{count, count_of};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// A handshake with a host that was never met, its repetitions included.
@@ -102,11 +103,11 @@ async fn reach(agent: &Agent, steps: &mut Steps, known: AssociationInfo, what: &
     });
     let finding = match answered.await {
         Ok(()) => Finding::Ok(format!(
-            "{what} answers from {} in {} ms; {} bytes per datagram, {} flows",
+            "{what} answers from {} in {} ms; {} bytes per datagram, {}",
             known.remote,
             start.elapsed().as_millis(),
             known.datagram_max,
-            known.flows
+            count(known.flows.into(), "flow")
         )),
         Err(_) => Finding::failed(format!("{what} does not answer at {}", known.remote), NO_ANSWER),
     };
@@ -176,9 +177,9 @@ async fn registered(agent: &Agent, steps: &mut Steps, name: &ServiceName) -> Opt
         steps.say("name", Finding::failed(format!("{by} knows no instance of {name}"), advice)).await;
         return None;
     }
-    let are =
-        if instances.len() == 1 { "1 instance is".to_owned() } else { format!("{} instances are", instances.len()) };
-    steps.say("name", Finding::Ok(format!("{name}: {are} known to {by}"))).await;
+    let are = if instances.len() == 1 { "is" } else { "are" };
+    let text = format!("{name}: {} {are} known to {by}", count_of(instances.len(), "instance"));
+    steps.say("name", Finding::Ok(text)).await;
     Some(instances)
 }
 

@@ -9,6 +9,7 @@ use super::{Finding, Steps};
 use crate::agent::Agent;
 use crate::agent::api::route::{Found, Known};
 use crate::agent::failure::{Failed, KEPT};
+use crate::quantity;
 
 /// Rules that are told; there may be thousands.
 const RULES_MAX: usize = 20;
@@ -27,7 +28,7 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
 fn of_failed(failed: &Failed, name: &str) -> Finding {
     let Failed { why, count, last, to, .. } = failed;
     let port = to.port();
-    let times = if *count == 1 { "a connection".to_owned() } else { format!("{count} connections") };
+    let times = quantity::count(*count, "connection");
     let text = format!(
         "{times} to {name}:{port} failed within the last {} minutes, the last {}s ago: {why}",
         KEPT.as_secs() / 60,

@@ -6,6 +6,7 @@ use margay_core::name::Name;
 
 use super::{Finding, Steps};
 use crate::agent::Agent;
+use crate::quantity::count_of;
 
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
     let resolvers = agent.rules.resolvers.all();
@@ -42,8 +43,7 @@ fn judge(resolver: &Resolver, name: &Name, answer: Result<usize, ResolveError>) 
         return Finding::failed(format!("{of}: {trouble}"), advice(resolver.kind()));
     }
     match answer {
-        Ok(1) => Finding::Ok(format!("{of} answers: one instance of {name}")),
-        Ok(count) => Finding::Ok(format!("{of} answers: {count} instances of {name}")),
+        Ok(instances) => Finding::Ok(format!("{of} answers: {} of {name}", count_of(instances, "instance"))),
         Err(ResolveError::Nobody) => Finding::Ok(format!("{of} answers: nobody serves {name}")),
         Err(ResolveError::Unfit(_)) => Finding::Ok(format!("{of} has no name that it could be asked for")),
         Err(error @ (ResolveError::TimedOut(_) | ResolveError::Failed(_))) => {

@@ -5,12 +5,17 @@ use margay_control::registration::{Phase, RegistrationState};
 use super::{Finding, Steps, sockets};
 use crate::agent::service::{Origin, Published};
 use crate::agent::{Agent, loopback};
+use crate::quantity::count_of;
 
 /// What this host serves or would, and whether anything listens for it.
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
     let (programs, sockets, _) = agent.active.counts();
     let finding = match agent.active.why_not() {
-        None => Finding::Ok(format!("{sockets} sockets listen here; {programs} programs were started to serve names")),
+        None => Finding::Ok(format!(
+            "{} listening; started to serve names: {}",
+            count_of(sockets, "socket"),
+            count_of(programs, "program")
+        )),
         Some(why) => Finding::warning(
             format!("the kernel does not say what listens: {why}"),
             "`margay service publish` and `withdraw` work all the same",
@@ -20,7 +25,9 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
     let (names, instances) = agent.spreads.counts();
     let finding = match agent.spreads.why_not() {
         None => Finding::Ok(format!(
-            "each datagram of an unconnected socket is resolved; programs send to {names} names with {instances} instances"
+            "each datagram of an unconnected socket is resolved; programs send to {} with {}",
+            count_of(names, "name"),
+            count_of(instances, "instance")
         )),
         Some(why) => Finding::warning(
             format!("datagrams of one socket to one name all go to one instance: {why}"),

@@ -6,7 +6,7 @@ MARGAY := $(TARGET)/release/margay
 DESTDIR ?=
 PREFIX ?= /usr/local
 
-.PHONY: help build demo test test-long verify bench figures fmt lint setup setup-apps apps install
+.PHONY: help build demo test test-long verify bench figures reference fmt lint setup setup-apps apps install
 
 help: ## name the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ bench: setup build ## comparisons that run both sides in one run
 
 figures: setup-apps build ## run every scenario at full length and write docs/figures
 	@$(MARGAY) lab figures --out docs/figures
+
+reference: ## write the reference pages of the book from the program
+	MARGAY_REFERENCE=write $(CARGO) test --locked -p margay --bin margay reference::
 
 fmt: ## format the code
 	$(CARGO) fmt --all

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use margay_core::output::DropReason;
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($(#[doc = $doc:literal] $name:ident,)*) => {
         /// Counts since the start, shared by the threads.
         #[derive(Debug, Default)]
         pub struct Counting {
@@ -16,7 +16,7 @@ macro_rules! counters {
         /// Counts since the start, at one moment.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct Counters {
-            $($(#[$doc])* pub $name: u64,)*
+            $(#[doc = $doc] pub $name: u64,)*
             drops: PerReason<u64>,
         }
 
@@ -31,9 +31,9 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Every count with the name that metrics carry, drops apart.
-            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name),)*].into_iter()
+            /// Every count with the name that metrics carry, and what it counts, drops apart.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$((stringify!($name), $doc.trim_matches([' ', '.']), self.$name),)*].into_iter()
             }
         }
     };
@@ -42,7 +42,7 @@ macro_rules! counters {
 counters! {
     /// Packets and super-packets of applications that were sent to peers.
     egress_packets,
-    /// Bytes of them after the transport header.
+    /// Bytes of applications that were sent to peers, after the transport header.
     egress_bytes,
     /// Sends of DATA; each carries up to 64 datagrams.
     egress_sends,

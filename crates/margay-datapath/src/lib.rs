@@ -19,6 +19,7 @@ mod ingress;
 #[cfg(test)]
 mod journey;
 pub mod kernel;
+pub mod meaning;
 pub mod offload;
 pub mod outbox;
 pub mod packet;

@@ -226,7 +226,7 @@ pub struct ServiceSection {
     /// Higher first.
     #[serde(default = "default_priority")]
     pub priority: u32,
-    /// Number of its partitions, in the file; here the bits that number them. Zero: it has none.
+    /// Number of its partitions, a power of two; none unless given. In the program: the bits that number them.
     #[serde(default, deserialize_with = "partitions")]
     pub partitions: u8,
     /// One host alone, and on it one program, may serve it.

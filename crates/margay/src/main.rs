@@ -12,6 +12,8 @@ mod listener;
 mod log_file;
 mod misread;
 mod quantity;
+#[cfg(test)]
+mod reference;
 mod resolver;
 mod site;
 mod start;

@@ -100,7 +100,7 @@ pub struct LeaseCounts {
 }
 
 /// How full the pool is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fullness {
     /// Addresses in the pool.
     pub pool: usize,

@@ -43,7 +43,7 @@ pub(super) const PATH_SHARED: u32 = u32::MAX;
 pub(super) const COUNT_UNDELIVERED: u32 = 22;
 
 /// Names of the counters, by number (`enum counter`).
-pub(super) const COUNTERS: [&str; 23] = [
+pub(crate) const COUNTERS: [&str; 23] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",

@@ -7,7 +7,7 @@ mod address_pair;
 mod grant;
 mod guard;
 mod interface;
-mod layout;
+pub(crate) mod layout;
 mod load;
 mod peer_addresses;
 pub(crate) mod plain;

@@ -34,7 +34,7 @@ const HOP_V4: u16 = 4;
 const HOP_OUTER: u16 = 8;
 
 /// Names of the counters, by number (`enum router_counter`).
-pub(super) const COUNTERS: [&str; 12] = [
+pub(crate) const COUNTERS: [&str; 12] = [
     "forwarded",
     "drop_hop_limit",
     "drop_service",

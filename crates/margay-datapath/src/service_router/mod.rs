@@ -8,7 +8,7 @@
 mod attach;
 mod cells;
 mod copy;
-mod layout;
+pub(crate) mod layout;
 pub mod rate;
 #[cfg(test)]
 mod table_test;

@@ -8,7 +8,8 @@ use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use margay_control::wide_area::WideArea;
 use margay_control::{registration, resolver};
-use margay_core::{Counters, DropReason, RemoveReason};
+use margay_core::{Counters, DropReason, RemoveReason, Sal};
+use margay_datapath::meaning;
 use margay_wire::Kind;
 use miette::{IntoDiagnostic, Result, WrapErr};
 use prometheus_client::collector::Collector;
@@ -50,8 +51,18 @@ pub async fn start(agent: &Arc<Agent>) -> Result<Option<JoinHandle<()>>> {
 
 /// All of it, now.
 pub fn text(agent: &Arc<Agent>) -> String {
+    encoded(Figures(Some(Arc::clone(agent))))
+}
+
+/// The same without an agent: every metric that there is, at zero.
+#[cfg(test)]
+pub fn catalogue() -> String {
+    encoded(Figures(None))
+}
+
+fn encoded(figures: Figures) -> String {
     let mut registry = Registry::with_prefix("margay");
-    registry.register_collector(Box::new(Figures(Arc::clone(agent))));
+    registry.register_collector(Box::new(figures));
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
@@ -69,7 +80,8 @@ pub fn drops(agent: &Agent) -> Vec<(&'static str, u64)> {
     DropReason::ALL.iter().map(all).collect()
 }
 
-struct Figures(Arc<Agent>);
+/// `None`: of no agent, for the list of all that there is.
+struct Figures(Option<Arc<Agent>>);
 
 impl std::fmt::Debug for Figures {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -82,13 +94,14 @@ type Rows = Vec<(String, u64)>;
 
 impl Collector for Figures {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let agent = &self.0;
-        let core = agent.core.0.with_sal(|sal, _| sal.counters().clone());
+        let agent = self.0.as_deref();
+        let core = agent.map(|agent| agent.core.0.with_sal(|sal, _| sal.counters().clone())).unwrap_or_default();
+        let by_kernel = agent.map_or(0, |agent| agent.kernel_router.forwarded());
         gauges(agent, &mut encoder)?;
         for (name, help, value) in [
             ("cookies", "Cookies asked for under load", core.cookies_sent),
             ("connects_failed", "Connects of programs that failed", core.connects_failed),
-            ("forwarded", "First packets forwarded for others", core.forwarded + agent.kernel_router.forwarded()),
+            ("forwarded", "First packets forwarded for others", core.forwarded + by_kernel),
             ("relayed", "Answers relayed for others", core.relayed),
             ("stripes", "Times that a flow began to go by several pairs of addresses", core.stripes),
             (
@@ -102,7 +115,11 @@ impl Collector for Figures {
                 "Proved messages of set-up from another place than where their sender's flows go",
                 core.elsewhere,
             ),
-            ("traces_refused", "Questions of other hosts about first packets that were refused", traces_refused(agent)),
+            (
+                "traces_refused",
+                "Questions of other hosts about first packets that were refused",
+                agent.map_or(0, traces_refused),
+            ),
             ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
             ("packets_held", "First packets that waited for a resolver", core.delayed),
             ("packets_not_held", "First packets refused since too many waited for resolvers", core.delays_refused),
@@ -133,29 +150,47 @@ impl Collector for Figures {
         family(&mut encoder, "flows_removed", "Flows that ended", "reason", removed.collect())?;
         of_leases(agent, &mut encoder)?;
         of_resolvers(agent, &mut encoder)?;
-        if let Some(router) = &agent.router {
-            of_router(router, &mut encoder)?;
+        if agent.is_none_or(|agent| agent.router.is_some()) {
+            of_router(agent.and_then(|agent| agent.router.as_deref()), &mut encoder)?;
         }
-        if let Some(cluster) = &agent.cluster {
+        if agent.is_none_or(|agent| agent.cluster.is_some()) {
+            let cluster = agent.and_then(|agent| agent.cluster.as_deref());
             let help = "What happened between this router and etcd";
-            let rows = cluster.counts().map(|(act, count)| (act.to_owned(), count));
-            family(&mut encoder, "etcd", help, "act", rows.into())?;
+            let rows = cluster.map_or_else(unlabelled, |cluster| cluster.counts().to_vec());
+            family(&mut encoder, "etcd", help, "act", owned(rows))?;
         }
-        if let Some(area) = &agent.area {
-            of_area(area, &mut encoder)?;
+        if agent.is_none_or(|agent| agent.area.is_some()) {
+            of_area(agent.and_then(|agent| agent.area.as_deref()), &mut encoder)?;
         }
-        let dropped = drops(agent).into_iter().map(|(reason, count)| (reason.to_owned(), count));
-        family(&mut encoder, "drops", "Packets dropped", "reason", dropped.collect())
+        let dropped = agent.map_or_else(|| DropReason::ALL.iter().map(|reason| (reason.label(), 0)).collect(), drops);
+        family(&mut encoder, "drops", "Packets dropped", "reason", owned(dropped))
     }
 }
 
-fn carried(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let router = agent.kernel_router.kernel().map(|router| router.counters()).unwrap_or_default();
-    let counters = agent.core.0.counters();
-    let datapath = counters.named().map(|row| ("datapath", "What the datapath carried", row));
-    let kernel = agent.direct.counters().into_iter().map(|row| ("kernel", "What the kernel carried", row));
-    let router = router.into_iter().map(|row| ("kernel_router", "What the service router in the kernel did", row));
-    for (of, help, (name, value)) in datapath.chain(kernel).chain(router) {
+/// Of a family whose labels are not known without an agent.
+fn unlabelled() -> Vec<(&'static str, u64)> {
+    vec![("", 0)]
+}
+
+fn owned(rows: Vec<(&'static str, u64)>) -> Rows {
+    rows.into_iter().map(|(value, count)| (value.to_owned(), count)).collect()
+}
+
+fn carried(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counters = agent.map(|agent| agent.core.0.counters()).unwrap_or_default();
+    let at_zero = |names: &mut dyn Iterator<Item = &'static str>| names.map(|name| (name, 0)).collect();
+    let of_kernel = match agent {
+        Some(agent) => agent.direct.counters(),
+        None => at_zero(&mut meaning::names_of_cache()),
+    };
+    let of_router = match agent {
+        Some(agent) => agent.kernel_router.kernel().map(|router| router.counters()).unwrap_or_default(),
+        None => at_zero(&mut meaning::names_of_router()),
+    };
+    let datapath = counters.named().map(|(name, help, value)| ("datapath", name, help, value));
+    let kernel = of_kernel.into_iter().map(|(name, value)| ("kernel", name, meaning::of_cache(name), value));
+    let router = of_router.into_iter().map(|(name, value)| ("kernel_router", name, meaning::of_router(name), value));
+    for (of, name, help, value) in datapath.chain(kernel).chain(router) {
         let name = format!("{of}_{name}");
         let metric = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
         ConstCounter::new(value).encode(metric)?;
@@ -164,8 +199,8 @@ fn carried(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Err
 }
 
 /// What became of wishes for virtual addresses.
-fn of_leases(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let counts = agent.leases.counts();
+fn of_leases(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counts = agent.map(|agent| agent.leases.counts()).unwrap_or_default();
     let help = "Virtual IPv4 addresses that went to another name, since all were leased";
     let metric = encoder.encode_descriptor("leases_taken_back", help, None, MetricType::Counter)?;
     ConstCounter::new(counts.taken_back).encode(metric)?;
@@ -198,7 +233,11 @@ fn of_grants(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(),
             ("grants_ended", "Grants by which no flow is opened any more", core.grants_ended),
             ("grants_silent", "Grants of which no flow was answered", core.grants_silent),
             ("flows_granted", "Flows that kernels have set up by grants", core.flows_granted),
-            ("flows_brief", "Of these, flows that were over before the agent was told of them", core.flows_brief),
+            (
+                "flows_brief",
+                "Flows set up by grants that were over before the agent was told of them",
+                core.flows_brief,
+            ),
         ],
     )
 }
@@ -221,11 +260,15 @@ fn of_segments(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(
         ("notices_heard", "Words of other hosts about names that they serve, or no longer", core.notices_heard),
         (
             "notices_refused",
-            "Such words that were not believed: forged, without a right to the name, or too many",
+            "Words about names that were not believed: forged, without a right to the name, or too many",
             core.notices_refused,
         ),
         ("notices_used", "First packets that went to a host that was heard of", core.notices_used),
-        ("notices_failed", "Of these, such as the whole segment was asked about in the end", core.notices_failed),
+        (
+            "notices_failed",
+            "First packets for which the whole segment was asked, after the host that was heard of",
+            core.notices_failed,
+        ),
     ] {
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         ConstCounter::new(value).encode(metric)?;
@@ -233,46 +276,55 @@ fn of_segments(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(
     Ok(())
 }
 
-fn of_resolvers(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let all = agent.rules.resolvers.all();
+fn of_resolvers(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let all = agent.map(|agent| agent.rules.resolvers.all()).unwrap_or_default();
     let rows = |figure: &dyn Fn(resolver::Figures) -> u64| -> Rows {
-        all.iter().map(|resolver| (resolver.name().to_owned(), figure(resolver.figures()))).collect()
+        let of_all = all.iter().map(|resolver| (resolver.name().to_owned(), figure(resolver.figures())));
+        if agent.is_none() { owned(unlabelled()) } else { of_all.collect() }
     };
     let asked = "Questions that a resolver was asked";
     family(encoder, "resolver_asked", asked, "resolver", rows(&|figures| figures.asked))?;
-    let answered = "Of these, answered with somebody who serves the name";
+    let answered = "Questions that a resolver answered with somebody who serves the name";
     family(encoder, "resolver_answered", answered, "resolver", rows(&|figures| figures.answered))?;
-    let failed = "Of these, without";
+    let failed = "Questions that a resolver answered with nobody, or not at all";
     family(encoder, "resolver_failed", failed, "resolver", rows(&|figures| figures.failed))?;
-    let reports = all.iter().filter_map(|one| Some((one.name().to_owned(), agent.rules.resolvers.report(one.name())?)));
+    let reports =
+        all.iter().filter_map(|one| Some((one.name().to_owned(), agent?.rules.resolvers.report(one.name())?)));
     let reports: Vec<_> = reports.collect();
     let writes = |figure: &dyn Fn(&resolver::writer::Report) -> u64| -> Rows {
-        reports.iter().map(|(name, report)| (name.clone(), figure(report))).collect()
+        let of_all = reports.iter().map(|(name, report)| (name.clone(), figure(report)));
+        if agent.is_none() { owned(unlabelled()) } else { of_all.collect() }
     };
     let written = "Names of registrations written to a resolver, and taken away";
     family(encoder, "resolver_written", written, "resolver", writes(&|report| report.written))?;
     let not_written = "Names that could not be written, and are tried again";
     family(encoder, "resolver_not_written", not_written, "resolver", writes(&|report| report.failed))?;
-    family(encoder, "resolver_ms", "Milliseconds that all of them took", "resolver", rows(&|figures| figures.ms))
+    family(
+        encoder,
+        "resolver_ms",
+        "Milliseconds that the questions to a resolver took, together",
+        "resolver",
+        rows(&|figures| figures.ms),
+    )
 }
 
-fn of_router(router: &registration::Router, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+fn of_router(router: Option<&registration::Router>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let help = "Partitions of services that went from one host to another";
     let metric = encoder.encode_descriptor("partitions_moved", help, None, MetricType::Counter)?;
-    ConstCounter::new(router.partitions_moved()).encode(metric)?;
-    let left = router.instances_left().map(|(why, count)| (why.to_owned(), count));
-    let acts = router.audit_counts().into_iter().map(|(act, count)| (act.to_owned(), count));
-    family(encoder, "registrations", "Registrations, and refusals of all kinds", "act", acts.collect())?;
-    family(encoder, "instances_left", "Instances that this router lists no longer", "reason", left.into())
+    ConstCounter::new(router.map_or(0, registration::Router::partitions_moved)).encode(metric)?;
+    let left = router.map_or_else(unlabelled, |router| router.instances_left().to_vec());
+    let acts = router.map_or_else(unlabelled, registration::Router::audit_counts);
+    family(encoder, "registrations", "Registrations, and refusals of all kinds", "act", owned(acts))?;
+    family(encoder, "instances_left", "Instances that this router lists no longer", "reason", owned(left))
 }
 
-fn of_area(area: &WideArea, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let counts = area.counts().into_iter().map(|(act, count)| (act.to_owned(), count));
-    family(encoder, "announcements", "What was announced to other sites and by them", "act", counts.collect())?;
-    let (neighbours, prefixes) = area.sizes();
+fn of_area(area: Option<&WideArea>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counts = area.map_or_else(unlabelled, WideArea::counts);
+    family(encoder, "announcements", "What was announced to other sites and by them", "act", owned(counts))?;
+    let (neighbours, prefixes) = area.map(WideArea::sizes).unwrap_or_default();
     for (name, help, value) in [
         ("neighbours", "Routers of other sites whose streams are up", neighbours),
-        ("prefixes_heard", "Prefixes that they have announced", prefixes),
+        ("prefixes_heard", "Prefixes that routers of other sites have announced", prefixes),
     ] {
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;
@@ -287,65 +339,84 @@ fn traces_refused(agent: &Agent) -> u64 {
 }
 
 /// How much there is of what.
-fn gauges(agent: &Agent, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let (flows, half_open, associations, sources) = agent
-        .core
-        .0
-        .with_sal(|sal, _| (sal.flow_count(), sal.half_open_count(), sal.association_count(), sal.source_count()));
-    let (rules, revocations, heard) =
-        agent.core.0.with_sal(|sal, _| (sal.rule_count(), sal.revocations(), sal.heard_count()));
-    let (programs, sockets, bound) = agent.active.counts();
-    let (names, instances) = agent.spreads.counts();
-    let follows_etcd = agent.cluster.as_ref().is_some_and(|cluster| cluster.state().is_connected);
-    let routers = agent.cluster.as_ref().map_or(0, |cluster| cluster.routers().len());
-    let links = agent.router.as_ref().map_or(0, |router| router.links().len());
-    let [prefixes, lists, hops] = agent.kernel_router.kernel().map(|router| router.sizes()).unwrap_or_default();
-    let table_bytes = agent.kernel_router.kernel().map_or(0, |router| router.table_bytes());
-    let (held, grants, strangers) =
-        agent.core.0.with_sal(|sal, _| (sal.held(), sal.grant_count(), sal.stranger_count()));
-    let fullness = agent.leases.fullness();
+fn gauges(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let of = |figure: &dyn Fn(&Agent) -> usize| agent.map_or(0, figure);
+    let of_core = |figure: &dyn Fn(&Sal) -> usize| of(&|agent| agent.core.0.with_sal(|sal, _| figure(sal)));
+    let held = agent.map(|agent| agent.core.0.with_sal(|sal, _| sal.held())).unwrap_or_default();
+    let (programs, sockets, bound) = agent.map(|agent| agent.active.counts()).unwrap_or_default();
+    let (names, instances) = agent.map(|agent| agent.spreads.counts()).unwrap_or_default();
+    let cluster = agent.and_then(|agent| agent.cluster.as_deref());
+    let router = agent.and_then(|agent| agent.router.as_deref());
+    let in_kernel = agent.and_then(|agent| agent.kernel_router.kernel());
+    let [prefixes, lists, hops] = in_kernel.as_ref().map(|router| router.sizes()).unwrap_or_default();
+    let table_bytes = in_kernel.as_ref().map_or(0, |router| router.table_bytes());
+    let fullness = agent.map(|agent| agent.leases.fullness()).unwrap_or_default();
     for (name, help, value) in [
         ("held_names", "Names whose first packets wait for a resolver", held.names),
         ("held_packets", "First packets that wait for a resolver", held.packets),
-        ("held_bytes", "Their length", held.bytes),
-        ("held_packets_max", "The most that ever waited at once", held.packets_max),
+        ("held_bytes", "Bytes of first packets that wait for a resolver", held.bytes),
+        ("held_packets_max", "Most first packets that ever waited for a resolver at once", held.packets_max),
         ("rules_resolved", "Rules that resolvers' answers have made", held.rules),
         ("kernel_router_prefixes", "Prefixes that the service router in the kernel knows", prefixes),
-        ("kernel_router_table_bytes", "Bytes that its table of prefixes takes", table_bytes),
-        ("kernel_router_lists", "Of these, with several instances", lists),
-        ("kernel_router_next_hops", "Hosts and routers that it forwards to", hops),
-        ("flows", "Flows of all kinds", flows),
-        ("strangers", "Idle associations with peers that no authority trusted here vouches for", strangers),
-        ("grants", "Grants that this host has or gives, until they are forgotten", grants),
-        ("flows_half_open", "Flows to this host whose peer is not proved yet", half_open),
-        ("flows_cached", "Flows that the datapath carries without the core", agent.core.0.cached_flows()),
+        ("kernel_router_table_bytes", "Bytes that the table of prefixes in the kernel takes", table_bytes),
+        ("kernel_router_lists", "Prefixes with several instances that the service router in the kernel knows", lists),
+        ("kernel_router_next_hops", "Hosts and routers that the service router in the kernel forwards to", hops),
+        ("flows", "Flows of all kinds", of_core(&Sal::flow_count)),
+        (
+            "strangers",
+            "Idle associations with peers that no authority trusted here vouches for",
+            of_core(&Sal::stranger_count),
+        ),
+        ("grants", "Grants that this host has or gives, until they are forgotten", of_core(&Sal::grant_count)),
+        ("flows_half_open", "Flows to this host whose peer is not proved yet", of_core(&Sal::half_open_count)),
+        ("flows_cached", "Flows that the datapath carries without the core", of(&|agent| agent.core.0.cached_flows())),
         (
             "revocations",
             "Hosts that were put out of their authority, and keys that may sign for it no longer",
-            revocations,
+            of_core(&Sal::revocations),
         ),
-        ("associations", "Hosts that this host shares keys with", associations),
+        ("associations", "Hosts that this host shares keys with", of_core(&Sal::association_count)),
         ("leases", "Virtual IPv4 addresses that stand for names", fullness.leased),
         (
             "leases_idle",
-            "Of these, without use for a day: new names may have them once the pool is used up",
+            "Virtual IPv4 addresses without use for a day: new names may have them once the pool is used up",
             fullness.idle,
         ),
         ("leases_max", "Virtual IPv4 addresses in the pool", fullness.pool),
-        ("services", "Services published by this host", agent.services.list().len()),
-        ("rules", "Rules of the service table", rules),
-        ("names_heard", "Names that other hosts of the segment have said they serve, or no longer", heard),
+        ("services", "Services published by this host", of(&|agent| agent.services.list().len())),
+        ("rules", "Rules of the service table", of_core(&Sal::rule_count)),
+        (
+            "names_heard",
+            "Names that other hosts of the segment have said they serve, or no longer",
+            of_core(&Sal::heard_count),
+        ),
         ("programs", "Programs that were started for a name", programs),
         ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
         ("bound_sockets", "Sockets that their programs have bound to names", bound),
-        ("named_sockets", "Sockets of clients that have a name of their own", sources),
-        ("program_connections", "Programs that are connected to the program socket", agent.programs.connections()),
+        ("named_sockets", "Sockets of clients that have a name of their own", of_core(&Sal::source_count)),
+        (
+            "program_connections",
+            "Programs that are connected to the program socket",
+            of(&|agent| agent.programs.connections()),
+        ),
         ("names_spread", "Names that programs here send unconnected datagrams to", names),
-        ("instances_known", "Instances of those names", instances),
-        ("etcd_connected", "1: this router follows etcd", usize::from(follows_etcd)),
-        ("cluster_routers", "Routers of this router's cluster, itself among them", routers),
-        ("cluster_routers_connected", "Of these, others that answer", links),
-        ("hosts", "Hosts registered with this router", agent.router.as_ref().map_or(0, |router| router.host_count())),
+        ("instances_known", "Instances of names that programs here send unconnected datagrams to", instances),
+        (
+            "etcd_connected",
+            "1: this router follows etcd",
+            usize::from(cluster.is_some_and(|cluster| cluster.state().is_connected)),
+        ),
+        (
+            "cluster_routers",
+            "Routers of this router's cluster, itself among them",
+            cluster.map_or(0, |cluster| cluster.routers().len()),
+        ),
+        (
+            "cluster_routers_connected",
+            "Other routers of this router's cluster that answer",
+            router.map_or(0, |router| router.links().len()),
+        ),
+        ("hosts", "Hosts registered with this router", router.map_or(0, registration::Router::host_count)),
     ] {
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;

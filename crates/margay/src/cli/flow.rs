@@ -19,7 +19,7 @@ pub enum FlowVerb {
         /// Only flows of this name
         name: Option<ServiceName>,
         /// At most so many
-        #[arg(long, default_value_t = 100)]
+        #[arg(long, value_name = "NUMBER", default_value_t = 100)]
         limit: u32,
         #[command(flatten)]
         json: Json,

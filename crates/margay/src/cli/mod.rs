@@ -171,7 +171,7 @@ pub struct Json {
 }
 
 /// The command line, with a first page that groups the verbs.
-fn command() -> clap::Command {
+pub fn command() -> clap::Command {
     help::group(Cli::command())
 }
 

@@ -428,3 +428,42 @@ fn output_that_nobody_reads_and_errors_in_files() {
         "#,
     );
 }
+
+#[test]
+fn check_says_what_does_not_work_and_waits_until_it_does() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        trap 'margay down >/dev/null 2>&1 || true' EXIT
+        # Of a disk of its own: it is going to be full.
+        mkdir -p "$dir/state"; mount -t tmpfs -o size=16m,mode=700 none "$dir/state"
+        status=0; margay check --wait=1s >"$dir/said" 2>&1 || status=$?
+        [ "$status" = 1 ]; said 'no agent runs here'
+
+        # One that waits is there before the agent is.
+        margay check --wait=60s >"$dir/waited" 2>&1 & waits=$!
+        margay up --router >/dev/null
+        wait "$waits" || { cat "$dir/waited"; exit 1; }
+        grep '^ok *disk' "$dir/waited" >/dev/null
+
+        margay id authority create shop >/dev/null
+        margay service publish own.shop --listen 0.0.0.0:54324 >"$dir/said"; said 'own.shop is published: registered'
+        margay route add bad.shop drop >/dev/null
+        if (exec 3<>/dev/tcp/bad.shop.sal.internal/80) 2>/dev/null; then echo "a rule discards it"; exit 1; fi
+        margay check >"$dir/said" || { cat "$dir/said"; exit 1; }
+        said 'discards first packets to bad.shop: '; said '`margay route delete'
+        said 'to bad.shop:80 failed within the last 5 minutes'; ! grep 'nothing is wrong' "$dir/said"
+
+        cat /dev/zero >"$dir/state/full" 2>/dev/null || true
+        refused margay check; said "$dir/state cannot be written: No space left on device"; said '1 failed'
+        refused margay check --json
+        grep '"looks_at": "whether the state directory' "$dir/said" >/dev/null
+        rm "$dir/state/full"; margay check >/dev/null
+        margay down >/dev/null
+
+        printf '[[resolver]]\nname = "corp"\nkind = "static"\nfile = "/no/such/file"\nnames = ["lost.shop"]\n' >>"$dir/margay.toml"
+        margay up --router >/dev/null
+        refused margay check; said 'corp: /no/such/file'
+        "#,
+    );
+}

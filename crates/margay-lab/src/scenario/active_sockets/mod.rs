@@ -102,6 +102,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         }
         progress(&format!("round {} of {rounds}: {}", round + 1, stage.times.sentence()));
     }
+    for (kind, probe) in KINDS.iter().zip(&mut probes) {
+        stage.drain(kind, probe)?;
+    }
     stage.storm(&mut probes[0])?;
     doors::try_all(&stage, findings)?;
     for probe in &mut probes {
@@ -180,6 +183,36 @@ impl Stage<'_> {
         probe.only_beta_may_answer();
         probe.await_answers("beta", LANDINGS)?;
         Ok(())
+    }
+
+    /// An operator takes a program that listens out of service, and lets it back in: its connections go to the other host
+    /// meanwhile, and none fails.
+    fn drain(&mut self, kind: &Kind, probe: &mut Probe) -> Result<()> {
+        let (alpha, router, service) = (self.lab.host("alpha")?, self.lab.host("router")?, kind.service());
+        probe.others_may_answer();
+        let programs = self.begin(kind, alpha)?;
+        agent::await_instances(router, &service, 2)?;
+        for program in &programs {
+            self.cgroups.push(cgroup::of(program.pid())?);
+        }
+        tell_name(kind, alpha)?;
+        probe.await_answers("alpha", LANDINGS)?;
+        agent::withdraw(alpha, &service)?;
+        probe.only_beta_may_answer();
+        probe.await_answers("beta", LANDINGS)?;
+        let watched = if kind.in_box { self.box_pid } else { alpha.holder_pid() };
+        if listeners(watched, kind.port)? != kind.processes {
+            bail!("{service}: the program that was to be drained has ended");
+        }
+        probe.others_may_answer();
+        agent::margay(alpha, ["service", "set", &service, "--weight", "100"])?;
+        probe.await_answers("alpha", LANDINGS)?;
+        for program in &programs {
+            program.signal(Signal::SIGKILL)?;
+        }
+        agent::await_instances(router, &service, 1)?;
+        probe.only_beta_may_answer();
+        probe.await_answers("beta", LANDINGS)
     }
 
     /// Milliseconds since `from` after which the router has so many instances.

@@ -31,7 +31,7 @@ async fn ask(agent: &Agent, resolver: &Resolver) -> Finding {
     let names = sections.filter(|section| section.name == resolver.name()).flat_map(|section| &section.names);
     let name = names.map(|name| &name.0).find(|name| name.is_service() || name.prefix().bits == 256);
     let nobodys = || "check.margay".parse::<Name>().ok();
-    let Some(name) = name.cloned().or_else(nobodys) else { return Finding::Ok(format!("{}", resolver.name())) };
+    let Some(name) = name.cloned().or_else(nobodys) else { return Finding::Ok(resolver.name().to_owned()) };
     let written = Some(name.written().to_owned()).filter(|written| !written.starts_with("sid:"));
     let answer = resolver.ask(&Wanted { service: name.service_id(), written }).await.map(|found| found.places.len());
     judge(resolver, &name, answer)

@@ -135,19 +135,7 @@ impl Collector for Figures {
         of_grants(&core, &mut encoder)?;
         of_segments(&core, &mut encoder)?;
         carried(agent, &mut encoder)?;
-        let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
-            Kind::ALL.iter().map(|kind| (format!("{kind:?}").to_lowercase(), count(*kind))).collect()
-        };
-        family(
-            &mut encoder,
-            "messages_received",
-            "Signalling received",
-            "kind",
-            kinds(&|kind| core.messages_received(kind)),
-        )?;
-        family(&mut encoder, "messages_sent", "Signalling sent", "kind", kinds(&|kind| core.messages_sent(kind)))?;
-        let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
-        family(&mut encoder, "flows_removed", "Flows that ended", "reason", removed.collect())?;
+        of_signalling(&core, &mut encoder)?;
         of_leases(agent, &mut encoder)?;
         of_resolvers(agent, &mut encoder)?;
         if agent.is_none_or(|agent| agent.router.is_some()) {
@@ -165,6 +153,17 @@ impl Collector for Figures {
         let dropped = agent.map_or_else(|| DropReason::ALL.iter().map(|reason| (reason.label(), 0)).collect(), drops);
         family(&mut encoder, "drops", "Packets dropped", "reason", owned(dropped))
     }
+}
+
+/// Messages between agents, and the ends of flows.
+fn of_signalling(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let kinds = |count: &dyn Fn(Kind) -> u64| -> Rows {
+        Kind::ALL.iter().map(|kind| (format!("{kind:?}").to_lowercase(), count(*kind))).collect()
+    };
+    family(encoder, "messages_received", "Signalling received", "kind", kinds(&|kind| core.messages_received(kind)))?;
+    family(encoder, "messages_sent", "Signalling sent", "kind", kinds(&|kind| core.messages_sent(kind)))?;
+    let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
+    family(encoder, "flows_removed", "Flows that ended", "reason", removed.collect())
 }
 
 /// Of a family whose labels are not known without an agent.
@@ -340,18 +339,17 @@ fn traces_refused(agent: &Agent) -> u64 {
 
 /// How much there is of what.
 fn gauges(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let of = |figure: &dyn Fn(&Agent) -> usize| agent.map_or(0, figure);
-    let of_core = |figure: &dyn Fn(&Sal) -> usize| of(&|agent| agent.core.0.with_sal(|sal, _| figure(sal)));
+    gauges_of_resolvers(agent, encoder)?;
+    gauges_of_flows(agent, encoder)?;
+    gauges_of_programs(agent, encoder)
+}
+
+fn gauges_of_resolvers(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     let held = agent.map(|agent| agent.core.0.with_sal(|sal, _| sal.held())).unwrap_or_default();
-    let (programs, sockets, bound) = agent.map(|agent| agent.active.counts()).unwrap_or_default();
-    let (names, instances) = agent.map(|agent| agent.spreads.counts()).unwrap_or_default();
-    let cluster = agent.and_then(|agent| agent.cluster.as_deref());
-    let router = agent.and_then(|agent| agent.router.as_deref());
     let in_kernel = agent.and_then(|agent| agent.kernel_router.kernel());
     let [prefixes, lists, hops] = in_kernel.as_ref().map(|router| router.sizes()).unwrap_or_default();
     let table_bytes = in_kernel.as_ref().map_or(0, |router| router.table_bytes());
-    let fullness = agent.map(|agent| agent.leases.fullness()).unwrap_or_default();
-    for (name, help, value) in [
+    let rows = [
         ("held_names", "Names whose first packets wait for a resolver", held.names),
         ("held_packets", "First packets that wait for a resolver", held.packets),
         ("held_bytes", "Bytes of first packets that wait for a resolver", held.bytes),
@@ -361,6 +359,15 @@ fn gauges(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<
         ("kernel_router_table_bytes", "Bytes that the table of prefixes in the kernel takes", table_bytes),
         ("kernel_router_lists", "Prefixes with several instances that the service router in the kernel knows", lists),
         ("kernel_router_next_hops", "Hosts and routers that the service router in the kernel forwards to", hops),
+    ];
+    each_gauge(encoder, &rows)
+}
+
+fn gauges_of_flows(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let of = |figure: &dyn Fn(&Agent) -> usize| agent.map_or(0, figure);
+    let of_core = |figure: &dyn Fn(&Sal) -> usize| of(&|agent| agent.core.0.with_sal(|sal, _| figure(sal)));
+    let fullness = agent.map(|agent| agent.leases.fullness()).unwrap_or_default();
+    let rows = [
         ("flows", "Flows of all kinds", of_core(&Sal::flow_count)),
         (
             "strangers",
@@ -390,10 +397,25 @@ fn gauges(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<
             "Names that other hosts of the segment have said they serve, or no longer",
             of_core(&Sal::heard_count),
         ),
+    ];
+    each_gauge(encoder, &rows)
+}
+
+fn gauges_of_programs(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let of = |figure: &dyn Fn(&Agent) -> usize| agent.map_or(0, figure);
+    let (programs, sockets, bound) = agent.map(|agent| agent.active.counts()).unwrap_or_default();
+    let (names, instances) = agent.map(|agent| agent.spreads.counts()).unwrap_or_default();
+    let cluster = agent.and_then(|agent| agent.cluster.as_deref());
+    let router = agent.and_then(|agent| agent.router.as_deref());
+    let rows = [
         ("programs", "Programs that were started for a name", programs),
         ("listening_sockets", "Sockets that listen, as the kernel says", sockets),
         ("bound_sockets", "Sockets that their programs have bound to names", bound),
-        ("named_sockets", "Sockets of clients that have a name of their own", of_core(&Sal::source_count)),
+        (
+            "named_sockets",
+            "Sockets of clients that have a name of their own",
+            of(&|agent| agent.core.0.with_sal(|sal, _| sal.source_count())),
+        ),
         (
             "program_connections",
             "Programs that are connected to the program socket",
@@ -417,9 +439,14 @@ fn gauges(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<
             router.map_or(0, |router| router.links().len()),
         ),
         ("hosts", "Hosts registered with this router", router.map_or(0, registration::Router::host_count)),
-    ] {
+    ];
+    each_gauge(encoder, &rows)
+}
+
+fn each_gauge(encoder: &mut DescriptorEncoder<'_>, rows: &[(&str, &str, usize)]) -> Result<(), Error> {
+    for (name, help, value) in rows {
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;
+        ConstGauge::new(i64::try_from(*value).unwrap_or(i64::MAX)).encode(metric)?;
     }
     Ok(())
 }

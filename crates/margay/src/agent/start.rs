@@ -64,6 +64,7 @@ pub async fn run(config: Config) -> Result<()> {
     Box::leak(Box::new(start::lock(&config).into_diagnostic()?));
     check_interface()?;
     let agent = bring_up(config).await?;
+    begin(&agent.core, &agent.services, agent.config.router.enabled).await;
     let result = serve(&agent).await;
     take_down(&agent).await;
     result
@@ -115,7 +116,6 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let active = Active::open(&config, &services, reporters);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
     let (dns, warnings) = start_dns(&config, &leases, &services, &router).await?;
-    begin(&core, &services, config.router.enabled).await;
     Ok(Arc::new(Agent {
         programs: Programs::new(&config),
         config,

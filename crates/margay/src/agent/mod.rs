@@ -12,6 +12,7 @@ pub mod core;
 pub mod direct;
 pub mod flows;
 pub mod home;
+pub mod host_changes;
 pub mod keepsake;
 pub mod loopback;
 pub mod metrics;
@@ -64,7 +65,7 @@ pub struct Agent {
     pub local: Local,
     /// The core and the datapath.
     pub core: core::CoreHandle,
-    /// Interfaces, addresses and routes as they were looked at last.
+    /// Interfaces, addresses and routes as they were looked at last, and what `up` has changed of them.
     pub network: network::Network,
     /// The kernel's flow cache.
     pub direct: direct::DirectPath,

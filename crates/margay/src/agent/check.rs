@@ -1,6 +1,7 @@
 //! `margay check`: looks at everything between a program on this host and its peer, step by step, and names the cause.
 
 mod direct;
+mod firewall;
 mod peer;
 mod sockets;
 
@@ -104,6 +105,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
             }
         }
     }
+    surroundings(agent, steps).await;
     steps.say("datapath", datapath(agent)).await;
     direct::this_host(agent, steps).await;
     steps.say("dns", dns(agent).await).await;
@@ -111,6 +113,25 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
     routers(agent, steps).await;
     warrants(agent, steps).await;
     services(agent, steps).await;
+    firewall::this_host(agent, steps).await;
+}
+
+/// What others have on this host that is in the way of packets with virtual addresses.
+async fn surroundings(agent: &Agent, steps: &mut Steps) {
+    for why in agent.network.host_changes.not_kept() {
+        let advice = "find out which program it is, and have it leave Margay's alone; then `margay up`";
+        steps.say("host", Finding::failed(why, advice)).await;
+    }
+    for clash in host::clashes().await.unwrap_or_default() {
+        let text = format!("a route of another program takes virtual addresses away: {clash}");
+        steps.say("host", Finding::failed(text, "take the route away, or give that network other addresses")).await;
+    }
+    for rule in host::rules_before().await.unwrap_or_default() {
+        let text = format!("{rule} of another program is asked before Margay's, and may take packets to names away");
+        let advice = "`ip rule` and `ip -6 rule` show it; give it a priority above the rule of `lookup local`, and Margay's \
+                      goes before it";
+        steps.say("host", Finding::warning(text, advice)).await;
+    }
 }
 
 /// Whether what this host signs or shows by the word of keys elsewhere holds for a while.

@@ -13,7 +13,7 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::{interval, timeout};
 
-use super::{Finding, Steps, direct};
+use super::{Finding, Steps, direct, firewall};
 use crate::agent::{Agent, home};
 use crate::listener::{ServiceName, name_and_port};
 
@@ -73,7 +73,7 @@ async fn reach(agent: &Agent, steps: &mut Steps, known: Option<AssociationInfo>,
         )),
         Err(_) => Finding::failed(
             format!("{what} does not answer at {}", known.remote),
-            "is its agent up, and does a firewall let UDP port 54324 through, both ways?",
+            format!("is its agent up, and does a firewall let UDP port 54324 through, both ways?{}", own_filter()),
         ),
     };
     steps.say("peer", finding).await;
@@ -164,14 +164,29 @@ async fn connect(agent: &Agent, name: &ServiceName, port: u16) -> Finding {
             ),
             None => Finding::failed(
                 format!("TCP to {name} port {port} ({address}): {error}"),
-                "`margay flow watch` on both hosts tells why; the service may not listen on this port, or not let this host in",
+                format!(
+                    "`margay flow watch` on both hosts tells why; the service may not listen on this port, or not let this host in, or a \
+                     firewall on its host drops or rejects what comes by sal0 (`margay check` there names the rule){}",
+                    own_filter()
+                ),
             ),
         },
         Err(_) => Finding::failed(
             format!("TCP to {name} port {port} ({address}): no answer in {CONNECT_LIMIT:?}"),
-            "first packets or answers are lost: does a firewall let UDP port 54324 through between all hosts?",
+            format!(
+                "first packets or answers are lost. Where the steps above reach the instance's host, its own firewall drops what comes \
+                 by sal0, or the program does not accept: `margay check` there names the rule. Else: does a firewall let UDP port 54324 \
+                 through between all hosts?{}",
+                own_filter()
+            ),
         ),
     }
+}
+
+/// What of this host may be in the way, for the end of an advice.
+fn own_filter() -> String {
+    let filter = tokio::task::block_in_place(firewall::filter);
+    filter.map(|filter| format!(" On this host {filter} may refuse packets")).unwrap_or_default()
 }
 
 /// What the core has said of a connection to an address that failed. It says it before the program hears of it.

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::cli::Unwritable;
 use crate::config::Config;
+use crate::start::StartError;
 use crate::{agent, host, start};
 
 /// The words after `down`.
@@ -25,11 +26,19 @@ pub async fn down(config: &Config, args: DownArgs, out: &mut dyn Write) -> Resul
         prepared.direct(&mut config);
     }
     let config = &config;
-    let was_running = start::stop(config).await.into_diagnostic()?;
+    let mut was_running = start::stop(config).await.into_diagnostic()?;
+    // An agent that has just begun again, since its interface was gone, would make that anew.
+    let lock = loop {
+        match start::lock(config) {
+            Err(StartError::Running { .. }) => was_running |= start::stop(config).await.into_diagnostic()?,
+            other => break other,
+        }
+    };
     start::forget_router(config).into_diagnostic()?;
     agent::direct::remove_pins(&config.host.runtime_dir);
     agent::active::take_off(&config.host.runtime_dir);
     let remarks = host::restore(config).await.into_diagnostic()?;
+    drop(lock);
     let mut line = |text: &str| writeln!(out, "{text}").map_err(Unwritable::report);
     if args.json {
         return line(&json!({ "was_running": was_running, "remarks": remarks }).to_string());

@@ -43,9 +43,13 @@ pub struct UpArgs {
 pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out: &mut dyn Write) -> Result<()> {
     let join = token(&args)?;
     let plan = host::plan(config).await.into_diagnostic()?;
+    let clashes = host::clashes().await.into_diagnostic()?;
     if args.dry_run {
         let programs = host::programs(config, config.router.enabled || args.router || start::was_router(config));
-        return show(plan.changes(), &programs, plan.remarks(), args.json, out).await;
+        let clashes =
+            clashes.iter().map(|clash| format!("`margay up` refuses: a route of this host is in the way: {clash}"));
+        let remarks: Vec<String> = clashes.chain(plan.remarks().iter().cloned()).collect();
+        return show(plan.changes(), &programs, &remarks, args.json, out).await;
     }
     let was_running = start::is_running(config).await.into_diagnostic()?;
     if was_running && (join.is_some() || args.router) {
@@ -55,6 +59,9 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
         ));
     }
     let was_prepared = host::is_prepared(config).into_diagnostic()?;
+    if !was_prepared && let [clash, ..] = &clashes[..] {
+        return Err(host::HostError::Clash(clash.clone())).into_diagnostic();
+    }
     let mut said = Vec::new();
     host::apply(config, &plan, |text| said.push(text.to_owned())).await.into_diagnostic()?;
     agent::direct::prepare(config);
@@ -138,17 +145,17 @@ async fn show(
             Ok(State::Differs(how)) => ("would", how),
             Err(refused) => ("unknown", refused.to_string()),
         };
-        rows.push((change.to_string(), mark, note));
+        rows.push((change, mark, note));
     }
     if as_json {
-        let changes: Vec<_> =
-            rows.iter().map(|(what, state, note)| json!({ "what": what, "state": state, "now": note })).collect();
+        let row = |(change, state, note): &(&Change, &str, String)| json!({ "what": change.to_string(), "change": change, "state": state, "now": note });
+        let changes: Vec<_> = rows.iter().map(row).collect();
         return line(out, &json!({ "changes": changes, "programs": programs, "remarks": remarks }).to_string());
     }
-    for (what, mark, note) in rows {
+    for (change, mark, note) in rows {
         let note = if note.is_empty() { note } else { format!(" (now: {note})") };
         let mark = if mark == "present" { "is there   " } else { "would      " };
-        line(out, &format!("{mark}{what}{note}"))?;
+        line(out, &format!("{mark}{change}{note}"))?;
     }
     for Programs { at, purpose } in programs {
         line(out, &format!("the agent  puts eBPF programs on: {at} ({purpose})"))?;

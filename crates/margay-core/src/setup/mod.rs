@@ -246,7 +246,10 @@ fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::NoService => {
             "nobody serves this name now; `margay service resolve NAME` shows what the router knows"
         }
-        ErrorCode::Refused => "the instance refused: nothing listens on that port of the service",
+        ErrorCode::Refused => {
+            "the instance refused: nothing listens on that port of the service, or a firewall on its host rejects what comes by sal0 \
+             (`margay check` there says which)"
+        }
         ErrorCode::NotAllowed => "this host may not connect to the service; its operator's `allow` list decides",
         ErrorCode::HopLimit => "the routers forward this name in a circle; their operators must mend the rules",
         ErrorCode::Overloaded => "the instance is overloaded; try again",

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{array, env, fs, process, thread};
 
-use libbpf_rs::MapFlags;
+use libbpf_rs::query::LinkTypeInfo;
+use libbpf_rs::{Link, MapFlags};
 use margay_core::Instant;
 use margay_core::entry::{GRANT_RECORD_LEN, GrantKey, Passage, Path as CorePath, PathId, Tuple, Wire};
 use nix::mount::{MsFlags, mount};
@@ -393,5 +394,24 @@ fn a_grant_is_given_to_the_cache_in_use_with_its_path() {
         direct.grant(&grant);
         direct.use_cache(None);
         assert_eq!(elements(&cache), [0, 0, 0]);
+    });
+}
+
+#[test]
+fn a_program_that_somebody_takes_off_is_put_on_again() {
+    alone("taken-off", |pins| {
+        let cache = cache(pins);
+        cache.attach().expect("lo takes it");
+        let index = nix::net::if_::if_nametoindex("lo").expect("every namespace has it");
+        let programs = || Link::open(pins.join(format!("link_sal0_{index}"))).expect("pinned");
+        let is_on =
+            || matches!(programs().info().expect("a link").info, LinkTypeInfo::Tcx(tcx) if tcx.ifindex == index);
+        assert!(is_on());
+        assert_eq!(cache.reattach(), 0, "all are in place");
+
+        programs().detach().expect("root may");
+        assert!(!is_on());
+        assert_eq!(cache.reattach(), 1);
+        assert!(is_on());
     });
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut};
 use margay_core::name::{HOST_V4, HOST_V6};
@@ -280,6 +281,22 @@ impl Loaded {
         bare
     }
 
+    /// Puts programs on again that somebody has taken off their interfaces; gives how many those were.
+    pub fn reattach(&self) -> usize {
+        let taken_off = {
+            let mut links = self.links.lock();
+            let before = links.len();
+            links.retain(|_, link| !is_detached(link));
+            before - links.len()
+        };
+        if taken_off > 0
+            && let Err(error) = self.attach_all()
+        {
+            tracing::warn!(%error, "the programs are not on every interface");
+        }
+        taken_off
+    }
+
     pub fn set_interfaces(&self, interfaces: &[Interface]) {
         if *self.interfaces.lock() == interfaces {
             return;
@@ -289,6 +306,12 @@ impl Loaded {
             tracing::warn!(%error, "the programs are not on every interface");
         }
     }
+}
+
+/// Whether a link is of no interface any more: somebody has taken the program off, or the interface is gone.
+fn is_detached(link: &Link) -> bool {
+    let kind = link.info().map(|info| info.info);
+    matches!(kind, Ok(LinkTypeInfo::Tcx(tcx)) if tcx.ifindex == 0)
 }
 
 /// Where a program belongs.

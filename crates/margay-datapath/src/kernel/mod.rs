@@ -448,6 +448,11 @@ impl KernelCache {
         let _ = self.loaded.maps.listeners.delete(layout::listener_key_of(listener).bytes());
     }
 
+    /// Puts programs on again that somebody has taken off their interfaces; gives how many those were.
+    pub fn reattach(&self) -> usize {
+        self.loaded.reattach()
+    }
+
     /// Interfaces that took no program.
     pub fn bare_interfaces(&self) -> Vec<u32> {
         self.loaded.bare_interfaces()

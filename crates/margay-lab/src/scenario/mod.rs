@@ -56,6 +56,7 @@ mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
 pub mod site;
+mod tampered_host;
 mod trace;
 mod unrest;
 mod up_down;
@@ -165,6 +166,7 @@ pub const ALL: &[Scenario] = &[
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,
     judged::SCENARIO,
+    tampered_host::SCENARIO,
     af_serval::SCENARIO,
     secure_throughput::SCENARIO,
     interface_failover::SCENARIO,

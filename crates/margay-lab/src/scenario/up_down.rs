@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use super::{Findings, Scenario};
+use super::{Findings, Scenario, pair};
 use crate::agent::{self, READY_LIMIT, margay};
 use crate::host::Host;
 use crate::lab::Lab;
@@ -94,6 +94,23 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
             findings.note(format!("{error:#}"));
             findings.figures.add("failed", 1.0);
         }
+    }
+    pair::attempt_part("a route into the virtual addresses", findings, |findings| clash(bare, findings));
+    Ok(())
+}
+
+/// A host that has virtual addresses elsewhere is left as it is, and `up` says where.
+fn clash(host: &Host, findings: &mut Findings) -> Result<()> {
+    for (family, network) in [("-4", "198.18.7.0/24"), ("-6", "fd5a:4c00:7::/48")] {
+        host.run(["ip", family, "route", "add", network, "dev", "eth0"])?;
+        let before = host.shell(SNAPSHOT)?;
+        let Err(refusal) = margay(host, ["up", "--router"]) else { bail!("{network}: `up` does not mind") };
+        // Words of an error may be parted by line ends.
+        if !format!("{refusal:#}").contains(network) {
+            bail!("{network}: `up` does not name it: {refusal:#}");
+        }
+        compare(host, "a refused up", &before, findings)?;
+        host.run(["ip", family, "route", "del", network, "dev", "eth0"])?;
     }
     Ok(())
 }

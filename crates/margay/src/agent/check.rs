@@ -2,6 +2,7 @@
 
 mod direct;
 mod disk;
+mod firewall;
 pub mod list;
 mod peer;
 mod refusal;
@@ -123,6 +124,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
             }
         }
     }
+    surroundings(agent, steps).await;
     disk::look(agent, steps).await;
     steps.say("datapath", datapath(agent)).await;
     direct::this_host(agent, steps).await;
@@ -133,6 +135,25 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
     service::look(agent, steps).await;
     resolver::look(agent, steps).await;
     refusal::look(agent, steps).await;
+    firewall::this_host(agent, steps).await;
+}
+
+/// What others have on this host that is in the way of packets with virtual addresses.
+async fn surroundings(agent: &Agent, steps: &mut Steps) {
+    for why in agent.network.host_changes.not_kept() {
+        let advice = "find out which program it is, and have it leave Margay's alone; then `margay up`";
+        steps.say("host", Finding::failed(why, advice)).await;
+    }
+    for clash in host::clashes().await.unwrap_or_default() {
+        let text = format!("a route of another program takes virtual addresses away: {clash}");
+        steps.say("host", Finding::failed(text, "take the route away, or give that network other addresses")).await;
+    }
+    for rule in host::rules_before().await.unwrap_or_default() {
+        let text = format!("{rule} of another program is asked before Margay's, and may take packets to names away");
+        let advice = "`ip rule` and `ip -6 rule` show it; give it a priority above the rule of `lookup local`, and Margay's \
+                      goes before it";
+        steps.say("host", Finding::warning(text, advice)).await;
+    }
 }
 
 /// Whether what this host signs or shows by the word of keys elsewhere holds for a while.

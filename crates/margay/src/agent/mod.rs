@@ -13,6 +13,7 @@ pub mod direct;
 pub mod failure;
 pub mod flows;
 pub mod home;
+pub mod host_changes;
 pub mod keepsake;
 pub mod loopback;
 pub mod metrics;
@@ -66,7 +67,7 @@ pub struct Agent {
     pub local: Local,
     /// The core and the datapath.
     pub core: core::CoreHandle,
-    /// Interfaces, addresses and routes as they were looked at last.
+    /// Interfaces, addresses and routes as they were looked at last, and what `up` has changed of them.
     pub network: network::Network,
     /// The kernel's flow cache.
     pub direct: direct::DirectPath,

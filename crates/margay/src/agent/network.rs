@@ -11,15 +11,20 @@ use margay_datapath::segments::Segment;
 use tokio::sync::Mutex;
 
 use super::Agent;
+use super::host_changes::HostChanges;
 use crate::host::card::Card;
 use crate::host::{self, netlink};
 
 /// After the kernel's word was lost.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// What was told last.
+/// What was told last, and what `up` has made.
 #[derive(Default)]
-pub struct Network(Mutex<Told>);
+pub struct Network {
+    told: Mutex<Told>,
+    /// Whether it stays so.
+    pub host_changes: HostChanges,
+}
 
 #[derive(Default)]
 struct Told {
@@ -78,7 +83,7 @@ async fn follow_segments(agent: &Agent, told: &mut Vec<Segment>) {
 /// Looks, and tells what has changed.
 pub async fn refresh(agent: &Agent, look: Look) {
     // One look at a time: an older one must not have the last word.
-    let mut told = agent.network.0.lock().await;
+    let mut told = agent.network.told.lock().await;
     let looks = (
         host::local_addresses().await,
         host::interfaces().await,

@@ -1,11 +1,14 @@
 //! What comes up in which order, and goes down.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use margay_control::cluster::Cluster;
 use margay_control::dns::Responder;
 use margay_control::identity::{BOOT_ID, Identity};
@@ -29,6 +32,7 @@ use super::active::{self, Active, Reporters};
 use super::api::Api;
 use super::core::CoreHandle;
 use super::direct::DirectPath;
+use super::host_changes;
 use super::keepsake::Keepsake;
 use super::loopback::LoopbackListeners;
 use super::naming::Naming;
@@ -62,15 +66,32 @@ const SETTLED_LIMIT: Duration = Duration::from_millis(500);
 pub async fn run(config: Config) -> Result<()> {
     // Given back with the process, not before: who gets it next finds no socket of this one any more.
     Box::leak(Box::new(start::lock(&config).into_diagnostic()?));
-    check_interface()?;
+    restore_interface(&config).await?;
     let agent = bring_up(config).await?;
     begin(&agent.core, &agent.services, agent.config.router.enabled).await;
     let result = serve(&agent).await;
     take_down(&agent).await;
+    // Somebody may have asked it to go down while it was ending by itself.
+    let is_to_end = agent.ends_flows.load(Ordering::Relaxed) || agent.shutdown.notified().now_or_never().is_some();
+    if result.is_err() && !is_to_end && if_nametoindex(INTERFACE).is_err() {
+        return Err(begin_again());
+    }
     result
 }
 
-fn check_interface() -> Result<()> {
+/// The interface has gone under this agent, and flows are still there: the next start makes it again, and takes them up. Comes back only
+/// where this program cannot be started.
+fn begin_again() -> miette::Report {
+    tracing::warn!("somebody has removed {INTERFACE}; the agent begins again");
+    let error = Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).exec();
+    miette!("{INTERFACE} is gone, and the agent cannot begin again: {error}")
+}
+
+/// Makes the interface again that `up` had made.
+async fn restore_interface(config: &Config) -> Result<()> {
+    if if_nametoindex(INTERFACE).is_err() && host::is_prepared(config).unwrap_or(false) {
+        host_changes::restore_all(config).await.into_diagnostic()?;
+    }
     if if_nametoindex(INTERFACE).is_err() {
         return Err(miette!(
             help =

@@ -11,7 +11,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
 use super::orphans::Orphans;
-use super::{Agent, authority, cluster, home, search, service_router, way};
+use super::{Agent, authority, cluster, home, host_changes, search, service_router, way};
 use crate::log_file;
 use crate::start::TOKEN_FILE;
 
@@ -36,7 +36,8 @@ pub async fn run(agent: Arc<Agent>) {
     let network = network::follow(Arc::clone(&agent));
     let searches = search::follow(Arc::clone(&agent));
     let way = way::follow(Arc::clone(&agent));
-    tokio::join!(look_around(Arc::clone(&agent)), network, way, neighbours, routers, searches, stand_by(agent));
+    let host = host_changes::follow(Arc::clone(&agent));
+    tokio::join!(look_around(Arc::clone(&agent)), network, host, way, neighbours, routers, searches, stand_by(agent));
 }
 
 async fn stand_by(agent: Arc<Agent>) {

@@ -104,7 +104,7 @@ pub async fn follow(agent: Arc<Agent>) {
     }
 }
 
-async fn heard(changes: &mut io::Result<judge::Changes>) {
+pub(super) async fn heard(changes: &mut io::Result<judge::Changes>) {
     let Ok(changes) = changes else { return future::pending().await };
     changes.next().await;
     // One change comes in many messages.

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::guard::{self, Opening};
-use super::netlink::{Block, Link, Netlink, Route, Rule};
+use super::netlink::{Block, Link, ListedRule, Netlink, Route, Rule};
 use super::resolv_conf::{self, Before, Undone};
-use super::{resolved, sysctl};
+use super::{resolved, rule_place, sysctl};
 
 /// One change. It carries what is needed to undo it, since the undoing process is another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,14 +63,18 @@ pub enum Change {
     },
     /// A policy rule.
     Rule {
-        /// Packets from this address,
-        from: IpAddr,
+        /// Packets from this address, where there is one,
+        #[serde(default)]
+        from: Option<IpAddr>,
+        /// to these, where there are some,
+        #[serde(default)]
+        to: Option<Block>,
         /// and from this port, where there is one,
         #[serde(default)]
         source_port: Option<u16>,
         /// ask this table,
         table: u32,
-        /// in this place.
+        /// in this place, or before whoever is there (see [`rule_place`]).
         priority: u32,
     },
     /// A table of nftables that drops what bears a virtual address at a card.
@@ -151,15 +155,20 @@ impl fmt::Display for Change {
                 }
                 source.map_or(Ok(()), |source| write!(f, ", source {source}"))
             }
-            Self::Rule { from, source_port: None, table, priority } => {
-                write!(f, "let packets from {from} ask table {table} (rule {priority}): answers to clients go to sal0")
+            Self::Rule { from, to, source_port, table, priority } => {
+                f.write_str("let packets")?;
+                source_port.map_or(Ok(()), |port| write!(f, " from port {port}"))?;
+                from.map_or(Ok(()), |from| {
+                    write!(f, "{} {from}", if source_port.is_some() { " of" } else { " from" })
+                })?;
+                to.map_or(Ok(()), |to| write!(f, " to {to}"))?;
+                write!(f, " ask table {table} (rule {priority}, before those of others): ")?;
+                f.write_str(match (to, source_port) {
+                    (Some(_), _) => "a VPN does not get them",
+                    (None, Some(_)) => "the responder's answers to containers go back to them",
+                    (None, None) => "answers to clients go to sal0",
+                })
             }
-            Self::Rule { from, source_port: Some(port), table, priority } => write!(
-                f,
-                "let packets from port {port} of {from} ask table {table} (rule {priority}): the responder's answers \
-                 to containers \
-                 go back to them"
-            ),
             Self::Guard { inside } => {
                 write!(f, "add the nftables table {}: it drops what bears a virtual address at a card", guard::TABLE)?;
                 inside.iter().try_for_each(|opening| write!(f, "; not at {opening}"))
@@ -189,6 +198,21 @@ pub const MAIN_TABLE: u32 = 254;
 const NEXT_HOP_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 impl Change {
+    /// The policy rule that it makes.
+    const fn rule(&self) -> Option<Rule> {
+        match self {
+            Self::Rule { from, to, source_port, table, priority } => {
+                Some(Rule { priority: *priority, from: *from, to: *to, source_port: *source_port, table: *table })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether nobody tells of somebody else's change of it: it has to be looked at.
+    pub const fn is_silent(&self) -> bool {
+        matches!(self, Self::Parameter { .. } | Self::ReservedPort { .. } | Self::ResolvConf { .. })
+    }
+
     /// Whether it lives in the kernel and is gone after a reboot.
     pub const fn dies_with_boot(&self) -> bool {
         !matches!(self, Self::ResolvConf { .. })
@@ -213,9 +237,10 @@ impl Change {
             (Self::Route { table: a, destination: of_a, .. }, Self::Route { table: b, destination: of_b, .. }) => {
                 (a, of_a) == (b, of_b)
             }
-            (Self::Rule { from: a, source_port: of_a, .. }, Self::Rule { from: b, source_port: of_b, .. }) => {
-                (a, of_a) == (b, of_b)
-            }
+            (
+                Self::Rule { from: a, to: to_a, source_port: of_a, .. },
+                Self::Rule { from: b, to: to_b, source_port: of_b, .. },
+            ) => (a, to_a, of_a) == (b, to_b, of_b),
             (Self::ReservedPort { port: a, .. }, Self::ReservedPort { port: b, .. }) => a == b,
             // Another responder comes on top of the first, and remembers it: they are undone one after the other.
             (Self::ResolvConf { server: a, .. }, Self::ResolvConf { server: b, .. }) => a == b,
@@ -280,9 +305,16 @@ impl Change {
                 let wanted = route(*table, *destination, link.index, *source);
                 Ok(State::when(net.routes(*table).await?.contains(&wanted)))
             }
-            Self::Rule { from, source_port, table, priority } => {
-                let wanted = Rule { priority: *priority, from: *from, source_port: *source_port, table: *table };
-                Ok(State::when(net.rules().await?.contains(&wanted)))
+            Self::Rule { .. } => {
+                let Some(wanted) = self.rule() else { return Ok(State::Absent) };
+                let rules = net.rules().await?;
+                let place = rule_place::place(&wanted, &rules);
+                let found: Vec<u32> = copies(&wanted, &rules).map(|copy| copy.priority).collect();
+                Ok(match found[..] {
+                    [] => State::Absent,
+                    [only] if only == place => State::Present,
+                    _ => State::Differs(format!("{found:?} are its places, and others are before it, or were")),
+                })
             }
             Self::Guard { inside } => guard::state(inside),
             Self::ReservedPort { port, .. } => {
@@ -333,9 +365,19 @@ impl Change {
                 let index = need(net, interface).await?.index;
                 net.put_route(&route(*table, *destination, index, *source)).await
             }
-            Self::Rule { from, source_port, table, priority } => {
-                let rule = Rule { priority: *priority, from: *from, source_port: *source_port, table: *table };
-                net.add_rule(&rule).await
+            Self::Rule { .. } => {
+                let Some(wanted) = self.rule() else { return Ok(()) };
+                let rules = net.rules().await?;
+                let wanted = Rule { priority: rule_place::place(&wanted, &rules), ..wanted };
+                // The new one first: packets are never without.
+                match net.add_rule(&wanted).await {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                    _ => {}
+                }
+                for copy in copies(&wanted, &rules).filter(|copy| copy.priority != wanted.priority) {
+                    gone_is_well(net.remove_rule(&copy).await)?;
+                }
+                Ok(())
             }
             Self::Guard { inside } => guard::apply(inside),
             Self::ReservedPort { port, .. } => {
@@ -362,9 +404,12 @@ impl Change {
                 Some(link) => gone_is_well(net.remove_link(link.index).await),
                 None => Ok(None),
             },
-            Self::Rule { from, source_port, table, priority } => {
-                let rule = Rule { priority: *priority, from: *from, source_port: *source_port, table: *table };
-                gone_is_well(net.remove_rule(&rule).await)
+            Self::Rule { .. } => {
+                let Some(rule) = self.rule() else { return Ok(None) };
+                for copy in copies(&rule, &net.rules().await?) {
+                    gone_is_well(net.remove_rule(&copy).await)?;
+                }
+                Ok(None)
             }
             Self::Guard { .. } => guard::undo().map(|()| None),
             Self::ReservedPort { port, before } => {
@@ -400,6 +445,12 @@ fn route(table: u32, destination: Block, index: u32, source: Option<IpAddr>) -> 
     Route { table, destination, index, gateway, source }
 }
 
+/// A rule as it stands now, wherever it does.
+fn copies(wanted: &Rule, rules: &[ListedRule]) -> impl Iterator<Item = Rule> {
+    let is_copy = |found: &Rule| Rule { priority: wanted.priority, ..*found } == *wanted;
+    rules.iter().filter_map(|listed| listed.rule).filter(is_copy)
+}
+
 fn gone_is_well(result: io::Result<()>) -> io::Result<Option<String>> {
     match result {
         Err(error) if !is_gone(&error) => Err(error),
@@ -415,3 +466,7 @@ fn is_gone(error: &io::Error) -> bool {
 async fn need(net: &Netlink, interface: &str) -> io::Result<Link> {
     net.link(interface).await?.ok_or_else(|| io::Error::other(format!("there is no interface {interface}")))
 }
+
+#[cfg(test)]
+#[path = "change_test.rs"]
+mod test;

@@ -15,6 +15,7 @@ mod program;
 mod resolv_conf;
 mod resolved;
 pub mod route;
+pub mod rule_place;
 pub mod sysctl;
 
 use std::io;
@@ -31,7 +32,7 @@ use self::journal::{Journal, JournalError};
 use self::netlink::Netlink;
 use crate::config::Config;
 
-pub use self::plan::{Plan, plan};
+pub use self::plan::{Plan, TABLE, plan};
 pub use self::prepared::Prepared;
 pub use self::program::{Programs, programs};
 
@@ -79,6 +80,12 @@ pub enum HostError {
         .0.display()
     )]
     PreparedOtherwise(std::path::PathBuf),
+    /// Addresses that Margay needs are in use.
+    #[error(
+        "this host has a route of its own into Margay's virtual addresses: {0}; names would be looked for there. Take it away, or \
+         give that network other addresses"
+    )]
+    Clash(String),
     /// The note of where the journal lies.
     #[error("cannot write down in /run/margay where this host's state is: {0}")]
     Prepared(io::Error),
@@ -90,6 +97,8 @@ pub enum HostError {
     State(#[from] StateError),
 }
 
+/// The kernel's table of this host's own addresses.
+const LOCAL_TABLE: u32 = 255;
 /// How often, and how many times, the interface is looked at while it comes up.
 const RUNNING_LOOK: std::time::Duration = std::time::Duration::from_millis(5);
 const RUNNING_LOOKS: usize = 400;
@@ -208,6 +217,72 @@ pub fn is_prepared(config: &Config) -> Result<bool, HostError> {
     }
     need_root("`margay up` changes interfaces and routes")?;
     Ok(!Journal::open(StateDir::open(&config.host.state_dir)?)?.changes().is_empty())
+}
+
+/// What `up` has changed and is to be so now, in this order. What this host cannot have at the moment (IPv6 is switched off) is left
+/// out.
+///
+/// # Errors
+///
+/// The host or the journal cannot be read.
+pub async fn made(config: &Config) -> Result<Vec<Change>, HostError> {
+    let journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
+    let plan = plan(config).await?;
+    let is_wanted = |change: &&Change| matches!(change, Change::Guard { .. }) || plan.has(change);
+    Ok(journal.changes().iter().filter(is_wanted).cloned().collect())
+}
+
+/// Puts a change of `up` back that somebody has undone. What is there now in its place is what `down` brings back from then on.
+///
+/// # Errors
+///
+/// The host refuses it, or the journal cannot be written.
+pub async fn put_back(config: &Config, net: &Netlink, change: &Change) -> Result<(), HostError> {
+    let renewed =
+        if change.remembers() && !change.is_half_made() { plan(config).await?.renewed(change).cloned() } else { None };
+    let change = renewed.as_ref().unwrap_or(change);
+    if renewed.is_some() {
+        let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
+        let replace = |known: &Change| if known.is_same_thing(change) { change.clone() } else { known.clone() };
+        let changes = journal.changes().iter().map(replace).collect();
+        journal.write(changes)?;
+    }
+    change.apply(net).await.map_err(|error| HostError::Refused { advice: String::new(), error })
+}
+
+/// Routes of others into Margay's virtual addresses, each with its interface.
+///
+/// # Errors
+///
+/// The kernel's tables cannot be read.
+pub async fn clashes() -> io::Result<Vec<String>> {
+    let net = Netlink::connect()?;
+    let links = net.links().await?;
+    let name = |index: u32| links.iter().find(|link| link.index == index).map_or("?", |link| link.name.as_str());
+    let routes = net.all_routes().await?;
+    let is_foreign = |route: &&netlink::Route| {
+        route.destination.bits > 0
+            && is_virtual(route.destination.address)
+            && route.table != LOCAL_TABLE
+            && name(route.index) != crate::agent::INTERFACE
+    };
+    let text = |route: &netlink::Route| {
+        let via = route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
+        let table =
+            if route.table == change::MAIN_TABLE { String::new() } else { format!(" in table {}", route.table) };
+        format!("{}{via} dev {}{table}", route.destination, name(route.index))
+    };
+    Ok(routes.iter().filter(is_foreign).map(text).collect())
+}
+
+/// Policy rules of others that are asked before Margay's.
+///
+/// # Errors
+///
+/// The kernel's tables cannot be read.
+pub async fn rules_before() -> io::Result<Vec<String>> {
+    let rules = Netlink::connect()?.rules().await?;
+    Ok(rule_place::before(&rules).into_iter().map(ToString::to_string).collect())
 }
 
 /// Undoes in reverse order; gives remarks, and what could not be undone.

@@ -5,11 +5,13 @@ use std::io;
 use std::net::IpAddr;
 
 use futures_util::{Stream, StreamExt, TryStreamExt};
-use netlink_packet_route::AddressFamily;
+use margay_core::name::is_virtual;
+use netlink_packet_core::NetlinkPayload;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage, RulePortRange};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{Handle, IpVersion, LinkUnspec};
 use serde::{Deserialize, Serialize};
 
@@ -94,17 +96,46 @@ pub struct Route {
     pub source: Option<IpAddr>,
 }
 
-/// A policy rule: packets from one address, or from one port of it, look into one table.
+/// A policy rule: packets from one address, from one port of it, or to a block, look into one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Lower is asked first.
     pub priority: u32,
     /// Source address, whole.
-    pub from: IpAddr,
+    pub from: Option<IpAddr>,
+    /// Destination.
+    pub to: Option<Block>,
     /// Source port, where it is about one alone.
     pub source_port: Option<u16>,
     /// Table.
     pub table: u32,
+}
+
+impl Rule {
+    /// Whether it is of IPv4.
+    pub fn is_v4(&self) -> bool {
+        self.from.or(self.to.map(|to| to.address)).is_some_and(|address| address.is_ipv4())
+    }
+}
+
+/// A policy rule as the kernel lists it, whoever has made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedRule {
+    /// Lower is asked first.
+    pub priority: u32,
+    /// Of IPv4.
+    pub is_v4: bool,
+    /// Table that it looks into; none where it does something else.
+    pub table: Option<u32>,
+    /// Where nothing but addresses and a source port decides.
+    pub rule: Option<Rule>,
+}
+
+impl std::fmt::Display for ListedRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rule {} of IPv{}", self.priority, if self.is_v4 { 4 } else { 6 })?;
+        self.table.map_or(Ok(()), |table| write!(f, " (lookup {table})"))
+    }
 }
 
 /// A message for every change of interfaces, addresses and routes. Needs a tokio runtime.
@@ -114,6 +145,30 @@ pub fn changes() -> io::Result<impl Stream<Item = ()> + Unpin> {
     let (connection, _, messages) = rtnetlink::new_multicast_connection(&groups)?;
     tokio::spawn(connection);
     Ok(messages.map(drop))
+}
+
+/// A message for every change of what `up` may have made: interfaces, virtual addresses, routes to them or in `table`, and policy
+/// rules. Needs a tokio runtime.
+///
+/// # Errors
+///
+/// The kernel does not tell.
+pub fn changes_of_own(table: u32) -> io::Result<impl Stream<Item = ()> + Unpin> {
+    use rtnetlink::MulticastGroup::{Ipv4Ifaddr, Ipv4Route, Ipv4Rule, Ipv6Ifaddr, Ipv6Route, Ipv6Rule, Link};
+    let groups = [Link, Ipv4Ifaddr, Ipv6Ifaddr, Ipv4Route, Ipv6Route, Ipv4Rule, Ipv6Rule];
+    let (connection, _, messages) = rtnetlink::new_multicast_connection(&groups)?;
+    tokio::spawn(connection);
+    let concerns = move |payload: &NetlinkPayload<RouteNetlinkMessage>| match payload {
+        NetlinkPayload::InnerMessage(
+            RouteNetlinkMessage::NewAddress(message) | RouteNetlinkMessage::DelAddress(message),
+        ) => address_of(message).is_none_or(|found| is_virtual(found.address)),
+        NetlinkPayload::InnerMessage(
+            RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message),
+        ) => route_of(message).is_some_and(|route| route.table == table || is_virtual(route.destination.address)),
+        // Links and rules, and word that messages were lost.
+        _ => true,
+    };
+    Ok(messages.filter(move |(message, _)| std::future::ready(concerns(&message.payload))).map(drop))
 }
 
 impl Netlink {
@@ -167,12 +222,17 @@ impl Netlink {
 
     /// Routes of one table, of both families.
     pub async fn routes(&self, table: u32) -> io::Result<Vec<Route>> {
+        Ok(self.all_routes().await?.into_iter().filter(|route| route.table == table).collect())
+    }
+
+    /// Routes of all tables, of both families.
+    pub async fn all_routes(&self) -> io::Result<Vec<Route>> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut query = RouteMessage::default();
             query.header.address_family = family;
             let found = all(self.handle.route().get(query).execute()).await?;
-            routes.extend(found.iter().filter_map(route_of).filter(|route| route.table == table));
+            routes.extend(found.iter().filter_map(route_of));
         }
         Ok(routes)
     }
@@ -186,12 +246,12 @@ impl Netlink {
         request.execute().await.map_err(to_io)
     }
 
-    /// Policy rules that name a whole source address and a table, of both families.
-    pub async fn rules(&self) -> io::Result<Vec<Rule>> {
+    /// Policy rules of both families, in the order in which they are asked.
+    pub async fn rules(&self) -> io::Result<Vec<ListedRule>> {
         let mut rules = Vec::new();
         for version in [IpVersion::V4, IpVersion::V6] {
             match all(self.handle.rule().get(version).execute()).await {
-                Ok(found) => rules.extend(found.iter().filter_map(rule_of)),
+                Ok(found) => rules.extend(found.iter().map(listed_rule)),
                 // A kernel without IPv6 has no rules for it.
                 Err(error) if matches!(error.raw_os_error(), Some(AFNOSUPPORT | OPNOTSUPP)) => {}
                 Err(error) => return Err(error),
@@ -346,38 +406,44 @@ fn route_message(route: &Route) -> RouteMessage {
     message
 }
 
-fn rule_of(message: &RuleMessage) -> Option<Rule> {
-    let (from, table) = (message_source(message)?, u32::from(message.header.table));
-    let mut rule = Rule { priority: 0, from, source_port: None, table };
+fn listed_rule(message: &RuleMessage) -> ListedRule {
+    let header = &message.header;
+    let mut listed = ListedRule { priority: 0, is_v4: header.family == AddressFamily::Inet, table: None, rule: None };
+    let mut rule = Rule { priority: 0, from: None, to: None, source_port: None, table: u32::from(header.table) };
+    let whole = if listed.is_v4 { 32 } else { 128 };
+    let mut is_plain = !header.flags.contains(RuleFlags::Invert);
     for attribute in &message.attributes {
         match attribute {
             RuleAttribute::Priority(priority) => rule.priority = *priority,
             RuleAttribute::Table(table) => rule.table = *table,
+            RuleAttribute::Source(address) if header.src_len == whole => rule.from = Some(*address),
+            RuleAttribute::Destination(address) => rule.to = Some(Block { address: *address, bits: header.dst_len }),
             RuleAttribute::SourcePortRange(ports) if ports.start == ports.end => rule.source_port = Some(ports.start),
-            _ => {}
+            // The kernel says these of every rule.
+            RuleAttribute::Protocol(_) | RuleAttribute::SuppressPrefixLen(u32::MAX) | RuleAttribute::Other(_) => {}
+            _ => is_plain = false,
         }
     }
-    let whole = if rule.from.is_ipv4() { 32 } else { 128 };
-    (message.header.src_len == whole && message.header.action == RuleAction::ToTable).then_some(rule)
-}
-
-fn message_source(message: &RuleMessage) -> Option<IpAddr> {
-    message.attributes.iter().find_map(|attribute| match attribute {
-        RuleAttribute::Source(address) => Some(*address),
-        _ => None,
-    })
+    listed.priority = rule.priority;
+    let is_lookup = header.action == RuleAction::ToTable;
+    listed.table = is_lookup.then_some(rule.table);
+    listed.rule = (is_lookup && is_plain).then_some(rule);
+    listed
 }
 
 fn rule_message(rule: &Rule) -> RuleMessage {
     let mut message = RuleMessage::default();
-    message.header.family = family(rule.from);
-    message.header.src_len = if rule.from.is_ipv4() { 32 } else { 128 };
+    message.header.family = if rule.is_v4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     message.header.action = RuleAction::ToTable;
-    message.attributes = vec![
-        RuleAttribute::Source(rule.from),
-        RuleAttribute::Table(rule.table),
-        RuleAttribute::Priority(rule.priority),
-    ];
+    message.attributes = vec![RuleAttribute::Table(rule.table), RuleAttribute::Priority(rule.priority)];
+    if let Some(from) = rule.from {
+        message.header.src_len = if from.is_ipv4() { 32 } else { 128 };
+        message.attributes.push(RuleAttribute::Source(from));
+    }
+    if let Some(to) = rule.to {
+        message.header.dst_len = to.bits;
+        message.attributes.push(RuleAttribute::Destination(to.address));
+    }
     let port = |port| RuleAttribute::SourcePortRange(RulePortRange { start: port, end: port });
     message.attributes.extend(rule.source_port.map(port));
     message

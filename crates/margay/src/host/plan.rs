@@ -10,13 +10,12 @@ use super::card::{self, Card};
 use super::change::{Change, MAIN_TABLE};
 use super::guard::Opening;
 use super::netlink::{Block, Link, Netlink};
-use super::{HostError, look, resolv_conf, resolved, sysctl};
+use super::{HostError, look, resolv_conf, resolved, rule_place, sysctl};
 use crate::agent::INTERFACE;
 use crate::config::Config;
 
-/// Table and priority of the rules that send answers back to `sal0`: the port's number, easy to recognise.
-const TABLE: u32 = 54_324;
-const RULE_PRIORITY: u32 = 5_432;
+/// Table of the rules that send answers back to `sal0`: the port's number, easy to recognise.
+pub const TABLE: u32 = 54_324;
 /// Largest super-packet that is asked for: the kernel's own limit, and where all packets are encapsulated what one UDP send
 /// carries, less its headers.
 const GSO_MAX_DIRECT: u32 = 65_536;
@@ -29,8 +28,6 @@ const ENCAP_BYTES: u32 = 24;
 /// IPv6 needs this much.
 const MTU_MIN: u32 = 1_280;
 const USUAL_MTU: u32 = 1_500;
-/// Of the rule by which the responder's answers go to containers; before the others.
-const RESPONDER_PRIORITY: u32 = 5_431;
 /// All virtual addresses of either family.
 pub const NETWORK_V4: Block = Block { address: IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), bits: 15 };
 pub const NETWORK_V6: Block = Block { address: IpAddr::V6(Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 0)), bits: 32 };
@@ -48,6 +45,16 @@ impl Plan {
     /// The changes.
     pub fn changes(&self) -> &[Change] {
         &self.changes
+    }
+
+    /// Whether one of the changes is about the same thing.
+    pub fn has(&self, change: &Change) -> bool {
+        self.changes.iter().any(|wanted| wanted.is_same_thing(change))
+    }
+
+    /// The same change with what is there now for `down` to bring back; none where nothing is remembered.
+    pub fn renewed(&self, change: &Change) -> Option<&Change> {
+        self.changes.iter().find(|wanted| wanted.is_same_thing(change) && wanted.remembers())
     }
 
     /// What the operator should know.
@@ -146,6 +153,8 @@ fn decide(config: &Config, facts: Facts) -> Plan {
         // No link-local address: nobody is on that link, and solicitations would wake the agent.
         let key = format!("net/ipv6/conf/{INTERFACE}/addr_gen_mode");
         changes.push(Change::Parameter { key, value: "1".to_owned() });
+        let key = format!("net/ipv6/conf/{INTERFACE}/disable_ipv6");
+        changes.push(Change::Parameter { key, value: "0".to_owned() });
     }
     let families: [(IpAddr, u8, Block, IpAddr, bool); 2] = [
         (HOST_V4.into(), 32, NETWORK_V4, Ipv4Addr::UNSPECIFIED.into(), true),
@@ -160,13 +169,16 @@ fn decide(config: &Config, facts: Facts) -> Plan {
         let route = |table, destination, source| Change::Route { interface: interface(), table, destination, source };
         changes.push(route(MAIN_TABLE, network, Some(host)));
         changes.push(route(TABLE, Block { address: nowhere, bits: 0 }, None));
-        changes.push(Change::Rule { from: host, source_port: None, table: TABLE, priority: RULE_PRIORITY });
+        let rule =
+            |from, to, table| Change::Rule { from, to, source_port: None, table, priority: rule_place::PRIORITY };
+        changes.push(rule(None, Some(network), MAIN_TABLE));
+        changes.push(rule(Some(host), None, TABLE));
     }
     let (from, port) = (config.dns.listen.ip(), config.dns.listen.port());
     if config.dns.enabled && from == HOST_V4 {
         // No flow of the host's has that port: the responder has it for itself.
-        let priority = RESPONDER_PRIORITY;
-        changes.push(Change::Rule { from, source_port: Some(port), table: MAIN_TABLE, priority });
+        let (from, source_port, priority) = (Some(from), Some(port), rule_place::RESPONDER_PRIORITY);
+        changes.push(Change::Rule { from, to: None, source_port, table: MAIN_TABLE, priority });
     }
     if let Some(before) = facts.reserved_ports {
         changes.push(Change::ReservedPort { port: config.host.port, before });
@@ -228,8 +240,13 @@ fn resolver(config: &Config, resolver: Resolver, changes: &mut Vec<Change>, rema
 }
 
 #[cfg(test)]
-mod test {
+pub mod test {
     use super::*;
+
+    /// What `up` makes on a host of both families with eBPF.
+    pub fn changes_of_a_usual_host() -> Vec<Change> {
+        decide(&Config::default(), facts(1500, true, true)).changes
+    }
 
     fn facts(underlay_mtu: u32, has_ipv6_underlay: bool, ipv6_enabled: bool) -> Facts {
         Facts {

@@ -6,7 +6,7 @@ use margay_core::key::HostId;
 use margay_core::{FlowInfo, Lifecycle, Why};
 use nix::net::if_::if_indextoname;
 
-use super::{Finding, Steps};
+use super::{Finding, Steps, firewall};
 use crate::agent::Agent;
 use crate::agent::direct::FLOW_PORTS;
 use crate::agent::way::Detour;
@@ -121,7 +121,13 @@ impl Paths {
         // The commonest of those that somebody could do something about.
         let mendable = self.others.values().filter_map(|(count, why)| Some((count, advice(*why)?)));
         Some(match mendable.max_by_key(|(count, _)| **count) {
-            Some((_, advice)) => Finding::warning(detail, advice),
+            Some((_, advice)) => {
+                let own = self.others.values().any(|(_, why)| matches!(why, Why::Unproved | Why::Stalled));
+                let filter = own.then(|| tokio::task::block_in_place(firewall::filter)).flatten();
+                let filter =
+                    filter.map(|filter| format!("; on this host {filter} may refuse them")).unwrap_or_default();
+                Finding::warning(detail, format!("{advice}{filter}"))
+            }
             None => Finding::Ok(detail),
         })
     }

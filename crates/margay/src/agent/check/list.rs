@@ -34,6 +34,7 @@ pub const ALL: &[Check] = &[
     of_host("sockets", "whether the kernel reports which programs listen"),
     of_host("datagrams", "whether each datagram of an unconnected socket is resolved"),
     of_host("service", "each service of this host: its socket, and what its routers say to its registration"),
+    of_host("firewall", "what a packet filter of this host does to connections by name to its own services"),
     of_host("rule", "rules of this host that discard first packets"),
     of_host("resolver", "each resolver, asked for a name of its own; and what is written there"),
     of_host(
@@ -57,10 +58,11 @@ pub fn looks_at(name: &str) -> &'static str {
 mod test {
     use super::*;
 
-    const SOURCES: [&str; 7] = [
+    const SOURCES: [&str; 8] = [
         include_str!("../check.rs"),
         include_str!("direct.rs"),
         include_str!("disk.rs"),
+        include_str!("firewall.rs"),
         include_str!("peer.rs"),
         include_str!("refusal.rs"),
         include_str!("resolver.rs"),

@@ -16,7 +16,7 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::{interval, timeout};
 
-use super::{Finding, LOOKUP_LIMIT, Steps, direct};
+use super::{Finding, LOOKUP_LIMIT, Steps, direct, firewall};
 use crate::agent::api::trace;
 use crate::agent::{Agent, home};
 use crate::listener::{Protocol, ServiceName, name_and_port};
@@ -28,8 +28,6 @@ const MEET_LIMIT: Duration = Duration::from_secs(2);
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How often the association is looked at while an answer is awaited.
 const LOOK: Duration = Duration::from_millis(5);
-
-const NO_ANSWER: &str = "is its agent up, and does a firewall let UDP port 54324 through, both ways?";
 
 /// `protocol`: of the connection, where `peer` has a port.
 pub(super) async fn look(agent: &Agent, steps: &mut Steps, peer: &str, protocol: Protocol) {
@@ -62,7 +60,7 @@ async fn look_at_address(agent: &Agent, steps: &mut Steps, address: IpAddr) {
         None => meet(agent, at, |known| known.remote.ip() == address).await,
     }) else {
         let text = format!("{what} was never met, and nobody answers at {at}");
-        return steps.say("peer", Finding::failed(text, NO_ANSWER)).await;
+        return steps.say("peer", Finding::failed(text, no_answer())).await;
     };
     reach(agent, steps, known, &what).await;
 }
@@ -109,7 +107,7 @@ async fn reach(agent: &Agent, steps: &mut Steps, known: AssociationInfo, what: &
             known.datagram_max,
             count(known.flows.into(), "flow")
         )),
-        Err(_) => Finding::failed(format!("{what} does not answer at {}", known.remote), NO_ANSWER),
+        Err(_) => Finding::failed(format!("{what} does not answer at {}", known.remote), no_answer()),
     };
     steps.say("peer", finding).await;
     direct::peer(agent, steps, host).await;
@@ -247,7 +245,7 @@ async fn look_at_instance(agent: &Agent, steps: &mut Steps, instance: &Instance)
     }
     // Behind a translator it answers what comes by its router, and nothing else.
     let text = format!("{host_name} was never met, and does not answer at {address}");
-    steps.say("instance", Finding::warning(text, NO_ANSWER)).await;
+    steps.say("instance", Finding::warning(text, no_answer())).await;
 }
 
 /// A connection as a program would make it, through the virtual interface.
@@ -276,12 +274,21 @@ async fn connect(agent: &Agent, name: &ServiceName, port: u16, protocol: Protoco
             ),
             None => Finding::failed(
                 format!("{what}: {error}"),
-                "`margay flow watch` on both hosts tells why; the service may not listen on this port, or not let this host in",
+                format!(
+                    "`margay flow watch` on both hosts tells why; the service may not listen on this port, or not let this host in, or a \
+                     firewall on its host drops or rejects what comes by sal0 (`margay check` there names the rule){}",
+                    own_filter()
+                ),
             ),
         },
         Err(_) => Finding::failed(
             format!("{what}: no answer in {CONNECT_LIMIT:?}"),
-            "first packets or answers are lost: does a firewall let UDP port 54324 through between all hosts?",
+            format!(
+                "first packets or answers are lost. Where the steps above reach the instance's host, its own firewall drops what comes \
+                 by sal0, or the program does not accept: `margay check` there names the rule. Else: does a firewall let UDP port 54324 \
+                 through between all hosts?{}",
+                own_filter()
+            ),
         ),
     }
 }
@@ -311,6 +318,17 @@ async fn send_datagram(agent: &Agent, to: SocketAddr) -> io::Result<()> {
             Err(RecvError::Closed) => return Err(io::Error::other("the agent is going down")),
         }
     }
+}
+
+/// What to look at where a host does not answer.
+fn no_answer() -> String {
+    format!("is its agent up, and does a firewall let UDP port 54324 through, both ways?{}", own_filter())
+}
+
+/// What of this host may be in the way, for the end of an advice.
+fn own_filter() -> String {
+    let filter = tokio::task::block_in_place(firewall::filter);
+    filter.map(|filter| format!(" On this host {filter} may refuse packets")).unwrap_or_default()
 }
 
 /// What the core has said of a connection to an address that failed. It says it before the program hears of it.

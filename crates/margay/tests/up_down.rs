@@ -52,7 +52,7 @@ changed() {
     snapshot >"$dir/now"
     if diff -q "$dir/before" "$dir/now" >/dev/null; then echo "up changed nothing: its undoing proves nothing"; exit 1; fi
     # Not `grep -q`: it would end before the writer does.
-    ip rule show | grep '^5432:.*from 198.18.0.1 lookup 54324' >/dev/null
+    ip rule show | grep '^501:.*from 198.18.0.1 lookup 54324' >/dev/null
     # In a user namespace there is no eBPF.
     nft list chain inet margay arriving | grep -F 'ip6 daddr fd5a:4c00::/32 counter name "drop_virtual_ingress" drop' >/dev/null
     [ "$(sed -n 's/^nameserver //p' /etc/resolv.conf | head -n 1)" = 198.18.0.1 ]

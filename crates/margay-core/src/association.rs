@@ -20,8 +20,9 @@ use crate::time::Instant;
 /// Associations at one UDP address that a look-up of it goes through. A NAT reuses its ports, so a few hosts may
 /// share one.
 const AT_ADDRESS_MAX: usize = 64;
-/// Associations with one host: each but the newest has flows from before the two lost what they shared.
-const WITH_HOST_MAX: usize = 64;
+/// Associations with one host: each but the newest has flows, of connections that began at once, before the first answer, or from
+/// before the two lost what they shared. More than programs open within a round trip; a host alone fills no table with them.
+const WITH_HOST_MAX: usize = 1024;
 /// How far behind the newest a control sequence number may come.
 const WINDOW: u32 = 64;
 

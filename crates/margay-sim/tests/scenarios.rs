@@ -188,6 +188,23 @@ fn a_second_connection_to_a_known_host_needs_no_key_work() {
     assert!(answers.all(|message| message.key_exchange().is_none() && message.auth().is_some()));
 }
 
+/// Each runs the whole handshake: nobody knows yet which host will answer.
+#[test]
+fn connects_at_once_to_hosts_that_were_never_met_are_all_served() {
+    let mut shop = shop(21, Weather::FAIR);
+    shop.world.run_for(SECOND);
+    for _ in 0..300 {
+        shop.world.connect(shop.client, "web.shop");
+    }
+    shop.world.run_for(20 * SECOND);
+    let clients = &shop.world.host(shop.client).clients;
+    assert!(
+        clients.iter().all(|client| matches!(client.outcome, Outcome::Answered(1 | 2))),
+        "{:?}",
+        margay_sim::check::tally(&shop.world)
+    );
+}
+
 #[test]
 fn a_name_that_nobody_serves_is_refused_at_once() {
     let mut shop = shop(4, Weather::FAIR);

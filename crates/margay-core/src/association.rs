@@ -20,8 +20,9 @@ use crate::time::Instant;
 /// Associations at one UDP address that a look-up of it goes through. A NAT reuses its ports, so a few hosts may
 /// share one.
 const AT_ADDRESS_MAX: usize = 64;
-/// Associations with one host: each but the newest has flows, of connections that began at once, before the first answer, or from
-/// before the two lost what they shared. More than programs open within a round trip; a host alone fills no table with them.
+/// Associations with one host: each but the newest has flows, of connections that began at once, before the first
+/// answer, or from before the two lost what they shared. More than programs open within a round trip; a host alone
+/// fills no table with them.
 const WITH_HOST_MAX: usize = 1024;
 /// How far behind the newest a control sequence number may come.
 const WINDOW: u32 = 64;
@@ -93,8 +94,8 @@ pub struct Association {
     pub chosen: bool,
     /// Taken up from an earlier start of the agent, and not looked at since.
     pub is_kept: bool,
-    /// The peer has answered what only this start can have asked, or this start met it: what was seen before the window begins is no more
-    /// taken for new.
+    /// The peer has answered what only this start can have asked, or this start met it: what was seen before the window
+    /// begins is no more taken for new.
     pub is_fresh: bool,
     /// The last round trip of signalling.
     pub rtt: Option<Duration>,
@@ -235,8 +236,8 @@ impl Association {
         }
     }
 
-    /// The key of the peer's tags under its `epoch`. Kept only for the epoch that the peer is known to be in: a stranger who
-    /// names others must not push it out.
+    /// The key of the peer's tags under its `epoch`. Kept only for the epoch that the peer is known to be in: a
+    /// stranger who names others must not push it out.
     pub fn receiving_key(&mut self, epoch: u32) -> [u8; 32] {
         match self.receive_key {
             Some((of, key)) if of == epoch => key,
@@ -509,7 +510,8 @@ impl AssociationTable {
         Ok(gone + self.insert_beside(association)?)
     }
 
-    /// The same, but what it supersedes stays for now, and others at its address: flows that need them may be on their way.
+    /// The same, but what it supersedes stays for now, and others at its address: flows that need them may be on their
+    /// way.
     ///
     /// # Errors
     ///
@@ -615,7 +617,8 @@ impl AssociationTable {
         }
     }
 
-    /// A flow uses it no more. One that is not the newest of its host and has no flows left goes; gives whether it went.
+    /// A flow uses it no more. One that is not the newest of its host and has no flows left goes; gives whether it
+    /// went.
     pub fn release(&mut self, local_id: u32) -> bool {
         let Some(association) = self.by_id.get_mut(&local_id) else { return false };
         association.flows = association.flows.saturating_sub(1);

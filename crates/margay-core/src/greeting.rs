@@ -1,7 +1,7 @@
 //! Greetings: a handshake for its own sake, when a peer says that it no longer knows us (DESIGN §7).
 //!
-//! A host that lost its keys cannot prove that it lost them: its UNKNOWN is untagged and changes nothing here. It makes us
-//! ask, once in a while, for a full handshake. What that proves (a newer boot, say) decides over the flows.
+//! A host that lost its keys cannot prove that it lost them: its UNKNOWN is untagged and changes nothing here. It makes
+//! us ask, once in a while, for a full handshake. What that proves (a newer boot, say) decides over the flows.
 //!
 //! On the wire a greeting is a SYN, SYN-ACK and ACK of protocol 0 to the empty name, without an application's packet.
 
@@ -62,8 +62,8 @@ impl Sal {
         Ok(())
     }
 
-    /// Begins a handshake with the host at an address, for its own sake: an operator asks whether a host that was never met is
-    /// there. An answer makes an association, and silence changes nothing.
+    /// Begins a handshake with the host at an address, for its own sake: an operator asks whether a host that was never
+    /// met is there. An answer makes an association, and silence changes nothing.
     ///
     /// # Errors
     ///

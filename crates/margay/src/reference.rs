@@ -1,4 +1,5 @@
-//! The reference pages of the book, made from the program: `make reference` writes them, the test fails when they are stale.
+//! The reference pages of the book, made from the program: `make reference` writes them, the test fails when they are
+//! stale.
 
 mod settings;
 

@@ -148,7 +148,10 @@ async fn show(
         rows.push((change, mark, note));
     }
     if as_json {
-        let row = |(change, state, note): &(&Change, &str, String)| json!({ "what": change.to_string(), "change": change, "state": state, "now": note });
+        let row = |(change, state, note): &(&Change, &str, String)| {
+            let what = change.to_string();
+            json!({ "what": what, "change": change, "state": state, "now": note })
+        };
         let changes: Vec<_> = rows.iter().map(row).collect();
         return line(out, &json!({ "changes": changes, "programs": programs, "remarks": remarks }).to_string());
     }

@@ -1,10 +1,12 @@
-//! `margay up --host-only` and `margay down` on a host of their own: private user, network and mount namespaces, so that
-//! neither this machine's network nor its `/etc`, `/run` and `/var` are touched. What `down` leaves must be what `up` found.
+//! `margay up --host-only` and `margay down` on a host of their own: private user, network and mount namespaces, so
+//! that neither this machine's network nor its `/etc`, `/run` and `/var` are touched. What `down` leaves must be what
+//! `up` found.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A host with a life of its own, and words to speak about it. `$dir` is on disk; everything else goes with the namespaces.
+/// A host with a life of its own, and words to speak about it. `$dir` is on disk; everything else goes with the
+/// namespaces.
 const HOST: &str = r#"
 set -euo pipefail
 mount --bind "$dir/etc" /etc
@@ -144,8 +146,8 @@ fn a_link_comes_back_as_a_link() {
 
 #[test]
 fn a_crash_in_the_middle_is_undone_from_wherever_it_got() {
-    // `up` writes its journal first, then works downwards. So a crash is: the whole journal, and the last of its changes not made.
-    // Each step takes one more of them back by hand.
+    // `up` writes its journal first, then works downwards. So a crash is: the whole journal, and the last of its
+    // changes not made. Each step takes one more of them back by hand.
     Host::new(Some(BY_HAND)).boot(
         "",
         r#"
@@ -461,7 +463,8 @@ fn check_says_what_does_not_work_and_waits_until_it_does() {
         rm "$dir/state/full"; margay check >/dev/null
         margay down >/dev/null
 
-        printf '[[resolver]]\nname = "corp"\nkind = "static"\nfile = "/no/such/file"\nnames = ["lost.shop"]\n' >>"$dir/margay.toml"
+        printf '%s\n' '[[resolver]]' 'name = "corp"' 'kind = "static"' 'file = "/no/such/file"' 'names = ["lost.shop"]' \
+            >>"$dir/margay.toml"
         margay up --router >/dev/null
         refused margay check; said 'corp: /no/such/file'
         "#,

@@ -1,9 +1,9 @@
 //! Setting a flow up: SYN, SYN-ACK, ACK, and the confirmation of the ACK (DESIGN §6, §7).
 //!
-//! The SYN carries the application's first packet to whoever the service table picks; the instance's SYN-ACK carries the
-//! answer straight back; the ACK proves the initiator. Between hosts that have never met the three also carry a Noise XX
-//! handshake, between others they are tagged under the association. The responder confirms the ACK, so that a lost ACK is
-//! sent again even when the application has nothing to say.
+//! The SYN carries the application's first packet to whoever the service table picks; the instance's SYN-ACK carries
+//! the answer straight back; the ACK proves the initiator. Between hosts that have never met the three also carry a
+//! Noise XX handshake, between others they are tagged under the association. The responder confirms the ACK, so that a
+//! lost ACK is sent again even when the application has nothing to say.
 
 mod ack;
 mod initiator;
@@ -108,7 +108,8 @@ pub(crate) struct ResponderSetup {
     pub association: u32,
     pub datagram_max: u16,
     pub allow: Allow,
-    /// By what this host could answer for the name when it was asked: it answers by that, also where it has left meanwhile.
+    /// By what this host could answer for the name when it was asked: it answers by that, also where it has left
+    /// meanwhile.
     pub chain: Vec<u8>,
     /// SYN-ACK datagrams as sent, to be sent again.
     pub answers: Vec<(SocketAddr, Vec<u8>)>,
@@ -247,8 +248,8 @@ fn error_text(code: ErrorCode) -> &'static str {
             "nobody serves this name now; `margay service resolve NAME` shows what the router knows"
         }
         ErrorCode::Refused => {
-            "the instance refused: nothing listens on that port of the service, or a firewall on its host rejects what comes by sal0 \
-             (`margay check` there says which)"
+            "the instance refused: nothing listens on that port of the service, or a firewall on its host rejects \
+             what comes by sal0 (`margay check` there says which)"
         }
         ErrorCode::NotAllowed => "this host may not connect to the service; its operator's `allow` list decides",
         ErrorCode::HopLimit => "the routers forward this name in a circle; their operators must mend the rules",
@@ -368,11 +369,11 @@ impl Sal {
         (direct.local_port != 0).then_some(Extension::FlowPort(repr))
     }
 
-    /// Largest TCP payload per segment, on a path that takes datagrams of `datagram_max` bytes, for an application that uses
-    /// addresses of the family of `app`.
+    /// Largest TCP payload per segment, on a path that takes datagrams of `datagram_max` bytes, for an application that
+    /// uses addresses of the family of `app`.
     ///
-    /// A packet that goes direct has no UDP header, and a TCP header that is 12 bytes longer. Where none goes direct, a packet
-    /// is to fit a datagram, sealed where it `is_sealed`.
+    /// A packet that goes direct has no UDP header, and a TCP header that is 12 bytes longer. Where none goes direct, a
+    /// packet is to fit a datagram, sealed where it `is_sealed`.
     pub(crate) fn mss_max(&self, datagram_max: u16, app: IpAddr, is_sealed: bool) -> u16 {
         let tag = if is_sealed { SEAL_TAG_LEN as u16 } else { 0 };
         let headers = match app {
@@ -383,8 +384,8 @@ impl Sal {
         datagram_max.saturating_sub(headers + tag).max(216)
     }
 
-    /// A proved message of set-up came straight from here. An association without flows is wherever its peer is; one with flows
-    /// moves by RSYN alone, since it is not proved that the peer can be reached there.
+    /// A proved message of set-up came straight from here. An association without flows is wherever its peer is; one
+    /// with flows moves by RSYN alone, since it is not proved that the peer can be reached there.
     pub(crate) fn find_peer(&mut self, local_id: u32, remote: SocketAddr) {
         let arrival = self.arrival;
         let Some(association) = self.associations.get_mut(local_id) else { return };

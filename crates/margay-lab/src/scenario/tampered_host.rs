@@ -1,5 +1,5 @@
-//! `tampered-host`: whatever `up --dry-run` lists is undone or altered by another program on either end of flows, one thing after
-//! another. The agent puts each back, no flow notices, and whoever does it again and again is named.
+//! `tampered-host`: whatever `up --dry-run` lists is undone or altered by another program on either end of flows, one
+//! thing after another. The agent puts each back, no flow notices, and whoever does it again and again is named.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::lab::Lab;
 use crate::observe;
 use crate::program::wait_for;
 use crate::report::Limit::{AtLeast, Below, Exactly};
-use crate::report::{Bound, bound};
+use crate::report::{Bound, bound, percentile};
 use crate::topology::Topology;
 use crate::transfers::{Order, Transfers};
 
@@ -63,9 +63,10 @@ const BACK_LIMIT: Duration = Duration::from_secs(4);
 /// More often than the agent puts up with.
 const AGAIN: usize = 14;
 
-/// What `up` makes, as text, but for numbers of interfaces. A link-local address that came while somebody had switched its
-/// making on stays, and harms nobody, as nobody misses the kernel's own route to an address that the table of own addresses has. Of a
-/// file of resolvers the first server alone counts: what comes after it is whoever's has written it.
+/// What `up` makes, as text, but for numbers of interfaces. A link-local address that came while somebody had switched
+/// its making on stays, and harms nobody, as nobody misses the kernel's own route to an address that the table of own
+/// addresses has. Of a file of resolvers the first server alone counts: what comes after it is whoever's has written
+/// it.
 const SNAPSHOT: &str = r#"
     # The interface may be away for a moment.
     set +e
@@ -73,7 +74,8 @@ const SNAPSHOT: &str = r#"
     for family in -4 -6; do
         ip $family -o addr show dev sal0 scope global | sed 's/^[0-9]*: //'
         ip $family rule show | sort
-        ip $family route show table all | grep -v '^fe80::/64 dev sal0\|^local fe80:.* dev sal0\|^multicast\|^fd5a:4c00::1 dev sal0 proto kernel' | sort
+        ip $family route show table all |
+            grep -v '^fe80::/64 dev sal0\|^local fe80:.* dev sal0\|^multicast\|^fd5a:4c00::1 dev sal0 proto kernel' | sort
     done
     ip -o link show sal0 | sed 's/^[0-9]*: //'
     grep -r . /proc/sys/net/ipv4/conf/sal0 /proc/sys/net/ipv6/conf/sal0 | grep -v stable_secret | sort
@@ -129,12 +131,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     }
     pair::attempt_part("again and again", findings, |findings| insist(ends[0], findings));
     transfers.finish("all was put back", findings)?;
-    back.sort_by(f64::total_cmp);
-    let at = (back.len() * 99).div_ceil(100).saturating_sub(1);
-    if let (Some(p99), Some(p50)) = (back.get(at), back.get(back.len() / 2)) {
-        findings.set("back_ms_p99", *p99);
-        findings.set("back_ms_p50", *p50);
-    }
+    findings.set("back_ms_p99", percentile(&back, 99.0));
+    findings.set("back_ms_p50", percentile(&back, 50.0));
     pair::report_resets(&ends, findings)
 }
 

@@ -150,8 +150,8 @@ async fn surroundings(agent: &Agent, steps: &mut Steps) {
     }
     for rule in host::rules_before().await.unwrap_or_default() {
         let text = format!("{rule} of another program is asked before Margay's, and may take packets to names away");
-        let advice = "`ip rule` and `ip -6 rule` show it; give it a priority above the rule of `lookup local`, and Margay's \
-                      goes before it";
+        let advice = "`ip rule` and `ip -6 rule` show it; give it a priority above the rule of `lookup local`, and \
+                      Margay's goes before it";
         steps.say("host", Finding::warning(text, advice)).await;
     }
 }

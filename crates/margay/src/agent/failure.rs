@@ -49,7 +49,8 @@ impl Failures {
             failed.count = 0;
         }
         failed.count += 1;
-        (failed.last, failed.to) = (now, app.destination);
+        failed.last = now;
+        failed.to = app.destination;
     }
 
     /// Those that failed within [`KEPT`], the latest first.

@@ -1,5 +1,5 @@
-//! What `up` has changed on this host stays so while the agent runs: what somebody takes away or alters is put back, and said
-//! (decision 0047).
+//! What `up` has changed on this host stays so while the agent runs: what somebody takes away or alters is put back,
+//! and said (decision 0047).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -113,8 +113,8 @@ impl HostChanges {
                         change = what,
                         was,
                         times = TIMES_MAX,
-                        "another program undoes this again and again; the agent stops putting it back until it is there \
-                         (`margay up` puts it there): find out which program it is"
+                        "another program undoes this again and again; the agent stops putting it back until it is \
+                         there (`margay up` puts it there): find out which program it is"
                     );
                 }
                 continue;
@@ -170,7 +170,8 @@ async fn follow_kernel(agent: &Agent) -> io::Result<()> {
     let mut rounds = interval(ROUND);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut changes = Vec::new();
-    let (mut round, mut no_ipv6) = (0_u32, None);
+    let mut round = 0_u32;
+    let mut no_ipv6 = None;
     loop {
         let heard = tokio::select! {
             _ = rounds.tick() => {

@@ -1,4 +1,5 @@
-//! What people call hosts and prefixes, as far as this host knows: from its members, its registry, and what routers have said.
+//! What people call hosts and prefixes, as far as this host knows: from its members, its registry, and what routers
+//! have said.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};

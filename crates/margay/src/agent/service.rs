@@ -160,7 +160,8 @@ pub enum PublishError {
     State(#[from] StateError),
     /// A program serves it by listening.
     #[error(
-        "{0} is served because a program listens: `margay service withdraw` without --listen, or `margay service set --weight 0`, keeps new connections away"
+        "{0} is served because a program listens: `margay service withdraw` without --listen, or `margay service set \
+         --weight 0`, keeps new connections away"
     )]
     Followed(String),
     /// Nothing of it is here.
@@ -312,8 +313,8 @@ impl Services {
         self.homes.subscribe()
     }
 
-    /// The routers of a name's authority; all of them for a name of an authority that nobody here knows: they will say why
-    /// not.
+    /// The routers of a name's authority; all of them for a name of an authority that nobody here knows: they will say
+    /// why not.
     pub fn homes_of(&self, name: &Name) -> Vec<Arc<Home>> {
         let block = name.service_id().authority();
         let all = self.homes();
@@ -414,8 +415,9 @@ impl Services {
         Ok(())
     }
 
-    /// Whether a listener has a socket, where the kernel says so; what others forward to is not for it to say. One is enough for
-    /// all of the name: an FTP server opens the port of a transfer when its client is about to connect there.
+    /// Whether a listener has a socket, where the kernel says so; what others forward to is not for it to say. One is
+    /// enough for all of the name: an FTP server opens the port of a transfer when its client is about to connect
+    /// there.
     fn has_socket(&self, service: &Published) -> bool {
         let listening = self.listening.lock();
         service.listeners.iter().any(|listener| {
@@ -465,8 +467,8 @@ impl Services {
         self.follow_standings();
     }
 
-    /// The router on this host may have nothing against a name any more: another host has left. And of a name for one host alone the
-    /// cluster may have decided otherwise.
+    /// The router on this host may have nothing against a name any more: another host has left. And of a name for one
+    /// host alone the cluster may have decided otherwise.
     pub fn ask_own_router_again(&self) {
         let is_open = |service: &Published| !service.refused.is_empty() || service.terms.exclusive;
         if self.published.lock().iter().any(is_open) {
@@ -500,8 +502,8 @@ impl Services {
         }
     }
 
-    /// What the kernel says of a name: these listeners, and no others, have a socket now. What was ordered stays beside them.
-    /// Gives whether that is something new.
+    /// What the kernel says of a name: these listeners, and no others, have a socket now. What was ordered stays beside
+    /// them. Gives whether that is something new.
     ///
     /// # Errors
     ///
@@ -531,7 +533,8 @@ impl Services {
         self.homes().into_iter().filter_map(|home| home.withdraw(prefix)).collect()
     }
 
-    /// A prefix whose rules are gone is not answered for any more. As long as there were rules, answers had to be believed.
+    /// A prefix whose rules are gone is not answered for any more. As long as there were rules, answers had to be
+    /// believed.
     fn end(&self, prefix: Prefix) {
         self.core.set_service_certificate(prefix, Vec::new());
         drop(self.retract(prefix));
@@ -682,8 +685,8 @@ impl Services {
         Ok(gone)
     }
 
-    /// Sets the share of a name among instances; gives whether this host has anything of it. With 0, routers are told before the
-    /// service table: what they have sent on until then is served.
+    /// Sets the share of a name among instances; gives whether this host has anything of it. With 0, routers are told
+    /// before the service table: what they have sent on until then is served.
     ///
     /// # Errors
     ///

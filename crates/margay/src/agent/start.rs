@@ -50,8 +50,8 @@ use super::{Agent, INTERFACE, authority, cluster, flows, home, metrics, remote, 
 use crate::config::Config;
 use crate::{host, start};
 
-/// Silence after which a host or a router takes the other for gone; with the second look and all that follows from it, within a
-/// second.
+/// Silence after which a host or a router takes the other for gone; with the second look and all that follows from it,
+/// within a second.
 const LEASE_MS: u32 = 850;
 /// Time between signs of life.
 const HEARTBEAT_MS: u32 = 200;
@@ -79,8 +79,8 @@ pub async fn run(config: Config) -> Result<()> {
     result
 }
 
-/// The interface has gone under this agent, and flows are still there: the next start makes it again, and takes them up. Comes back only
-/// where this program cannot be started.
+/// The interface has gone under this agent, and flows are still there: the next start makes it again, and takes them
+/// up. Comes back only where this program cannot be started.
 fn begin_again() -> miette::Report {
     tracing::warn!("somebody has removed {INTERFACE}; the agent begins again");
     let error = Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).exec();
@@ -173,8 +173,9 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     }))
 }
 
-/// Takes packets when this host's routers have answered: before they have said so, it has no right to connect, nor to serve anything, and whoever asked would be
-/// refused. What is carried for programs waits, too, in the kernel's queues, as it did while there was no agent.
+/// Takes packets when this host's routers have answered: before they have said so, it has no right to connect, nor to
+/// serve anything, and whoever asked would be refused. What is carried for programs waits, too, in the kernel's queues,
+/// as it did while there was no agent.
 async fn begin(core: &CoreHandle, services: &Services, is_router: bool) {
     let homes = services.homes();
     let settled = async {
@@ -274,8 +275,8 @@ async fn start_core(
     Ok(core)
 }
 
-/// The operator's rules, which keep their numbers and so come first; then those of the configuration, and the default rule of a host
-/// without a router. A router's own rules come before that.
+/// The operator's rules, which keep their numbers and so come first; then those of the configuration, and the default
+/// rule of a host without a router. A router's own rules come before that.
 fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Clock) -> Result<RuleBook> {
     let resolvers = Arc::new(Resolvers::open(config, wall)?);
     let rules = RuleBook::open(core.clone(), Arc::clone(store), wall.clone(), Arc::clone(&resolvers));
@@ -402,7 +403,8 @@ async fn take_down(agent: &Agent) {
     }
     let runtime_dir = &agent.config.host.runtime_dir;
     if agent.ends_flows.load(Ordering::Relaxed) {
-        // Programs learn at once that their connections are gone; peers, too. Also of those that the kernel alone knows of yet.
+        // Programs learn at once that their connections are gone; peers, too. Also of those that the kernel alone knows
+        // of yet.
         agent.core.0.hear_of_flows();
         agent.core.0.with_sal(|sal, now| sal.shutdown(now));
         flows::forget(runtime_dir);

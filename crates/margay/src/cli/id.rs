@@ -66,9 +66,9 @@ enum AuthorityVerb {
         #[command(flatten)]
         json: Json,
     },
-    /// Make a key that follows the authority's own one, which is here: hosts learn it, certificates are made with it from half of the
-    /// overlap on, and the one before is trusted no longer after that. Prints the succession for routers that do not hear of it by
-    /// themselves: `margay id accept` there
+    /// Make a key that follows the authority's own one, which is here: hosts learn it, certificates are made with it
+    /// from half of the overlap on, and the one before is trusted no longer after that. Prints the succession for
+    /// routers that do not hear of it by themselves: `margay id accept` there
     Succeed {
         /// Its name
         name: String,
@@ -78,8 +78,8 @@ enum AuthorityVerb {
         #[command(flatten)]
         json: Json,
     },
-    /// Take back what another router may sign for an authority whose key is here; all who hear of it believe it no more. Prints the
-    /// revocation for routers that do not hear of it by themselves: `margay id accept` there
+    /// Take back what another router may sign for an authority whose key is here; all who hear of it believe it no
+    /// more. Prints the revocation for routers that do not hear of it by themselves: `margay id accept` there
     Revoke {
         /// Its name
         name: String,
@@ -110,7 +110,8 @@ enum KeyVerb {
     Sign {
         /// service.authority
         name: String,
-        /// The host's key (64 hexadecimal digits, `margay id` there shows it), or the name of a host that has joined here
+        /// The host's key (64 hexadecimal digits, `margay id` there shows it), or the name of a host that has joined
+        /// here
         #[arg(long, value_name = "KEY|HOST")]
         host: String,
         /// How long: 30d, 90d, 366d at most
@@ -176,7 +177,8 @@ enum MemberVerb {
         #[command(flatten)]
         json: Json,
     },
-    /// Put a host out: its registrations end now, and hosts that reach a router believe it no longer; others, within a day
+    /// Put a host out: its registrations end now, and hosts that reach a router believe it no longer; others, within a
+    /// day
     Remove {
         /// Its name, its host-ID or the first letters of that
         host: String,

@@ -1,5 +1,5 @@
-//! Changes upon a network namespace of their own: each is made, undone by another program, seen as undone, and put back. It needs root;
-//! without it the test says so and passes.
+//! Changes upon a network namespace of their own: each is made, undone by another program, seen as undone, and put
+//! back. It needs root; without it the test says so and passes.
 
 use std::process::Command;
 

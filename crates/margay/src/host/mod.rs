@@ -1,6 +1,7 @@
 //! This host: what `up` changes on it, and how that is undone (DESIGN §3.10).
 //!
-//! [`plan`] looks at the host and decides; [`change`] has the changes as data; [`journal`] remembers them on disk before they are made.
+//! [`plan`] looks at the host and decides; [`change`] has the changes as data; [`journal`] remembers them on disk
+//! before they are made.
 
 pub mod card;
 pub mod change;
@@ -82,8 +83,8 @@ pub enum HostError {
     PreparedOtherwise(std::path::PathBuf),
     /// Addresses that Margay needs are in use.
     #[error(
-        "this host has a route of its own into Margay's virtual addresses: {0}; names would be looked for there. Take it away, or \
-         give that network other addresses"
+        "this host has a route of its own into Margay's virtual addresses: {0}; names would be looked for there. Take \
+         it away, or give that network other addresses"
     )]
     Clash(String),
     /// The note of where the journal lies.
@@ -130,7 +131,8 @@ pub async fn apply(config: &Config, plan: &Plan, mut progress: impl FnMut(&str))
     let before = journal.changes().to_vec();
     journal.write(merge(&before, plan.changes()))?;
     Prepared::of(config).save().map_err(HostError::Prepared)?;
-    // What an interrupted `up` has left half-written, the plan takes for what was there before. The journal knows better.
+    // What an interrupted `up` has left half-written, the plan takes for what was there before. The journal knows
+    // better.
     let better = |change: &&Change| before.iter().find(|known| known.is_same_thing(change) && known.is_half_made());
     let mut done: Vec<&Change> = Vec::new();
     for change in plan.changes().iter().map(|change| better(&change).unwrap_or(change)) {
@@ -219,8 +221,8 @@ pub fn is_prepared(config: &Config) -> Result<bool, HostError> {
     Ok(!Journal::open(StateDir::open(&config.host.state_dir)?)?.changes().is_empty())
 }
 
-/// What `up` has changed and is to be so now, in this order. What this host cannot have at the moment (IPv6 is switched off) is left
-/// out.
+/// What `up` has changed and is to be so now, in this order. What this host cannot have at the moment (IPv6 is switched
+/// off) is left out.
 ///
 /// # Errors
 ///
@@ -232,7 +234,8 @@ pub async fn made(config: &Config) -> Result<Vec<Change>, HostError> {
     Ok(journal.changes().iter().filter(is_wanted).cloned().collect())
 }
 
-/// Puts a change of `up` back that somebody has undone. What is there now in its place is what `down` brings back from then on.
+/// Puts a change of `up` back that somebody has undone. What is there now in its place is what `down` brings back from
+/// then on.
 ///
 /// # Errors
 ///
@@ -297,8 +300,8 @@ async fn undo_all(net: &Netlink, changes: &[&Change]) -> (Vec<String>, Vec<Strin
     (remarks, left)
 }
 
-/// Brings the host back to what it was before `up`; also after a crash, a reboot, or a second time. Gives remarks about what
-/// somebody else has changed meanwhile.
+/// Brings the host back to what it was before `up`; also after a crash, a reboot, or a second time. Gives remarks about
+/// what somebody else has changed meanwhile.
 ///
 /// # Errors
 ///
@@ -348,8 +351,8 @@ pub async fn inspect(config: &Config) -> Result<Vec<(String, State)>, HostError>
     Ok(found)
 }
 
-/// Waits until the kernel has noticed that the datapath holds the interface: until then it discards what programs send there,
-/// and the first connection would wait for a retransmission.
+/// Waits until the kernel has noticed that the datapath holds the interface: until then it discards what programs send
+/// there, and the first connection would wait for a retransmission.
 ///
 /// # Errors
 ///
@@ -376,8 +379,8 @@ pub async fn interfaces() -> io::Result<Vec<u32>> {
     Ok(links.iter().filter(|link| link.ethernet).map(|link| link.index).collect())
 }
 
-/// Addresses of this host that others could use now, those of the interface with the default route first: of interfaces that are up
-/// and have a carrier.
+/// Addresses of this host that others could use now, those of the interface with the default route first: of interfaces
+/// that are up and have a carrier.
 ///
 /// # Errors
 ///
@@ -398,7 +401,8 @@ pub async fn local_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(found.into_iter().map(|found| found.address).collect())
 }
 
-/// The interfaces by which all hosts of a segment can be reached, each with an address of either family that others may answer.
+/// The interfaces by which all hosts of a segment can be reached, each with an address of either family that others may
+/// answer.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! The kernel's links, addresses, routes and rules, as far as `up` and `check` need them. No other program is run for it:
-//! a small container may not have `ip`.
+//! The kernel's links, addresses, routes and rules, as far as `up` and `check` need them. No other program is run for
+//! it: a small container may not have `ip`.
 
 use std::io;
 use std::net::IpAddr;
@@ -147,8 +147,8 @@ pub fn changes() -> io::Result<impl Stream<Item = ()> + Unpin> {
     Ok(messages.map(drop))
 }
 
-/// A message for every change of what `up` may have made: interfaces, virtual addresses, routes to them or in `table`, and policy
-/// rules. Needs a tokio runtime.
+/// A message for every change of what `up` may have made: interfaces, virtual addresses, routes to them or in `table`,
+/// and policy rules. Needs a tokio runtime.
 ///
 /// # Errors
 ///

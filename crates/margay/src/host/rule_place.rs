@@ -1,5 +1,5 @@
-//! Where Margay's policy rules stand among those of others: after the table of this host's own addresses, and before all else. A VPN's
-//! rule sends whatever it is asked for into its tunnel, virtual addresses among it (decision 0047).
+//! Where Margay's policy rules stand among those of others: after the table of this host's own addresses, and before
+//! all else. A VPN's rule sends whatever it is asked for into its tunnel, virtual addresses among it (decision 0047).
 
 use margay_core::name::is_virtual;
 
@@ -20,14 +20,15 @@ fn is_own(listed: &ListedRule) -> bool {
     rule.from.is_some_and(is_virtual) || rule.to.is_some_and(|to| is_virtual(to.address))
 }
 
-/// The priority of the first rule that looks into the table of own addresses: what came before it would not be delivered here.
+/// The priority of the first rule that looks into the table of own addresses: what came before it would not be
+/// delivered here.
 fn floor(is_v4: bool, rules: &[ListedRule]) -> u32 {
     let local = rules.iter().filter(|rule| rule.is_v4 == is_v4 && rule.table == Some(LOCAL_TABLE));
     local.map(|rule| rule.priority).min().unwrap_or(0)
 }
 
-/// At which priority a rule is to stand that stands at `rule.priority` where nobody is in the way. Equal ones come in the order in which
-/// they were made.
+/// At which priority a rule is to stand that stands at `rule.priority` where nobody is in the way. Equal ones come in
+/// the order in which they were made.
 pub fn place(rule: &Rule, rules: &[ListedRule]) -> u32 {
     let floor = floor(rule.is_v4(), rules);
     let others = rules.iter().filter(|other| other.is_v4 == rule.is_v4() && !is_own(other) && other.priority > floor);

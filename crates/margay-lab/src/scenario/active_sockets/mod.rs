@@ -53,7 +53,8 @@ const LANDINGS: usize = 3;
 /// Listeners of one program in a row, none of which lasts.
 const STORM: usize = 3000;
 
-/// A network namespace inside of a host, as a container has one. Gives the process that holds it, and shows what listens there.
+/// A network namespace inside of a host, as a container has one. Gives the process that holds it, and shows what
+/// listens there.
 fn box_of(host: &Host) -> Result<Program> {
     let program = host.spawn("box", ["unshare", "--net", "sleep", "infinity"])?;
     let pid = program.pid();
@@ -185,8 +186,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// An operator takes a program that listens out of service, and lets it back in: its connections go to the other host
-    /// meanwhile, and none fails.
+    /// An operator takes a program that listens out of service, and lets it back in: its connections go to the other
+    /// host meanwhile, and none fails.
     fn drain(&mut self, kind: &Kind, probe: &mut Probe) -> Result<()> {
         let (alpha, router, service) = (self.lab.host("alpha")?, self.lab.host("router")?, kind.service());
         probe.others_may_answer();
@@ -223,7 +224,8 @@ impl Stage<'_> {
         Ok(reached.duration_since(from).as_secs_f64() * 1e3)
     }
 
-    /// A program that makes thousands of listeners before its own: others are served all the same, and nothing of it stays.
+    /// A program that makes thousands of listeners before its own: others are served all the same, and nothing of it
+    /// stays.
     fn storm(&mut self, probe: &mut Probe) -> Result<()> {
         let (alpha, router) = (self.lab.host("alpha")?, self.lab.host("router")?);
         let mut argv: Vec<String> = ["margay", "run", "--service", "storm.shop", "--"].map(str::to_owned).into();

@@ -1,7 +1,8 @@
-//! Active sockets (DESIGN §3.7, §9; Serval §4.1): a name is served because a program listens, and no longer when none does.
+//! Active sockets (DESIGN §3.7, §9; Serval §4.1): a name is served because a program listens, and no longer when none
+//! does.
 //!
-//! Reading order: [`rule`] (which sockets serve which name), [`bound`] (those that a program named itself), [`cgroup`] (what marks a program), this file (what happens, and
-//! what follows from it), [`namespace`], [`keep`].
+//! Reading order: [`rule`] (which sockets serve which name), [`bound`] (those that a program named itself), [`cgroup`]
+//! (what marks a program), this file (what happens, and what follows from it), [`namespace`], [`keep`].
 
 pub mod bound;
 pub mod cgroup;
@@ -41,8 +42,8 @@ use rule::{Offer, Rule, Seen, Source};
 const PROGRAMS_MAX: usize = 4000;
 /// Bound sockets of which each is kept when it is bound; of more, within two seconds.
 const KEPT_AT_ONCE: usize = 256;
-/// From an event to what follows from it. A thousand short-lived listeners are not a thousand messages to a router, and a server that
-/// closes a socket to open the next one is not gone meanwhile.
+/// From an event to what follows from it. A thousand short-lived listeners are not a thousand messages to a router, and
+/// a server that closes a socket to open the next one is not gone meanwhile.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// What listens here, and what follows from it.
@@ -194,8 +195,8 @@ impl Active {
         self.0.as_ref().map_or(Ok(()), |followed| followed.lock().check_programs(name, exclusive, None))
     }
 
-    /// Sets the share of a name among instances in all that programs of this host offer of it, until they end; gives whether there
-    /// is anything of it. What is served already follows by [`Services::set_weight`].
+    /// Sets the share of a name among instances in all that programs of this host offer of it, until they end; gives
+    /// whether there is anything of it. What is served already follows by [`Services::set_weight`].
     pub fn set_weight(&self, name: &Name, weight: u32) -> bool {
         self.0.as_ref().is_ok_and(|followed| followed.lock().set_weight(name, weight))
     }
@@ -304,7 +305,8 @@ impl Followed {
         Ok(followed)
     }
 
-    /// Lets the kernel report datagram sockets on the ports of all orders and of the configuration; gives whether there are new ones.
+    /// Lets the kernel report datagram sockets on the ports of all orders and of the configuration; gives whether there
+    /// are new ones.
     fn watch_ports(&mut self) -> Result<bool, String> {
         let published = self.services.list();
         let of_orders = published.iter().flat_map(|service| &service.listeners).map(|known| known.address.port());
@@ -353,8 +355,8 @@ impl Followed {
         Ok(owner)
     }
 
-    /// Whether the programs of this host leave a name to a newcomer, which may want it for itself alone. `unit` is what the
-    /// newcomer replaces.
+    /// Whether the programs of this host leave a name to a newcomer, which may want it for itself alone. `unit` is what
+    /// the newcomer replaces.
     fn check_programs(&mut self, name: &Name, exclusive: bool, unit: Option<&Path>) -> Result<(), String> {
         let conflicts = |owner: &Owner| {
             let program = &owner.program;
@@ -490,8 +492,8 @@ impl Followed {
         self.tell(BTreeSet::from([bound.name]));
     }
 
-    /// Of what the agent before has left: sockets that listen no longer are gone, most likely. A program that has not come
-    /// to `listen` yet binds again when it does.
+    /// Of what the agent before has left: sockets that listen no longer are gone, most likely. A program that has not
+    /// come to `listen` yet binds again when it does.
     fn drop_bound_that_ended(&mut self) {
         let ended: Vec<Cookie> =
             self.bound.keys().filter(|cookie| !self.sockets.contains_key(cookie)).copied().collect();
@@ -744,10 +746,12 @@ impl Followed {
         let of_rules = self.rules.iter_mut().map(|rule| &mut rule.offer);
         let mut is_any = false;
         for offer in of_owners.chain(of_rules).filter(|offer| offer.name.prefix() == prefix) {
-            (offer.weight, is_any) = (weight, true);
+            offer.weight = weight;
+            is_any = true;
         }
         for bound in self.bound.values_mut().filter(|bound| bound.name.prefix() == prefix) {
-            (bound.weight, is_any) = (Some(weight), true);
+            bound.weight = Some(weight);
+            is_any = true;
         }
         if is_any {
             self.keep();

@@ -14,8 +14,8 @@ const PROBE_BYTES: usize = 4096;
 
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
     let host = &agent.config.host;
-    let of_state = "make room there, or let it be written: until then no registration, token, grant or rule is kept, and \
-                    the agent cannot be started again";
+    let of_state = "make room there, or let it be written: until then no registration, token, grant or rule is kept, \
+                    and the agent cannot be started again";
     let of_runtime = "make room there: until then a restart of the agent forgets flows and programs";
     for (dir, advice) in [(&host.state_dir, of_state), (&host.runtime_dir, of_runtime)] {
         let written = tokio::task::block_in_place(|| probe(dir));

@@ -1,4 +1,5 @@
-//! What this host's own packet filter does to connections by name: they come by `sal0`, which rules for a network card do not mean.
+//! What this host's own packet filter does to connections by name: they come by `sal0`, which rules for a network card
+//! do not mean.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,7 +24,8 @@ pub(super) fn filter() -> Option<Judge> {
     judge::find().ok().flatten().filter(|judge| !matches!(judge, Judge::ReversePath { .. }))
 }
 
-/// Connects to what this host serves, the way by which connections of other hosts come, where a filter may be in the way.
+/// Connects to what this host serves, the way by which connections of other hosts come, where a filter may be in the
+/// way.
 pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     let Some(filter) = tokio::task::block_in_place(filter) else { return };
     let served = agent.services.list().into_iter().flat_map(|service| {
@@ -35,13 +37,13 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
         let port = listener.service_port.unwrap_or_else(|| listener.address.port());
         let Some(why) = refusal(agent, &name, port).await else { continue };
         let text = format!(
-            "connections to {name} port {port} come by {INTERFACE}, and {why}, though a program listens at {}: {filter} \
-             drops or rejects them",
+            "connections to {name} port {port} come by {INTERFACE}, and {why}, though a program listens at {}: \
+             {filter} drops or rejects them",
             listener.address
         );
         let advice = format!(
-            "let the firewall take packets with `iifname {INTERFACE}` for this port: what comes there has passed the agent's \
-             own checks; Margay changes nothing in it"
+            "let the firewall take packets with `iifname {INTERFACE}` for this port: what comes there has passed the \
+             agent's own checks; Margay changes nothing in it"
         );
         steps.say("firewall", Finding::failed(text, advice)).await;
     }

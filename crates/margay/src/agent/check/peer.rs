@@ -67,7 +67,7 @@ async fn look_at_address(agent: &Agent, steps: &mut Steps, address: IpAddr) {
 
 /// Greets whoever is at an address; what comes of it.
 async fn meet(agent: &Agent, at: SocketAddr, is_wanted: impl Fn(&AssociationInfo) -> bool) -> Option<AssociationInfo> {
-    // A full flow table answers nothing, either; the check of limits says that.
+    // A full flow table greets nobody; the drops `full` count that.
     agent.core.0.with_sal(|sal, now| sal.greet(now, at)).ok()?;
     let mut looks = interval(LOOK);
     let answered = timeout(MEET_LIMIT, async {
@@ -275,8 +275,9 @@ async fn connect(agent: &Agent, name: &ServiceName, port: u16, protocol: Protoco
             None => Finding::failed(
                 format!("{what}: {error}"),
                 format!(
-                    "`margay flow watch` on both hosts tells why; the service may not listen on this port, or not let this host in, or a \
-                     firewall on its host drops or rejects what comes by sal0 (`margay check` there names the rule){}",
+                    "`margay flow watch` on both hosts tells why; the service may not listen on this port, or not \
+                     let this host in, or a firewall on its host drops or rejects what comes by sal0 (`margay check` \
+                     there names the rule){}",
                     own_filter()
                 ),
             ),
@@ -284,17 +285,17 @@ async fn connect(agent: &Agent, name: &ServiceName, port: u16, protocol: Protoco
         Err(_) => Finding::failed(
             format!("{what}: no answer in {CONNECT_LIMIT:?}"),
             format!(
-                "first packets or answers are lost. Where the steps above reach the instance's host, its own firewall drops what comes \
-                 by sal0, or the program does not accept: `margay check` there names the rule. Else: does a firewall let UDP port 54324 \
-                 through between all hosts?{}",
+                "first packets or answers are lost. Where the steps above reach the instance's host, its own \
+                 firewall drops what comes by sal0, or the program does not accept: `margay check` there names the rule. Else: does a \
+                 firewall let UDP port 54324 through between all hosts?{}",
                 own_filter()
             ),
         ),
     }
 }
 
-/// Sends an empty datagram, and waits for the flow that it opens. The instance's agent answers for the flow, its program may
-/// keep silent.
+/// Sends an empty datagram, and waits for the flow that it opens. The instance's agent answers for the flow, its
+/// program may keep silent.
 async fn send_datagram(agent: &Agent, to: SocketAddr) -> io::Result<()> {
     let events = agent.watchers.subscribe();
     let mut events = events.ok_or_else(|| io::Error::other("the agent is going down"))?;

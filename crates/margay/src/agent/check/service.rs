@@ -91,8 +91,8 @@ fn of_registration(name: &str, router: &str, state: &RegistrationState) -> Optio
         "refused" => Some(Finding::failed(
             format!("{name} is not registered: the router {router} refuses it: {}", state.why),
             format!(
-                "where a grant is missing, `margay id member grant HOST {name}` on the router gives it; it is asked for \
-                 again by itself"
+                "where a grant is missing, `margay id member grant HOST {name}` on the router gives it; it is asked \
+                 for again by itself"
             ),
         )),
         "registered" => None,

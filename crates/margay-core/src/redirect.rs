@@ -10,8 +10,9 @@ use crate::time::Instant;
 
 /// For so long after a move what comes to the old address may have been sent before it.
 const GRACE: Duration = Duration::from_secs(2);
-/// What works is not left for ever for what is wished: after so many RSYNs without an answer all stays as it is.
-pub(crate) const WISHES_MAX: u32 = 6;
+/// What works is not left for ever for what is wished: after so many rounds without an answer, half a minute, all stays as it is.
+/// Of six rounds, one in five hundred orders was forgotten on a path that loses one message of five.
+pub(crate) const WISHES_MAX: u32 = 30;
 
 impl Sal {
     /// A peer has moved, too, and found this host at the local address of `pair`, which it is leaving on purpose: the pair that it

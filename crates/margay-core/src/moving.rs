@@ -261,11 +261,10 @@ impl Sal {
         match round {
             Some((_, tries, None, Cause::Sought)) if tries > WISHES_MAX => self.drop_move(scope),
             Some((_, tries, None, _)) if tries > SEEKS_MAX && self.is_unheard(scope) => self.drop_move(scope),
-            Some((_, 0, answered, _)) => {
-                // The peer has answered there, and may have committed to it.
-                let first = answered.map(|(pair, _)| pair);
-                let others = self.pairs_for(scope.host).into_iter().filter(|pair| Some(*pair) != first);
-                let pairs = first.into_iter().chain(others).take(PAIRS_MAX).collect();
+            Some((_, 0, Some((answered, _)), _)) => {
+                // The peer has answered over this pair, and may have committed to it.
+                let others = self.pairs_for(scope.host).into_iter().filter(|pair| *pair != answered);
+                let pairs = core::iter::once(answered).chain(others).take(PAIRS_MAX).collect();
                 self.leave(now, scope, Cause::Silence, true, pairs);
             }
             Some((_, _, Some((pair, token)), _)) => self.send_done(scope, pair, token),

@@ -10,8 +10,8 @@ use crate::time::Instant;
 
 /// For so long after a move what comes to the old address may have been sent before it.
 const GRACE: Duration = Duration::from_secs(2);
-/// What works is not left for ever for what is wished: after so many rounds without an answer, half a minute, all stays as it is.
-/// Of six rounds, one in five hundred orders was forgotten on a path that loses one message of five.
+/// A pair that works is not left for ever for one that is wished: after so many rounds without an answer, half a
+/// minute, the pair in use stays. Six rounds in a row are lost too often where every fifth message is (decision 0018).
 pub(crate) const WISHES_MAX: u32 = 30;
 
 impl Sal {

@@ -4,6 +4,7 @@
 mod site;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use margay_core::handover::HandoverRecord;
 use margay_core::twin::Twin;
@@ -22,6 +23,12 @@ fn add_in_secret(site: &mut Site, n: u8) {
     site.world.set_addresses(site.server, vec![old, address(n)]);
     site.world.run_for(RTT);
     site.world.network.losing = None;
+}
+
+/// Whether the server has moved to a pair, wherever it is now.
+fn server_was_at(site: &mut Site, there: Pair) -> bool {
+    let is_there = |event: &Event| matches!(event, Event::Moved { pair, .. } if *pair == there);
+    site.world.host(site.server).events.iter().any(is_there)
 }
 
 #[test]
@@ -47,8 +54,7 @@ fn a_host_that_is_found_where_it_leaves_says_where_it_is() {
         site.world.network.weather = steady();
         assert!(site.is_alive(), "seed {seed}");
         let there = Pair { local: Some(address(91)), remote: SocketAddr::new(address(92), PORT) };
-        let was_there = |event: &Event| matches!(event, Event::Moved { pair, .. } if *pair == there);
-        assert!(site.world.host(site.server).events.iter().any(was_there), "seed {seed}: where it was told to go");
+        assert!(server_was_at(&mut site, there), "seed {seed}: where it was told to go");
         if seed < 10 {
             // Later losses may have taken them elsewhere again.
             let (own, peers) = (site.servers_flow(), site.flow());
@@ -56,6 +62,31 @@ fn a_host_that_is_found_where_it_leaves_says_where_it_is() {
             assert_eq!(peers.remote, Some(SocketAddr::new(address(91), PORT)), "seed {seed}: the client knows it");
         }
         assert_eq!(site.world.host(site.router).sal.counters().forwarded, forwarded, "seed {seed}: alone");
+    }
+}
+
+/// No router helps: the client finds the server at the address that the server leaves by order. With the seeds after
+/// the first ten, six rounds of RSYN, or the confirmations of five RSYN-DONEs, are lost in a row.
+#[test]
+fn an_order_to_move_is_kept_though_the_peer_moves_meanwhile_in_foul_weather() {
+    for seed in (0..10).chain([305, 786, 955, 1677, 2049, 2113, 2360, 2423, 2833, 4120, 4987]) {
+        let mut site = site(2000 + seed, steady(), seed % 2 == 0, (CHAT, CHAT));
+        let (old, wanted) = (site.world.host(site.server).address, address(51));
+        site.world.set_addresses(site.server, vec![old, wanted]);
+        site.world.run_for(SECOND);
+        site.world.kill_agent(site.router);
+        site.world.network.weather = Weather { loss_per_mille: 1000, ..steady() };
+        let (now, client) = (site.world.now, site.world.host(site.client).sal.host());
+        site.world.host(site.server).sal.migrate_host(now, client, Towards::Local(wanted)).expect("it has that");
+        site.world.touch(site.server);
+        site.world.run_for(Duration::from_millis(seed % 40 * 10));
+        site.world.set_addresses(site.client, vec![address(50)]);
+        site.world.run_for(Duration::from_millis(seed % 70 * 10));
+        site.world.network.weather = Weather { loss_per_mille: 200, duplicate_per_mille: 200, ..Weather::FOUL };
+        site.world.run_for(20 * SECOND);
+        // Later losses may have taken them elsewhere again.
+        let there = Pair { local: Some(wanted), remote: SocketAddr::new(address(50), PORT) };
+        assert!(server_was_at(&mut site, there), "seed {seed}: where it was told to go");
     }
 }
 

@@ -51,6 +51,14 @@ pub struct Bound {
     pub limit: Limit,
 }
 
+impl Bound {
+    /// Whether the figure is a time, a rate or a ratio of either, by the unit in its name: what a busy machine can change
+    /// without a fault of the program. Counts of resets, of wrong bytes, of leaks and of what was let in are none.
+    fn is_of_time(&self) -> bool {
+        self.figure.split('_').any(|word| matches!(word, "ms" | "us" | "s" | "rtts" | "ratio" | "cpu" | "gain" | "p50"))
+    }
+}
+
 /// Shorthand for a table of bounds.
 pub const fn bound(figure: &'static str, limit: Limit) -> Bound {
     Bound { figure, limit }
@@ -85,6 +93,9 @@ pub struct Report {
     pub scenario: String,
     /// Whether all figures kept their bounds.
     pub pass: bool,
+    /// Whether figures of time missed their bounds, and no others: the scenario may run once more.
+    #[serde(default)]
+    pub late: bool,
     /// What was measured.
     pub figures: Figures,
     /// How, and what went wrong.
@@ -96,27 +107,30 @@ impl Report {
     pub fn judge(scenario: &str, figures: Figures, notes: &[String], bounds: &[Bound]) -> Self {
         let mut notes = notes.to_vec();
         let mut pass = true;
+        let mut late = true;
         for bound in bounds {
             match figures.0.get(bound.figure) {
                 Some(figure) if bound.limit.holds(*figure) => {}
                 Some(figure) => {
                     pass = false;
+                    late &= bound.is_of_time();
                     notes.push(format!("{} is {figure}, must be {}", bound.figure, bound.limit));
                 }
                 None => {
                     pass = false;
+                    late = false;
                     notes.push(format!("{} was not measured", bound.figure));
                 }
             }
         }
-        Self { scenario: scenario.to_owned(), pass, figures, notes: notes.join("; ") }
+        Self { scenario: scenario.to_owned(), pass, late: late && !pass, figures, notes: notes.join("; ") }
     }
 
     /// The report of a scenario that could not be done.
     pub fn broken(scenario: &str, reason: &str) -> Self {
         let mut figures = Figures::default();
         figures.set("failed", 1.0);
-        Self { scenario: scenario.to_owned(), pass: false, figures, notes: reason.to_owned() }
+        Self { scenario: scenario.to_owned(), pass: false, late: false, figures, notes: reason.to_owned() }
     }
 
     /// Reads the object.
@@ -178,6 +192,33 @@ mod tests {
         assert!(report.notes.contains("ok was not measured"), "{}", report.notes);
         figures.set("ok", 1.0);
         assert!(Report::judge("x", figures, &[], &bounds).pass);
+    }
+
+    #[test]
+    fn only_figures_of_time_make_a_scenario_late() {
+        let bounds = [
+            bound("resets", Limit::Exactly(0.0)),
+            bound("back_ms_p99", Limit::Below(1000.0)),
+            bound("honest_ratio", Limit::AtLeast(0.75)),
+            bound("leaked_entries", Limit::Exactly(0.0)),
+        ];
+        let judge = |resets, back_ms, ratio, leaked: Option<f64>| {
+            let mut figures = Figures::default();
+            figures.set("resets", resets);
+            figures.set("back_ms_p99", back_ms);
+            figures.set("honest_ratio", ratio);
+            if let Some(leaked) = leaked {
+                figures.set("leaked_entries", leaked);
+            }
+            let report = Report::judge("x", figures, &[], &bounds);
+            (report.pass, report.late)
+        };
+        assert_eq!(judge(0.0, 10.0, 1.0, Some(0.0)), (true, false));
+        assert_eq!(judge(0.0, 2000.0, 1.0, Some(0.0)), (false, true));
+        assert_eq!(judge(0.0, 2000.0, 0.5, Some(0.0)), (false, true));
+        assert_eq!(judge(1.0, 2000.0, 1.0, Some(0.0)), (false, false));
+        assert_eq!(judge(0.0, 10.0, 1.0, Some(4.0)), (false, false));
+        assert_eq!(judge(0.0, 2000.0, 1.0, None), (false, false));
     }
 
     #[test]

@@ -2,11 +2,18 @@
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-MARGAY := $(TARGET)/release/margay
+MARGAY = "$(PROGRAMS)/margay"
+PROGRAMS ?= $(TARGET)/release
 DESTDIR ?=
 PREFIX ?= /usr/local
 
-.PHONY: help build demo test test-long verify bench figures reference fmt lint setup setup-apps apps install
+# The Makefiles of libbpf and of sdk/c cannot build below a path with a space: what they make lies elsewhere then.
+ifneq ($(words $(CURDIR))$(words $(TARGET)),11)
+export CARGO_BUILD_BUILD_DIR ?= $(HOME)/.cache/margay-build
+endif
+SDK_C := $(or $(CARGO_BUILD_BUILD_DIR),$(abspath $(TARGET)))/sdk-c
+
+.PHONY: help build demo test test-long verify bench figures reference fmt lint setup setup-apps apps install uninstall
 
 help: ## name the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -56,7 +63,8 @@ apps: setup-apps build ## use packaged applications by a service's name
 	@$(MARGAY) lab run apps
 
 install: build ## install the program, its systemd unit and shell completions, and the C library
-	install -D -m 755 $(MARGAY) $(DESTDIR)$(PREFIX)/bin/margay
-	install -D -m 755 $(MARGAY)-memcached $(DESTDIR)$(PREFIX)/bin/margay-memcached
-	$(MAKE) -C sdk/c install DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" BUILD="$(abspath $(TARGET))/sdk-c"
-	scripts/install-files $(MARGAY) "$(DESTDIR)" "$(PREFIX)"
+	$(MAKE) -C sdk/c all BUILD="$(SDK_C)" PREFIX="$(PREFIX)"
+	scripts/install-files "$(PROGRAMS)" "$(SDK_C)" "$(DESTDIR)" "$(PREFIX)"
+
+uninstall: ## take away what `make install` put in place, and nothing else
+	scripts/install-files --uninstall "$(DESTDIR)" "$(PREFIX)"

@@ -95,3 +95,28 @@ fn every_crate_takes_the_lints_of_the_workspace() {
     let without = manifests.filter(|(_, text)| !text.contains("[lints]\nworkspace = true"));
     complain(&without.map(|(name, _)| name.display().to_string()).collect::<Vec<_>>());
 }
+
+/// Everything is under the licence that `Cargo.toml` names. Programs for the kernel may be used under its own, too: it wants so.
+#[test]
+fn one_licence_everywhere() {
+    const MARK: &str = concat!("SPDX-License-", "Identifier: ");
+    let mut found = Vec::new();
+    for (name, text) in files(&[".rs", ".c", ".h", ".3", ".py", ".lua", ".proto"]) {
+        let wanted =
+            if name.starts_with("crates/margay-datapath/bpf") { "GPL-2.0 OR Apache-2.0" } else { "Apache-2.0" };
+        for (_, licence) in text.lines().filter_map(|line| line.split_once(MARK)) {
+            if licence.trim_end_matches("*/").trim() != wanted {
+                found.push(format!("{}: {licence}, where {wanted} is meant", name.display()));
+            }
+        }
+    }
+    let named = [("Cargo.toml", "license = \"Apache-2.0\""), ("sdk/python/pyproject.toml", "\"Apache-2.0\"")];
+    let named = named.into_iter().chain([("README.md", "Apache-2.0 ([LICENSE](LICENSE))"), ("LICENSE", "Version 2.0")]);
+    for (name, words) in named {
+        let text = fs::read_to_string(root().join(name)).unwrap_or_default();
+        if !text.contains(words) {
+            found.push(format!("{name} does not say `{words}`"));
+        }
+    }
+    complain(&found);
+}

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * BSD sockets with serviceIDs (Serval, table 1): socket, bind, listen, connect, accept, send, recv, sendto, recvfrom, getsockname,
  * getpeername, close. Linked against libmargay the calls begin with sv_; under libmargay-preload.so, or with MARGAY_BSD_NAMES

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * ServiceIDs as programs give and get them, and the kernel's addresses that stand for them.
  */

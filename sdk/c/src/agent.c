@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * Connections of this process to the agent of its host: one request, one reply. A thread that waits for a reply has
  * its connection to itself and holds no lock, so that others go on, forks too, and signals are handled. One

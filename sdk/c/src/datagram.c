@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * Data. What has no address in it is the kernel's own; datagrams to names, and from them, are looked up once and remembered.
  */

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * Between the parts of the library. Reading order: common.c, agent.c (what is asked of the agent), table.c (which descriptors are ours),
  * name.c, address.c (serviceIDs and kernel addresses), socket.c and datagram.c (the calls), preload.c (the same under their own names).

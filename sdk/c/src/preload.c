@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * The shim: the calls under their own names, for programs that are run with LD_PRELOAD.
  */

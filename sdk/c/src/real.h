@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * The system's own calls. In the library they are what they are; in the shim, which has taken their names, they are found behind it.
  */

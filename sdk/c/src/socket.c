@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * The calls on sockets: a socket of AF_SERVAL is a socket of the kernel's TCP or UDP, for both families, at a port that nobody
  * needs to know; poll, select, epoll, send, recv, read, write and shutdown are the kernel's own.

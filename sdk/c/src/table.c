@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * Which descriptors are sockets of AF_SERVAL. Calls on others cost one look at memory, and no lock.
  */

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * A client of AF_SERVAL, written as the paper's table 1 has it; see server.c. It learns from the server what it is called, and holds
  * that against what it believes itself.

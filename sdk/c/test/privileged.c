@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * A program that has more rights than who starts it: what the environment says of agents does not count.
  */

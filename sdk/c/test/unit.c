@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: Apache-2.0
  *
  * The library against an agent of a few lines: the bytes of requests, errors in words, and what programs do to their descriptors.
  */

@@ -12,6 +12,7 @@ mod message;
 mod notice;
 mod program;
 mod resolvable;
+pub mod sctp;
 mod stripe;
 
 pub use data::{

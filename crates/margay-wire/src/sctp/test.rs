@@ -138,7 +138,7 @@ fn what_is_not_known_is_passed_over_or_ends_the_packet() {
     packet[4..].copy_from_slice(&WATERMARK);
     packet[..4].copy_from_slice(&[0x84, 0, 0, 4]);
     fn read(packet: &[u8]) -> usize {
-        Chunks::new(packet).map(|chunk| chunk.expect("sound")).count()
+        Chunks::new(packet).filter(Result::is_ok).count()
     }
     assert_eq!(read(&packet), 2);
     // DATA as RFC 9260 has it: nothing behind it is read.

@@ -1,0 +1,69 @@
+//! From the members to the peer.
+
+use alloc::vec::Vec;
+
+use super::rig::{Rig, data, free, of_stream, sack, whole};
+use crate::{Kind, To};
+
+#[test]
+fn answers_are_merged_as_they_come_each_member_with_streams_of_its_own() {
+    let (mut rig, [a, b]) = Rig::two(Kind::Margay);
+    rig.member(a, &data(&whole(0), b"a0"));
+    rig.member(b, &data(&of_stream(0, 3, 0), b"b0"));
+    rig.member(a, &data(&free(1), b"a1"));
+    assert_eq!(rig.sent_to(To::Peer), ["data 0.0#0 a0", "data 1.67#0 b0", "data 2.~0#1 a1"]);
+}
+
+#[test]
+fn a_sources_gap_is_passed_on_and_filled() {
+    let (mut rig, [a, b]) = Rig::two(Kind::Margay);
+    rig.member(a, &data(&whole(2), b"a2"));
+    rig.member(b, &data(&whole(0), b"b0"));
+    rig.member(a, &data(&whole(0), b"a0"));
+    rig.member(a, &data(&whole(1), b"a1"));
+    rig.member(a, &data(&whole(1), b"a1"));
+    let expected = ["data 2.0#2 a2", "data 3.64#0 b0", "data 0.0#0 a0", "data 1.0#1 a1", "data 1.0#1 a1"];
+    assert_eq!(rig.sent_to(To::Peer), expected);
+}
+
+#[test]
+fn each_source_is_told_of_its_own() {
+    let (mut rig, [a, b]) = Rig::two(Kind::Margay);
+    for tsn in 0..3 {
+        rig.member(a, &data(&whole(tsn), b"a"));
+        rig.member(b, &data(&whole(tsn), b"b"));
+    }
+    rig.sent();
+    // All of B's, none of A's.
+    rig.peer(&sack(u32::MAX, &[(2, 2), (4, 4), (6, 6)])).expect("it lives");
+    assert_eq!(rig.sent(), [(To::Member(b), "sack 4294967295 1-3".into())], "none of them for good");
+    rig.peer(&sack(2, &[(3, 3)])).expect("it lives");
+    let sent: Vec<_> = rig.sent();
+    assert_eq!(sent, [(To::Member(a), "sack 1".into()), (To::Member(b), "sack 0 2-2".into())]);
+    rig.peer(&sack(5, &[])).expect("it lives");
+    assert_eq!(rig.sent(), [(To::Member(a), "sack 2".into()), (To::Member(b), "sack 2".into())]);
+    rig.member(a, &data(&whole(2), b"a"));
+    assert_eq!(rig.sent(), [(To::Member(a), "sack 2".into())], "the acknowledgement was lost");
+}
+
+#[test]
+fn what_a_dead_member_owes_the_peer_is_passed_over_when_its_turn_comes() {
+    let (mut rig, [a, b]) = Rig::two(Kind::Margay);
+    rig.member(b, &data(&whole(0), b"b0"));
+    rig.member(a, &data(&whole(1), b"a1"));
+    rig.member(b, &data(&whole(1), b"b1"));
+    rig.sent();
+    rig.switch.died(rig.now, a);
+    assert_eq!(rig.sent_to(To::Peer), ["sack 4294967295"], "frame 0 of B is merely late, perhaps");
+    rig.peer(&sack(0, &[(3, 3)])).expect("it lives");
+    assert_eq!(rig.sent_to(To::Peer), ["forward 2 0#1"]);
+    rig.wait(200);
+    assert_eq!(rig.sent_to(To::Peer), ["forward 2 0#1"]);
+    rig.peer(&sack(3, &[])).expect("it lives");
+    assert_eq!(rig.switch.next_deadline(), None);
+    // One that takes its place goes on behind the messages that the peer knows of.
+    let c = rig.join(Kind::Margay);
+    rig.sent();
+    rig.member(c, &data(&whole(0), b"c0"));
+    assert_eq!(rig.sent_to(To::Peer), ["data 4.0#2 c0"]);
+}

@@ -37,13 +37,15 @@ const IDLE_TCP: Duration = Duration::from_secs(432_000);
 /// acknowledgement sends again, each time after twice the time before (RFC 6298 §5.5), so one that has been silent for twice as long as it
 /// has waited, and for this time more, waits for nothing.
 const IDLE_ENDING: Duration = Duration::from_secs(40);
+/// What of a program's datagrams waits for the answer to the first one: eight of the largest.
+const HELD_SENDS_BYTES: usize = 8 << 16;
 /// How often idle flows are looked for.
 pub(crate) const SWEEP: Duration = Duration::from_secs(10);
 
 impl Sal {
     /// A packet of an application that missed the cache although its flow is known.
     pub(crate) fn app_packet_of_flow(&mut self, id: FlowId, packet: &AppPacket<'_>) -> AppVerdict {
-        let held_max = self.config.limits.held_per_flow;
+        let held_max = self.config.limits.held_sends_per_flow;
         let Some(flow) = self.flows.get_mut(id) else { return AppVerdict::Drop(DropReason::UnknownFlow) };
         if flow.has(seen::FAILED) {
             return self.answer_failed(id, packet);
@@ -58,7 +60,8 @@ impl Sal {
             // The application's own retransmission; ours runs on its own clock.
             Setup::Initiator(_) if packet.is_tcp_syn() => AppVerdict::Consumed,
             Setup::Initiator(setup) if !packet.is_tcp() => {
-                if setup.held.len() >= held_max {
+                let bytes = setup.held.iter().map(Vec::len).sum::<usize>() + packet.whole.len();
+                if setup.held.len() >= held_max || bytes > HELD_SENDS_BYTES {
                     self.counters.held_full += 1;
                     return AppVerdict::Drop(DropReason::Full);
                 }

@@ -39,8 +39,11 @@ pub struct Limits {
     pub rules: usize,
     /// Packets of an application held for one flow that is being set up.
     pub held_per_flow: usize,
-    /// DATA datagrams held for one flow whose peer is not proved yet: the longest inner packet comes in 47. While cookies
-    /// are asked for, only `held_per_flow`.
+    /// Datagrams of a program here held for a flow that its peer has not answered yet: as many as the kernel cuts one send
+    /// into (UDP_SEGMENT).
+    pub held_sends_per_flow: usize,
+    /// DATA datagrams held for one flow whose peer is not proved yet: the longest inner packet comes in 47,
+    /// and one send in 128. While cookies are asked for, only `held_per_flow`.
     pub held_data_per_flow: usize,
     /// Names whose first packets wait for a resolver.
     pub held_names: usize,
@@ -69,7 +72,8 @@ impl Default for Limits {
             associations: 1 << 16,
             rules: 1 << 20,
             held_per_flow: 8,
-            held_data_per_flow: 64,
+            held_sends_per_flow: 128,
+            held_data_per_flow: 128,
             held_names: 1024,
             held_per_name: 256,
             held_packets: 4096,

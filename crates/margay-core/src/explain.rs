@@ -192,7 +192,14 @@ mod tests {
         let protocol = prop_oneof![Just(None), Just(Some(6)), Just(Some(17))];
         let demux = (port, protocol).prop_map(|(service_port, protocol)| {
             let listener = SocketAddr::new([0, 0, 0, 0].into(), 80);
-            Action::Demux(Demux { listener, service_port, protocol, allow: Allow::Any })
+            Action::Demux(Demux {
+                listener,
+                other_family: None,
+                is_looked_up: false,
+                service_port,
+                protocol,
+                allow: Allow::Any,
+            })
         });
         let forward = (any::<u8>(), any::<bool>()).prop_map(|(n, all)| {
             let address = SocketAddr::new([10, 0, 0, n].into(), 1);

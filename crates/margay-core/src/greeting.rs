@@ -98,7 +98,14 @@ impl Sal {
         let arrival = Arrival { message, service: ServiceId::default(), reply, syn_len, nonce, app: None };
         // Whoever proves its key may share an association; what it may do with it is asked at each connection.
         let nowhere = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-        let demux = Demux { listener: nowhere, service_port: None, protocol: None, allow: Allow::Any };
+        let demux = Demux {
+            listener: nowhere,
+            other_family: None,
+            is_looked_up: false,
+            service_port: None,
+            protocol: None,
+            allow: Allow::Any,
+        };
         self.respond(now, &arrival, &demux)
     }
 }

@@ -93,7 +93,14 @@ impl Sal {
             return Err(DropReason::UnknownFlow);
         };
         let allow = Allow::List(alloc::vec![AllowItem::Host(claimed)]);
-        let demux = Demux { listener: app.source, service_port: None, protocol: Some(UDP), allow };
+        let demux = Demux {
+            listener: app.source,
+            other_family: None,
+            is_looked_up: false,
+            service_port: None,
+            protocol: Some(UDP),
+            allow,
+        };
         app.destination.set_port(session.client.port());
         arrival.app = Some(app);
         self.respond(now, &arrival, &demux)

@@ -31,7 +31,14 @@ pub(crate) const ANSWERED_PER_S: u32 = 100;
 /// What makes a host answer searches for routers. It needs a certificate for the name, too.
 pub fn answering(listener: SocketAddr) -> Rule {
     let allow = crate::table::Allow::Any;
-    let demux = Demux { listener, service_port: None, protocol: Some(GREETING), allow };
+    let demux = Demux {
+        listener,
+        other_family: None,
+        is_looked_up: false,
+        service_port: None,
+        protocol: Some(GREETING),
+        allow,
+    };
     Rule { priority: 0, weight: 1, action: Action::Demux(demux) }
 }
 

@@ -19,33 +19,44 @@ const PORT_MIN: u16 = 1024;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Whether a packet from `address` could be delivered here as coming from a stranger.
-fn is_presentable(protocol: u8, address: IpAddr, listener: IpAddr, local: &[IpAddr]) -> bool {
+/// Where clients are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// What the socket is bound to.
+    pub listener: SocketAddr,
+    /// Connections for the host's virtual address are brought to it.
+    pub is_looked_up: bool,
+}
+
+impl Place {
+    /// Where packets to it are delivered: the host's virtual address for a wildcard, and for connections to a socket that is
+    /// looked up; else the listener's own. A datagram socket answers from where it is bound.
+    fn local_side(self, protocol: u8) -> SocketAddr {
+        let Self { listener, is_looked_up } = self;
+        match listener.ip() {
+            ip if !(ip.is_unspecified() || is_looked_up && protocol == TCP) => listener,
+            IpAddr::V4(_) => SocketAddr::new(HOST_V4.into(), listener.port()),
+            IpAddr::V6(_) => SocketAddr::new(HOST_V6.into(), listener.port()),
+        }
+    }
+}
+
+/// Whether a packet from `address` to `local_side` could be delivered here as coming from a stranger.
+fn is_presentable(protocol: u8, address: IpAddr, local_side: IpAddr, local: &[IpAddr]) -> bool {
     // A datagram socket that is bound to no address answers from the address of whatever interface leads to its peer: only
     // a surrogate leads to sal0. A connection keeps the address at which it was accepted.
     let answers_from_where_it_was_asked = protocol == TCP;
-    let same_family = address.is_ipv4() == listener.is_ipv4();
-    // Replies to a real address reach sal0 only through the rule on the virtual local address, which a listener with an
-    // address of its own does not use.
+    let same_family = address.is_ipv4() == local_side.is_ipv4();
+    // Replies to a real address reach sal0 only through the rule on the virtual local address.
+    let answers_by_sal0 = local_side == IpAddr::V4(HOST_V4) || local_side == IpAddr::V6(HOST_V6);
     answers_from_where_it_was_asked
         && same_family
-        && (listener.is_unspecified() || listener.is_loopback())
+        && answers_by_sal0
         && !address.is_loopback()
         && !address.is_unspecified()
         && !address.is_multicast()
         && !is_virtual(address)
         && !local.contains(&address)
-}
-
-/// Where packets to `listener` are delivered: the host's virtual address for a wildcard, and for connections to the loopback, whose
-/// socket is looked up; else the listener's own. A datagram socket on the loopback answers from there.
-fn local_side(protocol: u8, listener: SocketAddr) -> SocketAddr {
-    let ip = listener.ip();
-    match ip {
-        _ if !(ip.is_unspecified() || ip.is_loopback() && protocol == TCP) => listener,
-        IpAddr::V4(_) => SocketAddr::new(HOST_V4.into(), listener.port()),
-        IpAddr::V6(_) => SocketAddr::new(HOST_V6.into(), listener.port()),
-    }
 }
 
 fn surrogate(v4: bool, n: u32) -> IpAddr {
@@ -76,17 +87,17 @@ pub(crate) fn other_port(tuple: &Tuple, random: u32, is_taken: impl Fn(&Tuple) -
 pub(crate) fn responder_tuple(
     protocol: u8,
     client: SocketAddr,
-    listener: SocketAddr,
+    place: Place,
     local: &[IpAddr],
     random: u32,
     is_taken: impl Fn(&Tuple) -> bool,
 ) -> Option<Tuple> {
-    let source = local_side(protocol, listener);
+    let source = place.local_side(protocol);
     let free = |destination: SocketAddr| {
         let tuple = Tuple { protocol, source, destination };
         (!is_taken(&tuple)).then_some(tuple)
     };
-    if is_presentable(protocol, client.ip(), listener.ip(), local) {
+    if is_presentable(protocol, client.ip(), source.ip(), local) {
         let ports = core::iter::once(client.port()).chain(other_ports(random));
         if let Some(tuple) = ports.filter(|port| *port != 0).find_map(|port| free(SocketAddr::new(client.ip(), port))) {
             return Some(tuple);
@@ -120,9 +131,17 @@ mod tests {
         text.parse().expect("literal")
     }
 
+    fn place(text: &str) -> Place {
+        Place { listener: address(text), is_looked_up: false }
+    }
+
+    fn looked_up(text: &str) -> Place {
+        Place { listener: address(text), is_looked_up: true }
+    }
+
     #[test]
     fn a_stranger_keeps_its_address_and_port() {
-        let tuple = responder_tuple(6, address("10.0.1.5:4000"), address("0.0.0.0:80"), &[], 9, |_| false);
+        let tuple = responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), &[], 9, |_| false);
         let tuple = tuple.expect("free");
         assert_eq!(tuple.destination, address("10.0.1.5:4000"));
         assert_eq!(tuple.source, address("198.18.0.1:80"));
@@ -131,22 +150,27 @@ mod tests {
     #[test]
     fn a_taken_port_gives_another_port_of_the_same_address() {
         let taken = |tuple: &Tuple| tuple.destination.port() == 4000;
-        let tuple = responder_tuple(6, address("10.0.1.5:4000"), address("0.0.0.0:80"), &[], 9, taken).expect("free");
+        let tuple = responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), &[], 9, taken).expect("free");
         assert_eq!(tuple.destination.ip(), address("10.0.1.5:1").ip());
         assert_ne!(tuple.destination.port(), 4000);
     }
 
     #[test]
-    fn a_listener_on_the_loopback_is_asked_at_the_virtual_address() {
-        for (client, listener, source) in
-            [("10.0.1.5:4000", "127.0.0.1:80", "198.18.0.1:80"), ("[fd00::9]:4000", "[::1]:80", "[fd5a:4c00::1]:80")]
-        {
-            let tuple = responder_tuple(6, address(client), address(listener), &[], 9, |_| false).expect("free");
+    fn a_listener_that_is_looked_up_is_asked_at_the_virtual_address() {
+        for (client, listener, source) in [
+            ("10.0.1.5:4000", "127.0.0.1:80", "198.18.0.1:80"),
+            ("[fd00::9]:4000", "[::1]:80", "[fd5a:4c00::1]:80"),
+            ("10.0.1.5:4000", "10.0.0.2:80", "198.18.0.1:80"),
+            ("[fd00::9]:4000", "[fd00::2]:80", "[fd5a:4c00::1]:80"),
+        ] {
+            let tuple = responder_tuple(6, address(client), looked_up(listener), &[], 9, |_| false).expect("free");
             assert_eq!((tuple.source, tuple.destination), (address(source), address(client)));
         }
-        let (client, listener) = (address("10.0.1.5:4000"), address("127.0.0.1:53"));
+        let private = responder_tuple(6, address("10.0.1.5:4000"), place("198.18.0.1:80"), &[], 9, |_| false);
+        assert_eq!(private.expect("free").destination, address("10.0.1.5:4000"), "it is there already");
+        let (client, listener) = (address("10.0.1.5:4000"), looked_up("127.0.0.1:53"));
         let tuple = responder_tuple(17, client, listener, &[], 9, |_| false).expect("free");
-        assert_eq!(tuple.source, listener, "a datagram socket answers from where it is bound");
+        assert_eq!(tuple.source, listener.listener, "a datagram socket answers from where it is bound");
     }
 
     #[test]
@@ -159,7 +183,7 @@ mod tests {
             ("[fd00::9]:4000", "0.0.0.0:80", &[][..]),
             ("10.0.1.5:4000", "10.0.0.2:80", &[][..]),
         ] {
-            let tuple = responder_tuple(6, address(client), address(listener), local, 70_000, |_| false).expect("free");
+            let tuple = responder_tuple(6, address(client), place(listener), local, 70_000, |_| false).expect("free");
             assert!(is_virtual(tuple.destination.ip()), "{client} to {listener} gave {tuple}");
             assert_eq!(tuple.destination.port(), 4000);
             assert_eq!(tuple.source.is_ipv4(), tuple.destination.is_ipv4());
@@ -169,21 +193,21 @@ mod tests {
     #[test]
     fn a_datagram_comes_from_where_answers_find_back() {
         let tuple =
-            responder_tuple(17, address("10.0.1.5:4000"), address("0.0.0.0:53"), &[], 9, |_| false).expect("free");
+            responder_tuple(17, address("10.0.1.5:4000"), place("0.0.0.0:53"), &[], 9, |_| false).expect("free");
         assert!(is_virtual(tuple.destination.ip()), "{tuple}");
         assert_eq!(tuple.source, address("198.18.0.1:53"));
     }
 
     #[test]
     fn a_datagram_servers_program_is_shown_the_client_unless_that_would_mislead_it() {
-        let (client, listener) = (address("10.0.1.5:4000"), address("0.0.0.0:53"));
+        let (client, listener) = (address("10.0.1.5:4000"), place("0.0.0.0:53"));
         let tuple = responder_tuple(17, client, listener, &[], 9, |_| false).expect("free");
         let own = client.ip();
         assert_eq!(shown(client, own, &tuple, &[]), Some(own));
         let other: IpAddr = "192.168.0.5".parse().expect("literal");
         assert_eq!(shown(client, other, &tuple, &[]), None, "behind a translator");
         assert_eq!(shown(client, own, &tuple, &[own]), None, "this very host");
-        let v6 = responder_tuple(17, client, address("[::]:53"), &[], 9, |_| false).expect("free");
+        let v6 = responder_tuple(17, client, place("[::]:53"), &[], 9, |_| false).expect("free");
         assert_eq!(shown(client, own, &v6, &[]), None, "the socket answers by the other family");
         let tcp = responder_tuple(6, client, listener, &[], 9, |_| false).expect("free");
         assert_eq!(shown(client, own, &tcp, &[]), None, "it has that address already");
@@ -192,7 +216,7 @@ mod tests {
     #[test]
     fn another_port_is_another_one_of_the_same_client() {
         let before =
-            responder_tuple(6, address("10.0.1.5:4000"), address("0.0.0.0:80"), &[], 9, |_| false).expect("free");
+            responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), &[], 9, |_| false).expect("free");
         for random in 0..100 {
             let other = other_port(&before, random, |_| false).expect("free");
             assert_ne!(other, before);
@@ -203,6 +227,6 @@ mod tests {
 
     #[test]
     fn when_everything_is_taken_there_is_no_tuple() {
-        assert!(responder_tuple(17, address("10.0.1.5:4000"), address("0.0.0.0:80"), &[], 1, |_| true).is_none());
+        assert!(responder_tuple(17, address("10.0.1.5:4000"), place("0.0.0.0:80"), &[], 1, |_| true).is_none());
     }
 }

@@ -17,6 +17,7 @@ use crate::delay::ResolverId;
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
 use crate::router_copy::Part;
+use crate::surrogate::Place;
 use crate::time::Instant;
 
 mod bucket;
@@ -80,12 +81,28 @@ pub enum Allow {
 pub struct Demux {
     /// Where it listens; an unspecified address is a wildcard.
     pub listener: SocketAddr,
+    /// Where clients of the other family than `listener` is of are taken, on the same port: by the same socket, which takes
+    /// both, or by one beside it. `None`: at `listener`, which sees surrogates of them.
+    pub other_family: Option<IpAddr>,
+    /// Bound to an address of its own, each socket is looked up for connections that come for the host's virtual address,
+    /// as those of a wildcard do.
+    pub is_looked_up: bool,
     /// The port of the service that it answers; `None`: every port.
     pub service_port: Option<u16>,
     /// IP protocol 6 or 17; `None`: both.
     pub protocol: Option<u8>,
     /// Who may connect.
     pub allow: Allow,
+}
+
+impl Demux {
+    /// Where a client is taken: by its own family, where that can be.
+    pub(crate) fn place_for(&self, client: IpAddr) -> Place {
+        let is_fit = |address: &IpAddr| address.is_ipv4() == client.is_ipv4();
+        let other = self.other_family.filter(|other| is_fit(other) && !is_fit(&self.listener.ip()));
+        let listener = other.map_or(self.listener, |other| SocketAddr::new(other, self.listener.port()));
+        Place { listener, is_looked_up: self.is_looked_up }
+    }
 }
 
 /// What to do with a packet.
@@ -524,6 +541,8 @@ impl ServiceTable {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
     fn hop(n: u8) -> Action {
@@ -661,6 +680,30 @@ mod tests {
     }
 
     #[test]
+    fn a_client_is_taken_by_its_own_family_where_that_can_be() {
+        let ip = |text: &str| -> IpAddr { text.parse().expect("literal") };
+        let (v4, v6) = (ip("10.0.1.5"), ip("fd00::9"));
+        for (listener, other_family, of_v4, of_v6) in [
+            ("[::]:80", None, "[::]:80", "[::]:80"),
+            ("[::]:80", Some("0.0.0.0"), "0.0.0.0:80", "[::]:80"),
+            ("0.0.0.0:80", Some("::"), "0.0.0.0:80", "[::]:80"),
+            ("10.0.0.2:80", Some("fd00::2"), "10.0.0.2:80", "[fd00::2]:80"),
+            ("10.0.0.2:80", Some("10.0.0.3"), "10.0.0.2:80", "10.0.0.2:80"),
+        ] {
+            let demux = Demux {
+                listener: listener.parse().expect("literal"),
+                other_family: other_family.map(ip),
+                is_looked_up: false,
+                service_port: None,
+                protocol: None,
+                allow: Allow::default(),
+            };
+            let places = [v4, v6].map(|client| demux.place_for(client).listener.to_string());
+            assert_eq!(places, [of_v4, of_v6], "{listener} and {other_family:?}");
+        }
+    }
+
+    #[test]
     fn what_changes_is_given_to_a_copy_once() {
         let mut table = ServiceTable::new(10);
         let before = table.insert(Instant::ZERO, prefix("sid:aa/8"), rule(1, 1, 1)).expect("room");
@@ -670,8 +713,14 @@ mod tests {
         assert!(begins_anew && matches!(&changed[..], [(of, Outcome::Shares(_))] if *of == prefix("sid:aa/8")));
         assert_eq!((table.has_news(), table.take_changes(10).changed), (false, Vec::new()));
         table.remove(before);
-        let listener =
-            Demux { listener: ([0; 4], 80).into(), service_port: None, protocol: None, allow: Allow::default() };
+        let listener = Demux {
+            listener: ([0; 4], 80).into(),
+            other_family: None,
+            is_looked_up: false,
+            service_port: None,
+            protocol: None,
+            allow: Allow::default(),
+        };
         let listens = Rule { priority: 5, weight: 1, action: Action::Demux(listener) };
         table.insert(Instant::ZERO, prefix("sid:bb/8"), rule(1, 1, 1)).expect("room");
         table.insert(Instant::ZERO, prefix("sid:bb/8"), listens).expect("room");

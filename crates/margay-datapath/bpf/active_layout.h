@@ -12,6 +12,7 @@
 #define SOCKET_LISTENS 1
 #define SOCKET_ENDED 2
 #define SOCKET_RELEASED 3 /* of a held socket: its last descriptor is closed */
+#define SOCKET_REBOUND 4 /* some socket that is bound already may have been bound to another interface, or to none */
 
 /* Whose sockets are watched in every network namespace. By the number of its cgroup. */
 struct owner {
@@ -38,5 +39,8 @@ struct socket_event {
 	__u16 kind;
 	__u8 protocol;
 	__u8 is_v6;
-	__u8 zero[2];
+	__u8 is_v6_only;
+	__u8 zero;
+	__u32 interface; /* whose packets alone it takes, or by which alone it sends; 0: any */
+	__u32 zero_too;
 };

@@ -150,6 +150,24 @@ static __always_inline void note_v4(struct socket_event *event, __u32 v4)
 	__builtin_memcpy(&event->address[12], &v4, 4);
 }
 
+/* IPv6 that takes no IPv4: never changed once a socket is bound. */
+static __always_inline void note_v6_only(struct socket_event *event, const struct sock_common *common)
+{
+	event->is_v6_only = event->is_v6 && BPF_CORE_READ_BITFIELD_PROBED(common, skc_ipv6only);
+}
+
+/* SO_BINDTODEVICE, and of datagrams IP_UNICAST_IF and IPV6_UNICAST_IF. */
+static __always_inline void note_interface(struct socket_event *event, const struct sock_common *common)
+{
+	const struct inet_sock *inet = (const void *)common;
+
+	event->interface = BPF_CORE_READ(common, skc_bound_dev_if);
+	if (!event->interface && event->protocol == IPPROTO_UDP)
+		event->interface = BPF_CORE_READ(inet, uc_index);
+	if (!event->interface && event->protocol == IPPROTO_UDP && event->is_v6)
+		event->interface = BPF_CORE_READ(inet, pinet6, ucast_oif);
+}
+
 static __always_inline void note_address(struct socket_event *event, const struct sock_common *common)
 {
 	event->netns = BPF_CORE_READ(common, skc_net.net, net_cookie);
@@ -160,6 +178,8 @@ static __always_inline void note_address(struct socket_event *event, const struc
 	} else {
 		note_v4(event, BPF_CORE_READ(common, skc_rcv_saddr));
 	}
+	note_v6_only(event, common);
+	note_interface(event, common);
 }
 
 static __always_inline void report(const struct socket_event *event)
@@ -248,6 +268,9 @@ static __always_inline int datagram_bound(struct bpf_sock *ctx, bool is_v6)
 	} else {
 		note_v4(&event, ctx->src_ip4);
 	}
+	/* The context is the socket itself, of which programs of this kind are shown a part. */
+	note_v6_only(&event, (const void *)ctx);
+	note_interface(&event, (const void *)ctx);
 	note_executable(&event);
 	remember(event.cookie);
 	report(&event);
@@ -264,6 +287,32 @@ SEC("cgroup/post_bind6")
 int datagram_bound6(struct bpf_sock *ctx)
 {
 	return datagram_bound(ctx, true);
+}
+
+#define SOL_SOCKET 1
+#define SOL_IP 0
+#define SOL_IPV6 41
+#define SO_BINDTODEVICE 25
+#define SO_BINDTOIFINDEX 62
+#define IP_UNICAST_IF 50
+#define IPV6_UNICAST_IF 76
+
+/* A server that is bound may change what it takes. The kernel has not done so yet: the agent looks a little later. */
+SEC("cgroup/setsockopt")
+int socket_rebound(struct bpf_sockopt *ctx)
+{
+	struct socket_event event = { .kind = SOCKET_REBOUND };
+	bool is_interface = (ctx->level == SOL_SOCKET &&
+			     (ctx->optname == SO_BINDTODEVICE || ctx->optname == SO_BINDTOIFINDEX)) ||
+			    (ctx->level == SOL_IP && ctx->optname == IP_UNICAST_IF) ||
+			    (ctx->level == SOL_IPV6 && ctx->optname == IPV6_UNICAST_IF);
+
+	/* Clients are not bound yet when they say so. */
+	if (is_interface && ctx->sk && ctx->sk->src_port && bpf_get_netns_cookie(ctx) == own_netns)
+		report(&event);
+	/* The kernel takes what the program gave, however long it is. */
+	ctx->optlen = 0;
+	return 1;
 }
 
 /* The last descriptor of a socket is closed, by whom and however it may be. */

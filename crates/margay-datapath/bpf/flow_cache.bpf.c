@@ -41,14 +41,12 @@ _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct 
 
 /* Set before the programs are loaded. */
 const volatile __u32 sal0_ifindex = 0;
-/* The host's virtual addresses: whom packets of flows are for. */
-const volatile __u32 host_v4 = 0;
-const volatile __u32 host_v6[4] = {};
 /* Bytes before the IP header at sal0: none on a TUN. The kernel's test run knows Ethernet frames only, so tests say 14. */
 const volatile __u32 sal0_header_len = 0;
 
 #include "fragment.h"
 #include "delivery.h"
+#include "listener.h"
 
 /* Names the types that the agent shares, so that they are in the object's type information. */
 struct shared_layout {
@@ -424,34 +422,6 @@ int wire_ingress(struct __sk_buff *skb)
 		note_undelivered(entry);
 	}
 	return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
-}
-
-/* The kernel drops what another interface brings for the loopback. A flow's first packet comes by sal0, for the host's virtual
- * address, and is given to the socket on the loopback that the service names. Only by sal0: what others send to that address was
- * never asked who it is.
- */
-SEC("sk_lookup")
-int listener_lookup(struct bpf_sk_lookup *ctx)
-{
-	struct listener_key key = { .port = ctx->local_port, .protocol = ctx->protocol, .family = ctx->family };
-	struct bpf_sock *socket;
-
-	if (ctx->ingress_ifindex != sal0_ifindex)
-		return SK_PASS;
-	if (ctx->family == AF_INET) {
-		if (ctx->local_ip4 != host_v4)
-			return SK_PASS;
-	} else if (ctx->local_ip6[0] != host_v6[0] || ctx->local_ip6[1] != host_v6[1] || ctx->local_ip6[2] != host_v6[2] ||
-		   ctx->local_ip6[3] != host_v6[3]) {
-		return SK_PASS;
-	}
-	socket = bpf_map_lookup_elem(&listeners, &key);
-	if (!socket)
-		return SK_PASS;
-	/* Refused where another program has chosen one already; that choice stands. */
-	bpf_sk_assign(ctx, socket, 0);
-	bpf_sk_release(socket);
-	return SK_PASS;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -272,7 +272,7 @@ static __noinline enum opening open_flow(struct __sk_buff *skb, const struct pac
 }
 
 /* A packet of a flow that has not been answered yet goes to the application. True where the packet must come by sal0, since it is the
- * listener's: that is found for what comes there (`listener_lookup`), and rules of routing count on it.
+ * listener's: that is found for what comes there (`app_ingress`), and rules of routing count on it.
  */
 static __noinline bool note_fresh(const struct packet *packet, struct flow_entry *entry)
 {

@@ -38,6 +38,11 @@ struct sock_common {
 	__u16 skc_num;
 	unsigned short skc_family;
 	volatile unsigned char skc_state;
+	unsigned char skc_reuse : 4;
+	unsigned char skc_reuseport : 1;
+	unsigned char skc_ipv6only : 1;
+	unsigned char skc_net_refcnt : 1;
+	int skc_bound_dev_if;
 	possible_net_t skc_net;
 	struct in6_addr skc_v6_rcv_saddr;
 };
@@ -48,8 +53,14 @@ struct sock {
 	struct sock_cgroup_data sk_cgrp_data;
 };
 
+struct ipv6_pinfo {
+	int ucast_oif;
+};
+
 struct inet_sock {
 	struct sock sk;
+	struct ipv6_pinfo *pinet6;
+	int uc_index;
 };
 
 struct udp_sock {

@@ -187,11 +187,11 @@ struct inside_key {
 	__u8 address[16];
 };
 
-/* A listener of this host. The port in host byte order, as a socket lookup has it. */
+/* A TCP listener of this host that is looked up. The port in network byte order. */
 struct listener_key {
 	__u16 port;
-	__u8 protocol;
 	__u8 family; /* AF_INET or AF_INET6 */
+	__u8 zero;
 };
 
 /* What the agent hears of a flow. */

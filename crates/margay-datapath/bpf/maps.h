@@ -45,14 +45,6 @@ struct {
 	__type(value, __u32);
 } locals SEC(".maps");
 
-/* Sockets that listen on this host's loopback. The kernel takes one out when it is closed. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SOCKHASH);
-	__uint(max_entries, 1024);
-	__type(key, struct listener_key);
-	__type(value, __u64);
-} listeners SEC(".maps");
-
 /* Which grants a SYN may take a flow of, by its destination. Only the agent writes here. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -10,9 +10,12 @@
 #include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/in.h>
+#include <linux/in6.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "kernel_types.h"
 #include "unconnected_layout.h"
 
 /* Set before the programs are loaded. */
@@ -21,6 +24,9 @@ const volatile __u64 own_netns = 0;
 const volatile __u32 virtual_v4 = 0;
 const volatile __u32 virtual_v4_mask = 0;
 const volatile __u32 virtual_v6 = 0;
+
+/* The interface that virtual addresses lead to. */
+const volatile __u32 sal0_ifindex = 0;
 
 struct shared_layout {
 	struct name_key name;
@@ -99,6 +105,9 @@ struct {
 
 #define SECOND_NS 1000000000ULL
 #define ALLOW 1
+#define REFUSE 0
+#define ENETUNREACH 101
+#define AF_INET6 10
 
 static __always_inline bool is_own(struct bpf_sock_addr *ctx)
 {
@@ -299,8 +308,39 @@ static __always_inline struct address_value *peer_behind(struct bpf_sock_addr *c
 	return face ? face : client_behind(peer);
 }
 
-/* A program: the address that a call is given, or gives, is replaced by what `find` has for it. */
-#define CALL(call, program, family, find)             \
+/* Nothing refuses what a program hears. */
+static __always_inline bool is_heard(struct bpf_sock_addr *ctx, const struct name_key *name)
+{
+	return true;
+}
+
+/* Whether what a socket sends to a name gets to sal0. One that is bound to a card would send it there, where it is dropped, and
+ * its program would wait for an answer until it tires.
+ */
+static __always_inline bool is_sent(struct bpf_sock_addr *ctx, const struct name_key *name)
+{
+	struct bpf_sock *socket = ctx->sk;
+	const struct inet_sock *inet;
+	__u32 interface;
+
+	if (!socket || !is_virtual(name))
+		return true;
+	interface = socket->bound_dev_if;
+	if (!interface && ctx->protocol == IPPROTO_UDP) {
+		/* Of the socket itself, programs of this kind are shown a part: the pointer is read as any number. */
+		bpf_probe_read_kernel(&inet, sizeof(inet), &socket);
+		interface = BPF_CORE_READ(inet, uc_index);
+		if (!interface && ctx->family == AF_INET6)
+			interface = BPF_CORE_READ(inet, pinet6, ucast_oif);
+	}
+	if (!interface || interface == sal0_ifindex)
+		return true;
+	bpf_set_retval(-ENETUNREACH);
+	return false;
+}
+
+/* A program: the address that a call is given, or gives, is replaced by what `find` has for it, unless it `may` not pass. */
+#define CALL(call, program, family, may, find)        \
 	SEC("cgroup/" call)                           \
 	int program(struct bpf_sock_addr *ctx)        \
 	{                                             \
@@ -310,19 +350,21 @@ static __always_inline struct address_value *peer_behind(struct bpf_sock_addr *c
 		if (!is_own(ctx))                     \
 			return ALLOW;                 \
 		name_of_##family(ctx, &name);         \
+		if (!may(ctx, &name))                 \
+			return REFUSE;                \
 		to = find(ctx, &name);                \
 		if (to)                               \
 			set_##family(ctx, to);        \
 		return ALLOW;                         \
 	}
 
-CALL("sendmsg4", send_v4, v4, chosen)
-CALL("sendmsg6", send_v6, v6, chosen)
-CALL("connect4", connect_v4, v4, meant)
-CALL("connect6", connect_v6, v6, meant)
-CALL("recvmsg4", receive_v4, v4, hear)
-CALL("recvmsg6", receive_v6, v6, hear)
-CALL("getpeername4", peer_v4, v4, peer_behind)
-CALL("getpeername6", peer_v6, v6, peer_behind)
+CALL("sendmsg4", send_v4, v4, is_sent, chosen)
+CALL("sendmsg6", send_v6, v6, is_sent, chosen)
+CALL("connect4", connect_v4, v4, is_sent, meant)
+CALL("connect6", connect_v6, v6, is_sent, meant)
+CALL("recvmsg4", receive_v4, v4, is_heard, hear)
+CALL("recvmsg6", receive_v6, v6, is_heard, hear)
+CALL("getpeername4", peer_v4, v4, is_heard, peer_behind)
+CALL("getpeername6", peer_v6, v6, is_heard, peer_behind)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

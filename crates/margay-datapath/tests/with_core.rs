@@ -91,7 +91,14 @@ fn network_without_service() -> Network {
 
 fn serve_at(network: &Network, listener: SocketAddr) {
     network.datapaths[1].with_sal(|sal, now| {
-        let demux = Demux { listener, service_port: None, protocol: None, allow: Allow::Any };
+        let demux = Demux {
+            listener,
+            other_family: None,
+            is_looked_up: false,
+            service_port: None,
+            protocol: None,
+            allow: Allow::Any,
+        };
         let rule = Rule { priority: 1, weight: 1, action: Action::Demux(demux) };
         sal.add_rule(now, service("web.shop").into(), rule).unwrap();
     });

@@ -149,6 +149,8 @@ impl Host {
     fn listen(&mut self, service: ServiceId, port: u16, allow: Allow) -> Option<RuleId> {
         let demux = Demux {
             listener: SocketAddr::new([0, 0, 0, 0].into(), port),
+            other_family: None,
+            is_looked_up: false,
             service_port: None,
             protocol: Some(6),
             allow,

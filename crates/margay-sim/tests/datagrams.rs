@@ -51,7 +51,14 @@ fn talk(seed: u64) -> Talk {
 impl Talk {
     fn serve(&mut self, host: HostId) {
         let listener = SocketAddr::new([0_u16; 8].into(), PORT_OF_SERVICE);
-        let demux = Demux { listener, service_port: None, protocol: Some(17), allow: Allow::Any };
+        let demux = Demux {
+            listener,
+            other_family: None,
+            is_looked_up: false,
+            service_port: None,
+            protocol: Some(17),
+            allow: Allow::Any,
+        };
         let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
         self.world.host(host).sal.add_rule(Instant::ZERO, service(NAME).into(), rule).expect("room");
         let (address, key) = (self.world.host(host).address, self.world.host(host).public_key());

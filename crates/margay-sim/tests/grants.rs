@@ -242,7 +242,8 @@ fn a_granted_connection_takes_one_round_trip_and_no_message() {
 fn what_leads_to_a_name_ends_its_grants_when_it_changes() {
     let demux = |allow| {
         let listener = "0.0.0.0:81".parse().expect("literal");
-        let demux = Demux { listener, service_port: None, protocol: Some(6), allow };
+        let demux =
+            Demux { listener, other_family: None, is_looked_up: false, service_port: None, protocol: Some(6), allow };
         Rule { priority: 100, weight: 1, action: Action::Demux(demux) }
     };
     type Change = fn(&mut Shop, Rule);
@@ -341,7 +342,14 @@ fn nobody_is_granted_connections_by_a_rule_for_datagrams() {
     let (client_address, server_address) = (shop.world.host(shop.client).address, shop.world.host(server).address);
     let listener = "0.0.0.0:5000".parse().expect("literal");
     for (number, protocol) in [(1, 17), (2, 6)] {
-        let demux = Demux { listener, service_port: None, protocol: Some(protocol), allow: Allow::Any };
+        let demux = Demux {
+            listener,
+            other_family: None,
+            is_looked_up: false,
+            service_port: None,
+            protocol: Some(protocol),
+            allow: Allow::Any,
+        };
         let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
         let (now, host) = (shop.world.now, shop.world.host(server));
         host.sal.add_rule(now, service("ask.shop").into(), rule).expect("room");

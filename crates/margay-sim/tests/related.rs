@@ -28,7 +28,14 @@ fn shop(seed: u64) -> Shop {
         world.register(router, host);
     }
     let listener = "[::]:69".parse().expect("literal");
-    let demux = Demux { listener, service_port: None, protocol: Some(17), allow: Allow::Any };
+    let demux = Demux {
+        listener,
+        other_family: None,
+        is_looked_up: false,
+        service_port: None,
+        protocol: Some(17),
+        allow: Allow::Any,
+    };
     let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
     world.host(server).sal.add_rule(Instant::ZERO, service(NAME).into(), rule).expect("room");
     let (address, key) = (world.host(server).address, world.host(server).public_key());

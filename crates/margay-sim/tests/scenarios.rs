@@ -22,7 +22,14 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Publishes a name on one port alone, whoever listens there.
 fn publish_port(shop: &mut Shop, instance: HostId, name: &str, port: u16) {
     let listener = SocketAddr::new([0, 0, 0, 0].into(), port);
-    let demux = Demux { listener, service_port: Some(port), protocol: Some(6), allow: Allow::Any };
+    let demux = Demux {
+        listener,
+        other_family: None,
+        is_looked_up: false,
+        service_port: Some(port),
+        protocol: Some(6),
+        allow: Allow::Any,
+    };
     let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
     let (address, key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
     shop.world.host(instance).sal.add_rule(Instant::ZERO, service(name).into(), rule).expect("room");

@@ -355,7 +355,14 @@ const SECRET: &[u8] = b"for the server's eyes alone";
 fn ask(client: (&[Cipher], bool), server: (&[Cipher], bool)) -> (Vec<Vec<u8>>, usize) {
     let mut pair = pair(client, server);
     let listener = "[::]:53".parse().expect("an address");
-    let demux = Demux { listener, service_port: None, protocol: Some(17), allow: Allow::Any };
+    let demux = Demux {
+        listener,
+        other_family: None,
+        is_looked_up: false,
+        service_port: None,
+        protocol: Some(17),
+        allow: Allow::Any,
+    };
     let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
     let name = service("ask.shop");
     let (address, key) = (pair.world.host(pair.server).address, pair.world.host(pair.server).public_key());

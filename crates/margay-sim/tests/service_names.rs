@@ -39,7 +39,14 @@ impl Shop {
     /// Serves a prefix on one port of the service alone.
     fn publish(&mut self, prefix: Prefix, protocol: u8, listen_port: u16, service_port: Option<u16>) {
         let listener = SocketAddr::new("::".parse().expect("literal"), listen_port);
-        let demux = Demux { listener, service_port, protocol: Some(protocol), allow: Allow::Any };
+        let demux = Demux {
+            listener,
+            other_family: None,
+            is_looked_up: false,
+            service_port,
+            protocol: Some(protocol),
+            allow: Allow::Any,
+        };
         let rule = Rule { priority: 100, weight: 1, action: Action::Demux(demux) };
         self.world.host(self.server).sal.add_rule(Instant::ZERO, prefix, rule).expect("room");
         let (address, key) = (self.world.host(self.server).address, self.world.host(self.server).public_key());

@@ -18,7 +18,7 @@ use crate::policy::Policy;
 use crate::sal::Sal;
 use crate::secure::Verdict;
 use crate::setup::{Arrival, ResponderSetup, SETUP_TIMEOUT};
-use crate::surrogate::responder_tuple;
+use crate::surrogate::{Place, responder_tuple};
 use crate::table::{Action, Demux, Rule};
 use crate::time::Instant;
 use crate::way::Sender;
@@ -42,7 +42,7 @@ pub(crate) struct Offer {
     /// How often grants had been ended by then.
     ends: u64,
     /// By which rule: the listener, and the port that was asked for.
-    demux: (SocketAddr, u16),
+    demux: (Place, u16),
     /// What the initiator is told.
     pub given: GrantRepr,
     /// The listener's side of a flow, and the client without a port: which ones are free is only known when it is given.
@@ -119,12 +119,13 @@ impl Sal {
             return None;
         }
         let service_port = arrival.message.session()?.service_port;
-        let app = self.listener_tuple(client, demux.listener)?;
+        let place = demux.place_for(client);
+        let app = self.listener_tuple(client, place)?;
         let port = self.port_for_row(now, host, wanted.port, count)?;
         let first_flow = self.fresh_block(count);
         let lifetime_ms = wanted.lifetime_ms.min(LIFETIME.as_millis() as u16);
         let given = GrantRepr { first_flow, port, count, lifetime_ms };
-        Some(Offer { wanted, ends: self.grants.ends, demux: (demux.listener, service_port), given, app })
+        Some(Offer { wanted, ends: self.grants.ends, demux: (place, service_port), given, app })
     }
 
     /// A port of this end's with which a row of the peer's is free.
@@ -138,9 +139,9 @@ impl Sal {
     }
 
     /// A flow as the listener has it, with the client's own address. Its port stands for any.
-    fn listener_tuple(&self, client: IpAddr, listener: SocketAddr) -> Option<Tuple> {
+    fn listener_tuple(&self, client: IpAddr, place: Place) -> Option<Tuple> {
         let asked = SocketAddr::new(client, PORT_MIN);
-        let tuple = responder_tuple(TCP, asked, listener, &self.config.local_addresses, 0, |_| false)?;
+        let tuple = responder_tuple(TCP, asked, place, &self.config.local_addresses, 0, |_| false)?;
         (tuple.destination == asked).then_some(tuple)
     }
 
@@ -178,11 +179,11 @@ impl Sal {
 
     /// Whether a rule still leads to the listener, and lets the peer come by it.
     fn is_served(&self, service: &ServiceId, association: u32, offer: &Offer) -> bool {
-        let (listener, port) = offer.demux;
+        let (place, port) = offer.demux;
         let way = self.way_on(Sender::Host);
         let serves = |rule: &Rule| {
             let Action::Demux(demux) = &rule.action else { return false };
-            demux.listener == listener
+            demux.place_for(offer.app.destination.ip()) == place
                 && rule.weight > 0
                 && self.unusable(rule, TCP, port, way).is_none()
                 && self.is_allowed(association, service, &demux.allow)

@@ -7,6 +7,7 @@ use crate::entry::Tuple;
 use crate::name::is_virtual;
 use crate::sal::Sal;
 use crate::surrogate::responder_tuple;
+use crate::table::Demux;
 
 impl Sal {
     /// The five-tuple of a new flow as the listener will see it.
@@ -15,14 +16,15 @@ impl Sal {
         arrival: &Arrival<'_>,
         protocol: u8,
         client_port: u16,
-        listener: SocketAddr,
+        demux: &Demux,
     ) -> Option<Tuple> {
         let client = SocketAddr::new(arrival.reply.direct.ip(), client_port);
+        let place = demux.place_for(client.ip());
         let random = self.rng.u32();
         let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
         match arrival.app {
             Some(app) => (!self.is_taken(&app)).then_some(app),
-            None => responder_tuple(protocol, client, listener, &self.config.local_addresses, random, taken),
+            None => responder_tuple(protocol, client, place, &self.config.local_addresses, random, taken),
         }
     }
 

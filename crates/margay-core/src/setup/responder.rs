@@ -97,7 +97,7 @@ impl Sal {
             self.refuse_syn(arrival, association, ErrorCode::NotAllowed);
             return Err(DropReason::NotAllowed);
         }
-        let chosen = self.choose_tuple(arrival, session.protocol, session.client.port(), demux.listener);
+        let chosen = self.choose_tuple(arrival, session.protocol, session.client.port(), demux);
         let datagram_max = message.capabilities().map_or(1200, |c| c.mtu).clamp(600, self.config.datagram_max);
         let id = self.fresh_flow_id();
         let app = if session.protocol == GREETING { tuple_of(id) } else { chosen.ok_or(DropReason::Full)? };

@@ -17,6 +17,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -86,6 +87,10 @@ pub struct Socket {
     pub protocol: u8,
     /// What it is bound to. Port 0: the kernel chooses one just now, and [`ActiveSockets::listening`] knows it.
     pub address: SocketAddr,
+    /// Bound to every address of IPv6, it takes IPv4 packets, too.
+    pub takes_both: bool,
+    /// The interface whose packets alone it takes, or by which alone it sends.
+    pub interface: Option<NonZeroU32>,
 }
 
 /// What has happened.
@@ -97,6 +102,8 @@ pub enum Change {
     Ended(Cookie),
     /// A socket that was held with [`ActiveSockets::hold`] exists no longer, whether it ever listened or not.
     Released(Cookie),
+    /// A socket that listens may have been bound to an interface, or to none any more: [`ActiveSockets::listening`] knows.
+    Rebound,
 }
 
 /// What is reported of an owner's sockets, and what is done to them.
@@ -138,6 +145,7 @@ impl ActiveSockets {
             progs.datagram_bound4.attach_cgroup(root),
             progs.datagram_bound6.attach_cgroup(root),
             progs.socket_released.attach_cgroup(root),
+            progs.socket_rebound.attach_cgroup(root),
             progs.private_bind4.attach_cgroup(root),
             progs.private_bind6.attach_cgroup(root),
         ];
@@ -242,7 +250,7 @@ impl ActiveSockets {
         };
         let sockets = events?.into_iter().filter_map(|event| match layout::change_of(&event) {
             Change::Listens(socket) => Some(socket),
-            Change::Ended(_) | Change::Released(_) => None,
+            Change::Ended(_) | Change::Released(_) | Change::Rebound => None,
         });
         Ok(sockets.collect())
     }

@@ -236,6 +236,56 @@ fn private_programs_are_bound_where_no_network_leads() {
     program.kill();
 }
 
+/// A listener on a port of its own, with these options set before it is bound, `late` ones when it listens, and whether it is
+/// of both families and bound to the loopback's interface.
+const OPTIONS: [(&str, &str, &str, bool, bool); 7] = [
+    ("TCP", "", "", true, false),
+    ("TCP", "s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)", "", false, false),
+    ("TCP", "s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')", "", true, true),
+    ("TCP", "", "s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')", true, true),
+    ("UDP", "", "", true, false),
+    ("UDP", "s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)", "", false, false),
+    // IPV6_UNICAST_IF, in network byte order.
+    ("UDP", "", "s.setsockopt(socket.IPPROTO_IPV6, 76, struct.pack('!I', socket.if_nametoindex('lo')))", true, true),
+];
+
+#[test]
+fn what_a_socket_takes_is_told_and_that_it_changes() {
+    let Some((active, root)) = open() else { return };
+    let cgroup = Cgroup::new(&root, "options");
+    active.set_owner(cgroup.id(), OWNER, Watch::default()).expect("room");
+    let port = UdpSocket::bind("[::]:0").expect("a port").local_addr().expect("bound").port();
+    active.want_datagrams(Some(OWNER), port).expect("room");
+    for (kind, early, late, takes_both, is_bound) in OPTIONS {
+        let (type_of, listen) = if kind == "TCP" { ("SOCK_STREAM", "s.listen()") } else { ("SOCK_DGRAM", "pass") };
+        let script = format!(
+            "import struct
+s = socket.socket(socket.AF_INET6, socket.{type_of})
+s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+{early}
+s.bind(('::', {port}))
+{listen}
+{late}
+print('ready', flush=True)"
+        );
+        let mut program = cgroup.run("", &script);
+        assert_eq!(program.1, "ready", "{kind} {early} {late}");
+        let socket = active.listens(|socket| socket.owner == Some(OWNER) && socket.address.port() == port);
+        assert_eq!(socket.takes_both, takes_both, "{kind} {early} {late}");
+        assert_eq!(socket.interface.is_some(), is_bound && late.is_empty(), "{kind} {early} {late}");
+        if !late.is_empty() {
+            active.next(|change| (change == Change::Rebound).then_some(()));
+        }
+        let now = active.listening(None).expect("a look").into_iter().find(|known| known.cookie == socket.cookie);
+        let now = now.expect("it listens");
+        assert_eq!((now.takes_both, now.interface.is_some()), (takes_both, is_bound), "{kind} {early} {late}");
+        program.kill();
+        active.ends(socket.cookie);
+    }
+    active.forget_datagrams(Some(OWNER), port);
+    active.forget_owner(cgroup.id());
+}
+
 #[test]
 fn thousands_of_listeners_leave_nothing() {
     let Some((active, _)) = open() else { return };

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 
 use libbpf_rs::ProgramMut;
 

@@ -183,4 +183,4 @@ fn empty(map: &MapHandle) {
 
 #[cfg(test)]
 #[path = "grant_test.rs"]
-mod test;
+pub(super) mod test;

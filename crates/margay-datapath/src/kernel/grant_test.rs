@@ -26,7 +26,7 @@ const PATH: PathId = PathId(7);
 const OPENED: u32 = FLOW_EGRESS | FLOW_ACCEPT;
 
 /// Runs `body` on a thread with network interfaces and mounts of its own; it gets a directory for pins.
-fn alone(name: &str, body: impl FnOnce(&Path) + Send + 'static) {
+pub(in crate::kernel) fn alone(name: &str, body: impl FnOnce(&Path) + Send + 'static) {
     if !nix::unistd::Uid::effective().is_root() {
         eprintln!("skipped: eBPF needs root");
         return;

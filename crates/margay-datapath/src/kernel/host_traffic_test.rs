@@ -1,6 +1,6 @@
 //! What comes to flow ports and no entry knows: whose it is, and how much of it the agent hears.
 
-use std::net::{IpAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::time::Instant;
 
 use super::*;

@@ -292,7 +292,7 @@ pub(super) fn kept_grant(key: &wire_key, kept: &grant) -> Grant {
 
 pub(super) fn listener_key_of(listener: SocketAddr) -> listener_key {
     let family = if listener.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    listener_key { port: listener.port(), protocol: TCP, family: family as u8 }
+    listener_key { port: listener.port().to_be(), family: family as u8, ..Default::default() }
 }
 
 pub(super) fn flags_of(flow: &WireFlow) -> u32 {

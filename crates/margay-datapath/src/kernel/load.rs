@@ -3,10 +3,9 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +27,20 @@ use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
 use super::{Adopted, CacheConfig, CacheError, Unavailable, words};
 
 /// Maps that outlive the process.
-const PINNED_MAPS: [&str; 11] =
-    ["apps", "flows", "paths", "pairs", "locals", "peers", "offers", "spares", "grants", "layout", "counters"];
+const PINNED_MAPS: [&str; 12] = [
+    "apps",
+    "flows",
+    "paths",
+    "pairs",
+    "locals",
+    "peers",
+    "listeners",
+    "offers",
+    "spares",
+    "grants",
+    "layout",
+    "counters",
+];
 /// How the names of pinned links begin.
 const LINK: &str = "link_";
 const LINK_OF_SAL0: &str = "link_sal0_";
@@ -69,8 +80,6 @@ pub(super) struct Loaded {
     is_on: AtomicBool,
     /// By name of the pin.
     links: Mutex<HashMap<String, Link>>,
-    /// The socket lookup of this network namespace. Not pinned: without the agent nothing new comes.
-    lookup: Mutex<Option<Link>>,
 }
 
 impl Loaded {
@@ -124,7 +133,6 @@ impl Loaded {
             interfaces: Mutex::new(config.interfaces.clone()),
             is_on: AtomicBool::new(true),
             links: Mutex::default(),
-            lookup: Mutex::default(),
         };
         Ok((loaded, adopted))
     }
@@ -135,6 +143,8 @@ impl Loaded {
         if self.is_on.load(Ordering::Relaxed) {
             places.push(Place { pin: format!("{LINK_OF_SAL0}{}", self.sal0), index: self.sal0, hook: Hook::Sal0 });
         }
+        // Whether flows go direct or not.
+        places.push(Place { pin: format!("{LINK}up_{}", self.sal0), index: self.sal0, hook: Hook::Up });
         for Interface { index, is_ethernet, inside } in &*self.interfaces.lock() {
             let (pin, hook) = if *is_ethernet {
                 (format!("{LINK}{index}"), Hook::Wire)
@@ -190,6 +200,7 @@ impl Loaded {
         let programs = &self.skeleton.progs;
         let program = match place.hook {
             Hook::Sal0 => &programs.app_egress,
+            Hook::Up => &programs.app_ingress,
             Hook::Wire => &programs.wire_ingress,
             Hook::In => &programs.card_ingress,
             Hook::Out => &programs.card_egress,
@@ -226,19 +237,6 @@ impl Loaded {
         }
         link.pin(&pin)?;
         Ok(link)
-    }
-
-    /// Puts the socket lookup on this network namespace.
-    pub fn attach_lookup(&self) -> Result<(), CacheError> {
-        let mut lookup = self.lookup.lock();
-        if lookup.is_none() {
-            // The thread's own namespace, which need not be the process's.
-            let namespace =
-                File::open("/proc/thread-self/ns/net").map_err(|error| CacheError::System(error.to_string()))?;
-            let link = self.skeleton.progs.listener_lookup.attach_netns(namespace.as_raw_fd());
-            *lookup = Some(link.map_err(|error| CacheError::System(format!("no socket lookup: {error}")))?);
-        }
-        Ok(())
     }
 
     pub fn detach(&self) {
@@ -328,6 +326,8 @@ struct Place {
 enum Hook {
     /// What leaves `sal0`: flows that go direct.
     Sal0,
+    /// What comes by `sal0`: for listeners that are looked up.
+    Up,
     /// What comes by an Ethernet card: direct flows, and what must not come in.
     Wire,
     /// What comes by another card: what must not come in.
@@ -343,6 +343,7 @@ impl Hook {
             Self::Sal0 | Self::Wire => {
                 "no direct packets over this interface, and whoever is behind it can send to virtual addresses"
             }
+            Self::Up => "services at one address of this host, or on its loopback, are not reached",
             Self::In => "whoever is behind this interface can send to virtual addresses",
             Self::Out => "packets with virtual addresses can leave by this interface",
         }
@@ -383,6 +384,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
         open.maps.pairs.set_pin_path(config.pin_dir.join("pairs"))?;
         open.maps.locals.set_pin_path(config.pin_dir.join("locals"))?;
         open.maps.peers.set_pin_path(config.pin_dir.join("peers"))?;
+        open.maps.listeners.set_pin_path(config.pin_dir.join("listeners"))?;
         open.maps.offers.set_pin_path(config.pin_dir.join("offers"))?;
         open.maps.spares.set_pin_path(config.pin_dir.join("spares"))?;
         open.maps.grants.set_pin_path(config.pin_dir.join("grants"))?;

@@ -8,6 +8,8 @@ mod grant;
 mod guard;
 mod interface;
 pub(crate) mod layout;
+#[cfg(test)]
+mod listener_test;
 mod load;
 mod peer_addresses;
 pub(crate) mod plain;
@@ -28,7 +30,7 @@ mod skeleton {
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -431,21 +433,21 @@ impl KernelCache {
         self.loaded.set_interfaces(interfaces);
     }
 
-    /// Gives connections to the host's virtual address and this port to a socket that listens on the loopback, until it is closed.
+    /// Brings connections for the host's virtual address to what listens at these addresses, at most one of each family
+    /// and port; `alone`: to no others, which an agent before may have left.
     ///
     /// # Errors
     ///
-    /// The kernel takes no socket lookup, or not this socket.
-    pub fn set_listener(&self, listener: SocketAddr, socket: BorrowedFd<'_>) -> Result<(), CacheError> {
-        self.loaded.attach_lookup()?;
-        let value = u64::try_from(socket.as_raw_fd()).unwrap_or_default().to_ne_bytes();
-        put(&self.loaded.maps.listeners, layout::listener_key_of(listener).bytes(), &value, "listeners on the loopback")
-    }
-
-    /// Such connections are refused again.
-    pub fn forget_listener(&self, listener: SocketAddr) {
-        // Absent, if the socket was closed.
-        let _ = self.loaded.maps.listeners.delete(layout::listener_key_of(listener).bytes());
+    /// There are too many.
+    pub fn set_listeners(&self, listeners: &HashSet<SocketAddr>, alone: bool) -> Result<(), CacheError> {
+        let map = &self.loaded.maps.listeners;
+        let entry = |one: &SocketAddr| (layout::listener_key_of(*one).bytes().to_vec(), mapped(one.ip()));
+        let wanted: HashMap<Vec<u8>, [u8; 16]> = listeners.iter().map(entry).collect();
+        for key in map.keys().filter(|key| alone && !wanted.contains_key(key)) {
+            // Absent, if it was forgotten already.
+            let _ = map.delete(&key);
+        }
+        wanted.iter().try_for_each(|(key, address)| put(map, key, address, "listeners that are looked up"))
     }
 
     /// Puts programs on again that somebody has taken off their interfaces; gives how many those were.

@@ -4,13 +4,11 @@
 //! bytes; everything after that is what ships.
 
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::AsRawFd;
+use std::net::SocketAddr;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
-use margay_core::name::HOST_V4;
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -107,7 +105,6 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
         constants.sal0_ifindex = sal0;
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
-        constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
         super::interface::set_virtual(constants);
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
@@ -120,7 +117,7 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
 fn the_verifier_has_little_to_look_at() {
     let Some(Rig(skeleton)) = programs(1) else { return };
     let all = &skeleton.progs;
-    let of_packets = [&all.app_egress, &all.wire_ingress, &all.card_ingress, &all.card_egress, &all.listener_lookup];
+    let of_packets = [&all.app_egress, &all.wire_ingress, &all.card_ingress, &all.card_egress, &all.app_ingress];
     let of_agent = [&all.change_flow, &all.forget_flows, &all.survey_flows, &all.tell_flows];
     of_packets.into_iter().chain(of_agent).for_each(sample::is_soon_verified);
 }
@@ -528,38 +525,4 @@ fn a_pair_that_two_paths_share_leads_to_the_last_of_them() {
 fn keys_are_in_network_order() {
     let key = FlowKey::from(sample::tuple4(TCP));
     assert_eq!(layout::app_key_of(&key).bytes()[32..37], [0x9c, 0x40, 0, 80, TCP]);
-}
-
-/// Which socket the lookup gives a connection to `to`, by its cookie; zero for none of ours. The context as `struct
-/// bpf_sk_lookup` has it; a test run comes by interface zero.
-fn looked_up(rig: &Rig, to: Ipv4Addr, port: u16) -> u64 {
-    let mut context = [0_u8; 72];
-    let mut set = |at: usize, value: u32| context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-    set(8, libc::AF_INET as u32);
-    set(12, TCP.into());
-    set(16, u32::from_ne_bytes([10, 1, 0, 1]));
-    set(40, u32::from_ne_bytes(to.octets()));
-    set(60, port.into());
-    let mut after = context;
-    let input = ProgramInput { context_in: Some(&mut context), context_out: Some(&mut after), ..Default::default() };
-    let result = rig.0.progs.listener_lookup.test_run(input).expect("a run");
-    assert_eq!(result.return_value, 1, "a lookup never drops");
-    u64::from_ne_bytes(after[..8].try_into().expect("eight bytes"))
-}
-
-#[test]
-fn a_listener_on_the_loopback_is_found_for_what_comes_by_sal0() {
-    let (Some(rig), Some(other)) = (programs(0), programs(SAL0)) else { return };
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("bound");
-    assert_eq!(looked_up(&rig, HOST_V4, address.port()), 0, "not known yet");
-    let value = u64::try_from(listener.as_raw_fd()).expect("a descriptor").to_ne_bytes();
-    for rig in [&rig, &other] {
-        put(&rig.0.maps.listeners, layout::listener_key_of(address).bytes(), &value);
-    }
-    assert_ne!(looked_up(&rig, HOST_V4, address.port()), 0);
-    assert_eq!(looked_up(&other, HOST_V4, address.port()), 0, "by another interface: nobody asked who that is");
-    assert_eq!(looked_up(&rig, Ipv4Addr::new(10, 1, 0, 2), address.port()), 0, "to another address");
-    drop(listener);
-    assert_eq!(looked_up(&rig, HOST_V4, address.port()), 0, "the kernel has taken it out");
 }

@@ -565,7 +565,14 @@ fn listeners_and_names_without_rules_are_the_agents() {
     rig.sync();
     assert_eq!(rig.compare(from, &syn), PASS, "a rule without weight is none");
     let listener = || {
-        Action::Demux(Demux { listener: ([0; 4], 80).into(), service_port: None, protocol: None, allow: Allow::Any })
+        Action::Demux(Demux {
+            listener: ([0; 4], 80).into(),
+            other_family: None,
+            is_looked_up: false,
+            service_port: None,
+            protocol: None,
+            allow: Allow::Any,
+        })
     };
     rig.rule(Prefix::new(SERVICE, 64), 1, 1, forward(20, true, None));
     let above = rig.rule(Prefix::new(SERVICE, 64), 9, 1, listener());
@@ -648,7 +655,14 @@ fn what_a_rule_has_done_stays_when_others_come_and_go_beside_it() {
     send(&mut rig);
     assert_eq!(rig.router.usage(rule).packets, both[0] + 80);
     // A listener above takes all: what was done stays done.
-    let listener = Demux { listener: ([0; 4], 80).into(), service_port: None, protocol: None, allow: Allow::Any };
+    let listener = Demux {
+        listener: ([0; 4], 80).into(),
+        other_family: None,
+        is_looked_up: false,
+        service_port: None,
+        protocol: None,
+        allow: Allow::Any,
+    };
     rig.rule(Prefix::default(), 9, 1, Action::Demux(listener));
     rig.sync();
     let credits: Vec<_> = rig.router.take_credits().into_iter().map(|(rule, usage)| (rule, usage.packets)).collect();
@@ -657,7 +671,14 @@ fn what_a_rule_has_done_stays_when_others_come_and_go_beside_it() {
 }
 
 fn listener() -> Demux {
-    Demux { listener: ([0; 4], 80).into(), service_port: Some(443), protocol: None, allow: Allow::Any }
+    Demux {
+        listener: ([0; 4], 80).into(),
+        other_family: None,
+        is_looked_up: false,
+        service_port: Some(443),
+        protocol: None,
+        allow: Allow::Any,
+    }
 }
 
 /// An address that a packet names, or none.

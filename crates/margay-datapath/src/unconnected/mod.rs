@@ -49,23 +49,23 @@ pub struct Unconnected {
 
 impl Unconnected {
     /// Loads the programs, or takes over what an agent before has left in `pin_dir`, and attaches them to the machine. `cgroup_root`:
-    /// the root of the version 2 hierarchy.
+    /// the root of the version 2 hierarchy; `sal0`: the number of the interface that names lead to.
     ///
     /// # Errors
     ///
     /// Why the kernel does not take them.
-    pub fn open(cgroup_root: &Path, pin_dir: &Path) -> Result<Self, Unavailable> {
+    pub fn open(cgroup_root: &Path, pin_dir: &Path, sal0: u32) -> Result<Self, Unavailable> {
         words::keep();
         let root =
             File::open(cgroup_root).map_err(|error| Unavailable::system("open the root of the cgroups", error))?;
         if pinned_version(pin_dir) != Some(VERSION) {
             remove_maps(pin_dir);
         }
-        let mut loaded = load(pin_dir);
+        let mut loaded = load(pin_dir, sal0);
         if loaded.is_err() {
             // Of this version by its own account, and yet not what the programs want: a bound changed, say.
             remove_maps(pin_dir);
-            loaded = load(pin_dir);
+            loaded = load(pin_dir, sal0);
         }
         let skeleton = loaded?;
         let version = VERSION.to_ne_bytes();
@@ -228,7 +228,7 @@ fn remove_maps(pin_dir: &Path) {
     PINNED_MAPS.iter().for_each(|name| remove_pin(&pin_dir.join(name)));
 }
 
-fn load(pin_dir: &Path) -> Result<UnconnectedSkel<'static>, Unavailable> {
+fn load(pin_dir: &Path, sal0: u32) -> Result<UnconnectedSkel<'static>, Unavailable> {
     let own = own_namespace().map_err(|error| Unavailable::system("ask for the network namespace", error))?;
     // One object per process: it lives as long as the process.
     let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
@@ -240,6 +240,7 @@ fn load(pin_dir: &Path) -> Result<UnconnectedSkel<'static>, Unavailable> {
         constants.virtual_v4 = u32::from_ne_bytes(PREFIX_V4);
         constants.virtual_v4_mask = u32::from_ne_bytes(MASK_V4);
         constants.virtual_v6 = u32::from_ne_bytes(PREFIX_V6);
+        constants.sal0_ifindex = sal0;
     }
     let set_up = |open: &mut OpenUnconnectedSkel<'_>| -> libbpf_rs::Result<()> {
         open.maps.spreads.set_pin_path(pin_dir.join("spreads"))?;

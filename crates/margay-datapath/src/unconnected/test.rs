@@ -1,7 +1,7 @@
 //! The programs on this very kernel, with real sockets in a network namespace of the test's own. They need root; without it the
 //! tests say so and pass.
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -40,7 +40,7 @@ fn with_programs(name: &str, work: impl FnOnce(&Unconnected, &Path) + Send) {
             ip("link set lo up");
             INSTANCES.iter().for_each(|address| ip(&format!("addr add {address} dev lo")));
             KernelCache::prepare(&pins).expect("a place for pins");
-            let programs = Unconnected::open(&root, &pins).expect("the kernel takes the programs");
+            let programs = Unconnected::open(&root, &pins, 0).expect("the kernel takes the programs");
             work(&programs, &root);
         });
         let result = there.join();
@@ -257,10 +257,52 @@ fn the_next_agent_finds_what_was_spread_and_nothing_is_left_when_it_is_taken_off
         let name: SocketAddr = "198.18.5.5:99".parse().expect("literal");
         programs.spread(name, &[(INSTANCES[0].parse().expect("literal"), 1)], false).expect("room");
         let pins = std::env::temp_dir().join(format!("margay-unconnected-{}-kept", std::process::id()));
-        let next = Unconnected::open(root, &pins).expect("taken over");
+        let next = Unconnected::open(root, &pins, 0).expect("taken over");
         assert_eq!(next.spreads().iter().map(|(name, _)| *name).collect::<Vec<_>>(), [name]);
         next.gather(name);
         next.forget(INSTANCES[0].parse().expect("literal"));
         assert!(programs.spreads().is_empty() && programs.faces().is_empty());
     });
+}
+
+#[test]
+fn what_is_bound_to_a_card_does_not_reach_names_and_hears_so_at_once() {
+    with_programs("bound", |_, _| {
+        let name = SocketAddr::new(INSTANCES[0].parse().expect("literal"), 9);
+        let plain = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9);
+        let refused =
+            |result: std::io::Result<usize>| result.expect_err("refused").raw_os_error() == Some(libc::ENETUNREACH);
+        let free = socket("0.0.0.0");
+        free.send_to(b"x", name).expect("nothing is bound");
+        let bound = socket("0.0.0.0");
+        nix::sys::socket::setsockopt(&bound, nix::sys::socket::sockopt::BindToDevice, &"lo".into()).expect("root may");
+        assert!(refused(bound.send_to(b"x", name)));
+        assert!(refused(bound.connect(name).map(|()| 0)));
+        bound.send_to(b"x", plain).expect("what is no name is the card's");
+        let unicast = socket("0.0.0.0");
+        let index = nix::net::if_::if_nametoindex("lo").expect("there is one").to_be();
+        // SAFETY: the option reads the four bytes of `index`, which lives across the call.
+        let set = unsafe {
+            libc::setsockopt(
+                unicast.as_raw_fd(),
+                libc::IPPROTO_IP,
+                libc::IP_UNICAST_IF,
+                (&raw const index).cast(),
+                size_of::<u32>() as libc::socklen_t,
+            )
+        };
+        assert_eq!(set, 0);
+        assert!(refused(unicast.send_to(b"x", name)));
+        let stream = bound_stream();
+        assert!(refused(stream.map(|()| 0)));
+    });
+}
+
+/// A connect of TCP to a name by a socket that is bound to a card.
+fn bound_stream() -> std::io::Result<()> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, setsockopt, socket, sockopt};
+    let stream = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None)?;
+    setsockopt(&stream, sockopt::BindToDevice, &"lo".into())?;
+    let name: std::net::SocketAddrV4 = format!("{}:9", INSTANCES[0]).parse().expect("literal");
+    Ok(connect(stream.as_raw_fd(), &SockaddrIn::from(name))?)
 }

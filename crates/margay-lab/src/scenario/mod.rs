@@ -42,6 +42,7 @@ mod next_key;
 mod odd_hosts;
 mod odd_packets;
 pub mod pair;
+mod real_addresses;
 mod registration_attacks;
 mod registry_scale;
 mod remote;
@@ -148,6 +149,7 @@ pub const ALL: &[Scenario] = &[
     up_down::SCENARIO,
     hostile_packets::SCENARIO,
     virtual_addresses::SCENARIO,
+    real_addresses::SCENARIO,
     direct_throughput::SCENARIO,
     round_trips::SCENARIO,
     firewalled::SCENARIO,

@@ -146,7 +146,14 @@ fn ask(service: ServiceId, server: SocketAddr, count: u64, until: Moment) -> Res
 fn answer(service: ServiceId, until: Moment) -> Result<()> {
     let mut stranger = Stranger::new(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT))?;
     let listener = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 9);
-    let demux = Demux { listener, service_port: None, protocol: None, allow: Allow::Any };
+    let demux = Demux {
+        listener,
+        other_family: None,
+        is_looked_up: false,
+        service_port: None,
+        protocol: None,
+        allow: Allow::Any,
+    };
     stranger.add_rule(service, Action::Demux(demux))?;
     while Moment::now() < until {
         stranger.hear()?;

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::INTERFACE;
 use super::core::CoreHandle;
+use super::lookup::LookUp;
 use super::way::Way;
 use crate::config::Config;
 use crate::host;
@@ -209,6 +210,29 @@ impl DirectPath {
             State::On(cache) => Some(act(cache)),
             _ => None,
         }
+    }
+
+    /// Why sockets cannot be looked up for what comes by `sal0`; `None` where they can, whether flows go direct or not.
+    pub fn why_no_lookup(&self) -> Option<String> {
+        match &*self.state.lock() {
+            State::On(_) | State::TakenOff(_) => None,
+            State::Off(why) => Some(why.clone()),
+        }
+    }
+
+    /// What has listeners looked up.
+    pub fn look_up(&self) -> LookUp {
+        let cache = match &*self.state.lock() {
+            State::On(cache) | State::TakenOff(cache) => Arc::clone(cache),
+            State::Off(_) => return Box::new(|_, _| false),
+        };
+        Box::new(move |listeners, alone| {
+            let done = cache.set_listeners(listeners, alone);
+            if let Err(error) = &done {
+                tracing::warn!(%error, "services at one address of this host, or on its loopback, are not all reached");
+            }
+            done.is_ok()
+        })
     }
 
     /// Interfaces that should have a program and have none.

@@ -15,7 +15,8 @@ pub mod flows;
 pub mod home;
 pub mod host_changes;
 pub mod keepsake;
-pub mod loopback;
+pub mod listening;
+pub mod lookup;
 pub mod metrics;
 pub mod naming;
 mod network;
@@ -75,8 +76,6 @@ pub struct Agent {
     pub way: way::Way,
     /// The service router in the kernel.
     pub kernel_router: service_router::KernelRouter,
-    /// Sockets of services on the loopback.
-    pub loopback: loopback::LoopbackListeners,
     /// What listens here, and which names that serves.
     pub active: active::Active,
     /// Unconnected datagrams, each to an instance of its own.
@@ -131,11 +130,5 @@ impl Agent {
         let joined = self.services.homes().into_iter().map(|home| home.config().authority.clone());
         let own = self.keyring.authorities().unwrap_or_default().into_iter().map(|authority| authority.name);
         joined.chain(own).collect::<BTreeSet<String>>().into_iter().collect()
-    }
-
-    /// Brings connections to services on the loopback: theirs are the sockets that listen now.
-    pub fn follow_loopback(&self) {
-        let published = self.services.list();
-        self.loopback.follow(published.iter().flat_map(|service| &service.listeners), &self.direct);
     }
 }

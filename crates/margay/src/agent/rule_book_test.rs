@@ -162,6 +162,8 @@ fn what_others_made_or_nobody_has_is_not_changed() {
     let book = host.book(&core);
     let listener = Demux {
         listener: "0.0.0.0:80".parse().expect("literal"),
+        other_family: None,
+        is_looked_up: false,
         service_port: None,
         protocol: None,
         allow: Default::default(),

@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use margay_control::keyring::Keyring;
 use margay_control::registration::{Acknowledgement, Home, Instance, Local, OwnService, Registration, Router, Terms};
@@ -12,79 +13,21 @@ use margay_control::store::{NameError, Store};
 use margay_control::warrant::Permit;
 use margay_control::{Clock, SalControl, StateDir, StateError, issue};
 use margay_core::name::{Name, Prefix, authority_block, is_virtual};
-use margay_core::table::{Action, Demux, Rule, RuleId, TableError};
+use margay_core::table::{Action, Rule, RuleId, TableError};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::listening::{self, Listener, Listening, Origin};
+use super::lookup::{self, LookUp};
 use crate::config::ServiceSection;
-use crate::listener::{self, Protocol, WEIGHT_MAX};
+use crate::listener::{self, WEIGHT_MAX};
 use crate::{allow, host};
 
 const FILE: &str = "services.json";
 const VERSION: u32 = 1;
 /// More listeners of one host are a mistake.
 const LISTENERS_MAX: usize = 10_000;
-
-/// A listening socket of a service.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Listener {
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// Port that clients use; none: every port.
-    pub service_port: Option<u16>,
-    /// `None`: TCP and UDP.
-    pub protocol: Option<Protocol>,
-    /// Who may connect, as written.
-    pub allow: Vec<String>,
-    /// Who says so.
-    #[serde(skip)]
-    pub origin: Origin,
-}
-
-/// Who says that there is a listener, and with that, who takes it away again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Origin {
-    /// An order: kept until another one.
-    #[default]
-    Order,
-    /// The configuration, which alone keeps it.
-    Configuration,
-    /// The kernel: a program listens, and nothing keeps it when it no longer does.
-    Socket,
-}
-
-impl Listener {
-    /// What can be brought to it; `None`: TCP and UDP. The kernel lets no datagrams into `::1` from outside.
-    fn carried(&self) -> Option<Protocol> {
-        let has_no_datagrams = self.address.is_ipv6() && listener::is_loopback(self.address);
-        self.protocol.or(has_no_datagrams.then_some(Protocol::Tcp))
-    }
-
-    /// What brings connections to it.
-    fn action(&self) -> Action {
-        Action::Demux(Demux {
-            listener: self.address,
-            service_port: self.service_port,
-            protocol: self.carried().map(Protocol::number),
-            // Checked when it was published.
-            allow: allow::parse(&self.allow).unwrap_or_default(),
-        })
-    }
-
-    /// Whether a socket takes what is sent there.
-    fn is_taken_by(&self, bound: SocketAddr, protocol: Protocol) -> bool {
-        let (own, of_socket) = (self.address.ip(), bound.ip());
-        let takes_all = of_socket.is_unspecified() && (of_socket.is_ipv6() || own.is_ipv4());
-        self.carried().is_none_or(|wanted| wanted == protocol)
-            && self.address.port() == bound.port()
-            && (takes_all || own == of_socket)
-    }
-}
-
-/// The sockets that listen in this host's network namespace, as the kernel says it.
-pub type Listening = HashSet<(SocketAddr, Protocol)>;
 
 /// What somebody publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,6 +52,7 @@ impl Publication {
                 protocol: section.protocol,
                 allow: section.allow.clone(),
                 origin: Origin::Configuration,
+                takes_both: false,
             },
             terms: section.terms(),
         })
@@ -204,6 +148,11 @@ pub struct Services {
     published: Mutex<Vec<Published>>,
     /// `None` where the kernel does not say what listens: then whatever is published counts.
     listening: Mutex<Option<Listening>>,
+    /// Addresses whose listeners are looked up.
+    looked_up: Mutex<HashSet<SocketAddr>>,
+    look_up: LookUp,
+    /// All that listened at the start is known.
+    has_all: AtomicBool,
     changes: watch::Sender<u64>,
 }
 
@@ -223,15 +172,32 @@ pub struct Surroundings {
     pub dir: StateDir,
     /// The router on this host.
     pub router: Option<Arc<Router>>,
+    /// Brings connections to listeners at one address.
+    pub look_up: LookUp,
 }
 
 impl Services {
     /// Nothing is published yet.
     pub fn new(around: Surroundings) -> Self {
-        let Surroundings { core, local, keyring, store, clock, dir, router } = around;
+        let Surroundings { core, local, keyring, store, clock, dir, router, look_up } = around;
         let (homes, published, listening) = (watch::Sender::default(), Mutex::default(), Mutex::default());
-        let changes = watch::Sender::default();
-        Self { core, local, keyring, store, clock, dir, router, homes, published, listening, changes }
+        let (looked_up, changes) = (Mutex::default(), watch::Sender::default());
+        Self {
+            core,
+            local,
+            keyring,
+            store,
+            clock,
+            dir,
+            router,
+            homes,
+            published,
+            listening,
+            looked_up,
+            look_up,
+            has_all: AtomicBool::new(false),
+            changes,
+        }
     }
 
     /// Publishes what was published before the restart, then what the configuration says, which wins.
@@ -391,6 +357,7 @@ impl Services {
         let mut service = before.clone().unwrap_or_else(|| Published::new(name.clone()));
         act(&mut service.listeners);
         service.terms = terms;
+        self.note_families(&mut service);
         let had = before.as_ref().map_or(0, |before| before.listeners.len());
         let total: usize = published.iter().map(|service| service.listeners.len()).sum();
         if service.listeners.len() > had && total + service.listeners.len() - had > LISTENERS_MAX {
@@ -410,6 +377,7 @@ impl Services {
             (None, true) => {}
             (None, false) => published.push(service),
         }
+        self.follow_lookups(&mut published);
         drop(published);
         self.tell_router();
         Ok(())
@@ -424,9 +392,18 @@ impl Services {
             listening.as_ref().is_none_or(|sockets| {
                 listener.origin == Origin::Socket
                     || !is_local(listener.address.ip())
-                    || sockets.iter().any(|(bound, protocol)| listener.is_taken_by(*bound, *protocol))
+                    || sockets.iter().any(|place| listener.is_taken_by(place))
             })
         })
+    }
+
+    /// Takes note of which families its sockets take; gives whether that is new.
+    fn note_families(&self, service: &mut Published) -> bool {
+        let listening = self.listening.lock();
+        let Some(listening) = listening.as_ref() else { return false };
+        let before = service.listeners.clone();
+        service.listeners.iter_mut().for_each(|listener| listener.note_families(listening));
+        before != service.listeners
     }
 
     /// Whether a service is to be served now, and what the router on this host has against that.
@@ -482,10 +459,11 @@ impl Services {
         for service in published.iter_mut() {
             let (is_served, refused) = self.standing(service);
             service.refused = refused;
-            if is_served == service.is_served {
+            let before = service.clone();
+            let are_families_new = self.note_families(service);
+            if is_served == service.is_served && !are_families_new {
                 continue;
             }
-            let before = service.clone();
             service.is_served = is_served;
             // Also where it fails: the router may have admitted it.
             is_changed = true;
@@ -496,10 +474,52 @@ impl Services {
             }
             tracing::info!(name = %service.name, served = service.is_served, "what listens has changed");
         }
+        self.follow_lookups(&mut published);
         drop(published);
         if is_changed {
             self.tell_router();
         }
+    }
+
+    /// Has those listeners looked up that are published now. Rules that count on a look-up come after it, and end before.
+    fn follow_lookups(&self, published: &mut [Published]) {
+        let before = self.looked_up.lock().clone();
+        let listeners = published.iter().flat_map(|service| &service.listeners);
+        let mut wanted = lookup::chosen(listeners, &before);
+        if wanted == before {
+            return;
+        }
+        let stays: HashSet<SocketAddr> = before.intersection(&wanted).copied().collect();
+        self.look_up_in_rules(published, stays.clone());
+        if !(self.look_up)(&wanted, self.has_all.load(Ordering::Relaxed)) {
+            wanted = stays;
+        }
+        self.look_up_in_rules(published, wanted);
+    }
+
+    /// All that listens is known: what the agent before had looked up, and nobody serves any more, ends.
+    pub fn end_old_lookups(&self) {
+        self.has_all.store(true, Ordering::Relaxed);
+        let _published = self.published.lock();
+        // Where nothing can be looked up, nothing was.
+        (self.look_up)(&self.looked_up.lock(), true);
+    }
+
+    fn look_up_in_rules(&self, published: &mut [Published], now: HashSet<SocketAddr>) {
+        let before = std::mem::replace(&mut *self.looked_up.lock(), now.clone());
+        let is_changed = |listener: &Listener| before.contains(&listener.address) != now.contains(&listener.address);
+        for service in published.iter_mut().filter(|service| service.listeners.iter().any(is_changed)) {
+            let as_before = service.clone();
+            if let Err(error) = self.put_in_force(Some(&as_before), service) {
+                tracing::warn!(name = %service.name, %error, "a service is not reached as it could be");
+                *service = as_before;
+            }
+        }
+    }
+
+    /// Whether connections that come for the host's virtual address are brought to this listener at one address.
+    pub fn is_looked_up(&self, listener: &Listener) -> bool {
+        self.looked_up.lock().contains(&listener.address)
     }
 
     /// What the kernel says of a name: these listeners, and no others, have a socket now. What was ordered stays beside
@@ -540,11 +560,16 @@ impl Services {
         drop(self.retract(prefix));
     }
 
+    fn actions(&self, service: &Published) -> Vec<Action> {
+        listening::actions(&service.listeners, &self.looked_up.lock())
+    }
+
     fn add_rules(&self, service: &Published) -> Result<Vec<RuleId>, PublishError> {
         let mut added = Vec::new();
-        for listener in service.listeners.iter().filter(|_| service.is_served) {
+        let actions = if service.is_served { self.actions(service) } else { Vec::new() };
+        for action in actions {
             let Terms { priority, weight, .. } = service.terms;
-            let rule = Rule { priority, weight, action: listener.action() };
+            let rule = Rule { priority, weight, action };
             match self.core.add_rule(service.prefix(), rule) {
                 Ok(id) => added.push(id),
                 Err(error) => {
@@ -633,7 +658,7 @@ impl Services {
     fn own_service(&self, service: &Published) -> OwnService {
         OwnService {
             instance: self.own_instance(service),
-            actions: service.listeners.iter().map(Listener::action).collect(),
+            actions: self.actions(service),
             partition_bits: service.terms.partition_bits,
             exclusive: service.terms.exclusive,
         }

@@ -10,6 +10,8 @@ use margay_core::rng::Rng;
 use margay_core::succession::Succession;
 
 use super::*;
+use crate::agent::listening::Place;
+use crate::listener::Protocol;
 
 /// A core that remembers what it was told.
 #[derive(Default)]
@@ -85,6 +87,7 @@ impl Host {
             clock: Clock::from_fn(|| 1_700_000_000),
             dir: self.dir.clone(),
             router: None,
+            look_up: Box::new(|_, _| true),
         })
     }
 
@@ -104,8 +107,14 @@ const TERMS: Terms = Terms { weight: 100, priority: 100, partition_bits: 0, excl
 
 fn publication(name: &str, listen: &str) -> Publication {
     let address: SocketAddr = listen.parse().expect("literal");
-    let listener =
-        Listener { address, service_port: Some(80), protocol: None, allow: Vec::new(), origin: Origin::Order };
+    let listener = Listener {
+        address,
+        service_port: Some(80),
+        protocol: None,
+        allow: Vec::new(),
+        origin: Origin::Order,
+        takes_both: false,
+    };
     Publication { name: name.parse().expect("literal"), listener, terms: TERMS }
 }
 
@@ -240,7 +249,11 @@ fn what_is_published_follows_its_socket_where_the_kernel_says_what_listens() {
     services.set_listening(Listening::default());
     assert_eq!(served(&services), ["far.shop"], "what is elsewhere is not for this host's kernel to say");
     let sockets = |all: &[(&str, Protocol)]| {
-        all.iter().map(|(address, protocol)| (address.parse().expect("literal"), *protocol)).collect::<Listening>()
+        let place = |(address, protocol): &(&str, Protocol)| {
+            let address: SocketAddr = address.parse().expect("literal");
+            Place { address, protocol: *protocol, takes_both: address.is_ipv6() }
+        };
+        all.iter().map(place).collect::<Listening>()
     };
     services.set_listening(sockets(&[("127.0.0.1:80", Protocol::Tcp), ("0.0.0.0:81", Protocol::Tcp)]));
     assert_eq!(served(&services), ["far.shop"], "neither takes what comes for it");

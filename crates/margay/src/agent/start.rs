@@ -34,7 +34,6 @@ use super::core::CoreHandle;
 use super::direct::DirectPath;
 use super::host_changes;
 use super::keepsake::Keepsake;
-use super::loopback::LoopbackListeners;
 use super::naming::Naming;
 use super::network::Network;
 use super::programs::{self, Programs};
@@ -129,6 +128,7 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         clock: clock_of_wall.clone(),
         dir: state_dir.clone(),
         router: router.clone(),
+        look_up: direct.look_up(),
     }));
     services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
     for token in tokens {
@@ -147,7 +147,6 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         direct,
         way: Way::default(),
         kernel_router,
-        loopback: LoopbackListeners::default(),
         active,
         spreads,
         naming: Naming::default(),

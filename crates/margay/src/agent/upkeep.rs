@@ -57,7 +57,6 @@ async fn look_around(agent: Arc<Agent>) {
     for round in 1_u64.. {
         rounds.tick().await;
         network::refresh(&agent, Look::Routine).await;
-        agent.follow_loopback();
         tokio::task::block_in_place(|| {
             agent.active.sweep();
             agent.spreads.sweep(&agent);

@@ -6,37 +6,42 @@
 
 pub mod bound;
 pub mod cgroup;
+mod executable;
 pub mod keep;
 pub mod namespace;
 pub mod rule;
+mod serving;
 mod word;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use margay_control::registration::Terms;
 use margay_core::name::{Name, Prefix};
-use margay_datapath::active_sockets::{ActiveSockets, CgroupId, Change, Cookie, Executable, OwnerId, Socket, Watch};
-use margay_datapath::socket_table::{self, Table};
+use margay_datapath::active_sockets::{ActiveSockets, CgroupId, Change, Cookie, OwnerId, Socket, Watch};
 use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
-use super::Agent;
-use super::service::{Origin, Services};
+use super::listening::{Origin, Place};
+use super::service::Services;
+use super::{Agent, INTERFACE};
 use crate::config::Config;
 use crate::host;
 use crate::listener::Protocol;
 use bound::{BOUND_MAX, BindError, Bound};
 use cgroup::Hierarchy;
+use executable::executable_of;
 use keep::{Kept, Program};
 use namespace::Namespace;
 use rule::{Offer, Rule, Seen, Source};
+pub use serving::Waiting;
 
 /// More programs are a mistake.
 const PROGRAMS_MAX: usize = 4000;
@@ -95,17 +100,6 @@ pub struct Order {
     pub whole_cgroup: bool,
 }
 
-/// A name that waits for a socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// The name.
-    pub name: Name,
-    /// Whose socket.
-    pub program: String,
-    /// Why it is not served although there is one; empty while there is none.
-    pub why: String,
-}
-
 /// The programs that report what listens here, attached, and whom they report of.
 pub struct Reporters(Result<(Hierarchy, ActiveSockets), String>);
 
@@ -133,6 +127,7 @@ impl Active {
         if let Err(why) = &opened {
             tracing::warn!(why, "no active sockets: services are published by order only");
         }
+        services.end_old_lookups();
         Self(opened)
     }
 
@@ -249,7 +244,6 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
             thread::sleep(PAUSE);
             let Some(agent) = agent.upgrade() else { return };
             agent.programs.forget(&agent.core, &agent.active.hear());
-            agent.follow_loopback();
         }
     };
     thread::Builder::new().name("margay-active".to_owned()).spawn(hear).map(drop)
@@ -568,6 +562,7 @@ impl Followed {
         }
         for change in self.kernel.take() {
             match change {
+                Change::Rebound => needs_look = true,
                 Change::Listens(socket) if socket.address.port() == 0 => needs_look = true,
                 Change::Listens(socket) => touched.extend(self.begin(socket)),
                 Change::Ended(cookie) => touched.extend(self.end(cookie)),
@@ -588,8 +583,12 @@ impl Followed {
 
     /// What is published by order or by the configuration follows its sockets, too.
     fn show(&self) {
-        let here = self.sockets.values().filter(|socket| socket.elsewhere.is_none());
-        self.services.set_listening(here.map(|socket| (socket.address, socket.protocol)).collect());
+        let here = self.sockets.values().filter(|socket| socket.elsewhere.is_none() && socket.interface.is_none());
+        let place = |seen: &Seen| {
+            let Seen { address, protocol, takes_both, .. } = *seen;
+            Place { address, protocol, takes_both }
+        };
+        self.services.set_listening(here.map(place).collect());
     }
 
     /// Looks at all sockets, where what happened is not known: at the start, and when too much happened at once.
@@ -625,7 +624,10 @@ impl Followed {
         for socket in found.into_values() {
             let known = self.sockets.get(&socket.cookie);
             let owner = self.owner_of(&socket);
-            if known.is_none_or(|known| known.owner.is_none() && owner.is_some()) {
+            let is_new = |known: &Seen| {
+                known.owner.is_none() && owner.is_some() || known.interface != self.interface_of(&socket)
+            };
+            if known.is_none_or(is_new) {
                 touched.extend(self.begin(socket));
             }
         }
@@ -660,10 +662,19 @@ impl Followed {
         });
         self.next_socket += 1;
         let cookie = socket.cookie;
-        let seen = Seen { cookie, number: self.next_socket, owner, elsewhere, executable, protocol, address };
+        // A socket elsewhere is reached at one address, of one family.
+        let takes_both = socket.takes_both && elsewhere.is_none();
+        let (number, interface) = (self.next_socket, self.interface_of(&socket));
+        let seen = Seen { cookie, number, owner, elsewhere, executable, protocol, address, takes_both, interface };
         let names = self.names_of(&seen);
         self.sockets.insert(socket.cookie, seen);
         names
+    }
+
+    /// The interface that keeps Margay's packets from a socket. Those of another network namespace come by its own interfaces.
+    fn interface_of(&self, socket: &Socket) -> Option<NonZeroU32> {
+        let is_sal0 = |interface: NonZeroU32| if_nametoindex(INTERFACE).is_ok_and(|index| index == interface.get());
+        socket.interface.filter(|_| socket.namespace == self.kernel.own_namespace()).filter(|one| !is_sal0(*one))
     }
 
     /// Forgets a socket; gives the names that it may have served.
@@ -677,67 +688,6 @@ impl Followed {
         let place = places.iter().find(|place| place.cookie == socket.namespace);
         let place = place.ok_or("no process of its program is in its network namespace any more")?;
         place.reachable(socket.address, host::has_address)
-    }
-
-    /// Every rule.
-    fn all_rules(&self) -> impl Iterator<Item = Rule> {
-        let of_owner = |(id, owner): (&OwnerId, &Owner)| {
-            let id = *id;
-            let offers = owner.program.offers.clone();
-            offers.into_iter().map(move |offer| Rule { source: Source::Owner(id), offer })
-        };
-        let of_sockets = self.bound.values().map(Bound::rule);
-        self.rules.iter().cloned().chain(self.owners.iter().flat_map(of_owner)).chain(of_sockets)
-    }
-
-    /// Those of a prefix. Nothing of the others is copied: a program that dies may leave thousands.
-    fn rules_of(&self, prefix: &Prefix) -> Vec<Rule> {
-        let of_owners =
-            self.owners.iter().flat_map(|(id, owner)| owner.program.offers.iter().map(|offer| (*id, offer)));
-        let of_owners = of_owners.filter(|(_, offer)| offer.name.prefix() == *prefix);
-        let of_host = self.rules.iter().filter(|rule| rule.offer.name.prefix() == *prefix).cloned();
-        let of_sockets = self.bound.values().filter(|bound| bound.name.prefix() == *prefix).map(Bound::rule);
-        let of_owners = of_owners.map(|(id, offer)| Rule { source: Source::Owner(id), offer: offer.clone() });
-        of_host.chain(of_owners).chain(of_sockets).collect()
-    }
-
-    /// Names that a socket may serve.
-    fn names_of(&self, socket: &Seen) -> Vec<Name> {
-        let owner = socket.owner.and_then(|owner| self.owners.get(&owner));
-        let of_owner = owner.into_iter().flat_map(|owner| &owner.program.offers);
-        let of_host = self.rules.iter().filter(|_| socket.elsewhere.is_none()).map(|rule| &rule.offer);
-        let of_itself = self.bound.get(&socket.cookie).map(|bound| bound.name.clone());
-        of_owner.chain(of_host).map(|offer| offer.name.clone()).chain(of_itself).collect()
-    }
-
-    /// Serves these names by what listens now.
-    fn tell(&mut self, names: BTreeSet<Name>) {
-        for name in names {
-            let prefix = name.prefix();
-            let mut listeners = Vec::new();
-            let mut terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false, sticky: false };
-            for rule in self.rules_of(&prefix) {
-                // Several programs of one name: the last word counts.
-                terms = rule.offer.terms();
-                for listener in rule.listeners(self.sockets.values()) {
-                    if !listeners.contains(&listener) {
-                        listeners.push(listener);
-                    }
-                }
-            }
-            match self.services.follow(&name, &listeners, terms) {
-                Ok(is_changed) => {
-                    if is_changed {
-                        tracing::info!(%name, listeners = listeners.len(), "served by what listens");
-                    }
-                    self.problems.remove(&prefix);
-                }
-                Err(error) => {
-                    tracing::warn!(%name, %error, "a program listens, and its name cannot be served");
-                    self.problems.insert(prefix, error.to_string());
-                }
-            }
-        }
     }
 
     fn set_weight(&mut self, name: &Name, weight: u32) -> bool {
@@ -758,39 +708,9 @@ impl Followed {
         }
         is_any
     }
-
-    fn waiting(&self) -> Vec<Waiting> {
-        let program_of = |source: &Source| match source {
-            Source::Owner(id) => self.owners.get(id).map(|owner| owner.program.command.clone()).unwrap_or_default(),
-            Source::Host(Some(path)) => path.display().to_string(),
-            Source::Host(None) => "any".to_owned(),
-            Source::Socket(cookie) => self.bound.get(cookie).map(|bound| bound.program.clone()).unwrap_or_default(),
-        };
-        let mut waiting = Vec::new();
-        for rule in self.all_rules() {
-            let why = self.problems.get(&rule.offer.name.prefix()).cloned().unwrap_or_default();
-            if !why.is_empty() || rule.listeners(self.sockets.values()).is_empty() {
-                waiting.push(Waiting { name: rule.offer.name, program: program_of(&rule.source), why });
-            }
-        }
-        waiting
-    }
 }
 
 /// Ports that are named in offers, for which datagram sockets are watched.
 fn ports(offers: &[Offer]) -> impl Iterator<Item = u16> {
     offers.iter().flat_map(|offer| [offer.port, offer.listen_port]).flatten()
-}
-
-/// The program file of whoever has a socket that listened before anybody asked.
-fn executable_of(protocol: Protocol, address: SocketAddr) -> Option<Executable> {
-    let table = match (protocol, address.is_ipv4()) {
-        (Protocol::Tcp, true) => Table::Tcp,
-        (Protocol::Tcp, false) => Table::Tcp6,
-        (Protocol::Udp, true) => Table::Udp,
-        (Protocol::Udp, false) => Table::Udp6,
-    };
-    let socket = table.sockets().into_iter().find(|socket| socket.local == address)?;
-    let holder = socket_table::holder(socket.inode)?;
-    Executable::at(&PathBuf::from(format!("/proc/{}/exe", holder.pid))).ok()
 }

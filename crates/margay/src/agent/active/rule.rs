@@ -1,16 +1,17 @@
 //! Which sockets serve which name.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use margay_control::registration::Terms;
 use margay_core::name::Name;
 use margay_datapath::active_sockets::{Cookie, Executable, NamespaceCookie, OwnerId};
+use nix::net::if_::if_indextoname;
 use serde::{Deserialize, Serialize};
 
-use crate::agent::service::{Listener, Origin};
+use crate::agent::listening::{Listener, Origin};
 use crate::listener::{Protocol, is_loopback, name_and_port, port_number};
 
 /// Whose sockets a rule is about.
@@ -88,6 +89,10 @@ pub struct Seen {
     pub protocol: Protocol,
     /// Where it is reached from this host.
     pub address: SocketAddr,
+    /// At every address of IPv6, it takes IPv4 packets, too.
+    pub takes_both: bool,
+    /// The interface of this host whose packets alone it takes, or by which alone it sends: never those of `sal0`.
+    pub interface: Option<NonZeroU32>,
 }
 
 impl Rule {
@@ -111,9 +116,24 @@ impl Rule {
             && (!is_loopback(socket.address) || offer.listen_port.or(offer.port).is_some())
     }
 
+    /// Why a socket that is meant cannot be served, if there is one.
+    pub fn out_of_reach<'a>(&self, sockets: impl Iterator<Item = &'a Seen>) -> Option<String> {
+        sockets.filter(|socket| self.takes(socket)).find_map(|socket| {
+            let interface = socket.interface?.get();
+            let name = if_indextoname(interface).ok().and_then(|name| name.into_string().ok());
+            let name = name.unwrap_or_else(|| format!("number {interface}"));
+            let address = socket.address;
+            Some(format!(
+                "its socket at {address} is bound to the interface {name} (SO_BINDTODEVICE or the like), by which nothing of \
+                 Margay comes; let the program listen without an interface"
+            ))
+        })
+    }
+
     /// The listeners that the name has now. Several sockets of one address are one.
     pub fn listeners<'a>(&self, sockets: impl Iterator<Item = &'a Seen>) -> Vec<Listener> {
-        let mut taken: Vec<&Seen> = sockets.filter(|socket| self.takes(socket)).collect();
+        let is_reached = |socket: &&Seen| socket.interface.is_none();
+        let mut taken: Vec<&Seen> = sockets.filter(|socket| self.takes(socket)).filter(is_reached).collect();
         taken.sort_by_key(|socket| socket.number);
         if let (Some(port), None) = (self.offer.port, self.offer.listen_port) {
             // Clients have one port, so one port answers: that of the same number, or the first.
@@ -123,12 +143,6 @@ impl Rule {
                 taken.retain(|seen| seen.protocol != protocol || Some(seen.address.port()) == chosen);
             }
         }
-        let places: BTreeSet<(SocketAddr, &'static str)> =
-            taken.iter().map(|seen| (seen.address, seen.protocol.label())).collect();
-        let has_v4_twin = |address: &SocketAddr, label| {
-            let twin = SocketAddr::new(std::net::Ipv4Addr::UNSPECIFIED.into(), address.port());
-            address.is_ipv6() && address.ip().is_unspecified() && places.contains(&(twin, label))
-        };
         // A program that bound a name knows no ports, and its clients need to know none.
         let is_every_port = matches!(self.source, Source::Socket(_));
         let service_port = |seen: &Seen| (!is_every_port).then(|| self.offer.port.unwrap_or(seen.address.port()));
@@ -138,12 +152,12 @@ impl Rule {
             protocol: Some(seen.protocol),
             allow: self.offer.allow.clone(),
             origin: Origin::Socket,
+            takes_both: seen.takes_both,
         };
-        // A program with a socket of each family would get half of its IPv4 clients by the other one, under strange addresses.
-        let mut listeners: Vec<Listener> =
-            taken.iter().filter(|seen| !has_v4_twin(&seen.address, seen.protocol.label())).map(listener).collect();
-        listeners.sort_by_key(|listener| (listener.address, listener.protocol.map(Protocol::label)));
-        listeners.dedup();
+        let mut listeners: Vec<Listener> = taken.iter().map(listener).collect();
+        // Of several at one address, a packet may be given to any: what one does not take comes first, and stays.
+        listeners.sort_by_key(|found| (found.address, found.protocol.map(Protocol::label), found.takes_both));
+        listeners.dedup_by_key(|found| (found.address, found.protocol));
         listeners
     }
 }
@@ -201,6 +215,8 @@ mod test {
             executable: None,
             protocol,
             address: address.parse().expect("literal"),
+            takes_both: false,
+            interface: None,
         }
     }
 
@@ -254,8 +270,36 @@ mod test {
     #[test]
     fn sockets_of_one_address_are_one_listener() {
         let group = [seen(1, 1, Tcp, "0.0.0.0:80"), seen(2, 1, Tcp, "0.0.0.0:80"), seen(3, 1, Tcp, "[::]:80")];
-        assert_eq!(found(&rule(None, None), &group), ["80=0.0.0.0:80/tcp"]);
+        assert_eq!(found(&rule(None, None), &group), ["80=0.0.0.0:80/tcp", "80=[::]:80/tcp"]);
         assert_eq!(found(&rule(None, None), &group[2..]), ["80=[::]:80/tcp"]);
+    }
+
+    #[test]
+    fn sockets_of_both_families_are_one_listener_if_all_of_them_are() {
+        let both = |number| Seen { takes_both: true, ..seen(number, 1, Tcp, "[::]:80") };
+        let takes_both = |sockets: &[Seen]| {
+            let listeners = rule(None, None).listeners(sockets.iter());
+            assert_eq!(listeners.len(), 1);
+            listeners[0].takes_both
+        };
+        assert!(takes_both(&[both(1), both(2)]));
+        assert!(!takes_both(&[both(1), seen(2, 1, Tcp, "[::]:80"), both(3)]));
+    }
+
+    #[test]
+    fn a_socket_that_is_bound_to_an_interface_is_no_listener_and_says_so() {
+        let bound = Seen { interface: NonZeroU32::new(1), ..seen(1, 1, Tcp, "0.0.0.0:80") };
+        let rule = rule(None, None);
+        assert!(found(&rule, &[bound.clone()]).is_empty());
+        let why = rule.out_of_reach([&bound].into_iter()).expect("it is meant");
+        assert!(why.contains("0.0.0.0:80") && why.contains("the interface lo "), "{why}");
+        assert_eq!(
+            rule.out_of_reach([&seen(1, 1, Tcp, "0.0.0.0:80"), &seen(2, 2, Tcp, "0.0.0.0:81")].into_iter()),
+            None
+        );
+        let others = Seen { owner: Some(OwnerId(2)), ..bound.clone() };
+        assert_eq!(rule.out_of_reach([&others].into_iter()), None);
+        assert_eq!(found(&rule, &[bound, seen(2, 1, Tcp, "10.0.0.2:80")]), ["80=10.0.0.2:80/tcp"]);
     }
 
     #[test]

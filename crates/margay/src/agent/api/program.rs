@@ -20,7 +20,6 @@ pub(super) fn attach(agent: &Agent, request: Request<ProgramAttachRequest>) -> R
     tracing::info!(pid, command = order.command, "a program serves names when it listens");
     blocking(|| {
         agent.active.attach(pid, order).map_err(misuse)?;
-        agent.follow_loopback();
         Ok(ProgramAttachReply {})
     })
 }

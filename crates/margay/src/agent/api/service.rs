@@ -13,8 +13,9 @@ use tonic::Status;
 
 use super::{blocking, environment, flow, misuse, not_found};
 use crate::agent::active::Waiting;
-use crate::agent::service::{Listener, Origin, Publication, PublishError, Published, check_weight};
-use crate::agent::{Agent, home, loopback};
+use crate::agent::listening::{Listener, Origin};
+use crate::agent::service::{Publication, PublishError, Published, check_weight};
+use crate::agent::{Agent, home, lookup};
 use crate::listener::{Protocol, partition_bits};
 
 pub(super) const DEFAULT_WEIGHT: u32 = 100;
@@ -71,6 +72,7 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
             protocol,
             allow: request.allow,
             origin: Origin::Order,
+            takes_both: false,
         },
         terms: Terms {
             weight: request.weight.unwrap_or(DEFAULT_WEIGHT),
@@ -85,12 +87,11 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
 pub(super) fn publish(agent: &Agent, request: ServicePublishRequest) -> Result<ServiceInfo, Status> {
     let publication = publication(request)?;
     let name = publication.name.clone();
-    loopback::deliverable(publication.listener.address, &agent.direct).map_err(misuse)?;
+    lookup::deliverable(publication.listener.address, &agent.direct).map_err(misuse)?;
     blocking(|| {
         agent.active.check_order(&name, publication.terms.exclusive).map_err(misuse)?;
         agent.services.publish(publication).map_err(refusal)?;
         agent.active.follow_orders().map_err(environment)?;
-        agent.follow_loopback();
         Ok::<(), Status>(())
     })?;
     tracing::info!(%name, "published");

@@ -3,8 +3,9 @@
 use margay_control::registration::{Phase, RegistrationState};
 
 use super::{Finding, Steps, sockets};
-use crate::agent::service::{Origin, Published};
-use crate::agent::{Agent, loopback};
+use crate::agent::listening::Origin;
+use crate::agent::service::Published;
+use crate::agent::{Agent, lookup};
 use crate::quantity::count_of;
 
 /// What this host serves or would, and whether anything listens for it.
@@ -50,8 +51,13 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
             let is_followed = listener.origin == Origin::Socket;
             let found = is_followed || sockets::is_listening(listener.address, listener.protocol);
             let what = format!("{} at {}", service.name, listener.address);
-            let finding = if let Err(why) = loopback::deliverable(listener.address, &agent.direct) {
+            let finding = if let Err(why) = lookup::deliverable(listener.address, &agent.direct) {
                 Finding::failed(format!("{what} cannot be reached: {why}"), "see the step `direct`")
+            } else if listener.is_reached_by_lookup() && !agent.services.is_looked_up(listener) {
+                Finding::failed(
+                    format!("{what} cannot be reached: another service listens on the loopback at the same port"),
+                    "let one of the two listen on another port, or on 0.0.0.0",
+                )
             } else if found {
                 Finding::Ok(format!("{what}: a program listens"))
             } else {

@@ -9,6 +9,7 @@ use margay_core::name::{AUTHORITY_BITS, HOST_V4, HOST_V6, Name, Prefix, ServiceI
 use margay_core::table::SERVICE_PORT;
 use margay_datapath::active_sockets::{Cookie, NamespaceCookie, Socket, namespace_of, own_namespace};
 use nix::errno::Errno;
+use nix::sys::socket::sockopt::BindToDevice;
 use rustix::net::sockopt;
 
 use super::message::{Kind, Reply, Request};
@@ -43,6 +44,10 @@ struct Handed {
     namespace: NamespaceCookie,
     protocol: Protocol,
     local: SocketAddr,
+    /// At every address of IPv6, it takes IPv4 packets, too.
+    takes_both: bool,
+    /// The interface that it is bound to.
+    interface: Option<String>,
     /// Held while the request is carried out: the socket cannot end before its end is watched for.
     _socket: OwnedFd,
 }
@@ -59,7 +64,11 @@ fn handed(request: &Request, passed: Vec<OwnedFd>) -> Result<Handed, No> {
     }
     let local = rustix::net::getsockname(&socket).map_err(no_socket)?;
     let local = SocketAddr::try_from(local).map_err(|_| misuse("the socket is of no internet protocol"))?;
+    let interface = nix::sys::socket::getsockopt(&socket, BindToDevice).unwrap_or_default();
+    let is_any_v6 = local.is_ipv6() && local.ip().is_unspecified();
     Ok(Handed {
+        interface: (!interface.is_empty()).then(|| interface.to_string_lossy().into_owned()),
+        takes_both: is_any_v6 && !sockopt::ipv6_v6only(&socket).map_err(no_socket)?,
         cookie: Cookie(sockopt::socket_cookie(&socket).map_err(no_socket)?),
         namespace: namespace_of(socket.as_fd()).map_err(|error| (Errno::ENOTSOCK, error.to_string()))?,
         protocol,
@@ -87,6 +96,10 @@ impl Handed {
         }
         if is_loopback(self.local) {
             let text = format!("the socket is bound to {}, where nothing from outside comes", self.local);
+            return Err((Errno::EINVAL, text));
+        }
+        if let Some(interface) = &self.interface {
+            let text = format!("the socket is bound to the interface {interface}, by which nothing of Margay comes");
             return Err((Errno::EINVAL, text));
         }
         Ok(())
@@ -181,6 +194,9 @@ fn bind(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> R
         executable: None,
         protocol: socket.protocol.number(),
         address: socket.local,
+        takes_both: socket.takes_both,
+        // One that is bound to an interface was refused.
+        interface: None,
     };
     agent.active.bind(bound, seen).map_err(|error| match error {
         BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),

@@ -17,13 +17,14 @@ use margay_core::name::{Name, Prefix, SERVICE_BITS, ServiceId};
 use margay_core::table::NextHop;
 use margay_datapath::unconnected::Unconnected;
 use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
 use super::active::cgroup::Hierarchy;
 use super::direct::DirectPath;
-use super::{Agent, home};
+use super::{Agent, INTERFACE, home};
 use crate::config::Config;
 
 /// Names that are watched at most.
@@ -85,7 +86,9 @@ impl Spreads {
         let kernel = Hierarchy::find(runtime_dir)
             .map_err(|error| format!("no cgroups of version 2: {error}"))
             .and_then(|cgroups| {
-                Unconnected::open(cgroups.root(), &super::direct::pins(runtime_dir)).map_err(|error| error.to_string())
+                let sal0 = if_nametoindex(INTERFACE).map_err(|error| format!("there is no {INTERFACE}: {error}"))?;
+                let pins = super::direct::pins(runtime_dir);
+                Unconnected::open(cgroups.root(), &pins, sal0).map_err(|error| error.to_string())
             });
         Self(match kernel {
             Ok(kernel) => Ok(Mutex::new(Spread {

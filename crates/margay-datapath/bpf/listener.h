@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+#pragma once
+
+/* Listeners at one address of the host, or on its loopback, with their clients' real addresses (docs/decisions/0052).
+ * Connections come by sal0 for the host's virtual address, where the kernel finds wildcards alone; what is for one of
+ * these is given to it here. Only by sal0: what others send to that address was never asked who it is. The socket is
+ * found as the kernel finds it, so that any will do: one of MPTCP, or one of several on a port.
+ */
+
+/* Set before the programs are loaded. The host's virtual addresses: whom packets of flows are for. */
+const volatile __u32 host_v4 = 0;
+const volatile __u32 host_v6[4] = {};
+
+/* At which address the listener is. Pinned: without the agent grants still bring connections. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct listener_key);
+	__type(value, struct address_key);
+} listeners SEC(".maps");
+
+static __always_inline bool is_to_host(const struct packet *packet)
+{
+	const __u32 *to = (const __u32 *)packet->key.destination;
+
+	if (packet->is_v4)
+		return to[3] == host_v4;
+	return to[0] == host_v6[0] && to[1] == host_v6[1] && to[2] == host_v6[2] && to[3] == host_v6[3];
+}
+
+/* Whether the host has a connection of this packet, one that begins, or one that lingers. */
+static __always_inline bool has_connection(struct __sk_buff *skb, struct bpf_sock_tuple *tuple, __u32 len)
+{
+	struct bpf_sock *socket = bpf_skc_lookup_tcp(skb, tuple, len, BPF_F_CURRENT_NETNS, 0);
+	bool is_connection;
+
+	if (!socket)
+		return false;
+	is_connection = socket->state != BPF_TCP_LISTEN;
+	bpf_sk_release(socket);
+	return is_connection;
+}
+
+/* Gives the packet to what listens at this address. Where nothing does, the kernel refuses it. */
+static __noinline void assign_listener(struct __sk_buff *skb, const struct packet *packet,
+				       const struct address_key *address)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *socket;
+	__u32 len = socket_tuple(packet, &tuple);
+
+	if (!address || has_connection(skb, &tuple, len))
+		return;
+	if (packet->is_v4)
+		tuple.ipv4.daddr = ((const __u32 *)address->address)[3];
+	else
+		__builtin_memcpy(tuple.ipv6.daddr, address->address, 16);
+	socket = bpf_skc_lookup_tcp(skb, &tuple, len, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return;
+	/* Refused where another program has chosen one already; that choice stands. */
+	if (socket->state == BPF_TCP_LISTEN)
+		bpf_sk_assign(skb, socket, 0);
+	bpf_sk_release(socket);
+}
+
+SEC("tcx/ingress")
+int app_ingress(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	struct listener_key key = {};
+	struct address_key *address;
+
+	if (!parse(skb, sal0_header_len, &packet) || packet.key.protocol != IPPROTO_TCP || !is_to_host(&packet))
+		return TCX_NEXT;
+	key.port = packet.key.destination_port;
+	key.family = packet.is_v4 ? AF_INET : AF_INET6;
+	address = bpf_map_lookup_elem(&listeners, &key);
+	if (address)
+		assign_listener(skb, &packet, address);
+	return TCX_NEXT;
+}

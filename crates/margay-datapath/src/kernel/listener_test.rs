@@ -1,0 +1,127 @@
+//! Sockets that are looked up for what comes by `sal0`, on a real interface in a network namespace of the test's own. It needs
+//! root; without it the tests say so and pass.
+#![allow(unsafe_code)]
+
+use std::collections::HashSet;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::process::Command;
+
+use margay_core::entry::Tuple;
+use margay_core::name::{HOST_V4, HOST_V6};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::grant::test::alone;
+use super::{CacheConfig, KernelCache};
+use crate::packet::{ACK, RST, SYN, TCP};
+use crate::sample::{self, Checksum};
+use crate::tun::{self, Tun};
+use crate::vnet;
+
+const PATIENCE_MS: u16 = 10_000;
+const SAL0: &str = "sal0";
+const CLIENTS: [&str; 2] = ["10.1.0.1", "fd01::1"];
+
+struct Host {
+    tun: Tun,
+    cache: KernelCache,
+}
+
+impl Host {
+    fn new(pins: &std::path::Path) -> Self {
+        tun::create_persistent(SAL0).expect("a TUN");
+        let script = format!(
+            "ip link set lo up; ip addr add 10.1.0.2/32 dev lo; ip addr add fd01::2/128 dev lo nodad
+             ip addr add {HOST_V4}/32 dev {SAL0}; ip addr add {HOST_V6}/128 dev {SAL0} nodad; ip link set {SAL0} up
+             ip route add default dev {SAL0}; ip -6 route add default dev {SAL0}"
+        );
+        assert!(Command::new("sh").args(["-ec", &script]).status().expect("a shell").success());
+        let config = CacheConfig {
+            sal0: SAL0.to_owned(),
+            interfaces: Vec::new(),
+            local_addresses: Vec::new(),
+            in_place: false,
+            pin_dir: pins.to_owned(),
+            flow_ports: 61_000..=65_535,
+            flows_max: 1024,
+        };
+        let cache = KernelCache::open(&config).expect("the kernel takes it");
+        cache.attach().expect("sal0 takes programs");
+        Self { tun: Tun::open(SAL0).expect("the same"), cache }
+    }
+
+    /// Has these looked up, and no others.
+    fn look_up(&self, listeners: &[SocketAddr]) {
+        self.cache.set_listeners(&HashSet::from_iter(listeners.iter().copied()), true).expect("room");
+    }
+
+    /// The flags of what the host answers to a segment from a client of the family of `to`.
+    fn answer(&self, to: IpAddr, port: u16, client_port: u16, flags: u8) -> u8 {
+        let client: IpAddr = CLIENTS[usize::from(to.is_ipv6())].parse().expect("literal");
+        let source = SocketAddr::new(client, client_port);
+        let tuple = Tuple { protocol: TCP, source, destination: SocketAddr::new(to, port) };
+        let packet = sample::packet(tuple, flags, b"", Checksum::Complete);
+        self.tun.write(&[IoSlice::new(&[0; vnet::LEN]), IoSlice::new(&packet)]).expect("written");
+        loop {
+            let mut fds = [PollFd::new(self.tun.as_fd(), PollFlags::POLLIN)];
+            assert_ne!(poll(&mut fds, PollTimeout::from(PATIENCE_MS)).expect("a wait"), 0, "no answer");
+            let (mut header, mut bytes) = ([0; vnet::LEN], [0; 2048]);
+            let mut slots = [IoSliceMut::new(&mut header), IoSliceMut::new(&mut bytes)];
+            let Some(len) = self.tun.read(&mut slots).expect("read") else { continue };
+            // The host greets its neighbours, too.
+            let transport =
+                if bytes[0] >> 4 == 4 { (bytes[9] == TCP).then_some(20) } else { (bytes[6] == TCP).then_some(40) };
+            let Some(at) = transport.filter(|at| len >= at + 20) else { continue };
+            let ports =
+                [u16::from_be_bytes([bytes[at], bytes[at + 1]]), u16::from_be_bytes([bytes[at + 2], bytes[at + 3]])];
+            if ports == [port, client_port] {
+                return bytes[at + 13];
+            }
+        }
+    }
+}
+
+/// A listener of MPTCP.
+fn listen_mptcp(address: &str) -> TcpListener {
+    // SAFETY: a plain system call; the result is checked before it is taken for a descriptor.
+    let descriptor = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP) };
+    assert!(descriptor >= 0, "a kernel of these tests has MPTCP");
+    // SAFETY: the kernel has just given it, and nobody else has it.
+    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    let address: std::net::SocketAddrV4 = address.parse().expect("literal");
+    let address = nix::sys::socket::SockaddrIn::from(address);
+    nix::sys::socket::bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &address).expect("a port");
+    nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::new(8).expect("a number")).expect("it listens");
+    TcpListener::from(socket)
+}
+
+#[test]
+fn a_listener_at_one_address_gets_what_comes_by_sal0_for_the_host() {
+    alone("listeners", |pins| {
+        let host = Host::new(pins);
+        let mut client_port = 4000;
+        let mut answer = |to: IpAddr, port: u16, flags: u8| {
+            client_port += 1;
+            host.answer(to, port, client_port, flags)
+        };
+        for text in ["127.0.0.1:0", "[::1]:0", "10.1.0.2:0", "[fd01::2]:0", "mptcp"] {
+            let listener =
+                if text == "mptcp" { listen_mptcp("127.0.0.1:0") } else { TcpListener::bind(text).expect("a port") };
+            let address = listener.local_addr().expect("bound");
+            let (port, to) =
+                (address.port(), if address.is_ipv4() { IpAddr::V4(HOST_V4) } else { IpAddr::V6(HOST_V6) });
+            host.look_up(&[]);
+            assert_eq!(answer(to, port, SYN), RST | ACK, "{text}: nobody is looked up");
+            host.look_up(&[address]);
+            assert_eq!(answer(to, port, SYN), SYN | ACK, "{text}");
+            assert_eq!(answer(to, port, ACK), RST, "{text}: no handshake is complete, and no cookie was given");
+            assert_eq!(answer(to, port ^ 1, SYN), RST | ACK, "{text}: another port");
+            let own: IpAddr = if to.is_ipv4() { "10.1.0.2" } else { "fd01::2" }.parse().expect("literal");
+            let flags = if address.ip() == own { SYN | ACK } else { RST | ACK };
+            assert_eq!(answer(own, port, SYN), flags, "{text}: for another address the kernel alone decides");
+            drop(listener);
+            assert_eq!(answer(to, port, SYN), RST | ACK, "{text}: nothing listens any more");
+        }
+    });
+}

@@ -15,18 +15,16 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use margay_control::registration::Terms;
-use margay_control::token::check_address;
 use margay_core::Policy;
 use margay_core::name::{HOST_V4, Prefix};
 use miette::Diagnostic;
+use nix::unistd::{Group, User};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
 
 use crate::agent::active::rule::{Offer, Rule, Source};
-use crate::allow;
 use crate::etcd_section::EtcdSection;
-use crate::host::card::is_plain;
+use crate::fields;
 use crate::listener::{self, Protocol, ServiceName};
 use crate::misread::{self, Misread};
 use crate::resolver::ResolverSection;
@@ -45,7 +43,7 @@ pub struct Config {
     pub secure: bool,
     /// Interfaces that lead to containers and virtual machines of this host, whose addresses may use names; bridges
     /// that lead nowhere else, unless given.
-    #[serde(deserialize_with = "interface_names")]
+    #[serde(deserialize_with = "fields::interface_names")]
     pub inside: Option<Vec<String>>,
     /// Where this host keeps things.
     pub host: HostSection,
@@ -103,16 +101,19 @@ impl Default for Config {
 #[serde(deny_unknown_fields, default)]
 pub struct HostSection {
     /// Keys, leases, registry and the journal of what `up` changed. Root only.
+    #[serde(deserialize_with = "fields::absolute")]
     pub state_dir: PathBuf,
     /// Socket, lock and log of a running agent.
+    #[serde(deserialize_with = "fields::absolute")]
     pub runtime_dir: PathBuf,
     /// UDP port of the SAL.
-    #[serde(deserialize_with = "port")]
+    #[serde(deserialize_with = "fields::port")]
     pub port: u16,
     /// What lists call this host; the kernel's host name unless given.
+    #[serde(deserialize_with = "fields::some_host_name")]
     pub name: Option<String>,
     /// A group whose members may use the API, too.
-    pub group: Option<String>,
+    pub group: Option<Spanned<String>>,
 }
 
 impl Default for HostSection {
@@ -134,8 +135,10 @@ pub struct RouterSection {
     /// Take registrations, and forward first packets for others.
     pub enabled: bool,
     /// TCP address for registrations; `[::]` is every address of both families.
+    #[serde(deserialize_with = "fields::address_and_port")]
     pub listen: SocketAddr,
     /// Where hosts find this router: `host:port`; the first address of this host unless given.
+    #[serde(deserialize_with = "fields::some_place")]
     pub address: Option<String>,
     /// What it shares with other routers.
     pub etcd: Option<EtcdSection>,
@@ -174,10 +177,13 @@ impl Default for RouterSection {
 #[serde(deny_unknown_fields, default)]
 pub struct JoinSection {
     /// Address of the router; the token names one, which this replaces.
+    #[serde(deserialize_with = "fields::some_address_and_port")]
     pub router: Option<SocketAddr>,
     /// The join token, as `margay id token create` printed it.
+    #[serde(deserialize_with = "fields::some_token")]
     pub token: Option<String>,
     /// A file that holds it.
+    #[serde(deserialize_with = "fields::some_absolute")]
     pub token_file: Option<PathBuf>,
 }
 
@@ -206,28 +212,28 @@ pub struct ServiceSection {
     /// `service.authority`.
     pub name: ServiceName,
     /// Address and port of the listening socket, whosever it is.
-    #[serde(default, deserialize_with = "listen")]
+    #[serde(default, deserialize_with = "fields::listen")]
     pub listen: Option<SocketAddr>,
     /// Instead: the program whose sockets serve the name, while they listen.
-    #[serde(default, deserialize_with = "executable")]
+    #[serde(default, deserialize_with = "fields::some_absolute")]
     pub executable: Option<PathBuf>,
     /// Instead, or besides: only sockets on this port.
-    #[serde(default, deserialize_with = "some_port")]
+    #[serde(default, deserialize_with = "fields::some_port")]
     pub listen_port: Option<u16>,
     /// Port of the service that clients use; the listener's unless given.
-    #[serde(default, deserialize_with = "some_port")]
+    #[serde(default, deserialize_with = "fields::some_port")]
     pub port: Option<u16>,
     /// `tcp`, `udp`; both unless given.
     #[serde(default)]
     pub protocol: Option<Protocol>,
     /// Share among instances of one priority.
-    #[serde(default = "default_weight", deserialize_with = "weight")]
+    #[serde(default = "default_weight", deserialize_with = "fields::weight")]
     pub weight: u32,
     /// Higher first.
     #[serde(default = "default_priority")]
     pub priority: u32,
     /// Number of its partitions, a power of two; none unless given. In the program: the bits that number them.
-    #[serde(default, deserialize_with = "partitions")]
+    #[serde(default, deserialize_with = "fields::partitions")]
     pub partitions: u8,
     /// One host alone, and on it one program, may serve it.
     #[serde(default)]
@@ -239,7 +245,7 @@ pub struct ServiceSection {
     #[serde(default)]
     pub secure: bool,
     /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
-    #[serde(default, deserialize_with = "allow_list")]
+    #[serde(default, deserialize_with = "fields::allow_list")]
     pub allow: Vec<String>,
 }
 
@@ -283,7 +289,7 @@ pub struct MultihomingSection {
     /// What flows to them, or of them, do.
     pub policy: PolicyWord,
     /// With `pin`: which address, of this host or of the peer.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "fields::some_address")]
     pub address: Option<IpAddr>,
 }
 
@@ -334,6 +340,7 @@ pub struct FallbackSection {
     /// `service.authority`.
     pub name: ServiceName,
     /// Plain address of a server without an agent.
+    #[serde(deserialize_with = "fields::address")]
     pub address: IpAddr,
 }
 
@@ -344,9 +351,10 @@ pub struct DnsSection {
     /// Answer names of the zone, and put the responder before the host's resolvers.
     pub enabled: bool,
     /// The zone under which names are found.
-    #[serde(deserialize_with = "zone")]
+    #[serde(deserialize_with = "fields::zone")]
     pub zone: String,
     /// Where to answer.
+    #[serde(deserialize_with = "fields::address_and_port")]
     pub listen: SocketAddr,
 }
 
@@ -361,6 +369,7 @@ impl Default for DnsSection {
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsSection {
     /// TCP address that serves `/metrics`; none unless given.
+    #[serde(deserialize_with = "fields::some_address_and_port")]
     pub listen: Option<SocketAddr>,
 }
 
@@ -369,12 +378,16 @@ pub struct MetricsSection {
 #[serde(deny_unknown_fields)]
 pub struct ApiSection {
     /// TCP address where operators are heard.
+    #[serde(deserialize_with = "fields::address_and_port")]
     pub listen: SocketAddr,
     /// The agent's certificate in PEM, and those between it and its authority.
+    #[serde(deserialize_with = "fields::absolute")]
     pub certificate: PathBuf,
     /// Its private key.
+    #[serde(deserialize_with = "fields::absolute")]
     pub key: PathBuf,
     /// Authorities in PEM: whoever shows a certificate of one of them is an operator.
+    #[serde(deserialize_with = "fields::absolute")]
     pub operators: PathBuf,
 }
 
@@ -474,77 +487,8 @@ const fn default_priority() -> u32 {
     100
 }
 
-fn port<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
-    match u16::deserialize(from)? {
-        0 => Err(D::Error::custom("a port is 1 to 65535")),
-        port => Ok(port),
-    }
-}
-
-fn interface_names<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
-    let names = Vec::<String>::deserialize(from)?;
-    match names.iter().find(|name| !is_plain(name)) {
-        Some(name) => {
-            Err(D::Error::custom(format!("`{name}` is no name of an interface; write for example \"docker0\"")))
-        }
-        None => Ok(Some(names)),
-    }
-}
-
-/// A port that may be left out.
-pub fn some_port<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
-    port(from).map(Some)
-}
-
-fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    let weight = u32::deserialize(from)?;
-    if weight > listener::WEIGHT_MAX {
-        return Err(D::Error::custom(format!("a weight is 0 to {}; 0 takes no new connections", listener::WEIGHT_MAX)));
-    }
-    Ok(weight)
-}
-
-fn partitions<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
-    listener::partition_bits(u32::deserialize(from)?).map_err(D::Error::custom)
-}
-
-fn executable<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
-    let path = PathBuf::deserialize(from)?;
-    if !path.is_absolute() {
-        let text = format!("`{}` is no absolute path; write for example \"/usr/sbin/nginx\"", path.display());
-        return Err(D::Error::custom(text));
-    }
-    Ok(Some(path))
-}
-
-fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
-    let text = String::deserialize(from)?;
-    let address = text.parse().map_err(|_| {
-        D::Error::custom(format!(
-            "`{text}` is no address with a port; write for example \"0.0.0.0:8080\" or \"[::]:8080\""
-        ))
-    })?;
-    listener::deliverable(address).map_err(D::Error::custom)?;
-    Ok(Some(address))
-}
-
-fn allow_list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    let words = Vec::<String>::deserialize(from)?;
-    allow::parse(&words).map_err(D::Error::custom)?;
-    Ok(words)
-}
-
-/// A DNS zone.
-pub fn zone<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    let zone = String::deserialize(from)?.trim_end_matches('.').to_ascii_lowercase();
-    let is_label = |label: &str| {
-        !label.is_empty() && label.len() <= 63 && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-    };
-    if zone.len() > 128 || !zone.split('.').all(is_label) {
-        return Err(D::Error::custom(format!("`{zone}` is no DNS zone; write for example \"sal.internal\"")));
-    }
-    Ok(zone)
-}
+/// What is wrong, at which bytes of the file, and what to do.
+type Fault = (String, Option<std::ops::Range<usize>>, String);
 
 /// What is wrong with the file, and where.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -574,9 +518,29 @@ impl Config {
     /// The file cannot be read, or its content is wrong.
     #[expect(clippy::result_large_err, reason = "made once, and shown")]
     pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        Self::load_and(path, |_| Ok(()))
+    }
+
+    /// As [`load`](Self::load), and makes sure that users and groups that are named are there: for whoever has just
+    /// written the file. An agent that starts goes on without them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`load`](Self::load), or this host lacks one of them.
+    #[expect(clippy::result_large_err, reason = "made once, and shown")]
+    pub fn load_written(path: Option<&Path>) -> Result<Self, ConfigError> {
+        Self::load_and(path, Self::check_people)
+    }
+
+    #[expect(clippy::result_large_err, reason = "made once, and shown")]
+    fn load_and(path: Option<&Path>, check: impl FnOnce(&Self) -> Result<(), Fault>) -> Result<Self, ConfigError> {
         let chosen = path.unwrap_or(Path::new(DEFAULT_PATH));
         match fs::read_to_string(chosen) {
-            Ok(text) => Self::parse(&text, chosen),
+            Ok(text) => {
+                let config = Self::parse(&text, chosen)?;
+                check(&config).map_err(|(what, at, advice)| Misread::new(&text, chosen, what, at, advice))?;
+                Ok(config)
+            }
             Err(error) if path.is_none() && error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => {
                 let advice = match error.kind() {
@@ -603,7 +567,7 @@ impl Config {
     }
 
     /// What no single field can know.
-    fn check_whole(&self) -> Result<(), (String, Option<std::ops::Range<usize>>, String)> {
+    fn check_whole(&self) -> Result<(), Fault> {
         for (at, service) in self.service.iter().enumerate() {
             let this = service.get_ref();
             let twin = self.service[..at].iter().map(Spanned::get_ref).find(|earlier| {
@@ -657,17 +621,45 @@ impl Config {
         Ok(())
     }
 
-    fn check_router(&self) -> Result<(), (String, Option<std::ops::Range<usize>>, String)> {
-        if let Some(Err(error)) = self.router.address.as_deref().map(check_address) {
-            return Err((format!("[router] address: {error}"), None, "or leave it out".into()));
+    /// Users and groups that this host lacks.
+    fn check_people(&self) -> Result<(), Fault> {
+        let group = |name: &str, at: std::ops::Range<usize>| match Group::from_name(name) {
+            Ok(None) => {
+                let advice = format!("`groupadd --system {name}` makes it; or correct the name");
+                Err((format!("this host has no group `{name}`"), Some(at), advice))
+            }
+            // Where they cannot be asked for, nothing is known against the name.
+            Ok(Some(_)) | Err(_) => Ok(()),
+        };
+        if let Some(name) = &self.host.group {
+            group(name.get_ref(), name.span())?;
         }
-        self.router.etcd.as_ref().map_or(Ok(()), EtcdSection::check).map_err(|(what, advice)| (what, None, advice))
+        for section in &self.bind {
+            let bind = section.get_ref();
+            if let Some(name) = &bind.user
+                && matches!(User::from_name(name), Ok(None))
+            {
+                let advice = format!("`useradd --system {name}` makes it; or correct the name");
+                return Err((format!("this host has no user `{name}`"), Some(section.span()), advice));
+            }
+            bind.group.as_deref().map_or(Ok(()), |name| group(name, section.span()))?;
+        }
+        Ok(())
     }
 
-    fn check_multihoming(&self) -> Result<(), (String, Option<std::ops::Range<usize>>, String)> {
+    fn check_router(&self) -> Result<(), Fault> {
+        let etcd = self.router.etcd.as_ref().map_or(Ok(()), EtcdSection::check);
+        etcd.map_err(|(what, advice)| (format!("[router.etcd] {what}"), None, advice))
+    }
+
+    fn check_multihoming(&self) -> Result<(), Fault> {
         for (at, section) in self.multihoming.iter().enumerate() {
             let this = section.get_ref();
             this.check().map_err(|(what, advice)| (what, Some(section.span()), advice))?;
+            let is_twice = |(at, name): &(usize, &ServiceName)| this.names[..*at].contains(name);
+            if let Some((_, twin)) = this.names.iter().enumerate().find(is_twice) {
+                return Err((format!("{twin} is named twice"), Some(section.span()), "name it once".into()));
+            }
             let mut earlier = self.multihoming[..at].iter().flat_map(|earlier| &earlier.get_ref().names);
             if let Some(twin) = earlier.find(|name| this.names.contains(name)) {
                 let what = format!("{twin} has two policies");
@@ -677,7 +669,7 @@ impl Config {
         Ok(())
     }
 
-    fn check_resolvers(&self) -> Result<(), (String, Option<std::ops::Range<usize>>, String)> {
+    fn check_resolvers(&self) -> Result<(), Fault> {
         for (at, section) in self.resolver.iter().enumerate() {
             let this = section.get_ref();
             this.check().map_err(|(what, advice)| (what, Some(section.span()), advice))?;
@@ -703,6 +695,11 @@ impl Config {
     pub fn secure_names(&self) -> Vec<Prefix> {
         let secure = self.service.iter().map(Spanned::get_ref).filter(|service| service.secure);
         secure.map(|service| service.name.0.prefix()).collect()
+    }
+
+    /// Whether names that are served here are told to the network segments.
+    pub fn floods(&self) -> bool {
+        self.ad_hoc.flood && self.ad_hoc.enabled && !self.router.enabled
     }
 
     /// Path of the API's socket.

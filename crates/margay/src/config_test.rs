@@ -100,7 +100,7 @@ fn mistakes_are_pointed_at() {
     assert_eq!(at, "0");
 
     let (what, at, _) = wrong("secure = \"yes\"\n");
-    assert!(what.contains("expected a boolean"), "{what}");
+    assert_eq!(what, "the text `yes` stands where true or false is wanted");
     assert_eq!(at, "\"yes\"");
     let (what, _, advice) = wrong("sekure = true\n");
     assert!(what.contains("unknown field"), "{what}");
@@ -157,8 +157,8 @@ fn what_no_field_alone_can_know() {
     let (what, at, _) = wrong(&format!("{twice}{twice}"));
     assert!(what.contains("twice"), "{what}");
     assert!(!at.is_empty());
-    let (what, ..) = wrong("[join]\ntoken = \"x\"\ntoken_file = \"y\"\n");
-    assert!(what.contains("both"), "{what}");
+    let (what, pointed, _) = wrong("[join]\ntoken = \"x\"\ntoken_file = \"/y\"\n");
+    assert!(what.contains("join token") && pointed == "\"x\"", "{what} {pointed}");
     let fallback = "[[fallback]]\nname = \"web.shop\"\naddress = \"192.0.2.1\"\n";
     let (what, ..) = wrong(&format!("{fallback}{fallback}"));
     assert!(what.contains("two plain addresses"), "{what}");

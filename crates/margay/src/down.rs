@@ -25,7 +25,35 @@ pub async fn down(config: &Config, args: DownArgs, out: &mut dyn Write) -> Resul
     if let Some(prepared) = host::Prepared::load() {
         prepared.direct(&mut config);
     }
-    let config = &config;
+    let Undone { was_running, remarks } = undo(&config).await?;
+    let mut line = |text: &str| writeln!(out, "{text}").map_err(Unwritable::report);
+    if args.json {
+        return line(&json!({ "was_running": was_running, "remarks": remarks }).to_string());
+    }
+    for remark in &remarks {
+        line(remark)?;
+    }
+    line(if was_running {
+        "the agent is stopped, and the host is as it was"
+    } else {
+        "no agent ran; the host is as it was"
+    })
+}
+
+/// What was undone.
+pub struct Undone {
+    /// An agent ran.
+    was_running: bool,
+    /// What somebody else has changed meanwhile.
+    remarks: Vec<String>,
+}
+
+/// Stops the agent of a configuration and restores the host.
+///
+/// # Errors
+///
+/// The agent does not end, or the host cannot be restored.
+pub async fn undo(config: &Config) -> Result<Undone> {
     let mut was_running = start::stop(config).await.into_diagnostic()?;
     // An agent that has just begun again, since its interface was gone, would make that anew.
     let lock = loop {
@@ -39,16 +67,5 @@ pub async fn down(config: &Config, args: DownArgs, out: &mut dyn Write) -> Resul
     agent::active::take_off(&config.host.runtime_dir);
     let remarks = host::restore(config).await.into_diagnostic()?;
     drop(lock);
-    let mut line = |text: &str| writeln!(out, "{text}").map_err(Unwritable::report);
-    if args.json {
-        return line(&json!({ "was_running": was_running, "remarks": remarks }).to_string());
-    }
-    for remark in &remarks {
-        line(remark)?;
-    }
-    line(if was_running {
-        "the agent is stopped, and the host is as it was"
-    } else {
-        "no agent ran; the host is as it was"
-    })
+    Ok(Undone { was_running, remarks })
 }

@@ -6,6 +6,8 @@ use margay_control::cluster::ClusterConfig;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+use crate::fields;
+
 /// `[router.etcd]`
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -16,19 +18,19 @@ pub struct EtcdSection {
     #[serde(default = "default_prefix")]
     pub prefix: String,
     /// Certificates of who signs for etcd's members, PEM.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "fields::some_absolute")]
     pub ca: Option<PathBuf>,
     /// This router's certificate for etcd, PEM.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "fields::some_absolute")]
     pub certificate: Option<PathBuf>,
     /// Its key, PEM.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "fields::some_absolute")]
     pub key: Option<PathBuf>,
     /// User of etcd.
     #[serde(default)]
     pub user: Option<String>,
     /// A file that holds the user's password.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "fields::some_absolute")]
     pub password_file: Option<PathBuf>,
 }
 
@@ -47,7 +49,7 @@ impl EtcdSection {
         let wrong = |what: &str, advice: &str| Err((what.to_owned(), advice.to_owned()));
         if self.endpoints.is_empty() {
             return wrong(
-                "[router.etcd] names no member of etcd",
+                "names no member of etcd",
                 "write endpoints = [\"http://10.0.0.11:2379\", …], one for each member",
             );
         }
@@ -55,25 +57,31 @@ impl EtcdSection {
         let is_secure = are_all("https://");
         if !is_secure && !are_all("http://") {
             return wrong(
-                "`endpoints` are URLs with a port, all of one kind",
+                "has `endpoints` that are no URLs with a port, all of one kind",
                 "write http://10.0.0.11:2379 for each, or https:// for each",
             );
         }
         let is_path = self.prefix.starts_with('/') && self.prefix.len() > 1 && !self.prefix.ends_with('/');
         if !is_path || self.prefix.contains("//") {
-            return wrong("`prefix` is no path", "write for example \"/margay/shop\"");
+            return wrong("has a `prefix` that is no path", "write for example \"/margay/shop\"");
         }
         if is_secure && self.ca.is_none() {
-            return wrong("nothing says who signs for etcd's members", "add `ca`: a file with certificates, PEM");
+            return wrong("does not say who signs for etcd's members", "add `ca`: a file with certificates, PEM");
         }
         if !is_secure && (self.ca.is_some() || self.certificate.is_some()) {
-            return wrong("certificates are for https:// endpoints", "write https://, or remove them");
+            return wrong("has certificates, which are for https:// endpoints", "write https://, or remove them");
         }
         if self.certificate.is_some() != self.key.is_some() {
-            return wrong("a certificate for etcd needs its key", "name both `certificate` and `key`, or neither");
+            return wrong(
+                "has a certificate without its key, or a key without its certificate",
+                "name both `certificate` and `key`, or neither",
+            );
         }
         if self.user.is_some() != self.password_file.is_some() {
-            return wrong("a user of etcd has a password", "name both `user` and `password_file`, or neither");
+            return wrong(
+                "has a user without a password, or a password without a user",
+                "name both `user` and `password_file`, or neither",
+            );
         }
         Ok(())
     }
@@ -113,10 +121,12 @@ mod tests {
     #[test]
     fn what_contradicts_itself_is_refused_with_advice() {
         let fine = [
-            "endpoints = [\"http://e1:2379\", \"http://[fd00::1]:2379/\"]\nuser = \"u\"\npassword_file = \"p\"",
+            "endpoints = [\"http://e1:2379\", \"http://[fd00::1]:2379/\"]\nuser = \"u\"\npassword_file = \"/p\"",
         ]
         .into_iter()
-        .chain(["endpoints = [\"https://e1:2379\"]\nca = \"c\"\ncertificate = \"c\"\nkey = \"k\"\nprefix = \"/a/b\""]);
+        .chain([
+            "endpoints = [\"https://e1:2379\"]\nca = \"/c\"\ncertificate = \"/c\"\nkey = \"/k\"\nprefix = \"/a/b\"",
+        ]);
         for text in fine {
             assert_eq!(section(text).check(), Ok(()), "{text}");
         }
@@ -126,8 +136,8 @@ mod tests {
             ("endpoints = [\"http://e1\"]", "URLs"),
             ("endpoints = [\"http://e1:2379\", \"https://e2:2379\"]", "one kind"),
             ("endpoints = [\"https://e1:2379\"]", "who signs"),
-            ("endpoints = [\"http://e1:2379\"]\nca = \"c\"", "https"),
-            ("endpoints = [\"https://e1:2379\"]\nca = \"c\"\nkey = \"k\"", "both"),
+            ("endpoints = [\"http://e1:2379\"]\nca = \"/c\"", "https"),
+            ("endpoints = [\"https://e1:2379\"]\nca = \"/c\"\nkey = \"/k\"", "both"),
             ("endpoints = [\"http://e1:2379\"]\nuser = \"u\"", "password"),
             ("endpoints = [\"http://e1:2379\"]\nprefix = \"margay\"", "path"),
             ("endpoints = [\"http://e1:2379\"]\nprefix = \"/\"", "path"),

@@ -1,7 +1,7 @@
 //! The reference pages of the book, made from the program: `make reference` writes them, the test fails when they are
 //! stale.
 
-mod settings;
+pub mod settings;
 
 use std::collections::BTreeMap;
 use std::env;

@@ -10,7 +10,7 @@ use margay_core::key::{VerifyingKey, from_hex};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-use crate::config::{some_port, zone};
+use crate::fields::{self, some_port, zone};
 use crate::listener::ServiceName;
 
 const DNS_PORT: u16 = 53;
@@ -84,7 +84,7 @@ pub struct ResolverSection {
     #[serde(default = "default_timeout", deserialize_with = "timeout")]
     pub timeout_ms: u64,
     /// `static`: the file.
-    #[serde(default, deserialize_with = "absolute")]
+    #[serde(default, deserialize_with = "fields::some_absolute")]
     pub file: Option<PathBuf>,
     /// `registry`: HOST:PORT of a router that this host is registered with.
     #[serde(default, deserialize_with = "router")]
@@ -96,7 +96,7 @@ pub struct ResolverSection {
     #[serde(default, deserialize_with = "some_zone")]
     pub zone: Option<String>,
     /// `dns`: a file with the TSIG key by which the first server lets this host change the zone.
-    #[serde(default, deserialize_with = "absolute")]
+    #[serde(default, deserialize_with = "fields::some_absolute")]
     pub key_file: Option<PathBuf>,
     /// `dht`: addresses of nodes by which it is joined.
     #[serde(default, deserialize_with = "nodes")]
@@ -186,15 +186,6 @@ fn timeout<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
         return Err(D::Error::custom(text));
     }
     Ok(ms)
-}
-
-fn absolute<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
-    let path = PathBuf::deserialize(from)?;
-    if !path.is_absolute() {
-        let text = format!("`{}` is no absolute path; write for example \"/etc/margay/names\"", path.display());
-        return Err(D::Error::custom(text));
-    }
-    Ok(Some(path))
 }
 
 fn servers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SocketAddr>, D::Error> {

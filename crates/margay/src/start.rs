@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use margay_control::StateError;
 use margay_control::api::v1::{ShutdownRequest, StatusRequest};
-use margay_control::{StateDir, StateError};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::net::UnixDatagram;
@@ -19,8 +19,6 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::config::Config;
 use crate::log_file;
 
-/// Where a join token waits in the state directory until it is used.
-pub const TOKEN_FILE: &str = "join-token";
 const LOCK_FILE: &str = "agent.lock";
 /// Keys are made and the disk is synced on the first start.
 const READY_LIMIT: Duration = Duration::from_secs(30);
@@ -41,10 +39,8 @@ const UNIT_OPTIONS: &str = "/run/margay/options";
 pub struct StartOptions {
     /// `--config`.
     pub config_path: Option<PathBuf>,
-    /// `--router`.
+    /// `--router`, now or by an earlier `up`.
     pub router: bool,
-    /// `--join`.
-    pub join: Option<String>,
 }
 
 /// A started agent.
@@ -187,20 +183,12 @@ pub fn running(config: &Config) -> Result<Option<String>, StartError> {
 pub async fn is_running(config: &Config) -> Result<bool, StartError> {
     let until = Instant::now() + STOP_LIMIT;
     while running(config)?.is_some() {
-        if answers(config).await || Instant::now() >= until {
+        if epoch_of(config).await.is_some() || Instant::now() >= until {
             return Ok(true);
         }
         sleep(STOP_LOOK).await;
     }
     Ok(false)
-}
-
-async fn answers(config: &Config) -> bool {
-    let asked = async {
-        let mut client = margay_control::api::connect(&config.socket()).await.ok()?;
-        client.status(StatusRequest {}).await.ok()
-    };
-    timeout(ANSWER_LIMIT, asked).await.is_ok_and(|answer| answer.is_some())
 }
 
 /// Tells whoever started this process how it goes, as systemd wants it (`sd_notify`). Without one, nothing happens.
@@ -225,24 +213,67 @@ pub fn notify(state: &str) {
 ///
 /// It does not start; the message has its last words.
 pub async fn start(config: &Config, options: &StartOptions) -> Result<Started, StartError> {
-    if let Some(token) = &options.join {
-        StateDir::open(&config.host.state_dir)?.write(TOKEN_FILE, token.as_bytes())?;
-    }
     let by_systemd = has_unit().await;
     let how = if by_systemd { "systemd" } else { "process" };
     if is_running(config).await? {
         return Ok(Started { how, was_running: true });
     }
+    keep(config, options).await?;
     if by_systemd {
-        write_unit_options(options)?;
         systemctl("start").await?;
     } else {
         spawn(config, options).await?;
     }
-    if options.router {
-        keep_router(config)?;
-    }
     Ok(Started { how, was_running: false })
+}
+
+/// Lets the next start, by whomever, know what the command line has said.
+///
+/// # Errors
+///
+/// The system refuses.
+pub async fn keep(config: &Config, options: &StartOptions) -> Result<(), StartError> {
+    if has_unit().await {
+        write_unit_options(options)?;
+    }
+    if options.router { keep_router(config) } else { Ok(()) }
+}
+
+/// Waits until a running agent that was asked to start again has done so. `epoch` is the one before.
+///
+/// # Errors
+///
+/// It does not come back; the message has its last words.
+pub async fn await_restart(config: &Config, epoch: u32, said_before: u64) -> Result<(), StartError> {
+    let log = config.host.runtime_dir.join(log_file::NAME);
+    let until = Instant::now() + READY_LIMIT;
+    let mut gone = None;
+    while Instant::now() < until {
+        if epoch_of(config).await.is_some_and(|now| now != epoch) {
+            return Ok(());
+        }
+        // For a moment nobody has the lock.
+        gone = if running(config)?.is_some() { None } else { gone.or(Some(Instant::now())) };
+        if gone.is_some_and(|since| since.elapsed() > ANSWER_LIMIT) && !has_unit().await {
+            return Err(StartError::Ended { said: log_file::tail(&log, said_before, LOG_TAIL_BYTES), log });
+        }
+        sleep(STOP_LOOK).await;
+    }
+    Err(StartError::Slow { log })
+}
+
+/// The length of the agent's log, in bytes.
+pub fn said(config: &Config) -> u64 {
+    fs::metadata(config.host.runtime_dir.join(log_file::NAME)).map_or(0, |about| about.len())
+}
+
+/// Which of a host's agents runs.
+pub async fn epoch_of(config: &Config) -> Option<u32> {
+    let asked = async {
+        let mut client = margay_control::api::connect(&config.socket()).await.ok()?;
+        Some(client.status(StatusRequest {}).await.ok()?.into_inner().epoch)
+    };
+    timeout(ANSWER_LIMIT, asked).await.ok().flatten()
 }
 
 /// `--router` holds until the next `down` or reboot, also where the agent has crashed meanwhile.
@@ -470,7 +501,7 @@ mod test {
     #[test]
     fn the_unit_is_told_what_the_command_line_says() {
         let told = |config_path: Option<&str>, router| {
-            unit_options(&StartOptions { config_path: config_path.map(PathBuf::from), router, join: None })
+            unit_options(&StartOptions { config_path: config_path.map(PathBuf::from), router })
         };
         assert_eq!(told(None, false).expect("told"), "MARGAY_OPTIONS=\"\"\n");
         assert_eq!(

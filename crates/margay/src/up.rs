@@ -1,9 +1,12 @@
-//! `margay up`: prepares this host and starts the agent.
+//! `margay up`: prepares this host and starts the agent, or makes a running one follow its configuration.
+
+mod running;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
+use margay_control::api::v1::JoinReply;
 use margay_control::token::JoinToken;
 use miette::{IntoDiagnostic, Report, Result, WrapErr, miette};
 use serde_json::json;
@@ -13,8 +16,8 @@ use crate::cli::Unwritable;
 use crate::config::Config;
 use crate::host::change::{Change, State};
 use crate::host::{self, Programs, netlink::Netlink};
-use crate::joining;
 use crate::start::{self, StartOptions};
+use crate::{down, joining};
 
 /// The words after `up`.
 #[derive(Args, Debug)]
@@ -31,12 +34,22 @@ pub struct UpArgs {
     /// As --join, with the token in a file
     #[arg(long, value_name = "FILE", conflicts_with = "join")]
     token_file: Option<PathBuf>,
+    /// Where the configuration has changed and a change needs it: start the running agent again; connections stay
+    #[arg(long)]
+    restart: bool,
     /// Prepare the host, and leave the agent to systemd
-    #[arg(long, conflicts_with_all = ["dry_run", "join", "token_file"])]
+    #[arg(long, conflicts_with_all = ["dry_run", "join", "token_file", "restart"])]
     host_only: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+impl UpArgs {
+    /// Whether systemd calls, and not somebody who has just written the configuration.
+    pub fn is_of_unit(&self) -> bool {
+        self.host_only
+    }
 }
 
 /// Does it.
@@ -51,12 +64,10 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
         let remarks: Vec<String> = clashes.chain(plan.remarks().iter().cloned()).collect();
         return show(plan.changes(), &programs, &remarks, args.json, out).await;
     }
-    let was_running = start::is_running(config).await.into_diagnostic()?;
-    if was_running && (join.is_some() || args.router) {
-        return Err(miette!(
-            help = "`margay down` first, then `margay up` with the new options; connections of this host end",
-            "an agent runs on this host already, and takes --join and --router only when it starts"
-        ));
+    let config_path = config_path.map(|path| path.canonicalize().unwrap_or(path));
+    let options = StartOptions { config_path, router: args.router || start::was_router(config) };
+    if !args.host_only && start::is_running(config).await.into_diagnostic()? {
+        return running::up(config, &options, &plan, join, &args, out).await;
     }
     let was_prepared = host::is_prepared(config).into_diagnostic()?;
     if !was_prepared && let [clash, ..] = &clashes[..] {
@@ -73,35 +84,56 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
     if args.host_only {
         return if args.json { line(out, &json!({ "changes": said }).to_string()) } else { Ok(()) };
     }
-    let config_path = config_path.map(|path| path.canonicalize().unwrap_or(path));
-    let options = StartOptions { config_path, router: args.router || start::was_router(config), join };
-    let is_joining = options.join.is_some();
     let started = match start::start(config, &options).await {
         Ok(started) => started,
-        Err(error) => return Err(undone(config, error.to_string(), was_running || was_prepared).await),
+        Err(error) => return Err(undone(config, error.to_string(), was_prepared).await),
     };
-    if is_joining {
-        joining::await_answer(config, args.json).await?;
-    }
+    let joined = match join {
+        None => None,
+        Some(token) => match joining::join(config, &token, args.json).await {
+            Ok(joined) => Some(joined),
+            Err(error) => return Err(undone(config, error.to_string(), was_prepared).await),
+        },
+    };
     if args.json {
-        let report = json!({ "changes": said, "started_by": started.how, "was_running": started.was_running });
+        let was_running = started.was_running;
+        let report =
+            json!({ "changes": said, "started_by": started.how, "was_running": was_running, "joined": joined });
         return line(out, &report.to_string());
     }
-    let text = match (started.was_running, started.how) {
-        (true, _) => "the agent runs already",
-        (false, "systemd") => "the agent runs (started by systemd)",
-        (false, _) => "the agent runs (started by this command; `make install` lets systemd do it)",
-    };
-    line(out, text)
+    line(
+        out,
+        match started.how {
+            "systemd" => "the agent runs (started by systemd)",
+            _ => "the agent runs (started by this command; `make install` lets systemd do it)",
+        },
+    )?;
+    joined.map_or(Ok(()), |joined| line(out, &welcome(&joined)))
 }
 
-/// An error of the start. Nothing is half-applied: a host that was not prepared before is not after a failed start.
+/// What has become of a join.
+fn welcome(joined: &JoinReply) -> String {
+    let JoinReply { authority, router_address, was_member } = joined;
+    if *was_member {
+        return format!(
+            "this host is a member of {authority} already, by the router at {router_address}; the token is not used"
+        );
+    }
+    format!("this host is a member of {authority}, by the router at {router_address}")
+}
+
+/// An error after the host was changed. Nothing is half-applied: there is no agent then, and a host that was not
+/// prepared before is not prepared.
 async fn undone(config: &Config, mut report: String, was_prepared: bool) -> Report {
-    if !was_prepared {
-        match host::restore(config).await {
-            Ok(_) => report.push_str("\nThe host is as it was before."),
-            Err(error) => report.push_str(&format!("\nThe host could not be restored: {error}")),
-        }
+    let undone = if was_prepared {
+        start::stop(config).await.map(drop).into_diagnostic()
+    } else {
+        down::undo(config).await.map(drop)
+    };
+    match undone {
+        Ok(()) if was_prepared => report.push_str("\nNo agent runs, as before."),
+        Ok(()) => report.push_str("\nThe host is as it was before."),
+        Err(error) => report.push_str(&format!("\nThe host could not be restored: {error}")),
     }
     miette!(help = "`margay up` again when the cause is mended", "{report}")
 }

@@ -107,7 +107,7 @@ pub fn stream(
 
 async fn this_host(agent: &Agent, steps: &mut Steps) {
     steps.say("kernel", kernel()).await;
-    match host::inspect(&agent.config).await {
+    match host::inspect(&agent.config()).await {
         Err(error) => steps.say("host", Finding::failed(error.to_string(), "run `margay up` again")).await,
         Ok(changes) => {
             let wrong: Vec<_> = changes.iter().filter(|(_, state)| *state != State::Present).collect();
@@ -204,7 +204,7 @@ fn datapath(agent: &Agent) -> Finding {
     let counted = agent.core.0.counters();
     let carried = format!(
         "{INTERFACE} and UDP port {}: {} out, {} in",
-        agent.config.host.port,
+        agent.config().host.port,
         count(counted.egress_packets, "packet"),
         count(counted.ingress_runs, "run")
     );
@@ -218,12 +218,12 @@ fn datapath(agent: &Agent) -> Finding {
 /// A name of the zone, as a program would look it up.
 async fn dns(agent: &Agent) -> Finding {
     if agent.dns.is_none() {
-        return match agent.config.dns.enabled {
+        return match agent.config().dns.enabled {
             false => Finding::Ok("off by configuration; programs use virtual addresses".to_owned()),
             true => Finding::failed(agent.warnings.join("; "), "free the address, or set [dns] listen"),
         };
     }
-    let name = format!("check.margay.{}", agent.config.dns.zone);
+    let name = format!("check.margay.{}", agent.config().dns.zone);
     let looked_up = tokio::time::timeout(LOOKUP_LIMIT, tokio::net::lookup_host((name.as_str(), 80))).await;
     let advice = "programs of this host do not ask the agent: `margay up` sets /etc/resolv.conf or systemd-resolved; \
                   another program may have rewritten it";
@@ -233,7 +233,7 @@ async fn dns(agent: &Agent) -> Finding {
         Ok(Ok(addresses)) => {
             let found: Vec<IpAddr> = addresses.map(|address| address.ip()).collect();
             if found.iter().any(|address| is_virtual(*address)) {
-                Finding::Ok(format!("names of {} are found", agent.config.dns.zone))
+                Finding::Ok(format!("names of {} are found", agent.config().dns.zone))
             } else {
                 Finding::failed(format!("{name}: answered by somebody else with {found:?}"), advice)
             }

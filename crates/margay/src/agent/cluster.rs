@@ -43,15 +43,21 @@ pub async fn open(config: &Config, local: &Local, store: &Arc<Store>, clock: &Cl
 pub async fn follow(agent: Arc<Agent>) {
     let told = Arc::new(Notify::new());
     let mut heard: Vec<Arc<Home>> = Vec::new();
+    let mut homes = agent.services.home_changes();
     loop {
-        for home in agent.services.homes() {
+        let known = homes.borrow_and_update().clone();
+        for home in known {
             if !heard.iter().any(|known| Arc::ptr_eq(known, &home)) {
                 tokio::spawn(pass_on(home.routers(), Arc::clone(&told)));
                 heard.push(home);
             }
         }
         settle(&agent).await;
-        told.notified().await;
+        tokio::select! {
+            () = told.notified() => {}
+            // A host joins while its agent runs. The sender lives in the services, which the agent holds.
+            _ = homes.changed() => {}
+        }
     }
 }
 

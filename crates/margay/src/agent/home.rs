@@ -11,21 +11,21 @@ use margay_control::registration::{Home, HomeConfig, Instance, Local, Phase, Rou
 use margay_control::store::Store;
 use margay_control::token::JoinToken;
 use margay_control::wide_area::WideArea;
-use margay_control::{Clock, SalControl, StateDir};
+use margay_control::{Clock, SalControl};
 use margay_core::name::{Name, Prefix, ServiceId};
 use miette::{IntoDiagnostic, Result, WrapErr};
+use parking_lot::RwLock;
 
 use super::service::Services;
 use super::{Agent, spread, trace};
 use crate::config::Config;
-use crate::start::TOKEN_FILE;
 
-/// Routers to register with: every one that welcomed this host before, and the one of a token that was not used yet.
+/// Routers to register with: every one that welcomed this host before, and the one of the configuration's token.
 ///
 /// # Errors
 ///
 /// The token is none, or cannot be read.
-pub fn candidates(config: &Config, dir: &StateDir, store: &Store) -> Result<Vec<HomeConfig>> {
+pub fn candidates(config: &Config, store: &Store) -> Result<Vec<HomeConfig>> {
     let mut homes: Vec<HomeConfig> = store
         .joined()
         .into_diagnostic()?
@@ -38,35 +38,43 @@ pub fn candidates(config: &Config, dir: &StateDir, store: &Store) -> Result<Vec<
             secret: None,
         })
         .collect();
-    if let Some(token) = token(config, dir)? {
-        let same = |home: &HomeConfig| home.router_key == token.router_key && home.authority == token.authority;
-        homes.retain(|home| !same(home));
-        homes.push(HomeConfig {
-            router_address: config.join.router.map_or(token.router_address, |address| address.to_string()),
-            router_key: token.router_key,
-            authority: token.authority,
-            authority_key: token.authority_key,
-            secret: Some(token.secret),
-        });
+    if let Some(token) = token(config)? {
+        let wanted = config_of(config, token);
+        homes.retain(|home| !(home.router_key == wanted.router_key && home.authority == wanted.authority));
+        homes.push(wanted);
     }
     Ok(homes)
 }
 
-fn token(config: &Config, dir: &StateDir) -> Result<Option<JoinToken>> {
-    let given = dir.read(TOKEN_FILE).into_diagnostic()?.map(|text| text.trim().to_owned());
-    let configured = match (&config.join.token, &config.join.token_file) {
-        (Some(token), _) => Some(token.clone()),
-        (None, Some(path)) => {
-            let text = std::fs::read_to_string(path).into_diagnostic();
-            Some(text.wrap_err_with(|| format!("cannot read the join token in {}", path.display()))?.trim().to_owned())
-        }
-        (None, None) => None,
-    };
-    let Some(text) = given.or(configured) else { return Ok(None) };
-    text.parse().map(Some).into_diagnostic()
+/// The router of a token, where the configuration says that it is.
+pub fn config_of(config: &Config, token: JoinToken) -> HomeConfig {
+    HomeConfig {
+        router_address: config.join.router.map_or(token.router_address, |address| address.to_string()),
+        router_key: token.router_key,
+        authority: token.authority,
+        authority_key: token.authority_key,
+        secret: Some(token.secret),
+    }
 }
 
-/// Starts to register with a router, and forgets the token once it is used.
+/// The join token of the configuration.
+///
+/// # Errors
+///
+/// It is none, or cannot be read.
+pub fn token(config: &Config) -> Result<Option<JoinToken>> {
+    let text = match (&config.join.token, &config.join.token_file) {
+        (Some(token), _) => token.clone(),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path).into_diagnostic();
+            text.wrap_err_with(|| format!("cannot read the join token in {}", path.display()))?
+        }
+        (None, None) => return Ok(None),
+    };
+    text.trim().parse().map(Some).into_diagnostic()
+}
+
+/// Starts to register with a router.
 pub fn join(
     config: HomeConfig,
     local: &Local,
@@ -124,31 +132,41 @@ pub fn is_connected(home: &Home) -> bool {
 
 /// Plain addresses of names that nobody serves (DESIGN §18: a peer without an agent).
 pub struct Fallbacks {
-    by_prefix: HashMap<Prefix, Vec<IpAddr>>,
+    by_prefix: RwLock<HashMap<Prefix, Vec<IpAddr>>>,
     services: Arc<Services>,
     router: Option<Arc<Router>>,
+}
+
+fn plain_addresses(config: &Config) -> HashMap<Prefix, Vec<IpAddr>> {
+    let mut by_prefix: HashMap<Prefix, Vec<IpAddr>> = HashMap::new();
+    for section in &config.fallback {
+        let section = section.get_ref();
+        by_prefix.entry(section.name.0.prefix()).or_default().push(section.address);
+    }
+    by_prefix
 }
 
 impl Fallbacks {
     /// As configured.
     pub fn new(config: &Config, services: Arc<Services>, router: Option<Arc<Router>>) -> Self {
-        let mut by_prefix: HashMap<Prefix, Vec<IpAddr>> = HashMap::new();
-        for section in &config.fallback {
-            let section = section.get_ref();
-            by_prefix.entry(section.name.0.prefix()).or_default().push(section.address);
-        }
-        Self { by_prefix, services, router }
+        Self { by_prefix: RwLock::new(plain_addresses(config)), services, router }
+    }
+
+    /// As configured from now on.
+    pub fn configure(&self, config: &Config) {
+        *self.by_prefix.write() = plain_addresses(config);
     }
 
     async fn find(&self, name: &Name) -> Vec<IpAddr> {
-        let Some(plain) = self.by_prefix.get(&name.prefix()) else { return Vec::new() };
+        let plain = self.by_prefix.read().get(&name.prefix()).cloned();
+        let Some(plain) = plain else { return Vec::new() };
         if self.services.find(name).is_some() {
             return Vec::new();
         }
         match instances(&self.services, self.router.as_deref(), name).await {
             Ok((found, _)) if !found.is_empty() => Vec::new(),
             // Without a router, nobody serves the name as far as this host can tell.
-            _ => plain.clone(),
+            _ => plain,
         }
     }
 }

@@ -134,19 +134,19 @@ impl HostChanges {
     }
 }
 
-/// Puts back what `up` has made, where an agent starts and finds it gone.
+/// Puts back what `up` has made and is gone, and says each; what does not matter much may be refused.
 ///
 /// # Errors
 ///
 /// The host was never prepared, or refuses a change.
-pub async fn restore_all(config: &Config) -> Result<(), HostError> {
+pub async fn restore_all(config: &Config, mut say: impl FnMut(&str)) -> Result<(), HostError> {
     let net = Netlink::connect().map_err(|error| HostError::Look { what: "interfaces", error })?;
     for change in host::made(config).await? {
         if change.state(&net).await.is_ok_and(|state| state != State::Present) {
             match host::put_back(config, &net, &change).await {
                 Err(error) if !change.is_optional() => return Err(error),
-                Err(error) => tracing::warn!(%error, "the agent goes on without"),
-                Ok(()) => tracing::warn!(%change, "somebody has undone what `up` had changed; put back"),
+                Err(error) => say(&format!("warning: {error}")),
+                Ok(()) => say(&change.to_string()),
             }
         }
     }
@@ -185,18 +185,18 @@ async fn follow_kernel(agent: &Agent) -> io::Result<()> {
         if heard {
             sleep(PAUSE).await;
             while let Some(Some(())) = told.next().now_or_never() {}
-            match host::made(&agent.config).await {
+            match host::made(&agent.config()).await {
                 Ok(made) => changes = made,
                 Err(error) => tracing::debug!(%error, "what `up` has changed cannot be read"),
             }
-            agent.network.host_changes.keep(&agent.config, &net, &changes).await;
+            agent.network.host_changes.keep(&agent.config(), &net, &changes).await;
         } else {
             let taken_off = tokio::task::block_in_place(|| agent.direct.with_cache(KernelCache::reattach)).unwrap_or(0);
             if taken_off > 0 {
                 tracing::warn!(taken_off, "somebody has taken eBPF programs off interfaces of this host; put back");
             }
             let silent: Vec<_> = changes.iter().filter(|change| change.is_silent()).cloned().collect();
-            agent.network.host_changes.keep(&agent.config, &net, &silent).await;
+            agent.network.host_changes.keep(&agent.config(), &net, &silent).await;
         }
     }
 }

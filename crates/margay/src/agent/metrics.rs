@@ -31,7 +31,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 ///
 /// The address cannot be had.
 pub async fn start(agent: &Arc<Agent>) -> Result<Option<JoinHandle<()>>> {
-    let Some(listen) = agent.config.metrics.listen else { return Ok(None) };
+    let Some(listen) = agent.config().metrics.listen else { return Ok(None) };
     let listener = TcpListener::bind(listen).await.into_diagnostic();
     let listener = listener.wrap_err_with(|| {
         format!("metrics cannot be served at {listen}; correct [metrics] listen in the configuration")

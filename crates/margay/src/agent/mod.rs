@@ -14,6 +14,7 @@ pub mod failure;
 pub mod flows;
 pub mod home;
 pub mod host_changes;
+pub mod joining;
 pub mod keepsake;
 pub mod listening;
 pub mod lookup;
@@ -22,6 +23,7 @@ pub mod naming;
 mod network;
 mod orphans;
 pub mod programs;
+pub mod reload;
 pub mod remote;
 pub mod resolvers;
 pub mod rule_book;
@@ -40,6 +42,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use margay_control::Clock;
 use margay_control::cluster::Cluster;
 use margay_control::dns::Responder;
 use margay_control::identity::Identity;
@@ -48,11 +51,11 @@ use margay_control::lease::Leases;
 use margay_control::registration::{Local, Router, Ways};
 use margay_control::store::Store;
 use margay_control::wide_area::WideArea;
-use margay_control::{Clock, StateDir};
 use tokio::sync::Notify;
 
 use crate::config::Config;
 
+pub use reload::{Configuration, StartedWith};
 pub use start::run;
 
 /// Name of the virtual interface (DESIGN §4).
@@ -61,7 +64,7 @@ pub const INTERFACE: &str = "sal0";
 /// A running agent, as its API, metrics and upkeep see it.
 pub struct Agent {
     /// What it was told.
-    pub config: Config,
+    pub configuration: Configuration,
     /// Who it is.
     pub identity: Identity,
     /// The same, for the registration.
@@ -102,6 +105,8 @@ pub struct Agent {
     pub ways: Arc<Ways>,
     /// What it tells routers of other sites, and is told by them.
     pub area: Option<Arc<WideArea>>,
+    /// Plain addresses of names that nobody serves.
+    pub fallbacks: Arc<home::Fallbacks>,
     /// Virtual addresses.
     pub leases: Arc<Leases>,
     /// The DNS responder.
@@ -110,8 +115,6 @@ pub struct Agent {
     pub keyring: Keyring,
     /// The store.
     pub store: Arc<Store>,
-    /// The state directory.
-    pub state_dir: StateDir,
     /// The wall clock.
     pub clock: Clock,
     /// When it started.
@@ -125,6 +128,11 @@ pub struct Agent {
 }
 
 impl Agent {
+    /// What holds of the configuration now.
+    pub fn config(&self) -> Arc<Config> {
+        self.configuration.now()
+    }
+
     /// The authorities that this host belongs to: those of its routers, and those whose keys are here.
     pub fn authorities(&self) -> Vec<String> {
         let joined = self.services.homes().into_iter().map(|home| home.config().authority.clone());

@@ -87,7 +87,7 @@ pub async fn refresh(agent: &Agent, look: Look) {
     let looks = (
         host::local_addresses().await,
         host::interfaces().await,
-        host::card::cards(agent.config.inside.as_deref()).await,
+        host::card::cards(agent.config().inside.as_deref()).await,
     );
     let (addresses, interfaces, cards) = match looks {
         (Ok(addresses), Ok(interfaces), Ok(cards)) => (addresses, interfaces, cards),
@@ -98,7 +98,7 @@ pub async fn refresh(agent: &Agent, look: Look) {
     };
     let has_changed = told.addresses != addresses || told.interfaces != interfaces;
     if has_changed || told.cards != cards {
-        agent.direct.refresh(&agent.config, &cards, &addresses).await;
+        agent.direct.refresh(&agent.config(), &cards, &addresses).await;
         told.cards = cards;
     }
     if has_changed {

@@ -20,7 +20,7 @@ const READING: [&str; 9] = ["Status", "Check", "List", "Show", "Resolve", "Watch
 ///
 /// The files make no sense, or the address cannot be had.
 pub async fn start(agent: &Arc<Agent>) -> Result<Option<JoinHandle<()>>> {
-    let Some(section) = &agent.config.api else { return Ok(None) };
+    let Some(section) = &agent.config().api else { return Ok(None) };
     let files = TlsFiles {
         certificate: section.certificate.clone(),
         key: section.key.clone(),

@@ -170,7 +170,7 @@ impl Visits {
 /// Searches for as long as it is needed, until it is aborted.
 pub async fn follow(agent: Arc<Agent>) {
     // A router is told where others are, and forwards nothing to whoever is near.
-    if agent.router.is_some() || !agent.config.ad_hoc.enabled {
+    if agent.router.is_some() || !agent.config().ad_hoc.enabled {
         return;
     }
     let (mut lost, mut visits): (HashMap<String, Lost>, _) = (HashMap::new(), Visits::default());

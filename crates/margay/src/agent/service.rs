@@ -2,6 +2,8 @@
 //!
 //! What is published while the agent runs is kept on disk, so that a restart of the agent changes nothing.
 
+mod configured;
+
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -1,14 +1,13 @@
 //! What comes up in which order, and goes down.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use margay_control::api::v1::ReloadRequest;
 use margay_control::cluster::Cluster;
 use margay_control::dns::Responder;
 use margay_control::identity::{BOOT_ID, Identity};
@@ -25,7 +24,7 @@ use margay_core::{Limits, Sal};
 use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
 use nix::net::if_::if_nametoindex;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
 use super::active::{self, Active, Reporters};
@@ -45,7 +44,10 @@ use super::service_router::KernelRouter;
 use super::spread::{self, Spreads};
 use super::watch::Watchers;
 use super::way::Way;
-use super::{Agent, INTERFACE, authority, cluster, flows, home, metrics, remote, trace, upkeep};
+use super::{
+    Agent, Configuration, INTERFACE, StartedWith, authority, cluster, flows, home, metrics, reload, remote, trace,
+    upkeep,
+};
 use crate::config::Config;
 use crate::{host, start};
 
@@ -62,34 +64,36 @@ const SETTLED_LIMIT: Duration = Duration::from_millis(500);
 /// # Errors
 ///
 /// What keeps it from running. Nothing is half-started then.
-pub async fn run(config: Config) -> Result<()> {
+pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()> {
+    config.router.enabled |= started_with.router;
+    // The agent may leave the directory that a path is meant from.
+    started_with.config_path = started_with.config_path.map(|path| path.canonicalize().unwrap_or(path));
     // Given back with the process, not before: who gets it next finds no socket of this one any more.
     Box::leak(Box::new(start::lock(&config).into_diagnostic()?));
     restore_interface(&config).await?;
-    let agent = bring_up(config).await?;
-    begin(&agent.core, &agent.services, agent.config.router.enabled).await;
+    let agent = bring_up(config, started_with).await?;
+    begin(&agent.core, &agent.services, agent.config().router.enabled).await;
     let result = serve(&agent).await;
     take_down(&agent).await;
     // Somebody may have asked it to go down while it was ending by itself.
     let is_to_end = agent.ends_flows.load(Ordering::Relaxed) || agent.shutdown.notified().now_or_never().is_some();
-    if result.is_err() && !is_to_end && if_nametoindex(INTERFACE).is_err() {
-        return Err(begin_again());
+    let is_gone = result.is_err() && if_nametoindex(INTERFACE).is_err();
+    if is_gone {
+        // Flows are still there: the next start makes it again, and takes them up.
+        tracing::warn!("somebody has removed {INTERFACE}; the agent begins again");
+    }
+    if (is_gone || agent.configuration.is_to_restart()) && !is_to_end {
+        let error = agent.configuration.begin_again().await;
+        return Err(miette!("the agent cannot begin again: {error}"));
     }
     result
-}
-
-/// The interface has gone under this agent, and flows are still there: the next start makes it again, and takes them
-/// up. Comes back only where this program cannot be started.
-fn begin_again() -> miette::Report {
-    tracing::warn!("somebody has removed {INTERFACE}; the agent begins again");
-    let error = Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).exec();
-    miette!("{INTERFACE} is gone, and the agent cannot begin again: {error}")
 }
 
 /// Makes the interface again that `up` had made.
 async fn restore_interface(config: &Config) -> Result<()> {
     if if_nametoindex(INTERFACE).is_err() && host::is_prepared(config).unwrap_or(false) {
-        host_changes::restore_all(config).await.into_diagnostic()?;
+        let say = |what: &str| tracing::warn!(what, "somebody has undone what `up` had changed; put back");
+        host_changes::restore_all(config, say).await.into_diagnostic()?;
     }
     if if_nametoindex(INTERFACE).is_err() {
         return Err(miette!(
@@ -101,7 +105,7 @@ async fn restore_interface(config: &Config) -> Result<()> {
     Ok(())
 }
 
-async fn bring_up(config: Config) -> Result<Arc<Agent>> {
+async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent>> {
     let clock_of_wall = Clock::system();
     let (state_dir, store, keyring) = open_state(&config)?;
     let identity = identify(&config, &state_dir, &clock_of_wall)?;
@@ -113,13 +117,12 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     let rules = start_rules(&config, &core, &store, &clock_of_wall)?;
     kernel_router.start(&core).into_diagnostic()?;
     let control: Arc<dyn SalControl> = Arc::new(core.clone());
-    let tokens = home::candidates(&config, &state_dir, &store)?;
-    let (own, keys) = (local.host_key.public(), (&keyring, &*store));
+    let tokens = home::candidates(&config, &store)?;
+    let (own, keys, ways) = (local.host_key.public(), (&keyring, &*store), Arc::default());
     authority::adopt(&*control, keys, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
     let answering = Answering::begin(&config, &*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
     let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
-    let ways = Arc::default();
     let services = Arc::new(Services::new(Surroundings {
         core: Arc::clone(&control),
         local: local.clone(),
@@ -136,10 +139,11 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
     }
     let active = Active::open(&config, &services, reporters);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
-    let (dns, warnings) = start_dns(&config, &leases, &services, &router).await?;
+    let fallbacks = Arc::new(home::Fallbacks::new(&config, Arc::clone(&services), router.clone()));
+    let (dns, warnings) = start_dns(&config, &leases, &fallbacks).await?;
     Ok(Arc::new(Agent {
         programs: Programs::new(&config),
-        config,
+        configuration: Configuration::new(config, started_with),
         identity,
         local,
         core,
@@ -159,11 +163,11 @@ async fn bring_up(config: Config) -> Result<Arc<Agent>> {
         cluster,
         ways,
         area,
+        fallbacks,
         leases,
         dns,
         keyring,
         store,
-        state_dir,
         clock: clock_of_wall,
         started: Instant::now(),
         shutdown: Notify::new(),
@@ -281,7 +285,7 @@ fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Cl
     let rules = RuleBook::open(core.clone(), Arc::clone(store), wall.clone(), Arc::clone(&resolvers));
     let rules = rules.into_diagnostic().wrap_err("the operator's rules cannot be taken up")?;
     resolvers.add_rules(config, core)?;
-    let floods = config.ad_hoc.flood && config.ad_hoc.enabled && !config.router.enabled;
+    let floods = config.floods();
     core.0.with_sal(|sal, now| {
         sal.set_relay(now, config.ad_hoc.relay);
         sal.set_notices(now, floods);
@@ -322,13 +326,12 @@ async fn start_router(
 async fn start_dns(
     config: &Config,
     leases: &Arc<Leases>,
-    services: &Arc<Services>,
-    router: &Option<Arc<Router>>,
+    fallbacks: &Arc<home::Fallbacks>,
 ) -> Result<(Option<Responder>, Vec<String>)> {
     if !config.dns.enabled {
         return Ok((None, Vec::new()));
     }
-    let directory = Arc::new(home::Fallbacks::new(config, Arc::clone(services), router.clone()));
+    let directory = Arc::clone(fallbacks);
     match Responder::start(config.dns.listen, &config.dns.zone, Arc::clone(leases), directory).await {
         Ok(responder) => Ok((Some(responder), Vec::new())),
         Err(error) => {
@@ -339,11 +342,14 @@ async fn start_dns(
 }
 
 async fn serve(agent: &Arc<Agent>) -> Result<()> {
-    let listener = transport::bind(&agent.config.socket(), agent.config.host.group.as_deref()).into_diagnostic()?;
+    let config = agent.config();
+    let listener = transport::bind(&config.socket(), config.host.group.as_ref().map(|name| name.get_ref().as_str()))
+        .into_diagnostic()?;
     let metrics = metrics::start(agent).await?;
     let operators = remote::start(agent).await?;
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
     let rules = tokio::spawn(rule_book::follow(Arc::clone(agent)));
+    let reloads = tokio::spawn(reload_on_hangup(Arc::clone(agent), signal(SignalKind::hangup()).into_diagnostic()?));
     for home in agent.services.homes() {
         home.set_tracer(trace::tracer(agent));
     }
@@ -353,7 +359,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
     resolvers::start(agent).into_diagnostic()?;
-    let program_socket = programs::socket::open(&programs::path(&agent.config.host.runtime_dir))?;
+    let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
     let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate()).into_diagnostic()?, signal(SignalKind::interrupt()).into_diagnostic()?);
@@ -370,6 +376,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
                 tracing::info!("asked to go down for good; flows are ended");
                 agent.ends_flows.store(true, Ordering::Relaxed);
             }
+            () = agent.configuration.restart() => tracing::info!("asked to start again"),
             _ = datapath_ended => {}
         }
         start::notify("STOPPING=1");
@@ -379,6 +386,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     upkeep.abort();
     rules.abort();
+    reloads.abort();
     programs.abort();
     metrics.into_iter().chain(operators).for_each(|task| task.abort());
     match agent.core.0.failure() {
@@ -387,6 +395,15 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
             "the datapath ended: {failure}"
         )),
         None => served,
+    }
+}
+
+/// SIGHUP: what is wrong with the file has nobody to be told to but the log.
+async fn reload_on_hangup(agent: Arc<Agent>, mut hangup: Signal) {
+    while hangup.recv().await.is_some() {
+        if let Err(why) = reload::reload(&agent, &ReloadRequest::default()).await {
+            tracing::error!(why, "the configuration is not read again, and nothing has changed");
+        }
     }
 }
 
@@ -400,7 +417,8 @@ async fn take_down(agent: &Agent) {
     for home in agent.services.homes() {
         home.stop().await;
     }
-    let runtime_dir = &agent.config.host.runtime_dir;
+    let config = agent.config();
+    let runtime_dir = &config.host.runtime_dir;
     if agent.ends_flows.load(Ordering::Relaxed) {
         // Programs learn at once that their connections are gone; peers, too. Also of those that the kernel alone knows
         // of yet.
@@ -410,7 +428,7 @@ async fn take_down(agent: &Agent) {
     }
     Keepsake::new(runtime_dir).write(&agent.core.0.with_sal(|sal, _| sal.keep_associations()));
     // Whatever else lies there is gone with the directory at the next boot.
-    let _ = std::fs::remove_file(agent.config.socket());
+    let _ = std::fs::remove_file(config.socket());
     let _ = std::fs::remove_file(programs::path(runtime_dir));
     tracing::info!("down");
 }

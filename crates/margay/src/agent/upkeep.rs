@@ -1,7 +1,5 @@
 //! What an agent does from time to time, besides what it is asked for.
 
-use std::fs;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +9,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
 use super::orphans::Orphans;
-use super::{Agent, authority, cluster, home, host_changes, search, service_router, way};
+use super::{Agent, authority, cluster, host_changes, search, service_router, way};
 use crate::log_file;
-use crate::start::TOKEN_FILE;
 
 /// How often it looks around.
 const ROUND: Duration = Duration::from_secs(2);
@@ -74,7 +71,6 @@ async fn look_around(agent: Arc<Agent>) {
         if round.is_multiple_of(RENEWAL_ROUNDS) {
             renew(&agent);
         }
-        forget_used_token(&agent);
         tokio::task::block_in_place(|| promote(&agent));
     }
 }
@@ -102,7 +98,7 @@ impl Tide {
 
 /// Under systemd there is none.
 fn bound_log(agent: &Agent) {
-    let path = agent.config.host.runtime_dir.join(log_file::NAME);
+    let path = agent.config().host.runtime_dir.join(log_file::NAME);
     if let Err(error) = log_file::bound(&path, log_file::MAX_BYTES) {
         tracing::warn!(path = %path.display(), %error, "the log cannot be begun anew");
     }
@@ -150,18 +146,5 @@ fn promote(agent: &Agent) {
             renew(agent);
         }
         Err(error) => tracing::warn!(%error, "a key that was to follow does not sign"),
-    }
-}
-
-/// A token is a secret that is of no more use once every router has welcomed this host.
-fn forget_used_token(agent: &Agent) {
-    let homes = agent.services.homes();
-    if homes.is_empty() || !homes.iter().all(|home| home::is_connected(home)) {
-        return;
-    }
-    match fs::remove_file(agent.state_dir.join(TOKEN_FILE)) {
-        Ok(()) => tracing::info!("the join token is used; its file is removed"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => tracing::warn!(%error, "the used join token cannot be removed"),
     }
 }

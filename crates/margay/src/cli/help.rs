@@ -6,7 +6,7 @@ use clap::Command;
 
 /// Headings, and the verbs under each.
 const GROUPS: [(&str, &[&str]); 6] = [
-    ("Start and stop", &["up", "down", "agent", "enable", "disable"]),
+    ("Start and stop", &["up", "down", "reload", "agent", "enable", "disable"]),
     ("Services", &["run", "service"]),
     ("Flows and paths", &["flow", "path", "stack"]),
     ("Routing", &["route", "router", "policy"]),

@@ -8,6 +8,7 @@ mod id;
 mod output;
 mod path;
 mod policy;
+pub mod reload;
 mod route;
 mod router;
 mod run;
@@ -28,13 +29,10 @@ use margay_control::api::remote::TlsFiles;
 use margay_control::api::v1::agent_client::AgentClient;
 use miette::{IntoDiagnostic, Report, Result, WrapErr, miette};
 use tonic::transport::Channel;
-use tracing_subscriber::Layer;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{Config, LogSection};
-use crate::{agent, down, host, up};
+use crate::agent::StartedWith;
+use crate::config::Config;
+use crate::{agent, down, host, log, start, up};
 
 pub use output::{Out, Unwritable};
 
@@ -92,6 +90,8 @@ enum Verb {
     Down(down::DownArgs),
     /// Run the agent in the foreground (what `up` and systemd start)
     Agent(AgentArgs),
+    /// Make the agent read its configuration again
+    Reload(reload::ReloadArgs),
     /// How the agent is doing
     Status(status::StatusArgs),
     /// Look for what is wrong: on this host, and on the way to a peer
@@ -231,7 +231,7 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
     if let (Some((address, _)), Some(word)) = (&remote, verb.on_this_host()) {
         return Err(miette!("`margay {word}` acts on this host alone; on {address} it has to be run there"));
     }
-    let mut config = load(config_path.as_deref(), &verb)?;
+    let config = load(config_path.as_deref(), &verb)?;
     let is_agent = matches!(verb, Verb::Agent(_));
     let mut builder = if is_agent {
         tokio::runtime::Builder::new_multi_thread()
@@ -244,9 +244,13 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             Verb::Up(args) => up::up(&config, config_path, args, &mut out).await.map(|()| ExitCode::SUCCESS),
             Verb::Down(args) => down::down(&config, args, &mut out).await.map(|()| ExitCode::SUCCESS),
             Verb::Agent(args) => {
-                start_log(&config.log);
-                config.router.enabled |= args.router;
-                agent::run(config).await.map(|()| ExitCode::SUCCESS)
+                log::start(&config.log);
+                let router = args.router || start::was_router(&config);
+                agent::run(config, StartedWith { config_path, router }).await.map(|()| ExitCode::SUCCESS)
+            }
+            Verb::Reload(args) => {
+                let client = connect(&config, remote.as_ref()).await?;
+                reload::reload(client, config_path.as_deref(), args, &mut out).await.map(|()| ExitCode::SUCCESS)
             }
             Verb::Enable(args) => unit::enable(&args, &mut out).map(|()| ExitCode::SUCCESS),
             Verb::Disable(args) => unit::disable(&args, &mut out).map(|()| ExitCode::SUCCESS),
@@ -261,14 +265,23 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
 }
 
 /// The configuration. Whoever only asks the running agent, or takes the host down, needs no more of the file than
-/// where the agent's directories are, and `up` has written that down: the way out works with a broken file.
+/// where the agent's directories are, and `up` has written that down: the way out works with a broken file, and with one
+/// that names other directories by now.
 fn load(path: Option<&Path>, verb: &Verb) -> Result<Config> {
     let needs_all = matches!(verb, Verb::Up(_) | Verb::Agent(_) | Verb::Enable(_) | Verb::Disable(_) | Verb::Run(_));
-    match Config::load(path) {
+    let prepared = host::Prepared::load();
+    let is_new = matches!(verb, Verb::Up(args) if !args.is_of_unit());
+    match if is_new { Config::load_written(path) } else { Config::load(path) } {
+        Ok(mut config) => {
+            if let Some(prepared) = prepared.filter(|_| !needs_all && !config.socket().exists()) {
+                prepared.direct(&mut config);
+            }
+            Ok(config)
+        }
         Err(broken) if !needs_all => {
             let error = Report::from(broken);
             let mut config = Config::default();
-            host::Prepared::load().unwrap_or_default().direct(&mut config);
+            prepared.unwrap_or_default().direct(&mut config);
             // Nobody may be reading.
             let _ = writeln!(
                 std::io::stderr(),
@@ -277,7 +290,7 @@ fn load(path: Option<&Path>, verb: &Verb) -> Result<Config> {
             );
             Ok(config)
         }
-        loaded => loaded.map_err(Report::from),
+        Err(broken) => Err(Report::from(broken)),
     }
 }
 
@@ -299,6 +312,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         | Verb::Down(_)
         | Verb::Agent(_)
         | Verb::Check(_)
+        | Verb::Reload(_)
         | Verb::Enable(_)
         | Verb::Disable(_)
         | Verb::Lab(_)
@@ -319,20 +333,4 @@ async fn connect(config: &Config, remote: Option<&(String, TlsFiles)>) -> Result
 /// What the agent says, without the transport's words.
 pub fn refused(status: tonic::Status) -> Report {
     miette!("{}", status.message())
-}
-
-/// To the journal under systemd, to standard error otherwise.
-fn start_log(section: &LogSection) {
-    let level = section.level.tracing();
-    let filter = ["margay", "margay_control", "margay_core", "margay_datapath"]
-        .into_iter()
-        .fold(Targets::new().with_default(tracing::Level::WARN), |filter, target| filter.with_target(target, level));
-    let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
-    let plain =
-        journal.is_none().then(|| tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false));
-    // Fails only when a subscriber is set already: this is the only place that sets one.
-    let _ = tracing_subscriber::registry()
-        .with(journal.with_filter(filter.clone()))
-        .with(plain.with_filter(filter))
-        .try_init();
 }

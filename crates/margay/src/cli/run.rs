@@ -10,6 +10,7 @@ use std::{env, fs};
 use clap::Args;
 use margay_control::api::v1::*;
 use miette::Result;
+use rustix::fs::{Access, access};
 use rustix::net::SocketType;
 use rustix::net::sockopt::{socket_acceptconn, socket_cookie, socket_type};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -68,11 +69,15 @@ pub struct OfferArgs {
 }
 
 pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
-    if let Some(program) = args.command.first()
-        && !is_there(program)
-    {
-        eprintln!("margay: there is no program {program}; nothing is served");
-        return Ok(ExitCode::from(NOT_FOUND));
+    if let Some(program) = args.command.first() {
+        if !is_there(program) {
+            eprintln!("margay: there is no program {program}; nothing is served");
+            return Ok(ExitCode::from(NOT_FOUND));
+        }
+        if program.contains('/') && !is_executable(Path::new(program)) {
+            eprintln!("margay: cannot start {program}: it is no file that may be executed; nothing is served");
+            return Ok(ExitCode::from(NOT_STARTED));
+        }
     }
     let offer = |wanted: &Wanted| ProgramOffer {
         name: wanted.name.written().to_owned(),
@@ -118,6 +123,10 @@ fn is_there(program: &str) -> bool {
     // Without a PATH, the C library has one of its own.
     let Some(path) = env::var_os("PATH") else { return true };
     env::split_paths(&path).any(|dir| dir.join(program).exists())
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.is_file() && access(path, Access::EXEC_OK).is_ok()
 }
 
 /// Sockets that whoever started this process has given it (socket activation): the kernel's cookies of those that listen.

@@ -8,6 +8,7 @@ use miette::{Result, miette};
 
 use super::output::{count, moment};
 use super::{Client, Json, Out, flow, refused};
+use crate::fields::socket_address;
 use crate::listener::{Protocol, ServiceName, name_and_port, partition_count};
 
 #[derive(Subcommand)]
@@ -19,7 +20,7 @@ pub enum ServiceVerb {
         /// The name
         name: ServiceName,
         /// Only this listener
-        #[arg(long, value_name = "ADDRESS:PORT")]
+        #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_address)]
         listen: Option<SocketAddr>,
         #[command(flatten)]
         json: Json,
@@ -58,7 +59,7 @@ pub struct PublishArgs {
     #[arg(value_name = "NAME[:PORT]", value_parser = name_and_port)]
     name: (ServiceName, Option<u16>),
     /// Where the program listens
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_address)]
     listen: SocketAddr,
     /// Only this protocol
     #[arg(long)]

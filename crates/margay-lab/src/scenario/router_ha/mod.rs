@@ -266,10 +266,7 @@ impl Run<'_> {
         MEMBERS.iter().try_for_each(|member| stage.start_member(member))?;
         self.last(findings)?;
         stage.await_homes()?;
-        wait_for("the newcomer", LIMIT, || match agent::status(stage.host("late")?)?["joined"].as_bool() {
-            Some(true) => Ok(()),
-            _ => bail!("it has not joined"),
-        })?;
+        margay(stage.host("late")?, ["up", "--join", &stage.token]).context("the newcomer")?;
         agent::down(stage.host("late")?)?;
         agent::withdraw(stage.host("web1")?, "new.shop")?;
         agent::publish(stage.host("web3")?, "echo.shop", "0.0.0.0:7", &[])
@@ -313,7 +310,10 @@ fn refuse_newcomer(stage: &Stage) -> Result<()> {
     let late = stage.host("late")?;
     match margay(late, ["up", "--join", &stage.token]) {
         Ok(_) => bail!("it has joined without etcd"),
-        Err(error) if format!("{error:#}").contains("cluster's store cannot be asked") => Ok(()),
+        Err(error) if format!("{error:#}").contains("cluster's store cannot be asked") => {
+            ensure!(agent::pid(late).is_err(), "an agent is left of a join that failed");
+            Ok(())
+        }
         Err(error) => Err(error.context("the newcomer is not told why")),
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod bound;
 pub mod cgroup;
+pub mod configured;
 mod executable;
 pub mod keep;
 pub mod namespace;
@@ -273,7 +274,7 @@ impl Followed {
             bound: BTreeMap::new(),
             held: HashSet::new(),
             is_kept: true,
-            rules: config.service.iter().filter_map(|section| section.get_ref().rule()).collect(),
+            rules: configured::rules(config),
             sockets: HashMap::new(),
             next_owner: 1,
             next_socket: 0,

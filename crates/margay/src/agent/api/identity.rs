@@ -94,6 +94,9 @@ pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> 
         let advice = "this host is no router, so nobody could join here; run `margay up --router`, or use the router";
         return Err(environment(advice));
     }
+    if request.groups.iter().any(|group| group.trim().is_empty()) {
+        return Err(misuse("a group has a name, as allow lists write it after `group:`"));
+    }
     let found = agent.keyring.authority(&request.authority).map_err(misuse)?;
     let authority = found.ok_or_else(|| {
         not_found(format!(
@@ -111,7 +114,7 @@ pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> 
     }
     let token = JoinToken {
         router_address: match request.router_address {
-            asked if asked.is_empty() => cluster::address_of(&agent.config).await.map_err(environment)?,
+            asked if asked.is_empty() => cluster::address_of(&agent.config()).await.map_err(environment)?,
             asked => asked,
         },
         router_key: agent.local.host_key.public(),

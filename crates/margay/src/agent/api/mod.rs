@@ -29,7 +29,7 @@ use margay_control::api::v1::*;
 use tonic::{Request, Response, Status};
 
 use super::Agent;
-use super::{check, metrics};
+use super::{check, joining, metrics, reload};
 use crate::listener::Protocol;
 
 /// The API of a running agent.
@@ -235,6 +235,15 @@ impl Calls for Api {
 
     async fn metrics(&self, _: Request<MetricsRequest>) -> Answer<MetricsReply> {
         Ok(Response::new(MetricsReply { text: metrics::text(&self.0) }))
+    }
+
+    async fn reload(&self, request: Request<ReloadRequest>) -> Answer<ReloadReply> {
+        reload::reload(&self.0, &request.into_inner()).await.map(Response::new).map_err(misuse)
+    }
+
+    async fn join(&self, request: Request<JoinRequest>) -> Answer<JoinReply> {
+        let token = request.into_inner().token.trim().parse().map_err(misuse)?;
+        joining::join(&self.0, token).await.map(Response::new).map_err(environment)
     }
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Answer<ShutdownReply> {

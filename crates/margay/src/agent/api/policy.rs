@@ -21,7 +21,10 @@ pub(super) fn apply(agent: &Agent, request: &PolicyApplyRequest) -> Result<Polic
         return Err(misuse(format!("a policy has {ROUTES_MAX} rules and {GRANTS_MAX} members at most")));
     }
     // All of it is looked at before any of it is done.
-    let orders = routes.map(|all| all.iter().map(order_of).collect::<Result<Vec<_>, _>>()).transpose()?;
+    let order = |route: &RouteAddRequest| {
+        order_of(route).map_err(|status| misuse(format!("the rule for {}: {}", route.name, status.message())))
+    };
+    let orders = routes.map(|all| all.iter().map(order).collect::<Result<Vec<_>, _>>()).transpose()?;
     let (mut changes, mut grants) = (Vec::new(), Vec::new());
     for grant in &request.grants {
         let (member, wanted) = granted(agent, grant)?;

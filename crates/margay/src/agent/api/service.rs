@@ -317,7 +317,8 @@ pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveR
         }
         Err(why) => (Vec::new(), String::new(), why),
     };
-    let fallback = agent.config.fallback.iter().map(|section| section.get_ref());
+    let config = agent.config();
+    let fallback = config.fallback.iter().map(|section| section.get_ref());
     let fallback = fallback.filter(|section| section.name.0.prefix() == name.prefix());
     Ok(ServiceResolveReply {
         name: name.written().to_owned(),

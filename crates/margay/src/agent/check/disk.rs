@@ -13,7 +13,7 @@ const PROBE: &str = ".check";
 const PROBE_BYTES: usize = 4096;
 
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
-    let host = &agent.config.host;
+    let host = &agent.config().host;
     let of_state = "make room there, or let it be written: until then no registration, token, grant or rule is kept, \
                     and the agent cannot be started again";
     let of_runtime = "make room there: until then a restart of the agent forgets flows and programs";

@@ -187,7 +187,7 @@ async fn lookup(agent: &Agent, steps: &mut Steps, name: &ServiceName) {
     if agent.dns.is_none() || !name.0.is_service() {
         return;
     }
-    let asked = format!("{}.{}", name.0.written(), agent.config.dns.zone);
+    let asked = format!("{}.{}", name.0.written(), agent.config().dns.zone);
     let found = timeout(LOOKUP_LIMIT, tokio::net::lookup_host((asked.as_str(), 0))).await;
     let advice = "see the step `dns`";
     let finding = match found {

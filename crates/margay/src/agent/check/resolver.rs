@@ -27,7 +27,8 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
 
 /// Asks for the first name that it is configured for, or else for one that nobody has.
 async fn ask(agent: &Agent, resolver: &Resolver) -> Finding {
-    let sections = agent.config.resolver.iter().map(|section| section.get_ref());
+    let config = agent.config();
+    let sections = config.resolver.iter().map(|section| section.get_ref());
     let names = sections.filter(|section| section.name == resolver.name()).flat_map(|section| &section.names);
     let name = names.map(|name| &name.0).find(|name| name.is_service() || name.prefix().bits == 256);
     let nobodys = || "check.margay".parse::<Name>().ok();

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use margay_datapath::active_sockets::Cookie;
+use parking_lot::RwLock;
 
 use super::core::CoreHandle;
 use crate::config::Config;
@@ -26,7 +27,7 @@ const FILE: &str = "programs.sock";
 
 /// What the agent knows of programs that speak to it.
 pub struct Programs {
-    rights: Rights,
+    rights: RwLock<Rights>,
     sources: Sources,
     events: Feed,
     connections: AtomicUsize,
@@ -36,11 +37,16 @@ impl Programs {
     /// Nobody is there yet.
     pub fn new(config: &Config) -> Self {
         Self {
-            rights: Rights::new(config),
+            rights: RwLock::new(Rights::new(config)),
             sources: Sources::default(),
             events: Feed::default(),
             connections: AtomicUsize::new(0),
         }
+    }
+
+    /// Who may bind which name from now on.
+    pub fn configure(&self, config: &Config) {
+        *self.rights.write() = Rights::new(config);
     }
 
     /// How many are connected.

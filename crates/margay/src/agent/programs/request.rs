@@ -171,7 +171,7 @@ fn bind(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) -> R
     if prefix.bits >= AUTHORITY_BITS && prefix.id.authority() == [0; 8] {
         return Err((Errno::EINVAL, format!("{name} is of authority 0, which is the agents' own; nobody serves it")));
     }
-    agent.programs.rights.check(caller, &prefix, name.written()).map_err(|text| {
+    agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(|text| {
         tracing::info!(%name, program = caller.describe(), "a program has no right to the name that it binds");
         (Errno::EACCES, text)
     })?;
@@ -242,7 +242,7 @@ fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) ->
         let whole = Prefix::from(reply.id);
         let name = written(agent, &whole)?;
         let denied = |text| (Errno::EACCES, text);
-        agent.programs.rights.check(caller, &whole, name.written()).map_err(denied)?;
+        agent.programs.rights.read().check(caller, &whole, name.written()).map_err(denied)?;
     }
     agent.active.hold(socket.cookie).map_err(|error| match error {
         BindError::Unavailable(_) => (Errno::EOPNOTSUPP, error.to_string()),

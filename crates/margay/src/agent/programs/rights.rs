@@ -50,7 +50,7 @@ impl Rights {
     /// As the configuration has it.
     pub fn new(config: &Config) -> Self {
         let grants = config.bind.iter().map(|section| section.get_ref().clone()).collect();
-        Self { operators: config.host.group.clone(), grants }
+        Self { operators: config.host.group.as_ref().map(|name| name.get_ref().clone()), grants }
     }
 
     /// Whether somebody may serve, or be called by, every name of a prefix.
@@ -75,7 +75,7 @@ impl Rights {
         let user = who.user();
         Err(format!(
             "user {user} has no right to {written} on this host; root grants it with [[bind]] user = \"{user}\", \
-             names = [\"{written}\"] in the agent's configuration, and a restart of the agent"
+             names = [\"{written}\"] in the agent's configuration, and `margay reload`"
         ))
     }
 }

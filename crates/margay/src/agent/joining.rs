@@ -1,0 +1,94 @@
+//! Joins a router while the agent runs, and leaves nothing of a join that fails.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_control::api::v1::JoinReply;
+use margay_control::registration::{Home, HomeConfig, Phase};
+use margay_control::token::JoinToken;
+use tokio::time::{Instant, timeout_at};
+
+use super::{Agent, home};
+
+/// A router that is there answers within a second; one that has just started lets hosts in after some more, and one
+/// that is only found by a search within seconds.
+const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+
+/// Joins the router of a token, and waits for the router's answer.
+///
+/// # Errors
+///
+/// The router's reason, or that it is not reached. This host belongs to whom it belonged to before then.
+pub async fn join(agent: &Arc<Agent>, token: JoinToken) -> Result<JoinReply, String> {
+    let config = home::config_of(&agent.config(), token);
+    let reply = JoinReply {
+        authority: config.authority.clone(),
+        router_address: config.router_address.clone(),
+        was_member: false,
+    };
+    let known = agent.services.homes().into_iter().find(|home| is_same(home.config(), &config));
+    if known.as_ref().is_some_and(|known| home::is_connected(known)) {
+        return Ok(JoinReply { was_member: true, ..reply });
+    }
+    // Goes on where nobody waits any longer: what is begun is ended, one way or the other.
+    let agent = Arc::clone(agent);
+    let attempt = tokio::spawn(async move { attempt(&agent, known, config).await });
+    attempt.await.map_err(|error| error.to_string())?.map(|()| reply)
+}
+
+fn is_same(one: &HomeConfig, other: &HomeConfig) -> bool {
+    one.router_key == other.router_key && one.authority == other.authority
+}
+
+/// In place of `known`, which is not connected.
+async fn attempt(agent: &Arc<Agent>, known: Option<Arc<Home>>, config: HomeConfig) -> Result<(), String> {
+    if let Some(known) = &known {
+        leave(agent, known).await;
+    }
+    // A search may find another router of the authority than the one that the token names.
+    let others = || {
+        let of_authority = |home: &Arc<Home>| home.config().authority == config.authority;
+        agent.services.homes().into_iter().filter(of_authority).collect::<Vec<_>>()
+    };
+    let was_member = others().iter().any(|home| home::is_connected(home));
+    let joined = home::add(agent, config.clone());
+    let until = Instant::now() + ANSWER_LIMIT;
+    let answer = loop {
+        let (mut state, mut homes) = (joined.changed(), agent.services.home_changes());
+        let (mut changes, now) = (Vec::new(), state.borrow_and_update().clone());
+        for home in homes.borrow_and_update().iter() {
+            changes.push(home.changed());
+        }
+        if now.phase == Phase::Connected || !was_member && others().iter().any(|home| home::is_connected(home)) {
+            break Ok(());
+        }
+        if now.phase == Phase::Refused {
+            break Err(format!("the router at {} refuses this host: {}", config.router_address, now.why));
+        }
+        let any = futures_util::future::select_all(changes.iter_mut().map(|change| Box::pin(change.changed())));
+        let news = async {
+            tokio::select! {
+                _ = any => {}
+                _ = homes.changed() => {}
+            }
+        };
+        if timeout_at(until, news).await.is_err() {
+            let why = if now.why.is_empty() { "no answer".to_owned() } else { now.why };
+            let limit_s = ANSWER_LIMIT.as_secs();
+            let at = &config.router_address;
+            break Err(format!("the router at {at} has not let this host in within {limit_s} s: {why}"));
+        }
+    };
+    if answer.is_err() {
+        leave(agent, &joined).await;
+        if let Some(known) = known {
+            home::add(agent, known.config().clone());
+        }
+    }
+    answer
+}
+
+async fn leave(agent: &Agent, home: &Arc<Home>) {
+    agent.services.remove_home(home);
+    home.stop().await;
+}

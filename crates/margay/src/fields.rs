@@ -1,0 +1,157 @@
+//! How the values of the configuration are read, each with the form that is wanted where it has another one.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use margay_control::token::{JoinToken, check_address};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+
+use crate::allow;
+use crate::host::card::is_plain;
+use crate::listener;
+
+/// As long as a kernel's host name may be in bytes, several times.
+const HOST_NAME_MAX: usize = 255;
+
+/// A port.
+pub fn port<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    let number = i64::deserialize(from)?;
+    let port = u16::try_from(number).ok().filter(|port| *port != 0);
+    port.ok_or_else(|| D::Error::custom(format!("{number} is no port; it is 1 to 65535")))
+}
+
+/// Names of interfaces.
+pub fn interface_names<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
+    let names = Vec::<String>::deserialize(from)?;
+    match names.iter().find(|name| !is_plain(name)) {
+        Some(name) => {
+            Err(D::Error::custom(format!("`{name}` is no name of an interface; write for example \"docker0\"")))
+        }
+        None => Ok(Some(names)),
+    }
+}
+
+/// A port that may be left out.
+pub fn some_port<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+    port(from).map(Some)
+}
+
+/// A share among instances.
+pub fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let number = i64::deserialize(from)?;
+    let weight = u32::try_from(number).ok().filter(|weight| *weight <= listener::WEIGHT_MAX);
+    weight.ok_or_else(|| {
+        let most = listener::WEIGHT_MAX;
+        D::Error::custom(format!("{number} is no weight; it is 0 to {most}, and 0 takes no new connections"))
+    })
+}
+
+/// A number of partitions; gives the bits that number them.
+pub fn partitions<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    listener::partition_bits(u32::deserialize(from)?).map_err(D::Error::custom)
+}
+
+/// A path that means the same wherever the agent is started.
+pub fn absolute<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+    let path = PathBuf::deserialize(from)?;
+    if !path.is_absolute() {
+        let text = format!("`{}` is no absolute path; write it from / on", path.display());
+        return Err(D::Error::custom(text));
+    }
+    Ok(path)
+}
+
+/// The same, where it may be left out.
+pub fn some_absolute<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
+    absolute(from).map(Some)
+}
+
+/// An address with a port, as it is written in the file and on the command line.
+///
+/// # Errors
+///
+/// It is none; the message has the form.
+pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    let parsed = text.parse::<SocketAddr>();
+    let is_address = parsed.is_ok() || text.parse::<IpAddr>().is_ok();
+    parsed.ok().filter(|address| address.port() != 0).ok_or_else(|| {
+        let what = if is_address { "has no port" } else { "is no address with a port" };
+        format!("`{text}` {what}; write for example \"10.0.0.1:8080\" or \"[fd00::1]:8080\"; names are not looked up")
+    })
+}
+
+/// An address with a port.
+pub fn address_and_port<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    socket_address(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+/// The same, where it may be left out.
+pub fn some_address_and_port<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    address_and_port(from).map(Some)
+}
+
+/// What lists call a host.
+pub fn some_host_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let name = String::deserialize(from)?;
+    if name.is_empty() || name.len() > HOST_NAME_MAX || name.chars().any(|one| one.is_whitespace() || one.is_control())
+    {
+        let text = format!("`{name}` is no name of a host: it has up to {HOST_NAME_MAX} letters, and no blanks");
+        return Err(D::Error::custom(text));
+    }
+    Ok(Some(name))
+}
+
+/// A join token. The message does not show it.
+pub fn some_token<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.trim().parse::<JoinToken>().map_err(D::Error::custom)?;
+    Ok(Some(text))
+}
+
+/// Where others find something: a name or an address, with a port.
+pub fn some_place<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let text = String::deserialize(from)?;
+    check_address(&text).map_err(D::Error::custom)?;
+    Ok(Some(text))
+}
+
+/// An address without a port.
+pub fn address<'de, D: Deserializer<'de>>(from: D) -> Result<IpAddr, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map_err(|_| {
+        let what = if text.parse::<SocketAddr>().is_ok() { "has a port" } else { "is no address" };
+        D::Error::custom(format!("`{text}` {what}; write for example \"10.0.0.1\" or \"fd00::1\""))
+    })
+}
+
+/// The same, where it may be left out.
+pub fn some_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D::Error> {
+    address(from).map(Some)
+}
+
+/// Where a socket listens that packets can be brought to.
+pub fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    let address = address_and_port(from)?;
+    listener::deliverable(address).map_err(D::Error::custom)?;
+    Ok(Some(address))
+}
+
+/// Who may connect.
+pub fn allow_list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let words = Vec::<String>::deserialize(from)?;
+    allow::parse(&words).map_err(D::Error::custom)?;
+    Ok(words)
+}
+
+/// A DNS zone.
+pub fn zone<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let zone = String::deserialize(from)?.trim_end_matches('.').to_ascii_lowercase();
+    let is_label = |label: &str| {
+        !label.is_empty() && label.len() <= 63 && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    if zone.len() > 128 || !zone.split('.').all(is_label) {
+        return Err(D::Error::custom(format!("`{zone}` is no DNS zone; write for example \"sal.internal\"")));
+    }
+    Ok(zone)
+}

@@ -219,7 +219,6 @@ impl Merge {
 
     /// What a member that is gone has sent, and the peer has not acknowledged, will not come.
     pub(crate) fn abandon(&mut self, member: &Member) {
-        self.open.retain(|key, _| !is_stream_of(member.id, key.0));
         for (_, csn) in member.sources.iter() {
             if let Some(place) = self.ring.get_mut(*csn) {
                 let skipped = match place {
@@ -231,6 +230,17 @@ impl Merge {
                 *place = Place::Abandoned(skipped);
             }
         }
+        // The peer may have begun frames for good whose ends never came here. There is no number to pass over, so each of the
+        // member's streams is given one: whoever has its place next would wait for ever.
+        let mut cut = BTreeMap::new();
+        for (stream, is_unordered, mid) in self.open.keys().filter(|key| is_stream_of(member.id, key.0)) {
+            let last = cut.entry((*stream, *is_unordered)).or_insert(*mid);
+            *last = Csn(*last).later(Csn(*mid)).0;
+        }
+        for ((stream, is_unordered), mid) in cut {
+            self.ring.push(Place::Abandoned(Some(SkippedRepr { stream, is_unordered, mid })));
+        }
+        self.open.retain(|key, _| !is_stream_of(member.id, key.0));
     }
 
     /// Tells the peer of what will not come, once all before it has been acknowledged.

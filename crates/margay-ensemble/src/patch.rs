@@ -42,7 +42,7 @@ pub(crate) fn tell<R: Rules>(split: &Split, member: &mut Member, now: Instant, o
             if !marks.confirmed.is_before(wanted) {
                 return marks.repeat.stop();
             }
-            if marks.told.is_before(wanted) {
+            if marks.told.is_before(wanted) || marks.repeat.due().is_none() {
                 marks.repeat.start(now);
             } else if !marks.repeat.is_due(now) {
                 return;
@@ -72,7 +72,8 @@ fn release<R: Rules>(split: &Split, member: &mut Member, now: Instant, outbox: &
     }
     let Sequencing::Patches(patches) = &mut member.sequencing else { return };
     let Some((lsn, mid)) = to else { return patches.repeat.stop() };
-    if patches.forwarded.is_none_or(|(was, _)| was.is_before(lsn)) {
+    // It may have been held back after it was released: by a frame of which only a part has come.
+    if patches.forwarded.is_none_or(|(was, _)| was.is_before(lsn)) || patches.repeat.due().is_none() {
         patches.forwarded = Some((lsn, mid));
         patches.repeat.start(now);
     } else if !patches.repeat.is_due(now) {

@@ -66,6 +66,9 @@ pub trait Plugin {
     /// A frame of the peer: decides whose it is. `rtx` is kept with it, zero at first.
     fn redirect(&mut self, frame: &mut Frame<'_>, members: &Members, rtx: &mut u64) -> Verdict;
 
+    /// A frame whose member is not to be chosen: of a stream that has one, or of a connection that is pinned.
+    fn follow(&mut self, _frame: &mut Frame<'_>, _member: MemberId, _rtx: &mut u64) {}
+
     /// The peer repeats a frame, which keeps its member: the same change of its bytes.
     fn again(&mut self, _frame: &mut Frame<'_>, _rtx: &mut u64) {}
 

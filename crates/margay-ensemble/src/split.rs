@@ -299,6 +299,7 @@ impl Split {
             && let Some(member) = self.follow(around.members, number, repr.mid)?
         {
             let is_safe = self.streams.get(&number).is_some_and(|stream| stream.is_safe);
+            around.plugin.follow(frame, member, &mut rtx);
             return Ok(Decision { member, is_safe, rtx, open: None });
         }
         let (member, is_safe) = self.redirect(around, frame, &mut rtx)?;
@@ -318,10 +319,9 @@ impl Split {
         let is_idle = stream.is_idle() && frames.map(|(_, open)| open).all(OpenFrame::is_complete);
         match stream.member.filter(|id| members.get(*id).is_some()) {
             _ if is_next && is_idle => Ok(None),
-            // One that drains is given no new frames: they go elsewhere once it has acknowledged those that it has.
-            Some(member) if members.is_active(member) => Ok(Some(member)),
-            Some(member) if mid.wrapping_sub(stream.top) >= 1 << 31 => Ok(Some(member)),
-            _ => Err(Dropped::BeforeFirst),
+            // Also to one that drains: its acknowledgements may wait for this very frame.
+            Some(member) => Ok(Some(member)),
+            None => Err(Dropped::BeforeFirst),
         }
     }
 
@@ -333,7 +333,11 @@ impl Split {
     ) -> Result<(MemberId, bool), Nowhere> {
         if let Some((pinned, is_safe)) = self.pinned {
             let is_there = around.members.get(pinned).is_some();
-            return if is_there { Ok((pinned, is_safe)) } else { Err(Failure::PinnedMemberGone.into()) };
+            if !is_there {
+                return Err(Failure::PinnedMemberGone.into());
+            }
+            around.plugin.follow(frame, pinned, rtx);
+            return Ok((pinned, is_safe));
         }
         if around.members.active().next().is_none() {
             return Err(Dropped::NoMember.into());

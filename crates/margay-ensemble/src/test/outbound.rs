@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::rig::{Rig, data, free, of_stream, sack, whole};
+use super::rig::{Rig, data, fragment, free, of_stream, sack, whole};
 use crate::{Kind, To};
 
 #[test]
@@ -66,4 +66,20 @@ fn what_a_dead_member_owes_the_peer_is_passed_over_when_its_turn_comes() {
     rig.sent();
     rig.member(c, &data(&whole(0), b"c0"));
     assert_eq!(rig.sent_to(To::Peer), ["data 4.0#2 c0"]);
+}
+
+/// The peer has the first half for good, and nothing else of it has a number.
+#[test]
+fn a_frame_that_a_dead_member_only_began_is_passed_over() {
+    let (mut rig, [a, _]) = Rig::two(Kind::Margay);
+    rig.member(a, &data(&fragment(0, 0, 0, false), b"half"));
+    rig.peer(&sack(0, &[])).expect("it lives");
+    rig.sent();
+    rig.switch.died(rig.now, a);
+    assert_eq!(rig.sent_to(To::Peer), ["forward 1 0#0", "sack 4294967295"]);
+    rig.peer(&sack(1, &[])).expect("it lives");
+    rig.join(Kind::Margay);
+    let c = rig.switch.members().active().next().expect("it has the first place");
+    rig.member(c, &data(&whole(0), b"whole"));
+    assert_eq!(rig.sent_to(To::Peer), ["data 2.0#1 whole"]);
 }

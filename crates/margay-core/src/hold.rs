@@ -14,7 +14,7 @@ use crate::entry::{Passage, PathId};
 use crate::event::Lifecycle;
 use crate::flow::Flow;
 use crate::key::HostId;
-use crate::location::{Hold, Moving, Scope};
+use crate::location::{Hold, Location, Moving, Pair, Scope};
 use crate::moving::wait_for;
 use crate::sal::Sal;
 use crate::setup::Draft;
@@ -69,14 +69,14 @@ impl Sal {
         self.locations.with(Scope::of(host), |location| {
             location.hold = is_used.then_some(Hold { tries: 0, next: now });
             // Its flows may be direct where this end's are not yet.
-            location.watches = true;
+            location.begin_watch();
         });
     }
 
     /// The pair is what it was for this host. The peer may see another, such as one that has started again and does not know yet
     /// what it sends from: its direct path is held then, and it waits to hear that its packets come.
     pub(crate) fn watch_direct(&mut self, host: HostId) {
-        self.locations.with(Scope::of(host), |location| location.watches = true);
+        self.locations.with(Scope::of(host), Location::begin_watch);
         self.announce_paths(host);
     }
 
@@ -111,22 +111,37 @@ impl Sal {
     pub fn handle_path_direct(&mut self, now: Instant, path: PathId) {
         self.now = now;
         if let Some(host) = self.associations.get(path.0).map(|association| association.host) {
-            self.say_of_direct(host, MoveFlags::DIRECT);
+            let watch = self.locations.get(Scope::of(host)).map_or(0, |location| location.watch);
+            self.say_of_direct(host, MoveFlags::DIRECT, watch);
         }
     }
 
-    fn say_of_direct(&mut self, host: HostId, flags: MoveFlags) {
+    fn say_of_direct(&mut self, host: HostId, flags: MoveFlags, number: u32) {
         let Some(pair) = self.pair_of(host) else { return };
-        let number = self.locations.get(Scope::of(host)).map_or(0, |location| location.number);
         let extensions = [Extension::Move(MoveRepr { number, token: 0, address: pair.remote, flags })];
         let mut draft = Draft::new(Kind::Probe, FlowId(0), FlowId(0));
         draft.extensions = &extensions;
         self.send_over(host, pair, draft);
     }
 
+    /// What a peer says of direct packets. It comes late, or twice, where the network is like that: what it says of a
+    /// pair that has been left since, or of an earlier watch, is no word about the pair in use.
+    pub(crate) fn hear_of_direct(&mut self, now: Instant, host: HostId, pair: Pair, said: &MoveRepr) {
+        if said.flags.contains(MoveFlags::OPENED) {
+            return self.end_watch(host, said.number);
+        }
+        let is_there = |known: Pair| {
+            let is_here = known.local.is_none() || pair.local.is_none() || known.local == pair.local;
+            known.remote == pair.remote && is_here
+        };
+        if self.pair_of(host).is_some_and(is_there) {
+            self.open_direct(now, host, said.number);
+        }
+    }
+
     /// The peer has seen a direct packet of this host; it hears that this host has heard of it.
-    pub(crate) fn open_direct(&mut self, now: Instant, host: HostId) {
-        self.say_of_direct(host, MoveFlags::OPENED);
+    fn open_direct(&mut self, now: Instant, host: HostId, watch: u32) {
+        self.say_of_direct(host, MoveFlags::OPENED, watch);
         let was_held = self.locations.with(Scope::of(host), |location| location.hold.take().is_some());
         if !was_held {
             return;
@@ -142,9 +157,12 @@ impl Sal {
         self.announce_paths(host);
     }
 
-    /// The peer needs to hear no more of direct packets.
-    pub(crate) fn end_watch(&mut self, host: HostId) {
-        if self.locations.with(Scope::of(host), |location| core::mem::take(&mut location.watches)) {
+    /// The peer needs to hear no more of direct packets, since it has heard of this watch.
+    fn end_watch(&mut self, host: HostId, watch: u32) {
+        let is_over = self
+            .locations
+            .with(Scope::of(host), |location| location.watch == watch && core::mem::take(&mut location.watches));
+        if is_over {
             self.announce_paths(host);
         }
     }

@@ -220,20 +220,15 @@ impl Sal {
         if message.flags.contains(Flags::CONFIRM) {
             return probe.map_or(Ok(()), |probe| self.handle_alive(now, host, &probe));
         }
-        let flags = probe.map_or(MoveFlags::empty(), |probe| probe.flags);
-        if flags.intersects(MoveFlags::DIRECT | MoveFlags::OPENED) {
-            if flags.contains(MoveFlags::DIRECT) {
-                self.open_direct(now, host);
-            } else {
-                self.end_watch(host);
-            }
-            return Ok(());
-        }
         let pair = Pair { local: self.arrival, remote: from };
         let Some(probe) = probe else {
             self.confirm_probe(association, message, pair);
             return Ok(());
         };
+        if probe.flags.intersects(MoveFlags::DIRECT | MoveFlags::OPENED) {
+            self.hear_of_direct(now, host, pair, &probe);
+            return Ok(());
+        }
         let is_known = self.pair_of(host).is_some_and(|known| known.remote == from);
         let flags = if is_known { MoveFlags::empty() } else { MoveFlags::ELSEWHERE };
         self.send_probe(host, pair, MoveRepr { address: from, flags, ..probe }, Flags::CONFIRM);

@@ -207,8 +207,11 @@ pub(crate) struct Ask {
     pub next: Instant,
     /// Which one the peer has answered over, with its token.
     pub answered: Option<(Pair, u64)>,
-    /// The peer has found this host where it leaves: by this pair it shall find it instead.
+    /// The peer has found this host where it leaves, or a move before this one was not confirmed: by this pair it
+    /// shall find it instead.
     pub wish: Option<Pair>,
+    /// Moves to the pair that is wished that were answered, and not confirmed.
+    pub unconfirmed: u8,
 }
 
 /// A path record is held until a direct packet has come by the new pair.
@@ -281,6 +284,8 @@ pub(crate) struct Location {
     pub hold: Option<Hold>,
     /// The peer holds its direct path, too, and waits to hear that a direct packet came.
     pub watches: bool,
+    /// Number of this watch, or of the last one: DIRECT bears it, and OPENED gives it back.
+    pub watch: u32,
     pub suspicion: Option<Suspicion>,
     /// At which address the peer sees this host, by the pair in use.
     pub seen: Option<SocketAddr>,
@@ -316,6 +321,7 @@ impl Default for Location {
             rendezvous: None,
             hold: None,
             watches: false,
+            watch: 0,
             suspicion: None,
             seen: None,
             keep_alive: None,
@@ -343,6 +349,12 @@ impl Location {
     /// Whether a location is later than the one in force, and than any that `own` may still bring about.
     pub fn is_later(&self, found: Numbered, own: HostId) -> bool {
         found.is_after(self.force) && found.is_after(Numbered { number: self.spent, by: own })
+    }
+
+    /// The peer is to hear of direct packets that come from now on.
+    pub fn begin_watch(&mut self) {
+        self.watches = true;
+        self.watch = self.watch.wrapping_add(1);
     }
 
     /// The number of the next move.

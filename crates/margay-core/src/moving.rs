@@ -229,6 +229,7 @@ impl Sal {
                 next: now,
                 answered: None,
                 wish: None,
+                unconfirmed: 0,
             });
         });
     }
@@ -265,7 +266,7 @@ impl Sal {
                 // The peer has answered over this pair, and may have committed to it.
                 let others = self.pairs_for(scope.host).into_iter().filter(|pair| *pair != answered);
                 let pairs = core::iter::once(answered).chain(others).take(PAIRS_MAX).collect();
-                self.leave(now, scope, Cause::Silence, true, pairs);
+                self.replace_unconfirmed(now, scope, answered, pairs);
             }
             Some((_, _, Some((pair, token)), _)) => self.send_done(scope, pair, token),
             Some((pairs, tries, None, cause)) => {
@@ -665,7 +666,7 @@ impl Sal {
         let (own, pair) = (self.host_id(), Pair { local: self.arrival, remote: from });
         let found = Numbered { number: theirs.number, by: scope.host };
         let is_here = self.pair_in_use(scope).is_some_and(|pair| pair.remote == from);
-        let wish = self.wish_instead_of(scope, pair);
+        let wish = self.wish_instead_of(scope, pair).map(|wished| (wished, 0));
         let (is_later, is_last) = self.locations.with(scope, |location| {
             let result = (location.is_later(found, own), location.force == found);
             if result.0 {
@@ -697,19 +698,17 @@ impl Sal {
             let chosen = |(pair, token): &(Pair, u64)| pair.remote == from && *token == theirs.token;
             let (pair, _) = ask.answered.filter(chosen).ok_or(DropReason::Unexpected)?;
             location.force = Numbered { number: location.number, by: own };
-            let result = (pair, ask.broken, ask.cause, ask.wish);
+            let result = (pair, ask.broken, ask.cause, ask.wish.map(|wished| (wished, ask.unconfirmed)));
             location.take(MoveEvent::Confirmed);
             location.ask = None;
             Ok(result)
         });
         let (pair, broken, cause, wish) = ended?;
-        if self.pair_in_use(scope) == Some(pair) && cause != Cause::Restart {
-            if scope.is_host() {
-                self.watch_direct(scope.host);
-            }
-            return Ok(());
+        if self.pair_in_use(scope) != Some(pair) || cause == Cause::Restart {
+            self.place(now, scope, pair, broken, cause);
+        } else if scope.is_host() {
+            self.watch_direct(scope.host);
         }
-        self.place(now, scope, pair, broken, cause);
         self.pursue(now, scope, wish);
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use margay_core::table::{Action, NextHop, Rule};
-use margay_core::{AssociationInfo, FlowInfo, Instant, Lifecycle, Moving};
+use margay_core::{AssociationInfo, FlowInfo, Instant, Lifecycle, Moving, Passage};
 
 use crate::network::TimeOuts;
 use crate::stream::{Plan, State};
@@ -302,7 +302,9 @@ impl Unrest {
             }
             let other = if host == self.client { self.server } else { self.client };
             let other = self.world.host(other).sal.host();
-            let is_well = |path: &AssociationInfo| path.moving == Moving::Settled && path.trouble.is_none();
+            let is_well = |path: &AssociationInfo| {
+                path.moving == Moving::Settled && path.trouble.is_none() && path.passage == Passage::Open
+            };
             if let Some(path) =
                 self.world.host(host).sal.paths().iter().find(|path| path.host == other && !is_well(path))
             {

@@ -2,7 +2,9 @@
 
 mod site;
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
 use margay_core::Carriage;
@@ -11,7 +13,7 @@ use margay_core::{AssociationSetup, Cause, DropReason, Event, Lifecycle, RemoveR
 use margay_sim::check::nothing_left_over;
 use margay_sim::stream::{Plan, State};
 use margay_sim::{Weather, World};
-use margay_wire::{Kind, PORT, kind_of};
+use margay_wire::{Kind, Message, MoveFlags, PORT, kind_of};
 
 use site::{CHAT, RTT, SECOND, Site, address, site, steady, v6};
 
@@ -396,4 +398,45 @@ fn a_host_that_registers_again_from_where_it_was_is_where_it_was() {
     let now = site.world.now;
     site.world.host(site.router).sal.install_association(now, setup);
     assert_eq!(path(&mut site), before);
+}
+
+/// What a peer has said of the first move's path comes after the second move: it is no word about the second one's.
+#[test]
+fn a_host_that_moves_twice_in_a_short_time_is_direct_again() {
+    // The second time to a third place, or back to the first.
+    for (seed, second) in [(31, 62), (32, 60)] {
+        let mut site = site(seed, steady(), true, (CHAT, CHAT));
+        site.world.set_addresses(site.client, vec![address(60)]);
+        site.world.run_for(SECOND);
+        let late = Rc::new(RefCell::new(Vec::new()));
+        let caught = Rc::clone(&late);
+        site.world.network.losing = Some(Box::new(move |packet| {
+            let is_opened = !packet.is_direct && says_opened(packet.bytes);
+            if is_opened {
+                caught.borrow_mut().push((packet.from, packet.to, packet.bytes.to_vec()));
+            }
+            is_opened
+        }));
+        site.world.set_addresses(site.client, vec![address(61)]);
+        site.world.run_for(SECOND);
+        // The first packets that go directly after the second move are lost.
+        site.world.network.losing = Some(Box::new(|packet| packet.is_direct));
+        site.world.set_addresses(site.client, vec![address(second)]);
+        site.world.run_for(RTT * 4);
+        assert_eq!(site.servers_flow().remote, Some(SocketAddr::new(address(second), PORT)), "it has moved");
+        assert!(!late.borrow().is_empty(), "nobody has said that a path is open");
+        for (from, to, bytes) in late.take() {
+            site.world.inject(from, to, bytes);
+        }
+        site.world.run_for(RTT * 4);
+        site.world.network.losing = None;
+        site.world.run_for(20 * SECOND);
+        let carriages = [site.flow().carriage, site.servers_flow().carriage];
+        assert_eq!(carriages, [Carriage::Direct; 2], "seed {seed}: {:?} {:?}", site.flow(), site.servers_flow());
+    }
+}
+
+fn says_opened(datagram: &[u8]) -> bool {
+    let said = Message::parse(datagram).ok().filter(|message| message.kind == Kind::Probe);
+    said.and_then(|message| message.location()).is_some_and(|said| said.flags.contains(MoveFlags::OPENED))
 }

@@ -10,6 +10,7 @@ mod bad_weather;
 mod black_hole;
 mod both_move;
 mod cache_off;
+mod cloned_key;
 mod datagram_rate;
 mod direct_throughput;
 mod encap_throughput;
@@ -20,6 +21,7 @@ mod firewalled;
 mod flooding;
 mod flow_memory;
 mod grants;
+mod half_closed;
 mod hijack;
 mod host_death;
 mod host_tcp;
@@ -183,6 +185,8 @@ pub const ALL: &[Scenario] = &[
     multipath::SCENARIO,
     hijack::SCENARIO,
     intruders::SCENARIO,
+    cloned_key::SCENARIO,
+    half_closed::SCENARIO,
     model::SCENARIO,
     bad_weather::SCENARIO,
     trace::SCENARIO,

@@ -65,6 +65,7 @@ mod unrest;
 mod up_down;
 mod virtual_addresses;
 mod wide_area;
+mod wrong_inputs;
 
 use std::path::Path;
 
@@ -149,6 +150,7 @@ pub const ALL: &[Scenario] = &[
     flow_memory::SCENARIO,
     odd_hosts::SCENARIO,
     up_down::SCENARIO,
+    wrong_inputs::SCENARIO,
     hostile_packets::SCENARIO,
     virtual_addresses::SCENARIO,
     real_addresses::SCENARIO,

@@ -230,6 +230,10 @@ pub(super) fn granted(agent: &Agent, request: &MemberGrantRequest) -> Result<(Me
     });
     let member = match &found[..] {
         [member] => member,
+        [] if !request.authority.is_empty() => {
+            let authority = &request.authority;
+            return Err(not_found(format!("{id} is no member of {authority}; `margay id member list` shows them")));
+        }
         [] => return Err(not_a_member(id)),
         _ => return Err(misuse(format!("{id} is a member of several authorities here; say which: --authority NAME"))),
     };

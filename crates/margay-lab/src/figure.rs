@@ -16,6 +16,20 @@ const BAR_WIDTH: f64 = 420.0;
 const ROW_HEIGHT: usize = 26;
 const LEFT: usize = 240;
 
+/// Bars of the picture in the README, each as a share of plain TCP's: what it says, where it is measured, and whether the figure is a
+/// multiple of what plain TCP needs.
+const SUMMARY: [(&str, &str, &str, bool); 7] = [
+    ("one stream by name, 1 Gbit/s link", "direct-throughput", "ratio_1g", false),
+    ("one stream by name, link without limit", "direct-throughput", "ratio_1", false),
+    ("round trips a second, one connection", "round-trips", "p50_ratio", true),
+    ("connections a second", "setup-latency", "rate_ratio", false),
+    ("one stream, encapsulated", "secure-throughput", "encap_ratio", false),
+    ("one stream, secure", "secure-throughput", "secure_ratio", false),
+    ("one stream, wireguard-go, without Margay", "secure-throughput", "tunnel_ratio", false),
+];
+/// Room for the words of those.
+const SUMMARY_LEFT: usize = 300;
+
 /// Runs scenarios (all, unless some are named) and writes their results to `out`. Returns the exit status.
 ///
 /// # Errors
@@ -41,6 +55,7 @@ pub fn write_all(out: &Path, names: &[String]) -> Result<u8> {
     let reports = read_all(&out)?;
     write(&out, "README.md", &page(&reports, &out))?;
     write(&out, "ratios.svg", &picture(&reports))?;
+    write(&out, "summary.svg", &summary(&reports))?;
     Ok(status)
 }
 
@@ -112,8 +127,24 @@ fn picture(reports: &[(&Scenario, Report)]) -> String {
             rows.push((format!("{} {}", scenario.name, bound.figure), report.figures.get(bound.figure), limit));
         }
     }
+    bars(&rows, LEFT, true)
+}
+
+/// The picture in the README: few figures, in words. Scenarios that were never measured are left out.
+fn summary(reports: &[(&Scenario, Report)]) -> String {
+    let measured = SUMMARY.iter().filter_map(|(words, scenario, figure, is_multiple)| {
+        let (_, report) = reports.iter().find(|(found, _)| found.name == *scenario)?;
+        let value = report.figures.get(figure);
+        let share = if *is_multiple && value > 0.0 { 1.0 / value } else { value };
+        Some(((*words).to_owned(), (share * 100.0).round() / 100.0, 1.0))
+    });
+    bars(&measured.collect::<Vec<_>>(), SUMMARY_LEFT, false)
+}
+
+/// One bar for each name and figure, with a mark; red where it `is_judged` and does not reach that.
+fn bars(rows: &[(String, f64, f64)], left: usize, is_judged: bool) -> String {
     let height = rows.len() * ROW_HEIGHT + 10;
-    let width = LEFT + BAR_WIDTH as usize + 70;
+    let width = left + BAR_WIDTH as usize + 70;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" \
          font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
@@ -121,17 +152,17 @@ fn picture(reports: &[(&Scenario, Report)]) -> String {
     for (row, (name, figure, limit)) in rows.iter().enumerate() {
         let y = row * ROW_HEIGHT + 8;
         let bar = figure.clamp(0.0, 1.0) * BAR_WIDTH;
-        let colour = if figure >= limit { "#4c8c6b" } else { "#b5473c" };
-        let mark = LEFT as f64 + limit * BAR_WIDTH;
+        let colour = if figure >= limit || !is_judged { "#4c8c6b" } else { "#b5473c" };
+        let mark = left as f64 + limit * BAR_WIDTH;
         let _ = writeln!(text, "<text x=\"8\" y=\"{}\">{name}</text>", y + 13);
-        let _ = writeln!(text, "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{bar:.0}\" height=\"16\" fill=\"{colour}\"/>");
+        let _ = writeln!(text, "<rect x=\"{left}\" y=\"{y}\" width=\"{bar:.0}\" height=\"16\" fill=\"{colour}\"/>");
         let _ = writeln!(
             text,
             "<line x1=\"{mark:.0}\" x2=\"{mark:.0}\" y1=\"{}\" y2=\"{}\" stroke=\"#222222\" stroke-width=\"2\"/>",
             y - 3,
             y + 19
         );
-        let _ = writeln!(text, "<text x=\"{:.0}\" y=\"{}\">{figure}</text>", LEFT as f64 + bar + 8.0, y + 13);
+        let _ = writeln!(text, "<text x=\"{:.0}\" y=\"{}\">{figure}</text>", left as f64 + bar + 8.0, y + 13);
     }
     text.push_str("</svg>\n");
     text
@@ -141,6 +172,16 @@ fn picture(reports: &[(&Scenario, Report)]) -> String {
 mod tests {
     use super::*;
     use crate::report::Figures;
+
+    #[test]
+    fn the_picture_of_the_readme_is_of_the_figures_beside_it() {
+        let out = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures");
+        let drawn =
+            fs::read_to_string(out.join("summary.svg")).expect("`margay lab figures --out docs/figures NAME` draws it");
+        let reports = read_all(&out).expect("reports");
+        assert!(drawn == summary(&reports), "docs/figures/summary.svg is stale");
+        assert_eq!(drawn.matches("<rect").count(), SUMMARY.len() + 1);
+    }
 
     #[test]
     fn pages_and_pictures_have_every_bound() {

@@ -1,6 +1,7 @@
 //! The reference pages of the book, made from the program: `make reference` writes them, the test fails when they are
 //! stale.
 
+mod examples;
 pub mod settings;
 
 use std::collections::BTreeMap;

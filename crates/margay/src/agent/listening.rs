@@ -219,16 +219,16 @@ mod test {
             found.collect::<Vec<_>>()
         };
         let card = listener("10.0.0.2:80");
-        assert!(!demux(&[card.clone()], &[])[0].is_looked_up);
-        assert!(demux(&[card.clone()], &["10.0.0.2:80"])[0].is_looked_up);
+        assert!(!demux(std::slice::from_ref(&card), &[])[0].is_looked_up);
+        assert!(demux(std::slice::from_ref(&card), &["10.0.0.2:80"])[0].is_looked_up);
         let six = listener("[fd00::2]:80");
         let both = [card, six];
         assert_eq!(demux(&both, &["10.0.0.2:80", "[fd00::2]:80"]).len(), 1);
         assert_eq!(demux(&both, &[]).len(), 1);
         assert_eq!(demux(&both, &["10.0.0.2:80"]).len(), 2, "a client of one sees another than that of the other");
         let loopback = Listener { protocol: None, ..listener("127.0.0.1:80") };
-        assert_eq!(demux(&[loopback.clone()], &["127.0.0.1:80"])[0].protocol, None);
-        assert_eq!(demux(&[loopback.clone()], &[])[0].protocol, Some(17), "datagrams alone get there");
+        assert_eq!(demux(std::slice::from_ref(&loopback), &["127.0.0.1:80"])[0].protocol, None);
+        assert_eq!(demux(std::slice::from_ref(&loopback), &[])[0].protocol, Some(17), "datagrams alone get there");
         assert!(demux(&[Listener { protocol: Some(Protocol::Tcp), ..loopback.clone() }], &[]).is_empty());
         assert!(demux(&[Listener { address: "[::1]:80".parse().expect("literal"), ..loopback }], &[]).is_empty());
     }

@@ -290,7 +290,7 @@ mod test {
     fn a_socket_that_is_bound_to_an_interface_is_no_listener_and_says_so() {
         let bound = Seen { interface: NonZeroU32::new(1), ..seen(1, 1, Tcp, "0.0.0.0:80") };
         let rule = rule(None, None);
-        assert!(found(&rule, &[bound.clone()]).is_empty());
+        assert!(found(&rule, std::slice::from_ref(&bound)).is_empty());
         let why = rule.out_of_reach([&bound].into_iter()).expect("it is meant");
         assert!(why.contains("0.0.0.0:80") && why.contains("the interface lo "), "{why}");
         assert_eq!(

@@ -28,6 +28,8 @@ pub struct Network {
 
 #[derive(Default)]
 struct Told {
+    /// Whether there was a look before.
+    looked: bool,
     addresses: Vec<IpAddr>,
     interfaces: Vec<u32>,
     cards: Vec<Card>,
@@ -103,7 +105,11 @@ pub async fn refresh(agent: &Agent, look: Look) {
     }
     if has_changed {
         let gone: Vec<IpAddr> = told.addresses.iter().copied().filter(|known| !addresses.contains(known)).collect();
-        agent.services.homes().iter().for_each(|home| home.moved(gone.clone()));
+        // The first look finds what was there when the streams to routers were opened: each would be opened twice.
+        if told.looked {
+            agent.services.homes().iter().for_each(|home| home.moved(gone.clone()));
+        }
+        told.looked = true;
         agent.searches.look_again();
         (told.addresses, told.interfaces) = (addresses.clone(), interfaces);
     }

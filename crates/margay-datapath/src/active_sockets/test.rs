@@ -270,12 +270,20 @@ print('ready', flush=True)"
         );
         let mut program = cgroup.run("", &script);
         assert_eq!(program.1, "ready", "{kind} {early} {late}");
-        let socket = active.listens(|socket| socket.owner == Some(OWNER) && socket.address.port() == port);
+        // Both may be told in one go.
+        let (mut heard, mut is_rebound) = (None, late.is_empty());
+        let socket = active.next(|change| {
+            match change {
+                Change::Listens(socket) if socket.owner == Some(OWNER) && socket.address.port() == port => {
+                    heard = Some(socket);
+                }
+                Change::Rebound => is_rebound = true,
+                _ => {}
+            }
+            heard.take_if(|_| is_rebound)
+        });
         assert_eq!(socket.takes_both, takes_both, "{kind} {early} {late}");
         assert_eq!(socket.interface.is_some(), is_bound && late.is_empty(), "{kind} {early} {late}");
-        if !late.is_empty() {
-            active.next(|change| (change == Change::Rebound).then_some(()));
-        }
         let now = active.listening(None).expect("a look").into_iter().find(|known| known.cookie == socket.cookie);
         let now = now.expect("it listens");
         assert_eq!((now.takes_both, now.interface.is_some()), (takes_both, is_bound), "{kind} {early} {late}");

@@ -75,6 +75,8 @@ pub(crate) struct Ending {
     pub own: End,
     /// And after the peer's.
     pub peer: End,
+    /// The same of one that the application has not acknowledged yet: it may never take it (RFC 5961).
+    pub waiting: End,
 }
 
 /// The number after a FIN; zero while none has passed. A FIN whose next number is zero is not noticed: its flow is
@@ -93,11 +95,16 @@ impl End {
         let end = self.0.load(Ordering::Relaxed);
         (end != 0).then_some(end)
     }
+
+    /// Whether it is this one; then it is forgotten.
+    pub(crate) fn take(&self, end: u32) -> bool {
+        self.known() == Some(end) && self.0.swap(0, Ordering::Relaxed) == end
+    }
 }
 
 impl Ending {
     pub(crate) const fn new() -> Self {
-        Self { own: End(AtomicU32::new(0)), peer: End(AtomicU32::new(0)) }
+        Self { own: End(AtomicU32::new(0)), peer: End(AtomicU32::new(0)), waiting: End(AtomicU32::new(0)) }
     }
 
     /// Whether each end has acknowledged all of the other's. FINs and acknowledgements may have passed in user space,

@@ -183,6 +183,9 @@ pub(crate) fn carry<C: Core>(
     if route.wants_pinhole {
         shared.send_pinhole(route.flow);
     }
+    if route.takes_end {
+        shared.notice(Notice::Acknowledged);
+    }
     Ok(())
 }
 

@@ -19,6 +19,7 @@ mod find_router;
 mod firewalled;
 mod flooding;
 mod flow_memory;
+mod full_backlog;
 mod grants;
 mod hijack;
 mod host_death;
@@ -167,6 +168,7 @@ pub const ALL: &[Scenario] = &[
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,
+    full_backlog::SCENARIO,
     judged::SCENARIO,
     tampered_host::SCENARIO,
     af_serval::SCENARIO,

@@ -73,10 +73,8 @@ impl WireState {
 pub(crate) struct Ending {
     /// The number after the application's FIN.
     pub own: End,
-    /// And after the peer's.
+    /// And after the peer's, whether or not the application takes it (RFC 5961): it counts once it is acknowledged.
     pub peer: End,
-    /// The same of one that the application has not acknowledged yet: it may never take it (RFC 5961).
-    pub waiting: End,
 }
 
 /// The number after a FIN; zero while none has passed. A FIN whose next number is zero is not noticed: its flow is
@@ -96,15 +94,15 @@ impl End {
         (end != 0).then_some(end)
     }
 
-    /// Whether it is this one; then it is forgotten.
-    pub(crate) fn take(&self, end: u32) -> bool {
-        self.known() == Some(end) && self.0.swap(0, Ordering::Relaxed) == end
+    /// Whether an acknowledgement is of it.
+    pub(crate) fn is(&self, acknowledgement: u32) -> bool {
+        self.known() == Some(acknowledgement)
     }
 }
 
 impl Ending {
     pub(crate) const fn new() -> Self {
-        Self { own: End(AtomicU32::new(0)), peer: End(AtomicU32::new(0)), waiting: End(AtomicU32::new(0)) }
+        Self { own: End(AtomicU32::new(0)), peer: End(AtomicU32::new(0)) }
     }
 
     /// Whether each end has acknowledged all of the other's. FINs and acknowledgements may have passed in user space,

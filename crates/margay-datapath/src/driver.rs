@@ -554,11 +554,9 @@ impl<C> Shared<C> {
     pub fn take_ending(&self, flow: FlowId, arrived: &Arrived, (known, seen): (Unjudged, Option<Connection>)) -> u8 {
         let Some(ending) = arrived.ending(known) else { return 0 };
         let taken = ending.taken(seen.as_ref());
+        self.table.read().note_peer_end(flow, ending.end);
         if taken == 0 {
             self.endings.wait(flow, &ending);
-            self.table.read().await_end(flow, ending.end);
-        } else if taken & FIN != 0 {
-            self.table.read().note_peer_end(flow, ending.end);
         }
         taken
     }

@@ -87,6 +87,11 @@ impl Endings {
         }
     }
 
+    /// Whether any waits.
+    pub fn are_waiting(&self) -> bool {
+        !self.0.lock().is_empty()
+    }
+
     /// Asks again of each: `judge` gives flags of what was taken, or `None` where the connection is no more. Gives
     /// those that were taken, with these flags.
     pub fn judge(&self, judge: impl Fn(FlowId, &Unjudged) -> Option<u8>) -> Vec<(FlowId, Unjudged, u8)> {

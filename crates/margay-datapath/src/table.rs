@@ -69,7 +69,7 @@ pub struct EgressRoute {
     pub is_beside: bool,
     /// A pinhole with this packet's numbers is wanted.
     pub wants_pinhole: bool,
-    /// It acknowledges a FIN of the peer's that waits for that.
+    /// It acknowledges a FIN of the peer's.
     pub takes_end: bool,
     /// What its chunks are to be sealed with.
     pub seal: Option<Arc<Seal>>,
@@ -337,7 +337,7 @@ impl Table {
             slot.ending.own.note(numbers.end);
             slot.segment.fetch_max((bytes / segments.max(1)) as u32, Ordering::Relaxed);
         }
-        let takes_end = numbers.is_some_and(|numbers| slot.ending.waiting.take(numbers.acknowledgement));
+        let takes_end = numbers.is_some_and(|numbers| slot.ending.peer.is(numbers.acknowledgement));
         let wants_pinhole = slot.takes_pinhole();
         let is_beside = slot.wire.is_some_and(|wire| wire.sending);
         let silence = if bytes > 0 && !to.is_void { self.silence_of(slot, is_beside) } else { None };

@@ -44,14 +44,7 @@ impl Table {
         }
     }
 
-    /// A FIN of the peer's waits for the application's acknowledgement of this number.
-    pub fn await_end(&self, flow: FlowId, end: Option<u32>) {
-        if let Some(slot) = self.find(flow) {
-            slot.ending.waiting.note(end);
-        }
-    }
-
-    /// Takes note of the number after the peer's FIN, which has passed another way.
+    /// Takes note of the number after the peer's FIN.
     pub fn note_peer_end(&self, flow: FlowId, end: Option<u32>) {
         if let Some(slot) = self.find(flow) {
             slot.ending.peer.note(end);

@@ -105,7 +105,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let numbers = observe::nstat(server)?;
     findings.set("overflows", numbers.get("TcpExtListenOverflows").copied().unwrap_or_default());
     let seen = observe::counts(client)?.get("resets_in").map_or(0.0, |count| count.packets);
-    findings.figures.add("resets", seen);
+    // Those that no program has seen came when both had closed.
+    findings.set("late_resets", seen - findings.figures.get("resets"));
     let (failed, plain_failed) = (findings.figures.get("failed"), findings.figures.get("plain_failed"));
     findings.set("failed_more_than_plain", (failed - plain_failed).max(0.0));
     Ok(())

@@ -27,6 +27,11 @@ const WINDOW: Duration = Duration::from_millis(250);
 /// So many in a window are often: of fewer, each is resolved by itself. A grant has [`LEAST`] flows or more, so that of fewer
 /// connections than these not forty choices of an instance would be left in a second, too few for a fine balance.
 const OFTEN: u32 = 160;
+/// So many are for a destination that was connected to often a moment ago. Programs of which each connects again as soon as it has its
+/// answer connect less often when agents set up what they wait for, on a busy host less than often: without grants for a moment, they would
+/// have none any more.
+const STILL_OFTEN: u32 = OFTEN / 4;
+const MOMENT: Duration = Duration::from_secs(5);
 /// Flows that are kept on hand: those of so long.
 const AHEAD_MS: u32 = 100;
 /// No rate is told from less: connections begin at once.
@@ -72,9 +77,15 @@ struct Demand {
     grants: Vec<FlowId>,
     /// Not to be asked before.
     rests: Option<Instant>,
+    /// When programs last connected often.
+    often: Option<Instant>,
 }
 
 impl Demand {
+    const fn new(now: Instant) -> Self {
+        Self { begun: now, now: 0, before: 0, asking: 0, grants: Vec::new(), rests: None, often: None }
+    }
+
     fn note(&mut self, now: Instant, count: u32) {
         let age = now.since(self.begun);
         if age >= WINDOW {
@@ -82,10 +93,19 @@ impl Demand {
             (self.begun, self.now) = (now, 0);
         }
         self.now = self.now.saturating_add(count);
+        if self.per_window() >= OFTEN {
+            self.often = Some(now);
+        }
     }
 
     fn per_window(&self) -> u32 {
         self.now.max(self.before)
+    }
+
+    /// Whether programs connect so often that grants are worth their while.
+    fn is_often(&self, now: Instant) -> bool {
+        let is_still = self.often.is_some_and(|often| now.since(often) < MOMENT);
+        self.per_window() >= if is_still { STILL_OFTEN } else { OFTEN }
     }
 
     /// Connections in the time that flows are kept on hand for, as many as lately.
@@ -115,8 +135,7 @@ impl Demands {
                 return;
             }
         }
-        let new = Demand { begun: now, now: 0, before: 0, asking: 0, grants: Vec::new(), rests: None };
-        self.by_destination.entry(destination).or_insert(new).note(now, count);
+        self.by_destination.entry(destination).or_insert_with(|| Demand::new(now)).note(now, count);
     }
 
     /// A grant is in use, or is no more.
@@ -141,9 +160,9 @@ impl Sal {
     pub(crate) fn note_connects(&mut self, now: Instant, destination: SocketAddr, count: u32) {
         self.grants.demands.note(now, destination, count);
         let Some(demand) = self.grants.demands.by_destination.get(&destination) else { return };
-        let (often, asking) = (demand.per_window(), demand.asking);
+        let (is_often, asking) = (demand.is_often(now), demand.asking);
         let wanted = demand.ahead(now).clamp(LEAST.into(), AHEAD_MAX);
-        if often < OFTEN || demand.rests.is_some_and(|until| now < until) || !self.may_ask() {
+        if !is_often || demand.rests.is_some_and(|until| now < until) || !self.may_ask() {
             return;
         }
         let size = (wanted / ON_HAND).clamp(LEAST.into(), GRANT_FLOWS_MAX.into());
@@ -291,13 +310,9 @@ impl Sal {
 mod tests {
     use super::*;
 
-    fn demand() -> Demand {
-        Demand { begun: Instant::ZERO, now: 0, before: 0, asking: 0, grants: Vec::new(), rests: None }
-    }
-
     #[test]
     fn what_is_often_is_counted_by_windows() {
-        let mut demand = demand();
+        let mut demand = Demand::new(Instant::ZERO);
         (0..10).for_each(|n| demand.note(Instant::from_millis(20 * n), 1));
         assert_eq!(demand.per_window(), 10);
         demand.note(Instant::from_millis(260), 1);
@@ -307,6 +322,26 @@ mod tests {
         (0..30).for_each(|_| demand.note(Instant::from_millis(521), 1));
         demand.note(Instant::from_millis(1500), 1);
         assert_eq!(demand.per_window(), 1, "there was a pause");
+    }
+
+    #[test]
+    fn what_was_often_a_moment_ago_is_often_still_when_it_is_less() {
+        let mut demand = Demand::new(Instant::ZERO);
+        demand.note(Instant::ZERO, OFTEN - 1);
+        assert!(!demand.is_often(Instant::ZERO));
+        demand.note(Instant::ZERO, 1);
+        assert!(demand.is_often(Instant::ZERO));
+        let mut now = Instant::ZERO + 2 * WINDOW;
+        demand.note(now, STILL_OFTEN - 1);
+        assert!(!demand.is_often(now));
+        demand.note(now, 1);
+        assert!(demand.is_often(now));
+        // It does not keep itself up.
+        while now < Instant::ZERO + MOMENT + 2 * WINDOW {
+            now = now + WINDOW;
+            demand.note(now, OFTEN - 1);
+        }
+        assert!(!demand.is_often(now));
     }
 
     #[test]

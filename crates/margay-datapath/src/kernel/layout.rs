@@ -113,18 +113,8 @@ const _: () = assert!(size_of::<inside_key>() == 4 + 4 + 16);
 const _: () = assert!(size_of::<offer_key>() == 16 + 2 + 1 + 1);
 const _: () = assert!(size_of::<offer>() == 8 * 4);
 const _: () = assert!(size_of::<spare>() == 4 * 4 + 4 * 2 + 8 + 2 * 8 + GRANT_RECORD_LEN);
-const _: () = assert!(
-    size_of::<grant>()
-        == 4 + 4
-            + size_of::<app_key>()
-            + 2
-            + 2
-            + 4
-            + 8
-            + 2 * 8
-            + 2 * 8
-            + GRANT_RECORD_LEN
-);
+const _: () =
+    assert!(size_of::<grant>() == 4 + 4 + size_of::<app_key>() + 2 + 2 + 4 + 8 + 2 * 8 + 2 * 8 + GRANT_RECORD_LEN);
 const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 1 + 4 + 2 * 2 * 8);
 const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 3 * 4);
 const _: () = assert!(matches!(COUNTERS[COUNT_UNDELIVERED as usize].as_bytes(), b"undelivered"));

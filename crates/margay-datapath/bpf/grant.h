@@ -199,6 +199,9 @@ static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packe
 		return false;
 	}
 	if (!entry || !is_fresh(flags)) {
+		/* The answer to a SYN that came by the agents: the five-tuple is that connection's. */
+		if (entry && is_over(entry) && !bpf_map_delete_elem(&apps, &packet->key))
+			return false;
 		leave_to_agent(entry);
 		return false;
 	}

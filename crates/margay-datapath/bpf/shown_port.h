@@ -6,9 +6,6 @@
  */
 #pragma once
 
-/* In network byte order; defined with what else is known of flow ports. */
-static __always_inline bool is_flow_port(__u16 port);
-
 /* Where the program's own port is not to be had: another one of the client's shows the connection as well. */
 #define SHOWN_PORT_TRIES 8
 #define SHOWN_PORT_MIN 1024
@@ -140,9 +137,7 @@ static __noinline bool is_unused(const struct app_key *app)
 }
 
 /* Adds the entry of a flow that a client's program opens from a port of its own. A client of two names may have the
- * port of another connection: then the listener sees another one. Never a flow port: by these the listener sees those
- * connections that agents set up while a client has grants (`beside_grants` of the core), so that neither has the
- * five-tuple of the other.
+ * port of another connection, set up here or by agents: then the listener sees another one.
  */
 static __always_inline bool add_shown(struct __sk_buff *skb, const struct packet *packet, const struct wire_key *wire,
 				 struct flow_entry *entry, __u16 own_port)
@@ -152,8 +147,6 @@ static __always_inline bool add_shown(struct __sk_buff *skb, const struct packet
 	for (__u32 at = 0; at < SHOWN_PORT_TRIES; at++) {
 		if (at)
 			port = bpf_htons(SHOWN_PORT_MIN + bpf_get_prandom_u32() % (0x10000 - SHOWN_PORT_MIN));
-		if (is_flow_port(port))
-			continue;
 		entry->app.destination_port = port;
 		if (is_unused(&entry->app) && is_free(skb, packet, &entry->app) && add_entry(wire, entry))
 			return true;

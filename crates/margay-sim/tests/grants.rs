@@ -140,14 +140,12 @@ fn a_listener_sees_ports_of_programs_from_kernels_and_others_from_agents() {
     for server in shop.servers {
         for flow in shop.world.host(server).sal.flows() {
             let of_client = own.iter().find(|own| own.session == flow.session).expect("the other end");
-            let (program, shown) = (of_client.app.source.port(), flow.app.destination.port());
+            let is_own = flow.app.destination.port() == of_client.app.source.port();
             if flow.why == Why::Granted {
-                assert_eq!(shown, program);
+                assert!(is_own);
                 granted += 1;
             } else {
-                let is_beside = shown >= 61_000;
-                assert!(is_beside || shown == program, "{shown} of {program}");
-                beside += u32::from(is_beside);
+                beside += u32::from(!is_own);
             }
         }
     }
@@ -186,7 +184,7 @@ fn what_is_over_within_a_moment_is_counted_and_leaves_nothing() {
     shop.world.host(shop.client).come_round(50);
     streams.extend(shop.connect_often(50, ASK));
     let taken = shop.set_up().0;
-    shop.world.run_for(Duration::from_millis(300));
+    shop.world.run_for(Duration::from_millis(500));
     let client = shop.world.host(shop.client);
     assert_eq!(client.sal.counters().flows_granted, taken);
     for host in hosts {

@@ -29,7 +29,7 @@ local extension_types = {
     [1] = "SOURCE_SERVICE", [2] = "SESSION", [3] = "ADDRESSES", [4] = "CAPABILITIES", [5] = "KEY_EXCHANGE",
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
-    [17] = "NOTICE", [0x93] = "GRANT",
+    [17] = "NOTICE", [0x94] = "GRANT",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -307,7 +307,7 @@ local readers = {
         tree:add(f.notice_host_key, value(52, 32))
         tree:add(f.notice_signature, value(84, 64))
     end },
-    [0x93] = { len = 12, add = function(tree, value, _, kind)
+    [0x94] = { len = 12, add = function(tree, value, _, kind)
         local first_flow, port, count = value(0, 4):uint(), value(4, 2):uint(), value(6, 2):uint()
         if count < 1 or count > GRANT_FLOWS_MAX then return "a grant is of 1 to 128 flows" end
         if first_flow == 0 or first_flow + count - 1 > 0xffffffff then return "flows without a number" end

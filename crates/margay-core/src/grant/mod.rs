@@ -38,7 +38,7 @@ use crate::closing::LINGER_GRANTED;
 use crate::direct::Direct;
 use crate::entry::{Entry, EntryUpdate, Grant, GrantKey, RemoveReason, Survey, Tuple};
 use crate::event::{Event, Lifecycle, Role};
-use crate::flow::{Flow, seen};
+use crate::flow::{Flow, Setup, seen};
 use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
 use crate::sal::Sal;
@@ -216,11 +216,11 @@ pub(crate) struct Grants {
     /// By the number of flow 0.
     by_first: BTreeMap<FlowId, FlowId>,
     deadlines: BTreeSet<(Instant, FlowId)>,
+    /// Grants to clients that are not forgotten, by the client's address as listeners see it.
+    clients: BTreeMap<IpAddr, usize>,
     demands: asking::Demands,
     /// How often grants were ended whose like may be about to be given.
     ends: u64,
-    /// Grants to clients that are not forgotten, by the client's address as listeners see it.
-    clients: BTreeMap<IpAddr, usize>,
     /// Hosts whose last grants were silent: how many, and until when that counts.
     silent: BTreeMap<HostId, (u8, Instant)>,
 }
@@ -382,9 +382,13 @@ impl Sal {
         }
     }
 
-    /// A five-tuple is used again: what it was before is over. False where it is not.
+    /// A five-tuple is used again: what it was before is over. Or the kernel has opened a connection of it for a client of two names, of which
+    /// the core did not know when it gave the five-tuple to one that is being set up: that one takes another port. False where neither is so.
     fn make_room(&mut self, app: &Tuple) -> bool {
         let Some(id) = self.flows.by_tuple(app) else { return true };
+        if self.flows.get(id).is_some_and(|flow| matches!(flow.setup, Setup::Responder(_))) {
+            return self.move_half_open(id);
+        }
         let is_over = self.flows.get(id).is_some_and(|flow| flow.lifecycle >= Lifecycle::Closed);
         if is_over {
             self.forget_over(id);

@@ -304,6 +304,13 @@ pub(super) fn pair_of(entry: &path_entry) -> pair_key {
     pair_key { remote: entry.remote, local: entry.local }
 }
 
+/// Whether both ends have closed, or one has reset.
+pub(super) const fn is_over(entry: &flow_entry) -> bool {
+    const FINS: u32 = 1 | 4;
+    const RESETS: u32 = 2 | 8;
+    entry.seen & FINS == FINS || entry.seen & RESETS != 0
+}
+
 fn unjudged_of(entry: &flow_entry) -> Unjudged {
     let (own, peer) = (&entry.egress.numbers, &entry.ingress.numbers);
     Unjudged {

@@ -627,12 +627,15 @@ impl KernelCache {
         Ok(())
     }
 
-    /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or removed before.
+    /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or removed before, or it was over
+    /// before the agent heard of it.
     fn is_anothers(&self, app: &app_key, flow: FlowId) -> bool {
         let maps = &self.loaded.maps;
         let of_app = get::<wire_key>(&maps.apps, app.bytes());
         let entry = of_app.and_then(|key| get::<flow_entry>(&maps.flows, key.bytes()));
-        entry.is_some_and(|entry| entry.flow != flow.0 && entry.flags & layout::FLOW_EGRESS != 0)
+        entry.is_some_and(|entry| {
+            entry.flow != flow.0 && entry.flags & layout::FLOW_EGRESS != 0 && !layout::is_over(&entry)
+        })
     }
 
     /// Forgets an entry; gives what it was.

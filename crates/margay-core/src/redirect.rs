@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::key::HostId;
-use crate::location::{Cause, Moving, Pair, Scope};
+use crate::location::{Ask, Cause, Moving, Pair, Scope};
 use crate::sal::Sal;
 use crate::time::Instant;
 
@@ -18,9 +18,14 @@ pub(crate) const WISHES_MAX: u32 = 30;
 /// another one will do.
 const UNCONFIRMED_MAX: u8 = 4;
 
-/// Whether the pair in use is left though it works.
-const fn is_on_purpose(cause: Cause) -> bool {
-    matches!(cause, Cause::Operator | Cause::Address | Cause::Sought)
+/// Whether a move goes to one place and no other will do. An order does, whatever the pair in use is worth: silence may
+/// have been noticed before the order came. Moves for other reasons do while the pair in use works.
+const fn is_on_purpose(ask: &Ask) -> bool {
+    match ask.cause {
+        Cause::Operator => true,
+        Cause::Address | Cause::Sought => !ask.broken,
+        Cause::Silence | Cause::Rebound | Cause::Restart | Cause::Unanswered | Cause::Peer => false,
+    }
 }
 
 impl Sal {
@@ -31,8 +36,8 @@ impl Sal {
         // Where the old address is lost, any place where they meet will do.
         let wished = match ask.wish {
             Some(wished) => wished.local?,
-            None if ask.broken || !is_on_purpose(ask.cause) => return None,
-            None => ask.pairs.first()?.local?,
+            None if is_on_purpose(ask) => ask.pairs.first()?.local?,
+            None => return None,
         };
         let is_other = pair.local.is_some_and(|local| local != wished && local.is_ipv4() == wished.is_ipv4());
         is_other.then_some(Pair { local: Some(wished), remote: pair.remote })
@@ -51,7 +56,7 @@ impl Sal {
     pub(crate) fn replace_unconfirmed(&mut self, now: Instant, scope: Scope, answered: Pair, pairs: Vec<Pair>) {
         let ask = self.locations.get(scope).and_then(|location| location.ask.as_ref());
         let wished = ask.and_then(|ask| match ask.wish {
-            None if !ask.broken && is_on_purpose(ask.cause) => ask.pairs.first().copied(),
+            None if is_on_purpose(ask) => ask.pairs.first().copied(),
             wish => wish,
         });
         let unconfirmed = ask.map_or(0, |ask| ask.unconfirmed.saturating_add(1));

@@ -90,6 +90,28 @@ fn an_order_to_move_is_kept_though_the_peer_moves_meanwhile_in_foul_weather() {
     }
 }
 
+/// The order comes when the silence of the path has been noticed, and the server already seeks the client.
+#[test]
+fn an_order_to_move_is_kept_by_a_host_that_seeks_its_peer() {
+    for seed in 0..40 {
+        let mut site = site(2100 + seed, steady(), seed % 2 == 0, (CHAT, CHAT));
+        let (old, wanted) = (site.world.host(site.server).address, address(51));
+        site.world.set_addresses(site.server, vec![old, wanted]);
+        site.world.run_for(SECOND);
+        site.world.kill_agent(site.router);
+        site.world.network.weather = Weather { loss_per_mille: 1000, ..steady() };
+        site.world.run_for(Duration::from_millis(500 + seed * 50));
+        let (now, client) = (site.world.now, site.world.host(site.client).sal.host());
+        site.world.host(site.server).sal.migrate_host(now, client, Towards::Local(wanted)).expect("it has that");
+        site.world.touch(site.server);
+        site.world.set_addresses(site.client, vec![address(50)]);
+        site.world.network.weather = steady();
+        site.world.run_for(20 * SECOND);
+        let there = Pair { local: Some(wanted), remote: SocketAddr::new(address(50), PORT) };
+        assert!(server_was_at(&mut site, there), "seed {seed}: where it was told to go");
+    }
+}
+
 /// Starts the agent of a host again, with what it had kept at some time before.
 fn start_again(world: &mut World, host: HostId, start: Start, kept: &[u8], records: &[HandoverRecord]) {
     let now = world.now;

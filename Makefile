@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-MARGAY = "$(PROGRAMS)/margay"
+LAB = "$(PROGRAMS)/margay-lab"
 PROGRAMS ?= $(TARGET)/release
 DESTDIR ?=
 PREFIX ?= /usr/local
@@ -18,11 +18,11 @@ SDK_C := $(or $(CARGO_BUILD_BUILD_DIR),$(abspath $(TARGET)))/sdk-c
 help: ## name the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-build: ## build the program, the proxy for memcached, and the checker
-	$(CARGO) build --release --locked -p margay -p margay-memcached -p margay-sim
+build: ## build the program, the proxy for memcached, the lab and the checker
+	$(CARGO) build --release --locked -p margay -p margay-lab -p margay-memcached -p margay-sim
 
 demo: setup build ## show the main job on real programs, as root or not
-	@$(MARGAY) lab demo
+	@$(LAB) demo
 
 test: ## everything that must hold; ends with "N passed, N failed"
 	@scripts/test
@@ -31,15 +31,15 @@ test-long: ## what takes longer: more seeds, larger worlds, every scenario three
 	@scripts/test --long
 
 verify: setup build ## search the models and the code of the protocol in full, in the large sizes
-	@MARGAY_LAB_LONG=1 $(MARGAY) lab run model
+	@MARGAY_LAB_LONG=1 $(LAB) run model
 
 bench: setup build ## comparisons that run both sides in one run
 	@status=0; for scenario in direct-throughput round-trips setup-latency encap-throughput secure-throughput multipath \
 		router-rate router-throughput datagram-rate; do \
-		$(MARGAY) lab run $$scenario || status=1; done; exit $$status
+		$(LAB) run $$scenario || status=1; done; exit $$status
 
 figures: setup-apps build ## run every scenario at full length and write docs/figures
-	@$(MARGAY) lab figures --out docs/figures
+	@$(LAB) figures --out docs/figures
 
 reference: ## write the reference pages of the book from the program
 	MARGAY_REFERENCE=write $(CARGO) test --locked -p margay --bin margay reference::
@@ -60,7 +60,7 @@ setup-apps: ## as setup, with the applications that the scenario `apps` uses (la
 	@scripts/setup apps
 
 apps: setup-apps build ## use packaged applications by a service's name
-	@$(MARGAY) lab run apps
+	@$(LAB) run apps
 
 install: build ## install the program, its systemd unit and shell completions, and the C library
 	$(MAKE) -C sdk/c all BUILD="$(SDK_C)" PREFIX="$(PREFIX)"

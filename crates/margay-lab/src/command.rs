@@ -1,4 +1,4 @@
-//! The commands of `margay lab`.
+//! The commands of `margay-lab`.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use crate::{cgroup, demo, figure, host, standing, traffic};
 /// Exit status for a wrong command line, as clap has it.
 const USAGE: u8 = 2;
 
-/// What `margay lab` can do.
+/// What `margay-lab` can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Build the hosts of a topology file and leave them running
@@ -129,15 +129,19 @@ pub enum Work {
 }
 
 #[derive(Parser)]
-#[command(name = "margay lab", about = "Hosts as network namespaces, real agents, real programs")]
+#[command(
+    name = "margay-lab",
+    about = "Hosts as network namespaces on this machine: demonstration, scenarios, topologies of your own"
+)]
 struct Line {
     #[command(subcommand)]
     command: Command,
 }
 
-/// Parses and executes the words after `margay lab`. One thread only may run in this process.
+/// Parses and executes the words after `margay-lab`. One thread only may run in this process: the kernel wants that for
+/// user namespaces.
 pub fn run(words: impl IntoIterator<Item = OsString>) -> ExitCode {
-    match Line::try_parse_from(std::iter::once(OsString::from("margay lab")).chain(words)) {
+    match Line::try_parse_from(std::iter::once(OsString::from("margay-lab")).chain(words)) {
         Ok(line) => execute(line.command),
         Err(error) => {
             // Nothing can be done when even this cannot be printed.
@@ -147,8 +151,7 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Executes a command. One thread only may run in this process: the kernel wants that for user namespaces.
-pub fn execute(command: Command) -> ExitCode {
+fn execute(command: Command) -> ExitCode {
     match perform(command) {
         Ok(status) => ExitCode::from(status),
         // Whoever read our output has had enough.

@@ -1,4 +1,4 @@
-//! `margay lab demo`: the main job on real programs, and in words.
+//! `margay-lab demo`: the main job on real programs, and in words.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

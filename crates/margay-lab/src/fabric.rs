@@ -48,21 +48,20 @@ fn in_user_namespace() -> bool {
         .is_ok_and(|map| map.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"])
 }
 
-/// The program of this lab, to start parts of itself: the executable and the words that lead to the lab's commands.
+fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find the path of this program")
+}
+
+/// The program of this lab, to start parts of itself.
+///
+/// # Errors
+///
+/// `/proc` does not say where it is.
 pub fn own_command() -> Result<Command> {
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
-    let mut command = Command::new(&program);
-    if !is_lab_program(&program) {
-        command.arg("lab");
-    }
-    Ok(command)
+    Ok(Command::new(own_program()?))
 }
 
-fn is_lab_program(program: &std::path::Path) -> bool {
-    program.file_name() == Some(OsStr::new("margay-lab"))
-}
-
-/// The `margay` program for the hosts: `$MARGAY_PROGRAM`, this very program, or its sibling.
+/// The `margay` program for the hosts: `$MARGAY_PROGRAM`, or the one beside this program.
 ///
 /// # Errors
 ///
@@ -71,8 +70,7 @@ pub fn margay_program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("MARGAY_PROGRAM") {
         return Ok(path.into());
     }
-    let own = std::env::current_exe().context("cannot find the path of this program")?;
-    let path = if is_lab_program(&own) { own.with_file_name("margay") } else { own };
+    let path = own_program()?.with_file_name("margay");
     if !path.is_file() {
         bail!("{} does not exist; build it, or name it in MARGAY_PROGRAM", path.display());
     }

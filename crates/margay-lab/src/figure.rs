@@ -88,7 +88,7 @@ fn read_all(out: &Path) -> Result<Vec<(&'static Scenario, Report)>> {
 }
 
 fn page(reports: &[(&Scenario, Report)], out: &Path) -> String {
-    let mut text = "# Figures\n\nAs the scenarios measured them (`make figures`); each `.json` is what `margay lab run NAME --json` \
+    let mut text = "# Figures\n\nAs the scenarios measured them (`make figures`); each `.json` is what `margay-lab run NAME --json` \
                     printed.\n\n![ratios](ratios.svg)\n"
         .to_owned();
     for (scenario, report) in reports {
@@ -177,7 +177,7 @@ mod tests {
     fn the_picture_of_the_readme_is_of_the_figures_beside_it() {
         let out = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures");
         let drawn =
-            fs::read_to_string(out.join("summary.svg")).expect("`margay lab figures --out docs/figures NAME` draws it");
+            fs::read_to_string(out.join("summary.svg")).expect("`margay-lab figures --out docs/figures NAME` draws it");
         let reports = read_all(&out).expect("reports");
         assert!(drawn == summary(&reports), "docs/figures/summary.svg is stale");
         assert_eq!(drawn.matches("<rect").count(), SUMMARY.len() + 1);

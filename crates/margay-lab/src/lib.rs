@@ -1,6 +1,6 @@
 //! The lab: hosts as network namespaces, real agents and real programs on them, scenarios that give figures.
 //!
-//! `margay lab` calls [`run`] (words of a command line) or [`execute`] (words that were parsed with [`Command`]).
+//! The program `margay-lab` calls [`run`].
 //! Reading order: [`topology`], [`fabric`] (processes and namespaces), [`host`], [`wire`] and [`pump`] (links), [`lab`],
 //! [`agent`] (all invocations of Margay itself), [`scenario`].
 
@@ -41,4 +41,4 @@ pub mod turns;
 pub mod weather;
 pub mod wire;
 
-pub use command::{Command, execute, run};
+pub use command::run;

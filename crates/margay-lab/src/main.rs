@@ -1,4 +1,4 @@
-//! The lab as a program of its own, for the tests of the lab; users call `margay lab`.
+//! `margay-lab`: hosts as network namespaces on this machine: demonstration, scenarios, topologies of your own.
 
 use std::process::ExitCode;
 

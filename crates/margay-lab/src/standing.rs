@@ -71,7 +71,7 @@ fn running(name: &str) -> Result<Option<State>> {
 pub fn up(file: &Path, name: &str) -> Result<()> {
     let topology = Topology::load(file)?;
     if running(name)?.is_some() {
-        bail!("the lab \"{name}\" runs already; end it with `margay lab down`, or give another --name");
+        bail!("the lab \"{name}\" runs already; end it with `margay-lab down`, or give another --name");
     }
     let state_path = state_file(name)?;
     let dir = fresh_dir(name)?;
@@ -120,7 +120,7 @@ pub fn work(file: &Path, dir: &Path) -> Result<()> {
 /// There is no such lab or host, or the command cannot be started.
 pub fn exec(name: &str, host: &str, argv: &[OsString]) -> Result<()> {
     let state =
-        running(name)?.with_context(|| format!("no lab \"{name}\" runs; start one with `margay lab up FILE`"))?;
+        running(name)?.with_context(|| format!("no lab \"{name}\" runs; start one with `margay-lab up FILE`"))?;
     let Some(entrance) = state.hosts.get(host) else {
         let names: Vec<_> = state.hosts.keys().map(String::as_str).collect();
         bail!("there is no host \"{host}\"; there are: {}", names.join(", "));

@@ -11,7 +11,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Flows and paths", &["flow", "path", "stack"]),
     ("Routing", &["route", "router", "policy"]),
     ("Identity", &["id", "audit"]),
-    ("Look and try", &["status", "check", "trace", "lab", "completions"]),
+    ("Look and try", &["status", "check", "trace", "completions"]),
 ];
 
 const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{after-help}\n\nOptions:\n{options}";
@@ -25,7 +25,7 @@ const FIRST_STEPS: &str = "First steps:
   curl http://web.shop.sal.internal/
   margay check web.shop:80                       when something does not work
 
-`margay lab demo` shows all of it on this machine alone.";
+`make demo`, in a checkout, shows all of it on this machine alone.";
 
 /// Puts the page together. The verbs' own lines come from their documentation.
 pub fn group(command: Command) -> Command {
@@ -71,7 +71,7 @@ mod test {
     }
 
     /// Those that only stream other programs' output, or start one.
-    const WITHOUT_JSON: [&str; 4] = ["agent", "run", "lab", "completions"];
+    const WITHOUT_JSON: [&str; 3] = ["agent", "run", "completions"];
 
     fn without_json(command: &Command, path: &str, found: &mut Vec<String>) {
         for verb in command.get_subcommands().filter(|verb| verb.get_name() != "help") {

@@ -130,9 +130,6 @@ enum Verb {
     /// The audit log of a router
     #[command(subcommand)]
     Audit(audit::AuditVerb),
-    /// Hosts as network namespaces on this machine: demonstration, scenarios, your own topologies
-    #[command(subcommand)]
-    Lab(margay_lab::Command),
     /// Completions for a shell, to standard output
     Completions {
         /// Which shell
@@ -185,8 +182,6 @@ pub fn main() -> ExitCode {
             let _ = command().print_long_help();
             ExitCode::SUCCESS
         }
-        // The kernel lets only a process of one thread make user namespaces.
-        Some(Verb::Lab(command)) => margay_lab::execute(command),
         Some(verb) => report(perform(verb, cli.config, cli.remote)),
     }
 }

@@ -7,9 +7,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 
-use dns_world::{World, id_of, question, wire};
+use dns_world::{Agent, World, id_of, question, responder, wire};
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
+use margay_control::dns::channel::{self, Ended};
 use margay_control::dns::{DnsError, Responder};
 use margay_control::lease::Asker;
 use margay_control::store::StoredLease;
@@ -42,7 +43,7 @@ async fn a_name_has_a_lease_and_a_computed_address() {
     let address = world.leases.find(&"web.shop".parse().expect("a name")).expect("leased");
     assert_eq!(addresses(&four), [IpAddr::V4(address)]);
     assert_eq!(world.sal.bound(address.into()), Some(id_of("web.shop")), "the core knows it before the program does");
-    assert!(four.metadata.authoritative && !four.metadata.recursion_available && four.metadata.recursion_desired);
+    assert!(four.metadata.authoritative && four.metadata.recursion_available && four.metadata.recursion_desired);
     assert_eq!((four.answers[0].ttl, four.metadata.message_type), (30, MessageType::Response));
     let six = world.ask("web.shop.sal.internal.", RecordType::AAAA).await;
     assert_eq!(addresses(&six), [IpAddr::V6(virtual_v6(&id_of("web.shop")))]);
@@ -109,7 +110,7 @@ async fn names_that_are_none_do_not_exist() {
 }
 
 #[tokio::test]
-async fn everything_else_is_refused_at_once() {
+async fn everything_else_is_refused_at_once_where_there_is_no_server() {
     let world = World::start().await;
     let all = ["example.com.", ".", "internal.", "xsal.internal.", "sal.internal.example.", "1.0.0.10.in-addr.arpa."];
     for name in all {
@@ -169,6 +170,19 @@ async fn fallbacks_are_plain_and_short() {
     world.directory.set("web.shop", Vec::new());
     assert_eq!(addresses(&world.ask("web.shop.sal.internal.", RecordType::A).await).len(), 1);
     assert_eq!(world.leases.len(), 1);
+}
+
+#[tokio::test]
+async fn in_a_search_list_a_name_that_nobody_has_does_not_exist_and_takes_no_lease() {
+    let world = World::start().await;
+    world.directory.only("web.shop");
+    for kind in [RecordType::A, RecordType::AAAA, RecordType::MX] {
+        let none = world.ask("host.example.com.sal.internal.", kind).await;
+        assert_nothing(&none, ResponseCode::NXDomain, "nobody's");
+        assert_eq!(none.authorities[0].ttl, 1);
+    }
+    assert!(world.leases.is_empty());
+    assert_eq!(addresses(&world.ask("web.shop.sal.internal.", RecordType::A).await).len(), 1);
 }
 
 #[tokio::test]
@@ -271,7 +285,7 @@ async fn a_pool_that_is_used_up_fails_clearly_and_gives_nobody_the_address_of_an
         StoredLease { address, service: id_of(&written), name: written, used_s: 1_000_000 }
     };
     let all: Vec<_> = (0..255 * 256).map(lease).collect();
-    let world = World::start_with(&all).await;
+    let world = World::start_with(&all, &[]).await;
     let mut asked = question(name_of("web.shop.sal.internal."), RecordType::A);
     asked.set_edns(Edns::new());
     let bytes = world.exchange_bytes(&wire(&asked)).await;
@@ -397,35 +411,139 @@ async fn idle_connections_are_closed() {
 async fn a_place_that_cannot_be_had_is_named() {
     let world = World::start().await;
     let taken = world.responder.local_address();
-    let error = world.another(taken, "sal.internal").await.expect_err("taken");
+    let error = responder(taken, "sal.internal", &[]).await.expect_err("taken");
     assert!(matches!(error, DnsError::PortInUse(_)) && error.to_string().contains(&taken.to_string()), "{error}");
     let tcp = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let error = world.another(tcp.local_addr().expect("bound"), "sal.internal").await.expect_err("taken for TCP");
+    let error = responder(tcp.local_addr().expect("bound"), "sal.internal", &[]).await.expect_err("taken for TCP");
     assert!(matches!(error, DnsError::PortInUse(_)), "{error}");
     let elsewhere: SocketAddr = "198.51.100.1:5300".parse().expect("literal");
-    let error = world.another(elsewhere, "sal.internal").await.expect_err("not here");
+    let error = responder(elsewhere, "sal.internal", &[]).await.expect_err("not here");
     assert!(matches!(error, DnsError::NoAddress(at) if at == elsewhere), "{error}");
     for zone in ["", ".", "sal internal", "-x", "a..b", &"x".repeat(64)] {
-        let error = world.another("127.0.0.1:0".parse().expect("literal"), zone).await.expect_err(zone);
+        let error = responder("127.0.0.1:0".parse().expect("literal"), zone, &[]).await.expect_err(zone);
         assert!(matches!(error, DnsError::Zone { .. }), "{error}");
     }
 }
 
 #[tokio::test]
 async fn a_stopped_responder_gives_its_address_back() {
-    let mut world = World::start().await;
-    for _ in 0..3 {
-        let at = world.responder.local_address();
+    let world = World::start().await;
+    let any: SocketAddr = "127.0.0.1:0".parse().expect("literal");
+    for zone in ["Sal.Internal.", "sal.internal"] {
+        let next: Responder = responder(any, zone, &[]).await.expect("free");
+        let at = next.local_address();
         let mut stream = TcpStream::connect(at).await.expect("accepted");
-        let good = wire(&question(name_of("web.shop.sal.internal."), RecordType::A));
+        let good = wire(&question(name_of("example.com."), RecordType::A));
         over_stream(&mut stream, &good).await.expect("answered");
-        let next: Responder =
-            world.another("127.0.0.1:0".parse().expect("literal"), "Sal.Internal.").await.expect("free");
-        std::mem::replace(&mut world.responder, next).stop().await;
+        next.stop().await;
         assert_eq!(ends(&mut stream).await, 0, "open connections end");
         UdpSocket::bind(at).await.expect("free again");
-        let here = world.another(at, "sal.internal").await.expect("free again");
-        here.stop().await;
-        assert_eq!(addresses(&world.ask("web.shop.sal.internal.", RecordType::A).await).len(), 1);
+        responder(at, "sal.internal", &[]).await.expect("free again").stop().await;
     }
+    assert_eq!(addresses(&world.ask("web.shop.sal.internal.", RecordType::A).await).len(), 1);
+}
+
+/// A server of somebody else: it says `NOERROR` and gives the question back, over UDP and TCP.
+async fn other_server() -> SocketAddr {
+    let (udp, tcp) = margay_control::dns::bind("127.0.0.1:0".parse().expect("literal")).await.expect("a port");
+    let at = udp.local_addr().expect("bound");
+    let answer = |mut bytes: Vec<u8>| {
+        bytes[2] |= 0x80;
+        bytes
+    };
+    tokio::spawn(async move {
+        let mut bytes = [0; 4096];
+        loop {
+            let (len, from) = udp.recv_from(&mut bytes).await.expect("received");
+            udp.send_to(&answer(bytes[..len].to_vec()), from).await.expect("sent");
+        }
+    });
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = tcp.accept().await.expect("accepted");
+            let mut bytes = vec![0; usize::from(stream.read_u16().await.expect("a length"))];
+            stream.read_exact(&mut bytes).await.expect("a question");
+            let framed = [&u16::try_from(bytes.len()).expect("short").to_be_bytes()[..], &answer(bytes)].concat();
+            stream.write_all(&framed).await.expect("sent");
+        }
+    });
+    at
+}
+
+#[tokio::test]
+async fn names_of_others_are_asked_elsewhere_byte_for_byte() {
+    let world = World::start_with(&[], &[other_server().await]).await;
+    let mut asked = question(name_of("wWw.Example.com."), RecordType::Unknown(65_280));
+    let mut edns = Edns::new();
+    edns.set_max_payload(4000).set_dnssec_ok(true);
+    edns.options_mut().insert(hickory_proto::rr::rdata::opt::EdnsOption::Unknown(65_001, vec![1, 2, 3]));
+    asked.set_edns(edns);
+    let mut expected = wire(&asked);
+    expected[2] |= 0x80;
+    // Recursion is available, whatever the server says of itself.
+    expected[3] |= 0x80;
+    assert_eq!(world.exchange_bytes(&wire(&asked)).await, expected);
+    let mut stream = TcpStream::connect(world.responder.local_address()).await.expect("accepted");
+    let answer = over_stream(&mut stream, &wire(&asked)).await.expect("answered");
+    assert_eq!(
+        answer.to_vec().expect("encodable"),
+        Message::from_vec(&expected).expect("readable").to_vec().expect("encodable")
+    );
+    let counters = world.responder.counters();
+    assert_eq!((counters.forwarded, counters.answered, counters.failed), (2, 0, 0));
+}
+
+#[tokio::test]
+async fn without_an_agent_names_have_their_last_answers_and_others_wait_for_the_next_one() {
+    let mut world = World::start_with(&[], &[other_server().await]).await;
+    let known = world.ask("web.shop.sal.internal.", RecordType::A).await;
+    let none = world.ask("_x._y.shop.sal.internal.", RecordType::A).await;
+    let next = Agent::start(&world.responder, &world.answers);
+    assert_eq!(std::mem::replace(&mut world.agent, next).kill().await, Ended::Lost);
+    let before = world.agent;
+    assert_eq!(before.kill().await, Ended::Lost);
+    let mixed = question(name_of("weB.shop.sal.internal."), RecordType::A);
+    let exchange = async |bytes: Vec<u8>| {
+        world.client.send_to(&bytes, world.responder.local_address()).await.expect("sent");
+        let mut answer = vec![0; 4096];
+        let len = world.client.recv(&mut answer).await.expect("answered");
+        Message::from_vec(&answer[..len]).expect("readable")
+    };
+    let last = exchange(wire(&mixed)).await;
+    assert_eq!(addresses(&last), addresses(&known));
+    assert_eq!(last.answers[0].name.to_ascii(), "weB.shop.sal.internal.");
+    let last = exchange(wire(&question(name_of("_x._y.shop.sal.internal."), RecordType::A))).await;
+    assert_eq!(last.metadata.response_code, none.metadata.response_code);
+    assert_eq!(exchange(wire(&question(name_of("example.com."), RecordType::A))).await.queries.len(), 1);
+    // Never asked before: it waits, until there is an agent again.
+    let unknown = wire(&question(name_of("new.shop.sal.internal."), RecordType::A));
+    let waiting = exchange(unknown);
+    let starting = async {
+        tokio::task::yield_now().await;
+        Agent::start(&world.responder, &world.answers)
+    };
+    let (found, agent) = tokio::join!(waiting, starting);
+    assert_eq!(addresses(&found).len(), 1);
+    let counters = world.responder.counters();
+    assert_eq!((counters.remembered, counters.forwarded, counters.failed), (2, 1, 0));
+    let mut told = agent.counters.clone();
+    let all = tokio::time::timeout(std::time::Duration::from_secs(20), told.wait_for(|told| *told == counters));
+    all.await.expect("in time").expect("the agent is there");
+    agent.words.send(channel::end()).await.expect("heard");
+    assert_eq!(agent.attached.await.expect("no panic"), Ended::End);
+}
+
+#[tokio::test]
+async fn an_agent_that_never_comes_is_a_failure_in_time() {
+    let world = World::start().await;
+    world.agent.kill().await;
+    tokio::time::pause();
+    world
+        .client
+        .send_to(&wire(&question(name_of("a.shop.sal.internal."), RecordType::A)), world.responder.local_address())
+        .await
+        .expect("sent");
+    let mut answer = vec![0; 512];
+    let len = world.client.recv(&mut answer).await.expect("answered");
+    assert_eq!(Message::from_vec(&answer[..len]).expect("readable").metadata.response_code, ResponseCode::ServFail);
 }

@@ -9,6 +9,10 @@ use crate::key::{VerifyingKey, to_hex};
 
 /// The host's own virtual IPv4 address on `sal0`: the same on every host.
 pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+/// Where a host's DNS responder answers, and the host's own address towards it. The same on every host.
+pub const RESPONDER_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
+/// See [`RESPONDER_V4`].
+pub const RESPONDER_CLIENT_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 3);
 /// The host's own virtual IPv6 address on `sal0`: authority block 0.
 pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 1);
 /// First four bytes of every virtual IPv6 address: a /32.

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use margay_control::registration::Terms;
 use margay_core::Policy;
-use margay_core::name::{HOST_V4, Prefix};
+use margay_core::name::Prefix;
 use miette::Diagnostic;
 use nix::unistd::{Group, User};
 use serde::Deserialize;
@@ -348,19 +348,18 @@ pub struct FallbackSection {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DnsSection {
-    /// Answer names of the zone, and put the responder before the host's resolvers.
+    /// Answer names of the zone, and be asked by this host's resolvers.
     pub enabled: bool,
     /// The zone under which names are found.
     #[serde(deserialize_with = "fields::zone")]
     pub zone: String,
-    /// Where to answer.
-    #[serde(deserialize_with = "fields::address_and_port")]
-    pub listen: SocketAddr,
+    /// Where to answer in this host's own port space; unless given, behind an interface of its own, at 198.18.0.2.
+    pub listen: Option<SocketAddr>,
 }
 
 impl Default for DnsSection {
     fn default() -> Self {
-        Self { enabled: true, zone: "sal.internal".into(), listen: (HOST_V4, 53).into() }
+        Self { enabled: true, zone: "sal.internal".into(), listen: None }
     }
 }
 

@@ -63,6 +63,8 @@ pub async fn undo(config: &Config) -> Result<Undone> {
         }
     };
     start::forget_router(config).into_diagnostic()?;
+    agent::dns::end(&config.host.runtime_dir).into_diagnostic()?;
+    host::remove_responder_way().await.into_diagnostic()?;
     agent::direct::remove_pins(&config.host.runtime_dir);
     agent::active::take_off(&config.host.runtime_dir);
     let remarks = host::restore(config).await.into_diagnostic()?;

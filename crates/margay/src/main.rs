@@ -18,6 +18,7 @@ mod quantity;
 #[cfg(test)]
 mod reference;
 mod resolver;
+mod responder;
 mod site;
 mod start;
 mod up;

@@ -173,6 +173,7 @@ async fn show(
     for change in changes {
         let (mark, note) = match change.state(&net).await {
             Ok(State::Present) => ("present", String::new()),
+            _ if change.is_agents() => ("agent", String::new()),
             Ok(State::Absent) => ("would", String::new()),
             Ok(State::Differs(how)) => ("would", how),
             Err(refused) => ("unknown", refused.to_string()),
@@ -189,7 +190,11 @@ async fn show(
     }
     for (change, mark, note) in rows {
         let note = if note.is_empty() { note } else { format!(" (now: {note})") };
-        let mark = if mark == "present" { "is there   " } else { "would      " };
+        let mark = match mark {
+            "present" => "is there   ",
+            "agent" => "the agent does: ",
+            _ => "would      ",
+        };
         line(out, &format!("{mark}{change}{note}"))?;
     }
     for Programs { at, purpose } in programs {

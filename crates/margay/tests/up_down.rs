@@ -50,7 +50,6 @@ fn a_crash_in_the_middle_is_undone_from_wherever_it_got() {
             'printf "" >/etc/resolv.conf'
             'printf %s "$original" >/etc/resolv.conf'
             'echo 20000-20010,30000 >/proc/sys/net/ipv4/ip_local_reserved_ports'
-            'ip rule del from 198.18.0.1 sport 53 lookup main'
             'ip rule del from 198.18.0.1 lookup 54324'
             'ip route flush table 54324'
             'ip link set sal0 down'
@@ -147,8 +146,63 @@ fn a_responder_that_moved_leaves_no_line_behind() {
         margay up --host-only >/dev/null; changed
         printf '\n[dns]\nlisten = "127.0.0.7:53"\n' >>"$dir/margay.toml"
         margay up --host-only >/dev/null
-        [ "$(sed -n 's/^nameserver //p' /etc/resolv.conf | head -n 1)" = 127.0.0.7 ]
+        [ "$(sed -n 's/^nameserver //p' /etc/resolv.conf)" = 127.0.0.7 ]
         margay down >/dev/null; as_before 'a responder that moved'
+        "#,
+    );
+}
+
+#[test]
+fn the_responder_leaves_port_53_alone_and_outlives_whoever_is_killed() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        trap 'margay down >/dev/null 2>&1 || true' EXIT
+        margay up >/dev/null; changed
+        ip link show sal-dns >/dev/null; found web.shop 'at first'
+        python3 -c '
+import socket
+for family, any in (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::"):
+    for kind in socket.SOCK_DGRAM, socket.SOCK_STREAM:
+        socket.socket(family, kind).bind((any, 53))'
+        [ "$(responders | wc -l)" = 2 ]
+
+        kill -9 $(responders --worker); found web.shop 'after the one that answers was killed'
+        kill -9 $(responders); found other.shop 'after both were killed'
+        ip link del sal-dns
+        for try in {1..200}; do getent ahostsv4 more.shop.sal.internal >/dev/null && break; done
+        found more.shop 'after its interface was removed'
+
+        kill -9 "$(cat /run/margay/agent.lock)"; found more.shop 'without an agent'
+        margay up >/dev/null; found new.shop 'with the next agent'
+        margay check >"$dir/said" || { cat "$dir/said"; exit 1; }
+        kill -9 "$(cat /run/margay/agent.lock)" $(responders)
+        margay up >/dev/null; found web.shop 'with all processes new'
+
+        margay down >/dev/null; as_before down
+        [ -z "$(responders)" ]; [ ! -e /run/margay/responder.sock ]
+        "#,
+    );
+}
+
+#[test]
+fn a_host_that_cannot_have_namespaces_has_the_responder_at_sal0_and_says_so() {
+    Host::new(Some(BY_HAND)).boot(
+        "",
+        r#"
+        margay() { setpriv --bounding-set=-sys_admin "$margay_program" --config "$dir/margay.toml" "$@"; }
+        trap 'margay down >/dev/null 2>&1 || true' EXIT
+        margay up >"$dir/said"; said 'the DNS responder answers at 198.18.0.1:53'
+        [ "$(sed -n 's/^nameserver //p' /etc/resolv.conf)" = 198.18.0.1 ]
+        if ip link show sal-dns 2>/dev/null; then exit 1; fi
+        ip rule show | grep '^500:.*from 198.18.0.1 sport 53 lookup main' >/dev/null
+        found web.shop 'at sal0'
+        grep 'no interface of its own' /run/margay/agent.log >/dev/null
+        margay check >"$dir/said" || { cat "$dir/said"; exit 1; }
+        said 'the DNS responder answers at 198.18.0.1:53'
+        kill -9 $(responders --worker); found web.shop 'after the one that answers was killed'
+        kill -9 "$(cat /run/margay/agent.lock)"; found web.shop 'without an agent'
+        margay down >/dev/null; as_before down
         "#,
     );
 }

@@ -1,8 +1,7 @@
-//! From the bytes of a question to the bytes of its answer.
+//! From the bytes of a question about the zone to the bytes of its answer: the agent's part.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
@@ -12,43 +11,29 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
 use margay_core::name::{self, is_computable, service_of_v6, virtual_v6};
 
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::responder::short_reply;
 use super::zone::{self, FALLBACK_TTL_S, Place, TTL_S, Zones};
-use super::{Directory, DnsCounters};
+use super::{Carrier, Directory, DnsError, HEADER};
 use crate::lease::{Asker, LeaseError, Leases};
 
-/// Length of the header: less is no DNS.
-const HEADER: usize = 12;
 /// Largest datagram that is sent: fits every path, and needs no fragments (DNS flag day 2020).
 const DATAGRAM_MAX: u16 = 1232;
 /// What everybody takes.
 const DATAGRAM_MIN: u16 = 512;
 /// How long the directory may think. Whoever asks gives up after some seconds, and virtual addresses are never wrong.
 const DIRECTORY_WAIT: Duration = Duration::from_secs(2);
+const KEEP_USES_EVERY: Duration = Duration::from_secs(60);
 /// RFC 8914: an extended error, and its code "other".
 const EXTENDED_ERROR: u16 = 15;
 const EXTENDED_TEXT_MAX: usize = 300;
 
-/// How the question came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Carrier {
-    Datagram,
-    Stream,
-}
-
-#[derive(Default)]
-struct Counts {
-    queries: AtomicU64,
-    answered: AtomicU64,
-    refused: AtomicU64,
-    failed: AtomicU64,
-    malformed: AtomicU64,
-}
-
-pub(super) struct Answers {
+/// What the agent knows of names of the zone, for a responder that asks (see [`serve`](super::channel::serve)).
+pub struct Answers {
     zones: Zones,
     leases: Arc<Leases>,
     directory: Arc<dyn Directory>,
-    counts: Counts,
 }
 
 /// What was found out about a question.
@@ -56,7 +41,8 @@ enum Found {
     Records(Vec<Record>),
     /// The name is there, but has nothing of this type; how long that holds.
     Nothing(u32),
-    NoSuchName,
+    /// And how long that holds.
+    NoSuchName(u32),
     NotOurs,
     Failed(LeaseError),
 }
@@ -70,56 +56,48 @@ enum Spelled {
 }
 
 impl Answers {
-    pub(super) fn new(zones: Zones, leases: Arc<Leases>, directory: Arc<dyn Directory>) -> Self {
-        Self { zones, leases, directory, counts: Counts::default() }
+    /// About `zone`, for a responder at `listen`.
+    ///
+    /// # Errors
+    ///
+    /// The zone is none.
+    pub fn new(
+        zone: &str,
+        listen: IpAddr,
+        leases: Arc<Leases>,
+        directory: Arc<dyn Directory>,
+    ) -> Result<Arc<Self>, DnsError> {
+        let zones = Zones::new(zone, listen)?;
+        Ok(Arc::new(Self { zones, leases, directory }))
     }
 
-    pub(super) fn counters(&self) -> DnsCounters {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        DnsCounters {
-            queries: read(&self.counts.queries),
-            answered: read(&self.counts.answered),
-            refused: read(&self.counts.refused),
-            failed: read(&self.counts.failed),
-            malformed: read(&self.counts.malformed),
+    /// Writes down now and then when names were last used, until it is aborted.
+    pub async fn keep_uses(self: Arc<Self>) {
+        let mut every = interval(KEEP_USES_EVERY);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            every.tick().await;
+            let leases = Arc::clone(&self.leases);
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(move || leases.keep_uses()).await {
+                tracing::warn!(%error, "when names were last used was not written down");
+            }
         }
     }
 
-    /// What to answer to bytes from an address. `None` where there shall be nothing: too short for DNS, or itself one.
+    /// What to answer to a question from an address.
     pub(super) async fn reply(&self, bytes: &[u8], from: IpAddr, carrier: Carrier) -> Option<Vec<u8>> {
-        let is_query = bytes.len() >= HEADER && bytes[2] & 0x80 == 0;
-        if !is_query {
-            self.counts.malformed.fetch_add(1, Ordering::Relaxed);
+        if bytes.len() < HEADER {
             return None;
         }
         let Some((request, query)) = parse(bytes) else {
-            self.counts.malformed.fetch_add(1, Ordering::Relaxed);
-            return Some(format_error(bytes));
+            return Some(short_reply(bytes, ResponseCode::FormErr));
         };
-        self.counts.queries.fetch_add(1, Ordering::Relaxed);
-        let mut response = self.respond(&request, query, from).await;
-        let count = match response.metadata.response_code {
-            ResponseCode::NoError | ResponseCode::NXDomain => &self.counts.answered,
-            ResponseCode::ServFail => &self.counts.failed,
-            _ => &self.counts.refused,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
-        let limit = match carrier {
-            Carrier::Stream => u16::MAX,
-            Carrier::Datagram => request.max_payload().clamp(DATAGRAM_MIN, DATAGRAM_MAX),
-        };
-        if let Some(asked) = &request.edns {
-            let edns = response.edns.get_or_insert_with(Edns::new);
-            edns.set_max_payload(DATAGRAM_MAX).set_version(0).set_dnssec_ok(asked.flags().dnssec_ok);
-        } else {
-            response.edns = None;
-        }
-        Some(encode(&response, limit).unwrap_or_else(|| format_error(bytes)))
+        let response = self.respond(&request, query, from).await;
+        Some(finish(&request, response, carrier, bytes))
     }
 
     async fn respond(&self, request: &Message, query: Query, from: IpAddr) -> Message {
-        let mut response = Message::new(request.metadata.id, MessageType::Response, request.metadata.op_code);
-        response.metadata = Metadata::response_from_request(&request.metadata);
+        let mut response = response(request, query.clone());
         let code = if request.version() > 0 {
             ResponseCode::BADVERS
         } else if request.metadata.op_code != OpCode::Query {
@@ -128,7 +106,6 @@ impl Answers {
             self.look_up(&query, from, &mut response).await
         };
         response.metadata.response_code = code;
-        response.add_query(query);
         response
     }
 
@@ -149,8 +126,8 @@ impl Answers {
                 add_soa(ttl_s);
                 ResponseCode::NoError
             }
-            Found::NoSuchName => {
-                add_soa(TTL_S);
+            Found::NoSuchName(ttl_s) => {
+                add_soa(ttl_s);
                 ResponseCode::NXDomain
             }
             Found::NotOurs => {
@@ -200,8 +177,13 @@ impl Answers {
         let service = match spelled(owner, zone) {
             Spelled::Service(service) => service,
             Spelled::Authority => return Found::Nothing(TTL_S),
-            Spelled::Malformed => return Found::NoSuchName,
+            Spelled::Malformed => return Found::NoSuchName(TTL_S),
         };
+        let known = tokio::time::timeout(DIRECTORY_WAIT, self.directory.exists(&service)).await;
+        if known == Ok(false) {
+            // Somebody may serve it in a moment.
+            return Found::NoSuchName(FALLBACK_TTL_S);
+        }
         if !matches!(kind, RecordType::A | RecordType::AAAA | RecordType::ANY) {
             return Found::Nothing(TTL_S);
         }
@@ -240,7 +222,7 @@ impl Answers {
 
     /// The name behind a virtual address, for logs.
     fn pointer(&self, query: &Query) -> Found {
-        let Ok(net) = query.name.parse_arpa_name() else { return Found::NoSuchName };
+        let Ok(net) = query.name.parse_arpa_name() else { return Found::NoSuchName(TTL_S) };
         if net.prefix_len() < net.max_prefix_len() {
             return Found::Nothing(TTL_S);
         }
@@ -248,7 +230,9 @@ impl Answers {
             IpAddr::V4(v4) => self.leases.name_of(v4),
             IpAddr::V6(v6) => service_of_v6(v6).and_then(|service| self.leases.written(&service)),
         };
-        let Some(name) = written.and_then(|written| self.zones.spelling(&written)) else { return Found::NoSuchName };
+        let Some(name) = written.and_then(|written| self.zones.spelling(&written)) else {
+            return Found::NoSuchName(TTL_S);
+        };
         let record = Record::from_rdata(query.name.clone(), TTL_S, RData::PTR(PTR(name)));
         of_kind(vec![record], query.query_type, TTL_S)
     }
@@ -280,7 +264,7 @@ fn spelled(owner: &Name, zone: &Name) -> Spelled {
 }
 
 /// The message and its one question.
-fn parse(bytes: &[u8]) -> Option<(Message, Query)> {
+pub(super) fn parse(bytes: &[u8]) -> Option<(Message, Query)> {
     // Looked at first: the parser would make room for as many questions as the header claims.
     if bytes[4..6] != [0, 1] {
         return None;
@@ -290,14 +274,29 @@ fn parse(bytes: &[u8]) -> Option<(Message, Query)> {
     Some((message, query))
 }
 
-/// "Format error", to what has the header of a question and nothing else that can be read.
-fn format_error(bytes: &[u8]) -> Vec<u8> {
-    let mut answer = vec![0; HEADER];
-    answer[..2].copy_from_slice(&bytes[..2]);
-    // QR, and of the question's flags opcode and RD.
-    answer[2] = 0x80 | bytes[2] & 0x79;
-    answer[3] = u8::try_from(u16::from(ResponseCode::FormErr)).unwrap_or(1);
-    answer
+/// An answer without anything in it yet. Recursion is available: whoever asks elsewhere for lack of it asks somebody who
+/// does not know.
+pub(super) fn response(request: &Message, query: Query) -> Message {
+    let mut response = Message::new(request.metadata.id, MessageType::Response, request.metadata.op_code);
+    response.metadata = Metadata::response_from_request(&request.metadata);
+    response.metadata.recursion_available = true;
+    response.add_query(query);
+    response
+}
+
+/// The bytes of an answer, as long as the way back takes, with EDNS for EDNS.
+pub(super) fn finish(request: &Message, mut response: Message, carrier: Carrier, bytes: &[u8]) -> Vec<u8> {
+    let limit = match carrier {
+        Carrier::Stream => u16::MAX,
+        Carrier::Datagram => request.max_payload().clamp(DATAGRAM_MIN, DATAGRAM_MAX),
+    };
+    if let Some(asked) = &request.edns {
+        let edns = response.edns.get_or_insert_with(Edns::new);
+        edns.set_max_payload(DATAGRAM_MAX).set_version(0).set_dnssec_ok(asked.flags().dnssec_ok);
+    } else {
+        response.edns = None;
+    }
+    encode(&response, limit).unwrap_or_else(|| short_reply(bytes, ResponseCode::FormErr))
 }
 
 fn encode(message: &Message, limit: u16) -> Option<Vec<u8>> {

@@ -1,31 +1,48 @@
-//! The DNS responder: names of one zone, over UDP and TCP, for programs of this host (DESIGN §5, §18).
+//! The DNS responder: names of one zone, over UDP and TCP, for programs of this host and its containers (DESIGN §5, §18).
 //!
-//! It knows its zone and the reverse zones of the virtual addresses, and refuses everything else at once, so that whoever asks
-//! goes on to the next resolver. It never asks anybody itself.
+//! It is a process of its own ([`Responder`]) that outlives the agent: what it does not know of the zone it asks the agent
+//! ([`Answers`], over [`channel`]), what is not of the zone it asks the servers that this host had before. So it can be
+//! the host's only server (docs/decisions/0044).
 
 mod answer;
+pub mod channel;
+mod memory;
+mod responder;
 mod transport;
+mod upstream;
 mod zone;
 
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
 
 use margay_core::name::Name;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::net::{TcpListener, UdpSocket};
 
-use crate::lease::Leases;
-use answer::Answers;
-use zone::Zones;
+pub use answer::Answers;
+pub use responder::Responder;
+pub use upstream::Servers;
+
+/// Length of the header: less is no DNS.
+const HEADER: usize = 12;
+
+/// How a question came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carrier {
+    Datagram = 0,
+    Stream = 1,
+}
 
 /// What the responder asks about a name before it answers.
 pub trait Directory: Send + Sync + 'static {
     /// Plain addresses to answer with, because nobody serves the name and the operator configured a fallback (DESIGN §18); empty:
     /// virtual addresses.
     fn fallback<'a>(&'a self, name: &'a Name) -> Pin<Box<dyn Future<Output = Vec<IpAddr>> + Send + 'a>>;
+
+    /// Whether there is such a name. With the zone in a search list, any other name comes with the zone behind it, too,
+    /// and one that nobody serves must not be found then.
+    fn exists<'a>(&'a self, name: &'a Name) -> Pin<Box<dyn Future<Output = bool> + Send + 'a>>;
 }
 
 /// Why the responder does not run.
@@ -64,75 +81,55 @@ pub enum DnsError {
     },
 }
 
-/// What the responder did since it started.
+/// What a responder did since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DnsCounters {
+pub struct ResponderCounters {
     /// Readable questions.
     pub queries: u64,
-    /// Answered from the zone, also where the answer is that there is none.
+    /// Answered by the agent, also where the answer is that there is none.
     pub answered: u64,
-    /// Of other zones, or of a kind that the responder does not do.
+    /// Answered by what an agent had said before, since there was none.
+    pub remembered: u64,
+    /// Answered by another server.
+    pub forwarded: u64,
+    /// Of a kind that nobody does, or that no server would answer.
     pub refused: u64,
-    /// No address could be leased.
+    /// No address could be leased, or nobody has answered.
     pub failed: u64,
     /// Not DNS questions.
     pub malformed: u64,
 }
 
-/// A running responder. It ends when it is dropped.
-pub struct Responder {
-    local: SocketAddr,
-    answers: Arc<Answers>,
-    running: watch::Sender<()>,
-    tasks: JoinSet<()>,
-}
-
-impl Responder {
-    /// Answers for `zone` on `listen`, UDP and TCP. Port 0 takes one that is free for both.
-    ///
-    /// # Errors
-    ///
-    /// The address cannot be had, or the zone is none.
-    pub async fn start(
-        listen: SocketAddr,
-        zone: &str,
-        leases: Arc<Leases>,
-        directory: Arc<dyn Directory>,
-    ) -> Result<Self, DnsError> {
-        let zones = Zones::new(zone, listen.ip())?;
-        let (udp, tcp) = transport::bind(listen).await.map_err(|error| explain(listen, error))?;
-        let local = udp.local_addr().map_err(|error| explain(listen, error))?;
-        let answers = Arc::new(Answers::new(zones, Arc::clone(&leases), directory));
-        let (running, stopped) = watch::channel(());
-        let mut tasks = JoinSet::new();
-        tasks.spawn(transport::serve_udp(udp, Arc::clone(&answers), stopped.clone()));
-        tasks.spawn(transport::serve_tcp(tcp, Arc::clone(&answers), stopped.clone()));
-        tasks.spawn(transport::keep_uses(leases, stopped));
-        Ok(Self { local, answers, running, tasks })
+impl ResponderCounters {
+    fn to_bytes(self) -> Vec<u8> {
+        let all =
+            [self.queries, self.answered, self.remembered, self.forwarded, self.refused, self.failed, self.malformed];
+        all.iter().flat_map(|count| count.to_be_bytes()).collect()
     }
 
-    /// What it did so far.
-    pub fn counters(&self) -> DnsCounters {
-        self.answers.counters()
-    }
-
-    /// Where it listens.
-    pub fn local_address(&self) -> SocketAddr {
-        self.local
-    }
-
-    /// Ends it; its address is free afterwards.
-    pub async fn stop(self) {
-        let Self { running, mut tasks, .. } = self;
-        drop(running);
-        while tasks.join_next().await.is_some() {}
+    /// What is missing was not counted yet.
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let mut all = bytes.as_chunks::<8>().0.iter().map(|count| u64::from_be_bytes(*count));
+        let mut next = || all.next().unwrap_or(0);
+        Self {
+            queries: next(),
+            answered: next(),
+            remembered: next(),
+            forwarded: next(),
+            refused: next(),
+            failed: next(),
+            malformed: next(),
+        }
     }
 }
 
-impl std::fmt::Debug for Responder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Responder({})", self.local)
-    }
+/// Opens the sockets of a responder at an address. Port 0 takes one that is free for both.
+///
+/// # Errors
+///
+/// The address cannot be had.
+pub async fn bind(listen: SocketAddr) -> Result<(UdpSocket, TcpListener), DnsError> {
+    transport::bind(listen).await.map_err(|error| explain(listen, error))
 }
 
 fn explain(listen: SocketAddr, error: io::Error) -> DnsError {

@@ -9,22 +9,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 
-use super::answer::{Answers, Carrier};
-use crate::lease::Leases;
+use super::Carrier;
+use super::responder::Desk;
 
 /// Longest question: more than a name, its type and some options is none.
 const QUESTION_MAX: usize = 4096;
-/// Questions that wait for the disk or the directory at once. More are dropped, and asked again by who has them.
-const WAITING_MAX: usize = 256;
+/// Questions that wait for the agent or a server at once. More are dropped, and asked again by who has them.
+const WAITING_MAX: usize = 1024;
 /// Connections at once. More are closed at once, so that who asks goes elsewhere.
 const CONNECTIONS_MAX: usize = 64;
 /// For a whole question to come, and for its answer to go.
 const IDLE: Duration = Duration::from_secs(10);
 /// After an error of the system, so that a lasting one does not fill the log.
 const PAUSE: Duration = Duration::from_millis(200);
-const KEEP_USES_EVERY: Duration = Duration::from_secs(60);
 /// How often to look for a port that both UDP and TCP have free.
 const PORT_TRIES: usize = 16;
 
@@ -41,7 +40,7 @@ pub(super) async fn bind(listen: SocketAddr) -> io::Result<(UdpSocket, TcpListen
 }
 
 /// Waits until the responder was stopped or dropped.
-async fn ended(stopped: &mut watch::Receiver<()>) {
+pub(super) async fn ended(stopped: &mut watch::Receiver<()>) {
     // Nothing is ever sent: this returns when the sender is gone.
     while stopped.changed().await.is_ok() {}
 }
@@ -50,7 +49,7 @@ fn reap(tasks: &mut JoinSet<()>) {
     while tasks.try_join_next().is_some() {}
 }
 
-pub(super) async fn serve_udp(socket: UdpSocket, answers: Arc<Answers>, mut stopped: watch::Receiver<()>) {
+pub(super) async fn serve_udp(socket: UdpSocket, desk: Arc<Desk>, mut stopped: watch::Receiver<()>) {
     let (socket, waiting) = (Arc::new(socket), Arc::new(Semaphore::new(WAITING_MAX)));
     let mut tasks = JoinSet::new();
     let mut buffer = vec![0; QUESTION_MAX];
@@ -69,9 +68,9 @@ pub(super) async fn serve_udp(socket: UdpSocket, answers: Arc<Answers>, mut stop
             }
         };
         let Ok(permit) = Arc::clone(&waiting).try_acquire_owned() else { continue };
-        let (socket, answers, question) = (Arc::clone(&socket), Arc::clone(&answers), buffer[..len].to_vec());
+        let (socket, desk, question) = (Arc::clone(&socket), Arc::clone(&desk), buffer[..len].to_vec());
         tasks.spawn(async move {
-            if let Some(answer) = answers.reply(&question, from.ip().to_canonical(), Carrier::Datagram).await {
+            if let Some(answer) = desk.reply(&question, from.ip().to_canonical(), Carrier::Datagram).await {
                 // Who asked may be gone, or have a port that nobody can answer to.
                 let sent = socket.send_to(&answer, from).await;
                 tracing::trace!(?sent, %from, "answered");
@@ -82,7 +81,7 @@ pub(super) async fn serve_udp(socket: UdpSocket, answers: Arc<Answers>, mut stop
     tasks.shutdown().await;
 }
 
-pub(super) async fn serve_tcp(listener: TcpListener, answers: Arc<Answers>, mut stopped: watch::Receiver<()>) {
+pub(super) async fn serve_tcp(listener: TcpListener, desk: Arc<Desk>, mut stopped: watch::Receiver<()>) {
     let open = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut tasks = JoinSet::new();
     loop {
@@ -100,9 +99,9 @@ pub(super) async fn serve_tcp(listener: TcpListener, answers: Arc<Answers>, mut 
             }
         };
         let Ok(permit) = Arc::clone(&open).try_acquire_owned() else { continue };
-        let answers = Arc::clone(&answers);
+        let desk = Arc::clone(&desk);
         tasks.spawn(async move {
-            if let Err(error) = serve_stream(stream, from.ip().to_canonical(), &answers).await {
+            if let Err(error) = serve_stream(stream, from.ip().to_canonical(), &desk).await {
                 tracing::debug!(%error, "a DNS connection ended");
             }
             drop(permit);
@@ -112,7 +111,7 @@ pub(super) async fn serve_tcp(listener: TcpListener, answers: Arc<Answers>, mut 
 }
 
 /// One question after the other (RFC 7766), until the peer closes, is idle, or says something that is no question.
-async fn serve_stream(mut stream: TcpStream, from: IpAddr, answers: &Answers) -> io::Result<()> {
+async fn serve_stream(mut stream: TcpStream, from: IpAddr, desk: &Desk) -> io::Result<()> {
     let mut question = Vec::new();
     loop {
         let read = async {
@@ -129,25 +128,9 @@ async fn serve_stream(mut stream: TcpStream, from: IpAddr, answers: &Answers) ->
             Ok(Err(error)) => return Err(error),
             Err(_) => return Ok(()),
         }
-        let Some(answer) = answers.reply(&question, from, Carrier::Stream).await else { return Ok(()) };
+        let Some(answer) = desk.reply(&question, from, Carrier::Stream).await else { return Ok(()) };
         let Ok(len) = u16::try_from(answer.len()) else { return Ok(()) };
         let framed = [&len.to_be_bytes()[..], &answer].concat();
         timeout(IDLE, stream.write_all(&framed)).await??;
-    }
-}
-
-/// Writes down now and then when names were last used.
-pub(super) async fn keep_uses(leases: Arc<Leases>, mut stopped: watch::Receiver<()>) {
-    let mut every = interval(KEEP_USES_EVERY);
-    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = every.tick() => {}
-            () = ended(&mut stopped) => return,
-        }
-        let leases = Arc::clone(&leases);
-        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || leases.keep_uses()).await {
-            tracing::warn!(%error, "when names were last used was not written down");
-        }
     }
 }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name, RecordType};
-use margay_control::dns::{Directory, DnsError, Responder};
+use margay_control::dns::channel::{self, Ended};
+use margay_control::dns::{Answers, Directory, DnsError, Responder, ResponderCounters, bind};
 use margay_control::lease::Leases;
 use margay_control::store::{Store, StoredLease};
 use margay_control::{Clock, SalControl, StateDir};
@@ -24,7 +25,9 @@ use proptest::collection::vec;
 use proptest::prelude::{Strategy, any};
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use tokio::net::UdpSocket;
+use tokio::net::{UdpSocket, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
 /// Long enough for any machine; a test that waits for it has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -61,11 +64,16 @@ impl SalControl for Recorder {
 }
 
 #[derive(Default)]
-pub struct Plain(Mutex<HashMap<String, Vec<IpAddr>>>);
+pub struct Plain(Mutex<HashMap<String, Vec<IpAddr>>>, Mutex<Option<String>>);
 
 impl Plain {
     pub fn set(&self, name: &str, addresses: Vec<IpAddr>) {
         self.0.lock().expect("no panic").insert(name.to_owned(), addresses);
+    }
+
+    /// No other name exists.
+    pub fn only(&self, name: &str) {
+        *self.1.lock().expect("no panic") = Some(name.to_owned());
     }
 }
 
@@ -74,10 +82,48 @@ impl Directory for Plain {
         let found = self.0.lock().expect("no panic").get(name.written()).cloned().unwrap_or_default();
         Box::pin(std::future::ready(found))
     }
+
+    fn exists<'a>(&'a self, name: &'a name::Name) -> Pin<Box<dyn Future<Output = bool> + Send + 'a>> {
+        let only = self.1.lock().expect("no panic");
+        Box::pin(std::future::ready(only.as_deref().is_none_or(|only| only == name.written())))
+    }
+}
+
+/// An agent at the other end of a responder's stream.
+pub struct Agent {
+    serving: JoinHandle<()>,
+    pub attached: JoinHandle<Ended>,
+    pub words: mpsc::Sender<Vec<u8>>,
+    pub counters: watch::Receiver<ResponderCounters>,
+}
+
+impl Agent {
+    pub fn start(responder: &Arc<Responder>, answers: &Arc<Answers>) -> Self {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let attached = tokio::spawn({
+            let responder = Arc::clone(responder);
+            async move { responder.attach(theirs).await }
+        });
+        let (counted, counters) = watch::channel(ResponderCounters::default());
+        let (words, mut heard) = mpsc::channel(1);
+        let answers = Arc::clone(answers);
+        let serving = tokio::spawn(async move {
+            channel::serve(ours, &answers, &counted, &mut heard).await.expect("good frames");
+        });
+        Self { serving, attached, words, counters }
+    }
+
+    /// As when it is killed.
+    pub async fn kill(self) -> Ended {
+        self.serving.abort();
+        self.attached.await.expect("no panic")
+    }
 }
 
 pub struct World {
-    pub responder: Responder,
+    pub responder: Arc<Responder>,
+    pub agent: Agent,
+    pub answers: Arc<Answers>,
     pub leases: Arc<Leases>,
     pub sal: Arc<Recorder>,
     pub directory: Arc<Plain>,
@@ -86,13 +132,19 @@ pub struct World {
     _base: tempfile::TempDir,
 }
 
+/// A responder that hands everything of no zone to `servers`.
+pub async fn responder(listen: SocketAddr, zone: &str, servers: &[SocketAddr]) -> Result<Responder, DnsError> {
+    let servers = servers.to_vec();
+    Responder::start(bind(listen).await?, zone, Box::new(move || servers.clone()))
+}
+
 impl World {
     pub async fn start() -> Self {
-        Self::start_with(&[]).await
+        Self::start_with(&[], &[]).await
     }
 
-    /// On a host that has leased these.
-    pub async fn start_with(leased: &[StoredLease]) -> Self {
+    /// On a host that has leased these, and asked these servers before.
+    pub async fn start_with(leased: &[StoredLease], servers: &[SocketAddr]) -> Self {
         let base = tempfile::tempdir().expect("a directory");
         let dir = StateDir::open(base.path().join("s")).expect("made");
         let store = Arc::new(Store::open(&dir).expect("opened"));
@@ -104,16 +156,12 @@ impl World {
         let control: Arc<dyn SalControl> = Arc::<Recorder>::clone(&sal);
         let leases = Leases::open(store, control, clock).expect("readable");
         let plain: Arc<dyn Directory> = Arc::<Plain>::clone(&directory);
-        let listen = "127.0.0.1:0".parse().expect("literal");
-        let responder = Responder::start(listen, "sal.internal", Arc::clone(&leases), plain).await.expect("started");
+        let listen: SocketAddr = "127.0.0.1:0".parse().expect("literal");
+        let answers = Answers::new("sal.internal", listen.ip(), Arc::clone(&leases), plain).expect("a zone");
+        let responder = Arc::new(responder(listen, "sal.internal", servers).await.expect("started"));
+        let agent = Agent::start(&responder, &answers);
         let client = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
-        Self { responder, leases, sal, directory, now_s, client, _base: base }
-    }
-
-    /// A second responder of the same host.
-    pub async fn another(&self, listen: SocketAddr, zone: &str) -> Result<Responder, DnsError> {
-        let plain: Arc<dyn Directory> = Arc::<Plain>::clone(&self.directory);
-        Responder::start(listen, zone, Arc::clone(&self.leases), plain).await
+        Self { responder, agent, answers, leases, sal, directory, now_s, client, _base: base }
     }
 
     pub async fn ask(&self, name: &str, kind: RecordType) -> Message {

@@ -65,22 +65,23 @@ const AGAIN: usize = 14;
 
 /// What `up` makes, as text, but for numbers of interfaces. A link-local address that came while somebody had switched
 /// its making on stays, and harms nobody, as nobody misses the kernel's own route to an address that the table of own
-/// addresses has. Of a file of resolvers the first server alone counts: what comes after it is whoever's has written
-/// it.
+/// addresses has. The other end of the responder's interface has another number each time.
 const SNAPSHOT: &str = r#"
     # The interface may be away for a moment.
     set +e
     exec 2>/dev/null
     for family in -4 -6; do
-        ip $family -o addr show dev sal0 scope global | sed 's/^[0-9]*: //'
+        for device in sal0 sal-dns; do ip $family -o addr show dev $device scope global | sed 's/^[0-9]*: //'; done
         ip $family rule show | sort
         ip $family route show table all |
             grep -v '^fe80::/64 dev sal0\|^local fe80:.* dev sal0\|^multicast\|^fd5a:4c00::1 dev sal0 proto kernel' | sort
     done
-    ip -o link show sal0 | sed 's/^[0-9]*: //'
-    grep -r . /proc/sys/net/ipv4/conf/sal0 /proc/sys/net/ipv6/conf/sal0 | grep -v stable_secret | sort
+    for device in sal0 sal-dns; do
+        ip -o link show $device | sed 's/^[0-9]*: //; s/@if[0-9]*//; s/ link-netnsid.*//'
+        grep -r . /proc/sys/net/ipv4/conf/$device /proc/sys/net/ipv6/conf/$device | grep -v stable_secret | sort
+    done
     cat /proc/sys/net/ipv4/ip_local_reserved_ports
-    grep -m1 nameserver /etc/resolv.conf
+    grep '^nameserver' /etc/resolv.conf
     exit 0
 "#;
 
@@ -203,7 +204,7 @@ fn tampering(change: &Value) -> Option<String> {
     };
     let other = |value: &str| if value == "0" { 1 } else { 0 };
     Some(match word("change") {
-        "tun" => format!("ip link del {}", word("interface")),
+        "tun" | "veth" => format!("ip link del {}", word("interface")),
         "sizes" => format!("ip link set {} mtu 1300", word("interface")),
         "parameter" => format!("echo {} > /proc/sys/{}", other(word("value")), word("key")),
         "address" => format!("ip addr del {} dev {}", block("block")?.1, word("interface")),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use margay_core::name::{HOST_V4, HOST_V6};
+use margay_core::name::{HOST_V4, HOST_V6, RESPONDER_V4};
 use serde_json::Value;
 
 use super::{Findings, Scenario, pair};
@@ -64,12 +64,12 @@ const PORT: u16 = 9;
 /// Datagrams of an attack that fit a packet; after each comes one that goes in fragments.
 const DATAGRAMS: usize = 20;
 const LIMIT: Duration = Duration::from_secs(15);
-/// Asks the responder at the host's virtual address for the address of a host's service, and says how many of the first
+/// Asks the responder at its virtual address for the address of a host's service, and says how many of the first
 /// bytes of an answer came within the time.
 fn question(host: &Host) -> String {
     let name = host.name();
     format!(
-        r"exec 3<>/dev/udp/{HOST_V4}/53
+        r"exec 3<>/dev/udp/{RESPONDER_V4}/53
 printf '\22\64\1\0\0\1\0\0\0\0\0\0\{:o}{name}\4shop\3sal\10internal\0\0\1\0\1' >&3
 timeout 2 head -c 12 <&3 | wc -c",
         name.len()

@@ -129,6 +129,10 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
     steps.say("datapath", datapath(agent)).await;
     direct::this_host(agent, steps).await;
     steps.say("dns", dns(agent).await).await;
+    if let Some(remark) = agent.dns.as_ref().and_then(|dns| dns.way.remark()) {
+        let advice = "give the agent CAP_SYS_ADMIN, and a kernel with network namespaces and veth";
+        steps.say("dns", Finding::warning(remark, advice)).await;
+    }
     steps.say("leases", leases(agent)).await;
     routers(agent, steps).await;
     warrants(agent, steps).await;

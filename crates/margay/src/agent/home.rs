@@ -1,6 +1,7 @@
 //! The routers that this host belongs to: from its store, and from a join token.
 
 use std::collections::HashMap;
+use std::fs;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -12,13 +13,16 @@ use margay_control::store::Store;
 use margay_control::token::JoinToken;
 use margay_control::wide_area::WideArea;
 use margay_control::{Clock, SalControl};
-use margay_core::name::{Name, Prefix, ServiceId};
+use margay_core::name::{Name, Prefix, ServiceId, authority_block};
+use margay_core::table::Resolution;
 use miette::{IntoDiagnostic, Result, WrapErr};
 use parking_lot::RwLock;
 
+use super::core::CoreHandle;
 use super::service::Services;
 use super::{Agent, spread, trace};
 use crate::config::Config;
+use crate::host::{RESOLV_CONF, resolv_conf};
 
 /// Routers to register with: every one that welcomed this host before, and the one of the configuration's token.
 ///
@@ -135,6 +139,8 @@ pub struct Fallbacks {
     by_prefix: RwLock<HashMap<Prefix, Vec<IpAddr>>>,
     services: Arc<Services>,
     router: Option<Arc<Router>>,
+    core: CoreHandle,
+    zone: String,
 }
 
 fn plain_addresses(config: &Config) -> HashMap<Prefix, Vec<IpAddr>> {
@@ -148,13 +154,41 @@ fn plain_addresses(config: &Config) -> HashMap<Prefix, Vec<IpAddr>> {
 
 impl Fallbacks {
     /// As configured.
-    pub fn new(config: &Config, services: Arc<Services>, router: Option<Arc<Router>>) -> Self {
-        Self { by_prefix: RwLock::new(plain_addresses(config)), services, router }
+    pub fn new(config: &Config, services: Arc<Services>, router: Option<Arc<Router>>, core: CoreHandle) -> Self {
+        let by_prefix = RwLock::new(plain_addresses(config));
+        Self { by_prefix, services, router, core, zone: config.dns.zone.clone() }
     }
 
     /// As configured from now on.
     pub fn configure(&self, config: &Config) {
         *self.by_prefix.write() = plain_addresses(config);
+    }
+
+    /// Whether a name exists; any does, where nobody comes by a search list.
+    async fn has(&self, name: &Name) -> bool {
+        let content = fs::read(RESOLV_CONF).unwrap_or_default();
+        if !resolv_conf::searches(&content, &self.zone) || self.is_ruled(name) || self.services.find(name).is_some() {
+            return true;
+        }
+        match instances(&self.services, self.router.as_deref(), name).await {
+            Ok((found, _)) => !found.is_empty(),
+            // Only routers of its authority could have said.
+            Err(_) => {
+                let block = name.service_id().authority();
+                self.services.homes().iter().any(|home| authority_block(&home.config().authority) == block)
+            }
+        }
+    }
+
+    /// Whether this host knows itself where packets to a name go, or could ask somebody else than a router.
+    fn is_ruled(&self, name: &Name) -> bool {
+        let is_configured = self.by_prefix.read().contains_key(&name.prefix());
+        is_configured
+            || self.core.0.with_sal(|sal, _| match sal.resolve(&name.service_id()) {
+                Resolution::Forward(_, hop) => !hop.router,
+                Resolution::Demux(..) | Resolution::Delay(..) => true,
+                Resolution::Drop(_) | Resolution::None => false,
+            })
     }
 
     async fn find(&self, name: &Name) -> Vec<IpAddr> {
@@ -174,5 +208,9 @@ impl Fallbacks {
 impl Directory for Fallbacks {
     fn fallback<'a>(&'a self, name: &'a Name) -> Pin<Box<dyn Future<Output = Vec<IpAddr>> + Send + 'a>> {
         Box::pin(self.find(name))
+    }
+
+    fn exists<'a>(&'a self, name: &'a Name) -> Pin<Box<dyn Future<Output = bool> + Send + 'a>> {
+        Box::pin(self.has(name))
     }
 }

@@ -164,7 +164,7 @@ pub async fn follow(agent: Arc<Agent>) {
 }
 
 async fn follow_kernel(agent: &Agent) -> io::Result<()> {
-    let net = Netlink::connect()?;
+    let net = Netlink::connect()?.with_namespace(agent.dns.as_ref().and_then(|dns| dns.namespace()));
     let mut told = netlink::changes_of_own(host::TABLE)?;
     let mut filter = judge::Changes::open();
     let mut rounds = interval(ROUND);
@@ -186,7 +186,13 @@ async fn follow_kernel(agent: &Agent) -> io::Result<()> {
             sleep(PAUSE).await;
             while let Some(Some(())) = told.next().now_or_never() {}
             match host::made(&agent.config()).await {
-                Ok(made) => changes = made,
+                Ok(made) => {
+                    changes = made;
+                    // What leads to the responder is of use where there is one.
+                    if agent.dns.is_some() {
+                        changes.extend(host::agents_own(&agent.config()).await.unwrap_or_default());
+                    }
+                }
                 Err(error) => tracing::debug!(%error, "what `up` has changed cannot be read"),
             }
             agent.network.host_changes.keep(&agent.config(), &net, &changes).await;

@@ -137,6 +137,7 @@ impl Collector for Figures {
         carried(agent, &mut encoder)?;
         of_signalling(&core, &mut encoder)?;
         of_leases(agent, &mut encoder)?;
+        of_responder(agent, &mut encoder)?;
         of_resolvers(agent, &mut encoder)?;
         if agent.is_none_or(|agent| agent.router.is_some()) {
             of_router(agent.and_then(|agent| agent.router.as_deref()), &mut encoder)?;
@@ -207,6 +208,21 @@ fn of_leases(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Resu
     let rows = [("rate", counts.too_fast), ("asker", counts.too_many), ("exhausted", counts.exhausted)];
     let rows = rows.map(|(reason, count)| (reason.to_owned(), count));
     family(encoder, "leases_refused", help, "reason", rows.into())
+}
+
+/// What became of questions to the DNS responder.
+fn of_responder(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counts = agent.and_then(|agent| agent.dns.as_ref()).map(|dns| dns.counters()).unwrap_or_default();
+    let help = "Questions to the DNS responder, by what became of them; its process outlives the agent";
+    let rows = [
+        ("answered", counts.answered),
+        ("remembered", counts.remembered),
+        ("forwarded", counts.forwarded),
+        ("refused", counts.refused),
+        ("failed", counts.failed),
+        ("malformed", counts.malformed),
+    ];
+    family(encoder, "dns", help, "outcome", owned(rows.into()))
 }
 
 /// What became of associations that nothing used.

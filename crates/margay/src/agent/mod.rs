@@ -10,6 +10,7 @@ pub mod check;
 pub mod cluster;
 pub mod core;
 pub mod direct;
+pub mod dns;
 pub mod failure;
 pub mod flows;
 pub mod home;
@@ -44,7 +45,6 @@ use std::time::Instant;
 
 use margay_control::Clock;
 use margay_control::cluster::Cluster;
-use margay_control::dns::Responder;
 use margay_control::identity::Identity;
 use margay_control::keyring::Keyring;
 use margay_control::lease::Leases;
@@ -60,6 +60,10 @@ pub use start::run;
 
 /// Name of the virtual interface (DESIGN §4).
 pub const INTERFACE: &str = "sal0";
+/// Name of the interface behind which the DNS responder answers.
+pub const RESPONDER_INTERFACE: &str = "sal-dns";
+/// Interfaces that are Margay's own: what has a virtual address may come and leave by them.
+pub const OWN_INTERFACES: [&str; 2] = [INTERFACE, RESPONDER_INTERFACE];
 
 /// A running agent, as its API, metrics and upkeep see it.
 pub struct Agent {
@@ -109,8 +113,8 @@ pub struct Agent {
     pub fallbacks: Arc<home::Fallbacks>,
     /// Virtual addresses.
     pub leases: Arc<Leases>,
-    /// The DNS responder.
-    pub dns: Option<Responder>,
+    /// The DNS responder's process.
+    pub dns: Option<dns::Dns>,
     /// Keys of authorities and services.
     pub keyring: Keyring,
     /// The store.

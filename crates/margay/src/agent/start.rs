@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use margay_control::api::v1::ReloadRequest;
 use margay_control::cluster::Cluster;
-use margay_control::dns::Responder;
 use margay_control::identity::{BOOT_ID, Identity};
 use margay_control::keyring::Keyring;
 use margay_control::lease::Leases;
@@ -45,7 +44,7 @@ use super::spread::{self, Spreads};
 use super::watch::Watchers;
 use super::way::Way;
 use super::{
-    Agent, Configuration, INTERFACE, StartedWith, authority, cluster, flows, home, metrics, reload, remote, trace,
+    Agent, Configuration, INTERFACE, StartedWith, authority, cluster, dns, flows, home, metrics, reload, remote, trace,
     upkeep,
 };
 use crate::config::Config;
@@ -139,8 +138,8 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     }
     let active = Active::open(&config, &services, reporters);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
-    let fallbacks = Arc::new(home::Fallbacks::new(&config, Arc::clone(&services), router.clone()));
-    let (dns, warnings) = start_dns(&config, &leases, &fallbacks).await?;
+    let fallbacks = Arc::new(home::Fallbacks::new(&config, Arc::clone(&services), router.clone(), core.clone()));
+    let (dns, warnings) = start_dns(&config, &leases, &fallbacks).await;
     Ok(Arc::new(Agent {
         programs: Programs::new(&config),
         configuration: Configuration::new(config, started_with),
@@ -327,16 +326,20 @@ async fn start_dns(
     config: &Config,
     leases: &Arc<Leases>,
     fallbacks: &Arc<home::Fallbacks>,
-) -> Result<(Option<Responder>, Vec<String>)> {
+) -> (Option<dns::Dns>, Vec<String>) {
     if !config.dns.enabled {
-        return Ok((None, Vec::new()));
+        return (None, Vec::new());
     }
     let directory = Arc::clone(fallbacks);
-    match Responder::start(config.dns.listen, &config.dns.zone, Arc::clone(leases), directory).await {
-        Ok(responder) => Ok((Some(responder), Vec::new())),
+    match dns::start(config, Arc::clone(leases), directory).await {
+        Ok(started) => {
+            let remark = started.way.remark();
+            remark.iter().for_each(|remark| tracing::warn!(remark, "the DNS responder has no interface of its own"));
+            (Some(started), Vec::from_iter(remark))
+        }
         Err(error) => {
             tracing::warn!(%error, "names of the zone are not answered");
-            Ok((None, vec![format!("names of the zone {} are not answered: {error}", config.dns.zone)]))
+            (None, vec![format!("names of the zone {} are not answered: {error}", config.dns.zone)])
         }
     }
 }
@@ -416,6 +419,9 @@ async fn take_down(agent: &Agent) {
     }
     for home in agent.services.homes() {
         home.stop().await;
+    }
+    if let Some(dns) = &agent.dns {
+        dns.farewell().await;
     }
     let config = agent.config();
     let runtime_dir = &config.host.runtime_dir;

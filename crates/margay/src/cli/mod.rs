@@ -31,8 +31,8 @@ use miette::{IntoDiagnostic, Report, Result, WrapErr, miette};
 use tonic::transport::Channel;
 
 use crate::agent::StartedWith;
-use crate::config::Config;
-use crate::{agent, down, host, log, start, up};
+use crate::config::{Config, LogSection};
+use crate::{agent, down, host, log, responder, start, up};
 
 pub use output::{Out, Unwritable};
 
@@ -92,6 +92,9 @@ enum Verb {
     Agent(AgentArgs),
     /// Make the agent read its configuration again
     Reload(reload::ReloadArgs),
+    /// Run the DNS responder that an agent starts
+    #[command(hide = true)]
+    Responder(responder::Words),
     /// How the agent is doing
     Status(status::StatusArgs),
     /// Look for what is wrong: on this host, and on the way to a peer
@@ -181,6 +184,10 @@ pub fn main() -> ExitCode {
             // Nothing can be done when even this cannot be printed.
             let _ = command().print_long_help();
             ExitCode::SUCCESS
+        }
+        Some(Verb::Responder(words)) => {
+            log::start(&LogSection::default());
+            responder::main(&words)
         }
         Some(verb) => report(perform(verb, cli.config, cli.remote)),
     }
@@ -310,7 +317,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         | Verb::Reload(_)
         | Verb::Enable(_)
         | Verb::Disable(_)
-        | Verb::Lab(_)
+        | Verb::Responder(_)
         | Verb::Completions { .. } => Err(miette!("this verb does not ask the agent")),
     }
 }

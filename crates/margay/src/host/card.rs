@@ -9,9 +9,9 @@ use margay_datapath::kernel::{Inside, Interface};
 
 use super::guard::Opening;
 use super::netlink::{Address, Block, Link, Netlink};
-use crate::agent::INTERFACE;
+use crate::agent::OWN_INTERFACES;
 
-/// An interface other than the loopback and `sal0`.
+/// An interface other than the loopback and Margay's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
     /// Its name.
@@ -48,7 +48,7 @@ pub fn judge(links: &[Link], addresses: &[Address], inside: Option<&[String]>) -
     let is_port = |link: &Link| {
         link.leads_nowhere && links.iter().any(|bridge| link.controller == Some(bridge.index) && is_inside(bridge))
     };
-    let others = links.iter().filter(|link| !link.loopback && link.name != INTERFACE);
+    let others = links.iter().filter(|link| !link.loopback && !OWN_INTERFACES.contains(&link.name.as_str()));
     others
         .map(|link| {
             let inside = if is_inside(link) && is_plain(&link.name) {
@@ -110,6 +110,7 @@ mod test {
             operational: true,
             loopback: name == "lo",
             tun: false,
+            veth: name.starts_with("veth") || name == "sal-dns",
             bridge: name.starts_with("br") || name == "docker0",
             leads_nowhere: name.starts_with("veth"),
             ethernet: name != "wg0",
@@ -132,6 +133,7 @@ mod test {
             link(6, "veth2", Some(5)),
             link(7, "wg0", None),
             link(8, "sal0", None),
+            link(9, "sal-dns", None),
         ];
         let addresses = vec![
             address(3, "172.17.0.1", 16),

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::guard::{self, Opening};
 use super::netlink::{Block, Link, ListedRule, Netlink, Route, Rule};
 use super::resolv_conf::{self, Before, Undone};
-use super::{resolved, rule_place, sysctl};
+use super::{resolved, responder_way, rule_place, sysctl};
+use crate::agent::RESPONDER_INTERFACE;
 
 /// One change. It carries what is needed to undo it, since the undoing process is another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +21,12 @@ pub enum Change {
     /// A persistent TUN: it outlives the agent, and flows with it.
     Tun {
         /// Its name.
+        interface: String,
+    },
+    /// A pair of interfaces, whose other end is in the network namespace that the responder answers in. It goes with
+    /// that.
+    Veth {
+        /// The name of the end here.
         interface: String,
     },
     /// Sizes of the TUN.
@@ -31,26 +38,26 @@ pub enum Change {
         /// Largest super-packet in bytes: what one UDP send carries.
         gso_max_size: u32,
     },
-    /// A parameter of the TUN; it goes with it.
+    /// A parameter of one of Margay's interfaces; it goes with it.
     Parameter {
         /// Path under `/proc/sys`.
         key: String,
         /// What it is set to.
         value: String,
     },
-    /// An address of the TUN.
+    /// An address of such an interface.
     Address {
         /// Which.
         interface: String,
         /// The address.
         block: Block,
     },
-    /// The TUN set up.
+    /// Such an interface set up.
     Up {
         /// Which.
         interface: String,
     },
-    /// A route to the TUN.
+    /// A route to such an interface.
     Route {
         /// Which.
         interface: String,
@@ -89,7 +96,7 @@ pub enum Change {
         /// The list of such ports before.
         before: String,
     },
-    /// The agent's responder as first server.
+    /// The responder as the one server.
     ResolvConf {
         /// Which file.
         path: PathBuf,
@@ -142,6 +149,10 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tun { interface } => write!(f, "make the virtual interface {interface} (a persistent TUN)"),
+            Self::Veth { interface } => write!(
+                f,
+                "make the interface {interface}, whose other end is in a network namespace that the DNS responder answers in"
+            ),
             Self::Sizes { interface, mtu, gso_max_size } => {
                 write!(f, "set {interface} to MTU {mtu} and gso_max_size {gso_max_size}")
             }
@@ -179,11 +190,17 @@ impl fmt::Display for Change {
             Self::ResolvConf { path, server, before } => match before {
                 Before::Link(target) => write!(
                     f,
-                    "put a file in the place of the link {} -> {}, with nameserver {server} first and the same servers after it",
+                    "put a file in the place of the link {} -> {}, with nameserver {server} alone; the responder there asks \
+                     the servers that are there now for all other names",
                     path.display(),
                     target.display()
                 ),
-                _ => write!(f, "put nameserver {server} first in {}; the servers there stay after it", path.display()),
+                _ => write!(
+                    f,
+                    "make {server} the one nameserver of {}; the responder there asks the servers that are there now for all \
+                     other names",
+                    path.display()
+                ),
             },
             Self::Resolved { interface, server, zone } => {
                 write!(f, "tell systemd-resolved to ask {server} on {interface} for names under {zone}")
@@ -205,6 +222,29 @@ impl Change {
                 Some(Rule { priority: *priority, from: *from, to: *to, source_port: *source_port, table: *table })
             }
             _ => None,
+        }
+    }
+
+    /// Whether the agent makes it, while it runs: it lives as long as the responder, and no longer.
+    pub fn is_agents(&self) -> bool {
+        match self {
+            Self::Veth { .. } => true,
+            Self::Parameter { key, .. } => key.split('/').any(|part| part == RESPONDER_INTERFACE),
+            Self::Address { interface, .. }
+            | Self::Up { interface }
+            | Self::Route { interface, .. }
+            | Self::Resolved { interface, .. } => interface == RESPONDER_INTERFACE,
+            _ => false,
+        }
+    }
+
+    /// Whether it is a file of ours that says other things than the one that it stands for by now.
+    pub fn is_behind_its_link(&self) -> bool {
+        match self {
+            Self::ResolvConf { path, before: Before::Link(_), .. } => {
+                resolv_conf::look(path).is_ok_and(|now| resolv_conf::is_ours(&now.effective))
+            }
+            _ => false,
         }
     }
 
@@ -234,6 +274,8 @@ impl Change {
         match (self, other) {
             (Self::Parameter { key: a, .. }, Self::Parameter { key: b, .. }) => a == b,
             (Self::Address { block: a, .. }, Self::Address { block: b, .. }) => a == b,
+            (Self::Up { interface: a }, Self::Up { interface: b })
+            | (Self::Resolved { interface: a, .. }, Self::Resolved { interface: b, .. }) => a == b,
             (Self::Route { table: a, destination: of_a, .. }, Self::Route { table: b, destination: of_b, .. }) => {
                 (a, of_a) == (b, of_b)
             }
@@ -282,6 +324,7 @@ impl Change {
     async fn look(&self, net: &Netlink) -> io::Result<State> {
         match self {
             Self::Tun { interface } => Ok(State::when(net.link(interface).await?.is_some())),
+            Self::Veth { interface } => Ok(State::when(net.link(interface).await?.is_some_and(|link| link.veth))),
             Self::Sizes { interface, mtu, gso_max_size } => Ok(match net.link(interface).await? {
                 None => State::Absent,
                 Some(link) if (link.mtu, link.gso_max_size) == (*mtu, *gso_max_size) => State::Present,
@@ -324,14 +367,7 @@ impl Change {
             Self::ResolvConf { .. } if self.is_half_made() => {
                 Ok(State::Differs("half-written by an interrupted `margay up`".into()))
             }
-            Self::ResolvConf { path, server, .. } => {
-                let servers = resolv_conf::servers(&resolv_conf::look(path)?.effective);
-                Ok(match servers.iter().position(|found| *found == server.to_string()) {
-                    Some(0) => State::Present,
-                    Some(_) => State::Differs("the agent's responder is not the first server".into()),
-                    None => State::Absent,
-                })
-            }
+            Self::ResolvConf { path, server, before } => resolv_conf::state(path, before, *server),
             Self::Resolved { interface, server, zone } => resolved::state(interface, *server, zone),
         }
     }
@@ -355,6 +391,7 @@ impl Change {
         match self {
             // Made by the datapath, which knows what flags it opens it with.
             Self::Tun { .. } => Ok(()),
+            Self::Veth { interface } => responder_way::make(net, interface).await,
             Self::Sizes { interface, mtu, gso_max_size } => {
                 net.set_link(need(net, interface).await?.index, *mtu, *gso_max_size).await
             }
@@ -428,8 +465,9 @@ impl Change {
                 Undone::Foreign => Some(format!("{} was replaced since `up` and left as it is", path.display())),
             }),
             Self::Resolved { interface, .. } => resolved::undo(interface).map(|()| None),
-            // They go with the TUN, which is removed last.
-            Self::Sizes { .. }
+            // They go with the TUN, which is removed last, or with the responder.
+            Self::Veth { .. }
+            | Self::Sizes { .. }
             | Self::Parameter { .. }
             | Self::Address { .. }
             | Self::Up { .. }
@@ -451,7 +489,7 @@ fn copies(wanted: &Rule, rules: &[ListedRule]) -> impl Iterator<Item = Rule> {
     rules.iter().filter_map(|listed| listed.rule).filter(is_copy)
 }
 
-fn gone_is_well(result: io::Result<()>) -> io::Result<Option<String>> {
+pub(super) fn gone_is_well(result: io::Result<()>) -> io::Result<Option<String>> {
     match result {
         Err(error) if !is_gone(&error) => Err(error),
         _ => Ok(None),

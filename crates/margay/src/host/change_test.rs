@@ -2,12 +2,14 @@
 //! back. It needs root; without it the test says so and passes.
 
 use std::process::Command;
+use std::sync::Arc;
 
 use nix::sched::{CloneFlags, unshare};
 
 use super::*;
 use crate::agent::INTERFACE;
 use crate::host::plan::test::changes_of_a_usual_host;
+use crate::host::responder_way::Namespace;
 
 fn ip(words: &str) {
     let done = Command::new("ip").args(words.split(' ')).status().expect("iproute2 is there");
@@ -24,7 +26,8 @@ fn alone<F: Future<Output = ()>>(body: impl FnOnce(Netlink) -> F + Send + 'stati
         unshare(CloneFlags::CLONE_NEWNET).expect("root may");
         ip("link set lo up");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(async { body(Netlink::connect().expect("netlink")).await });
+        let responders = Arc::new(Namespace::new().expect("root may"));
+        runtime.block_on(async { body(Netlink::connect().expect("netlink").with_namespace(Some(responders))).await });
     });
     thread.join().expect("the test on its own thread passes");
 }
@@ -73,7 +76,7 @@ fn what_is_undone_is_seen_and_put_back_in_the_order_of_the_list() {
         let mut undone = 0;
         for change in &changes {
             let act = match change {
-                Change::Tun { interface } => format!("link del {interface}"),
+                Change::Tun { interface } | Change::Veth { interface } => format!("link del {interface}"),
                 change => match undoing(change) {
                     Some(act) => act,
                     None => continue,

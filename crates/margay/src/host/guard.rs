@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::change::State;
 use super::netlink::Block;
 use super::plan::{NETWORK_V4, NETWORK_V6};
-use crate::agent::INTERFACE;
+use crate::agent::OWN_INTERFACES;
 
 /// The table, which is nobody else's.
 pub const TABLE: &str = "inet margay";
@@ -41,9 +41,10 @@ impl std::fmt::Display for Opening {
 
 /// The rules of either chain, as nftables itself writes them: what comes, and what leaves.
 fn rules(openings: &[Opening]) -> [Vec<String>; 2] {
+    let own = OWN_INTERFACES.map(|name| format!("\"{name}\""));
     let word = |family: &IpAddr| if family.is_ipv4() { ("ip", NETWORK_V4) } else { ("ip6", NETWORK_V6) };
     let mut chains = [("iifname", "saddr", "daddr"), ("oifname", "daddr", "saddr")].map(|(at, outside, inside)| {
-        let mut rules = vec![format!("{at} {{ \"lo\", \"{INTERFACE}\" }} accept")];
+        let mut rules = vec![format!("{at} {{ \"lo\", {} }} accept", own.join(", "))];
         for Opening { interface, prefixes } in openings {
             rules.extend(prefixes.iter().map(|prefix| {
                 let (ip, network) = word(&prefix.address);
@@ -145,7 +146,7 @@ mod test {
         assert_eq!(
             arriving[..4],
             [
-                "iifname { \"lo\", \"sal0\" } accept",
+                "iifname { \"lo\", \"sal0\", \"sal-dns\" } accept",
                 "iifname \"docker0\" ip saddr 172.17.0.0/16 ip daddr 198.18.0.0/15 accept",
                 "iifname \"docker0\" ip6 saddr fd17::7 ip6 daddr fd5a:4c00::/32 accept",
                 "ip saddr 198.18.0.0/15 counter name \"drop_virtual_ingress\" drop",

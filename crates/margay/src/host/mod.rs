@@ -13,8 +13,9 @@ pub mod netlink;
 mod plan;
 mod prepared;
 mod program;
-mod resolv_conf;
+pub mod resolv_conf;
 mod resolved;
+pub mod responder_way;
 pub mod route;
 pub mod rule_place;
 pub mod sysctl;
@@ -33,7 +34,7 @@ use self::journal::{Journal, JournalError};
 use self::netlink::Netlink;
 use crate::config::Config;
 
-pub use self::plan::{Plan, TABLE, plan};
+pub use self::plan::{Plan, RESOLV_CONF, TABLE, plan};
 pub use self::prepared::Prepared;
 pub use self::program::{Programs, programs};
 
@@ -129,13 +130,14 @@ pub async fn apply(config: &Config, plan: &Plan, mut progress: impl FnMut(&str))
     let net = Netlink::connect().map_err(look("interfaces"))?;
     let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
     let before = journal.changes().to_vec();
-    journal.write(merge(&before, plan.changes()))?;
+    let changes: Vec<Change> = plan.changes().iter().filter(|change| !change.is_agents()).cloned().collect();
+    journal.write(merge(&before, &changes))?;
     Prepared::of(config).save().map_err(HostError::Prepared)?;
     // What an interrupted `up` has left half-written, the plan takes for what was there before. The journal knows
     // better.
     let better = |change: &&Change| before.iter().find(|known| known.is_same_thing(change) && known.is_half_made());
     let mut done: Vec<&Change> = Vec::new();
-    for change in plan.changes().iter().map(|change| better(&change).unwrap_or(change)) {
+    for change in changes.iter().map(|change| better(&change).unwrap_or(change)) {
         let made = match change.state(&net).await {
             Ok(State::Present) => continue,
             Ok(_) => change.apply(&net).await,
@@ -234,6 +236,29 @@ pub async fn made(config: &Config) -> Result<Vec<Change>, HostError> {
     Ok(journal.changes().iter().filter(is_wanted).cloned().collect())
 }
 
+/// What the agent itself makes, and takes with it when its responder ends: the way to that.
+///
+/// # Errors
+///
+/// The host cannot be read.
+pub async fn agents_own(config: &Config) -> Result<Vec<Change>, HostError> {
+    Ok(plan(config).await?.changes().iter().filter(|change| change.is_agents()).cloned().collect())
+}
+
+/// Removes the way to a responder that is gone, where somebody else holds its other end.
+///
+/// # Errors
+///
+/// The host refuses it.
+pub async fn remove_responder_way() -> io::Result<()> {
+    let net = Netlink::connect()?;
+    match net.link(crate::agent::RESPONDER_INTERFACE).await? {
+        // It may go by itself meanwhile.
+        Some(link) if link.veth => change::gone_is_well(net.remove_link(link.index).await).map(drop),
+        _ => Ok(()),
+    }
+}
+
 /// Puts a change of `up` back that somebody has undone. What is there now in its place is what `down` brings back from
 /// then on.
 ///
@@ -241,8 +266,11 @@ pub async fn made(config: &Config) -> Result<Vec<Change>, HostError> {
 ///
 /// The host refuses it, or the journal cannot be written.
 pub async fn put_back(config: &Config, net: &Netlink, change: &Change) -> Result<(), HostError> {
-    let renewed =
-        if change.remembers() && !change.is_half_made() { plan(config).await?.renewed(change).cloned() } else { None };
+    let renewed = if change.remembers() && !change.is_half_made() && !change.is_behind_its_link() {
+        plan(config).await?.renewed(change).cloned()
+    } else {
+        None
+    };
     let change = renewed.as_ref().unwrap_or(change);
     if renewed.is_some() {
         let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
@@ -267,7 +295,7 @@ pub async fn clashes() -> io::Result<Vec<String>> {
         route.destination.bits > 0
             && is_virtual(route.destination.address)
             && route.table != LOCAL_TABLE
-            && name(route.index) != crate::agent::INTERFACE
+            && !crate::agent::OWN_INTERFACES.contains(&name(route.index))
     };
     let text = |route: &netlink::Route| {
         let via = route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
@@ -368,6 +396,11 @@ pub async fn await_running() -> io::Result<()> {
     Ok(())
 }
 
+/// Whether an interface is Margay's.
+fn is_own(link: &netlink::Link) -> bool {
+    crate::agent::OWN_INTERFACES.contains(&link.name.as_str())
+}
+
 /// Interfaces that may carry direct flows: what sends Ethernet frames. Those that are down count: a program that is
 /// taken off, and put on again when somebody has seen that they are up, misses the first packets.
 ///
@@ -376,7 +409,8 @@ pub async fn await_running() -> io::Result<()> {
 /// The kernel's tables cannot be read.
 pub async fn interfaces() -> io::Result<Vec<u32>> {
     let links = Netlink::connect()?.links().await?;
-    Ok(links.iter().filter(|link| link.ethernet).map(|link| link.index).collect())
+    let is_card = |link: &&netlink::Link| link.ethernet && !is_own(link);
+    Ok(links.iter().filter(is_card).map(|link| link.index).collect())
 }
 
 /// Addresses of this host that others could use now, those of the interface with the default route first: of interfaces
@@ -411,6 +445,7 @@ pub async fn segments() -> io::Result<Vec<Segment>> {
     let net = Netlink::connect()?;
     let links =
         net.links().await?.into_iter().filter(|link| link.up && link.running && link.ethernet && !link.loopback);
+    let links = links.filter(|link| !is_own(link));
     let mut addresses = net.addresses().await?;
     addresses.retain(|found| !found.link_local && !found.tentative && !is_virtual(found.address));
     Ok(links

@@ -3,21 +3,32 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use margay_core::name::is_virtual;
 use netlink_packet_core::NetlinkPayload;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
-use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State};
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State,
+};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType};
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage, RulePortRange};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{Handle, IpVersion, LinkUnspec};
 use serde::{Deserialize, Serialize};
 
+use super::responder_way::Namespace;
+
+/// Of both ends of the responder's pair; locally administered.
+const VETH_ADDRESS: [u8; 6] = [0x02, b's', b'a', b'l', b'-', b'd'];
+
 /// A connection to the kernel.
 pub struct Netlink {
     handle: Handle,
+    /// Of the responder, where this process holds it.
+    namespace: Option<Arc<Namespace>>,
 }
 
 /// A network interface.
@@ -41,6 +52,8 @@ pub struct Link {
     pub loopback: bool,
     /// A TUN or TAP.
     pub tun: bool,
+    /// One of a pair of interfaces.
+    pub veth: bool,
     /// A bridge.
     pub bridge: bool,
     /// At its other end are programs of this host alone, in another network namespace or a virtual machine.
@@ -176,7 +189,35 @@ impl Netlink {
     pub fn connect() -> io::Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection()?;
         tokio::spawn(connection);
-        Ok(Self { handle })
+        Ok(Self { handle, namespace: None })
+    }
+
+    /// The same, with the network namespace that the responder answers in.
+    pub fn with_namespace(self, namespace: Option<Arc<Namespace>>) -> Self {
+        Self { namespace, ..self }
+    }
+
+    /// See [`with_namespace`](Self::with_namespace).
+    pub fn namespace(&self) -> Option<&Arc<Namespace>> {
+        self.namespace.as_ref()
+    }
+
+    /// Makes a pair of interfaces, one here and one in another network namespace. Neither end asks for the other's
+    /// hardware address: both have the same.
+    pub async fn add_veth(&self, here: &str, there: &str, namespace: &Namespace) -> io::Result<()> {
+        let end = |name: &str| {
+            let mut message = LinkMessage::default();
+            message.header.flags = LinkFlags::Noarp;
+            message.header.change_mask = LinkFlags::Noarp;
+            message.attributes =
+                vec![LinkAttribute::IfName(name.to_owned()), LinkAttribute::Address(VETH_ADDRESS.into())];
+            message
+        };
+        let (mut near, mut far) = (end(here), end(there));
+        far.attributes.push(LinkAttribute::NetNsFd(namespace.as_raw_fd()));
+        let pair = vec![LinkInfo::Kind(InfoKind::Veth), LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(far)))];
+        near.attributes.push(LinkAttribute::LinkInfo(pair));
+        self.handle.link().add(near).execute().await.map_err(to_io)
     }
 
     /// All interfaces.
@@ -298,6 +339,7 @@ fn link_of(message: &LinkMessage) -> Link {
         operational: message.attributes.contains(&LinkAttribute::OperState(State::Up)),
         loopback: message.header.flags.contains(LinkFlags::Loopback),
         tun: false,
+        veth: false,
         bridge: false,
         leads_nowhere: false,
         controller: None,
@@ -312,8 +354,9 @@ fn link_of(message: &LinkMessage) -> Link {
             LinkAttribute::LinkInfo(info) => {
                 let is = |kind: InfoKind| info.contains(&LinkInfo::Kind(kind));
                 link.tun = is(InfoKind::Tun);
+                link.veth = is(InfoKind::Veth);
                 link.bridge = is(InfoKind::Bridge);
-                link.leads_nowhere = is(InfoKind::Tun) || is(InfoKind::Veth) || is(InfoKind::Dummy);
+                link.leads_nowhere = is(InfoKind::Tun) || link.veth || is(InfoKind::Dummy);
             }
             _ => {}
         }

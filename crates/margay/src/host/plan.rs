@@ -3,15 +3,16 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use margay_core::name::{HOST_V4, HOST_V6};
+use margay_core::name::{HOST_V4, HOST_V6, RESPONDER_CLIENT_V4, RESPONDER_V4};
 use margay_datapath::kernel::KernelCache;
 
 use super::card::{self, Card};
 use super::change::{Change, MAIN_TABLE};
 use super::guard::Opening;
 use super::netlink::{Block, Link, Netlink};
-use super::{HostError, look, resolv_conf, resolved, rule_place, sysctl};
-use crate::agent::INTERFACE;
+use super::responder_way::ResponderWay;
+use super::{HostError, is_own, look, resolv_conf, resolved, rule_place, sysctl};
+use crate::agent::{INTERFACE, RESPONDER_INTERFACE};
 use crate::config::Config;
 
 /// Table of the rules that send answers back to `sal0`: the port's number, easy to recognise.
@@ -31,7 +32,8 @@ const USUAL_MTU: u32 = 1_500;
 /// All virtual addresses of either family.
 pub const NETWORK_V4: Block = Block { address: IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), bits: 15 };
 pub const NETWORK_V6: Block = Block { address: IpAddr::V6(Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 0)), bits: 32 };
-const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Whom resolvers ask.
+pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// What will be changed, in this order.
 #[derive(Clone, Debug)]
@@ -76,6 +78,7 @@ struct Facts {
     ipv6_enabled: bool,
     reserved_ports: Option<String>,
     resolver: Resolver,
+    responder: ResponderWay,
     inside: Vec<Opening>,
     /// Whether there will be no programs on the cards.
     needs_guard: bool,
@@ -98,10 +101,13 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
     if links.iter().any(|link| link.name == INTERFACE && !link.tun) {
         return Err(HostError::InterfaceTaken(INTERFACE.to_owned()));
     }
+    if links.iter().any(|link| link.name == RESPONDER_INTERFACE && !link.veth) {
+        return Err(HostError::InterfaceTaken(RESPONDER_INTERFACE.to_owned()));
+    }
     let addresses = net.addresses().await.map_err(look("addresses"))?;
     let cards = card::judge(&links, &addresses, config.inside.as_deref());
     let carries = |link: &&Link| {
-        link.up && !link.loopback && link.name != INTERFACE && addresses.iter().any(|found| found.index == link.index)
+        link.up && !link.loopback && !is_own(link) && addresses.iter().any(|found| found.index == link.index)
     };
     let underlay_mtu = links.iter().filter(carries).map(|link| link.mtu).min().unwrap_or(USUAL_MTU);
     let has_ipv6_underlay = links.iter().filter(carries).any(|link| {
@@ -121,6 +127,7 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
         ipv6_enabled: disabled.as_deref() == Some("0"),
         reserved_ports: sysctl::read(sysctl::RESERVED_PORTS).map_err(look("parameters"))?,
         resolver,
+        responder: ResponderWay::of(config),
         inside: cards.iter().filter_map(Card::opening).collect(),
         needs_guard: !config.direct || !KernelCache::is_possible(),
     };
@@ -129,7 +136,8 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
 
 fn decide(config: &Config, facts: Facts) -> Plan {
     let below = if facts.has_ipv6_underlay { IPV6_UDP_BYTES } else { IPV4_UDP_BYTES };
-    let datagram = facts.underlay_mtu.saturating_sub(below);
+    let underlay_mtu = facts.underlay_mtu;
+    let datagram = underlay_mtu.saturating_sub(below);
     // Where flows go direct, their packets may be as large as those of plain TCP, and the few that are encapsulated are cut in
     // two on the way; where none does, each is to fit a datagram (decision 0011).
     let (mtu, gso_max_size) = if config.direct && !config.secure {
@@ -174,22 +182,17 @@ fn decide(config: &Config, facts: Facts) -> Plan {
         changes.push(rule(None, Some(network), MAIN_TABLE));
         changes.push(rule(Some(host), None, TABLE));
     }
-    let (from, port) = (config.dns.listen.ip(), config.dns.listen.port());
-    if config.dns.enabled && from == HOST_V4 {
-        // No flow of the host's has that port: the responder has it for itself.
-        let (from, source_port, priority) = (Some(from), Some(port), rule_place::RESPONDER_PRIORITY);
-        changes.push(Change::Rule { from, to: None, source_port, table: MAIN_TABLE, priority });
+    if config.dns.enabled {
+        changes.extend(way_to_responder(&facts));
     }
     if let Some(before) = facts.reserved_ports {
         changes.push(Change::ReservedPort { port: config.host.port, before });
     }
     let mut remarks = Vec::from_iter(remark_on_inside(config.inside.as_deref(), &facts.inside));
-    resolver(config, facts.resolver, &mut changes, &mut remarks);
+    resolver(config, facts.resolver, &facts.responder, &mut changes, &mut remarks);
     if datagram < MTU_MIN + ENCAP_BYTES {
-        remarks.push(format!(
-            "a link of this host has an MTU of {} only; packets are cut in two on the way",
-            facts.underlay_mtu
-        ));
+        remarks
+            .push(format!("a link of this host has an MTU of {underlay_mtu} only; packets are cut in two on the way"));
     }
     let datagram_max = u16::try_from(datagram.min(65_000)).unwrap_or(u16::MAX).max(576);
     Plan { changes, remarks, datagram_max }
@@ -215,26 +218,62 @@ fn remark_on_inside(configured: Option<&[String]>, inside: &[Opening]) -> Option
     }
 }
 
-fn resolver(config: &Config, resolver: Resolver, changes: &mut Vec<Change>, remarks: &mut Vec<String>) {
-    let server = config.dns.listen.ip();
-    if !matches!(resolver, Resolver::Off) && config.dns.listen.port() != 53 {
+/// By which programs reach the responder.
+fn way_to_responder(facts: &Facts) -> Vec<Change> {
+    let interface = || RESPONDER_INTERFACE.to_owned();
+    let only = |address: Ipv4Addr| Block { address: address.into(), bits: 32 };
+    match &facts.responder {
+        ResponderWay::Apart => {
+            let mut changes = vec![Change::Veth { interface: interface() }];
+            if facts.ipv6_enabled {
+                let key = format!("net/ipv6/conf/{RESPONDER_INTERFACE}/disable_ipv6");
+                changes.push(Change::Parameter { key, value: "1".to_owned() });
+            }
+            changes.push(Change::Address { interface: interface(), block: only(RESPONDER_CLIENT_V4) });
+            changes.push(Change::Up { interface: interface() });
+            let (destination, source) = (only(RESPONDER_V4), Some(RESPONDER_CLIENT_V4.into()));
+            changes.push(Change::Route { interface: interface(), table: MAIN_TABLE, destination, source });
+            changes
+        }
+        ResponderWay::OnHost { listen, .. } if listen.ip() == HOST_V4 => {
+            // No flow of the host's has that port: the responder has it for itself.
+            let (from, source_port) = (Some(listen.ip()), Some(listen.port()));
+            let priority = rule_place::RESPONDER_PRIORITY;
+            vec![Change::Rule { from, to: None, source_port, table: MAIN_TABLE, priority }]
+        }
+        ResponderWay::OnHost { .. } => Vec::new(),
+    }
+}
+
+fn resolver(
+    config: &Config,
+    resolver: Resolver,
+    responder: &ResponderWay,
+    changes: &mut Vec<Change>,
+    remarks: &mut Vec<String>,
+) {
+    if !config.dns.enabled {
+        return;
+    }
+    remarks.extend(responder.remark());
+    let listen = responder.address();
+    let server = listen.ip();
+    if !matches!(resolver, Resolver::Off) && listen.port() != 53 {
         remarks.push(format!(
             "the responder is at port {}: resolvers ask port 53, so the zone must be sent there by your own resolver",
-            config.dns.listen.port()
+            listen.port()
         ));
         return;
     }
     match resolver {
         Resolver::Off => {}
         Resolver::Resolved => {
-            changes.push(Change::Resolved { interface: INTERFACE.to_owned(), server, zone: config.dns.zone.clone() })
+            let interface = if responder.is_apart() { RESPONDER_INTERFACE } else { INTERFACE };
+            changes.push(Change::Resolved { interface: interface.to_owned(), server, zone: config.dns.zone.clone() })
         }
         Resolver::File(present) => {
-            let is_ours = resolv_conf::servers(&present.effective).first() == Some(&server.to_string());
-            if !is_ours {
-                remarks.extend(resolv_conf::remark(&present.effective));
-            }
-            changes.push(Change::ResolvConf { path: PathBuf::from(RESOLV_CONF), server, before: present.before });
+            let before = resolv_conf::cleaned(present.before);
+            changes.push(Change::ResolvConf { path: PathBuf::from(RESOLV_CONF), server, before });
         }
     }
 }
@@ -255,6 +294,7 @@ pub mod test {
             ipv6_enabled,
             reserved_ports: Some(String::new()),
             resolver: Resolver::Off,
+            responder: ResponderWay::Apart,
             inside: Vec::new(),
             needs_guard: false,
         }

@@ -1,16 +1,21 @@
-//! `/etc/resolv.conf`: the agent's responder first, everything that was there after it, and back again byte for byte.
+//! `/etc/resolv.conf`: the responder as the one server, those that were there as comments which the responder reads, and
+//! back again byte for byte. One of several servers does not work: many resolvers ask any of them (decision 0044).
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-const COMMENT: &str = "# The next line is margay's: it answers its own zone only. `margay down` restores this file.";
-/// Resolvers take no more servers than this.
-const SERVERS_MAX: usize = 3;
+use super::change::State;
+
+const COMMENT: &str =
+    "# The next line is margay's; it asks the servers below for all other names. `margay down` restores this file.";
+/// Before each line that names another server: what follows is the line as it was.
+const ASKS: &str = "# margay asks: ";
+const DNS_PORT: u16 = 53;
 /// Larger than any such file.
 const FILE_MAX_BYTES: u64 = 64 * 1024;
 
@@ -98,39 +103,123 @@ pub fn servers(content: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// What the file shall hold: ours first, then all of `content`.
+/// Lines with their ends.
+fn lines(content: &[u8]) -> impl Iterator<Item = &[u8]> {
+    content.split_inclusive(|byte| *byte == b'\n')
+}
+
+fn names_server(line: &[u8]) -> bool {
+    line.strip_prefix(b"nameserver").is_some_and(|rest| rest.first().is_some_and(u8::is_ascii_whitespace))
+}
+
+/// What the file shall hold: our server alone, and what `content` says of all else. A comment at the head stays there:
+/// openresolv writes only over files that begin with its own.
 pub fn with_server(content: &[u8], server: IpAddr) -> Vec<u8> {
-    let mut wanted = format!("{COMMENT}\nnameserver {server}\n").into_bytes();
-    wanted.extend_from_slice(content);
-    if servers(content).is_empty() {
-        // Without any, resolvers ask this host; the agent's responder must never be the only one.
-        if !matches!(wanted.last(), Some(b'\n')) {
-            wanted.push(b'\n');
+    let ours = format!("{COMMENT}\nnameserver {server}\n").into_bytes();
+    let mut wanted = Vec::new();
+    let mut rest = lines(content).peekable();
+    if let Some(head) = rest.next_if(|line| line.starts_with(b"#") && line.ends_with(b"\n")) {
+        wanted.extend_from_slice(head);
+    }
+    wanted.extend(ours);
+    for line in rest {
+        if names_server(line) {
+            wanted.extend_from_slice(ASKS.as_bytes());
         }
-        wanted.extend_from_slice(b"nameserver 127.0.0.1\n");
+        wanted.extend_from_slice(line);
     }
     wanted
 }
 
-/// A remark where the last server falls off the end of what resolvers read.
-pub fn remark(content: &[u8]) -> Option<String> {
-    let servers = servers(content);
-    (servers.len() >= SERVERS_MAX).then(|| {
-        format!("resolvers read {SERVERS_MAX} servers: {} is no longer asked", servers[SERVERS_MAX - 1..].join(", "))
+/// What the file would hold without us, whatever our server was.
+pub fn without_server(content: &[u8]) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let mut is_ours_next = false;
+    for line in lines(content) {
+        let is_ours = std::mem::take(&mut is_ours_next) && names_server(line);
+        is_ours_next = line.strip_suffix(b"\n").unwrap_or(line) == COMMENT.as_bytes();
+        if !is_ours && !is_ours_next {
+            kept.extend_from_slice(line.strip_prefix(ASKS.as_bytes()).unwrap_or(line));
+        }
+    }
+    kept
+}
+
+/// Whether we have written it.
+pub fn is_ours(content: &[u8]) -> bool {
+    lines(content).any(|line| line.strip_suffix(b"\n").unwrap_or(line) == COMMENT.as_bytes())
+}
+
+/// Whom the responder asks: those that the file named before us, or whoever has written over it since. Where nobody is
+/// named, this host itself is.
+pub fn upstreams(content: &[u8], own: IpAddr) -> Vec<SocketAddr> {
+    let before = without_server(content);
+    let named = servers(&before);
+    let mut found: Vec<_> = named.iter().filter_map(|server| address(server)).collect();
+    found.retain(|server| server.ip() != own);
+    if named.is_empty() {
+        found.push((Ipv4Addr::LOCALHOST, DNS_PORT).into());
+    }
+    found
+}
+
+/// Whether a zone is in the search list: the last one counts, as for resolvers.
+pub fn searches(content: &[u8], zone: &str) -> bool {
+    let text = String::from_utf8_lossy(content);
+    let lists = text.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        matches!(words.next(), Some("search" | "domain")).then_some(words)
+    });
+    let zone = zone.trim_end_matches('.');
+    lists.last().is_some_and(|mut list| list.any(|found| found.trim_end_matches('.').eq_ignore_ascii_case(zone)))
+}
+
+/// A server as the file has it: link-local ones with their interface.
+fn address(server: &str) -> Option<SocketAddr> {
+    if let Ok(ip) = server.parse::<IpAddr>() {
+        return Some((ip, DNS_PORT).into());
+    }
+    let (ip, interface) = server.split_once('%')?;
+    let scope = nix::net::if_::if_nametoindex(interface).ok()?;
+    Some(SocketAddrV6::new(ip.parse().ok()?, DNS_PORT, 0, scope).into())
+}
+
+/// What was there, without what is ours of it.
+pub fn cleaned(before: Before) -> Before {
+    match before {
+        Before::File(content) => Before::File(Content::new(without_server(content.as_bytes()))),
+        other => other,
+    }
+}
+
+/// What a resolver would read without us.
+fn source(path: &Path, before: &Before) -> io::Result<Vec<u8>> {
+    match before {
+        Before::Absent => Ok(Vec::new()),
+        Before::File(content) => Ok(content.as_bytes().to_vec()),
+        Before::Link(target) => match read(&path.parent().unwrap_or(Path::new("/")).join(target)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            other => other,
+        },
+    }
+}
+
+/// How the file stands to what it shall be.
+pub fn state(path: &Path, before: &Before, server: IpAddr) -> io::Result<State> {
+    let now = look(path)?;
+    let found = servers(&now.effective);
+    let is_behind = |source: Vec<u8>| now.effective != with_server(&source, server);
+    Ok(match &found[..] {
+        _ if !found.contains(&server.to_string()) => State::Absent,
+        [_] if !matches!(before, Before::Link(_)) || !is_behind(source(path, before)?) => State::Present,
+        [_] => State::Differs("the file behind the link has changed".into()),
+        _ => State::Differs("there are other servers beside the responder".into()),
     })
 }
 
-/// Writes the file with our server first.
+/// Writes the file with our server alone.
 pub fn apply(path: &Path, before: &Before, server: IpAddr) -> io::Result<()> {
-    let content = match before {
-        Before::Absent => Vec::new(),
-        Before::File(content) => content.as_bytes().to_vec(),
-        Before::Link(_) => match read(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            other => other?,
-        },
-    };
-    let wanted = with_server(&content, server);
+    let wanted = with_server(&source(path, before)?, server);
     match before {
         Before::File(_) => overwrite(path, &wanted),
         Before::Absent | Before::Link(_) => replace(path, |temporary| {
@@ -156,12 +245,12 @@ pub fn undo(path: &Path, before: &Before, server: IpAddr) -> io::Result<Undone> 
     if now.before == *before {
         return Ok(Undone::NothingToDo);
     }
-    let is_ours = match before {
+    let is_as_made = match before {
         Before::File(content) => now.effective == with_server(content.as_bytes(), server),
         Before::Absent => now.effective == with_server(b"", server),
-        Before::Link(_) => matches!(now.before, Before::File(_)) && now.effective.starts_with(COMMENT.as_bytes()),
+        Before::Link(_) => matches!(now.before, Before::File(_)) && is_ours(&now.effective),
     };
-    if is_ours {
+    if is_as_made {
         match before {
             Before::Absent => fs::remove_file(path)?,
             Before::File(content) => overwrite(path, content.as_bytes())?,
@@ -169,7 +258,7 @@ pub fn undo(path: &Path, before: &Before, server: IpAddr) -> io::Result<Undone> 
         }
         return Ok(Undone::Restored);
     }
-    let cleaned = without_server(&now.effective, server);
+    let cleaned = without_server(&now.effective);
     // What another program wrote over a half-written file of ours is theirs; a torn write of ours is a prefix of ours.
     if let Before::File(content) = before
         && with_server(content.as_bytes(), server).starts_with(&now.effective)
@@ -195,19 +284,6 @@ pub enum Undone {
     OnlyOurs,
     /// Somebody has replaced it since; nothing of ours is in it.
     Foreign,
-}
-
-fn without_server(content: &[u8], server: IpAddr) -> Vec<u8> {
-    let line = format!("nameserver {server}");
-    content
-        .split_inclusive(|byte| *byte == b'\n')
-        .filter(|found| {
-            let found = found.strip_suffix(b"\n").unwrap_or(found);
-            found != line.as_bytes() && found != COMMENT.as_bytes()
-        })
-        .flatten()
-        .copied()
-        .collect()
 }
 
 /// In place: the same inode, owner, mode and mount. The journal has the old content, should this be torn.

@@ -56,7 +56,20 @@ changed() {
     ip rule show | grep '^501:.*from 198.18.0.1 lookup 54324' >/dev/null
     # In a user namespace there is no eBPF.
     nft list chain inet margay arriving | grep -F 'ip6 daddr fd5a:4c00::/32 counter name "drop_virtual_ingress" drop' >/dev/null
-    [ "$(sed -n 's/^nameserver //p' /etc/resolv.conf | head -n 1)" = 198.18.0.1 ]
+    [ "$(sed -n 's/^nameserver //p' /etc/resolv.conf)" = 198.18.0.2 ]
+}
+
+# Processes of the DNS responder of this host: the one that keeps, and the one that answers.
+responders() {
+    for process in /proc/[0-9]*; do
+        [ "$(readlink "$process/ns/net" 2>/dev/null)" = "$(readlink /proc/self/ns/net)" ] || continue
+        words=$(tr '\0' ' ' <"$process/cmdline" 2>/dev/null) || continue
+        case "$words" in "$margay_program responder "*"${1:-}"*) echo "${process#/proc/}" ;; esac
+    done
+}
+
+found() {
+    getent ahostsv4 "$1.sal.internal" | grep "^198\.18\." >/dev/null || { echo "$1 is not found $2"; exit 1; }
 }
 
 refused() {

@@ -29,7 +29,7 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
         datapath: datapath(agent).to_owned(),
         datapath_why: agent.direct.why_not().unwrap_or_default(),
         zone: agent.config().dns.zone.clone(),
-        dns_address: agent.dns.as_ref().map(|dns| dns.local_address().to_string()).unwrap_or_default(),
+        dns_address: agent.dns.as_ref().map(|dns| dns.way.address().to_string()).unwrap_or_default(),
         flows: flows as u64,
         flows_direct: flows_direct as u64,
         half_open: half_open as u64,

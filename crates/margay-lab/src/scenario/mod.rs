@@ -38,6 +38,7 @@ mod model;
 mod move_many;
 mod moved;
 mod multipath;
+mod names;
 mod narrow_path;
 mod nat_first_contact;
 mod next_key;
@@ -173,6 +174,7 @@ pub const ALL: &[Scenario] = &[
     host_tcp::SCENARIO,
     judged::SCENARIO,
     tampered_host::SCENARIO,
+    names::SCENARIO,
     af_serval::SCENARIO,
     secure_throughput::SCENARIO,
     interface_failover::SCENARIO,

@@ -188,7 +188,7 @@ pub enum Traffic {
         #[arg(long)]
         clients: usize,
     },
-    /// Name server that gives one address for every name
+    /// Name server that gives one address for every name that exists
     Dns {
         /// Where to listen
         #[arg(long)]
@@ -196,6 +196,9 @@ pub enum Traffic {
         /// The address
         #[arg(long)]
         answer: Ipv4Addr,
+        /// No name exists but under this label at the end
+        #[arg(long)]
+        under: Option<String>,
     },
     /// Connect, exchange some bytes with an echo server, close; again and again
     Attempt {
@@ -355,7 +358,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Fetches { host, port, path, clients } => {
             runtime.block_on(fetches::keep_fetching(&host, port, &path, clients))
         }
-        Traffic::Dns { listen, answer } => dns::serve(listen, answer),
+        Traffic::Dns { listen, answer, under } => dns::serve(listen, answer, under.as_deref()),
         Traffic::Attempt { plan, count, parallel } => runtime.block_on(attempt::repeat(plan, count, parallel)),
         Traffic::MemcachedSets { to, window, bytes } => memcached::send_sets(memcached::Plan { to, window, bytes }),
         Traffic::MemcachedTaken { port, every_ms } => memcached::watch_sets(port, Duration::from_millis(every_ms)),

@@ -275,6 +275,25 @@ pub fn kill(host: &Host) -> Result<()> {
     })
 }
 
+/// Ends the process of a host that answers DNS, and `with_keeper` the one that starts it again, too. Returns without waiting
+/// for their end.
+///
+/// # Errors
+///
+/// None runs, or it cannot be ended.
+pub fn kill_responder(host: &Host, with_keeper: bool) -> Result<()> {
+    let found = observe::processes(host, |words: &[String]| {
+        words.get(1).is_some_and(|word| word == "responder")
+            && (with_keeper || words.iter().any(|word| word == "--worker"))
+    })?;
+    if found.is_empty() {
+        bail!("no DNS responder of {} runs", host.name());
+    }
+    let mut command = vec!["kill".to_owned(), "-9".to_owned()];
+    command.extend(found.iter().map(u32::to_string));
+    host.run(command).map(drop)
+}
+
 /// Starts the agent of a host that was up before, with the state and runtime directories that it left. Returns when it is
 /// ready, and a member again.
 ///

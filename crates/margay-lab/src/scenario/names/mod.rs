@@ -13,7 +13,6 @@ use super::{Findings, Scenario, is_long, pair};
 use crate::agent::{self, Agents};
 use crate::host::Host;
 use crate::lab::Lab;
-use crate::observe;
 use crate::program::{Program, wait_for};
 use crate::report::Limit::{AtLeast, Exactly};
 use crate::report::{Bound, bound};
@@ -120,13 +119,14 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     for (what, text) in SITUATIONS {
         pair::attempt_part(what, findings, |findings| stage.situation(what, text, &mut asked, findings));
     }
-    pair::attempt_part("a DHCP client", findings, |findings| stage.overwritten(other, &mut asked, findings));
     pair::attempt_part("a container", findings, |findings| {
         client.shell(CONTAINER)?;
         stage.ask_all("a container", IN_CONTAINER, FOREIGN_ADDRESS, &mut asked, findings)
     });
     pair::attempt_part("port 53", findings, |findings| stage.port(findings));
     pair::attempt_part("kills", findings, |findings| stage.kill_each(&mut asked, findings));
+    // Its server is gone with it.
+    pair::attempt_part("a DHCP client", findings, |findings| stage.overwritten(other, &mut asked, findings));
     findings.set("found_share", if asked.own == 0 { 0.0 } else { asked.found as f64 / asked.own as f64 });
     findings.set("runs", asked.runs as f64);
     Ok(())
@@ -264,16 +264,7 @@ impl Stage<'_> {
             findings.figures.add("kills", 1.0);
         }
         for number in 0..KILLS {
-            let wanted = |words: &[String]| {
-                words.get(1).is_some_and(|word| word == "responder")
-                    && (number % 2 == 0 || words.iter().any(|word| word == "--worker"))
-            };
-            let found = observe::processes(self.client, wanted)?;
-            if found.is_empty() {
-                bail!("no responder runs");
-            }
-            let pids: Vec<String> = found.iter().map(u32::to_string).collect();
-            self.client.shell(&format!("kill -9 {}", pids.join(" ")))?;
+            agent::kill_responder(self.client, number % 2 == 0)?;
             for _ in 0..times {
                 look("after the responder was killed", asked, findings)?;
             }

@@ -529,8 +529,9 @@ async fn without_an_agent_names_have_their_last_answers_and_others_wait_for_the_
     let mut told = agent.counters.clone();
     let all = tokio::time::timeout(std::time::Duration::from_secs(20), told.wait_for(|told| *told == counters));
     all.await.expect("in time").expect("the agent is there");
-    agent.words.send(channel::end()).await.expect("heard");
-    assert_eq!(agent.attached.await.expect("no panic"), Ended::End);
+    let (mut ours, theirs) = tokio::net::UnixStream::pair().expect("a pair");
+    ours.write_all(&channel::end()).await.expect("sent");
+    assert_eq!(world.responder.attach(theirs).await, Ended::End);
 }
 
 #[tokio::test]

@@ -354,6 +354,7 @@ pub struct DnsSection {
     #[serde(deserialize_with = "fields::zone")]
     pub zone: String,
     /// Where to answer in this host's own port space; unless given, behind an interface of its own, at 198.18.0.2.
+    #[serde(deserialize_with = "fields::some_address_and_port")]
     pub listen: Option<SocketAddr>,
 }
 

@@ -26,18 +26,12 @@ const QUEUE: usize = 256;
 const ASKED_MAX: usize = 512;
 /// Marks what is no question but the responder's counters.
 const COUNTERS: u8 = 2;
-/// Numbers of frames that are no answers.
+/// Number of a frame that is no answer.
 const END: u64 = u64::MAX;
-const FAREWELL: u64 = u64::MAX - 1;
 
 /// The responder is to end: another one takes its place, or none.
 pub fn end() -> Vec<u8> {
     frame(END, &[])
-}
-
-/// The agent ends by itself, and is not to be started by the responder.
-pub fn farewell() -> Vec<u8> {
-    frame(FAREWELL, &[])
 }
 
 fn frame(number: u64, body: &[u8]) -> Vec<u8> {
@@ -74,10 +68,8 @@ async fn write_all(mut stream: OwnedWriteHalf, mut frames: mpsc::Receiver<Vec<u8
 /// How the agent's end of the stream came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Without a word: the agent was killed, or has crashed.
+    /// The agent has ended, in whatever way.
     Lost,
-    /// With one.
-    Farewell,
     /// The responder is to end, too.
     End,
 }
@@ -121,7 +113,7 @@ impl AgentChannel {
             let mut waiting = self.waiting.lock();
             let number = waiting.next;
             waiting.answers.as_mut()?.insert(number, answer);
-            waiting.next = (number + 1) % FAREWELL;
+            waiting.next = (number + 1) % END;
             number
         };
         let address = match from {
@@ -164,7 +156,6 @@ async fn hear(mut stream: OwnedReadHalf, waiting: &Mutex<Waiting>) -> Ended {
     loop {
         match receive(&mut stream).await {
             Ok(Some((END, _))) => return Ended::End,
-            Ok(Some((FAREWELL, _))) => return Ended::Farewell,
             Ok(Some((number, answer))) => {
                 let asked = waiting.lock().answers.as_mut().and_then(|answers| answers.remove(&number));
                 // Given up meanwhile.
@@ -175,8 +166,7 @@ async fn hear(mut stream: OwnedReadHalf, waiting: &Mutex<Waiting>) -> Ended {
     }
 }
 
-/// The agent's end: answers what the responder asks, until that is gone. `counters` has what it has counted by then;
-/// `words` are [`end`] and [`farewell`].
+/// The agent's end: answers what the responder asks, until that is gone. `counters` has what it has counted by then.
 ///
 /// # Errors
 ///
@@ -185,23 +175,14 @@ pub async fn serve(
     stream: UnixStream,
     answers: &Arc<Answers>,
     counters: &watch::Sender<ResponderCounters>,
-    words: &mut mpsc::Receiver<Vec<u8>>,
 ) -> io::Result<()> {
     let (mut reader, writer) = stream.into_split();
     let (frames, queue) = mpsc::channel(QUEUE);
     let writing = tokio::spawn(write_all(writer, queue));
     let asked = Arc::new(Semaphore::new(ASKED_MAX));
     let mut tasks = JoinSet::new();
-    loop {
-        let received = tokio::select! {
-            received = receive(&mut reader) => received?,
-            Some(word) = words.recv() => {
-                let _ = frames.send(word).await;
-                continue;
-            }
-        };
+    while let Some((number, body)) = receive(&mut reader).await? {
         while tasks.try_join_next().is_some() {}
-        let Some((number, body)) = received else { break };
         let Some((&kind, rest)) = body.split_first() else { return Err(io::ErrorKind::InvalidData.into()) };
         if kind == COUNTERS {
             counters.send_replace(ResponderCounters::from_bytes(rest));

@@ -26,7 +26,7 @@ use proptest::prelude::{Strategy, any};
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use tokio::net::{UdpSocket, UnixStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Long enough for any machine; a test that waits for it has failed.
@@ -92,8 +92,7 @@ impl Directory for Plain {
 /// An agent at the other end of a responder's stream.
 pub struct Agent {
     serving: JoinHandle<()>,
-    pub attached: JoinHandle<Ended>,
-    pub words: mpsc::Sender<Vec<u8>>,
+    attached: JoinHandle<Ended>,
     pub counters: watch::Receiver<ResponderCounters>,
 }
 
@@ -105,12 +104,11 @@ impl Agent {
             async move { responder.attach(theirs).await }
         });
         let (counted, counters) = watch::channel(ResponderCounters::default());
-        let (words, mut heard) = mpsc::channel(1);
         let answers = Arc::clone(answers);
         let serving = tokio::spawn(async move {
-            channel::serve(ours, &answers, &counted, &mut heard).await.expect("good frames");
+            channel::serve(ours, &answers, &counted).await.expect("good frames");
         });
-        Self { serving, attached, words, counters }
+        Self { serving, attached, counters }
     }
 
     /// As when it is killed.

@@ -15,7 +15,7 @@ use margay_control::lease::Leases;
 use nix::unistd::dup;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
@@ -40,7 +40,6 @@ pub struct Dns {
     pub way: ResponderWay,
     counters: watch::Receiver<ResponderCounters>,
     namespace: Arc<Mutex<Option<Arc<Namespace>>>>,
-    words: mpsc::Sender<Vec<u8>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -75,14 +74,14 @@ pub async fn start(config: &Config, leases: Arc<Leases>, directory: Arc<dyn Dire
     let words = Words { zone: config.dns.zone.clone(), address: way.address(), worker: false };
     let mut process = Process { words, way: way.clone(), path: responder::path(&config.host.runtime_dir), held: None };
     let (stream, is_new) = process.reach().await?;
-    let namespace = Arc::new(Mutex::new(process.namespace()?));
-    make_way(config, namespace.lock().clone(), is_new).await?;
+    let held = process.namespace()?;
+    make_way(config, held.clone(), is_new).await?;
+    let namespace = Arc::new(Mutex::new(held));
     let (count, counters) = watch::channel(ResponderCounters::default());
-    let (words, heard) = mpsc::channel(1);
     let uses = tokio::spawn(Arc::clone(&answers).keep_uses());
-    let follower = Follower { process, answers, count, heard };
+    let follower = Follower { process, answers, count };
     let following = tokio::spawn(follower.follow(stream));
-    Ok(Dns { way, counters, namespace, words, tasks: vec![uses, following] })
+    Ok(Dns { way, counters, namespace, tasks: vec![uses, following] })
 }
 
 impl Dns {
@@ -94,12 +93,6 @@ impl Dns {
     /// Where its sockets are, if not in this host's own.
     pub fn namespace(&self) -> Option<Arc<Namespace>> {
         self.namespace.lock().clone()
-    }
-
-    /// Tells it that this agent ends in good order.
-    pub async fn farewell(&self) {
-        // Gone already is well.
-        let _ = self.words.send(channel::farewell()).await;
     }
 }
 
@@ -269,13 +262,12 @@ struct Follower {
     process: Process,
     answers: Arc<Answers>,
     count: watch::Sender<ResponderCounters>,
-    heard: mpsc::Receiver<Vec<u8>>,
 }
 
 impl Follower {
     async fn follow(mut self, mut stream: UnixStream) {
         loop {
-            let served = channel::serve(stream, &self.answers, &self.count, &mut self.heard).await;
+            let served = channel::serve(stream, &self.answers, &self.count).await;
             tracing::warn!(?served, "the DNS responder has ended; another one takes its place");
             stream = loop {
                 match timeout(GREETING_LIMIT * 2, self.process.reach()).await {

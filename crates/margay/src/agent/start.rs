@@ -420,9 +420,6 @@ async fn take_down(agent: &Agent) {
     for home in agent.services.homes() {
         home.stop().await;
     }
-    if let Some(dns) = &agent.dns {
-        dns.farewell().await;
-    }
     let config = agent.config();
     let runtime_dir = &config.host.runtime_dir;
     if agent.ends_flows.load(Ordering::Relaxed) {

@@ -60,11 +60,16 @@ mod test {
     use super::*;
     use crate::cli::Cli;
 
+    /// All verbs but those that programs alone use.
+    fn shown(command: &Command) -> impl Iterator<Item = &Command> {
+        command.get_subcommands().filter(|verb| verb.get_name() != "help" && !verb.is_hide_set())
+    }
+
     #[test]
     fn every_verb_is_in_one_group() {
         let command = Cli::command();
         let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, verbs)| verbs.iter().copied()).collect();
-        let mut verbs: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
+        let mut verbs: Vec<&str> = shown(&command).map(Command::get_name).collect();
         grouped.sort_unstable();
         verbs.sort_unstable();
         assert_eq!(grouped, verbs);
@@ -74,7 +79,7 @@ mod test {
     const WITHOUT_JSON: [&str; 3] = ["agent", "run", "completions"];
 
     fn without_json(command: &Command, path: &str, found: &mut Vec<String>) {
-        for verb in command.get_subcommands().filter(|verb| verb.get_name() != "help") {
+        for verb in shown(command) {
             let path = format!("{path} {}", verb.get_name());
             let is_group = verb.has_subcommands() && verb.is_subcommand_required_set();
             if !is_group && !verb.get_arguments().any(|option| option.get_long() == Some("json")) {

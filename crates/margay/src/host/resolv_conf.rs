@@ -14,7 +14,7 @@ use super::change::State;
 const COMMENT: &str =
     "# The next line is margay's; it asks the servers below for all other names. `margay down` restores this file.";
 /// Before each line that names another server: what follows is the line as it was.
-const ASKS: &str = "# margay asks: ";
+const ASKS: &str = "# asked by margay: ";
 const DNS_PORT: u16 = 53;
 /// Larger than any such file.
 const FILE_MAX_BYTES: u64 = 64 * 1024;
@@ -166,12 +166,12 @@ pub fn upstreams(content: &[u8], own: IpAddr) -> Vec<SocketAddr> {
 /// Whether a zone is in the search list: the last one counts, as for resolvers.
 pub fn searches(content: &[u8], zone: &str) -> bool {
     let text = String::from_utf8_lossy(content);
-    let lists = text.lines().filter_map(|line| {
+    let mut lists = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
         matches!(words.next(), Some("search" | "domain")).then_some(words)
     });
     let zone = zone.trim_end_matches('.');
-    lists.last().is_some_and(|mut list| list.any(|found| found.trim_end_matches('.').eq_ignore_ascii_case(zone)))
+    lists.next_back().is_some_and(|mut list| list.any(|found| found.trim_end_matches('.').eq_ignore_ascii_case(zone)))
 }
 
 /// A server as the file has it: link-local ones with their interface.

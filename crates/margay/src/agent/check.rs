@@ -29,7 +29,7 @@ use super::api::phase;
 use super::{Agent, INTERFACE};
 use crate::host::{self, change::State};
 use crate::listener::Protocol;
-use crate::quantity::{count, count_of};
+use margay_control::quantity::{count, count_of};
 
 /// Longer than any resolver that works.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(3);

@@ -7,7 +7,7 @@ use clap::Args;
 use margay_control::api::v1::{RouteInfo, TraceHop, TraceReply, TraceRequest, TraceRule};
 use miette::Result;
 
-use super::output::span;
+use super::output::{count, span};
 use super::route::{ended_rule, of, place};
 use super::{Client, Json, Out, refused};
 use crate::listener::{Protocol, ServiceName, name_and_port};
@@ -46,7 +46,7 @@ fn lines(reply: &TraceReply) -> Vec<String> {
         lines.push(format!("{number:2}  {}{here}: {}", host(hop), hop.why));
         lines.extend(hop.rules.iter().map(rule));
         if hop.rules_left_out > 0 {
-            lines.push(format!("      and {} more rules, none of which decides", hop.rules_left_out));
+            lines.push(format!("      {} left out, none of which decides", count(hop.rules_left_out.into(), "rule")));
         }
         lines.extend(hop.ended.iter().map(|ended| format!("      {}", ended_rule(ended))));
         lines.extend(hop.notes.iter().map(|note| format!("      note: {note}")));

@@ -25,7 +25,7 @@ offers web.shop "${config[@]}" service show w
 offers web.shop "${config[@]}" trace ''
 [ -z "$(words "${config[@]}" service show x)" ]
 offers shop "${config[@]}" id token create ''
-offers "$(margay route list --json | sed -n 's/^ *"id": "\?\([0-9]*\)"\?,\?$/\1/p' | head -n 1)" "${config[@]}" route delete ''
+offers "$(margay route list | sed -n 's/^\([0-9]*\) *adm.shop .*/\1/p')" "${config[@]}" route delete ''
 offers "$(margay id token list --json | sed -n 's/^ *"id": "\(.*\)",$/\1/p')" "${config[@]}" id token revoke ''
 # Without an agent there are the verbs, and no words of errors.
 margay down >/dev/null

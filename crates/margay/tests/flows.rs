@@ -7,12 +7,12 @@ use host::{BY_HAND, Host};
 /// A service of this host, and somebody who watches. `talk` sends 1000 bytes and reads 5000; the server closes when it
 /// has the client's end.
 const WORDS: &str = r#"
-trap 'margay down >/dev/null 2>&1 || true' EXIT
+trap 'margay down >/dev/null 2>&1 || true; kill $(jobs -p) 2>/dev/null || true' EXIT
 await() { for _ in {1..200}; do if "$@"; then return 0; fi; sleep 0.05; done; echo "never: $*"; cat "$dir/watched"; exit 1; }
 told() { grep -c "\"kind\":\"$1\"" "$dir/watched" >/dev/null; }
 margay up --router >/dev/null
 margay id authority create shop >/dev/null
-coproc server { python3 -c '
+coproc server { exec python3 -c '
 import socket
 door = socket.create_server(("", 8000))
 print("ready", flush=True)

@@ -170,7 +170,7 @@ fn resolvers_follow_the_file() {
     on_a_router(
         r#"
         resolver() { printf '[[resolver]]\nname = "%s"\nkind = "static"\nfile = "%s"\nnames = ["%s"]\n' "$@"; }
-        rule() { margay route list | grep "^$1 .*$2" >/dev/null; }
+        rule() { margay route list | grep "^[0-9]*  *$1 .* $2 " >/dev/null; }
         before=$(epoch)
         echo 'far.shop 10.1.0.9' >"$dir/hosts"
         resolver hosts "$dir/hosts" far.shop | configure
@@ -178,7 +178,7 @@ fn resolvers_follow_the_file() {
         timeout 1 bash -c 'exec 3<>/dev/tcp/far.shop.sal.internal/80' 2>/dev/null || true
         margay route list >"$dir/said"; said 'resolver hosts (static): asked 1 time, 1 answered'
         margay route add own.shop delay hosts >/dev/null; rule own.shop hosts
-        id() { margay route list --json | grep -B9 -A9 '"name": "far.shop"' | sed -n 's/^ *"id": \(.*\),$/\1/p'; }
+        id() { margay route list | sed -n 's/^\([0-9]*\) *far.shop .*/\1/p'; }
         kept=$(id)
 
         # What the file says the same of goes on; the rest comes and goes.

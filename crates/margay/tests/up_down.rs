@@ -227,7 +227,7 @@ sys.stdin.read()'; }
         read -r ready <&"${taken[0]}"; [ "$ready" = ready ]
         refused margay up; said 54324
         # The cause comes first, and what the agent said before it comes last.
-        head -n 1 "$dir/said" | grep 'does not start: .*54324' >/dev/null || { cat "$dir/said"; exit 1; }
+        sed -n '/./{p;q}' "$dir/said" | grep 'does not start: .*54324' >/dev/null || { cat "$dir/said"; exit 1; }
         said 'as it was before. Its log is'
         as_before 'up without an agent'
 

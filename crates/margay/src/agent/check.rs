@@ -112,7 +112,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
         Ok(changes) => {
             let wrong: Vec<_> = changes.iter().filter(|(_, state)| *state != State::Present).collect();
             if wrong.is_empty() {
-                let text = format!("all {} changes of `margay up` are in place", changes.len());
+                let text = format!("all that `margay up` changes is in place: {}", count_of(changes.len(), "change"));
                 steps.say("host", Finding::Ok(text)).await;
             }
             for (what, state) in wrong {

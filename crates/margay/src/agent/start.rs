@@ -116,8 +116,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
     let rules = start_rules(&config, &core, &store, &clock_of_wall)?;
     kernel_router.start(&core).into_diagnostic()?;
-    let control: Arc<dyn SalControl> = Arc::new(core.clone());
-    let tokens = home::candidates(&config, &store)?;
+    let (control, tokens): (Arc<dyn SalControl>, _) = (Arc::new(core.clone()), home::candidates(&config, &store)?);
     let (own, keys, ways) = (local.host_key.public(), (&keyring, &*store), Arc::default());
     authority::adopt(&*control, keys, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
     let answering = Answering::begin(&config, &*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;

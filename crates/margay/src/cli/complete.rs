@@ -124,7 +124,7 @@ fn candidates(begun: &OsStr, words: impl FnOnce() -> Words) -> Vec<CompletionCan
 fn words(kind: Kind) -> Words {
     // Whatever is in the way, there are no words then: somebody is in the middle of a line.
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return Words::new() };
-    let known = runtime.block_on(tokio::time::timeout(LIMIT, ask(kind)));
+    let known = runtime.block_on(async { tokio::time::timeout(LIMIT, ask(kind)).await });
     known.ok().flatten().unwrap_or_default()
 }
 

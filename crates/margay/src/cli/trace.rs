@@ -122,7 +122,7 @@ mod test {
             " 1  client (this host): sends",
             " 2  router: sends it on",
             "    * rule 12: web.shop, forward 10.1.0.11:54324, priority 10, weight 1, registered by web1, 1m 1s old: it decides",
-            "      and 2 more rules, none of which decides",
+            "      2 rules left out, none of which decides",
             " 3  web1: hands it over",
             "web.shop is reached at web1",
         ];

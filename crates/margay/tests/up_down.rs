@@ -280,6 +280,9 @@ print("ready", flush=True)
 sys.stdin.read()'; }
         read -r ready <&"${taken[0]}"; [ "$ready" = ready ]
         refused margay up; said 54324
+        # The cause comes first, and what the agent said before it comes last.
+        sed -n '/./{p;q}' "$dir/said" | grep 'does not start: .*54324' >/dev/null || { cat "$dir/said"; exit 1; }
+        said 'as it was before. Its log is'
         as_before 'up without an agent'
 
         trap 'margay down >/dev/null 2>&1 || true' EXIT
@@ -400,7 +403,7 @@ fn check_says_what_does_not_work_and_waits_until_it_does() {
         if (exec 3<>/dev/tcp/bad.shop.sal.internal/80) 2>/dev/null; then echo "a rule discards it"; exit 1; fi
         margay check >"$dir/said" || { cat "$dir/said"; exit 1; }
         said 'discards first packets to bad.shop: '; said '`margay route delete'
-        said 'to bad.shop:80 failed within the last 5 minutes'; ! grep 'nothing is wrong' "$dir/said"
+        said 'to bad.shop:80 failed within the last 5m'; ! grep 'nothing is wrong' "$dir/said"
 
         cat /dev/zero >"$dir/state/full" 2>/dev/null || true
         refused margay check; said "$dir/state cannot be written: No space left on device"; said '1 failed'

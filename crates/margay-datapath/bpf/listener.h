@@ -7,10 +7,6 @@
  * found as the kernel finds it, so that any will do: one of MPTCP, or one of several on a port.
  */
 
-/* Set before the programs are loaded. The host's virtual addresses: whom packets of flows are for. */
-const volatile __u32 host_v4 = 0;
-const volatile __u32 host_v6[4] = {};
-
 /* At which address the listener is. Pinned: without the agent grants still bring connections. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -90,7 +90,7 @@ echo ready; exec sleep infinity"#,
         let name = PathBuf::from(own.get_program());
         let name = name.file_name().context("a program has a name")?;
         let place = if is_contained { PathBuf::from("/program") } else { self.dir.join("program") };
-        let own = std::iter::once(place.join(name).into()).chain(own.get_args().map(Into::into));
+        let own = std::iter::once(place.join(name).into());
         Ok(own.chain(["traffic"].iter().chain(words).map(Into::into)).collect())
     }
 

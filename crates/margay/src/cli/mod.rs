@@ -310,7 +310,6 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         | Verb::Reload(_)
         | Verb::Enable(_)
         | Verb::Disable(_)
-        | Verb::Lab(_)
         | Verb::Completions { .. } => Err(miette!("this verb does not ask the agent")),
     }
 }

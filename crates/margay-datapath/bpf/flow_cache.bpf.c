@@ -24,6 +24,14 @@
 #define AF_INET 2
 #define AF_INET6 10
 
+/* Set before the programs are loaded. */
+const volatile __u32 sal0_ifindex = 0;
+/* The host's virtual addresses: whom packets of flows are for. */
+const volatile __u32 host_v4 = 0;
+const volatile __u32 host_v6[4] = {};
+/* Bytes before the IP header at sal0: none on a TUN. The kernel's test run knows Ethernet frames only, so tests say 14. */
+const volatile __u32 sal0_header_len = 0;
+
 #include "layout.h"
 #include "maps.h"
 #include "virtual.h"
@@ -38,11 +46,6 @@
 
 _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct pair_key),
 	       "a pair of addresses heads an application's key");
-
-/* Set before the programs are loaded. */
-const volatile __u32 sal0_ifindex = 0;
-/* Bytes before the IP header at sal0: none on a TUN. The kernel's test run knows Ethernet frames only, so tests say 14. */
-const volatile __u32 sal0_header_len = 0;
 
 #include "fragment.h"
 #include "delivery.h"

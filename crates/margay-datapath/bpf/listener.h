@@ -7,10 +7,6 @@
  * found as the kernel finds it, so that any will do: one of MPTCP, or one of several on a port.
  */
 
-/* Set before the programs are loaded. The host's virtual addresses: whom packets of flows are for. */
-const volatile __u32 host_v4 = 0;
-const volatile __u32 host_v6[4] = {};
-
 /* At which address the listener is. Pinned: without the agent grants still bring connections. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -42,7 +38,18 @@ static __always_inline bool has_connection(struct __sk_buff *skb, struct bpf_soc
 	return is_connection;
 }
 
-/* Gives the packet to what listens at this address. Where nothing does, the kernel refuses it. */
+/* Whether a socket is bound to an address, and not to every one. */
+static __always_inline bool is_at_one_address(const struct bpf_sock *socket)
+{
+	if (socket->family == AF_INET)
+		return socket->src_ip4;
+	return socket->src_ip6[0] || socket->src_ip6[1] || socket->src_ip6[2] || socket->src_ip6[3];
+}
+
+/* Gives the packet to what listens at this address. Where nothing does, the kernel refuses it. A socket at every
+ * address the kernel finds by itself, and it forwards no packet that has a socket: runtimes of containers hold such a
+ * socket for a published port, and translate what comes for the port to a container.
+ */
 static __noinline void assign_listener(struct __sk_buff *skb, const struct packet *packet,
 				       const struct address_key *address)
 {
@@ -60,7 +67,7 @@ static __noinline void assign_listener(struct __sk_buff *skb, const struct packe
 	if (!socket)
 		return;
 	/* Refused where another program has chosen one already; that choice stands. */
-	if (socket->state == BPF_TCP_LISTEN)
+	if (socket->state == BPF_TCP_LISTEN && is_at_one_address(socket))
 		bpf_sk_assign(skb, socket, 0);
 	bpf_sk_release(socket);
 }

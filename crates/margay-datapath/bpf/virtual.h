@@ -5,6 +5,10 @@
  * link could send to services as if the agent had let it, add to flows, and ask the DNS responder.
  *
  * Addresses of the IP header alone decide: a fragment has no ports, and IPv6 may have extension headers before them.
+ *
+ * What comes from the host's own virtual address is for sal0, wherever routing has sent it. Where the host has translated
+ * the destination of a connection (a published port of a container), it routes answers by the container's address, past
+ * the rule for this one, and puts this one there afterwards.
  */
 #pragma once
 
@@ -72,6 +76,14 @@ static __always_inline bool is_inside(__u32 ifindex, const __u32 *address)
 	return bpf_map_lookup_elem(&insides, &key) != NULL;
 }
 
+/* Whether this is the host's own virtual address. */
+static __always_inline bool is_own(const __u32 *address)
+{
+	if (!address[0] && !address[1] && address[2] == bpf_htonl(0xffff))
+		return address[3] == host_v4;
+	return address[0] == host_v6[0] && address[1] == host_v6[1] && address[2] == host_v6[2] && address[3] == host_v6[3];
+}
+
 /* Whether a packet that has come must not come in. Not inlined: the verifier loses sight of a caller's stack
  * otherwise.
  */
@@ -94,7 +106,9 @@ int card_ingress(struct __sk_buff *skb)
 	return is_intruding(skb) ? TCX_DROP : TCX_NEXT;
 }
 
-/* On every card: whatever the routes say, and whichever device a socket is bound to. */
+/* On every card: whatever the routes say, and whichever device a socket is bound to. On the way to sal0 the kernel takes
+ * the card's header off.
+ */
 SEC("tcx/egress")
 int card_egress(struct __sk_buff *skb)
 {
@@ -106,6 +120,8 @@ int card_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (!ip.is_to_virtual && !(ip.is_from_virtual && !is_inside(skb->ifindex, ip.destination)))
 		return TCX_NEXT;
+	if (!ip.is_to_virtual && is_own(ip.source))
+		return bpf_redirect(sal0_ifindex, 0);
 	count(COUNT_DROP_VIRTUAL_EGRESS);
 	return TCX_DROP;
 }

@@ -63,6 +63,11 @@ impl Host {
         let tuple = Tuple { protocol: TCP, source, destination: SocketAddr::new(to, port) };
         let packet = sample::packet(tuple, flags, b"", Checksum::Complete);
         self.tun.write(&[IoSlice::new(&[0; vnet::LEN]), IoSlice::new(&packet)]).expect("written");
+        self.flags_of([port, client_port])
+    }
+
+    /// The flags of the next segment that leaves by `sal0` with these ports, source and destination.
+    fn flags_of(&self, wanted: [u16; 2]) -> u8 {
         loop {
             let mut fds = [PollFd::new(self.tun.as_fd(), PollFlags::POLLIN)];
             assert_ne!(poll(&mut fds, PollTimeout::from(PATIENCE_MS)).expect("a wait"), 0, "no answer");
@@ -75,7 +80,7 @@ impl Host {
             let Some(at) = transport.filter(|at| len >= at + 20) else { continue };
             let ports =
                 [u16::from_be_bytes([bytes[at], bytes[at + 1]]), u16::from_be_bytes([bytes[at + 2], bytes[at + 3]])];
-            if ports == [port, client_port] {
+            if ports == wanted {
                 return bytes[at + 13];
             }
         }
@@ -123,5 +128,32 @@ fn a_listener_at_one_address_gets_what_comes_by_sal0_for_the_host() {
             drop(listener);
             assert_eq!(answer(to, port, SYN), RST | ACK, "{text}: nothing listens any more");
         }
+    });
+}
+
+/// As a runtime of containers publishes a port: a socket at every address holds it, and rules translate what comes.
+#[test]
+fn what_comes_for_a_published_port_is_forwarded() {
+    alone("published", |pins| {
+        let host = Host::new(pins);
+        let holder = TcpListener::bind("0.0.0.0:0").expect("a port");
+        let port = holder.local_addr().expect("bound").port();
+        let script = format!(
+            "echo 1 > /proc/sys/net/ipv4/ip_forward
+             nft add table ip runtime
+             nft 'add chain ip runtime arriving {{ type nat hook prerouting priority dstnat; }}'
+             nft add rule ip runtime arriving fib daddr type local tcp dport {port} dnat to 192.0.2.9:7"
+        );
+        assert!(Command::new("sh").args(["-ec", &script]).status().expect("a shell").success());
+        host.look_up(&[SocketAddr::new("10.1.0.2".parse().expect("literal"), port)]);
+        let tuple = Tuple {
+            protocol: TCP,
+            source: format!("{}:4000", CLIENTS[0]).parse().expect("literal"),
+            destination: SocketAddr::new(HOST_V4.into(), port),
+        };
+        let packet = sample::packet(tuple, SYN, b"", Checksum::Complete);
+        host.tun.write(&[IoSlice::new(&[0; vnet::LEN]), IoSlice::new(&packet)]).expect("written");
+        // All routes lead to `sal0` here.
+        assert_eq!(host.flags_of([4000, 7]), SYN, "the container gets it");
     });
 }

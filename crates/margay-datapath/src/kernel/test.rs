@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
+use margay_core::name::{HOST_V4, HOST_V6};
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -105,6 +106,11 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
         constants.sal0_ifindex = sal0;
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
+        constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
+        let words = HOST_V6.octets();
+        for (word, bytes) in constants.host_v6.iter_mut().zip(words.as_chunks().0) {
+            *word = u32::from_ne_bytes(*bytes);
+        }
         super::interface::set_virtual(constants);
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }

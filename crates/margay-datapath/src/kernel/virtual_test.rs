@@ -154,6 +154,25 @@ fn from_inside_its_own_addresses_reach_virtual_ones_and_are_answered() {
 }
 
 #[test]
+fn what_comes_from_the_hosts_own_address_goes_to_sal0_wherever_it_was_routed() {
+    let Some(rig) = programs(SAL0) else { return };
+    for (source, destination, leave) in [
+        ("198.18.0.1", "10.1.0.9", REDIRECT),
+        ("fd5a:4c00::1", "fd00::9", REDIRECT),
+        ("198.18.0.2", "10.1.0.9", DROP),
+        ("198.19.64.7", "10.1.0.9", DROP),
+        ("fd5a:4c00::2", "fd00::9", DROP),
+        ("fd5a:4c00:0:1::1", "fd00::9", DROP),
+    ] {
+        for form in FORMS {
+            let packet = packet(source, destination, form);
+            assert_eq!(egress(&rig, &packet), leave, "{source} to {destination}, {form:?}, out");
+            assert_eq!(ingress(&rig, &packet), DROP, "{source} to {destination}, {form:?}, in");
+        }
+    }
+}
+
+#[test]
 fn what_is_inside_follows_the_interfaces() {
     let Some(rig) = programs(SAL0) else { return };
     let [own, _, host, _] = ADDRESSES[0];

@@ -11,6 +11,7 @@ mod black_hole;
 mod both_move;
 mod cache_off;
 mod cloned_key;
+mod containers;
 mod datagram_rate;
 mod direct_throughput;
 mod encap_throughput;
@@ -155,6 +156,7 @@ pub const ALL: &[Scenario] = &[
     hostile_packets::SCENARIO,
     virtual_addresses::SCENARIO,
     real_addresses::SCENARIO,
+    containers::SCENARIO,
     direct_throughput::SCENARIO,
     round_trips::SCENARIO,
     firewalled::SCENARIO,

@@ -47,6 +47,7 @@ const volatile __u32 sal0_header_len = 0;
 #include "fragment.h"
 #include "delivery.h"
 #include "listener.h"
+#include "awaited.h"
 
 /* Names the types that the agent shares, so that they are in the object's type information. */
 struct shared_layout {
@@ -204,6 +205,8 @@ int app_egress(struct __sk_buff *skb)
 	}
 	if (!parse(skb, sal0_header_len, &packet))
 		return TCX_NEXT;
+	if (packet.tcp_flags & TCP_SYN)
+		note_answered(&packet);
 	/* It may begin a new flow on an old five-tuple. */
 	if (packet.tcp_flags & TCP_SYN && !begins_direct(skb, &packet))
 		return TCX_NEXT;
@@ -242,6 +245,25 @@ int app_egress(struct __sk_buff *skb)
 leave:
 	note_left(entry, &packet);
 	leave_to_agent(entry);
+	return TCX_NEXT;
+}
+
+/* What comes to the host by sal0, from the agent or from a card. */
+SEC("tcx/ingress")
+int app_ingress(struct __sk_buff *skb)
+{
+	const struct address_key *address;
+	struct packet packet = {};
+
+	if (!parse(skb, sal0_header_len, &packet) || packet.key.protocol != IPPROTO_TCP)
+		return TCX_NEXT;
+	if (is_request(&packet) ? !note_awaited(skb, &packet) : is_lost_on_listener(skb, &packet)) {
+		count(COUNT_DROP_LISTENER);
+		return TCX_DROP;
+	}
+	address = listener_address(&packet);
+	if (address)
+		assign_listener(skb, &packet, address);
 	return TCX_NEXT;
 }
 
@@ -414,7 +436,8 @@ int wire_ingress(struct __sk_buff *skb)
 	count(COUNT_INGRESS_PACKETS);
 	if (packet.is_fresh && note_fresh(&packet, entry))
 		return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
-	if (is_in_place(entry)) {
+	/* What a listener may get comes by sal0, too: `app_ingress` asks what it can make of it. */
+	if (is_in_place(entry) && has_socket(entry) && !is_over(entry) && !is_pinhole_segment(&packet)) {
 		if (!is_mute(entry, &packet, entry->ingress.last_ns)) {
 			skb->tc_index = REWRITTEN_INDEX;
 			return TCX_NEXT;

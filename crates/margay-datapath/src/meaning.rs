@@ -25,6 +25,7 @@ const OF_CACHE: &[(&str, &str)] = &[
     ("drop_rate", "Packets on a flow port without an entry, dropped because too many of these have come"),
     ("up_fragment", "Fragments of packets for a flow port: given to the agent"),
     ("undelivered", "Flows whose packets did not reach their program in place"),
+    ("drop_listener", "Segments of a connection that its listener would have reset, since its queue is full"),
     ("drop_reset_of_host", "Resets that the host's own TCP would have sent to peers of flows"),
 ];
 

@@ -43,7 +43,7 @@ pub(super) const PATH_SHARED: u32 = u32::MAX;
 pub(super) const COUNT_UNDELIVERED: u32 = 22;
 
 /// Names of the counters, by number (`enum counter`).
-pub(crate) const COUNTERS: [&str; 23] = [
+pub(crate) const COUNTERS: [&str; 24] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -67,6 +67,7 @@ pub(crate) const COUNTERS: [&str; 23] = [
     "drop_rate",
     "up_fragment",
     "undelivered",
+    "drop_listener",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below

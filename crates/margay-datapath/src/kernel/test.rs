@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
+use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW};
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -31,6 +32,8 @@ const LOCAL_PORT: u16 = 61_001;
 const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
 
+#[path = "awaited_test.rs"]
+mod awaited;
 #[path = "checksum_test.rs"]
 mod checksum;
 #[path = "delivery_test.rs"]
@@ -106,6 +109,7 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
         super::interface::set_virtual(constants);
+        (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
     let rig = Rig(open.load().expect("the verifier takes them"));
@@ -145,7 +149,10 @@ impl Rig {
 
     /// Verdict, and the IP packet that came out.
     fn run(&self, is_egress: bool, packet: &[u8]) -> (i32, Vec<u8>) {
-        let program = if is_egress { &self.0.progs.app_egress } else { &self.0.progs.wire_ingress };
+        self.run_one(if is_egress { &self.0.progs.app_egress } else { &self.0.progs.wire_ingress }, packet)
+    }
+
+    fn run_one(&self, program: &libbpf_rs::ProgramMut<'_>, packet: &[u8]) -> (i32, Vec<u8>) {
         let (data, mut out) = (frame(packet), vec![0; 4096]);
         let input = ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..Default::default() };
         let result = program.test_run(input).expect("a run");

@@ -20,6 +20,7 @@ mod find_router;
 mod firewalled;
 mod flooding;
 mod flow_memory;
+mod full_backlog;
 mod grants;
 mod half_closed;
 mod hijack;
@@ -171,6 +172,7 @@ pub const ALL: &[Scenario] = &[
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,
+    full_backlog::SCENARIO,
     judged::SCENARIO,
     tampered_host::SCENARIO,
     af_serval::SCENARIO,

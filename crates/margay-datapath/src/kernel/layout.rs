@@ -18,7 +18,7 @@ use crate::packet::{FlowKey, TCP, mapped};
 use crate::table::FlowCounters;
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 7;
+pub(super) const LAYOUT_VERSION: u32 = 8;
 pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
@@ -67,7 +67,7 @@ pub(crate) const COUNTERS: [&str; 24] = [
     "drop_rate",
     "up_fragment",
     "undelivered",
-    "drop_listener",
+    "drop_socketless",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below

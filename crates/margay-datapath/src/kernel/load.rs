@@ -39,7 +39,7 @@ const PINNED_MAPS: [&str; 13] = [
     "offers",
     "spares",
     "grants",
-    "awaited",
+    "socketless",
     "layout",
     "counters",
 ];
@@ -328,7 +328,7 @@ struct Place {
 enum Hook {
     /// What leaves `sal0`: flows that go direct.
     Sal0,
-    /// What comes by `sal0`: for listeners that are looked up, and what listeners cannot take.
+    /// What comes by `sal0`: for listeners that are looked up, and what no socket can take.
     Up,
     /// What comes by an Ethernet card: direct flows, and what must not come in.
     Wire,
@@ -391,7 +391,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
         open.maps.offers.set_pin_path(config.pin_dir.join("offers"))?;
         open.maps.spares.set_pin_path(config.pin_dir.join("spares"))?;
         open.maps.grants.set_pin_path(config.pin_dir.join("grants"))?;
-        open.maps.awaited.set_pin_path(config.pin_dir.join("awaited"))?;
+        open.maps.socketless.set_pin_path(config.pin_dir.join("socketless"))?;
         open.maps.layout.set_pin_path(config.pin_dir.join("layout"))?;
         open.maps.counters.set_pin_path(config.pin_dir.join("counters"))
     };

@@ -32,8 +32,6 @@ const LOCAL_PORT: u16 = 61_001;
 const REMOTE_PORT: u16 = 62_080;
 const PATH: PathId = PathId(7);
 
-#[path = "awaited_test.rs"]
-mod awaited;
 #[path = "checksum_test.rs"]
 mod checksum;
 #[path = "delivery_test.rs"]
@@ -44,6 +42,8 @@ mod ending;
 mod host_traffic;
 #[path = "opening_test.rs"]
 mod opening;
+#[path = "socketless_test.rs"]
+mod socketless;
 #[path = "virtual_test.rs"]
 mod stays_inside;
 #[path = "vlan_test.rs"]

@@ -94,7 +94,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
             recorders.push(Recorder::start_at(host, interface, "tcp or udp port 54324", RECORDED)?);
         }
     }
-    for name in ["connections", "failed", "plain_failed", "resets", "plain_resets"] {
+    for name in ["connections", "failed", "plain_failed"] {
         findings.set(name, 0.0);
     }
     for (round, cookies) in COOKIES.into_iter().enumerate() {
@@ -104,9 +104,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     recorders.iter_mut().try_for_each(|recorder| recorder.finish().map(drop))?;
     let numbers = observe::nstat(server)?;
     findings.set("overflows", numbers.get("TcpExtListenOverflows").copied().unwrap_or_default());
-    let seen = observe::counts(client)?.get("resets_in").map_or(0.0, |count| count.packets);
-    // Those that no program has seen came when both had closed.
-    findings.set("late_resets", seen - findings.figures.get("resets"));
+    // Also those that no program has seen, since it had closed.
+    pair::report_resets(&[client, server], findings)?;
     let (failed, plain_failed) = (findings.figures.get("failed"), findings.figures.get("plain_failed"));
     findings.set("failed_more_than_plain", (failed - plain_failed).max(0.0));
     Ok(())
@@ -160,9 +159,7 @@ fn connect(client: &Host, to: &str, port: u16, shape: &Shape) -> Result<Series<O
 }
 
 fn note(outcome: &Outcome, kind: &str, what: &str, findings: &mut Findings) {
-    let resets: u64 = outcome.errors.iter().filter(|(error, _)| error.contains("reset")).map(|(_, count)| count).sum();
     findings.figures.add(&format!("{kind}failed"), outcome.failed() as f64);
-    findings.figures.add(&format!("{kind}resets"), resets as f64);
     if kind.is_empty() {
         findings.figures.add("connections", (outcome.ok + outcome.failed()) as f64);
     }

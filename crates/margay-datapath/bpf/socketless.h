@@ -163,6 +163,11 @@ static __noinline bool is_lost(struct __sk_buff *skb, const struct packet *packe
 	value = bpf_map_lookup_elem(&socketless, &packet->key);
 	if (!value && !is_made)
 		return false;
+	/* It ends without an acknowledgement: what the peer still sends is to hear of that. */
+	if (packet->tcp_flags & TCP_RST) {
+		bpf_map_delete_elem(&socketless, &packet->key);
+		return false;
+	}
 	state = state_of_socket(skb, packet);
 	ahead = value ? (__s32)(packet->sequence - value->next) : 0;
 	is_parted = value && value->state == SOCKETLESS_PARTED;

@@ -94,6 +94,12 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     count_resets(&lab, &ends)?;
     let mut clients = connect(&lab, &script)?;
     await_direct(&ends)?;
+    // Before, a signal would end it.
+    wait_for("connections", STEP_LIMIT, || {
+        let connected = clients.iter().filter(|client| client.program.log().contains("connected")).count();
+        ensure!(connected == 3 * EACH, "{connected} are there");
+        Ok(())
+    })?;
     for client in &clients {
         client.program.signal(Signal::SIGUSR1)?;
     }

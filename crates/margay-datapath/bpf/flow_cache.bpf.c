@@ -50,6 +50,7 @@ _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct 
 #include "fragment.h"
 #include "delivery.h"
 #include "listener.h"
+#include "socketless.h"
 
 /* Names the types that the agent shares, so that they are in the object's type information. */
 struct shared_layout {
@@ -207,6 +208,10 @@ int app_egress(struct __sk_buff *skb)
 	}
 	if (!parse(skb, sal0_header_len, &packet))
 		return TCX_NEXT;
+	if (packet.tcp_flags & TCP_SYN)
+		note_answered(&packet);
+	else if (packet.tcp_flags & TCP_FIN)
+		note_parting(skb, &packet);
 	/* It may begin a new flow on an old five-tuple. */
 	if (packet.tcp_flags & TCP_SYN && !begins_direct(skb, &packet))
 		return TCX_NEXT;
@@ -245,6 +250,25 @@ int app_egress(struct __sk_buff *skb)
 leave:
 	note_left(entry, &packet);
 	leave_to_agent(entry);
+	return TCX_NEXT;
+}
+
+/* What comes to the host by sal0, from the agent or from a card. */
+SEC("tcx/ingress")
+int app_ingress(struct __sk_buff *skb)
+{
+	const struct address_key *address;
+	struct packet packet = {};
+
+	if (!parse(skb, sal0_header_len, &packet) || packet.key.protocol != IPPROTO_TCP)
+		return TCX_NEXT;
+	if (is_request(&packet) ? !note_asked(skb, &packet) : is_lost(skb, &packet)) {
+		count(COUNT_DROP_SOCKETLESS);
+		return TCX_DROP;
+	}
+	address = listener_address(&packet);
+	if (address)
+		assign_listener(skb, &packet, address);
 	return TCX_NEXT;
 }
 
@@ -417,7 +441,8 @@ int wire_ingress(struct __sk_buff *skb)
 	count(COUNT_INGRESS_PACKETS);
 	if (packet.is_fresh && note_fresh(&packet, entry))
 		return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
-	if (is_in_place(entry)) {
+	/* Where there is no socket, or may be none, it comes by sal0, too: `app_ingress` asks what TCP can make of it. */
+	if (is_in_place(entry) && has_socket(entry) && !is_pinhole_segment(&packet)) {
 		if (!is_mute(entry, &packet, entry->ingress.last_ns)) {
 			skb->tc_index = REWRITTEN_INDEX;
 			return TCX_NEXT;

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#define LAYOUT_VERSION 7
+#define LAYOUT_VERSION 8
 
 /* Bits of flow_entry.flags. */
 #define FLOW_EGRESS 1 /* packets of the application go direct */
@@ -31,6 +31,7 @@
 /* In entries only: both ends have closed, and each has acknowledged all of the other's. Nothing is left to pass. */
 #define SEEN_OVER 512
 #define SEEN_UNDELIVERED 2048 /* in entries only: what was rewritten in place has not reached its program */
+#define SEEN_SOCKET 4096 /* in entries only: the host's TCP has a socket of it, and has not closed last */
 
 /* skb->mark of a packet on its way from a network card up to the agent, which reads the TUN. */
 #define UP_MARK 0x4d475550
@@ -271,5 +272,6 @@ enum counter {
 	COUNT_DROP_RATE = 20, /* on a flow port, no entry, and too many of these have come */
 	COUNT_UP_FRAGMENT = 21, /* of a packet for a flow port */
 	COUNT_UNDELIVERED = 22, /* flows whose packets did not reach their program in place */
-	COUNTERS = 23,
+	COUNT_DROP_SOCKETLESS = 23, /* of a connection without a socket, and TCP could make nothing of it */
+	COUNTERS = 24,
 };

@@ -72,19 +72,14 @@ static __noinline void assign_listener(struct __sk_buff *skb, const struct packe
 	bpf_sk_release(socket);
 }
 
-SEC("tcx/ingress")
-int app_ingress(struct __sk_buff *skb)
+/* At which address a listener for it is that the kernel does not find by the packet's own; NULL: none is known. */
+static __always_inline const struct address_key *listener_address(const struct packet *packet)
 {
-	struct packet packet = {};
 	struct listener_key key = {};
-	struct address_key *address;
 
-	if (!parse(skb, sal0_header_len, &packet) || packet.key.protocol != IPPROTO_TCP || !is_to_host(&packet))
-		return TCX_NEXT;
-	key.port = packet.key.destination_port;
-	key.family = packet.is_v4 ? AF_INET : AF_INET6;
-	address = bpf_map_lookup_elem(&listeners, &key);
-	if (address)
-		assign_listener(skb, &packet, address);
-	return TCX_NEXT;
+	if (!is_to_host(packet))
+		return NULL;
+	key.port = packet->key.destination_port;
+	key.family = packet->is_v4 ? AF_INET : AF_INET6;
+	return bpf_map_lookup_elem(&listeners, &key);
 }

@@ -61,6 +61,8 @@ pub enum Notice {
     Silence(FlowId, Duration),
     /// Data of it that went unanswered for long has been answered.
     Answer(FlowId),
+    /// An application has acknowledged a FIN of its peer's that waited for that.
+    Acknowledged,
 }
 
 /// A datagram of a peer.

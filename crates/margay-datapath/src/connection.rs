@@ -73,7 +73,7 @@ impl WireState {
 pub(crate) struct Ending {
     /// The number after the application's FIN.
     pub own: End,
-    /// And after the peer's.
+    /// And after the peer's, whether or not the application takes it (RFC 5961): it counts once it is acknowledged.
     pub peer: End,
 }
 
@@ -92,6 +92,11 @@ impl End {
     fn known(&self) -> Option<u32> {
         let end = self.0.load(Ordering::Relaxed);
         (end != 0).then_some(end)
+    }
+
+    /// Whether an acknowledgement is of it.
+    pub(crate) fn is(&self, acknowledgement: u32) -> bool {
+        self.known() == Some(acknowledgement)
     }
 }
 

@@ -133,10 +133,9 @@ impl<C: Core> CoreSide<C> {
         if let Some(numbers) = arrived.numbers(&known, connection.as_ref()) {
             shared.table.read().note_peer_numbers(flow, numbers);
         }
-        let Some(ending) = arrived.ending(known) else { return };
-        match ending.taken(connection.as_ref()) {
-            0 => shared.endings.wait(flow, &ending),
-            taken => self.end(shared, flow, &ending, taken),
+        let taken = shared.take_ending(flow, &arrived, (known, connection));
+        if taken != 0 {
+            self.core.handle_transport(clock::now(), flow, Direction::Ingress, taken);
         }
     }
 
@@ -246,6 +245,7 @@ impl<C: Core> CoreSide<C> {
             }
             Notice::Silence(flow, unanswered) => self.core.handle_silence(now, flow, unanswered),
             Notice::Answer(flow) => self.core.handle_answer(now, flow),
+            Notice::Acknowledged => self.judge_endings(shared),
             Notice::Direct(flow, event) => self.core.handle_direct(now, flow, event),
             Notice::Arrivals(flow) => {
                 let stripe = shared.table.read().stripe(flow);

@@ -36,7 +36,7 @@ use crate::core_thread::{self, CoreSide};
 use crate::counters::{Counters, Counting};
 use crate::direct::{Direct, Routing};
 use crate::egress::EgressSide;
-use crate::ending::Endings;
+use crate::ending::{Arrived, Endings};
 use crate::error::Error;
 use crate::kernel::{KernelCache, Unjudged};
 use crate::outbox::{self, DATAGRAM_MAX, DATAGRAM_MIN};
@@ -547,6 +547,18 @@ impl<C> Shared<C> {
     pub fn known_of(&self, flow: FlowId) -> (Unjudged, Option<Connection>) {
         let known = self.direct.state(flow).map(|state| state.unjudged).unwrap_or_default();
         (known, self.table.read().connection(flow))
+    }
+
+    /// The TCP flags FIN and RST of a segment of the peer's that its application's TCP has taken, by what is known of
+    /// it. Of others is asked again, when the application acknowledges a FIN, and from time to time.
+    pub fn take_ending(&self, flow: FlowId, arrived: &Arrived, (known, seen): (Unjudged, Option<Connection>)) -> u8 {
+        let Some(ending) = arrived.ending(known) else { return 0 };
+        let taken = ending.taken(seen.as_ref());
+        self.table.read().note_peer_end(flow, ending.end);
+        if taken == 0 {
+            self.endings.wait(flow, &ending);
+        }
+        taken
     }
 
     /// Tells the core's thread what was seen of a flow.

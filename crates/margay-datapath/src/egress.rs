@@ -183,6 +183,10 @@ pub(crate) fn carry<C: Core>(
     if route.wants_pinhole {
         shared.send_pinhole(route.flow);
     }
+    // What it says after a FIN acknowledges that each time.
+    if route.takes_end && shared.endings.are_waiting() {
+        shared.notice(Notice::Acknowledged);
+    }
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Endings of connections in packets of the peer's that the core gives to the application: they count where its TCP
+//! Endings of connections in packets of the peer's that come by user space: they count where the application's TCP
 //! takes them (RFC 5961), as those do that the kernel's cache carries.
 
 use std::collections::HashMap;
@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::connection::{Connection, TcpNumbers};
 use crate::kernel::Unjudged;
 use crate::packet::{self, FIN, Packet, RST, TCP};
+use crate::train::Delivered;
 
 /// Connections whose endings wait to be judged; of more, the endings are not heard of before their idle time is over.
 const WAITING_MAX: usize = 4096;
@@ -34,6 +35,18 @@ impl Arrived {
         Some(Self { flags: found.flags, sequence, end, acknowledgement })
     }
 
+    /// A train of segments, whose last numbers are these: `None` for what bears none.
+    pub fn of_train(delivered: &Delivered) -> Option<Self> {
+        let TcpNumbers { sequence: end, acknowledgement, .. } = delivered.numbers?;
+        let sequence = end.wrapping_sub(delivered.bytes as u32);
+        Some(Self { flags: delivered.flags, sequence, end, acknowledgement })
+    }
+
+    /// Whether it may end the connection.
+    pub const fn may_end(&self) -> bool {
+        self.flags & (FIN | RST) != 0
+    }
+
     /// The peer's numbers after it, if it is the first that is known of, or brings what the application's TCP expects.
     pub fn numbers(&self, known: &Unjudged, connection: Option<&Connection>) -> Option<TcpNumbers> {
         let mut expected = known.expected(connection).peekable();
@@ -42,6 +55,13 @@ impl Arrived {
         let counts = self.flags & RST == 0 && (expected.peek().is_none() || expected.any(is_next));
         // A FIN counts once it is taken.
         counts.then_some(TcpNumbers { sequence: self.end, acknowledgement: self.acknowledgement, end: None })
+    }
+
+    /// The peer's numbers after it, where it is none that brings what is expected: what it acknowledges is news all the
+    /// same. `None` for a RST, or where nothing of the peer's is known.
+    pub fn acknowledging(&self, connection: &Connection) -> Option<TcpNumbers> {
+        let peer = connection.peer.filter(|_| self.flags & RST == 0)?;
+        Some(TcpNumbers { acknowledgement: self.acknowledgement, ..peer })
     }
 
     /// What is to be judged of it, beside what is known.
@@ -65,6 +85,11 @@ impl Endings {
             one.reset = ending.reset.or(one.reset);
             one.end = ending.end.or(one.end);
         }
+    }
+
+    /// Whether any waits.
+    pub fn are_waiting(&self) -> bool {
+        !self.0.lock().is_empty()
     }
 
     /// Asks again of each: `judge` gives flags of what was taken, or `None` where the connection is no more. Gives
@@ -143,6 +168,22 @@ mod test {
             assert_eq!(data.numbers(&known, Some(&seen(Some(expected), None))), None, "{far}");
         }
         assert_eq!(arrived(RST, b"").numbers(&known, None), None);
+    }
+
+    #[test]
+    fn a_train_is_judged_by_its_numbers() {
+        let numbers = TcpNumbers { sequence: 7, acknowledgement: 9, end: Some(8) };
+        let train = Delivered { bytes: 10, segments: 2, flags: FIN | ACK, numbers: Some(numbers) };
+        let arrived = Arrived::of_train(&train).expect("of a connection");
+        assert_eq!(arrived, Arrived { flags: FIN | ACK, sequence: 7_u32.wrapping_sub(10), end: 7, acknowledgement: 9 });
+        assert_eq!(arrived.ending(Unjudged::default()).and_then(|ending| ending.end), Some(8));
+        assert!(arrived.may_end() && !Arrived { flags: ACK, ..arrived }.may_end());
+        assert_eq!(Arrived::of_train(&Delivered { numbers: None, ..train }), None, "of datagrams");
+        let reset = Arrived { flags: RST, ..arrived };
+        let connection = seen(None, Some(70));
+        assert_eq!(reset.acknowledging(&connection), None);
+        let kept = arrived.acknowledging(&connection).expect("the peer is known");
+        assert_eq!((kept.sequence, kept.acknowledgement), (70, 9));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use margay_wire::{DataRepr, FENCE, FlowId, Kind, is_sealed};
 use crate::backlog::Notice;
 use crate::clock;
 use crate::driver::{Core, Shared};
+use crate::ending::Arrived;
 use crate::packet::FlowKey;
 use crate::table::IngressRoute;
 use crate::train::{Assembler, Run, measure, open_run};
@@ -184,14 +185,17 @@ fn give<C: Core>(
         shared.counting.ingress_bytes.add(delivered.bytes as u64);
         let table = shared.table.read();
         let wants_pinhole = table.count_ingress(flow, delivered.bytes, delivered.segments);
-        if let Some(numbers) = delivered.numbers {
-            table.note_peer_numbers(flow, numbers);
+        let arrived = Arrived::of_train(&delivered);
+        if let Some(arrived) = &arrived {
+            table.note_train(flow, arrived);
         }
         drop(table);
         if wants_pinhole {
             shared.send_pinhole(flow);
         }
-        shared.report(flow, Direction::Ingress, delivered.flags);
+        if let Some(ending) = arrived.filter(Arrived::may_end) {
+            shared.report(flow, Direction::Ingress, shared.take_ending(flow, &ending, shared.known_of(flow)));
+        }
     }
     Ok(())
 }

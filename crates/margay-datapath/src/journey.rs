@@ -31,6 +31,7 @@ fn route(datagram_max: u16, packet_number: u32) -> EgressRoute {
         to,
         is_beside: false,
         wants_pinhole: false,
+        takes_end: false,
         seal: None,
         silence: None,
         stripe: None,

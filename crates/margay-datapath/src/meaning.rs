@@ -25,6 +25,10 @@ const OF_CACHE: &[(&str, &str)] = &[
     ("drop_rate", "Packets on a flow port without an entry, dropped because too many of these have come"),
     ("up_fragment", "Fragments of packets for a flow port: given to the agent"),
     ("undelivered", "Flows whose packets did not reach their program in place"),
+    (
+        "drop_socketless",
+        "Segments that the host would have reset: of connections that wait for room at a listener, or that are over",
+    ),
     ("drop_reset_of_host", "Resets that the host's own TCP would have sent to peers of flows"),
 ];
 

@@ -43,6 +43,8 @@ pub struct EgressRoute {
     pub is_beside: bool,
     /// A pinhole with this packet's numbers is wanted.
     pub wants_pinhole: bool,
+    /// It acknowledges a FIN of the peer's.
+    pub takes_end: bool,
     /// What its chunks are to be sealed with.
     pub seal: Option<Arc<Seal>>,
     /// Something should have come by now: for how long this connection's data has gone unanswered; zero if that is not told.
@@ -309,11 +311,23 @@ impl Table {
             slot.ending.own.note(numbers.end);
             slot.segment.fetch_max((bytes / segments.max(1)) as u32, Ordering::Relaxed);
         }
+        let takes_end = numbers.is_some_and(|numbers| slot.ending.peer.is(numbers.acknowledgement));
         let wants_pinhole = slot.takes_pinhole();
         let is_beside = slot.wire.is_some_and(|wire| wire.sending);
         let silence = if bytes > 0 && !to.is_void { self.silence_of(slot, is_beside) } else { None };
         let (flow, peer_flow, seal, stripe) = (slot.flow, slot.peer_flow, slot.seal.clone(), self.stripe_of(slot));
-        Some(EgressRoute { flow, peer_flow, packet_number, to, is_beside, wants_pinhole, silence, seal, stripe })
+        Some(EgressRoute {
+            flow,
+            peer_flow,
+            packet_number,
+            to,
+            is_beside,
+            wants_pinhole,
+            takes_end,
+            silence,
+            seal,
+            stripe,
+        })
     }
 
     /// Takes note of data that goes encapsulated.
@@ -343,6 +357,7 @@ impl Table {
             to,
             is_beside: false,
             wants_pinhole: false,
+            takes_end: false,
             silence: None,
             seal: None,
             stripe: None,
@@ -449,49 +464,6 @@ impl Table {
     /// A striped flow.
     pub fn stripe(&self, flow: FlowId) -> Option<Arc<Stripe>> {
         self.stripes.get(&flow).cloned()
-    }
-
-    /// Takes note of the peer's numbers, as its segment showed them.
-    pub fn note_peer_numbers(&self, flow: FlowId, numbers: TcpNumbers) {
-        if let Some(slot) = self.find(flow) {
-            slot.peer_numbers.store(numbers.packed(), Ordering::Relaxed);
-            slot.ending.peer.note(numbers.end);
-        }
-    }
-
-    /// Takes note of the number after the peer's FIN, which has passed another way.
-    pub fn note_peer_end(&self, flow: FlowId, end: Option<u32>) {
-        if let Some(slot) = self.find(flow) {
-            slot.ending.peer.note(end);
-        }
-    }
-
-    /// Whether both ends of a connection have closed, and each has acknowledged all of the other's: FINs and
-    /// acknowledgements may have passed here or in the kernel's cache, which has `state`.
-    pub fn is_over(&self, flow: FlowId, state: Option<&WireState>) -> bool {
-        let numbers = |packed: &AtomicU64| match packed.load(Ordering::Relaxed) {
-            0 => None,
-            packed => Some(TcpNumbers::unpacked(packed)),
-        };
-        let here = self.find(flow).map(|slot| (&slot.ending, numbers(&slot.numbers), numbers(&slot.peer_numbers)));
-        let direct = state.map(WireState::shown).unwrap_or_default();
-        state.is_some_and(|state| state.seen.over())
-            || here.is_some_and(|(ending, own, peer)| ending.is_over((own, peer), direct))
-    }
-
-    /// What user space knows of a connection; `None` when it is not cached, or none.
-    pub fn connection(&self, flow: FlowId) -> Option<Connection> {
-        let slot = self.find(flow).filter(|slot| slot.key.protocol == TCP)?;
-        let numbers = |packed: &AtomicU64| match packed.load(Ordering::Relaxed) {
-            0 => None,
-            packed => Some(TcpNumbers::unpacked(packed)),
-        };
-        Some(Connection {
-            key: slot.key,
-            own: numbers(&slot.numbers),
-            peer: numbers(&slot.peer_numbers),
-            segment: slot.segment.load(Ordering::Relaxed),
-        })
     }
 
     /// Counts what was given to the application. True if a pinhole was asked for before its time, which has come.
@@ -752,6 +724,8 @@ impl Table {
         first
     }
 }
+
+mod shown;
 
 #[cfg(test)]
 #[path = "table_test.rs"]

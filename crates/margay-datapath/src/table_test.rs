@@ -1,8 +1,10 @@
 //! The table's own rules, and that it is like a plain map.
 
 use super::*;
-use crate::packet::{TCP, UDP};
+use crate::ending::Arrived;
+use crate::packet::{ACK, TCP, UDP};
 use crate::sample;
+use crate::train::Delivered;
 use margay_core::entry::{Place, Tuple};
 use margay_core::secure::Cipher;
 use proptest::prelude::*;
@@ -314,4 +316,29 @@ proptest! {
             prop_assert_eq!(table.egress(&FlowKey::from(tuple), 1, 1, None).map(|route| route.flow), expected);
         }
     }
+}
+
+#[test]
+fn what_a_train_makes_up_is_not_what_comes_next_and_a_fin_waits_for_its_acknowledgement() {
+    let mut table = table();
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    let train = |sequence: u32, bytes: usize, acknowledgement: u32| {
+        let numbers = TcpNumbers { sequence, acknowledgement, end: None };
+        let train = Delivered { bytes, segments: 1, flags: ACK, numbers: Some(numbers) };
+        table.note_train(FlowId(7), &Arrived::of_train(&train).expect("of a connection"));
+        let peer = table.connection(FlowId(7)).and_then(|seen| seen.peer).expect("the first one is believed");
+        (peer.sequence, peer.acknowledgement)
+    };
+    assert_eq!(train(100, 10, 1), (100, 1));
+    assert_eq!(train(120, 10, 2), (100, 2), "what is between is missing, or it is made up");
+    assert_eq!(train(110, 10, 3), (110, 3));
+    let acknowledge = |acknowledgement: u32| {
+        let numbers = TcpNumbers { sequence: 5, acknowledgement, end: None };
+        table.egress(&key, 0, 1, Some(numbers)).expect("installed").takes_end
+    };
+    assert!(!acknowledge(120));
+    assert_eq!(train(130, 10, 4), (130, 4), "the application has acknowledged what is before");
+    table.note_peer_end(FlowId(7), Some(131));
+    assert_eq!([acknowledge(130), acknowledge(131)], [false, true]);
 }

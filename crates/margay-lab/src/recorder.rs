@@ -31,16 +31,25 @@ impl Recorder {
     ///
     /// As for [`start`](Self::start).
     pub fn start_of(host: &Host, link: usize, filter: &str, count: usize) -> Result<Self> {
-        let file = host.dir.join("seen.pcap");
+        Self::start_at(host, &format!("eth{link}"), filter, count)
+    }
+
+    /// As [`start_of`](Self::start_of), at an interface of this name.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub fn start_at(host: &Host, interface: &str, filter: &str, count: usize) -> Result<Self> {
+        let (file, log) = (host.dir.join(format!("{interface}.pcap")), format!("dumpcap-{interface}"));
         // What an earlier one has left would be taken for this one's.
-        for left in [host.dir.join("dumpcap.log"), file.clone()] {
+        for left in [host.dir.join(format!("{log}.log")), file.clone()] {
             let _ = std::fs::remove_file(left);
         }
         let path = file.to_str().context("a path that is no text")?;
-        let (link, count) = (format!("eth{link}"), count.to_string());
+        let count = count.to_string();
         // Unlike tcpdump, it also runs where no other user exists: in a user namespace.
-        let argv = ["dumpcap", "-q", "-P", "-i", &link, "-f", filter, "-c", &count, "-w", path];
-        let program = host.spawn("dumpcap", argv)?;
+        let argv = ["dumpcap", "-q", "-P", "-i", interface, "-f", filter, "-c", &count, "-w", path];
+        let program = host.spawn(&log, argv)?;
         wait_for("dumpcap", Duration::from_secs(5), || {
             if program.log().contains("File:") { Ok(()) } else { bail!("it does not listen: {}", program.log()) }
         })?;

@@ -153,6 +153,15 @@ pub fn greeter(host: &Host, listen: SocketAddr) -> Result<Program> {
     echo_with(host, &[listen], &["--greeting", &format!("{}\n", host.name())])
 }
 
+/// As [`echo`], on one address, with the options of the traffic program that say when connections are taken.
+///
+/// # Errors
+///
+/// As for [`echo`].
+pub fn echo_late(host: &Host, listen: SocketAddr, options: &[&str]) -> Result<Program> {
+    echo_with(host, &[listen], options)
+}
+
 fn echo_with(host: &Host, listen: &[SocketAddr], options: &[&str]) -> Result<Program> {
     let mut command = host.traffic(["echo"].iter().chain(options))?;
     for address in listen {

@@ -273,6 +273,8 @@ pub struct Server {
     pub port: u16,
     /// What it answers.
     pub number: u32,
+    /// Its queue is full: the kernel says nothing to a SYN.
+    pub is_full: bool,
     /// Connections whose handshake it saw finish, by the peer that it saw.
     pub accepted: std::collections::HashSet<SocketAddr>,
     half_open: std::collections::HashSet<SocketAddr>,
@@ -280,7 +282,7 @@ pub struct Server {
 
 impl Server {
     pub(crate) fn new(port: u16, number: u32) -> Self {
-        Self { port, number, accepted: Default::default(), half_open: Default::default() }
+        Self { port, number, is_full: false, accepted: Default::default(), half_open: Default::default() }
     }
 
     /// What the kernel says of a connection that it has had for long (RFC 9293 §3.10.7.4).
@@ -322,6 +324,9 @@ impl Server {
         if segment.flags & RST != 0 {
             self.half_open.remove(&peer);
             self.accepted.remove(&peer);
+            return Vec::new();
+        }
+        if segment.flags & SYN != 0 && self.is_full {
             return Vec::new();
         }
         if segment.flags & SYN != 0 {

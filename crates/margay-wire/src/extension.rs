@@ -98,6 +98,8 @@ error_codes! {
     NoCommonStack = 14;
     /// Another host uses the sender's key, was there before it, and is alive.
     KeptOut = 15;
+    /// The instance has given the SYN to its listener, which says nothing: its queue is full, most often. No refusal.
+    ListenerSilent = 16;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.

@@ -36,6 +36,7 @@ local error_codes = {
     [6] = "UNKNOWN_CRITICAL", [7] = "UNKNOWN_FLOW", [8] = "HOP_LIMIT", [9] = "OVERLOADED", [10] = "VERSION",
     [11] = "FULL_HANDSHAKE_WANTED", [12] = "UNKNOWN_ASSOCIATION", [13] = "CLOSED", [14] = "NO_COMMON_STACK",
     [15] = "KEPT_OUT",
+    [16] = "LISTENER_SILENT",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)" }

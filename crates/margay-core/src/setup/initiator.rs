@@ -180,6 +180,7 @@ impl Sal {
             pinned: start.pinned,
             asks: start.asks,
             refused: None,
+            is_listener_silent: false,
         }));
         self.flows.insert(flow);
         self.send_syn(now, id);
@@ -329,6 +330,9 @@ impl Sal {
         if self.flows.get(id).is_some_and(Self::is_search) {
             return self.hear_router(now, from, message);
         }
+        if message.error().is_some_and(|error| error.code == ErrorCode::ListenerSilent) {
+            return self.hear_of_silence(now, message);
+        }
         let answer = match self.prove_answer(now, message, from) {
             Err(DropReason::UnknownAssociation) => {
                 self.ask_full_handshake(now, id);
@@ -351,6 +355,24 @@ impl Sal {
         self.accept_answer(now, from, message, answer)
     }
 
+    /// The instance is there, and its listener says nothing: so this end says nothing, either, where in the end there
+    /// is no answer. The program's TCP sends its SYN again, and is asked anew, for as long as it would be without
+    /// Margay (decision 0048). Whoever says so shows its key; no association comes of it.
+    fn hear_of_silence(&mut self, now: Instant, message: &Message<'_>) -> Result<(), DropReason> {
+        let proved = match message.key_exchange() {
+            Some(exchange) => self.prove_handshake(message, exchange.message).map(drop),
+            None => auth::authenticate(&mut self.associations, message, now).map(drop),
+        };
+        if proved == Err(DropReason::UnknownAssociation) {
+            self.ask_full_handshake(now, message.dst_flow);
+        }
+        proved?;
+        if let Some(Setup::Initiator(setup)) = self.flows.get_mut(message.dst_flow).map(|flow| &mut flow.setup) {
+            setup.is_listener_silent = true;
+        }
+        Ok(())
+    }
+
     /// Several were asked, and one host has refused, or may not speak for the name: its word is not the last one.
     pub(crate) fn others_may_answer(&mut self, now: Instant, id: FlowId, code: ErrorCode) -> bool {
         let is_search = self.flows.get(id).is_some_and(Self::is_search);
@@ -370,6 +392,10 @@ impl Sal {
     /// Nobody has set the flow up in time.
     pub(crate) fn give_up_connecting(&mut self, id: FlowId) {
         let Some(Setup::Initiator(setup)) = self.flows.get(id).map(|flow| &flow.setup) else { return };
+        if setup.is_listener_silent {
+            self.take_flow(id);
+            return;
+        }
         let (how, why) = match (setup.refused, setup.next_hop) {
             (Some(code), _) => (unreachable_of(code), error_text(code)),
             (None, SEGMENT) => (Unreachable::Port, NOBODY_NEAR),
@@ -480,7 +506,11 @@ impl Sal {
         for packet in setup.held {
             self.queue.egress(packet);
         }
-        self.open_pinhole(now, id);
+        if message_3.is_empty() {
+            self.open_pinhole(now, id);
+        } else {
+            self.await_confirm(now, id);
+        }
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
@@ -585,9 +615,13 @@ impl Sal {
         if flow.role != Role::Initiator || flow.lifecycle == Lifecycle::Connecting {
             return Err(DropReason::Unexpected);
         }
+        let is_first = !flow.has(seen::CONFIRMED);
         flow.seen |= seen::CONFIRMED;
         if starts_direct(message) {
             self.direct_event(now, id, DirectEvent::PeerDirect, Why::Hinted);
+        }
+        if is_first {
+            self.begin_pinholes(now, id);
         }
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
         if flow.app.protocol == GREETING {

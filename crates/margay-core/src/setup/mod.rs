@@ -45,6 +45,9 @@ pub(crate) const HOP_LIMIT: u8 = 16;
 /// First wait for an answer; doubles up to [`RETRY_MAX`].
 pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(150);
 pub(crate) const RETRY_MAX: Duration = Duration::from_millis(1000);
+/// A listener that has said nothing for so long lets the initiator know: as long as a TCP waits before it sends its
+/// SYN again (RFC 6298 §2).
+pub(crate) const LISTENER_PATIENCE: Duration = Duration::from_secs(1);
 /// An application is told of failure after this long without an answer.
 pub(crate) const SETUP_TIMEOUT: Duration = Duration::from_millis(5000);
 /// A second instance's answer is still recognised, and reset, for this long.
@@ -89,6 +92,8 @@ pub(crate) struct InitiatorSetup {
     pub asks: Option<Asks>,
     /// What one of several hosts has refused it with, while others may still answer.
     pub refused: Option<ErrorCode>,
+    /// An instance has said that its listener says nothing.
+    pub is_listener_silent: bool,
 }
 
 /// What the responder keeps until the initiator is proved.

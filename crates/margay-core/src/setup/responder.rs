@@ -10,8 +10,8 @@ use margay_wire::{
 };
 
 use super::{
-    Draft, HOP_LIMIT, Reply, ResponderSetup, SETUP_TIMEOUT, Shown, answered_from, bare, next_protocol, prologue,
-    starts_direct,
+    Draft, HOP_LIMIT, LISTENER_PATIENCE, Reply, ResponderSetup, SETUP_TIMEOUT, Shown, answered_from, bare,
+    next_protocol, prologue, starts_direct,
 };
 use crate::association::Association;
 use crate::auth;
@@ -182,8 +182,14 @@ impl Sal {
             return Ok(());
         }
         // A listener whose queue was full has said nothing; it is asked again, as TCP itself would.
-        if let Some(syn) = setup.syn.clone() {
+        let (syn, is_told) = (setup.syn.clone(), !setup.answers.is_empty());
+        if let Some(syn) = syn {
             self.queue.inject(syn);
+            if !is_told && self.now.since(flow.since) >= LISTENER_PATIENCE {
+                self.turn_answers(id, arrival.reply);
+                self.answer(id, &[], Some(ErrorCode::ListenerSilent));
+                return Ok(());
+            }
         }
         self.turn_answers(id, arrival.reply);
         self.send_answers_again(id);
@@ -315,7 +321,7 @@ impl Sal {
         if !packet.is_tcp_syn_ack() {
             return if self.move_half_open(id) { Ok(()) } else { Err(DropReason::Unexpected) };
         }
-        if setup.answers.is_empty() {
+        if setup.syn.is_some() {
             if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {
                 setup.syn = None;
             }
@@ -353,7 +359,7 @@ impl Sal {
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
         let (reply, syn_len, cipher, chain) = (setup.reply, setup.syn_len, setup.cipher, setup.chain.clone());
         let granted = setup.offer.as_ref().map(|offer| Extension::Grant(offer.given));
-        if error.is_some() && reply.is_copy {
+        if error.is_some_and(|code| code != ErrorCode::ListenerSilent) && reply.is_copy {
             return;
         }
         let mut tag_key = [0; 32];

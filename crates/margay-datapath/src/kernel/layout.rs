@@ -17,7 +17,7 @@ use super::{Seen, TcpSeen, Unjudged, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
-pub(super) const LAYOUT_VERSION: u32 = 7;
+pub(super) const LAYOUT_VERSION: u32 = 8;
 pub(super) const FLOW_EGRESS: u32 = 1;
 pub(super) const FLOW_ACCEPT: u32 = 2;
 pub(super) const FLOW_STALLED: u32 = 4;
@@ -42,7 +42,7 @@ pub(super) const PATH_SHARED: u32 = u32::MAX;
 pub(super) const COUNT_UNDELIVERED: u32 = 22;
 
 /// Names of the counters, by number (`enum counter`).
-pub(crate) const COUNTERS: [&str; 23] = [
+pub(crate) const COUNTERS: [&str; 24] = [
     "egress_packets",
     "ingress_packets",
     "up_no_flow",
@@ -66,6 +66,7 @@ pub(crate) const COUNTERS: [&str; 23] = [
     "drop_rate",
     "up_fragment",
     "undelivered",
+    "drop_socketless",
 ];
 
 // SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below

@@ -7,6 +7,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use margay_core::entry::Tuple;
 use margay_core::name::{HOST_V4, HOST_V6};
@@ -48,7 +49,9 @@ impl Host {
         };
         let cache = KernelCache::open(&config).expect("the kernel takes it");
         cache.attach().expect("sal0 takes programs");
-        Self { tun: Tun::open(SAL0).expect("the same"), cache }
+        let tun = Tun::open(SAL0).expect("the same");
+        await_running();
+        Self { tun, cache }
     }
 
     /// Has these looked up, and no others.
@@ -84,6 +87,19 @@ impl Host {
                 return bytes[at + 13];
             }
         }
+    }
+}
+
+/// Until the kernel has heard that somebody reads the interface, up to a second later, it drops what leaves by it.
+fn await_running() {
+    let until = Instant::now() + Duration::from_millis(PATIENCE_MS.into());
+    loop {
+        let shown = Command::new("ip").args(["-o", "link", "show", SAL0]).output().expect("ip");
+        if !String::from_utf8_lossy(&shown.stdout).contains("state DOWN") {
+            return;
+        }
+        assert!(Instant::now() < until, "{shown:?}");
+        std::thread::yield_now();
     }
 }
 

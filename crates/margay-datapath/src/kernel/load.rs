@@ -14,6 +14,7 @@ use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut};
 use margay_core::name::{HOST_V4, HOST_V6};
+use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
 use parking_lot::Mutex;
@@ -27,7 +28,7 @@ use super::skeleton::{FlowCacheSkel, FlowCacheSkelBuilder, OpenFlowCacheSkel};
 use super::{Adopted, CacheConfig, CacheError, Unavailable, words};
 
 /// Maps that outlive the process.
-const PINNED_MAPS: [&str; 12] = [
+const PINNED_MAPS: [&str; 13] = [
     "apps",
     "flows",
     "paths",
@@ -38,6 +39,7 @@ const PINNED_MAPS: [&str; 12] = [
     "offers",
     "spares",
     "grants",
+    "socketless",
     "layout",
     "counters",
 ];
@@ -326,7 +328,7 @@ struct Place {
 enum Hook {
     /// What leaves `sal0`: flows that go direct.
     Sal0,
-    /// What comes by `sal0`: for listeners that are looked up.
+    /// What comes by `sal0`: for listeners that are looked up, and what no socket can take.
     Up,
     /// What comes by an Ethernet card: direct flows, and what must not come in.
     Wire,
@@ -370,6 +372,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
             constants.flow_port_first = *config.flow_ports.start();
             constants.flow_port_last = *config.flow_ports.end();
             interface::set_virtual(constants);
+            (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
             constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
             let words = HOST_V6.octets();
             for (at, word) in constants.host_v6.iter_mut().enumerate() {
@@ -388,6 +391,7 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
         open.maps.offers.set_pin_path(config.pin_dir.join("offers"))?;
         open.maps.spares.set_pin_path(config.pin_dir.join("spares"))?;
         open.maps.grants.set_pin_path(config.pin_dir.join("grants"))?;
+        open.maps.socketless.set_pin_path(config.pin_dir.join("socketless"))?;
         open.maps.layout.set_pin_path(config.pin_dir.join("layout"))?;
         open.maps.counters.set_pin_path(config.pin_dir.join("counters"))
     };

@@ -10,6 +10,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
 use margay_core::name::{HOST_V4, HOST_V6};
+use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW};
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -42,6 +43,8 @@ mod ending;
 mod host_traffic;
 #[path = "opening_test.rs"]
 mod opening;
+#[path = "socketless_test.rs"]
+mod socketless;
 #[path = "virtual_test.rs"]
 mod stays_inside;
 #[path = "vlan_test.rs"]
@@ -112,6 +115,7 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
             *word = u32::from_ne_bytes(*bytes);
         }
         super::interface::set_virtual(constants);
+        (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }
     let rig = Rig(open.load().expect("the verifier takes them"));
@@ -151,7 +155,10 @@ impl Rig {
 
     /// Verdict, and the IP packet that came out.
     fn run(&self, is_egress: bool, packet: &[u8]) -> (i32, Vec<u8>) {
-        let program = if is_egress { &self.0.progs.app_egress } else { &self.0.progs.wire_ingress };
+        self.run_one(if is_egress { &self.0.progs.app_egress } else { &self.0.progs.wire_ingress }, packet)
+    }
+
+    fn run_one(&self, program: &libbpf_rs::ProgramMut<'_>, packet: &[u8]) -> (i32, Vec<u8>) {
         let (data, mut out) = (frame(packet), vec![0; 4096]);
         let input = ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..Default::default() };
         let result = program.test_run(input).expect("a run");

@@ -21,6 +21,7 @@ mod find_router;
 mod firewalled;
 mod flooding;
 mod flow_memory;
+mod full_backlog;
 mod grants;
 mod half_closed;
 mod hijack;
@@ -174,6 +175,7 @@ pub const ALL: &[Scenario] = &[
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,
+    full_backlog::SCENARIO,
     judged::SCENARIO,
     tampered_host::SCENARIO,
     names::SCENARIO,

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -10,25 +11,30 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use crate::host::write_line;
 
-const BACKLOG: i32 = 4096;
+/// As many connections as may wait usually.
+pub const BACKLOG: i32 = 4096;
 const DATAGRAM_MAX: usize = 65_536;
 /// Read in pieces of this size; small, since ten thousand connections have one each.
 const PIECE: usize = 2048;
 
+/// How to serve.
+pub struct Plan {
+    /// What each new connection is sent first.
+    pub greeting: Option<String>,
+    /// How many connections may wait.
+    pub backlog: i32,
+    /// Wait after the first one.
+    pub after: Duration,
+    /// Wait before each further one.
+    pub every: Duration,
+}
+
 /// Serves until it is ended. Says "ready" when it listens.
-pub async fn serve(listen: &[SocketAddr], greeting: Option<String>) -> Result<()> {
-    let greeting: Option<Arc<str>> = greeting.map(Into::into);
+pub async fn serve(listen: &[SocketAddr], plan: &Plan) -> Result<()> {
+    let greeting: Option<Arc<str>> = plan.greeting.as_deref().map(Into::into);
     for address in listen {
-        let listener = listener(*address).with_context(|| format!("cannot listen on {address}"))?;
-        let greeting = greeting.clone();
-        tokio::spawn(async move {
-            loop {
-                // A connection that ended before it was taken is not an error of the server.
-                if let Ok((stream, _)) = listener.accept().await {
-                    tokio::spawn(echo(stream, greeting.clone()));
-                }
-            }
-        });
+        let listener = listener(*address, plan.backlog).with_context(|| format!("cannot listen on {address}"))?;
+        tokio::spawn(take(listener, greeting.clone(), (plan.after, plan.every)));
         let socket = datagram_socket(*address).with_context(|| format!("cannot bind UDP {address}"))?;
         tokio::spawn(echo_datagrams(socket));
     }
@@ -36,8 +42,22 @@ pub async fn serve(listen: &[SocketAddr], greeting: Option<String>) -> Result<()
     std::future::pending().await
 }
 
+async fn take(listener: TcpListener, greeting: Option<Arc<str>>, (after, every): (Duration, Duration)) {
+    let mut pause = after;
+    loop {
+        // A connection that ended before it was taken is not an error of the server.
+        if let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(echo(stream, greeting.clone()));
+        }
+        let wait = std::mem::replace(&mut pause, every);
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
 /// Only its own family, so that a test of "IPv6 only" tests that.
-fn listener(address: SocketAddr) -> Result<TcpListener> {
+fn listener(address: SocketAddr, backlog: i32) -> Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
@@ -45,7 +65,7 @@ fn listener(address: SocketAddr) -> Result<TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
+    socket.listen(backlog)?;
     Ok(TcpListener::from_std(socket.into())?)
 }
 

@@ -56,6 +56,15 @@ pub enum Traffic {
         /// Send this text to each new connection, before anything else
         #[arg(long)]
         greeting: Option<String>,
+        /// How many connections may wait to be taken
+        #[arg(long, default_value_t = echo::BACKLOG)]
+        backlog: i32,
+        /// Wait so long after the first connection is taken
+        #[arg(long, default_value_t = 0)]
+        accept_after_ms: u64,
+        /// Wait so long before each further one
+        #[arg(long, default_value_t = 0)]
+        accept_every_ms: u64,
     },
     /// Open many TCP connections to an echo server, hold them, and send on each now and then
     Flows {
@@ -335,7 +344,10 @@ pub fn perform(traffic: Traffic) -> Result<()> {
     raise_descriptors();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no event loop")?;
     match traffic {
-        Traffic::Echo { listen, greeting } => runtime.block_on(echo::serve(&listen, greeting)),
+        Traffic::Echo { listen, greeting, backlog, accept_after_ms, accept_every_ms } => {
+            let [after, every] = [accept_after_ms, accept_every_ms].map(Duration::from_millis);
+            runtime.block_on(echo::serve(&listen, &echo::Plan { greeting, backlog, after, every }))
+        }
         Traffic::Flows { host, port, count } => runtime.block_on(flows::hold(&host, port, count)),
         Traffic::Pingpong { host, port, count, udp } => pingpong::measure(&host, port, count, udp),
         Traffic::Connects { host, port, count, parallel } => connects::measure(&host, port, count, parallel),

@@ -40,6 +40,7 @@ def serve(port):
 def ask(address, port):
     with socket.create_connection((address, port), LIMIT_S) as stream:
         stream.settimeout(LIMIT_S)
+        say("connected")
         while not TOLD.wait(0.05):
             stream.sendall(b".")
             stream.recv(1)

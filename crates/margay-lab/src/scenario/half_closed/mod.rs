@@ -28,12 +28,13 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 6] = [
+const BOUNDS: [Bound; 7] = [
     bound("answered", Exactly((2 * EACH) as f64)),
     // Otherwise the scenario asks for what TCP does not do.
     bound("answered_by_plain_tcp", Exactly(EACH as f64)),
     bound("wrong_bytes", Exactly(0.0)),
     bound("resets", Exactly(0.0)),
+    bound("resets_on_the_way", Exactly(0.0)),
     bound("flows_left", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
 ];
@@ -93,6 +94,12 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     count_resets(&lab, &ends)?;
     let mut clients = connect(&lab, &script)?;
     await_direct(&ends)?;
+    // Before, a signal would end it.
+    wait_for("connections", STEP_LIMIT, || {
+        let connected = clients.iter().filter(|client| client.program.log().contains("connected")).count();
+        ensure!(connected == 3 * EACH, "{connected} are there");
+        Ok(())
+    })?;
     for client in &clients {
         client.program.signal(Signal::SIGUSR1)?;
     }

@@ -1,0 +1,71 @@
+//! What connections have shown of themselves as far as they were encapsulated: their numbers, and how they end.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use margay_wire::FlowId;
+
+use super::{Connection, Slot, Table, TcpNumbers};
+use crate::ending::Arrived;
+use crate::kernel::{Unjudged, WireState};
+use crate::packet::TCP;
+
+impl Slot {
+    pub(super) fn connection(&self) -> Connection {
+        let numbers = |packed: &AtomicU64| match packed.load(Ordering::Relaxed) {
+            0 => None,
+            packed => Some(TcpNumbers::unpacked(packed)),
+        };
+        Connection {
+            key: self.key,
+            own: numbers(&self.numbers),
+            peer: numbers(&self.peer_numbers),
+            segment: self.segment.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Table {
+    /// Takes note of the peer's numbers, as its segment showed them.
+    pub fn note_peer_numbers(&self, flow: FlowId, numbers: TcpNumbers) {
+        if let Some(slot) = self.find(flow) {
+            slot.peer_numbers.store(numbers.packed(), Ordering::Relaxed);
+            slot.ending.peer.note(numbers.end);
+        }
+    }
+
+    /// Takes note of what a train of the peer's shows: how far it reaches, where it brings what is expected as far as
+    /// has been seen here, and what it acknowledges.
+    pub(crate) fn note_train(&self, flow: FlowId, train: &Arrived) {
+        let Some(slot) = self.find(flow) else { return };
+        let connection = slot.connection();
+        let next = train.numbers(&Unjudged::default(), Some(&connection));
+        if let Some(numbers) = next.or_else(|| train.acknowledging(&connection)) {
+            slot.peer_numbers.store(numbers.packed(), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes note of the number after the peer's FIN.
+    pub fn note_peer_end(&self, flow: FlowId, end: Option<u32>) {
+        if let Some(slot) = self.find(flow) {
+            slot.ending.peer.note(end);
+        }
+    }
+
+    /// Whether both ends of a connection have closed, and each has acknowledged all of the other's: FINs and
+    /// acknowledgements may have passed here or in the kernel's cache, which has `state`.
+    pub fn is_over(&self, flow: FlowId, state: Option<&WireState>) -> bool {
+        let numbers = |packed: &AtomicU64| match packed.load(Ordering::Relaxed) {
+            0 => None,
+            packed => Some(TcpNumbers::unpacked(packed)),
+        };
+        let here = self.find(flow).map(|slot| (&slot.ending, numbers(&slot.numbers), numbers(&slot.peer_numbers)));
+        let direct = state.map(WireState::shown).unwrap_or_default();
+        state.is_some_and(|state| state.seen.over())
+            || here.is_some_and(|(ending, own, peer)| ending.is_over((own, peer), direct))
+    }
+
+    /// What user space knows of a connection; `None` when it is not cached, or none.
+    pub fn connection(&self, flow: FlowId) -> Option<Connection> {
+        self.find(flow).filter(|slot| slot.key.protocol == TCP).map(Slot::connection)
+    }
+}

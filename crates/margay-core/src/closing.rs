@@ -1,5 +1,6 @@
 //! How flows end: in order, by reset, by silence, or because the peer cannot carry them any more (DESIGN §3.8, §7, §18).
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -8,7 +9,7 @@ use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, Messa
 
 use crate::auth;
 use crate::carriage::Why;
-use crate::entry::{EntryUpdate, RemoveReason};
+use crate::entry::{EntryUpdate, FlowCounters, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::greeting::GREETING;
@@ -96,7 +97,7 @@ impl Sal {
                 flow.seen &= !seen::FIN_INGRESS;
                 self.flows.set_deadline(id, Some(now + LINGER_RESET));
             }
-            self.advance(id, LifeEvent::Reset, now + LINGER_RESET);
+            self.end(id, (LifeEvent::Reset, RemoveReason::Reset), now + LINGER_RESET);
             return;
         }
         if flags & tcp_flags::FIN == 0 {
@@ -109,7 +110,7 @@ impl Sal {
         if before != 0 && after != before {
             let linger = if flow.direct.why == Why::Granted { LINGER_GRANTED } else { LINGER };
             flow.closed_at = now;
-            self.advance(id, LifeEvent::SecondFin, now + linger);
+            self.end(id, (LifeEvent::SecondFin, RemoveReason::Closed), now + linger);
         } else if before == 0
             && let Some(next) = flow.lifecycle.after(LifeEvent::FirstFin)
         {
@@ -118,12 +119,12 @@ impl Sal {
         }
     }
 
-    fn advance(&mut self, id: FlowId, event: LifeEvent, until: Instant) {
+    fn end(&mut self, id: FlowId, (event, reason): (LifeEvent, RemoveReason), until: Instant) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         if let Some(next) = flow.lifecycle.after(event) {
             flow.lifecycle = next;
             self.flows.set_deadline(id, Some(until));
-            self.events.push(Event::FlowChanged(id));
+            self.events.push(Event::FlowEnded { flow: id, reason });
         }
     }
 
@@ -153,8 +154,8 @@ impl Sal {
         }
         self.counters.removed(reason);
         self.queue.update(EntryUpdate::Remove { flow: id, reason });
-        let info = self.describe(&flow);
-        self.events.push(Event::FlowClosed { flow: info, reason });
+        let info = Box::new(self.describe(&flow));
+        self.events.push(Event::FlowClosed { flow: info, reason, carried: FlowCounters::default() });
     }
 
     /// Ends an established flow that cannot go on: its application gets a RST now (DESIGN §10, §18).
@@ -178,7 +179,7 @@ impl Sal {
         flow.lifecycle = Lifecycle::Closed;
         flow.setup = Setup::Done;
         let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
-        let info = self.flows.get(id).map(|flow| self.describe(flow));
+        let info = self.flows.get(id).map(|flow| Box::new(self.describe(flow)));
         self.associations.release(association);
         self.flows.set_deadline(id, Some(now + LINGER_FAILED));
         self.counters.removed(reason);
@@ -186,7 +187,8 @@ impl Sal {
         if let Some(probe) = packet::stale_ack(&to_app) {
             self.queue.inject(probe);
         }
-        self.events.extend(info.map(|flow| Event::FlowClosed { flow, reason }));
+        let carried = FlowCounters::default();
+        self.events.extend(info.map(|flow| Event::FlowClosed { flow, reason, carried }));
     }
 
     /// Programs here have no socket any more of these flows, which nobody noticed: their end passed while there was

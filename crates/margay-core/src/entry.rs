@@ -210,6 +210,32 @@ pub enum StripeNews {
     Arrivals(ArrivalsRepr),
 }
 
+/// What a flow has carried. Bytes are those after the transport header; a super-packet counts as its segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowCounters {
+    /// From the application to the peer.
+    pub egress_bytes: u64,
+    /// From the application to the peer.
+    pub egress_segments: u64,
+    /// From the peer to the application.
+    pub ingress_bytes: u64,
+    /// From the peer to the application.
+    pub ingress_segments: u64,
+}
+
+impl core::ops::Add for FlowCounters {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            egress_bytes: self.egress_bytes + other.egress_bytes,
+            egress_segments: self.egress_segments + other.egress_segments,
+            ingress_bytes: self.ingress_bytes + other.ingress_bytes,
+            ingress_segments: self.ingress_segments + other.ingress_segments,
+        }
+    }
+}
+
 /// Why an entry left the cache. Numbers are stable: metrics and eBPF maps carry them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]

@@ -1,5 +1,6 @@
 //! What the core reports, and the views that it gives of its tables.
 
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -8,7 +9,7 @@ use core::time::Duration;
 use margay_wire::{FlowId, SessionId};
 
 use crate::carriage::{Carriage, Why};
-use crate::entry::{Passage, RemoveReason, Tuple};
+use crate::entry::{FlowCounters, Passage, RemoveReason, Tuple};
 use crate::key::{HostId, HostPublic};
 use crate::lifetime::Expiry;
 use crate::location::{Cause, Moved, Moving, Pair, Trouble};
@@ -25,14 +26,23 @@ use crate::twin::Twin;
 pub enum Event {
     /// A flow is established and proved.
     FlowOpened(FlowId),
-    /// A flow's record has changed: one side has closed, or it is over and lingers.
+    /// A flow's record has changed: one side has closed.
     FlowChanged(FlowId),
+    /// A flow is over, and lingers for late packets.
+    FlowEnded {
+        /// Which.
+        flow: FlowId,
+        /// How.
+        reason: RemoveReason,
+    },
     /// A flow is gone.
     FlowClosed {
         /// What it was, at its end.
-        flow: FlowInfo,
+        flow: Box<FlowInfo>,
         /// Why it ended.
         reason: RemoveReason,
+        /// What it has carried. The core does not count: whoever keeps the flow cache fills it in.
+        carried: FlowCounters,
     },
     /// An application's connect failed before it was established.
     ConnectFailed {

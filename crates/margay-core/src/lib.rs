@@ -80,7 +80,7 @@ pub use carriage::{Carriage, DirectEvent, Why};
 pub use config::{Config, Limits};
 pub use control::AssociationSetup;
 pub use counters::Counters;
-pub use entry::{Entry, EntryUpdate, Grant, Passage, Path, PathId, RemoveReason, Survey, Tuple, Wire};
+pub use entry::{Entry, EntryUpdate, FlowCounters, Grant, Passage, Path, PathId, RemoveReason, Survey, Tuple, Wire};
 pub use event::{AssociationInfo, Event, FlowInfo, Lifecycle, Role};
 pub use flow::{LIFE, LifeEvent};
 pub use forward::ABSENT_AWAITED;

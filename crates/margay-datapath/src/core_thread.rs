@@ -1,12 +1,13 @@
 //! The thread of the core: signalling, misses and timers go in, outputs are carried out in order.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use margay_core::entry::EntryUpdate;
+use margay_core::entry::{EntryUpdate, FlowCounters, RemoveReason};
 use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::segment::SEGMENT;
 use margay_core::time::Instant;
@@ -53,6 +54,8 @@ pub(crate) struct CoreSide<C> {
     next_beat: Instant,
     /// When the kernel's cache was asked for activity last, on its clock.
     scanned_ns: u64,
+    /// What flows have carried that have gone since the last event.
+    gone: HashMap<FlowId, FlowCounters>,
 }
 
 impl<C: Core> CoreSide<C> {
@@ -71,6 +74,7 @@ impl<C: Core> CoreSide<C> {
             next_restore: now + PATHS_RESTORED,
             next_beat: now,
             scanned_ns: 0,
+            gone: HashMap::new(),
         }
     }
 
@@ -87,7 +91,7 @@ impl<C: Core> CoreSide<C> {
                     self.buffer = buffer;
                 }
                 Output::Ingress { from, len } => self.ingress(shared, from, len),
-                Output::Update(update) => apply(shared, update),
+                Output::Update(update) => apply(shared, update, &mut self.gone),
                 Output::Pinhole(flow) => shared.send_pinhole(flow),
                 Output::Knock(flow) => shared.send_knock(flow),
                 Output::Fence(flow) => shared.direct.fence(flow),
@@ -108,9 +112,15 @@ impl<C: Core> CoreSide<C> {
             }
         }
         self.outbox.flush(&mut sender(shared, false));
-        while let Some(event) = self.core.poll_event() {
+        while let Some(mut event) = self.core.poll_event() {
+            if let Event::FlowClosed { flow, carried, .. } = &mut event
+                && let Some(counted) = self.gone.remove(&flow.flow)
+            {
+                *carried = counted;
+            }
             (self.on_event)(event);
         }
+        self.gone.clear();
         self.set_timer(shared);
     }
 
@@ -429,8 +439,9 @@ fn work_off<C: Core>(shared: &Shared<C>, waiting: Waiting) {
 }
 
 /// Brings a change to the table and to the kernel's cache. What is lifted enters the table first, so that whatever still
-/// comes to user space is marked; what goes back leaves the kernel first (DESIGN §18).
-fn apply<C>(shared: &Shared<C>, update: EntryUpdate) {
+/// comes to user space is marked; what goes back leaves the kernel first (DESIGN §18). What flows have carried that are
+/// removed is left in `gone`.
+fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, FlowCounters>) {
     match update {
         EntryUpdate::Path(path) => {
             shared.table.write().apply(update);
@@ -477,15 +488,24 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate) {
                 tracing::debug!(client = %address, %error, "programs know a client of theirs by its surrogate");
             }
         }
-        EntryUpdate::Remove { flow, .. } => {
-            let key = shared.table.read().key(flow).filter(|key| key.protocol == UDP);
-            if let (Some(unconnected), Some(key)) = (&shared.unconnected, key) {
-                unconnected.hide_client(key.destination());
-            }
-            shared.direct.follow(flow, None);
-            shared.table.write().apply(update);
+        EntryUpdate::Remove { flow, reason } => {
+            gone.insert(flow, remove(shared, flow, reason));
         }
     }
+}
+
+/// Takes a flow off the table and the kernel's cache. Gives what it has carried.
+fn remove<C>(shared: &Shared<C>, flow: FlowId, reason: RemoveReason) -> FlowCounters {
+    let (key, counted) = {
+        let table = shared.table.read();
+        (table.key(flow).filter(|key| key.protocol == UDP), table.counters(flow).unwrap_or_default())
+    };
+    if let (Some(unconnected), Some(key)) = (&shared.unconnected, key) {
+        unconnected.hide_client(key.destination());
+    }
+    let direct = shared.direct.follow(flow, None);
+    shared.table.write().apply(EntryUpdate::Remove { flow, reason });
+    direct.map_or(counted, |direct| counted + direct.counters)
 }
 
 fn transmit<C>(shared: &Shared<C>, local: Option<IpAddr>, to: SocketAddr, datagram: &[u8]) {

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use margay_core::entry::{Grant, Passage, Path, PathId, Survey, Tuple, Wire};
+use margay_core::entry::{FlowCounters, Grant, Passage, Path, PathId, Survey, Tuple, Wire};
 use margay_core::output::{Direction, DropReason};
 use margay_wire::FlowId;
 use parking_lot::{Mutex, RwLock};
@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::kernel::{KernelCache, WireFlow, WirePath, WireState};
 use crate::packet::FlowKey;
 use crate::pinhole::{self, Segment};
-use crate::table::{FlowCounters, Table, TcpNumbers};
+use crate::table::{Table, TcpNumbers};
 use crate::wait::Wake;
 
 /// Where packets to an address leave this host.

@@ -27,7 +27,7 @@ use margay_core::DirectEvent;
 use margay_core::entry::{PathId, Survey, Tuple, Wire};
 use margay_core::output::{AppVerdict, Direction, DropReason, Output};
 use margay_core::time::Instant;
-use margay_core::{Event, Sal};
+use margay_core::{Event, FlowCounters, Sal};
 use margay_wire::{ArrivalsRepr, DATA_HEADER_LEN, DataRepr, FlowId, PLACES_MAX, STACK_ENCAP};
 use parking_lot::{Mutex, RwLock};
 
@@ -44,7 +44,7 @@ use crate::packet::{FIN, RST, SYN, UDP};
 use crate::restart::Restarts;
 use crate::segments::{Segment, Segments};
 use crate::striped::{Agenda, PlaceCounters};
-use crate::table::{Connection, Destination, FlowCounters, Table, TcpNumbers};
+use crate::table::{Connection, Destination, Table, TcpNumbers};
 use crate::tun::Tun;
 use crate::udp::{Origin, SendError, Sockets};
 use crate::unconnected::Unconnected;

@@ -47,4 +47,3 @@ pub use counters::Counters;
 pub use driver::{Core, Datapath, DatapathConfig};
 pub use error::Error;
 pub use striped::PlaceCounters;
-pub use table::FlowCounters;

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use margay_core::Direction;
-use margay_core::entry::{Entry, EntryUpdate, Passage, Path, PathId, RemoveReason, Wire};
+use margay_core::entry::{Entry, EntryUpdate, FlowCounters, Passage, Path, PathId, RemoveReason, Wire};
 use margay_core::output::DropReason;
 use margay_core::secure::SealKeys;
 use margay_core::time::Instant;
@@ -27,32 +27,6 @@ use crate::striped::Stripe;
 
 /// Entries per block.
 const BLOCK: usize = 256;
-
-/// What a flow has carried. Bytes are those after the transport header; a super-packet counts as its segments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowCounters {
-    /// From the application to the peer.
-    pub egress_bytes: u64,
-    /// From the application to the peer.
-    pub egress_segments: u64,
-    /// From the peer to the application.
-    pub ingress_bytes: u64,
-    /// From the peer to the application.
-    pub ingress_segments: u64,
-}
-
-impl core::ops::Add for FlowCounters {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            egress_bytes: self.egress_bytes + other.egress_bytes,
-            egress_segments: self.egress_segments + other.egress_segments,
-            ingress_bytes: self.ingress_bytes + other.ingress_bytes,
-            ingress_segments: self.ingress_segments + other.ingress_segments,
-        }
-    }
-}
 
 /// All that a packet on its way out needs, copied, so that no lock is held while it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]

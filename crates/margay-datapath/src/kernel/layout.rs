@@ -4,7 +4,7 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use margay_core::entry::{GRANT_RECORD_LEN, Grant, GrantKey, PathId, Survey, Tuple};
+use margay_core::entry::{FlowCounters, GRANT_RECORD_LEN, Grant, GrantKey, PathId, Survey, Tuple};
 use margay_core::{Instant, Role};
 use margay_wire::{FlowId, GRANT_FLOWS_MAX};
 
@@ -15,7 +15,6 @@ pub(super) use super::skeleton::types::{
 };
 use super::{Seen, TcpSeen, Unjudged, WireFlow, WirePath, WireState};
 use crate::packet::{FlowKey, TCP, mapped};
-use crate::table::FlowCounters;
 
 /// As in `layout.h`; the loaded object says its own, which a test compares.
 pub(super) const LAYOUT_VERSION: u32 = 7;

@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
-use margay_core::entry::{Grant, PathId};
+use margay_core::entry::{FlowCounters, Grant, PathId};
 use margay_core::output::Direction;
 use margay_core::time::Instant;
 use margay_wire::FlowId;
@@ -43,7 +43,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 use crate::packet::{FIN, FlowKey, RST, mapped};
-use crate::table::{Connection, FlowCounters};
+use crate::table::Connection;
 use address_pair::AddressPairs;
 use guard::Guard;
 use layout::{app_key, flow_entry, pair_key, path_entry, wire_key};

@@ -58,7 +58,9 @@ impl Change {
     /// What an event means to the keeper, if anything.
     pub fn of(event: &Event) -> Option<Self> {
         match event {
-            Event::FlowOpened(flow) | Event::FlowChanged(flow) => Some(Self::Flow(*flow)),
+            Event::FlowOpened(flow) | Event::FlowChanged(flow) | Event::FlowEnded { flow, .. } => {
+                Some(Self::Flow(*flow))
+            }
             Event::FlowClosed { flow, .. } => Some(Self::Over(flow.flow)),
             Event::Moved { flow, .. } if flow.0 != 0 => Some(Self::Flow(*flow)),
             Event::AssociationUp(_) => Some(Self::Met),

@@ -1,16 +1,19 @@
 //! What happens in the core, for logs and for whoever watches.
 
+use std::collections::HashSet;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use margay_core::Event;
 use margay_core::lifetime::Expiry;
 use margay_core::table::RuleId;
 use margay_core::twin::Twin;
+use margay_core::{Event, FlowCounters, FlowInfo, RemoveReason};
+use margay_wire::FlowId;
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
 
+use super::Agent;
 use super::failure::{Failed, Failures};
 use super::flows::Change;
 
@@ -89,11 +92,54 @@ impl Watchers {
     }
 }
 
+/// How a flow has ended.
+pub struct End {
+    /// What it was.
+    pub flow: FlowInfo,
+    /// Why.
+    pub reason: RemoveReason,
+    /// What it has carried.
+    pub carried: FlowCounters,
+}
+
+/// The ends of flows, each told once: as soon as it is over, and not when late packets of it can come no more.
+#[derive(Default)]
+pub struct Ends {
+    /// Those that linger.
+    told: HashSet<FlowId>,
+}
+
+impl Ends {
+    /// What an event says of a flow's end, unless that is known already.
+    pub fn end(&mut self, agent: &Agent, event: Event) -> Option<End> {
+        match event {
+            Event::FlowEnded { flow: id, reason } => {
+                let core = &agent.core.0;
+                // One that is gone by now is told of by the next event.
+                let flow = core.with_sal(|sal, _| sal.flow(id))?;
+                let carried = core.flow_counters(id)?;
+                self.told.insert(id);
+                Some(End { flow, reason, carried })
+            }
+            Event::FlowClosed { flow, reason, carried } if !self.told.remove(&flow.flow) => {
+                Some(End { flow: *flow, reason, carried })
+            }
+            _ => None,
+        }
+    }
+
+    /// Events were missed: what has gone meanwhile is told of by none.
+    pub fn missed(&mut self, agent: &Agent) {
+        agent.core.0.with_sal(|sal, _| self.told.retain(|id| sal.flow(*id).is_some()));
+    }
+}
+
 fn log(event: &Event) {
     match event {
         Event::FlowOpened(flow) => tracing::debug!(%flow, "flow opened"),
-        Event::FlowChanged(flow) => tracing::trace!(%flow, "one side has closed, or both"),
-        Event::FlowClosed { flow, reason } => {
+        Event::FlowChanged(flow) => tracing::trace!(%flow, "one side has closed"),
+        Event::FlowEnded { flow, reason } => tracing::trace!(%flow, reason = reason.label(), "flow over"),
+        Event::FlowClosed { flow, reason, .. } => {
             tracing::debug!(flow = %flow.flow, app = %flow.app, reason = reason.label(), "flow closed");
         }
         Event::ConnectFailed { service, app, why } => tracing::info!(%service, %app, why, "connect failed"),

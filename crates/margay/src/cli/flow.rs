@@ -257,9 +257,15 @@ async fn watch(mut client: Client, service: String, json: Json, out: &mut Out) -
         }
         let flow = event.flow.unwrap_or_default();
         let text = match event.kind.as_str() {
-            "missed" => format!("… {} events were missed", event.count),
+            "missed" => format!("… missed: {}", count(event.count, "event")),
             "connect-failed" => {
-                format!("failed  {} {} > {}: {}", label(&flow), flow.app_source, flow.app_destination, event.why)
+                format!(
+                    "connect-failed  {} {} > {}: {}",
+                    label(&flow),
+                    flow.app_source,
+                    flow.app_destination,
+                    event.why
+                )
             }
             "closed" => format!(
                 "closed  {} {} {} after {}, {} sent, {} received: {}",

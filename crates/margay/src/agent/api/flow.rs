@@ -10,13 +10,14 @@ use margay_control::api::v1::{
 };
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, ServiceId};
-use margay_core::{Cipher, Direction, Event, Instant, Lifecycle, Policy, Role};
+use margay_core::{Cipher, Direction, Event, FlowCounters, Instant, Lifecycle, Policy, Role};
 use margay_datapath::clock;
 use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::Status;
 
 use super::{Streamed, misuse, not_found, places};
+use crate::agent::watch::{End, Ends};
 use crate::agent::{Agent, naming};
 
 /// Flows in one list unless more are asked for.
@@ -99,6 +100,15 @@ pub(super) fn set_policy(agent: &Agent, request: &FlowPolicyRequest) -> Result<F
 
 fn info(agent: &Agent, names: &HashMap<HostId, String>, flow: &margay_core::FlowInfo) -> FlowInfo {
     let carried = agent.core.0.flow_counters(flow.flow).unwrap_or_default();
+    info_of(agent, names, flow, carried)
+}
+
+fn info_of(
+    agent: &Agent,
+    names: &HashMap<HostId, String>,
+    flow: &margay_core::FlowInfo,
+    carried: FlowCounters,
+) -> FlowInfo {
     let role = match flow.role {
         Role::Initiator => "initiator",
         Role::Responder => "responder",
@@ -209,19 +219,20 @@ fn name_of(agent: &Agent, service: &ServiceId) -> String {
 pub(super) fn watch(agent: &Arc<Agent>, service: &str) -> Result<Streamed<FlowEvent>, Status> {
     let wanted = wanted(service)?;
     let receiver = agent.watchers.subscribe().ok_or_else(|| Status::unavailable("the agent is going down"))?;
-    let start = (Arc::clone(agent), receiver, wanted);
-    Ok(Box::pin(futures_util::stream::unfold(start, |(agent, mut receiver, wanted)| async move {
+    let start = (Arc::clone(agent), receiver, Ends::default(), wanted);
+    Ok(Box::pin(futures_util::stream::unfold(start, |(agent, mut receiver, mut ends, wanted)| async move {
         loop {
             let event = match receiver.recv().await {
                 Ok(event) => event,
                 Err(RecvError::Closed) => return None,
                 Err(RecvError::Lagged(count)) => {
+                    ends.missed(&agent);
                     let missed = FlowEvent { kind: "missed".to_owned(), count, ..blank() };
-                    return Some((Ok(missed), (agent, receiver, wanted)));
+                    return Some((Ok(missed), (agent, receiver, ends, wanted)));
                 }
             };
-            if let Some(event) = describe(&agent, event, wanted.as_ref()) {
-                return Some((Ok(event), (agent, receiver, wanted)));
+            if let Some(event) = describe(&agent, event, &mut ends, wanted.as_ref()) {
+                return Some((Ok(event), (agent, receiver, ends, wanted)));
             }
         }
     })))
@@ -232,7 +243,7 @@ fn blank() -> FlowEvent {
     FlowEvent { unix_ms: u64::try_from(unix_ms).unwrap_or(u64::MAX), ..FlowEvent::default() }
 }
 
-fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<FlowEvent> {
+fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix>) -> Option<FlowEvent> {
     let is_wanted = |service: &ServiceId| wanted.is_none_or(|prefix| prefix.contains(service));
     match event {
         Event::FlowOpened(id) => {
@@ -244,12 +255,15 @@ fn describe(agent: &Agent, event: Event, wanted: Option<&Prefix>) -> Option<Flow
                 ..blank()
             })
         }
-        Event::FlowClosed { flow, reason } => is_wanted(&flow.service).then(|| FlowEvent {
-            kind: "closed".to_owned(),
-            flow: Some(info(agent, &names_of(agent, flow.peer), &flow)),
-            why: reason.label().to_owned(),
-            ..blank()
-        }),
+        event @ (Event::FlowEnded { .. } | Event::FlowClosed { .. }) => {
+            let End { flow, reason, carried } = ends.end(agent, event).filter(|end| is_wanted(&end.flow.service))?;
+            Some(FlowEvent {
+                kind: "closed".to_owned(),
+                flow: Some(info_of(agent, &names_of(agent, flow.peer), &flow, carried)),
+                why: reason.label().to_owned(),
+                ..blank()
+            })
+        }
         Event::ConnectFailed { service, app, why } => is_wanted(&service).then(|| {
             let flow = FlowInfo {
                 service: service.to_string(),

@@ -22,6 +22,7 @@ use tokio::sync::broadcast::{Receiver, Sender, channel};
 
 use super::rights::Caller;
 use crate::agent::Agent;
+use crate::agent::watch::{End, Ends};
 
 /// Flows of one user that are remembered until they close; of more, the end is not told.
 const FLOWS_MAX: usize = 65_536;
@@ -168,6 +169,8 @@ fn run(agent: &Weak<Agent>, feed: &Feed, mut events: Receiver<Event>) {
         if lost > 0 {
             let told = feed.0.lock();
             told.by_user.values().for_each(|sender| drop(sender.send(missed(lost))));
+            drop(told);
+            teller.ends.missed(&agent);
         }
         let mut tables = Tables::default();
         batch.into_iter().for_each(|event| teller.tell(&agent, feed, &mut tables, event));
@@ -193,6 +196,7 @@ struct Teller {
     owners: HashMap<FlowId, Vec<u32>>,
     /// How many are of a user.
     counts: HashMap<u32, usize>,
+    ends: Ends,
 }
 
 impl Teller {
@@ -206,7 +210,8 @@ impl Teller {
                 let owners = self.remember(id, owners);
                 feed.0.lock().say(owners, &line);
             }
-            Event::FlowClosed { flow, reason } => {
+            event @ (Event::FlowEnded { .. } | Event::FlowClosed { .. }) => {
+                let Some(End { flow, reason, .. }) = self.ends.end(agent, event) else { return };
                 let owners = self.forget(flow.flow);
                 let line = line(agent, "closed", &flow.service, Some(flow.session), reason.label());
                 feed.0.lock().say(&owners, &line);

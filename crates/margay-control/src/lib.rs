@@ -15,6 +15,7 @@ pub mod issue;
 pub mod keyring;
 pub mod lease;
 pub mod lineage;
+pub mod quantity;
 pub mod registration;
 pub mod resolver;
 pub mod sal_control;

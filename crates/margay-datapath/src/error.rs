@@ -11,9 +11,7 @@ pub enum Error {
     )]
     NoTun,
     /// The process may not make interfaces here.
-    #[error(
-        "not permitted to {what}: needs CAP_NET_ADMIN; run as root, or inside a user namespace of its own"
-    )]
+    #[error("not permitted to {what}: needs CAP_NET_ADMIN; run as root, or inside a user namespace of its own")]
     NotPermitted {
         /// The act that was refused.
         what: String,

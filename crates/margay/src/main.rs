@@ -14,7 +14,6 @@ mod listener;
 mod log;
 mod log_file;
 mod misread;
-mod quantity;
 #[cfg(test)]
 mod reference;
 mod resolver;

@@ -346,7 +346,7 @@ fn check_says_what_does_not_work_and_waits_until_it_does() {
         if (exec 3<>/dev/tcp/bad.shop.sal.internal/80) 2>/dev/null; then echo "a rule discards it"; exit 1; fi
         margay check >"$dir/said" || { cat "$dir/said"; exit 1; }
         said 'discards first packets to bad.shop: '; said '`margay route delete'
-        said 'to bad.shop:80 failed within the last 5 minutes'; ! grep 'nothing is wrong' "$dir/said"
+        said 'to bad.shop:80 failed within the last 5m'; ! grep 'nothing is wrong' "$dir/said"
 
         cat /dev/zero >"$dir/state/full" 2>/dev/null || true
         refused margay check; said "$dir/state cannot be written: No space left on device"; said '1 failed'

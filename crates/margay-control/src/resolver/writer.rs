@@ -17,6 +17,7 @@ use tokio::time::{sleep_until, timeout};
 
 use super::Place;
 use crate::StateDir;
+use crate::quantity::count_of;
 
 /// Names that one resolver is written; further ones are left out, and it is said.
 const NAMES_MAX: usize = 4096;
@@ -153,7 +154,7 @@ impl Ledger {
         let mut failing = self.names.values().filter_map(|state| Some((&state.entry.name, state.error.as_ref()?)));
         let trouble = failing.clone().next().map(|(name, error)| format!("{name}: {error}"));
         let left_out =
-            (self.left_out > 0).then(|| format!("{} names are left out: {NAMES_MAX} at most", self.left_out));
+            (self.left_out > 0).then(|| format!("left out: {}; {NAMES_MAX} at most", count_of(self.left_out, "name")));
         Report {
             names: self.names.values().filter(|state| !state.before.is_empty()).count(),
             failing: failing.by_ref().count(),
@@ -413,6 +414,6 @@ mod tests {
         let all = (0..NAMES_MAX + 3).map(|n| entry(&format!("s{n}.shop"), &[1])).collect();
         ledger.want(Moment::now(), all);
         assert_eq!((ledger.names.len(), ledger.left_out), (NAMES_MAX, 3));
-        assert!(ledger.report().trouble.expect("said").contains("3 names are left out"));
+        assert!(ledger.report().trouble.expect("said").contains("left out: 3 names"));
     }
 }

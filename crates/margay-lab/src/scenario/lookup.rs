@@ -254,7 +254,7 @@ fn fetch_by_key(web: &Host, client: &Host, findings: &mut Findings) -> Result<()
     agent::publish(web, &service, "0.0.0.0:80", &[])?;
     wait_for("the writing of the record", LIMIT, || {
         let list = margay(web, ["route", "list"])?;
-        ensure!(list.contains("1 names are written there, 0 failed"), "it is not written:\n{list}");
+        ensure!(list.contains("written there: 1 name, 0 failed"), "it is not written:\n{list}");
         Ok(())
     })?;
     margay(client, ["route", "add", &service, "delay", "dht"])?;
@@ -313,7 +313,7 @@ fn burst(client: &Host, findings: &mut Findings) -> Result<()> {
 /// What a person sees of it.
 fn explained(client: &Host, router: &Host) -> Result<()> {
     let written = margay(router, ["route", "list"])?;
-    ensure!(written.contains("1 names are written there, 0 failed"), "`route list` of the router:\n{written}");
+    ensure!(written.contains("written there: 1 name, 0 failed"), "`route list` of the router:\n{written}");
     // What has been found holds for a while; as long as this takes.
     fetch_text(client, &url("hosts.shop"))?;
     let list = margay(client, ["route", "list"])?;

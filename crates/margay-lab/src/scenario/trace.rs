@@ -188,8 +188,7 @@ fn await_end(host: &Host, path: &str) -> Result<()> {
 /// A rule of the client's discards, until its time is over.
 fn discarded(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let client = lab.host("client")?;
-    for (timeout, words) in
-        [("--hard-timeout", "were over"), ("--idle-timeout", "it decided upon nothing for 1s 500ms")]
+    for (timeout, words) in [("--hard-timeout", "is over"), ("--idle-timeout", "it decided upon nothing for 1s 500ms")]
     {
         let id = rule_id(&margay(client, ["route", "add", "web.shop", "drop", timeout, "1500ms", "--json"])?)?;
         let found = trace(client, "web.shop", &[])?;

@@ -29,7 +29,7 @@ use super::api::phase;
 use super::{Agent, INTERFACE};
 use crate::host::{self, change::State};
 use crate::listener::Protocol;
-use crate::quantity::{count, count_of};
+use margay_control::quantity::{count, count_of};
 
 /// Longer than any resolver that works.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(3);
@@ -112,7 +112,7 @@ async fn this_host(agent: &Agent, steps: &mut Steps) {
         Ok(changes) => {
             let wrong: Vec<_> = changes.iter().filter(|(_, state)| *state != State::Present).collect();
             if wrong.is_empty() {
-                let text = format!("all {} changes of `margay up` are in place", changes.len());
+                let text = format!("all that `margay up` changes is in place: {}", count_of(changes.len(), "change"));
                 steps.say("host", Finding::Ok(text)).await;
             }
             for (what, state) in wrong {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant as Moment};
 
 use margay_control::Clock;
+use margay_control::quantity::count_of;
 use margay_control::store::{Store, StoreError, StoredRule};
 use margay_core::forward_all::COPIES_MAX;
 use margay_core::lifetime::{Expiry, Lifetime};
@@ -473,7 +474,7 @@ fn check_room_above(resolver: Option<&str>, priority: u32) -> Result<(), RuleErr
 
 fn check_addresses(forward: &[SocketAddr]) -> Result<(), RuleError> {
     if forward.len() > ADDRESSES_MAX {
-        return misuse(format!("{} addresses: one order has {ADDRESSES_MAX} at most", forward.len()));
+        return misuse(format!("{}: one order has {ADDRESSES_MAX} at most", count_of(forward.len(), "address")));
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use margay_datapath::clock;
 
 use super::Agent;
 use super::api::route::{Found, Known, ended_of};
-use crate::quantity::count_of;
+use margay_control::quantity::{count_of, span};
 
 /// How long all hops together may take to answer.
 pub const LIMIT: Duration = Duration::from_secs(4);
@@ -206,8 +206,7 @@ fn delayed(
     }
     let waiting = match explained.held {
         0 => String::new(),
-        1 => "; one packet for the name waits now".to_owned(),
-        held => format!("; {held} packets for the name wait now"),
+        held => format!("; {} for the name waiting now", count_of(held, "packet")),
     };
     ("delay".to_owned(), format!("holds it by {rule} until the resolver {name} has said where it goes{waiting}"))
 }
@@ -291,7 +290,7 @@ fn named(info: &RouteInfo) -> String {
 
 /// Whose router has announced a rule, and by which sites it leads from there.
 fn announced(info: &RouteInfo) -> String {
-    let age = humantime::format_duration(Duration::from_secs(info.age_ms / 1000));
+    let age = span(Duration::from_secs(info.age_ms / 1000));
     match &info.sites[..] {
         [] => "another site".to_owned(),
         [site] => format!("{site}, {age} ago"),

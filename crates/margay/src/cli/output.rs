@@ -8,7 +8,7 @@ use comfy_table::{ContentArrangement, Table};
 use miette::{Diagnostic, IntoDiagnostic, Report, Result};
 use serde::Serialize;
 
-pub use crate::quantity::count;
+pub use margay_control::quantity::{count, span};
 
 /// Standard output.
 pub struct Out(Stdout);
@@ -92,21 +92,6 @@ impl Out {
     }
 }
 
-/// How long, in at most two units.
-pub fn span(duration: Duration) -> String {
-    const UNITS: [(u64, &str); 4] = [(24 * 60 * 60, "d"), (60 * 60, "h"), (60, "m"), (1, "s")];
-    let whole_s = duration.as_secs();
-    let Some(at) = UNITS[..3].iter().position(|(unit_s, _)| whole_s >= *unit_s) else {
-        let text = humantime::format_duration(duration).to_string();
-        return text.split(' ').take(2).collect::<Vec<_>>().join(" ");
-    };
-    let ((unit_s, unit), (less_s, less)) = (UNITS[at], UNITS[at + 1]);
-    match whole_s % unit_s / less_s {
-        0 => format!("{}{unit}", whole_s / unit_s),
-        rest => format!("{}{unit} {rest}{less}", whole_s / unit_s),
-    }
-}
-
 fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -145,9 +130,6 @@ mod test {
     #[test]
     fn units() {
         assert_eq!([bytes(0), bytes(999), bytes(1000), bytes(1_250_000)], ["0 B", "999 B", "1.0 KB", "1.2 MB"]);
-        assert_eq!(span(Duration::from_secs(3_725)), "1h 2m");
-        assert_eq!(span(Duration::from_millis(1_500)), "1s 500ms");
-        assert_eq!([61, 3_600, 90 * 86_400 + 7_300].map(|s| span(Duration::from_secs(s))), ["1m 1s", "1h", "90d 2h"]);
         assert!(moment(0).ends_with(" ago") && moment(u64::MAX / 2).starts_with("in "));
         assert_eq!(lasting(u64::MAX), "for 0s");
     }

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::{Client, Json, Out, refused};
 use crate::listener::ServiceName;
 use crate::misread::{self, Misread};
-use crate::quantity::count_of;
+use margay_control::quantity::count_of;
 
 #[derive(Subcommand)]
 pub enum PolicyVerb {

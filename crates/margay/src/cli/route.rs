@@ -7,7 +7,7 @@ use margay_control::api::v1::*;
 use miette::Result;
 use serde_json::json;
 
-use super::output::span;
+use super::output::{count, span};
 use super::{Client, Json, Out, refused};
 use crate::listener::ServiceName;
 
@@ -165,14 +165,15 @@ fn resolver_line(resolver: &ResolverInfo) -> String {
     let told = |trouble: &str| if trouble.is_empty() { String::new() } else { format!("; {trouble}") };
     let writes = writes.as_ref().map(|writes| {
         let ResolverWrites { names, failing, trouble, .. } = writes;
-        format!("; {names} names are written there, {failing} failed{}", told(trouble))
+        format!("; written there: {}, {failing} failed{}", count(*names, "name"), told(trouble))
     });
     let trouble = format!("{}{}", told(trouble), writes.unwrap_or_default());
     match ms.checked_div(*asked) {
         None => format!("resolver {name} ({kind}): not asked yet{trouble}"),
         Some(ms) => {
             format!(
-                "resolver {name} ({kind}): asked {asked} times, {answered} answered, {failed} not, {ms} ms each{trouble}"
+                "resolver {name} ({kind}): asked {}, {answered} answered, {failed} not, {ms} ms each{trouble}",
+                count(*asked, "time")
             )
         }
     }
@@ -184,7 +185,7 @@ pub(super) fn ended_rule(ended: &EndedRouteInfo) -> String {
     let route = &route.clone().unwrap_or_default();
     let reason = match (why.as_str(), route.idle_timeout_ms, route.hard_timeout_ms) {
         ("idle", Some(idle), _) => format!("it decided upon nothing for {}", span(Duration::from_millis(idle))),
-        (_, _, Some(hard)) => format!("its {} were over", span(Duration::from_millis(hard))),
+        (_, _, Some(hard)) => format!("its time of {} is over", span(Duration::from_millis(hard))),
         _ => "its time was over".to_owned(),
     };
     let to = if route.to.is_empty() { String::new() } else { format!(" to {}", route.to) };
@@ -351,7 +352,7 @@ mod test {
         };
         let idle = "rule 9 (drop of web.shop) ended 2s ago: it decided upon nothing for 30s";
         assert_eq!(ended("idle", 2_000), idle);
-        assert_eq!(ended("hard", 500), "rule 9 (drop of web.shop) ended 500ms ago: its 1h were over");
+        assert_eq!(ended("hard", 500), "rule 9 (drop of web.shop) ended 500ms ago: its time of 1h is over");
     }
 
     #[test]
@@ -364,7 +365,7 @@ mod test {
         let writes =
             ResolverWrites { names: 2, failing: 1, trouble: "refused".to_owned(), ..ResolverWrites::default() };
         let both = ResolverInfo { writes: Some(writes), ..busy };
-        assert_eq!(resolver_line(&both), format!("{wanted}; 2 names are written there, 1 failed; refused"));
+        assert_eq!(resolver_line(&both), format!("{wanted}; written there: 2 names, 1 failed; refused"));
     }
 
     #[test]

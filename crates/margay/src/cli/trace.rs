@@ -7,7 +7,7 @@ use clap::Args;
 use margay_control::api::v1::{RouteInfo, TraceHop, TraceReply, TraceRequest, TraceRule};
 use miette::Result;
 
-use super::output::span;
+use super::output::{count, span};
 use super::route::{ended_rule, of, place};
 use super::{Client, Json, Out, refused};
 use crate::listener::{Protocol, ServiceName, name_and_port};
@@ -46,7 +46,7 @@ fn lines(reply: &TraceReply) -> Vec<String> {
         lines.push(format!("{number:2}  {}{here}: {}", host(hop), hop.why));
         lines.extend(hop.rules.iter().map(rule));
         if hop.rules_left_out > 0 {
-            lines.push(format!("      and {} more rules, none of which decides", hop.rules_left_out));
+            lines.push(format!("      {} left out, none of which decides", count(hop.rules_left_out.into(), "rule")));
         }
         lines.extend(hop.ended.iter().map(|ended| format!("      {}", ended_rule(ended))));
         lines.extend(hop.notes.iter().map(|note| format!("      note: {note}")));
@@ -122,7 +122,7 @@ mod test {
             " 1  client (this host): sends",
             " 2  router: sends it on",
             "    * rule 12: web.shop, forward 10.1.0.11:54324, priority 10, weight 1, registered by web1, 1m 1s old: it decides",
-            "      and 2 more rules, none of which decides",
+            "      2 rules left out, none of which decides",
             " 3  web1: hands it over",
             "web.shop is reached at web1",
         ];

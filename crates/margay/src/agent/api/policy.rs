@@ -1,6 +1,7 @@
 //! What an operator declares of this host as a whole: its rules, and what its members may serve.
 
 use margay_control::api::v1::*;
+use margay_control::quantity::span;
 use margay_control::store::StoredRule;
 use tonic::Status;
 
@@ -77,7 +78,7 @@ fn written(rule: &StoredRule) -> String {
 fn terms(rule: &StoredRule) -> String {
     let mut text = format!("priority {}, weight {}", rule.priority, rule.weight);
     for (which, time) in [("idle", rule.idle), ("hard", rule.hard)] {
-        text.extend(time.map(|time| format!(", {which} {}", humantime::format_duration(time))));
+        text.extend(time.map(|time| format!(", {which} {}", span(time))));
     }
     text
 }

@@ -56,8 +56,11 @@ pub(super) async fn remove(agent: &Agent, name: &str) -> Result<RouterRemoveRepl
     let found: Vec<&RouterEntry> = routers.iter().filter(is_meant).collect();
     let [meant] = &found[..] else {
         let names = routers.iter().map(|one| format!("{} ({})", one.name, one.id())).collect::<Vec<_>>().join(", ");
-        let text = format!("{} routers of the cluster are called {name}; it has {names}", found.len());
-        return Err(if found.is_empty() { not_found(text) } else { misuse(text) });
+        return Err(if found.is_empty() {
+            not_found(format!("no router of the cluster is called {name}; it has {names}"))
+        } else {
+            misuse(format!("{name} is more than one router of the cluster: {names}; write its host-ID"))
+        });
     };
     let id = meant.id();
     if id == cluster.router().id() {

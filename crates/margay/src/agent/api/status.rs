@@ -4,6 +4,7 @@ use margay_control::api::v1::{
     AssociationInfo, AssociationListReply, ClusterInfo, ClusterRouterInfo, DropCount, RouterInfo, StatusReply,
 };
 use margay_control::cluster::{Cluster, RouterEntry};
+use margay_control::quantity::count;
 use margay_control::registration::{Home, Phase};
 
 use crate::agent::start::sal_address;
@@ -116,7 +117,8 @@ fn warnings(agent: &Agent, joined: bool) -> Vec<String> {
     let overflowed = agent.core.0.with_sal(|sal, _| sal.overflowed());
     if overflowed > 0 {
         warnings.push(format!(
-            "{overflowed} packets of signalling were lost since the start because the agent was too slow"
+            "lost since the start because the agent was too slow: {} of signalling",
+            count(overflowed, "packet")
         ));
     }
     warnings

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use margay_control::quantity::count_of;
 use margay_core::key::HostId;
 use margay_core::{FlowInfo, Lifecycle, Why};
 use nix::net::if_::if_indextoname;
@@ -114,7 +115,7 @@ impl Paths {
         if total == 0 {
             return None;
         }
-        let mut detail = format!("{} of {total} flows are direct", self.direct);
+        let mut detail = format!("direct: {} of {}", self.direct, count_of(total, "flow"));
         for (text, (count, _)) in &self.others {
             detail.push_str(&format!("; {count}: {text}"));
         }

@@ -20,7 +20,7 @@ use super::{Finding, LOOKUP_LIMIT, Steps, direct, firewall};
 use crate::agent::api::trace;
 use crate::agent::{Agent, home};
 use crate::listener::{Protocol, ServiceName, name_and_port};
-use crate::quantity::{count, count_of};
+use margay_control::quantity::{count, count_of};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// A handshake with a host that was never met, its repetitions included.

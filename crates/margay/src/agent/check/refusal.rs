@@ -9,7 +9,7 @@ use super::{Finding, Steps};
 use crate::agent::Agent;
 use crate::agent::api::route::{Found, Known};
 use crate::agent::failure::{Failed, KEPT};
-use crate::quantity;
+use margay_control::quantity;
 
 /// Rules that are told; there may be thousands.
 const RULES_MAX: usize = 20;
@@ -30,9 +30,9 @@ fn of_failed(failed: &Failed, name: &str) -> Finding {
     let port = to.port();
     let times = quantity::count(*count, "connection");
     let text = format!(
-        "{times} to {name}:{port} failed within the last {} minutes, the last {}s ago: {why}",
-        KEPT.as_secs() / 60,
-        last.elapsed().as_secs()
+        "{times} to {name}:{port} failed within the last {}, the last {} ago: {why}",
+        quantity::span(KEPT),
+        quantity::span(Duration::from_secs(last.elapsed().as_secs()))
     );
     Finding::warning(text, format!("`margay trace {name}:{port}` shows which rule of which host decides now"))
 }
@@ -84,8 +84,7 @@ mod test {
             to,
         };
         let Finding::Warning(text, advice) = of_failed(&failed, "web.shop") else { panic!("a warning") };
-        let wanted =
-            "2 connections to web.shop:80 failed within the last 5 minutes, the last 0s ago: rule 7 discards it";
+        let wanted = "2 connections to web.shop:80 failed within the last 5m, the last 0s ago: rule 7 discards it";
         assert_eq!(text, wanted);
         assert!(advice.contains("`margay trace web.shop:80`"), "{advice}");
     }

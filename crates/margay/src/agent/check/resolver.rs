@@ -6,7 +6,7 @@ use margay_core::name::Name;
 
 use super::{Finding, Steps};
 use crate::agent::Agent;
-use crate::quantity::count_of;
+use margay_control::quantity::count_of;
 
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
     let resolvers = agent.rules.resolvers.all();

@@ -6,7 +6,7 @@ use super::{Finding, Steps, sockets};
 use crate::agent::listening::Origin;
 use crate::agent::service::Published;
 use crate::agent::{Agent, lookup};
-use crate::quantity::count_of;
+use margay_control::quantity::count_of;
 
 /// What this host serves or would, and whether anything listens for it.
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {

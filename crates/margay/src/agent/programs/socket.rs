@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use margay_control::quantity::count_of;
 use miette::Diagnostic;
 use nix::errno::Errno;
 use nix::unistd::{Gid, Uid};
@@ -102,8 +103,10 @@ pub async fn run(agent: Arc<Agent>, listener: UnixListener) {
         let is_too_many =
             tasks.len() >= CONNECTIONS_MAX || (!caller.uid.is_root() && *of_user >= CONNECTIONS_OF_USER_MAX);
         if is_too_many {
-            let text =
-                format!("the agent has {} connections of programs, {of_user} of this user; close some", tasks.len());
+            let text = format!(
+                "programs have {} to the agent, {of_user} of them of this user; close some",
+                count_of(tasks.len(), "connection")
+            );
             by_user.retain(|_, count| *count > 0);
             // Whoever does not read it finds the connection closed.
             let _ = send(&connection, &Reply::refused(0, Errno::EUSERS, text).emit(), SendFlags::NOSIGNAL);

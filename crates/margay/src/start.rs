@@ -30,6 +30,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const LOG_TAIL_BYTES: u64 = 4096;
 /// Is there while `up --router` holds.
 const ROUTER_FILE: &str = "router";
+/// Begins what a process says of itself, as systemd wants it.
+const STATUS: &str = "STATUS=";
 const UNIT: &str = "margay.service";
 /// Where the unit reads what the command line adds; its place is fixed in the unit.
 const UNIT_OPTIONS: &str = "/run/margay/options";
@@ -72,8 +74,10 @@ pub enum StartError {
         error: io::Error,
     },
     /// It ended at once.
-    #[error("the agent does not start:\n{said}\nAll that it said is in {}", log.display())]
+    #[error("{}{}", not_started(cause), last_lines(said, log))]
     Ended {
+        /// Why.
+        cause: String,
         /// Last lines of its log.
         said: String,
         /// The log.
@@ -102,6 +106,25 @@ pub enum StartError {
     /// The state directory.
     #[error(transparent)]
     State(#[from] StateError),
+}
+
+impl StartError {
+    /// What is wrong, and what the agent said before, if that is known.
+    pub fn parts(&self) -> (String, String) {
+        match self {
+            Self::Ended { cause, said, log } => (not_started(cause), last_lines(said, log)),
+            other => (other.to_string(), String::new()),
+        }
+    }
+}
+
+fn not_started(cause: &str) -> String {
+    format!("the agent does not start: {cause}")
+}
+
+fn last_lines(said: &str, log: &Path) -> String {
+    let end = if said.is_empty() { String::new() } else { format!("; it ends with:\n{said}") };
+    format!("\nIts log is {}{end}", log.display())
 }
 
 fn advice(error: &io::Error) -> &'static str {
@@ -207,6 +230,17 @@ pub fn notify(state: &str) {
     }
 }
 
+/// Whether whoever started this process is told how it goes.
+pub fn has_starter() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
+/// Tells whoever started this process why it ends.
+pub fn notify_failure(cause: &str) {
+    let line = cause.split_whitespace().collect::<Vec<_>>().join(" ");
+    notify(&format!("{STATUS}{line}"));
+}
+
 /// Starts the agent and waits until it is ready.
 ///
 /// # Errors
@@ -255,7 +289,8 @@ pub async fn await_restart(config: &Config, epoch: u32, said_before: u64) -> Res
         // For a moment nobody has the lock.
         gone = if running(config)?.is_some() { None } else { gone.or(Some(Instant::now())) };
         if gone.is_some_and(|since| since.elapsed() > ANSWER_LIMIT) && !has_unit().await {
-            return Err(StartError::Ended { said: log_file::tail(&log, said_before, LOG_TAIL_BYTES), log });
+            let said = log_file::tail(&log, said_before, LOG_TAIL_BYTES);
+            return Err(StartError::Ended { cause: "it has ended, and has not come back".to_owned(), said, log });
         }
         sleep(STOP_LOOK).await;
     }
@@ -341,7 +376,19 @@ async fn systemctl(verb: &'static str) -> Result<(), StartError> {
     if output.status.success() {
         return Ok(());
     }
-    Err(StartError::Systemd { verb, said: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
+    let said = match verb {
+        "start" => last_status().await,
+        _ => None,
+    };
+    let said = said.unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).trim().to_owned());
+    Err(StartError::Systemd { verb, said })
+}
+
+/// What the agent said of itself last, to systemd.
+async fn last_status() -> Option<String> {
+    let asked = Command::new("systemctl").args(["show", "--property=StatusText", "--value", UNIT]).output().await;
+    let text = String::from_utf8_lossy(&asked.ok()?.stdout).trim().to_owned();
+    (!text.is_empty()).then_some(text)
 }
 
 async fn spawn(config: &Config, options: &StartOptions) -> Result<(), StartError> {
@@ -379,29 +426,56 @@ async fn await_ready(
     socket: &UnixDatagram,
     (log, said_before): (&Path, u64),
 ) -> Result<(), StartError> {
-    let mut buffer = [0; 512];
+    let mut buffer = [0; 4096];
     let ready = timeout(READY_LIMIT, async {
+        let mut word = Word::default();
         loop {
             tokio::select! {
-                received = socket.recv(&mut buffer) => {
-                    let len = received.unwrap_or(0);
-                    if String::from_utf8_lossy(&buffer[..len]).lines().any(|line| line == "READY=1") {
-                        return true;
+                received = socket.recv(&mut buffer) => word.hear(&buffer[..received.unwrap_or(0)]),
+                ended = child.wait() => {
+                    // Its last word may be unread.
+                    while let Ok(len) = socket.try_recv(&mut buffer) {
+                        word.hear(&buffer[..len]);
                     }
+                    return Err(word.status.unwrap_or_else(|| match ended {
+                        Ok(status) => format!("it has ended ({status})"),
+                        Err(error) => error.to_string(),
+                    }));
                 }
-                _ = child.wait() => return false,
+            }
+            if word.is_ready {
+                return Ok(());
             }
         }
     });
     match ready.await {
-        Ok(true) => Ok(()),
-        Ok(false) => {
-            Err(StartError::Ended { said: log_file::tail(log, said_before, LOG_TAIL_BYTES), log: log.to_owned() })
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(cause)) => {
+            let said = log_file::tail(log, said_before, LOG_TAIL_BYTES);
+            Err(StartError::Ended { cause, said, log: log.to_owned() })
         }
         Err(_) => {
             // What does not get ready must not hold the lock.
             let _ = child.kill().await;
             Err(StartError::Slow { log: log.to_owned() })
+        }
+    }
+}
+
+/// What a process that was started says of itself.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Word {
+    is_ready: bool,
+    status: Option<String>,
+}
+
+impl Word {
+    fn hear(&mut self, bytes: &[u8]) {
+        for line in String::from_utf8_lossy(bytes).lines() {
+            self.is_ready |= line == "READY=1";
+            if let Some(status) = line.strip_prefix(STATUS) {
+                self.status = Some(status.to_owned());
+            }
         }
     }
 }

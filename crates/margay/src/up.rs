@@ -86,13 +86,13 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
     }
     let started = match start::start(config, &options).await {
         Ok(started) => started,
-        Err(error) => return Err(undone(config, error.to_string(), was_prepared).await),
+        Err(error) => return Err(undone(config, error.parts(), was_prepared).await),
     };
     let joined = match join {
         None => None,
         Some(token) => match joining::join(config, &token, args.json).await {
             Ok(joined) => Some(joined),
-            Err(error) => return Err(undone(config, error.to_string(), was_prepared).await),
+            Err(error) => return Err(undone(config, (error.to_string(), String::new()), was_prepared).await),
         },
     };
     if args.json {
@@ -124,7 +124,8 @@ fn welcome(joined: &JoinReply) -> String {
 
 /// An error after the host was changed. Nothing is half-applied: there is no agent then, and a host that was not
 /// prepared before is not prepared.
-async fn undone(config: &Config, mut report: String, was_prepared: bool) -> Report {
+/// What is wrong comes first, and what the agent said before it ended comes last.
+async fn undone(config: &Config, (mut report, last_lines): (String, String), was_prepared: bool) -> Report {
     let undone = if was_prepared {
         start::stop(config).await.map(drop).into_diagnostic()
     } else {
@@ -135,7 +136,7 @@ async fn undone(config: &Config, mut report: String, was_prepared: bool) -> Repo
         Ok(()) => report.push_str("\nThe host is as it was before."),
         Err(error) => report.push_str(&format!("\nThe host could not be restored: {error}")),
     }
-    miette!(help = "`margay up` again when the cause is mended", "{report}")
+    miette!(help = "`margay up` again when the cause is mended", "{report}{last_lines}")
 }
 
 /// The join token that the command line gives, wherever it stands.

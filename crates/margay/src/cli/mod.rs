@@ -226,8 +226,12 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
     if let (Some((address, _)), Some(word)) = (&remote, verb.on_this_host()) {
         return Err(miette!("`margay {word}` acts on this host alone; on {address} it has to be run there"));
     }
-    let config = load(config_path.as_deref(), &verb)?;
     let is_agent = matches!(verb, Verb::Agent(_));
+    let config = load(config_path.as_deref(), &verb).inspect_err(|error| {
+        if is_agent {
+            start::notify_failure(&error.to_string());
+        }
+    })?;
     let mut builder = if is_agent {
         tokio::runtime::Builder::new_multi_thread()
     } else {
@@ -241,7 +245,8 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             Verb::Agent(args) => {
                 log::start(&config.log);
                 let router = args.router || start::was_router(&config);
-                agent::run(config, StartedWith { config_path, router }).await.map(|()| ExitCode::SUCCESS)
+                let ended = agent::run(config, StartedWith { config_path, router }).await;
+                ended.map(|()| ExitCode::SUCCESS).or_else(tell_starter)
             }
             Verb::Reload(args) => {
                 let client = connect(&config, remote.as_ref()).await?;
@@ -257,6 +262,19 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
     // What still waits on another thread, such as for the datapath's end, keeps the process no longer.
     runtime.shutdown_background();
     result
+}
+
+/// An agent that was started by somebody tells whom, and its log, why it ends; else whoever sees its standard error.
+fn tell_starter(error: Report) -> Result<ExitCode> {
+    if !start::has_starter() {
+        return Err(error);
+    }
+    let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+    let advice = error.help().map(|advice| format!("; {advice}")).unwrap_or_default();
+    let cause = format!("{}{advice}", causes.join(": "));
+    tracing::error!("{cause}");
+    start::notify_failure(&cause);
+    Ok(ExitCode::FAILURE)
 }
 
 /// The configuration. Whoever only asks the running agent, or takes the host down, needs no more of the file than

@@ -64,7 +64,7 @@ pub async fn undo(config: &Config) -> Result<Undone> {
     };
     start::forget_router(config).into_diagnostic()?;
     agent::direct::remove_pins(&config.host.runtime_dir);
-    agent::active::take_off(&config.host.runtime_dir);
+    agent::active::leave(&config.host.runtime_dir);
     let remarks = host::restore(config).await.into_diagnostic()?;
     drop(lock);
     Ok(Undone { was_running, remarks })

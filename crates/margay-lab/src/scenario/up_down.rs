@@ -1,11 +1,14 @@
 //! `up-down`: hosts with a firewall, a resolver and routes of their own are after `down` what they were before `up`.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::{Findings, Scenario, pair};
 use crate::agent::{self, READY_LIMIT, margay};
+use crate::cgroup;
+use crate::fabric::margay_program;
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::program::wait_for;
@@ -95,6 +98,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
             findings.figures.add("failed", 1.0);
         }
     }
+    pair::attempt_part("programs that serve names", findings, |_| served_again(busy));
+    pair::attempt_part("a second token", findings, |_| joins_live(busy, bare));
     pair::attempt_part("a route into the virtual addresses", findings, |findings| clash(bare, findings));
     Ok(())
 }
@@ -112,6 +117,72 @@ fn clash(host: &Host, findings: &mut Findings) -> Result<()> {
         compare(host, "a refused up", &before, findings)?;
         host.run(["ip", family, "route", "del", network, "dev", "eth0"])?;
     }
+    Ok(())
+}
+
+/// A host that is a member joins another authority while its agent runs, and becomes a router while it runs.
+fn joins_live(router: &Host, member: &Host) -> Result<()> {
+    margay(router, ["up", "--router"])?;
+    let token = |authority: &str| -> Result<String> {
+        margay(router, ["id", "authority", "create", authority])?;
+        Ok(margay(router, ["id", "token", "create", authority])?.trim().to_owned())
+    };
+    agent::join(member, &token("first")?)?;
+    let epoch = agent::status(member)?["epoch"].clone();
+    let said = margay(member, ["up", "--join", &token("second")?])?;
+    ensure!(said.contains("a member of second"), "it does not say what it has joined: {said}");
+    let status = agent::status(member)?;
+    let connected =
+        status["routers"].as_array().context("no routers")?.iter().filter(|one| one["state"] == "connected");
+    let authorities: Vec<&str> = connected.filter_map(|one| one["authority"].as_str()).collect();
+    ensure!(authorities == ["first", "second"], "it is a member of {authorities:?}");
+    ensure!(status["epoch"] == epoch, "its agent was started again for a token");
+    let Err(refusal) = margay(member, ["id", "authority", "create", "second"]) else { bail!("a key beside another's") };
+    ensure!(format!("{refusal:#}").contains("id authority request second"), "no way is named: {refusal:#}");
+    margay(member, ["up", "--router"])?;
+    ensure!(agent::status(member)?["router"] == true, "it is no router");
+    agent::down(member)?;
+    agent::down(router)
+}
+
+/// A program that serves a name runs on over `down`, and serves it again after `up`, without being started again. Of
+/// one that ends meanwhile nothing stays.
+fn served_again(host: &Host) -> Result<()> {
+    let is_served = |name: &str| -> Result<bool> {
+        let listed = margay(host, ["service", "list"])?;
+        Ok(listed.lines().any(|line| line.starts_with(name) && line.trim_end().ends_with("registered")))
+    };
+    let (stays, goes) = ("stays.shop", "goes.shop");
+    margay(host, ["up", "--router"])?;
+    margay(host, ["id", "authority", "create", "shop"])?;
+    let margay_program = margay_program()?;
+    let program = |name: &str, port: &str| {
+        let line = ["run", "--service", name, "--", "python3", "-m", "http.server", port];
+        let line = line.into_iter().map(OsStr::new);
+        host.spawn(name, std::iter::once(margay_program.as_os_str()).chain(line))
+    };
+    let programs = [program(stays, "8001")?, program(goes, "8002")?];
+    let await_served = |name: &str| {
+        wait_for("a name that is served", READY_LIMIT, || {
+            if is_served(name)? { Ok(()) } else { bail!("{name} is not registered") }
+        })
+    };
+    await_served(stays)?;
+    await_served(goes)?;
+    let cgroups = [cgroup::of(programs[0].pid())?, cgroup::of(programs[1].pid())?];
+    agent::down(host)?;
+    let [stayed, gone] = programs;
+    drop(gone);
+    margay(host, ["up", "--router"])?;
+    await_served(stays)?;
+    let page = host.shell("curl -sf --max-time 5 http://stays.shop.sal.internal:8001/")?;
+    ensure!(page.contains("Directory listing"), "the name leads elsewhere: {page}");
+    ensure!(!is_served(goes)?, "{goes} is served, and its program is gone");
+    ensure!(cgroup::of(stayed.pid())? == cgroups[0], "the program that stays was moved");
+    agent::down(host)?;
+    drop(stayed);
+    agent::down(host)?;
+    ensure!(cgroups.iter().all(|path| !path.exists()), "cgroups of programs that are gone are there: {cgroups:?}");
     Ok(())
 }
 

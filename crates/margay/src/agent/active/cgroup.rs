@@ -110,17 +110,6 @@ fn is_ours(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX))
 }
 
-/// Gives the processes of one that was made here back to the cgroup around it, and removes it.
-pub fn dissolve(path: &Path) {
-    let Some(parent) = path.parent().filter(|_| is_ours(path)) else { return };
-    for pid in processes(path) {
-        if let Err(error) = fs::write(parent.join("cgroup.procs"), pid.to_string()) {
-            tracing::debug!(pid, %error, "a process stays in its cgroup");
-        }
-    }
-    remove(path);
-}
-
 /// Removes one that is empty, if it was made here.
 pub fn remove(path: &Path) {
     if !is_ours(path) {
@@ -168,7 +157,7 @@ mod test {
     }
 
     #[test]
-    fn a_program_gets_a_cgroup_of_its_own_and_is_given_back() {
+    fn a_program_gets_a_cgroup_of_its_own_that_goes_with_it() {
         let dir = tempfile::tempdir().expect("a directory");
         let Some(hierarchy) = Hierarchy::find(dir.path()).ok().filter(|_| Uid::effective().is_root()) else {
             eprintln!("skipped: it needs root, and cgroups of version 2");
@@ -183,13 +172,15 @@ mod test {
         assert!(!is_empty(&own));
         remove(&own);
         assert!(own.exists(), "one with a program in it stays");
-        dissolve(&own);
-        assert_eq!(hierarchy.of(pid).expect("it is there"), before);
+        drop(sleeper);
+        remove(&own);
         assert!(!own.exists() && is_empty(&own));
         // What was not made here is nobody's to take away.
-        dissolve(&before);
-        assert!(before.exists());
-        drop(sleeper);
+        let other = before.join("other");
+        fs::create_dir(&other).expect("made");
+        remove(&other);
+        assert!(other.exists());
+        fs::remove_dir(&other).expect("it is empty");
         Hierarchy::release(dir.path());
     }
 }

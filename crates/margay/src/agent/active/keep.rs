@@ -77,14 +77,6 @@ pub fn read(runtime_dir: &Path) -> Kept {
     }
 }
 
-/// Forgets them.
-pub fn remove(runtime_dir: &Path) {
-    match fs::remove_file(runtime_dir.join(FILE)) {
-        Err(error) if error.kind() != ErrorKind::NotFound => tracing::warn!(%error, "{FILE} cannot be removed"),
-        _ => {}
-    }
-}
-
 /// Keeps them, in place of what was there.
 ///
 /// # Errors
@@ -95,6 +87,18 @@ pub fn write(runtime_dir: &Path, kept: &Kept) -> io::Result<()> {
     let text = serde_json::to_vec_pretty(kept)?;
     fs::write(&fresh, text)?;
     fs::rename(fresh, path)
+}
+
+/// As [`write`], and no file where there is nothing to keep. What fails is logged: the way out works with a full disk.
+pub fn leave(runtime_dir: &Path, kept: &Kept) {
+    let is_nothing = kept.programs.is_empty() && kept.bound.is_empty();
+    let left = if is_nothing { fs::remove_file(runtime_dir.join(FILE)) } else { write(runtime_dir, kept) };
+    match left {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            tracing::warn!(%error, "the next `margay up` will not know the programs that serve names");
+        }
+        _ => {}
+    }
 }
 
 #[cfg(test)]
@@ -125,6 +129,11 @@ mod test {
         let kept = Kept::new(vec![program], vec![bound]);
         write(dir.path(), &kept).expect("room");
         assert_eq!(read(dir.path()), kept);
+        leave(dir.path(), &kept);
+        assert_eq!(read(dir.path()), kept);
+        leave(dir.path(), &Kept::default());
+        leave(dir.path(), &Kept::default());
+        assert!(!dir.path().join(FILE).exists(), "nothing stays of nothing");
         fs::write(dir.path().join(FILE), "{").expect("room");
         assert_eq!(read(dir.path()), Kept::default(), "what is damaged is nothing");
         fs::write(dir.path().join(FILE), r#"{"version":9,"programs":[]}"#).expect("room");

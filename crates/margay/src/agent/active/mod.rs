@@ -250,12 +250,18 @@ pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
     thread::Builder::new().name("margay-active".to_owned()).spawn(hear).map(drop)
 }
 
-/// Takes off what programs were marked with: `margay down`. They run on, as what they were before.
-pub fn take_off(runtime_dir: &Path) {
-    for program in keep::read(runtime_dir).programs {
-        cgroup::dissolve(&program.cgroup);
-    }
-    keep::remove(runtime_dir);
+/// Leaves programs without an agent: `margay down`. They run on, and the agent of the next `up` serves them again; of
+/// those that have ended nothing stays (decision 0062).
+pub fn leave(runtime_dir: &Path) {
+    let Kept { mut programs, bound, .. } = keep::read(runtime_dir);
+    programs.retain(|program| {
+        let runs = !cgroup::is_empty(&program.cgroup);
+        if !runs {
+            cgroup::remove(&program.cgroup);
+        }
+        runs
+    });
+    keep::leave(runtime_dir, &Kept::new(programs, bound));
     Hierarchy::release(runtime_dir);
 }
 

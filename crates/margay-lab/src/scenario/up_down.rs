@@ -141,6 +141,12 @@ fn joins_live(router: &Host, member: &Host) -> Result<()> {
     ensure!(format!("{refusal:#}").contains("id authority request second"), "no way is named: {refusal:#}");
     margay(member, ["up", "--router"])?;
     ensure!(agent::status(member)?["router"] == true, "it is no router");
+    margay(member, ["id", "authority", "create", "third"])?;
+    let Err(refusal) = margay(member, ["up", "--join", &token("third")?]) else { bail!("two authorities of one name") };
+    ensure!(
+        format!("{refusal:#}").contains("keys/authority/third.key"),
+        "what is in the way is not named: {refusal:#}"
+    );
     agent::down(member)?;
     agent::down(router)
 }

@@ -6,6 +6,9 @@ use std::time::Duration;
 use margay_control::api::v1::JoinReply;
 use margay_control::registration::{Home, HomeConfig, Phase};
 use margay_control::token::JoinToken;
+use margay_control::warrant::lineages;
+use margay_core::name::authority_block;
+use tokio::task::block_in_place;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Agent, home};
@@ -21,6 +24,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 /// The router's reason, or that it is not reached. This host belongs to whom it belonged to before then.
 pub async fn join(agent: &Arc<Agent>, token: JoinToken) -> Result<JoinReply, String> {
     let config = home::config_of(&agent.config(), token);
+    check_own(agent, &config)?;
     let reply = JoinReply {
         authority: config.authority.clone(),
         router_address: config.router_address.clone(),
@@ -34,6 +38,27 @@ pub async fn join(agent: &Arc<Agent>, token: JoinToken) -> Result<JoinReply, Str
     let agent = Arc::clone(agent);
     let attempt = tokio::spawn(async move { attempt(&agent, known, config).await });
     attempt.await.map_err(|error| error.to_string())?.map(|()| reply)
+}
+
+/// Two authorities of one name cannot be told apart: names of the one are names of the other.
+fn check_own(agent: &Agent, config: &HomeConfig) -> Result<(), String> {
+    let HomeConfig { authority, authority_key, .. } = config;
+    let own = block_in_place(|| agent.keyring.authority(authority)).map_err(|error| error.to_string())?;
+    if own.is_none_or(|own| own.warrant.is_some()) {
+        return Ok(());
+    }
+    let lines = block_in_place(|| lineages(&agent.keyring, &agent.store));
+    let line = lines.get(&authority_block(authority)).map(|(_, line)| line);
+    if line.is_some_and(|line| line.until_s(authority_key).is_some()) {
+        return Ok(());
+    }
+    let state_dir = agent.config().host.state_dir.clone();
+    Err(format!(
+        "the token is for another authority `{authority}` than the one whose key is on this host, and hosts could not \
+         tell their names apart; join from a host without that key, or, if nobody needs it, take \
+         {}/keys/authority/{authority}.key away while the agent is down",
+        state_dir.display()
+    ))
 }
 
 fn is_same(one: &HomeConfig, other: &HomeConfig) -> bool {

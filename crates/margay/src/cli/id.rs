@@ -255,6 +255,17 @@ async fn authority(mut client: Client, name: String, json: Json, out: &mut Out) 
         return out.json(&made);
     }
     out.line(&format!("authority {} is made; its key is on this host only: keep a copy in a safe place", made.name))?;
+    let status = client.status(StatusRequest {}).await.map_err(refused)?.into_inner();
+    if !status.router {
+        out.line("nobody can join at this host before it is a router: `margay up --router`")?;
+    }
+    if let Some(home) = status.routers.iter().find(|home| home.authority != made.name) {
+        out.line(&format!(
+            "this host shows others that it is a member of {}, by the router at {}; where members of {} alone may \
+             connect, it may not",
+            home.authority, home.address, made.name
+        ))?;
+    }
     out.line(&format!("`margay id token create {}` prints a token for a host that shall join", made.name))
 }
 

@@ -226,6 +226,10 @@ pub const LINES: &[Wrong] = &[
     ),
 ];
 
+/// The same on a host that has joined the router's authority.
+pub const OF_MEMBER: &[Wrong] =
+    &[Wrong("id authority create shop", &["member of the authority `shop`", "margay id authority request shop"])];
+
 /// Policies that `margay policy apply` refuses, the line of the fault (0: it has no one line), and words of the message.
 pub const POLICIES: &[(&str, usize, &[&str])] = &[
     ("[route]\nname = \"a.shop\"\naction = \"drop\"\n", 1, &["[[route]]"]),

@@ -105,6 +105,10 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::attempt_part("commands", findings, |findings| {
         refuse_all(router, &files, &whole, &commands(&files)?, findings)
     });
+    pair::attempt_part("commands of a member", findings, |findings| {
+        let inputs: Vec<Input> = commands::OF_MEMBER.iter().map(of_line).collect();
+        refuse_all(lab.host("member")?, &files, &whole, &inputs, findings)
+    });
     pair::attempt_part("joins", findings, |findings| {
         let inputs = joins(router, bare)?;
         refuse_all(bare, &files, HOST_STATE, &inputs, findings)
@@ -136,12 +140,11 @@ fn configurations(files: &Path) -> Result<Vec<Input>> {
     Ok(inputs)
 }
 
+fn of_line(commands::Wrong(line, named): &commands::Wrong) -> Input {
+    Input { what: (*line).to_owned(), line: format!("$margay {line}"), words: words(named) }
+}
+
 fn commands(files: &Path) -> Result<Vec<Input>> {
-    let of_line = |commands::Wrong(line, named): &commands::Wrong| Input {
-        what: (*line).to_owned(),
-        line: format!("$margay {line}"),
-        words: words(named),
-    };
     let mut inputs: Vec<Input> = commands::LINES.iter().map(of_line).collect();
     for (number, (text, line, named)) in commands::POLICIES.iter().enumerate() {
         let path = files.join(format!("policy-{number}.toml"));

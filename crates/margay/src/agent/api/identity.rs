@@ -67,6 +67,18 @@ fn key_info(key: &ServiceKey) -> ServiceKeyInfo {
 }
 
 pub(super) fn create_authority(agent: &Agent, name: &str) -> Result<AuthorityInfo, Status> {
+    let has_joined = |router: &str| {
+        misuse(format!(
+            "this host is a member of the authority `{name}`, whose key is elsewhere (it has joined the router at \
+             {router}); a second key would be another authority of the same name, and nobody would believe it. \
+             `margay id authority request {name}` asks for the right to sign for the one that there is; or choose \
+             another name"
+        ))
+    };
+    let joined = blocking(|| agent.store.joined()).map_err(environment)?;
+    if let Some(home) = joined.iter().find(|home| home.authority == name) {
+        return Err(has_joined(&home.router_address));
+    }
     let made = blocking(|| agent.keyring.create_authority(name)).map_err(misuse)?;
     adopt(agent)?;
     tracing::info!(authority = name, "authority made");

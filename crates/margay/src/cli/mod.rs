@@ -2,6 +2,7 @@
 
 mod audit;
 mod check;
+mod complete;
 mod flow;
 mod help;
 mod id;
@@ -130,7 +131,7 @@ enum Verb {
     /// The audit log of a router
     #[command(subcommand)]
     Audit(audit::AuditVerb),
-    /// Completions for a shell, to standard output
+    /// What lets a shell complete words, names and flows of the running agent among them, to standard output
     Completions {
         /// Which shell
         shell: clap_complete::Shell,
@@ -174,6 +175,7 @@ pub fn command() -> clap::Command {
 
 /// Parses the command line and does what it says. Must be called while the process has one thread.
 pub fn main() -> ExitCode {
+    complete::answer();
     wrap_errors_on_terminals_only();
     let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
     match cli.verb {
@@ -217,8 +219,7 @@ fn wrap_errors_on_terminals_only() {
 fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Result<ExitCode> {
     let mut out = Out::new();
     if let Verb::Completions { shell } = verb {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut command(), "margay", &mut script);
+        let script = complete::script(shell).into_diagnostic()?;
         out.write_all(&script).map_err(Unwritable::report)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -282,28 +283,38 @@ fn tell_starter(error: Report) -> Result<ExitCode> {
 /// that names other directories by now.
 fn load(path: Option<&Path>, verb: &Verb) -> Result<Config> {
     let needs_all = matches!(verb, Verb::Up(_) | Verb::Agent(_) | Verb::Enable(_) | Verb::Disable(_) | Verb::Run(_));
+    if needs_all {
+        let is_new = matches!(verb, Verb::Up(args) if !args.is_of_unit());
+        let read = if is_new { Config::load_written(path) } else { Config::load(path) };
+        return read.map_err(Report::from);
+    }
+    let (config, broken) = load_for_asking(path);
+    if let Some(error) = broken {
+        // Nobody may be reading.
+        let _ = writeln!(
+            std::io::stderr(),
+            "{error:?}\nThe file is left aside: the agent is looked for in {}.",
+            config.host.runtime_dir.display()
+        );
+    }
+    Ok(config)
+}
+
+/// The configuration for whoever only asks the agent, and what is wrong with the file.
+fn load_for_asking(path: Option<&Path>) -> (Config, Option<Report>) {
     let prepared = host::Prepared::load();
-    let is_new = matches!(verb, Verb::Up(args) if !args.is_of_unit());
-    match if is_new { Config::load_written(path) } else { Config::load(path) } {
+    match Config::load(path) {
         Ok(mut config) => {
-            if let Some(prepared) = prepared.filter(|_| !needs_all && !config.socket().exists()) {
+            if let Some(prepared) = prepared.filter(|_| !config.socket().exists()) {
                 prepared.direct(&mut config);
             }
-            Ok(config)
+            (config, None)
         }
-        Err(broken) if !needs_all => {
-            let error = Report::from(broken);
+        Err(broken) => {
             let mut config = Config::default();
             prepared.unwrap_or_default().direct(&mut config);
-            // Nobody may be reading.
-            let _ = writeln!(
-                std::io::stderr(),
-                "{error:?}\nThe file is left aside: the agent is looked for in {}.",
-                config.host.runtime_dir.display()
-            );
-            Ok(config)
+            (config, Some(Report::from(broken)))
         }
-        Err(broken) => Err(Report::from(broken)),
     }
 }
 

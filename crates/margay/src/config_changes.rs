@@ -1,6 +1,9 @@
 //! What is another in one configuration than in another, and what each change needs before it holds (decision 0050).
 
+use toml::Spanned;
+
 use crate::config::Config;
+use crate::resolver::{Kind, ResolverSection};
 
 /// What the new value of a key needs before it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,18 +27,47 @@ pub struct Key {
 }
 
 macro_rules! keys {
-    ($($needs:ident $name:literal $($field:ident).+;)*) => {
+    ($($needs:ident $name:literal $($field:ident).+;)* => $($other:expr),*) => {
         [$(Key {
             name: $name,
             needs: Needs::$needs,
             is_same: |one, other| one.$($field).+ == other.$($field).+,
             take: |into, from| into.$($field).+.clone_from(&from.$($field).+),
-        }),*]
+        },)* $($other),*]
     };
 }
 
+/// Resolvers that may come and go while the agent runs.
+const RESOLVERS: Key = Key {
+    name: "[[resolver]]",
+    needs: Needs::Nothing,
+    is_same: |one, other| resolvers(one, false) == resolvers(other, false),
+    take: |into, from| take_resolvers(into, from, false),
+};
+
+/// A node of a DHT has a port, which the next one may need.
+const NODES: Key = Key {
+    name: "[[resolver]] of the kind dht",
+    needs: Needs::Restart,
+    is_same: |one, other| resolvers(one, true) == resolvers(other, true),
+    take: |into, from| take_resolvers(into, from, true),
+};
+
+fn resolvers(config: &Config, are_nodes: bool) -> Vec<&ResolverSection> {
+    let all = config.resolver.iter().map(Spanned::get_ref);
+    all.filter(|section| (section.kind == Kind::Dht) == are_nodes).collect()
+}
+
+fn take_resolvers(into: &mut Config, from: &Config, are_nodes: bool) {
+    into.resolver.retain(|section| (section.get_ref().kind == Kind::Dht) != are_nodes);
+    let stays: Vec<String> = into.resolver.iter().map(|section| section.get_ref().name.clone()).collect();
+    let taken = from.resolver.iter().filter(|section| (section.get_ref().kind == Kind::Dht) == are_nodes);
+    // One that becomes of the other kind keeps its name, and waits for the restart.
+    into.resolver.extend(taken.filter(|section| !stays.contains(&section.get_ref().name)).cloned());
+}
+
 /// Every key.
-pub static KEYS: [Key; 32] = keys! {
+pub static KEYS: [Key; 33] = keys! {
     Restart "direct" direct;
     Restart "secure" secure;
     Nothing "inside" inside;
@@ -60,14 +92,14 @@ pub static KEYS: [Key; 32] = keys! {
     Nothing "[[service]]" service;
     Nothing "[[bind]]" bind;
     Nothing "[[multihoming]]" multihoming;
-    Restart "[[resolver]]" resolver;
     Nothing "[[fallback]]" fallback;
     Down "[dns] enabled" dns.enabled;
     Down "[dns] zone" dns.zone;
     Down "[dns] listen" dns.listen;
-    Restart "[metrics] listen" metrics.listen;
+    Nothing "[metrics] listen" metrics.listen;
     Restart "[api]" api;
     Nothing "[log] level" log.level;
+    => RESOLVERS, NODES
 };
 
 /// Keys that have another value in `to` than in `from`, in the order of the book.
@@ -111,6 +143,31 @@ mod test {
             }
         }
         assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
+    fn resolvers_change_while_the_agent_runs_but_for_nodes_of_a_dht() {
+        let file = |name: &str, file: &str| {
+            format!("[[resolver]]\nname = \"{name}\"\nkind = \"static\"\nfile = \"{file}\"\nnames = [\"a.shop\"]\n")
+        };
+        let node = |name: &str, port: u16| {
+            format!(
+                "[[resolver]]\nname = \"{name}\"\nkind = \"dht\"\nport = {port}\nnames = [\"b.shop\"]\nbootstrap = [\"10.0.0.1:1\"]\n"
+            )
+        };
+        let running = config(&format!("{}{}", file("one", "/a"), node("two", 7000)));
+        let wanted = config(&format!("{}{}{}", node("two", 7001), file("one", "/b"), file("three", "/c")));
+        let names = |from, to| between(from, to).map(|key| key.name).collect::<Vec<_>>();
+        assert_eq!(names(&running, &wanted), ["[[resolver]]", "[[resolver]] of the kind dht"]);
+        let now = effective(&running, &wanted);
+        let known: Vec<_> =
+            now.resolver.iter().map(|section| (&*section.get_ref().name, section.get_ref().port)).collect();
+        assert_eq!(known, [("two", Some(7000)), ("one", None), ("three", None)]);
+        assert_eq!(names(&now, &wanted), ["[[resolver]] of the kind dht"]);
+        // What becomes a file has the name of a node that is there still.
+        let now = effective(&running, &config(&file("two", "/a")));
+        assert_eq!(now.resolver.len(), 1);
+        assert_eq!(now.resolver[0].get_ref().kind, Kind::Dht);
     }
 
     #[test]

@@ -136,3 +136,71 @@ fn a_host_becomes_a_router_while_it_runs_and_lost_changes_come_back() {
         "#,
     );
 }
+
+#[test]
+fn metrics_follow_the_file() {
+    on_a_router(
+        r#"
+        measures() { curl -sf --max-time 5 "http://127.0.0.1:$1/metrics" | grep '^margay_' >/dev/null; }
+        at() { configure <<<$'[metrics]\nlisten = "'"$1"'"'; }
+        before=$(epoch)
+        at 127.0.0.1:9100; margay reload >"$dir/said"; said 'changed: [metrics] listen'; measures 9100
+        # The old address is part of the new one.
+        at 0.0.0.0:9100; margay reload >/dev/null; measures 9100
+
+        coproc taken { python3 -c '
+import socket, sys
+taken = socket.create_server(("127.0.0.1", 9200))
+print("ready", flush=True)
+sys.stdin.read()'; }
+        read -r ready <&"${taken[0]}"; [ "$ready" = ready ]
+        at 127.0.0.1:9200
+        refused margay reload; said 127.0.0.1:9200; said 'nothing has changed'; measures 9100
+        # What is refused later takes metrics back, too.
+        at 127.0.0.1:9300; printf '[join]\ntoken_file = "/no/such"\n' >>"$dir/margay.toml"
+        refused margay reload; measures 9100; ! measures 9300
+        configure </dev/null
+        margay reload >/dev/null; ! measures 9100; [ "$(epoch)" = "$before" ]
+        "#,
+    );
+}
+
+#[test]
+fn resolvers_follow_the_file() {
+    on_a_router(
+        r#"
+        resolver() { printf '[[resolver]]\nname = "%s"\nkind = "static"\nfile = "%s"\nnames = ["%s"]\n' "$@"; }
+        rule() { margay route list | grep "^[0-9]*  *$1 .* $2 " >/dev/null; }
+        before=$(epoch)
+        echo 'far.shop 10.1.0.9' >"$dir/hosts"
+        resolver hosts "$dir/hosts" far.shop | configure
+        margay reload >"$dir/said"; said 'changed: [[resolver]]'; rule far.shop hosts
+        timeout 1 bash -c 'exec 3<>/dev/tcp/far.shop.sal.internal/80' 2>/dev/null || true
+        margay route list >"$dir/said"; said 'resolver hosts (static): asked 1 time, 1 answered'
+        margay route add own.shop delay hosts >/dev/null; rule own.shop hosts
+        id() { margay route list | sed -n 's/^\([0-9]*\) *far.shop .*/\1/p'; }
+        kept=$(id)
+
+        # What the file says the same of goes on; the rest comes and goes.
+        { resolver more "$dir/hosts" near.shop; resolver hosts "$dir/hosts" far.shop; } | configure
+        margay reload >/dev/null; rule near.shop more; rule far.shop hosts; [ "$(id)" = "$kept" ]
+        resolver hosts "$dir/other" near.shop | configure
+        margay reload >/dev/null; rule near.shop hosts; ! rule far.shop hosts; ! rule near.shop more; rule own.shop hosts
+
+        # One that cannot be used changes nothing.
+        { resolver fine "$dir/hosts" fine.shop
+          printf '[[resolver]]\nname = "dns"\nkind = "dns"\nservers = ["10.1.0.7"]\nzone = "example.org"\n'
+          printf 'names = ["dns.shop"]\npublish = ["dns.shop"]\nkey_file = "/no/such"\n'; } | configure
+        refused margay reload; said 'the resolver dns cannot be used'; said /no/such; said 'nothing has changed'
+        rule near.shop hosts; ! rule fine.shop fine
+
+        printf '[[resolver]]\nname = "dht"\nkind = "dht"\nnames = ["dht.shop"]\nbootstrap = ["10.1.0.7:6881"]\n' | configure
+        margay reload >"$dir/said"; said 'changed: [[resolver]]'; said 'not yet: [[resolver]] of the kind dht'
+        ! rule near.shop hosts; ! rule dht.shop dht
+        # The operator's rule is the operator's, and says what it lacks.
+        rule own.shop hosts
+        refused margay route add more.shop delay hosts; said 'margay reload'
+        [ "$(epoch)" = "$before" ]
+        "#,
+    );
+}

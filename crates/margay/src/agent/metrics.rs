@@ -1,6 +1,7 @@
 //! What the agent counts, as OpenMetrics text: `/metrics`, and `margay` itself.
 
 use std::fmt::Error;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -11,7 +12,7 @@ use margay_control::{registration, resolver};
 use margay_core::{Counters, DropReason, RemoveReason, Sal};
 use margay_datapath::meaning;
 use margay_wire::Kind;
-use miette::{IntoDiagnostic, Result, WrapErr};
+use miette::{Result, miette};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -19,34 +20,75 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
+use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
 use super::Agent;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Serves `/metrics`, where the configuration says so.
-///
-/// # Errors
-///
-/// The address cannot be had.
-pub async fn start(agent: &Arc<Agent>) -> Result<Option<JoinHandle<()>>> {
-    let Some(listen) = agent.config().metrics.listen else { return Ok(None) };
-    let listener = TcpListener::bind(listen).await.into_diagnostic();
-    let listener = listener.wrap_err_with(|| {
-        format!("metrics cannot be served at {listen}; correct [metrics] listen in the configuration")
+/// Serves `/metrics`.
+#[derive(Default)]
+pub struct Server(Mutex<Option<(SocketAddr, JoinHandle<()>)>>);
+
+impl Server {
+    /// Serves them at an address, or nowhere, from now on.
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be had; they are served where they were before.
+    pub async fn listen(&self, agent: &Arc<Agent>, at: Option<SocketAddr>) -> Result<()> {
+        let mut running = self.0.lock().await;
+        let before = running.as_ref().map(|(at, _)| *at);
+        if before == at {
+            return Ok(());
+        }
+        // First: the two may share a port, where one is any address of the host.
+        end(running.take()).await;
+        let result = match at {
+            Some(at) => serve(agent, at).await.map(|task| *running = Some((at, task))),
+            None => Ok(()),
+        };
+        if result.is_err()
+            && let Some(before) = before
+        {
+            match serve(agent, before).await {
+                Ok(task) => *running = Some((before, task)),
+                Err(error) => tracing::error!(%error, "metrics are no longer served"),
+            }
+        }
+        result
+    }
+
+    /// Serves them no more.
+    pub async fn end(&self) {
+        end(self.0.lock().await.take()).await;
+    }
+}
+
+async fn end(running: Option<(SocketAddr, JoinHandle<()>)>) {
+    if let Some((_, task)) = running {
+        task.abort();
+        // The socket is closed when it has ended, which it was told to.
+        let _ = task.await;
+    }
+}
+
+async fn serve(agent: &Arc<Agent>, listen: SocketAddr) -> Result<JoinHandle<()>> {
+    let listener = TcpListener::bind(listen).await.map_err(|error| {
+        miette!("metrics cannot be served at {listen}: {error}; correct [metrics] listen in the configuration")
     })?;
-    let agent = Arc::clone(agent);
+    let agent = Arc::downgrade(agent);
     let answer = move || {
-        let text = text(&agent);
+        let text = agent.upgrade().map(|agent| text(&agent)).unwrap_or_default();
         async move { ([(CONTENT_TYPE, OPENMETRICS)], text) }
     };
     let app = Router::new().route("/metrics", get(answer));
-    Ok(Some(tokio::spawn(async move {
+    Ok(tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, app).await {
             tracing::warn!(%error, "metrics are no longer served");
         }
-    })))
+    }))
 }
 
 /// All of it, now.

@@ -87,6 +87,8 @@ pub struct Agent {
     pub programs: programs::Programs,
     /// What hosts and prefixes are called.
     pub naming: naming::Naming,
+    /// Where metrics are served.
+    pub metrics: metrics::Server,
     /// Who wants to know what happens.
     pub watchers: watch::Watchers,
     /// How it finds routers that it does not reach.

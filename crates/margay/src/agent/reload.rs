@@ -183,14 +183,10 @@ fn publications(config: &Config) -> Vec<Publication> {
 /// What may be refused comes first.
 async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), String> {
     let token = if before.join == now.join { None } else { home::token(&now).map_err(|error| error.to_string())? };
-    let (former, published) = (publications(before), publications(&now));
-    agent.services.configure(&former, &published).await.map_err(|error| error.to_string())?;
-    let followed = tokio::task::block_in_place(|| {
-        agent.active.configure(&rules(before), &rules(&now)).and_then(|()| agent.active.follow_orders())
-    });
-    if let Err(why) = followed {
-        if let Err(error) = agent.services.configure(&published, &former).await {
-            tracing::error!(%error, "what was published before cannot be put back");
+    agent.metrics.listen(agent, now.metrics.listen).await.map_err(|error| error.to_string())?;
+    if let Err(why) = resolve_and_serve(agent, before, &now).await {
+        if let Err(error) = agent.metrics.listen(agent, before.metrics.listen).await {
+            tracing::error!(%error, "metrics cannot be served where they were");
         }
         return Err(why);
     }
@@ -213,6 +209,32 @@ async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), S
         }
     }
     Ok(())
+}
+
+async fn resolve_and_serve(agent: &Arc<Agent>, before: &Config, now: &Config) -> Result<(), String> {
+    let resolvers = &agent.rules.resolvers;
+    resolvers.configure(agent, before, now).await?;
+    let served = serve(agent, before, now).await;
+    if served.is_err()
+        && let Err(error) = resolvers.configure(agent, now, before).await
+    {
+        tracing::error!(error, "the resolvers of before cannot be put back");
+    }
+    served
+}
+
+async fn serve(agent: &Agent, before: &Config, now: &Config) -> Result<(), String> {
+    let (former, published) = (publications(before), publications(now));
+    agent.services.configure(&former, &published).await.map_err(|error| error.to_string())?;
+    let followed = tokio::task::block_in_place(|| {
+        agent.active.configure(&rules(before), &rules(now)).and_then(|()| agent.active.follow_orders())
+    });
+    if followed.is_err()
+        && let Err(error) = agent.services.configure(&published, &former).await
+    {
+        tracing::error!(%error, "what was published before cannot be put back");
+    }
+    followed
 }
 
 fn set_core(agent: &Agent, before: &Config, now: &Config) {

@@ -18,15 +18,18 @@ use margay_control::resolver::{Found, INSTANCES_MAX, Place, Resolve, ResolveErro
 use margay_control::{Clock, StateDir};
 use margay_core::delay::{Answer, Question, ResolverId};
 use margay_core::name::{Name, Prefix, ServiceId, is_virtual};
-use margay_core::table::{Action, NextHop, Rule};
+use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
 use miette::{IntoDiagnostic, Result, miette};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use toml::Spanned;
 
 use super::Agent;
 use super::core::{CoreHandle, Running};
 use super::service::Services;
 use crate::config::Config;
+use crate::listener::ServiceName;
 use crate::resolver::{Kind, ResolverSection};
 
 /// Share of a rule that delays, where several of one priority do.
@@ -39,6 +42,16 @@ struct Entry {
     resolver: Option<Arc<Resolver>>,
     /// What is registered here is written there, too.
     publishing: Option<Publishing>,
+    /// Does so, until it is aborted.
+    writing: Option<JoinHandle<()>>,
+}
+
+/// A rule of the configuration.
+#[derive(Clone, PartialEq, Eq)]
+struct Configured {
+    name: Name,
+    resolver: ResolverId,
+    priority: u32,
 }
 
 /// Names that are written to a resolver.
@@ -55,8 +68,8 @@ type Made = (Box<dyn Resolve>, Option<Box<dyn Write>>);
 #[derive(Default)]
 pub struct Resolvers {
     entries: Mutex<Vec<Entry>>,
-    /// Names of the configuration's rules.
-    configured: Mutex<Vec<Name>>,
+    /// The configuration's rules, and their numbers.
+    configured: Mutex<Vec<(Configured, RuleId)>>,
     services: Arc<OnceLock<Arc<Services>>>,
 }
 
@@ -71,23 +84,81 @@ impl Resolvers {
         let dir = StateDir::open(&config.host.state_dir).into_diagnostic()?;
         for section in &config.resolver {
             let section = section.get_ref();
-            let (inner, to) = this.make(section, &dir, clock).map_err(|why| {
+            let made = this.make(section, &dir, clock).map_err(|why| {
                 let help = "correct the [[resolver]] section, or what it names";
-                miette!(help = help, "the resolver {} cannot be used: {why}", section.name)
+                miette!(help = help, "{}", unusable(section, &why))
             })?;
-            let names = section.publish.iter().map(|name| name.0.prefix()).collect();
-            let publishing = to
-                .filter(|_| !section.publish.is_empty())
-                .map(|to| Publishing { writer: Arc::new(Writer::new(&section.name, to, dir.clone())), names });
-            this.add(Resolver::new(section.name.clone(), section.timeout(), inner), publishing);
+            this.put(section, made, &dir);
         }
         Ok(this)
     }
 
-    /// Adds one; its name is new.
-    fn add(&self, resolver: Resolver, publishing: Option<Publishing>) {
-        let name = resolver.name().to_owned();
-        self.entries.lock().push(Entry { name, resolver: Some(Arc::new(resolver)), publishing });
+    /// Puts one in the place of its name.
+    fn put(&self, section: &ResolverSection, (inner, to): Made, dir: &StateDir) {
+        let names = section.publish.iter().map(|name| name.0.prefix()).collect();
+        let publishing = to
+            .filter(|_| !section.publish.is_empty())
+            .map(|to| Publishing { writer: Arc::new(Writer::new(&section.name, to, dir.clone())), names });
+        self.set(Resolver::new(section.name.clone(), section.timeout(), inner), publishing);
+    }
+
+    fn set(&self, resolver: Resolver, publishing: Option<Publishing>) {
+        let at = self.id_of(resolver.name()).0 as usize;
+        if let Some(entry) = self.entries.lock().get_mut(at) {
+            (entry.resolver, entry.publishing) = (Some(Arc::new(resolver)), publishing);
+        }
+    }
+
+    /// Has those that another configuration says. What both say the same of goes on.
+    ///
+    /// # Errors
+    ///
+    /// Why one of them cannot be used, or that there is no room for its rules; nothing has changed then.
+    pub async fn configure(&self, agent: &Arc<Agent>, before: &Config, now: &Config) -> Result<(), String> {
+        if before.resolver == now.resolver {
+            return Ok(());
+        }
+        let dir = StateDir::open(&now.host.state_dir).map_err(|error| error.to_string())?;
+        let sections = |config: &Config| config.resolver.iter().map(|one| one.get_ref().clone()).collect::<Vec<_>>();
+        let (former, wanted) = (sections(before), sections(now));
+        let mut made = Vec::new();
+        for section in wanted.iter().filter(|section| !former.contains(section)) {
+            let it = self.make(section, &dir, &agent.clock).map_err(|why| unusable(section, &why))?;
+            made.push((section, it));
+        }
+        self.follow_rules(now, &agent.core).map_err(|error| error.to_string())?;
+        for section in former.iter().filter(|section| !wanted.contains(section)) {
+            self.end(&section.name).await;
+        }
+        for (section, it) in made {
+            self.put(section, it, &dir);
+            self.write(agent, &section.name);
+        }
+        Ok(())
+    }
+
+    /// Asks one no more, and writes nothing to it. What is written there stays, as it does without an agent.
+    async fn end(&self, name: &str) {
+        let at = self.id_of(name).0 as usize;
+        let writing = self.entries.lock().get_mut(at).and_then(|entry| {
+            (entry.resolver, entry.publishing) = (None, None);
+            entry.writing.take()
+        });
+        if let Some(writing) = writing {
+            writing.abort();
+            // It was told to end, and says so.
+            let _ = writing.await;
+        }
+    }
+
+    /// Begins to write what is registered here to one, if anything is to be written there.
+    fn write(&self, agent: &Arc<Agent>, name: &str) {
+        let mut entries = self.entries.lock();
+        let Some(entry) = entries.iter_mut().find(|entry| entry.name == name) else { return };
+        let Some(Publishing { writer, names }) = entry.publishing.clone() else { return };
+        let agent = Arc::downgrade(agent);
+        let wanted = Arc::new(move || agent.upgrade().map_or_else(Vec::new, |agent| registered(&agent, &names)));
+        entry.writing = Some(tokio::spawn(async move { writer.run(wanted).await }));
     }
 
     fn make(&self, section: &ResolverSection, dir: &StateDir, clock: &Clock) -> Result<Made, String> {
@@ -114,7 +185,7 @@ impl Resolvers {
     pub fn id_of(&self, name: &str) -> ResolverId {
         let mut entries = self.entries.lock();
         let at = entries.iter().position(|entry| entry.name == name).unwrap_or_else(|| {
-            entries.push(Entry { name: name.to_owned(), resolver: None, publishing: None });
+            entries.push(Entry { name: name.to_owned(), resolver: None, publishing: None, writing: None });
             entries.len() - 1
         });
         ResolverId(u32::try_from(at).unwrap_or(u32::MAX))
@@ -156,31 +227,54 @@ impl Resolvers {
 
     /// Whether a rule of the configuration covers a name.
     pub fn covers(&self, service: &ServiceId) -> bool {
-        self.configured.lock().iter().any(|name| name.prefix().contains(service))
+        self.configured.lock().iter().any(|(rule, _)| rule.name.prefix().contains(service))
     }
 
     /// Names of prefixes, as the configuration has them.
     pub fn names(&self) -> Vec<(Prefix, String)> {
-        let named = |name: &Name| (name.prefix(), name.written().to_owned());
+        let named = |(rule, _): &(Configured, RuleId)| (rule.name.prefix(), rule.name.written().to_owned());
         self.configured.lock().iter().map(named).collect()
     }
 
-    /// Adds the rules that the configuration gives.
+    /// Has the rules that the configuration gives, and those alone.
     ///
     /// # Errors
     ///
-    /// The service table is full.
-    pub fn add_rules(&self, config: &Config, core: &CoreHandle) -> Result<()> {
-        for section in &config.resolver {
-            let ResolverSection { name: resolver, names, priority, .. } = section.get_ref();
-            let rule = Rule { priority: *priority, weight: WEIGHT, action: Action::Delay(self.id_of(resolver)) };
-            for name in names {
-                core.0.with_sal(|sal, now| sal.add_rule(now, name.0.prefix(), rule.clone())).into_diagnostic()?;
-                self.configured.lock().push(name.0.clone());
-            }
+    /// The service table is full; the rules are those of before.
+    pub fn follow_rules(&self, config: &Config, core: &CoreHandle) -> Result<(), TableError> {
+        let mut wanted = Vec::new();
+        for ResolverSection { name: resolver, names, priority, .. } in config.resolver.iter().map(Spanned::get_ref) {
+            let resolver = self.id_of(resolver);
+            let rule = |name: &ServiceName| Configured { name: name.0.clone(), resolver, priority: *priority };
+            wanted.extend(names.iter().map(rule));
         }
-        Ok(())
+        let mut configured = self.configured.lock();
+        let fresh: Vec<Configured> =
+            wanted.iter().filter(|rule| !configured.iter().any(|(known, _)| known == *rule)).cloned().collect();
+        core.0.with_sal(|sal, now| {
+            let mut added: Vec<(Configured, RuleId)> = Vec::new();
+            for rule in fresh {
+                let action = Action::Delay(rule.resolver);
+                let of_table = Rule { priority: rule.priority, weight: WEIGHT, action };
+                match sal.add_rule(now, rule.name.prefix(), of_table) {
+                    Ok(id) => added.push((rule, id)),
+                    Err(error) => {
+                        for (_, id) in added {
+                            sal.remove_rule(id);
+                        }
+                        return Err(error);
+                    }
+                }
+            }
+            configured.retain(|(rule, id)| wanted.contains(rule) || !sal.remove_rule(*id));
+            configured.extend(added);
+            Ok(())
+        })
     }
+}
+
+fn unusable(section: &ResolverSection, why: &str) -> String {
+    format!("the resolver {} cannot be used: {why}", section.name)
 }
 
 /// Asks what the core wants to know, until the datapath ends.
@@ -208,13 +302,8 @@ pub fn start(agent: &Arc<Agent>) -> io::Result<()> {
 }
 
 fn start_writers(agent: &Arc<Agent>) {
-    let publishing: Vec<Publishing> =
-        agent.rules.resolvers.entries.lock().iter().filter_map(|entry| entry.publishing.clone()).collect();
-    for Publishing { writer, names } in publishing {
-        let agent = Arc::downgrade(agent);
-        let wanted = Arc::new(move || agent.upgrade().map_or_else(Vec::new, |agent| registered(&agent, &names)));
-        tokio::spawn(async move { writer.run(wanted).await });
-    }
+    let resolvers = &agent.rules.resolvers;
+    resolvers.known().iter().for_each(|name| resolvers.write(agent, name));
     let mut news = agent.router.as_ref().map_or_else(|| agent.services.changes(), |router| router.changes());
     let resolvers = Arc::downgrade(&agent.rules.resolvers);
     tokio::spawn(async move {
@@ -312,7 +401,7 @@ pub mod tests {
     pub fn one(name: &str) -> Arc<Resolvers> {
         let resolvers = Resolvers::default();
         let nobody = Box::new(StaticFile::new("/nonexistent".into()));
-        resolvers.add(Resolver::new(name.to_owned(), Duration::from_secs(1), nobody), None);
+        resolvers.set(Resolver::new(name.to_owned(), Duration::from_secs(1), nobody), None);
         Arc::new(resolvers)
     }
 

@@ -340,7 +340,7 @@ impl<C: Core> RuleBook<C> {
         if !known.contains(resolver) {
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             return misuse(format!(
-                "there is no resolver `{resolver}` here (there is: {known}); add a [[resolver]] section to the configuration, and `margay up --restart`"
+                "there is no resolver `{resolver}` here (there is: {known}); add a [[resolver]] section to the configuration, and `margay reload`"
             ));
         }
         check_room_above(Some(resolver), order.priority)

@@ -116,8 +116,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
     let rules = start_rules(&config, &core, &store, &clock_of_wall)?;
     kernel_router.start(&core).into_diagnostic()?;
-    let control: Arc<dyn SalControl> = Arc::new(core.clone());
-    let tokens = home::candidates(&config, &store)?;
+    let (control, tokens): (Arc<dyn SalControl>, _) = (Arc::new(core.clone()), home::candidates(&config, &store)?);
     let (own, keys, ways) = (local.host_key.public(), (&keyring, &*store), Arc::default());
     authority::adopt(&*control, keys, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
     let answering = Answering::begin(&config, &*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
@@ -156,6 +155,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         naming: Naming::default(),
         watchers,
         searches: Searches::default(),
+        metrics: metrics::Server::default(),
         answering,
         services,
         rules,
@@ -284,7 +284,7 @@ fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Cl
     let resolvers = Arc::new(Resolvers::open(config, wall)?);
     let rules = RuleBook::open(core.clone(), Arc::clone(store), wall.clone(), Arc::clone(&resolvers));
     let rules = rules.into_diagnostic().wrap_err("the operator's rules cannot be taken up")?;
-    resolvers.add_rules(config, core)?;
+    resolvers.follow_rules(config, core).into_diagnostic()?;
     let floods = config.floods();
     core.0.with_sal(|sal, now| {
         sal.set_relay(now, config.ad_hoc.relay);
@@ -345,7 +345,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let config = agent.config();
     let listener = transport::bind(&config.socket(), config.host.group.as_ref().map(|name| name.get_ref().as_str()))
         .into_diagnostic()?;
-    let metrics = metrics::start(agent).await?;
+    agent.metrics.listen(agent, config.metrics.listen).await?;
     let operators = remote::start(agent).await?;
     let upkeep = tokio::spawn(upkeep::run(Arc::clone(agent)));
     let rules = tokio::spawn(rule_book::follow(Arc::clone(agent)));
@@ -388,7 +388,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     rules.abort();
     reloads.abort();
     programs.abort();
-    metrics.into_iter().chain(operators).for_each(|task| task.abort());
+    agent.metrics.end().await;
+    operators.into_iter().for_each(|task| task.abort());
     match agent.core.0.failure() {
         Some(failure) => Err(miette!(
             help = "`margay check` looks at the host; `margay down` and `margay up` set it up again",

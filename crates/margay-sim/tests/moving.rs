@@ -362,7 +362,7 @@ fn an_rsyn_for_a_flow_that_is_gone_ends_it_at_the_mover() {
     assert!(site.world.host(site.server).sal.flow(flow).is_none_or(|flow| flow.lifecycle >= Lifecycle::Closed));
     assert_eq!(site.world.host(site.server).streams[0].state, State::Gone);
     let reasons = site.world.host(site.server).events.iter().filter_map(|event| match event {
-        Event::FlowClosed { flow: closed, reason } if closed.flow == flow => Some(*reason),
+        Event::FlowClosed { flow: closed, reason, .. } if closed.flow == flow => Some(*reason),
         _ => None,
     });
     assert_eq!(reasons.collect::<Vec<_>>(), [RemoveReason::PeerFailed], "and it is said why");

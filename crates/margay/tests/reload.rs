@@ -204,3 +204,20 @@ fn resolvers_follow_the_file() {
         "#,
     );
 }
+
+#[test]
+fn a_token_for_another_authority_of_the_same_name_is_refused() {
+    on_a_router(
+        r#"
+        token=$(margay id token create shop)
+        margay down >/dev/null
+        sed 's|/state"|/other-state"|' "$dir/first.toml" >"$dir/margay.toml"
+        margay up --router >/dev/null
+        margay id authority create shop >/dev/null
+        refused margay up --join "$token"
+        said "$dir/other-state/keys/authority/shop.key"
+        [ -e "$dir/other-state/keys/authority/shop.key" ]
+        [ "$(status | grep -c '"authority": "shop"')" = 0 ]
+        "#,
+    );
+}

@@ -282,10 +282,17 @@ pub fn kill(host: &Host) -> Result<()> {
 ///
 /// None runs, or it cannot be ended.
 pub fn kill_responder(host: &Host, with_keeper: bool) -> Result<()> {
-    let found = observe::processes(host, |words: &[String]| {
-        words.get(1).is_some_and(|word| word == "responder")
-            && (with_keeper || words.iter().any(|word| word == "--worker"))
-    })?;
+    let of_kind = |is_worker: bool| {
+        observe::processes(host, |words: &[String]| {
+            words.get(1).is_some_and(|word| word == "responder")
+                && words.iter().any(|word| word == "--worker") == is_worker
+        })
+    };
+    let mut found = of_kind(true)?;
+    if with_keeper {
+        // After the others: they end by themselves without it, and who is gone cannot be ended.
+        found.extend(of_kind(false)?);
+    }
     if found.is_empty() {
         bail!("no DNS responder of {} runs", host.name());
     }

@@ -38,12 +38,12 @@ static __always_inline bool has_connection(struct __sk_buff *skb, struct bpf_soc
 	return is_connection;
 }
 
-/* Whether a socket is bound to an address, and not to every one. */
+/* Whether a socket is bound to an address, and not to every one. The kernel notes an IPv4 address for those of IPv6, too:
+ * the one that is mapped, or a loopback address for all others but `::`.
+ */
 static __always_inline bool is_at_one_address(const struct bpf_sock *socket)
 {
-	if (socket->family == AF_INET)
-		return socket->src_ip4;
-	return socket->src_ip6[0] || socket->src_ip6[1] || socket->src_ip6[2] || socket->src_ip6[3];
+	return socket->src_ip4;
 }
 
 /* Gives the packet to what listens at this address. Where nothing does, the kernel refuses it. A socket at every

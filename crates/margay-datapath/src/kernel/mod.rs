@@ -318,7 +318,8 @@ impl Unavailable {
     /// The kernel has not taken an object.
     pub(crate) fn of_load(error: &libbpf_rs::Error) -> Self {
         match error.kind() {
-            ErrorKind::PermissionDenied => Self::Privilege,
+            // The verifier refuses some programs by the same error.
+            ErrorKind::PermissionDenied if !words::has_verifier_log() => Self::Privilege,
             ErrorKind::Unsupported => Self::Kernel(error.to_string()),
             _ => Self::Verifier(format!("{error}; {}", words::last())),
         }

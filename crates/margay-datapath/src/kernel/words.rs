@@ -16,6 +16,11 @@ pub(crate) fn keep() {
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, keep)));
 }
 
+/// Whether the last lines are of a program that the verifier refused.
+pub(crate) fn has_verifier_log() -> bool {
+    WORDS.lock().iter().any(|line| line.contains("END PROG LOAD LOG"))
+}
+
 /// The last lines.
 pub(crate) fn last() -> String {
     WORDS.lock().join(" | ")

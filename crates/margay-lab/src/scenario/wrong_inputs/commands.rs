@@ -16,8 +16,6 @@ pub const LINES: &[Wrong] = &[
     Wrong("flow", &["list", "watch"]),
     Wrong("route", &["list", "add"]),
     Wrong("id authority", &["create"]),
-    Wrong("lab run no-such-scenario", &["no-such-scenario", "there are"]),
-    Wrong("lab up /no/such.toml", &["/no/such.toml"]),
     Wrong("completions csh", &["csh", "bash"]),
     Wrong("completions", &["SHELL"]),
     Wrong("--config /no/such.toml up", &["/no/such.toml", "No such file"]),

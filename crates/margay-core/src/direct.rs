@@ -323,21 +323,6 @@ impl Sal {
         self.set_direct_due(id, Some(now + wait));
     }
 
-    /// At first contact the peer's programs know of this host only once its agent has read the ACK, which a pinhole would
-    /// overtake: it would be a stranger's, and reset. So the first one waits for the CONFIRM, or for the time of the next.
-    pub(crate) fn await_confirm(&mut self, now: Instant, id: FlowId) {
-        if self.is_waiting_for_proof(id) {
-            self.set_direct_due(id, Some(now + PINHOLE_FIRST));
-        }
-    }
-
-    /// The peer knows the flow: the first pinhole goes, if it has waited for that.
-    pub(crate) fn begin_pinholes(&mut self, now: Instant, id: FlowId) {
-        if self.flows.get(id).is_some_and(|flow| flow.direct.tries == 0) {
-            self.open_pinhole(now, id);
-        }
-    }
-
     /// A flow taken over with the ports that it had. Encapsulated, unless [`adopt_direct`](Self::adopt_direct) follows.
     pub(crate) fn adopt_ports(&mut self, now: Instant, id: FlowId, ports: &Tuple) {
         let (local_port, peer_port) = (ports.source.port(), ports.destination.port());

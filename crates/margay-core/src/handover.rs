@@ -723,8 +723,8 @@ pub(crate) mod tests {
         while before.poll_event().is_some() {}
         assert_eq!(before.flow(record().flow).and_then(|flow| flow.closed), Some(Direction::Egress));
         before.handle_transport(now, record().flow, Direction::Ingress, tcp_flags::FIN);
-        let changed =
-            core::iter::from_fn(|| before.poll_event()).any(|event| event == Event::FlowChanged(record().flow));
+        let changed = core::iter::from_fn(|| before.poll_event())
+            .any(|event| matches!(event, Event::FlowEnded { flow, .. } if flow == record().flow));
         assert!(changed, "whoever keeps records hears of it");
         assert_eq!(before.flow(record().flow).and_then(|flow| flow.closed), None, "by both");
         let over = before.export_flow(now, record().flow).expect("it lingers");

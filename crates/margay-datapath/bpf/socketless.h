@@ -9,6 +9,9 @@
  * what comes first is still to come: the client's TCP sends it again. So nothing of a connection reaches a listener
  * but the SYN and what follows it.
  *
+ * A port that a runtime of containers publishes has a listener on the host, too, which nothing comes to: all of the
+ * connection is translated, and forwarded to the container, whose TCP has the socket.
+ *
  * No more: the end that closes last forgets a connection as soon as its FIN is acknowledged (RFC 9293 §3.6). The other
  * end, in TIME-WAIT, acknowledges whatever is old; and what goes by one way may be overtaken by what goes by another.
  */
@@ -24,6 +27,7 @@
 #define SOCKETLESS_ASKED 0 /* a listener has been given the SYN */
 #define SOCKETLESS_ANSWERED 1 /* and has answered it */
 #define SOCKETLESS_PARTED 2 /* this end has closed last */
+#define SOCKETLESS_ELSEWHERE 3 /* what has answered is no listener of the host: a rule translates what comes */
 
 struct socketless {
 	__u64 until_ns;
@@ -107,8 +111,10 @@ static __always_inline void turn(const struct app_key *key, struct app_key *turn
 	turned->protocol = key->protocol;
 }
 
-/* A SYN leaves sal0: it may be a listener's answer. */
-static __noinline void note_answered(const struct packet *packet)
+/* A SYN leaves sal0: it may be a listener's answer, or, where it has come from elsewhere, a container's. A cookie bears
+ * no socket, and so the interface by which the answer came in tells the two apart.
+ */
+static __noinline void note_answered(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct socketless *value;
 	struct app_key key = {};
@@ -118,7 +124,7 @@ static __noinline void note_answered(const struct packet *packet)
 	turn(&packet->key, &key);
 	value = bpf_map_lookup_elem(&socketless, &key);
 	if (value && value->state == SOCKETLESS_ASKED && value->next == packet->acknowledgement)
-		value->state = SOCKETLESS_ANSWERED;
+		value->state = skb->ingress_ifindex ? SOCKETLESS_ELSEWHERE : SOCKETLESS_ANSWERED;
 }
 
 /* A FIN leaves sal0. Whoever closes first keeps a socket, in TIME-WAIT at the end. What another network namespace sends
@@ -168,6 +174,8 @@ static __noinline bool is_lost(struct __sk_buff *skb, const struct packet *packe
 		bpf_map_delete_elem(&socketless, &packet->key);
 		return false;
 	}
+	if (value && value->state == SOCKETLESS_ELSEWHERE)
+		return false;
 	state = state_of_socket(skb, packet);
 	ahead = value ? (__s32)(packet->sequence - value->next) : 0;
 	is_parted = value && value->state == SOCKETLESS_PARTED;

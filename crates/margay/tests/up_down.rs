@@ -281,7 +281,7 @@ sys.stdin.read()'; }
         read -r ready <&"${taken[0]}"; [ "$ready" = ready ]
         refused margay up; said 54324
         # The cause comes first, and what the agent said before it comes last.
-        sed -n '/./{p;q}' "$dir/said" | grep 'does not start: .*54324' >/dev/null || { cat "$dir/said"; exit 1; }
+        grep -m1 '×' "$dir/said" | grep 'does not start: .*54324' >/dev/null || { cat "$dir/said"; exit 1; }
         said 'as it was before. Its log is'
         as_before 'up without an agent'
 

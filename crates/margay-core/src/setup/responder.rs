@@ -182,10 +182,11 @@ impl Sal {
             return Ok(());
         }
         // A listener whose queue was full has said nothing; it is asked again, as TCP itself would.
-        let (syn, is_told) = (setup.syn.clone(), !setup.answers.is_empty());
+        let (syn, is_told, moves) = (setup.syn.clone(), !setup.answers.is_empty(), setup.moves);
         if let Some(syn) = syn {
             self.queue.inject(syn);
-            if !is_told && self.now.since(flow.since) >= LISTENER_PATIENCE {
+            // A connection of before has answered, where it was moved to another port.
+            if !is_told && moves == 0 && self.now.since(flow.since) >= LISTENER_PATIENCE {
                 self.turn_answers(id, arrival.reply);
                 self.answer(id, &[], Some(ErrorCode::ListenerSilent));
                 return Ok(());

@@ -14,14 +14,17 @@ use margay_core::name::{HOST_V4, HOST_V6};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::grant::test::alone;
+use super::test::opening::numbered;
 use super::{CacheConfig, KernelCache};
-use crate::packet::{ACK, RST, SYN, TCP};
+use crate::packet::{ACK, FIN, RST, SYN, TCP};
 use crate::sample::{self, Checksum};
 use crate::tun::{self, Tun};
 use crate::vnet;
 
 const PATIENCE_MS: u16 = 10_000;
 const SAL0: &str = "sal0";
+/// Number of a SYN.
+const FIRST: u32 = 1000;
 const CLIENTS: [&str; 2] = ["10.1.0.1", "fd01::1"];
 
 struct Host {
@@ -64,9 +67,13 @@ impl Host {
         let client: IpAddr = CLIENTS[usize::from(to.is_ipv6())].parse().expect("literal");
         let source = SocketAddr::new(client, client_port);
         let tuple = Tuple { protocol: TCP, source, destination: SocketAddr::new(to, port) };
-        let packet = sample::packet(tuple, flags, b"", Checksum::Complete);
-        self.tun.write(&[IoSlice::new(&[0; vnet::LEN]), IoSlice::new(&packet)]).expect("written");
+        self.write(&sample::packet(tuple, flags, b"", Checksum::Complete));
         self.flags_of([port, client_port])
+    }
+
+    /// A packet comes by `sal0`.
+    fn write(&self, packet: &[u8]) {
+        self.tun.write(&[IoSlice::new(&[0; vnet::LEN]), IoSlice::new(packet)]).expect("written");
     }
 
     /// The flags of the next segment that leaves by `sal0` with these ports, source and destination.
@@ -167,9 +174,21 @@ fn what_comes_for_a_published_port_is_forwarded() {
             source: format!("{}:4000", CLIENTS[0]).parse().expect("literal"),
             destination: SocketAddr::new(HOST_V4.into(), port),
         };
-        let packet = sample::packet(tuple, SYN, b"", Checksum::Complete);
-        host.tun.write(&[IoSlice::new(&[0; vnet::LEN]), IoSlice::new(&packet)]).expect("written");
+        let packet = numbered(tuple, SYN, (FIRST, 0), b"");
+        host.write(&packet);
         // All routes lead to `sal0` here.
         assert_eq!(host.flags_of([4000, 7]), SYN, "the container gets it");
+        let container: SocketAddr = "192.0.2.9:7".parse().expect("literal");
+        host.write(&numbered(
+            Tuple { source: container, destination: tuple.source, ..tuple },
+            SYN | ACK,
+            (7, FIRST + 1),
+            b"",
+        ));
+        assert_eq!(host.flags_of([port, 4000]), SYN | ACK, "the client hears it");
+        for (at, flags) in [(1, ACK), (2, ACK), (100, ACK), (200, FIN | ACK)] {
+            host.write(&numbered(tuple, flags, (FIRST + at, 8), b"data"));
+            assert_eq!(host.flags_of([4000, 7]), flags, "{at} bytes further");
+        }
     });
 }

@@ -175,7 +175,12 @@ fn with_mss(tuple: Tuple, flags: u8, mss: u16) -> Vec<u8> {
 }
 
 /// A packet with its own sequence number and acknowledgement.
-pub(super) fn numbered(tuple: Tuple, flags: u8, (sequence, acknowledgement): (u32, u32), payload: &[u8]) -> Vec<u8> {
+pub(in crate::kernel) fn numbered(
+    tuple: Tuple,
+    flags: u8,
+    (sequence, acknowledgement): (u32, u32),
+    payload: &[u8],
+) -> Vec<u8> {
     let mut packet = segment(tuple, flags, payload);
     let at = if tuple.source.is_ipv4() { 20 } else { 40 } + 4;
     packet[at..at + 4].copy_from_slice(&sequence.to_be_bytes());

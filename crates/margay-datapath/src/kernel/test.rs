@@ -42,7 +42,7 @@ mod ending;
 #[path = "host_traffic_test.rs"]
 mod host_traffic;
 #[path = "opening_test.rs"]
-mod opening;
+pub(super) mod opening;
 #[path = "socketless_test.rs"]
 mod socketless;
 #[path = "virtual_test.rs"]

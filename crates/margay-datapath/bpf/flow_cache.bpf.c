@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
  * The flow cache (DESIGN §2, §7): established flows whose packets go direct are rewritten between the application's
- * virtual five-tuple and the wire's, at the egress of sal0 and at the ingress of every network card. Everything else is the
- * agent's: it reads what leaves sal0.
+ * virtual five-tuple and the wire's, at the egress of sal0 and at the ingress of every network card. Everything else is
+ * the agent's: it reads what leaves sal0.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -29,7 +29,8 @@ const volatile __u32 sal0_ifindex = 0;
 /* The host's virtual addresses: whom packets of flows are for. */
 const volatile __u32 host_v4 = 0;
 const volatile __u32 host_v6[4] = {};
-/* Bytes before the IP header at sal0: none on a TUN. The kernel's test run knows Ethernet frames only, so tests say 14. */
+/* Bytes before the IP header at sal0: none on a TUN. The kernel's test run knows Ethernet frames only, so tests say 14.
+ */
 const volatile __u32 sal0_header_len = 0;
 
 #include "layout.h"
@@ -74,13 +75,15 @@ struct shared_layout {
 const volatile struct shared_layout shared_layout = {};
 const volatile __u32 layout_version = LAYOUT_VERSION;
 
-/* Without a round trip known, of the flow or of another on its path, a wait for an answer is too long after a second. */
+/* Without a round trip known, of the flow or of another on its path, a wait for an answer is too long after a second.
+ */
 #define STALL_UNKNOWN_NS 1000000000ULL
 /* The end that only receives datagrams answers so often; three answers are not lost by chance. */
 #define DATAGRAM_ANSWER_NS 1000000000ULL
 #define DATAGRAM_STALL_NS 3500000000ULL
-/* Firewalls close the hole of a datagram flow after 30 s of silence at the earliest (Linux conntrack's time for a flow that has not
- * been answered); half of that is on the safe side. */
+/* Firewalls close the hole of a datagram flow after 30 s of silence at the earliest (Linux conntrack's time for a flow
+ * that has not been answered); half of that is on the safe side.
+ */
 #define DATAGRAM_IDLE_NS 15000000000ULL
 
 static __always_inline bool is_reset(const struct packet *packet)
@@ -111,8 +114,9 @@ static __always_inline bool is_stalled(const struct flow_entry *entry, const str
 	return since && (__s64)(now - since) > (__s64)limit && agent_is_alive(now);
 }
 
-/* Whether datagrams must not go direct any more: nothing has come back although the other end answers once a second, or the flow
- * has been silent for so long that holes on the way may have closed. */
+/* Whether datagrams must not go direct any more: nothing has come back although the other end answers once a second, or
+ * the flow has been silent for so long that holes on the way may have closed.
+ */
 static __always_inline bool is_datagram_stalled(struct flow_entry *entry, const struct path_entry *path, __u64 now)
 {
 	__u64 since = started_waiting(entry, path);
@@ -183,7 +187,9 @@ static __always_inline int send_direct(struct __sk_buff *skb, struct packet *pac
 	if (!rewrite(skb, packet, (const __u32 *)path->local, (const __u32 *)path->remote, wire->local_port,
 		     wire->remote_port))
 		goto refused;
-	/* The neighbour is found for a frame, and a TUN's packet is none: it gets room for a header, which the kernel fills in. */
+	/* The neighbour is found for a frame, and a TUN's packet is none: it gets room for a header, which the kernel
+	 * fills in.
+	 */
 	if (!packet->ip_offset && bpf_skb_change_head(skb, sizeof(struct ethhdr), 0))
 		goto refused;
 	count(COUNT_EGRESS_PACKETS);
@@ -209,7 +215,7 @@ int app_egress(struct __sk_buff *skb)
 	if (!parse(skb, sal0_header_len, &packet))
 		return TCX_NEXT;
 	if (packet.tcp_flags & TCP_SYN)
-		note_answered(skb, &packet);
+		note_syn(skb, &packet);
 	else if (packet.tcp_flags & TCP_FIN)
 		note_parting(skb, &packet);
 	/* It may begin a new flow on an old five-tuple. */
@@ -222,8 +228,8 @@ int app_egress(struct __sk_buff *skb)
 	entry = bpf_map_lookup_elem(&flows, &on_wire);
 	if (!entry || !(entry->flags & FLOW_EGRESS))
 		return TCX_NEXT;
-	/* One that has stalled is the agent's. Where that died in the very moment, a burst that was lost would be the end of the flow
-	 * until there is another agent: what TCP sends again may still pass.
+	/* One that has stalled is the agent's. Where that died in the very moment, a burst that was lost would be the
+	 * end of the flow until there is another agent: what TCP sends again may still pass.
 	 */
 	if (entry->flags & FLOW_STALLED && agent_is_alive(bpf_ktime_get_coarse_ns()))
 		goto leave;
@@ -411,8 +417,8 @@ int wire_ingress(struct __sk_buff *skb)
 	}
 	if (!entry)
 		return without_entry(skb, &packet, path);
-	/* While nothing has come by the path, a reset is the word of a host on the way that knows no such connection, such as a
-	 * translator: it shows nothing of the path, and is not the peer's.
+	/* While nothing has come by the path, a reset is the word of a host on the way that knows no such connection,
+	 * such as a translator: it shows nothing of the path, and is not the peer's.
 	 */
 	if (is_reset(&packet) && path->flags & PATH_HELD) {
 		count(COUNT_DROP_RESET);
@@ -441,7 +447,8 @@ int wire_ingress(struct __sk_buff *skb)
 	count(COUNT_INGRESS_PACKETS);
 	if (packet.is_fresh && note_fresh(&packet, entry))
 		return bpf_redirect(sal0_ifindex, BPF_F_INGRESS);
-	/* Where there is no socket, or may be none, it comes by sal0, too: `app_ingress` asks what TCP can make of it. */
+	/* Where there is no socket, or may be none, it comes by sal0, too: `app_ingress` asks what TCP can make of it.
+	 */
 	if (is_in_place(entry) && has_socket(entry) && !is_pinhole_segment(&packet)) {
 		if (!is_mute(entry, &packet, entry->ingress.last_ns)) {
 			skb->tc_index = REWRITTEN_INDEX;

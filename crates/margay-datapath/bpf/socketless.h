@@ -111,17 +111,21 @@ static __always_inline void turn(const struct app_key *key, struct app_key *turn
 	turned->protocol = key->protocol;
 }
 
-/* A SYN leaves sal0: it may be a listener's answer, or, where it has come from elsewhere, a container's. A cookie bears
- * no socket, and so the interface by which the answer came in tells the two apart.
+/* A SYN leaves sal0. It begins a connection of the host's: what is noted was of one before it on the same five-tuple,
+ * and where its socket goes before the answer has come, the host's reset is what ends the flow at the peer. Or it is a
+ * listener's answer, or, where it has come from elsewhere, a container's. A cookie bears no socket, and so the
+ * interface by which the answer came in tells the two apart.
  */
-static __noinline void note_answered(struct __sk_buff *skb, const struct packet *packet)
+static __noinline void note_syn(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct socketless *value;
 	struct app_key key = {};
 
-	if ((packet->tcp_flags & (TCP_SYN | TCP_ACK)) != (TCP_SYN | TCP_ACK))
-		return;
 	turn(&packet->key, &key);
+	if (!(packet->tcp_flags & TCP_ACK)) {
+		bpf_map_delete_elem(&socketless, &key);
+		return;
+	}
 	value = bpf_map_lookup_elem(&socketless, &key);
 	if (value && value->state == SOCKETLESS_ASKED && value->next == packet->acknowledgement)
 		value->state = skb->ingress_ifindex ? SOCKETLESS_ELSEWHERE : SOCKETLESS_ANSWERED;
@@ -183,7 +187,9 @@ static __noinline bool is_lost(struct __sk_buff *skb, const struct packet *packe
 	if (state == BPF_TCP_NEW_SYN_RECV)
 		return is_probe || (value && !is_parted && ahead < 0);
 	if (state && state != BPF_TCP_LISTEN) {
-		/* What has parted waits for its last acknowledgement still; otherwise it is another connection's by now. */
+		/* What has parted waits for its last acknowledgement still; otherwise it is another connection's by
+		 * now.
+		 */
 		if (value && !(is_parted && state == BPF_TCP_LAST_ACK))
 			bpf_map_delete_elem(&socketless, &packet->key);
 		return is_made && state == BPF_TCP_TIME_WAIT;

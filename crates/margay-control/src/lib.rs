@@ -1,5 +1,5 @@
-//! The control plane of one agent: keys, join tokens, the embedded store, virtual addresses, registration between hosts and routers, DNS, and
-//! the gRPC API.
+//! The control plane of one agent: keys, join tokens, the embedded store, virtual addresses, registration between hosts
+//! and routers, DNS, and the gRPC API.
 //!
 //! Nothing here owns the datapath: what the control plane decides reaches the core through [`SalControl`], which the
 //! program implements.

@@ -1,4 +1,5 @@
-//! The DNS responder on loopback sockets, over a store in a temporary directory, asked by another implementation's encoder.
+//! The DNS responder on loopback sockets, over a store in a temporary directory, asked by another implementation's
+//! encoder.
 
 mod dns_world;
 

@@ -1,4 +1,5 @@
-//! How flows end: in order, by reset, by silence, or because the peer cannot carry them any more (DESIGN §3.8, §7, §18).
+//! How flows end: in order, by reset, by silence, or because the peer cannot carry them any more (DESIGN §3.8, §7,
+//! §18).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -34,9 +35,9 @@ const IDLE_UDP: Duration = Duration::from_secs(180);
 /// TCP flows without traffic, as Linux has it for what it tracks: a connection that says nothing for days is still one
 /// (RFC 5382 REQ-5 asks for two hours at least).
 const IDLE_TCP: Duration = Duration::from_secs(432_000);
-/// Connections that both ends have closed, and of which nobody has seen that each end has all of the other's: a TCP that waits for an
-/// acknowledgement sends again, each time after twice the time before (RFC 6298 §5.5), so one that has been silent for twice as long as it
-/// has waited, and for this time more, waits for nothing.
+/// Connections that both ends have closed, and of which nobody has seen that each end has all of the other's: a TCP
+/// that waits for an acknowledgement sends again, each time after twice the time before (RFC 6298 §5.5), so one that
+/// has been silent for twice as long as it has waited, and for this time more, waits for nothing.
 const IDLE_ENDING: Duration = Duration::from_secs(40);
 /// What of a program's datagrams waits for the answer to the first one: eight of the largest.
 const HELD_SENDS_BYTES: usize = 8 << 16;
@@ -301,7 +302,8 @@ impl Sal {
         Ok(())
     }
 
-    /// Tells a known peer that a flow it still sends on is gone here, so that its application need not wait for a time-out.
+    /// Tells a known peer that a flow it still sends on is gone here, so that its application need not wait for a
+    /// time-out.
     fn say_unknown(&mut self, now: Instant, from: SocketAddr, flow: FlowId, len: usize) {
         let Some(local_id) = self.associations.at_address(from).next().map(|association| association.local_id) else {
             self.say_unknown_association(now, from, flow, len);

@@ -94,8 +94,8 @@ pub struct Wire {
     pub sending: bool,
     /// Whether the peer sends direct, or may from its first packet on, and everything encapsulated before has passed.
     pub accepting: bool,
-    /// Whether the program's TCP has had a packet of the peer's, so that those that are direct may go straight to it. If not, they come up as
-    /// misses: see [`Sal::handle_app_packet`](crate::sal::Sal::handle_app_packet).
+    /// Whether the program's TCP has had a packet of the peer's, so that those that are direct may go straight to it.
+    /// If not, they come up as misses: see [`Sal::handle_app_packet`](crate::sal::Sal::handle_app_packet).
     pub begun: bool,
 }
 
@@ -143,8 +143,8 @@ pub struct Grant {
     pub id: FlowId,
     /// An initiator's programs connect, a responder's are connected to.
     pub role: Role,
-    /// Of an initiator: the destination is where programs here connect to; the source says nothing. Of a responder: as the listener's
-    /// packets carry it, but for the client's port.
+    /// Of an initiator: the destination is where programs here connect to; the source says nothing. Of a responder: as
+    /// the listener's packets carry it, but for the client's port.
     pub app: Tuple,
     /// The record of the address pair.
     pub path: PathId,
@@ -162,7 +162,8 @@ pub struct Grant {
     pub ports: [u16; GRANT_FLOWS_MAX as usize],
     /// Under which the SYNs of its flows are tagged.
     pub key: GrantKey,
-    /// By which the next start of the agent takes up what this one has not been told of; the cache keeps it beside the grant.
+    /// By which the next start of the agent takes up what this one has not been told of; the cache keeps it beside the
+    /// grant.
     pub record: [u8; GRANT_RECORD_LEN],
 }
 
@@ -186,8 +187,8 @@ impl fmt::Debug for GrantKey {
 pub struct Survey {
     /// Opened, and answered by the other end.
     pub answered: u128,
-    /// Of these, those that are over, without anybody having been told of them: both ends have closed, and each has acknowledged all of the
-    /// other's.
+    /// Of these, those that are over, without anybody having been told of them: both ends have closed, and each has
+    /// acknowledged all of the other's.
     pub over: u128,
 }
 
@@ -282,8 +283,8 @@ pub enum EntryUpdate {
     Path(Path),
     /// Forget a path record; no entry names it any more.
     RemovePath(PathId),
-    /// Show programs this address in the place of a surrogate, with the same port, until the flow is forgotten. For datagrams: a
-    /// connection has its client's address.
+    /// Show programs this address in the place of a surrogate, with the same port, until the flow is forgotten. For
+    /// datagrams: a connection has its client's address.
     Show {
         /// What the flow's packets come from.
         surrogate: SocketAddr,
@@ -292,7 +293,8 @@ pub enum EntryUpdate {
     },
     /// Add an entry, or replace one of a lower generation.
     Install(Entry),
-    /// As [`Install`](Self::Install), of a flow that the kernel's cache has opened by a grant and told of: it has the entry.
+    /// As [`Install`](Self::Install), of a flow that the kernel's cache has opened by a grant and told of: it has the
+    /// entry.
     Opened(Entry),
     /// The kernel's cache may open flows by this.
     Grant(Box<Grant>),

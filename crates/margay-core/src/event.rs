@@ -30,9 +30,9 @@ pub enum Event {
     FlowChanged(FlowId),
     /// A flow is over, and lingers for late packets.
     FlowEnded {
-        /// Which.
+        /// By this host's number.
         flow: FlowId,
-        /// How.
+        /// `Closed`: by both ends; `Reset`: by either.
         reason: RemoveReason,
     },
     /// A flow is gone.
@@ -74,7 +74,8 @@ pub enum Event {
     Flapping(HostId),
     /// Nothing comes from a peer any more, by whatever way.
     Silent(HostId),
-    /// Data goes unanswered between the addresses in use with a peer although probes are answered, and no other pair is better.
+    /// Data goes unanswered between the addresses in use with a peer although probes are answered, and no other pair is
+    /// better.
     Unanswered(HostId),
     /// A host with another key has proved itself at the address of one that this host has flows with.
     OtherHost {

@@ -1,4 +1,5 @@
-//! Names of services (DESIGN §5): 256 bits, how people write them, and the virtual addresses that stand for them on a host.
+//! Names of services (DESIGN §5): 256 bits, how people write them, and the virtual addresses that stand for them on a
+//! host.
 
 use alloc::string::{String, ToString};
 use core::fmt;

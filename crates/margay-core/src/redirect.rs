@@ -1,5 +1,6 @@
-//! The old location redirects (SCAFFOLD §4.2.2, note 2): whoever finds this host at an address of its own that it is leaving, or has
-//! left, is told from the new one where it is (docs/decisions/0018). An address that is gone tells nobody; then the rendezvous does.
+//! The old location redirects (SCAFFOLD §4.2.2, note 2): whoever finds this host at an address of its own that it is
+//! leaving, or has left, is told from the new one where it is (docs/decisions/0018). An address that is gone tells
+//! nobody; then the rendezvous does.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -29,8 +30,8 @@ const fn is_on_purpose(ask: &Ask) -> bool {
 }
 
 impl Sal {
-    /// A peer has moved, too, and found this host at the local address of `pair`, which it is leaving on purpose: the pair that it
-    /// wants instead.
+    /// A peer has moved, too, and found this host at the local address of `pair`, which it is leaving on purpose: the
+    /// pair that it wants instead.
     pub(crate) fn wish_instead_of(&self, scope: Scope, pair: Pair) -> Option<Pair> {
         let ask = self.locations.get(scope)?.ask.as_ref()?;
         // Where the old address is lost, any place where they meet will do.

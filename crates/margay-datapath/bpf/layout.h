@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
  * What lies in the maps. Rust has its types from this file, through the object's type information: there is no second
- * definition. A change of any of these structures is a new LAYOUT_VERSION: pinned maps outlive the program that made them.
+ * definition. A change of any of these structures is a new LAYOUT_VERSION: pinned maps outlive the program that made
+ * them.
  */
 #pragma once
 
@@ -97,14 +98,16 @@ struct direction {
 	__u64 bytes;
 	__u64 segments;
 	struct tcp_numbers numbers;
-	/* Ingress of datagrams: when the agent was asked to answer last; of TCP: since when its data may go unanswered here. */
+	/* Ingress of datagrams: when the agent was asked to answer last; of TCP: since when its data may go unanswered
+	 * here.
+	 */
 	__u64 asked_ns;
 	__u32 segment; /* payload of the largest TCP segment, since the entry was made */
 	__u32 next; /* what the application's TCP expects, as far as has been seen */
 };
 
-/* Both directions of a flow may pass on different processors at once: what each writes lies on cache lines of its own. The
- * kernel puts a value at 8 bytes past a line, which is where the odd first part comes from.
+/* Both directions of a flow may pass on different processors at once: what each writes lies on cache lines of its own.
+ * The kernel puts a value at 8 bytes past a line, which is where the odd first part comes from.
  */
 struct flow_entry {
 	__u32 generation;
@@ -215,7 +218,9 @@ struct offer {
 	__u32 grants[OFFER_GRANTS];
 };
 
-/* A grant of a peer's: flows that programs of this host may open. What rises with each of them is of the first one here. */
+/* A grant of a peer's: flows that programs of this host may open. What rises with each of them is of the first one
+ * here.
+ */
 struct spare {
 	__u32 grant; /* its number: elements of the map are used again, and whoever has found one must see that it still is the same */
 	__u32 path;
@@ -230,8 +235,8 @@ struct spare {
 	__u8 record[GRANT_RECORD_LEN]; /* the agent's own, for its next start */
 };
 
-/* A grant to a peer: flows that it may open. It lies at the wire key of the first of them: their remote ports begin at a multiple of
- * GRANT_FLOWS_MAX.
+/* A grant to a peer: flows that it may open. It lies at the wire key of the first of them: their remote ports begin at
+ * a multiple of GRANT_FLOWS_MAX.
  */
 struct grant {
 	__u32 grant; /* its number, as above */

@@ -38,8 +38,8 @@ static __always_inline bool has_connection(struct __sk_buff *skb, struct bpf_soc
 	return is_connection;
 }
 
-/* Whether a socket is bound to an address, and not to every one. The kernel notes an IPv4 address for those of IPv6, too:
- * the one that is mapped, or a loopback address for all others but `::`.
+/* Whether a socket is bound to an address, and not to every one. The kernel notes an IPv4 address for those of IPv6,
+ * too: the one that is mapped, or a loopback address for all others but `::`.
  */
 static __always_inline bool is_at_one_address(const struct bpf_sock *socket)
 {

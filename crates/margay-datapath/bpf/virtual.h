@@ -6,9 +6,9 @@
  *
  * Addresses of the IP header alone decide: a fragment has no ports, and IPv6 may have extension headers before them.
  *
- * What comes from the host's own virtual address is for sal0, wherever routing has sent it. Where the host has translated
- * the destination of a connection (a published port of a container), it routes answers by the container's address, past
- * the rule for this one, and puts this one there afterwards.
+ * What comes from the host's own virtual address is for sal0, wherever routing has sent it. Where the host has
+ * translated the destination of a connection (a published port of a container), it routes answers by the container's
+ * address, past the rule for this one, and puts this one there afterwards.
  */
 #pragma once
 
@@ -106,8 +106,8 @@ int card_ingress(struct __sk_buff *skb)
 	return is_intruding(skb) ? TCX_DROP : TCX_NEXT;
 }
 
-/* On every card: whatever the routes say, and whichever device a socket is bound to. On the way to sal0 the kernel takes
- * the card's header off.
+/* On every card: whatever the routes say, and whichever device a socket is bound to. On the way to sal0 the kernel
+ * takes the card's header off.
  */
 SEC("tcx/egress")
 int card_egress(struct __sk_buff *skb)

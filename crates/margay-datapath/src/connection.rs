@@ -51,8 +51,8 @@ pub(crate) struct Direct {
 }
 
 impl WireState {
-    /// The number after an end's FIN, if one has passed here that counts. After a FIN come acknowledgements alone, whose number is this
-    /// one.
+    /// The number after an end's FIN, if one has passed here that counts. After a FIN come acknowledgements alone,
+    /// whose number is this one.
     pub fn end(&self, of: Direction) -> Option<u32> {
         let seen = if of == Direction::Egress { &self.sent } else { &self.received };
         let has_closed = self.seen.ends().any(|(direction, flags)| direction == of && flags & FIN != 0);

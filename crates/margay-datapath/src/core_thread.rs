@@ -264,8 +264,9 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
     }
 
-    /// The kernel's cache saw connections begin or end, datagrams that go one way, and the like. Asked before the core decides about
-    /// anything, since they gather for a moment where many come. Gives whether more are to be expected: connections come and go in numbers.
+    /// The kernel's cache saw connections begin or end, datagrams that go one way, and the like. Asked before the core
+    /// decides about anything, since they gather for a moment where many come. Gives whether more are to be expected:
+    /// connections come and go in numbers.
     pub fn cache_events(&mut self, shared: &Shared<C>) -> bool {
         let now = clock::now();
         let seen = shared.direct.take_events();
@@ -324,8 +325,8 @@ impl<C: Core> CoreSide<C> {
         self.drain(shared);
     }
 
-    /// Looks through the caches for what flows have carried, and for ends that nobody told of: the ring of events may have been full, and the
-    /// programs of the agent before go on telling theirs until they are replaced.
+    /// Looks through the caches for what flows have carried, and for ends that nobody told of: the ring of events may
+    /// have been full, and the programs of the agent before go on telling theirs until they are replaced.
     fn scan(&mut self, shared: &Shared<C>, now: Instant) {
         let blocks = shared.table.read().blocks();
         let mut flows: Vec<FlowId> = Vec::new();
@@ -438,9 +439,9 @@ fn work_off<C: Core>(shared: &Shared<C>, waiting: Waiting) {
     }
 }
 
-/// Brings a change to the table and to the kernel's cache. What is lifted enters the table first, so that whatever still
-/// comes to user space is marked; what goes back leaves the kernel first (DESIGN §18). What flows have carried that are
-/// removed is left in `gone`.
+/// Brings a change to the table and to the kernel's cache. What is lifted enters the table first, so that whatever
+/// still comes to user space is marked; what goes back leaves the kernel first (DESIGN §18). What flows have carried
+/// that are removed is left in `gone`.
 fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, FlowCounters>) {
     match update {
         EntryUpdate::Path(path) => {

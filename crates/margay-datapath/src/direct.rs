@@ -41,8 +41,8 @@ pub trait Routing: Send + Sync {
     /// Whether an interface that is up has an address.
     fn is_up(&self, local: IpAddr) -> bool;
 
-    /// Forgets what is known of a neighbour, and what waits for it. A TCP does not send again what it believes to be in a queue of
-    /// this host still, and there it may wait for seconds.
+    /// Forgets what is known of a neighbour, and what waits for it. A TCP does not send again what it believes to be in
+    /// a queue of this host still, and there it may wait for seconds.
     fn forget_neighbour(&self, interface: u32, neighbour: IpAddr);
 }
 
@@ -63,8 +63,8 @@ struct KnownPath {
     wire: WirePath,
     /// Something narrower than this host's link lies on the way: largest IP packet in bytes that passes.
     narrow: Option<u32>,
-    /// Flows may go direct on it: its address pair is in the kernel's cache. Two associations with one peer have one such record
-    /// between them, so that the pair leads to one path.
+    /// Flows may go direct on it: its address pair is in the kernel's cache. Two associations with one peer have one
+    /// such record between them, so that the pair leads to one path.
     is_used: bool,
 }
 
@@ -99,7 +99,8 @@ pub(crate) struct Direct {
     cache: RwLock<Option<Arc<KernelCache>>>,
     routing: Option<Box<dyn Routing>>,
     paths: Mutex<HashMap<PathId, KnownPath>>,
-    /// By which interface what leaves from the second address goes to the first: not always the one that the kernel would choose.
+    /// By which interface what leaves from the second address goes to the first: not always the one that the kernel
+    /// would choose.
     interfaces: RwLock<HashMap<(IpAddr, IpAddr), u32>>,
     /// Neighbours that were left since [`forget_left`](Direct::forget_left): interface, address.
     left: Mutex<Vec<(u32, IpAddr)>>,
@@ -146,8 +147,8 @@ impl Direct {
         *self.cache.write() = cache;
     }
 
-    /// The kernel's cache forgets path records that no flow names: those of the agent before whose associations have gone while there
-    /// was none. Where two stand at one pair of addresses, direct packets lead to neither.
+    /// The kernel's cache forgets path records that no flow names: those of the agent before whose associations have
+    /// gone while there was none. Where two stand at one pair of addresses, direct packets lead to neither.
     pub fn drop_strange_paths(&self) {
         if let Some(cache) = self.cache() {
             let paths = self.paths.lock();
@@ -155,8 +156,9 @@ impl Direct {
         }
     }
 
-    /// The interface by which a datagram from `local` leaves; zero where it does not matter. [`NOWHERE`] where the one that has
-    /// that address is down: the kernel would send it by another, where a translator would remember it for somebody else.
+    /// The interface by which a datagram from `local` leaves; zero where it does not matter. [`NOWHERE`] where the one
+    /// that has that address is down: the kernel would send it by another, where a translator would remember it for
+    /// somebody else.
     pub fn interface(&self, remote: IpAddr, local: IpAddr) -> u32 {
         let Some(routing) = &self.routing else { return 0 };
         if let Some(index) = self.interfaces.read().get(&(remote, local)) {
@@ -220,8 +222,8 @@ impl Direct {
         paths.insert(path.id, KnownPath { path: *path, wire, narrow, is_used });
     }
 
-    /// Forgets once more what waits for neighbours that were left: packets that were on their way out then. Who comes back would get
-    /// them seconds late, when their connections may have ended.
+    /// Forgets once more what waits for neighbours that were left: packets that were on their way out then. Who comes
+    /// back would get them seconds late, when their connections may have ended.
     pub fn forget_left(&self) {
         let Some(routing) = &self.routing else { return };
         let paths = self.paths.lock();
@@ -255,8 +257,8 @@ impl Direct {
         }
     }
 
-    /// The kernel has learned that datagrams to an address may have no more than `datagram_max` bytes. Nobody learns it from
-    /// packets that go direct: an ICMP error about one names ports that no socket has.
+    /// The kernel has learned that datagrams to an address may have no more than `datagram_max` bytes. Nobody learns it
+    /// from packets that go direct: an ICMP error about one names ports that no socket has.
     pub fn shrink_paths(&self, remote: IpAddr, datagram_max: u16) {
         self.narrow_paths(remote, packet_max(remote, datagram_max));
     }
@@ -465,8 +467,8 @@ fn packet_max(remote: IpAddr, datagram_max: u16) -> u32 {
     u32::from(datagram_max) + if remote.is_ipv4() { 28 } else { 48 }
 }
 
-/// Largest IP packet in bytes that goes direct: what this host's link takes, what the peer's does, and what has been learned of
-/// the way between. TCP asks the peer by its MSS; a datagram asks nobody.
+/// Largest IP packet in bytes that goes direct: what this host's link takes, what the peer's does, and what has been
+/// learned of the way between. TCP asks the peer by its MSS; a datagram asks nobody.
 fn mtu_of(link: u32, remote: IpAddr, datagram_max: u16, narrow: Option<u32>) -> u32 {
     link.min(packet_max(remote, datagram_max)).min(narrow.unwrap_or(u32::MAX))
 }

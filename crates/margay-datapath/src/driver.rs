@@ -9,11 +9,11 @@
 //!                            Sal, then its outputs in order
 //! ```
 //!
-//! The packet threads never wait for the core's lock: they read the flow cache under a shared lock and hand everything else
-//! over. So neither a flood of signalling nor a slow handshake delays established flows. What missed the cache goes the
-//! short way where that delays nobody: once `sal0` is empty the egress thread gives it to the core itself, if the core is
-//! free; and the core's thread, having given the host's TCP something, carries the answer itself if the egress thread is
-//! not at it yet. A connection is set up with fewer threads to wake (decision 0012).
+//! The packet threads never wait for the core's lock: they read the flow cache under a shared lock and hand everything
+//! else over. So neither a flood of signalling nor a slow handshake delays established flows. What missed the cache
+//! goes the short way where that delays nobody: once `sal0` is empty the egress thread gives it to the core itself, if
+//! the core is free; and the core's thread, having given the host's TCP something, carries the answer itself if the
+//! egress thread is not at it yet. A connection is set up with fewer threads to wake (decision 0012).
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
@@ -180,7 +180,8 @@ pub struct DatapathConfig {
     pub tun_name: String,
     /// The SAL's UDP port.
     pub udp_port: u16,
-    /// The usual largest UDP payload in bytes of this host's links; only a hint for laying out buffers, the paths decide.
+    /// The usual largest UDP payload in bytes of this host's links; only a hint for laying out buffers, the paths
+    /// decide.
     pub datagram_max: u16,
     /// How often flows are asked whether they carried something, in milliseconds.
     pub activity_scan_ms: u64,
@@ -245,8 +246,8 @@ pub struct Datapath<C: Core = Sal> {
 
 impl<C: Core> Datapath<C> {
     /// Opens the TUN and the UDP port and starts the threads. `core`'s clock must be [`clock::now`]. `on_event` is
-    /// called on whichever thread drains the core, under its lock: it must be quick and must not call back. Packets wait in the kernel's
-    /// queues until [`begin`](Self::begin).
+    /// called on whichever thread drains the core, under its lock: it must be quick and must not call back. Packets
+    /// wait in the kernel's queues until [`begin`](Self::begin).
     pub fn start(mut config: DatapathConfig, core: C, on_event: Box<dyn FnMut(Event) + Send>) -> Result<Self, Error> {
         if !(DATAGRAM_MIN..=DATAGRAM_MAX).contains(&config.datagram_max) {
             let (low, high) = (DATAGRAM_MIN, DATAGRAM_MAX);
@@ -304,7 +305,8 @@ impl<C: Core> Datapath<C> {
         Ok(())
     }
 
-    /// Takes packets from now on. Before, the core should know whatever they ask for: one that it cannot place is refused.
+    /// Takes packets from now on. Before, the core should know whatever they ask for: one that it cannot place is
+    /// refused.
     pub fn begin(&self) {
         self.shared.has_begun.store(true, Ordering::Release);
         self.shared.begun.set();
@@ -336,8 +338,8 @@ impl<C: Core> Datapath<C> {
         Some(stripe.counters())
     }
 
-    /// Uses the kernel's flow cache from now on, or (`None`) no more: flows that are direct are encapsulated again first.
-    /// Brings it every entry that it should hold.
+    /// Uses the kernel's flow cache from now on, or (`None`) no more: flows that are direct are encapsulated again
+    /// first. Brings it every entry that it should hold.
     pub fn use_cache(&self, cache: Option<Arc<KernelCache>>) {
         self.shared.direct.use_cache(cache);
         self.shared.direct.follow_all(&self.shared.table.read());
@@ -380,7 +382,8 @@ impl<C: Core> Datapath<C> {
         self.shared.table.read().len()
     }
 
-    /// Makes the core know of every flow that the kernel has opened by a grant, however young: the kernel's cache is about to lose them.
+    /// Makes the core know of every flow that the kernel has opened by a grant, however young: the kernel's cache is
+    /// about to lose them.
     pub fn hear_of_flows(&self) {
         if let Some(cache) = self.shared.direct.cache() {
             cache.tell_of_all();
@@ -423,8 +426,8 @@ impl<C: Core> Datapath<C> {
     }
 }
 
-/// Word that the core has something to be asked for: changes for a copy of its service table ([`Output::Routes`]), say. The datapath may
-/// end meanwhile.
+/// Word that the core has something to be asked for: changes for a copy of its service table ([`Output::Routes`]), say.
+/// The datapath may end meanwhile.
 pub struct News<C> {
     shared: Arc<Shared<C>>,
     wake: fn(&Shared<C>) -> &Wake,

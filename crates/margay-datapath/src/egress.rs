@@ -113,8 +113,8 @@ impl EgressSide {
         }
     }
 
-    /// Gives the core what missed the cache: at once, where nobody else is at it and nothing of earlier waits for it. To wake its
-    /// thread would cost more than all that it does for a connection.
+    /// Gives the core what missed the cache: at once, where nobody else is at it and nothing of earlier waits for it.
+    /// To wake its thread would cost more than all that it does for a connection.
     fn hand_over<C: Core>(&mut self, shared: &Shared<C>) {
         if self.missed.is_empty() {
             return;

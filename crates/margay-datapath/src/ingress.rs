@@ -118,8 +118,9 @@ fn accept<C: Core>(
         return Ok(());
     }
     if route.is_sending && run.opens() {
-        // The peer says SYN-ACK again: the acknowledgement that would open its connection went direct, and nowhere. It waits
-        // for the core to take the flow back, and to have the application say it once more: TCP does that only twice a second.
+        // The peer says SYN-ACK again: the acknowledgement that would open its connection went direct, and nowhere. It
+        // waits for the core to take the flow back, and to have the application say it once more: TCP does that only
+        // twice a second.
         shared.notice(Notice::Direct(flow, DirectEvent::Stalled));
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! The user-space flow cache (DESIGN §3.2, §7): one copy of each entry, found by the application's five-tuple on the way
-//! out and by flowID on the way in; and the path records that entries name.
+//! The user-space flow cache (DESIGN §3.2, §7): one copy of each entry, found by the application's five-tuple on the
+//! way out and by flowID on the way in; and the path records that entries name.
 //!
 //! Entries lie in blocks that never move or grow, about 110 bytes each; both indexes hold block numbers only.
 
@@ -47,7 +47,8 @@ pub struct EgressRoute {
     pub takes_end: bool,
     /// What its chunks are to be sealed with.
     pub seal: Option<Arc<Seal>>,
-    /// Something should have come by now: for how long this connection's data has gone unanswered; zero if that is not told.
+    /// Something should have come by now: for how long this connection's data has gone unanswered; zero if that is not
+    /// told.
     pub silence: Option<Duration>,
     /// It goes by several pairs of addresses; `to` is where it goes while none of them works.
     pub stripe: Option<Arc<Stripe>>,
@@ -114,7 +115,8 @@ struct Slot {
     segment: AtomicU32,
     wants_pinhole: AtomicBool,
     seal: Option<Arc<Seal>>,
-    /// When data of a connection was first sent encapsulated that nothing has come back for, in microseconds; zero: it has.
+    /// When data of a connection was first sent encapsulated that nothing has come back for, in microseconds; zero: it
+    /// has.
     unanswered_since: AtomicU64,
     /// The core was told that it goes unanswered, and not of an answer yet. Nothing but an answer ends it: what an
     /// update of the entry forgets, the core still has in mind.
@@ -189,8 +191,8 @@ impl Slot {
             && self.wants_pinhole.swap(false, Ordering::Relaxed)
     }
 
-    /// A connection's numbers must be known. A question and its answer, which set-up carries, are over before datagrams could go
-    /// direct: only a flow of several is worth the packets that lift it.
+    /// A connection's numbers must be known. A question and its answer, which set-up carries, are over before datagrams
+    /// could go direct: only a flow of several is worth the packets that lift it.
     fn is_ready_for_pinhole(&self) -> bool {
         if self.key.protocol == TCP {
             return self.numbers.load(Ordering::Relaxed) != 0;
@@ -250,8 +252,8 @@ pub struct Table {
     by_key: HashTable<u32>,
     by_flow: HashTable<u32>,
     paths: HashMap<PathId, PathRecord>,
-    /// The next packet number of flows without an entry. While a flow lives no number comes twice: the other end puts trains together
-    /// by it, and may still wait for the rest of an old one.
+    /// The next packet number of flows without an entry. While a flow lives no number comes twice: the other end puts
+    /// trains together by it, and may still wait for the rest of an old one.
     numbers: HashMap<FlowId, u64>,
     /// What sealed flows are sealed with. It outlives their entries, since no number may come twice, here or there.
     seals: HashMap<FlowId, Arc<Seal>>,
@@ -364,8 +366,8 @@ impl Table {
         })
     }
 
-    /// The flow's direct path, and a connection's numbers for a pinhole; if it is not the time for one yet, a later packet of the
-    /// application will ask for it.
+    /// The flow's direct path, and a connection's numbers for a pinhole; if it is not the time for one yet, a later
+    /// packet of the application will ask for it.
     pub fn pinhole(&self, flow: FlowId) -> Option<(Wire, Option<TcpNumbers>)> {
         let found = self.knock(flow);
         if found.is_none()

@@ -138,8 +138,8 @@ pub fn datapath(host: &Host) -> Result<(String, String)> {
     Ok((text("datapath"), text("datapath_why")))
 }
 
-/// A count of a host's agent by its name in `margay status --metrics`, with its label (`name{kind="syn"}`); without one, all of
-/// its family together.
+/// A count of a host's agent by its name in `margay status --metrics`, with its label (`name{kind="syn"}`); without
+/// one, all of its family together.
 ///
 /// # Errors
 ///
@@ -205,7 +205,8 @@ pub fn paths(host: &Host) -> Result<Vec<Value>> {
     Ok(answer["paths"].as_array().or(answer.as_array()).cloned().unwrap_or_default())
 }
 
-/// Messages about moves that a host's agent has sent: RSYN, RSYN-ACK and RSYN-DONE, repeats and confirmations among them.
+/// Messages about moves that a host's agent has sent: RSYN, RSYN-ACK and RSYN-DONE, repeats and confirmations among
+/// them.
 ///
 /// # Errors
 ///
@@ -275,8 +276,8 @@ pub fn kill(host: &Host) -> Result<()> {
     })
 }
 
-/// Ends the process of a host that answers DNS, and `with_keeper` the one that starts it again, too. Returns without waiting
-/// for their end.
+/// Ends the process of a host that answers DNS, and `with_keeper` the one that starts it again, too. Returns without
+/// waiting for their end.
 ///
 /// # Errors
 ///
@@ -301,8 +302,8 @@ pub fn kill_responder(host: &Host, with_keeper: bool) -> Result<()> {
     host.run(command).map(drop)
 }
 
-/// Starts the agent of a host that was up before, with the state and runtime directories that it left. Returns when it is
-/// ready, and a member again.
+/// Starts the agent of a host that was up before, with the state and runtime directories that it left. Returns when it
+/// is ready, and a member again.
 ///
 /// # Errors
 ///

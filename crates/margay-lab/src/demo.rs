@@ -137,7 +137,8 @@ fn download(client: &Host, router: &Host, servers: &[Nginx]) -> Result<bool> {
     let is_right = fetch(client, &[], &format!("{URL}/file"))?.is(&expected);
     let verdict = if is_right { "right" } else { "WRONG" };
     say(&format!(
-        "    through the router: {packets:.0} packets, {:.1} KB: first packets, and nothing of the data; checksum {verdict}\n",
+        "    through the router: {packets:.0} packets, {:.1} KB: first packets, and nothing of the data; checksum \
+         {verdict}\n",
         bytes / 1e3
     ))?;
     Ok(is_right)

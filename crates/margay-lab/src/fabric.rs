@@ -1,8 +1,8 @@
 //! The namespaces in which a lab lives, so that nothing of it can leak into the machine or outlive it.
 //!
-//! Three processes: the *front* (what the user started) makes the namespaces; the *init* is process 1 of a PID namespace
-//! and only reaps; the *worker* builds hosts and does the work. When the front or the init ends, the kernel ends
-//! everything else. A user who is not root gets a user namespace around it all.
+//! Three processes: the *front* (what the user started) makes the namespaces; the *init* is process 1 of a PID
+//! namespace and only reaps; the *worker* builds hosts and does the work. When the front or the init ends, the kernel
+//! ends everything else. A user who is not root gets a user namespace around it all.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
@@ -79,8 +79,8 @@ pub fn margay_program() -> Result<PathBuf> {
 
 /// Makes the namespaces and starts `inside ARGS` as their process 1.
 ///
-/// The caller must have one thread only (the kernel wants that for a user namespace) and keeps no use of its own network
-/// afterwards.
+/// The caller must have one thread only (the kernel wants that for a user namespace) and keeps no use of its own
+/// network afterwards.
 ///
 /// # Errors
 ///
@@ -111,8 +111,8 @@ fn enter_user_namespace() -> Result<()> {
     let (uid, gid) = (geteuid(), getegid());
     unshare(CloneFlags::CLONE_NEWUSER).map_err(|error| {
         anyhow::anyhow!(
-            "cannot make a user namespace ({error}); see user.max_user_namespaces, kernel.unprivileged_userns_clone and \
-             kernel.apparmor_restrict_unprivileged_userns, or run as root"
+            "cannot make a user namespace ({error}); see user.max_user_namespaces, kernel.unprivileged_userns_clone \
+             and kernel.apparmor_restrict_unprivileged_userns, or run as root"
         )
     })?;
     let write = |file: &str, text: String| {

@@ -16,8 +16,8 @@ const BAR_WIDTH: f64 = 420.0;
 const ROW_HEIGHT: usize = 26;
 const LEFT: usize = 240;
 
-/// Bars of the picture in the README, each as a share of plain TCP's: what it says, where it is measured, and whether the figure is a
-/// multiple of what plain TCP needs.
+/// Bars of the picture in the README, each as a share of plain TCP's: what it says, where it is measured, and whether
+/// the figure is a multiple of what plain TCP needs.
 const SUMMARY: [(&str, &str, &str, bool); 7] = [
     ("one stream by name, 1 Gbit/s link", "direct-throughput", "ratio_1g", false),
     ("one stream by name, link without limit", "direct-throughput", "ratio_1", false),
@@ -88,8 +88,8 @@ fn read_all(out: &Path) -> Result<Vec<(&'static Scenario, Report)>> {
 }
 
 fn page(reports: &[(&Scenario, Report)], out: &Path) -> String {
-    let mut text = "# Figures\n\nAs the scenarios measured them (`make figures`); each `.json` is what `margay-lab run NAME --json` \
-                    printed.\n\n![ratios](ratios.svg)\n"
+    let mut text = "# Figures\n\nAs the scenarios measured them (`make figures`); each `.json` is what `margay-lab \
+                    run NAME --json` printed.\n\n![ratios](ratios.svg)\n"
         .to_owned();
     for (scenario, report) in reports {
         let verdict = if report.pass { "passed" } else { "**failed**" };

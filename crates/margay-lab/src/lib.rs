@@ -1,8 +1,7 @@
 //! The lab: hosts as network namespaces, real agents and real programs on them, scenarios that give figures.
 //!
-//! The program `margay-lab` calls [`run`].
-//! Reading order: [`topology`], [`fabric`] (processes and namespaces), [`host`], [`wire`] and [`pump`] (links), [`lab`],
-//! [`agent`] (all invocations of Margay itself), [`scenario`].
+//! The program `margay-lab` calls [`run`]. Reading order: [`topology`], [`fabric`] (processes and namespaces),
+//! [`host`], [`wire`] and [`pump`] (links), [`lab`], [`agent`] (all invocations of Margay itself), [`scenario`].
 
 pub mod agent;
 pub mod arrivals;

@@ -37,7 +37,8 @@ impl Nginx {
         Self::start_as(host, listen, None)
     }
 
-    /// As [`start`](Self::start), for a server that answers so many requests per second and no more: what comes beyond waits.
+    /// As [`start`](Self::start), for a server that answers so many requests per second and no more: what comes beyond
+    /// waits.
     ///
     /// # Errors
     ///
@@ -72,8 +73,8 @@ impl Nginx {
         fs::write(self.root.join(name), content).with_context(|| format!("cannot write {name}"))
     }
 
-    /// How often `/path` was fetched completely, by nginx's own log. A fetch that a client has seen the end of may not be there
-    /// yet: nginx writes its line after the last byte. [`served`] waits for it.
+    /// How often `/path` was fetched completely, by nginx's own log. A fetch that a client has seen the end of may not
+    /// be there yet: nginx writes its line after the last byte. [`served`] waits for it.
     fn logged(&self, path: &str) -> usize {
         let wanted = format!("GET /{path} 200");
         fs::read_to_string(&self.access_log).unwrap_or_default().lines().filter(|line| line.contains(&wanted)).count()
@@ -103,7 +104,8 @@ fn nginx_config(
     let dir = dir.display();
     let mut text =
         // The one user that every user namespace has; nginx would give its directories to `nobody`.
-        format!("user root root;\ndaemon off;\nmaster_process off;\npid {dir}/nginx.pid;\nevents {{ worker_connections 4096; }}\n");
+        format!("user root root;\ndaemon off;\nmaster_process off;\npid {dir}/nginx.pid;\nevents {{ \
+            worker_connections 4096; }}\n");
     text.push_str("http {\n  sendfile on;\n  default_type application/octet-stream;\n  keepalive_timeout 30;\n");
     // One line per finished request, written at once: who asked, for what, and what became of it.
     writeln!(text, "  log_format plain '$remote_addr $remote_port $request_method $uri $status $body_bytes_sent';")?;

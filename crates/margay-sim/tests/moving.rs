@@ -245,7 +245,8 @@ fn flows_outlive_the_association_whose_path_they_named() {
         world.set_direct(host, true);
     }
     world.publish_streams(router, server, "talk.shop", CHAT);
-    // Both greet a stranger: each makes an association. The one that comes last is the newest, and the other ends with its flow.
+    // Both greet a stranger: each makes an association. The one that comes last is the newest, and the other ends with
+    // its flow.
     let first = world.connect_stream(client, "talk.shop", CHAT);
     let stream = world.connect_stream(client, "talk.shop", CHAT);
     let mut site = Site { world, router, server, client, stream, answer: 1 };
@@ -298,8 +299,8 @@ fn what_an_attacker_saw_is_of_no_use_to_it() {
     site.assert_well(12);
 }
 
-/// One who can hold back and forward packets, and forge sources, delays an RSYN and sends it on from elsewhere: no data goes
-/// there, since nobody there knows the token.
+/// One who can hold back and forward packets, and forge sources, delays an RSYN and sends it on from elsewhere: no data
+/// goes there, since nobody there knows the token.
 #[test]
 fn a_delayed_rsyn_from_another_place_gets_an_answer_and_no_more() {
     let mut site = site(13, steady(), true, (CHAT, CHAT));

@@ -1,5 +1,5 @@
-//! What moving hosts may meet that should not be (docs/book/mobility.md): old addresses that are still asked at, paths that carry probes
-//! and no data, clocks that jump, keys that change, one key in two places.
+//! What moving hosts may meet that should not be (docs/book/mobility.md): old addresses that are still asked at, paths
+//! that carry probes and no data, clocks that jump, keys that change, one key in two places.
 
 mod site;
 

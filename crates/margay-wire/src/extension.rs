@@ -94,7 +94,8 @@ error_codes! {
     UnknownAssociation = 12;
     /// Ended by an operator.
     Closed = 13;
-    /// The flow must be carried in a way that the two ends do not share: one demands `secure`, the other has not got it.
+    /// The flow must be carried in a way that the two ends do not share: one demands `secure`, the other has not got
+    /// it.
     NoCommonStack = 14;
     /// Another host uses the sender's key, was there before it, and is alive.
     KeptOut = 15;
@@ -295,8 +296,8 @@ fn u32_at(value: &[u8], at: usize) -> Result<u32, Error> {
 }
 
 impl<'a> Extension<'a> {
-    /// Reads one extension from the start of `bytes`. Gives it (`None` for an unknown one that may be skipped), its type
-    /// byte, and the bytes that it takes.
+    /// Reads one extension from the start of `bytes`. Gives it (`None` for an unknown one that may be skipped), its
+    /// type byte, and the bytes that it takes.
     ///
     /// # Errors
     ///
@@ -444,7 +445,8 @@ impl<'a> Extension<'a> {
     ///
     /// # Errors
     ///
-    /// `out` is too small, the value is too long for its length field or its bound, or an unknown extension is a known one.
+    /// `out` is too small, the value is too long for its length field or its bound, or an unknown extension is a known
+    /// one.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, Error> {
         match self {
             Self::Error(error) if error.text.len() > ERROR_TEXT_MAX => return Err(Error),

@@ -152,7 +152,8 @@ mod test {
         };
         let node = |name: &str, port: u16| {
             format!(
-                "[[resolver]]\nname = \"{name}\"\nkind = \"dht\"\nport = {port}\nnames = [\"b.shop\"]\nbootstrap = [\"10.0.0.1:1\"]\n"
+                "[[resolver]]\nname = \"{name}\"\nkind = \"dht\"\nport = {port}\nnames = [\"b.shop\"]\nbootstrap = \
+                 [\"10.0.0.1:1\"]\n"
             )
         };
         let running = config(&format!("{}{}", file("one", "/a"), node("two", 7000)));
@@ -175,7 +176,8 @@ mod test {
         let running = config("[[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\"");
         let wanted = config(
             "# a comment moves what follows\ndirect = false\n[host]\nport = 7\n[log]\nlevel = \"debug\"\n\
-             [[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\"\n[[service]]\nname = \"adm.shop\"\nlisten_port = 9",
+             [[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\"\n[[service]]\nname = \"adm.shop\"\nlisten_port \
+             = 9",
         );
         let names: Vec<_> = between(&running, &wanted).map(|key| (key.name, key.needs)).collect();
         let expected = [

@@ -73,7 +73,8 @@ fn what_a_site_tells_others_is_read_as_it_is_meant() {
         (format!("{site}[[router.scope]]\nnames = [\"web.shop\"]\nscope = \"here\"\n"), "unknown variant"),
         (
             format!(
-                "{site}[[router.scope]]\nnames = [\"web.shop\", \"web.shop\"]\nscope = \"site\"\n[[router.scope]]\nnames = [\"web.shop\"]\nscope = \"region\"\n"
+                "{site}[[router.scope]]\nnames = [\"web.shop\", \"web.shop\"]\nscope = \
+                 \"site\"\n[[router.scope]]\nnames = [\"web.shop\"]\nscope = \"region\"\n"
             ),
             "two scopes",
         ),

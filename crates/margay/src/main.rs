@@ -25,8 +25,8 @@ mod up;
 use std::panic;
 use std::process::{self, ExitCode};
 
-/// An agent without one of its threads would look alive and do half of its work. One that is dead is started again, and takes its
-/// flows over.
+/// An agent without one of its threads would look alive and do half of its work. One that is dead is started again, and
+/// takes its flows over.
 fn die_of_panics() {
     let say = panic::take_hook();
     panic::set_hook(Box::new(move |what| {

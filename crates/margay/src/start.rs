@@ -146,8 +146,8 @@ fn open_lock(config: &Config) -> Result<(PathBuf, File), StartError> {
     let dir = &config.host.runtime_dir;
     fs::create_dir_all(dir).map_err(io_error(dir, "make it"))?;
     let path = dir.join(LOCK_FILE);
-    // Whoever may open it may lock it: then no agent would start, and whoever has the number of the last one's process by now
-    // would be ended in its place.
+    // Whoever may open it may lock it: then no agent would start, and whoever has the number of the last one's process
+    // by now would be ended in its place.
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
     let file = file.map_err(io_error(&path, "open it"))?;
     // An earlier version has let everybody.
@@ -198,7 +198,8 @@ pub fn running(config: &Config) -> Result<Option<String>, StartError> {
     }
 }
 
-/// Whether an agent runs here that answers. One that is just ending, or just starting, is waited for; one that is stuck counts.
+/// Whether an agent runs here that answers. One that is just ending, or just starting, is waited for; one that is stuck
+/// counts.
 ///
 /// # Errors
 ///
@@ -351,7 +352,8 @@ fn unit_options(options: &StartOptions) -> io::Result<String> {
         let path = path.to_str().filter(|path| path.bytes().all(plain)).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "systemd cannot be told a path of the configuration with blanks or quotes in it; give the file another place",
+                "systemd cannot be told a path of the configuration with blanks or quotes in it; give the file \
+                 another place",
             )
         })?;
         words.extend(["--config", path]);
@@ -515,8 +517,8 @@ pub async fn stop(config: &Config) -> Result<bool, StartError> {
     Err(stuck())
 }
 
-/// An agent that is merely stopped leaves its flows for the next one; this one is to end them. One that does not answer is
-/// stopped without: then programs learn it from their own time-outs.
+/// An agent that is merely stopped leaves its flows for the next one; this one is to end them. One that does not answer
+/// is stopped without: then programs learn it from their own time-outs.
 async fn end_flows(config: &Config) {
     let asked = async {
         let mut client = margay_control::api::connect(&config.socket()).await.ok()?;

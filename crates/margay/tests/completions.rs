@@ -13,7 +13,8 @@ margay service publish web.shop --listen 0.0.0.0:54324 >/dev/null
 margay route add adm.shop drop >/dev/null
 margay id token create shop >/dev/null
 mkdir "$dir/bin"; ln -s "$margay_program" "$dir/bin/margay"
-offers() { [[ " $(words "${@:2}") " == *" $1 "* ]] || { echo "$1 is not offered for: ${*:2}"; words "${@:2}"; exit 1; }; }
+offers() { [[ " $(words "${@:2}") " == *" $1 "* ]] || { echo "$1 is not offered for: \
+    ${*:2}"; words "${@:2}"; exit 1; }; }
 "#;
 
 /// The same lines in every shell. `words` gives its words for a line, one after another, between blanks.

@@ -8,7 +8,8 @@ use host::{BY_HAND, Host};
 /// has the client's end.
 const WORDS: &str = r#"
 trap 'margay down >/dev/null 2>&1 || true; kill $(jobs -p) 2>/dev/null || true' EXIT
-await() { for _ in {1..200}; do if "$@"; then return 0; fi; sleep 0.05; done; echo "never: $*"; cat "$dir/watched"; exit 1; }
+await() { for _ in {1..200}; do if "$@"; then return 0; fi; sleep 0.05; done; echo "never: \
+    $*"; cat "$dir/watched"; exit 1; }
 told() { grep -c "\"kind\":\"$1\"" "$dir/watched" >/dev/null; }
 margay up --router >/dev/null
 margay id authority create shop >/dev/null

@@ -143,7 +143,8 @@ fn every_crate_takes_the_lints_of_the_workspace() {
     complain(&without.map(|(name, _)| name.display().to_string()).collect::<Vec<_>>());
 }
 
-/// Everything is under the licence that `Cargo.toml` names. Programs for the kernel may be used under its own, too: it wants so.
+/// Everything is under the licence that `Cargo.toml` names. Programs for the kernel may be used under its own, too: it
+/// wants so.
 #[test]
 fn one_licence_everywhere() {
     const MARK: &str = concat!("SPDX-License-", "Identifier: ");

@@ -274,8 +274,8 @@ pub(super) fn parse(bytes: &[u8]) -> Option<(Message, Query)> {
     Some((message, query))
 }
 
-/// An answer without anything in it yet. Recursion is available: whoever asks elsewhere for lack of it asks somebody who
-/// does not know.
+/// An answer without anything in it yet. Recursion is available: whoever asks elsewhere for lack of it asks somebody
+/// who does not know.
 pub(super) fn response(request: &Message, query: Query) -> Message {
     let mut response = Message::new(request.metadata.id, MessageType::Response, request.metadata.op_code);
     response.metadata = Metadata::response_from_request(&request.metadata);

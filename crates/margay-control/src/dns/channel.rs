@@ -1,5 +1,5 @@
-//! Between the responder and the agent, which are two processes: questions about the zone, and their answers, in frames on
-//! a stream. The stream's end tells either that the other is gone.
+//! Between the responder and the agent, which are two processes: questions about the zone, and their answers, in frames
+//! on a stream. The stream's end tells either that the other is gone.
 
 use std::collections::HashMap;
 use std::io;

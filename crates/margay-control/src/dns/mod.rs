@@ -1,8 +1,9 @@
-//! The DNS responder: names of one zone, over UDP and TCP, for programs of this host and its containers (DESIGN §5, §18).
+//! The DNS responder: names of one zone, over UDP and TCP, for programs of this host and its containers (DESIGN §5,
+//! §18).
 //!
-//! It is a process of its own ([`Responder`]) that outlives the agent: what it does not know of the zone it asks the agent
-//! ([`Answers`], over [`channel`]), what is not of the zone it asks the servers that this host had before. So it can be
-//! the host's only server (docs/decisions/0044).
+//! It is a process of its own ([`Responder`]) that outlives the agent: what it does not know of the zone it asks the
+//! agent ([`Answers`], over [`channel`]), what is not of the zone it asks the servers that this host had before. So it
+//! can be the host's only server (docs/decisions/0044).
 
 mod answer;
 pub mod channel;
@@ -36,8 +37,8 @@ enum Carrier {
 
 /// What the responder asks about a name before it answers.
 pub trait Directory: Send + Sync + 'static {
-    /// Plain addresses to answer with, because nobody serves the name and the operator configured a fallback (DESIGN §18); empty:
-    /// virtual addresses.
+    /// Plain addresses to answer with, because nobody serves the name and the operator configured a fallback (DESIGN
+    /// §18); empty: virtual addresses.
     fn fallback<'a>(&'a self, name: &'a Name) -> Pin<Box<dyn Future<Output = Vec<IpAddr>> + Send + 'a>>;
 
     /// Whether there is such a name. With the zone in a search list, any other name comes with the zone behind it, too,
@@ -50,12 +51,14 @@ pub trait Directory: Send + Sync + 'static {
 pub enum DnsError {
     /// Another server.
     #[error(
-        "{0}: another program answers DNS there (`ss -lunpt` shows which); stop it, or give Margay another address with [dns] listen"
+        "{0}: another program answers DNS there (`ss -lunpt` shows which); stop it, or give Margay another address \
+         with [dns] listen"
     )]
     PortInUse(SocketAddr),
     /// An address of another host, or of none.
     #[error(
-        "{0}: this host does not have the address; `margay up` sets the interface up, or give Margay another address with [dns] listen"
+        "{0}: this host does not have the address; `margay up` sets the interface up, or give Margay another address \
+         with [dns] listen"
     )]
     NoAddress(SocketAddr),
     /// A low port without the right to it.

@@ -1,8 +1,9 @@
-//! What is registered here is written where others' resolvers look for it: which names, what of them is written already, and what is to be
-//! tried again.
+//! What is registered here is written where others' resolvers look for it: which names, what of them is written
+//! already, and what is to be tried again.
 //!
-//! A name is written again whenever who serves it changes, and now and then without, since records may get lost. It is taken away when nobody
-//! serves it any more. Names that were written are kept on disk, so that a restart takes away what has gone meanwhile.
+//! A name is written again whenever who serves it changes, and now and then without, since records may get lost. It is
+//! taken away when nobody serves it any more. Names that were written are kept on disk, so that a restart takes away
+//! what has gone meanwhile.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -231,7 +232,8 @@ impl Writer {
         }
     }
 
-    /// Writes something once it is due. Nothing if it is to be looked again first, which is at `next_look` at the earliest.
+    /// Writes something once it is due. Nothing if it is to be looked again first, which is at `next_look` at the
+    /// earliest.
     async fn write_next(&self, next_look: tokio::time::Instant) -> Option<()> {
         let due = self.ledger.lock().due();
         let is_due = async {

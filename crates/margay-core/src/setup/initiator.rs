@@ -186,8 +186,9 @@ impl Sal {
         self.send_syn(now, id);
     }
 
-    /// Nobody has answered yet. Where no rule leads any more to where the SYN went (a router was lost, say), it goes by those that there
-    /// are now; and where several routers are known, another one may reach whom the first one does not.
+    /// Nobody has answered yet. Where no rule leads any more to where the SYN went (a router was lost, say), it goes by
+    /// those that there are now; and where several routers are known, another one may reach whom the first one does
+    /// not.
     pub(crate) fn send_syn_again(&mut self, now: Instant, id: FlowId) {
         if self.leave_notice(now, id) {
             return;
@@ -323,7 +324,8 @@ impl Sal {
             }
             Setup::Done | Setup::Responder(_) => return Err(DropReason::Unexpected),
         }
-        // The router knows the peer by a family that this host has not: the direct answer shows a path, or there is none.
+        // The router knows the peer by a family that this host has not: the direct answer shows a path, or there is
+        // none.
         if message.error().is_none() && !self.has_family_of(answered_from(message, from).ip()) {
             return Err(DropReason::WrongPath);
         }
@@ -428,7 +430,8 @@ impl Sal {
         Ok(Answer { association: local_id, message_3: Some(message_3) })
     }
 
-    /// What an answer's handshake shows, tagged by who has its key: the index that this host has given out, and both ends' words.
+    /// What an answer's handshake shows, tagged by who has its key: the index that this host has given out, and both
+    /// ends' words.
     pub(crate) fn prove_handshake(
         &self,
         message: &Message<'_>,
@@ -492,7 +495,8 @@ impl Sal {
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
         if app.protocol != GREETING {
-            // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be overtaken by what follows.
+            // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
+            // overtaken by what follows.
             self.queue.update(EntryUpdate::Install(entry));
         }
         self.transmit_from(local, to, ack, Kind::Ack);
@@ -512,7 +516,8 @@ impl Sal {
         Ok(())
     }
 
-    /// The host that answered may not, or not so. Its half of the flow ends, and the flow with it unless others may answer.
+    /// The host that answered may not, or not so. Its half of the flow ends, and the flow with it unless others may
+    /// answer.
     fn turn_down(&mut self, now: Instant, message: &Message<'_>, answer: &Answer, why: &str) {
         self.say_reset(answer.association, message, answer.message_3.as_deref());
         if !self.others_may_answer(now, message.dst_flow, ErrorCode::BadCertificate) {
@@ -571,7 +576,8 @@ impl Sal {
         }
     }
 
-    /// Whether the host behind `association` may answer for the flow's name (DESIGN §7). `Ok(false)`: nobody here can tell.
+    /// Whether the host behind `association` may answer for the flow's name (DESIGN §7). `Ok(false)`: nobody here can
+    /// tell.
     fn check_right_to_answer(&mut self, id: FlowId, message: &Message<'_>, association: u32) -> Result<bool, String> {
         let Some(flow) = self.flows.get(id) else { return Ok(false) };
         if let Setup::Initiator(setup) = &flow.setup

@@ -109,7 +109,8 @@ impl Sal {
         let mss_max = self.mss_max(datagram_max, app.source.ip(), cipher.is_some());
         let is_tcp = session.protocol == 6;
         let first = inner.as_ref().and_then(|inner| packet::readdress(inner, &app.reversed(), mss_max));
-        // Nothing that was shown in a SYN is believed of a sealed flow but that a connection begins; the rest comes again.
+        // Nothing that was shown in a SYN is believed of a sealed flow but that a connection begins; the rest comes
+        // again.
         let first = if cipher.is_some() { first.as_deref().and_then(bare) } else { first };
         flow.setup = Setup::Responder(Box::new(ResponderSetup {
             association: if known.is_some() { 0 } else { self.associations.fresh_id(&mut self.rng) },
@@ -140,8 +141,8 @@ impl Sal {
         if is_full { Err(DropReason::Full) } else { Ok(()) }
     }
 
-    /// Gives a new flow's SYN to the listener. A datagram service says nothing of its own: it is answered for at once, and hears when
-    /// the peer is proved.
+    /// Gives a new flow's SYN to the listener. A datagram service says nothing of its own: it is answered for at once,
+    /// and hears when the peer is proved.
     fn ask_listener(
         &mut self,
         id: FlowId,
@@ -162,7 +163,8 @@ impl Sal {
         Ok(())
     }
 
-    /// Whether the initiator could not read the tagged answer that a half-open flow gave, and now asks for a full handshake.
+    /// Whether the initiator could not read the tagged answer that a half-open flow gave, and now asks for a full
+    /// handshake.
     fn is_superseded(&self, id: FlowId, message: &Message<'_>) -> bool {
         let is_half_open = |flow: &&Flow| matches!(&flow.setup, Setup::Responder(setup) if setup.association == 0);
         message.flags.contains(Flags::FULL)
@@ -181,12 +183,12 @@ impl Sal {
             // The same question by the other family, or another relay.
             return Ok(());
         }
-        // A listener whose queue was full has said nothing; it is asked again, as TCP itself would.
-        let (syn, is_told, moves) = (setup.syn.clone(), !setup.answers.is_empty(), setup.moves);
-        if let Some(syn) = syn {
+        // A listener whose queue was full has said nothing; it is asked again, as TCP itself would. Where the flow was
+        // moved to another port, an old connection has answered.
+        let is_silent = setup.answers.is_empty() && setup.moves == 0 && self.now.since(flow.since) >= LISTENER_PATIENCE;
+        if let Some(syn) = setup.syn.clone() {
             self.queue.inject(syn);
-            // A connection of before has answered, where it was moved to another port.
-            if !is_told && moves == 0 && self.now.since(flow.since) >= LISTENER_PATIENCE {
+            if is_silent {
                 self.turn_answers(id, arrival.reply);
                 self.answer(id, &[], Some(ErrorCode::ListenerSilent));
                 return Ok(());
@@ -197,8 +199,8 @@ impl Sal {
         Ok(())
     }
 
-    /// The SYN comes by another router than before: from now on that one relays, since it may reach the initiator where the former one cannot be
-    /// reached. Nobody else's address comes into it: the initiator's is where it was.
+    /// The SYN comes by another router than before: from now on that one relays, since it may reach the initiator where
+    /// the former one cannot be reached. Nobody else's address comes into it: the initiator's is where it was.
     fn turn_answers(&mut self, id: FlowId, reply: Reply) {
         let Some(via) = reply.via.filter(|_| !reply.is_detour) else { return };
         let hop_key = self.hop_key_of(via);
@@ -300,7 +302,8 @@ impl Sal {
         }
     }
 
-    /// The association that a claimed host-ID would use, if its right to connect is proved for as long as the set-up takes.
+    /// The association that a claimed host-ID would use, if its right to connect is proved for as long as the set-up
+    /// takes.
     pub(crate) fn known_host(&self, claimed: HostId) -> Option<u32> {
         let association = self.associations.by_host(claimed)?;
         let until_s = self.unix_s().saturating_add(ENDING_S);
@@ -328,13 +331,14 @@ impl Sal {
             }
             self.answer(id, packet.whole, None);
         }
-        // Said again by the host's TCP, it is not sent again: nobody has asked, and whoever is named as the sender may never have.
+        // Said again by the host's TCP, it is not sent again: nobody has asked, and whoever is named as the sender may
+        // never have.
         Ok(())
     }
 
-    /// The host's TCP acknowledges something else instead of answering the SYN: it still has a connection of this five-tuple,
-    /// which lingers in TIME-WAIT most often. Clients of two services may have the same port, so their numbers do not rise
-    /// from one to the next as RFC 9293 §3.6.1 wants. The flow takes another port.
+    /// The host's TCP acknowledges something else instead of answering the SYN: it still has a connection of this
+    /// five-tuple, which lingers in TIME-WAIT most often. Clients of two services may have the same port, so their
+    /// numbers do not rise from one to the next as RFC 9293 §3.6.1 wants. The flow takes another port.
     fn move_half_open(&mut self, id: FlowId) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
         let Setup::Responder(setup) = &flow.setup else { return false };

@@ -1,5 +1,5 @@
-//! What lies in the maps. The types come from `bpf/layout.h` through the object's type information; here are only the ways
-//! between them and Rust's.
+//! What lies in the maps. The types come from `bpf/layout.h` through the object's type information; here are only the
+//! ways between them and Rust's.
 #![allow(unsafe_code)]
 
 use std::net::{Ipv6Addr, SocketAddr};
@@ -69,8 +69,8 @@ pub(crate) const COUNTERS: [&str; 24] = [
     "drop_socketless",
 ];
 
-// SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions below
-// add them up.
+// SAFETY: made from C structures whose members lie without gaps (`layout.h` has its padding as members); the assertions
+// below add them up.
 unsafe impl Plain for app_key {}
 // SAFETY: as above.
 unsafe impl Plain for wire_key {}
@@ -253,7 +253,8 @@ pub(super) fn grant_of(given: &Grant) -> grant {
     }
 }
 
-/// A grant as the agent before has left it: nothing is to be opened by it any more. Where programs connect to by it is known no longer.
+/// A grant as the agent before has left it: nothing is to be opened by it any more. Where programs connect to by it is
+/// known no longer.
 pub(super) fn kept_spare(kept: &spare) -> Grant {
     let nowhere = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
     Grant {

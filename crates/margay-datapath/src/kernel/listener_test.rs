@@ -1,5 +1,5 @@
-//! Sockets that are looked up for what comes by `sal0`, on a real interface in a network namespace of the test's own. It needs
-//! root; without it the tests say so and pass.
+//! Sockets that are looked up for what comes by `sal0`, on a real interface in a network namespace of the test's own.
+//! It needs root; without it the tests say so and pass.
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;

@@ -1,5 +1,5 @@
-//! Loading, pinning and attaching (DESIGN §3.6): what a process before has left is taken over, so that traffic never meets a
-//! moment without a program.
+//! Loading, pinning and attaching (DESIGN §3.6): what a process before has left is taken over, so that traffic never
+//! meets a moment without a program.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;

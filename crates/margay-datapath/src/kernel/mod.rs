@@ -1,5 +1,5 @@
-//! The kernel's flow cache: two eBPF programs and their maps (DESIGN §2, §7). Flows that it holds are carried without this
-//! process; maps and programs are pinned, so they outlive it.
+//! The kernel's flow cache: two eBPF programs and their maps (DESIGN §2, §7). Flows that it holds are carried without
+//! this process; maps and programs are pinned, so they outlive it.
 //!
 //! Nothing depends on it: whatever it does not carry comes to user space.
 
@@ -260,8 +260,8 @@ pub struct FlowEvent {
     pub flow: FlowId,
     /// What passed.
     pub seen: Seen,
-    /// The addresses and flow ports of a pinhole, or of a packet that was too big, as they stood on the wire; or the application's
-    /// five-tuple of a flow that the kernel has opened.
+    /// The addresses and flow ports of a pinhole, or of a packet that was too big, as they stood on the wire; or the
+    /// application's five-tuple of a flow that the kernel has opened.
     pub wire: Option<FlowKey>,
 }
 
@@ -422,8 +422,8 @@ impl KernelCache {
         self.loaded.attach()
     }
 
-    /// Takes the program off `sal0`: nothing is sent direct any more. Maps stay, and so do the programs on the cards, which keep
-    /// what peers still send direct from the host's TCP.
+    /// Takes the program off `sal0`: nothing is sent direct any more. Maps stay, and so do the programs on the cards,
+    /// which keep what peers still send direct from the host's TCP.
     pub fn detach(&self) {
         self.end_grants();
         self.loaded.detach();
@@ -580,8 +580,8 @@ impl KernelCache {
         }
     }
 
-    /// Adds an entry, or changes it; what it has counted and seen stays. Where it moves to another path, packets that pass in the same moment may
-    /// not be counted.
+    /// Adds an entry, or changes it; what it has counted and seen stays. Where it moves to another path, packets that
+    /// pass in the same moment may not be counted.
     ///
     /// # Errors
     ///
@@ -599,7 +599,8 @@ impl KernelCache {
             // How long answers take is of the path.
             moved = Some(flow_entry { rtt_ns: 0, ..old });
         }
-        // The kernel has begun another one in the place of this, which is over: late packets are no reason to lead the new one's there.
+        // The kernel has begun another one in the place of this, which is over: late packets are no reason to lead the
+        // new one's there.
         if self.is_anothers(&app, flow.flow) {
             return Err(CacheError::Taken);
         }
@@ -630,7 +631,8 @@ impl KernelCache {
         Ok(())
     }
 
-    /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or removed before.
+    /// Whether a five-tuple is that of another flow, which goes on. What the agent sets up anew has been closed or
+    /// removed before.
     fn is_anothers(&self, app: &app_key, flow: FlowId) -> bool {
         let maps = &self.loaded.maps;
         let of_app = get::<wire_key>(&maps.apps, app.bytes());
@@ -657,8 +659,8 @@ impl KernelCache {
 
     fn delete(&self, key: &wire_key, app: &app_key) {
         let maps = &self.loaded.maps;
-        // The application's side first: what it sends now is the agent's. Unless the five-tuple is another flow's by now, which the agent
-        // has set up, or the kernel by a grant.
+        // The application's side first: what it sends now is the agent's. Unless the five-tuple is another flow's by
+        // now, which the agent has set up, or the kernel by a grant.
         if get::<wire_key>(&maps.apps, app.bytes()).is_some_and(|found| found.bytes() == key.bytes()) {
             // Refused only when it is gone already.
             let _ = maps.apps.delete(app.bytes());

@@ -361,7 +361,8 @@ fn a_port_whose_connection_is_over_is_connected_from_again() {
 #[test]
 fn a_flow_is_over_when_each_end_has_acknowledged_all_of_the_others() {
     let (app, answers) = (sample::tuple4(TCP), wire(true).reversed());
-    // What goes out and what comes in: flags, sequence number, acknowledgement, payload; and whether it is over by that.
+    // What goes out and what comes in: flags, sequence number, acknowledgement, payload; and whether it is over by
+    // that.
     type Step = (bool, u8, (u32, u32), &'static [u8], bool);
     const FIN_ACK: u8 = FIN | ACK;
     const WAYS: [&[Step]; 4] = [

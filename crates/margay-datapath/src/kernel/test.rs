@@ -1,7 +1,7 @@
 //! The programs by test run: packets in, verdicts and packets out. They need root; without it they say so and pass.
 //!
-//! The kernel's test run knows Ethernet frames only, so the program of `sal0` is told that its packets have a header of 14
-//! bytes; everything after that is what ships.
+//! The kernel's test run knows Ethernet frames only, so the program of `sal0` is told that its packets have a header of
+//! 14 bytes; everything after that is what ships.
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
-//! `agent-restart`: agents are killed and started again under transfers, and once left dead while all flows are direct. Flows
-//! go on, those that end meanwhile end as they should, connects wait for a router that starts, names of others are found as
-//! ever, and nothing is left behind.
+//! `agent-restart`: agents are killed and started again under transfers, and once left dead while all flows are direct.
+//! Flows go on, those that end meanwhile end as they should, connects wait for a router that starts, names of others
+//! are found as ever, and nothing is left behind.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -48,15 +48,15 @@ const NAME: &str = "web.shop.sal.internal";
 const TRANSFERS: usize = 100;
 /// Of each agent.
 const KILLS: usize = 3;
-/// Long enough for all kills: a minute at a pace that leaves the link room. On a full one some transfers are much faster than
-/// others, and end before all agents have been killed.
+/// Long enough for all kills: a minute at a pace that leaves the link room. On a full one some transfers are much
+/// faster than others, and end before all agents have been killed.
 const PACED_BYTES: usize = 18_000_000;
 const PACE: u64 = 300_000;
 /// Carried while an agent is dead: what all of them take in a second.
 const CARRIED_BYTES: f64 = (TRANSFERS as u64 * PACE) as f64;
 const DEAD: Duration = Duration::from_secs(30);
-/// Transfers that end while the agents are dead, by their pace, and those that do not. The first need a quarter of a fair share of the link: TCPs
-/// may share it badly.
+/// Transfers that end while the agents are dead, by their pace, and those that do not. The first need a quarter of a
+/// fair share of the link: TCPs may share it badly.
 const SHORT_COUNT: usize = 20;
 const SHORT_BYTES: usize = 4_000_000;
 const SHORT_PACE: u64 = 125_000;
@@ -64,7 +64,8 @@ const SHORT_PACE: u64 = 125_000;
 const BRIEF_BYTES: usize = 5_000_000;
 const GROUPS: usize = 10;
 const PACE_STEP: u64 = 12_000;
-/// All together more than the link takes. Even alone, none of them is so fast that its server has given all away before the agents are back.
+/// All together more than the link takes. Even alone, none of them is so fast that its server has given all away before
+/// the agents are back.
 const LONG_PACE: u64 = 620_000;
 const LONG_BYTES: usize = 40_000_000;
 const LONG_COUNT: usize = TRANSFERS - SHORT_COUNT;
@@ -111,7 +112,8 @@ impl Stage<'_> {
         self.hosts.iter().try_for_each(|host| agent::pid(host).map(drop).or_else(|_| agent::start_again(host)))
     }
 
-    /// Runs a part. Whatever went wrong there, the next one starts with all agents; and resets are said to be of the part that had them.
+    /// Runs a part. Whatever went wrong there, the next one starts with all agents; and resets are said to be of the
+    /// part that had them.
     fn part(&self, what: &str, findings: &mut Findings, work: fn(&Self, &mut Findings) -> Result<()>) -> Result<()> {
         pair::attempt_part(what, findings, |findings| work(self, findings));
         self.start_missing()?;
@@ -263,8 +265,8 @@ fn half_a_minute(stage: &Stage, long: &mut Downloads, short: &mut Downloads, fin
     Ok(())
 }
 
-/// Transfers end one after the other while the agents of both hosts are killed and started again all the time: an agent that
-/// begins takes over from programs that tell nobody any more.
+/// Transfers end one after the other while the agents of both hosts are killed and started again all the time: an agent
+/// that begins takes over from programs that tell nobody any more.
 fn end_meanwhile(stage: &Stage, findings: &mut Findings) -> Result<()> {
     let group = |number| stage.downloads("brief", TRANSFERS / GROUPS, PACE - number * PACE_STEP);
     let mut groups = (0..GROUPS as u64).map(group).collect::<Result<Vec<_>>>()?;

@@ -1,6 +1,6 @@
-//! `lookup`: the same web server reached by names that a static file, a DNS server and a DHT resolve, where a router and the server's own
-//! host have written them; and names whose resolvers fail or never answer: their programs get an error soon, and what waits meanwhile is
-//! bounded.
+//! `lookup`: the same web server reached by names that a static file, a DNS server and a DHT resolve, where a router
+//! and the server's own host have written them; and names whose resolvers fail or never answer: their programs get an
+//! error soon, and what waits meanwhile is bounded.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -129,11 +129,12 @@ fn serve_zone(lab: &Lab) -> Result<Program> {
     std::fs::write(dir.join("shop.test.zone"), zone)?;
     let dir = dir.display();
     let config = format!(
-        "server:\n  rundir: {dir}\n  listen: {own}@53\n  user: root:root\n  udp-workers: 1\n  tcp-workers: 1\n  background-workers: 1\n\
-         database:\n  storage: {dir}\nlog:\n  - target: stderr\n    any: info\n\
+        "server:\n  rundir: {dir}\n  listen: {own}@53\n  user: root:root\n  udp-workers: 1\n  tcp-workers: 1\n  \
+         background-workers: 1\ndatabase:\n  storage: {dir}\nlog:\n  - target: stderr\n    any: info\n\
          key:\n  - id: margay\n    algorithm: hmac-sha256\n    secret: {SECRET}\n\
          acl:\n  - id: margay\n    key: margay\n    action: update\n\
-         zone:\n  - domain: shop.test\n    storage: {dir}\n    file: shop.test.zone\n    zonefile-load: whole\n    acl: margay\n"
+         zone:\n  - domain: shop.test\n    storage: {dir}\n    file: shop.test.zone\n    zonefile-load: whole\n    \
+         acl: margay\n"
     );
     let path = host.dir.join("knot/knot.conf");
     std::fs::write(&path, config)?;

@@ -1,5 +1,6 @@
-//! `trace`: what `margay trace` says of a name, and that it is so: through routers to an instance, with an operator's rules in between
-//! that discard, fall back, end by themselves, lead in a circle or to nobody; and with a router that is dead.
+//! `trace`: what `margay trace` says of a name, and that it is so: through routers to an instance, with an operator's
+//! rules in between that discard, fall back, end by themselves, lead in a circle or to nobody; and with a router that
+//! is dead.
 
 use std::path::Path;
 use std::time::Duration;
@@ -264,7 +265,8 @@ fn refused(lab: &Lab) -> Result<()> {
         (&format!("web.shop forward {own}"), "is this host itself"),
         ("web.shop forward 10.1.0.9 --weight 65536", "--weight 65536"),
         (
-            "web.shop forward-all 10.1.0.11,10.1.0.12,10.1.0.13,10.1.0.14,10.1.0.15,10.1.0.16,10.1.0.17,10.1.0.18,10.1.0.19",
+            "web.shop forward-all \
+             10.1.0.11,10.1.0.12,10.1.0.13,10.1.0.14,10.1.0.15,10.1.0.16,10.1.0.17,10.1.0.18,10.1.0.19",
             "8 next hops",
         ),
         ("web.shop drop --idle-timeout 0s", "--idle-timeout 0"),

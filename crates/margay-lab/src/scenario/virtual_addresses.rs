@@ -203,7 +203,8 @@ fn attack(from: &Host, host: &Host, to: IpAddr, counter: &str) -> Result<()> {
     let before = agent::metric(host, counter)?;
     let to_port = format!("/dev/udp/{to}/{PORT}");
     from.shell(&format!(
-        "bash -c 'for n in $(seq {DATAGRAMS}); do echo x > {to_port}; head -c 3000 /dev/zero > {to_port}; done' 2>/dev/null || true"
+        "bash -c 'for n in $(seq {DATAGRAMS}); do echo x > {to_port}; head -c 3000 /dev/zero > {to_port}; done' \
+         2>/dev/null || true"
     ))?;
     wait_for("drops", LIMIT, || {
         let dropped = agent::metric(host, counter)? - before;

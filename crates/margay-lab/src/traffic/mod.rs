@@ -138,7 +138,8 @@ pub enum Traffic {
         #[arg(long, default_value_t = 0)]
         pace: u64,
     },
-    /// Transfers in either direction to a `transfer-server`, every byte checked; answers each line of input with how far they are
+    /// Transfers in either direction to a `transfer-server`, every byte checked; answers each line of input with how
+    /// far they are
     Transfer {
         /// Server's name or address
         host: String,
@@ -185,7 +186,8 @@ pub enum Traffic {
         #[arg(long, default_value_t = 4096)]
         at_most: u32,
     },
-    /// Fetch a file from a web server again and again, over new connections, until the input ends; say what became of each
+    /// Fetch a file from a web server again and again, over new connections, until the input ends; say what became of
+    /// each
     Fetches {
         /// Server's name or address
         host: String,
@@ -309,7 +311,8 @@ pub enum Traffic {
         #[arg(long)]
         time_ms: u64,
     },
-    /// Try to take over what others have: forgeries of every type of message, and real ones again, as they were or changed
+    /// Try to take over what others have: forgeries of every type of message, and real ones again, as they were or
+    /// changed
     Hijack {
         /// Host whose SAL port gets it; may be given more than once
         #[arg(long, required = true)]

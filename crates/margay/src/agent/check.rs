@@ -312,7 +312,8 @@ async fn routers(agent: &Agent, steps: &mut Steps) {
             (false, why) if why.is_empty() => Finding::waiting("etcd was not reached yet", "look again in a moment"),
             (false, why) => Finding::failed(
                 format!("{text}; etcd is away: {why}"),
-                "members and their services go on meanwhile; nobody new can join, and no token, grant or name is decided about",
+                "members and their services go on meanwhile; nobody new can join, and no token, grant or name is \
+                 decided about",
             ),
         };
         steps.say("etcd", finding).await;

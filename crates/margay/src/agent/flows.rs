@@ -1,8 +1,9 @@
-//! The flows, kept for the next start of the agent where a reboot forgets them: under the runtime directory (DESIGN §3.6, §18).
+//! The flows, kept for the next start of the agent where a reboot forgets them: under the runtime directory (DESIGN
+//! §3.6, §18).
 //!
-//! One thread hears of every flow that opens, changes or ends and writes its hand-over record into a slot of its own, or
-//! clears it. A record that was cut short by the end of the process does not bear its checksum and is ignored. Between a
-//! flow's beginning and its record lie some milliseconds: what is killed in them is lost.
+//! One thread hears of every flow that opens, changes or ends and writes its hand-over record into a slot of its own,
+//! or clears it. A record that was cut short by the end of the process does not bear its checksum and is ignored.
+//! Between a flow's beginning and its record lie some milliseconds: what is killed in them is lost.
 //!
 //! ```text
 //!  0 "MGFL" | 4..8 version = 1 | ... | 512: slots of 512 bytes
@@ -32,8 +33,8 @@ const MAGIC: [u8; 4] = *b"MGFL";
 const VERSION: u32 = 1;
 const SLOT: u64 = 512;
 const HEAD: usize = 16;
-/// Between two looks. Connections that are over by then cost nothing; and a flow of the initiator has no record until its peer has
-/// confirmed.
+/// Between two looks. Connections that are over by then cost nothing; and a flow of the initiator has no record until
+/// its peer has confirmed.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often a flow is asked for: a set-up that takes longer has failed.
 const TRIES_MAX: u32 = 1200;
@@ -161,8 +162,8 @@ fn records(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     Some(whole.collect())
 }
 
-/// Hands the core the flows of the start before. Before the datapath runs, so that none of their packets meets a core that
-/// does not know them.
+/// Hands the core the flows of the start before. Before the datapath runs, so that none of their packets meets a core
+/// that does not know them.
 pub fn take_up(runtime_dir: &Path, sal: &mut Sal, now: Instant) {
     let path = path(runtime_dir);
     let bytes = match fs::read(&path) {

@@ -1,7 +1,7 @@
 //! The agent: the core on its threads, and around it everything that decides. Started by `margay up` or by systemd.
 //!
-//! Reading order: [`start`] (what comes up in which order, and goes down), [`core`], [`service`], [`active`], [`programs`], [`watch`],
-//! [`api`].
+//! Reading order: [`start`] (what comes up in which order, and goes down), [`core`], [`service`], [`active`],
+//! [`programs`], [`watch`], [`api`].
 
 pub mod active;
 pub mod api;

@@ -1,6 +1,7 @@
 //! Resolvers behind DELAY rules: which there are, what they are asked, and what becomes of their answers.
 //!
-//! The core holds first packets and puts questions; here they are asked, each within its time, and the answers given back to it.
+//! The core holds first packets and puts questions; here they are asked, each within its time, and the answers given
+//! back to it.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,7 +1,8 @@
-//! The operator's own rules of the service table: given by `margay route add`, kept on disk, and ended by their time-outs.
+//! The operator's own rules of the service table: given by `margay route add`, kept on disk, and ended by their
+//! time-outs.
 //!
-//! Number, origin and age of such a rule outlive the agent. So does its hard time, which goes on while no agent runs; its idle time begins
-//! anew with the agent, since nobody knows what the rule would have decided meanwhile.
+//! Number, origin and age of such a rule outlive the agent. So does its hard time, which goes on while no agent runs;
+//! its idle time begins anew with the agent, since nobody knows what the rule would have decided meanwhile.
 
 mod declare;
 
@@ -340,7 +341,8 @@ impl<C: Core> RuleBook<C> {
         if !known.contains(resolver) {
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             return misuse(format!(
-                "there is no resolver `{resolver}` here (there is: {known}); add a [[resolver]] section to the configuration, and `margay reload`"
+                "there is no resolver `{resolver}` here (there is: {known}); add a [[resolver]] section to the \
+                 configuration, and `margay reload`"
             ));
         }
         check_room_above(Some(resolver), order.priority)
@@ -446,7 +448,8 @@ fn check_name(name: &Name, authorities: &[String]) -> Result<(), RuleError> {
     if !authorities.iter().any(block) {
         let known = if authorities.is_empty() { "none".to_owned() } else { authorities.join(", ") };
         return misuse(format!(
-            "{name} is of an authority that this host does not belong to (it belongs to: {known}); check how it is written, or join that authority first"
+            "{name} is of an authority that this host does not belong to (it belongs to: {known}); check how it is \
+             written, or join that authority first"
         ));
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! What a first packet would meet, hop by hop, and why: this host's own part, and who is asked for the rest.
 //!
-//! Each host explains itself. It asks the next one over the registration between the two, so an answer comes from whoever would decide,
-//! and only of names of that registration's authority. Nothing is sent to the name, and no rule counts it.
+//! Each host explains itself. It asks the next one over the registration between the two, so an answer comes from
+//! whoever would decide, and only of names of that registration's authority. Nothing is sent to the name, and no rule
+//! counts it.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -160,7 +161,8 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
             (hop.act, hop.why) = ("forward".to_owned(), format!("sends it on to {} by {rule}", place(&info)));
             if let Some(heard) = heard_of(agent, question).filter(|_| own && next.address == SEGMENT) {
                 hop.notes.push(format!(
-                    "before that, it asks the host {} at {} alone, which has said on the segment {} s ago that it serves the name",
+                    "before that, it asks the host {} at {} alone, which has said on the segment {} s ago that it \
+                     serves the name",
                     heard.host,
                     heard.address,
                     clock::now().since(heard.at).as_secs()
@@ -168,7 +170,8 @@ fn describe(agent: &Agent, question: &Question, own: bool, explained: &Explained
             }
             if !explained.is_hop_known {
                 hop.notes.push(format!(
-                    "this router shares no key with a host at {}: what it sends there for others is not tagged, and answers do not find back",
+                    "this router shares no key with a host at {}: what it sends there for others is not tagged, and \
+                     answers do not find back",
                     next.address
                 ));
             }
@@ -351,7 +354,9 @@ fn why(one: &Considered, by: Option<&Found>, level: usize, total: u64) -> String
         Verdict::Unusable(Unusable::Protocol) => "its listener is for the other protocol".to_owned(),
         Verdict::Unusable(Unusable::Port) => "its listener is for another port".to_owned(),
         Verdict::Unusable(Unusable::Inward) => {
-            "it leads to a router above or beside this one, and the packet comes from one: such go to hosts and routers below".to_owned()
+            "it leads to a router above or beside this one, and the packet comes from one: such go to hosts and \
+             routers below"
+                .to_owned()
         }
         Verdict::Unusable(Unusable::Back) => "it leads to the router that the packet comes from".to_owned(),
         Verdict::Unusable(Unusable::Copies) => {
@@ -388,7 +393,8 @@ async fn follow(agent: &Agent, mut question: Question, to: &NextHop, own: bool) 
         }];
     }
     let Some((host, name)) = whose(agent, to) else {
-        let text = "no host that is registered here, and no router of this host, is known at that address, so nobody there can be asked";
+        let text = "no host that is registered here, and no router of this host, is known at that address, so nobody \
+            there can be asked";
         return vec![unasked(to.host, String::new(), to.address, text)];
     };
     // The first is whose program sends it; that host may get it back, and then it is for a listener there.

@@ -33,7 +33,8 @@ pub struct Watchers {
 
 struct Senders {
     events: broadcast::Sender<Event>,
-    /// What somebody always follows has a channel of its own: connections come and go in numbers, and would wake that one each time.
+    /// What somebody always follows has a channel of its own: connections come and go in numbers, and would wake that
+    /// one each time.
     rules: broadcast::Sender<(RuleId, Expiry)>,
 }
 
@@ -153,7 +154,8 @@ fn log(event: &Event) {
             tracing::info!(%host, %flow, %pair, why = cause.text(), "a flow goes by other addresses");
         }
         Event::Flapping(host) => {
-            tracing::warn!(%host, "this peer moves more than eight times in ten seconds; until that is over it is left where it is");
+            tracing::warn!(%host, "this peer moves more than eight times in ten seconds; until that is over it is \
+                left where it is");
         }
         Event::Silent(host) => {
             tracing::info!(%host, "nothing comes from this peer by any way that is known; it is asked again and again");
@@ -161,13 +163,15 @@ fn log(event: &Event) {
         Event::Unanswered(host) => {
             tracing::warn!(
                 %host,
-                "probes are answered between the addresses in use with this peer, but data is not, and no other pair of addresses does better"
+                "probes are answered between the addresses in use with this peer, but data is not, and no other pair \
+                 of addresses does better"
             );
         }
         Event::OtherHost { former, host } => {
             tracing::warn!(
                 %former, %host,
-                "a host with another key is at the address of this peer: the machine was set up anew, or the address is another's now"
+                "a host with another key is at the address of this peer: the machine was set up anew, or the address \
+                 is another's now"
             );
         }
         Event::Twin(twin) => log_twin(*twin),

@@ -239,7 +239,8 @@ pub fn describe(place: &PlaceInfo) -> String {
     let carried = bytes(place.sent_bytes + place.received_bytes);
     let (rtt_ms, later_ms) = (place.round_trip_us as f64 / 1e3, place.later_us as f64 / 1e3);
     format!(
-        "{} > {}: {}, {} % of all, {carried}; {}/s, {rtt_ms:.1} ms there and back, {later_ms:.1} ms later than the quickest",
+        "{} > {}: {}, {} % of all, {carried}; {}/s, {rtt_ms:.1} ms there and back, {later_ms:.1} ms later than the \
+         quickest",
         place.local,
         place.remote,
         place.state,

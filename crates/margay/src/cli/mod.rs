@@ -39,8 +39,9 @@ pub use output::{Out, Unwritable};
 
 /// Connect to service names, not to addresses.
 ///
-/// Programs stay as they are: they look up web.shop.sal.internal, connect, and reach one of the hosts that serve web.shop, chosen when
-/// the first packet passes a service router. Data then flows between the two hosts, without the router.
+/// Programs stay as they are: they look up web.shop.sal.internal, connect, and reach one of the hosts that serve
+/// web.shop, chosen when the first packet passes a service router. Data then flows between the two hosts, without the
+/// router.
 #[derive(Parser)]
 #[command(name = "margay", version)]
 struct Cli {
@@ -285,9 +286,9 @@ fn tell_starter(error: Report) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// The configuration. Whoever only asks the running agent, or takes the host down, needs no more of the file than
-/// where the agent's directories are, and `up` has written that down: the way out works with a broken file, and with one
-/// that names other directories by now.
+/// The configuration. Whoever only asks the running agent, or takes the host down, needs no more of the file than where
+/// the agent's directories are, and `up` has written that down: the way out works with a broken file, and with one that
+/// names other directories by now.
 fn load(path: Option<&Path>, verb: &Verb) -> Result<Config> {
     let needs_all = matches!(verb, Verb::Up(_) | Verb::Agent(_) | Verb::Enable(_) | Verb::Disable(_) | Verb::Run(_));
     if needs_all {

@@ -13,7 +13,8 @@ use crate::listener::ServiceName;
 
 #[derive(Subcommand)]
 pub enum RouteVerb {
-    /// The service table: what is done with first packets, where each rule is from, how often it was used, and what is left of its time
+    /// The service table: what is done with first packets, where each rule is from, how often it was used, and what is
+    /// left of its time
     List {
         /// Only the rules that cover this name, in the order in which they are asked
         name: Option<String>,

@@ -38,7 +38,8 @@ pub async fn trace(mut client: Client, args: TraceArgs, out: &mut Out) -> Result
     Ok(if reply.reached { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// One block for each hop: what it does, its rules with what became of each (the one that decides is marked), and what else there is to know.
+/// One block for each hop: what it does, its rules with what became of each (the one that decides is marked), and what
+/// else there is to know.
 fn lines(reply: &TraceReply) -> Vec<String> {
     let mut lines = Vec::new();
     for (number, hop) in (1..).zip(&reply.hops) {
@@ -121,7 +122,8 @@ mod test {
         let wanted = [
             " 1  client (this host): sends",
             " 2  router: sends it on",
-            "    * rule 12: web.shop, forward 10.1.0.11:54324, priority 10, weight 1, registered by web1, 1m 1s old: it decides",
+            "    * rule 12: web.shop, forward 10.1.0.11:54324, priority 10, weight 1, registered by web1, 1m 1s old: \
+             it decides",
             "      2 rules left out, none of which decides",
             " 3  web1: hands it over",
             "web.shop is reached at web1",

@@ -151,7 +151,8 @@ impl fmt::Display for Change {
             Self::Tun { interface } => write!(f, "make the virtual interface {interface} (a persistent TUN)"),
             Self::Veth { interface } => write!(
                 f,
-                "make the interface {interface}, whose other end is in a network namespace that the DNS responder answers in"
+                "make the interface {interface}, whose other end is in a network namespace that the DNS responder \
+                 answers in"
             ),
             Self::Sizes { interface, mtu, gso_max_size } => {
                 write!(f, "set {interface} to MTU {mtu} and gso_max_size {gso_max_size}")
@@ -190,15 +191,15 @@ impl fmt::Display for Change {
             Self::ResolvConf { path, server, before } => match before {
                 Before::Link(target) => write!(
                     f,
-                    "put a file in the place of the link {} -> {}, with nameserver {server} alone; the responder there asks \
-                     the servers that are there now for all other names",
+                    "put a file in the place of the link {} -> {}, with nameserver {server} alone; the responder \
+                     there asks the servers that are there now for all other names",
                     path.display(),
                     target.display()
                 ),
                 _ => write!(
                     f,
-                    "make {server} the one nameserver of {}; the responder there asks the servers that are there now for all \
-                     other names",
+                    "make {server} the one nameserver of {}; the responder there asks the servers that are there now \
+                     for all other names",
                     path.display()
                 ),
             },
@@ -476,8 +477,8 @@ impl Change {
     }
 }
 
-/// A route to the TUN. For IPv6 the kernel keeps a neighbour for each next hop even there, of some thousand for the whole host: so
-/// all goes to one, an address that nobody has and nobody is asked for.
+/// A route to the TUN. For IPv6 the kernel keeps a neighbour for each next hop even there, of some thousand for the
+/// whole host: so all goes to one, an address that nobody has and nobody is asked for.
 fn route(table: u32, destination: Block, index: u32, source: Option<IpAddr>) -> Route {
     let gateway = destination.address.is_ipv6().then_some(NEXT_HOP_V6.into());
     Route { table, destination, index, gateway, source }

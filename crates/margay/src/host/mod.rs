@@ -49,7 +49,8 @@ pub enum HostError {
     },
     /// The kernel has no TUN.
     #[error(
-        "there is no /dev/net/tun: load the module (`modprobe tun`), or give the container the device (`--device /dev/net/tun`)"
+        "there is no /dev/net/tun: load the module (`modprobe tun`), or give the container the device (`--device \
+         /dev/net/tun`)"
     )]
     NoTun,
     /// Another program's interface has the name.

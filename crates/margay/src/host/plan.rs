@@ -17,8 +17,8 @@ use crate::config::Config;
 
 /// Table of the rules that send answers back to `sal0`: the port's number, easy to recognise.
 pub const TABLE: u32 = 54_324;
-/// Largest super-packet that is asked for: the kernel's own limit, and where all packets are encapsulated what one UDP send
-/// carries, less its headers.
+/// Largest super-packet that is asked for: the kernel's own limit, and where all packets are encapsulated what one UDP
+/// send carries, less its headers.
 const GSO_MAX_DIRECT: u32 = 65_536;
 const GSO_MAX_ENCAPSULATED: u32 = 62_500;
 /// IP (the larger of the two) and UDP headers below ours.
@@ -138,8 +138,8 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     let below = if facts.has_ipv6_underlay { IPV6_UDP_BYTES } else { IPV4_UDP_BYTES };
     let underlay_mtu = facts.underlay_mtu;
     let datagram = underlay_mtu.saturating_sub(below);
-    // Where flows go direct, their packets may be as large as those of plain TCP, and the few that are encapsulated are cut in
-    // two on the way; where none does, each is to fit a datagram (decision 0011).
+    // Where flows go direct, their packets may be as large as those of plain TCP, and the few that are encapsulated are
+    // cut in two on the way; where none does, each is to fit a datagram (decision 0011).
     let (mtu, gso_max_size) = if config.direct && !config.secure {
         (facts.underlay_mtu, GSO_MAX_DIRECT)
     } else {

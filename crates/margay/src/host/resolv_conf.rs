@@ -1,5 +1,5 @@
-//! `/etc/resolv.conf`: the responder as the one server, those that were there as comments which the responder reads, and
-//! back again byte for byte. One of several servers does not work: many resolvers ask any of them (decision 0044).
+//! `/etc/resolv.conf`: the responder as the one server, those that were there as comments which the responder reads,
+//! and back again byte for byte. One of several servers does not work: many resolvers ask any of them (decision 0044).
 
 use std::fs;
 use std::io::{self, Write};
@@ -230,7 +230,8 @@ pub fn apply(path: &Path, before: &Before, server: IpAddr) -> io::Result<()> {
     }
 }
 
-/// Whether an interrupted write has left only a part of what [`apply`] writes. Such a file is no memory of what was there.
+/// Whether an interrupted write has left only a part of what [`apply`] writes. Such a file is no memory of what was
+/// there.
 pub fn is_torn(path: &Path, before: &Before, server: IpAddr) -> io::Result<bool> {
     // The other two are put in place whole.
     let Before::File(content) = before else { return Ok(false) };
@@ -318,8 +319,8 @@ fn remove_left_over(temporary: &Path) -> io::Result<()> {
 pub fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "the file may be immutable (`lsattr`): `chattr -i` it, or send the zone to the agent in the resolver that you \
-             use, or set [dns] enabled = false"
+            "the file may be immutable (`lsattr`): `chattr -i` it, or send the zone to the agent in the resolver that \
+             you use, or set [dns] enabled = false"
         }
         io::ErrorKind::ReadOnlyFilesystem => {
             "the file system is read-only: send the zone to the agent in your resolver"

@@ -29,7 +29,7 @@ pub enum ResponderWay {
     Apart,
     /// In this host's own port space.
     OnHost {
-        /// Where.
+        /// An address of this host, and the port that nobody else has there.
         listen: SocketAddr,
         /// Why not apart, where nobody has said so.
         why: Option<String>,
@@ -73,8 +73,8 @@ impl ResponderWay {
     pub fn remark(&self) -> Option<String> {
         let Self::OnHost { listen, why: Some(why) } = self else { return None };
         Some(format!(
-            "the DNS responder answers at {listen}, and not behind an interface of its own, since this host has none ({why}): \
-             nobody else can have port {DNS_PORT} of all addresses"
+            "the DNS responder answers at {listen}, and not behind an interface of its own, since this host has none \
+             ({why}): nobody else can have port {DNS_PORT} of all addresses"
         ))
     }
 }

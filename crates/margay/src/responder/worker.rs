@@ -39,8 +39,8 @@ pub(super) fn run(words: &Words) -> io::Result<()> {
     runtime.block_on(serve(words, identity, control, sockets))
 }
 
-/// From here on this process may do what anybody may: with the user, the kernel takes its capabilities. A user namespace
-/// that has one user alone is what confines it there.
+/// From here on this process may do what anybody may: with the user, the kernel takes its capabilities. A user
+/// namespace that has one user alone is what confines it there.
 fn drop_rights() -> io::Result<()> {
     let nobody = || {
         setgroups(&[])?;

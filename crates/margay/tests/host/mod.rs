@@ -51,7 +51,8 @@ as_before() {
 
 changed() {
     snapshot >"$dir/now"
-    if diff -q "$dir/before" "$dir/now" >/dev/null; then echo "up changed nothing: its undoing proves nothing"; exit 1; fi
+    if diff -q "$dir/before" "$dir/now" >/dev/null; then echo "up changed nothing: its undoing proves \
+        nothing"; exit 1; fi
     # Not `grep -q`: it would end before the writer does.
     ip rule show | grep '^501:.*from 198.18.0.1 lookup 54324' >/dev/null
     # In a user namespace there is no eBPF.

@@ -1,5 +1,6 @@
-//! Containers as people run them: podman's, root's and another user's, with its own networks and translation rules; and pasta, by which
-//! newer versions connect containers of users. Nothing is fetched: a container has the machine's `/usr` and the lab's own program.
+//! Containers as people run them: podman's, root's and another user's, with its own networks and translation rules; and
+//! pasta, by which newer versions connect containers of users. Nothing is fetched: a container has the machine's `/usr`
+//! and the lab's own program.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -105,8 +106,8 @@ echo ready; exec sleep infinity"#,
         words
     }
 
-    /// The command that starts an echo server on port 7 of a container. It says so and ends; or, not `detached`, is the container
-    /// for as long as it lives.
+    /// The command that starts an echo server on port 7 of a container. It says so and ends; or, not `detached`, is the
+    /// container for as long as it lives.
     ///
     /// # Errors
     ///
@@ -115,7 +116,8 @@ echo ready; exec sleep infinity"#,
         let mut words = self.podman(user);
         words.extend(["run", "--name", name].map(OsString::from));
         words.extend(detached.then(|| "--detach".into()));
-        // Where root may not raise limits, as on some machines, nor may podman. What `margay run` starts is found by its cgroup.
+        // Where root may not raise limits, as on some machines, nor may podman. What `margay run` starts is found by
+        // its cgroup.
         words.extend(
             ["--ulimit", "nofile=1024:4096", "--ulimit", "nproc=4096:4096", "--cgroups", "disabled"]
                 .map(OsString::from),
@@ -152,7 +154,8 @@ echo ready; exec sleep infinity"#,
         Ok(self.host.command(argv))
     }
 
-    /// A traffic program in a namespace that pasta connects, with these options besides those that podman gives it by itself.
+    /// A traffic program in a namespace that pasta connects, with these options besides those that podman gives it by
+    /// itself.
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
-//! `containers`: containers use names and serve them, TCP and UDP, in each of the ways in which people connect containers: bridges
-//! with published ports and the runtime's own translation rules, the host's network, and rootless ones (slirp4netns, pasta).
+//! `containers`: containers use names and serve them, TCP and UDP, in each of the ways in which people connect
+//! containers: bridges with published ports and the runtime's own translation rules, the host's network, and rootless
+//! ones (slirp4netns, pasta).
 
 mod engine;
 
@@ -69,7 +70,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     place.pasta(findings)
 }
 
-/// Exchanges by both protocols with port 7 of a service, and many short connections. `client` gives the command for these words.
+/// Exchanges by both protocols with port 7 of a service, and many short connections. `client` gives the command for
+/// these words.
 fn exchange(
     findings: &mut Findings,
     way: &str,
@@ -131,7 +133,8 @@ impl Place<'_> {
         exchange(findings, way, service, |words| self.engine.inside(user, container, words))
     }
 
-    /// podman's own bridge. Netfilter's rules translate what comes for the published port, and masquerade what containers send.
+    /// podman's own bridge. Netfilter's rules translate what comes for the published port, and masquerade what
+    /// containers send.
     fn bridge(&self, lab: &Lab, findings: &mut Findings) -> Result<()> {
         let published = ["--network", "bridge", "--publish", "8001:7", "--publish", "8001:7/udp"];
         self.engine.start_echo(User::Root, "bridged", &published, 7)?;

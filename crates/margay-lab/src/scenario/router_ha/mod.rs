@@ -1,5 +1,5 @@
-//! `router-ha`: three routers that share etcd, under load, while each router, each member of etcd, links between them, and all of etcd
-//! are lost and come back.
+//! `router-ha`: three routers that share etcd, under load, while each router, each member of etcd, links between them,
+//! and all of etcd are lost and come back.
 
 mod exclusive;
 mod stage;
@@ -26,7 +26,8 @@ use crate::{server, wire};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "router-ha",
-    summary: "routers, members of etcd, and all of etcd die and come back under load; no new connection fails a second later",
+    summary: "routers, members of etcd, and all of etcd die and come back under load; no new connection fails a \
+        second later",
     bounds: &BOUNDS,
     run,
 };
@@ -226,8 +227,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// All of etcd is gone. Meanwhile a server dies and comes back, a router is started anew, services come and go, and a new host
-    /// wants to join.
+    /// All of etcd is gone. Meanwhile a server dies and comes back, a router is started anew, services come and go, and
+    /// a new host wants to join.
     fn lose_etcd(&mut self, findings: &mut Findings, held: &mut Held) -> Result<()> {
         let stage = self.stage;
         self.mark("all of etcd is killed");

@@ -131,7 +131,8 @@ pub const LINES: &[Wrong] = &[
     Wrong("route add web.shop forward 10.1.0.9 --weight x", &["x"]),
     Wrong("route add web.shop forward 198.18.0.9", &["198.18.0.9"]),
     Wrong(
-        "route add web.shop forward-all 10.1.0.2,10.1.0.3,10.1.0.4,10.1.0.5,10.1.0.6,10.1.0.7,10.1.0.8,10.1.0.9,10.1.0.10",
+        "route add web.shop forward-all \
+         10.1.0.2,10.1.0.3,10.1.0.4,10.1.0.5,10.1.0.6,10.1.0.7,10.1.0.8,10.1.0.9,10.1.0.10",
         &["web.shop", "8 next hops"],
     ),
     Wrong("route add web.shop delay nobody", &["nobody", "[[resolver]]"]),
@@ -228,7 +229,8 @@ pub const LINES: &[Wrong] = &[
 pub const OF_MEMBER: &[Wrong] =
     &[Wrong("id authority create shop", &["member of the authority `shop`", "margay id authority request shop"])];
 
-/// Policies that `margay policy apply` refuses, the line of the fault (0: it has no one line), and words of the message.
+/// Policies that `margay policy apply` refuses, the line of the fault (0: it has no one line), and words of the
+/// message.
 pub const POLICIES: &[(&str, usize, &[&str])] = &[
     ("[route]\nname = \"a.shop\"\naction = \"drop\"\n", 1, &["[[route]]"]),
     ("[[routes]]\nname = \"a.shop\"\n", 1, &["routes", "did you mean `route`"]),

@@ -23,7 +23,8 @@ use crate::topology::Topology;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "wrong-inputs",
-    summary: "wrong commands, options, keys and files are each refused with what is wrong and where, and change nothing",
+    summary: "wrong commands, options, keys and files are each refused with what is wrong and where, and change \
+        nothing",
     bounds: &BOUNDS,
     run,
 };

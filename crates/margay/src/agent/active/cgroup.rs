@@ -1,4 +1,5 @@
-//! Cgroups (version 2) as the mark of a program: whatever it starts is in it, too, and no program can leave it by itself.
+//! Cgroups (version 2) as the mark of a program: whatever it starts is in it, too, and no program can leave it by
+//! itself.
 
 use std::fs;
 use std::io::{self, ErrorKind};

@@ -1,4 +1,5 @@
-//! The programs that were started for a name, and the sockets that were bound to one, kept for the next start of the agent where a reboot forgets them.
+//! The programs that were started for a name, and the sockets that were bound to one, kept for the next start of the
+//! agent where a reboot forgets them.
 
 use std::fs;
 use std::io::{self, ErrorKind};

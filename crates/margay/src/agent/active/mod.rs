@@ -678,7 +678,8 @@ impl Followed {
         names
     }
 
-    /// The interface that keeps Margay's packets from a socket. Those of another network namespace come by its own interfaces.
+    /// The interface that keeps Margay's packets from a socket. Those of another network namespace come by its own
+    /// interfaces.
     fn interface_of(&self, socket: &Socket) -> Option<NonZeroU32> {
         let is_sal0 = |interface: NonZeroU32| if_nametoindex(INTERFACE).is_ok_and(|index| index == interface.get());
         socket.interface.filter(|_| socket.namespace == self.kernel.own_namespace()).filter(|one| !is_sal0(*one))

@@ -204,7 +204,8 @@ const fn lifecycle(lifecycle: Lifecycle) -> &'static str {
     }
 }
 
-/// The written name, where this host knows it: it publishes it, or a program here looked it up, by whichever family it then connects.
+/// The written name, where this host knows it: it publishes it, or a program here looked it up, by whichever family it
+/// then connects.
 fn name_of(agent: &Agent, service: &ServiceId) -> String {
     let published = agent.services.list();
     let own = published.iter().filter(|own| own.name.prefix().contains(service));

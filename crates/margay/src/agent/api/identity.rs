@@ -112,7 +112,8 @@ pub(super) async fn create_token(agent: &Agent, request: TokenCreateRequest) -> 
     let found = agent.keyring.authority(&request.authority).map_err(misuse)?;
     let authority = found.ok_or_else(|| {
         not_found(format!(
-            "the key of `{0}` is not here; `margay id authority create {0}` makes one, `margay id authority request {0}` asks who has it",
+            "the key of `{0}` is not here; `margay id authority create {0}` makes one, `margay id authority request \
+             {0}` asks who has it",
             request.authority
         ))
     })?;

@@ -45,7 +45,8 @@ pub(super) fn list(agent: &Agent, name: &str) -> Result<RouterListReply, Status>
     Ok(RouterListReply { site: area.policy().site.clone(), neighbours })
 }
 
-/// Takes a router that is gone out of the cluster: nobody is told of it any more, and it is no member of the authority either.
+/// Takes a router that is gone out of the cluster: nobody is told of it any more, and it is no member of the authority
+/// either.
 pub(super) async fn remove(agent: &Agent, name: &str) -> Result<RouterRemoveReply, Status> {
     let (Some(cluster), Some(router)) = (&agent.cluster, &agent.router) else {
         return Err(misuse("this host is no router that shares an etcd with others ([router.etcd])"));
@@ -65,7 +66,8 @@ pub(super) async fn remove(agent: &Agent, name: &str) -> Result<RouterRemoveRepl
     let id = meant.id();
     if id == cluster.router().id() {
         return Err(misuse(format!(
-            "{name} is this router: `margay down` here, then `margay router remove {name}` on another one of the cluster"
+            "{name} is this router: `margay down` here, then `margay router remove {name}` on another one of the \
+             cluster"
         )));
     }
     if router.links().contains(&id) {

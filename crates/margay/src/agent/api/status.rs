@@ -107,7 +107,8 @@ fn warnings(agent: &Agent, joined: bool) -> Vec<String> {
         warnings.push(if agent.router.is_some() {
             "this router signs for no authority: `margay id authority create NAME` makes one".to_owned()
         } else {
-            "this host belongs to no authority: `margay id token create` on a router prints a token for `margay up --join`"
+            "this host belongs to no authority: `margay id token create` on a router prints a token for `margay up \
+             --join`"
                 .to_owned()
         });
     }

@@ -24,8 +24,8 @@ pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
         steps.say("direct", Finding::failed(text, advice)).await;
     }
     if let Some(why) = agent.direct.why_not() {
-        let advice = "it works: flows are encapsulated, at several times the processor time per byte, and pause while the agent is \
-                      not there";
+        let advice = "it works: flows are encapsulated, at several times the processor time per byte, and pause while \
+                      the agent is not there";
         return steps.say("direct", Finding::warning(why, advice)).await;
     }
     let bare: Vec<String> = agent.direct.bare_interfaces().into_iter().map(name_of).collect();
@@ -138,8 +138,8 @@ impl Paths {
 fn advice(why: Why) -> Option<&'static str> {
     match why {
         Why::Unproved | Why::Stalled => Some(
-            "a firewall or an address translator between the hosts drops TCP between ports 61000 and 65535 whose SYN it never saw; \
-             let it pass both ways, or leave it: it works as it is",
+            "a firewall or an address translator between the hosts drops TCP between ports 61000 and 65535 whose SYN \
+             it never saw; let it pass both ways, or leave it: it works as it is",
         ),
         Why::PeerBack | Why::PeerHasNone => Some("`margay check` on the peer says why"),
         Why::SharedAddress => Some("the hosts behind one address need addresses of their own to be told apart"),

@@ -286,8 +286,8 @@ async fn connect(agent: &Agent, name: &ServiceName, port: u16, protocol: Protoco
             format!("{what}: no answer in {CONNECT_LIMIT:?}"),
             format!(
                 "first packets or answers are lost. Where the steps above reach the instance's host, its own \
-                 firewall drops what comes by sal0, or the program does not accept: `margay check` there names the rule. Else: does a \
-                 firewall let UDP port 54324 through between all hosts?{}",
+                 firewall drops what comes by sal0, or the program does not accept: `margay check` there names the \
+                 rule. Else: does a firewall let UDP port 54324 through between all hosts?{}",
                 own_filter()
             ),
         ),

@@ -338,8 +338,9 @@ mod test {
 
     #[test]
     fn a_socket_is_its_users() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n \
-                     12: 0100007F:1F90 00000000:0000 01 00000000:00000000 00:00000000 00000000  1000        0 4711 2 0\n bad";
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout \
+                     inode\n 12: 0100007F:1F90 00000000:0000 01 00000000:00000000 00:00000000 00000000  1000        0 \
+                     4711 2 0\n bad";
         let mut owners = Owners::new();
         add_owners(&mut owners, table);
         add_owners(&mut owners, "");

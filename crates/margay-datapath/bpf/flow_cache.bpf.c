@@ -215,7 +215,7 @@ int app_egress(struct __sk_buff *skb)
 	if (!parse(skb, sal0_header_len, &packet))
 		return TCX_NEXT;
 	if (packet.tcp_flags & TCP_SYN)
-		note_syn(skb, &packet);
+		note_answered(skb, &packet);
 	else if (packet.tcp_flags & TCP_FIN)
 		note_parting(skb, &packet);
 	/* It may begin a new flow on an old five-tuple. */

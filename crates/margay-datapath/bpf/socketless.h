@@ -111,21 +111,15 @@ static __always_inline void turn(const struct app_key *key, struct app_key *turn
 	turned->protocol = key->protocol;
 }
 
-/* A SYN leaves sal0. It begins a connection of the host's: what is noted was of one before it on the same five-tuple,
- * and where its socket goes before the answer has come, the host's reset is what ends the flow at the peer. Or it is a
- * listener's answer, or, where it has come from elsewhere, a container's. A cookie bears no socket, and so the
- * interface by which the answer came in tells the two apart.
+/* A SYN leaves sal0: where it answers one, it is a listener's, or, where it has come from elsewhere, a container's. A
+ * cookie bears no socket, and so the interface by which the answer came in tells the two apart.
  */
-static __noinline void note_syn(struct __sk_buff *skb, const struct packet *packet)
+static __noinline void note_answered(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct socketless *value;
 	struct app_key key = {};
 
 	turn(&packet->key, &key);
-	if (!(packet->tcp_flags & TCP_ACK)) {
-		bpf_map_delete_elem(&socketless, &key);
-		return;
-	}
 	value = bpf_map_lookup_elem(&socketless, &key);
 	if (value && value->state == SOCKETLESS_ASKED && value->next == packet->acknowledgement)
 		value->state = skb->ingress_ifindex ? SOCKETLESS_ELSEWHERE : SOCKETLESS_ANSWERED;
@@ -160,8 +154,9 @@ static __noinline void note_parting(struct __sk_buff *skb, const struct packet *
 /* Whether the host's TCP would answer a segment by a reset that nobody should hear: it has no socket of the connection,
  * and its listener can make nothing of it; or only a request, and the segment has a number of before that one: the
  * listener answers these with a reset, too (RFC 9293 §3.10.7.4, SYN-RECEIVED). Of what has parted the peer can say
- * nothing but what was said. What an agent has made says nothing to a connection in TIME-WAIT, either: it would be
- * acknowledged there.
+ * nothing but what was said; but an answer to a SYN may be another peer's, which the same SYN has come to before: the
+ * reset is what ends the flow there. What an agent has made says nothing to a connection in TIME-WAIT, either: it would
+ * be acknowledged there.
  */
 static __noinline bool is_lost(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -194,7 +189,7 @@ static __noinline bool is_lost(struct __sk_buff *skb, const struct packet *packe
 			bpf_map_delete_elem(&socketless, &packet->key);
 		return is_made && state == BPF_TCP_TIME_WAIT;
 	}
-	if (is_parted && is_due && (ahead <= 0 || is_probe))
+	if (is_parted && is_due && !(packet->tcp_flags & TCP_SYN) && (ahead <= 0 || is_probe))
 		return true;
 	if (!state)
 		return false;

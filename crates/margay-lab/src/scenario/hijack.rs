@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Findings, Scenario, pair};
 use crate::agent::{self, Agents};
@@ -309,7 +309,6 @@ impl Stage<'_> {
     /// All that hosts have on each other, a line for each.
     fn standing(&self) -> Result<BTreeSet<String>> {
         const OF_PATH: [&str; 6] = ["peer", "local", "remote", "flows", "router", "moves"];
-        const OF_PEER: [&str; 3] = ["peer", "addresses", "rendezvous"];
         const OF_FLOW: [&str; 10] =
             ["flow", "peer_flow", "session", "service", "role", "lifecycle", "peer", "remote", "local", "moves"];
         let line = |host: &Host, what: &str, of: &Value, fields: &[&str]| {
@@ -320,8 +319,12 @@ impl Stage<'_> {
         for host in self.hosts {
             let paths = agent::paths(host)?;
             lines.extend(paths.iter().map(|path| line(host, "path", path, &OF_PATH)));
-            let told = paths.iter().filter(|path| path["rendezvous"] != "" || path["addresses"] != json!([]));
-            lines.extend(told.map(|path| line(host, TOLD, path, &OF_PEER)));
+            for path in &paths {
+                // A line for each place, since what is news of one takes nothing back of another.
+                let addresses = path["addresses"].as_array().into_iter().flatten();
+                let told = addresses.chain([&path["rendezvous"]]).filter(|place| **place != "");
+                lines.extend(told.map(|place| format!("{}: {TOLD}: peer {}: {place}", host.name(), path["peer"])));
+            }
             let mut flows = agent::flows(host)?;
             // Who asks for a flow is owed an answer, and gets no more than that.
             flows.retain(|flow| flow["lifecycle"] != "connecting");

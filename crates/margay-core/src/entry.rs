@@ -296,6 +296,16 @@ pub enum EntryUpdate {
     /// As [`Install`](Self::Install), of a flow that the kernel's cache has opened by a grant and told of: it has the
     /// entry.
     Opened(Entry),
+    /// A connection begins with an answer of its listener that has passed no cache. Without these numbers nobody could
+    /// tell the RST of a client whose program has gone meanwhile, which has nothing before it (RFC 5961 §3.2).
+    Begun {
+        /// The local identifier of the flow.
+        flow: FlowId,
+        /// The number after the listener's SYN.
+        next: u32,
+        /// The number that the listener expects of the client.
+        expected: u32,
+    },
     /// The kernel's cache may open flows by this.
     Grant(Box<Grant>),
     /// None may be opened by this grant any more. Those that were are as they are.

@@ -82,6 +82,15 @@ impl<'a> AppPacket<'a> {
         if self.tuple.protocol == TCP { self.transport.get(13).copied().unwrap_or(0) } else { 0 }
     }
 
+    /// The sequence number and the acknowledgement. `None` for other protocols.
+    pub fn tcp_numbers(&self) -> Option<(u32, u32)> {
+        let number = |at: usize| {
+            let bytes = self.transport.get(at..at + 4)?;
+            Some(bytes.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)))
+        };
+        if self.is_tcp() { number(4).zip(number(8)) } else { None }
+    }
+
     /// Whether it is a pinhole that answers none.
     pub fn is_knock(&self) -> bool {
         self.has_window(KNOCK_WINDOW)
@@ -312,18 +321,17 @@ fn fill_transport_checksum(protocol: u8, transport: &mut [u8], source: IpAddr, d
 /// `None` for a RST, which is never answered, and for other protocols.
 pub(crate) fn reset_for(packet: &AppPacket<'_>) -> Option<Vec<u8>> {
     let flags = packet.tcp_flags();
-    if !packet.is_tcp() || flags & tcp_flags::RST != 0 {
+    let (packet_sequence, packet_acknowledgement) = packet.tcp_numbers()?;
+    if flags & tcp_flags::RST != 0 {
         return None;
     }
-    let field =
-        |at: usize| -> u32 { packet.transport[at..at + 4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)) };
     let header_len = usize::from(packet.transport[12] >> 4) * 4;
     let (sequence, acknowledgement, out_flags) = if flags & tcp_flags::ACK != 0 {
-        (field(8), 0, tcp_flags::RST)
+        (packet_acknowledgement, 0, tcp_flags::RST)
     } else {
         let phantom = u32::from(flags & tcp_flags::SYN != 0) + u32::from(flags & tcp_flags::FIN != 0);
         let len = u32::try_from(packet.transport.len() - header_len).unwrap_or(0);
-        (0, field(4).wrapping_add(len).wrapping_add(phantom), tcp_flags::RST | tcp_flags::ACK)
+        (0, packet_sequence.wrapping_add(len).wrapping_add(phantom), tcp_flags::RST | tcp_flags::ACK)
     };
     segment(&packet.tuple.reversed(), sequence, acknowledgement, out_flags)
 }

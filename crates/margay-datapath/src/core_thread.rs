@@ -472,6 +472,9 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
                 shared.direct.note_opened(entry.flow, entry.app.into(), entry.generation, &wire);
             }
         }
+        EntryUpdate::Begun { .. } => {
+            shared.table.write().apply(update);
+        }
         EntryUpdate::Grant(grant) => shared.direct.grant(&grant),
         EntryUpdate::StopGrant(id) => shared.direct.stop_grant(id),
         EntryUpdate::RemoveGrant(id) => {

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::ending::Arrived;
-use crate::packet::{ACK, TCP, UDP};
+use crate::kernel::Unjudged;
+use crate::packet::{ACK, RST, TCP, UDP};
 use crate::sample;
 use crate::train::Delivered;
 use margay_core::entry::{Place, Tuple};
@@ -46,6 +47,22 @@ fn table() -> Table {
     let mut table = Table::default();
     table.apply(EntryUpdate::Path(path("10.0.0.2:54324", 1472)));
     table
+}
+
+/// The client's program has gone before its agent had the answer, which passed inside a SYN-ACK: its TCP resets that, and
+/// nothing of the connection comes before.
+#[test]
+fn a_reset_of_what_the_listener_has_answered_ends_a_connection() {
+    let (mut table, expected) = (table(), 0xffff_ffff);
+    table.apply(EntryUpdate::Install(entry(7, 1, 100)));
+    let judge = |table: &Table, sequence: u32| {
+        Unjudged { reset: Some(sequence), ..Unjudged::default() }.taken(table.connection(FlowId(7)).as_ref())
+    };
+    assert_eq!(judge(&table, expected), 0, "nothing is known of it");
+    table.apply(EntryUpdate::Begun { flow: FlowId(7), next: 0, expected });
+    assert_eq!((judge(&table, expected), judge(&table, 0)), (RST, 0));
+    table.apply(EntryUpdate::Install(entry(7, 2, 100)));
+    assert_eq!(judge(&table, expected), RST, "it has been lifted since");
 }
 
 #[test]

@@ -102,6 +102,10 @@ pub fn report_leaks(hosts: &[&Host], before: &Entries, findings: &mut Findings) 
     findings.set("hash_maps_kept", now.kept_since(before));
     if let Err(error) = settled {
         progress(&now.remains(before));
+        for host in hosts {
+            let sockets = host.run(["ss", "-Htanoe"])?;
+            progress(&format!("{}: sockets:\n{sockets}", host.name()));
+        }
         findings.note(format!("{error:#}"));
     }
     Ok(())

@@ -15,7 +15,7 @@ use margay_wire::{
 };
 
 use crate::kernel::{Ending, Kernel, Wanted};
-use crate::program::{ACK, Segment, TCP};
+use crate::program::{ACK, CLIENT_FIRST, SERVER_FIRST, Segment, TCP};
 use crate::seal::{Refused, Seal};
 
 /// What the agent's table keeps of a flow.
@@ -135,6 +135,10 @@ impl Cache {
             }
             // Simulated programs know surrogates, and striped flows take their places in turn.
             EntryUpdate::Show { .. } | EntryUpdate::Stripe { .. } => {}
+            EntryUpdate::Begun { flow, next, expected } => {
+                assert!(self.by_flow.contains_key(&flow), "{flow}: what begins is there");
+                assert_eq!((next, expected), (SERVER_FIRST + 1, CLIENT_FIRST + 1), "{flow}");
+            }
             EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => self.install(entry),
             EntryUpdate::Grant(grant) => {
                 self.grants.insert(grant.id, *grant);

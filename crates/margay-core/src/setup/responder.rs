@@ -633,6 +633,11 @@ impl Sal {
             self.queue.update(EntryUpdate::Show { surrogate: entry.app.destination, address });
         }
         self.queue.update(EntryUpdate::Install(entry));
+        if let Some(Ok(Parsed::Transport(answer))) = setup.app_answer.as_deref().map(packet::parse)
+            && let Some((sequence, expected)) = answer.tcp_numbers()
+        {
+            self.queue.update(EntryUpdate::Begun { flow: id, next: sequence.wrapping_add(1), expected });
+        }
         if let Some(first) = setup.first {
             self.queue.deliver(id, first);
         }

@@ -161,8 +161,8 @@ const QUESTION: &[u8] = b"who?";
 const QUESTION_LEN: u32 = QUESTION.len() as u32;
 const ANSWER_LEN: u32 = 4;
 /// Numbers of the SYNs.
-pub(crate) const CLIENT_FIRST: u32 = 100;
-pub(crate) const SERVER_FIRST: u32 = 500;
+const CLIENT_FIRST: u32 = 100;
+const SERVER_FIRST: u32 = 500;
 
 /// What a client has had of the server's.
 #[derive(Clone, Copy)]

@@ -54,6 +54,9 @@ fn the_first_packet_goes_through_the_router_and_nothing_else_does() {
     assert_eq!(kinds(true), [Kind::Syn, Kind::SynAck], "one SYN, and one answer to relay");
     assert_eq!(kinds(false), [Kind::Syn, Kind::SynAck]);
     ends_agree(&shop.world).expect("both ends agree");
+    // By these the RST of a client whose program has gone is told.
+    let begun: Vec<_> = shop.instances.iter().filter_map(|host| shop.world.host(*host).cache.last_begun).collect();
+    assert_eq!(begun, [(501, 101)], "the numbers after both SYNs");
 }
 
 #[test]

@@ -267,10 +267,6 @@ impl Sal {
         let limits = &self.config.limits;
         let is_calm = self.half_open.len() < limits.half_open_cookie;
         let held_max = if is_calm { limits.held_data_per_flow } else { limits.held_per_flow };
-        // The peer knows it, so that its kernel has opened it; so has the one here.
-        if self.flows.get(data.dst_flow).is_none() {
-            self.open_as_agreed(now, data.dst_flow, from);
-        }
         let Some(flow) = self.flows.get_mut(data.dst_flow) else {
             self.say_unknown(now, from, data.dst_flow, datagram.len());
             return Err(DropReason::UnknownFlow);

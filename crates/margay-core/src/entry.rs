@@ -9,7 +9,7 @@ use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use margay_wire::{ArrivalsRepr, FlowId, GRANT_FLOWS_MAX, PLACES_MAX};
+use margay_wire::{ArrivalsRepr, FlowId, PLACES_MAX};
 
 use crate::event::Role;
 use crate::secure::SealKeys;
@@ -143,8 +143,8 @@ pub struct Grant {
     pub id: FlowId,
     /// An initiator's programs connect, a responder's are connected to.
     pub role: Role,
-    /// Of an initiator: the destination is where programs here connect to; the source says nothing. Of a responder: as
-    /// the listener's packets carry it, but for the client's port.
+    /// Of an initiator: the destination is where programs here connect to; the source says nothing. Of a responder: as the listener's
+    /// packets carry it, but for the client's port, which the SYN of each flow says.
     pub app: Tuple,
     /// The record of the address pair.
     pub path: PathId,
@@ -154,12 +154,10 @@ pub struct Grant {
     pub remote_port: u16,
     /// This host's number of flow 0.
     pub first_flow: FlowId,
-    /// How many there are, at most [`GRANT_FLOWS_MAX`].
+    /// How many there are, at most [`GRANT_FLOWS_MAX`](margay_wire::GRANT_FLOWS_MAX).
     pub count: u16,
     /// None is opened after that.
     pub until: Instant,
-    /// Of a responder: the client's port that its listener sees, by flow.
-    pub ports: [u16; GRANT_FLOWS_MAX as usize],
     /// Under which the SYNs of its flows are tagged.
     pub key: GrantKey,
     /// By which the next start of the agent takes up what this one has not been told of; the cache keeps it beside the

@@ -5,12 +5,13 @@
  */
 #pragma once
 
+#define TCP_OPTION_MSS 2
+
 #include "grant_proof.h"
+#include "shown_port.h"
 
 /* What an entry is opened with. */
 #define FLOW_OPENED (FLOW_EGRESS | FLOW_ACCEPT)
-
-#define TCP_OPTION_MSS 2
 
 /* The option that a TCP puts first. */
 struct mss_option {
@@ -77,17 +78,6 @@ static __always_inline struct flow_entry *fresh_entry(__u32 flow, const struct a
 	_Pragma("unroll") for (__u32 at = 0; at < sizeof(*app) / sizeof(__u32); at++)
 		words(&entry->app)[at] = words(app)[at];
 	return entry;
-}
-
-/* Puts an entry where there is none. */
-static __noinline bool add_entry(const struct wire_key *wire, const struct flow_entry *entry)
-{
-	if (bpf_map_update_elem(&flows, wire, entry, BPF_NOEXIST))
-		return false;
-	if (!bpf_map_update_elem(&apps, &entry->app, wire, BPF_NOEXIST))
-		return true;
-	bpf_map_delete_elem(&flows, wire);
-	return false;
 }
 
 /* One more flow of a grant is opened: now and then the agent hears how many are. */
@@ -175,12 +165,6 @@ static __always_inline bool is_fresh(__u32 flags)
 	return (flags & (FLOW_OPENED | FLOW_FRESH)) == (FLOW_OPENED | FLOW_FRESH);
 }
 
-/* Both ends have closed. What is left of the flow waits for late packets. */
-static __always_inline bool is_over(const struct flow_entry *entry)
-{
-	return (entry->seen & SEEN_BOTH_FINS) == SEEN_BOTH_FINS;
-}
-
 /* Whether a SYN that leaves the host goes direct: by a flow that it takes of a grant, or as the answer to one that a peer has opened. */
 static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packet)
 {
@@ -241,6 +225,7 @@ static __noinline enum opening open_flow(struct __sk_buff *skb, const struct pac
 	struct flow_entry *entry;
 	struct grant *grant;
 	__u32 id, opened;
+	__u16 own_port;
 	__u64 bit;
 
 	/* Flows of a grant begin at a multiple of what it may have. */
@@ -253,7 +238,8 @@ static __noinline enum opening open_flow(struct __sk_buff *skb, const struct pac
 	opened = (__u16)(bpf_ntohs(remote_port) - grant->remote_port);
 	if (opened >= grant->count || opened >= GRANT_FLOWS_MAX)
 		return OPENING_NONE;
-	if (!is_proved(skb, packet, grant))
+	own_port = proved_port(skb, packet, grant);
+	if (!own_port)
 		return OPENING_UNPROVED;
 	bit = 1ULL << opened % 64;
 	if (__sync_fetch_and_or(&grant->used[opened / 64], bit) & bit)
@@ -261,10 +247,9 @@ static __noinline enum opening open_flow(struct __sk_buff *skb, const struct pac
 	entry = fresh_entry(grant->first_flow + opened, &grant->app);
 	if (!entry)
 		return OPENING_NONE;
-	entry->app.destination_port = grant->app_ports[opened];
 	/* Last: whatever was read is of this grant if it still is the same. */
 	asm volatile("" ::: "memory");
-	if (grant->grant != id || !add_entry(wire, entry))
+	if (grant->grant != id || !add_shown(skb, packet, wire, entry, own_port))
 		return OPENING_NONE;
 	count(COUNT_OPENED);
 	tell_of_grant(id, __sync_fetch_and_add(&grant->opened, 1) + 1, grant->count);
@@ -319,6 +304,7 @@ struct half {
 	__u32 from;
 	__u32 count;
 	bool rises_here;
+	bool is_named;
 	__u64 these;
 	__u64 answered;
 	__u64 over;
@@ -332,6 +318,7 @@ static __always_inline struct half half_of(const struct grant_flows *order, __u3
 		.from = 64 * number,
 		.count = order->count,
 		.rises_here = order->rises_here,
+		.is_named = order->is_named,
 		.these = order->these[number],
 	};
 }
@@ -342,8 +329,8 @@ static __always_inline bool is_meant(const struct half *half, __u32 at)
 	return half->these >> (at & 63) & 1;
 }
 
-/* Its entry, if it has been answered. */
-static __always_inline struct flow_entry *answered_entry(const struct half *half, __u32 at)
+/* Its entry. */
+static __always_inline struct flow_entry *entry_of(const struct half *half, __u32 at)
 {
 	struct flow_entry *entry;
 	struct wire_key wire;
@@ -351,7 +338,15 @@ static __always_inline struct flow_entry *answered_entry(const struct half *half
 
 	wire_of(&half->first, half->rises_here, number, &wire);
 	entry = bpf_map_lookup_elem(&flows, &wire);
-	return entry && entry->flow == half->first_flow + number && !(entry->flags & FLOW_FRESH) ? entry : NULL;
+	return entry && entry->flow == half->first_flow + number ? entry : NULL;
+}
+
+/* Its entry, if it has been answered. */
+static __always_inline struct flow_entry *answered_entry(const struct half *half, __u32 at)
+{
+	struct flow_entry *entry = entry_of(half, at);
+
+	return entry && !(entry->flags & FLOW_FRESH) ? entry : NULL;
 }
 
 /* What is to be done about one flow. As callbacks these are verified once, and not with all that may have become of the flows before. */
@@ -384,9 +379,14 @@ static long survey_one(__u32 at, struct half *half)
 
 static long tell_of_one(__u32 at, struct half *half)
 {
-	struct flow_entry *entry = is_meant(half, at) ? answered_entry(half, at) : NULL;
+	struct flow_entry *entry = is_meant(half, at) ? entry_of(half, at) : NULL;
 
-	if (entry)
+	if (!entry)
+		return 0;
+	/* Of a responder: what says so has come by the agents. An initiator has had no answer. */
+	if (half->is_named && !half->rises_here)
+		__sync_fetch_and_and(&entry->flags, ~FLOW_FRESH);
+	if (!(entry->flags & FLOW_FRESH))
 		tell_opened(entry, true);
 	return 0;
 }
@@ -420,7 +420,7 @@ int survey_flows(struct grant_flows *order)
 	return for_each_flow(order, survey_one);
 }
 
-/* The agent's: it is to be told of these flows, where they have been answered. */
+/* The agent's: it is to be told of these flows, where they have been answered or the peer has named them. */
 SEC("syscall")
 int tell_flows(struct grant_flows *order)
 {

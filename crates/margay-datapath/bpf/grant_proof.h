@@ -21,32 +21,42 @@ struct grant_option {
 	__u8 kind;
 	__u8 len;
 	__u16 number;
+	__u16 port; /* the program's own, which the listener is to see; network byte order */
+	__u16 zero;
 	__u32 tag[2];
 };
 
-/* SipHash-2-4 of the first eight bytes of the TCP header: ports and sequence number. A port is of one flow of the
- * grant, and each grant has a key of its own. Addresses are not covered: the path at which a grant lies has the pair,
- * as this end sees it.
+/* What the tag covers beside the first bytes of the header: `port` and `zero`. */
+#define TAGGED_OF_OPTION 4
+
+/* SipHash-2-4 of the first eight bytes of the TCP header, ports and sequence number, and of the option's own port. A
+ * flow port is of one flow of the grant, and each grant has a key of its own. Addresses are not covered: the path at
+ * which a grant lies has the pair, as this end sees it.
  */
-static __always_inline __u64 grant_tag(const __u64 *key, __u16 source_port, __u16 destination_port, __u32 sequence)
+static __always_inline __u64 grant_tag(const __u64 *key, const struct wire_key *wire, __u32 sequence, __u16 own_port)
 {
-	__u64 word = (__u64)bpf_htonl(sequence) << 32 | (__u64)destination_port << 16 | source_port;
+	__u64 word = (__u64)bpf_htonl(sequence) << 32 | (__u64)wire->remote_port << 16 | wire->local_port;
 
 	sip_start(key[0], key[1]);
 	sip_word(word);
-	/* The last word has the length, and nothing else. */
-	word = (__u64)sizeof(word) << 56;
+	/* The last word has the length, too. */
+	word = (__u64)(sizeof(word) + TAGGED_OF_OPTION) << 56 | own_port;
 	sip_word(word);
 	sip_end();
 	return v0 ^ v1 ^ v2 ^ v3;
 }
 
-static __always_inline struct grant_option grant_option_of(__u64 tag)
+/* `wire` is as the sender of the SYN has it. */
+static __always_inline struct grant_option grant_option_of(const __u64 *key, const struct wire_key *wire,
+							   __u32 sequence, __u16 own_port)
 {
+	__u64 tag = grant_tag(key, wire, sequence, own_port);
+
 	return (struct grant_option){
 		.kind = TCP_OPTION_EXPERIMENT,
 		.len = sizeof(struct grant_option),
 		.number = bpf_htons(TCP_OPTION_OF_GRANT),
+		.port = own_port,
 		.tag = { tag, tag >> 32 },
 	};
 }
@@ -76,7 +86,7 @@ static __noinline bool add_proof(struct __sk_buff *skb, struct packet *packet, c
 	if (!wire || !spare || bpf_skb_load_bytes(skb, at + TCP_LENGTH_OFFSET, &head, sizeof(head)))
 		return false;
 	new.head = head;
-	new.option = grant_option_of(grant_tag(spare->key, wire->local_port, wire->remote_port, packet->sequence));
+	new.option = grant_option_of(spare->key, wire, packet->sequence, packet->key.source_port);
 	/* The header's length is in words, in the upper half of the first byte. */
 	*(__u8 *)&new.head += sizeof(new.option) / 4 << 4;
 	if (bpf_skb_change_tail(skb, at + len + sizeof(new.option), 0))
@@ -102,23 +112,28 @@ static __noinline bool add_proof(struct __sk_buff *skb, struct packet *packet, c
 				    sizeof(new_len), 0);
 }
 
-/* Whether a SYN from the wire bears the option with the right tag. All of the option is compared at once, whatever of
- * it is wrong.
+/* The port of the program that sends a SYN from the wire, where that bears the option with the right tag; else zero,
+ * which is no program's. All of the option is compared at once, whatever of it is wrong.
  */
-static __noinline bool is_proved(struct __sk_buff *skb, const struct packet *packet, const struct grant *grant)
+static __noinline __u16 proved_port(struct __sk_buff *skb, const struct packet *packet, const struct grant *grant)
 {
+	struct wire_key sent = { .local_port = packet->key.source_port, .remote_port = packet->key.destination_port };
 	struct grant_option found, right;
-	__u32 len = packet->transport_len;
+	__u32 len = packet->transport_len, difference;
 
 	if (!grant || packet->payload_len || len < sizeof(struct tcphdr) + sizeof(found) ||
 	    bpf_skb_load_bytes(skb, packet->transport_offset + len - sizeof(found), &found, sizeof(found)))
-		return false;
-	right = grant_option_of(
-		grant_tag(grant->key, packet->key.source_port, packet->key.destination_port, packet->sequence));
-	return !((words(&found)[0] ^ words(&right)[0]) | (found.tag[0] ^ right.tag[0]) | (found.tag[1] ^ right.tag[1]));
+		return 0;
+	right = grant_option_of(grant->key, &sent, packet->sequence, found.port);
+	difference = (words(&found)[0] ^ words(&right)[0]) | (words(&found)[1] ^ words(&right)[1]) |
+		     (found.tag[0] ^ right.tag[0]) | (found.tag[1] ^ right.tag[1]);
+	return difference ? 0 : found.port;
 }
 
-static const __u32 nops[sizeof(struct grant_option) / sizeof(__u32)] = { 0x01010101, 0x01010101, 0x01010101 };
+#define FOUR_NOPS 0x01010101
+
+static const __u32 nops[] = { FOUR_NOPS, FOUR_NOPS, FOUR_NOPS, FOUR_NOPS };
+_Static_assert(sizeof(nops) == sizeof(struct grant_option), "as long as what they take the place of");
 
 /* The listener is not to see the option: NOPs take its place, so that no length changes. */
 static __noinline bool blank_proof(struct __sk_buff *skb, const struct packet *packet)

@@ -158,7 +158,8 @@ struct grant_flows {
 	__u64 these[2]; /* by flow: to be looked at, to be told of, or to be kept */
 	__u16 count;
 	__u8 rises_here; /* flows differ in the port of this end, and not of the peer's */
-	__u8 zero[5];
+	__u8 is_named; /* the peer has named them: it has had the answer, though nothing direct of its has come since */
+	__u8 zero[4];
 	/* What `survey_flows` says, of those that it has looked at. */
 	__u64 answered[2];
 	__u64 over[2]; /* and nobody was told of them */
@@ -241,8 +242,7 @@ struct spare {
 struct grant {
 	__u32 grant; /* its number, as above */
 	__u32 first_flow; /* rises */
-	struct app_key app; /* but for the destination port */
-	__u16 app_ports[GRANT_FLOWS_MAX]; /* that of each flow, in network byte order */
+	struct app_key app; /* but for the destination port, which the SYN of each flow says */
 	__u16 remote_port; /* rises; host byte order */
 	__u16 count;
 	__u32 opened; /* how many of them are; the programs alone change it */

@@ -230,7 +230,7 @@ impl<C: Core> CoreSide<C> {
     fn datagram(&mut self, shared: &Shared<C>, local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
         // The peer goes back with a flow, say, of which the kernel has told nobody yet.
         if let Some((grant, flow)) = self.core.untold(datagram) {
-            shared.direct.tell_of_flows(grant, flow);
+            shared.direct.tell_of_named(grant, flow);
         }
         self.cache_events(shared);
         self.core.handle_datagram(clock::now(), local, from, datagram);

@@ -334,6 +334,13 @@ impl Direct {
         }
     }
 
+    /// Has the events tell of these flows of a grant, which the peer has named.
+    pub fn tell_of_named(&self, id: FlowId, these: u128) {
+        if let Some(cache) = self.cache() {
+            cache.tell_of_named(id, these);
+        }
+    }
+
     /// A grant is over: what was opened by it goes, unless its flow `is_known`.
     pub fn remove_grant(&self, id: FlowId, is_known: impl Fn(FlowId) -> bool) {
         if let Some(cache) = self.cache() {

@@ -415,7 +415,7 @@ fn cached(pin_dir: &Path, are_lost: bool) -> (Network, [Opened; 2]) {
 /// Five-tuples of a grant's flows, at either end, as far as the grant says them.
 fn granted_apps() -> [(SocketAddr, SocketAddr); 2] {
     let nobody = (Ipv4Addr::UNSPECIFIED, 0).into();
-    [(nobody, (PEER_V4, 80).into()), ((OWN_V4, 80).into(), (PEER_V4, 50_000).into())]
+    [(nobody, (PEER_V4, 80).into()), ((OWN_V4, 80).into(), (PEER_V4, 1).into())]
 }
 
 /// The second host grants the first one two connections.
@@ -433,7 +433,6 @@ fn grant_two(network: &Network) {
             first_flow: FlowId(1000),
             count: 2,
             until: clock::now() + PATIENCE,
-            ports: std::array::from_fn(|flow| 50_000 + flow as u16),
             key: GrantKey([7; 16]),
             record: [0; GRANT_RECORD_LEN],
         };
@@ -457,7 +456,8 @@ fn connect_by_grant(pin_dir: &Path, are_lost: bool) {
                 hear(&network, at, |heard| matches!(heard, Heard::Opened(found, _) if *found == number));
             }
         });
-        for (at, from, to) in [(0, own, apps[0].1), (1, apps[1].0, (PEER_V4, 50_000 + flow as u16).into())] {
+        // The listener sees the client's own port.
+        for (at, from, to) in [(0, own, apps[0].1), (1, apps[1].0, (PEER_V4, own.port()).into())] {
             assert_eq!(
                 caches[at].0.state(number).unwrap().app.tuple(),
                 Tuple { protocol: 6, source: from, destination: to }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::{
-    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, Survey, Tuple,
+    Direction, Entry, EntryUpdate, Grant, Instant, KNOCK_WINDOW, PINHOLE_WINDOW, Passage, Path, PathId, Role, Survey, Tuple,
     Wire,
 };
 use margay_wire::{
@@ -232,6 +232,16 @@ impl Cache {
         if let Some(kernel) = &mut self.kernel {
             flows.into_iter().for_each(|(_, flow)| kernel.tell(flow));
         }
+    }
+
+    /// Has the kernel tell of flows of a grant that the peer has named: of a responder's it has had the answer.
+    pub(crate) fn tell_of_named(&mut self, grant: FlowId, flows: u128) {
+        let is_given = self.grants.get(&grant).is_some_and(|grant| grant.role == Role::Responder);
+        let named = self.flows_of(grant, flows);
+        if let Some(kernel) = self.kernel.as_mut().filter(|_| is_given) {
+            named.into_iter().for_each(|(_, flow)| kernel.grants.answer(flow));
+        }
+        self.tell_of(grant, flows);
     }
 
     /// The path between two addresses, if it is watched, whatever flow a packet by it is of.

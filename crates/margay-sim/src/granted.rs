@@ -9,7 +9,7 @@ use margay_core::{Grant, Instant, Role, Tuple, Wire};
 use margay_wire::FlowId;
 use siphasher::sip::SipHasher24;
 
-use crate::program::{ACK, RST, SYN, Segment};
+use crate::program::{ACK, Proof, RST, SYN, Segment};
 
 /// How often the agent hears, while the flows of a grant are opened, how many are.
 const NEWS: u16 = 8;
@@ -44,13 +44,20 @@ pub(crate) struct Opening {
     pub key: GrantKey,
 }
 
-/// What the SYN of a flow bears, with these ports on the wire.
-pub(crate) fn proof(GrantKey(key): &GrantKey, source_port: u16, destination_port: u16, sequence: u32) -> u64 {
+/// What the SYN of a flow bears, of a program with this port, with these ports on the wire.
+pub(crate) fn proof(
+    GrantKey(key): &GrantKey,
+    own_port: u16,
+    (source_port, destination_port): (u16, u16),
+    sequence: u32,
+) -> Proof {
     let mut hasher = SipHasher24::new_with_key(key);
     hasher.write(&source_port.to_be_bytes());
     hasher.write(&destination_port.to_be_bytes());
     hasher.write(&sequence.to_be_bytes());
-    hasher.finish()
+    hasher.write(&own_port.to_be_bytes());
+    hasher.write(&[0; 2]);
+    Proof { own_port, tag: hasher.finish() }
 }
 
 /// What becomes of a SYN from the wire.
@@ -154,13 +161,14 @@ impl Grants {
             is_it.then_some((taken, number))
         });
         let Some((taken, number)) = found else { return Answer::Nothing };
-        let right = proof(&taken.grant.key, source.port(), destination.port(), segment.sequence);
+        let own_port = segment.proof.map_or(0, |proof| proof.own_port);
+        let right = proof(&taken.grant.key, own_port, (source.port(), destination.port()), segment.sequence);
         if segment.proof != Some(right) || !segment.data.is_empty() {
             return Answer::Unproved;
         }
         taken.used |= 1 << number;
         let Tuple { protocol, source, destination } = taken.grant.app;
-        let destination = SocketAddr::new(destination.ip(), taken.grant.ports[usize::from(number)]);
+        let destination = SocketAddr::new(destination.ip(), own_port);
         let flow = number_of(&taken.grant, number);
         self.news.extend(taken.news());
         self.fresh.insert(flow);
@@ -175,6 +183,11 @@ impl Grants {
         if flags & RST == 0 && flags & (SYN | ACK) != SYN {
             self.fresh.remove(&flow);
         }
+    }
+
+    /// A flow has been answered, as the peer says.
+    pub fn answer(&mut self, flow: FlowId) {
+        self.fresh.remove(&flow);
     }
 
     /// Flows that nobody has answered, between these numbers.

@@ -432,7 +432,7 @@ impl Host {
         }
         if !self.ingress(now, from, datagram) {
             if let Some((grant, flow)) = self.sal.untold(datagram) {
-                self.cache.tell_of(grant, flow);
+                self.cache.tell_of_named(grant, flow);
                 self.hear(now);
             }
             // Already counted by the core.

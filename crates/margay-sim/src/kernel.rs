@@ -11,7 +11,7 @@ use margay_wire::FlowId;
 
 use crate::cache::wire_tuple;
 use crate::granted::{self, Answer, Grants, Opening};
-use crate::program::{ACK, FIN, RST, SYN, Segment, UDP};
+use crate::program::{ACK, FIN, Proof, RST, SYN, Segment, UDP};
 
 /// A wait for an answer is too long after this and twice the round trip.
 const STALL: Duration = Duration::from_millis(190);
@@ -350,8 +350,8 @@ impl Kernel {
                     self.unproved += 1;
                     return None;
                 }
-                Answer::Opens(opening) if self.by_app.contains_key(&opening.app) => {}
-                Answer::Opens(opening) => {
+                Answer::Opens(mut opening) => {
+                    self.find_port(&mut opening.app);
                     self.set_up.1 += 1;
                     self.open(opening);
                 }
@@ -388,7 +388,7 @@ impl Kernel {
 
     /// A program's SYN: what it bears where it opens a flow by a grant. One that comes again has had no answer: the
     /// agent is to set it up, and what still comes of the first one is nobody's.
-    fn take(&mut self, now: Instant, segment: &Segment) -> Option<u64> {
+    fn take(&mut self, now: Instant, segment: &Segment) -> Option<Proof> {
         let is_sent_again = self.asked.insert(segment.tuple, segment.sequence) == Some(segment.sequence);
         if let Some(flow) = self.by_app.get(&segment.tuple)
             && self.flows.get(flow).is_none_or(|entry| entry.ending.ends.0.is_none() || entry.ending.ends.1.is_none())
@@ -405,10 +405,23 @@ impl Kernel {
         }
         let opening = self.grants.take(now, segment)?;
         let Wire { local_port, remote_port, .. } = opening.wire;
-        let proof = granted::proof(&opening.key, local_port, remote_port, segment.sequence);
+        let own_port = segment.tuple.source.port();
+        let proof = granted::proof(&opening.key, own_port, (local_port, remote_port), segment.sequence);
         self.set_up.0 += 1;
         self.open(opening);
         Some(proof)
+    }
+
+    /// The port that a listener sees: another one where a connection that is not over has the program's own.
+    fn find_port(&self, app: &mut Tuple) {
+        let is_in_use = |app: &Tuple| {
+            let entry = self.by_app.get(app).and_then(|flow| self.flows.get(flow));
+            entry.is_some_and(|entry| entry.ending.ends.0.is_none() || entry.ending.ends.1.is_none())
+        };
+        while is_in_use(app) {
+            let port = app.destination.port();
+            app.destination.set_port(if port < 61_000 { port + 1 } else { 1024 });
+        }
     }
 
     fn open(&mut self, opening: Opening) {

@@ -39,12 +39,19 @@ pub(crate) struct Segment {
     pub flags: u8,
     pub data: Vec<u8>,
     /// Of a SYN that takes a flow of a grant.
-    pub proof: Option<u64>,
+    pub proof: Option<Proof>,
+}
+
+/// That the sender of a SYN holds the grant by which it asks for a flow, and the port of the program that connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Proof {
+    pub own_port: u16,
+    pub tag: u64,
 }
 
 /// The head of the option that a proof is in, and all of its bytes.
-const PROOF: [u8; 4] = [253, 12, b'M', b'G'];
-const PROOF_LEN: usize = 12;
+const PROOF: [u8; 4] = [253, 16, b'M', b'G'];
+const PROOF_LEN: usize = 16;
 
 impl Segment {
     pub fn emit(&self) -> Vec<u8> {
@@ -80,7 +87,9 @@ impl Segment {
             packet.extend_from_slice(&[(header_len as u8 / 4) << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
             if let Some(proof) = self.proof {
                 packet.extend_from_slice(&PROOF);
-                packet.extend_from_slice(&proof.to_le_bytes());
+                packet.extend_from_slice(&proof.own_port.to_be_bytes());
+                packet.extend_from_slice(&[0; 2]);
+                packet.extend_from_slice(&proof.tag.to_le_bytes());
             }
         }
         packet.extend_from_slice(&self.data);
@@ -121,9 +130,12 @@ impl Segment {
             acknowledgement: word(at + 8)?,
             flags: *packet.get(at + 13)?,
             data: packet.get(at + header_len..)?.to_vec(),
-            proof: packet.get(at + 20..at + header_len)?.strip_prefix(&PROOF).and_then(|tag| {
-                let tag: [u8; 8] = tag.try_into().ok()?;
-                Some(u64::from_le_bytes(tag))
+            proof: packet.get(at + 20..at + header_len)?.strip_prefix(&PROOF).and_then(|proof| {
+                let [high, low, 0, 0, tag @ ..] = proof else { return None };
+                Some(Proof {
+                    own_port: u16::from_be_bytes([*high, *low]),
+                    tag: u64::from_le_bytes(tag.try_into().ok()?),
+                })
             }),
         })
     }

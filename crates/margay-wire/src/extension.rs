@@ -42,7 +42,7 @@ pub mod extension_type {
     pub const STRIPE: u8 = 15;
     pub const ARRIVALS: u8 = 16;
     pub const NOTICE: u8 = 17;
-    pub const GRANT: u8 = 19 | CRITICAL;
+    pub const GRANT: u8 = 20 | CRITICAL;
 }
 use extension_type as kind;
 

@@ -258,7 +258,6 @@ impl Sal {
             first_flow: asks.wanted.first_flow,
             count: answer.count.min(asks.wanted.count),
             until: now + lifetime,
-            ports: [0; GRANT_FLOWS_MAX as usize],
             key,
             record: [0; GRANT_RECORD_LEN],
         };

@@ -27,13 +27,10 @@ use crate::way::Sender;
 const ON_THE_WAY: Duration = Duration::from_millis(500);
 /// Grants that one host may have here at once, those included that are over and not forgotten.
 const GRANTS_PER_HOST: usize = GRANTS_MAX / 4;
-/// Ports of one client that may be kept for its grants, so that some are found for another one soon.
-const PORTS_PER_HOST: u32 = 48 << 10;
-const PORT_MIN: u16 = 1024;
+/// Stands for any port of a client's.
+const ANY_PORT: u16 = 1;
 /// Flow ports that are tried for one grant.
 const WIRE_PORT_TRIES: usize = 16;
-/// Ports of clients that are tried for the flows of one grant. Those that are kept lie in long rows, each of which is passed once in a round.
-const PORT_TRIES: usize = 1 << 14;
 
 /// What is granted as soon as the initiator has proved itself.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +42,7 @@ pub(crate) struct Offer {
     demux: (Place, u16),
     /// What the initiator is told.
     pub given: GrantRepr,
-    /// The listener's side of a flow, and the client without a port: which ones are free is only known when it is given.
+    /// The listener's side of a flow, and the client; each flow has the port of its program.
     app: Tuple,
 }
 
@@ -102,8 +99,7 @@ impl Sal {
             && self.policy_of(&arrival.service) == Policy::FailOver;
         let count = wanted.count.min(GRANT_FLOWS_MAX);
         let is_its = |given: &&Given| given.host == host;
-        let (held, kept) = (self.grants.all.values().map(Box::as_ref).filter(is_its))
-            .fold((0, 0), |(held, kept), given| (held + 1, kept + u32::from(given.grant.count)));
+        let held = self.grants.all.values().map(Box::as_ref).filter(is_its).count();
         if !self.is_direct_on()
             || !self.is_hinted(now, known)
             || is_narrow
@@ -111,7 +107,6 @@ impl Sal {
             || !is_plain
             || !wanted.port.is_multiple_of(GRANT_FLOWS_MAX)
             || held >= GRANTS_PER_HOST
-            || kept + u32::from(count) > PORTS_PER_HOST
             || self.ports.count(host) >= PAIRS_MAX
             || self.grants.len() >= GRANTS_MAX / 2
             || self.flows.len() >= self.config.limits.flows / 2
@@ -138,32 +133,11 @@ impl Sal {
         })
     }
 
-    /// A flow as the listener has it, with the client's own address. Its port stands for any.
+    /// A flow as the listener has it, with the client's own address.
     fn listener_tuple(&self, client: IpAddr, place: Place) -> Option<Tuple> {
-        let asked = SocketAddr::new(client, PORT_MIN);
+        let asked = SocketAddr::new(client, ANY_PORT);
         let tuple = responder_tuple(TCP, asked, place, &self.config.local_addresses, 0, |_| false)?;
         (tuple.destination == asked).then_some(tuple)
-    }
-
-    /// Ports in turn that no connection of such a flow has. One comes again when all others have been used, since a connection that the listener
-    /// closed first lingers for a minute.
-    fn listener_ports(&mut self, tuple: &Tuple, count: u16) -> Option<[u16; GRANT_FLOWS_MAX as usize]> {
-        let mut ports = [0; GRANT_FLOWS_MAX as usize];
-        let mut found = 0;
-        for _ in 0..PORT_TRIES {
-            let port = self.grants.next_port.max(PORT_MIN);
-            self.grants.next_port = port.wrapping_add(1);
-            let destination = SocketAddr::new(tuple.destination.ip(), port);
-            if self.grants.keeps(destination) || self.flows.by_tuple(&Tuple { destination, ..*tuple }).is_some() {
-                continue;
-            }
-            *ports.get_mut(found)? = port;
-            found += 1;
-            if found == usize::from(count) {
-                return Some(ports);
-            }
-        }
-        None
     }
 
     /// The initiator has proved itself, and that it `asks` for a grant. False if what it was offered is not to be had any more.
@@ -201,8 +175,6 @@ impl Sal {
             return false;
         }
         let Some(path) = self.wire_path(association) else { return false };
-        // What agents have set up since it was offered has some of the ports by now.
-        let Some(ports) = self.listener_ports(&offer.app, offer.given.count) else { return false };
         let lifetime = Duration::from_millis(offer.given.lifetime_ms.into());
         let grant = Grant {
             id,
@@ -214,7 +186,6 @@ impl Sal {
             first_flow: offer.given.first_flow,
             count: offer.given.count,
             until: now + lifetime + ON_THE_WAY,
-            ports,
             key,
             record: [0; GRANT_RECORD_LEN],
         };

@@ -27,7 +27,7 @@ pub(crate) use giving::Offer;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use core::net::{IpAddr, SocketAddr};
+use core::net::IpAddr;
 use core::time::Duration;
 
 use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, HeaderRepr, Kind, SessionId};
@@ -184,19 +184,6 @@ impl Given {
         }
     }
 
-    /// A flow as packets of the responder's listener carry it.
-    fn listener_tuple(&self, number: u16) -> Tuple {
-        let Tuple { protocol, source, destination } = self.grant.app;
-        let port = self.grant.ports.get(usize::from(number)).copied().unwrap_or_default();
-        Tuple { protocol, source, destination: SocketAddr::new(destination.ip(), port) }
-    }
-
-    /// The clients that a responder's listener is to see.
-    fn shown(&self) -> impl Iterator<Item = SocketAddr> + use<'_> {
-        let count = if self.is_initiators() { 0 } else { self.grant.count };
-        (0..count).map(|number| self.listener_tuple(number).destination)
-    }
-
     /// A flow that the kernels have opened. `app` is the five-tuple of the program here.
     fn flow(&self, id: FlowId, number: u16, app: Tuple, now: Instant) -> Flow {
         let mut flow = Flow::new(id, self.session_of(number), self.service, self.grant.role, app, now);
@@ -230,12 +217,10 @@ pub(crate) struct Grants {
     by_first: BTreeMap<FlowId, FlowId>,
     deadlines: BTreeSet<(Instant, FlowId)>,
     demands: asking::Demands,
-    /// The port that the next client is shown with, by a grant.
-    next_port: u16,
     /// How often grants were ended whose like may be about to be given.
     ends: u64,
-    /// Clients' addresses and ports that are kept for flows of grants.
-    shown: BTreeSet<SocketAddr>,
+    /// Grants to clients that are not forgotten, by the client's address as listeners see it.
+    clients: BTreeMap<IpAddr, usize>,
     /// Hosts whose last grants were silent: how many, and until when that counts.
     silent: BTreeMap<HostId, (u8, Instant)>,
 }
@@ -271,9 +256,32 @@ impl Grants {
         open.map(|given| given.grant.app.destination.ip())
     }
 
-    /// Whether a client's address and port are kept for a flow of a grant.
-    pub fn keeps(&self, client: SocketAddr) -> bool {
-        self.shown.contains(&client)
+    /// Whether the kernel may open connections of a client, or has lately without anybody having been told.
+    pub fn has_client(&self, client: IpAddr) -> bool {
+        self.clients.contains_key(&client)
+    }
+
+    fn add(&mut self, given: Given) {
+        if !given.is_initiators() {
+            *self.clients.entry(given.grant.app.destination.ip()).or_default() += 1;
+        }
+        self.by_first.insert(given.grant.first_flow, given.grant.id);
+        self.deadlines.insert((Self::deadline_of(&given), given.grant.id));
+        self.all.insert(given.grant.id, Box::new(given));
+    }
+
+    fn remove(&mut self, id: FlowId) -> Option<Box<Given>> {
+        let given = self.all.remove(&id)?;
+        self.deadlines.remove(&(Self::deadline_of(&given), id));
+        self.by_first.remove(&given.grant.first_flow);
+        let client = given.grant.app.destination.ip();
+        if let Some(count) = self.clients.get_mut(&client).filter(|_| !given.is_initiators()) {
+            *count -= 1;
+            if *count == 0 {
+                self.clients.remove(&client);
+            }
+        }
+        Some(given)
     }
 
     /// Whether a number is a grant's or one of its flows'.
@@ -353,10 +361,7 @@ impl Sal {
         if given.is_initiators() {
             self.grants.demands.set_in_use(&given.grant, true);
         }
-        self.grants.by_first.insert(FlowId(first), id);
-        self.grants.shown.extend(given.shown());
-        self.grants.deadlines.insert((Grants::deadline_of(&given), id));
-        self.grants.all.insert(id, Box::new(given));
+        self.grants.add(given);
         true
     }
 
@@ -373,21 +378,6 @@ impl Sal {
         self.now = now;
         if let Some(entry) = self.open(now, flow, *app) {
             self.queue.update(EntryUpdate::Opened(entry));
-            self.announce_opened(now, flow);
-        }
-    }
-
-    /// A message from `from` names a flow of a grant of which the kernel has said nothing yet: at the responder all is known.
-    pub(crate) fn open_as_agreed(&mut self, now: Instant, flow: FlowId, from: SocketAddr) {
-        let Some((given, number)) = self.grants.of_flow(flow) else { return };
-        let app = given.listener_tuple(number);
-        let peer = self.associations.get(given.association).map(|association| association.remote);
-        if !given.is_initiators()
-            && peer == Some(from)
-            && let Some(entry) = self.open(now, flow, app)
-        {
-            // The kernel takes this for the agent's word, whatever it has opened.
-            self.queue.update(EntryUpdate::Install(entry));
             self.announce_opened(now, flow);
         }
     }
@@ -429,7 +419,8 @@ impl Sal {
     }
 
     /// The grant by which the kernel may have opened the flow that a datagram names, without having told of it; and the flow's bit there.
-    /// Whoever has the datagram for [`handle_datagram`](Self::handle_datagram) makes the kernel tell first.
+    /// Whoever has the datagram for [`handle_datagram`](Self::handle_datagram) makes the kernel tell first: of a responder's
+    /// flow also where it has heard nothing of the peer but the SYN, since the peer has had the answer.
     pub fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)> {
         let flow = DataRepr::parse(datagram).map(|data| data.dst_flow);
         let flow = flow.or_else(|_| HeaderRepr::parse(datagram).map(|header| header.dst_flow)).ok()?;
@@ -592,12 +583,7 @@ impl Sal {
     }
 
     fn forget_grant(&mut self, id: FlowId) {
-        let Some(given) = self.grants.all.remove(&id) else { return };
-        self.grants.deadlines.remove(&(Grants::deadline_of(&given), id));
-        self.grants.by_first.remove(&given.grant.first_flow);
-        for client in given.shown() {
-            self.grants.shown.remove(&client);
-        }
+        let Some(given) = self.grants.remove(id) else { return };
         for number in (0..given.grant.count).filter(|number| !given.is_told(*number)) {
             let (local_port, peer_port) = given.ports(number);
             self.ports.rest(self.now, (given.host, local_port, peer_port));

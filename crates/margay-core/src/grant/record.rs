@@ -8,7 +8,7 @@
 
 use margay_wire::{FlowId, GRANT_FLOWS_MAX, SessionId};
 
-use super::{Given, Grants, SETTLING, SURVEYS};
+use super::{Given, SETTLING, SURVEYS};
 use crate::entry::{GRANT_RECORD_LEN, Grant};
 use crate::key::HostId;
 use crate::name::ServiceId;
@@ -71,10 +71,7 @@ impl Sal {
         given.silent = u8::MAX;
         (given.survey, given.over) = (Some(now + SURVEYS), Some(now + SETTLING));
         self.hold_grant(&given);
-        self.grants.by_first.insert(grant.first_flow, grant.id);
-        self.grants.shown.extend(given.shown());
-        self.grants.deadlines.insert((Grants::deadline_of(&given), grant.id));
-        self.grants.all.insert(grant.id, alloc::boxed::Box::new(given));
+        self.grants.add(given);
         true
     }
 }
@@ -99,7 +96,6 @@ mod tests {
             first_flow: FlowId(100),
             count: 128,
             until: Instant::ZERO,
-            ports: core::array::from_fn(|number| 1000 + number as u16),
             key: GrantKey::NONE,
             record: [0; GRANT_RECORD_LEN],
         };
@@ -132,7 +128,6 @@ mod tests {
         assert_eq!(given.session_of(0).0[12..], [0; 4], "it wraps");
         assert_eq!(given.session_of(127).0[11..], [0x55, 0, 0, 0, 127]);
         assert_eq!(given.ports(127), (61_001, 61_183));
-        assert_eq!(given.listener_tuple(127).destination.port(), 1127);
         given.grant.role = Role::Initiator;
         assert_eq!(given.ports(127), (61_128, 61_056));
         (given.told, given.brief, given.taken) = (1 << 127, 1, 2);

@@ -6,8 +6,11 @@ use super::responder::Arrival;
 use crate::entry::Tuple;
 use crate::name::is_virtual;
 use crate::sal::Sal;
-use crate::surrogate::responder_tuple;
+use crate::surrogate::{other_port, responder_tuple};
 use crate::table::Demux;
+
+/// Ports that are tried beside those of connections that kernels open.
+const PORT_TRIES: usize = 32;
 
 impl Sal {
     /// The five-tuple of a new flow as the listener will see it.
@@ -18,18 +21,45 @@ impl Sal {
         client_port: u16,
         demux: &Demux,
     ) -> Option<Tuple> {
+        if let Some(app) = arrival.app {
+            return (!self.is_taken(&app)).then_some(app);
+        }
         let client = SocketAddr::new(arrival.reply.direct.ip(), client_port);
         let place = demux.place_for(client.ip());
-        let random = self.rng.u32();
-        let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
-        match arrival.app {
-            Some(app) => (!self.is_taken(&app)).then_some(app),
-            None => responder_tuple(protocol, client, place, &self.config.local_addresses, random, taken),
+        let mut found = None;
+        for _ in 0..PORT_TRIES {
+            let (asked, random) = (self.beside_grants(client), self.rng.u32());
+            let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
+            found = responder_tuple(protocol, asked, place, &self.config.local_addresses, random, taken);
+            if asked == client || found.is_none_or(|tuple| tuple.destination.port() == asked.port()) {
+                break;
+            }
         }
+        found
+    }
+
+    /// The five-tuple with another port of the client, or `None` when every try was taken.
+    pub(super) fn choose_other(&mut self, before: &Tuple) -> Option<Tuple> {
+        if !self.grants.has_client(before.destination.ip()) {
+            let random = self.rng.u32();
+            return other_port(before, random, |tuple| self.is_taken(tuple));
+        }
+        (0..PORT_TRIES).find_map(|_| {
+            let other = Tuple { destination: self.beside_grants(before.destination), ..*before };
+            (other != *before && !self.is_taken(&other)).then_some(other)
+        })
+    }
+
+    /// A client, with a port that no connection has which the kernel opens by itself: that takes the ports of programs, and
+    /// never a flow port (docs/decisions/0049).
+    pub(super) fn beside_grants(&mut self, client: SocketAddr) -> SocketAddr {
+        let range = self.ports.range.clone().filter(|_| self.grants.has_client(client.ip()));
+        range.map_or(client, |range| SocketAddr::new(client.ip(), self.random_port(&range)))
     }
 
     pub(super) fn is_taken(&self, tuple: &Tuple) -> bool {
-        self.flows.by_tuple(tuple).is_some() || self.grants.keeps(tuple.destination)
+        let is_flow_port = self.ports.range.as_ref().is_some_and(|range| range.contains(&tuple.destination.port()));
+        self.flows.by_tuple(tuple).is_some() || self.grants.has_client(tuple.destination.ip()) && !is_flow_port
     }
 
     /// Whether a surrogate stands for the client of a datagram socket already, whichever that is: programs answer

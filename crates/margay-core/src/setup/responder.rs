@@ -29,7 +29,7 @@ use crate::packet::{self, AppPacket, Parsed};
 use crate::sal::Sal;
 use crate::secure::Verdict;
 use crate::segment::COPIES;
-use crate::surrogate::{other_port, shown as shown_as};
+use crate::surrogate::shown as shown_as;
 use crate::table::{Allow, AllowItem, Demux};
 use crate::time::Instant;
 
@@ -343,9 +343,9 @@ impl Sal {
         let Some(flow) = self.flows.get(id) else { return false };
         let Setup::Responder(setup) = &flow.setup else { return false };
         let Some(syn) = setup.syn.as_ref().filter(|_| setup.moves < MOVES_MAX) else { return false };
-        let (before, random) = (flow.app, self.rng.u32());
-        let Some(app) = other_port(&before, random, |tuple| self.is_taken(tuple)) else { return false };
-        let Ok(Parsed::Transport(inner)) = packet::parse(syn) else { return false };
+        let (before, syn) = (flow.app, syn.clone());
+        let Some(app) = self.choose_other(&before) else { return false };
+        let Ok(Parsed::Transport(inner)) = packet::parse(&syn) else { return false };
         let Some(moved) = packet::readdress(&inner, &app.reversed(), u16::MAX) else { return false };
         self.flows.set_tuple(id, app);
         if let Some(Setup::Responder(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) {

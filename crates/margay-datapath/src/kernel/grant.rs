@@ -5,7 +5,7 @@ use margay_core::Role;
 use margay_core::entry::{Grant, Survey};
 use margay_wire::FlowId;
 
-use super::layout::{self, grant, offer, spare, wire_key};
+use super::layout::{self, grant, grant_flows, offer, spare, wire_key};
 use super::plain::Plain;
 use super::{CacheError, KernelCache, WireFlow, get, put};
 
@@ -101,11 +101,21 @@ impl KernelCache {
 
     /// Has the events tell of these of its flows, as far as somebody has answered them.
     pub fn tell_of_flows(&self, id: FlowId, these: u128) {
-        if let Some(granted) = self.grants.lock().get(&id)
-            && let Err(error) = self.loaded.tell_flows(&layout::grant_flows_of(granted, these))
-        {
-            tracing::warn!(%error, "the kernel does not tell of what was opened by a grant");
+        self.tell(id, these, false);
+    }
+
+    fn tell(&self, id: FlowId, these: u128, is_named: bool) {
+        if let Some(granted) = self.grants.lock().get(&id) {
+            let order = grant_flows { is_named: is_named.into(), ..layout::grant_flows_of(granted, these) };
+            if let Err(error) = self.loaded.tell_flows(&order) {
+                tracing::warn!(%error, "the kernel does not tell of what was opened by a grant");
+            }
         }
+    }
+
+    /// Has the events tell of these of its flows, which the peer has named: it has had this end's answer.
+    pub fn tell_of_named(&self, id: FlowId, these: u128) {
+        self.tell(id, these, true);
     }
 
     /// Has the events tell of all that was opened by any grant.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use std::{array, env, fs, process, thread};
+use std::{env, fs, process, thread};
 
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{Link, MapFlags};
@@ -71,7 +71,6 @@ fn granted(id: u32, role: Role) -> Grant {
         first_flow: FlowId(1000),
         count: 5,
         until: clock::now() + Duration::from_secs(10),
-        ports: array::from_fn(|flow| 30_000 + flow as u16),
         key: GrantKey([id as u8; 16]),
         record: [id as u8; GRANT_RECORD_LEN],
     }
@@ -87,7 +86,7 @@ fn elements(cache: &KernelCache) -> [usize; 3] {
 fn open(cache: &KernelCache, grant: &Grant, at: u16, flags: u32) -> (wire_key, Tuple) {
     let (flow, key) = layout::flows_of(grant).nth(at.into()).expect("one of its flows");
     let mut app = grant.app;
-    app.destination.set_port(grant.ports[usize::from(at)]);
+    app.destination.set_port(30_000 + at);
     let entry =
         flow_entry { flow: flow.0, generation: 1, flags, app: layout::app_key_of(&app.into()), ..Default::default() };
     put(&cache.loaded.maps.flows, key.bytes(), entry.bytes(), "flows").expect("room");
@@ -247,6 +246,28 @@ fn the_agent_is_told_of_flows_that_it_asks_for() {
 }
 
 #[test]
+fn what_the_peer_names_it_has_answered() {
+    for role in [Role::Initiator, Role::Responder] {
+        alone("named", move |pins| {
+            let (cache, grant) = (cache(pins), granted(1, role));
+            cache.install_grant(&grant).expect("room");
+            let fresh = open(&cache, &grant, 3, OPENED | FLOW_UNTOLD | FLOW_FRESH);
+            open(&cache, &grant, 4, OPENED | FLOW_UNTOLD | FLOW_FRESH);
+            cache.tell_of_flows(grant.id, 1 << 3);
+            assert_eq!(heard(&cache), []);
+            cache.tell_of_named(grant.id, 1 << 3);
+            let flags = || get::<flow_entry>(&cache.loaded.maps.flows, fresh.0.bytes()).expect("it is there").flags;
+            let (told, left) = match role {
+                // It has sent a SYN, and its program had no answer.
+                Role::Initiator => (vec![], OPENED | FLOW_UNTOLD | FLOW_FRESH),
+                Role::Responder => (vec![(FlowId(1003), true)], OPENED),
+            };
+            assert_eq!((heard(&cache), flags()), (told, left));
+        });
+    }
+}
+
+#[test]
 fn what_the_agent_knows_by_itself_it_hears_the_end_of() {
     alone("knowing", |pins| {
         let (cache, grant) = (cache(pins), granted(1, Role::Responder));
@@ -298,8 +319,7 @@ fn a_flow_that_was_opened_is_known_once_it_is_noted() {
         cache.note_opened(&noted);
         let app = layout::app_key_of(&opened.1.into());
         let grant = Grant { first_flow: FlowId(2000), remote_port: 9, ..grant };
-        let next =
-            open(&cache, &Grant { app: opened.1, ports: [opened.1.destination.port(); 128], ..grant }, 0, OPENED);
+        let next = open(&cache, &grant, 2, OPENED);
         assert_eq!(next.1, opened.1);
         assert!(matches!(cache.install(&WireFlow { generation: 2, ..noted }), Err(CacheError::Taken)));
         let found = get::<wire_key>(&cache.loaded.maps.apps, app.bytes()).map(|key| key.remote_port);
@@ -334,7 +354,7 @@ fn grants_end_when_the_cache_is_emptied_taken_off_or_taken_over() {
         assert_eq!(kept[0], Grant { until: Instant::ZERO, key: GrantKey::NONE, ..grant });
         let of_peer = granted(2, Role::Initiator);
         let (until, app, key) = (Instant::ZERO, kept[1].app, GrantKey::NONE);
-        assert_eq!(kept[1], Grant { until, app, key, ports: [0; 128], ..of_peer });
+        assert_eq!(kept[1], Grant { until, app, key, ..of_peer });
         let entries: Vec<_> = second.entries().map(|state| (state.flow, state.fresh)).collect();
         assert_eq!((entries, second.state(FlowId(1000))), (vec![(FlowId(1000), true)], None), "nobody has answered it");
         kept.iter().for_each(|grant| second.remove_grant(grant.id, |_| false));

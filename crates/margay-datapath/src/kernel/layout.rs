@@ -117,7 +117,6 @@ const _: () = assert!(
     size_of::<grant>()
         == 4 + 4
             + size_of::<app_key>()
-            + 2 * GRANT_FLOWS_MAX as usize
             + 2
             + 2
             + 4
@@ -126,7 +125,7 @@ const _: () = assert!(
             + 2 * 8
             + GRANT_RECORD_LEN
 );
-const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 5 + 2 * 2 * 8);
+const _: () = assert!(size_of::<grant_flows>() == size_of::<wire_key>() + 4 + 2 * 8 + 2 + 1 + 1 + 4 + 2 * 2 * 8);
 const _: () = assert!(size_of::<flow_change>() == size_of::<wire_key>() + 3 * 4);
 const _: () = assert!(matches!(COUNTERS[COUNT_UNDELIVERED as usize].as_bytes(), b"undelivered"));
 const _: () = assert!(GRANT_FLOWS_MAX as usize <= 2 * 64);
@@ -242,7 +241,6 @@ pub(super) fn grant_of(given: &Grant) -> grant {
         grant: given.id.0,
         first_flow: given.first_flow.0,
         app: app_key_of(&given.app.into()),
-        app_ports: given.ports.map(u16::to_be),
         remote_port: given.remote_port,
         count: given.count,
         opened: 0,
@@ -267,7 +265,6 @@ pub(super) fn kept_spare(kept: &spare) -> Grant {
         first_flow: FlowId(kept.first_flow),
         count: kept.count,
         until: Instant::ZERO,
-        ports: [0; GRANT_FLOWS_MAX as usize],
         key: GrantKey::NONE,
         record: kept.record,
     }
@@ -285,7 +282,6 @@ pub(super) fn kept_grant(key: &wire_key, kept: &grant) -> Grant {
         first_flow: FlowId(kept.first_flow),
         count: kept.count,
         until: Instant::ZERO,
-        ports: kept.app_ports.map(u16::from_be),
         key: GrantKey::NONE,
         record: kept.record,
     }

@@ -47,7 +47,6 @@ fn granted(role: Role, app: Tuple) -> Grant {
         first_flow: FlowId(FIRST_FLOW),
         count: COUNT,
         until: clock::now() + Duration::from_secs(10),
-        ports: array::from_fn(|flow| app.destination.port().wrapping_add(flow as u16)),
         key: KEY,
         record: [0; GRANT_RECORD_LEN],
     }
@@ -150,18 +149,21 @@ fn with_options(mut packet: Vec<u8>, options: &[u8]) -> Vec<u8> {
     complete(packet)
 }
 
-/// What a SYN that leaves with this tuple and sequence number bears, by the words of the wire's description.
-fn option_of(GrantKey(key): GrantKey, tuple: Tuple, sequence: u32) -> Vec<u8> {
+/// What a SYN of a program with this port bears that leaves with this tuple and sequence number, by the words of the
+/// wire's description.
+fn option_of(GrantKey(key): GrantKey, own_port: u16, tuple: Tuple, sequence: u32) -> Vec<u8> {
+    let [high, low] = own_port.to_be_bytes();
     let mut hasher = SipHasher24::new_with_key(&key);
     hasher.write(&tuple.source.port().to_be_bytes());
     hasher.write(&tuple.destination.port().to_be_bytes());
     hasher.write(&sequence.to_be_bytes());
-    [&[253, 12, b'M', b'G'][..], &hasher.finish().to_le_bytes()].concat()
+    hasher.write(&[high, low, 0, 0]);
+    [&[253, 16, b'M', b'G', high, low, 0, 0][..], &hasher.finish().to_le_bytes()].concat()
 }
 
-/// A SYN that takes a flow of the grant.
-fn proved(tuple: Tuple) -> Vec<u8> {
-    with_options(syn(tuple), &option_of(KEY, tuple, SEQUENCE))
+/// A SYN that takes a flow of the grant, of the client of `app`.
+fn proved(app: Tuple, tuple: Tuple) -> Vec<u8> {
+    with_options(syn(tuple), &option_of(KEY, app.destination.port(), tuple, SEQUENCE))
 }
 
 /// A packet whose first option is an MSS.
@@ -425,7 +427,7 @@ fn a_peers_syn_opens_a_flow_of_its_grant_once() {
                 let mut app = app;
                 app.destination.set_port(app.destination.port() + flow);
                 let from = wire_of(wire_v4, 0, flow).reversed();
-                let (verdict, out) = rig.run(false, &proved(from));
+                let (verdict, out) = rig.run(false, &proved(app, from));
                 assert_eq!((verdict, sample::see(&out).tuple), (REDIRECT, app.reversed()));
                 let (key, entry) = rig.entry_of(app).expect("both maps have it");
                 assert_eq!((key.path, u16::from_be(key.local_port)), (PATH.0, LOCAL_PORT));
@@ -433,13 +435,13 @@ fn a_peers_syn_opens_a_flow_of_its_grant_once() {
                 assert_eq!((entry.flow, entry.generation), (FIRST_FLOW + u32::from(flow), 1));
                 assert_eq!((entry.flags, layout::flow_key_of(&entry.app)), (FRESH, app.into()));
                 assert_eq!((entry.ingress.segments, entry.ingress.numbers.sequence), (1, 0xffff_f001));
-                assert_eq!(rig.run(false, &proved(from)).0, DROP, "sent twice");
+                assert_eq!(rig.run(false, &proved(app, from)).0, DROP, "sent twice");
             }
             assert_eq!((rig.count_of("opened"), rig.count_of("drop_unproved"), rig.flows()), (4, 4, 8));
             assert_eq!(rig.counted(), ["ingress_packets", "opened", "drop_unproved"]);
             rig.forget();
             for flow in [0, 63, 64, COUNT - 1] {
-                let again = proved(wire_of(wire_v4, 0, flow).reversed());
+                let again = proved(app, wire_of(wire_v4, 0, flow).reversed());
                 assert_eq!(rig.run(false, &again), (REDIRECT, again.clone()), "up: it is used");
             }
             assert_eq!((rig.count_of("up_no_flow"), rig.flows()), (4, 0));
@@ -458,20 +460,66 @@ fn a_peers_syn_that_may_not_open_a_flow_is_the_agents() {
     };
     let from = |local: u16, remote: u16| wire_of(true, local, remote).reversed();
     let Some(rig) = granting(Role::Responder, app, true) else { return };
-    up(&rig, proved(from(0, COUNT)), "a number above");
-    up(&rig, proved(from(0, u16::MAX)), "a number below");
-    up(&rig, proved(from(1, 0)), "another port");
+    up(&rig, proved(app, from(0, COUNT)), "a number above");
+    up(&rig, proved(app, from(0, u16::MAX)), "a number below");
+    up(&rig, proved(app, from(1, 0)), "another port");
     up(&rig, segment(from(0, 0), ACK, b""), "no SYN");
     up(&rig, segment(from(0, 0), SYN | ACK, b""), "an answer");
     rig.lead(true, PATH_HELD);
-    up(&rig, proved(from(0, 0)), "its answer could not go direct");
+    up(&rig, proved(app, from(0, 0)), "its answer could not go direct");
     rig.lead(true, 0);
     rig.grant(&Grant { until: clock::now(), ..granted(Role::Responder, app) });
-    up(&rig, proved(from(0, 0)), "it is over");
+    up(&rig, proved(app, from(0, 0)), "it is over");
     rig.grant(&granted(Role::Responder, app));
-    put(&rig.0.maps.apps, layout::app_key_of(&app.into()).bytes(), wire_key::default().bytes());
-    up(&rig, proved(from(0, 0)), "the five-tuple is another flow's");
-    assert_eq!(rig.0.maps.flows.keys().count(), 0, "the other half of its entry is gone again");
+    let (_, key) = layout::flows_of(&granted(Role::Responder, app)).nth(1).expect("a flow");
+    put(&rig.0.maps.flows, key.bytes(), flow_entry::default().bytes());
+    assert_eq!(rig.run(false, &proved(app, from(0, 1))).0, DROP, "its place on the wire is another flow's");
+    assert_eq!((rig.count_of("opened"), rig.flows()), (0, 1));
+}
+
+/// What the listener sees as the client of a flow that a SYN opens: the one that was proved, or another one.
+fn shown(rig: &Rig, app: Tuple, flow: u16, wire_v4: bool) -> Tuple {
+    let (verdict, out) = rig.run(false, &proved(app, wire_of(wire_v4, 0, flow).reversed()));
+    assert_eq!(verdict, REDIRECT);
+    sample::see(&out).tuple.reversed()
+}
+
+#[test]
+fn a_listener_sees_the_programs_own_port_where_no_other_connection_has_it() {
+    for (app, wire_v4) in [(sample::tuple4(TCP), true), (sample::tuple6(TCP), true), (sample::tuple6(TCP), false)] {
+        let Some(rig) = granting(Role::Responder, app, wire_v4) else { return };
+        assert_eq!(shown(&rig, app, 0, wire_v4), app);
+        // The client's connection to another name, say.
+        let other = shown(&rig, app, 1, wire_v4);
+        assert!(other.destination.ip() == app.destination.ip() && other != app, "{other}");
+        assert!((1024..61_000).contains(&other.destination.port()), "{other}: by flow ports agents show theirs");
+        assert_eq!(rig.entry_of(app).map(|(_, entry)| entry.flow), Some(FIRST_FLOW), "it has what it had");
+        assert_eq!(rig.entry_of(other).map(|(_, entry)| entry.flow), Some(FIRST_FLOW + 1));
+
+        // One whose program has a flow port, by its own choice.
+        let mut at_flow_port = app;
+        at_flow_port.destination.set_port(61_500);
+        let other = shown(&rig, at_flow_port, 2, wire_v4);
+        assert!((1024..61_000).contains(&other.destination.port()), "{other}");
+        assert_eq!(rig.count_of("opened"), 3);
+    }
+}
+
+#[test]
+fn a_listener_sees_a_port_again_whose_connection_is_over() {
+    const RST_EGRESS: u32 = 2;
+    const FINS: u32 = 1 | 4;
+    let app = sample::tuple4(TCP);
+    for (seen, gives_way) in [(FINS, true), (RST_INGRESS, true), (RST_EGRESS, true), (1, false), (4, false)] {
+        let Some(rig) = granting(Role::Responder, app, true) else { return };
+        assert_eq!(shown(&rig, app, 0, true), app);
+        let (key, entry) = rig.entry_of(app).expect("opened");
+        put(&rig.0.maps.flows, key.bytes(), flow_entry { seen, ..entry }.bytes());
+        assert_eq!(shown(&rig, app, 1, true) == app, gives_way, "{seen}");
+        let flow = rig.entry_of(app).map(|(_, entry)| entry.flow);
+        assert_eq!(flow, Some(FIRST_FLOW + u32::from(gives_way)), "{seen}");
+        assert_eq!(rig.flows(), if gives_way { 3 } else { 4 }, "{seen}: the one that is over waits for late packets");
+    }
 }
 
 #[test]
@@ -480,7 +528,7 @@ fn a_syn_by_a_watched_path_is_told_of_as_any_packet() {
     let Some(rig) = granting(Role::Responder, app, true) else { return };
     let ring = rig.events();
     rig.lead(true, layout::PATH_WATCHED);
-    rig.run(false, &proved(wire(true).reversed()));
+    rig.run(false, &proved(app, wire(true).reversed()));
     let heard: Vec<_> = ring.take().iter().map(|event| (event.flow, event.seen)).collect();
     assert_eq!((heard, rig.count_of("opened")), (vec![(PATH.0, 128)], 1));
 }
@@ -491,7 +539,7 @@ fn the_answer_to_an_opened_flow_goes_direct_until_the_peer_has_it() {
         let Some(rig) = granting(Role::Responder, app, wire_v4) else { return };
         let ring = rig.events();
         let from = wire(wire_v4).reversed();
-        rig.run(false, &proved(from));
+        rig.run(false, &proved(app, from));
         let (verdict, out) = rig.run(true, &segment(app, SYN | ACK, b""));
         let Seen { tuple, flags, .. } = sample::see(&out);
         assert_eq!((verdict, tuple, flags), (REDIRECT, wire(wire_v4), SYN | ACK));
@@ -546,7 +594,7 @@ fn the_agent_hears_now_and_then_how_many_flows_of_a_grant_are_opened() {
             for flow in 0..count {
                 let verdict = match role {
                     Role::Initiator => rig.run(true, &syn(from_port(app, 1000 + flow))).0,
-                    Role::Responder => rig.run(false, &proved(wire_of(true, 0, flow).reversed())).0,
+                    Role::Responder => rig.run(false, &proved(app, wire_of(true, 0, flow).reversed())).0,
                 };
                 assert_eq!(verdict, REDIRECT);
             }
@@ -621,7 +669,7 @@ fn what_a_listener_is_found_for_comes_by_sal0() {
     let from = wire(true).reversed();
     let Some(rig) = granting_in_place(Role::Responder, app, true, true) else { return };
     let ack = segment(from, ACK, b"");
-    for (packet, verdict) in [(proved(from), REDIRECT), (ack.clone(), REDIRECT), (ack, NEXT)] {
+    for (packet, verdict) in [(proved(app, from), REDIRECT), (ack.clone(), REDIRECT), (ack, NEXT)] {
         let (found, out) = rig.run(false, &packet);
         assert_eq!((found, sample::see(&out).tuple), (verdict, app.reversed()));
     }
@@ -648,7 +696,7 @@ fn segments_are_held_to_the_path_by_both_ends() {
             sample::see(&out);
             assert_eq!((verdict, mss_of(&out)), (REDIRECT, held));
             let Some(rig) = granting(Role::Responder, app, wire_v4) else { return };
-            rig.run(false, &proved(wire(wire_v4).reversed()));
+            rig.run(false, &proved(app, wire(wire_v4).reversed()));
             let (verdict, out) = rig.run(true, &with_mss(app, SYN | ACK, mss));
             sample::see(&out);
             assert_eq!((verdict, mss_of(&out)), (REDIRECT, held));

@@ -285,7 +285,7 @@ impl Expected {
             "STRIPE" => 15,
             "ARRIVALS" => 16,
             "NOTICE" => 17,
-            "GRANT" => 0x93,
+            "GRANT" => 0x94,
             _ => value["number"].as_u64().expect("a number"),
         };
         self.put("ext.type", kind);
@@ -332,7 +332,7 @@ impl Expected {
             0x8e => self.location(value),
             15 | 16 => self.places(kind, value),
             17 => self.notice(value),
-            0x93 => self.grant(value),
+            0x94 => self.grant(value),
             _ => {}
         }
     }

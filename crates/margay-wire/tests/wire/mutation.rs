@@ -170,7 +170,7 @@ fn normal(bytes: &[u8]) -> Option<Vec<u8>> {
             8 => zero(&mut out, value + 18, 2),
             9 => zero(&mut out, value + 2, 2),
             0x8c => zero(&mut out, value + 1, 3),
-            0x93 => zero(&mut out, value + 10, 2),
+            0x94 => zero(&mut out, value + 10, 2),
             critical if critical & 0x80 != 0 && len == 0 => {}
             _ => return None,
         }

@@ -296,8 +296,9 @@ pub enum EntryUpdate {
     /// As [`Install`](Self::Install), of a flow that the kernel's cache has opened by a grant and told of: it has the
     /// entry.
     Opened(Entry),
-    /// A connection begins with an answer of its listener that has passed no cache. Without these numbers nobody could
-    /// tell the RST of a client whose program has gone meanwhile, which has nothing before it (RFC 5961 §3.2).
+    /// The numbers of a listener's answer, which went inside a SYN-ACK message and so passed no cache. Where the
+    /// client's program has gone meanwhile, the next segment is a RST, which could not be judged without these numbers
+    /// (RFC 5961 §3.2).
     Begun {
         /// The local identifier of the flow.
         flow: FlowId,

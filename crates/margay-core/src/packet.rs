@@ -82,7 +82,7 @@ impl<'a> AppPacket<'a> {
         if self.tuple.protocol == TCP { self.transport.get(13).copied().unwrap_or(0) } else { 0 }
     }
 
-    /// The sequence number and the acknowledgement. `None` for other protocols.
+    /// TCP's sequence and acknowledgement numbers. `None` for other protocols.
     pub fn tcp_numbers(&self) -> Option<(u32, u32)> {
         let number = |at: usize| {
             let bytes = self.transport.get(at..at + 4)?;

@@ -154,9 +154,9 @@ static __noinline void note_parting(struct __sk_buff *skb, const struct packet *
 /* Whether the host's TCP would answer a segment by a reset that nobody should hear: it has no socket of the connection,
  * and its listener can make nothing of it; or only a request, and the segment has a number of before that one: the
  * listener answers these with a reset, too (RFC 9293 §3.10.7.4, SYN-RECEIVED). Of what has parted the peer can say
- * nothing but what was said; but an answer to a SYN may be another peer's, which the same SYN has come to before: the
- * reset is what ends the flow there. What an agent has made says nothing to a connection in TIME-WAIT, either: it would
- * be acknowledged there.
+ * nothing but what was said. A SYN-ACK passes all the same: it may be another instance's, which the same SYN has
+ * reached, too, and the reset ends the flow there. What an agent has made says nothing to a connection in TIME-WAIT,
+ * either: it would be acknowledged there.
  */
 static __noinline bool is_lost(struct __sk_buff *skb, const struct packet *packet)
 {

@@ -472,9 +472,8 @@ fn apply<C>(shared: &Shared<C>, update: EntryUpdate, gone: &mut HashMap<FlowId, 
                 shared.direct.note_opened(entry.flow, entry.app.into(), entry.generation, &wire);
             }
         }
-        EntryUpdate::Begun { .. } => {
-            shared.table.write().apply(update);
-        }
+        // Not under the table's lock for writing, for which whoever sends waits.
+        EntryUpdate::Begun { flow, next, expected } => shared.table.read().note_begun(flow, next, expected),
         EntryUpdate::Grant(grant) => shared.direct.grant(&grant),
         EntryUpdate::StopGrant(id) => shared.direct.stop_grant(id),
         EntryUpdate::RemoveGrant(id) => {

@@ -290,8 +290,7 @@ impl Table {
             EntryUpdate::RemovePath(id) => self.paths.remove(&id).map_or(Applied::Stale, |_| Applied::Done),
             EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) => self.install(&entry),
             EntryUpdate::Begun { flow, next, expected } => {
-                // The client has acknowledged nothing beyond.
-                self.note_peer_numbers(flow, TcpNumbers { sequence: expected, acknowledgement: next, end: None });
+                self.note_begun(flow, next, expected);
                 Applied::Done
             }
             EntryUpdate::Remove { flow, reason } => self.remove(flow, reason),

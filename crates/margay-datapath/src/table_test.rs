@@ -49,8 +49,8 @@ fn table() -> Table {
     table
 }
 
-/// The client's program has gone before its agent had the answer, which passed inside a SYN-ACK: its TCP resets that, and
-/// nothing of the connection comes before.
+/// The client's program has gone before the answer inside the SYN-ACK arrived: the client's TCP resets the connection,
+/// and the RST is its first segment.
 #[test]
 fn a_reset_of_what_the_listener_has_answered_ends_a_connection() {
     let (mut table, expected) = (table(), 0xffff_ffff);

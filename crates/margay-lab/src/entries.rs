@@ -101,12 +101,12 @@ pub fn report_leaks(hosts: &[&Host], before: &Entries, findings: &mut Findings) 
     // A map that another took the place of says nothing of what was before.
     findings.set("hash_maps_kept", now.kept_since(before));
     if let Err(error) = settled {
+        findings.note(format!("{error:#}"));
         progress(&now.remains(before));
         for host in hosts {
             let sockets = host.run(["ss", "-Htanoe"])?;
             progress(&format!("{}: sockets:\n{sockets}", host.name()));
         }
-        findings.note(format!("{error:#}"));
     }
     Ok(())
 }

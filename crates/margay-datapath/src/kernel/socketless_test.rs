@@ -208,8 +208,8 @@ fn nothing_late_comes_to_what_has_closed_last() {
     drop(listener);
 }
 
-/// An instance that was cut off answers a SYN that another one has answered since, and the connection is over: it is to
-/// hear so, whatever its number.
+/// An instance that was cut off sends a SYN-ACK after another instance has answered the same SYN and the connection is
+/// over: the SYN-ACK is reset, whatever its number.
 #[test]
 fn an_answer_to_the_syn_of_what_has_closed_last_is_refused() {
     let Some(rig) = programs(SAL0) else { return };

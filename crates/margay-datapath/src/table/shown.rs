@@ -33,6 +33,12 @@ impl Table {
         }
     }
 
+    /// Takes note of a listener's answer that has passed no cache ([`EntryUpdate::Begun`](margay_core::EntryUpdate)).
+    pub fn note_begun(&self, flow: FlowId, next: u32, expected: u32) {
+        // The client has acknowledged nothing beyond the listener's SYN.
+        self.note_peer_numbers(flow, TcpNumbers { sequence: expected, acknowledgement: next, end: None });
+    }
+
     /// Takes note of what a train of the peer's shows: how far it reaches, where it brings what is expected as far as
     /// has been seen here, and what it acknowledges.
     pub(crate) fn note_train(&self, flow: FlowId, train: &Arrived) {

@@ -120,13 +120,10 @@ fn count_decisions(router: &Host, before: [f64; 2], findings: &mut Findings) -> 
     let routes = agent::routes(router, SERVICE)?;
     let is_of_instance = |route: &&Value| route["origin"] == "registered" && route["action"] == "forward";
     let (own, others): (Vec<_>, Vec<_>) = routes.iter().partition(is_of_instance);
-    let packets = |rules: &[&Value]| rules.iter().filter_map(|rule| rule["packets"].as_f64()).sum::<f64>();
-    if packets(&own) == 0.0 || packets(&others) > 0.0 {
-        findings.note(format!(
-            "first packets by rules of instances: {}, by others: {}",
-            packets(&own),
-            packets(&others)
-        ));
+    let packets = |rules: Vec<&Value>| rules.iter().filter_map(|rule| rule["packets"].as_f64()).sum::<f64>();
+    let (own, others) = (packets(own), packets(others));
+    if own == 0.0 || others > 0.0 {
+        findings.note(format!("first packets by rules of instances: {own}, by others: {others}"));
         findings.figures.add("failed", 1.0);
     }
     Ok(())

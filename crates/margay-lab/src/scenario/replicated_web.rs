@@ -48,13 +48,15 @@ const WEIGHTS: [u32; 5] = [100, 100, 100, 100, 200];
 const RATE_OF_WEIGHT: u32 = 3;
 /// Who serves in each phase: as in the paper, but that one instance leaves, not two, and that the last to join is larger.
 const PHASES: [&[usize]; 5] = [&[0], &[0, 1], &[0, 1, 2, 3], &[1, 2, 3], &[1, 2, 3, 4]];
-const ERROR_MAX: f64 = 0.1;
+/// What chance may do to a share by the number of requests alone.
+const REQUEST_ERROR_MAX: f64 = 0.1;
 /// An instance with the share p of n requests gets p·n of them, give or take √(p(1−p)n): relative to its share that is
-/// √((1−p)/(pn)). A phase lasts until [`ERROR_MAX`] is so many of these deviations. Beyond 4.5 of them chance goes once
-/// in 150,000 times, and there are 14 shares to judge: one run of 10,000 fails by bad luck.
+/// √((1−p)/(pn)). A phase lasts until [`REQUEST_ERROR_MAX`] is so many of these deviations. Beyond 4.5 of them chance
+/// goes once in 150,000 times, and there are 14 shares to judge: one run of 10,000 fails by bad luck.
 const DEVIATIONS: f64 = 4.5;
-/// An instance has its share of a router's 4096 buckets by chance, too, give or take √((1−p)/(4096p)): 0.031 for a
-/// fifth, which no number of requests takes away. With the 0.022 of the requests these are 0.038.
+/// An instance has its share of a router's 4096 [buckets](margay_core::table::BUCKETS) by chance, too, give or take
+/// √((1−p)/(4096p)): 0.031 for a fifth, whatever the number of requests. With the 0.022 of the requests the deviation
+/// is 0.038, and 4.5 of these are 0.17.
 const SHARE_ERROR_MAX: f64 = 0.17;
 const PHASE_MIN: Duration = Duration::from_secs(2);
 const PHASE_MIN_LONG: Duration = Duration::from_secs(12);
@@ -158,7 +160,7 @@ fn share(server: usize, servers: &[usize]) -> f64 {
 /// Of how many requests chance leaves the smallest share as it is; see [`DEVIATIONS`].
 fn requests_wanted(servers: &[usize]) -> usize {
     let least = servers.iter().map(|server| share(*server, servers)).fold(1.0, f64::min);
-    ((DEVIATIONS / ERROR_MAX).powi(2) * (1.0 - least) / least).round() as usize
+    ((DEVIATIONS / REQUEST_ERROR_MAX).powi(2) * (1.0 - least) / least).round() as usize
 }
 
 fn judge(phases: &[Phase], fetched: &[Fetched], left: &[(f64, &str)], findings: &mut Findings) {

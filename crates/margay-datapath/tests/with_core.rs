@@ -49,6 +49,7 @@ fn start(host: &Host, number: u8) -> (Datapath, Receiver<Event>) {
             router: false,
             datagram_max: 1472,
             local_addresses: vec![Ipv4Addr::new(10, 77, 0, number).into()],
+            ranges: margay_core::Ranges::USUAL,
             limits: Limits::default(),
         };
         let sal = Sal::new(config, clock::now(), UNIX_S, [number + 100; 32]);

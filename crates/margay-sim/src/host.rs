@@ -100,6 +100,7 @@ impl Host {
             router: start.router,
             datagram_max: 1472,
             local_addresses: addresses.clone(),
+            ranges: margay_core::Ranges::USUAL,
             limits,
         };
         Self {

@@ -27,6 +27,7 @@ impl Still {
             router: false,
             datagram_max: 1400,
             local_addresses: vec![OWN.into()],
+            ranges: margay_core::Ranges::USUAL,
             limits: Limits { rules, ..Limits::default() },
         };
         let sal = Arc::new(Mutex::new(Sal::new(config, Instant::ZERO, NOW_S, [3; 32])));

@@ -395,7 +395,8 @@ impl Sal {
     /// Whether what is sent there would leave this host, and come to one.
     fn may_lead_to(&self, address: SocketAddr) -> bool {
         let ip = address.ip();
-        let is_nobody = ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || self.config.ranges.is_virtual(ip);
+        let is_nobody =
+            ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || self.config.ranges.is_virtual(ip);
         let is_broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
         address.port() != 0 && !is_nobody && !is_broadcast && !self.has_address(ip)
     }

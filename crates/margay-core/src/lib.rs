@@ -89,7 +89,7 @@ pub use location::{Cause, Moved, Moving, Pair, Trouble};
 pub use output::{AppVerdict, Direction, DropReason, Output};
 pub use packet::{KNOCK_WINDOW, PINHOLE_WINDOW};
 pub use policy::Policy;
-pub use ranges::{BITS_V4, BITS_V6, Ranges};
+pub use ranges::{BITS_V4, BITS_V6, RangeError, RangeV4, RangeV6, Ranges};
 pub use sal::Sal;
 pub use secure::{Cipher, SealKeys};
 pub use side_path::{MoveRefused, Towards};

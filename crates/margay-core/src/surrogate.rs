@@ -149,7 +149,8 @@ mod tests {
     #[test]
     fn a_taken_port_gives_another_port_of_the_same_address() {
         let taken = |tuple: &Tuple| tuple.destination.port() == 4000;
-        let tuple = responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), own(&[]), 9, taken).expect("free");
+        let tuple =
+            responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), own(&[]), 9, taken).expect("free");
         assert_eq!(tuple.destination.ip(), address("10.0.1.5:1").ip());
         assert_ne!(tuple.destination.port(), 4000);
     }
@@ -174,15 +175,16 @@ mod tests {
 
     #[test]
     fn own_addresses_other_families_and_bound_listeners_get_surrogates() {
-        let own = ["10.0.1.5".parse().expect("literal")];
+        let of_host = ["10.0.1.5".parse().expect("literal")];
         for (client, listener, local) in [
-            ("10.0.1.5:4000", "0.0.0.0:80", &own[..]),
+            ("10.0.1.5:4000", "0.0.0.0:80", &of_host[..]),
             ("127.0.0.1:4000", "0.0.0.0:80", &[][..]),
             ("10.0.1.5:4000", "[::]:80", &[][..]),
             ("[fd00::9]:4000", "0.0.0.0:80", &[][..]),
             ("10.0.1.5:4000", "10.0.0.2:80", &[][..]),
         ] {
-            let tuple = responder_tuple(6, address(client), place(listener), own(local), 70_000, |_| false).expect("free");
+            let tuple =
+                responder_tuple(6, address(client), place(listener), own(local), 70_000, |_| false).expect("free");
             assert!(Ranges::USUAL.is_virtual(tuple.destination.ip()), "{client} to {listener} gave {tuple}");
             assert_eq!(tuple.destination.port(), 4000);
             assert_eq!(tuple.source.is_ipv4(), tuple.destination.is_ipv4());
@@ -201,15 +203,15 @@ mod tests {
     fn a_datagram_servers_program_is_shown_the_client_unless_that_would_mislead_it() {
         let (client, listener) = (address("10.0.1.5:4000"), place("0.0.0.0:53"));
         let tuple = responder_tuple(17, client, listener, own(&[]), 9, |_| false).expect("free");
-        let own = client.ip();
-        assert_eq!(shown(client, own, &tuple, own(&[])), Some(own));
+        let real = client.ip();
+        assert_eq!(shown(client, real, &tuple, own(&[])), Some(real));
         let other: IpAddr = "192.168.0.5".parse().expect("literal");
         assert_eq!(shown(client, other, &tuple, own(&[])), None, "behind a translator");
-        assert_eq!(shown(client, own, &tuple, self::own(&[own])), None, "this very host");
+        assert_eq!(shown(client, real, &tuple, own(&[real])), None, "this very host");
         let v6 = responder_tuple(17, client, place("[::]:53"), own(&[]), 9, |_| false).expect("free");
-        assert_eq!(shown(client, own, &v6, own(&[])), None, "the socket answers by the other family");
+        assert_eq!(shown(client, real, &v6, own(&[])), None, "the socket answers by the other family");
         let tcp = responder_tuple(6, client, listener, own(&[]), 9, |_| false).expect("free");
-        assert_eq!(shown(client, own, &tcp, own(&[])), None, "it has that address already");
+        assert_eq!(shown(client, real, &tcp, own(&[])), None, "it has that address already");
     }
 
     #[test]

@@ -55,6 +55,7 @@ fn cache(pins: &Path) -> KernelCache {
         in_place: false,
         pin_dir: pins.to_owned(),
         flow_ports: 61_000..=65_535,
+        ranges: Ranges::USUAL,
         flows_max: 1024,
     };
     KernelCache::open(&config).expect("the kernel takes it")

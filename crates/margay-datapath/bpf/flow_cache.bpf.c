@@ -270,7 +270,7 @@ int app_ingress(struct __sk_buff *skb)
 
 	if (!parse(skb, sal0_header_len, &packet) || packet.key.protocol != IPPROTO_TCP)
 		return TCX_NEXT;
-	/* The copy comes here again, after what goes on now. */
+	/* The copy, which is queued, comes here again after the reset that the SYN becomes. */
 	if (is_request(&packet) && meets_time_wait(skb, &packet, &expected)) {
 		note_asked(skb, &packet);
 		if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))

@@ -41,8 +41,9 @@ struct numbers {
 	__u16 window;
 };
 
-/* Whether a SYN comes to a connection in TIME-WAIT, and which number that expects. False for a SYN that has been here:
- * where the reset had no effect (`net.ipv4.tcp_rfc1337`, a firewall), TCP decides, as without it.
+/* Whether a SYN comes to a connection in TIME-WAIT, and which number the connection expects. False for a SYN that has
+ * been here: it is late, and the connection its own; or the reset had no effect (`net.ipv4.tcp_rfc1337`, a firewall),
+ * and TCP decides.
  */
 static __noinline bool meets_time_wait(struct __sk_buff *skb, const struct packet *packet, __u32 *expected)
 {
@@ -52,7 +53,7 @@ static __noinline bool meets_time_wait(struct __sk_buff *skb, const struct packe
 	struct bpf_sock *socket;
 
 	before = bpf_map_lookup_elem(&socketless, &packet->key);
-	if (before && before->state == SOCKETLESS_ASKED && before->next == packet->sequence + 1)
+	if (before && before->state != SOCKETLESS_PARTED && before->next == packet->sequence + 1)
 		return false;
 	socket = bpf_skc_lookup_tcp(skb, &tuple, socket_tuple(packet, &tuple), BPF_F_CURRENT_NETNS, 0);
 	if (!socket)

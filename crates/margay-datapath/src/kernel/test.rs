@@ -45,10 +45,10 @@ mod host_traffic;
 pub(super) mod opening;
 #[path = "socketless_test.rs"]
 mod socketless;
-#[path = "time_wait_test.rs"]
-mod time_wait;
 #[path = "virtual_test.rs"]
 mod stays_inside;
+#[path = "time_wait_test.rs"]
+mod time_wait;
 #[path = "vlan_test.rs"]
 mod vlan;
 

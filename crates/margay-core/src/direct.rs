@@ -323,6 +323,22 @@ impl Sal {
         self.set_direct_due(id, Some(now + wait));
     }
 
+    /// At first contact the peer's kernel knows this host's addresses only once the peer's agent has read the ACK. A
+    /// pinhole that overtakes the ACK is a stranger's there, and reset by the host. So the first pinhole waits for the
+    /// CONFIRM, or, where the CONFIRM is lost, until the second one would be due.
+    pub(crate) fn await_confirm(&mut self, now: Instant, id: FlowId) {
+        if self.is_waiting_for_proof(id) {
+            self.set_direct_due(id, Some(now + PINHOLE_FIRST));
+        }
+    }
+
+    /// The peer knows the flow: the first pinhole goes, if it has waited for that.
+    pub(crate) fn begin_pinholes(&mut self, now: Instant, id: FlowId) {
+        if self.flows.get(id).is_some_and(|flow| flow.direct.tries == 0) {
+            self.open_pinhole(now, id);
+        }
+    }
+
     /// A flow taken over with the ports that it had. Encapsulated, unless [`adopt_direct`](Self::adopt_direct) follows.
     pub(crate) fn adopt_ports(&mut self, now: Instant, id: FlowId, ports: &Tuple) {
         let (local_port, peer_port) = (ports.source.port(), ports.destination.port());

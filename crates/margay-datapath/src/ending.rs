@@ -47,21 +47,23 @@ impl Arrived {
         self.flags & (FIN | RST) != 0
     }
 
-    /// The peer's numbers after it, if it is the first that is known of, or brings what the application's TCP expects.
+    /// The peer's numbers after it: whole where it is the first that is known of, or brings what the application's TCP
+    /// expects; otherwise what it acknowledges is news all the same. An acknowledgement that others have overtaken is
+    /// not. `None` for a RST, or where it says nothing of a connection that is not known.
     pub fn numbers(&self, known: &Unjudged, connection: Option<&Connection>) -> Option<TcpNumbers> {
+        if self.flags & RST != 0 {
+            return None;
+        }
+        let peer = connection.and_then(|connection| connection.peer);
         let mut expected = known.expected(connection).peekable();
-        let is_later = |one: u32, other: u32| one.wrapping_sub(other).cast_signed() > 0;
         let is_next = |next| !is_later(self.sequence, next) && is_later(self.end, next);
-        let counts = self.flags & RST == 0 && (expected.peek().is_none() || expected.any(is_next));
+        let counts = expected.peek().is_none() || expected.any(is_next);
         // A FIN counts once it is taken.
-        counts.then_some(TcpNumbers { sequence: self.end, acknowledgement: self.acknowledgement, end: None })
-    }
-
-    /// The peer's numbers after it, where it is none that brings what is expected: what it acknowledges is news all the
-    /// same. `None` for a RST, or where nothing of the peer's is known.
-    pub fn acknowledging(&self, connection: &Connection) -> Option<TcpNumbers> {
-        let peer = connection.peer.filter(|_| self.flags & RST == 0)?;
-        Some(TcpNumbers { acknowledgement: self.acknowledgement, ..peer })
+        let whole = TcpNumbers { sequence: self.end, acknowledgement: self.acknowledgement, end: None };
+        let numbers = if counts { whole } else { peer? };
+        let is_overtaken = |peer: &TcpNumbers| is_later(peer.acknowledgement, self.acknowledgement);
+        let latest = peer.filter(is_overtaken).map_or(self.acknowledgement, |peer| peer.acknowledgement);
+        Some(TcpNumbers { acknowledgement: latest, ..numbers })
     }
 
     /// What is to be judged of it, beside what is known.
@@ -70,6 +72,11 @@ impl Arrived {
         let end = (self.flags & (FIN | RST) == FIN).then_some(self.end.wrapping_add(1));
         (reset.is_some() || end.is_some()).then_some(Unjudged { reset, end, ..known })
     }
+}
+
+/// By numbers that count round (RFC 9293 §3.4).
+const fn is_later(one: u32, other: u32) -> bool {
+    one.wrapping_sub(other).cast_signed() > 0
 }
 
 /// Those that no TCP has been seen to take yet.
@@ -179,11 +186,25 @@ mod test {
         assert_eq!(arrived.ending(Unjudged::default()).and_then(|ending| ending.end), Some(8));
         assert!(arrived.may_end() && !Arrived { flags: ACK, ..arrived }.may_end());
         assert_eq!(Arrived::of_train(&Delivered { numbers: None, ..train }), None, "of datagrams");
-        let reset = Arrived { flags: RST, ..arrived };
-        let connection = seen(None, Some(70));
-        assert_eq!(reset.acknowledging(&connection), None);
-        let kept = arrived.acknowledging(&connection).expect("the peer is known");
-        assert_eq!((kept.sequence, kept.acknowledgement), (70, 9));
+    }
+
+    #[test]
+    fn what_is_acknowledged_last_counts_however_late_another_acknowledgement_comes() {
+        let known = Unjudged::default();
+        let connection = |acknowledgement| {
+            let peer = Some(TcpNumbers { sequence: SEQUENCE, acknowledgement, end: None });
+            Connection { peer, ..seen(Some(SEQUENCE), None) }
+        };
+        let one = arrived(ACK, b"");
+        let (earlier, later) = (one.acknowledgement.wrapping_sub(9), one.acknowledgement.wrapping_add(9));
+        for (payload, next) in [(&b""[..], SEQUENCE), (b"data", SEQUENCE.wrapping_add(4))] {
+            let one = arrived(ACK, payload);
+            for (before, after) in [(earlier, one.acknowledgement), (later, later)] {
+                let numbers = one.numbers(&known, Some(&connection(before))).expect("the peer is known");
+                assert_eq!((numbers.sequence, numbers.acknowledgement), (next, after));
+            }
+        }
+        assert_eq!(arrived(RST, b"").numbers(&known, Some(&connection(earlier))), None);
     }
 
     #[test]

@@ -61,7 +61,12 @@ impl Ending {
             Direction::Ingress => (&mut self.ends.1, &mut self.acknowledged.1),
         };
         *end = end_of(segment).or(*end);
-        *acknowledged = Some(segment.acknowledgement);
+        if segment.flags & ACK == 0 {
+            return;
+        }
+        // What goes by one way may be overtaken by what goes by another.
+        let is_overtaken = |last: u32| last.wrapping_sub(segment.acknowledgement).cast_signed() > 0;
+        *acknowledged = acknowledged.filter(|last| is_overtaken(*last)).or(Some(segment.acknowledgement));
     }
 
     /// What has passed by two caches, the second of which has seen the later acknowledgement of an end that it knows.

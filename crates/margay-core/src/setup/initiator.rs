@@ -510,7 +510,11 @@ impl Sal {
         for packet in setup.held {
             self.queue.egress(packet);
         }
-        self.open_pinhole(now, id);
+        if message_3.is_empty() {
+            self.open_pinhole(now, id);
+        } else {
+            self.await_confirm(now, id);
+        }
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())
@@ -617,9 +621,13 @@ impl Sal {
         if flow.role != Role::Initiator || flow.lifecycle == Lifecycle::Connecting {
             return Err(DropReason::Unexpected);
         }
+        let is_first = !flow.has(seen::CONFIRMED);
         flow.seen |= seen::CONFIRMED;
         if starts_direct(message) {
             self.direct_event(now, id, DirectEvent::PeerDirect, Why::Hinted);
+        }
+        if is_first {
+            self.begin_pinholes(now, id);
         }
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
         if flow.app.protocol == GREETING {

@@ -43,9 +43,7 @@ impl Table {
     /// has been seen here, and what it acknowledges.
     pub(crate) fn note_train(&self, flow: FlowId, train: &Arrived) {
         let Some(slot) = self.find(flow) else { return };
-        let connection = slot.connection();
-        let next = train.numbers(&Unjudged::default(), Some(&connection));
-        if let Some(numbers) = next.or_else(|| train.acknowledging(&connection)) {
+        if let Some(numbers) = train.numbers(&Unjudged::default(), Some(&slot.connection())) {
             slot.peer_numbers.store(numbers.packed(), Ordering::Relaxed);
         }
     }

@@ -28,12 +28,13 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 6] = [
+const BOUNDS: [Bound; 7] = [
     bound("answered", Exactly((2 * EACH) as f64)),
     // Otherwise the scenario asks for what TCP does not do.
     bound("answered_by_plain_tcp", Exactly(EACH as f64)),
     bound("wrong_bytes", Exactly(0.0)),
     bound("resets", Exactly(0.0)),
+    bound("resets_on_the_way", Exactly(0.0)),
     bound("flows_left", Exactly(0.0)),
     bound("failed", Exactly(0.0)),
 ];

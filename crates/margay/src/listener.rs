@@ -1,7 +1,7 @@
 //! What people say of a service that they publish: its name, its listening socket, the protocol.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::str::FromStr;
 
 use margay_core::Ranges;

@@ -117,7 +117,9 @@ fn prefix(request: &Request) -> Result<Prefix, No> {
 
 fn ranges(agent: &Agent) -> Reply {
     let ranges = agent.leases.ranges();
-    Reply { v4: ranges.host_v4(), v6: ranges.host_v6(), ..Reply::done(Kind::Ranges) }
+    let mut reply = Reply::done(Kind::Ranges);
+    (reply.v4, reply.v6) = (ranges.host_v4(), ranges.host_v6());
+    reply
 }
 
 fn name(request: &Request) -> Result<Reply, No> {

@@ -113,8 +113,7 @@ async fn restore_interface(config: &Config) -> Result<()> {
 }
 
 async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent>> {
-    let clock_of_wall = Clock::system();
-    let (state_dir, store, keyring) = open_state(&config)?;
+    let (clock_of_wall, (state_dir, store, keyring)) = (Clock::system(), open_state(&config)?);
     let identity = identify(&config, &state_dir, &clock_of_wall)?;
     let local = local_of(&config, &identity);
     let (watchers, direct) = (Watchers::default(), DirectPath::open(&config).await);

@@ -323,11 +323,13 @@ impl Sal {
         self.set_direct_due(id, Some(now + wait));
     }
 
-    /// At first contact the peer's kernel knows this host's addresses only once the peer's agent has read the ACK. A
-    /// pinhole that overtakes the ACK is a stranger's there, and reset by the host. So the first pinhole waits for the
-    /// CONFIRM, or, where the CONFIRM is lost, until the second one would be due.
-    pub(crate) fn await_confirm(&mut self, now: Instant, id: FlowId) {
-        if self.is_waiting_for_proof(id) {
+    /// The first pinhole of an initiator. At first contact the peer's kernel knows this host's addresses only once the
+    /// peer's agent has read the ACK. A pinhole that overtakes the ACK is a stranger's there, and reset by the host. So
+    /// the first pinhole waits for the CONFIRM, or, where the CONFIRM is lost, until the second one would be due.
+    pub(crate) fn prepare_pinhole(&mut self, now: Instant, id: FlowId, is_first_contact: bool) {
+        if !is_first_contact {
+            self.open_pinhole(now, id);
+        } else if self.is_waiting_for_proof(id) {
             self.set_direct_due(id, Some(now + PINHOLE_FIRST));
         }
     }

@@ -510,11 +510,7 @@ impl Sal {
         for packet in setup.held {
             self.queue.egress(packet);
         }
-        if message_3.is_empty() {
-            self.open_pinhole(now, id);
-        } else {
-            self.await_confirm(now, id);
-        }
+        self.prepare_pinhole(now, id, !message_3.is_empty());
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));
         Ok(())

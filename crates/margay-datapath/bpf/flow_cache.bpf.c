@@ -52,7 +52,6 @@ _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct 
 #include "delivery.h"
 #include "listener.h"
 #include "socketless.h"
-#include "time_wait.h"
 
 /* Names the types that the agent shares, so that they are in the object's type information. */
 struct shared_layout {
@@ -266,16 +265,9 @@ int app_ingress(struct __sk_buff *skb)
 {
 	const struct address_key *address;
 	struct packet packet = {};
-	__u32 expected = 0;
 
 	if (!parse(skb, sal0_header_len, &packet) || packet.key.protocol != IPPROTO_TCP)
 		return TCX_NEXT;
-	/* The copy, which is queued, comes here again after the reset that the SYN becomes. */
-	if (is_request(&packet) && meets_time_wait(skb, &packet, &expected)) {
-		note_asked(skb, &packet);
-		if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
-			return make_reset(skb, &packet, expected) ? TCX_NEXT : TCX_DROP;
-	}
 	if (is_request(&packet) ? !note_asked(skb, &packet) : is_lost(skb, &packet)) {
 		count(COUNT_DROP_SOCKETLESS);
 		return TCX_DROP;

@@ -61,7 +61,6 @@ mod router_rate;
 mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
-mod short_connections;
 pub mod site;
 mod tampered_host;
 mod trace;
@@ -165,7 +164,6 @@ pub const ALL: &[Scenario] = &[
     agent_restart::SCENARIO,
     setup_latency::SCENARIO,
     grants::SCENARIO,
-    short_connections::SCENARIO,
     cache_off::SCENARIO,
     many_flows::SCENARIO,
     odd_packets::SCENARIO,

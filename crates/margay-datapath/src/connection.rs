@@ -18,6 +18,16 @@ pub struct TcpNumbers {
     pub end: Option<u32>,
 }
 
+/// Whether one sequence number comes after another (RFC 9293 §3.4: the numbers wrap).
+pub(crate) const fn is_later(one: u32, other: u32) -> bool {
+    one.wrapping_sub(other).cast_signed() > 0
+}
+
+/// The later of two sequence numbers.
+pub(crate) const fn later(one: u32, other: u32) -> u32 {
+    if is_later(other, one) { other } else { one }
+}
+
 /// What a connection has shown of itself, as far as it was encapsulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use margay_wire::FlowId;
 use parking_lot::Mutex;
 
-use crate::connection::{Connection, TcpNumbers};
+use crate::connection::{Connection, TcpNumbers, is_later, later};
 use crate::kernel::Unjudged;
 use crate::packet::{self, FIN, Packet, RST, TCP};
 use crate::train::Delivered;
@@ -47,9 +47,10 @@ impl Arrived {
         self.flags & (FIN | RST) != 0
     }
 
-    /// The peer's numbers after it: whole where it is the first that is known of, or brings what the application's TCP
-    /// expects; otherwise what it acknowledges is news all the same. An acknowledgement that others have overtaken is
-    /// not. `None` for a RST, or where it says nothing of a connection that is not known.
+    /// The peer's numbers after this segment. The sequence number advances with the first segment that is known of, and
+    /// with one that brings what the application's TCP expects; the acknowledgement advances with every segment, and
+    /// never goes back, since a segment of one path may overtake a segment of another. `None` for a RST, and where
+    /// nothing of the peer's is known that an unexpected segment could add to.
     pub fn numbers(&self, known: &Unjudged, connection: Option<&Connection>) -> Option<TcpNumbers> {
         if self.flags & RST != 0 {
             return None;
@@ -57,13 +58,12 @@ impl Arrived {
         let peer = connection.and_then(|connection| connection.peer);
         let mut expected = known.expected(connection).peekable();
         let is_next = |next| !is_later(self.sequence, next) && is_later(self.end, next);
-        let counts = expected.peek().is_none() || expected.any(is_next);
-        // A FIN counts once it is taken.
-        let whole = TcpNumbers { sequence: self.end, acknowledgement: self.acknowledgement, end: None };
-        let numbers = if counts { whole } else { peer? };
-        let is_overtaken = |peer: &TcpNumbers| is_later(peer.acknowledgement, self.acknowledgement);
-        let latest = peer.filter(is_overtaken).map_or(self.acknowledgement, |peer| peer.acknowledgement);
-        Some(TcpNumbers { acknowledgement: latest, ..numbers })
+        let is_expected = expected.peek().is_none() || expected.any(is_next);
+        let acknowledgement =
+            peer.map_or(self.acknowledgement, |peer| later(peer.acknowledgement, self.acknowledgement));
+        // A FIN counts once the application's TCP has taken it.
+        let whole = TcpNumbers { sequence: self.end, acknowledgement, end: None };
+        if is_expected { Some(whole) } else { peer.map(|peer| TcpNumbers { acknowledgement, ..peer }) }
     }
 
     /// What is to be judged of it, beside what is known.
@@ -72,11 +72,6 @@ impl Arrived {
         let end = (self.flags & (FIN | RST) == FIN).then_some(self.end.wrapping_add(1));
         (reset.is_some() || end.is_some()).then_some(Unjudged { reset, end, ..known })
     }
-}
-
-/// By numbers that count round (RFC 9293 §3.4).
-const fn is_later(one: u32, other: u32) -> bool {
-    one.wrapping_sub(other).cast_signed() > 0
 }
 
 /// Those that no TCP has been seen to take yet.
@@ -195,12 +190,12 @@ mod test {
             let peer = Some(TcpNumbers { sequence: SEQUENCE, acknowledgement, end: None });
             Connection { peer, ..seen(Some(SEQUENCE), None) }
         };
-        let one = arrived(ACK, b"");
-        let (earlier, later) = (one.acknowledgement.wrapping_sub(9), one.acknowledgement.wrapping_add(9));
+        let said = arrived(ACK, b"").acknowledgement;
+        let (earlier, later) = (said.wrapping_sub(9), said.wrapping_add(9));
         for (payload, next) in [(&b""[..], SEQUENCE), (b"data", SEQUENCE.wrapping_add(4))] {
-            let one = arrived(ACK, payload);
-            for (before, after) in [(earlier, one.acknowledgement), (later, later)] {
-                let numbers = one.numbers(&known, Some(&connection(before))).expect("the peer is known");
+            for (before, after) in [(earlier, said), (later, later)] {
+                let numbers =
+                    arrived(ACK, payload).numbers(&known, Some(&connection(before))).expect("the peer is known");
                 assert_eq!((numbers.sequence, numbers.acknowledgement), (next, after));
             }
         }

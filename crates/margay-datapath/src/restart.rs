@@ -15,6 +15,7 @@ use margay_wire::FlowId;
 use parking_lot::Mutex;
 
 use crate::clock;
+use crate::connection::{is_later, later};
 use crate::driver::Shared;
 use crate::kernel::WireState;
 use crate::packet::{ACK, FlowKey, IPV4_LEN, IPV6_LEN, TCP, TCP_LEN};
@@ -51,11 +52,6 @@ struct Known {
     segment: u32,
 }
 
-/// The later of two sequence numbers.
-fn later(one: u32, other: u32) -> u32 {
-    if one.wrapping_sub(other).cast_signed() >= 0 { one } else { other }
-}
-
 impl Known {
     /// From what user space and the kernel's cache have seen.
     fn of(seen: &Connection, state: Option<&WireState>) -> Option<Self> {
@@ -75,7 +71,7 @@ impl Known {
 
     /// The oldest byte that is unanswered.
     fn unanswered(&self) -> Option<u32> {
-        self.acknowledged.filter(|acknowledged| self.next.wrapping_sub(*acknowledged).cast_signed() > 0)
+        self.acknowledged.filter(|acknowledged| is_later(self.next, *acknowledged))
     }
 
     /// Size of the IP packet that carries its largest segment: with timestamps, as Linux has them.

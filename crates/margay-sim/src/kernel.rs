@@ -64,7 +64,7 @@ impl Ending {
         if segment.flags & ACK == 0 {
             return;
         }
-        // What goes by one way may be overtaken by what goes by another.
+        // A segment of one path may overtake a segment of another.
         let is_overtaken = |last: u32| last.wrapping_sub(segment.acknowledgement).cast_signed() > 0;
         *acknowledged = acknowledged.filter(|last| is_overtaken(*last)).or(Some(segment.acknowledgement));
     }

@@ -189,6 +189,9 @@ pub struct DatapathConfig {
     pub routing: Option<Box<dyn Routing>>,
     /// The programs that show clients' real addresses to datagram servers, where they are in use.
     pub unconnected: Option<Arc<Unconnected>>,
+    /// The kernel's flow cache, if there is one. The entries that the process before has left there follow the core
+    /// from its first update.
+    pub cache: Option<Arc<KernelCache>>,
 }
 
 impl Default for DatapathConfig {
@@ -200,6 +203,7 @@ impl Default for DatapathConfig {
             activity_scan_ms: 5000,
             routing: None,
             unconnected: None,
+            cache: None,
         }
     }
 }
@@ -279,12 +283,16 @@ impl<C: Core> Datapath<C> {
             egress: Mutex::new(EgressSide::new(config.datagram_max)),
             failure: Mutex::new(None),
         });
+        // Before anything is carried out: the entry of a flow that is removed without the cache would stay there.
+        shared.direct.use_cache(config.cache.take());
         let mut datapath = Self { shared, threads: Vec::new() };
         datapath.spawn("margay-egress", |shared| shared.when_begun(egress::run))?;
         datapath.spawn("margay-ingress", |shared| shared.when_begun(ingress::run))?;
         datapath.spawn("margay-core", core_thread::run)?;
         // The core may have something to say already, and a first deadline.
         datapath.with_sal(|_, _| ());
+        // By now the paths of all flows that were taken up are known.
+        datapath.shared.direct.drop_strange_paths();
         Ok(datapath)
     }
 
@@ -341,6 +349,8 @@ impl<C: Core> Datapath<C> {
     /// Uses the kernel's flow cache from now on, or (`None`) no more: flows that are direct are encapsulated again
     /// first. Brings it every entry that it should hold.
     pub fn use_cache(&self, cache: Option<Arc<KernelCache>>) {
+        // Held throughout: a flow that the core removed meanwhile would be brought to the cache, and stay there.
+        let _core = self.shared.core.lock();
         self.shared.direct.use_cache(cache);
         self.shared.direct.follow_all(&self.shared.table.read());
         self.shared.direct.drop_strange_paths();

@@ -376,6 +376,41 @@ fn an_end_that_nobody_was_told_of_is_found() {
     });
 }
 
+/// Flows are taken up, and before the datapath runs one of them is removed: its five-tuple is another's, say.
+#[test]
+fn what_is_removed_before_the_datapath_runs_leaves_the_kernel() {
+    isolated("what_is_removed_before_the_datapath_runs_leaves_the_kernel", || {
+        pinned("start", |pin_dir| {
+            let (hosts, pins) = (two_hosts(), pin_dir.join("0"));
+            let (used, _) = opened_cache(&hosts[0], pins, false);
+            let app = |port| Tuple { protocol: 6, source: (OWN_V4, port).into(), destination: (PEER_V4, 80).into() };
+            for number in [40_000, 40_001] {
+                let flow = WireFlow {
+                    flow: FlowId(number.into()),
+                    generation: 1,
+                    app: app(number).into(),
+                    path: PathId(1),
+                    local_port: number + 21_000,
+                    remote_port: 61_900,
+                    egress: true,
+                    accept: true,
+                };
+                used.install(&flow).unwrap();
+            }
+            let cache = Some(Arc::clone(&used));
+            let datapath = hosts[0].run(move || {
+                let (mut mirror, _) = Mirror::new(UNDERLAY_V4[0].parse().unwrap(), 1452, |tuple| tuple);
+                mirror.remove(FlowId(40_000));
+                Datapath::start(DatapathConfig { cache, ..DatapathConfig::default() }, mirror, Box::new(|_| ()))
+                    .unwrap()
+            });
+            let left: Vec<FlowId> = used.entries().map(|state| state.flow).collect();
+            assert_eq!(left, [FlowId(40_001)]);
+            datapath.stop();
+        });
+    });
+}
+
 /// A cache of a host: the one in use, and another whose programs are in the place of its own, if the events of those are to be lost.
 type Opened = (Arc<KernelCache>, Option<KernelCache>);
 

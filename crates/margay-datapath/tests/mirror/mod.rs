@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use margay_core::{
     AppVerdict, DirectEvent, Direction, DropReason, Entry, EntryUpdate, Event, Grant, Instant, Output, Passage, Path,
-    PathId, Role, Survey, Tuple, Wire,
+    PathId, RemoveReason, Role, Survey, Tuple, Wire,
 };
 use margay_datapath::Core;
 use margay_datapath::packet::{Packet, parse};
@@ -109,6 +109,12 @@ impl Mirror {
         self.grants.push(grant);
         self.update(EntryUpdate::Grant(Box::new(grant)));
         self.deadline = Some(now + SURVEYS);
+    }
+
+    /// Forgets a flow, which it need not have.
+    pub fn remove(&mut self, flow: FlowId) {
+        self.flows.remove(&flow);
+        self.update(EntryUpdate::Remove { flow, reason: RemoveReason::Closed });
     }
 
     /// Whether it has a flow.

@@ -113,10 +113,11 @@ impl DirectPath {
         tracing::info!(carried, "flows that the kernel went on carrying");
     }
 
-    /// Lets flows of the running datapath go direct.
-    pub fn start(&self, core: &CoreHandle) {
-        if let State::On(cache) = &*self.state.lock() {
-            put_on(core, cache);
+    /// The programs and maps, while they are in use: for the datapath, from its start.
+    pub fn cache(&self) -> Option<Arc<KernelCache>> {
+        match &*self.state.lock() {
+            State::On(cache) => Some(Arc::clone(cache)),
+            _ => None,
         }
     }
 
@@ -173,7 +174,9 @@ impl DirectPath {
             State::Off(why) => return Err(why.clone()),
         };
         cache.attach().map_err(|error| error.to_string())?;
-        put_on(core, &cache);
+        cache.heartbeat();
+        core.0.use_cache(Some(Arc::clone(&cache)));
+        core.0.with_sal(|sal, now| sal.set_flow_ports(now, Some(FLOW_PORTS)));
         *state = State::On(cache);
         Ok(())
     }
@@ -206,10 +209,7 @@ impl DirectPath {
 
     /// Does something with the programs and maps, while they are in use.
     pub fn with_cache<R>(&self, act: impl FnOnce(&KernelCache) -> R) -> Option<R> {
-        match &*self.state.lock() {
-            State::On(cache) => Some(act(cache)),
-            _ => None,
-        }
+        self.cache().map(|cache| act(&cache))
     }
 
     /// Why sockets cannot be looked up for what comes by `sal0`; `None` where they can, whether flows go direct or not.
@@ -247,12 +247,6 @@ impl DirectPath {
             State::Off(_) => host::guard::dropped(),
         }
     }
-}
-
-fn put_on(core: &CoreHandle, cache: &Arc<KernelCache>) {
-    cache.heartbeat();
-    core.0.use_cache(Some(Arc::clone(cache)));
-    core.0.with_sal(|sal, now| sal.set_flow_ports(now, Some(FLOW_PORTS)));
 }
 
 /// Mounts the file system of the pins: `margay up`. Where that is refused there is no direct path, and the agent says why.

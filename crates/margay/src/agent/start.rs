@@ -266,15 +266,14 @@ async fn start_core(
         datagram_max,
         routing: Some(Box::new(host::route::Kernel)),
         unconnected: spreads.kernel(),
+        cache: direct.cache(),
         ..DatapathConfig::default()
     };
     let datapath = Arc::new(Datapath::start(datapath_config, sal, watchers.on_event()).into_diagnostic()?);
     let kept = Arc::downgrade(&datapath);
     let keep = move || flows::keep(&runtime_dir, kept, &changes);
     std::thread::Builder::new().name("margay-flows".to_owned()).spawn(keep).into_diagnostic()?;
-    let core = CoreHandle(datapath);
-    direct.start(&core);
-    Ok(core)
+    Ok(CoreHandle(datapath))
 }
 
 /// The operator's rules, which keep their numbers and so come first; then those of the configuration, and the default

@@ -3,6 +3,7 @@
 
 mod dns_world;
 
+use margay_core::Ranges;
 use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,7 +16,6 @@ use margay_control::dns::channel::{self, Ended};
 use margay_control::dns::{DnsError, Responder};
 use margay_control::lease::Asker;
 use margay_control::store::StoredLease;
-use margay_core::name::virtual_v6;
 use proptest::test_runner::{Config, TestRunner};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
@@ -47,7 +47,7 @@ async fn a_name_has_a_lease_and_a_computed_address() {
     assert!(four.metadata.authoritative && four.metadata.recursion_available && four.metadata.recursion_desired);
     assert_eq!((four.answers[0].ttl, four.metadata.message_type), (30, MessageType::Response));
     let six = world.ask("web.shop.sal.internal.", RecordType::AAAA).await;
-    assert_eq!(addresses(&six), [IpAddr::V6(virtual_v6(&id_of("web.shop")))]);
+    assert_eq!(addresses(&six), [IpAddr::V6(Ranges::USUAL.virtual_v6(&id_of("web.shop")))]);
     let both = world.ask("web.shop.sal.internal.", RecordType::ANY).await;
     assert_eq!(addresses(&both).len(), 2);
     let deep = world.ask("web.shop.example.sal.internal.", RecordType::A).await;
@@ -228,7 +228,7 @@ async fn pointers_give_the_written_name() {
     let lease = |name: &str| world.leases.lease(&name.parse().expect("a name"), Asker::Operator).expect("leased");
     let reverse = |address: IpAddr| Name::from(address);
     let (web, user) = (lease("web.shop"), lease("web.shop/key:user42"));
-    for address in [IpAddr::V4(web), IpAddr::V6(virtual_v6(&id_of("web.shop")))] {
+    for address in [IpAddr::V4(web), IpAddr::V6(Ranges::USUAL.virtual_v6(&id_of("web.shop")))] {
         let answer = world.exchange(&wire(&question(reverse(address), RecordType::PTR))).await;
         assert!(
             matches!(&answer.answers[..], [record] if matches!(&record.data, RData::PTR(ptr) if ptr.0.to_ascii() == "web.shop.sal.internal.")),

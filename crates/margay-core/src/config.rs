@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use crate::key::HostSecret;
+use crate::ranges::Ranges;
 
 /// Identity and bounds of one core.
 pub struct Config {
@@ -19,6 +20,8 @@ pub struct Config {
     pub datagram_max: u16,
     /// Addresses of this host.
     pub local_addresses: Vec<IpAddr>,
+    /// Its virtual ones.
+    pub ranges: Ranges,
     /// The bounds.
     pub limits: Limits,
 }

@@ -17,7 +17,7 @@ use margay_wire::{FlowId, Message};
 use crate::config::Limits;
 use crate::entry::Tuple;
 use crate::lifetime::Lifetime;
-use crate::name::{Prefix, ServiceId, is_virtual};
+use crate::name::{Prefix, ServiceId};
 use crate::output::{AppVerdict, DropReason};
 use crate::packet::{self, AppPacket, Parsed, Unreachable};
 use crate::sal::Sal;
@@ -395,7 +395,8 @@ impl Sal {
     /// Whether what is sent there would leave this host, and come to one.
     fn may_lead_to(&self, address: SocketAddr) -> bool {
         let ip = address.ip();
-        let is_nobody = ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || is_virtual(ip);
+        let is_nobody =
+            ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || self.config.ranges.is_virtual(ip);
         let is_broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
         address.port() != 0 && !is_nobody && !is_broadcast && !self.has_address(ip)
     }

@@ -182,6 +182,7 @@ mod tests {
             router,
             datagram_max: 1400,
             local_addresses: Vec::new(),
+            ranges: crate::Ranges::USUAL,
             limits: Limits::default(),
         };
         Sal::new(config, Instant::ZERO, 0, [2; 32])

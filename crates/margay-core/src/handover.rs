@@ -665,6 +665,7 @@ pub(crate) mod tests {
             router: false,
             datagram_max: 1472,
             local_addresses: Vec::new(),
+            ranges: crate::Ranges::USUAL,
             limits,
         };
         Sal::new(config, Instant::ZERO, 0, [7; 32])

@@ -4,7 +4,7 @@
 //! The address stands for the instance as a hint, not as a promise: where it does not answer, the flow goes to whoever serves the
 //! name now.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::IpAddr;
 
 use margay_wire::FlowId;
 
@@ -16,13 +16,6 @@ use crate::table::{NextHop, Resolution};
 use crate::time::Instant;
 use crate::way::Sender;
 
-/// Instances' IPv4 addresses: 198.19.0.0/18. The rest of 198.19.0.0/16 stands for clients.
-const FIRST_V4: u32 = 0xc613_0000;
-const COUNT_V4: u32 = 0x4000;
-/// Instances' IPv6 addresses: authority block 0, last 32 bits with the top bits 01.
-const FIRST_V6: u128 = 0xfd5a_4c00_0000_0000_0000_0000_4000_0000;
-const COUNT_V6: u32 = 0x4000_0000;
-
 /// An instance that has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
@@ -30,24 +23,6 @@ pub struct Instance {
     pub service: ServiceId,
     /// Its host.
     pub next_hop: NextHop,
-}
-
-/// The address that number `n` of a family stands for; numbers wrap.
-pub fn instance_address(v4: bool, n: u32) -> IpAddr {
-    if v4 {
-        // .0.0 looks like a network's address.
-        Ipv4Addr::from(FIRST_V4 + 1 + n % (COUNT_V4 - 1)).into()
-    } else {
-        Ipv6Addr::from(FIRST_V6 + u128::from(n % COUNT_V6)).into()
-    }
-}
-
-/// Whether an address can only be an instance's.
-pub fn is_instance_address(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => u32::from(v4) & !(COUNT_V4 - 1) == FIRST_V4,
-        IpAddr::V6(v6) => u128::from(v6) & !u128::from(COUNT_V6 - 1) == FIRST_V6,
-    }
 }
 
 impl Sal {
@@ -90,26 +65,5 @@ impl Sal {
             self.send_syn(now, id);
         }
         found.is_some()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::name::{HOST_V4, HOST_V6, is_virtual};
-
-    #[test]
-    fn instances_addresses_are_virtual_and_no_others() {
-        for v4 in [true, false] {
-            for n in [0, 1, 0x3ffe, 0x3fff, u32::MAX] {
-                let address = instance_address(v4, n);
-                assert!(is_instance_address(address) && is_virtual(address), "{address}");
-                assert_eq!(address.is_ipv4(), v4);
-            }
-        }
-        for other in ["198.18.0.9", "198.19.64.1", "fd5a:4c00::8000:1", "fd5a:4c00:1::4000:1"] {
-            assert!(!is_instance_address(other.parse().expect("literal")), "{other}");
-        }
-        assert!(!is_instance_address(HOST_V4.into()) && !is_instance_address(HOST_V6.into()));
     }
 }

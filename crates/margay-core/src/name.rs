@@ -1,27 +1,11 @@
-//! Names of services (DESIGN §5): 256 bits, how people write them, and the virtual addresses that stand for them on a
-//! host.
+//! Names of services (DESIGN §5): 256 bits, and how people write them.
 
 use alloc::string::{String, ToString};
 use core::fmt;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
 use crate::key::{VerifyingKey, to_hex};
 
-/// The host's own virtual IPv4 address on `sal0`: the same on every host.
-pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-/// Where a host's DNS responder answers, and the host's own address towards it. The same on every host.
-pub const RESPONDER_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
-/// See [`RESPONDER_V4`].
-pub const RESPONDER_CLIENT_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 3);
-/// The host's own virtual IPv6 address on `sal0`: authority block 0.
-pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 1);
-/// First four bytes of every virtual IPv6 address: a /32.
-pub const PREFIX_V6: [u8; 4] = [0xfd, 0x5a, 0x4c, 0x00];
-/// What every virtual IPv4 address begins with, and how: 198.18.0.0/15.
-pub const PREFIX_V4: [u8; 4] = [198, 18, 0, 0];
-/// Its mask.
-pub const MASK_V4: [u8; 4] = [255, 254, 0, 0];
 /// Bits of an authority.
 pub const AUTHORITY_BITS: u16 = 64;
 /// Bits of a service.
@@ -343,35 +327,9 @@ fn parse_sid(text: &str, rest: &str) -> Result<Prefix, NameError> {
     Ok(Prefix::new(ServiceId(id), bits))
 }
 
-/// The computed IPv6 address of a name's first 96 bits.
-pub fn virtual_v6(service: &ServiceId) -> Ipv6Addr {
-    let mut octets = [0; 16];
-    octets[..4].copy_from_slice(&PREFIX_V6);
-    octets[4..].copy_from_slice(&service.0[..12]);
-    octets.into()
-}
-
 /// Whether a name's bits are all in its computed IPv6 address, so that it needs no lease there.
 pub fn is_computable(service: &ServiceId) -> bool {
     service.tail().iter().all(|byte| *byte == 0) && service.authority() != [0; 8]
-}
-
-/// The name that a computed address spells out. `None` for other addresses, and for authority block 0, which is the
-/// agents' own.
-pub fn service_of_v6(address: Ipv6Addr) -> Option<ServiceId> {
-    let octets = address.octets();
-    let mut id = [0; 32];
-    id[..12].copy_from_slice(&octets[4..]);
-    let service = ServiceId(id);
-    (octets[..4] == PREFIX_V6 && service.authority() != [0; 8]).then_some(service)
-}
-
-/// Whether an address belongs to Margay's own ranges, 198.18.0.0/15 and fd5a:4c00::/32.
-pub fn is_virtual(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => u32::from(v4) & u32::from_be_bytes(MASK_V4) == u32::from_be_bytes(PREFIX_V4),
-        IpAddr::V6(v6) => v6.octets()[..4] == PREFIX_V6,
-    }
 }
 
 #[cfg(test)]
@@ -443,16 +401,6 @@ mod tests {
         assert!(prefix.contains(&ServiceId([0xff; 32])));
         assert!(Prefix::default().covers(&prefix) && !prefix.covers(&Prefix::default()));
         assert!(Prefix::default().overlaps(&prefix) && prefix.overlaps(&Prefix::default()));
-    }
-
-    #[test]
-    fn computed_addresses_go_both_ways_but_block_zero_is_ours() {
-        let web = name("web.shop").service_id();
-        assert_eq!(service_of_v6(virtual_v6(&web)), Some(web));
-        assert_eq!(service_of_v6(HOST_V6), None);
-        assert!(is_virtual(HOST_V6.into()) && is_virtual(HOST_V4.into()));
-        assert!(is_virtual(Ipv4Addr::new(198, 19, 255, 255).into()));
-        assert!(!is_virtual(Ipv4Addr::new(198, 20, 0, 1).into()));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::instance::Instance;
 use crate::key::HostId;
 use crate::lifetime::Lifetimes;
 use crate::location::LocationTable;
-use crate::name::{Prefix, ServiceId, service_of_v6};
+use crate::name::{Prefix, ServiceId};
 use crate::notice::Notices;
 use crate::output::{AppVerdict, Direction, DropReason, Output};
 use crate::packet::{self, Parsed, Unreachable};
@@ -475,7 +475,7 @@ impl Sal {
             return Some(instance.service);
         }
         match address {
-            IpAddr::V6(address) => service_of_v6(address),
+            IpAddr::V6(address) => self.config.ranges.service_of_v6(address),
             IpAddr::V4(_) => None,
         }
     }

@@ -1,16 +1,11 @@
 //! The virtual five-tuple that a responder gives a flow (DESIGN §5, §18): the client's real address where the host can take
 //! it, else a surrogate from a pool that nothing else uses.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::net::{IpAddr, SocketAddr};
 
 use crate::entry::Tuple;
-use crate::name::{HOST_V4, HOST_V6, is_virtual};
+use crate::ranges::Ranges;
 
-/// Surrogate IPv4 addresses: 198.19.64.0 to 198.19.255.254; those below stand for instances.
-const SURROGATES_V4: u32 = 0xc613_4000;
-const SURROGATES_V4_COUNT: u32 = 0xbfff;
-/// Surrogate IPv6 addresses: authority block 0, last 32 bits with the top bit set.
-const SURROGATES_V6: u128 = 0xfd5a_4c00_0000_0000_0000_0000_8000_0000;
 /// Other ports that are tried before a surrogate is taken.
 const PORT_TRIES: u16 = 32;
 const SURROGATE_TRIES: u32 = 256;
@@ -31,40 +26,44 @@ pub(crate) struct Place {
 impl Place {
     /// Where packets to it are delivered: the host's virtual address for a wildcard, and for connections to a socket that is
     /// looked up; else the listener's own. A datagram socket answers from where it is bound.
-    fn local_side(self, protocol: u8) -> SocketAddr {
+    fn local_side(self, protocol: u8, ranges: Ranges) -> SocketAddr {
         let Self { listener, is_looked_up } = self;
         match listener.ip() {
             ip if !(ip.is_unspecified() || is_looked_up && protocol == TCP) => listener,
-            IpAddr::V4(_) => SocketAddr::new(HOST_V4.into(), listener.port()),
-            IpAddr::V6(_) => SocketAddr::new(HOST_V6.into(), listener.port()),
+            IpAddr::V4(_) => SocketAddr::new(ranges.host_v4().into(), listener.port()),
+            IpAddr::V6(_) => SocketAddr::new(ranges.host_v6().into(), listener.port()),
         }
     }
 }
 
 /// Whether a packet from `address` to `local_side` could be delivered here as coming from a stranger.
-fn is_presentable(protocol: u8, address: IpAddr, local_side: IpAddr, local: &[IpAddr]) -> bool {
+fn is_presentable(protocol: u8, address: IpAddr, local_side: IpAddr, own: Own<'_>) -> bool {
     // A datagram socket that is bound to no address answers from the address of whatever interface leads to its peer: only
     // a surrogate leads to sal0. A connection keeps the address at which it was accepted.
     let answers_from_where_it_was_asked = protocol == TCP;
     let same_family = address.is_ipv4() == local_side.is_ipv4();
     // Replies to a real address reach sal0 only through the rule on the virtual local address.
-    let answers_by_sal0 = local_side == IpAddr::V4(HOST_V4) || local_side == IpAddr::V6(HOST_V6);
-    answers_from_where_it_was_asked
-        && same_family
-        && answers_by_sal0
-        && !address.is_loopback()
-        && !address.is_unspecified()
-        && !address.is_multicast()
-        && !is_virtual(address)
-        && !local.contains(&address)
+    let answers_by_sal0 = own.ranges.is_host(local_side);
+    answers_from_where_it_was_asked && same_family && answers_by_sal0 && own.is_strangers(address)
 }
 
-fn surrogate(v4: bool, n: u32) -> IpAddr {
-    if v4 {
-        // .255.255 looks like a broadcast address.
-        Ipv4Addr::from(SURROGATES_V4 + n % SURROGATES_V4_COUNT).into()
-    } else {
-        Ipv6Addr::from(SURROGATES_V6 + u128::from(n & 0x7fff_ffff)).into()
+/// A host as its own listeners know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Own<'a> {
+    /// Its addresses.
+    pub local: &'a [IpAddr],
+    /// Its virtual ones.
+    pub ranges: Ranges,
+}
+
+impl Own<'_> {
+    /// Whether an address can only be another host's.
+    fn is_strangers(self, address: IpAddr) -> bool {
+        !address.is_loopback()
+            && !address.is_unspecified()
+            && !address.is_multicast()
+            && !self.ranges.is_virtual(address)
+            && !self.local.contains(&address)
     }
 }
 
@@ -88,44 +87,44 @@ pub(crate) fn responder_tuple(
     protocol: u8,
     client: SocketAddr,
     place: Place,
-    local: &[IpAddr],
+    own: Own<'_>,
     random: u32,
     is_taken: impl Fn(&Tuple) -> bool,
 ) -> Option<Tuple> {
-    let source = place.local_side(protocol);
+    let source = place.local_side(protocol, own.ranges);
     let free = |destination: SocketAddr| {
         let tuple = Tuple { protocol, source, destination };
         (!is_taken(&tuple)).then_some(tuple)
     };
-    if is_presentable(protocol, client.ip(), source.ip(), local) {
+    if is_presentable(protocol, client.ip(), source.ip(), own) {
         let ports = core::iter::once(client.port()).chain(other_ports(random));
         if let Some(tuple) = ports.filter(|port| *port != 0).find_map(|port| free(SocketAddr::new(client.ip(), port))) {
             return Some(tuple);
         }
     }
     let port = client.port().max(1);
-    (0..SURROGATE_TRIES).find_map(|n| free(SocketAddr::new(surrogate(source.is_ipv4(), random.wrapping_add(n)), port)))
+    let surrogate = |n| own.ranges.surrogate(source.is_ipv4(), random.wrapping_add(n));
+    (0..SURROGATE_TRIES).find_map(|n| free(SocketAddr::new(surrogate(n), port)))
 }
 
 /// The client's real address, where the host's programs can be shown it in the place of the surrogate that their datagrams come from.
 /// `claimed` is the address that the client has by its own word: behind an address translator the port that it has here is another's.
-pub(crate) fn shown(client: SocketAddr, claimed: IpAddr, tuple: &Tuple, local: &[IpAddr]) -> Option<IpAddr> {
+pub(crate) fn shown(client: SocketAddr, claimed: IpAddr, tuple: &Tuple, own: Own<'_>) -> Option<IpAddr> {
     let address = client.ip();
     let stands_for_it = tuple.protocol == UDP
-        && is_virtual(tuple.destination.ip())
+        && own.ranges.is_virtual(tuple.destination.ip())
         && tuple.destination.port() == client.port()
         && tuple.destination.is_ipv4() == address.is_ipv4();
-    let is_strangers = !address.is_loopback()
-        && !address.is_unspecified()
-        && !address.is_multicast()
-        && !is_virtual(address)
-        && !local.contains(&address);
-    (stands_for_it && is_strangers && claimed == address).then_some(address)
+    (stands_for_it && own.is_strangers(address) && claimed == address).then_some(address)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const fn own(local: &[IpAddr]) -> Own<'_> {
+        Own { local, ranges: Ranges::USUAL }
+    }
 
     fn address(text: &str) -> SocketAddr {
         text.parse().expect("literal")
@@ -141,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_stranger_keeps_its_address_and_port() {
-        let tuple = responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), &[], 9, |_| false);
+        let tuple = responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), own(&[]), 9, |_| false);
         let tuple = tuple.expect("free");
         assert_eq!(tuple.destination, address("10.0.1.5:4000"));
         assert_eq!(tuple.source, address("198.18.0.1:80"));
@@ -150,7 +149,8 @@ mod tests {
     #[test]
     fn a_taken_port_gives_another_port_of_the_same_address() {
         let taken = |tuple: &Tuple| tuple.destination.port() == 4000;
-        let tuple = responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), &[], 9, taken).expect("free");
+        let tuple =
+            responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), own(&[]), 9, taken).expect("free");
         assert_eq!(tuple.destination.ip(), address("10.0.1.5:1").ip());
         assert_ne!(tuple.destination.port(), 4000);
     }
@@ -163,28 +163,29 @@ mod tests {
             ("10.0.1.5:4000", "10.0.0.2:80", "198.18.0.1:80"),
             ("[fd00::9]:4000", "[fd00::2]:80", "[fd5a:4c00::1]:80"),
         ] {
-            let tuple = responder_tuple(6, address(client), looked_up(listener), &[], 9, |_| false).expect("free");
+            let tuple = responder_tuple(6, address(client), looked_up(listener), own(&[]), 9, |_| false).expect("free");
             assert_eq!((tuple.source, tuple.destination), (address(source), address(client)));
         }
-        let private = responder_tuple(6, address("10.0.1.5:4000"), place("198.18.0.1:80"), &[], 9, |_| false);
+        let private = responder_tuple(6, address("10.0.1.5:4000"), place("198.18.0.1:80"), own(&[]), 9, |_| false);
         assert_eq!(private.expect("free").destination, address("10.0.1.5:4000"), "it is there already");
         let (client, listener) = (address("10.0.1.5:4000"), looked_up("127.0.0.1:53"));
-        let tuple = responder_tuple(17, client, listener, &[], 9, |_| false).expect("free");
+        let tuple = responder_tuple(17, client, listener, own(&[]), 9, |_| false).expect("free");
         assert_eq!(tuple.source, listener.listener, "a datagram socket answers from where it is bound");
     }
 
     #[test]
     fn own_addresses_other_families_and_bound_listeners_get_surrogates() {
-        let own = ["10.0.1.5".parse().expect("literal")];
+        let of_host = ["10.0.1.5".parse().expect("literal")];
         for (client, listener, local) in [
-            ("10.0.1.5:4000", "0.0.0.0:80", &own[..]),
+            ("10.0.1.5:4000", "0.0.0.0:80", &of_host[..]),
             ("127.0.0.1:4000", "0.0.0.0:80", &[][..]),
             ("10.0.1.5:4000", "[::]:80", &[][..]),
             ("[fd00::9]:4000", "0.0.0.0:80", &[][..]),
             ("10.0.1.5:4000", "10.0.0.2:80", &[][..]),
         ] {
-            let tuple = responder_tuple(6, address(client), place(listener), local, 70_000, |_| false).expect("free");
-            assert!(is_virtual(tuple.destination.ip()), "{client} to {listener} gave {tuple}");
+            let tuple =
+                responder_tuple(6, address(client), place(listener), own(local), 70_000, |_| false).expect("free");
+            assert!(Ranges::USUAL.is_virtual(tuple.destination.ip()), "{client} to {listener} gave {tuple}");
             assert_eq!(tuple.destination.port(), 4000);
             assert_eq!(tuple.source.is_ipv4(), tuple.destination.is_ipv4());
         }
@@ -193,30 +194,30 @@ mod tests {
     #[test]
     fn a_datagram_comes_from_where_answers_find_back() {
         let tuple =
-            responder_tuple(17, address("10.0.1.5:4000"), place("0.0.0.0:53"), &[], 9, |_| false).expect("free");
-        assert!(is_virtual(tuple.destination.ip()), "{tuple}");
+            responder_tuple(17, address("10.0.1.5:4000"), place("0.0.0.0:53"), own(&[]), 9, |_| false).expect("free");
+        assert!(Ranges::USUAL.is_virtual(tuple.destination.ip()), "{tuple}");
         assert_eq!(tuple.source, address("198.18.0.1:53"));
     }
 
     #[test]
     fn a_datagram_servers_program_is_shown_the_client_unless_that_would_mislead_it() {
         let (client, listener) = (address("10.0.1.5:4000"), place("0.0.0.0:53"));
-        let tuple = responder_tuple(17, client, listener, &[], 9, |_| false).expect("free");
-        let own = client.ip();
-        assert_eq!(shown(client, own, &tuple, &[]), Some(own));
+        let tuple = responder_tuple(17, client, listener, own(&[]), 9, |_| false).expect("free");
+        let real = client.ip();
+        assert_eq!(shown(client, real, &tuple, own(&[])), Some(real));
         let other: IpAddr = "192.168.0.5".parse().expect("literal");
-        assert_eq!(shown(client, other, &tuple, &[]), None, "behind a translator");
-        assert_eq!(shown(client, own, &tuple, &[own]), None, "this very host");
-        let v6 = responder_tuple(17, client, place("[::]:53"), &[], 9, |_| false).expect("free");
-        assert_eq!(shown(client, own, &v6, &[]), None, "the socket answers by the other family");
-        let tcp = responder_tuple(6, client, listener, &[], 9, |_| false).expect("free");
-        assert_eq!(shown(client, own, &tcp, &[]), None, "it has that address already");
+        assert_eq!(shown(client, other, &tuple, own(&[])), None, "behind a translator");
+        assert_eq!(shown(client, real, &tuple, own(&[real])), None, "this very host");
+        let v6 = responder_tuple(17, client, place("[::]:53"), own(&[]), 9, |_| false).expect("free");
+        assert_eq!(shown(client, real, &v6, own(&[])), None, "the socket answers by the other family");
+        let tcp = responder_tuple(6, client, listener, own(&[]), 9, |_| false).expect("free");
+        assert_eq!(shown(client, real, &tcp, own(&[])), None, "it has that address already");
     }
 
     #[test]
     fn another_port_is_another_one_of_the_same_client() {
         let before =
-            responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), &[], 9, |_| false).expect("free");
+            responder_tuple(6, address("10.0.1.5:4000"), place("0.0.0.0:80"), own(&[]), 9, |_| false).expect("free");
         for random in 0..100 {
             let other = other_port(&before, random, |_| false).expect("free");
             assert_ne!(other, before);
@@ -227,6 +228,6 @@ mod tests {
 
     #[test]
     fn when_everything_is_taken_there_is_no_tuple() {
-        assert!(responder_tuple(17, address("10.0.1.5:4000"), place("0.0.0.0:80"), &[], 1, |_| true).is_none());
+        assert!(responder_tuple(17, address("10.0.1.5:4000"), place("0.0.0.0:80"), own(&[]), 1, |_| true).is_none());
     }
 }

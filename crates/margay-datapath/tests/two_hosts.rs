@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use margay_core::entry::{GRANT_RECORD_LEN, GrantKey};
-use margay_core::{Direction, Grant, PathId, Role, Tuple};
+use margay_core::{Direction, Grant, PathId, Ranges, Role, Tuple};
 use margay_datapath::direct::{Route, Routing};
 use margay_datapath::kernel::{CacheConfig, Interface, KernelCache, WireFlow, WirePath};
 use margay_datapath::{Counters, Datapath, DatapathConfig, Error, clock};
@@ -324,6 +324,7 @@ fn an_end_that_nobody_was_told_of_is_found() {
                 in_place: false,
                 pin_dir: place,
                 flow_ports: 61_000..=61_999,
+                ranges: Ranges::USUAL,
                 flows_max: 16,
             };
             let [used, other] = [0, 1].map(|_| KernelCache::open(&config).unwrap());
@@ -423,6 +424,7 @@ fn opened_cache(host: &Host, pin_dir: PathBuf, are_lost: bool) -> Opened {
             in_place: false,
             pin_dir,
             flow_ports: 61_000..=61_999,
+            ranges: Ranges::USUAL,
             flows_max: 16,
         };
         let used = KernelCache::open(&config).unwrap();

@@ -11,11 +11,11 @@ use std::thread;
 use std::time::Instant as Stopwatch;
 
 use margay_core::key::HostSecret;
-use margay_core::name::{Name, Prefix, ServiceId, virtual_v6};
+use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
-use margay_core::{Cipher, Config, DropReason, Event, FlowInfo, Lifecycle, Limits, Sal};
+use margay_core::{Cipher, Config, DropReason, Event, FlowInfo, Lifecycle, Limits, Ranges, Sal};
 use margay_datapath::segments::Segment;
 use margay_datapath::{Datapath, DatapathConfig, clock, seal};
 use margay_wire::Kind;
@@ -49,6 +49,7 @@ fn start(host: &Host, number: u8) -> (Datapath, Receiver<Event>) {
             router: false,
             datagram_max: 1472,
             local_addresses: vec![Ipv4Addr::new(10, 77, 0, number).into()],
+            ranges: Ranges::USUAL,
             limits: Limits::default(),
         };
         let sal = Sal::new(config, clock::now(), UNIX_S, [number + 100; 32]);
@@ -165,7 +166,7 @@ fn connections_by_name() {
             let listener: SocketAddr = listener.parse().unwrap();
             let network = network(listener);
             let server = serve(&network, listener, 12);
-            for to in [IpAddr::from(WEB_V4), virtual_v6(&service("web.shop")).into()] {
+            for to in [IpAddr::from(WEB_V4), Ranges::USUAL.virtual_v6(&service("web.shop")).into()] {
                 for at in 0..6 {
                     let stream = network.hosts[0]
                         .run(move || TcpStream::connect_timeout(&SocketAddr::new(to, 80), PATIENCE).unwrap());

@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use margay_core::handover::HandoverRecord;
 use margay_core::key::HostSecret;
-use margay_core::name::{HOST_V4, HOST_V6, ServiceId};
+use margay_core::name::ServiceId;
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
 use margay_core::{
-    AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, Instant, Limits, Output, Role, Sal, Tuple,
+    AppVerdict, Config, DirectEvent, Direction, Event, FlowInfo, Instant, Limits, Output, Ranges, Role, Sal, Tuple,
 };
 use margay_wire::{FENCE, FlowId, Kind, Message, PORT};
 
@@ -33,6 +33,8 @@ pub struct Start {
     pub boot: u8,
     /// Whether it forwards for others.
     pub router: bool,
+    /// Its virtual addresses.
+    pub ranges: Ranges,
 }
 
 /// What a host gives to the network.
@@ -100,6 +102,7 @@ impl Host {
             router: start.router,
             datagram_max: 1472,
             local_addresses: addresses.clone(),
+            ranges: start.ranges,
             limits,
         };
         Self {
@@ -122,6 +125,11 @@ impl Host {
             limits,
             next_port: 30_000,
         }
+    }
+
+    /// Its virtual addresses.
+    pub const fn ranges(&self) -> Ranges {
+        self.start.ranges
     }
 
     /// The host's public key.
@@ -187,7 +195,8 @@ impl Host {
 
     fn fresh_tuple(&mut self, to: SocketAddr) -> Tuple {
         self.next_port += 1;
-        let own: IpAddr = if to.is_ipv4() { HOST_V4.into() } else { HOST_V6.into() };
+        let ranges = self.ranges();
+        let own: IpAddr = if to.is_ipv4() { ranges.host_v4().into() } else { ranges.host_v6().into() };
         Tuple { protocol: 6, source: SocketAddr::new(own, self.next_port), destination: to }
     }
 

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use margay_core::name::{Name, ServiceId, virtual_v6};
+use margay_core::name::{Name, ServiceId};
 use margay_core::segment::SEGMENT;
 use margay_core::table::Allow;
-use margay_core::{AppVerdict, AssociationSetup, Instant, Limits, Tuple};
+use margay_core::{AppVerdict, AssociationSetup, Instant, Limits, Ranges, Tuple};
 use margay_wire::PORT;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -45,6 +45,8 @@ pub struct World {
     pub direct_recording: Option<Vec<(SocketAddr, SocketAddr, Vec<u8>)>>,
     /// Bounds of hosts made from now on.
     pub limits: Limits,
+    /// Virtual addresses of hosts made from now on.
+    pub ranges: Ranges,
 }
 
 impl World {
@@ -61,6 +63,7 @@ impl World {
             recording: None,
             direct_recording: None,
             limits: Limits::default(),
+            ranges: Ranges::USUAL,
         }
     }
 
@@ -79,7 +82,7 @@ impl World {
     pub fn add_host(&mut self, router: bool) -> HostId {
         let id = HostId(self.hosts.len());
         let address = IpAddr::V4(Ipv4Addr::new(10, 0, (id.0 >> 8) as u8, id.0 as u8 + 1));
-        let start = Start { key_seed: self.seed(), epoch: 1, boot: 1, router };
+        let start = Start { key_seed: self.seed(), epoch: 1, boot: 1, router, ranges: self.ranges };
         self.start_host(id, address, start);
         id
     }
@@ -195,7 +198,7 @@ impl World {
     /// Starts a client on `host` towards `name`.
     pub fn connect(&mut self, host: HostId, name: &str) -> usize {
         let now = self.now;
-        let to = SocketAddr::new(virtual_v6(&service(name)).into(), 80);
+        let to = SocketAddr::new(self.hosts[host.0].ranges().virtual_v6(&service(name)).into(), 80);
         self.hosts[host.0].connect(now, to)
     }
 
@@ -239,7 +242,7 @@ impl World {
 
     /// Starts a connection on `host` towards `name` that follows `plan`.
     pub fn connect_stream(&mut self, host: HostId, name: &str, plan: Plan) -> usize {
-        let to = SocketAddr::new(virtual_v6(&service(name)).into(), 80);
+        let to = SocketAddr::new(self.hosts[host.0].ranges().virtual_v6(&service(name)).into(), 80);
         self.hosts[host.0].connect_stream(self.now, to, plan)
     }
 

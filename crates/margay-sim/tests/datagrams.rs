@@ -4,10 +4,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use margay_core::instance::{Instance, instance_address};
-use margay_core::name::{HOST_V6, virtual_v6};
+use margay_core::instance::Instance;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
-use margay_core::{Carriage, FlowInfo, Instant};
+use margay_core::{Carriage, FlowInfo, Instant, Ranges};
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Weather, World};
 use margay_wire::PORT;
@@ -28,11 +27,11 @@ struct Talk {
 }
 
 fn here(port: u16) -> SocketAddr {
-    SocketAddr::new(HOST_V6.into(), port)
+    SocketAddr::new(Ranges::USUAL.host_v6().into(), port)
 }
 
 fn there() -> SocketAddr {
-    SocketAddr::new(virtual_v6(&service(NAME)).into(), PORT_OF_SERVICE)
+    SocketAddr::new(Ranges::USUAL.virtual_v6(&service(NAME)).into(), PORT_OF_SERVICE)
 }
 
 fn talk(seed: u64) -> Talk {
@@ -210,7 +209,7 @@ fn instance(talk: &mut Talk, n: u32, host: HostId) -> SocketAddr {
     let (address, key) = (talk.world.host(host).address, talk.world.host(host).public_key());
     let id = margay_core::key::HostPublic(key).id();
     let next_hop = NextHop { address: SocketAddr::new(address, PORT), host: Some(id), router: false };
-    let virtual_address = instance_address(false, n);
+    let virtual_address = Ranges::USUAL.instance(false, n);
     let instance = Instance { service: service(NAME), next_hop };
     let client = talk.client;
     talk.world.host(client).sal.bind_instance(virtual_address, instance);

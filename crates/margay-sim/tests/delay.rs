@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use margay_core::delay::{Answer, HELD_TIMEOUT, Question, ResolverId};
-use margay_core::name::{HOST_V6, Prefix, virtual_v6};
+use margay_core::name::Prefix;
 use margay_core::table::{Action, Allow, NextHop, Outcome as Said, Rule, RuleId};
-use margay_core::{AppVerdict, DropReason, Limits};
+use margay_core::{AppVerdict, DropReason, Limits, Ranges};
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Outcome, Weather, World};
 
@@ -241,8 +241,8 @@ fn alone(limits: Limits) -> (World, HostId) {
 }
 
 fn datagram(name: &str, port: u16, data: &[u8]) -> Datagram {
-    let to = (virtual_v6(&service(name)), 53).into();
-    Datagram::new((HOST_V6, port).into(), to, data)
+    let to = (Ranges::USUAL.virtual_v6(&service(name)), 53).into();
+    Datagram::new((Ranges::USUAL.host_v6(), port).into(), to, data)
 }
 
 #[test]

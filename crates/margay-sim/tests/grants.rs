@@ -6,7 +6,7 @@ use std::time::Duration;
 use margay_core::certificate::Revocation;
 use margay_core::handover::HandoverRecord;
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{Carriage, DropReason, Event, FlowInfo, Tuple, Why};
+use margay_core::{Carriage, DropReason, Event, FlowInfo, Ranges, Tuple, Why};
 use margay_sim::check::{ends_agree, no_request_met, nothing_left_over, paths_agree};
 use margay_sim::host::{Host, Start};
 use margay_sim::stream::{Plan, State};
@@ -625,7 +625,7 @@ fn start_again(world: &mut World, host: HostId, kept: &[u8], records: &[Handover
     let (streams, listeners) = (std::mem::take(&mut old.streams), std::mem::take(&mut old.listeners));
     let (kernel, grants) = (old.cache.kernel.take(), std::mem::take(&mut old.cache.grants));
     let (address, key_seed) = (old.address, old.key_seed());
-    world.start_host(host, address, Start { key_seed, epoch: 2, boot: 1, router: false });
+    world.start_host(host, address, Start { key_seed, epoch: 2, boot: 1, router: false, ranges: Ranges::USUAL });
     let new = world.host(host);
     (new.streams, new.listeners, new.cache.kernel) = (streams, listeners, kernel);
     new.sal.take_up_associations(now, kept).expect("kept whole");

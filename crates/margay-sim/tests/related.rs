@@ -4,9 +4,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use margay_core::name::{HOST_V6, virtual_v6};
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{AppVerdict, DropReason, FlowInfo, Instant, Lifecycle};
+use margay_core::{AppVerdict, DropReason, FlowInfo, Instant, Lifecycle, Ranges};
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Weather, World};
 use margay_wire::{Kind, PORT};
@@ -44,11 +43,11 @@ fn shop(seed: u64) -> Shop {
 }
 
 fn here(port: u16) -> SocketAddr {
-    SocketAddr::new(HOST_V6.into(), port)
+    SocketAddr::new(Ranges::USUAL.host_v6().into(), port)
 }
 
 fn there(port: u16) -> SocketAddr {
-    SocketAddr::new(virtual_v6(&service(NAME)).into(), port)
+    SocketAddr::new(Ranges::USUAL.virtual_v6(&service(NAME)).into(), port)
 }
 
 /// The client asks from port 4000; gives whom the server saw.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use margay_core::key::HostPublic;
 use margay_core::name::Prefix;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
-use margay_core::{DropReason, Event, Instant, Limits, RemoveReason};
+use margay_core::{DropReason, Event, Instant, Limits, Ranges, RemoveReason};
 use margay_sim::check::{all_ended_within, ends_agree, nothing_left_over};
 use margay_sim::host::Start;
 use margay_sim::stream::Plan;
@@ -321,7 +321,7 @@ fn a_router_that_has_started_waits_longer_for_hosts_that_were_there_before() {
         world.publish(router, server, "web.shop", 1);
         let (address, key_seed) = (world.host(router).address, world.host(router).key_seed());
         let kept = world.host(router).sal.keep_associations();
-        world.start_host(router, address, Start { key_seed, epoch: 2, boot: 1, router: true });
+        world.start_host(router, address, Start { key_seed, epoch: 2, boot: 1, router: true, ranges: Ranges::USUAL });
         let now = world.now;
         let sal = &mut world.host(router).sal;
         sal.take_up_associations(now, &kept).expect("kept whole");
@@ -493,7 +493,7 @@ fn a_peer_that_rebooted_resets_the_flows_of_its_older_boot() {
     });
     let instance = instance.expect("one of the two");
     let (address, old_seed) = (shop.world.host(instance).address, key_seed_of(&mut shop.world, instance));
-    let start = Start { key_seed: old_seed, epoch: 2, boot: 2, router: false };
+    let start = Start { key_seed: old_seed, epoch: 2, boot: 2, router: false, ranges: Ranges::USUAL };
     shop.world.start_host(instance, address, start);
     shop.world.register(shop.router, instance);
     shop.world.host(instance).serve(service("web.shop"), 80, 9, Allow::Any);
@@ -569,7 +569,11 @@ fn a_restarted_agent_ends_flows_of_its_older_start_cleanly() {
         shop.instances.into_iter().find(|id| shop.world.host(*id).address == remote.ip()).expect("one of two");
     let (address, key_seed) = (shop.world.host(instance).address, shop.world.host(instance).key_seed());
     let kept = shop.world.host(instance).sal.keep_associations();
-    shop.world.start_host(instance, address, Start { key_seed, epoch: 2, boot: 1, router: false });
+    shop.world.start_host(
+        instance,
+        address,
+        Start { key_seed, epoch: 2, boot: 1, router: false, ranges: Ranges::USUAL },
+    );
     let now = shop.world.now;
     assert_eq!(shop.world.host(instance).sal.take_up_associations(now, &kept), Ok(2));
     shop.world.run_for(2 * SECOND);
@@ -606,7 +610,11 @@ fn a_host_that_lost_everything_is_greeted_and_its_old_flows_are_reset() {
         let instance =
             shop.instances.into_iter().find(|id| shop.world.host(*id).address == remote.ip()).expect("one of two");
         let (address, key_seed) = (shop.world.host(instance).address, shop.world.host(instance).key_seed());
-        shop.world.start_host(instance, address, Start { key_seed, epoch: 2, boot, router: false });
+        shop.world.start_host(
+            instance,
+            address,
+            Start { key_seed, epoch: 2, boot, router: false, ranges: Ranges::USUAL },
+        );
         shop.world.run_for(3 * SECOND);
         assert_eq!(outcome(&mut shop.world, client_host, client), Outcome::Reset, "boot {boot}");
         nothing_left_over(&shop.world).expect("the greeting is over");

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use margay_core::handover::HandoverRecord;
-use margay_core::name::{HOST_V6, virtual_v6};
 use margay_core::table::{Action, Allow, Demux, Rule};
-use margay_core::{Cipher, Event, FlowInfo, Instant, Why};
+use margay_core::{Cipher, Event, FlowInfo, Instant, Ranges, Why};
 use margay_sim::host::Start;
 use margay_sim::stream::Plan;
 use margay_sim::world::service;
@@ -87,7 +86,7 @@ impl Pair {
             records.iter().map(|record| HandoverRecord::decode(&record.encode()).expect("whole")).collect();
         let kept = old.sal.keep_associations();
         let (streams, address, key_seed) = (std::mem::take(&mut old.streams), old.address, old.key_seed());
-        self.world.start_host(host, address, Start { key_seed, epoch, boot: 1, router: false });
+        self.world.start_host(host, address, Start { key_seed, epoch, boot: 1, router: false, ranges: Ranges::USUAL });
         let new = self.world.host(host);
         new.streams = streams;
         new.sal.set_secure(BOTH, false, Vec::new());
@@ -340,7 +339,11 @@ fn a_sealed_flow_needs_the_very_association() {
     keys.association ^= 1;
     let kept = pair.world.host(pair.client).sal.keep_associations();
     let (address, key_seed) = (pair.world.host(pair.client).address, pair.world.host(pair.client).key_seed());
-    pair.world.start_host(pair.client, address, Start { key_seed, epoch: 2, boot: 1, router: false });
+    pair.world.start_host(
+        pair.client,
+        address,
+        Start { key_seed, epoch: 2, boot: 1, router: false, ranges: Ranges::USUAL },
+    );
     let sal = &mut pair.world.host(pair.client).sal;
     sal.set_secure(BOTH, false, Vec::new());
     sal.take_up_associations(Instant::ZERO, &kept).expect("whole");
@@ -368,8 +371,8 @@ fn ask(client: (&[Cipher], bool), server: (&[Cipher], bool)) -> (Vec<Vec<u8>>, u
     let (address, key) = (pair.world.host(pair.server).address, pair.world.host(pair.server).public_key());
     pair.world.host(pair.server).sal.add_rule(Instant::ZERO, name.into(), rule).expect("room");
     pair.world.hosts[0].forward(name.into(), address, Some(key));
-    let own = SocketAddr::new(HOST_V6.into(), 4000);
-    let to = SocketAddr::new(virtual_v6(&name).into(), 53);
+    let own = SocketAddr::new(Ranges::USUAL.host_v6().into(), 4000);
+    let to = SocketAddr::new(Ranges::USUAL.virtual_v6(&name).into(), 53);
     for _ in 0..3 {
         pair.world.say(pair.client, &Datagram::new(own, to, SECRET));
         pair.world.run_for(SECOND);

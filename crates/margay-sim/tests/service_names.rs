@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use margay_core::certificate::{CertificateKind, TrustAnchor};
 use margay_core::key::SigningKey;
-use margay_core::name::{HOST_V6, Prefix, ServiceId, virtual_v6};
+use margay_core::name::{Prefix, ServiceId};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, Rule, SERVICE_PORT};
-use margay_core::{FlowInfo, Instant, Role, Tuple};
+use margay_core::{FlowInfo, Instant, Ranges, Role, Tuple};
 use margay_sim::certificate;
 use margay_sim::world::service;
 use margay_sim::{Datagram, HostId, Outcome, Weather, World};
@@ -55,7 +55,7 @@ impl Shop {
 
     /// A datagram from a port of the client's; gives the server's flow of it.
     fn ask(&mut self, name: &str, port: u16) -> FlowInfo {
-        let tuple = (SocketAddr::new(HOST_V6.into(), port), there(name));
+        let tuple = (SocketAddr::new(Ranges::USUAL.host_v6().into(), port), there(name));
         self.world.send_datagram(self.client, &Datagram::new(tuple.0, tuple.1, b"ask"));
         self.world.run_for(SECOND);
         let asked = self.world.host(self.server).datagrams.pop().expect("delivered").tuple;
@@ -77,7 +77,7 @@ impl Shop {
 }
 
 fn there(name: &str) -> SocketAddr {
-    SocketAddr::new(virtual_v6(&service(name)).into(), SERVICE_PORT)
+    SocketAddr::new(Ranges::USUAL.virtual_v6(&service(name)).into(), SERVICE_PORT)
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_name_under_a_prefix_reaches_whoever_serves_the_prefix() {
     inside.0[31] = 7;
     let lease = "fd5a:4c00::77".parse().expect("literal");
     shop.world.host(shop.client).sal.bind_name(lease, inside);
-    let here = SocketAddr::new(HOST_V6.into(), 4000);
+    let here = SocketAddr::new(Ranges::USUAL.host_v6().into(), 4000);
     shop.world.send_datagram(shop.client, &Datagram::new(here, SocketAddr::new(lease, SERVICE_PORT), b"ask"));
     shop.world.run_for(SECOND);
     let flow = shop.world.host(shop.server).sal.flows().find(|flow| flow.role == Role::Responder).expect("a flow");
@@ -132,7 +132,7 @@ fn a_lease_is_in_use_while_a_flow_goes_there_and_when_a_program_has_tried() {
     for (lease, name) in leases.into_iter().zip(["web.shop", "nobody.shop", "unasked.shop"]) {
         shop.world.host(shop.client).sal.bind_name(lease, service(name));
     }
-    let here = SocketAddr::new(HOST_V6.into(), 4000);
+    let here = SocketAddr::new(Ranges::USUAL.host_v6().into(), 4000);
     for lease in &leases[..2] {
         shop.world.send_datagram(shop.client, &Datagram::new(here, SocketAddr::new(*lease, 53), b"ask"));
     }
@@ -159,8 +159,11 @@ fn both_ends_know_what_the_other_is_called() {
     shop.set_source(4001, own);
     let named = shop.ask("dns.shop", 4001);
     assert_eq!((named.source, shop.peer(server, &named.app)), (Some(own), Some(own)));
-    let of_client =
-        Tuple { protocol: UDP, source: SocketAddr::new(HOST_V6.into(), 4001), destination: there("dns.shop") };
+    let of_client = Tuple {
+        protocol: UDP,
+        source: SocketAddr::new(Ranges::USUAL.host_v6().into(), 4001),
+        destination: there("dns.shop"),
+    };
     assert_eq!(shop.peer(shop.client, &of_client), Some(service("dns.shop")));
     shop.world.host(shop.client).sal.forget_source(UDP, 4001);
     assert_eq!(shop.world.host(shop.client).sal.source_count(), 0);

@@ -42,6 +42,7 @@ impl Stranger {
             router: false,
             datagram_max: 1472,
             local_addresses: vec![at.ip()],
+            ranges: margay_core::Ranges::USUAL,
             limits: Limits::default(),
         };
         let mut sal = Sal::new(config, world.now, 1_800_000_000, seed);

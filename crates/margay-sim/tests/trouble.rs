@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use margay_core::handover::HandoverRecord;
 use margay_core::twin::Twin;
-use margay_core::{Cause, Event, Lifecycle, Pair, Towards, Trouble};
+use margay_core::{Cause, Event, Lifecycle, Pair, Ranges, Towards, Trouble};
 use margay_sim::host::Start;
 use margay_sim::stream::Plan;
 use margay_sim::{HostId, Weather, World};
@@ -147,7 +147,13 @@ fn a_peer_that_missed_a_move_is_told_where_it_asks() {
     assert_eq!(site.flow().remote, Some(SocketAddr::new(address(93), PORT)));
     // Its next start knows only what was before.
     let key_seed = site.world.host(site.client).key_seed();
-    start_again(&mut site.world, site.client, Start { key_seed, epoch: 2, boot: 1, router: false }, &kept, &records);
+    start_again(
+        &mut site.world,
+        site.client,
+        Start { key_seed, epoch: 2, boot: 1, router: false, ranges: Ranges::USUAL },
+        &kept,
+        &records,
+    );
     assert_eq!(site.flow().remote, Some(SocketAddr::new(server, PORT)));
     site.world.run_for(5 * SECOND);
     let before = site.acknowledged().0;
@@ -231,7 +237,11 @@ fn a_host_that_comes_back_with_another_key_is_another_host() {
     for direct in [false, true] {
         let mut site = site(206, steady(), direct, (CHAT, CHAT));
         let (address, former) = (site.world.host(site.server).address, site.world.host(site.server).sal.host());
-        site.world.start_host(site.server, address, Start { key_seed: [77; 32], epoch: 1, boot: 9, router: false });
+        site.world.start_host(
+            site.server,
+            address,
+            Start { key_seed: [77; 32], epoch: 1, boot: 9, router: false, ranges: Ranges::USUAL },
+        );
         site.world.set_direct(site.server, direct);
         let host = site.world.host(site.server).sal.host();
         site.world.run_for(20 * SECOND);
@@ -258,7 +268,13 @@ fn one_key_in_two_places_is_in_one_of_them_at_a_time() {
     let twin = site.world.add_host(false);
     let [here, there] = [site.client, twin].map(|host| site.world.hosts[host.0].address);
     // A copy of the machine, with all that it had, number and all.
-    start_again(&mut site.world, twin, Start { key_seed, epoch: 1, boot: 1, router: false }, &kept, &records);
+    start_again(
+        &mut site.world,
+        twin,
+        Start { key_seed, epoch: 1, boot: 1, router: false, ranges: Ranges::USUAL },
+        &kept,
+        &records,
+    );
     site.world.set_addresses(twin, vec![there]);
     site.world.run_for(SECOND);
     assert_eq!(site.servers_flow().remote, Some(SocketAddr::new(there, PORT)), "the later word");
@@ -299,7 +315,7 @@ fn of_two_hosts_with_one_key_the_elder_stays_and_all_three_are_told() {
     for (seed, epoch) in [(208, 1), (209, 7)] {
         let mut site = site(seed, steady(), false, (CHAT, CHAT));
         let key_seed = site.world.host(site.client).key_seed();
-        let twin = copy_of_client(&mut site, Start { key_seed, epoch, boot: 2, router: false });
+        let twin = copy_of_client(&mut site, Start { key_seed, epoch, boot: 2, router: false, ranges: Ranges::USUAL });
         site.world.run_for(30 * SECOND);
         assert!(!is_connected(&mut site, twin, 0), "epoch {epoch}");
         let places = [site.client, twin].map(|host| SocketAddr::new(site.world.host(host).address, PORT));
@@ -333,7 +349,11 @@ fn a_host_that_was_restored_from_an_older_copy_is_met_anew_within_seconds() {
         let (client, key_seed) = (site.client, site.world.host(site.client).key_seed());
         let mut address = site.world.host(client).address;
         let restart = |site: &mut Site, epoch: u32, boot: u8, address| {
-            site.world.start_host(client, address, Start { key_seed, epoch, boot, router: false });
+            site.world.start_host(
+                client,
+                address,
+                Start { key_seed, epoch, boot, router: false, ranges: Ranges::USUAL },
+            );
             let stream = connect_to_server(site, client);
             site.world.run_for(2 * SECOND);
             is_connected(site, client, stream)

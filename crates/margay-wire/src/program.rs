@@ -56,12 +56,15 @@ pub enum ProgramKind {
     Events = 6,
     /// Something has happened: a reply that nobody asked for, after one to `Events`.
     Event = 7,
+    /// The host's own virtual addresses.
+    Ranges = 8,
 }
 
 impl ProgramKind {
     /// The kind of this number.
     pub fn of(number: u8) -> Option<Self> {
-        let all = [Self::Name, Self::Resolve, Self::Bind, Self::Source, Self::Peer, Self::Events, Self::Event];
+        let all =
+            [Self::Name, Self::Resolve, Self::Bind, Self::Source, Self::Peer, Self::Events, Self::Event, Self::Ranges];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
 }

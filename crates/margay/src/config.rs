@@ -15,11 +15,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use margay_control::registration::Terms;
-use margay_core::Policy;
 use margay_core::name::Prefix;
+use margay_core::{Policy, RangeV4, RangeV6, Ranges};
 use miette::Diagnostic;
 use nix::unistd::{Group, User};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use crate::agent::active::rule::{Offer, Rule, Source};
@@ -63,6 +63,8 @@ pub struct Config {
     pub resolver: Vec<Spanned<ResolverSection>>,
     /// Plain addresses for names whose service has no instance.
     pub fallback: Vec<Spanned<FallbackSection>>,
+    /// Addresses that this host uses for nothing else.
+    pub ranges: RangesSection,
     /// The DNS responder.
     pub dns: DnsSection,
     /// `/metrics`.
@@ -88,6 +90,7 @@ impl Default for Config {
             multihoming: Vec::new(),
             resolver: Vec::new(),
             fallback: Vec::new(),
+            ranges: RangesSection::default(),
             dns: DnsSection::default(),
             metrics: MetricsSection::default(),
             api: None,
@@ -212,7 +215,7 @@ pub struct ServiceSection {
     /// `service.authority`.
     pub name: ServiceName,
     /// Address and port of the listening socket, whosever it is.
-    #[serde(default, deserialize_with = "fields::listen")]
+    #[serde(default, deserialize_with = "fields::some_address_and_port")]
     pub listen: Option<SocketAddr>,
     /// Instead: the program whose sockets serve the name, while they listen.
     #[serde(default, deserialize_with = "fields::some_absolute")]
@@ -344,6 +347,31 @@ pub struct FallbackSection {
     pub address: IpAddr,
 }
 
+/// `[ranges]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RangesSection {
+    /// A /15 of private addresses, which stand for names, for instances and for clients on this host alone.
+    #[serde(serialize_with = "fields::written", deserialize_with = "fields::range_v4")]
+    pub ipv4: RangeV4,
+    /// A /32 of unique local addresses, for the same.
+    #[serde(serialize_with = "fields::written", deserialize_with = "fields::range_v6")]
+    pub ipv6: RangeV6,
+}
+
+impl Default for RangesSection {
+    fn default() -> Self {
+        Self { ipv4: Ranges::USUAL.v4, ipv6: Ranges::USUAL.v6 }
+    }
+}
+
+impl RangesSection {
+    /// Both.
+    pub const fn value(self) -> Ranges {
+        Ranges { v4: self.ipv4, v6: self.ipv6 }
+    }
+}
+
 /// `[dns]`
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -353,7 +381,8 @@ pub struct DnsSection {
     /// The zone under which names are found.
     #[serde(deserialize_with = "fields::zone")]
     pub zone: String,
-    /// Where to answer in this host's own port space; unless given, behind an interface of its own, at 198.18.0.2.
+    /// Where to answer in this host's own port space; unless given, behind an interface of its own, at the second
+    /// address of `[ranges] ipv4`.
     #[serde(deserialize_with = "fields::some_address_and_port")]
     pub listen: Option<SocketAddr>,
 }
@@ -459,7 +488,7 @@ impl ServiceSection {
     }
 
     /// What is wrong with it as a whole, and what to do.
-    fn check(&self) -> Result<(), (String, String)> {
+    fn check(&self, ranges: Ranges) -> Result<(), (String, String)> {
         let name = &self.name;
         listener::divisible(&name.0, self.partitions)
             .map_err(|what| (what, "remove `partitions`, or correct the name".to_owned()))?;
@@ -472,8 +501,12 @@ impl ServiceSection {
                 format!("{name} has `listen`, and a program or port to follow as well"),
                 "`listen` takes any program's socket there; remove it, or the others".to_owned(),
             )),
-            Some(listen) => listener::expects_others(listen, self.protocol, &self.allow)
-                .map_err(|what| (what, "`allow = [\"authority\"]` lets in who shares an authority".to_owned())),
+            Some(listen) => listener::deliverable(listen, ranges)
+                .map_err(|what| (what, "write the address and the port of the program's socket".to_owned()))
+                .and_then(|()| {
+                    listener::expects_others(listen, self.protocol, &self.allow, ranges)
+                        .map_err(|what| (what, "`allow = [\"authority\"]` lets in who shares an authority".to_owned()))
+                }),
             None => Ok(()),
         }
     }
@@ -577,7 +610,7 @@ impl Config {
                     && earlier.service_port() == this.service_port()
                     && (earlier.protocol == this.protocol || earlier.protocol.is_none() || this.protocol.is_none())
             });
-            if let Err((what, advice)) = this.check() {
+            if let Err((what, advice)) = this.check(self.ranges()) {
                 return Err((what, Some(service.span()), advice));
             }
             let others = self.service[..at].iter().map(Spanned::get_ref).filter(|earlier| earlier.name == this.name);
@@ -700,6 +733,11 @@ impl Config {
     /// Whether names that are served here are told to the network segments.
     pub fn floods(&self) -> bool {
         self.ad_hoc.flood && self.ad_hoc.enabled && !self.router.enabled
+    }
+
+    /// The virtual addresses of this host.
+    pub const fn ranges(&self) -> Ranges {
+        self.ranges.value()
     }
 
     /// Path of the API's socket.

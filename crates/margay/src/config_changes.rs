@@ -67,7 +67,7 @@ fn take_resolvers(into: &mut Config, from: &Config, are_nodes: bool) {
 }
 
 /// Every key.
-pub static KEYS: [Key; 33] = keys! {
+pub static KEYS: [Key; 35] = keys! {
     Restart "direct" direct;
     Restart "secure" secure;
     Nothing "inside" inside;
@@ -93,6 +93,8 @@ pub static KEYS: [Key; 33] = keys! {
     Nothing "[[bind]]" bind;
     Nothing "[[multihoming]]" multihoming;
     Nothing "[[fallback]]" fallback;
+    Down "[ranges] ipv4" ranges.ipv4;
+    Down "[ranges] ipv6" ranges.ipv6;
     Down "[dns] enabled" dns.enabled;
     Down "[dns] zone" dns.zone;
     Down "[dns] listen" dns.listen;

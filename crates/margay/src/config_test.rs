@@ -153,6 +153,33 @@ fn mistakes_are_pointed_at() {
 }
 
 #[test]
+fn virtual_addresses_are_two_ranges_that_no_other_host_can_have() {
+    assert_eq!(parse("").expect("good").ranges(), Ranges::USUAL);
+    let other = parse("[ranges]\nipv4 = \"10.66.0.0/15\"\nipv6 = \"fdaa:1::/32\"\n").expect("good").ranges();
+    assert_eq!(other.to_string(), "10.66.0.0/15 and fdaa:1::/32");
+    let half = parse("[ranges]\nipv6 = \"fdaa:1::/32\"\n").expect("good").ranges();
+    assert_eq!(half, Ranges { v4: Ranges::USUAL.v4, v6: other.v6 });
+    for (key, value, word) in [
+        ("ipv4", "10.66.0.0/16", "length"),
+        ("ipv4", "10.67.0.0/15", "10.66.0.0"),
+        ("ipv4", "8.8.0.0/15", "a /15 of 10.0.0.0/8"),
+        ("ipv6", "2001:db8::/32", "a /32 of fc00::/7"),
+    ] {
+        let (what, at, _) = wrong(&format!("[ranges]\n{key} = \"{value}\"\n"));
+        assert!(what.contains(value) && what.contains(word), "{what}");
+        assert_eq!(at, format!("\"{value}\""));
+    }
+    // What is virtual here decides where a socket can be.
+    let service = |ranges: &str, at: &str| format!("{ranges}[[service]]\nname = \"web.shop\"\nlisten = \"{at}:80\"\n");
+    let other = "[ranges]\nipv4 = \"10.66.0.0/15\"\n";
+    assert!(wrong(&service(other, "10.66.9.9")).0.contains("10.66.9.9:80"));
+    assert!(wrong(&service("", "198.18.9.9")).0.contains("198.18.9.9:80"));
+    for (ranges, at) in [(other, "198.18.9.9"), (other, "10.66.0.1"), ("", "10.66.9.9")] {
+        parse(&service(ranges, at)).expect("good");
+    }
+}
+
+#[test]
 fn what_no_field_alone_can_know() {
     let twice = "[[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\"\n";
     let (what, at, _) = wrong(&format!("{twice}{twice}"));

@@ -1,11 +1,14 @@
 //! How the values of the configuration are read, each with the form that is wanted where it has another one.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use margay_control::token::{JoinToken, check_address};
-use serde::Deserialize;
+use margay_core::{RangeError, RangeV4, RangeV6, Ranges};
 use serde::de::{Deserializer, Error as _};
+use serde::{Deserialize, Serializer};
 
 use crate::allow;
 use crate::host::card::is_plain;
@@ -130,11 +133,32 @@ pub fn some_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>
     address(from).map(Some)
 }
 
-/// Where a socket listens that packets can be brought to.
-pub fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
-    let address = address_and_port(from)?;
-    listener::deliverable(address).map_err(D::Error::custom)?;
-    Ok(Some(address))
+/// A range of virtual addresses; `example` is one.
+fn range<'de, D: Deserializer<'de>, R>(from: D, wanted: &str, example: &R) -> Result<R, D::Error>
+where
+    R: FromStr<Err = RangeError> + fmt::Display,
+{
+    let text = String::deserialize(from)?;
+    text.parse().map_err(|error| {
+        D::Error::custom(format!(
+            "`{text}` {error}; write {wanted}, of which this host uses no address, as \"{example}\""
+        ))
+    })
+}
+
+/// Virtual IPv4 addresses.
+pub fn range_v4<'de, D: Deserializer<'de>>(from: D) -> Result<RangeV4, D::Error> {
+    range(from, "a /15 of 10.0.0.0/8, 172.16.0.0/12, 100.64.0.0/10 or 198.18.0.0/15", &Ranges::USUAL.v4)
+}
+
+/// Virtual IPv6 addresses.
+pub fn range_v6<'de, D: Deserializer<'de>>(from: D) -> Result<RangeV6, D::Error> {
+    range(from, "a /32 of fc00::/7", &Ranges::USUAL.v6)
+}
+
+/// A value as people write it.
+pub fn written<S: Serializer>(value: &impl fmt::Display, into: S) -> Result<S::Ok, S::Error> {
+    into.collect_str(value)
 }
 
 /// Who may connect.

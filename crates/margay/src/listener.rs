@@ -1,10 +1,11 @@
 //! What people say of a service that they publish: its name, its listening socket, the protocol.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::str::FromStr;
 
-use margay_core::name::{Name, NameError, PARTITION_BITS_MAX, is_virtual};
+use margay_core::Ranges;
+use margay_core::name::{Name, NameError, PARTITION_BITS_MAX};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 /// Greatest weight; enough for any ratio that matters.
@@ -76,7 +77,7 @@ impl Protocol {
     }
 }
 
-/// Whether packets from `sal0` can reach a socket that is bound to `address`.
+/// Whether packets from `sal0` can reach a socket that is bound to `address`, on a host with these virtual addresses.
 ///
 /// They carry the host's virtual address as destination, or a local address that the core rewrites to. Whether a listener on
 /// the loopback can be reached depends on more ([`crate::agent::loopback`]).
@@ -84,12 +85,12 @@ impl Protocol {
 /// # Errors
 ///
 /// They cannot; the message says what to bind instead.
-pub fn deliverable(address: SocketAddr) -> Result<(), String> {
+pub fn deliverable(address: SocketAddr, ranges: Ranges) -> Result<(), String> {
     let ip = address.ip();
     if address.port() == 0 {
         return Err(format!("`{address}` has no port; write the port on which the service listens"));
     }
-    if ip.is_multicast() || (is_virtual(ip) && !is_host_address(ip)) {
+    if ip.is_multicast() || (ranges.is_virtual(ip) && !ranges.is_host(ip)) {
         return Err(format!("`{address}` is no address that a socket of this host can have"));
     }
     Ok(())
@@ -105,34 +106,42 @@ pub fn is_loopback(address: SocketAddr) -> bool {
 /// # Errors
 ///
 /// It may not; the message says what to do.
-pub fn expects_others(address: SocketAddr, protocol: Option<Protocol>, allow: &[String]) -> Result<(), String> {
+pub fn expects_others(
+    address: SocketAddr,
+    protocol: Option<Protocol>,
+    allow: &[String],
+    ranges: Ranges,
+) -> Result<(), String> {
     if !is_loopback(address) {
         return Ok(());
     }
     if protocol == Some(Protocol::Udp) && address.is_ipv6() {
-        return Err(format!("the kernel lets no datagrams into `{address}` or out of it; {}", instead_of(address)));
+        return Err(format!(
+            "the kernel lets no datagrams into `{address}` or out of it; {}",
+            instead_of(address, ranges)
+        ));
     }
     if allow.is_empty() {
         return Err(format!(
             "`{address}` is a loopback address, and what listens there expects nobody from outside: say who may connect \
              (`authority`, say), or {}",
-            instead_of(address)
+            instead_of(address, ranges)
         ));
     }
     Ok(())
 }
 
 /// Where a service could listen instead of on the loopback.
-pub fn instead_of(address: SocketAddr) -> String {
-    let (any, virtual_address) = if address.is_ipv4() { ("0.0.0.0", "198.18.0.1") } else { ("[::]", "[fd5a:4c00::1]") };
+pub fn instead_of(address: SocketAddr, ranges: Ranges) -> String {
+    let (any, virtual_address) = if address.is_ipv4() {
+        ("0.0.0.0", ranges.host_v4().to_string())
+    } else {
+        ("[::]", format!("[{}]", ranges.host_v6()))
+    };
     let port = address.port();
     format!(
         "let the service listen on {any}:{port} or on {virtual_address}:{port}, which other hosts cannot reach from outside"
     )
-}
-
-fn is_host_address(ip: IpAddr) -> bool {
-    ip == IpAddr::V4(margay_core::name::HOST_V4) || ip == IpAddr::V6(margay_core::name::HOST_V6)
 }
 
 /// `NAME[:PORT]` of the command line.
@@ -222,21 +231,24 @@ mod test {
         let allow = ["authority".to_owned()];
         for text in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80", "127.8.9.1:80"] {
             let address = text.parse().expect("an address");
-            assert_eq!(expects_others(address, None, &allow), Ok(()));
-            let error = expects_others(address, None, &[]).expect_err("refused");
+            assert_eq!(expects_others(address, None, &allow, Ranges::USUAL), Ok(()));
+            let error = expects_others(address, None, &[], Ranges::USUAL).expect_err("refused");
             assert!(error.contains("loopback") && error.contains("listen on"), "{error}");
-            assert_eq!(expects_others(address, Some(Protocol::Udp), &allow).is_err(), address.is_ipv6());
+            assert_eq!(expects_others(address, Some(Protocol::Udp), &allow, Ranges::USUAL).is_err(), address.is_ipv6());
         }
-        assert_eq!(expects_others("0.0.0.0:80".parse().expect("an address"), Some(Protocol::Udp), &[]), Ok(()));
+        assert_eq!(
+            expects_others("0.0.0.0:80".parse().expect("an address"), Some(Protocol::Udp), &[], Ranges::USUAL),
+            Ok(())
+        );
     }
 
     #[test]
     fn an_address_without_a_socket_is_refused() {
         for text in ["0.0.0.0:80", "[::]:80", "10.0.0.1:80", "198.18.0.1:80", "[fd5a:4c00::1]:80"] {
-            assert_eq!(deliverable(text.parse().expect("an address")), Ok(()), "{text}");
+            assert_eq!(deliverable(text.parse().expect("an address"), Ranges::USUAL), Ok(()), "{text}");
         }
         for text in ["0.0.0.0:0", "198.18.3.4:80", "224.0.0.1:80"] {
-            assert!(deliverable(text.parse().expect("an address")).is_err(), "{text}");
+            assert!(deliverable(text.parse().expect("an address"), Ranges::USUAL).is_err(), "{text}");
         }
     }
 }

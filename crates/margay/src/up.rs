@@ -55,12 +55,23 @@ impl UpArgs {
 /// Does it.
 pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out: &mut dyn Write) -> Result<()> {
     let join = token(&args)?;
-    let plan = host::plan(config).await.into_diagnostic()?;
-    let clashes = host::clashes().await.into_diagnostic()?;
+    let mut config = config.clone();
+    // Started again by systemd, this host goes on with what its flows have.
+    let has_kept = args.host_only && host::Prepared::load().is_some_and(|prepared| prepared.keep_ranges(&mut config));
+    let config = &config;
+    let mut plan = host::plan(config).await.into_diagnostic()?;
+    if has_kept {
+        plan.remark(format!(
+            "the virtual addresses stay {}: others, as [ranges] in the configuration has them now, need `margay down` \
+             and `margay up`",
+            config.ranges()
+        ));
+    }
+    let clashes = host::clashes(config.ranges()).await.into_diagnostic()?;
     if args.dry_run {
         let programs = host::programs(config, config.router.enabled || args.router || start::was_router(config));
         let clashes =
-            clashes.iter().map(|clash| format!("`margay up` refuses: a route of this host is in the way: {clash}"));
+            clashes.iter().map(|clash| format!("`margay up` refuses: in the way of the virtual addresses is {clash}"));
         let remarks: Vec<String> = clashes.chain(plan.remarks().iter().cloned()).collect();
         return show(plan.changes(), &programs, &remarks, args.json, out).await;
     }
@@ -71,7 +82,8 @@ pub async fn up(config: &Config, config_path: Option<PathBuf>, args: UpArgs, out
     }
     let was_prepared = host::is_prepared(config).into_diagnostic()?;
     if !was_prepared && let [clash, ..] = &clashes[..] {
-        return Err(host::HostError::Clash(clash.clone())).into_diagnostic();
+        let (clash, ranges) = (clash.clone(), config.ranges());
+        return Err(host::HostError::Clash { clash, ranges }).into_diagnostic();
     }
     let mut said = Vec::new();
     host::apply(config, &plan, |text| said.push(text.to_owned())).await.into_diagnostic()?;

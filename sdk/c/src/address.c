@@ -65,15 +65,63 @@ bool address_equal(const struct sockaddr_storage *one, const struct sockaddr_sto
 	return port == other_port && !memcmp(&address, &other_address, sizeof(address));
 }
 
+/* Of an agent that says nothing else: 198.18.0.1 and fd5a:4c00::1. */
+#define USUAL_V4 0xc6120001
+#define USUAL_V6 { { { 0xfd, 0x5a, 0x4c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1 } } }
+#define RANGE_V4 0xfffe0000
+
+/* What an agent has said, and on which connection. Under the lock of the state. */
+static struct own_ends said;
+static unsigned int said_on;
+
+/* False: nobody says it now. */
+static bool ask_ends(struct own_ends *ends)
+{
+	struct request request = { .kind = ASK_RANGES, .fd = -1 };
+	int error = errno;
+	bool is_told;
+	struct reply reply = { 0 };
+
+	/* An agent that does not know the question refuses it. */
+	is_told = !agent_ask(&request, &reply) || errno == EBADMSG;
+	if (is_told && reply.v4.s_addr)
+		*ends = (struct own_ends){ .v4 = reply.v4, .v6 = reply.v6 };
+	forget_error();
+	errno = error;
+	return is_told;
+}
+
+struct own_ends address_own(void)
+{
+	struct own_ends ends = { .v4 = { htonl(USUAL_V4) }, .v6 = USUAL_V6 };
+	struct section section;
+	bool is_known;
+
+	section_enter(&section, &state_lock);
+	is_known = said_on && said_on == agent_connection();
+	if (said_on)
+		ends = said;
+	section_leave(&section, &state_lock);
+	if (!is_known && ask_ends(&ends)) {
+		section_enter(&section, &state_lock);
+		said = ends;
+		said_on = agent_connection();
+		section_leave(&section, &state_lock);
+	}
+	return ends;
+}
+
 bool address_is_virtual(const struct sockaddr_storage *address)
 {
-	static const uint8_t v6[4] = { 0xfd, 0x5a, 0x4c, 0 };
+	struct own_ends ends = address_own();
 	uint16_t port;
 	struct in6_addr found = address_mapped(address, &port);
+	uint32_t v4;
 
-	if (IN6_IS_ADDR_V4MAPPED(&found))
-		return found.s6_addr[12] == 198 && (found.s6_addr[13] & 0xfe) == 18;
-	return !memcmp(&found, v6, sizeof(v6));
+	if (!IN6_IS_ADDR_V4MAPPED(&found))
+		return !memcmp(&found, &ends.v6, 4);
+	memcpy(&v4, &found.s6_addr[12], sizeof(v4));
+	return !((v4 ^ ends.v4.s_addr) & htonl(RANGE_V4));
 }
 
 time_t address_now(void)

@@ -21,7 +21,7 @@
 
 /* agent.c: see the book's page on the program socket. */
 
-enum request_kind { ASK_NAME = 1, ASK_RESOLVE, ASK_BIND, ASK_SOURCE, ASK_PEER };
+enum request_kind { ASK_NAME = 1, ASK_RESOLVE, ASK_BIND, ASK_SOURCE, ASK_PEER, ASK_RANGES = 8 };
 
 struct request {
 	enum request_kind kind;
@@ -140,6 +140,12 @@ struct sockaddr_sv address_of(const struct service_id *id);
 struct in6_addr address_mapped(const struct sockaddr_storage *address, uint16_t *port);
 /* Looks the name up and gives where the kernel's socket finds it: the first choice, and the second, of length 0 where there is none. */
 int address_resolve(const struct sock *sock, const struct sockaddr_sv *name, struct known choices[2]);
+/* The host's own virtual addresses. All virtual ones begin with the first 15 bits of the one, or the first 32 of the other. */
+struct own_ends {
+	struct in_addr v4;
+	struct in6_addr v6;
+};
+struct own_ends address_own(void);
 /* Whether it is of the ranges that stand for names and for hosts' own ends. */
 bool address_is_virtual(const struct sockaddr_storage *address);
 bool address_equal(const struct sockaddr_storage *one, const struct sockaddr_storage *other);

@@ -9,10 +9,6 @@
 
 #include "internal.h"
 
-/* The host's own virtual addresses, the same on every host. */
-#define HOST_V6 { { { 0xfd, 0x5a, 0x4c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1 } } }
-#define HOST_V4 0xc6120001
-
 /* Whether the kernel has an address: it lets nobody be bound to one that it has not. */
 static bool has_address(int family, const void *address, socklen_t length)
 {
@@ -27,8 +23,9 @@ static bool has_address(int family, const void *address, socklen_t length)
 /* IPv6 takes both; where it is switched off, names have IPv4 addresses alone. */
 static int choose_family(void)
 {
-	const struct sockaddr_in6 v6 = { .sin6_family = AF_INET6, .sin6_addr = HOST_V6 };
-	const struct sockaddr_in v4 = { .sin_family = AF_INET, .sin_addr = { htonl(HOST_V4) } };
+	const struct own_ends own = address_own();
+	const struct sockaddr_in6 v6 = { .sin6_family = AF_INET6, .sin6_addr = own.v6 };
+	const struct sockaddr_in v4 = { .sin_family = AF_INET, .sin_addr = own.v4 };
 
 	if (has_address(AF_INET6, &v6, sizeof(v6)))
 		return AF_INET6;

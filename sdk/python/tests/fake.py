@@ -14,7 +14,7 @@ from typing import Any
 
 from margay import Agent
 
-NAME, RESOLVE, BIND, SOURCE, PEER, EVENTS, EVENT = range(1, 8)
+NAME, RESOLVE, BIND, SOURCE, PEER, EVENTS, EVENT, RANGES = range(1, 9)
 REQUEST = struct.Struct(">BBBBHH32s16s")
 
 
@@ -68,6 +68,8 @@ class FakeAgent:
         # Refuses connections, with this text.
         self.full: str | None = None
         self.v6, self.v4 = "::1", "127.0.0.1"
+        # The virtual addresses of its host.
+        self.own_v6, self.own_v4 = "fd5a:4c00::1", "198.18.0.1"
         self._silent: set[int] = set()
         self._changed = threading.Condition()
         self._connections: list[socket.socket] = []
@@ -218,6 +220,8 @@ class FakeAgent:
             return reply(kind, id=id, bits=bits, text=text)
         if kind == RESOLVE:
             return reply(kind, port=self._port(id, protocol), v6=self.v6, v4=self.v4)
+        if kind == RANGES:
+            return reply(kind, v6=self.own_v6, v4=self.own_v4)
         if kind == BIND:
             self.services.append((id, bits, protocol, local_port(fds[0])))
             self.written.append(text)

@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 import margay
 from margay import Agent, Prefix, ServiceId
-from margay._socket import is_virtual
 
-from .fake import BIND, EVENTS, NAME, PEER, RESOLVE, FakeAgent, reply
+from .fake import BIND, EVENTS, NAME, PEER, RANGES, RESOLVE, FakeAgent, reply
 
 
 class Case(unittest.TestCase):
@@ -114,8 +113,15 @@ class Streams(Case):
     def test_margays_own_addresses_are_known(self) -> None:
         own = ("198.18.0.1", "::ffff:198.19.255.255", "fd5a:4c00::1")
         others = ("198.20.0.1", "::ffff:127.0.0.1", "fd5a:4c01::1", "fe80::1%lo")
+        agent = self.fake.agent()
         for host in own + others:
-            self.assertEqual(is_virtual(host), host in own, host)
+            self.assertEqual(agent.is_virtual(host), host in own, host)
+        self.fake.own_v6, self.fake.own_v4 = "fdaa:1::1", "10.66.0.1"
+        for host in ("10.67.255.255", "fdaa:1::7", *own):
+            self.assertEqual(agent.is_virtual(host), host not in own, host)
+        self.fake.refused[RANGES] = errno.EBADMSG, "this is no request"
+        self.assertTrue(agent.is_virtual(own[0]), "an agent that does not know the question")
+        agent.close()
 
     def test_addresses_are_remembered_until_they_fail(self) -> None:
         listener = self.listen("web.shop")

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use margay_core::Ranges;
 use margay_core::name::{Prefix, ServiceId};
 use rustix::buffer::spare_capacity;
 use rustix::cmsg_space;
@@ -242,6 +243,15 @@ impl Agent {
         match self.ask("to say who the peer is", &request, Some(socket.as_fd())).await {
             Ok(reply) => Ok(Some(reply.prefix.id)),
             Err(Error::Refused { errno, .. }) if errno == Errno::NOTCONN.raw_os_error() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The virtual addresses of this host. An agent that does not say has the usual ones.
+    pub(crate) async fn ranges(&self) -> Result<Ranges, Error> {
+        match self.ask("for the virtual addresses", &Request::new(Kind::Ranges), None).await {
+            Ok(reply) if !reply.v4.is_unspecified() => Ok(Ranges::of_host(reply.v4, reply.v6)),
+            Ok(_) | Err(Error::Refused { .. }) => Ok(Ranges::USUAL),
             Err(error) => Err(error),
         }
     }

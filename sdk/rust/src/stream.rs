@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use margay_core::name::{Prefix, ServiceId, is_virtual};
+use margay_core::name::{Prefix, ServiceId};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -55,8 +55,11 @@ impl Who {
         match agent.peer(socket, protocol, address).await {
             Ok(Some(service)) => Self::Named(service),
             // No network leads to Margay's own addresses: that was a flow, which is over.
-            Ok(None) if !is_virtual(address.ip().to_canonical()) => Self::Past,
-            Ok(None) | Err(_) => Self::Unnamed,
+            Ok(None) => match agent.ranges().await {
+                Ok(ranges) if !ranges.is_virtual(address.ip().to_canonical()) => Self::Past,
+                Ok(_) | Err(_) => Self::Unnamed,
+            },
+            Err(_) => Self::Unnamed,
         }
     }
 

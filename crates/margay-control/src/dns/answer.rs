@@ -9,7 +9,7 @@ use hickory_proto::rr::rdata::PTR;
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder};
-use margay_core::name::{self, is_computable, service_of_v6, virtual_v6};
+use margay_core::name::{self, is_computable};
 
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -67,7 +67,7 @@ impl Answers {
         leases: Arc<Leases>,
         directory: Arc<dyn Directory>,
     ) -> Result<Arc<Self>, DnsError> {
-        let zones = Zones::new(zone, listen)?;
+        let zones = Zones::new(zone, listen, leases.ranges())?;
         Ok(Arc::new(Self { zones, leases, directory }))
     }
 
@@ -201,7 +201,7 @@ impl Answers {
         }
         let id = service.service_id();
         if kind != RecordType::A && is_computable(&id) {
-            records.push(zone::aaaa(owner, TTL_S, virtual_v6(&id)));
+            records.push(zone::aaaa(owner, TTL_S, self.leases.ranges().virtual_v6(&id)));
         }
         of_kind(records, kind, TTL_S)
     }
@@ -228,7 +228,7 @@ impl Answers {
         }
         let written = match net.addr() {
             IpAddr::V4(v4) => self.leases.name_of(v4),
-            IpAddr::V6(v6) => service_of_v6(v6).and_then(|service| self.leases.written(&service)),
+            IpAddr::V6(v6) => self.leases.ranges().service_of_v6(v6).and_then(|service| self.leases.written(&service)),
         };
         let Some(name) = written.and_then(|written| self.zones.spelling(&written)) else {
             return Found::NoSuchName(TTL_S);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use hickory_proto::op::{OpCode, Query, ResponseCode};
 use hickory_proto::rr::RecordType;
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+use margay_core::Ranges;
 use tokio::net::{TcpListener, UdpSocket, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -60,14 +61,20 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// Answers on two sockets of one address: for `zone` what an agent says, else what `servers` say.
+    /// Answers on two sockets of one address: for `zone`, and for names of addresses in `ranges`, what an agent says, else
+    /// what `servers` say.
     ///
     /// # Errors
     ///
     /// The zone is none, or a socket says nothing of itself.
-    pub fn start((udp, tcp): (UdpSocket, TcpListener), zone: &str, servers: Servers) -> Result<Self, DnsError> {
+    pub fn start(
+        (udp, tcp): (UdpSocket, TcpListener),
+        zone: &str,
+        ranges: Ranges,
+        servers: Servers,
+    ) -> Result<Self, DnsError> {
         let local = udp.local_addr().map_err(|error| DnsError::Io { listen: ([0, 0, 0, 0], 0).into(), error })?;
-        let zones = Zones::new(zone, local.ip())?;
+        let zones = Zones::new(zone, local.ip(), ranges)?;
         let desk = Arc::new(Desk {
             zones,
             agent: watch::Sender::new(None),

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use hickory_proto::rr::rdata::{A, AAAA, NS, SOA};
 use hickory_proto::rr::{Name, RData, Record};
+use margay_core::Ranges;
 
 use super::DnsError;
 
@@ -11,8 +12,6 @@ use super::DnsError;
 pub(super) const TTL_S: u32 = 30;
 /// For answers that hold only until somebody serves the name.
 pub(super) const FALLBACK_TTL_S: u32 = 1;
-/// 198.18.0.0/15 and fd5a:4c00::/32.
-const REVERSE: [&str; 3] = ["18.198.in-addr.arpa.", "19.198.in-addr.arpa.", "0.0.c.4.a.5.d.f.ip6.arpa."];
 /// The server's own label. Services have two labels or more, so it takes nobody's name.
 const SERVER: &str = "ns";
 
@@ -37,14 +36,14 @@ pub(super) enum Place<'z> {
 }
 
 impl Zones {
-    pub(super) fn new(zone: &str, listen: IpAddr) -> Result<Self, DnsError> {
+    pub(super) fn new(zone: &str, listen: IpAddr, ranges: Ranges) -> Result<Self, DnsError> {
         let wrong = |why: &dyn std::fmt::Display| DnsError::Zone { zone: zone.to_owned(), why: why.to_string() };
         // Under a service label, so that the same rules hold for both.
         let bare = zone.strip_suffix('.').unwrap_or(zone);
         format!("x.{bare}").parse::<margay_core::name::Name>().map_err(|error| wrong(&error))?;
         let absolute = |text: String| Name::from_ascii(text).map_err(|error| wrong(&error));
         let forward = absolute(format!("{}.", bare.to_ascii_lowercase()))?;
-        let reverse: Result<Vec<Name>, DnsError> = REVERSE.iter().map(|zone| absolute((*zone).to_owned())).collect();
+        let reverse: Result<Vec<Name>, DnsError> = reverse(ranges).into_iter().map(absolute).collect();
         Ok(Self {
             server: absolute(format!("{SERVER}.{forward}"))?,
             contact: absolute(format!("hostmaster.{forward}"))?,
@@ -89,6 +88,16 @@ impl Zones {
     }
 }
 
+/// The names of the reverse zones: of a /15 there are two.
+fn reverse(ranges: Ranges) -> [String; 3] {
+    let [one, two, ..] = ranges.first_v4().octets();
+    let v4 = [two, two + 1].map(|two| format!("{two}.{one}.in-addr.arpa."));
+    let head = ranges.first_v6().octets();
+    let digits = head[..4].iter().rev().map(|octet| format!("{:x}.{:x}.", octet & 15, octet >> 4));
+    let [first, second] = v4;
+    [first, second, format!("{}ip6.arpa.", digits.collect::<String>())]
+}
+
 pub(super) fn a(owner: &Name, ttl_s: u32, address: Ipv4Addr) -> Record {
     Record::from_rdata(owner.clone(), ttl_s, RData::A(A(address)))
 }
@@ -101,5 +110,19 @@ pub(super) fn address(owner: &Name, ttl_s: u32, address: IpAddr) -> Record {
     match address {
         IpAddr::V4(v4) => a(owner, ttl_s, v4),
         IpAddr::V6(v6) => aaaa(owner, ttl_s, v6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reverse_zones_are_those_of_the_ranges() {
+        let usual = ["18.198.in-addr.arpa.", "19.198.in-addr.arpa.", "0.0.c.4.a.5.d.f.ip6.arpa."];
+        assert_eq!(reverse(Ranges::USUAL), usual);
+        let other =
+            Ranges { v4: "10.66.0.0/15".parse().expect("a range"), v6: "fdaa:1::/32".parse().expect("a range") };
+        assert_eq!(reverse(other), ["66.10.in-addr.arpa.", "67.10.in-addr.arpa.", "1.0.0.0.a.a.d.f.ip6.arpa."]);
     }
 }

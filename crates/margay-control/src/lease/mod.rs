@@ -13,6 +13,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use margay_core::Ranges;
 use margay_core::name::{Name, ServiceId};
 
 pub use self::budget::Asker;
@@ -20,10 +21,8 @@ use self::budget::{ASKER_BURST, ASKER_EVERY_S, Budgets, Excess, NEW_PER_S};
 use crate::store::{Store, StoreError, StoredLease};
 use crate::{Clock, SalControl};
 
-/// First address of the pool: 198.18.0.0/24 holds the host's own address.
-const FIRST: u32 = 0xc612_0100;
-/// Addresses in the pool: 198.18.1.0 to 198.18.255.255. The next /16 is for surrogates.
-const POOL: u32 = 0xff00;
+/// Addresses in the pool.
+const POOL: u32 = Ranges::NAMES_V4;
 /// A name that was used since then keeps its address in any case.
 const QUARANTINE_S: u64 = 24 * 60 * 60;
 /// How many are leased when the operator is told that the pool comes to its end.
@@ -122,8 +121,8 @@ impl Fullness {
     }
 }
 
-#[derive(Default)]
 struct State {
+    ranges: Ranges,
     by_address: HashMap<Ipv4Addr, Lease>,
     by_service: HashMap<ServiceId, Ipv4Addr>,
     written_s: u64,
@@ -146,6 +145,19 @@ struct Lease {
 }
 
 impl State {
+    fn new(ranges: Ranges, now_s: u64) -> Self {
+        Self {
+            ranges,
+            by_address: HashMap::new(),
+            by_service: HashMap::new(),
+            written_s: now_s,
+            walked_s: 0,
+            seen_s: now_s,
+            alarmed_s: 0,
+            counts: LeaseCounts::default(),
+        }
+    }
+
     fn insert(&mut self, address: Ipv4Addr, lease: Lease) {
         self.by_service.insert(lease.service, address);
         self.by_address.insert(address, lease);
@@ -171,9 +183,7 @@ impl State {
         }
         let hash = blake3::hash(&service.0);
         let start = hash.as_bytes()[..4].iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)) % POOL;
-        (0..POOL)
-            .map(|step| Ipv4Addr::from(FIRST + (start + step) % POOL))
-            .find(|address| !self.by_address.contains_key(address))
+        (0..POOL).map(|step| self.ranges.name_v4(start + step)).find(|address| !self.by_address.contains_key(address))
     }
 
     /// Uses are as old as the time that programs had since. A clock that was set, or a host that slept, does not make
@@ -199,17 +209,24 @@ impl State {
 }
 
 impl Leases {
-    /// Reads the leases that were kept, and binds each of them.
+    /// Reads the leases that were kept, and binds each of them; those of a range that this host had before are dropped.
     ///
     /// # Errors
     ///
     /// The store cannot be read.
-    pub fn open(store: Arc<Store>, sal: Arc<dyn SalControl>, clock: Clock) -> Result<Arc<Self>, StoreError> {
+    pub fn open(
+        store: Arc<Store>,
+        sal: Arc<dyn SalControl>,
+        clock: Clock,
+        ranges: Ranges,
+    ) -> Result<Arc<Self>, StoreError> {
         let now_s = clock.unix_s();
-        let mut state = State { written_s: now_s, seen_s: now_s, ..State::default() };
+        let mut state = State::new(ranges, now_s);
+        let mut strange = Vec::new();
         for kept in store.leases()? {
             let IpAddr::V4(address) = kept.address else { continue };
-            if !is_in_pool(address) {
+            if !ranges.is_name_v4(address) {
+                strange.push(kept.address);
                 continue;
             }
             sal.bind_name(kept.address, kept.service);
@@ -221,6 +238,11 @@ impl Leases {
                 written_s: kept.used_s,
             };
             state.insert(address, lease);
+        }
+        if let Some(one) = strange.first() {
+            let range = tracing::field::display(ranges.v4);
+            tracing::info!(leases = strange.len(), %one, range, "leases outside of the range of virtual addresses are dropped");
+            store.write_leases(&[], &strange)?;
         }
         let making = Mutex::new(Budgets::new(now_s));
         let leases = Self { store, sal, clock, state: Mutex::new(state), making };
@@ -378,6 +400,11 @@ impl Leases {
         state.by_service.get(service).and_then(|address| state.by_address.get(address)).map(|lease| lease.name.clone())
     }
 
+    /// The virtual addresses of this host.
+    pub fn ranges(&self) -> Ranges {
+        self.state().ranges
+    }
+
     /// How many names have an address.
     pub fn len(&self) -> usize {
         self.state().by_address.len()
@@ -460,10 +487,6 @@ impl std::fmt::Debug for Leases {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Leases({})", self.len())
     }
-}
-
-fn is_in_pool(address: Ipv4Addr) -> bool {
-    (FIRST..FIRST + POOL).contains(&u32::from(address))
 }
 
 fn stored(address: Ipv4Addr, lease: &Lease) -> StoredLease {

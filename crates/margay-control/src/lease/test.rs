@@ -84,7 +84,7 @@ impl World {
         let (sal, now_s) = (Arc::new(Recorder::default()), Arc::clone(&self.now_s));
         let clock = Clock::from_fn(move || now_s.load(Ordering::SeqCst));
         let control: Arc<dyn SalControl> = Arc::<Recorder>::clone(&sal);
-        (Leases::open(Arc::clone(&self.store), control, clock).expect("readable"), sal)
+        (Leases::open(Arc::clone(&self.store), control, clock, Ranges::USUAL).expect("readable"), sal)
     }
 
     fn pass(&self, seconds: u64) {
@@ -96,7 +96,7 @@ impl World {
         let from_s = self.now_s.load(Ordering::SeqCst);
         let all: Vec<StoredLease> = (0..POOL)
             .map(|at| StoredLease {
-                address: Ipv4Addr::from(FIRST + at).into(),
+                address: Ranges::USUAL.name_v4(at).into(),
                 service: name(&format!("s{at}.old")).service_id(),
                 name: format!("s{at}.old"),
                 used_s: from_s + u64::from(at),
@@ -118,7 +118,7 @@ impl World {
 }
 
 fn at(number: u32) -> Ipv4Addr {
-    Ipv4Addr::from(FIRST + number)
+    Ranges::USUAL.name_v4(number)
 }
 
 fn name(text: &str) -> Name {
@@ -132,7 +132,7 @@ fn a_name_keeps_its_address_also_across_a_restart() {
     let web = leases.lease(&name("web.shop"), ASKER).expect("leased");
     let user = leases.lease(&name("web.shop/key:user42"), ASKER).expect("leased");
     assert_ne!(web, user);
-    assert!(is_in_pool(web) && is_in_pool(user));
+    assert!([web, user].iter().all(|address| Ranges::USUAL.is_name_v4(*address)));
     assert_eq!(leases.lease(&name("WEB.shop"), ASKER).expect("leased"), web);
     assert_eq!(leases.find(&name("web.shop")), Some(web));
     assert_eq!(leases.find(&name("api.shop")), None);
@@ -189,10 +189,10 @@ fn a_used_up_pool_takes_the_longest_idle_back_and_nothing_that_is_in_use() {
     world.fill();
     let (leases, sal) = world.open();
     assert_eq!(leases.len(), POOL as usize);
-    leases.touch(&BTreeSet::from([Ipv4Addr::from(FIRST).into()]));
+    leases.touch(&BTreeSet::from([at(0).into()]));
     leases.lease(&name("s1.old"), ASKER).expect("its own");
     let web = leases.lease(&name("web.shop"), ASKER).expect("leased");
-    assert_eq!(web, Ipv4Addr::from(FIRST + 2));
+    assert_eq!(web, at(2));
     assert_eq!(leases.find(&name("s2.old")), None);
     assert_eq!(sal.get(web), Some(name("web.shop").service_id()));
     assert_eq!((leases.len(), sal.len()), (POOL as usize, POOL as usize));
@@ -251,7 +251,7 @@ fn flows_that_have_outlived_the_agent_hold_their_names() {
     sal.flows.lock().expect("no panic").insert(at(0).into());
     let (control, now_s): (Arc<dyn SalControl>, _) = (Arc::<Recorder>::clone(&sal), Arc::clone(&world.now_s));
     let clock = Clock::from_fn(move || now_s.load(Ordering::SeqCst));
-    let leases = Leases::open(Arc::clone(&world.store), control, clock).expect("readable");
+    let leases = Leases::open(Arc::clone(&world.store), control, clock, Ranges::USUAL).expect("readable");
     sal.flows.lock().expect("no panic").clear();
     assert_eq!(leases.lease(&name("web.shop"), ASKER).expect("leased"), at(1));
 }
@@ -306,7 +306,7 @@ fn random_names_come_at_a_bounded_rate_and_known_ones_at_any() {
 }
 
 #[test]
-fn leases_outside_the_pool_are_left_alone() {
+fn leases_of_another_range_are_dropped() {
     let world = World::new();
     let odd = |address: &str| StoredLease {
         address: address.parse().expect("literal"),
@@ -318,7 +318,8 @@ fn leases_outside_the_pool_are_left_alone() {
     world.store.write_leases(&all, &[]).expect("written");
     let (leases, sal) = world.open();
     assert!(leases.is_empty() && sal.len() == 0);
-    assert_eq!(world.store.leases().expect("readable").len(), 4);
+    let left = world.store.leases().expect("readable");
+    assert_eq!(left.iter().map(|lease| lease.address.to_string()).collect::<Vec<_>>(), ["fd5a:4c00::7"]);
 }
 
 #[test]

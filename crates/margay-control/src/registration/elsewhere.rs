@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use margay_core::key::HostId;
-use margay_core::name::{Prefix, is_virtual};
+use margay_core::name::Prefix;
 use margay_core::table::{Action, NextHop, Rule, RuleId};
 
 use super::roll::Place;
@@ -181,10 +181,10 @@ impl Elsewhere {
     }
 }
 
-/// As this router tells of it: a router's own host says only its virtual address.
+/// As this router tells of it: of a router's own host that router says only that it is its own.
 pub fn told(served: &Served, router: SocketAddr) -> super::Instance {
     let mut instance = served.instance.clone();
-    if is_virtual(instance.address.ip()) {
+    if instance.is_of_teller() {
         instance.address = router;
     }
     instance

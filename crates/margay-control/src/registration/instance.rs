@@ -1,6 +1,6 @@
 //! An instance of a service, and how the two ends write it to each other.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use margay_core::key::HostId;
 use margay_core::name::{Prefix, ServiceId};
@@ -44,7 +44,21 @@ impl From<Instance> for proto::Instance {
     }
 }
 
+/// In the place of the address of an agent's own host: who hears of it knows where that agent is. A word of the
+/// protocol, whatever virtual addresses either host has.
+const OF_TELLER: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 18, 0, 1));
+
 impl Instance {
+    /// The address of what an agent serves itself, with the port where it hears SAL.
+    pub const fn address_of_teller(port: u16) -> SocketAddr {
+        SocketAddr::new(OF_TELLER, port)
+    }
+
+    /// Whether it is on the host of the agent that tells of it.
+    pub fn is_of_teller(&self) -> bool {
+        self.address.ip() == OF_TELLER
+    }
+
     /// What the other end wrote; `None` when it makes no sense.
     pub(crate) fn read(found: proto::Instance) -> Option<Self> {
         Some(Self {

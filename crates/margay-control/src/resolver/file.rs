@@ -14,7 +14,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use margay_core::name::{Name, Prefix, ServiceId, is_virtual};
+use margay_core::Ranges;
+use margay_core::name::{Name, Prefix, ServiceId};
 use parking_lot::Mutex;
 
 use super::{Answering, Found, INSTANCES_MAX, Place, Resolve, ResolveError, Wanted};
@@ -47,13 +48,14 @@ struct Content {
 /// The file.
 pub struct StaticFile {
     path: PathBuf,
+    ranges: Ranges,
     content: Mutex<Content>,
 }
 
 impl StaticFile {
-    /// Reads it for the first time. What is wrong with it is said by `trouble`.
-    pub fn new(path: PathBuf) -> Self {
-        let this = Self { path, content: Mutex::default() };
+    /// Reads it for the first time. What is wrong with it is said by `trouble`. `ranges`: addresses of no other host.
+    pub fn new(path: PathBuf, ranges: Ranges) -> Self {
+        let this = Self { path, ranges, content: Mutex::default() };
         this.refresh();
         this
     }
@@ -64,7 +66,7 @@ impl StaticFile {
             Ok(None) => {}
             Ok(Some((stamp, text))) => {
                 content.stamp = Some(stamp);
-                match parse(&text) {
+                match parse(&text, self.ranges) {
                     Ok(lines) => (content.lines, content.trouble) = (lines, None),
                     Err((line, what)) => {
                         content.trouble = Some(format!("{}:{line}: {what}", self.path.display()));
@@ -127,7 +129,7 @@ fn read(path: &Path, known: Option<Stamp>) -> Result<Option<(Stamp, String)>, St
     Ok(Some((stamp, text)))
 }
 
-fn parse(text: &str) -> Result<Lines, (usize, String)> {
+fn parse(text: &str, ranges: Ranges) -> Result<Lines, (usize, String)> {
     let mut all = Lines::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split_once('#').map_or(line, |(line, _)| line);
@@ -139,7 +141,7 @@ fn parse(text: &str) -> Result<Lines, (usize, String)> {
             match word.split_once('=') {
                 Some(("weight", value)) => weight = parse_weight(value).map_err(|what| (number, what))?,
                 Some((other, _)) => return Err((number, format!("`{other}` is no word here; there is weight=NUMBER"))),
-                None => addresses.push(parse_address(word).map_err(|what| (number, what))?),
+                None => addresses.push(parse_address(word, ranges).map_err(|what| (number, what))?),
             }
         }
         if addresses.is_empty() {
@@ -155,13 +157,14 @@ fn parse_weight(text: &str) -> Result<u32, String> {
     weight.ok_or_else(|| format!("`weight={text}`: a weight is 1 to {WEIGHT_MAX}; leave out who takes nothing"))
 }
 
-fn parse_address(text: &str) -> Result<SocketAddr, String> {
+fn parse_address(text: &str, ranges: Ranges) -> Result<SocketAddr, String> {
     let with_port = |ip: IpAddr| SocketAddr::new(ip, margay_wire::PORT);
     let address = text.parse::<IpAddr>().map(with_port).or_else(|_| text.parse::<SocketAddr>());
     let address =
         address.map_err(|_| format!("`{text}` is no address; write for example 10.1.0.2 or [fd01::2]:54324"))?;
     let ip = address.ip();
-    if address.port() == 0 || ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || is_virtual(ip) {
+    let is_nobodys = ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || ranges.is_virtual(ip);
+    if address.port() == 0 || is_nobodys {
         return Err(format!("{text} is no address of a host on the network"));
     }
     Ok(address)
@@ -182,7 +185,7 @@ mod tests {
     #[test]
     fn lines_say_who_serves_what_and_the_longest_prefix_counts() {
         let text = "# comment\n\nweb.shop 10.1.0.2 [fd01::3]:99 weight=7 # two\nweb.shop\t10.1.0.4\nsid:/0 10.9.9.9\n";
-        let lines = parse(text).expect("right");
+        let lines = parse(text, Ranges::USUAL).expect("right");
         let of = |name: &str| lines.iter().filter(|(prefix, _)| prefix.contains(&service(name))).count();
         assert_eq!((of("web.shop"), of("mail.shop")), (4, 1));
         assert_eq!(lines[0].1, place("10.1.0.2:54324", 7));
@@ -201,7 +204,7 @@ mod tests {
             ("web.shop 127.0.0.1", 1, "no address of a host on the network"),
             ("web.shop 198.18.0.9", 1, "no address of a host on the network"),
         ] {
-            let (at, said) = parse(text).expect_err("wrong");
+            let (at, said) = parse(text, Ranges::USUAL).expect_err("wrong");
             assert!(at == line && said.contains(what), "{text:?}: {at}: {said}");
         }
     }
@@ -210,7 +213,7 @@ mod tests {
     fn a_change_is_seen_and_a_wrong_one_changes_nothing() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("names");
-        let file = StaticFile::new(path.clone());
+        let file = StaticFile::new(path.clone(), Ranges::USUAL);
         assert!(file.trouble().expect("it is not there").contains("names: No such file"));
         assert!(matches!(file.find(&service("web.shop")), Err(ResolveError::Failed(_))));
         fs::write(&path, "web.shop 10.1.0.2\n").expect("written");

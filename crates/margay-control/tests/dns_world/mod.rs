@@ -15,12 +15,12 @@ use margay_control::dns::{Answers, Directory, DnsError, Responder, ResponderCoun
 use margay_control::lease::Leases;
 use margay_control::store::{Store, StoredLease};
 use margay_control::{Clock, SalControl, StateDir};
-use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{self, Prefix, ServiceId};
 use margay_core::succession::Succession;
 use margay_core::table::{Rule, RuleId, TableError};
+use margay_core::{AssociationSetup, Ranges};
 use proptest::collection::vec;
 use proptest::prelude::{Strategy, any};
 use proptest::strategy::ValueTree;
@@ -133,7 +133,7 @@ pub struct World {
 /// A responder that hands everything of no zone to `servers`.
 pub async fn responder(listen: SocketAddr, zone: &str, servers: &[SocketAddr]) -> Result<Responder, DnsError> {
     let servers = servers.to_vec();
-    Responder::start(bind(listen).await?, zone, Box::new(move || servers.clone()))
+    Responder::start(bind(listen).await?, zone, Ranges::USUAL, Box::new(move || servers.clone()))
 }
 
 impl World {
@@ -152,7 +152,7 @@ impl World {
         let read = Arc::clone(&now_s);
         let clock = Clock::from_fn(move || read.load(Ordering::SeqCst));
         let control: Arc<dyn SalControl> = Arc::<Recorder>::clone(&sal);
-        let leases = Leases::open(store, control, clock).expect("readable");
+        let leases = Leases::open(store, control, clock, Ranges::USUAL).expect("readable");
         let plain: Arc<dyn Directory> = Arc::<Plain>::clone(&directory);
         let listen: SocketAddr = "127.0.0.1:0".parse().expect("literal");
         let answers = Answers::new("sal.internal", listen.ip(), Arc::clone(&leases), plain).expect("a zone");

@@ -141,7 +141,7 @@ impl Sal {
     /// A flow as the listener has it, with the client's own address. Its port stands for any.
     fn listener_tuple(&self, client: IpAddr, place: Place) -> Option<Tuple> {
         let asked = SocketAddr::new(client, PORT_MIN);
-        let tuple = responder_tuple(TCP, asked, place, &self.config.local_addresses, 0, |_| false)?;
+        let tuple = responder_tuple(TCP, asked, place, self.own(), 0, |_| false)?;
         (tuple.destination == asked).then_some(tuple)
     }
 

@@ -4,9 +4,8 @@ use core::net::SocketAddr;
 
 use super::responder::Arrival;
 use crate::entry::Tuple;
-use crate::name::is_virtual;
 use crate::sal::Sal;
-use crate::surrogate::responder_tuple;
+use crate::surrogate::{Own, responder_tuple};
 use crate::table::Demux;
 
 impl Sal {
@@ -24,8 +23,13 @@ impl Sal {
         let taken = |tuple: &Tuple| self.is_taken(tuple) || self.stands_for_another(tuple);
         match arrival.app {
             Some(app) => (!self.is_taken(&app)).then_some(app),
-            None => responder_tuple(protocol, client, place, &self.config.local_addresses, random, taken),
+            None => responder_tuple(protocol, client, place, self.own(), random, taken),
         }
+    }
+
+    /// This host as its listeners know it.
+    pub(crate) fn own(&self) -> Own<'_> {
+        Own { local: &self.config.local_addresses, ranges: self.config.ranges }
     }
 
     pub(super) fn is_taken(&self, tuple: &Tuple) -> bool {
@@ -35,7 +39,7 @@ impl Sal {
     /// Whether a surrogate stands for the client of a datagram socket already, whichever that is: programs answer
     /// from new sockets, and are shown an address for it, by the surrogate alone.
     fn stands_for_another(&self, tuple: &Tuple) -> bool {
-        is_virtual(tuple.destination.ip()) && self.flows.asked_from(tuple.destination).is_some()
+        self.config.ranges.is_virtual(tuple.destination.ip()) && self.flows.asked_from(tuple.destination).is_some()
     }
 }
 

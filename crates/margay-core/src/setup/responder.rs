@@ -117,7 +117,7 @@ impl Sal {
             datagram_max,
             first: if is_tcp { None } else { first.clone() },
             syn: if is_tcp { first.clone() } else { None },
-            shown: shown_as(client, session.client.ip(), &app, &self.config.local_addresses),
+            shown: shown_as(client, session.client.ip(), &app, self.own()),
             cipher,
             ..ResponderSetup::new(arrival, &exchange, demux.allow.clone(), self.certificate_for(&arrival.service))
         }));

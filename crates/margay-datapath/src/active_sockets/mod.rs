@@ -24,14 +24,14 @@ use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{ErrorKind, Iter, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
-use margay_core::name::{HOST_V4, HOST_V6};
+use margay_core::Ranges;
 use nix::sched::{CloneFlags, setns};
 use parking_lot::Mutex;
 
-use crate::kernel::Unavailable;
 use crate::kernel::plain::Plain;
 use crate::kernel::ring::Ring;
 use crate::kernel::words;
+use crate::kernel::{Unavailable, host_words};
 use layout::{OWNER_LOW_PORTS, OWNER_PRIVATE, datagram_key, socket_event};
 use skeleton::{ActiveSocketsSkel, ActiveSocketsSkelBuilder};
 
@@ -127,17 +127,18 @@ pub struct ActiveSockets {
 }
 
 impl ActiveSockets {
-    /// Loads the programs and attaches them to the machine. `cgroup_root`: the root of the version 2 hierarchy.
+    /// Loads the programs and attaches them to the machine. `cgroup_root`: the root of the version 2 hierarchy;
+    /// `ranges`: the addresses that stand for names.
     ///
     /// # Errors
     ///
     /// Why the kernel does not take them.
-    pub fn open(cgroup_root: &Path) -> Result<Self, Unavailable> {
+    pub fn open(cgroup_root: &Path, ranges: Ranges) -> Result<Self, Unavailable> {
         words::keep();
         let own = own_namespace().map_err(|error| Unavailable::system("ask for the network namespace", error))?;
         let root =
             File::open(cgroup_root).map_err(|error| Unavailable::system("open the root of the cgroups", error))?;
-        let mut skeleton = load(own)?;
+        let mut skeleton = load(own, ranges)?;
         let progs = &mut skeleton.progs;
         let root = root.as_raw_fd();
         let links = [
@@ -281,7 +282,7 @@ impl ActiveSockets {
     }
 }
 
-fn load(own: NamespaceCookie) -> Result<ActiveSocketsSkel<'static>, Unavailable> {
+fn load(own: NamespaceCookie, ranges: Ranges) -> Result<ActiveSocketsSkel<'static>, Unavailable> {
     // One object per process: it lives as long as the process.
     let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
     let mut open = ActiveSocketsSkelBuilder::default()
@@ -289,11 +290,7 @@ fn load(own: NamespaceCookie) -> Result<ActiveSocketsSkel<'static>, Unavailable>
         .map_err(|error| Unavailable::system("read the object", error))?;
     if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
         constants.own_netns = own.0;
-        constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
-        let octets = HOST_V6.octets();
-        for (at, word) in constants.host_v6.iter_mut().enumerate() {
-            *word = u32::from_ne_bytes([octets[4 * at], octets[4 * at + 1], octets[4 * at + 2], octets[4 * at + 3]]);
-        }
+        (constants.host_v4, constants.host_v6) = host_words(ranges);
     }
     open.load().map_err(|error| Unavailable::of_load(&error))
 }

@@ -28,7 +28,7 @@ fn open() -> Option<(ActiveSockets, PathBuf)> {
         return None;
     };
     let root = PathBuf::from(root[1]);
-    Some((ActiveSockets::open(&root).expect("the kernel takes the programs"), root))
+    Some((ActiveSockets::open(&root, Ranges::USUAL).expect("the kernel takes the programs"), root))
 }
 
 impl ActiveSockets {

@@ -9,8 +9,8 @@ use std::{array, env, fs, process, thread};
 
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{Link, MapFlags};
-use margay_core::Instant;
 use margay_core::entry::{GRANT_RECORD_LEN, GrantKey, Passage, Path as CorePath, PathId, Tuple, Wire};
+use margay_core::{Instant, Ranges};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
@@ -55,6 +55,7 @@ fn cache(pins: &Path) -> KernelCache {
         in_place: false,
         pin_dir: pins.to_owned(),
         flow_ports: 61_000..=65_535,
+        ranges: Ranges::USUAL,
         flows_max: 1024,
     };
     KernelCache::open(&config).expect("the kernel takes it")

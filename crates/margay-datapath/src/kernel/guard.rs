@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapHandle, NF_INET_LOCAL_OUT, NFPROTO_IPV4, NFPROTO_IPV6, NetfilterOpts, ProgramMut};
-use margay_core::name::{HOST_V4, HOST_V6};
+use margay_core::Ranges;
 use margay_core::time::Instant;
 use parking_lot::Mutex;
 
-use super::{Unavailable, counted, put, remove_pin, words};
+use super::{Unavailable, counted, host_words, put, remove_pin, words};
 use skeleton::{GuardSkel, GuardSkelBuilder, OpenGuardSkel};
 
 /// Generated from the object.
@@ -53,13 +53,13 @@ struct Watch {
 
 impl Guard {
     /// Puts the guard in its place, or finds it there.
-    pub fn open(pin_dir: &Path, flow_ports: &RangeInclusive<u16>) -> Result<Self, Unavailable> {
+    pub fn open(pin_dir: &Path, flow_ports: &RangeInclusive<u16>, ranges: Ranges) -> Result<Self, Unavailable> {
         words::keep();
-        let skeleton = load(pin_dir, flow_ports).or_else(|error| {
+        let skeleton = load(pin_dir, flow_ports, ranges).or_else(|error| {
             // Pinned maps that are not what the program wants: of a version that is yet to come.
             tracing::warn!(%error, "the guard's maps cannot be used again");
             [PEERS, COUNT].iter().for_each(|name| remove_pin(&pin_dir.join(name)));
-            load(pin_dir, flow_ports)
+            load(pin_dir, flow_ports, ranges)
         })?;
         let mut names = vec![PEERS.to_owned(), COUNT.to_owned()];
         for (family, protocol_family) in [("v4", NFPROTO_IPV4), ("v6", NFPROTO_IPV6)] {
@@ -123,25 +123,22 @@ fn pins(pin_dir: &Path) -> impl Iterator<Item = String> {
     names.filter(|name| name.starts_with(PIN)).collect::<Vec<_>>().into_iter()
 }
 
-fn load(pin_dir: &Path, flow_ports: &RangeInclusive<u16>) -> Result<GuardSkel<'static>, Unavailable> {
+fn load(pin_dir: &Path, flow_ports: &RangeInclusive<u16>, ranges: Ranges) -> Result<GuardSkel<'static>, Unavailable> {
     // As of the flow cache: it lives as long as the process.
     let storage = Box::leak(Box::new(MaybeUninit::uninit()));
     let mut open =
         GuardSkelBuilder::default().open(storage).map_err(|error| Unavailable::system("read the guard", error))?;
-    set_constants(&mut open, flow_ports);
+    set_constants(&mut open, flow_ports, ranges);
     let pinned = open.maps.guard_peers.set_pin_path(pin_dir.join(PEERS));
     let pinned = pinned.and_then(|()| open.maps.guard_count.set_pin_path(pin_dir.join(COUNT)));
     pinned.map_err(|error| Unavailable::system("prepare the guard's maps", error))?;
     open.load().map_err(|error| Unavailable::of_load(&error))
 }
 
-fn set_constants(open: &mut OpenGuardSkel<'_>, flow_ports: &RangeInclusive<u16>) {
+fn set_constants(open: &mut OpenGuardSkel<'_>, flow_ports: &RangeInclusive<u16>, ranges: Ranges) {
     let Some(constants) = open.maps.rodata_data.as_deref_mut() else { return };
     (constants.flow_port_first, constants.flow_port_last) = (*flow_ports.start(), *flow_ports.end());
-    constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
-    for (word, octets) in constants.host_v6.iter_mut().zip(HOST_V6.octets().chunks_exact(4)) {
-        *word = octets.try_into().map_or(0, u32::from_ne_bytes);
-    }
+    (constants.host_v4, constants.host_v6) = host_words(ranges);
 }
 
 fn attach(program: &ProgramMut<'_>, protocol_family: i32, pin: &Path) -> Result<(), Unavailable> {
@@ -176,7 +173,7 @@ mod test {
             return None;
         }
         let mut open = GuardSkelBuilder::default().open(Box::leak(Box::new(MaybeUninit::uninit()))).expect("an object");
-        set_constants(&mut open, &(61_000..=65_535));
+        set_constants(&mut open, &(61_000..=65_535), Ranges::USUAL);
         Some(open.load().expect("the verifier takes it"))
     }
 

@@ -1,10 +1,10 @@
 //! Interfaces of this host as the programs know them: which are cards, and what is inside (DESIGN §18).
 
 use std::collections::HashSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use libbpf_rs::MapCore;
-use margay_core::name::{MASK_V4, PREFIX_V4, PREFIX_V6};
+use margay_core::{BITS_V4, Ranges};
 
 use super::layout::inside_key;
 use super::plain::Plain;
@@ -72,9 +72,29 @@ pub(super) fn set_insides(map: &impl MapCore, interfaces: &[Interface]) -> Resul
     wanted.iter().try_for_each(|key| put(map, key.bytes(), &1_u32.to_ne_bytes(), "prefixes that are inside"))
 }
 
-/// Tells the programs what a virtual address begins with.
-pub(super) fn set_virtual(constants: &mut rodata) {
-    constants.virtual_v4 = u32::from_ne_bytes(PREFIX_V4);
-    constants.virtual_v4_mask = u32::from_ne_bytes(MASK_V4);
-    constants.virtual_v6 = u32::from_ne_bytes(PREFIX_V6);
+/// Tells the programs which addresses are virtual, and which of them are the host's own.
+pub(super) fn set_virtual(constants: &mut rodata, ranges: Ranges) {
+    (constants.virtual_v4, constants.virtual_v4_mask) = prefix_v4(ranges);
+    constants.virtual_v6 = prefix_v6(ranges);
+    (constants.host_v4, constants.host_v6) = host_words(ranges);
+}
+
+/// What all virtual IPv4 addresses begin with, and the bits of that, in the order of the network.
+pub(crate) fn prefix_v4(ranges: Ranges) -> (u32, u32) {
+    (ranges.first_v4().to_bits().to_be(), (u32::MAX << (32 - BITS_V4)).to_be())
+}
+
+/// The first word of all virtual IPv6 addresses, in the order of the network.
+pub(crate) fn prefix_v6(ranges: Ranges) -> u32 {
+    words(ranges.first_v6())[0]
+}
+
+/// The host's own virtual addresses, in the order of the network.
+pub(crate) fn host_words(ranges: Ranges) -> (u32, [u32; 4]) {
+    (ranges.host_v4().to_bits().to_be(), words(ranges.host_v6()))
+}
+
+fn words(address: Ipv6Addr) -> [u32; 4] {
+    let bits = address.to_bits();
+    [96, 64, 32, 0].map(|shift| ((bits >> shift) as u32).to_be())
 }

@@ -4,13 +4,13 @@
 
 use std::collections::HashSet;
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use margay_core::Ranges;
 use margay_core::entry::Tuple;
-use margay_core::name::{HOST_V4, HOST_V6};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::grant::test::alone;
@@ -22,6 +22,7 @@ use crate::tun::{self, Tun};
 use crate::vnet;
 
 const PATIENCE_MS: u16 = 10_000;
+const HOST_V4: Ipv4Addr = Ranges::USUAL.host_v4();
 const SAL0: &str = "sal0";
 /// Number of a SYN.
 const FIRST: u32 = 1000;
@@ -35,9 +36,10 @@ struct Host {
 impl Host {
     fn new(pins: &std::path::Path) -> Self {
         tun::create_persistent(SAL0).expect("a TUN");
+        let host_v6 = Ranges::USUAL.host_v6();
         let script = format!(
             "ip link set lo up; ip addr add 10.1.0.2/32 dev lo; ip addr add fd01::2/128 dev lo nodad
-             ip addr add {HOST_V4}/32 dev {SAL0}; ip addr add {HOST_V6}/128 dev {SAL0} nodad; ip link set {SAL0} up
+             ip addr add {HOST_V4}/32 dev {SAL0}; ip addr add {host_v6}/128 dev {SAL0} nodad; ip link set {SAL0} up
              ip route add default dev {SAL0}; ip -6 route add default dev {SAL0}"
         );
         assert!(Command::new("sh").args(["-ec", &script]).status().expect("a shell").success());
@@ -48,6 +50,7 @@ impl Host {
             in_place: false,
             pin_dir: pins.to_owned(),
             flow_ports: 61_000..=65_535,
+            ranges: Ranges::USUAL,
             flows_max: 1024,
         };
         let cache = KernelCache::open(&config).expect("the kernel takes it");
@@ -137,8 +140,10 @@ fn a_listener_at_one_address_gets_what_comes_by_sal0_for_the_host() {
             let listener =
                 if text == "mptcp" { listen_mptcp("127.0.0.1:0") } else { TcpListener::bind(text).expect("a port") };
             let address = listener.local_addr().expect("bound");
-            let (port, to) =
-                (address.port(), if address.is_ipv4() { IpAddr::V4(HOST_V4) } else { IpAddr::V6(HOST_V6) });
+            let (port, to) = (
+                address.port(),
+                if address.is_ipv4() { IpAddr::V4(HOST_V4) } else { IpAddr::V6(Ranges::USUAL.host_v6()) },
+            );
             host.look_up(&[]);
             assert_eq!(answer(to, port, SYN), RST | ACK, "{text}: nobody is looked up");
             host.look_up(&[address]);

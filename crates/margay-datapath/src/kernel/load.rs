@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut};
-use margay_core::name::{HOST_V4, HOST_V6};
 use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::statfs;
@@ -371,13 +370,8 @@ fn load(config: &CacheConfig, sal0: u32) -> Result<FlowCacheSkel<'static>, Unava
             constants.sal0_ifindex = sal0;
             constants.flow_port_first = *config.flow_ports.start();
             constants.flow_port_last = *config.flow_ports.end();
-            interface::set_virtual(constants);
+            interface::set_virtual(constants, config.ranges);
             (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
-            constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
-            let words = HOST_V6.octets();
-            for (at, word) in constants.host_v6.iter_mut().enumerate() {
-                *word = u32::from_ne_bytes([words[4 * at], words[4 * at + 1], words[4 * at + 2], words[4 * at + 3]]);
-            }
         }
         open.maps.apps.set_max_entries(config.flows_max)?;
         open.maps.flows.set_max_entries(config.flows_max)?;

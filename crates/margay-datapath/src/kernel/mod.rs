@@ -19,6 +19,7 @@ mod test;
 pub(crate) mod words;
 
 pub use interface::{Inside, Interface};
+pub(crate) use interface::{host_words, prefix_v4, prefix_v6};
 pub(crate) use load::remove_pin;
 
 /// Generated from the object.
@@ -35,6 +36,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
+use margay_core::Ranges;
 use margay_core::entry::{FlowCounters, Grant, PathId};
 use margay_core::output::Direction;
 use margay_core::time::Instant;
@@ -66,6 +68,8 @@ pub struct CacheConfig {
     pub pin_dir: PathBuf,
     /// Ports of direct flows.
     pub flow_ports: RangeInclusive<u16>,
+    /// This host's virtual addresses.
+    pub ranges: Ranges,
     /// Most flows.
     pub flows_max: u32,
 }
@@ -380,7 +384,7 @@ impl KernelCache {
     pub fn open(config: &CacheConfig) -> Result<Self, Unavailable> {
         load::prepare_pins(&config.pin_dir)?;
         // Before anything of what is there is touched.
-        let guard = Guard::open(&config.pin_dir, &config.flow_ports).inspect_err(|error| {
+        let guard = Guard::open(&config.pin_dir, &config.flow_ports, config.ranges).inspect_err(|error| {
             tracing::warn!(%error, "flows may be reset by this host's own TCP while the programs are replaced");
         });
         let (loaded, adopted) = Loaded::open(config)?;

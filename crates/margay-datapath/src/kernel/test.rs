@@ -9,8 +9,7 @@ use std::net::SocketAddr;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput};
 use margay_core::entry::{PathId, Tuple};
-use margay_core::name::{HOST_V4, HOST_V6};
-use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW};
+use margay_core::{KNOCK_WINDOW, PINHOLE_WINDOW, Ranges};
 use margay_wire::FlowId;
 
 use super::address_pair::AddressPairs;
@@ -100,6 +99,10 @@ fn programs(sal0: u32) -> Option<Rig> {
 }
 
 fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
+    programs_of(sal0, in_place, Ranges::USUAL)
+}
+
+fn programs_of(sal0: u32, in_place: bool, ranges: Ranges) -> Option<Rig> {
     if !nix::unistd::Uid::effective().is_root() {
         eprintln!("skipped: eBPF needs root");
         return None;
@@ -109,12 +112,7 @@ fn programs_in_place(sal0: u32, in_place: bool) -> Option<Rig> {
         constants.sal0_ifindex = sal0;
         constants.sal0_header_len = ETHERNET as u32;
         (constants.flow_port_first, constants.flow_port_last) = (61_000, 65_535);
-        constants.host_v4 = u32::from_ne_bytes(HOST_V4.octets());
-        let words = HOST_V6.octets();
-        for (word, bytes) in constants.host_v6.iter_mut().zip(words.as_chunks().0) {
-            *word = u32::from_ne_bytes(*bytes);
-        }
-        super::interface::set_virtual(constants);
+        super::interface::set_virtual(constants, ranges);
         (constants.pinhole_window, constants.knock_window) = (PINHOLE_WINDOW, KNOCK_WINDOW);
         assert_eq!(constants.layout_version, LAYOUT_VERSION, "layout.h and layout.rs are of one version");
     }

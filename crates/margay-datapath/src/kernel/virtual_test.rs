@@ -115,6 +115,26 @@ fn neighbours_of_the_virtual_prefixes_are_not_touched() {
     assert_eq!(rig.counted(), <[&str; 0]>::default());
 }
 
+#[test]
+fn a_host_has_the_virtual_addresses_that_it_is_given() {
+    let other = Ranges { v4: "10.66.0.0/15".parse().expect("a range"), v6: "fdaa:1::/32".parse().expect("a range") };
+    let Some(rig) = programs_of(SAL0, false, other) else { return };
+    for (source, destination, verdict) in [
+        ("10.1.0.9", "10.66.0.1", DROP),
+        ("10.67.255.254", "10.1.0.2", DROP),
+        ("fd00::9", "fdaa:1::1", DROP),
+        ("10.1.0.9", "198.18.0.1", NEXT),
+        ("198.18.0.1", "10.68.0.1", NEXT),
+        ("fd5a:4c00::1", "fd00::9", NEXT),
+    ] {
+        for form in FORMS {
+            let packet = packet(source, destination, form);
+            let found = (ingress(&rig, &packet), egress(&rig, &packet));
+            assert_eq!(found, (verdict, verdict), "{source} to {destination}, {form:?}");
+        }
+    }
+}
+
 /// An interface with these prefixes inside.
 fn inside(index: u32, prefixes: &[(&str, u8)]) -> Interface {
     let prefix = |(address, bits): &(&str, u8)| -> (IpAddr, u8) { (address.parse().expect("literal"), *bits) };

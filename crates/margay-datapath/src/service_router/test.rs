@@ -11,7 +11,7 @@ use margay_core::output::{DropReason, Output};
 use margay_core::rng::Rng;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule, RuleId};
 use margay_core::time::Instant;
-use margay_core::{AssociationSetup, Config, Limits, Sal};
+use margay_core::{AssociationSetup, Config, Limits, Ranges, Sal};
 use margay_wire::{
     Extension, Flags, FlowId, Kind, MessageWriter, NextProtocol, PORT, ResolvableRepr, SessionId, SessionRepr,
 };
@@ -89,6 +89,7 @@ impl Rig {
             router: true,
             datagram_max: 1472,
             local_addresses: vec![own(true).ip(), own(false).ip()],
+            ranges: Ranges::USUAL,
             limits: Limits { answers_per_s: 1_000_000, ..Limits::default() },
         };
         let mut sal = Sal::new(config, now, 1_700_000_000, [7; 32]);

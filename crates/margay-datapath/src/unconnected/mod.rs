@@ -25,14 +25,14 @@ use std::time::Duration;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
 
-use margay_core::name::{MASK_V4, PREFIX_V4, PREFIX_V6};
+use margay_core::Ranges;
 
 use crate::active_sockets::own_namespace;
 use crate::clock;
 use crate::kernel::plain::Plain;
 use crate::kernel::ring::Ring;
 use crate::kernel::words;
-use crate::kernel::{Unavailable, remove_pin};
+use crate::kernel::{Unavailable, prefix_v4, prefix_v6, remove_pin};
 use layout::{VERSION, address_value, name_key, question};
 use skeleton::{OpenUnconnectedSkel, UnconnectedSkel, UnconnectedSkelBuilder};
 
@@ -49,23 +49,23 @@ pub struct Unconnected {
 
 impl Unconnected {
     /// Loads the programs, or takes over what an agent before has left in `pin_dir`, and attaches them to the machine. `cgroup_root`:
-    /// the root of the version 2 hierarchy; `sal0`: the number of the interface that names lead to.
+    /// the root of the version 2 hierarchy; `sal0`: the number of the interface that names lead to; `ranges`: the addresses that stand for them.
     ///
     /// # Errors
     ///
     /// Why the kernel does not take them.
-    pub fn open(cgroup_root: &Path, pin_dir: &Path, sal0: u32) -> Result<Self, Unavailable> {
+    pub fn open(cgroup_root: &Path, pin_dir: &Path, sal0: u32, ranges: Ranges) -> Result<Self, Unavailable> {
         words::keep();
         let root =
             File::open(cgroup_root).map_err(|error| Unavailable::system("open the root of the cgroups", error))?;
         if pinned_version(pin_dir) != Some(VERSION) {
             remove_maps(pin_dir);
         }
-        let mut loaded = load(pin_dir, sal0);
+        let mut loaded = load(pin_dir, sal0, ranges);
         if loaded.is_err() {
             // Of this version by its own account, and yet not what the programs want: a bound changed, say.
             remove_maps(pin_dir);
-            loaded = load(pin_dir, sal0);
+            loaded = load(pin_dir, sal0, ranges);
         }
         let skeleton = loaded?;
         let version = VERSION.to_ne_bytes();
@@ -228,7 +228,7 @@ fn remove_maps(pin_dir: &Path) {
     PINNED_MAPS.iter().for_each(|name| remove_pin(&pin_dir.join(name)));
 }
 
-fn load(pin_dir: &Path, sal0: u32) -> Result<UnconnectedSkel<'static>, Unavailable> {
+fn load(pin_dir: &Path, sal0: u32, ranges: Ranges) -> Result<UnconnectedSkel<'static>, Unavailable> {
     let own = own_namespace().map_err(|error| Unavailable::system("ask for the network namespace", error))?;
     // One object per process: it lives as long as the process.
     let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
@@ -237,9 +237,8 @@ fn load(pin_dir: &Path, sal0: u32) -> Result<UnconnectedSkel<'static>, Unavailab
         .map_err(|error| Unavailable::system("read the object", error))?;
     if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
         constants.own_netns = own.0;
-        constants.virtual_v4 = u32::from_ne_bytes(PREFIX_V4);
-        constants.virtual_v4_mask = u32::from_ne_bytes(MASK_V4);
-        constants.virtual_v6 = u32::from_ne_bytes(PREFIX_V6);
+        (constants.virtual_v4, constants.virtual_v4_mask) = prefix_v4(ranges);
+        constants.virtual_v6 = prefix_v6(ranges);
         constants.sal0_ifindex = sal0;
     }
     let set_up = |open: &mut OpenUnconnectedSkel<'_>| -> libbpf_rs::Result<()> {

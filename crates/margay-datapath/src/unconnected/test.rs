@@ -40,7 +40,7 @@ fn with_programs(name: &str, work: impl FnOnce(&Unconnected, &Path) + Send) {
             ip("link set lo up");
             INSTANCES.iter().for_each(|address| ip(&format!("addr add {address} dev lo")));
             KernelCache::prepare(&pins).expect("a place for pins");
-            let programs = Unconnected::open(&root, &pins, 0).expect("the kernel takes the programs");
+            let programs = Unconnected::open(&root, &pins, 0, Ranges::USUAL).expect("the kernel takes the programs");
             work(&programs, &root);
         });
         let result = there.join();
@@ -257,7 +257,7 @@ fn the_next_agent_finds_what_was_spread_and_nothing_is_left_when_it_is_taken_off
         let name: SocketAddr = "198.18.5.5:99".parse().expect("literal");
         programs.spread(name, &[(INSTANCES[0].parse().expect("literal"), 1)], false).expect("room");
         let pins = std::env::temp_dir().join(format!("margay-unconnected-{}-kept", std::process::id()));
-        let next = Unconnected::open(root, &pins, 0).expect("taken over");
+        let next = Unconnected::open(root, &pins, 0, Ranges::USUAL).expect("taken over");
         assert_eq!(next.spreads().iter().map(|(name, _)| *name).collect::<Vec<_>>(), [name]);
         next.gather(name);
         next.forget(INSTANCES[0].parse().expect("literal"));

@@ -101,6 +101,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::attempt_part("programs that serve names", findings, |_| served_again(busy));
     pair::attempt_part("a second token", findings, |_| joins_live(busy, bare));
     pair::attempt_part("a route into the virtual addresses", findings, |findings| clash(bare, findings));
+    pair::attempt_part("other virtual addresses", findings, |findings| other_ranges(bare, busy, findings));
     Ok(())
 }
 
@@ -118,6 +119,52 @@ fn clash(host: &Host, findings: &mut Findings) -> Result<()> {
         host.run(["ip", family, "route", "del", network, "dev", "eth0"])?;
     }
     Ok(())
+}
+
+/// Where others have the usual virtual addresses, a host has other ones, and talks with hosts that have the usual ones.
+fn other_ranges(host: &Host, peer: &Host, findings: &mut Findings) -> Result<()> {
+    host.run(["ip", "route", "add", "198.18.7.0/24", "dev", "eth0"])?;
+    let before = host.shell(SNAPSHOT)?;
+    let set = |ipv4: &str| {
+        host.shell(&format!(
+            "sed -i '/^# ranges/,$d' /etc/margay/margay.toml
+             printf '# ranges\n[ranges]\nipv4 = \"{ipv4}\"\nipv6 = \"fdaa:1::/32\"\n' >> /etc/margay/margay.toml"
+        ))
+    };
+    host.shell("touch /etc/margay/margay.toml")?;
+    set("10.66.0.0/15")?;
+    margay(host, ["up", "--router"])?;
+    margay(host, ["id", "authority", "create", "den"])?;
+    agent::join(peer, margay(host, ["id", "token", "create", "den"])?.trim())?;
+    let mut servers = Vec::new();
+    for (server, name) in [(host, "one.den"), (peer, "two.den")] {
+        servers.push(server.spawn(name, ["python3", "-m", "http.server", "--bind", "::", "8080"])?);
+        agent::publish(server, name, "[::]:8080", &[])?;
+    }
+    for (client, name, v4, v6) in [(host, "two.den", "10.66.", "fdaa:1:"), (peer, "one.den", "198.18.", "fd5a:4c00:")] {
+        let found = agent::virtual_addresses(client, name)?;
+        ensure!(found.0.starts_with(v4) && found.1.starts_with(v6), "{name} is at {found:?} on {}", client.name());
+        for family in ["-4", "-6"] {
+            let page = client.shell(&format!("curl {family} -sf --max-time 5 http://{name}.sal.internal:8080/"))?;
+            ensure!(page.contains("Directory listing"), "{name} by {family} on {}: {page}", client.name());
+        }
+    }
+    set("10.68.0.0/15")?;
+    let said = margay(host, ["reload"])?;
+    ensure!(said.contains("[ranges] ipv4") && said.contains("down"), "a reload does not say what is needed: {said}");
+    let pid = agent::pid(host)?;
+    host.run(["kill", "-9", &pid.to_string()])?;
+    wait_for("the end of the agent", READY_LIMIT, || {
+        if agent::pid(host).is_err() { Ok(()) } else { bail!("it is there") }
+    })?;
+    let Err(refusal) = margay(host, ["up", "--router"]) else { bail!("`up` does not mind other ranges than before") };
+    let refusal = format!("{refusal:#}");
+    ensure!(refusal.contains("10.66.0.0/15") && refusal.contains("10.68.0.0/15"), "`up` names no ranges: {refusal}");
+    agent::down(host)?;
+    agent::down(peer)?;
+    drop(servers);
+    compare(host, "down with other ranges", &before, findings)?;
+    host.shell("ip route del 198.18.7.0/24 dev eth0; sed -i '/^# ranges/,$d' /etc/margay/margay.toml").map(drop)
 }
 
 /// A host that is a member joins another authority while its agent runs, and becomes a router while it runs.

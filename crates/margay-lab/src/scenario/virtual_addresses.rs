@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use margay_core::name::{HOST_V4, HOST_V6, RESPONDER_V4};
+use margay_core::Ranges;
 use serde_json::Value;
 
 use super::{Findings, Scenario, pair};
@@ -67,9 +67,9 @@ const LIMIT: Duration = Duration::from_secs(15);
 /// Asks the responder at its virtual address for the address of a host's service, and says how many of the first
 /// bytes of an answer came within the time.
 fn question(host: &Host) -> String {
-    let name = host.name();
+    let (name, responder) = (host.name(), Ranges::USUAL.responder_v4());
     format!(
-        r"exec 3<>/dev/udp/{RESPONDER_V4}/53
+        r"exec 3<>/dev/udp/{responder}/53
 printf '\22\64\1\0\0\1\0\0\0\0\0\0\{:o}{name}\4shop\3sal\10internal\0\0\1\0\1' >&3
 timeout 2 head -c 12 <&3 | wc -c",
         name.len()
@@ -154,7 +154,7 @@ impl Stage<'_> {
              ip route replace {0}/32 dev eth0 src 198.19.64.7; ip route replace {1}/128 dev eth0 src fd5a:4c00::8000:1",
             own[0], own[1], strangers[0], strangers[1]
         ))?;
-        let virtual_ones = [IpAddr::V4(HOST_V4), IpAddr::V6(HOST_V6)];
+        let virtual_ones = [IpAddr::V4(Ranges::USUAL.host_v4()), IpAddr::V6(Ranges::USUAL.host_v6())];
         // What has a virtual source is sent to real addresses, where plain datagrams would be taken.
         for to in virtual_ones.into_iter().chain(own) {
             attack(stranger, self.host, to, "margay_kernel_drop_virtual_ingress_total")?;

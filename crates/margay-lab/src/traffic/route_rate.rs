@@ -135,6 +135,7 @@ impl Table {
             router: true,
             datagram_max: 1472,
             local_addresses: vec![OWN.into()],
+            ranges: margay_core::Ranges::USUAL,
             limits: Limits::default(),
         };
         let mut sal = Sal::new(config, now, 1_700_000_000, [7; 32]);

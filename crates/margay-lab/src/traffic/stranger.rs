@@ -75,6 +75,7 @@ impl Stranger {
             router: false,
             datagram_max: 1472,
             local_addresses: Vec::new(),
+            ranges: margay_core::Ranges::USUAL,
             limits: Limits::default(),
         };
         let sal = Sal::new(config, clock::now(), unix_s(), entropy::seed()?);

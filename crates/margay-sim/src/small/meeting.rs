@@ -2,9 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use margay_core::name::virtual_v6;
 use margay_core::table::Allow;
-use margay_core::{Instant, Lifecycle, Role};
+use margay_core::{Instant, Lifecycle, Ranges, Role};
 
 use super::{Budget, SmallWorld, new_host};
 use crate::host::{Host, Start};
@@ -27,7 +26,7 @@ fn address(host: usize) -> IpAddr {
 }
 
 fn start(at: usize, seed: u8, epoch: u32, now: Instant) -> Host {
-    let start = Start { key_seed: [at as u8 + 1; 32], epoch, boot: 1, router: false };
+    let start = Start { key_seed: [at as u8 + 1; 32], epoch, boot: 1, router: false, ranges: Ranges::USUAL };
     new_host(address(at), start, seed, now)
 }
 
@@ -65,7 +64,7 @@ impl SmallWorld {
     }
 
     fn connect(&mut self) {
-        let to = SocketAddr::new(virtual_v6(&service("web.shop")).into(), 80);
+        let to = SocketAddr::new(Ranges::USUAL.virtual_v6(&service("web.shop")).into(), 80);
         self.hosts[0].connect(self.now, to);
         self.hosts[0].handle_time(self.now);
         self.collect(0);

@@ -5,8 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use margay_core::handover::{HandoverRecord, KeyReference, Leg, LegKind};
-use margay_core::name::HOST_V4;
-use margay_core::{AssociationInfo, AssociationSetup, Instant, Lifecycle, Moving, Role, Tuple};
+use margay_core::{AssociationInfo, AssociationSetup, Instant, Lifecycle, Moving, Ranges, Role, Tuple};
 use margay_wire::{FlowId, Kind, Message, PORT, STACK_ENCAP, SessionId};
 
 use super::{Budget, ELSEWHERE, Letter, SmallWorld, Step, new_host};
@@ -69,7 +68,7 @@ fn flow(host: usize) -> FlowId {
 }
 
 fn tuple(host: usize) -> Tuple {
-    let own = SocketAddr::new(HOST_V4.into(), 7000);
+    let own = SocketAddr::new(Ranges::USUAL.host_v4().into(), 7000);
     let other = SocketAddr::new([198, 18, 1, host as u8].into(), 7000);
     Tuple { protocol: UDP, source: own, destination: other }
 }
@@ -88,7 +87,13 @@ impl SmallWorld {
         places.extend(travels.router.then(|| vec![vec![address(ROUTER, 1)]]));
         let starts: Vec<_> = places.iter_mut().map(|places| places.pop().unwrap_or_default()).collect();
         let start = |(host, own): (usize, &Vec<IpAddr>)| {
-            let start = Start { key_seed: [host as u8 + 1; 32], epoch: 1, boot: 1, router: host == ROUTER };
+            let start = Start {
+                key_seed: [host as u8 + 1; 32],
+                epoch: 1,
+                boot: 1,
+                router: host == ROUTER,
+                ranges: Ranges::USUAL,
+            };
             new_host(own[0], start, host as u8 + 10, now)
         };
         let mut world = Self::new(starts.iter().enumerate().map(start).collect(), now);

@@ -19,7 +19,6 @@ use futures_util::Stream;
 use margay_control::api::v1::CheckStep;
 use margay_control::registration::Phase;
 use margay_control::warrant::lineages;
-use margay_core::name::is_virtual;
 use margay_datapath::service_router::Mode;
 use nix::net::if_::if_nametoindex;
 use tokio::sync::mpsc;
@@ -148,11 +147,12 @@ async fn surroundings(agent: &Agent, steps: &mut Steps) {
         let advice = "find out which program it is, and have it leave Margay's alone; then `margay up`";
         steps.say("host", Finding::failed(why, advice)).await;
     }
-    for clash in host::clashes().await.unwrap_or_default() {
-        let text = format!("a route of another program takes virtual addresses away: {clash}");
-        steps.say("host", Finding::failed(text, "take the route away, or give that network other addresses")).await;
+    for clash in host::clashes(agent.config().ranges()).await.unwrap_or_default() {
+        let text = format!("virtual addresses are taken away by {clash}");
+        let advice = "take it away, or give Margay other ranges: [ranges] in margay.toml";
+        steps.say("host", Finding::failed(text, advice)).await;
     }
-    for rule in host::rules_before().await.unwrap_or_default() {
+    for rule in host::rules_before(agent.config().ranges()).await.unwrap_or_default() {
         let text = format!("{rule} of another program is asked before Margay's, and may take packets to names away");
         let advice = "`ip rule` and `ip -6 rule` show it; give it a priority above the rule of `lookup local`, and \
                       Margay's goes before it";
@@ -236,7 +236,7 @@ async fn dns(agent: &Agent) -> Finding {
         Ok(Err(error)) => Finding::failed(format!("{name}: {error}"), advice),
         Ok(Ok(addresses)) => {
             let found: Vec<IpAddr> = addresses.map(|address| address.ip()).collect();
-            if found.iter().any(|address| is_virtual(*address)) {
+            if found.iter().any(|address| agent.config().ranges().is_virtual(*address)) {
                 Finding::Ok(format!("names of {} are found", agent.config().dns.zone))
             } else {
                 Finding::failed(format!("{name}: answered by somebody else with {found:?}"), advice)

@@ -66,7 +66,7 @@ impl DirectPath {
             }
         };
         let direct = Self { state: Mutex::new(state), unguarded: Mutex::default() };
-        match host::card::cards(config.inside.as_deref()).await {
+        match host::card::cards(config.inside.as_deref(), config.ranges()).await {
             Ok(cards) => direct.set_guard(config, &cards).await,
             Err(error) => *direct.unguarded.lock() = Some(format!("interfaces cannot be read: {error}")),
         }
@@ -125,10 +125,11 @@ impl DirectPath {
         if !config.direct {
             return Err("the configuration says `direct = false`".to_owned());
         }
-        let cards = host::card::cards(config.inside.as_deref()).await;
+        let cards = host::card::cards(config.inside.as_deref(), config.ranges()).await;
         let cards = cards.map_err(|error| format!("interfaces cannot be read: {error}"))?;
-        let local_addresses =
-            host::local_addresses().await.map_err(|error| format!("addresses cannot be read: {error}"))?;
+        let local_addresses = host::local_addresses(config.ranges())
+            .await
+            .map_err(|error| format!("addresses cannot be read: {error}"))?;
         let cache_config = CacheConfig {
             sal0: INTERFACE.to_owned(),
             interfaces: cards.into_iter().map(|card| card.interface).collect(),
@@ -136,6 +137,7 @@ impl DirectPath {
             in_place: Way::look().is_none(),
             pin_dir: pins(&config.host.runtime_dir),
             flow_ports: FLOW_PORTS,
+            ranges: config.ranges(),
             flows_max: FLOWS_MAX,
         };
         KernelCache::open(&cache_config).map_err(|error| error.to_string())

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
-use crate::config::Config;
+use crate::config::{Config, RangesSection};
 use crate::host;
 use crate::host::change::State;
 use crate::host::netlink::Netlink;
@@ -71,7 +71,8 @@ pub enum StartError {
 pub async fn start(config: &Config, leases: Arc<Leases>, directory: Arc<dyn Directory>) -> Result<Dns, StartError> {
     let way = ResponderWay::of(config);
     let answers = Answers::new(&config.dns.zone, way.address().ip(), leases, directory)?;
-    let words = Words { zone: config.dns.zone.clone(), address: way.address(), worker: false };
+    let RangesSection { ipv4, ipv6 } = config.ranges;
+    let words = Words { zone: config.dns.zone.clone(), address: way.address(), ipv4, ipv6, worker: false };
     let mut process = Process { words, way: way.clone(), path: responder::path(&config.host.runtime_dir), held: None };
     let (stream, is_new) = process.reach().await?;
     let held = process.namespace()?;
@@ -160,7 +161,7 @@ impl Process {
             udp.local_addr().ok()
         };
         match &self.way {
-            ResponderWay::Apart => sockets.namespace.is_some(),
+            ResponderWay::Apart { .. } => sockets.namespace.is_some(),
             ResponderWay::OnHost { listen, .. } => sockets.namespace.is_none() && local() == Some(*listen),
         }
     }
@@ -243,11 +244,12 @@ async fn open(way: &ResponderWay) -> Result<Sockets, StartError> {
             let (udp, tcp) = pair(bind(*listen).await?)?;
             Ok(Sockets { udp, tcp, namespace: None })
         }
-        ResponderWay::Apart => {
-            let opened = spawn_blocking(|| -> io::Result<Sockets> {
+        ResponderWay::Apart { .. } => {
+            let port = way.address().port();
+            let opened = spawn_blocking(move || -> io::Result<Sockets> {
                 let namespace = Namespace::new()?;
                 // All addresses there are the responder's.
-                let any = (std::net::Ipv4Addr::UNSPECIFIED, ResponderWay::Apart.address().port());
+                let any = (std::net::Ipv4Addr::UNSPECIFIED, port);
                 let (udp, tcp) = namespace
                     .enter(|| Ok((std::net::UdpSocket::bind(any)?.into(), std::net::TcpListener::bind(any)?.into())))?;
                 Ok(Sockets { udp, tcp, namespace: Some(namespace) })

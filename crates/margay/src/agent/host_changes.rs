@@ -165,7 +165,7 @@ pub async fn follow(agent: Arc<Agent>) {
 
 async fn follow_kernel(agent: &Agent) -> io::Result<()> {
     let net = Netlink::connect()?.with_namespace(agent.dns.as_ref().and_then(|dns| dns.namespace()));
-    let mut told = netlink::changes_of_own(host::TABLE)?;
+    let mut told = netlink::changes_of_own(host::TABLE, agent.config().ranges())?;
     let mut filter = judge::Changes::open();
     let mut rounds = interval(ROUND);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 
-use margay_core::name::is_virtual;
+use margay_core::Ranges;
 
 use super::direct::DirectPath;
 use super::listening::Listener;
@@ -20,38 +20,43 @@ pub type LookUp = Box<dyn Fn(&HashSet<SocketAddr>, bool) -> bool + Send + Sync>;
 /// # Errors
 ///
 /// It cannot; the message says what to bind instead.
-pub fn deliverable(address: SocketAddr, direct: &DirectPath) -> Result<(), String> {
+pub fn deliverable(address: SocketAddr, direct: &DirectPath, ranges: Ranges) -> Result<(), String> {
     match direct.why_no_lookup().filter(|_| is_loopback(address)) {
         None => Ok(()),
         Some(why) => Err(format!(
             "`{address}` is a loopback address, which only an eBPF program can reach, and there is none ({why}); {}",
-            instead_of(address)
+            instead_of(address, ranges)
         )),
     }
 }
 
 /// Whether it is to be looked up: a TCP socket at one address of this host.
-fn is_meant(listener: &Listener, is_own: impl Fn(SocketAddr) -> bool) -> bool {
+fn is_meant(listener: &Listener, ranges: Ranges, is_own: impl Fn(SocketAddr) -> bool) -> bool {
     let ip = listener.address.ip();
     listener.carries(Protocol::Tcp)
         && !ip.is_unspecified()
-        && !is_virtual(ip)
+        && !ranges.is_virtual(ip)
         && (ip.is_loopback() || is_own(listener.address))
 }
 
 /// Which of these listeners are looked up. Those on the loopback come first: the others are reached at their own addresses all
 /// the same, only that they see surrogates. Then those that are looked up `now`: what is does not change without need.
-pub fn chosen<'a>(listeners: impl Iterator<Item = &'a Listener>, now: &HashSet<SocketAddr>) -> HashSet<SocketAddr> {
-    choose(listeners, now, |address| host::has_address(address.ip()))
+pub fn chosen<'a>(
+    listeners: impl Iterator<Item = &'a Listener>,
+    now: &HashSet<SocketAddr>,
+    ranges: Ranges,
+) -> HashSet<SocketAddr> {
+    choose(listeners, now, ranges, |address| host::has_address(address.ip()))
 }
 
 fn choose<'a>(
     listeners: impl Iterator<Item = &'a Listener>,
     now: &HashSet<SocketAddr>,
+    ranges: Ranges,
     is_own: impl Fn(SocketAddr) -> bool + Copy,
 ) -> HashSet<SocketAddr> {
     let mut meant: Vec<SocketAddr> =
-        listeners.filter(|listener| is_meant(listener, is_own)).map(|listener| listener.address).collect();
+        listeners.filter(|listener| is_meant(listener, ranges, is_own)).map(|listener| listener.address).collect();
     meant.sort_by_key(|address| (!is_loopback(*address), !now.contains(address), *address));
     let mut taken = HashSet::new();
     meant.into_iter().filter(|address| taken.insert((address.is_ipv4(), address.port()))).collect()
@@ -76,7 +81,8 @@ mod test {
     fn chosen(listeners: &[Listener], now: &[&str]) -> Vec<String> {
         let now = now.iter().map(|address| address.parse().expect("literal")).collect();
         let is_own = |address: SocketAddr| !address.to_string().starts_with("10.9.");
-        let mut found: Vec<String> = choose(listeners.iter(), &now, is_own).iter().map(SocketAddr::to_string).collect();
+        let mut found: Vec<String> =
+            choose(listeners.iter(), &now, Ranges::USUAL, is_own).iter().map(SocketAddr::to_string).collect();
         found.sort();
         found
     }

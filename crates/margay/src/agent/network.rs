@@ -69,7 +69,7 @@ pub async fn follow(agent: Arc<Agent>) {
 
 /// The segments that are asked over, where they are others now.
 async fn follow_segments(agent: &Agent, told: &mut Vec<Segment>) {
-    let set = match host::segments().await {
+    let set = match host::segments(agent.config().ranges()).await {
         Ok(segments) if *told == segments => Ok(()),
         Ok(segments) => {
             told.clone_from(&segments);
@@ -86,10 +86,11 @@ async fn follow_segments(agent: &Agent, told: &mut Vec<Segment>) {
 pub async fn refresh(agent: &Agent, look: Look) {
     // One look at a time: an older one must not have the last word.
     let mut told = agent.network.told.lock().await;
+    let config = agent.config();
     let looks = (
-        host::local_addresses().await,
+        host::local_addresses(config.ranges()).await,
         host::interfaces().await,
-        host::card::cards(agent.config().inside.as_deref()).await,
+        host::card::cards(config.inside.as_deref(), config.ranges()).await,
     );
     let (addresses, interfaces, cards) = match looks {
         (Ok(addresses), Ok(interfaces), Ok(cards)) => (addresses, interfaces, cards),
@@ -100,7 +101,7 @@ pub async fn refresh(agent: &Agent, look: Look) {
     };
     let has_changed = told.addresses != addresses || told.interfaces != interfaces;
     if has_changed || told.cards != cards {
-        agent.direct.refresh(&agent.config(), &cards, &addresses).await;
+        agent.direct.refresh(&config, &cards, &addresses).await;
         told.cards = cards;
     }
     if has_changed {

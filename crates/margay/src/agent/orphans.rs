@@ -6,8 +6,7 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 
 use margay_core::event::FlowInfo;
-use margay_core::name::{HOST_V4, HOST_V6};
-use margay_core::{Lifecycle, Tuple};
+use margay_core::{Lifecycle, Ranges, Tuple};
 use margay_datapath::socket_table::{Socket, Table};
 use margay_wire::FlowId;
 
@@ -29,9 +28,10 @@ impl Orphans {
         if round != FIRST_ROUND && round != SECOND_ROUND {
             return;
         }
+        let ranges = agent.config().ranges();
         // The flows first: a socket is there before its flow.
         let flows: Vec<(FlowId, Tuple)> = agent.core.0.with_sal(|sal, _| {
-            let judged = sal.flows().filter(may_be_judged);
+            let judged = sal.flows().filter(|flow| may_be_judged(flow, ranges));
             judged.map(|flow| (flow.flow, flow.app)).collect()
         });
         if flows.is_empty() {
@@ -52,11 +52,10 @@ impl Orphans {
 }
 
 /// Whether its socket would be in this network namespace: a program elsewhere has an address of its own.
-fn may_be_judged(flow: &FlowInfo) -> bool {
-    let source = flow.app.source.ip();
+fn may_be_judged(flow: &FlowInfo, ranges: Ranges) -> bool {
     flow.app.protocol == TCP
         && matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed)
-        && (source == HOST_V4 || source == HOST_V6)
+        && ranges.is_host(flow.app.source.ip())
 }
 
 /// Those of the flows that no socket is of.

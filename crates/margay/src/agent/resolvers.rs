@@ -17,8 +17,9 @@ use margay_control::resolver::registry::{Homes, Registry};
 use margay_control::resolver::writer::{Entry as Registered, Report, Write, Writer};
 use margay_control::resolver::{Found, INSTANCES_MAX, Place, Resolve, ResolveError, Resolver, Wanted};
 use margay_control::{Clock, StateDir};
+use margay_core::Ranges;
 use margay_core::delay::{Answer, Question, ResolverId};
-use margay_core::name::{Name, Prefix, ServiceId, is_virtual};
+use margay_core::name::{Name, Prefix, ServiceId};
 use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
 use miette::{IntoDiagnostic, Result, miette};
 use parking_lot::Mutex;
@@ -85,7 +86,7 @@ impl Resolvers {
         let dir = StateDir::open(&config.host.state_dir).into_diagnostic()?;
         for section in &config.resolver {
             let section = section.get_ref();
-            let made = this.make(section, &dir, clock).map_err(|why| {
+            let made = this.make(section, &dir, (clock, config.ranges())).map_err(|why| {
                 let help = "correct the [[resolver]] section, or what it names";
                 miette!(help = help, "{}", unusable(section, &why))
             })?;
@@ -124,7 +125,7 @@ impl Resolvers {
         let (former, wanted) = (sections(before), sections(now));
         let mut made = Vec::new();
         for section in wanted.iter().filter(|section| !former.contains(section)) {
-            let it = self.make(section, &dir, &agent.clock).map_err(|why| unusable(section, &why))?;
+            let it = self.make(section, &dir, (&agent.clock, now.ranges())).map_err(|why| unusable(section, &why))?;
             made.push((section, it));
         }
         self.follow_rules(now, &agent.core).map_err(|error| error.to_string())?;
@@ -162,10 +163,15 @@ impl Resolvers {
         entry.writing = Some(tokio::spawn(async move { writer.run(wanted).await }));
     }
 
-    fn make(&self, section: &ResolverSection, dir: &StateDir, clock: &Clock) -> Result<Made, String> {
+    fn make(
+        &self,
+        section: &ResolverSection,
+        dir: &StateDir,
+        (clock, ranges): (&Clock, Ranges),
+    ) -> Result<Made, String> {
         let zone = section.zone.as_deref().unwrap_or_default();
         Ok(match section.kind {
-            Kind::Static => (Box::new(StaticFile::new(section.file.clone().unwrap_or_default())), None),
+            Kind::Static => (Box::new(StaticFile::new(section.file.clone().unwrap_or_default(), ranges)), None),
             Kind::Registry => (Box::new(Registry::new(section.router.clone().unwrap_or_default(), self.homes())), None),
             Kind::Dns => (Box::new(Dns::new(&section.servers, zone)?), dns_update(section, zone, clock)?),
             Kind::Dht => {
@@ -335,7 +341,7 @@ fn registered(agent: &Agent, names: &[Prefix]) -> Vec<Registered> {
 
 /// Says where others reach an instance that is on this host. False where they cannot.
 fn locate(agent: &Agent, instance: &mut Instance) -> bool {
-    if is_virtual(instance.address.ip()) || instance.address.ip().is_loopback() {
+    if instance.is_of_teller() || instance.address.ip().is_loopback() {
         let own = agent.core.0.with_sal(|sal, _| sal.local_addresses().to_vec());
         let Some(own) = own.iter().find(|own| own.is_ipv4()).or(own.first()) else { return false };
         instance.address.set_ip(*own);
@@ -401,7 +407,7 @@ pub mod tests {
     /// One of that name, which knows nobody.
     pub fn one(name: &str) -> Arc<Resolvers> {
         let resolvers = Resolvers::default();
-        let nobody = Box::new(StaticFile::new("/nonexistent".into()));
+        let nobody = Box::new(StaticFile::new("/nonexistent".into(), Ranges::USUAL));
         resolvers.set(Resolver::new(name.to_owned(), Duration::from_secs(1), nobody), None);
         Arc::new(resolvers)
     }

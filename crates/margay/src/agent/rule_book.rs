@@ -16,9 +16,9 @@ use margay_control::quantity::count_of;
 use margay_control::store::{Store, StoreError, StoredRule};
 use margay_core::forward_all::COPIES_MAX;
 use margay_core::lifetime::{Expiry, Lifetime};
-use margay_core::name::{AUTHORITY_BITS, Name, Prefix, ServiceId, is_virtual};
+use margay_core::name::{AUTHORITY_BITS, Name, Prefix, ServiceId};
 use margay_core::table::{Action, NextHop, Rule, RuleId, TableError};
-use margay_core::{Instant, Sal};
+use margay_core::{Instant, Ranges, Sal};
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
@@ -482,17 +482,17 @@ fn check_addresses(forward: &[SocketAddr]) -> Result<(), RuleError> {
     Ok(())
 }
 
-/// Whether an address may be a next hop, wherever this host is.
+/// Whether an address may be a next hop, wherever this host with these virtual addresses is.
 ///
 /// # Errors
 ///
 /// It may not; the message says why.
-pub fn check_hop(address: SocketAddr) -> Result<SocketAddr, String> {
+pub fn check_hop(address: SocketAddr, ranges: Ranges) -> Result<SocketAddr, String> {
     let is_broadcast = address.ip() == IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
     if address.port() == 0 {
         return Err(format!("{address} has no port; leave it out for {}", margay_wire::PORT));
     }
-    if address.ip().is_unspecified() || address.ip().is_multicast() || is_broadcast || is_virtual(address.ip()) {
+    if address.ip().is_unspecified() || address.ip().is_multicast() || is_broadcast || ranges.is_virtual(address.ip()) {
         return Err(format!("{address} is no host's own address; write that of the next hop on the network"));
     }
     Ok(address)

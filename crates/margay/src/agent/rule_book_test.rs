@@ -2,7 +2,7 @@ use margay_control::StateDir;
 use margay_core::key::HostSecret;
 use margay_core::rng::Rng;
 use margay_core::table::{Demux, Resolution};
-use margay_core::{Config, Event, Limits};
+use margay_core::{Config, Event, Limits, Ranges};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
@@ -27,6 +27,7 @@ impl Still {
             router: false,
             datagram_max: 1400,
             local_addresses: vec![OWN.into()],
+            ranges: Ranges::USUAL,
             limits: Limits { rules, ..Limits::default() },
         };
         let sal = Arc::new(Mutex::new(Sal::new(config, Instant::ZERO, NOW_S, [3; 32])));
@@ -129,7 +130,7 @@ fn what_makes_no_sense_is_refused_with_its_place_and_changes_nothing() {
     }
     for (address, part) in [("10.0.0.1:0", "no port"), ("224.0.0.1:1", "own address"), ("198.18.0.1:1", "own address")]
     {
-        assert!(check_hop(address.parse().expect("literal")).expect_err(part).contains(part));
+        assert!(check_hop(address.parse().expect("literal"), Ranges::USUAL).expect_err(part).contains(part));
     }
     assert_eq!((core.count(), host.store.rules().expect("readable").len()), (0, 0));
 }

@@ -14,7 +14,8 @@ use margay_control::registration::{Acknowledgement, Home, Instance, Local, OwnSe
 use margay_control::store::{NameError, Store};
 use margay_control::warrant::Permit;
 use margay_control::{Clock, SalControl, StateDir, StateError, issue};
-use margay_core::name::{Name, Prefix, authority_block, is_virtual};
+use margay_core::Ranges;
+use margay_core::name::{Name, Prefix, authority_block};
 use margay_core::table::{Action, Rule, RuleId, TableError};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -153,6 +154,7 @@ pub struct Services {
     /// Addresses whose listeners are looked up.
     looked_up: Mutex<HashSet<SocketAddr>>,
     look_up: LookUp,
+    ranges: Ranges,
     /// All that listened at the start is known.
     has_all: AtomicBool,
     changes: watch::Sender<u64>,
@@ -176,12 +178,14 @@ pub struct Surroundings {
     pub router: Option<Arc<Router>>,
     /// Brings connections to listeners at one address.
     pub look_up: LookUp,
+    /// The virtual addresses of this host.
+    pub ranges: Ranges,
 }
 
 impl Services {
     /// Nothing is published yet.
     pub fn new(around: Surroundings) -> Self {
-        let Surroundings { core, local, keyring, store, clock, dir, router, look_up } = around;
+        let Surroundings { core, local, keyring, store, clock, dir, router, look_up, ranges } = around;
         let (homes, published, listening) = (watch::Sender::default(), Mutex::default(), Mutex::default());
         let (looked_up, changes) = (Mutex::default(), watch::Sender::default());
         Self {
@@ -197,6 +201,7 @@ impl Services {
             listening,
             looked_up,
             look_up,
+            ranges,
             has_all: AtomicBool::new(false),
             changes,
         }
@@ -342,8 +347,8 @@ impl Services {
     }
 
     fn check(&self, name: &Name, listener: &Listener, terms: Terms) -> Result<(), PublishError> {
-        listener::deliverable(listener.address)
-            .and_then(|()| listener::expects_others(listener.address, listener.protocol, &listener.allow))
+        listener::deliverable(listener.address, self.ranges)
+            .and_then(|()| listener::expects_others(listener.address, listener.protocol, &listener.allow, self.ranges))
             .map_err(PublishError::Misuse)?;
         check_weight(terms.weight)?;
         listener::divisible(name, terms.partition_bits).map_err(PublishError::Misuse)?;
@@ -393,7 +398,7 @@ impl Services {
         service.listeners.iter().any(|listener| {
             listening.as_ref().is_none_or(|sockets| {
                 listener.origin == Origin::Socket
-                    || !is_local(listener.address.ip())
+                    || !is_local(listener.address.ip(), self.ranges)
                     || sockets.iter().any(|place| listener.is_taken_by(place))
             })
         })
@@ -487,7 +492,7 @@ impl Services {
     fn follow_lookups(&self, published: &mut [Published]) {
         let before = self.looked_up.lock().clone();
         let listeners = published.iter().flat_map(|service| &service.listeners);
-        let mut wanted = lookup::chosen(listeners, &before);
+        let mut wanted = lookup::chosen(listeners, &before, self.ranges);
         if wanted == before {
             return;
         }
@@ -676,7 +681,7 @@ impl Services {
         Instance {
             host: self.local.host_key.public().id(),
             host_name: self.local.host_name.clone(),
-            address: SocketAddr::new(margay_core::name::HOST_V4.into(), self.local.sal_port),
+            address: Instance::address_of_teller(self.local.sal_port),
             name: service.name.written().to_owned(),
             prefix: service.prefix(),
             weight: service.terms.weight,
@@ -771,8 +776,8 @@ pub fn check_weight(weight: u32) -> Result<(), PublishError> {
 }
 
 /// Whether a listener's address is this host's own, so that its socket must be here.
-fn is_local(address: IpAddr) -> bool {
-    address.is_unspecified() || address.is_loopback() || is_virtual(address) || host::has_address(address)
+fn is_local(address: IpAddr, ranges: Ranges) -> bool {
+    address.is_unspecified() || address.is_loopback() || ranges.is_virtual(address) || host::has_address(address)
 }
 
 fn is_same_place(one: &Listener, other: &Listener) -> bool {

@@ -1,13 +1,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key::HostSecret;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::ServiceId;
 use margay_core::rng::Rng;
 use margay_core::succession::Succession;
+use margay_core::{AssociationSetup, Ranges};
 
 use super::*;
 use crate::agent::listening::Place;
@@ -88,6 +88,7 @@ impl Host {
             dir: self.dir.clone(),
             router: None,
             look_up: Box::new(|_, _| true),
+            ranges: Ranges::USUAL,
         })
     }
 

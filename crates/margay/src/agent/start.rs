@@ -69,6 +69,14 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
     started_with.config_path = started_with.config_path.map(|path| path.canonicalize().unwrap_or(path));
     // Given back with the process, not before: who gets it next finds no socket of this one any more.
     Box::leak(Box::new(start::lock(&config).into_diagnostic()?));
+    let has_kept = host::Prepared::load().is_some_and(|prepared| prepared.keep_ranges(&mut config));
+    if has_kept {
+        let ranges = tracing::field::display(config.ranges());
+        tracing::warn!(
+            ranges,
+            "this host is prepared with other [ranges] than the configuration has now; those stay until `margay down` and `margay up`"
+        );
+    }
     restore_interface(&config).await?;
     let agent = bring_up(config, started_with).await?;
     begin(&agent.core, &agent.services, agent.config().router.enabled).await;
@@ -105,8 +113,7 @@ async fn restore_interface(config: &Config) -> Result<()> {
 }
 
 async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent>> {
-    let clock_of_wall = Clock::system();
-    let (state_dir, store, keyring) = open_state(&config)?;
+    let (clock_of_wall, (state_dir, store, keyring)) = (Clock::system(), open_state(&config)?);
     let identity = identify(&config, &state_dir, &clock_of_wall)?;
     let local = local_of(&config, &identity);
     let (watchers, direct) = (Watchers::default(), DirectPath::open(&config).await);
@@ -130,13 +137,14 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         dir: state_dir.clone(),
         router: router.clone(),
         look_up: direct.look_up(),
+        ranges: config.ranges(),
     }));
     services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
     for token in tokens {
         services.add_home(home::join(token, &local, &store, &control, &clock_of_wall, &ways, area.as_ref()));
     }
     let active = Active::open(&config, &services, reporters);
-    let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone()).into_diagnostic()?;
+    let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone(), config.ranges()).into_diagnostic()?;
     let fallbacks = Arc::new(home::Fallbacks::new(&config, Arc::clone(&services), router.clone(), core.clone()));
     let (dns, warnings) = start_dns(&config, &leases, &fallbacks).await;
     Ok(Arc::new(Agent {
@@ -235,7 +243,7 @@ async fn start_core(
 ) -> Result<CoreHandle> {
     let plan = host::plan(config).await.into_diagnostic()?;
     let local_addresses =
-        host::local_addresses().await.into_diagnostic().wrap_err("cannot read this host's addresses")?;
+        host::local_addresses(config.ranges()).await.into_diagnostic().wrap_err("cannot read this host's addresses")?;
     let datagram_max = plan.datagram_max();
     let core_config = margay_core::Config {
         host_key: identity.host_key.clone(),
@@ -244,6 +252,7 @@ async fn start_core(
         router: config.router.enabled,
         datagram_max,
         local_addresses,
+        ranges: config.ranges(),
         limits: Limits::default(),
     };
     let now = clock::now();

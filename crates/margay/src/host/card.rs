@@ -4,7 +4,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use margay_core::name::is_virtual;
+use margay_core::Ranges;
 use margay_datapath::kernel::{Inside, Interface};
 
 use super::guard::Opening;
@@ -34,13 +34,13 @@ impl Card {
 /// # Errors
 ///
 /// The kernel's tables cannot be read.
-pub async fn cards(inside: Option<&[String]>) -> io::Result<Vec<Card>> {
+pub async fn cards(inside: Option<&[String]>, ranges: Ranges) -> io::Result<Vec<Card>> {
     let net = Netlink::connect()?;
-    Ok(judge(&net.links().await?, &net.addresses().await?, inside))
+    Ok(judge(&net.links().await?, &net.addresses().await?, inside, ranges))
 }
 
 /// Which is which. Without a word of the configuration, bridges that reach nobody outside of this host are inside.
-pub fn judge(links: &[Link], addresses: &[Address], inside: Option<&[String]>) -> Vec<Card> {
+pub fn judge(links: &[Link], addresses: &[Address], inside: Option<&[String]>, ranges: Ranges) -> Vec<Card> {
     let is_inside = |link: &Link| match inside {
         Some(names) => names.contains(&link.name),
         None => is_closed_bridge(link, links),
@@ -52,7 +52,7 @@ pub fn judge(links: &[Link], addresses: &[Address], inside: Option<&[String]>) -
     others
         .map(|link| {
             let inside = if is_inside(link) && is_plain(&link.name) {
-                Inside::Prefixes(prefixes(link, addresses))
+                Inside::Prefixes(prefixes(link, addresses, ranges))
             } else if is_port(link) {
                 Inside::Port
             } else {
@@ -75,13 +75,14 @@ pub fn is_plain(name: &str) -> bool {
     (1..=15).contains(&name.len()) && name.chars().all(is_usual)
 }
 
-fn prefixes(link: &Link, addresses: &[Address]) -> Vec<(IpAddr, u8)> {
+fn prefixes(link: &Link, addresses: &[Address], ranges: Ranges) -> Vec<(IpAddr, u8)> {
     let own = addresses.iter().filter(|found| found.index == link.index && !found.link_local && found.bits > 0);
-    own.map(|found| (network(found.address, found.bits), found.bits)).filter(|(first, _)| !is_virtual(*first)).collect()
+    let prefixes = own.map(|found| (network(found.address, found.bits), found.bits));
+    prefixes.filter(|(first, _)| !ranges.is_virtual(*first)).collect()
 }
 
 /// The first address of a prefix.
-fn network(address: IpAddr, bits: u8) -> IpAddr {
+pub fn network(address: IpAddr, bits: u8) -> IpAddr {
     match address {
         IpAddr::V4(v4) => {
             let mask = u32::MAX.checked_shl(32 - u32::from(bits.min(32))).unwrap_or(0);
@@ -147,7 +148,7 @@ mod test {
     fn insides(inside: Option<&[&str]>) -> Vec<(String, Inside)> {
         let (links, addresses) = host();
         let names = inside.map(|names| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
-        let cards = judge(&links, &addresses, names.as_deref());
+        let cards = judge(&links, &addresses, names.as_deref(), Ranges::USUAL);
         cards.into_iter().map(|card| (card.name, card.interface.inside)).collect()
     }
 

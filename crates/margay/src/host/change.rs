@@ -3,15 +3,16 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
+use margay_core::Ranges;
 use serde::{Deserialize, Serialize};
 
 use super::guard::{self, Opening};
 use super::netlink::{Block, Link, ListedRule, Netlink, Route, Rule};
 use super::resolv_conf::{self, Before, Undone};
-use super::{resolved, responder_way, rule_place, sysctl};
+use super::{plan, resolved, responder_way, rule_place, sysctl};
 use crate::agent::RESPONDER_INTERFACE;
 
 /// One change. It carries what is needed to undo it, since the undoing process is another one.
@@ -28,6 +29,8 @@ pub enum Change {
     Veth {
         /// The name of the end here.
         interface: String,
+        /// The address of the other end.
+        responder: Ipv4Addr,
     },
     /// Sizes of the TUN.
     Sizes {
@@ -88,6 +91,9 @@ pub enum Change {
     Guard {
         /// From where virtual addresses are reached all the same.
         inside: Vec<Opening>,
+        /// The virtual addresses of either family.
+        #[serde(default = "usual_networks")]
+        networks: [Block; 2],
     },
     /// A port that the kernel no longer gives out by itself.
     ReservedPort {
@@ -149,7 +155,7 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tun { interface } => write!(f, "make the virtual interface {interface} (a persistent TUN)"),
-            Self::Veth { interface } => write!(
+            Self::Veth { interface, .. } => write!(
                 f,
                 "make the interface {interface}, whose other end is in a network namespace that the DNS responder \
                  answers in"
@@ -181,7 +187,7 @@ impl fmt::Display for Change {
                     (None, None) => "answers to clients go to sal0",
                 })
             }
-            Self::Guard { inside } => {
+            Self::Guard { inside, .. } => {
                 write!(f, "add the nftables table {}: it drops what bears a virtual address at a card", guard::TABLE)?;
                 inside.iter().try_for_each(|opening| write!(f, "; not at {opening}"))
             }
@@ -212,6 +218,11 @@ impl fmt::Display for Change {
 
 /// The kernel's main routing table.
 pub const MAIN_TABLE: u32 = 254;
+/// Of a journal that says nothing else.
+fn usual_networks() -> [Block; 2] {
+    plan::networks(Ranges::USUAL)
+}
+
 /// Link-local, so that it means nothing elsewhere.
 const NEXT_HOP_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
@@ -303,11 +314,10 @@ impl Change {
     fn refused(&self, error: io::Error) -> Refused {
         let advice = match (self, error.kind()) {
             (Self::ResolvConf { .. }, _) => resolv_conf::advice(&error).into(),
-            (Self::Guard { .. }, _) => "until it is there, whoever is on a network of this host can send to virtual \
-             addresses: let \
-                                        this host's firewall drop what comes for 198.18.0.0/15 and fd5a:4c00::/32, \
-                                         or from there"
-                .into(),
+            (Self::Guard { networks: [v4, v6], .. }, _) => format!(
+                "until it is there, whoever is on a network of this host can send to virtual addresses: let this \
+                 host's firewall drop what comes for {v4} and {v6}, or from there"
+            ),
             (_, io::ErrorKind::PermissionDenied) => "run as root; in a container give it CAP_NET_ADMIN".into(),
             (Self::Rule { .. } | Self::Route { .. }, _) => {
                 "the kernel needs policy routing (CONFIG_IP_MULTIPLE_TABLES, CONFIG_IPV6_MULTIPLE_TABLES)".into()
@@ -325,7 +335,7 @@ impl Change {
     async fn look(&self, net: &Netlink) -> io::Result<State> {
         match self {
             Self::Tun { interface } => Ok(State::when(net.link(interface).await?.is_some())),
-            Self::Veth { interface } => Ok(State::when(net.link(interface).await?.is_some_and(|link| link.veth))),
+            Self::Veth { interface, .. } => Ok(State::when(net.link(interface).await?.is_some_and(|link| link.veth))),
             Self::Sizes { interface, mtu, gso_max_size } => Ok(match net.link(interface).await? {
                 None => State::Absent,
                 Some(link) if (link.mtu, link.gso_max_size) == (*mtu, *gso_max_size) => State::Present,
@@ -360,7 +370,7 @@ impl Change {
                     _ => State::Differs(format!("{found:?} are its places, and others are before it, or were")),
                 })
             }
-            Self::Guard { inside } => guard::state(inside),
+            Self::Guard { inside, networks } => guard::state(inside, *networks),
             Self::ReservedPort { port, .. } => {
                 let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
                 Ok(State::when(sysctl::has_port(&list, *port)))
@@ -392,7 +402,7 @@ impl Change {
         match self {
             // Made by the datapath, which knows what flags it opens it with.
             Self::Tun { .. } => Ok(()),
-            Self::Veth { interface } => responder_way::make(net, interface).await,
+            Self::Veth { interface, responder } => responder_way::make(net, interface, *responder).await,
             Self::Sizes { interface, mtu, gso_max_size } => {
                 net.set_link(need(net, interface).await?.index, *mtu, *gso_max_size).await
             }
@@ -417,7 +427,7 @@ impl Change {
                 }
                 Ok(())
             }
-            Self::Guard { inside } => guard::apply(inside),
+            Self::Guard { inside, networks } => guard::apply(inside, *networks),
             Self::ReservedPort { port, .. } => {
                 let list = sysctl::read(sysctl::RESERVED_PORTS)?.unwrap_or_default();
                 if sysctl::has_port(&list, *port) {

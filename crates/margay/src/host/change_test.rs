@@ -76,7 +76,7 @@ fn what_is_undone_is_seen_and_put_back_in_the_order_of_the_list() {
         let mut undone = 0;
         for change in &changes {
             let act = match change {
-                Change::Tun { interface } | Change::Veth { interface } => format!("link del {interface}"),
+                Change::Tun { interface } | Change::Veth { interface, .. } => format!("link del {interface}"),
                 change => match undoing(change) {
                     Some(act) => act,
                     None => continue,
@@ -104,12 +104,13 @@ fn rules_go_before_those_that_others_add_and_are_undone_wherever_they_stand() {
             make(&net, &changes).await;
             all_are_there(&net, &changes).await;
             let rules = net.rules().await.expect("read");
-            assert_eq!(rule_place::before(&rules), Vec::<&ListedRule>::new());
+            assert_eq!(rule_place::before(&rules, Ranges::USUAL), Vec::<&ListedRule>::new());
         }
         ip("rule add pref 1 table 52");
         make(&net, &changes).await;
         let rules = net.rules().await.expect("read");
-        let before: Vec<String> = rule_place::before(&rules).into_iter().map(ToString::to_string).collect();
+        let before: Vec<String> =
+            rule_place::before(&rules, Ranges::USUAL).into_iter().map(ToString::to_string).collect();
         assert_eq!(before, ["rule 1 of IPv4 (lookup 52)"], "there is no room before it");
 
         for change in changes.iter().rev() {
@@ -135,10 +136,10 @@ fn a_route_of_others_into_the_virtual_addresses_is_named() {
         ip("-6 route add fd5a:4c00:7::/48 dev own0");
         // Wider ones are asked last.
         ip("route add 198.0.0.0/8 dev own0");
-        let mut found = crate::host::clashes().await.expect("read");
+        let mut found = crate::host::clashes(Ranges::USUAL).await.expect("read");
         found.sort();
         assert_eq!(found, ["198.18.7.0/24 dev own0", "fd5a:4c00:7::/48 dev own0"]);
         make(&net, &changes_of_a_usual_host()).await;
-        assert_eq!(crate::host::clashes().await.expect("read").len(), 2, "Margay's own are none");
+        assert_eq!(crate::host::clashes(Ranges::USUAL).await.expect("read").len(), 2, "Margay's own are none");
     });
 }

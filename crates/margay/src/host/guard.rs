@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::change::State;
 use super::netlink::Block;
-use super::plan::{NETWORK_V4, NETWORK_V6};
 use crate::agent::OWN_INTERFACES;
 
 /// The table, which is nobody else's.
@@ -40,9 +39,10 @@ impl std::fmt::Display for Opening {
 }
 
 /// The rules of either chain, as nftables itself writes them: what comes, and what leaves.
-fn rules(openings: &[Opening]) -> [Vec<String>; 2] {
+fn rules(openings: &[Opening], networks: [Block; 2]) -> [Vec<String>; 2] {
     let own = OWN_INTERFACES.map(|name| format!("\"{name}\""));
-    let word = |family: &IpAddr| if family.is_ipv4() { ("ip", NETWORK_V4) } else { ("ip6", NETWORK_V6) };
+    let [v4, v6] = networks;
+    let word = |family: &IpAddr| if family.is_ipv4() { ("ip", v4) } else { ("ip6", v6) };
     let mut chains = [("iifname", "saddr", "daddr"), ("oifname", "daddr", "saddr")].map(|(at, outside, inside)| {
         let mut rules = vec![format!("{at} {{ \"lo\", {} }} accept", own.join(", "))];
         for Opening { interface, prefixes } in openings {
@@ -55,7 +55,7 @@ fn rules(openings: &[Opening]) -> [Vec<String>; 2] {
         rules
     });
     for (chain, counter) in chains.iter_mut().zip(COUNTERS) {
-        for (ip, network) in [("ip", NETWORK_V4), ("ip6", NETWORK_V6)] {
+        for (ip, network) in [("ip", v4), ("ip6", v6)] {
             for side in ["saddr", "daddr"] {
                 chain.push(format!("{ip} {side} {} counter name \"{counter}\" drop", literal(&network)));
             }
@@ -70,8 +70,8 @@ fn literal(block: &Block) -> String {
     if block.bits == whole { block.address.to_string() } else { format!("{}/{}", block.address, block.bits) }
 }
 
-fn script(openings: &[Opening]) -> String {
-    let [arriving, leaving] = rules(openings).map(|rules| rules.join("\n\t\t"));
+fn script(openings: &[Opening], networks: [Block; 2]) -> String {
+    let [arriving, leaving] = rules(openings, networks).map(|rules| rules.join("\n\t\t"));
     let counters = COUNTERS.map(|name| format!("\tcounter {name} {{ }}\n")).concat();
     // Before all that changes addresses or makes exceptions, and after it: what counts is what is on the link.
     let chains = "\tchain arriving { type filter hook prerouting priority -310; policy accept; }\n\
@@ -102,17 +102,17 @@ fn is_rule(line: &str) -> bool {
     ["iifname ", "oifname ", "ip ", "ip6 "].iter().any(|begin| line.starts_with(begin))
 }
 
-/// Whether the table is there, with these rules.
-pub fn state(openings: &[Opening]) -> io::Result<State> {
+/// Whether the table is there, with the rules about these networks of virtual addresses.
+pub fn state(openings: &[Opening], networks: [Block; 2]) -> io::Result<State> {
     let Ok(listed) = nft(&["list", "table", "inet", "margay"], "")? else { return Ok(State::Absent) };
     let found = listed.lines().map(str::trim).filter(|line| is_rule(line));
-    let is_same = found.eq(rules(openings).concat().iter().map(String::as_str));
+    let is_same = found.eq(rules(openings, networks).concat().iter().map(String::as_str));
     Ok(if is_same { State::Present } else { State::Differs(format!("other rules in the table {TABLE}")) })
 }
 
 /// Puts the table there in one step; counters go on.
-pub fn apply(openings: &[Opening]) -> io::Result<()> {
-    nft(&["-f", "-"], &script(openings))?.map(drop).map_err(|said| io::Error::other(format!("nft: {said}")))
+pub fn apply(openings: &[Opening], networks: [Block; 2]) -> io::Result<()> {
+    nft(&["-f", "-"], &script(openings, networks))?.map(drop).map_err(|said| io::Error::other(format!("nft: {said}")))
 }
 
 /// Takes it away.
@@ -136,13 +136,16 @@ pub fn dropped() -> Vec<(&'static str, u64)> {
 
 #[cfg(test)]
 mod test {
+    use margay_core::Ranges;
+
+    use super::super::plan::networks;
     use super::*;
 
     #[test]
     fn an_opening_lets_its_own_prefix_in_and_answers_to_it_out() {
         let block = |text: &str, bits| Block { address: text.parse().expect("literal"), bits };
         let prefixes = vec![block("172.17.0.0", 16), block("fd17::7", 128)];
-        let [arriving, leaving] = rules(&[Opening { interface: "docker0".into(), prefixes }]);
+        let [arriving, leaving] = rules(&[Opening { interface: "docker0".into(), prefixes }], networks(Ranges::USUAL));
         assert_eq!(
             arriving[..4],
             [

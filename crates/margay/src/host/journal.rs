@@ -123,7 +123,7 @@ mod test {
             Change::Tun { interface: "sal0".into() },
             Change::ResolvConf {
                 path: PathBuf::from("/etc/resolv.conf"),
-                server: margay_core::name::HOST_V4.into(),
+                server: margay_core::Ranges::USUAL.host_v4().into(),
                 before: super::super::resolv_conf::Before::Absent,
             },
         ]

@@ -24,7 +24,7 @@ use std::io;
 use std::net::IpAddr;
 
 use margay_control::{StateDir, StateError};
-use margay_core::name::is_virtual;
+use margay_core::Ranges;
 use margay_datapath::segments::Segment;
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
@@ -83,12 +83,28 @@ pub enum HostError {
         .0.display()
     )]
     PreparedOtherwise(std::path::PathBuf),
+    /// An earlier `up` had other virtual addresses.
+    #[error(
+        "this host is prepared already, with the virtual addresses {before}, and [ranges] in the configuration now has \
+         others ({now}); `margay down` first, then `margay up`: connections of this host end"
+    )]
+    PreparedWithOtherRanges {
+        /// Those of the earlier `up`.
+        before: Ranges,
+        /// Those of the configuration.
+        now: Ranges,
+    },
     /// Addresses that Margay needs are in use.
     #[error(
-        "this host has a route of its own into Margay's virtual addresses: {0}; names would be looked for there. Take \
-         it away, or give that network other addresses"
+        "this host has addresses of its own among Margay's virtual ones, {ranges}: {clash}; names would be looked for \
+         there. Take it away, or give Margay other ranges: [ranges] in margay.toml"
     )]
-    Clash(String),
+    Clash {
+        /// What is in the way.
+        clash: String,
+        /// The virtual addresses.
+        ranges: Ranges,
+    },
     /// The note of where the journal lies.
     #[error("cannot write down in /run/margay where this host's state is: {0}")]
     Prepared(io::Error),
@@ -125,9 +141,7 @@ pub async fn apply(config: &Config, plan: &Plan, mut progress: impl FnMut(&str))
         return Err(HostError::NoTun);
     }
     // Two journals would each take the other's changes for what was there before.
-    if let Some(prepared) = Prepared::load().filter(|prepared| *prepared != Prepared::of(config)) {
-        return Err(HostError::PreparedOtherwise(prepared.state_dir().to_owned()));
-    }
+    Prepared::load().map_or(Ok(()), |prepared| prepared.check(config))?;
     let net = Netlink::connect().map_err(look("interfaces"))?;
     let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
     let before = journal.changes().to_vec();
@@ -192,7 +206,7 @@ pub async fn set_guard(config: &Config, inside: Option<Vec<Opening>>) -> Result<
     let mut journal = Journal::open(StateDir::open(&config.host.state_dir)?)?;
     let before = journal.changes().to_vec();
     let known = before.iter().find(|change| matches!(change, Change::Guard { .. }));
-    let wanted = inside.map(|inside| Change::Guard { inside });
+    let wanted = inside.map(|inside| Change::Guard { inside, networks: plan::networks(config.ranges()) });
     let refused = |error: Refused| HostError::Refused { advice: format!("; {}", error.advice), error };
     let net = Netlink::connect().map_err(look("interfaces"))?;
     match (wanted, known) {
@@ -282,19 +296,20 @@ pub async fn put_back(config: &Config, net: &Netlink, change: &Change) -> Result
     change.apply(net).await.map_err(|error| HostError::Refused { advice: String::new(), error })
 }
 
-/// Routes of others into Margay's virtual addresses, each with its interface.
+/// Routes of others into these virtual addresses, and networks of this host that have some of them, each with its
+/// interface.
 ///
 /// # Errors
 ///
 /// The kernel's tables cannot be read.
-pub async fn clashes() -> io::Result<Vec<String>> {
+pub async fn clashes(ranges: Ranges) -> io::Result<Vec<String>> {
     let net = Netlink::connect()?;
     let links = net.links().await?;
     let name = |index: u32| links.iter().find(|link| link.index == index).map_or("?", |link| link.name.as_str());
     let routes = net.all_routes().await?;
     let is_foreign = |route: &&netlink::Route| {
         route.destination.bits > 0
-            && is_virtual(route.destination.address)
+            && ranges.is_virtual(route.destination.address)
             && route.table != LOCAL_TABLE
             && !crate::agent::OWN_INTERFACES.contains(&name(route.index))
     };
@@ -304,7 +319,23 @@ pub async fn clashes() -> io::Result<Vec<String>> {
             if route.table == change::MAIN_TABLE { String::new() } else { format!(" in table {}", route.table) };
         format!("{}{via} dev {}{table}", route.destination, name(route.index))
     };
-    Ok(routes.iter().filter(is_foreign).map(text).collect())
+    let mut clashes: Vec<String> = routes.iter().filter(is_foreign).map(text).collect();
+    // What has a route of its own is named already.
+    let is_clash = |found: &&netlink::Address| {
+        let (first, bits) = (card::network(found.address, found.bits), found.bits);
+        let is_wider = plan::networks(ranges).iter().any(|range| {
+            range.address.is_ipv4() == first.is_ipv4()
+                && bits < range.bits
+                && card::network(range.address, bits) == first
+        });
+        let is_whole = bits == if first.is_ipv4() { 32 } else { 128 };
+        (is_wider || is_whole && ranges.is_virtual(first)) && !crate::agent::OWN_INTERFACES.contains(&name(found.index))
+    };
+    let addresses = net.addresses().await?;
+    let text =
+        |found: &netlink::Address| format!("the address {}/{} of {}", found.address, found.bits, name(found.index));
+    clashes.extend(addresses.iter().filter(is_clash).map(text));
+    Ok(clashes)
 }
 
 /// Policy rules of others that are asked before Margay's.
@@ -312,9 +343,9 @@ pub async fn clashes() -> io::Result<Vec<String>> {
 /// # Errors
 ///
 /// The kernel's tables cannot be read.
-pub async fn rules_before() -> io::Result<Vec<String>> {
+pub async fn rules_before(ranges: Ranges) -> io::Result<Vec<String>> {
     let rules = Netlink::connect()?.rules().await?;
-    Ok(rule_place::before(&rules).into_iter().map(ToString::to_string).collect())
+    Ok(rule_place::before(&rules, ranges).into_iter().map(ToString::to_string).collect())
 }
 
 /// Undoes in reverse order; gives remarks, and what could not be undone.
@@ -415,12 +446,12 @@ pub async fn interfaces() -> io::Result<Vec<u32>> {
 }
 
 /// Addresses of this host that others could use now, those of the interface with the default route first: of interfaces
-/// that are up and have a carrier.
+/// that are up and have a carrier. Virtual ones are none.
 ///
 /// # Errors
 ///
 /// The kernel's tables cannot be read.
-pub async fn local_addresses() -> io::Result<Vec<IpAddr>> {
+pub async fn local_addresses(ranges: Ranges) -> io::Result<Vec<IpAddr>> {
     let net = Netlink::connect()?;
     let links = net.links().await?;
     let routes = net.routes(change::MAIN_TABLE).await?;
@@ -430,25 +461,26 @@ pub async fn local_addresses() -> io::Result<Vec<IpAddr>> {
         |index: u32| links.iter().any(|link| link.index == index && link.up && link.running && !link.loopback);
     let addresses = net.addresses().await?.into_iter();
     let mut found: Vec<_> = addresses
-        .filter(|found| !found.link_local && !found.tentative && is_usable(found.index) && !is_virtual(found.address))
+        .filter(|found| !found.link_local && !found.tentative && is_usable(found.index))
+        .filter(|found| !ranges.is_virtual(found.address))
         .collect();
     found.sort_by_key(|found| (!leads_out.contains(&found.index), found.address.is_ipv6(), found.index));
     Ok(found.into_iter().map(|found| found.address).collect())
 }
 
 /// The interfaces by which all hosts of a segment can be reached, each with an address of either family that others may
-/// answer.
+/// answer: none of the virtual ones.
 ///
 /// # Errors
 ///
 /// The kernel's tables cannot be read.
-pub async fn segments() -> io::Result<Vec<Segment>> {
+pub async fn segments(ranges: Ranges) -> io::Result<Vec<Segment>> {
     let net = Netlink::connect()?;
     let links =
         net.links().await?.into_iter().filter(|link| link.up && link.running && link.ethernet && !link.loopback);
     let links = links.filter(|link| !is_own(link));
     let mut addresses = net.addresses().await?;
-    addresses.retain(|found| !found.link_local && !found.tentative && !is_virtual(found.address));
+    addresses.retain(|found| !found.link_local && !found.tentative && !ranges.is_virtual(found.address));
     Ok(links
         .map(|link| {
             let mut own = addresses.iter().filter(|found| found.index == link.index).map(|found| found.address);

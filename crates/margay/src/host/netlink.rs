@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt, TryStreamExt};
-use margay_core::name::is_virtual;
+use margay_core::Ranges;
 use netlink_packet_core::NetlinkPayload;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
 use netlink_packet_route::link::{
@@ -127,7 +127,12 @@ pub struct Rule {
 impl Rule {
     /// Whether it is of IPv4.
     pub fn is_v4(&self) -> bool {
-        self.from.or(self.to.map(|to| to.address)).is_some_and(|address| address.is_ipv4())
+        self.about().is_some_and(|address| address.is_ipv4())
+    }
+
+    /// The address, or the first one of the network, that it is about.
+    pub fn about(&self) -> Option<IpAddr> {
+        self.from.or(self.to.map(|to| to.address))
     }
 }
 
@@ -160,13 +165,13 @@ pub fn changes() -> io::Result<impl Stream<Item = ()> + Unpin> {
     Ok(messages.map(drop))
 }
 
-/// A message for every change of what `up` may have made: interfaces, virtual addresses, routes to them or in `table`,
-/// and policy rules. Needs a tokio runtime.
+/// A message for every change of what `up` may have made: interfaces, virtual addresses of these ranges, routes to them
+/// or in `table`, and policy rules. Needs a tokio runtime.
 ///
 /// # Errors
 ///
 /// The kernel does not tell.
-pub fn changes_of_own(table: u32) -> io::Result<impl Stream<Item = ()> + Unpin> {
+pub fn changes_of_own(table: u32, ranges: Ranges) -> io::Result<impl Stream<Item = ()> + Unpin> {
     use rtnetlink::MulticastGroup::{Ipv4Ifaddr, Ipv4Route, Ipv4Rule, Ipv6Ifaddr, Ipv6Route, Ipv6Rule, Link};
     let groups = [Link, Ipv4Ifaddr, Ipv6Ifaddr, Ipv4Route, Ipv6Route, Ipv4Rule, Ipv6Rule];
     let (connection, _, messages) = rtnetlink::new_multicast_connection(&groups)?;
@@ -174,10 +179,12 @@ pub fn changes_of_own(table: u32) -> io::Result<impl Stream<Item = ()> + Unpin> 
     let concerns = move |payload: &NetlinkPayload<RouteNetlinkMessage>| match payload {
         NetlinkPayload::InnerMessage(
             RouteNetlinkMessage::NewAddress(message) | RouteNetlinkMessage::DelAddress(message),
-        ) => address_of(message).is_none_or(|found| is_virtual(found.address)),
+        ) => address_of(message).is_none_or(|found| ranges.is_virtual(found.address)),
         NetlinkPayload::InnerMessage(
             RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message),
-        ) => route_of(message).is_some_and(|route| route.table == table || is_virtual(route.destination.address)),
+        ) => {
+            route_of(message).is_some_and(|route| route.table == table || ranges.is_virtual(route.destination.address))
+        }
         // Links and rules, and word that messages were lost.
         _ => true,
     };

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use margay_core::name::{HOST_V4, HOST_V6, RESPONDER_CLIENT_V4, RESPONDER_V4};
+use margay_core::{BITS_V4, BITS_V6, Ranges};
 use margay_datapath::kernel::KernelCache;
 
 use super::card::{self, Card};
@@ -29,9 +29,6 @@ const ENCAP_BYTES: u32 = 24;
 /// IPv6 needs this much.
 const MTU_MIN: u32 = 1_280;
 const USUAL_MTU: u32 = 1_500;
-/// All virtual addresses of either family.
-pub const NETWORK_V4: Block = Block { address: IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), bits: 15 };
-pub const NETWORK_V6: Block = Block { address: IpAddr::V6(Ipv6Addr::new(0xfd5a, 0x4c00, 0, 0, 0, 0, 0, 0)), bits: 32 };
 /// Whom resolvers ask.
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 
@@ -64,10 +61,23 @@ impl Plan {
         &self.remarks
     }
 
+    /// One more of these.
+    pub fn remark(&mut self, text: String) {
+        self.remarks.push(text);
+    }
+
     /// The largest UDP payload, in bytes, that this host's links take.
     pub fn datagram_max(&self) -> u16 {
         self.datagram_max
     }
+}
+
+/// All virtual addresses of either family.
+pub fn networks(ranges: Ranges) -> [Block; 2] {
+    [
+        Block { address: ranges.first_v4().into(), bits: BITS_V4 },
+        Block { address: ranges.first_v6().into(), bits: BITS_V6 },
+    ]
 }
 
 /// What a plan is made from.
@@ -105,7 +115,7 @@ pub async fn plan(config: &Config) -> Result<Plan, HostError> {
         return Err(HostError::InterfaceTaken(RESPONDER_INTERFACE.to_owned()));
     }
     let addresses = net.addresses().await.map_err(look("addresses"))?;
-    let cards = card::judge(&links, &addresses, config.inside.as_deref());
+    let cards = card::judge(&links, &addresses, config.inside.as_deref(), config.ranges());
     let carries = |link: &&Link| {
         link.up && !link.loopback && !is_own(link) && addresses.iter().any(|found| found.index == link.index)
     };
@@ -148,8 +158,10 @@ fn decide(config: &Config, facts: Facts) -> Plan {
     };
     let mtu = mtu.clamp(MTU_MIN, 65_000);
     let interface = || INTERFACE.to_owned();
+    let (ranges, networks) = (config.ranges(), networks(config.ranges()));
     // Before there is a virtual address to reach.
-    let mut changes = Vec::from_iter(facts.needs_guard.then(|| Change::Guard { inside: facts.inside.clone() }));
+    let mut changes =
+        Vec::from_iter(facts.needs_guard.then(|| Change::Guard { inside: facts.inside.clone(), networks }));
     changes.push(Change::Tun { interface: interface() });
     changes.push(Change::Sizes { interface: interface(), mtu, gso_max_size });
     let parameters = [("rp_filter", "0"), ("send_redirects", "0"), ("accept_redirects", "0"), ("route_localnet", "1")];
@@ -165,8 +177,8 @@ fn decide(config: &Config, facts: Facts) -> Plan {
         changes.push(Change::Parameter { key, value: "0".to_owned() });
     }
     let families: [(IpAddr, u8, Block, IpAddr, bool); 2] = [
-        (HOST_V4.into(), 32, NETWORK_V4, Ipv4Addr::UNSPECIFIED.into(), true),
-        (HOST_V6.into(), 128, NETWORK_V6, Ipv6Addr::UNSPECIFIED.into(), facts.ipv6_enabled),
+        (ranges.host_v4().into(), 32, networks[0], Ipv4Addr::UNSPECIFIED.into(), true),
+        (ranges.host_v6().into(), 128, networks[1], Ipv6Addr::UNSPECIFIED.into(), facts.ipv6_enabled),
     ];
     let families = || families.into_iter().filter(|family| family.4);
     for (address, bits, ..) in families() {
@@ -183,7 +195,7 @@ fn decide(config: &Config, facts: Facts) -> Plan {
         changes.push(rule(Some(host), None, TABLE));
     }
     if config.dns.enabled {
-        changes.extend(way_to_responder(&facts));
+        changes.extend(way_to_responder(&facts, ranges));
     }
     if let Some(before) = facts.reserved_ports {
         changes.push(Change::ReservedPort { port: config.host.port, before });
@@ -219,23 +231,24 @@ fn remark_on_inside(configured: Option<&[String]>, inside: &[Opening]) -> Option
 }
 
 /// By which programs reach the responder.
-fn way_to_responder(facts: &Facts) -> Vec<Change> {
+fn way_to_responder(facts: &Facts, ranges: Ranges) -> Vec<Change> {
     let interface = || RESPONDER_INTERFACE.to_owned();
     let only = |address: Ipv4Addr| Block { address: address.into(), bits: 32 };
+    let client = ranges.responder_client_v4();
     match &facts.responder {
-        ResponderWay::Apart => {
-            let mut changes = vec![Change::Veth { interface: interface() }];
+        ResponderWay::Apart { address } => {
+            let mut changes = vec![Change::Veth { interface: interface(), responder: *address }];
             if facts.ipv6_enabled {
                 let key = format!("net/ipv6/conf/{RESPONDER_INTERFACE}/disable_ipv6");
                 changes.push(Change::Parameter { key, value: "1".to_owned() });
             }
-            changes.push(Change::Address { interface: interface(), block: only(RESPONDER_CLIENT_V4) });
+            changes.push(Change::Address { interface: interface(), block: only(client) });
             changes.push(Change::Up { interface: interface() });
-            let (destination, source) = (only(RESPONDER_V4), Some(RESPONDER_CLIENT_V4.into()));
+            let (destination, source) = (only(*address), Some(client.into()));
             changes.push(Change::Route { interface: interface(), table: MAIN_TABLE, destination, source });
             changes
         }
-        ResponderWay::OnHost { listen, .. } if listen.ip() == HOST_V4 => {
+        ResponderWay::OnHost { listen, .. } if listen.ip() == ranges.host_v4() => {
             // No flow of the host's has that port: the responder has it for itself.
             let (from, source_port) = (Some(listen.ip()), Some(listen.port()));
             let priority = rule_place::RESPONDER_PRIORITY;
@@ -294,7 +307,7 @@ pub mod test {
             ipv6_enabled,
             reserved_ports: Some(String::new()),
             resolver: Resolver::Off,
-            responder: ResponderWay::Apart,
+            responder: ResponderWay::Apart { address: Ranges::USUAL.responder_v4() },
             inside: Vec::new(),
             needs_guard: false,
         }
@@ -330,6 +343,22 @@ pub mod test {
         let texts: Vec<String> = plan.changes.iter().map(Change::to_string).collect();
         assert!(texts.iter().any(|text| text.contains("198.18.0.1")));
         assert!(!texts.iter().any(|text| text.contains("fd5a")), "{texts:?}");
+    }
+
+    #[test]
+    fn a_host_with_ranges_of_its_own_has_no_address_of_the_usual_ones() {
+        let mut config = Config::default();
+        config.ranges.ipv4 = "10.66.0.0/15".parse().expect("a range");
+        config.ranges.ipv6 = "fdaa:1::/32".parse().expect("a range");
+        let responder = ResponderWay::Apart { address: config.ranges().responder_v4() };
+        let plan = decide(&config, Facts { needs_guard: true, responder, ..facts(1500, true, true) });
+        let texts: Vec<String> = plan.changes.iter().map(Change::to_string).collect();
+        for own in ["10.66.0.1/32", "10.66.0.2/32", "10.66.0.3/32", "10.66.0.0/15", "fdaa:1::1/128", "fdaa:1::/32"] {
+            assert!(texts.iter().any(|text| text.contains(own)), "{own}: {texts:?}");
+        }
+        let guard = format!("{:?}", plan.changes[0]);
+        assert!(guard.contains("10.66.0.0") && guard.contains("fdaa:1::"), "{guard}");
+        assert!(!format!("{:?}", plan.changes).contains("198.18") && !format!("{:?}", plan.changes).contains("fd5a"));
     }
 
     #[test]

@@ -7,17 +7,20 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Config;
+use super::HostError;
+use crate::config::{Config, RangesSection};
 
 /// Its place is the same for every configuration. It goes with the boot, as an agent does.
 const FILE: &str = "/run/margay/prepared.json";
 
-/// The directories of the configuration that `up` read.
+/// The directories, and the virtual addresses, of the configuration that `up` read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prepared {
     state_dir: PathBuf,
     runtime_dir: PathBuf,
+    #[serde(default)]
+    ranges: RangesSection,
 }
 
 impl Default for Prepared {
@@ -29,7 +32,8 @@ impl Default for Prepared {
 impl Prepared {
     /// As a configuration has it.
     pub fn of(config: &Config) -> Self {
-        Self { state_dir: config.host.state_dir.clone(), runtime_dir: config.host.runtime_dir.clone() }
+        let (state_dir, runtime_dir) = (config.host.state_dir.clone(), config.host.runtime_dir.clone());
+        Self { state_dir, runtime_dir, ranges: config.ranges }
     }
 
     /// What the last `up` of this boot wrote; none where `down` came since, or the file cannot be read.
@@ -65,15 +69,37 @@ impl Prepared {
         }
     }
 
-    /// Where the journal lies.
-    pub fn state_dir(&self) -> &Path {
-        &self.state_dir
+    /// Whether this host may be prepared for this configuration without being restored first.
+    ///
+    /// # Errors
+    ///
+    /// It may not: the other one's changes are to be undone.
+    pub fn check(self, config: &Config) -> Result<(), HostError> {
+        let now = Self::of(config);
+        if (&self.state_dir, &self.runtime_dir) != (&now.state_dir, &now.runtime_dir) {
+            return Err(HostError::PreparedOtherwise(self.state_dir));
+        }
+        if self.ranges != now.ranges {
+            let (before, now) = (self.ranges.value(), now.ranges.value());
+            return Err(HostError::PreparedWithOtherRanges { before, now });
+        }
+        Ok(())
     }
 
-    /// Makes a configuration speak of these directories.
+    /// Makes a configuration speak of these directories and virtual addresses.
     pub fn direct(self, config: &mut Config) {
         config.host.state_dir = self.state_dir;
         config.host.runtime_dir = self.runtime_dir;
+        config.ranges = self.ranges;
+    }
+
+    /// Makes a configuration keep the virtual addresses that this host was prepared with for it: flows have them. Says
+    /// whether it had others.
+    pub fn keep_ranges(&self, config: &mut Config) -> bool {
+        if self.state_dir != config.host.state_dir {
+            return false;
+        }
+        std::mem::replace(&mut config.ranges, self.ranges) != self.ranges
     }
 }
 

@@ -2,7 +2,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use super::*;
 
-const SERVER: IpAddr = IpAddr::V4(margay_core::name::HOST_V4);
+const SERVER: IpAddr = IpAddr::V4(margay_core::Ranges::USUAL.host_v4());
 
 fn place() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().expect("a directory");

@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use margay_core::name::{HOST_V4, RESPONDER_V4};
 use nix::sched::{CloneFlags, setns, unshare};
 
 use super::netlink::{Block, Netlink, Route};
@@ -26,7 +25,10 @@ const THERE: &str = "host";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResponderWay {
     /// Behind an interface, in a network namespace of its own.
-    Apart,
+    Apart {
+        /// Where it answers.
+        address: Ipv4Addr,
+    },
     /// In this host's own port space.
     OnHost {
         /// An address of this host, and the port that nobody else has there.
@@ -43,30 +45,33 @@ impl ResponderWay {
         if let Some(listen) = config.dns.listen {
             return Self::OnHost { listen, why: None };
         }
+        let ranges = config.ranges();
+        let apart = Self::Apart { address: ranges.responder_v4() };
         // Who is not root sees what root would do.
         if !config.dns.enabled || !nix::unistd::geteuid().is_root() {
-            return Self::Apart;
+            return apart;
         }
         // One that is there was possible, and an agent that starts again wants no time for another.
         let is_there = || nix::net::if_::if_nametoindex(RESPONDER_INTERFACE).is_ok();
-        let look = || if is_there() { Ok(()) } else { try_out().map_err(|error| error.to_string()) };
+        let look =
+            || if is_there() { Ok(()) } else { try_out(ranges.responder_v4()).map_err(|error| error.to_string()) };
         match IS_POSSIBLE.get_or_init(look) {
-            Ok(()) => Self::Apart,
-            Err(why) => Self::OnHost { listen: (HOST_V4, DNS_PORT).into(), why: Some(why.clone()) },
+            Ok(()) => apart,
+            Err(why) => Self::OnHost { listen: (ranges.host_v4(), DNS_PORT).into(), why: Some(why.clone()) },
         }
     }
 
     /// Where resolvers ask.
     pub fn address(&self) -> SocketAddr {
         match self {
-            Self::Apart => (RESPONDER_V4, DNS_PORT).into(),
+            Self::Apart { address } => (*address, DNS_PORT).into(),
             Self::OnHost { listen, .. } => *listen,
         }
     }
 
     /// Whether it leaves this host's own port space alone.
     pub fn is_apart(&self) -> bool {
-        *self == Self::Apart
+        matches!(self, Self::Apart { .. })
     }
 
     /// What the operator should know.
@@ -127,12 +132,12 @@ impl Namespace {
     }
 
     /// Gives the responder's end of the pair its address, and sends everything back by it.
-    fn prepare(&self) -> io::Result<()> {
+    fn prepare(&self, address: Ipv4Addr) -> io::Result<()> {
         self.enter(|| {
             on_runtime(async {
                 let net = Netlink::connect()?;
                 let link = net.link(THERE).await?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-                let only = Block { address: RESPONDER_V4.into(), bits: 32 };
+                let only = Block { address: address.into(), bits: 32 };
                 net.add_address(link.index, only).await?;
                 net.set_up(link.index).await?;
                 let everywhere = Block { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), bits: 0 };
@@ -141,7 +146,7 @@ impl Namespace {
                     destination: everywhere,
                     index: link.index,
                     gateway: None,
-                    source: Some(RESPONDER_V4.into()),
+                    source: Some(address.into()),
                 };
                 net.put_route(&route).await
             })
@@ -159,15 +164,15 @@ fn on_runtime<T>(act: impl Future<Output = io::Result<T>>) -> io::Result<T> {
 }
 
 /// Whether this host could have a responder apart: makes all of it where nobody sees it, and forgets it.
-fn try_out() -> io::Result<()> {
+fn try_out(address: Ipv4Addr) -> io::Result<()> {
     let outside = Namespace::new()?;
     let inside = Namespace::new()?;
     outside.enter(|| on_runtime(async { Netlink::connect()?.add_veth(RESPONDER_INTERFACE, THERE, &inside).await }))?;
-    inside.prepare()
+    inside.prepare(address)
 }
 
 /// Makes the pair, and all that is beyond it.
-pub(super) async fn make(net: &Netlink, interface: &str) -> io::Result<()> {
+pub(super) async fn make(net: &Netlink, interface: &str, address: Ipv4Addr) -> io::Result<()> {
     let Some(namespace) = net.namespace().map(Arc::clone) else {
         return Err(io::Error::other("only a running agent, whose responder runs, can make it"));
     };
@@ -176,11 +181,13 @@ pub(super) async fn make(net: &Netlink, interface: &str) -> io::Result<()> {
         super::change::gone_is_well(net.remove_link(old.index).await)?;
     }
     net.add_veth(interface, THERE, &namespace).await?;
-    tokio::task::spawn_blocking(move || namespace.prepare()).await.map_err(io::Error::other)?
+    tokio::task::spawn_blocking(move || namespace.prepare(address)).await.map_err(io::Error::other)?
 }
 
 #[cfg(test)]
 mod test {
+    use margay_core::Ranges;
+
     use super::*;
 
     #[test]
@@ -194,10 +201,11 @@ mod test {
 
     #[test]
     fn a_host_that_cannot_is_told_why() {
-        let listen = (HOST_V4, DNS_PORT).into();
+        let listen = (Ranges::USUAL.host_v4(), DNS_PORT).into();
         let way = ResponderWay::OnHost { listen, why: Some("Operation not permitted".into()) };
         let remark = way.remark().expect("there is something to say");
         assert!(remark.contains("198.18.0.1:53") && remark.contains("not permitted"), "{remark}");
-        assert_eq!(ResponderWay::Apart.address(), "198.18.0.2:53".parse().expect("literal"));
+        let apart = ResponderWay::Apart { address: Ranges::USUAL.responder_v4() };
+        assert_eq!(apart.address(), "198.18.0.2:53".parse().expect("literal"));
     }
 }

@@ -1,7 +1,9 @@
 //! Where Margay's policy rules stand among those of others: after the table of this host's own addresses, and before
 //! all else. A VPN's rule sends whatever it is asked for into its tunnel, virtual addresses among it (decision 0047).
 
-use margay_core::name::is_virtual;
+use std::net::IpAddr;
+
+use margay_core::{BITS_V4, BITS_V6, Ranges};
 
 use super::netlink::{ListedRule, Rule};
 
@@ -14,10 +16,19 @@ const SLOTS: u32 = PRIORITY - RESPONDER_PRIORITY + 1;
 /// The kernel's table of this host's own addresses.
 const LOCAL_TABLE: u32 = 255;
 
-/// Whether Margay has made a rule: no other is about virtual addresses alone.
-fn is_own(listed: &ListedRule) -> bool {
+/// Whether Margay has made a rule, where `own` is one of its virtual addresses: no rule of others is about those alone.
+fn is_own(listed: &ListedRule, own: IpAddr) -> bool {
     let Some(rule) = listed.rule else { return false };
-    rule.from.is_some_and(is_virtual) || rule.to.is_some_and(|to| is_virtual(to.address))
+    rule.about().is_some_and(|address| is_of_one_range(address, own))
+}
+
+/// Whether two addresses are in the same range of virtual addresses, if either is in one.
+fn is_of_one_range(one: IpAddr, other: IpAddr) -> bool {
+    match (one, other) {
+        (IpAddr::V4(one), IpAddr::V4(other)) => (one.to_bits() ^ other.to_bits()) >> (32 - BITS_V4) == 0,
+        (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits() ^ other.to_bits()) >> (128 - BITS_V6) == 0,
+        _ => false,
+    }
 }
 
 /// The priority of the first rule that looks into the table of own addresses: what came before it would not be
@@ -31,6 +42,7 @@ fn floor(is_v4: bool, rules: &[ListedRule]) -> u32 {
 /// the order in which they were made.
 pub fn place(rule: &Rule, rules: &[ListedRule]) -> u32 {
     let floor = floor(rule.is_v4(), rules);
+    let is_own = |other: &ListedRule| rule.about().is_some_and(|own| is_own(other, own));
     let others = rules.iter().filter(|other| other.is_v4 == rule.is_v4() && !is_own(other) && other.priority > floor);
     let first = others.map(|other| other.priority).min().unwrap_or(u32::MAX);
     let begin = RESPONDER_PRIORITY.min(first.saturating_sub(SLOTS)).max(floor.saturating_add(1));
@@ -38,7 +50,9 @@ pub fn place(rule: &Rule, rules: &[ListedRule]) -> u32 {
 }
 
 /// Rules of others that are asked before one of Margay's, and that it cannot go before.
-pub fn before(rules: &[ListedRule]) -> Vec<&ListedRule> {
+pub fn before(rules: &[ListedRule], ranges: Ranges) -> Vec<&ListedRule> {
+    let is_own =
+        |rule: &ListedRule| is_own(rule, if rule.is_v4 { ranges.host_v4().into() } else { ranges.host_v6().into() });
     let is_before = |other: &&ListedRule| {
         let own = rules.iter().filter(|rule| rule.is_v4 == other.is_v4 && is_own(rule)).map(|rule| rule.priority).max();
         !is_own(other) && other.table != Some(LOCAL_TABLE) && own.is_some_and(|own| other.priority < own)
@@ -49,14 +63,13 @@ pub fn before(rules: &[ListedRule]) -> Vec<&ListedRule> {
 #[cfg(test)]
 mod test {
     use super::*;
-    use margay_core::name::HOST_V4;
 
     fn other(priority: u32, table: u32) -> ListedRule {
         ListedRule { priority, is_v4: true, table: Some(table), rule: None }
     }
 
     fn own(priority: u32) -> Rule {
-        Rule { priority, from: Some(HOST_V4.into()), to: None, source_port: None, table: 54_324 }
+        Rule { priority, from: Some(Ranges::USUAL.host_v4().into()), to: None, source_port: None, table: 54_324 }
     }
 
     fn listed(rule: Rule) -> ListedRule {
@@ -89,7 +102,7 @@ mod test {
     #[test]
     fn who_is_before_is_named() {
         let rules = [other(0, LOCAL_TABLE), other(1, 52), listed(own(2)), other(32_766, 254)];
-        assert_eq!(before(&rules), [&rules[1]]);
-        assert_eq!(before(&rules[1..2]), Vec::<&ListedRule>::new(), "nothing of ours");
+        assert_eq!(before(&rules, Ranges::USUAL), [&rules[1]]);
+        assert_eq!(before(&rules[1..2], Ranges::USUAL), Vec::<&ListedRule>::new(), "nothing of ours");
     }
 }

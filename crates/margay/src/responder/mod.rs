@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use clap::Args;
+use margay_core::{RangeV4, RangeV6};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -40,6 +41,12 @@ pub struct Words {
     /// Where resolvers ask
     #[arg(long)]
     pub address: SocketAddr,
+    /// Virtual IPv4 addresses, whose names it is asked for
+    #[arg(long)]
+    pub ipv4: RangeV4,
+    /// And IPv6 addresses
+    #[arg(long)]
+    pub ipv6: RangeV6,
     /// Be the one that answers
     #[arg(long)]
     pub worker: bool,
@@ -54,13 +61,14 @@ impl Words {
             command.arg0(name);
         }
         command.args(["responder", "--zone", &self.zone, "--address", &self.address.to_string()]);
+        command.args(["--ipv4", &self.ipv4.to_string(), "--ipv6", &self.ipv6.to_string()]);
         command.args(self.worker.then_some("--worker"));
         // Whoever waits for the agent's word is not to hear it from a responder.
         command.env_remove("NOTIFY_SOCKET").current_dir("/").stdout(Stdio::null());
         command
     }
 
-    /// Of what a responder is made: another program, zone or address is another one.
+    /// Of what a responder is made: another program, zone, address or range is another one.
     ///
     /// # Errors
     ///
@@ -68,13 +76,15 @@ impl Words {
     pub fn identity(&self) -> io::Result<[u8; IDENTITY_LEN]> {
         let program = fs::metadata("/proc/self/exe")?;
         let text = format!(
-            "{} {} {} {} {} {}",
+            "{} {} {} {} {} {} {} {}",
             program.dev(),
             program.ino(),
             program.mtime(),
             program.mtime_nsec(),
             self.zone,
-            self.address
+            self.address,
+            self.ipv4,
+            self.ipv6
         );
         Ok(*blake3::hash(text.as_bytes()).as_bytes())
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use margay_control::dns::channel::Ended;
 use margay_control::dns::{Responder, Servers};
+use margay_core::Ranges;
 use nix::sys::prctl::set_no_new_privs;
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use parking_lot::Mutex;
@@ -90,7 +91,8 @@ fn start(words: &Words, sockets: &Sockets) -> io::Result<Responder> {
     udp.set_nonblocking(true)?;
     tcp.set_nonblocking(true)?;
     let both = (UdpSocket::from_std(udp)?, TcpListener::from_std(tcp)?);
-    Responder::start(both, &words.zone, servers(words.address)).map_err(io::Error::other)
+    let ranges = Ranges { v4: words.ipv4, v6: words.ipv6 };
+    Responder::start(both, &words.zone, ranges, servers(words.address)).map_err(io::Error::other)
 }
 
 /// The agent is told what this process is, and given what it holds.

@@ -22,6 +22,9 @@ DEFAULT_PATH = "/run/margay/programs.sock"
 
 # An agent that takes longer than this for an answer, in seconds, is treated as absent.
 ANSWER_TIME = 5
+# A host's own virtual addresses, unless it has others. All virtual ones begin with the first 15 bits of the one, or the
+# first 32 of the other.
+USUAL = (ipaddress.IPv4Address("198.18.0.1"), ipaddress.IPv6Address("fd5a:4c00::1"))
 # Requests at one time, each on a connection of its own; others wait. An agent has so many connections for each user.
 AT_ONCE_MAX = 8
 # Connections that are kept open for the next request.
@@ -174,6 +177,18 @@ class Agent:
             if error.errno == errno.ENOTCONN:
                 return None
             raise
+
+    def is_virtual(self, host: str) -> bool:
+        """Whether an address belongs to Margay's own ranges on this host."""
+        try:
+            reply = self._ask("for the virtual addresses", Kind.RANGES, request(Kind.RANGES))
+            own = USUAL if reply.v4.is_unspecified else (reply.v4, reply.v6)
+        except Refused:
+            # An agent that does not know the question has the usual ones.
+            own = USUAL
+        ip = ipaddress.ip_address(host.partition("%")[0])
+        mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+        return any((mapped or ip) in ipaddress.ip_network((one, bits), strict=False) for one, bits in zip(own, (15, 32)))
 
     def subscribe(self) -> socket.socket:
         """A connection on which the agent tells of events from now on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import errno
-import ipaddress
 import socket
 import threading
 import time
@@ -18,8 +17,6 @@ from ._names import ServiceId, Target
 PEER_AGE = 1.0
 # Peers whose names are remembered, and services that were asked.
 PEERS_MAX = 1024
-# Margay's own ranges.
-VIRTUAL = (ipaddress.ip_network("198.18.0.0/15"), ipaddress.ip_network("fd5a:4c00::/32"))
 # Connections that may wait for `accept`, unless said otherwise.
 BACKLOG = 1024
 # How the kernel says that it has no IPv6: not built in, switched off (disable_ipv6), or without the route to the
@@ -64,17 +61,11 @@ def peer_at(sock: HasFileno, agent: Agent, address: tuple[Any, ...]) -> Peer | N
     may."""
     try:
         service = agent.peer(sock, address[0], address[1])
+        # No network leads to Margay's own addresses: that was a flow, which is over.
+        is_past = service is None and not agent.is_virtual(address[0])
     except OSError:
         return Peer(address, None)
-    # No network leads to Margay's own addresses: that was a flow, which is over.
-    return Peer(address, service) if service is not None or is_virtual(address[0]) else None
-
-
-def is_virtual(host: str) -> bool:
-    """Whether an address belongs to Margay's own ranges."""
-    ip = ipaddress.ip_address(host.partition("%")[0])
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return any((mapped or ip) in network for network in VIRTUAL)
+    return None if is_past else Peer(address, service)
 
 
 class PeerNames:

@@ -27,6 +27,7 @@ class Kind(enum.IntEnum):
     EVENTS = 6
     # Comes unasked, after a reply to EVENTS.
     EVENT = 7
+    RANGES = 8
 
 
 class Garbled(Exception):

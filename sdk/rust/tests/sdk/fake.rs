@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use margay_core::Ranges;
 use margay_sdk::{Agent, Name, Prefix, ServiceId};
 use rustix::cmsg_space;
 use rustix::net::{
@@ -25,6 +26,7 @@ pub const SOURCE: u8 = 4;
 pub const PEER: u8 = 5;
 pub const EVENTS: u8 = 6;
 pub const EVENT: u8 = 7;
+pub const RANGES: u8 = 8;
 
 /// What the agent knows, and how it is to misbehave.
 pub struct World {
@@ -285,6 +287,10 @@ impl World {
                 let host = ServiceId(std::array::from_fn(|at| if at < 12 { 0 } else { 0x55 }));
                 let id = self.sources.get(&(protocol, port)).copied().unwrap_or(host);
                 reply[8..40].copy_from_slice(&id.0);
+            }
+            RANGES => {
+                reply[40..56].copy_from_slice(&Ranges::USUAL.host_v6().octets());
+                reply[56..60].copy_from_slice(&Ranges::USUAL.host_v4().octets());
             }
             EVENTS => {}
             other => panic!("a request of kind {other}"),

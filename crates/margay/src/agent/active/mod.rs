@@ -110,7 +110,7 @@ impl Reporters {
         let hierarchy = Hierarchy::find(&config.host.runtime_dir);
         let hierarchy = hierarchy.map_err(|error| format!("no cgroups of version 2: {error}"));
         Self(hierarchy.and_then(|hierarchy| {
-            let kernel = ActiveSockets::open(hierarchy.root()).map_err(|error| error.to_string())?;
+            let kernel = ActiveSockets::open(hierarchy.root(), config.ranges()).map_err(|error| error.to_string())?;
             Ok((hierarchy, kernel))
         }))
     }

@@ -174,7 +174,7 @@ pub(in crate::agent) async fn router_address(config: &Config) -> Result<String, 
     if !listen.ip().is_unspecified() {
         return Ok(listen.to_string());
     }
-    let addresses = host::local_addresses().await.map_err(|error| error.to_string())?;
+    let addresses = host::local_addresses(config.ranges()).await.map_err(|error| error.to_string())?;
     let usable = addresses.into_iter().find(|address| listen.is_ipv6() || address.is_ipv4());
     let none = "this host has no address that others could use; name one with [router] address in the configuration";
     let address = usable.ok_or(none)?;

@@ -21,9 +21,10 @@ pub(super) fn apply(agent: &Agent, request: &PolicyApplyRequest) -> Result<Polic
     if request.grants.len() > GRANTS_MAX || routes.is_some_and(|all| all.len() > ROUTES_MAX) {
         return Err(misuse(format!("a policy has {ROUTES_MAX} rules and {GRANTS_MAX} members at most")));
     }
+    let ranges = agent.config().ranges();
     // All of it is looked at before any of it is done.
     let order = |route: &RouteAddRequest| {
-        order_of(route).map_err(|status| misuse(format!("the rule for {}: {}", route.name, status.message())))
+        order_of(route, ranges).map_err(|status| misuse(format!("the rule for {}: {}", route.name, status.message())))
     };
     let orders = routes.map(|all| all.iter().map(order).collect::<Result<Vec<_>, _>>()).transpose()?;
     let (mut changes, mut grants) = (Vec::new(), Vec::new());

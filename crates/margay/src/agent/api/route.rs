@@ -21,7 +21,7 @@ use margay_core::notice::Heard;
 use margay_core::search::is_answering;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, NextHop, Rule, RuleId, Usage};
-use margay_core::{Instant, Sal};
+use margay_core::{Instant, Ranges, Sal};
 use margay_datapath::clock;
 use tonic::Status;
 
@@ -139,7 +139,7 @@ pub(in crate::agent) fn ended_of(known: &Known<'_>, ended: &Ended) -> EndedRoute
     }
 }
 
-fn parse_hop(text: &str) -> Result<SocketAddr, Status> {
+fn parse_hop(text: &str, ranges: Ranges) -> Result<SocketAddr, Status> {
     let with_port = |ip: IpAddr| SocketAddr::new(ip, margay_wire::PORT);
     let address = text.parse::<IpAddr>().map(with_port).or_else(|_| text.parse::<SocketAddr>());
     let address = address.map_err(|_| {
@@ -147,16 +147,16 @@ fn parse_hop(text: &str) -> Result<SocketAddr, Status> {
             "`{text}` is no address of a next hop; write for example 10.1.0.9, 10.1.0.9:54324 or [fd01::9]:54324"
         ))
     })?;
-    check_hop(address).map_err(misuse)
+    check_hop(address, ranges).map_err(misuse)
 }
 
-/// What is ordered.
-pub(super) fn order_of(request: &RouteAddRequest) -> Result<Order, Status> {
+/// What is ordered, of a host with these virtual addresses.
+pub(super) fn order_of(request: &RouteAddRequest, ranges: Ranges) -> Result<Order, Status> {
     let name = parse_name(&request.name)?;
     let (forward, resolver) = match (request.action.as_str(), &request.to[..]) {
         ("forward" | "forward-all", []) => return Err(misuse("a rule that forwards needs an address")),
         ("forward" | "forward-all", to) => {
-            (to.iter().map(|text| parse_hop(text)).collect::<Result<Vec<_>, _>>()?, None)
+            (to.iter().map(|text| parse_hop(text, ranges)).collect::<Result<Vec<_>, _>>()?, None)
         }
         ("delay", [resolver]) => (Vec::new(), Some(resolver.clone())),
         ("delay", _) => return Err(misuse("a rule that delays needs one resolver; for several give several rules")),
@@ -177,7 +177,7 @@ pub(super) fn order_of(request: &RouteAddRequest) -> Result<Order, Status> {
 }
 
 pub(super) fn add(agent: &Agent, request: &RouteAddRequest) -> Result<RouteAddReply, Status> {
-    let order = order_of(request)?;
+    let order = order_of(request, agent.config().ranges())?;
     let ids = blocking(|| agent.rules.add(&order, &agent.authorities())).map_err(refusal)?;
     tracing::info!(name = %order.name, rules = ids.len(), "rules added by the operator");
     let routes: Vec<RouteInfo> = ids.into_iter().filter_map(|id| info(agent, id)).collect();
@@ -207,7 +207,7 @@ pub(super) fn change(agent: &Agent, request: &RouteChangeRequest) -> Result<Rout
         (None, true) => Some(None),
         (None, false) => None,
     };
-    let forward = if request.to.is_empty() { None } else { Some(parse_hop(&request.to)?) };
+    let forward = if request.to.is_empty() { None } else { Some(parse_hop(&request.to, agent.config().ranges())?) };
     let amendment = Amendment {
         forward,
         weight: request.weight,

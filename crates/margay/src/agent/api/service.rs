@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use margay_control::api::v1::*;
 use margay_control::lease::Asker;
 use margay_control::registration::{Instance, Terms, partition};
-use margay_core::name::{Name, PARTITION_BITS_MAX, SERVICE_BITS, is_computable, virtual_v6};
+use margay_core::name::{Name, PARTITION_BITS_MAX, SERVICE_BITS, is_computable};
 use margay_core::segment::SEGMENT;
 use margay_core::table::Resolution;
 use tonic::Status;
@@ -87,7 +87,7 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
 pub(super) fn publish(agent: &Agent, request: ServicePublishRequest) -> Result<ServiceInfo, Status> {
     let publication = publication(request)?;
     let name = publication.name.clone();
-    lookup::deliverable(publication.listener.address, &agent.direct).map_err(misuse)?;
+    lookup::deliverable(publication.listener.address, &agent.direct, agent.config().ranges()).map_err(misuse)?;
     blocking(|| {
         agent.active.check_order(&name, publication.terms.exclusive).map_err(misuse)?;
         agent.services.publish(publication).map_err(refusal)?;
@@ -324,7 +324,7 @@ pub(super) async fn resolve(agent: &Agent, name: &str) -> Result<ServiceResolveR
         name: name.written().to_owned(),
         service_id: id.to_string(),
         virtual_v4: virtual_v4.to_string(),
-        virtual_v6: if is_computable(&id) { virtual_v6(&id).to_string() } else { String::new() },
+        virtual_v6: if is_computable(&id) { config.ranges().virtual_v6(&id).to_string() } else { String::new() },
         rule: rule.to_owned(),
         next_hop,
         instances: found.iter().map(|found| instance(agent, found)).collect(),

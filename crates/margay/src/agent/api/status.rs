@@ -18,6 +18,7 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
     let homes = agent.services.homes();
     let signs = agent.keyring.authorities().is_ok_and(|authorities| !authorities.is_empty());
     let joined = if homes.is_empty() { signs } else { homes.iter().any(|home| home::is_connected(home)) };
+    let ranges = agent.config().ranges();
     StatusReply {
         host_id: agent.identity.host_id().to_string(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -26,7 +27,7 @@ pub(super) fn reply(agent: &Agent) -> StatusReply {
         router: agent.router.is_some(),
         interface: INTERFACE.to_owned(),
         sal_address: sal_address(&agent.config()).to_string(),
-        addresses: vec![margay_core::name::HOST_V4.to_string(), margay_core::name::HOST_V6.to_string()],
+        addresses: vec![ranges.host_v4().to_string(), ranges.host_v6().to_string()],
         datapath: datapath(agent).to_owned(),
         datapath_why: agent.direct.why_not().unwrap_or_default(),
         zone: agent.config().dns.zone.clone(),

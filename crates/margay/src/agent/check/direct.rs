@@ -19,8 +19,9 @@ const PORT_RANGE: &str = "net/ipv4/ip_local_port_range";
 pub(super) async fn this_host(agent: &Agent, steps: &mut Steps) {
     if let Some(why) = agent.direct.why_unguarded() {
         let text = format!("whoever is on a network of this host can send to its virtual addresses: {why}");
-        let advice = "install nftables, or let this host's firewall drop what comes for 198.18.0.0/15 and \
-         fd5a:4c00::/32, or from there";
+        let ranges = agent.config().ranges();
+        let advice =
+            format!("install nftables, or let this host's firewall drop what comes for {ranges}, or from there");
         steps.say("direct", Finding::failed(text, advice)).await;
     }
     if let Some(why) = agent.direct.why_not() {

@@ -68,6 +68,7 @@ mod test {
     use std::time::Duration;
 
     use margay_control::resolver::file::StaticFile;
+    use margay_core::Ranges;
 
     use super::*;
 
@@ -75,8 +76,13 @@ mod test {
     async fn a_resolver_that_cannot_answer_is_a_failure_and_one_that_knows_nobody_is_not() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("names");
-        let made =
-            || Resolver::new("hosts".to_owned(), Duration::from_secs(1), Box::new(StaticFile::new(path.clone())));
+        let made = || {
+            Resolver::new(
+                "hosts".to_owned(),
+                Duration::from_secs(1),
+                Box::new(StaticFile::new(path.clone(), Ranges::USUAL)),
+            )
+        };
         let name: Name = "web.shop".parse().expect("a name");
         let wanted = Wanted { service: name.service_id(), written: Some("web.shop".to_owned()) };
         let find = async |resolver: &Resolver| {

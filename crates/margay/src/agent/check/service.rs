@@ -51,21 +51,22 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
             let is_followed = listener.origin == Origin::Socket;
             let found = is_followed || sockets::is_listening(listener.address, listener.protocol);
             let what = format!("{} at {}", service.name, listener.address);
-            let finding = if let Err(why) = lookup::deliverable(listener.address, &agent.direct) {
-                Finding::failed(format!("{what} cannot be reached: {why}"), "see the step `direct`")
-            } else if listener.is_reached_by_lookup() && !agent.services.is_looked_up(listener) {
-                Finding::failed(
-                    format!("{what} cannot be reached: another service listens on the loopback at the same port"),
-                    "let one of the two listen on another port, or on 0.0.0.0",
-                )
-            } else if found {
-                Finding::Ok(format!("{what}: a program listens"))
-            } else {
-                Finding::warning(
-                    format!("{what}: no program listens there"),
-                    "start the program, and it is served; or `margay service withdraw` the listener",
-                )
-            };
+            let finding =
+                if let Err(why) = lookup::deliverable(listener.address, &agent.direct, agent.config().ranges()) {
+                    Finding::failed(format!("{what} cannot be reached: {why}"), "see the step `direct`")
+                } else if listener.is_reached_by_lookup() && !agent.services.is_looked_up(listener) {
+                    Finding::failed(
+                        format!("{what} cannot be reached: another service listens on the loopback at the same port"),
+                        "let one of the two listen on another port, or on 0.0.0.0",
+                    )
+                } else if found {
+                    Finding::Ok(format!("{what}: a program listens"))
+                } else {
+                    Finding::warning(
+                        format!("{what}: no program listens there"),
+                        "start the program, and it is served; or `margay service withdraw` the listener",
+                    )
+                };
             steps.say("service", finding).await;
         }
     }

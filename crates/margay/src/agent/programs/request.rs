@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use margay_control::lease::{Asker, LeaseError};
 use margay_core::Tuple;
-use margay_core::name::{AUTHORITY_BITS, HOST_V4, HOST_V6, Name, Prefix, ServiceId, is_computable, virtual_v6};
+use margay_core::name::{AUTHORITY_BITS, Name, Prefix, ServiceId, is_computable};
 use margay_core::table::SERVICE_PORT;
 use margay_datapath::active_sockets::{Cookie, NamespaceCookie, Socket, namespace_of, own_namespace};
 use nix::errno::Errno;
@@ -33,6 +33,7 @@ pub fn answer(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<Own
         Kind::Bind => handed(request, passed).and_then(|socket| bind(agent, caller, request, &socket)),
         Kind::Source => handed(request, passed).and_then(|socket| source(agent, caller, request, &socket)),
         Kind::Peer => handed(request, passed).and_then(|socket| peer(agent, request, &socket)),
+        Kind::Ranges => Ok(ranges(agent)),
         Kind::Events | Kind::Event => Ok(Reply::done(request.kind)),
     };
     done.unwrap_or_else(|(errno, text)| Reply::refused(request.kind as u8, errno, text))
@@ -114,6 +115,13 @@ fn prefix(request: &Request) -> Result<Prefix, No> {
     Err((Errno::EINVAL, format!("bits beyond the first {} of the serviceID are not zero", request.bits)))
 }
 
+fn ranges(agent: &Agent) -> Reply {
+    let ranges = agent.leases.ranges();
+    let mut reply = Reply::done(Kind::Ranges);
+    (reply.v4, reply.v6) = (ranges.host_v4(), ranges.host_v6());
+    reply
+}
+
 fn name(request: &Request) -> Result<Reply, No> {
     let name: Name = request.text.parse().map_err(|error| (Errno::EINVAL, format!("{error}")))?;
     let mut reply = Reply::done(Kind::Name);
@@ -129,7 +137,7 @@ fn resolve(agent: &Agent, caller: &Caller, request: &Request) -> Result<Reply, N
     match (leased, is_computable(&id)) {
         // Whoever has no IPv6 will say so.
         (leased, true) => {
-            reply.v6 = virtual_v6(&id);
+            reply.v6 = agent.leases.ranges().virtual_v6(&id);
             reply.v4 = leased.unwrap_or(reply.v4);
         }
         (Ok(v4), false) => (reply.v4, reply.v6) = (v4, v4.to_ipv6_mapped()),
@@ -264,11 +272,11 @@ fn number() -> Result<u32, No> {
 }
 
 fn peer(agent: &Agent, request: &Request, socket: &Handed) -> Result<Reply, No> {
-    let destination = SocketAddr::new(request.address, request.port);
+    let (destination, ranges) = (SocketAddr::new(request.address, request.port), agent.leases.ranges());
     let ip = match (socket.local.ip(), destination.ip()) {
         // A socket at every address: its packets have the host's virtual one, of the family of its peer.
-        (local, IpAddr::V4(_)) if local.is_unspecified() => IpAddr::V4(HOST_V4),
-        (local, IpAddr::V6(_)) if local.is_unspecified() => IpAddr::V6(HOST_V6),
+        (local, IpAddr::V4(_)) if local.is_unspecified() => IpAddr::V4(ranges.host_v4()),
+        (local, IpAddr::V6(_)) if local.is_unspecified() => IpAddr::V6(ranges.host_v6()),
         (local, _) => local,
     };
     let (source, protocol) = (SocketAddr::new(ip, socket.local.port()), socket.protocol);

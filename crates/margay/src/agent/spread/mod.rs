@@ -10,11 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use margay_control::registration::{self, Home};
-use margay_core::Sal;
-use margay_core::instance::{Instance, instance_address, is_instance_address};
+use margay_core::instance::Instance;
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, SERVICE_BITS, ServiceId};
 use margay_core::table::NextHop;
+use margay_core::{Ranges, Sal};
 use margay_datapath::unconnected::Unconnected;
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
@@ -70,6 +70,7 @@ struct Spread {
     taken: HashSet<IpAddr>,
     /// Routers have said something.
     heard: Arc<Notify>,
+    ranges: Ranges,
 }
 
 /// Datagrams of unconnected sockets on this host.
@@ -88,7 +89,7 @@ impl Spreads {
             .and_then(|cgroups| {
                 let sal0 = if_nametoindex(INTERFACE).map_err(|error| format!("there is no {INTERFACE}: {error}"))?;
                 let pins = super::direct::pins(runtime_dir);
-                Unconnected::open(cgroups.root(), &pins, sal0).map_err(|error| error.to_string())
+                Unconnected::open(cgroups.root(), &pins, sal0, config.ranges()).map_err(|error| error.to_string())
             });
         Self(match kernel {
             Ok(kernel) => Ok(Mutex::new(Spread {
@@ -97,6 +98,7 @@ impl Spreads {
                 places: BTreeMap::new(),
                 taken: HashSet::new(),
                 heard: Arc::default(),
+                ranges: config.ranges(),
             })),
             Err(why) => {
                 tracing::warn!(why, "unconnected datagrams of a socket all go to one instance");
@@ -247,7 +249,7 @@ impl Spread {
             known.asked = asked;
             return;
         }
-        if self.names.len() >= NAMES_MAX || is_instance_address(name.ip()) {
+        if self.names.len() >= NAMES_MAX || self.ranges.is_instance(name.ip()) {
             return;
         }
         let Some(service) = agent.core.0.with_sal(|sal, _| sal.service_of(name.ip())) else {
@@ -347,7 +349,8 @@ impl Spread {
             return None;
         }
         let start = first_number(whom);
-        let mut tries = (0..INSTANCES_MAX as u32).map(|n| instance_address(whom.0.is_ipv4(), start.wrapping_add(n)));
+        let mut tries =
+            (0..INSTANCES_MAX as u32).map(|n| self.ranges.instance(whom.0.is_ipv4(), start.wrapping_add(n)));
         tries.find(|address| !self.taken.contains(address))
     }
 

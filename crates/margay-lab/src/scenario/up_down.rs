@@ -101,7 +101,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::attempt_part("programs that serve names", findings, |_| served_again(busy));
     pair::attempt_part("a second token", findings, |_| joins_live(busy, bare));
     pair::attempt_part("a route into the virtual addresses", findings, |findings| clash(bare, findings));
-    pair::attempt_part("other virtual addresses", findings, |findings| other_ranges(bare, busy, findings));
+    pair::attempt_part("other virtual addresses", findings, |findings| other_ranges(linked, busy, findings));
     Ok(())
 }
 
@@ -145,7 +145,7 @@ fn other_ranges(host: &Host, peer: &Host, findings: &mut Findings) -> Result<()>
         let found = agent::virtual_addresses(client, name)?;
         ensure!(found.0.starts_with(v4) && found.1.starts_with(v6), "{name} is at {found:?} on {}", client.name());
         for family in ["-4", "-6"] {
-            let page = client.shell(&format!("curl {family} -sf --max-time 5 http://{name}.sal.internal:8080/"))?;
+            let page = client.shell(&format!("curl {family} -sSf --max-time 5 http://{name}.sal.internal:8080/"))?;
             ensure!(page.contains("Directory listing"), "{name} by {family} on {}: {page}", client.name());
         }
     }

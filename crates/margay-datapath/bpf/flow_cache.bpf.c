@@ -52,6 +52,7 @@ _Static_assert(__builtin_offsetof(struct app_key, source_port) == sizeof(struct 
 #include "delivery.h"
 #include "listener.h"
 #include "socketless.h"
+#include "time_wait.h"
 
 /* Names the types that the agent shares, so that they are in the object's type information. */
 struct shared_layout {
@@ -265,9 +266,16 @@ int app_ingress(struct __sk_buff *skb)
 {
 	const struct address_key *address;
 	struct packet packet = {};
+	__u32 expected = 0;
 
 	if (!parse(skb, sal0_header_len, &packet) || packet.key.protocol != IPPROTO_TCP)
 		return TCX_NEXT;
+	/* The copy comes here again, after what goes on now. */
+	if (is_request(&packet) && meets_time_wait(skb, &packet, &expected)) {
+		note_asked(skb, &packet);
+		if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+			return make_reset(skb, &packet, expected) ? TCX_NEXT : TCX_DROP;
+	}
 	if (is_request(&packet) ? !note_asked(skb, &packet) : is_lost(skb, &packet)) {
 		count(COUNT_DROP_SOCKETLESS);
 		return TCX_DROP;

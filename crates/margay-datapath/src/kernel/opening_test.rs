@@ -198,7 +198,7 @@ fn acknowledging(app: Tuple) -> Vec<u8> {
 }
 
 /// With the lengths and checksums that belong to it.
-fn complete(mut packet: Vec<u8>) -> Vec<u8> {
+pub(in crate::kernel) fn complete(mut packet: Vec<u8>) -> Vec<u8> {
     let (ip_len, len) = (ip_len(&packet), packet.len() as u16);
     if ip_len == 20 {
         packet[2..4].copy_from_slice(&len.to_be_bytes());

@@ -46,6 +46,8 @@ pub(super) mod opening;
 mod socketless;
 #[path = "virtual_test.rs"]
 mod stays_inside;
+#[path = "time_wait_test.rs"]
+mod time_wait;
 #[path = "vlan_test.rs"]
 mod vlan;
 

@@ -61,6 +61,7 @@ mod router_rate;
 mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
+mod short_connections;
 pub mod site;
 mod tampered_host;
 mod trace;
@@ -164,6 +165,7 @@ pub const ALL: &[Scenario] = &[
     agent_restart::SCENARIO,
     setup_latency::SCENARIO,
     grants::SCENARIO,
+    short_connections::SCENARIO,
     cache_off::SCENARIO,
     many_flows::SCENARIO,
     odd_packets::SCENARIO,

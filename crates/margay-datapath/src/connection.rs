@@ -1,6 +1,6 @@
 //! What a TCP connection shows of itself as its packets pass: its numbers, and how it ends.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use margay_core::Direction;
 
@@ -41,14 +41,34 @@ pub struct Connection {
     pub segment: u32,
 }
 
-impl TcpNumbers {
-    pub(crate) const fn packed(self) -> u64 {
-        (self.sequence as u64) << 32 | self.acknowledgement as u64
+/// What one end has shown last; zero while that is unknown. Several threads carry segments of one connection.
+pub(crate) struct Shown(AtomicU64);
+
+impl Shown {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU64::new(0))
     }
 
-    pub(crate) const fn unpacked(packed: u64) -> Self {
-        Self { sequence: (packed >> 32) as u32, acknowledgement: packed as u32, end: None }
+    /// Takes note of a segment's numbers. What is acknowledged stays so: a thread that is late, or a path that is
+    /// longer, brings an earlier segment after a later one.
+    pub(crate) fn note(&self, numbers: TcpNumbers) {
+        let noted = |before: u64| {
+            let acknowledged = numbers_of(before)
+                .map_or(numbers.acknowledgement, |before| later(before.acknowledgement, numbers.acknowledgement));
+            Some(u64::from(numbers.sequence) << 32 | u64::from(acknowledged))
+        };
+        // It always gives a value.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, noted);
     }
+
+    pub(crate) fn numbers(&self) -> Option<TcpNumbers> {
+        numbers_of(self.0.load(Ordering::Relaxed))
+    }
+}
+
+const fn numbers_of(packed: u64) -> Option<TcpNumbers> {
+    let numbers = TcpNumbers { sequence: (packed >> 32) as u32, acknowledgement: packed as u32, end: None };
+    if packed == 0 { None } else { Some(numbers) }
 }
 
 /// What an end has shown in the kernel's cache.
@@ -137,6 +157,16 @@ mod test {
 
     fn numbers(sequence: u32, acknowledgement: u32) -> Option<TcpNumbers> {
         Some(TcpNumbers { sequence, acknowledgement, end: None })
+    }
+
+    #[test]
+    fn what_is_acknowledged_stays_so_however_late_another_segment_comes() {
+        let shown = Shown::new();
+        assert_eq!(shown.numbers(), None);
+        for (said, acknowledged) in [(0xffff_fff0, 0xffff_fff0), (5, 5), (0xffff_fff8, 5), (4, 5), (9, 9)] {
+            shown.note(TcpNumbers { sequence: said, acknowledgement: said, end: None });
+            assert_eq!(shown.numbers(), numbers(said, acknowledged));
+        }
     }
 
     #[test]

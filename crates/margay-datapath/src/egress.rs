@@ -217,7 +217,8 @@ fn carry_striped<C: Core>(
 
 /// What a TCP segment says of its connection.
 fn numbers(head: &[u8], found: &Transport) -> Option<TcpNumbers> {
-    if found.key.protocol != TCP {
+    // A SYN acknowledges nothing.
+    if found.key.protocol != TCP || found.flags & ACK == 0 {
         return None;
     }
     let tcp = head.get(found.ip_len..)?;

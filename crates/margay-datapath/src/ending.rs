@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use margay_wire::FlowId;
 use parking_lot::Mutex;
 
-use crate::connection::{Connection, TcpNumbers, is_later, later};
+use crate::connection::{Connection, TcpNumbers, is_later};
 use crate::kernel::Unjudged;
-use crate::packet::{self, FIN, Packet, RST, TCP};
+use crate::packet::{self, ACK, FIN, Packet, RST, TCP};
 use crate::train::Delivered;
 
 /// Connections whose endings wait to be judged; of more, the endings are not heard of before their idle time is over.
@@ -48,19 +48,18 @@ impl Arrived {
     }
 
     /// The peer's numbers after this segment. The sequence number advances with the first segment that is known of, and
-    /// with one that brings what the application's TCP expects; the acknowledgement advances with every segment, and
-    /// never goes back, since a segment of one path may overtake a segment of another. `None` for a RST, and where
-    /// nothing of the peer's is known that an unexpected segment could add to.
+    /// with one that brings what the application's TCP expects; the acknowledgement is every segment's. `None` for a
+    /// RST and a SYN alone, and where nothing of the peer's is known that an unexpected segment could add to.
     pub fn numbers(&self, known: &Unjudged, connection: Option<&Connection>) -> Option<TcpNumbers> {
-        if self.flags & RST != 0 {
+        // A SYN acknowledges nothing.
+        if self.flags & (RST | ACK) != ACK {
             return None;
         }
         let peer = connection.and_then(|connection| connection.peer);
         let mut expected = known.expected(connection).peekable();
         let is_next = |next| !is_later(self.sequence, next) && is_later(self.end, next);
         let is_expected = expected.peek().is_none() || expected.any(is_next);
-        let acknowledgement =
-            peer.map_or(self.acknowledgement, |peer| later(peer.acknowledgement, self.acknowledgement));
+        let acknowledgement = self.acknowledgement;
         // A FIN counts once the application's TCP has taken it.
         let whole = TcpNumbers { sequence: self.end, acknowledgement, end: None };
         if is_expected { Some(whole) } else { peer.map(|peer| TcpNumbers { acknowledgement, ..peer }) }
@@ -112,7 +111,7 @@ impl Endings {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::packet::{ACK, FlowKey};
+    use crate::packet::FlowKey;
     use crate::sample;
 
     /// Of [`sample::packet`].
@@ -181,25 +180,6 @@ mod test {
         assert_eq!(arrived.ending(Unjudged::default()).and_then(|ending| ending.end), Some(8));
         assert!(arrived.may_end() && !Arrived { flags: ACK, ..arrived }.may_end());
         assert_eq!(Arrived::of_train(&Delivered { numbers: None, ..train }), None, "of datagrams");
-    }
-
-    #[test]
-    fn what_is_acknowledged_last_counts_however_late_another_acknowledgement_comes() {
-        let known = Unjudged::default();
-        let connection = |acknowledgement| {
-            let peer = Some(TcpNumbers { sequence: SEQUENCE, acknowledgement, end: None });
-            Connection { peer, ..seen(Some(SEQUENCE), None) }
-        };
-        let said = arrived(ACK, b"").acknowledgement;
-        let (earlier, later) = (said.wrapping_sub(9), said.wrapping_add(9));
-        for (payload, next) in [(&b""[..], SEQUENCE), (b"data", SEQUENCE.wrapping_add(4))] {
-            for (before, after) in [(earlier, said), (later, later)] {
-                let numbers =
-                    arrived(ACK, payload).numbers(&known, Some(&connection(before))).expect("the peer is known");
-                assert_eq!((numbers.sequence, numbers.acknowledgement), (next, after));
-            }
-        }
-        assert_eq!(arrived(RST, b"").numbers(&known, Some(&connection(earlier))), None);
     }
 
     #[test]

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
-use crate::connection::Ending;
 pub use crate::connection::{Connection, TcpNumbers};
+use crate::connection::{Ending, Shown};
 use crate::kernel::{TcpSeen, WireState};
 use crate::packet::{FlowKey, TCP};
 use crate::seal::Seal;
@@ -106,10 +106,10 @@ struct Slot {
     wire: Option<Wire>,
     /// Packet number of the peer's FENCE: what came before it says nothing.
     fence: AtomicU32,
-    /// [`TcpNumbers`], sequence number first; zero while unknown.
-    numbers: AtomicU64,
-    /// The same of the peer, as it sent them encapsulated last.
-    peer_numbers: AtomicU64,
+    /// Of the application.
+    numbers: Shown,
+    /// Of the peer, as it sent them encapsulated.
+    peer_numbers: Shown,
     ending: Ending,
     /// Payload of the application's largest segment.
     segment: AtomicU32,
@@ -143,8 +143,8 @@ impl Slot {
             ingress_segments: AtomicU64::new(0),
             wire: None,
             fence: AtomicU32::new(0),
-            numbers: AtomicU64::new(0),
-            peer_numbers: AtomicU64::new(0),
+            numbers: Shown::new(),
+            peer_numbers: Shown::new(),
             ending: Ending::new(),
             segment: AtomicU32::new(0),
             wants_pinhole: AtomicBool::new(false),
@@ -195,7 +195,7 @@ impl Slot {
     /// could go direct: only a flow of several is worth the packets that lift it.
     fn is_ready_for_pinhole(&self) -> bool {
         if self.key.protocol == TCP {
-            return self.numbers.load(Ordering::Relaxed) != 0;
+            return self.numbers.numbers().is_some();
         }
         let [sent, received] =
             [&self.egress_segments, &self.ingress_segments].map(|count| count.load(Ordering::Relaxed));
@@ -313,7 +313,7 @@ impl Table {
         slot.egress_segments.fetch_add(segments as u64, Ordering::Relaxed);
         slot.mark_active();
         if let Some(numbers) = numbers {
-            slot.numbers.store(numbers.packed(), Ordering::Relaxed);
+            slot.numbers.note(numbers);
             slot.ending.own.note(numbers.end);
             slot.segment.fetch_max((bytes / segments.max(1)) as u32, Ordering::Relaxed);
         }
@@ -386,7 +386,7 @@ impl Table {
     pub fn knock(&self, flow: FlowId) -> Option<(Wire, Option<TcpNumbers>)> {
         let slot = self.find(flow).filter(|slot| slot.is_ready_for_pinhole())?;
         let wire = slot.wire?;
-        let numbers = (slot.key.protocol == TCP).then(|| TcpNumbers::unpacked(slot.numbers.load(Ordering::Relaxed)));
+        let numbers = slot.numbers.numbers().filter(|_| slot.key.protocol == TCP);
         Some((wire, numbers))
     }
 
@@ -496,11 +496,11 @@ impl Table {
         slot.ending.own.note(removed.end(Direction::Egress));
         slot.ending.peer.note(removed.end(Direction::Ingress));
         if let Some(sent) = &removed.sent {
-            slot.numbers.store(numbers(sent).packed(), Ordering::Relaxed);
+            slot.numbers.note(numbers(sent));
             slot.segment.fetch_max(sent.segment, Ordering::Relaxed);
         }
         if let Some(received) = &removed.received {
-            slot.peer_numbers.store(numbers(received).packed(), Ordering::Relaxed);
+            slot.peer_numbers.note(numbers(received));
         }
     }
 

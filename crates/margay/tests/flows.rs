@@ -56,7 +56,8 @@ fn a_flow_that_is_over_is_told_while_it_lingers_with_what_it_has_carried() {
             grep -E "\"sent_bytes\":$counts," <<<"$closed" >/dev/null || { echo "$closed"; exit 1; }
         done
         gone() { ! margay flow list --json | grep '"lifecycle"' >/dev/null; }
-        for _ in {1..60}; do if gone; then break; fi; sleep 0.5; done; gone
+        for _ in {1..60}; do if gone; then break; fi; sleep 0.5; done
+        gone || { margay flow list --json; exit 1; }
         # Each flow once.
         [ "$(grep -c '"kind":"closed"' "$dir/watched")" = "$(grep -c '"kind":"opened"' "$dir/watched")" ] ||
             { cat "$dir/watched"; exit 1; }
@@ -72,7 +73,8 @@ fn a_flow_that_an_operator_closes_is_told_with_what_it_has_carried() {
         read -r sent <&"${client[0]}"; [ "$sent" = sent ]
         await told opened
         # By both ends: the one may have sent what the other has yet to take.
-        carried() { [ "$(margay flow list --json | grep -cE '"(sent|received)_bytes": [1-4]000')" = 2 ]; }; await carried
+        carried() { [ "$(margay flow list --json | grep -cE '"(sent|received)_bytes": [1-4]000')" = 2 ]; }
+        await carried
         for flow in $(margay flow list --json | sed -n 's/.*"flow": "\(.*\)",/\1/p'); do
             margay flow close "$flow" >/dev/null 2>&1 || true
         done

@@ -140,7 +140,9 @@ struct sockaddr_sv address_of(const struct service_id *id);
 struct in6_addr address_mapped(const struct sockaddr_storage *address, uint16_t *port);
 /* Looks the name up and gives where the kernel's socket finds it: the first choice, and the second, of length 0 where there is none. */
 int address_resolve(const struct sock *sock, const struct sockaddr_sv *name, struct known choices[2]);
-/* The host's own virtual addresses. All virtual ones begin with the first 15 bits of the one, or the first 32 of the other. */
+/* The host's own virtual addresses. All virtual ones begin with the first 15 bits of the one, or the first 32 of the
+ * other.
+ */
 struct own_ends {
 	struct in_addr v4;
 	struct in6_addr v6;

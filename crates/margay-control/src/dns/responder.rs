@@ -61,8 +61,8 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// Answers on two sockets of one address: for `zone`, and for names of addresses in `ranges`, what an agent says, else
-    /// what `servers` say.
+    /// Answers on two sockets of one address: for `zone`, and for names of addresses in `ranges`, what an agent says,
+    /// else what `servers` say.
     ///
     /// # Errors
     ///

@@ -241,7 +241,8 @@ impl Leases {
         }
         if let Some(one) = strange.first() {
             let range = tracing::field::display(ranges.v4);
-            tracing::info!(leases = strange.len(), %one, range, "leases outside of the range of virtual addresses are dropped");
+            let leases = strange.len();
+            tracing::info!(leases, %one, range, "leases outside of the range of virtual addresses are dropped");
             store.write_leases(&[], &strange)?;
         }
         let making = Mutex::new(Budgets::new(now_s));

@@ -1,6 +1,6 @@
 //! What connections have shown of themselves as far as they were encapsulated: their numbers, and how they end.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use margay_wire::FlowId;
 
@@ -11,14 +11,10 @@ use crate::packet::TCP;
 
 impl Slot {
     pub(super) fn connection(&self) -> Connection {
-        let numbers = |packed: &AtomicU64| match packed.load(Ordering::Relaxed) {
-            0 => None,
-            packed => Some(TcpNumbers::unpacked(packed)),
-        };
         Connection {
             key: self.key,
-            own: numbers(&self.numbers),
-            peer: numbers(&self.peer_numbers),
+            own: self.numbers.numbers(),
+            peer: self.peer_numbers.numbers(),
             segment: self.segment.load(Ordering::Relaxed),
         }
     }
@@ -28,7 +24,7 @@ impl Table {
     /// Takes note of the peer's numbers, as its segment showed them.
     pub fn note_peer_numbers(&self, flow: FlowId, numbers: TcpNumbers) {
         if let Some(slot) = self.find(flow) {
-            slot.peer_numbers.store(numbers.packed(), Ordering::Relaxed);
+            slot.peer_numbers.note(numbers);
             slot.ending.peer.note(numbers.end);
         }
     }
@@ -44,7 +40,7 @@ impl Table {
     pub(crate) fn note_train(&self, flow: FlowId, train: &Arrived) {
         let Some(slot) = self.find(flow) else { return };
         if let Some(numbers) = train.numbers(&Unjudged::default(), Some(&slot.connection())) {
-            slot.peer_numbers.store(numbers.packed(), Ordering::Relaxed);
+            slot.peer_numbers.note(numbers);
         }
     }
 
@@ -58,11 +54,7 @@ impl Table {
     /// Whether both ends of a connection have closed, and each has acknowledged all of the other's: FINs and
     /// acknowledgements may have passed here or in the kernel's cache, which has `state`.
     pub fn is_over(&self, flow: FlowId, state: Option<&WireState>) -> bool {
-        let numbers = |packed: &AtomicU64| match packed.load(Ordering::Relaxed) {
-            0 => None,
-            packed => Some(TcpNumbers::unpacked(packed)),
-        };
-        let here = self.find(flow).map(|slot| (&slot.ending, numbers(&slot.numbers), numbers(&slot.peer_numbers)));
+        let here = self.find(flow).map(|slot| (&slot.ending, slot.numbers.numbers(), slot.peer_numbers.numbers()));
         let direct = state.map(WireState::shown).unwrap_or_default();
         state.is_some_and(|state| state.seen.over())
             || here.is_some_and(|(ending, own, peer)| ending.is_over((own, peer), direct))

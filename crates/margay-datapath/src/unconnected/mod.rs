@@ -48,8 +48,9 @@ pub struct Unconnected {
 }
 
 impl Unconnected {
-    /// Loads the programs, or takes over what an agent before has left in `pin_dir`, and attaches them to the machine. `cgroup_root`:
-    /// the root of the version 2 hierarchy; `sal0`: the number of the interface that names lead to; `ranges`: the addresses that stand for them.
+    /// Loads the programs, or takes over what an agent before has left in `pin_dir`, and attaches them to the machine.
+    /// `cgroup_root`: the root of the version 2 hierarchy; `sal0`: the number of the interface that names lead to;
+    /// `ranges`: the addresses that stand for them.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
-//! `short-connections`: wrk asks nginx with a new connection for each request, by name and without a pause for longer than
-//! any supply of ports lasts; plain, and by HAProxy in TCP mode on a third host, before and after; and over persistent
-//! connections.
+//! `short-connections`: wrk asks nginx with a new connection for each request, by name and without a pause for longer
+//! than any supply of ports lasts; plain, and by HAProxy in TCP mode on a third host, before and after; and over
+//! persistent connections.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::server::Nginx;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "short-connections",
-    summary: "wrk with a connection for each request, sustained; beside plain TCP and HAProxy; and persistent connections",
+    summary: "wrk with a connection for each request, sustained, beside plain TCP and HAProxy; then persistent ones",
     bounds: &BOUNDS,
     run,
 };
@@ -43,8 +43,8 @@ const LISTEN: &str = "0.0.0.0:80";
 const FILE: &str = "host";
 const CLOSING: &str = "Connection: close";
 const KEEPING: &str = "Connection: keep-alive";
-/// Over persistent connections wrk and nginx have a processor each: which of them share one by chance counts for more than
-/// the way between them.
+/// Over persistent connections wrk and nginx have a processor each: which of them share one by chance counts for more
+/// than the way between them.
 const SERVING: &str = "0";
 const PINNED: [&str; 3] = ["taskset", "-c", "1"];
 const CONNECTIONS: u32 = 32;
@@ -95,8 +95,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 fn haproxy(host: &Host, server: &str) -> Result<Program> {
     let config = host.dir.join("haproxy.cfg");
     let text = format!(
-        "global\n  maxconn 4096\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n\
-         listen web\n  bind {LISTEN}\n  server web {server}:80\n"
+        "global\n  maxconn 4096\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 30s\n  \
+         timeout server 30s\nlisten web\n  bind {LISTEN}\n  server web {server}:80\n"
     );
     std::fs::write(&config, text).with_context(|| format!("cannot write {}", config.display()))?;
     let argv = ["haproxy", "-db", "-f"].map(Path::new);
@@ -239,7 +239,8 @@ mod tests {
     #[test]
     fn what_wrk_says_is_read_with_all_that_went_wrong() {
         let well = "Running 3s test @ http://10.1.0.1/host\n  2 threads and 32 connections\n  \
-                    Thread Stats   Avg      Stdev     Max   +/- Stdev\n    Latency     2.97ms    1.52ms  21.07ms   79.73%\n    \
+                    Thread Stats   Avg      Stdev     Max   +/- Stdev\n    \
+                    Latency     2.97ms    1.52ms  21.07ms   79.73%\n    \
                     Req/Sec     5.24k   473.46     6.17k    70.00%\n  31286 requests in 3.01s, 7.25MB read\n\
                     Requests/sec:  10393.87\nTransfer/sec:      2.41MB\n";
         let asked = Asked { per_s: 10_393.87, errors: 0.0 };

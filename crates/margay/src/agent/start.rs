@@ -74,7 +74,8 @@ pub async fn run(mut config: Config, mut started_with: StartedWith) -> Result<()
         let ranges = tracing::field::display(config.ranges());
         tracing::warn!(
             ranges,
-            "this host is prepared with other [ranges] than the configuration has now; those stay until `margay down` and `margay up`"
+            "this host is prepared with other [ranges] than the configuration has now; they stay until `margay down` \
+             and `margay up`"
         );
     }
     restore_interface(&config).await?;

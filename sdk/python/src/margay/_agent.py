@@ -188,7 +188,8 @@ class Agent:
             own = USUAL
         ip = ipaddress.ip_address(host.partition("%")[0])
         mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-        return any((mapped or ip) in ipaddress.ip_network((one, bits), strict=False) for one, bits in zip(own, (15, 32)))
+        networks = (ipaddress.ip_network((one, bits), strict=False) for one, bits in zip(own, (15, 32)))
+        return any((mapped or ip) in network for network in networks)
 
     def subscribe(self) -> socket.socket:
         """A connection on which the agent tells of events from now on."""

@@ -189,7 +189,7 @@ fn joins(router: &Host, bare: &Host) -> Result<Vec<Input>> {
     let damaged = Input {
         what: "a token that is cut".to_owned(),
         line: format!("$margay up --join {cut}"),
-            // Whether the rest is a number of whole bytes goes by its last bits.
+        // Whether the rest is a number of whole bytes goes by its last bits.
         words: words(&["join token", "copy"]),
     };
     Ok(refused.into_iter().chain([damaged]).collect())

@@ -2,8 +2,9 @@
 
 use tokio::time::{Duration, Instant, sleep_until};
 
-/// On a busy machine this end, too, is late: its clock says that the lease is over while what the other end said lies unread.
-/// So it looks once more after this time.
+/// On a busy machine this end, too, is late: its clock says that the lease is over while what the other end said lies
+/// unread. So it looks once more after this time, and after as long as it was late: whatever stopped this end (a machine
+/// without a free processor, a virtual one that was paused) may have stopped the other as well.
 const SECOND_LOOK: Duration = Duration::from_millis(30);
 
 /// The silence of the other end.
@@ -29,7 +30,9 @@ impl Silence {
         sleep_until(self.ends_at).await;
         if !self.looked {
             self.looked = true;
-            self.ends_at = Instant::now() + SECOND_LOOK;
+            let now = Instant::now();
+            let late = now.saturating_duration_since(self.ends_at).min(self.lease);
+            self.ends_at = now + SECOND_LOOK.max(late);
             sleep_until(self.ends_at).await;
         }
     }
@@ -42,6 +45,17 @@ mod tests {
     use super::{Duration, Instant, SECOND_LOOK, Silence};
 
     const LEASE: Duration = Duration::from_millis(900);
+
+    #[tokio::test(start_paused = true)]
+    async fn who_looks_late_waits_as_long_again_and_a_lease_at_most() {
+        for (late_ms, more_ms) in [(10, 30), (500, 500), (5000, 900)] {
+            let (late, more) = (Duration::from_millis(late_ms), Duration::from_millis(more_ms));
+            let (start, mut silence) = (Instant::now(), Silence::new(LEASE));
+            tokio::time::advance(LEASE + late).await;
+            silence.lasted().await;
+            assert_eq!(start.elapsed(), LEASE + late + more, "{late_ms} ms late");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn it_lasts_a_lease_and_a_second_look() {

@@ -59,10 +59,9 @@ impl Arrived {
         let mut expected = known.expected(connection).peekable();
         let is_next = |next| !is_later(self.sequence, next) && is_later(self.end, next);
         let is_expected = expected.peek().is_none() || expected.any(is_next);
-        let acknowledgement = self.acknowledgement;
         // A FIN counts once the application's TCP has taken it.
-        let whole = TcpNumbers { sequence: self.end, acknowledgement, end: None };
-        if is_expected { Some(whole) } else { peer.map(|peer| TcpNumbers { acknowledgement, ..peer }) }
+        let sequence = if is_expected { self.end } else { peer?.sequence };
+        Some(TcpNumbers { sequence, acknowledgement: self.acknowledgement, end: None })
     }
 
     /// What is to be judged of it, beside what is known.

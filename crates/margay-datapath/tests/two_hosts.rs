@@ -382,8 +382,8 @@ fn an_end_that_nobody_was_told_of_is_found() {
 fn what_is_removed_before_the_datapath_runs_leaves_the_kernel() {
     isolated("what_is_removed_before_the_datapath_runs_leaves_the_kernel", || {
         pinned("start", |pin_dir| {
-            let (hosts, pins) = (two_hosts(), pin_dir.join("0"));
-            let (used, _) = opened_cache(&hosts[0], pins, false);
+            let hosts = two_hosts();
+            let (used, _) = opened_cache(&hosts[0], pin_dir.join("0"), false);
             let app = |port| Tuple { protocol: 6, source: (OWN_V4, port).into(), destination: (PEER_V4, 80).into() };
             for number in [40_000, 40_001] {
                 let flow = WireFlow {

@@ -127,7 +127,12 @@ fn nginx_config(
     Ok(text)
 }
 
-fn await_listener(host: &Host, program: &mut Program, port: &str) -> Result<()> {
+/// Waits until a server listens on a TCP port.
+///
+/// # Errors
+///
+/// It ends before, or does not listen in time.
+pub fn await_listener(host: &Host, program: &mut Program, port: &str) -> Result<()> {
     let filter = format!("sport = :{port}");
     wait_for(&format!("a listener on port {port} of {}", host.name()), START_LIMIT, || {
         if program.ended()?.is_some() {

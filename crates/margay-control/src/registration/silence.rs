@@ -2,9 +2,9 @@
 
 use tokio::time::{Duration, Instant, sleep_until};
 
-/// On a busy machine this end, too, is late: its clock says that the lease is over while what the other end said lies
-/// unread. So it looks once more after this time, and after as long as it was late: whatever stopped this end (a machine
-/// without a free processor, a virtual one that was paused) may have stopped the other as well.
+/// On a busy machine this end, too, is late: its clock says that the lease is over while messages of the other end lie
+/// unread. So this end looks once more after this time, or, if longer, after as long as it was late, a lease at most: a
+/// machine without a free processor, or one that was paused, may have stopped both ends.
 const SECOND_LOOK: Duration = Duration::from_millis(30);
 
 /// The silence of the other end.

@@ -9,7 +9,7 @@ use margay_wire::{FlowId, Kind, Message};
 
 use crate::association::Association;
 use crate::carriage::{Carriage, Why};
-use crate::certificate::{Membership, Revocation, TrustAnchor};
+use crate::certificate::{Membership, Revocation, TrustAnchor, decode_chain};
 use crate::counters::Counters;
 use crate::entry::Passage;
 use crate::event::{AssociationInfo, Event, FlowInfo, Role};
@@ -105,9 +105,23 @@ impl Sal {
         self.trust.revocations()
     }
 
-    /// Sets the encoded certificate chain that shows peers which authority this host belongs to.
+    /// Sets the encoded certificate chain that shows peers that this host belongs to an authority, in the place of the
+    /// one before of the same authority.
     pub fn set_membership(&mut self, chain: Vec<u8>) {
-        self.membership = chain;
+        // What cannot be read is of no authority; peers refuse it, and say why.
+        let links = decode_chain(&chain).unwrap_or_default();
+        let authority = links.last().map_or([0; 8], |leaf| leaf.prefix.id.authority());
+        match self.memberships.iter_mut().find(|(of, _)| *of == authority) {
+            Some((_, shown)) => *shown = chain,
+            None => self.memberships.push((authority, chain)),
+        }
+    }
+
+    /// The chain that shows a peer what may be needed for this service: of its authority, or else of the first one that
+    /// this host belongs to; empty where there is none.
+    pub(crate) fn membership_for(&self, service: &ServiceId) -> Vec<u8> {
+        let of_its_own = self.memberships.iter().find(|(authority, _)| *authority == service.authority());
+        of_its_own.or(self.memberships.first()).map(|(_, chain)| chain.clone()).unwrap_or_default()
     }
 
     /// Sets the encoded certificate chain that lets this host answer for `prefix`; an empty one takes it away.

@@ -143,8 +143,7 @@ impl Sal {
     pub fn may_connect(&self, host: HostId, service: &ServiceId, allow: &Allow) -> Option<bool> {
         let unix_s = self.unix_s();
         if let Some(association) = self.associations.by_host(host) {
-            let is_member = association.membership.as_ref().is_some_and(|member| member.not_after_s > unix_s);
-            if is_member || association.is_self() {
+            if association.is_self() || self.has_shown_enough(association, (service, allow), unix_s) {
                 return Some(self.is_allowed(association.local_id, service, allow));
             }
         }

@@ -75,8 +75,8 @@ pub struct Sal {
     pub(crate) flows: FlowTable,
     pub(crate) associations: AssociationTable,
     pub(crate) trust: TrustStore,
-    /// Encoded chain that shows which authority this host belongs to.
-    pub(crate) membership: Vec<u8>,
+    /// Encoded chains that show which authorities this host belongs to, by authority.
+    pub(crate) memberships: Vec<([u8; 8], Vec<u8>)>,
     /// Encoded chains that let this host answer for prefixes.
     pub(crate) certificates: Vec<(Prefix, Vec<u8>)>,
     /// Leases: virtual addresses that stand for names.
@@ -178,7 +178,7 @@ impl Sal {
             flows: FlowTable::new(flow_hasher),
             associations: AssociationTable::with_hasher(limits.associations, association_hasher),
             trust: TrustStore::default(),
-            membership: Vec::new(),
+            memberships: Vec::new(),
             certificates: Vec::new(),
             names: HashMap::with_hasher(name_hasher),
             names_used: BTreeSet::new(),

@@ -273,8 +273,12 @@ int app_ingress(struct __sk_buff *skb)
 	/* The copy comes here again, after what goes on now. */
 	if (is_request(&packet) && meets_time_wait(skb, &packet, &expected)) {
 		note_asked(skb, &packet);
-		if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
-			return make_reset(skb, &packet, expected) ? TCX_NEXT : TCX_DROP;
+		if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS)) {
+			if (make_reset(skb, &packet, expected))
+				return TCX_NEXT;
+			count(COUNT_DROP_REWRITE);
+			return TCX_DROP;
+		}
 	}
 	if (is_request(&packet) ? !note_asked(skb, &packet) : is_lost(skb, &packet)) {
 		count(COUNT_DROP_SOCKETLESS);

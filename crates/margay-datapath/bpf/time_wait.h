@@ -58,7 +58,7 @@ static __noinline bool meets_time_wait(struct __sk_buff *skb, const struct packe
 	if (!socket)
 		return false;
 	lingering = socket->state == BPF_TCP_TIME_WAIT ? bpf_skc_to_tcp_timewait_sock(socket) : NULL;
-	if (lingering && expected)
+	if (lingering)
 		*expected = lingering->tw_sk.__tw_common.skc_tw_rcv_nxt;
 	bpf_sk_release(socket);
 	return lingering;

@@ -130,6 +130,37 @@ fn members_connect_and_others_do_not() {
     assert!(shop.world.host(shop.client).sal.flows().all(|flow| flow.authenticated));
 }
 
+/// A host that belongs to two authorities shows a server which is needed, in any order.
+#[test]
+fn a_member_of_two_authorities_connects_to_services_of_both() {
+    let (mut shop, first) = certified(22);
+    let second = SigningKey::generate(&mut Rng::new([80; 32]));
+    let (name, at) = (service("web.den"), SocketAddr::new("fd5a:4c00::77".parse().expect("literal"), 80));
+    let (client, instance) = (shop.client, shop.instances[0]);
+    for host in [shop.router, instance, client] {
+        let anchor = TrustAnchor { authority: name.authority(), key: second.public() };
+        shop.world.host(host).sal.add_trust_anchor(anchor);
+    }
+    let (address, host_key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
+    let right = chain(CertificateKind::Service, Prefix::new(name, 96), host_key, &second);
+    shop.world.host(instance).sal.set_service_certificate(Prefix::new(name, 96), right);
+    shop.world.host(instance).serve(name, 80, 7, Allow::Authority);
+    shop.world.host(shop.router).forward(Prefix::from(name), address, Some(host_key));
+    shop.world.host(client).sal.bind_name(at.ip(), name);
+    let own_key = shop.world.host(client).public_key();
+    for (of, key) in [("web.shop", &first), ("web.den", &second)] {
+        let shown = chain(CertificateKind::Member, Prefix::new(service(of), 64), own_key, key);
+        shop.world.host(client).sal.set_membership(shown);
+    }
+    for _ in 0..4 {
+        assert!(matches!(connect_once(&mut shop), Outcome::Answered(_)));
+        let now = shop.world.now;
+        let connecting = shop.world.host(client).connect(now, at);
+        shop.world.run_for(2 * SECOND);
+        assert!(matches!(outcome(&mut shop.world, client, connecting), Outcome::Answered(_)));
+    }
+}
+
 #[test]
 fn a_membership_that_ends_during_a_set_up_has_been_asked_for_anew() {
     const BEGIN_S: u64 = 1_800_000_000;

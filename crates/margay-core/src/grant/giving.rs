@@ -62,7 +62,8 @@ impl Sal {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
-        let known = self.known_host(HostId(exchange.host_id)).ok_or(DropReason::UnknownAssociation)?;
+        let known = self.known_host(HostId(exchange.host_id), &arrival.service, &demux.allow);
+        let known = known.ok_or(DropReason::UnknownAssociation)?;
         let is_allowed = self.is_allowed(known, &arrival.service, &demux.allow);
         let offer = if is_allowed { self.offer(now, arrival, demux, known, wanted) } else { None };
         let Some(offer) = offer else {

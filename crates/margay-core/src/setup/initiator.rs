@@ -440,7 +440,7 @@ impl Sal {
         let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
         let Setup::Initiator(setup) = &flow.setup else { return Err(DropReason::Unexpected) };
         let (initiator, _) = self.handshake_of(flow, setup.association, &setup.handshake_seed);
-        let mine = self.introduction(setup.association, [0; 32], true);
+        let mine = self.introduction(setup.association, [0; 32], Some(&flow.service));
         let finished = initiator.finish(message_2, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&finished.1.tag_key, message)?;
         Ok((setup.association, finished))
@@ -669,7 +669,7 @@ impl Sal {
         };
         let flow = self.flows.get(message.dst_flow).ok_or(DropReason::UnknownFlow)?;
         let (initiator, _) = self.handshake_of(flow, association, seed);
-        let mine = self.introduction(association, [0; 32], true);
+        let mine = self.introduction(association, [0; 32], Some(&flow.service));
         let (peer, theirs, message_3, keys) =
             initiator.finish(exchange.message, &mine).map_err(|_| DropReason::BadHandshake)?;
         auth::verify_with_key(&theirs.tag_key, message)?;

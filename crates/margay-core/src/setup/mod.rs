@@ -407,10 +407,10 @@ impl Sal {
         self.associations.set_remote(local_id, remote);
     }
 
-    /// What this host says of itself inside a handshake. The initiator shows its membership, which a responder needs;
-    /// the responder keeps its answer small and shows its own later.
-    pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], with_membership: bool) -> Introduction {
-        let certificate = if with_membership { self.membership.clone() } else { Vec::new() };
+    /// What this host says of itself inside a handshake. The initiator shows its membership `of` the authority of the
+    /// service, which a responder needs; the responder keeps its answer small and shows its own later.
+    pub(crate) fn introduction(&self, assoc_id: u32, tag_key: [u8; 32], of: Option<&ServiceId>) -> Introduction {
+        let certificate = of.map(|service| self.membership_for(service)).unwrap_or_default();
         Introduction { epoch: self.config.epoch, boot_id: self.config.boot_id, assoc_id, tag_key, certificate }
     }
 

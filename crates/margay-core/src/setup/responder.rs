@@ -76,7 +76,11 @@ impl Sal {
             self.drop_half_open(id);
         }
         let claimed = HostId(exchange.host_id);
-        let known = if message.flags.contains(Flags::FULL) { None } else { self.known_host(claimed) };
+        let known = if message.flags.contains(Flags::FULL) {
+            None
+        } else {
+            self.known_host(claimed, &arrival.service, &demux.allow)
+        };
         let fresh_cost = if session.protocol == GREETING { GREETING_COST } else { 1 };
         let cost = if known.is_some() { 0 } else { fresh_cost };
         self.check_cookie(now, arrival, cost)?;
@@ -303,13 +307,27 @@ impl Sal {
     }
 
     /// The association that a claimed host-ID would use, if its right to connect is proved for as long as the set-up
-    /// takes.
-    pub(crate) fn known_host(&self, claimed: HostId) -> Option<u32> {
+    /// takes. The others show more at a new handshake.
+    pub(crate) fn known_host(&self, claimed: HostId, service: &ServiceId, allow: &Allow) -> Option<u32> {
         let association = self.associations.by_host(claimed)?;
         let until_s = self.unix_s().saturating_add(ENDING_S);
         let is_self = claimed == self.host_id();
-        let is_member = association.membership.as_ref().is_some_and(|membership| membership.not_after_s > until_s);
+        let is_member = self.has_shown_enough(association, (service, allow), until_s);
         (is_self || is_member || self.trust.is_empty()).then_some(association.local_id)
+    }
+
+    /// Whether a peer has shown until then what decides about its right to a service. A member of another authority, who
+    /// may not connect by that, may be one of the service's as well.
+    pub(crate) fn has_shown_enough(
+        &self,
+        association: &Association,
+        (service, allow): (&ServiceId, &Allow),
+        until_s: u64,
+    ) -> bool {
+        association.membership.as_ref().is_some_and(|membership| {
+            let may_connect = || self.is_allowed(association.local_id, service, allow);
+            membership.not_after_s > until_s && (membership.authority == service.authority() || may_connect())
+        })
     }
 
     /// The listening program answered: its SYN-ACK goes inside ours, its RST refuses.
@@ -371,7 +389,7 @@ impl Sal {
         let mut message_2 = Vec::new();
         if known == 0 {
             tag_key = self.rng.bytes();
-            let mine = self.introduction(reserved, tag_key, false);
+            let mine = self.introduction(reserved, tag_key, None);
             let message_1 = match self.flows.get(id).map(|flow| &flow.setup) {
                 Some(Setup::Responder(setup)) => setup.message_1.clone(),
                 _ => return,
@@ -659,7 +677,8 @@ impl Sal {
         let addresses = self.own_addresses();
         let whereabouts =
             Addresses::parse(&addresses).map(Extension::Addresses).into_iter().chain(self.own_rendezvous());
-        let membership = if fresh { self.membership.clone() } else { Vec::new() };
+        let service = self.flows.get(id).map(|flow| flow.service).filter(|_| fresh);
+        let membership = service.map(|service| self.membership_for(&service)).unwrap_or_default();
         let certificate = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
         let extensions: Vec<_> = self.flow_port(id).into_iter().chain(whereabouts).chain(certificate).collect();
         let mut draft = Draft::new(Kind::Ack, peer_flow, id);

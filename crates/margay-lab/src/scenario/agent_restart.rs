@@ -55,6 +55,9 @@ const PACE: u64 = 300_000;
 /// Carried while an agent is dead: what all of them take in a second.
 const CARRIED_BYTES: f64 = (TRANSFERS as u64 * PACE) as f64;
 const DEAD: Duration = Duration::from_secs(30);
+/// What the last of the transfers that end meanwhile may take more: on a busy machine TCPs share the link so badly that
+/// nine of twenty lacked 2 % after the half minute.
+const LATE: Duration = Duration::from_secs(20);
 /// Transfers that end while the agents are dead, by their pace, and those that do not. The first need a quarter of a
 /// fair share of the link: TCPs may share it badly.
 const SHORT_COUNT: usize = 20;
@@ -252,15 +255,16 @@ fn half_a_minute(stage: &Stage, long: &mut Downloads, short: &mut Downloads, fin
     let dead = goodput(long, short);
     pair::attempt_part("names while agents are dead", findings, |findings| names(stage, findings));
     findings.set("goodput_ratio_dead", dead? / alive);
-    let rest = || DEAD.saturating_sub(start.elapsed());
+    let rest = |of: Duration| of.saturating_sub(start.elapsed());
     pair::attempt_part("transfers that end while agents are dead", findings, |_| {
-        short.await_progress("the end of all of them", rest(), |now| now.ended == SHORT_COUNT).map(drop)
+        let limit = rest(DEAD + LATE);
+        short.await_progress("the end of all of them", limit, |now| now.ended == SHORT_COUNT).map(drop)
     });
     findings.set("ended_while_dead", short.progress()?.ended as f64);
     let still = LONG_COUNT - long.progress()?.ended;
     pair::attempt_part("connections that ended", findings, |_| closed_cleanly(stage, still));
     // The rest of the time that they are to be dead.
-    let _ = long.await_progress("the end of it", rest(), |_| false);
+    let _ = long.await_progress("the end of it", rest(DEAD), |_| false);
     findings.set("dead_s", start.elapsed().as_secs_f64());
     Ok(())
 }

@@ -101,7 +101,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::attempt_part("programs that serve names", findings, |_| served_again(busy));
     pair::attempt_part("a second token", findings, |_| joins_live(busy, bare));
     pair::attempt_part("a route into the virtual addresses", findings, |findings| clash(bare, findings));
-    pair::attempt_part("other virtual addresses", findings, |findings| other_ranges(linked, busy, findings));
+    pair::attempt_part("other virtual addresses", findings, |findings| other_ranges(bare, busy, findings));
     Ok(())
 }
 

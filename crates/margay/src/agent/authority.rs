@@ -1,12 +1,13 @@
 //! Authorities whose key is on this host: it is a member of each by its own signature.
 
-use margay_control::keyring::Keyring;
+use margay_control::keyring::{Authority, Keyring};
 use margay_control::store::Store;
 use margay_control::{Clock, SalControl, StateError, issue, warrant};
 use margay_core::certificate::TrustAnchor;
 use margay_core::key::HostPublic;
 
-/// Trusts the authorities whose keys are here and believes no key that may sign for them no longer, and shows peers a membership of the first of them, unless a router gives one.
+/// Trusts the authorities whose keys are here and believes no key that may sign for them no longer, and shows peers a
+/// membership of each, unless a router gives one: `joined` are the names of authorities of which one does.
 ///
 /// # Errors
 ///
@@ -16,7 +17,7 @@ pub fn adopt(
     (keyring, store): (&Keyring, &Store),
     host: &HostPublic,
     clock: &Clock,
-    has_home: bool,
+    joined: &[String],
 ) -> Result<(), StateError> {
     for revocation in warrant::believed(keyring, store, clock.unix_s()) {
         core.revoke_key(revocation);
@@ -29,9 +30,9 @@ pub fn adopt(
     for authority in &authorities {
         core.add_trust_anchor(TrustAnchor { authority: authority.block(), key: authority.root() });
     }
-    let first = authorities.iter().find(|authority| authority.is_valid(clock.unix_s()));
-    if let (Some(first), false) = (first, has_home) {
-        core.set_membership(issue::membership(first, host, &[], clock.unix_s()).0);
+    let own = |authority: &&Authority| authority.is_valid(clock.unix_s()) && !joined.contains(&authority.name);
+    for authority in authorities.iter().filter(own) {
+        core.set_membership(issue::membership(authority, host, &[], clock.unix_s()).0);
     }
     Ok(())
 }

@@ -281,7 +281,12 @@ impl Services {
         self.homes.borrow().clone()
     }
 
-    /// The same, and told whenever there is one more or less.
+    /// Names of the authorities that this host has joined by them.
+    pub fn joined(&self) -> Vec<String> {
+        self.homes.borrow().iter().map(|home| home.config().authority.clone()).collect()
+    }
+
+    /// The routers, and told whenever there is one more or less.
     pub fn home_changes(&self) -> watch::Receiver<Vec<Arc<Home>>> {
         self.homes.subscribe()
     }

@@ -125,7 +125,8 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     kernel_router.start(&core).into_diagnostic()?;
     let (control, tokens): (Arc<dyn SalControl>, _) = (Arc::new(core.clone()), home::candidates(&config, &store)?);
     let (own, keys, ways) = (local.host_key.public(), (&keyring, &*store), Arc::default());
-    authority::adopt(&*control, keys, &own, &clock_of_wall, !tokens.is_empty()).into_diagnostic()?;
+    let joined: Vec<String> = tokens.iter().map(|token| token.authority.clone()).collect();
+    authority::adopt(&*control, keys, &own, &clock_of_wall, &joined).into_diagnostic()?;
     let answering = Answering::begin(&config, &*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
     let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;

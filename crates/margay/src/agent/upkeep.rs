@@ -122,9 +122,9 @@ async fn keep_leases(agent: &Arc<Agent>) {
 
 fn renew(agent: &Agent) {
     let core: &dyn SalControl = &agent.core;
-    let has_home = !agent.services.homes().is_empty();
+    let joined = agent.services.joined();
     let host = agent.local.host_key.public();
-    let adopted = authority::adopt(core, (&agent.keyring, &agent.store), &host, &agent.clock, has_home);
+    let adopted = authority::adopt(core, (&agent.keyring, &agent.store), &host, &agent.clock, &joined);
     let renewed = adopted.and_then(|()| agent.answering.renew(core, &agent.keyring, &host, &agent.clock));
     if let Err(error) = renewed {
         tracing::warn!(%error, "memberships cannot be renewed");

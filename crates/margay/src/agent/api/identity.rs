@@ -87,10 +87,10 @@ pub(super) fn create_authority(agent: &Agent, name: &str) -> Result<AuthorityInf
 
 /// Another authority can be signed for: it is trusted, and what is published under it is signed from now on.
 pub(super) fn adopt(agent: &Agent) -> Result<(), Status> {
-    let has_home = !agent.services.homes().is_empty();
+    let joined = agent.services.joined();
     let host = agent.local.host_key.public();
     let keys = (&agent.keyring, &*agent.store);
-    authority::adopt(&agent.core, keys, &host, &agent.clock, has_home).map_err(environment)?;
+    authority::adopt(&agent.core, keys, &host, &agent.clock, &joined).map_err(environment)?;
     agent.answering.renew(&agent.core, &agent.keyring, &host, &agent.clock).map_err(environment)?;
     agent.router.iter().for_each(|router| router.review_authorities());
     agent.services.renew();

@@ -247,7 +247,12 @@ impl Sal {
         let flow = self.flows.get(id).filter(of_peer).ok_or(DropReason::UnknownFlow)?;
         // A refusal of the peer's listener after the answer was given, or a true failure: the same for the application.
         let is_proved = flow.has(seen::CONFIRMED) || flow.role == Role::Responder && flow.carries_data();
-        let reason = if is_proved { RemoveReason::PeerFailed } else { RemoveReason::Unproved };
+        let is_drained = message.error().is_some_and(|error| error.code == ErrorCode::Drained);
+        let reason = match (is_proved, is_drained) {
+            (true, true) => RemoveReason::Drained,
+            (true, false) => RemoveReason::PeerFailed,
+            (false, _) => RemoveReason::Unproved,
+        };
         self.fail_flow(now, id, reason);
         Ok(())
     }

@@ -255,12 +255,22 @@ pub enum RemoveReason {
     Unproved = 6,
     /// The operator closed it.
     Operator = 7,
+    /// The instance is drained, and the flow had not ended by the deadline, or goes on at another one.
+    Drained = 8,
 }
 
 impl RemoveReason {
     /// Every reason, by number.
-    pub const ALL: [Self; 7] =
-        [Self::Closed, Self::Reset, Self::Idle, Self::PeerFailed, Self::PeerRebooted, Self::Unproved, Self::Operator];
+    pub const ALL: [Self; 8] = [
+        Self::Closed,
+        Self::Reset,
+        Self::Idle,
+        Self::PeerFailed,
+        Self::PeerRebooted,
+        Self::Unproved,
+        Self::Operator,
+        Self::Drained,
+    ];
 
     /// The name that lists and metrics carry.
     pub const fn label(self) -> &'static str {
@@ -272,6 +282,7 @@ impl RemoveReason {
             Self::PeerRebooted => "peer_rebooted",
             Self::Unproved => "unproved",
             Self::Operator => "operator",
+            Self::Drained => "drained",
         }
     }
 }

@@ -202,7 +202,11 @@ impl Sal {
         if message.flags.contains(Flags::COPIED) || !self.answers.take(now) {
             return;
         }
-        let Some(local_id) = known else { return self.tell_router_of_nobody(from, message, datagram) };
+        let is_drained = self.would_take_undrained(message, service);
+        let Some(local_id) = known else {
+            let code = if is_drained { ErrorCode::Drained } else { ErrorCode::NoService };
+            return self.tell_router_of_nobody(from, message, datagram, code);
+        };
         // The service is here but not this port or protocol of it: that is a refusal, not an absence. The initiator hears it
         // itself; it may have come through a router, which knows nothing of the flow.
         let is_here = self
@@ -213,7 +217,8 @@ impl Sal {
             let reply = self.reply_path(from, &resolvable, datagram);
             let (syn_len, nonce) = (datagram.len(), resolvable.nonce);
             let arrival = crate::setup::Arrival { message, service: *service, reply, syn_len, nonce, app: None };
-            return self.refuse_syn(&arrival, local_id, ErrorCode::Refused);
+            let code = if is_drained { ErrorCode::Drained } else { ErrorCode::Refused };
+            return self.refuse_syn(&arrival, local_id, code);
         }
         let extensions = [Extension::Error(ErrorRepr { code: ErrorCode::NoService, text: "" })];
         let mut draft = Draft::new(Kind::Error, message.src_flow, FlowId(0));

@@ -18,6 +18,7 @@ pub mod cookie;
 mod counters;
 pub mod delay;
 pub mod direct;
+pub mod drain;
 pub mod entry;
 pub mod event;
 pub mod explain;

@@ -84,28 +84,36 @@ impl Sal {
         WayOn { sender, relation }
     }
 
-    /// Nobody serves the name, and who asks is not known here: the router that the packet comes from is told, if it is a neighbour.
-    pub(crate) fn tell_router_of_nobody(&mut self, from: SocketAddr, message: &Message<'_>, datagram: &[u8]) {
+    /// Nobody serves the name, or its instance here is drained, and who asks is not known here: the router that the
+    /// packet comes from is told, if it is a neighbour.
+    pub(crate) fn tell_router_of_nobody(
+        &mut self,
+        from: SocketAddr,
+        message: &Message<'_>,
+        datagram: &[u8],
+        code: ErrorCode,
+    ) {
         let (Some(resolvable), Some(exchange)) = (message.resolvable, message.key_exchange()) else { return };
         if resolvable.via.is_none() || !self.is_hop_tagged(from, &resolvable, datagram) {
             return;
         }
         let Some(router) = self.neighbour_at(from) else { return };
-        self.say_nobody(router, message.src_flow, Some((exchange.host_id, resolvable)));
+        self.say_nobody(router, message.src_flow, code, Some((exchange.host_id, resolvable)));
     }
 
-    /// A neighbour says that nobody serves the name that another host has asked for: that host is told, or the first router of its packet.
+    /// A neighbour says that nobody takes what another host has asked for: that host is told, or the first router of
+    /// its packet.
     pub(crate) fn pass_on_nobody(&mut self, association: u32, message: &Message<'_>) -> Result<(), DropReason> {
         let (resolvable, exchange) = (message.resolvable, message.key_exchange());
         let (Some(resolvable), Some(exchange)) = (resolvable, exchange) else { return Err(DropReason::Malformed) };
         let teller = self.associations.get(association).map(|association| association.host);
         let is_neighbour = teller.is_some_and(|host| self.neighbours.contains_key(&host));
-        if !is_neighbour || message.error().is_none_or(|error| error.code != ErrorCode::NoService) {
-            return Err(DropReason::Unexpected);
-        }
+        let code = message.error().map(|error| error.code);
+        let code = code.filter(|code| is_neighbour && matches!(code, ErrorCode::NoService | ErrorCode::Drained));
+        let code = code.ok_or(DropReason::Unexpected)?;
         let asker = self.associations.by_host(HostId(exchange.host_id)).filter(|association| association.router);
         if let Some(asker) = asker.map(|association| association.local_id) {
-            self.say_nobody(asker, message.dst_flow, None);
+            self.say_nobody(asker, message.dst_flow, code, None);
             return Ok(());
         }
         if resolvable.hop_limit <= 1 {
@@ -113,7 +121,7 @@ impl Sal {
         }
         let router = resolvable.via.and_then(|via| self.neighbour_at(via)).ok_or(DropReason::NoService)?;
         let onward = ResolvableRepr { hop_limit: resolvable.hop_limit - 1, ..resolvable };
-        self.say_nobody(router, message.dst_flow, Some((exchange.host_id, onward)));
+        self.say_nobody(router, message.dst_flow, code, Some((exchange.host_id, onward)));
         Ok(())
     }
 
@@ -124,8 +132,14 @@ impl Sal {
     }
 
     /// `asker`: who it is for, where that is another host than the one that is told.
-    fn say_nobody(&mut self, association: u32, flow: FlowId, asker: Option<([u8; 16], ResolvableRepr)>) {
-        let error = Extension::Error(ErrorRepr { code: ErrorCode::NoService, text: "" });
+    fn say_nobody(
+        &mut self,
+        association: u32,
+        flow: FlowId,
+        code: ErrorCode,
+        asker: Option<([u8; 16], ResolvableRepr)>,
+    ) {
+        let error = Extension::Error(ErrorRepr { code, text: "" });
         let host_id = asker.map_or([0; 16], |(host_id, _)| host_id);
         let named = Extension::KeyExchange(KeyExchangeRepr { host_id, assoc_id: 0, message: &[] });
         let extensions = [error, named];

@@ -101,6 +101,8 @@ error_codes! {
     KeptOut = 15;
     /// The instance has given the SYN to its listener, which says nothing: its queue is full, most often. No refusal.
     ListenerSilent = 16;
+    /// The instance is drained: it takes no new flows, or has ended this one. Others may serve the name.
+    Drained = 17;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.

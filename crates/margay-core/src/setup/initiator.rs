@@ -375,8 +375,12 @@ impl Sal {
         Ok(())
     }
 
-    /// Several were asked, and one host has refused, or may not speak for the name: its word is not the last one.
+    /// One host has refused, or may not speak for the name: where several were asked, or it is drained, its word is not
+    /// the last one.
     pub(crate) fn others_may_answer(&mut self, now: Instant, id: FlowId, code: ErrorCode) -> bool {
+        if code == ErrorCode::Drained && self.ask_elsewhere(now, id) {
+            return true;
+        }
         let is_search = self.flows.get(id).is_some_and(Self::is_search);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
         if setup.next_hop != SEGMENT && setup.beside.is_empty() {

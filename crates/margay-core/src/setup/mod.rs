@@ -262,6 +262,7 @@ fn error_text(code: ErrorCode) -> &'static str {
         ErrorCode::NoCommonStack => NO_COMMON_STACK,
         ErrorCode::BadCertificate => "only hosts answered that may not speak for this name; their certificates say so",
         ErrorCode::KeptOut => crate::twin::KEPT_OUT,
+        ErrorCode::Drained => "the instance is drained and takes no new flows, and no other one serves the name",
         _ => "the peer refused the connection",
     }
 }

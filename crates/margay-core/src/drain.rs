@@ -1,0 +1,95 @@
+//! Drain: an instance is taken out of service (DESIGN §10). It takes no new flows, and whoever asks it is told to ask
+//! elsewhere; flows that have not ended in time end at once, with a clear error.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use margay_wire::{ErrorCode, FlowId, Message};
+
+use crate::entry::RemoveReason;
+use crate::event::{Lifecycle, Role};
+use crate::flow::Setup;
+use crate::greeting::GREETING;
+use crate::name::{Prefix, ServiceId};
+use crate::sal::Sal;
+use crate::segment::SEGMENT;
+use crate::setup::retry_after;
+use crate::table::Action;
+use crate::time::Instant;
+use crate::way::Sender;
+
+/// How soon a SYN is sent again that a drained instance has refused: its routers are hearing of the drain just now.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+/// So many times; after that as often as a SYN without an answer.
+const QUICK_TRIES: u32 = 5;
+
+/// A flow that a program of this host serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServedFlow {
+    /// This host's number of the flow.
+    pub flow: FlowId,
+    /// Its service.
+    pub service: ServiceId,
+    /// IP protocol: 6 or 17.
+    pub protocol: u8,
+}
+
+impl Sal {
+    /// The flows that programs of this host serve under `prefix` and that are not over, in no order. Takes a walk over
+    /// all flows. The kernel may have opened others by grants, of which the core has not heard yet.
+    pub fn served_flows(&self, prefix: &Prefix) -> Vec<ServedFlow> {
+        let is_served = |flow: &&crate::flow::Flow| {
+            flow.role == Role::Responder
+                && flow.lifecycle < Lifecycle::Closed
+                && flow.app.protocol != GREETING
+                && prefix.contains(&flow.service)
+        };
+        let served = self.flows.iter().filter(is_served);
+        served.map(|flow| ServedFlow { flow: flow.id, service: flow.service, protocol: flow.app.protocol }).collect()
+    }
+
+    /// Ends flows at both ends because this instance is drained: TCP by a reset; datagrams by silence here, and the next
+    /// datagram of the client goes to another instance. Gives how many there were.
+    pub fn end_drained(&mut self, now: Instant, flows: &[FlowId]) -> usize {
+        self.now = now;
+        let mut ended = 0;
+        for id in flows {
+            if self.flows.get(*id).is_some_and(|flow| flow.lifecycle < Lifecycle::Closed) {
+                self.say_fail(*id, ErrorCode::Drained);
+                self.fail_flow(now, *id, RemoveReason::Drained);
+                ended += 1;
+            }
+        }
+        ended
+    }
+
+    /// Whether a listener here would take the SYN, but for a weight of zero.
+    pub(crate) fn would_take_undrained(&self, message: &Message<'_>, service: &ServiceId) -> bool {
+        let Some(session) = message.session() else { return false };
+        let way = self.way_on(Sender::Host);
+        self.table.lookup(service).is_some_and(|set| {
+            set.iter().any(|(_, rule)| {
+                rule.weight == 0
+                    && matches!(rule.action, Action::Demux(_))
+                    && self.unusable(rule, session.protocol, session.service_port, way).is_none()
+            })
+        })
+    }
+
+    /// The instance that a SYN went to is drained: the service table is asked again, here or at the routers, without the
+    /// program noticing. False where there is nobody else to ask.
+    pub(crate) fn ask_elsewhere(&mut self, now: Instant, id: FlowId) -> bool {
+        if self.leave_notice(now, id) {
+            return true;
+        }
+        let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
+        if setup.related.is_some() || setup.next_hop == SEGMENT || !setup.beside.is_empty() {
+            return false;
+        }
+        setup.refused = Some(ErrorCode::Drained);
+        let wait = if setup.retries <= QUICK_TRIES { ASK_AGAIN } else { retry_after(setup.retries) };
+        let next = (now + wait).min(setup.give_up);
+        self.flows.set_deadline(id, Some(next));
+        true
+    }
+}

@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod core;
 pub mod direct;
 pub mod dns;
+pub mod drain;
 pub mod failure;
 pub mod flows;
 pub mod home;
@@ -101,6 +102,8 @@ pub struct Agent {
     pub answering: search::Answering,
     /// What this host publishes.
     pub services: Arc<service::Services>,
+    /// What of it is drained.
+    pub drains: drain::Drains,
     /// The operator's own rules.
     pub rules: rule_book::RuleBook,
     /// The router on this host.

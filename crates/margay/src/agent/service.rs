@@ -3,6 +3,8 @@
 //! What is published while the agent runs is kept on disk, so that a restart of the agent changes nothing.
 
 mod configured;
+pub mod drained;
+mod kept;
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -18,17 +20,15 @@ use margay_core::Ranges;
 use margay_core::name::{Name, Prefix, authority_block};
 use margay_core::table::{Action, Rule, RuleId, TableError};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use self::drained::Drained;
 use super::listening::{self, Listener, Listening, Origin};
 use super::lookup::{self, LookUp};
 use crate::config::ServiceSection;
 use crate::listener::{self, WEIGHT_MAX};
 use crate::{allow, host};
 
-const FILE: &str = "services.json";
-const VERSION: u32 = 1;
 /// More listeners of one host are a mistake.
 const LISTENERS_MAX: usize = 10_000;
 
@@ -75,13 +75,25 @@ pub struct Published {
     pub is_served: bool,
     /// What that router has against it, where another host serves the name; else empty.
     pub refused: String,
+    /// Whether it takes no new flows, whatever its weight.
+    pub is_drained: bool,
     rules: Vec<RuleId>,
 }
 
 impl Published {
     fn new(name: Name) -> Self {
         let terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false, sticky: false };
-        Self { name, terms, listeners: Vec::new(), is_served: false, refused: String::new(), rules: Vec::new() }
+        let (listeners, rules, refused) = (Vec::new(), Vec::new(), String::new());
+        Self { name, terms, listeners, is_served: false, refused, is_drained: false, rules }
+    }
+
+    /// Its share now: nothing while it is drained.
+    fn weight(&self) -> u32 {
+        if self.is_drained { 0 } else { self.terms.weight }
+    }
+
+    fn is_on_the_terms_of(&self, other: &Self) -> bool {
+        self.terms == other.terms && self.is_drained == other.is_drained
     }
 
     /// What is served: a service that has partitions with all that is under it.
@@ -116,28 +128,6 @@ pub enum PublishError {
     Unknown(String),
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Kept {
-    version: u32,
-    services: Vec<KeptService>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct KeptService {
-    name: String,
-    weight: u32,
-    priority: u32,
-    #[serde(default)]
-    partition_bits: u8,
-    #[serde(default)]
-    exclusive: bool,
-    #[serde(default)]
-    sticky: bool,
-    listeners: Vec<Listener>,
-}
-
 /// All of them.
 pub struct Services {
     core: Arc<dyn SalControl>,
@@ -158,6 +148,7 @@ pub struct Services {
     /// All that listened at the start is known.
     has_all: AtomicBool,
     changes: watch::Sender<u64>,
+    drained: Mutex<Drained>,
 }
 
 /// What the services need of the rest of the agent.
@@ -204,6 +195,7 @@ impl Services {
             ranges,
             has_all: AtomicBool::new(false),
             changes,
+            drained: Mutex::default(),
         }
     }
 
@@ -217,48 +209,6 @@ impl Services {
             self.put(publication)?;
         }
         self.keep()
-    }
-
-    fn kept(&self) -> Result<Vec<Publication>, PublishError> {
-        let Some(text) = self.dir.read(FILE)? else { return Ok(Vec::new()) };
-        let damaged = |what: String| {
-            let what = format!("{what}; remove the file, and publish the services again");
-            PublishError::State(StateError::Damaged { path: self.dir.join(FILE), what })
-        };
-        let kept: Kept = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
-        if kept.version != VERSION {
-            return Err(damaged(format!("it has version {}, this program reads {VERSION}", kept.version)));
-        }
-        let mut publications = Vec::new();
-        for service in kept.services {
-            let name: Name = service.name.parse().map_err(|error| damaged(format!("{}: {error}", service.name)))?;
-            let KeptService { weight, priority, partition_bits, exclusive, sticky, listeners, .. } = service;
-            let terms = Terms { weight, priority, partition_bits, exclusive, sticky };
-            publications.extend(listeners.into_iter().map(|listener| Publication {
-                name: name.clone(),
-                listener,
-                terms,
-            }));
-        }
-        Ok(publications)
-    }
-
-    fn keep(&self) -> Result<(), PublishError> {
-        let kept_of = |service: &Published| KeptService {
-            name: service.name.written().to_owned(),
-            weight: service.terms.weight,
-            priority: service.terms.priority,
-            partition_bits: service.terms.partition_bits,
-            exclusive: service.terms.exclusive,
-            sticky: service.terms.sticky,
-            listeners: service.listeners.iter().filter(|listener| listener.origin == Origin::Order).cloned().collect(),
-        };
-        let services: Vec<KeptService> = self.published.lock().iter().map(kept_of).collect();
-        let services = services.into_iter().filter(|service| !service.listeners.is_empty()).collect();
-        let kept = Kept { version: VERSION, services };
-        // Plain data: it always has a JSON form.
-        let text = serde_json::to_vec_pretty(&kept).unwrap_or_default();
-        Ok(self.dir.write(FILE, &text)?)
     }
 
     /// Adds a router that services are registered with.
@@ -369,6 +319,7 @@ impl Services {
         let mut service = before.clone().unwrap_or_else(|| Published::new(name.clone()));
         act(&mut service.listeners);
         service.terms = terms;
+        service.is_drained = self.drained.lock().has(&service.name.prefix());
         self.note_families(&mut service);
         let had = before.as_ref().map_or(0, |before| before.listeners.len());
         let total: usize = published.iter().map(|service| service.listeners.len()).sum();
@@ -437,7 +388,7 @@ impl Services {
         }
         match (before.filter(|before| before.is_served), service.is_served) {
             (Some(before), false) => self.end(before.prefix()),
-            (Some(before), true) if before.terms == service.terms => {}
+            (Some(before), true) if before.is_on_the_terms_of(service) => {}
             (before, true) => {
                 self.certify(service);
                 self.announce(service);
@@ -580,8 +531,7 @@ impl Services {
         let mut added = Vec::new();
         let actions = if service.is_served { self.actions(service) } else { Vec::new() };
         for action in actions {
-            let Terms { priority, weight, .. } = service.terms;
-            let rule = Rule { priority, weight, action };
+            let rule = Rule { priority: service.terms.priority, weight: service.weight(), action };
             match self.core.add_rule(service.prefix(), rule) {
                 Ok(id) => added.push(id),
                 Err(error) => {
@@ -622,7 +572,7 @@ impl Services {
         Registration {
             name: service.name.written().to_owned(),
             prefix: service.prefix(),
-            weight: service.terms.weight,
+            weight: service.weight(),
             priority: service.terms.priority,
             proof: self.proof(&service.name).unwrap_or_default(),
             partition_bits: service.terms.partition_bits,
@@ -689,7 +639,7 @@ impl Services {
             address: Instance::address_of_teller(self.local.sal_port),
             name: service.name.written().to_owned(),
             prefix: service.prefix(),
-            weight: service.terms.weight,
+            weight: service.weight(),
             priority: service.terms.priority,
             sticky: service.terms.sticky,
         }

@@ -30,6 +30,7 @@ use super::active::{self, Active, Reporters};
 use super::api::Api;
 use super::core::CoreHandle;
 use super::direct::DirectPath;
+use super::drain::{self, Drains};
 use super::host_changes;
 use super::keepsake::Keepsake;
 use super::naming::Naming;
@@ -130,18 +131,18 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let answering = Answering::begin(&config, &*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
     let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
-    let services = Arc::new(Services::new(Surroundings {
+    let around = Surroundings {
         core: Arc::clone(&control),
         local: local.clone(),
         keyring: keyring.clone(),
         store: Arc::clone(&store),
         clock: clock_of_wall.clone(),
-        dir: state_dir.clone(),
+        dir: state_dir,
         router: router.clone(),
         look_up: direct.look_up(),
         ranges: config.ranges(),
-    }));
-    services.restore(&configured(&config)).into_diagnostic().wrap_err("services cannot be published")?;
+    };
+    let (services, drains) = publish(&config, around)?;
     for token in tokens {
         services.add_home(home::join(token, &local, &store, &control, &clock_of_wall, &ways, area.as_ref()));
     }
@@ -167,6 +168,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         metrics: metrics::Server::default(),
         answering,
         services,
+        drains,
         rules,
         router,
         cluster,
@@ -183,6 +185,15 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         ends_flows: AtomicBool::new(false),
         warnings,
     }))
+}
+
+/// What this host serves, drained where it was.
+fn publish(config: &Config, around: Surroundings) -> Result<(Arc<Services>, Drains)> {
+    let drains = Drains::open(around.dir.clone(), &around.clock).into_diagnostic()?;
+    let services = Services::new(around);
+    services.restore_drained(drains.drained());
+    services.restore(&configured(config)).into_diagnostic().wrap_err("services cannot be published")?;
+    Ok((Arc::new(services), drains))
 }
 
 /// Takes packets when this host's routers have answered: before they have said so, it has no right to connect, nor to
@@ -371,6 +382,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     }
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
+    drain::resume(agent);
     resolvers::start(agent).into_diagnostic()?;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
     let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
@@ -395,6 +407,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         start::notify("STOPPING=1");
         // Watchers of flows would keep their streams open, and the server with them.
         agent.watchers.close();
+        agent.drains.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     upkeep.abort();

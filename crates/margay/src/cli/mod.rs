@@ -3,6 +3,7 @@
 mod audit;
 mod check;
 mod complete;
+mod drain;
 mod flow;
 mod help;
 mod id;
@@ -106,6 +107,10 @@ enum Verb {
     Service(service::ServiceVerb),
     /// Start a program, and serve a name while it listens
     Run(run::RunArgs),
+    /// Take a name, or all of this host, out of service: no new flows, and those that are there end in time
+    Drain(drain::DrainArgs),
+    /// Let new flows come again to what was drained
+    Undrain(drain::UndrainArgs),
     /// Let a unit of systemd serve a name while it listens
     Enable(unit::EnableArgs),
     /// Let a unit of systemd serve no name any more
@@ -331,6 +336,8 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Status(args) => status::status(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Service(verb) => service::service(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Run(args) => run::run(client, args).await,
+        Verb::Drain(args) => drain::drain(client, args, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Undrain(args) => drain::undrain(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),

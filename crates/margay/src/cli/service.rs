@@ -143,6 +143,9 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
 }
 
 fn state(info: &ServiceInfo) -> String {
+    if info.drained {
+        return format!("drained: takes no new flows; {} there", count(info.flows, "flow"));
+    }
     let why: Vec<&str> =
         info.registrations.iter().map(|known| known.why.as_str()).filter(|why| !why.is_empty()).collect();
     let text = match info.state.as_str() {
@@ -168,7 +171,11 @@ async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
                 "this host".into(),
                 listener.address.clone(),
                 format!("{}/{}", service.priority, service.weight),
-                if service.state == "refused" { state(service) } else { service.state.clone() },
+                match service.state.as_str() {
+                    _ if service.drained => "drained".to_owned(),
+                    "refused" => state(service),
+                    other => other.to_owned(),
+                },
             ]);
         }
     }

@@ -1,6 +1,7 @@
 //! The calls of the API (`proto/margay.proto`), each in the module of its noun.
 
 mod audit;
+mod drain;
 mod flow;
 mod identity;
 mod path;
@@ -61,6 +62,7 @@ fn blocking<R>(act: impl FnOnce() -> R) -> R {
 #[tonic::async_trait]
 impl Calls for Api {
     type CheckStream = Streamed<CheckStep>;
+    type DrainStream = Streamed<DrainReport>;
     type FlowWatchStream = Streamed<FlowEvent>;
 
     async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusReply> {
@@ -83,6 +85,14 @@ impl Calls for Api {
 
     async fn service_set(&self, request: Request<ServiceSetRequest>) -> Answer<ServiceSetReply> {
         service::set(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn drain(&self, request: Request<DrainRequest>) -> Answer<Self::DrainStream> {
+        drain::drain(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn undrain(&self, request: Request<UndrainRequest>) -> Answer<UndrainReply> {
+        drain::undrain(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
     async fn service_list(&self, _: Request<ServiceListRequest>) -> Answer<ServiceListReply> {

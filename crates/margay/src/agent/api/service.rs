@@ -202,6 +202,7 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         partitions: count_of(published.terms.partition_bits),
         exclusive: published.terms.exclusive,
         sticky: published.terms.sticky,
+        drained: published.is_drained,
     }
 }
 

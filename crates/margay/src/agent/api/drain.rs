@@ -1,0 +1,56 @@
+//! Drains, with their reports.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_control::api::v1::*;
+use tokio::sync::watch;
+use tonic::Status;
+
+use super::service::parse_name;
+use super::{Streamed, environment, misuse, not_found};
+use crate::agent::Agent;
+use crate::agent::drain::{self, DrainError, Order};
+
+fn refusal(error: DrainError) -> Status {
+    match error {
+        DrainError::Unknown(_) | DrainError::NotDrained(_) => not_found(error),
+        DrainError::Already(..) | DrainError::OfHost | DrainError::TooLong => misuse(error),
+        DrainError::Last(_) | DrainError::Unasked(..) | DrainError::State(_) => environment(error),
+    }
+}
+
+fn order(request: &DrainRequest) -> Result<Order, Status> {
+    let name = (!request.name.is_empty()).then(|| parse_name(&request.name)).transpose()?;
+    let deadline = match request.when.as_str() {
+        "finish" => Duration::from_millis(request.deadline_ms),
+        "now" => Duration::ZERO,
+        other => return Err(misuse(format!("`{other}` is not one of finish, now"))),
+    };
+    Ok(Order { name, deadline, is_last_drained: request.last })
+}
+
+pub(super) async fn drain(agent: &Arc<Agent>, request: &DrainRequest) -> Result<Streamed<DrainReport>, Status> {
+    let order = order(request)?;
+    if request.dry_run {
+        let report = drain::rehearse(agent, order).await.map_err(refusal)?;
+        return Ok(Box::pin(futures_util::stream::iter([Ok(report)])));
+    }
+    Ok(reports(drain::begin(agent, order).await.map_err(refusal)?))
+}
+
+/// Each report as it changes, until the last one.
+fn reports(receiver: watch::Receiver<DrainReport>) -> Streamed<DrainReport> {
+    Box::pin(futures_util::stream::unfold(Some(receiver), |receiver| async move {
+        let mut receiver = receiver?;
+        receiver.changed().await.ok()?;
+        let report = receiver.borrow_and_update().clone();
+        let is_last = !matches!(report.phase.as_str(), "announcing" | "emptying");
+        Some((Ok(report), (!is_last).then_some(receiver)))
+    }))
+}
+
+pub(super) async fn undrain(agent: &Agent, request: &UndrainRequest) -> Result<UndrainReply, Status> {
+    let name = (!request.name.is_empty()).then(|| parse_name(&request.name)).transpose()?;
+    Ok(UndrainReply { names: drain::end(agent, name.as_ref()).await.map_err(refusal)? })
+}

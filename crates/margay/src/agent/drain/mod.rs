@@ -1,0 +1,312 @@
+//! `margay drain`: a name, or all of this host, is taken out of service (DESIGN §10). A drain is kept on disk: it outlives
+//! a restart of the agent, and `margay undrain` ends it.
+
+mod kept;
+mod tally;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_control::api::v1::DrainReport;
+use margay_control::{Clock, StateDir, StateError};
+use margay_core::name::{Name, Prefix};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, block_in_place};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use self::tally::Tally;
+use super::service::Published;
+use super::service::drained::Drained;
+use super::{Agent, home};
+
+/// From one look at the flows to the next.
+const LOOK: Duration = Duration::from_millis(200);
+/// A drain is over after so many looks at the soonest: flows that kernels open by grants are told of a little later.
+const LOOKS_MIN: u32 = 3;
+/// A longer drain is a mistake.
+const DEADLINE_MAX: Duration = Duration::from_secs(86_400);
+
+/// What an operator wants.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The name; all of the host where there is none.
+    pub name: Option<Name>,
+    /// How long flows may go on.
+    pub deadline: Duration,
+    /// Whether names that no other host serves are drained, too.
+    pub is_last_drained: bool,
+}
+
+/// Why nothing is drained, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum DrainError {
+    /// Nothing of it is here.
+    #[error("{0} is not published by this host; `margay service list` shows what is")]
+    Unknown(Name),
+    /// A drain of it has begun.
+    #[error("{0} is drained already; `margay undrain {1}` ends that")]
+    Already(String, String),
+    /// New flows would be refused.
+    #[error("no other host serves {0}, so that connects would be refused; --last drains it all the same")]
+    Last(String),
+    /// Nobody could say whether another host serves it.
+    #[error("whether another host serves {0} is not known ({1}); --last drains it all the same")]
+    Unasked(String, String),
+    /// There is no drain of it.
+    #[error("{0} is not drained; `margay service list` shows what is")]
+    NotDrained(String),
+    /// A name of a host that is drained as a whole.
+    #[error("all of this host is drained; `margay undrain --host` ends that")]
+    OfHost,
+    /// Too long.
+    #[error("a deadline is 24 hours at most")]
+    TooLong,
+    /// The disk.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// A drain, from its order to the `undrain`.
+struct Drain {
+    /// All of the host where there is none.
+    name: Option<Name>,
+    /// When flows that are left are reset.
+    deadline: Instant,
+    deadline_unix_s: u64,
+    report: watch::Sender<DrainReport>,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+impl Drain {
+    fn new(name: Option<Name>, left: Duration, clock: &Clock) -> Self {
+        let written = name.as_ref().map(|name| name.written().to_owned()).unwrap_or_default();
+        let report = DrainReport { name: written, phase: "announcing".to_owned(), ..DrainReport::default() };
+        Self {
+            name,
+            deadline: Instant::now() + left,
+            deadline_unix_s: clock.unix_s() + left.as_millis().div_ceil(1000) as u64,
+            report: watch::Sender::new(report),
+            task: Mutex::default(),
+        }
+    }
+
+    fn is_of(&self, name: Option<&Name>) -> bool {
+        self.name.as_ref().map(Name::prefix) == name.map(Name::prefix)
+    }
+
+    fn is_over(&self) -> bool {
+        self.report.borrow().phase == "over"
+    }
+
+    fn set_phase(&self, phase: &str) {
+        self.report.send_modify(|report| report.phase = phase.to_owned());
+    }
+
+    fn stop(&self, phase: &str) {
+        if let Some(task) = self.task.lock().take() {
+            task.abort();
+        }
+        self.set_phase(phase);
+    }
+
+    /// Names of this host that are drained by it.
+    fn published(&self, agent: &Agent) -> Vec<Published> {
+        let is_its = |service: &Published| self.name.as_ref().is_none_or(|name| name.prefix() == service.name.prefix());
+        agent.services.list().into_iter().filter(is_its).collect()
+    }
+}
+
+fn written(name: Option<&Name>) -> String {
+    name.map_or_else(|| "this host".to_owned(), |name| name.written().to_owned())
+}
+
+fn word(name: Option<&Name>) -> String {
+    name.map_or_else(|| "--host".to_owned(), |name| name.written().to_owned())
+}
+
+/// All drains of this host.
+pub struct Drains {
+    dir: StateDir,
+    all: Mutex<Vec<Arc<Drain>>>,
+}
+
+impl Drains {
+    /// What is drained.
+    pub fn drained(&self) -> Drained {
+        let all = self.all.lock();
+        let names = all.iter().filter_map(|drain| drain.name.as_ref()).map(Name::prefix).collect();
+        Drained { host: all.iter().any(|drain| drain.name.is_none()), names }
+    }
+
+    /// Sentences for operators who look at the host.
+    pub fn warnings(&self) -> Vec<String> {
+        let all = self.all.lock();
+        let sentence = |drain: &Arc<Drain>| {
+            let (what, word) = (written(drain.name.as_ref()), word(drain.name.as_ref()));
+            let how = if drain.is_over() { "is drained" } else { "is being drained" };
+            format!("{what} {how} and takes no new flows; `margay undrain {word}` ends that")
+        };
+        all.iter().map(sentence).collect()
+    }
+
+    /// Ends what reports are told of: the agent goes down. The drains go on with its next start.
+    pub fn close(&self) {
+        self.all.lock().iter().filter(|drain| !drain.is_over()).for_each(|drain| drain.stop("stopping"));
+    }
+
+    fn add(&self, drain: &Arc<Drain>) -> Result<(), DrainError> {
+        let mut all = self.all.lock();
+        if all.iter().any(|known| known.is_of(drain.name.as_ref())) {
+            return Err(DrainError::Already(written(drain.name.as_ref()), word(drain.name.as_ref())));
+        }
+        if all.iter().any(|known| known.name.is_none()) {
+            return Err(DrainError::OfHost);
+        }
+        all.push(Arc::clone(drain));
+        self.keep(&all).inspect_err(|_| drop(all.pop()))?;
+        Ok(())
+    }
+
+    fn remove(&self, name: Option<&Name>) -> Result<Arc<Drain>, DrainError> {
+        let mut all = self.all.lock();
+        let Some(at) = all.iter().position(|drain| drain.is_of(name)) else {
+            let is_of_host = all.iter().any(|drain| drain.name.is_none());
+            return Err(if is_of_host { DrainError::OfHost } else { DrainError::NotDrained(written(name)) });
+        };
+        let drain = all.remove(at);
+        if let Err(error) = self.keep(&all) {
+            all.insert(at, drain);
+            return Err(error.into());
+        }
+        Ok(drain)
+    }
+
+    fn note_over(&self, drain: &Drain) {
+        drain.set_phase("over");
+        if let Err(error) = self.keep(&self.all.lock()) {
+            tracing::warn!(%error, "that a drain is over is not kept; the next start of the agent looks again");
+        }
+    }
+}
+
+/// Goes on with the drains of the start before.
+pub fn resume(agent: &Arc<Agent>) {
+    for drain in agent.drains.all.lock().iter().filter(|drain| !drain.is_over()) {
+        spawn(agent, drain);
+    }
+}
+
+/// Begins a drain, which goes on whether or not somebody follows its reports.
+///
+/// # Errors
+///
+/// What is wrong; nothing has changed then.
+pub async fn begin(agent: &Arc<Agent>, order: Order) -> Result<watch::Receiver<DrainReport>, DrainError> {
+    let drain = Arc::new(checked(agent, order).await?);
+    block_in_place(|| agent.drains.add(&drain))?;
+    tracing::info!(what = written(drain.name.as_ref()), "is drained, by order of the operator");
+    let report = drain.report.subscribe();
+    spawn(agent, &drain);
+    Ok(report)
+}
+
+/// What a drain would meet.
+///
+/// # Errors
+///
+/// Why it would be refused.
+pub async fn rehearse(agent: &Agent, order: Order) -> Result<DrainReport, DrainError> {
+    let drain = checked(agent, order).await?;
+    let published = drain.published(agent);
+    let mut tally = Tally::new(&drain, &published, &movable(agent, &published).await);
+    block_in_place(|| tally.rehearse(agent));
+    drain.set_phase("dry-run");
+    drain.report.send_modify(|report| tally.tell(report, drain.deadline));
+    Ok(drain.report.borrow().clone())
+}
+
+/// Ends a drain; gives the names that take new flows again.
+///
+/// # Errors
+///
+/// There is none, or the disk refuses.
+pub async fn end(agent: &Agent, name: Option<&Name>) -> Result<Vec<String>, DrainError> {
+    let drain = block_in_place(|| agent.drains.remove(name))?;
+    drain.stop("ended");
+    let were_drained = drain.published(agent).into_iter().filter(|service| service.is_drained);
+    let names: BTreeSet<Prefix> = were_drained.map(|service| service.name.prefix()).collect();
+    agent.services.set_drained(agent.drains.drained()).await;
+    tracing::info!(what = written(name), "is drained no more, by order of the operator");
+    let is_back = |service: &Published| !service.is_drained && names.contains(&service.name.prefix());
+    Ok(agent.services.list().into_iter().filter(is_back).map(|service| service.name.written().to_owned()).collect())
+}
+
+async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
+    if order.deadline > DEADLINE_MAX {
+        return Err(DrainError::TooLong);
+    }
+    if let Some(name) = order.name.as_ref().filter(|name| agent.services.find(name).is_none()) {
+        return Err(DrainError::Unknown(name.clone()));
+    }
+    let drain = Drain::new(order.name, order.deadline, &agent.clock);
+    if agent.drains.all.lock().iter().any(|known| known.is_of(drain.name.as_ref())) {
+        return Err(DrainError::Already(written(drain.name.as_ref()), word(drain.name.as_ref())));
+    }
+    for service in drain.published(agent).iter().filter(|service| service.is_served && !order.is_last_drained) {
+        let name = service.name.written().to_owned();
+        match has_others(agent, &service.name).await {
+            Ok(true) => {}
+            Ok(false) => return Err(DrainError::Last(name)),
+            Err(why) => return Err(DrainError::Unasked(name, why)),
+        }
+    }
+    Ok(drain)
+}
+
+/// Whether another host takes new flows for a name, as far as routers know.
+async fn has_others(agent: &Agent, name: &Name) -> Result<bool, String> {
+    let own = agent.identity.host_id();
+    let (found, _) = home::instances(&agent.services, agent.router.as_deref(), name).await?;
+    Ok(found.iter().any(|instance| instance.host != own && instance.weight > 0))
+}
+
+/// Names whose datagrams may go to another instance.
+async fn movable(agent: &Agent, published: &[Published]) -> BTreeSet<Prefix> {
+    let mut movable = BTreeSet::new();
+    for service in published.iter().filter(|service| !service.terms.sticky) {
+        if has_others(agent, &service.name).await == Ok(true) {
+            movable.insert(service.name.prefix());
+        }
+    }
+    movable
+}
+
+fn spawn(agent: &Arc<Agent>, drain: &Arc<Drain>) {
+    let mut task = drain.task.lock();
+    *task = Some(tokio::spawn(run(Arc::clone(agent), Arc::clone(drain))).abort_handle());
+}
+
+async fn run(agent: Arc<Agent>, drain: Arc<Drain>) {
+    let silent = agent.services.set_drained(agent.drains.drained()).await;
+    drain.report.send_modify(|report| {
+        report.silent_routers = silent;
+        report.phase = "emptying".to_owned();
+    });
+    let published = drain.published(&agent);
+    let mut tally = Tally::new(&drain, &published, &movable(&agent, &published).await);
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for look in 1_u32.. {
+        looks.tick().await;
+        let is_due = Instant::now() >= drain.deadline;
+        let is_empty = block_in_place(|| tally.look(&agent, is_due));
+        drain.report.send_modify(|report| tally.tell(report, drain.deadline));
+        if is_empty && look >= LOOKS_MIN {
+            break;
+        }
+    }
+    block_in_place(|| agent.drains.note_over(&drain));
+    tracing::info!(what = written(drain.name.as_ref()), "has no flows any more");
+}

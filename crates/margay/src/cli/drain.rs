@@ -1,0 +1,177 @@
+//! `margay drain` and `margay undrain`.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use margay_control::api::v1::*;
+use miette::{Result, miette};
+
+use super::output::{count, span};
+use super::{Client, Json, Out, refused};
+use crate::listener::ServiceName;
+
+/// What becomes of flows that are there.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum When {
+    /// They may end by themselves until the deadline, and are reset then
+    Finish,
+    /// They are reset at once
+    Now,
+}
+
+#[derive(Args)]
+pub struct DrainArgs {
+    #[command(flatten)]
+    target: Target,
+    /// How long flows may go on
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    deadline: Duration,
+    /// What becomes of flows that are there
+    #[arg(long, value_enum, default_value = "finish")]
+    when: When,
+    /// Also where no other host serves the name: connects are refused then
+    #[arg(long)]
+    last: bool,
+    /// Change nothing, and say what would be drained
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    json: Json,
+}
+
+#[derive(Args)]
+pub struct UndrainArgs {
+    #[command(flatten)]
+    target: Target,
+    #[command(flatten)]
+    json: Json,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct Target {
+    /// The name
+    name: Option<ServiceName>,
+    /// All names of this host, those that are served later among them
+    #[arg(long)]
+    host: bool,
+}
+
+impl Target {
+    fn name(&self) -> String {
+        self.name.as_ref().map(ToString::to_string).unwrap_or_default()
+    }
+
+    /// How the target is called in sentences, and in the command.
+    fn words(&self) -> [String; 2] {
+        match &self.name {
+            Some(name) => [name.to_string(), name.to_string()],
+            None => ["this host".to_owned(), "--host".to_owned()],
+        }
+    }
+}
+
+pub async fn drain(mut client: Client, args: DrainArgs, out: &mut Out) -> Result<()> {
+    let [what, word] = args.target.words();
+    let request = DrainRequest {
+        name: args.target.name(),
+        deadline_ms: u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX),
+        when: match args.when {
+            When::Finish => "finish",
+            When::Now => "now",
+        }
+        .to_owned(),
+        last: args.last,
+        dry_run: args.dry_run,
+    };
+    let mut reports = client.drain(request).await.map_err(refused)?.into_inner();
+    let mut last = DrainReport::default();
+    let is_told = std::io::stderr().is_terminal() && !args.json.json;
+    while let Some(report) = reports.message().await.map_err(refused)? {
+        if is_told && report.phase == "emptying" {
+            tell(&report);
+        }
+        last = report;
+    }
+    if is_told {
+        // Nobody may be reading.
+        let _ = write!(std::io::stderr(), "\r\x1b[K");
+    }
+    match last.phase.as_str() {
+        "over" | "dry-run" if args.json.json => out.json(&last),
+        "over" => say(&last, &what, &word, out),
+        "dry-run" => rehearsed(&last, out),
+        "ended" => Err(miette!("the drain of {what} was ended by `margay undrain {word}`")),
+        _ => Err(miette!(
+            help = "`margay status` shows when it is over",
+            "the agent has stopped; the drain of {what} goes on when it starts again"
+        )),
+    }
+}
+
+/// How it goes, in one line that the next one replaces.
+fn tell(report: &DrainReport) {
+    let open = report.services.iter().map(|service| service.open).sum();
+    let left = span(Duration::from_secs(report.left_ms.div_ceil(1000)));
+    // Nobody may be reading.
+    let _ = write!(std::io::stderr(), "\r\x1b[K{} open, {left} until they are reset", count(open, "flow"));
+}
+
+fn say(report: &DrainReport, what: &str, word: &str, out: &mut Out) -> Result<()> {
+    for router in &report.silent_routers {
+        out.line(&format!("router {router} has not acknowledged: connects that it sends here go elsewhere"))?;
+    }
+    let row = |service: &DrainCount| {
+        let numbers = [service.finished, service.elsewhere, service.reset].map(|number| number.to_string());
+        std::iter::once(service.name.clone()).chain(numbers).collect()
+    };
+    let rows = report.services.iter().map(row).collect();
+    out.table(&["NAME", "FINISHED", "ELSEWHERE", "RESET"], rows, "nothing was served")?;
+    out.line(&format!("{what} is drained; `margay undrain {word}` lets new flows come again"))
+}
+
+fn rehearsed(report: &DrainReport, out: &mut Out) -> Result<()> {
+    let row = |service: &DrainCount| {
+        vec![service.name.clone(), (service.open - service.elsewhere).to_string(), service.elsewhere.to_string()]
+    };
+    out.table(
+        &["NAME", "FINISH OR RESET", "ELSEWHERE"],
+        report.services.iter().map(row).collect(),
+        "nothing is served: a drain would keep away what is served later",
+    )
+}
+
+pub async fn undrain(mut client: Client, args: UndrainArgs, out: &mut Out) -> Result<()> {
+    let reply = client.undrain(UndrainRequest { name: args.target.name() }).await.map_err(refused)?.into_inner();
+    let sentence = match &reply.names[..] {
+        [] => format!("{} is drained no more; nothing is served", args.target.words()[0]),
+        names => format!("new flows come again to {}", names.join(", ")),
+    };
+    out.done(args.json.json, &reply, &sentence)
+}
+
+#[cfg(test)]
+mod test {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        args: DrainArgs,
+    }
+
+    #[test]
+    fn a_name_or_the_host_is_drained() {
+        let parse = |words: &str| Words::try_parse_from(std::iter::once("drain").chain(words.split_whitespace()));
+        let args = parse("web.shop --deadline 90s --when now").expect("good words").args;
+        assert_eq!((args.target.name().as_str(), args.deadline.as_secs()), ("web.shop", 90));
+        assert!(args.when == When::Now && !args.last && !args.dry_run);
+        assert_eq!(parse("--host").expect("good words").args.target.words()[1], "--host");
+        for bad in ["", "web.shop --host", "web..shop", "web.shop --deadline -5s", "web.shop --when later"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -142,10 +142,10 @@ impl Sal {
     /// Whether a host may connect to a listener; `None` where that depends on what it will show when they meet.
     pub fn may_connect(&self, host: HostId, service: &ServiceId, allow: &Allow) -> Option<bool> {
         let unix_s = self.unix_s();
-        if let Some(association) = self.associations.by_host(host) {
-            if association.is_self() || self.has_shown_enough(association, (service, allow), unix_s) {
-                return Some(self.is_allowed(association.local_id, service, allow));
-            }
+        if let Some(association) = self.associations.by_host(host)
+            && (association.is_self() || self.has_shown_enough(association, (service, allow), unix_s))
+        {
+            return Some(self.is_allowed(association.local_id, service, allow));
         }
         match allow {
             Allow::Any => Some(true),

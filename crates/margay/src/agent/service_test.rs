@@ -229,10 +229,10 @@ async fn what_is_withdrawn_can_be_answered_for_to_its_end() {
 #[test]
 fn a_damaged_file_is_named_and_kept() {
     let mut host = host();
-    host.dir.write(FILE, b"{\"version\":9,\"services\":[]}").expect("written");
+    host.dir.write(kept::FILE, b"{\"version\":9,\"services\":[]}").expect("written");
     let error = host.services().restore(&[]).expect_err("refused").to_string();
-    assert!(error.contains(FILE) && error.contains("version 9"), "{error}");
-    assert!(host.dir.read(FILE).expect("readable").is_some());
+    assert!(error.contains(kept::FILE) && error.contains("version 9"), "{error}");
+    assert!(host.dir.read(kept::FILE).expect("readable").is_some());
 }
 
 #[test]
@@ -311,4 +311,35 @@ async fn the_share_of_whatever_is_served_can_be_set_and_outlives_the_agent_where
     let services = host.services();
     services.restore(&[]).expect("restored");
     assert_eq!(weights(&host), [0]);
+}
+
+#[tokio::test]
+async fn what_is_drained_has_no_share_whatever_is_published_set_or_started_meanwhile() {
+    let mut host = host();
+    let services = host.services();
+    let weights = |host: &Host| host.core.rules.lock().values().map(|(_, rule)| rule.weight).collect::<Vec<_>>();
+    let web = publication("web.shop", "0.0.0.0:80");
+    let name = web.name.clone();
+    services.publish(web).expect("published");
+    services.publish(publication("adm.shop", "0.0.0.0:81")).expect("published");
+    let of_one = Drained { host: false, names: [name.prefix()].into() };
+    assert!(services.set_drained(of_one.clone()).await.is_empty(), "there is no router");
+    assert_eq!(weights(&host), [100, 0], "rules are in the order in which they came");
+    assert_eq!(services.list().iter().map(|service| service.is_drained).collect::<Vec<_>>(), [false, true]);
+    services.publish(publication("web.shop", "0.0.0.0:8080")).expect("published");
+    assert!(services.set_weight(&name, 7).await.expect("set"));
+    assert_eq!(weights(&host), [100, 0, 0]);
+    services.set_drained(Drained { host: true, names: [].into() }).await;
+    services.publish(publication("new.shop", "0.0.0.0:82")).expect("published");
+    assert_eq!(weights(&host), [0; 4], "the host takes nothing more");
+
+    let services = host.services();
+    services.restore_drained(of_one);
+    services.restore(&[]).expect("restored");
+    let of = |wanted: &str| services.list().iter().any(|service| service.name.written() == wanted && service.is_drained);
+    assert!(of("web.shop") && !of("adm.shop") && !of("new.shop"), "as the agent before has kept it");
+    services.set_drained(Drained::default()).await;
+    let mut back = weights(&host);
+    back.sort_unstable();
+    assert_eq!(back, [7, 7, 100, 100], "the shares are those that were set");
 }

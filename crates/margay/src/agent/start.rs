@@ -12,7 +12,7 @@ use margay_control::cluster::Cluster;
 use margay_control::identity::{BOOT_ID, Identity};
 use margay_control::keyring::Keyring;
 use margay_control::lease::Leases;
-use margay_control::registration::{Local, Router, RouterConfig};
+use margay_control::registration::{HomeConfig, Local, Router, RouterConfig};
 use margay_control::store::Store;
 use margay_control::wide_area::WideArea;
 use margay_control::{Clock, SalControl, StateDir, api as transport, entropy};
@@ -122,12 +122,10 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let (spreads, kernel_router) = (Spreads::open(&config, &direct), KernelRouter::open(&config));
     let reporters = Reporters::attach(&config);
     let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
-    let rules = start_rules(&config, &core, &store, &clock_of_wall)?;
-    kernel_router.start(&core).into_diagnostic()?;
+    let rules = start_rules(&config, &core, &kernel_router, &store, &clock_of_wall)?;
     let (control, tokens): (Arc<dyn SalControl>, _) = (Arc::new(core.clone()), home::candidates(&config, &store)?);
     let (own, keys, ways) = (local.host_key.public(), (&keyring, &*store), Arc::default());
-    let joined: Vec<String> = tokens.iter().map(|token| token.authority.clone()).collect();
-    authority::adopt(&*control, keys, &own, &clock_of_wall, &joined).into_diagnostic()?;
+    authority::adopt(&*control, keys, &own, &clock_of_wall, &authorities_of(&tokens)).into_diagnostic()?;
     let answering = Answering::begin(&config, &*control, &keyring, &own, &clock_of_wall).into_diagnostic()?;
     let cluster = cluster::open(&config, &local, &store, &clock_of_wall).await?;
     let (router, area) = start_router(&config, &cluster, &local, &keyring, &store, &control, &clock_of_wall).await?;
@@ -143,9 +141,8 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         ranges: config.ranges(),
     };
     let (services, drains) = publish(&config, around)?;
-    for token in tokens {
-        services.add_home(home::join(token, &local, &store, &control, &clock_of_wall, &ways, area.as_ref()));
-    }
+    let join = |token| home::join(token, &local, &store, &control, &clock_of_wall, &ways, area.as_ref());
+    tokens.into_iter().for_each(|token| services.add_home(join(token)));
     let active = Active::open(&config, &services, reporters);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone(), config.ranges()).into_diagnostic()?;
     let fallbacks = Arc::new(home::Fallbacks::new(&config, Arc::clone(&services), router.clone(), core.clone()));
@@ -185,6 +182,11 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         ends_flows: AtomicBool::new(false),
         warnings,
     }))
+}
+
+/// The authorities that this host has joined by tokens.
+fn authorities_of(tokens: &[HomeConfig]) -> Vec<String> {
+    tokens.iter().map(|token| token.authority.clone()).collect()
 }
 
 /// What this host serves, drained where it was.
@@ -299,8 +301,14 @@ async fn start_core(
 }
 
 /// The operator's rules, which keep their numbers and so come first; then those of the configuration, and the default
-/// rule of a host without a router. A router's own rules come before that.
-fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Clock) -> Result<RuleBook> {
+/// rule of a host without a router. A router's own rules come before that. The kernel's service router follows them.
+fn start_rules(
+    config: &Config,
+    core: &CoreHandle,
+    kernel_router: &KernelRouter,
+    store: &Arc<Store>,
+    wall: &Clock,
+) -> Result<RuleBook> {
     let resolvers = Arc::new(Resolvers::open(config, wall)?);
     let rules = RuleBook::open(core.clone(), Arc::clone(store), wall.clone(), Arc::clone(&resolvers));
     let rules = rules.into_diagnostic().wrap_err("the operator's rules cannot be taken up")?;
@@ -315,6 +323,7 @@ fn start_rules(config: &Config, core: &CoreHandle, store: &Arc<Store>, wall: &Cl
         let rule = Rule { priority: 0, weight: 1, action: Action::Forward(hop) };
         core.add_rule(Prefix::default(), rule).into_diagnostic()?;
     }
+    kernel_router.start(core).into_diagnostic()?;
     Ok(rules)
 }
 

@@ -36,6 +36,9 @@ pub struct DrainArgs {
     /// Change nothing, and say what would be drained
     #[arg(long)]
     dry_run: bool,
+    /// End the drain when the agent starts again; otherwise `margay undrain` alone ends it
+    #[arg(long)]
+    until_restart: bool,
     #[command(flatten)]
     json: Json,
 }
@@ -84,6 +87,7 @@ pub async fn drain(mut client: Client, args: DrainArgs, out: &mut Out) -> Result
         .to_owned(),
         last: args.last,
         dry_run: args.dry_run,
+        until_restart: args.until_restart,
     };
     let mut reports = client.drain(request).await.map_err(refused)?.into_inner();
     let mut last = DrainReport::default();

@@ -27,7 +27,7 @@ fn order(request: &DrainRequest) -> Result<Order, Status> {
         "now" => Duration::ZERO,
         other => return Err(misuse(format!("`{other}` is not one of finish, now"))),
     };
-    Ok(Order { name, deadline, is_last_drained: request.last })
+    Ok(Order { name, deadline, is_last_drained: request.last, is_kept: !request.until_restart })
 }
 
 pub(super) async fn drain(agent: &Arc<Agent>, request: &DrainRequest) -> Result<Streamed<DrainReport>, Status> {

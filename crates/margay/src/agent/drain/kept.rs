@@ -61,7 +61,7 @@ impl Drains {
             for KeptDrain { name, deadline_unix_s, is_over } in kept.drains {
                 let name = name.map(|name| name.parse::<Name>().map_err(|error| damaged(format!("{name}: {error}"))));
                 let left = Duration::from_secs(deadline_unix_s.saturating_sub(clock.unix_s()));
-                let drain = Drain::new(name.transpose()?, left.min(super::DEADLINE_MAX), clock);
+                let drain = Drain::new(name.transpose()?, left.min(super::DEADLINE_MAX), true, clock);
                 if is_over {
                     drain.set_phase("over");
                 }
@@ -72,7 +72,7 @@ impl Drains {
     }
 
     pub(super) fn keep(&self, all: &[Arc<Drain>]) -> Result<(), StateError> {
-        let drains = all.iter().map(|drain| KeptDrain::of(drain)).collect();
+        let drains = all.iter().filter(|drain| drain.is_kept).map(|drain| KeptDrain::of(drain)).collect();
         // Plain data: it always has a JSON form.
         let text = serde_json::to_vec_pretty(&Kept { version: VERSION, drains }).unwrap_or_default();
         self.dir.write(FILE, &text)
@@ -86,7 +86,7 @@ mod test {
 
     fn drain(name: Option<&str>) -> Arc<Drain> {
         let name = name.map(|name| name.parse().expect("a name"));
-        Arc::new(Drain::new(name, Duration::from_secs(60), &Clock::from_fn(|| 1000)))
+        Arc::new(Drain::new(name, Duration::from_secs(60), true, &Clock::from_fn(|| 1000)))
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct Order {
     pub deadline: Duration,
     /// Whether names that no other host serves are drained, too.
     pub is_last_drained: bool,
+    /// Whether the drain outlives a restart of the agent.
+    pub is_kept: bool,
 }
 
 /// Why nothing is drained, or ended.
@@ -75,18 +77,20 @@ struct Drain {
     /// When flows that are left are reset.
     deadline: Instant,
     deadline_unix_s: u64,
+    is_kept: bool,
     report: watch::Sender<DrainReport>,
     task: Mutex<Option<AbortHandle>>,
 }
 
 impl Drain {
-    fn new(name: Option<Name>, left: Duration, clock: &Clock) -> Self {
+    fn new(name: Option<Name>, left: Duration, is_kept: bool, clock: &Clock) -> Self {
         let written = name.as_ref().map(|name| name.written().to_owned()).unwrap_or_default();
         let report = DrainReport { name: written, phase: "announcing".to_owned(), ..DrainReport::default() };
         Self {
             name,
             deadline: Instant::now() + left,
-            deadline_unix_s: clock.unix_s() + left.as_millis().div_ceil(1000) as u64,
+            deadline_unix_s: clock.unix_s() + left.as_secs() + u64::from(left.subsec_nanos() > 0),
+            is_kept,
             report: watch::Sender::new(report),
             task: Mutex::default(),
         }
@@ -250,7 +254,7 @@ async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
     if let Some(name) = order.name.as_ref().filter(|name| agent.services.find(name).is_none()) {
         return Err(DrainError::Unknown(name.clone()));
     }
-    let drain = Drain::new(order.name, order.deadline, &agent.clock);
+    let drain = Drain::new(order.name, order.deadline, order.is_kept, &agent.clock);
     if agent.drains.all.lock().iter().any(|known| known.is_of(drain.name.as_ref())) {
         return Err(DrainError::Already(written(drain.name.as_ref()), word(drain.name.as_ref())));
     }

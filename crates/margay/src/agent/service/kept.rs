@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Listener, Origin, Publication, PublishError, Published, Services};
 
-const FILE: &str = "services.json";
+pub(super) const FILE: &str = "services.json";
 const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]

@@ -206,16 +206,6 @@ impl Sal {
         }
     }
 
-    /// Tells the peer that this end can carry the flow no more.
-    pub(crate) fn say_fail(&mut self, id: FlowId, code: ErrorCode) {
-        let Some(flow) = self.flows.get(id) else { return };
-        let (peer_flow, association) = (flow.peer_flow, flow.association);
-        let extensions = [Extension::Error(ErrorRepr { code, text: "" })];
-        let mut draft = Draft::new(Kind::Fail, peer_flow, id);
-        draft.extensions = &extensions;
-        self.seal_and_send(association, draft);
-    }
-
     /// A tagged FAIL or RST of the peer.
     pub(crate) fn handle_fail(
         &mut self,
@@ -348,6 +338,7 @@ impl Sal {
 
     /// Ends one flow by order of the operator, at both ends. False when there is no such flow.
     pub fn close_flow(&mut self, now: Instant, id: FlowId) -> bool {
+        self.now = now;
         if self.flows.get(id).is_none() {
             return false;
         }

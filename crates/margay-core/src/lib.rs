@@ -22,6 +22,7 @@ pub mod drain;
 pub mod entry;
 pub mod event;
 pub mod explain;
+mod farewell;
 mod flow;
 mod flow_ports;
 mod forward;

@@ -15,6 +15,7 @@ use crate::cookie::CookieJar;
 use crate::counters::Counters;
 use crate::delay::Delays;
 use crate::event::Event;
+use crate::farewell::Farewells;
 use crate::flow::{FlowTable, KeyedHash};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
@@ -131,6 +132,7 @@ pub struct Sal {
     pub(crate) grants: Grants,
     /// Keys that are shown in two places.
     pub(crate) twins: Twins,
+    pub(crate) farewells: Farewells,
     /// Until then hosts may still have to tell this router what they serve.
     pub(crate) hosts_awaited: Instant,
     /// Those that were registered with the start before, and are not with this one.
@@ -209,6 +211,7 @@ impl Sal {
             delays: Delays::default(),
             grants: Grants::default(),
             twins: Twins::default(),
+            farewells: Farewells::default(),
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),
             next_sweep: now + SWEEP,
@@ -390,6 +393,7 @@ impl Sal {
         self.grants_due(now);
         self.inquiries_due(now);
         self.hear_newcomers(now);
+        self.farewells_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
@@ -428,6 +432,7 @@ impl Sal {
             .chain(self.notices.next_deadline())
             .chain(self.grants.next_deadline())
             .chain(self.twins.next_deadline())
+            .chain(self.farewells.next_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)
             .min()

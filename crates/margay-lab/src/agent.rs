@@ -1,6 +1,7 @@
 //! Every invocation of Margay itself is in this module.
 
 use std::ffi::OsString;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -113,9 +114,21 @@ fn await_joined(host: &Host) -> Result<()> {
 ///
 /// It fails; the message is its own.
 pub fn margay<'a>(host: &Host, words: impl IntoIterator<Item = &'a str>) -> Result<String> {
+    host.run(argv(words)?)
+}
+
+/// `margay WORDS` on a host, for what runs beside a scenario, or may be refused.
+///
+/// # Errors
+///
+/// There is no such program.
+pub fn command<'a>(host: &Host, words: impl IntoIterator<Item = &'a str>) -> Result<Command> {
+    Ok(host.command(argv(words)?))
+}
+
+fn argv<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Vec<OsString>> {
     let program = margay_program()?;
-    let argv: Vec<OsString> = std::iter::once(program.into()).chain(words.into_iter().map(Into::into)).collect();
-    host.run(argv)
+    Ok(std::iter::once(program.into()).chain(words.into_iter().map(Into::into)).collect())
 }
 
 /// `margay status --json`.
@@ -363,6 +376,29 @@ pub fn publish(host: &Host, service: &str, listen: &str, options: &[&str]) -> Re
 /// The agent refuses.
 pub fn withdraw(host: &Host, service: &str) -> Result<()> {
     margay(host, ["service", "withdraw", service]).map(drop)
+}
+
+/// Whether a host serves a name and is drained of it, by `margay service list`.
+///
+/// # Errors
+///
+/// No agent runs on the host, or it does not serve the name.
+pub fn is_drained(host: &Host, service: &str) -> Result<bool> {
+    let list: Value =
+        serde_json::from_str(&margay(host, ["service", "list", "--json"])?).context("service list is not JSON")?;
+    let mut all = list["services"].as_array().into_iter().flatten();
+    let found = all.find(|found| found["name"] == service);
+    let found = found.with_context(|| format!("{} does not list {service}", host.name()))?;
+    Ok(found["drained"].as_bool().unwrap_or_default())
+}
+
+/// `margay undrain WHAT`: a name, or `--host`.
+///
+/// # Errors
+///
+/// The agent refuses.
+pub fn undrain(host: &Host, what: &str) -> Result<()> {
+    margay(host, ["undrain", what]).map(drop)
 }
 
 /// What would happen to a first packet to a name.

@@ -14,6 +14,7 @@ mod cloned_key;
 mod containers;
 mod datagram_rate;
 mod direct_throughput;
+mod drain;
 mod encap_throughput;
 mod ends;
 mod exclusive_names;
@@ -174,6 +175,7 @@ pub const ALL: &[Scenario] = &[
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
     exclusive_names::SCENARIO,
+    drain::SCENARIO,
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,

@@ -12,6 +12,7 @@ mod flows;
 mod forger;
 mod hijack;
 mod hostile;
+mod idle;
 mod intruder;
 mod memcached;
 mod odd;
@@ -38,6 +39,7 @@ pub use connects::Connects;
 pub use datagrams::{Blasted, Slice};
 pub use download::Download;
 pub use fetches::Fetched;
+pub use idle::Idle;
 pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
@@ -68,6 +70,17 @@ pub enum Traffic {
     },
     /// Open many TCP connections to an echo server, hold them, and send on each now and then
     Flows {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// How many
+        #[arg(long)]
+        count: usize,
+    },
+    /// Open many TCP connections to a server that greets with its name, and hold them without a word; say when one is
+    /// open, and when and why it has ended
+    Idle {
         /// Server's name or address
         host: String,
         /// Server's port
@@ -352,6 +365,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             runtime.block_on(echo::serve(&listen, &echo::Plan { greeting, backlog, after, every }))
         }
         Traffic::Flows { host, port, count } => runtime.block_on(flows::hold(&host, port, count)),
+        Traffic::Idle { host, port, count } => runtime.block_on(idle::hold(&host, port, count)),
         Traffic::Pingpong { host, port, count, udp } => pingpong::measure(&host, port, count, udp),
         Traffic::Connects { host, port, count, parallel } => connects::measure(&host, port, count, parallel),
         Traffic::Blast { host, port, bytes, time_ms } => {

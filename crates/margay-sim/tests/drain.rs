@@ -107,3 +107,28 @@ fn what_has_not_ended_by_the_deadline_ends_at_both_ends_and_says_why() {
     ends_agree(&shop.world).expect("both ends agree");
     nothing_left_over(&shop.world).expect("entries are gone with their flows");
 }
+
+#[test]
+fn an_idle_client_hears_of_the_end_though_messages_are_lost() {
+    let mut shop = shop(5, Weather::FAIR);
+    let ([drained, other], client) = (shop.instances, shop.client);
+    for instance in shop.instances {
+        shop.world.publish_streams(shop.router, instance, "chat.shop", Plan::LISTEN);
+    }
+    for _ in 0..60 {
+        shop.world.connect_stream(client, "chat.shop", Plan::LISTEN);
+        shop.world.run_for(Duration::from_millis(50));
+    }
+    let flows = shop.world.host(drained).sal.served_flows(&service("chat.shop").into());
+    let flows: Vec<_> = flows.into_iter().map(|served| served.flow).collect();
+    assert!(flows.len() > 15 && flows.len() < 45, "{}", flows.len());
+    shop.world.network.weather.loss_per_mille = 300;
+    let now = shop.world.now;
+    shop.world.host(drained).sal.end_drained(now, &flows);
+    shop.world.touch(drained);
+    shop.world.run_for(2 * SECOND);
+    let reset = shop.world.host(client).streams.iter().filter(|stream| stream.was_reset).count();
+    // One in 37 may be lost each time.
+    assert!(reset + 2 >= flows.len(), "{reset} of {} were told", flows.len());
+    assert!(shop.world.host(other).streams.iter().all(|stream| !stream.was_reset));
+}

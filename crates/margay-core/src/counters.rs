@@ -7,7 +7,7 @@ use crate::output::DropReason;
 
 const KINDS: usize = 33;
 const DROPS: usize = 64;
-const REMOVALS: usize = 9;
+const REMOVALS: usize = 10;
 
 /// Monotonic counts since the start.
 #[derive(Clone, Debug, Default)]

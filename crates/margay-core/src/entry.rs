@@ -257,11 +257,14 @@ pub enum RemoveReason {
     Operator = 7,
     /// The instance is drained, and the flow had not ended by the deadline, or goes on at another one.
     Drained = 8,
+    /// The peer was silent for too long, and no router lists it; or a flow of datagrams, whose instance has left, begins
+    /// anew with another one.
+    GivenUp = 9,
 }
 
 impl RemoveReason {
     /// Every reason, by number.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Closed,
         Self::Reset,
         Self::Idle,
@@ -270,6 +273,7 @@ impl RemoveReason {
         Self::Unproved,
         Self::Operator,
         Self::Drained,
+        Self::GivenUp,
     ];
 
     /// The name that lists and metrics carry.
@@ -283,6 +287,7 @@ impl RemoveReason {
             Self::Unproved => "unproved",
             Self::Operator => "operator",
             Self::Drained => "drained",
+            Self::GivenUp => "given_up",
         }
     }
 }

@@ -74,6 +74,13 @@ pub enum Event {
     Flapping(HostId),
     /// Nothing comes from a peer any more, by whatever way.
     Silent(HostId),
+    /// A peer has been silent for too long, and no router lists it: flows of programs here with it have failed.
+    GivenUp {
+        /// The peer.
+        peer: HostId,
+        /// How many flows.
+        flows: usize,
+    },
     /// Data goes unanswered between the addresses in use with a peer although probes are answered, and no other pair is
     /// better.
     Unanswered(HostId),

@@ -47,6 +47,7 @@ pub mod name;
 pub mod notice;
 pub mod output;
 mod packet;
+pub mod patience;
 pub mod policy;
 mod queue;
 mod ranges;

@@ -30,6 +30,7 @@ use crate::name::{Prefix, ServiceId};
 use crate::notice::Notices;
 use crate::output::{AppVerdict, Direction, DropReason, Output};
 use crate::packet::{self, Parsed, Unreachable};
+use crate::patience::Patience;
 use crate::policy::Policy;
 use crate::queue::OutputQueue;
 use crate::rate::RateLimit;
@@ -133,6 +134,7 @@ pub struct Sal {
     /// Keys that are shown in two places.
     pub(crate) twins: Twins,
     pub(crate) farewells: Farewells,
+    pub(crate) patience: Patience,
     /// Until then hosts may still have to tell this router what they serve.
     pub(crate) hosts_awaited: Instant,
     /// Those that were registered with the start before, and are not with this one.
@@ -212,6 +214,7 @@ impl Sal {
             grants: Grants::default(),
             twins: Twins::default(),
             farewells: Farewells::default(),
+            patience: Patience::default(),
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),
             next_sweep: now + SWEEP,
@@ -394,6 +397,7 @@ impl Sal {
         self.inquiries_due(now);
         self.hear_newcomers(now);
         self.farewells_due(now);
+        self.patience_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
@@ -433,6 +437,7 @@ impl Sal {
             .chain(self.grants.next_deadline())
             .chain(self.twins.next_deadline())
             .chain(self.farewells.next_deadline())
+            .chain(self.patience.next_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)
             .min()

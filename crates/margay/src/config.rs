@@ -24,7 +24,7 @@ use toml::Spanned;
 
 use crate::agent::active::rule::{Offer, Rule, Source};
 use crate::etcd_section::EtcdSection;
-use crate::fields;
+use crate::fields::{self, GiveUpAfter};
 use crate::listener::{self, Protocol, ServiceName};
 use crate::misread::{self, Misread};
 use crate::resolver::ResolverSection;
@@ -117,6 +117,9 @@ pub struct HostSection {
     pub name: Option<String>,
     /// A group whose members may use the API, too.
     pub group: Option<Spanned<String>>,
+    /// Connections to a host that is silent for so long, and that no router lists, end with an error: `500ms` to `24h`,
+    /// or `never`.
+    pub give_up_after: GiveUpAfter,
 }
 
 impl Default for HostSection {
@@ -127,6 +130,7 @@ impl Default for HostSection {
             port: margay_wire::PORT,
             name: None,
             group: None,
+            give_up_after: GiveUpAfter::default(),
         }
     }
 }

@@ -67,7 +67,7 @@ fn take_resolvers(into: &mut Config, from: &Config, are_nodes: bool) {
 }
 
 /// Every key.
-pub static KEYS: [Key; 35] = keys! {
+pub static KEYS: [Key; 36] = keys! {
     Restart "direct" direct;
     Restart "secure" secure;
     Nothing "inside" inside;
@@ -76,6 +76,7 @@ pub static KEYS: [Key; 35] = keys! {
     Down "[host] port" host.port;
     Restart "[host] name" host.name;
     Restart "[host] group" host.group;
+    Nothing "[host] give_up_after" host.give_up_after;
     Restart "[router] enabled" router.enabled;
     Restart "[router] listen" router.listen;
     Nothing "[router] address" router.address;

@@ -4,8 +4,10 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use margay_control::token::{JoinToken, check_address};
+use margay_core::patience::{GIVE_UP_AFTER, GIVE_UP_AFTER_MIN};
 use margay_core::{RangeError, RangeV4, RangeV6, Ranges};
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serializer};
@@ -14,6 +16,10 @@ use crate::allow;
 use crate::host::card::is_plain;
 use crate::listener;
 
+/// For ever, in the place of a time.
+const NEVER: &str = "never";
+/// A longer time is a mistake.
+const GIVE_UP_AFTER_MAX: Duration = Duration::from_secs(86_400);
 /// As long as a kernel's host name may be in bytes, several times.
 const HOST_NAME_MAX: usize = 255;
 
@@ -154,6 +160,44 @@ pub fn range_v4<'de, D: Deserializer<'de>>(from: D) -> Result<RangeV4, D::Error>
 /// Virtual IPv6 addresses.
 pub fn range_v6<'de, D: Deserializer<'de>>(from: D) -> Result<RangeV6, D::Error> {
     range(from, "a /32 of fc00::/7", &Ranges::USUAL.v6)
+}
+
+/// How long a silent peer is waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct GiveUpAfter {
+    /// `None`: for ever.
+    pub limit: Option<Duration>,
+}
+
+impl Default for GiveUpAfter {
+    fn default() -> Self {
+        Self { limit: Some(GIVE_UP_AFTER) }
+    }
+}
+
+impl fmt::Debug for GiveUpAfter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.limit {
+            Some(limit) => write!(f, "{}", humantime::format_duration(limit)),
+            None => f.write_str(NEVER),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for GiveUpAfter {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        if text == NEVER {
+            return Ok(Self { limit: None });
+        }
+        let parsed = humantime::parse_duration(&text);
+        let limit = parsed.ok().filter(|limit| (GIVE_UP_AFTER_MIN..=GIVE_UP_AFTER_MAX).contains(limit));
+        let limit = limit.ok_or_else(|| {
+            let least = humantime::format_duration(GIVE_UP_AFTER_MIN);
+            D::Error::custom(format!("`{text}` is not {NEVER}, and no time from {least} to a day; write \"30s\""))
+        })?;
+        Ok(Self { limit: Some(limit) })
+    }
 }
 
 /// A value as people write it.

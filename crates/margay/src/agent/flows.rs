@@ -70,6 +70,7 @@ impl Change {
             | Event::Twin(_)
             | Event::Flapping(_)
             | Event::Silent(_)
+            | Event::GivenUp { .. }
             | Event::Unanswered(_)
             | Event::OtherHost { .. }
             | Event::RouterFound { .. }

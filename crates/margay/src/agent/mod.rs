@@ -3,6 +3,7 @@
 //! Reading order: [`start`] (what comes up in which order, and goes down), [`core`], [`service`], [`active`],
 //! [`programs`], [`watch`], [`api`].
 
+mod absence;
 pub mod active;
 pub mod api;
 pub mod authority;

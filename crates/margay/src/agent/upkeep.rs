@@ -9,7 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::network::{self, Look};
 use super::orphans::Orphans;
-use super::{Agent, authority, cluster, host_changes, search, service_router, way};
+use super::{Agent, absence, authority, cluster, host_changes, search, service_router, way};
 use crate::log_file;
 
 /// How often it looks around.
@@ -34,7 +34,9 @@ pub async fn run(agent: Arc<Agent>) {
     let searches = search::follow(Arc::clone(&agent));
     let way = way::follow(Arc::clone(&agent));
     let host = host_changes::follow(Arc::clone(&agent));
-    tokio::join!(look_around(Arc::clone(&agent)), network, host, way, neighbours, routers, searches, stand_by(agent));
+    let absences = absence::follow(Arc::clone(&agent));
+    let rounds = (look_around(Arc::clone(&agent)), stand_by(agent));
+    tokio::join!(rounds.0, rounds.1, network, host, way, neighbours, routers, searches, absences);
 }
 
 async fn stand_by(agent: Arc<Agent>) {

@@ -160,6 +160,13 @@ fn log(event: &Event) {
         Event::Silent(host) => {
             tracing::info!(%host, "nothing comes from this peer by any way that is known; it is asked again and again");
         }
+        Event::GivenUp { peer, flows } => {
+            tracing::warn!(
+                host = %peer, flows,
+                "this peer has been silent for as long as `[host] give_up_after` says, and no router lists it: flows \
+                 with it have ended"
+            );
+        }
         Event::Unanswered(host) => {
             tracing::warn!(
                 %host,

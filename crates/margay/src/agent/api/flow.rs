@@ -283,6 +283,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
         | Event::Whereabouts(_)
         | Event::Flapping(_)
         | Event::Silent(_)
+        | Event::GivenUp { .. }
         | Event::Unanswered(_)
         | Event::OtherHost { .. }
         | Event::RouterFound { .. }

@@ -229,6 +229,7 @@ impl Teller {
             | Event::Whereabouts(_)
             | Event::Flapping(_)
             | Event::Silent(_)
+            | Event::GivenUp { .. }
             | Event::Unanswered(_)
             | Event::OtherHost { .. }
             | Event::RouterFound { .. }

@@ -137,7 +137,9 @@ impl Sal {
         for (host, absence) in self.patience.absent.clone() {
             let heard = self.associations.all_with(host).map(|association| association.heard).max();
             let silent = now.since(heard.unwrap_or(Instant::ZERO).max(absence.heard));
-            if silent >= limit && now.since(absence.since) >= limit && self.is_unheard(Scope::of(host)) {
+            // It has been asked for half of the time at least.
+            let is_asked = now.since(absence.since) >= limit / 2 && self.is_unheard(Scope::of(host));
+            if silent >= limit && is_asked {
                 self.give_up(now, host);
             } else if silent >= limit / 2 {
                 self.suspect(now, host, None);

@@ -2,11 +2,9 @@
 //! load. Transfers end by themselves, new connections go to the other one and none fails, and what is open at the
 //! deadline ends with a clear error. A drain outlives its agent, and wrong ones are refused.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -17,8 +15,10 @@ use crate::agent::{self, Agents};
 use crate::arrivals::{Arrival, Arrivals, now_ms};
 use crate::command::progress;
 use crate::downloads::{self, Downloads, Order};
+use crate::draining::Drain;
 use crate::entries::{self, Entries};
 use crate::host::Host;
+use crate::idle::{self, lost, standing};
 use crate::observe;
 use crate::program::{Program, output_within, wait_for};
 use crate::report::Limit::{AtLeast, Below, Exactly};
@@ -228,15 +228,7 @@ impl Stage<'_> {
 
     /// Opens connections that say nothing, some to each server.
     fn open_idle(&self) -> Result<Series<Idle>> {
-        let words = ["idle", NAME, &IDLE_PORT.to_string(), "--count", &self.length.idle.to_string()].map(str::to_owned);
-        let idle: Series<Idle> = Series::start(self.client, &words)?;
-        wait_for("idle connections", LIMIT, || {
-            let failed = lost(&idle);
-            ensure!(failed.is_empty(), "some have failed: {failed:?}");
-            let open = idle.lines().len();
-            ensure!(open == self.length.idle, "{open} are open");
-            Ok(())
-        })?;
+        let idle = idle::open(self.client, NAME, IDLE_PORT, self.length.idle)?;
         for server in self.servers {
             ensure!(!standing(&idle, server).is_empty(), "no idle connection went to {}", server.name());
         }
@@ -266,59 +258,6 @@ impl Stage<'_> {
     }
 }
 
-/// `margay drain` that runs beside the scenario.
-struct Drain {
-    child: Child,
-    /// When it was ordered, as [`now_ms`] has it.
-    begun_ms: f64,
-}
-
-impl Drain {
-    fn start(host: &Host, words: &[&str]) -> Result<Self> {
-        let begun_ms = now_ms();
-        let mut command = agent::command(host, ["drain"].iter().chain(words).chain(&["--json"]).copied())?;
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("cannot start a drain")?;
-        Ok(Self { child, begun_ms })
-    }
-
-    /// What it complains of, where it has ended.
-    fn complaint(&mut self) -> String {
-        let Ok(Some(status)) = self.child.try_wait() else { return "the command runs still".to_owned() };
-        let mut said = String::new();
-        if let Some(errors) = self.child.stderr.as_mut() {
-            // What cannot be read is missing in a message.
-            let _ = errors.read_to_string(&mut said);
-        }
-        format!("the command has ended ({status}): {}", said.trim())
-    }
-
-    /// Waits until the host says that it is drained.
-    fn await_drained(&mut self, host: &Host) -> Result<()> {
-        let drained = wait_for(&format!("the drain of {}", host.name()), LIMIT, || {
-            ensure!(agent::is_drained(host, SERVICE)?, "it is not drained");
-            Ok(())
-        });
-        drained.map_err(|error| error.context(self.complaint()))
-    }
-
-    /// Waits for its end, and gives what it reports.
-    fn finish(mut self, limit: Duration) -> Result<Value> {
-        let status = wait_for("the end of a drain", limit, || self.child.try_wait()?.context("it goes on"))?;
-        ensure!(status.success(), "{}", self.complaint());
-        let mut said = String::new();
-        self.child.stdout.take().context("a drain has no output")?.read_to_string(&mut said)?;
-        serde_json::from_str(&said).with_context(|| format!("a drain said {said:?}"))
-    }
-}
-
-impl Drop for Drain {
-    fn drop(&mut self) {
-        // One that is gone already is what we want.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// What a report counts of all its names together.
 fn counted(report: &Value, of: &str) -> f64 {
     let services = report["services"].as_array().into_iter().flatten();
@@ -345,19 +284,6 @@ fn served(host: &Host, protocol: &str) -> Result<f64> {
         flow["name"] == SERVICE && flow["role"] == "responder" && flow["protocol"] == protocol && !is_over
     });
     Ok(flows.len() as f64)
-}
-
-/// Those that have ended.
-fn lost(idle: &Series<Idle>) -> BTreeMap<usize, Idle> {
-    let ended = idle.lines().into_iter().filter(|one| one.lost_ms.is_some());
-    ended.map(|one| (one.number, one)).collect()
-}
-
-/// Those that stand at a server.
-fn standing(idle: &Series<Idle>, server: &Host) -> BTreeSet<usize> {
-    let lost = lost(idle);
-    let open = idle.lines().into_iter().filter(|one| one.server == server.name() && !lost.contains_key(&one.number));
-    open.map(|one| one.number).collect()
 }
 
 /// Those that have ended must have been at a server that was drained.
@@ -428,7 +354,7 @@ fn drain(stage: &mut Stage<'_>, idle: &Series<Idle>, mut running: Downloads, fin
     let mut drain = Drain::start(drained, &[SERVICE, "--deadline", &deadline])?;
     stage.drained_ms = drain.begun_ms;
     let deadline_ms = drain.begun_ms + stage.length.deadline_s as f64 * 1e3;
-    drain.await_drained(drained)?;
+    drain.await_drained(drained, SERVICE)?;
     refuse(drained, &["drain", SERVICE, "--deadline", "1s"], findings)?;
     let results = running.finish(limit)?;
     downloads::judge("a drain", &results, &stage.sha256, findings);
@@ -496,7 +422,7 @@ fn restart(stage: &mut Stage<'_>, idle: &Series<Idle>, findings: &mut Findings) 
     let [drained, _] = stage.servers;
     let mut drain = Drain::start(drained, &[SERVICE, "--deadline", "10m"])?;
     stage.drained_ms = drain.begun_ms;
-    drain.await_drained(drained)?;
+    drain.await_drained(drained, SERVICE)?;
     agent::kill(drained)?;
     // Nobody reports to it any more.
     drop(drain);

@@ -54,6 +54,7 @@ mod registry_scale;
 mod remote;
 mod renumber;
 mod replicated_web;
+mod reset_at_once;
 mod resolve_script;
 mod roam;
 mod round_trips;
@@ -176,6 +177,7 @@ pub const ALL: &[Scenario] = &[
     memcached_partitions::SCENARIO,
     exclusive_names::SCENARIO,
     drain::SCENARIO,
+    reset_at_once::SCENARIO,
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,

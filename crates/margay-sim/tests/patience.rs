@@ -115,7 +115,9 @@ fn who_is_listed_or_answers_or_whose_packets_come_is_not_given_up() {
     carried.tell(true);
     for _ in 0..24 {
         carried.live();
-        [&mut listed, &mut answers, &mut carried].map(|one| one.shop.world.run_for(5 * SECOND));
+        for one in [&mut listed, &mut answers, &mut carried] {
+            one.shop.world.run_for(5 * SECOND);
+        }
     }
     assert!(![&mut listed, &mut answers, &mut carried].into_iter().any(Waiting::is_reset));
     carried.shop.world.run_for(40 * SECOND);

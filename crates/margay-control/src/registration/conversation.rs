@@ -370,7 +370,7 @@ impl<'a> Conversation<'a> {
             tracing::warn!(%prefix, known = instances.len(), "more hosts serve it than the router tells of");
         }
         if let Some(known) = self.shared.watched.lock().get_mut(&prefix) {
-            *known = Some(instances);
+            known.found = Some(instances);
         }
         self.shared.heard.send_modify(|version| *version = version.wrapping_add(1));
     }

@@ -1,6 +1,6 @@
 //! The host's end: joins, registers what the host serves, renews, and comes back whenever the stream breaks.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -153,6 +153,23 @@ pub(super) enum Order {
     Stop,
 }
 
+/// Who wants to hear of a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Watcher {
+    /// Who spreads the datagrams of unconnected sockets.
+    Spreads,
+    /// Who looks whether peers of flows are listed.
+    Absences,
+}
+
+/// A prefix of which every change is heard.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    by: BTreeSet<Watcher>,
+    /// What was heard last; nothing yet.
+    pub found: Option<Vec<Instance>>,
+}
+
 /// What the task and the handle share.
 pub(super) struct Shared {
     pub config: HomeConfig,
@@ -176,8 +193,8 @@ pub(super) struct Shared {
     /// Where else this host registers, as the router says.
     pub routers: watch::Sender<Vec<ClusterRouter>>,
     is_member: Mutex<bool>,
-    /// Prefixes of which every change is heard, and what was heard last.
-    pub watched: Mutex<BTreeMap<Prefix, Option<Vec<Instance>>>>,
+    /// Prefixes of which every change is heard.
+    pub watched: Mutex<BTreeMap<Prefix, Watched>>,
     /// Rises with everything that is heard of them.
     pub heard: watch::Sender<u64>,
     /// What explains first packets on this host, once it is there.
@@ -407,24 +424,33 @@ impl Home {
         let _ = self.shared.tracer.set(tracer);
     }
 
-    /// Hears of everybody who serves something under a prefix, from now until [`end_watch`](Self::end_watch).
-    pub fn watch(&self, prefix: Prefix) {
-        let is_new = self.shared.watched.lock().insert(prefix, None).is_none();
+    /// Hears of everybody who serves something under a prefix, from now until [`end_watch`](Self::end_watch) by the same
+    /// watcher.
+    pub fn watch(&self, prefix: Prefix, by: Watcher) {
+        let mut watched = self.shared.watched.lock();
+        let is_new = !watched.contains_key(&prefix);
+        watched.entry(prefix).or_default().by.insert(by);
+        drop(watched);
         if is_new {
             self.order(Order::Watch(prefix));
         }
     }
 
-    /// That is of no more interest.
-    pub fn end_watch(&self, prefix: Prefix) {
-        if self.shared.watched.lock().remove(&prefix).is_some() {
+    /// A prefix is of no more interest to a watcher.
+    pub fn end_watch(&self, prefix: Prefix, by: Watcher) {
+        let mut watched = self.shared.watched.lock();
+        let Some(known) = watched.get_mut(&prefix) else { return };
+        known.by.remove(&by);
+        if known.by.is_empty() {
+            watched.remove(&prefix);
+            drop(watched);
             self.order(Order::EndWatch(prefix));
         }
     }
 
     /// What was heard last of a watched prefix; it holds as long as nothing else is heard. `None`: nothing yet.
     pub fn watched(&self, prefix: &Prefix) -> Option<Vec<Instance>> {
-        self.shared.watched.lock().get(prefix).cloned().flatten()
+        self.shared.watched.lock().get(prefix).and_then(|watched| watched.found.clone())
     }
 
     /// Told of everything that is heard of watched prefixes.

@@ -32,6 +32,7 @@ use margay_core::key::HostSecret;
 
 pub use host::{
     Acknowledgement, ClusterRouter, Home, HomeConfig, HomeError, HomeState, Phase, Registration, RegistrationState,
+    Watcher,
 };
 pub use instance::Instance;
 pub(crate) use ledger::{Act, Ledger};

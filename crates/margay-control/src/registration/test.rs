@@ -365,7 +365,7 @@ async fn a_host_that_watches_a_prefix_hears_of_every_change() {
     await_phase(&client, Phase::Connected).await;
     let web = "web.shop".parse::<Name>().expect("literal").prefix();
     assert_eq!(client.watched(&web), None);
-    client.watch(web);
+    client.watch(web, Watcher::Spreads);
     until("the first word", || client.watched(&web) == Some(Vec::new())).await;
     home.register(registration("web.shop", 100));
     until("the news", || client.watched(&web).is_some_and(|found| found.len() == 1)).await;
@@ -379,7 +379,10 @@ async fn a_host_that_watches_a_prefix_hears_of_every_change() {
     home.stop().await;
     until("the end", || client.watched(&web) == Some(Vec::new())).await;
     assert!(heard.has_changed().expect("it lives"));
-    client.end_watch(web);
+    client.watch(web, Watcher::Absences);
+    client.end_watch(web, Watcher::Spreads);
+    assert_eq!(client.watched(&web), Some(Vec::new()), "the other one goes on");
+    client.end_watch(web, Watcher::Absences);
     assert_eq!(client.watched(&web), None);
     at.stop().await;
 }
@@ -615,7 +618,7 @@ async fn partitions_are_shared_by_those_who_agree_on_their_number() {
     // More than a message holds.
     second.withdraw(prefix);
     until("the end", || at.instances().len() == 1).await;
-    second.watch(prefix);
+    second.watch(prefix, Watcher::Absences);
     first.register(divided(10));
     until("all of the news", || second.watched(&prefix).is_some_and(|heard| heard.len() == 1 + 1024)).await;
     first.register(divided(11));

@@ -1,81 +1,135 @@
-//! Peers that no router lists any more (DESIGN §7). The core gives up one that is silent besides; this asks the routers.
+//! Peers that routers list no more (DESIGN §7). The core gives up one that is silent besides; this follows what routers
+//! say of the names that programs here have flows to.
 
-use std::collections::{BTreeSet, HashMap};
-use std::mem;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use margay_control::registration::Instance;
+use margay_control::registration::{Home, Instance, Watcher};
 use margay_core::key::HostId;
-use margay_core::name::{Name, ServiceId};
+use margay_core::name::ServiceId;
+use tokio::sync::Notify;
 use tokio::time::sleep;
 
+use super::spread::{homes_of, instances_under, pass_on, whole};
 use super::{Agent, home};
 
 /// So many rounds in the time for which a silent peer is waited for,
 const ROUNDS: u32 = 4;
 /// which are not further apart.
 const ROUND_MAX: Duration = Duration::from_secs(5);
-/// Names that routers are asked about in one round: of more, the others are in the next.
-const ASKED_MAX: usize = 64;
+/// What routers say is looked at so much later: more of it may come.
+const MORE_COMES: Duration = Duration::from_millis(20);
+/// A router that has just started lists some instances only. One that is missing for so long has left.
+const LEFT_AFTER: Duration = Duration::from_secs(1);
+/// Names that are followed; of more, peers are not given up.
+const NAMES_MAX: usize = 256;
 
 /// Goes on until it is aborted.
 pub async fn follow(agent: Arc<Agent>) {
     let mut absences = Absences::default();
+    if let Some(router) = &agent.router {
+        tokio::spawn(pass_on(router.changes(), Arc::clone(&absences.heard)));
+    }
     loop {
-        let limit = agent.config().host.give_up_after.limit;
-        sleep(limit.map_or(ROUND_MAX, |limit| (limit / ROUNDS).min(ROUND_MAX))).await;
-        absences.look(&agent).await;
+        tokio::select! {
+            () = sleep(absences.pause(&agent)) => absences.ask(&agent),
+            () = absences.heard.notified() => sleep(MORE_COMES).await,
+        }
+        absences.look(&agent);
     }
 }
 
 #[derive(Default)]
 struct Absences {
+    /// Routers have said something.
+    heard: Arc<Notify>,
+    /// Routers that are listened to, by where their handles are.
+    routers: HashSet<usize>,
+    /// Peers of flows of programs here, and their names, as of the last round.
+    initiated: BTreeMap<HostId, BTreeSet<ServiceId>>,
+    /// Names that are followed.
+    watched: BTreeSet<ServiceId>,
     /// What flows with absent peers have brought, in segments.
     carried: HashMap<HostId, u64>,
-    /// Where the last round has ended.
-    asked: Option<ServiceId>,
-    /// Instances that no router listed in the last round. A router that has just started lists some of them only.
-    left: BTreeSet<(HostId, ServiceId)>,
+    /// Peers, by a name of theirs, that routers have listed; those of other sites they never do.
+    seen: HashMap<(HostId, ServiceId), Seen>,
+}
+
+/// What routers say of an instance that they have listed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Listed,
+    /// No more since then.
+    Missing(Instant),
+    /// No more, and datagrams go elsewhere.
+    Left,
 }
 
 impl Absences {
-    async fn look(&mut self, agent: &Agent) {
-        let initiated = agent.core.0.with_sal(|sal, _| sal.initiated());
-        let all: BTreeSet<ServiceId> = initiated.values().flatten().copied().collect();
+    /// Until the next round.
+    fn pause(&self, agent: &Agent) -> Duration {
+        let limit = agent.config().host.give_up_after.limit;
+        let round = limit.map_or(ROUND_MAX, |limit| (limit / ROUNDS).min(ROUND_MAX));
+        let missing = |seen: &Seen| match seen {
+            Seen::Missing(since) => Some(LEFT_AFTER.saturating_sub(since.elapsed())),
+            Seen::Listed | Seen::Left => None,
+        };
+        let soonest = self.seen.values().filter_map(missing).min();
+        soonest.map_or(round, |soonest| round.min(soonest.max(MORE_COMES)))
+    }
+
+    /// Follows the names that programs here have flows to.
+    fn ask(&mut self, agent: &Agent) {
+        self.initiated = agent.core.0.with_sal(|sal, _| sal.initiated());
+        let initiated = &self.initiated;
+        self.seen.retain(|(host, service), _| initiated.get(host).is_some_and(|services| services.contains(service)));
+        for home in agent.services.homes() {
+            self.listen(&home);
+        }
+        let wanted: BTreeSet<ServiceId> = self.initiated.values().flatten().copied().take(NAMES_MAX).collect();
+        for service in &wanted {
+            // Also of those that are watched: a router may have come since.
+            homes_of(agent, service).iter().for_each(|home| home.watch(whole(service), Watcher::Absences));
+        }
+        let prefixes: HashSet<_> = wanted.iter().map(whole).collect();
+        for service in self.watched.difference(&wanted).filter(|gone| !prefixes.contains(&whole(gone))) {
+            homes_of(agent, service).iter().for_each(|home| home.end_watch(whole(service), Watcher::Absences));
+        }
+        self.watched = wanted;
+    }
+
+    fn listen(&mut self, home: &Arc<Home>) {
+        if self.routers.insert(Arc::as_ptr(home) as usize) {
+            tokio::spawn(pass_on(home.heard(), Arc::clone(&self.heard)));
+        }
+    }
+
+    /// Tells the core of peers that no router lists.
+    fn look(&mut self, agent: &Agent) {
         let mut listed: HashMap<ServiceId, Vec<Instance>> = HashMap::new();
-        for service in self.turn(&all) {
-            if let Some(found) = instances(agent, &service).await {
-                listed.insert(service, found);
+        for service in &self.watched {
+            if let Some(found) = instances(agent, service) {
+                listed.insert(*service, found);
             }
         }
-        let before = mem::take(&mut self.left);
-        for (host, services) in &initiated {
+        for (host, services) in &self.initiated {
             let is_it = |instance: &Instance| instance.host == *host;
             let is_listed = |service| listed.get(service).map(|found: &Vec<Instance>| found.iter().any(is_it));
             let known: Vec<Option<bool>> = services.iter().map(is_listed).collect();
-            // A name that was not asked about, or that no router could tell of, says nothing.
+            // A name that is not followed, or of which no router has told, says nothing.
             if known.contains(&Some(true)) || known.iter().all(Option::is_some) {
                 let is_absent = !known.contains(&Some(true));
                 agent.core.0.with_sal(|sal, now| sal.handle_absence(now, *host, is_absent));
             }
-            let left = services.iter().filter(|service| is_listed(*service) == Some(false));
-            self.left.extend(left.map(|service| (*host, *service)));
-        }
-        for (host, service) in self.left.intersection(&before) {
-            rebind(agent, *host, service, &listed[service]);
+            for (service, is_listed) in services.iter().zip(known) {
+                let Some(is_listed) = is_listed else { continue };
+                if note(&mut self.seen, (*host, *service), is_listed) {
+                    rebind(agent, *host, service, &listed[service]);
+                }
+            }
         }
         self.note_life(agent);
-    }
-
-    /// The names of this round.
-    fn turn(&mut self, all: &BTreeSet<ServiceId>) -> Vec<ServiceId> {
-        let after = self.asked.filter(|_| all.len() > ASKED_MAX);
-        let is_later = |service: &&ServiceId| after.is_none_or(|after| **service > after);
-        let (later, earlier): (Vec<&ServiceId>, Vec<&ServiceId>) = all.iter().partition(is_later);
-        let turn: Vec<ServiceId> = later.into_iter().chain(earlier).take(ASKED_MAX).copied().collect();
-        self.asked = turn.last().copied();
-        turn
     }
 
     /// Tells the core where packets have come from an absent peer: its agent may be dead, and its kernel well.
@@ -94,14 +148,29 @@ impl Absences {
     }
 }
 
-/// Who serves a name, as the routers of its authority say; `None` where there is none that could.
-async fn instances(agent: &Agent, service: &ServiceId) -> Option<Vec<Instance>> {
-    // A serviceID in full is always a name.
-    let name: Name = service.to_string().parse().ok()?;
-    if agent.router.is_none() && agent.services.homes_of(&name).is_empty() {
-        return None;
+/// Notes whether routers list a peer by a name. Gives whether it has left just now.
+fn note(all: &mut HashMap<(HostId, ServiceId), Seen>, key: (HostId, ServiceId), is_listed: bool) -> bool {
+    if is_listed {
+        all.insert(key, Seen::Listed);
+        return false;
     }
-    home::instances(&agent.services, agent.router.as_deref(), &name).await.ok().map(|(found, _)| found)
+    let Some(seen) = all.get_mut(&key) else { return false };
+    match *seen {
+        Seen::Listed => *seen = Seen::Missing(Instant::now()),
+        Seen::Missing(since) if since.elapsed() >= LEFT_AFTER => *seen = Seen::Left,
+        Seen::Missing(_) | Seen::Left => return false,
+    }
+    *seen == Seen::Left
+}
+
+/// Who serves a name, as its routers have told; `None` where none has.
+fn instances(agent: &Agent, service: &ServiceId) -> Option<Vec<Instance>> {
+    let homes = homes_of(agent, service);
+    // What routers said before they were lost says nothing of now.
+    let is_told = agent.router.is_some() || homes.iter().any(|router| home::is_connected(router));
+    let mut found = instances_under(agent, service, &whole(service)).filter(|_| is_told)?;
+    found.retain(|instance| instance.prefix.contains(service));
+    Some(found)
 }
 
 /// Flows of datagrams with an instance that has left go to another one, where there is one and sockets are not bound to
@@ -121,14 +190,14 @@ mod test {
     use super::*;
 
     #[test]
-    fn many_names_take_turns() {
-        let name = |n: u8| ServiceId([n; 32]);
-        let few: BTreeSet<ServiceId> = (0..10).map(name).collect();
-        let mut absences = Absences::default();
-        assert_eq!([absences.turn(&few).len(), absences.turn(&few).len()], [10, 10], "all of them each time");
-        let many: BTreeSet<ServiceId> = (0..200).map(name).collect();
-        let rounds: Vec<Vec<ServiceId>> = (0..4).map(|_| absences.turn(&many)).collect();
-        assert!(rounds.iter().all(|round| round.len() == ASKED_MAX));
-        assert_eq!(rounds.iter().flatten().collect::<BTreeSet<_>>().len(), 200, "each within four rounds");
+    fn who_was_listed_and_is_missing_for_a_while_has_left_once() {
+        let mut all = HashMap::new();
+        let key = (HostId([1; 16]), ServiceId([2; 32]));
+        assert!(!note(&mut all, key, false) && all.is_empty(), "of another site, say");
+        assert!(!note(&mut all, key, true) && !note(&mut all, key, false) && !note(&mut all, key, false));
+        let long_ago = Instant::now().checked_sub(LEFT_AFTER).expect("the machine has run for a second");
+        all.insert(key, Seen::Missing(long_ago));
+        assert_eq!([note(&mut all, key, false), note(&mut all, key, false)], [true, false]);
+        assert!(!note(&mut all, key, true) && all[&key] == Seen::Listed, "it is back");
     }
 }

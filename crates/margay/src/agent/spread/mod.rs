@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use margay_control::registration::{self, Home};
+use margay_control::registration::{self, Home, Watcher};
 use margay_core::instance::Instance;
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix, SERVICE_BITS, ServiceId};
@@ -187,7 +187,7 @@ pub fn hear(agent: &Agent, home: &Home) {
     agent.spreads.with(|spread| {
         tokio::spawn(pass_on(home.heard(), Arc::clone(&spread.heard)));
         let services: HashSet<ServiceId> = spread.names.values().map(|sought| sought.service).collect();
-        services.iter().for_each(|service| home.watch(whole(service)));
+        services.iter().for_each(|service| home.watch(whole(service), Watcher::Spreads));
     });
 }
 
@@ -207,7 +207,7 @@ fn listen(kernel: &Unconnected, sender: &mpsc::Sender<Vec<SocketAddr>>) {
     }
 }
 
-async fn pass_on(mut news: tokio::sync::watch::Receiver<u64>, heard: Arc<Notify>) {
+pub(super) async fn pass_on(mut news: tokio::sync::watch::Receiver<u64>, heard: Arc<Notify>) {
     while news.changed().await.is_ok() {
         heard.notify_one();
     }
@@ -258,7 +258,7 @@ impl Spread {
             return;
         };
         tracing::debug!(%name, %service, "a program sends datagrams");
-        homes_of(agent, &service).iter().for_each(|home| home.watch(whole(&service)));
+        homes_of(agent, &service).iter().for_each(|home| home.watch(whole(&service), Watcher::Spreads));
         self.names.insert(name, Sought { service, asked, shown: None });
     }
 
@@ -363,7 +363,7 @@ impl Spread {
             let Some(Sought { service, .. }) = self.names.remove(name) else { continue };
             let prefix = whole(&service);
             if self.names.values().all(|other| whole(&other.service) != prefix) {
-                homes_of(agent, &service).iter().for_each(|home| home.end_watch(prefix));
+                homes_of(agent, &service).iter().for_each(|home| home.end_watch(prefix, Watcher::Spreads));
             }
         }
         if !unused.is_empty() {
@@ -401,18 +401,18 @@ fn unused(
 }
 
 /// Everything of a service: its partitions, too.
-fn whole(service: &ServiceId) -> Prefix {
+pub(super) fn whole(service: &ServiceId) -> Prefix {
     Prefix::new(*service, SERVICE_BITS)
 }
 
-fn homes_of(agent: &Agent, service: &ServiceId) -> Vec<Arc<Home>> {
+pub(super) fn homes_of(agent: &Agent, service: &ServiceId) -> Vec<Arc<Home>> {
     // A serviceID in full is always a name.
     let name = service.to_string().parse::<Name>();
     name.map(|name| agent.services.homes_of(&name)).unwrap_or_default()
 }
 
 /// Who serves anything of a service; `None` while no router has said so.
-fn instances_under(agent: &Agent, service: &ServiceId, prefix: &Prefix) -> Option<Vec<registration::Instance>> {
+pub(super) fn instances_under(agent: &Agent, service: &ServiceId, prefix: &Prefix) -> Option<Vec<registration::Instance>> {
     if let Some(router) = &agent.router {
         return Some(router.instances_under(prefix));
     }

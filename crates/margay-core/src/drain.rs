@@ -20,6 +20,7 @@ use crate::way::Sender;
 
 /// How soon a SYN is sent again that a drained instance has refused: its routers are hearing of the drain just now.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
+const UDP: u8 = 17;
 /// So many times; after that as often as a SYN without an answer.
 const QUICK_TRIES: u32 = 5;
 
@@ -61,6 +62,19 @@ impl Sal {
             }
         }
         ended
+    }
+
+    /// No socket takes datagrams for names under `prefix` any more: peers of flows are told, and the client's next
+    /// datagram goes to another instance, if there is one. Gives how many flows there were.
+    pub fn end_served_datagrams(&mut self, now: Instant, prefix: &Prefix) -> usize {
+        self.now = now;
+        let mut flows = self.served_flows(prefix);
+        flows.retain(|flow| flow.protocol == UDP);
+        for ServedFlow { flow, .. } in &flows {
+            self.say_fail(*flow, ErrorCode::Closed);
+            self.fail_flow(now, *flow, RemoveReason::Closed);
+        }
+        flows.len()
     }
 
     /// Whether a listener here would take the SYN, but for a weight of zero.

@@ -15,12 +15,27 @@ use margay_core::way::Relation;
 use margay_core::{AssociationSetup, Sal};
 use margay_datapath::Datapath;
 
+use super::service::datagrams::EndDatagrams;
+
 /// The datapath with the core that ships.
 pub type Running = Datapath<Sal>;
 
 /// The running core.
 #[derive(Clone)]
 pub struct CoreHandle(pub Arc<Running>);
+
+impl CoreHandle {
+    /// For the services: ends the flows of datagrams that are served under a prefix.
+    pub fn end_datagrams(&self) -> EndDatagrams {
+        let core = Arc::clone(&self.0);
+        Box::new(move |prefix| {
+            let flows = core.with_sal(|sal, now| sal.end_served_datagrams(now, prefix));
+            if flows > 0 {
+                tracing::info!(%prefix, flows, "the socket of these flows of datagrams is gone; peers are told");
+            }
+        })
+    }
+}
 
 impl SalControl for CoreHandle {
     fn install_association(&self, setup: AssociationSetup) {

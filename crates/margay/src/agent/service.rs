@@ -3,10 +3,11 @@
 //! What is published while the agent runs is kept on disk, so that a restart of the agent changes nothing.
 
 mod configured;
+pub mod datagrams;
 pub mod drained;
 mod kept;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +23,7 @@ use margay_core::table::{Action, Rule, RuleId, TableError};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use self::datagrams::EndDatagrams;
 use self::drained::Drained;
 use super::listening::{self, Listener, Listening, Origin};
 use super::lookup::{self, LookUp};
@@ -149,6 +151,8 @@ pub struct Services {
     has_all: AtomicBool,
     changes: watch::Sender<u64>,
     drained: Mutex<Drained>,
+    with_datagram_sockets: Mutex<BTreeSet<Prefix>>,
+    end_datagrams: EndDatagrams,
 }
 
 /// What the services need of the rest of the agent.
@@ -171,12 +175,14 @@ pub struct Surroundings {
     pub look_up: LookUp,
     /// The virtual addresses of this host.
     pub ranges: Ranges,
+    /// Ends flows of datagrams whose socket is gone.
+    pub end_datagrams: EndDatagrams,
 }
 
 impl Services {
     /// Nothing is published yet.
     pub fn new(around: Surroundings) -> Self {
-        let Surroundings { core, local, keyring, store, clock, dir, router, look_up, ranges } = around;
+        let Surroundings { core, local, keyring, store, clock, dir, router, look_up, ranges, end_datagrams } = around;
         let (homes, published, listening) = (watch::Sender::default(), Mutex::default(), Mutex::default());
         let (looked_up, changes) = (Mutex::default(), watch::Sender::default());
         Self {
@@ -196,6 +202,8 @@ impl Services {
             has_all: AtomicBool::new(false),
             changes,
             drained: Mutex::default(),
+            with_datagram_sockets: Mutex::default(),
+            end_datagrams,
         }
     }
 
@@ -285,6 +293,7 @@ impl Services {
             listeners.retain(|known| !is_same_place(known, &listener));
             listeners.push(listener);
         })?;
+        self.forget_datagrams();
         // Also what is registered already: whoever says it again may have a reason, a new key say.
         if let Some(service) = self.find(&name).filter(|service| service.is_served) {
             self.announce(&service);
@@ -405,6 +414,7 @@ impl Services {
     pub fn set_listening(&self, now: Listening) {
         *self.listening.lock() = Some(now);
         self.follow_standings();
+        self.follow_datagrams();
     }
 
     /// The router on this host may have nothing against a name any more: another host has left. And of a name for one
@@ -508,6 +518,7 @@ impl Services {
             listeners.retain(|known| known.origin != Origin::Socket);
             listeners.extend_from_slice(found);
         })?;
+        self.follow_datagrams();
         Ok(true)
     }
 
@@ -668,6 +679,7 @@ impl Services {
             }
         }
         self.change(name, found.terms, |listeners| listeners.retain(|known| !goes(known)))?;
+        self.forget_datagrams();
         self.keep()?;
         Ok(gone)
     }

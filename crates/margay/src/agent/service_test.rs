@@ -22,6 +22,8 @@ struct Recorder {
     full: Mutex<bool>,
     /// Names that lost their certificate while there were rules for them.
     bare: Mutex<Vec<Prefix>>,
+    /// Names whose flows of datagrams were ended.
+    ended: Mutex<Vec<Prefix>>,
 }
 
 impl SalControl for Recorder {
@@ -89,6 +91,10 @@ impl Host {
             router: None,
             look_up: Box::new(|_, _| true),
             ranges: Ranges::USUAL,
+            end_datagrams: {
+                let core = Arc::clone(&self.core);
+                Box::new(move |prefix| core.ended.lock().push(*prefix))
+            },
         })
     }
 
@@ -342,4 +348,35 @@ async fn what_is_drained_has_no_share_whatever_is_published_set_or_started_meanw
     let mut back = weights(&host);
     back.sort_unstable();
     assert_eq!(back, [7, 7, 100, 100], "the shares are those that were set");
+}
+
+#[tokio::test]
+async fn flows_of_datagrams_end_with_the_last_socket_and_not_by_an_order() {
+    let mut host = host();
+    let services = host.services();
+    let sockets = |of: &[(&str, Protocol)]| -> Listening {
+        let place = |(address, protocol): &(&str, Protocol)| Place {
+            address: address.parse().expect("literal"),
+            protocol: *protocol,
+            takes_both: false,
+        };
+        of.iter().map(place).collect()
+    };
+    let web = publication("web.shop", "0.0.0.0:80");
+    let (name, prefix) = (web.name.clone(), web.name.prefix());
+    services.set_listening(sockets(&[("0.0.0.0:80", Protocol::Tcp), ("0.0.0.0:80", Protocol::Udp)]));
+    services.publish(web.clone()).expect("published");
+    services.set_listening(sockets(&[("0.0.0.0:80", Protocol::Udp)]));
+    assert!(host.core.ended.lock().is_empty(), "datagrams are taken still");
+    services.set_listening(sockets(&[("0.0.0.0:80", Protocol::Tcp)]));
+    assert_eq!(std::mem::take(&mut *host.core.ended.lock()), [prefix]);
+    services.set_listening(sockets(&[("0.0.0.0:80", Protocol::Udp)]));
+    services.withdraw(&name, None).await.expect("withdrawn");
+    services.set_listening(Listening::default());
+    assert!(host.core.ended.lock().is_empty(), "it was withdrawn before, and its flows were to go on");
+    let mut found = publication("web.shop", "0.0.0.0:53").listener;
+    (found.origin, found.protocol) = (Origin::Socket, Some(Protocol::Udp));
+    assert!(services.follow(&name, &[found], TERMS).expect("served"));
+    assert!(services.follow(&name, &[], TERMS).expect("withdrawn"));
+    assert_eq!(*host.core.ended.lock(), [prefix], "of a program");
 }

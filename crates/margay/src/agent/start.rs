@@ -139,6 +139,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         router: router.clone(),
         look_up: direct.look_up(),
         ranges: config.ranges(),
+        end_datagrams: core.end_datagrams(),
     };
     let (services, drains) = publish(&config, around)?;
     let join = |token| home::join(token, &local, &store, &control, &clock_of_wall, &ways, area.as_ref());

@@ -1,0 +1,48 @@
+//! Names whose last socket for datagrams closes: a connection hears of that by its FIN or RST, a flow of datagrams by
+//! nothing, so its peer is told.
+
+use std::collections::BTreeSet;
+
+use margay_core::name::Prefix;
+
+use super::{Listener, Origin, Published, Services, is_local};
+use crate::listener::Protocol;
+
+/// Ends the flows of datagrams that are served under a prefix.
+pub type EndDatagrams = Box<dyn Fn(&Prefix) + Send + Sync>;
+
+impl Services {
+    /// Sockets have come or gone: who has a flow with one that is gone is told.
+    pub(super) fn follow_datagrams(&self) {
+        let now = self.with_datagrams();
+        let before = std::mem::replace(&mut *self.with_datagram_sockets.lock(), now.clone());
+        before.difference(&now).for_each(|prefix| (self.end_datagrams)(prefix));
+    }
+
+    /// Names are served otherwise by order: flows that are there go on.
+    pub(super) fn forget_datagrams(&self) {
+        *self.with_datagram_sockets.lock() = self.with_datagrams();
+    }
+
+    /// The names that some socket takes datagrams for.
+    fn with_datagrams(&self) -> BTreeSet<Prefix> {
+        let published = self.published.lock();
+        let taking = published.iter().filter(|service| self.takes_datagrams(service));
+        taking.map(Published::prefix).collect()
+    }
+
+    fn takes_datagrams(&self, service: &Published) -> bool {
+        let listening = self.listening.lock();
+        let is_taken = |listener: &Listener| {
+            listening.as_ref().is_none_or(|sockets| {
+                let takes = |place: &super::listening::Place| {
+                    place.protocol == Protocol::Udp && listener.is_taken_by(place)
+                };
+                listener.origin == Origin::Socket
+                    || !is_local(listener.address.ip(), self.ranges)
+                    || sockets.iter().any(takes)
+            })
+        };
+        service.listeners.iter().any(|listener| listener.carries(Protocol::Udp) && is_taken(listener))
+    }
+}

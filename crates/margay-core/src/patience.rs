@@ -23,6 +23,7 @@ use crate::time::Instant;
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
 /// Less is less than a host that moves may take.
 pub const GIVE_UP_AFTER_MIN: Duration = Duration::from_millis(500);
+const UDP: u8 = 17;
 /// From one look at peers that no router lists to the next: so many in the time for which a peer is waited.
 const LOOKS: u32 = 16;
 
@@ -99,7 +100,7 @@ impl Sal {
     /// goes to another one. Gives how many there were.
     pub fn rebind_datagrams(&mut self, now: Instant, host: HostId, service: &ServiceId) -> usize {
         self.now = now;
-        let is_it = |flow: &&Flow| flow.app.protocol == 17 && flow.service == *service;
+        let is_it = |flow: &&Flow| flow.app.protocol == UDP && flow.service == *service;
         let flows: Vec<FlowId> = self.initiated_with(host).filter(is_it).map(|flow| flow.id).collect();
         for id in &flows {
             self.remove_flow(*id, RemoveReason::GivenUp);

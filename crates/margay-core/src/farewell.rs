@@ -101,7 +101,11 @@ mod test {
         let mut farewells = Farewells::default();
         for n in 0..WAITING_MAX as u32 + 10 {
             let flow = FlowId(n);
-            farewells.add(Instant::ZERO, 0, Farewell { association: 1, peer_flow: flow, flow, code: ErrorCode::Closed });
+            farewells.add(
+                Instant::ZERO,
+                0,
+                Farewell { association: 1, peer_flow: flow, flow, code: ErrorCode::Closed },
+            );
         }
         assert_eq!(farewells.0[0].len(), WAITING_MAX);
     }

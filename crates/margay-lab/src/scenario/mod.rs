@@ -12,6 +12,7 @@ mod both_move;
 mod cache_off;
 mod cloned_key;
 mod containers;
+mod datagram_failover;
 mod datagram_rate;
 mod direct_throughput;
 mod drain;
@@ -178,6 +179,7 @@ pub const ALL: &[Scenario] = &[
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     reset_at_once::SCENARIO,
+    datagram_failover::SCENARIO,
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,

@@ -1,6 +1,7 @@
 //! Small traffic programs that no package has: started by scenarios as hidden commands, on a host.
 
 mod arrivals;
+mod asking;
 mod attempt;
 mod connects;
 mod datagrams;
@@ -34,6 +35,7 @@ use clap::Subcommand;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 pub use arrivals::{Arrival, now_ms};
+pub use asking::{Answering, Heard};
 pub use attempt::Outcome;
 pub use connects::Connects;
 pub use datagrams::{Blasted, Slice};
@@ -88,6 +90,31 @@ pub enum Traffic {
         /// How many
         #[arg(long)]
         count: usize,
+    },
+    /// Ask an `asking-server` for its name on connected UDP sockets until the input ends; say when another one answers
+    Asking {
+        /// Server's name or address
+        host: String,
+        /// Server's port
+        port: u16,
+        /// How many sockets
+        #[arg(long)]
+        count: usize,
+        /// Time between two datagrams of a socket
+        #[arg(long)]
+        every_ms: u64,
+        /// Send what is not answered
+        #[arg(long)]
+        silent: bool,
+    },
+    /// The server for it; says which sockets it has heard that want no answers
+    AskingServer {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
+        /// What to answer
+        #[arg(long)]
+        name: String,
     },
     /// Measure round trips of one byte on one TCP connection to an echo server
     Pingpong {
@@ -366,6 +393,11 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         }
         Traffic::Flows { host, port, count } => runtime.block_on(flows::hold(&host, port, count)),
         Traffic::Idle { host, port, count } => runtime.block_on(idle::hold(&host, port, count)),
+        Traffic::Asking { host, port, count, every_ms, silent: is_silent } => {
+            let every = Duration::from_millis(every_ms);
+            runtime.block_on(asking::ask(asking::Plan { host, port, count, every, is_silent }))
+        }
+        Traffic::AskingServer { listen, name } => asking::serve(listen, &name),
         Traffic::Pingpong { host, port, count, udp } => pingpong::measure(&host, port, count, udp),
         Traffic::Connects { host, port, count, parallel } => connects::measure(&host, port, count, parallel),
         Traffic::Blast { host, port, bytes, time_ms } => {

@@ -342,7 +342,8 @@ async fn what_is_drained_has_no_share_whatever_is_published_set_or_started_meanw
     let services = host.services();
     services.restore_drained(of_one);
     services.restore(&[]).expect("restored");
-    let of = |wanted: &str| services.list().iter().any(|service| service.name.written() == wanted && service.is_drained);
+    let of =
+        |wanted: &str| services.list().iter().any(|service| service.name.written() == wanted && service.is_drained);
     assert!(of("web.shop") && !of("adm.shop") && !of("new.shop"), "as the agent before has kept it");
     services.set_drained(Drained::default()).await;
     let mut back = weights(&host);

@@ -35,9 +35,8 @@ impl Services {
         let listening = self.listening.lock();
         let is_taken = |listener: &Listener| {
             listening.as_ref().is_none_or(|sockets| {
-                let takes = |place: &super::listening::Place| {
-                    place.protocol == Protocol::Udp && listener.is_taken_by(place)
-                };
+                let takes =
+                    |place: &super::listening::Place| place.protocol == Protocol::Udp && listener.is_taken_by(place);
                 listener.origin == Origin::Socket
                     || !is_local(listener.address.ip(), self.ranges)
                     || sockets.iter().any(takes)

@@ -37,9 +37,8 @@ impl Services {
     /// have sent on until then is served. Gives the addresses of the routers that have not acknowledged in time.
     pub async fn set_drained(&self, drained: Drained) -> Vec<String> {
         *self.drained.lock() = drained.clone();
-        let begins = |service: &Published| {
-            service.is_served && !service.is_drained && drained.has(&service.name.prefix())
-        };
+        let begins =
+            |service: &Published| service.is_served && !service.is_drained && drained.has(&service.name.prefix());
         let begun: Vec<Published> = self.list().into_iter().filter(begins).collect();
         for service in &begun {
             self.announce(&Published { is_drained: true, ..service.clone() });

@@ -412,7 +412,11 @@ pub(super) fn homes_of(agent: &Agent, service: &ServiceId) -> Vec<Arc<Home>> {
 }
 
 /// Who serves anything of a service; `None` while no router has said so.
-pub(super) fn instances_under(agent: &Agent, service: &ServiceId, prefix: &Prefix) -> Option<Vec<registration::Instance>> {
+pub(super) fn instances_under(
+    agent: &Agent,
+    service: &ServiceId,
+    prefix: &Prefix,
+) -> Option<Vec<registration::Instance>> {
     if let Some(router) = &agent.router {
         return Some(router.instances_under(prefix));
     }

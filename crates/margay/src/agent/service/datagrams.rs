@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use margay_core::name::Prefix;
 
 use super::{Listener, Origin, Published, Services, is_local};
+use crate::agent::listening::Place;
 use crate::listener::Protocol;
 
 /// Ends the flows of datagrams that are served under a prefix.
@@ -35,8 +36,7 @@ impl Services {
         let listening = self.listening.lock();
         let is_taken = |listener: &Listener| {
             listening.as_ref().is_none_or(|sockets| {
-                let takes =
-                    |place: &super::listening::Place| place.protocol == Protocol::Udp && listener.is_taken_by(place);
+                let takes = |place: &Place| place.protocol == Protocol::Udp && listener.is_taken_by(place);
                 listener.origin == Origin::Socket
                     || !is_local(listener.address.ip(), self.ranges)
                     || sockets.iter().any(takes)

@@ -289,11 +289,12 @@ impl Services {
     fn put(&self, publication: Publication) -> Result<(), PublishError> {
         let Publication { name, listener, terms } = publication;
         self.check(&name, &listener, terms)?;
-        self.change(&name, terms, |listeners| {
-            listeners.retain(|known| !is_same_place(known, &listener));
-            listeners.push(listener);
+        self.change_by_order(|| {
+            self.change(&name, terms, |listeners| {
+                listeners.retain(|known| !is_same_place(known, &listener));
+                listeners.push(listener);
+            })
         })?;
-        self.forget_datagrams();
         // Also what is registered already: whoever says it again may have a reason, a new key say.
         if let Some(service) = self.find(&name).filter(|service| service.is_served) {
             self.announce(&service);
@@ -678,8 +679,7 @@ impl Services {
                 acknowledged.await;
             }
         }
-        self.change(name, found.terms, |listeners| listeners.retain(|known| !goes(known)))?;
-        self.forget_datagrams();
+        self.change_by_order(|| self.change(name, found.terms, |listeners| listeners.retain(|known| !goes(known))))?;
         self.keep()?;
         Ok(gone)
     }

@@ -15,14 +15,19 @@ pub type EndDatagrams = Box<dyn Fn(&Prefix) + Send + Sync>;
 impl Services {
     /// Sockets have come or gone: who has a flow with one that is gone is told.
     pub(super) fn follow_datagrams(&self) {
+        let mut known = self.with_datagram_sockets.lock();
         let now = self.with_datagrams();
-        let before = std::mem::replace(&mut *self.with_datagram_sockets.lock(), now.clone());
-        before.difference(&now).for_each(|prefix| (self.end_datagrams)(prefix));
+        known.difference(&now).for_each(|prefix| (self.end_datagrams)(prefix));
+        *known = now;
     }
 
-    /// Names are served otherwise by order: flows that are there go on.
-    pub(super) fn forget_datagrams(&self) {
-        *self.with_datagram_sockets.lock() = self.with_datagrams();
+    /// Changes by order what is served: flows of datagrams that are there go on. The lock keeps sockets that come or go
+    /// meanwhile from being taken for the cause.
+    pub(super) fn change_by_order<R>(&self, change: impl FnOnce() -> R) -> R {
+        let mut known = self.with_datagram_sockets.lock();
+        let done = change();
+        *known = self.with_datagrams();
+        done
     }
 
     /// The names that some socket takes datagrams for.

@@ -217,15 +217,15 @@ fn fail_over(
         ensure!(left == 0, "{left} sockets have none");
         Ok(())
     });
-    let gaps_ms = gaps_ms(&stage.asking, &here, gone_ms);
+    let each_ms = gaps_ms(&stage.asking, &here, gone_ms);
     follow_senders(how, &senders, others, findings);
-    if gaps_ms.len() < here.len() {
-        findings.note(format!("{how}: of {} sockets others have answered {}", here.len(), gaps_ms.len()));
+    if each_ms.len() < here.len() {
+        findings.note(format!("{how}: of {} sockets others have answered {}", here.len(), each_ms.len()));
     }
-    ensure!(!gaps_ms.is_empty(), "no other instance has answered a socket of {how}");
+    ensure!(!each_ms.is_empty(), "no other instance has answered a socket of {how}");
     findings.set(&format!("sockets_{how}"), here.len() as f64);
-    findings.set(&format!("gap_ms_{how}_p99"), percentile(&gaps_ms, 99.0));
-    findings.set(&format!("gap_ms_{how}_p50"), percentile(&gaps_ms, 50.0));
+    findings.set(&format!("gap_ms_{how}_p99"), percentile(&each_ms, 99.0));
+    findings.set(&format!("gap_ms_{how}_p50"), percentile(&each_ms, 50.0));
     Ok(gone_ms)
 }
 

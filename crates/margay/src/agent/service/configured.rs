@@ -61,10 +61,12 @@ impl Services {
                 acknowledged.await;
             }
         }
-        self.change(name, terms, |listeners| {
-            let is_replaced = |known: &super::Listener| own.iter().any(|new| is_same_place(known, &new.listener));
-            listeners.retain(|known| known.origin != Origin::Configuration && !is_replaced(known));
-            listeners.extend(own.iter().map(|new| new.listener.clone()));
+        self.change_by_order(|| {
+            self.change(name, terms, |listeners| {
+                let is_replaced = |known: &super::Listener| own.iter().any(|new| is_same_place(known, &new.listener));
+                listeners.retain(|known| known.origin != Origin::Configuration && !is_replaced(known));
+                listeners.extend(own.iter().map(|new| new.listener.clone()));
+            })
         })
     }
 }

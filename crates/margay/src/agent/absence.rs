@@ -2,7 +2,7 @@
 //! say of the names that programs here have flows to.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use margay_control::registration::{Home, Instance, Watcher};
@@ -44,8 +44,8 @@ pub async fn follow(agent: Arc<Agent>) {
 struct Absences {
     /// Routers have said something.
     heard: Arc<Notify>,
-    /// Routers that are listened to, by where their handles are.
-    routers: HashSet<usize>,
+    /// Routers that are listened to.
+    routers: Vec<Weak<Home>>,
     /// Peers of flows of programs here, and their names, as of the last round.
     initiated: BTreeMap<HostId, BTreeSet<ServiceId>>,
     /// Names that are followed.
@@ -87,7 +87,8 @@ impl Absences {
         for home in agent.services.homes() {
             self.listen(&home);
         }
-        let wanted: BTreeSet<ServiceId> = self.initiated.values().flatten().copied().take(NAMES_MAX).collect();
+        let all: BTreeSet<ServiceId> = self.initiated.values().flatten().copied().collect();
+        let wanted: BTreeSet<ServiceId> = all.into_iter().take(NAMES_MAX).collect();
         for service in &wanted {
             // Also of those that are watched: a router may have come since.
             homes_of(agent, service).iter().for_each(|home| home.watch(whole(service), Watcher::Absences));
@@ -100,7 +101,9 @@ impl Absences {
     }
 
     fn listen(&mut self, home: &Arc<Home>) {
-        if self.routers.insert(Arc::as_ptr(home) as usize) {
+        self.routers.retain(|known| known.strong_count() > 0);
+        if self.routers.iter().all(|known| !known.ptr_eq(&Arc::downgrade(home))) {
+            self.routers.push(Arc::downgrade(home));
             tokio::spawn(pass_on(home.heard(), Arc::clone(&self.heard)));
         }
     }

@@ -22,8 +22,9 @@ const ROUND_MAX: Duration = Duration::from_secs(5);
 const MORE_COMES: Duration = Duration::from_millis(20);
 /// A router that has just started lists some instances only. One that is missing for so long has left.
 const LEFT_AFTER: Duration = Duration::from_secs(1);
-/// Names that are followed; of more, peers are not given up.
-const NAMES_MAX: usize = 256;
+/// Names that are followed; of more, peers are not given up. A router takes some hundred watches of one host, most of
+/// which are for datagrams.
+const NAMES_MAX: usize = 64;
 
 /// Goes on until it is aborted.
 pub async fn follow(agent: Arc<Agent>) {

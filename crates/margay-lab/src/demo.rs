@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::agent::{self, Agents};
@@ -25,6 +25,9 @@ const FILE_BYTES: usize = 100_000_000;
 /// Transfers that go on while agents are killed, and their time in seconds.
 const HELD: usize = 8;
 const HELD_S: u64 = 8;
+/// Transfers that go on while a host is drained, and their time in seconds.
+const DRAINED: usize = 8;
+const DRAINED_S: u64 = 4;
 /// Transfers that go on while addresses change.
 const WANDERING: usize = 4;
 /// What is drawn of each stage, and how wide the usual rate is.
@@ -76,7 +79,7 @@ pub fn perform(dir: &Path) -> Result<u8> {
     let acts = [
         download(client, router, &servers)?,
         kill_all(&lab, client, &servers)?,
-        withdraw(&lab, client)?,
+        drain(&lab, client, &servers)?,
         wander(&lab, client, &servers)?,
     ];
     let is_right = acts.into_iter().all(|went_well| went_well);
@@ -178,23 +181,26 @@ fn kill_all(lab: &Lab, client: &Host, servers: &[Nginx]) -> Result<bool> {
     Ok(right == HELD && went_on)
 }
 
-/// An instance goes; the next connections find the other.
-fn withdraw(lab: &Lab, client: &Host) -> Result<bool> {
-    say("On web2:         margay service withdraw web.shop")?;
+/// A host is taken out of service under transfers; the next connections find the other one.
+fn drain(lab: &Lab, client: &Host, servers: &[Nginx]) -> Result<bool> {
+    say(&format!("{DRAINED} transfers begin, and on web2:   margay drain --host"))?;
+    let name = URL.trim_start_matches("http://");
+    let order = Order { host: name, path: "file", count: DRAINED, pace: FILE_BYTES as u64 / DRAINED_S };
+    let mut running = Downloads::start(client, order)?;
+    running.await_open(NEXT_LIMIT)?;
     let start = Instant::now();
-    agent::withdraw(lab.host("web2")?, SERVICE)?;
-    while fetch_text(client, &format!("{URL}/host"))? != "web1" {
-        if start.elapsed() > NEXT_LIMIT {
-            bail!("the withdrawn instance still gets connections");
-        }
-    }
-    say(&format!("    the next connection was answered by web1, {} ms after the word", start.elapsed().as_millis()))?;
+    quote(&agent::margay(lab.host("web2")?, ["drain", "--host"])?)?;
+    say(&format!("    it took {:.1} s: the transfers of web2 had ended by themselves", start.elapsed().as_secs_f64()))?;
     let mut answered = Vec::new();
     for _ in 0..GREETINGS {
         answered.push(fetch_text(client, &format!("{URL}/host"))?);
     }
-    say(&format!("    {}\n", answered.join(" ")))?;
-    Ok(answered.iter().all(|name| name == "web1"))
+    say(&format!("    new connections:   {}", answered.join(" ")))?;
+    let results = running.finish(END_LIMIT)?;
+    let expected = sha256(client, &servers[0].root.join("file"))?;
+    let right = results.iter().filter(|result| result.sha256 == expected).count();
+    say(&format!("    checksums right: {right} of {DRAINED}\n"))?;
+    Ok(right == DRAINED && answered.iter().all(|name| name == "web1"))
 }
 
 /// Client and server change their addresses under transfers; what comes in each part of a second is drawn.

@@ -49,8 +49,8 @@ impl Sal {
         served.map(|flow| ServedFlow { flow: flow.id, service: flow.service, protocol: flow.app.protocol }).collect()
     }
 
-    /// Ends flows at both ends because this instance is drained: TCP by a reset; datagrams by silence here, and the next
-    /// datagram of the client goes to another instance. Gives how many there were.
+    /// Ends flows at both ends because this instance is drained: TCP by a reset; datagrams by silence here, and the
+    /// next datagram of the client goes to another instance. Gives how many there were.
     pub fn end_drained(&mut self, now: Instant, flows: &[FlowId]) -> usize {
         self.now = now;
         let mut ended = 0;
@@ -90,8 +90,8 @@ impl Sal {
         })
     }
 
-    /// The instance that a SYN went to is drained: the service table is asked again, here or at the routers, without the
-    /// program noticing. False where there is nobody else to ask.
+    /// The instance that a SYN went to is drained: the service table is asked again, here or at the routers, without
+    /// the program noticing. False where there is nobody else to ask.
     pub(crate) fn ask_elsewhere(&mut self, now: Instant, id: FlowId) -> bool {
         if self.leave_notice(now, id) {
             return true;

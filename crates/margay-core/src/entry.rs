@@ -257,8 +257,8 @@ pub enum RemoveReason {
     Operator = 7,
     /// The instance is drained, and the flow had not ended by the deadline, or goes on at another one.
     Drained = 8,
-    /// The peer was silent for too long, and no router lists it; or a flow of datagrams, whose instance has left, begins
-    /// anew with another one.
+    /// The peer was silent for too long, and no router lists it; or a flow of datagrams, whose instance has left,
+    /// begins anew with another one.
     GivenUp = 9,
 }
 

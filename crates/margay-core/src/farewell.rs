@@ -1,5 +1,5 @@
-//! FAIL is confirmed by nobody, and a program that only waits would never learn that one was lost: it is said again, a few
-//! times, to whoever shared the flow.
+//! FAIL is confirmed by nobody, and a program that only waits would never learn that one was lost: it is said again, a
+//! few times, to whoever shared the flow.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;

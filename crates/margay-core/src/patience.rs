@@ -1,7 +1,7 @@
 //! When a silent peer is given up (DESIGN §7). Three facts are kept apart: whether the host can be reached, whether its
-//! agent is alive, and whether a flow is; here they are joined. An *initiator's* flows fail when nothing of the host has
-//! come for [`GIVE_UP_AFTER`], what was asked of it by every pair of addresses and by its router goes unanswered, and
-//! the routers list it no more. A responder never gives up a silent client: its transport does.
+//! agent is alive, and whether a flow is; here they are joined. An *initiator's* flows fail when nothing of the host
+//! has come for [`GIVE_UP_AFTER`], what was asked of it by every pair of addresses and by its router goes unanswered,
+//! and the routers list it no more. A responder never gives up a silent client: its transport does.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -70,8 +70,8 @@ impl Sal {
         self.patience.limit = limit;
     }
 
-    /// Whether routers, which were asked, list a peer. One that they do not list is asked for a sign of life when it has
-    /// been silent for half of the time, also where flows with it only wait.
+    /// Whether routers, which were asked, list a peer. One that they do not list is asked for a sign of life when it
+    /// has been silent for half of the time, also where flows with it only wait.
     pub fn handle_absence(&mut self, now: Instant, host: HostId, is_absent: bool) {
         self.now = now;
         if !is_absent || self.initiated_with(host).next().is_none() {

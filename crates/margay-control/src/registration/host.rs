@@ -424,8 +424,8 @@ impl Home {
         let _ = self.shared.tracer.set(tracer);
     }
 
-    /// Hears of everybody who serves something under a prefix, from now until [`end_watch`](Self::end_watch) by the same
-    /// watcher.
+    /// Hears of everybody who serves something under a prefix, from now until [`end_watch`](Self::end_watch) by the
+    /// same watcher.
     pub fn watch(&self, prefix: Prefix, by: Watcher) {
         let mut watched = self.shared.watched.lock();
         let is_new = !watched.contains_key(&prefix);

@@ -316,8 +316,8 @@ impl Sal {
         (is_self || is_member || self.trust.is_empty()).then_some(association.local_id)
     }
 
-    /// Whether a peer has shown until then what decides about its right to a service. A member of another authority, who
-    /// may not connect by that, may be one of the service's as well.
+    /// Whether a peer has shown until then what decides about its right to a service. A member of another authority,
+    /// who may not connect by that, may be one of the service's as well.
     pub(crate) fn has_shown_enough(
         &self,
         association: &Association,

@@ -17,7 +17,7 @@ use super::{Agent, home};
 /// So many rounds in the time for which a silent peer is waited for,
 const ROUNDS: u32 = 4;
 /// which are not further apart.
-const ROUND_MAX: Duration = Duration::from_secs(5);
+const ROUND_MAX: Duration = Duration::from_secs(2);
 /// What routers say is looked at so much later: more of it may come.
 const MORE_COMES: Duration = Duration::from_millis(20);
 /// A router that has just started lists some instances only. One that is missing for so long has left.
@@ -53,17 +53,17 @@ struct Absences {
     watched: BTreeSet<ServiceId>,
     /// What flows with absent peers have brought, in segments.
     carried: HashMap<HostId, u64>,
-    /// Peers, by a name of theirs, that routers have listed; those of other sites they never do.
-    seen: HashMap<(HostId, ServiceId), Seen>,
+    /// Hosts that routers have listed by a name; those of other sites they never do.
+    known: HashMap<ServiceId, BTreeSet<HostId>>,
+    /// Peers that were listed by a name, and are not any more.
+    missing: HashMap<(HostId, ServiceId), Missing>,
 }
 
-/// What routers say of an instance that they have listed.
+/// An instance that routers list no more.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Seen {
-    Listed,
-    /// No more since then.
-    Missing(Instant),
-    /// No more, and datagrams go elsewhere.
+enum Missing {
+    Since(Instant),
+    /// For long, and datagrams go elsewhere.
     Left,
 }
 
@@ -72,11 +72,11 @@ impl Absences {
     fn pause(&self, agent: &Agent) -> Duration {
         let limit = agent.config().host.give_up_after.limit;
         let round = limit.map_or(ROUND_MAX, |limit| (limit / ROUNDS).min(ROUND_MAX));
-        let missing = |seen: &Seen| match seen {
-            Seen::Missing(since) => Some(LEFT_AFTER.saturating_sub(since.elapsed())),
-            Seen::Listed | Seen::Left => None,
+        let left_in = |missing: &Missing| match missing {
+            Missing::Since(since) => Some(LEFT_AFTER.saturating_sub(since.elapsed())),
+            Missing::Left => None,
         };
-        let soonest = self.seen.values().filter_map(missing).min();
+        let soonest = self.missing.values().filter_map(left_in).min();
         soonest.map_or(round, |soonest| round.min(soonest.max(MORE_COMES)))
     }
 
@@ -84,7 +84,8 @@ impl Absences {
     fn ask(&mut self, agent: &Agent) {
         self.initiated = agent.core.0.with_sal(|sal, _| sal.initiated());
         let initiated = &self.initiated;
-        self.seen.retain(|(host, service), _| initiated.get(host).is_some_and(|services| services.contains(service)));
+        self.missing
+            .retain(|(host, service), _| initiated.get(host).is_some_and(|services| services.contains(service)));
         for home in agent.services.homes() {
             self.listen(&home);
         }
@@ -98,6 +99,9 @@ impl Absences {
         for service in self.watched.difference(&wanted).filter(|gone| !prefixes.contains(&whole(gone))) {
             homes_of(agent, service).iter().for_each(|home| home.end_watch(whole(service), Watcher::Absences));
         }
+        self.known.retain(|service, _| wanted.contains(service));
+        // Those that are listed still are noted again at once.
+        self.known.values_mut().for_each(|hosts| hosts.retain(|host| self.initiated.contains_key(host)));
         self.watched = wanted;
     }
 
@@ -114,6 +118,7 @@ impl Absences {
         let mut listed: HashMap<ServiceId, Vec<Instance>> = HashMap::new();
         for service in &self.watched {
             if let Some(found) = instances(agent, service) {
+                self.known.entry(*service).or_default().extend(found.iter().map(|instance| instance.host));
                 listed.insert(*service, found);
             }
         }
@@ -127,8 +132,9 @@ impl Absences {
                 agent.core.0.with_sal(|sal, now| sal.handle_absence(now, *host, is_absent));
             }
             for (service, is_listed) in services.iter().zip(known) {
-                let Some(is_listed) = is_listed else { continue };
-                if note(&mut self.seen, (*host, *service), is_listed) {
+                let is_known = self.known.get(service).is_some_and(|known| known.contains(host));
+                let Some(is_listed) = is_listed.filter(|_| is_known) else { continue };
+                if note(&mut self.missing, (*host, *service), is_listed) {
                     rebind(agent, *host, service, &listed[service]);
                 }
             }
@@ -153,18 +159,17 @@ impl Absences {
 }
 
 /// Notes whether routers list a peer by a name. Gives whether it has left just now.
-fn note(all: &mut HashMap<(HostId, ServiceId), Seen>, key: (HostId, ServiceId), is_listed: bool) -> bool {
+fn note(missing: &mut HashMap<(HostId, ServiceId), Missing>, key: (HostId, ServiceId), is_listed: bool) -> bool {
     if is_listed {
-        all.insert(key, Seen::Listed);
+        missing.remove(&key);
         return false;
     }
-    let Some(seen) = all.get_mut(&key) else { return false };
-    match *seen {
-        Seen::Listed => *seen = Seen::Missing(Instant::now()),
-        Seen::Missing(since) if since.elapsed() >= LEFT_AFTER => *seen = Seen::Left,
-        Seen::Missing(_) | Seen::Left => return false,
+    let known = missing.entry(key).or_insert_with(|| Missing::Since(Instant::now()));
+    let has_left = matches!(known, Missing::Since(since) if since.elapsed() >= LEFT_AFTER);
+    if has_left {
+        *known = Missing::Left;
     }
-    *seen == Seen::Left
+    has_left
 }
 
 /// Who serves a name, as its routers have told; `None` where none has.
@@ -194,14 +199,13 @@ mod test {
     use super::*;
 
     #[test]
-    fn who_was_listed_and_is_missing_for_a_while_has_left_once() {
-        let mut all = HashMap::new();
+    fn who_is_missing_for_a_while_has_left_once() {
+        let mut missing = HashMap::new();
         let key = (HostId([1; 16]), ServiceId([2; 32]));
-        assert!(!note(&mut all, key, false) && all.is_empty(), "of another site, say");
-        assert!(!note(&mut all, key, true) && !note(&mut all, key, false) && !note(&mut all, key, false));
+        assert!(!note(&mut missing, key, true) && !note(&mut missing, key, false) && !note(&mut missing, key, false));
         let long_ago = Instant::now().checked_sub(LEFT_AFTER).expect("the machine has run for a second");
-        all.insert(key, Seen::Missing(long_ago));
-        assert_eq!([note(&mut all, key, false), note(&mut all, key, false)], [true, false]);
-        assert!(!note(&mut all, key, true) && all[&key] == Seen::Listed, "it is back");
+        missing.insert(key, Missing::Since(long_ago));
+        assert_eq!([note(&mut missing, key, false), note(&mut missing, key, false)], [true, false]);
+        assert!(!note(&mut missing, key, true) && missing.is_empty(), "it is back");
     }
 }

@@ -1,5 +1,5 @@
-//! `margay drain`: a name, or all of this host, is taken out of service (DESIGN §10). A drain is kept on disk: it outlives
-//! a restart of the agent, and `margay undrain` ends it.
+//! `margay drain`: a name, or all of this host, is taken out of service (DESIGN §10). A drain is kept on disk: it
+//! outlives a restart of the agent, and `margay undrain` ends it.
 
 mod kept;
 mod tally;

@@ -135,13 +135,16 @@ fn members_connect_and_others_do_not() {
 fn a_member_of_two_authorities_connects_to_services_of_both() {
     let (mut shop, first) = certified(22);
     let second = SigningKey::generate(&mut Rng::new([80; 32]));
-    let (name, at) = (service("web.den"), SocketAddr::new("fd5a:4c00::77".parse().expect("literal"), 80));
-    let (client, instance) = (shop.client, shop.instances[0]);
+    let name = service("web.den");
+    let at = SocketAddr::new("fd5a:4c00::77".parse().expect("literal"), 80);
+    let client = shop.client;
+    let instance = shop.instances[0];
     for host in [shop.router, instance, client] {
         let anchor = TrustAnchor { authority: name.authority(), key: second.public() };
         shop.world.host(host).sal.add_trust_anchor(anchor);
     }
-    let (address, host_key) = (shop.world.host(instance).address, shop.world.host(instance).public_key());
+    let address = shop.world.host(instance).address;
+    let host_key = shop.world.host(instance).public_key();
     let right = chain(CertificateKind::Service, Prefix::new(name, 96), host_key, &second);
     shop.world.host(instance).sal.set_service_certificate(Prefix::new(name, 96), right);
     shop.world.host(instance).serve(name, 80, 7, Allow::Authority);

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use margay_core::name::Prefix;
+use margay_core::table::Rule;
 use margay_core::{Event, RemoveReason};
 use margay_sim::check::{ends_agree, nothing_left_over};
 use margay_sim::stream::Plan;
@@ -23,8 +24,8 @@ const CHAT: Plan = Plan { write: 300, every: Duration::from_millis(20), writes: 
 fn stop_taking(shop: &mut Shop, instance: HostId) {
     let sal = &mut shop.world.host(instance).sal;
     let known = sal.rules().find(|(prefix, ..)| *prefix == Prefix::from(service(NAME)));
-    let (_, id, rule) = known.map(|(prefix, id, rule)| (prefix, id, rule.clone())).expect("the instance serves it");
-    assert!(sal.change_rule(id, margay_core::table::Rule { weight: 0, ..rule }));
+    let (id, rule) = known.map(|(_, id, rule)| (id, rule.clone())).expect("the instance serves it");
+    assert!(sal.change_rule(id, Rule { weight: 0, ..rule }));
 }
 
 /// Takes what leads to an instance out of the router's table.
@@ -78,7 +79,8 @@ fn what_has_not_ended_by_the_deadline_ends_at_both_ends_and_says_why() {
     let mut shop = shop(4, Weather::FAIR);
     let chat = service("chat.shop");
     let prefix = Prefix::from(chat);
-    let ([drained, other], client) = (shop.instances, shop.client);
+    let [drained, other] = shop.instances;
+    let client = shop.client;
     for instance in shop.instances {
         shop.world.publish_streams(shop.router, instance, "chat.shop", Plan::LISTEN);
     }
@@ -88,7 +90,8 @@ fn what_has_not_ended_by_the_deadline_ends_at_both_ends_and_says_why() {
     let stays = shop.world.host(other).sal.served_flows(&prefix).len();
     assert!(!served.is_empty() && stays > 0, "{} and {stays}", served.len());
     assert!(served.iter().all(|flow| (flow.protocol, flow.service) == (6, chat)));
-    let (now, flows) = (shop.world.now, served.iter().map(|served| served.flow).collect::<Vec<_>>());
+    let flows: Vec<_> = served.iter().map(|served| served.flow).collect();
+    let now = shop.world.now;
     assert_eq!(shop.world.host(drained).sal.end_drained(now, &flows), flows.len());
     assert_eq!(shop.world.host(drained).sal.end_drained(now, &flows), 0, "they are over");
     shop.world.touch(drained);
@@ -111,7 +114,8 @@ fn what_has_not_ended_by_the_deadline_ends_at_both_ends_and_says_why() {
 #[test]
 fn an_idle_client_hears_of_the_end_though_messages_are_lost() {
     let mut shop = shop(5, Weather::FAIR);
-    let ([drained, other], client) = (shop.instances, shop.client);
+    let [drained, other] = shop.instances;
+    let client = shop.client;
     for instance in shop.instances {
         shop.world.publish_streams(shop.router, instance, "chat.shop", Plan::LISTEN);
     }

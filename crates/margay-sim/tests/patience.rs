@@ -40,7 +40,8 @@ impl Waiting {
 
     /// What the client's agent hears of routers.
     fn tell(&mut self, is_absent: bool) {
-        let (now, client) = (self.shop.world.now, self.shop.client);
+        let now = self.shop.world.now;
+        let client = self.shop.client;
         let peer = self.shop.world.host(self.instance).sal.host();
         self.shop.world.host(client).sal.handle_absence(now, peer, is_absent);
         self.shop.world.touch(client);
@@ -48,7 +49,8 @@ impl Waiting {
 
     /// The flow cache of the client has had packets.
     fn live(&mut self) {
-        let (now, client) = (self.shop.world.now, self.shop.client);
+        let now = self.shop.world.now;
+        let client = self.shop.client;
         let peer = self.shop.world.host(self.instance).sal.host();
         self.shop.world.host(client).sal.handle_life(now, peer);
     }

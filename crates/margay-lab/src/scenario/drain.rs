@@ -236,7 +236,7 @@ impl Stage<'_> {
     }
 
     fn download(&self) -> Result<Downloads> {
-        let (count, pace) = (self.length.downloads, self.length.pace);
+        let Length { downloads: count, pace, .. } = self.length;
         Downloads::start(self.client, Order { host: NAME, path: "paced", count, pace })
     }
 

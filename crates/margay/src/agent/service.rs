@@ -85,8 +85,15 @@ pub struct Published {
 impl Published {
     fn new(name: Name) -> Self {
         let terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false, sticky: false };
-        let (listeners, rules, refused) = (Vec::new(), Vec::new(), String::new());
-        Self { name, terms, listeners, is_served: false, refused, is_drained: false, rules }
+        Self {
+            name,
+            terms,
+            listeners: Vec::new(),
+            is_served: false,
+            refused: String::new(),
+            is_drained: false,
+            rules: Vec::new(),
+        }
     }
 
     /// Its share now: nothing while it is drained.

@@ -364,7 +364,8 @@ async fn flows_of_datagrams_end_with_the_last_socket_and_not_by_an_order() {
         of.iter().map(place).collect()
     };
     let web = publication("web.shop", "0.0.0.0:80");
-    let (name, prefix) = (web.name.clone(), web.name.prefix());
+    let name = web.name.clone();
+    let prefix = name.prefix();
     services.set_listening(sockets(&[("0.0.0.0:80", Protocol::Tcp), ("0.0.0.0:80", Protocol::Udp)]));
     services.publish(web.clone()).expect("published");
     services.set_listening(sockets(&[("0.0.0.0:80", Protocol::Udp)]));

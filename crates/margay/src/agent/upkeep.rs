@@ -35,8 +35,8 @@ pub async fn run(agent: Arc<Agent>) {
     let way = way::follow(Arc::clone(&agent));
     let host = host_changes::follow(Arc::clone(&agent));
     let absences = absence::follow(Arc::clone(&agent));
-    let rounds = (look_around(Arc::clone(&agent)), stand_by(agent));
-    tokio::join!(rounds.0, rounds.1, network, host, way, neighbours, routers, searches, absences);
+    let rounds = look_around(Arc::clone(&agent));
+    tokio::join!(rounds, network, host, way, neighbours, routers, searches, absences, stand_by(agent));
 }
 
 async fn stand_by(agent: Arc<Agent>) {

@@ -148,7 +148,8 @@ impl Drains {
     pub fn warnings(&self) -> Vec<String> {
         let all = self.all.lock();
         let sentence = |drain: &Arc<Drain>| {
-            let (what, word) = (written(drain.name.as_ref()), word(drain.name.as_ref()));
+            let what = written(drain.name.as_ref());
+            let word = word(drain.name.as_ref());
             let how = if drain.is_over() { "is drained" } else { "is being drained" };
             format!("{what} {how} and takes no new flows; `margay undrain {word}` ends that")
         };

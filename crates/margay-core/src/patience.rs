@@ -70,23 +70,37 @@ impl Sal {
         self.patience.limit = limit;
     }
 
-    /// Whether routers, which were asked, list a peer. One that they do not list is asked for a sign of life when it
-    /// has been silent for half of the time, also where flows with it only wait.
-    pub fn handle_absence(&mut self, now: Instant, host: HostId, is_absent: bool) {
+    /// Sets the peers that no router lists, of those that flows of programs here are with. One of them is asked for a
+    /// sign of life when it has been silent for half of the time, also where flows with it only wait.
+    pub fn set_absent(&mut self, now: Instant, absent: &BTreeSet<HostId>) {
         self.now = now;
-        if !is_absent || self.initiated_with(host).next().is_none() {
-            self.patience.absent.remove(&host);
-            return;
-        }
+        self.patience.absent.retain(|host, _| absent.contains(host));
         if self.patience.absent.is_empty() {
             self.patience.next_look = now;
         }
-        self.patience.absent.entry(host).or_insert(Absence { since: now, heard: now });
+        for host in absent {
+            self.patience.absent.entry(*host).or_insert(Absence { since: now, heard: now });
+        }
     }
 
-    /// Peers that no router lists.
-    pub fn absent_peers(&self) -> impl Iterator<Item = HostId> + '_ {
-        self.patience.absent.keys().copied()
+    /// Whether nothing comes from a peer, which is asked again and again by every way.
+    pub fn is_silent(&self, host: HostId) -> bool {
+        self.is_unheard(Scope::of(host))
+    }
+
+    /// Peers that no router lists and that have been silent for half of the time: whether packets of flows with them
+    /// come decides now, of which the flow cache knows.
+    pub fn doubted_peers(&self, now: Instant) -> Vec<HostId> {
+        let Some(limit) = self.patience.limit else { return Vec::new() };
+        let all = self.patience.absent.iter();
+        all.filter(|(host, absence)| self.silent_for(now, **host, absence) >= limit / 2)
+            .map(|(host, _)| *host)
+            .collect()
+    }
+
+    fn silent_for(&self, now: Instant, host: HostId, absence: &Absence) -> Duration {
+        let heard = self.associations.all_with(host).map(|association| association.heard).max();
+        now.since(heard.unwrap_or(Instant::ZERO).max(absence.heard))
     }
 
     /// Packets of flows with a peer have come since the flow cache was asked last.
@@ -136,8 +150,7 @@ impl Sal {
         let Some(limit) = self.patience.limit.filter(|_| now >= self.patience.next_look) else { return };
         self.patience.next_look = now + (limit / LOOKS).max(Duration::from_millis(50));
         for (host, absence) in self.patience.absent.clone() {
-            let heard = self.associations.all_with(host).map(|association| association.heard).max();
-            let silent = now.since(heard.unwrap_or(Instant::ZERO).max(absence.heard));
+            let silent = self.silent_for(now, host, &absence);
             // It has been asked for half of the time at least.
             let is_asked = now.since(absence.since) >= limit / 2 && self.is_unheard(Scope::of(host));
             if silent >= limit && is_asked {

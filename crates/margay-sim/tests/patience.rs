@@ -43,7 +43,8 @@ impl Waiting {
         let now = self.shop.world.now;
         let client = self.shop.client;
         let peer = self.shop.world.host(self.instance).sal.host();
-        self.shop.world.host(client).sal.handle_absence(now, peer, is_absent);
+        let absent = is_absent.then_some(peer).into_iter().collect();
+        self.shop.world.host(client).sal.set_absent(now, &absent);
         self.shop.world.touch(client);
     }
 

@@ -56,6 +56,8 @@ const SERVERS: [&str; 3] = ["killed", "cut", "stays"];
 /// Between two datagrams of a socket.
 const EVERY_MS: &str = "20";
 const LIMIT: Duration = Duration::from_secs(20);
+/// After sockets were opened.
+const FOLLOWED_AFTER: Duration = Duration::from_secs(1);
 /// A socket that another instance has not answered by then is dead.
 const DEAD_LIMIT: Duration = Duration::from_secs(10);
 /// One without an answer for so long is none that lives: it has asked fifty times.
@@ -268,6 +270,8 @@ fn kill(stage: &Stage<'_>, findings: &mut Findings) -> Result<()> {
 /// Cuts a host off the network, without a word of it. Sockets of the sticky name stay there.
 fn cut_off(stage: &Stage<'_>, findings: &mut Findings) -> Result<()> {
     let gone = &stage.cut;
+    // Whom routers list is followed from a moment after a flow has opened, of which nothing is seen from outside.
+    sleep(FOLLOWED_AFTER);
     let here = sockets_at(&stage.sticky, gone.host);
     let mut kept = BTreeSet::new();
     wait_for("flows of the sticky name", LIMIT, || {

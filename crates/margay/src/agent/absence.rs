@@ -14,10 +14,11 @@ use tokio::time::sleep;
 use super::spread::{homes_of, instances_under, pass_on, whole};
 use super::{Agent, home};
 
-/// So many rounds in the time for which a silent peer is waited for,
-const ROUNDS: u32 = 4;
-/// which are not further apart.
+/// From one look at whether flows have opened to the next.
+const TICK: Duration = Duration::from_millis(250);
+/// The flows are walked over at the latest after so long, and otherwise for so small a part of the time.
 const ROUND_MAX: Duration = Duration::from_secs(2);
+const WALKING_SHARE: u32 = 50;
 /// What routers say is looked at so much later: more of it may come.
 const MORE_COMES: Duration = Duration::from_millis(20);
 /// A router that has just started lists some instances only. One that is missing for so long has left.
@@ -33,11 +34,17 @@ pub async fn follow(agent: Arc<Agent>) {
         tokio::spawn(pass_on(router.changes(), Arc::clone(&absences.heard)));
     }
     loop {
-        tokio::select! {
-            () = sleep(absences.pause(&agent)) => absences.ask(&agent),
-            () = absences.heard.notified() => sleep(MORE_COMES).await,
+        let has_news = tokio::select! {
+            () = sleep(TICK) => absences.ask(&agent),
+            () = absences.heard.notified() => {
+                sleep(MORE_COMES).await;
+                true
+            }
+        };
+        if has_news || !absences.missing.is_empty() {
+            absences.look(&agent);
         }
-        absences.look(&agent);
+        absences.note_life(&agent);
     }
 }
 
@@ -47,11 +54,17 @@ struct Absences {
     heard: Arc<Notify>,
     /// Routers that are listened to.
     routers: Vec<Weak<Home>>,
-    /// Peers of flows of programs here, and their names, as of the last round.
+    /// How many flows had opened at the last walk over them, when that was, and how long it took.
+    opened: u64,
+    walked: Option<Instant>,
+    walk: Duration,
+    /// Peers of flows of programs here, and their names, as of then.
     initiated: BTreeMap<HostId, BTreeSet<ServiceId>>,
     /// Names that are followed.
     watched: BTreeSet<ServiceId>,
-    /// What flows with absent peers have brought, in segments.
+    /// Peers that no router lists.
+    absent: BTreeSet<HostId>,
+    /// What flows with peers have brought that may be given up, in segments.
     carried: HashMap<HostId, u64>,
     /// Hosts that routers have listed by a name; those of other sites they never do.
     known: HashMap<ServiceId, BTreeSet<HostId>>,
@@ -67,22 +80,33 @@ enum Missing {
     Left,
 }
 
+/// What routers say of a peer, by a name of its.
+struct Verdict {
+    host: HostId,
+    service: ServiceId,
+    /// None: the name is not followed, or no router has told of it.
+    is_listed: Option<bool>,
+}
+
 impl Absences {
-    /// Until the next round.
-    fn pause(&self, agent: &Agent) -> Duration {
-        let limit = agent.config().host.give_up_after.limit;
-        let round = limit.map_or(ROUND_MAX, |limit| (limit / ROUNDS).min(ROUND_MAX));
-        let left_in = |missing: &Missing| match missing {
-            Missing::Since(since) => Some(LEFT_AFTER.saturating_sub(since.elapsed())),
-            Missing::Left => None,
-        };
-        let soonest = self.missing.values().filter_map(left_in).min();
-        soonest.map_or(round, |soonest| round.min(soonest.max(MORE_COMES)))
+    /// Whether it is time to walk over all flows again.
+    fn is_due(&self, opened: u64) -> bool {
+        let Some(walked) = self.walked else { return true };
+        let is_news = opened != self.opened && walked.elapsed() >= self.walk * WALKING_SHARE;
+        is_news || walked.elapsed() >= ROUND_MAX.max(self.walk * WALKING_SHARE)
     }
 
-    /// Follows the names that programs here have flows to.
-    fn ask(&mut self, agent: &Agent) {
+    /// Follows the names that programs here have flows to. Gives whether it was time to.
+    fn ask(&mut self, agent: &Agent) -> bool {
+        let opened = agent.watchers.opened();
+        if !self.is_due(opened) {
+            return false;
+        }
+        let start = Instant::now();
         self.initiated = agent.core.0.with_sal(|sal, _| sal.initiated());
+        self.opened = opened;
+        self.walk = start.elapsed();
+        self.walked = Some(start);
         let initiated = &self.initiated;
         self.missing
             .retain(|(host, service), _| initiated.get(host).is_some_and(|services| services.contains(service)));
@@ -103,6 +127,7 @@ impl Absences {
         // Those that are listed still are noted again at once.
         self.known.values_mut().for_each(|hosts| hosts.retain(|host| self.initiated.contains_key(host)));
         self.watched = wanted;
+        true
     }
 
     fn listen(&mut self, home: &Arc<Home>) {
@@ -113,7 +138,7 @@ impl Absences {
         }
     }
 
-    /// Tells the core of peers that no router lists.
+    /// Draws the conclusions from what routers list.
     fn look(&mut self, agent: &Agent) {
         let mut listed: HashMap<ServiceId, Vec<Instance>> = HashMap::new();
         for service in &self.watched {
@@ -122,32 +147,51 @@ impl Absences {
                 listed.insert(*service, found);
             }
         }
-        for (host, services) in &self.initiated {
-            let is_it = |instance: &Instance| instance.host == *host;
-            let is_listed = |service| listed.get(service).map(|found: &Vec<Instance>| found.iter().any(is_it));
-            let known: Vec<Option<bool>> = services.iter().map(is_listed).collect();
-            // A name that is not followed, or of which no router has told, says nothing.
-            if known.contains(&Some(true)) || known.iter().all(Option::is_some) {
-                let is_absent = !known.contains(&Some(true));
-                agent.core.0.with_sal(|sal, now| sal.handle_absence(now, *host, is_absent));
-            }
-            for (service, is_listed) in services.iter().zip(known) {
-                let is_known = self.known.get(service).is_some_and(|known| known.contains(host));
-                let Some(is_listed) = is_listed.filter(|_| is_known) else { continue };
-                if note(&mut self.missing, (*host, *service), is_listed) {
-                    rebind(agent, *host, service, &listed[service]);
-                }
+        let verdicts = self.verdicts(&listed);
+        self.tell(agent, &verdicts);
+        let unlisted = with(&verdicts, Some(false));
+        let core = &agent.core.0;
+        let silent: BTreeSet<HostId> =
+            core.with_sal(|sal, _| unlisted.into_iter().filter(|host| sal.is_silent(*host)).collect());
+        for Verdict { host, service, is_listed } in verdicts {
+            let was_listed = self.known.get(&service).is_some_and(|known| known.contains(&host));
+            // One that was never listed is of another site, or has left before its name was followed.
+            let counts = was_listed || silent.contains(&host);
+            let Some(is_listed) = is_listed.filter(|_| counts) else { continue };
+            if note(&mut self.missing, (host, service), is_listed) {
+                rebind(agent, host, &service, &listed[&service]);
             }
         }
-        self.note_life(agent);
     }
 
-    /// Tells the core where packets have come from an absent peer: its agent may be dead, and its kernel well.
+    /// Whether routers list each peer by each name.
+    fn verdicts(&self, listed: &HashMap<ServiceId, Vec<Instance>>) -> Vec<Verdict> {
+        let pairs = self.initiated.iter().flat_map(|(host, services)| services.iter().map(|service| (*host, *service)));
+        let verdict = |(host, service): (HostId, ServiceId)| {
+            let found = listed.get(&service);
+            let is_listed = found.map(|found| found.iter().any(|instance| instance.host == host));
+            Verdict { host, service, is_listed }
+        };
+        pairs.map(verdict).collect()
+    }
+
+    /// Tells the core of the peers that no router lists by any name.
+    fn tell(&mut self, agent: &Agent, verdicts: &[Verdict]) {
+        let listed = with(verdicts, Some(true));
+        let unknown = with(verdicts, None);
+        let before = std::mem::take(&mut self.absent);
+        let is_absent = |host: &HostId| !listed.contains(host) && (!unknown.contains(host) || before.contains(host));
+        self.absent = self.initiated.keys().copied().filter(is_absent).collect();
+        agent.core.0.with_sal(|sal, now| sal.set_absent(now, &self.absent));
+    }
+
+    /// Tells the core where packets have come from a peer that may be given up: its agent may be dead, and its kernel
+    /// well.
     fn note_life(&mut self, agent: &Agent) {
         let core = &agent.core.0;
-        let absent: Vec<HostId> = core.with_sal(|sal, _| sal.absent_peers().collect());
-        self.carried.retain(|host, _| absent.contains(host));
-        for host in absent {
+        let doubted = core.with_sal(|sal, now| sal.doubted_peers(now));
+        self.carried.retain(|host, _| doubted.contains(host));
+        for host in doubted {
             let flows = core.with_sal(|sal, _| sal.flows_initiated_with(host));
             let carried = flows.into_iter().filter_map(|flow| core.flow_counters(flow));
             let segments = carried.map(|carried| carried.ingress_segments).sum();
@@ -156,6 +200,11 @@ impl Absences {
             }
         }
     }
+}
+
+/// The peers of which routers say so.
+fn with(verdicts: &[Verdict], is_listed: Option<bool>) -> BTreeSet<HostId> {
+    verdicts.iter().filter(|verdict| verdict.is_listed == is_listed).map(|verdict| verdict.host).collect()
 }
 
 /// Notes whether routers list a peer by a name. Gives whether it has left just now.

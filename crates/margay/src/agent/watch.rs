@@ -1,6 +1,7 @@
 //! What happens in the core, for logs and for whoever watches.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -29,6 +30,8 @@ pub struct Watchers {
     keeper: Arc<OnceLock<Sender<Change>>>,
     /// What failed of late.
     failures: Arc<Failures>,
+    /// How many flows have opened.
+    opened: Arc<AtomicU64>,
 }
 
 struct Senders {
@@ -41,7 +44,8 @@ struct Senders {
 impl Default for Watchers {
     fn default() -> Self {
         let senders = Senders { events: broadcast::channel(BEHIND_MAX).0, rules: broadcast::channel(BEHIND_MAX).0 };
-        Self { senders: Arc::new(RwLock::new(Some(senders))), keeper: Arc::default(), failures: Arc::default() }
+        let senders = Arc::new(RwLock::new(Some(senders)));
+        Self { senders, keeper: Arc::default(), failures: Arc::default(), opened: Arc::default() }
     }
 }
 
@@ -52,6 +56,9 @@ impl Watchers {
         Box::new(move |event| {
             log(&event);
             this.failures.note(&event, Instant::now());
+            if matches!(event, Event::FlowOpened(_)) {
+                this.opened.fetch_add(1, Ordering::Relaxed);
+            }
             if let Some((keeper, change)) = this.keeper.get().zip(Change::of(&event)) {
                 // It ends with the process only.
                 let _ = keeper.send(change);
@@ -79,6 +86,11 @@ impl Watchers {
     /// Connections of programs of this host that failed of late, the latest first.
     pub fn failures(&self) -> Vec<Failed> {
         self.failures.recent(Instant::now())
+    }
+
+    /// How many flows have opened since the start: cheaper to ask for than to hear of each.
+    pub fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
     }
 
     /// Ends all watching.

@@ -1,4 +1,5 @@
-//! Bytes as text that people copy: a word that says what it is, base32 in lower case, and a checksum of four bytes of BLAKE3.
+//! Bytes as text that people copy: a word that says what it is, base32 in lower case, and a checksum of four bytes of
+//! BLAKE3.
 
 use data_encoding::BASE32_NOPAD;
 use zeroize::Zeroizing;

@@ -29,8 +29,8 @@ pub fn rng() -> Result<Rng, NoEntropy> {
     seed().map(Rng::new)
 }
 
-/// Half of a pause up to all of it, so that many who lost the same peer do not all come back to it at once. Three quarters where the
-/// operating system gives no randomness.
+/// Half of a pause up to all of it, so that many who lost the same peer do not all come back to it at once. Three
+/// quarters where the operating system gives no randomness.
 pub fn jittered(pause: Duration) -> Duration {
     let part = rng().map_or(128, |mut rng| rng.u32() % 256);
     pause / 2 + pause * part / 512

@@ -27,7 +27,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads the identity, or makes one on the first start; takes the next epoch and syncs it to disk before it returns.
+    /// Reads the identity, or makes one on the first start; takes the next epoch and syncs it to disk before it
+    /// returns.
     ///
     /// Call it once per start, before anything is sent: sending keys derive from the epoch. `runtime_dir` is where
     /// association keys are kept until a reboot: the epoch is kept beside them, so that a state directory that was

@@ -1,4 +1,5 @@
-//! The signing keys of this host: of authorities that it speaks for, and of services whose names certify themselves (DESIGN §5).
+//! The signing keys of this host: of authorities that it speaks for, and of services whose names certify themselves
+//! (DESIGN §5).
 
 use std::fs;
 
@@ -73,13 +74,14 @@ impl Authority {
         let name = &self.name;
         if self.revoked.is_some() {
             return format!(
-                "the authority has taken back the router's right to sign for {name}: `margay id authority request {name}` there asks for it \
-                 with a new key, `margay id authority sign` where the authority's key is, `margay id accept` there"
+                "the authority has taken back the router's right to sign for {name}: `margay id authority request \
+                 {name}` there asks for it with a new key, `margay id authority sign` where the authority's key is, \
+                 `margay id accept` there"
             );
         }
         format!(
-            "the router's right to sign for {name} has ended: `margay id authority request {name}` there, `margay id authority sign` \
-             where the authority's key is, `margay id accept` there"
+            "the router's right to sign for {name} has ended: `margay id authority request {name}` there, `margay id \
+             authority sign` where the authority's key is, `margay id accept` there"
         )
     }
 
@@ -162,8 +164,8 @@ impl Keyring {
         Ok(Authority { name: name.to_owned(), key, warrant: None, revoked: None, next: None })
     }
 
-    /// Asks for the right to sign for an authority: by the key that this router signs by already, by the one that it asked for before,
-    /// or by a new one.
+    /// Asks for the right to sign for an authority: by the key that this router signs by already, by the one that it
+    /// asked for before, or by a new one.
     ///
     /// # Errors
     ///
@@ -211,7 +213,8 @@ impl Keyring {
         Ok(Some(Next { key, succession }))
     }
 
-    /// Makes a key that follows an authority's own one, after half of `overlap_s`; that one is trusted to its end. Nobody is told.
+    /// Makes a key that follows an authority's own one, after half of `overlap_s`; that one is trusted to its end.
+    /// Nobody is told.
     ///
     /// # Errors
     ///
@@ -259,7 +262,8 @@ impl Keyring {
         Ok(waiting)
     }
 
-    /// Keys whose time has come sign from now on, and those before them are gone; `name`: this one's in any case. Gives the names.
+    /// Keys whose time has come sign from now on, and those before them are gone; `name`: this one's in any case. Gives
+    /// the names.
     ///
     /// # Errors
     ///
@@ -279,8 +283,8 @@ impl Keyring {
         Ok(promoted)
     }
 
-    /// Takes what was signed for a request of this host: from now on it signs for the authority. `heirs`: keys that follow the one by which it signs
-    /// until now.
+    /// Takes what was signed for a request of this host: from now on it signs for the authority. `heirs`: keys that
+    /// follow the one by which it signs until now.
     ///
     /// # Errors
     ///
@@ -312,8 +316,8 @@ impl Keyring {
         Ok(Authority { name, key, warrant: Some(warrant), revoked: None, next: None })
     }
 
-    /// Signs no more with a key of this host that its authority has taken back; false where there is none, or that was known. The caller
-    /// knows that the authority says so.
+    /// Signs no more with a key of this host that its authority has taken back; false where there is none, or that was
+    /// known. The caller knows that the authority says so.
     ///
     /// # Errors
     ///

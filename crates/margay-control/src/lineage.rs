@@ -41,8 +41,8 @@ pub fn read_succession(text: &str) -> Result<Succession, WarrantError> {
     if read.is_signed() { Ok(read) } else { Err(WarrantError::Unsigned(SUCCESSION.noun)) }
 }
 
-/// Has the store keep the successions that were made here, just now or before it failed or a crash came between. Until it has, nobody is
-/// told. True: there was one that it had not. What another key has overtaken is dropped.
+/// Has the store keep the successions that were made here, just now or before it failed or a crash came between. Until
+/// it has, nobody is told. True: there was one that it had not. What another key has overtaken is dropped.
 ///
 /// # Errors
 ///
@@ -73,7 +73,8 @@ pub enum TakeUpError {
     Store(#[from] StoreError),
     /// Somebody else has the authority's key.
     #[error(
-        "another key follows that of {0} already, as far as is known here: somebody else has it, or a copy of it was used"
+        "another key follows that of {0} already, as far as is known here: somebody else has it, or a copy of it was \
+         used"
     )]
     Rival(String),
 }
@@ -142,19 +143,22 @@ impl Lineage {
         keys.into_iter().position(|known| known == *key)
     }
 
-    /// Until when what a key of the line has signed is believed, in seconds since 1970; the last one's has no end. `None`: it is none.
+    /// Until when what a key of the line has signed is believed, in seconds since 1970; the last one's has no end.
+    /// `None`: it is none.
     pub fn until_s(&self, key: &VerifyingKey) -> Option<u64> {
         let place = self.place(key)?;
         Some(self.line.get(place).map_or(u64::MAX, |next| next.trusted_until_s))
     }
 
-    /// Until when the key is believed with which a chain begins; of what is no chain of the line, for ever: its own time counts.
+    /// Until when the key is believed with which a chain begins; of what is no chain of the line, for ever: its own
+    /// time counts.
     pub fn chain_until_s(&self, chain: &[u8]) -> u64 {
         let first: Option<Certificate> = decode_chain(chain).ok().and_then(|chain| chain.into_iter().next());
         first.and_then(|first| self.until_s(&first.issuer)).unwrap_or(u64::MAX)
     }
 
-    /// Whether the authority says so: by a key that is believed at `unix_s`; and of a key of the authority itself, by one that came after it.
+    /// Whether the authority says so: by a key that is believed at `unix_s`; and of a key of the authority itself, by
+    /// one that came after it.
     pub fn says(&self, revocation: &KeyRevocation, unix_s: u64) -> bool {
         let Some(signer) = self.place(&revocation.signer) else { return false };
         let is_later = self.place(&revocation.key).is_none_or(|revoked| revoked < signer);

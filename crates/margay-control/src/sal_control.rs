@@ -12,8 +12,8 @@ use margay_core::succession::Succession;
 use margay_core::table::{Rule, RuleId, TableError};
 use margay_core::way::Relation;
 
-/// The control side of [`margay_core::Sal`]. The program implements it with its lock around the core and its own `now`; every call
-/// is short and must not call back.
+/// The control side of [`margay_core::Sal`]. The program implements it with its lock around the core and its own `now`;
+/// every call is short and must not call back.
 pub trait SalControl: Send + Sync + 'static {
     /// See [`margay_core::Sal::install_association`].
     fn install_association(&self, setup: AssociationSetup);

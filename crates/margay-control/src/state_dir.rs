@@ -9,7 +9,8 @@ use zeroize::Zeroizing;
 
 /// Where it lies unless the configuration says otherwise.
 pub const DEFAULT: &str = "/var/lib/margay";
-/// Larger files than this are not ours: none is written, and none is read. A service that is published takes some 300 bytes of one.
+/// Larger files than this are not ours: none is written, and none is read. A service that is published takes some 300
+/// bytes of one.
 const FILE_MAX_BYTES: u64 = 16 << 20;
 
 /// Something about the state directory that only the operator can put right. Each names the file.

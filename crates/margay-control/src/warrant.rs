@@ -1,5 +1,5 @@
-//! How a key's owner lets others speak for a name without giving the key away (DESIGN §5, §8): a further router gets a key of its own that
-//! signs for an authority, a host the word of a service's key.
+//! How a key's owner lets others speak for a name without giving the key away (DESIGN §5, §8): a further router gets a
+//! key of its own that signs for an authority, a host the word of a service's key.
 //!
 //! ```text
 //! margay-request- and the digits (`armor.rs`) of
@@ -70,7 +70,8 @@ pub enum WarrantError {
     Unsigned(&'static str),
     /// For another name.
     #[error(
-        "the request is for `{0}`, whose key is not here; sign it on a host that has it (`margay id` lists what is here)"
+        "the request is for `{0}`, whose key is not here; sign it on a host that has it (`margay id` lists what is \
+         here)"
     )]
     NoKey(String),
     /// Only the authority's own key passes it on.
@@ -89,12 +90,14 @@ pub enum WarrantError {
     NotHere,
     /// Of another authority with the same name.
     #[error(
-        "the warrant comes from another key than `{0}` has here; find out which is right before you take it: `margay id` shows the one here"
+        "the warrant comes from another key than `{0}` has here; find out which is right before you take it: `margay \
+         id` shows the one here"
     )]
     OtherRoot(String),
     /// Of an authority that nobody here knows.
     #[error(
-        "the revocation is of an authority that this host neither signs for nor has joined; take it to a router of that authority"
+        "the revocation is of an authority that this host neither signs for nor has joined; take it to a router of \
+         that authority"
     )]
     Stranger,
     /// The authority's own.
@@ -104,7 +107,8 @@ pub enum WarrantError {
     OwnKey(String),
     /// A key that was taken back.
     #[error(
-        "the request is for a key that `{0}` has taken back; ask for a new one: `margay id authority request {0} --new-key`"
+        "the request is for a key that `{0}` has taken back; ask for a new one: `margay id authority request {0} \
+         --new-key`"
     )]
     RevokedKey(String),
 }
@@ -130,8 +134,8 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// The key is another authority's, or not the authority's own: a chain with one more link would let the answer to a SYN grow larger than what
-    /// passes every network.
+    /// The key is another authority's, or not the authority's own: a chain with one more link would let the answer to a
+    /// SYN grow larger than what passes every network.
     pub fn grant(&self, by: &Authority, unix_s: u64, lifetime_s: u64) -> Result<Warrant, WarrantError> {
         if by.name != self.authority {
             return Err(WarrantError::NoKey(self.authority.clone()));

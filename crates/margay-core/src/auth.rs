@@ -42,7 +42,8 @@ pub fn verify_with_key(key: &[u8; 32], message: &Message<'_>) -> Result<(), Drop
     if difference == 0 { Ok(()) } else { Err(DropReason::BadTag) }
 }
 
-/// The check: the association's local index, if the message is tagged by its peer, in its present or a newer epoch, and new.
+/// The check: the association's local index, if the message is tagged by its peer, in its present or a newer epoch, and
+/// new.
 ///
 /// # Errors
 ///

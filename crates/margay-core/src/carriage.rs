@@ -1,5 +1,5 @@
-//! How a flow is carried, what changes it, and why it is as it is: the states of the direct path, declared as data ([`direct`](crate::direct) is
-//! what happens at a change).
+//! How a flow is carried, what changes it, and why it is as it is: the states of the direct path, declared as data
+//! ([`direct`](crate::direct) is what happens at a change).
 
 use crate::event::Role;
 
@@ -12,8 +12,9 @@ pub enum Carriage {
     Encapsulated,
     /// Encapsulated; a pinhole came and was answered, so the peer may send direct at any time.
     Offered,
-    /// This end, an initiator, sends direct from the start, and has not heard yet that the peer does. What comes direct goes to the program at
-    /// once: the peer has been told by the very message that let it send anything, so that nothing encapsulated is before it.
+    /// This end, an initiator, sends direct from the start, and has not heard yet that the peer does. What comes direct
+    /// goes to the program at once: the peer has been told by the very message that let it send anything, so that
+    /// nothing encapsulated is before it.
     Starting,
     /// This end sends direct, the peer does not yet.
     Sending,

@@ -6,8 +6,8 @@
 //!  84 delegated key present | 85 groups (count) | 86..88 zero | 88..120 issuer | 120..152 delegated key
 //!  152.. groups, four bytes each | signature, 64 bytes, over all before it
 //! ```
-//! Numbers are big-endian. A chain goes from the trusted key down: each certificate but the last delegates signing to the
-//! issuer of the next, within its own prefix and time.
+//! Numbers are big-endian. A chain goes from the trusted key down: each certificate but the last delegates signing to
+//! the issuer of the next, within its own prefix and time.
 
 use alloc::vec::Vec;
 
@@ -278,14 +278,16 @@ pub struct TrustAnchor {
     pub key: VerifyingKey,
 }
 
-/// A host was put out of its authority: what the authority has signed for it until then holds no longer, although its time is not over.
+/// A host was put out of its authority: what the authority has signed for it until then holds no longer, although its
+/// time is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revocation {
     /// The authority's block.
     pub authority: [u8; 8],
     /// The host's key.
     pub host_key: [u8; 32],
-    /// What ends later was made after it, for a host that was let in again. After this time there is nothing left to revoke.
+    /// What ends later was made after it, for a host that was let in again. After this time there is nothing left to
+    /// revoke.
     pub until_s: u64,
 }
 
@@ -321,7 +323,8 @@ pub struct Membership {
     pub issuers: Vec<VerifyingKey>,
 }
 
-/// Keeps what holds until a time, and of two that say the same the longer one. What is over goes; where there is no room, what ends first.
+/// Keeps what holds until a time, and of two that say the same the longer one. What is over goes; where there is no
+/// room, what ends first.
 fn remember<R, What: PartialEq>(
     known: &mut Vec<R>,
     new: R,
@@ -361,7 +364,8 @@ impl TrustStore {
         }
     }
 
-    /// Trusts the key that follows one that is trusted, and that one until the time that both have said. The caller has seen that it is signed.
+    /// Trusts the key that follows one that is trusted, and that one until the time that both have said. The caller has
+    /// seen that it is signed.
     pub fn succeed(&mut self, succession: &Succession) {
         let Succession { authority, old, new, trusted_until_s, .. } = *succession;
         let is_old = |known: &&mut (TrustAnchor, u64)| known.0 == TrustAnchor { authority, key: old };
@@ -382,7 +386,8 @@ impl TrustStore {
         remember(&mut self.revoked, revocation, REVOCATIONS_MAX, unix_s, what, |known| known.until_s);
     }
 
-    /// Believes no more what a key has signed that an authority had let sign. The caller knows that the authority says so.
+    /// Believes no more what a key has signed that an authority had let sign. The caller knows that the authority says
+    /// so.
     pub fn revoke_key(&mut self, revocation: KeyRevocation, unix_s: u64) {
         let what = |known: &KeyRevocation| (known.authority, known.key);
         remember(&mut self.revoked_keys, revocation, KEY_REVOCATIONS_MAX, unix_s, what, |known| known.until_s);
@@ -555,8 +560,8 @@ fn check_links<'a>(
     chain.last().ok_or(CertificateError::Malformed)
 }
 
-/// Whether a chain that begins with `root` lets `key` sign certificates of a kind, within a prefix. Gives the end of its time, in
-/// seconds since 1970.
+/// Whether a chain that begins with `root` lets `key` sign certificates of a kind, within a prefix. Gives the end of
+/// its time, in seconds since 1970.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Which of many things have changed, for a copy of them that is kept elsewhere: asked for in small parts, so that a change of one
-//! costs one.
+//! Which of many things have changed, for a copy of them that is kept elsewhere: asked for in small parts, so that a
+//! change of one costs one.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;

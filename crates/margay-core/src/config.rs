@@ -10,7 +10,8 @@ use crate::ranges::Ranges;
 pub struct Config {
     /// The host's X25519 key.
     pub host_key: HostSecret,
-    /// This start of the agent: greater than that of every earlier start, and on disk before the first send (DESIGN §7).
+    /// This start of the agent: greater than that of every earlier start, and on disk before the first send (DESIGN
+    /// §7).
     pub epoch: u32,
     /// Identity of the running boot; a new one means that every socket of the older is gone.
     pub boot_id: [u8; 16],
@@ -42,8 +43,8 @@ pub struct Limits {
     pub rules: usize,
     /// Packets of an application held for one flow that is being set up.
     pub held_per_flow: usize,
-    /// Datagrams of a program here held for a flow that its peer has not answered yet: as many as the kernel cuts one send
-    /// into (UDP_SEGMENT).
+    /// Datagrams of a program here held for a flow that its peer has not answered yet: as many as the kernel cuts one
+    /// send into (UDP_SEGMENT).
     pub held_sends_per_flow: usize,
     /// DATA datagrams held for one flow whose peer is not proved yet: the longest inner packet comes in 47,
     /// and one send in 128. While cookies are asked for, only `held_per_flow`.

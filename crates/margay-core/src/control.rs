@@ -1,5 +1,5 @@
-//! What the control plane and the operator ask of the core. Nothing here touches a bound flow, unless it is about that flow
-//! (DESIGN §3.9).
+//! What the control plane and the operator ask of the core. Nothing here touches a bound flow, unless it is about that
+//! flow (DESIGN §3.9).
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -58,8 +58,8 @@ impl Sal {
         self.trust.add(anchor);
     }
 
-    /// Believes no more what an authority signed for a host that it has put out. Flows that are bound go on (DESIGN §3.9); new ones, either way,
-    /// are refused.
+    /// Believes no more what an authority signed for a host that it has put out. Flows that are bound go on (DESIGN
+    /// §3.9); new ones, either way, are refused.
     pub fn revoke(&mut self, revocation: Revocation) {
         let unix_s = self.unix_s();
         self.trust.revoke(revocation, unix_s);
@@ -77,8 +77,8 @@ impl Sal {
         }
     }
 
-    /// Believes no more what a key has signed that an authority had let sign; the caller knows that the authority says so. Flows that are bound
-    /// go on; of members that are so by its word nothing is known until they show another one.
+    /// Believes no more what a key has signed that an authority had let sign; the caller knows that the authority says
+    /// so. Flows that are bound go on; of members that are so by its word nothing is known until they show another one.
     pub fn revoke_key(&mut self, revocation: KeyRevocation) {
         let unix_s = self.unix_s();
         self.trust.revoke_key(revocation, unix_s);
@@ -88,7 +88,8 @@ impl Sal {
         });
     }
 
-    /// Trusts the key that follows one of an authority, and that one until the time that both have said; the caller has seen that it is signed.
+    /// Trusts the key that follows one of an authority, and that one until the time that both have said; the caller has
+    /// seen that it is signed.
     pub fn succeed(&mut self, succession: &Succession) {
         self.trust.succeed(succession);
         let Succession { authority, old, trusted_until_s, .. } = *succession;
@@ -159,7 +160,8 @@ impl Sal {
         self.table.insert_as(now, id, prefix, rule)
     }
 
-    /// Makes a rule say something else. It keeps its number, its prefix, and what it counted. False if there is no such rule.
+    /// Makes a rule say something else. It keeps its number, its prefix, and what it counted. False if there is no such
+    /// rule.
     pub fn change_rule(&mut self, id: RuleId, rule: Rule) -> bool {
         if let Some((prefix, _)) = self.table.get(id) {
             self.end_grants_under(&prefix);
@@ -229,8 +231,9 @@ impl Sal {
         if let Some(known) = self.associations.by_host(host) {
             association.membership = known.membership.clone();
             association.rtt = known.rtt;
-            // Where they find each other is told by RSYN; a stream knows no address translators, and may be an old one. It knows
-            // nothing of this host's own address either: where the peer is where it was, that is not found out anew.
+            // Where they find each other is told by RSYN; a stream knows no address translators, and may be an old one.
+            // It knows nothing of this host's own address either: where the peer is where it was, that is not found out
+            // anew.
             if known.flows > 0 || known.remote == setup.remote {
                 (association.local, association.remote) = (known.local, known.remote);
                 association.chosen = known.chosen;
@@ -486,8 +489,8 @@ impl Sal {
         }
     }
 
-    /// Asks a peer for a sign of life under its association; its answer moves [`AssociationInfo::heard`]. False when there
-    /// is no association with `host`.
+    /// Asks a peer for a sign of life under its association; its answer moves [`AssociationInfo::heard`]. False when
+    /// there is no association with `host`.
     pub fn probe(&mut self, now: Instant, host: HostId) -> bool {
         self.now = now;
         let Some(local_id) = self.associations.by_host(host).map(|association| association.local_id) else {

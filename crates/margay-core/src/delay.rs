@@ -1,9 +1,9 @@
 //! DELAY: first packets wait while somebody outside the core finds out who serves their name (DESIGN §8; Serval §4.2).
 //!
-//! One question is put per name, however many packets wait for its answer. An answer becomes FORWARD rules that end by themselves, and
-//! what waited goes on by them. A resolver that fails is not asked of that name again for a while: the next rule of the same prefix
-//! decides meanwhile, and where there is none, packets are refused at once. An answer is a hint and no more: who may answer for a name is
-//! proved when the flow is set up.
+//! One question is put per name, however many packets wait for its answer. An answer becomes FORWARD rules that end by
+//! themselves, and what waited goes on by them. A resolver that fails is not asked of that name again for a while: the
+//! next rule of the same prefix decides meanwhile, and where there is none, packets are refused at once. An answer is a
+//! hint and no more: who may answer for a name is proved when the flow is set up.
 
 use alloc::collections::btree_map::{BTreeMap, Entry};
 use alloc::collections::{BTreeSet, VecDeque};
@@ -341,7 +341,8 @@ impl Sal {
         Ok(())
     }
 
-    /// What a resolver said; `None`: it has failed, or knows nobody. An answer that nobody waits for is counted, and no more.
+    /// What a resolver said; `None`: it has failed, or knows nobody. An answer that nobody waits for is counted, and no
+    /// more.
     pub fn handle_resolution(&mut self, now: Instant, question: Question, answer: Option<Answer>) {
         self.now = now;
         if self.delays.waits.get(&question.service).is_none_or(|wait| wait.resolver != question.resolver) {
@@ -461,7 +462,8 @@ impl Sal {
                 Sender::Program(_) => {
                     let Ok(Parsed::Transport(packet)) = packet::parse(&held.bytes) else { continue };
                     self.refuse(&packet, Unreachable::Port);
-                    let why = "the resolvers did not say in time who serves this name; `margay trace NAME` shows what they answered";
+                    let why = "the resolvers did not say in time who serves this name; `margay trace NAME` shows what \
+                               they answered";
                     self.connect_failed(service, &packet, why.to_string());
                 }
                 Sender::Host { from, .. } => {

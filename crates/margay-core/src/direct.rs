@@ -13,16 +13,18 @@
 //!   Direct
 //! ```
 //!
-//! FENCE is the last encapsulated packet: what came direct before it waits behind it, so the change-over reorders nothing.
-//! Where the path was proved a short time ago by another flow, both start direct at once and watch for progress: nothing encapsulated is
-//! before their first packets, so the initiator (`Starting`) takes the peer's without a word of it. A flow
-//! whose direct packets go unanswered goes back, and its peer follows when it sees encapsulated data again.
+//! FENCE is the last encapsulated packet: what came direct before it waits behind it, so the change-over reorders
+//! nothing. Where the path was proved a short time ago by another flow, both start direct at once and watch for
+//! progress: nothing encapsulated is before their first packets, so the initiator (`Starting`) takes the peer's without
+//! a word of it. A flow whose direct packets go unanswered goes back, and its peer follows when it sees encapsulated
+//! data again.
 //!
-//! Datagrams that are lost are lost: no transport sends them again. So a flow of datagrams never starts on another's proof, its
-//! pinhole is a datagram without a payload (an application's own empty ones go encapsulated). The responder sends one first, for there may
-//! be a firewall at either end that lets in only what answers; so it is the second that shows the initiator that its own come through. The end that only receives
-//! answers once a second with a pinhole, so that the other has progress to watch. After a pause in which holes may have closed, the first
-//! datagram goes encapsulated again, and the flow is proved anew.
+//! Datagrams that are lost are lost: no transport sends them again. So a flow of datagrams never starts on another's
+//! proof, its pinhole is a datagram without a payload (an application's own empty ones go encapsulated). The responder
+//! sends one first, for there may be a firewall at either end that lets in only what answers; so it is the second that
+//! shows the initiator that its own come through. The end that only receives answers once a second with a pinhole, so
+//! that the other has progress to watch. After a pause in which holes may have closed, the first datagram goes
+//! encapsulated again, and the flow is proved anew.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -45,17 +47,18 @@ use crate::time::Instant;
 const HINT: Duration = Duration::from_secs(60);
 /// A lost FENCE holds direct packets up for so long at most.
 const FENCE_WAIT: Duration = Duration::from_millis(50);
-/// A FENCE that has not come by [`FENCE_WAIT`] may be late only, and what the peer encapsulated before it as well: a busy host's agent has
-/// some of that still to read.
+/// A FENCE that has not come by [`FENCE_WAIT`] may be late only, and what the peer encapsulated before it as well: a
+/// busy host's agent has some of that still to read.
 const FENCE_LATE: Duration = Duration::from_secs(1);
 /// Direct packets that wait for a FENCE; the next ones go before it.
 const QUEUED_MAX: usize = 64;
-/// What of a flow may overtake its ACK: more than the first window of a connection, and no less than one packet may have.
+/// What of a flow may overtake its ACK: more than the first window of a connection, and no less than one packet may
+/// have.
 const HELD_DIRECT_BYTES: usize = 65_535;
 /// First wait for the answer to a pinhole, and the longest.
 const PINHOLE_FIRST: Duration = Duration::from_millis(500);
-/// A responder that has heard of no pinhole by then makes one of its own: it may itself be behind what lets in nobody who was not asked.
-/// Later than the answers to an initiator's first.
+/// A responder that has heard of no pinhole by then makes one of its own: it may itself be behind what lets in nobody
+/// who was not asked. Later than the answers to an initiator's first.
 const KNOCK_FIRST: Duration = Duration::from_millis(750);
 const PINHOLE_MAX: Duration = Duration::from_secs(8);
 /// Wait before a FENCE is said again, and how often it is.
@@ -81,13 +84,14 @@ pub(crate) struct Direct {
     /// Pinholes of the responder that have come, of a flow of datagrams.
     heard: u8,
     due: Option<Instant>,
-    /// This end accepts direct packets without having heard the peer's FENCE: until then, encapsulated ones may be of the time before.
+    /// This end accepts direct packets without having heard the peer's FENCE: until then, encapsulated ones may be of
+    /// the time before.
     unfenced_until: Option<Instant>,
     /// Packets that wait for a FENCE.
     queued: Vec<Vec<u8>>,
-    /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then others from the kernel. By that one
-    /// the host's TCP makes a socket of a request, and for a moment finds neither: what comes by another processor then would be
-    /// answered by a RST.
+    /// A responder's flow that is direct from the start takes the peer's first packet from the agent, and only then
+    /// others from the kernel. By that one the host's TCP makes a socket of a request, and for a moment finds neither:
+    /// what comes by another processor then would be answered by a RST.
     begun: bool,
 }
 
@@ -134,9 +138,9 @@ impl Sal {
         self.ports.is_on
     }
 
-    /// Which ports direct flows may use; `None` while this host has no eBPF flow cache: then every flow is encapsulated.
-    /// Flows that are direct go back at once when it becomes `None`, and are tried again when it comes back. Packets that peers
-    /// go on sending direct meanwhile still find their flows.
+    /// Which ports direct flows may use; `None` while this host has no eBPF flow cache: then every flow is
+    /// encapsulated. Flows that are direct go back at once when it becomes `None`, and are tried again when it comes
+    /// back. Packets that peers go on sending direct meanwhile still find their flows.
     pub fn set_flow_ports(&mut self, now: Instant, range: Option<RangeInclusive<u16>>) {
         self.now = now;
         self.ports.is_on = range.is_some();
@@ -161,7 +165,8 @@ impl Sal {
         self.flows.iter().filter(|flow| flow.direct.carriage.sends() && flow.carries_data()).count()
     }
 
-    /// A flow that a pinhole could lift: a responder's only if it is a stream, since datagrams open their holes at once.
+    /// A flow that a pinhole could lift: a responder's only if it is a stream, since datagrams open their holes at
+    /// once.
     fn is_waiting_for_proof(&self, id: FlowId) -> bool {
         let is_waiting = |flow: &&crate::flow::Flow| {
             let is_open = matches!(flow.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
@@ -250,8 +255,8 @@ impl Sal {
         }
     }
 
-    /// The flow is established at this end. `peer_starts`: the peer said that it sends direct from the start. Gives whether
-    /// this end does. Comes before the entry is installed, so that the entry says it.
+    /// The flow is established at this end. `peer_starts`: the peer said that it sends direct from the start. Gives
+    /// whether this end does. Comes before the entry is installed, so that the entry says it.
     pub(crate) fn begin_direct(&mut self, now: Instant, id: FlowId, peer_starts: bool) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
         let (association, role) = (flow.association, flow.role);
@@ -267,8 +272,8 @@ impl Sal {
         };
         let hinted = self.is_hinted(now, association);
         if peer_starts {
-            // The peer has proved the path lately, both ways. Whoever has lost its own proof, by a start of its agent or a flow that stalled,
-            // would have none again as long as every flow begins by the peer's.
+            // The peer has proved the path lately, both ways. Whoever has lost its own proof, by a start of its agent
+            // or a flow that stalled, would have none again as long as every flow begins by the peer's.
             self.note_proof(association, Some(now));
         }
         let Some(flow) = self.flows.get_mut(id) else { return false };
@@ -363,8 +368,8 @@ impl Sal {
         }
     }
 
-    /// The kernel's cache has carried an adopted flow meanwhile: it goes on as it is. `generation` is that of the cache's entry.
-    /// False when this host knows no such flow: the entry is of no more use.
+    /// The kernel's cache has carried an adopted flow meanwhile: it goes on as it is. `generation` is that of the
+    /// cache's entry. False when this host knows no such flow: the entry is of no more use.
     pub fn adopt_direct(&mut self, now: Instant, id: FlowId, generation: u32, wire: &Wire) -> bool {
         self.now = now;
         let Some(flow) = self.flows.get_mut(id) else { return false };
@@ -373,7 +378,8 @@ impl Sal {
             return false;
         }
         flow.generation = flow.generation.max(generation);
-        // What a responder sends direct, and does not take yet, has been direct from its start, and its first packet has not come.
+        // What a responder sends direct, and does not take yet, has been direct from its start, and its first packet
+        // has not come.
         flow.direct.begun = wire.takes() || flow.role == Role::Initiator;
         let is_direct = wire.takes() || !flow.direct.begun;
         flow.direct.carriage = if is_direct { Carriage::Direct } else { Carriage::Sending };
@@ -552,7 +558,8 @@ impl Sal {
         let carriage = flow.direct.carriage;
         let is_for_agents = !flow.has_socket() || (flow.lifecycle == Lifecycle::Closed && packet.is_pinhole());
         if is_strangers {
-            // The peer sends nothing direct, or nothing has come by the new path yet: somebody on the way refuses pinholes.
+            // The peer sends nothing direct, or nothing has come by the new path yet: somebody on the way refuses
+            // pinholes.
             return Some(AppVerdict::Drop(DropReason::Unexpected));
         }
         if !is_bare && carriage.expects_fence() {
@@ -569,8 +576,8 @@ impl Sal {
             self.handle_pinhole(now, id, packet.is_knock());
         }
         // A pinhole is for the agents: a socket that has just closed would answer it with a RST. But it may also be an
-        // acknowledgement of a peer that sends direct already, or still; an open connection takes either. Nothing else is an
-        // empty datagram, and the cache gives every one to the agent.
+        // acknowledgement of a peer that sends direct already, or still; an open connection takes either. Nothing else
+        // is an empty datagram, and the cache gives every one to the agent.
         if is_bare && is_datagram {
             return Some(AppVerdict::Consumed);
         }
@@ -605,7 +612,8 @@ impl Sal {
         let Some(flow) = self.flows.get(id).filter(|_| self.ports.is_on) else { return };
         match flow.role {
             Role::Responder => self.queue.pinhole(id),
-            // No answer, since nothing was asked: after this end went back the peer still acknowledges direct for a while.
+            // No answer, since nothing was asked: after this end went back the peer still acknowledges direct for a
+            // while.
             Role::Initiator if flow.direct.tries == 0 => return,
             Role::Initiator if is_knock || flow.app.protocol == UDP && flow.direct.heard == 0 => {
                 // The responder's own says nothing of this end's. What goes out now meets an open hole.

@@ -1,5 +1,5 @@
-//! Why the service table would decide as it would: every rule that covers a name, and what becomes of it in the choice. Nothing is sent
-//! and nothing is counted.
+//! Why the service table would decide as it would: every rule that covers a name, and what becomes of it in the choice.
+//! Nothing is sent and nothing is counted.
 
 use alloc::vec::Vec;
 

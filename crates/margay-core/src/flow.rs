@@ -1,7 +1,7 @@
 //! Flows: one session of an application each, found by identifier, by five-tuple or (while a responder) by session.
 //!
-//! DESIGN §7. A flow is kept in one place, a slab; the indices hold slot numbers only, so that a flow costs a few hundred
-//! bytes and ten thousand of them a few megabytes.
+//! DESIGN §7. A flow is kept in one place, a slab; the indices hold slot numbers only, so that a flow costs a few
+//! hundred bytes and ten thousand of them a few megabytes.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -26,7 +26,8 @@ use crate::striping::Striping;
 use crate::time::Instant;
 
 const UDP: u8 = 17;
-/// Flows of one peer's number that can be found by it. Peers choose at random; one that does not shall not make look-ups slow.
+/// Flows of one peer's number that can be found by it. Peers choose at random; one that does not shall not make
+/// look-ups slow.
 const SAME_NUMBER_MAX: usize = 4;
 
 /// SipHash under keys that strangers do not know: they choose ports and sessions, and must not choose collisions.
@@ -61,7 +62,8 @@ impl LifeEvent {
     pub const ALL: [Self; 5] = [Self::Proved, Self::FirstFin, Self::SecondFin, Self::Reset, Self::TimeOut];
 }
 
-/// The declared transitions of a flow's life (DESIGN §7). What is not listed is ignored: late packets of a closed flow are normal.
+/// The declared transitions of a flow's life (DESIGN §7). What is not listed is ignored: late packets of a closed flow
+/// are normal.
 pub const LIFE: &[(Lifecycle, LifeEvent, Lifecycle)] = &[
     (Lifecycle::Connecting, LifeEvent::Proved, Lifecycle::Established),
     (Lifecycle::Connecting, LifeEvent::Reset, Lifecycle::Closed),

@@ -23,7 +23,8 @@ pub(crate) struct FlowPorts {
     pub range: Option<RangeInclusive<u16>>,
     /// Whether flows may go direct now.
     pub is_on: bool,
-    /// By peer, the pairs that are in use, and those that rest (flow zero). Every flow has one, and most have few peers.
+    /// By peer, the pairs that are in use, and those that rest (flow zero). Every flow has one, and most have few
+    /// peers.
     pairs: HashMap<HostId, HashMap<(u16, u16), FlowId, KeyedHash>, KeyedHash>,
     /// The same, by the ports of this end and the peer's: peers at one address are many where they are behind a
     /// translator.
@@ -107,7 +108,8 @@ impl FlowPorts {
         (0..count).all(|k| !pairs.contains_key(&(local, remote.wrapping_add(k))))
     }
 
-    /// Takes a pair for each of these flows, whose ports rise by one at this end (`rises_here`) or at the peer's: all or none.
+    /// Takes a pair for each of these flows, whose ports rise by one at this end (`rises_here`) or at the peer's: all
+    /// or none.
     pub fn claim_all(
         &mut self,
         now: Instant,

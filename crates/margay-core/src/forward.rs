@@ -19,19 +19,20 @@ use crate::table::{Action, Resolution};
 use crate::time::Instant;
 use crate::way::Sender;
 
-/// Hosts whose router was away for a moment are back within this time after its start: they try at first after 100, then 200, then 400 ms. And
-/// who is back has said by then what it serves.
+/// Hosts whose router was away for a moment are back within this time after its start: they try at first after 100,
+/// then 200, then 400 ms. And who is back has said by then what it serves.
 pub const HOSTS_AWAITED: Duration = Duration::from_secs(1);
-/// Where a router was away for longer its hosts may take so long to come back: they try every other second then. An initiator goes on asking
-/// for longer.
+/// Where a router was away for longer its hosts may take so long to come back: they try every other second then. An
+/// initiator goes on asking for longer.
 pub const ABSENT_AWAITED: Duration = Duration::from_secs(3);
 
 /// Stands for "the router that sent this": it does not know which of its addresses the next hop sees.
 pub(crate) const VIA_SENDER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), margay_wire::PORT);
 
 impl Sal {
-    /// This router has just started, and hosts are still to tell it what they serve: for [`HOSTS_AWAITED`], or [`ABSENT_AWAITED`] where one that
-    /// was registered before is not back, a name that it does not know has no answer, rather than a no. Whoever asks asks again.
+    /// This router has just started, and hosts are still to tell it what they serve: for [`HOSTS_AWAITED`], or
+    /// [`ABSENT_AWAITED`] where one that was registered before is not back, a name that it does not know has no answer,
+    /// rather than a no. Whoever asks asks again.
     pub fn await_hosts(&mut self, now: Instant) {
         self.hosts_awaited = now + if self.hosts_absent.is_empty() { HOSTS_AWAITED } else { ABSENT_AWAITED };
     }
@@ -120,8 +121,8 @@ impl Sal {
             return Reply::straight(from);
         }
         let via = resolvable.via.filter(|via| !via.ip().is_unspecified()).unwrap_or(from);
-        // The first router of another site shares no key with this host, and would relay nothing for it; a copy to it would only use up what
-        // an answer may have of bytes.
+        // The first router of another site shares no key with this host, and would relay nothing for it; a copy to it
+        // would only use up what an answer may have of bytes.
         let via = Some(via).filter(|via| self.hop_key_of(*via).is_some());
         Reply { via, ..Reply::straight(reply_to) }
     }
@@ -186,8 +187,8 @@ impl Sal {
         self.forward(from, resolvable, datagram, Kind::Rsyn, to, Some(host))
     }
 
-    /// Says at once that nobody serves the name, or not on that port; believed only by a host that shares an association with
-    /// this one.
+    /// Says at once that nobody serves the name, or not on that port; believed only by a host that shares an
+    /// association with this one.
     pub(crate) fn answer_nobody(
         &mut self,
         now: Instant,
@@ -207,8 +208,8 @@ impl Sal {
             let code = if is_drained { ErrorCode::Drained } else { ErrorCode::NoService };
             return self.tell_router_of_nobody(from, message, datagram, code);
         };
-        // The service is here but not this port or protocol of it: that is a refusal, not an absence. The initiator hears it
-        // itself; it may have come through a router, which knows nothing of the flow.
+        // The service is here but not this port or protocol of it: that is a refusal, not an absence. The initiator
+        // hears it itself; it may have come through a router, which knows nothing of the flow.
         let is_here = self
             .table
             .lookup(service)

@@ -1,8 +1,9 @@
-//! FORWARD to all: a first packet goes to every next hop of a priority, and whoever answers first has the connection (DESIGN §8;
-//! Serval §3.1).
+//! FORWARD to all: a first packet goes to every next hop of a priority, and whoever answers first has the connection
+//! (DESIGN §8; Serval §3.1).
 //!
-//! A copy says that it is one: who does not serve the name keeps silent, since its refusal would come before another's answer. Only the
-//! first host on the way makes copies, be it the client's or a router, so that routers that copy to each other cannot multiply them.
+//! A copy says that it is one: who does not serve the name keeps silent, since its refusal would come before another's
+//! answer. Only the first host on the way makes copies, be it the client's or a router, so that routers that copy to
+//! each other cannot multiply them.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;

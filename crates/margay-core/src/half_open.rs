@@ -1,8 +1,8 @@
 //! Flows of responders whose peer is not proved: how many there are, and how many of one address and one network
 //! (DESIGN §7).
 //!
-//! A cookie shows that a SYN comes from where it says. So under load an address may have a share of the places, and no more: nobody who
-//! has one address can keep out those who have others.
+//! A cookie shows that a SYN comes from where it says. So under load an address may have a share of the places, and no
+//! more: nobody who has one address can keep out those who have others.
 
 use alloc::collections::BTreeMap;
 use core::net::IpAddr;

@@ -1,9 +1,8 @@
-//! The hand-over record: one flow in a form that leaves the process (DESIGN §7). Adoption after a restart, socket hand-over
-//! and moves of virtual machines all use it.
+//! The hand-over record: one flow in a form that leaves the process (DESIGN §7). Adoption after a restart, socket
+//! hand-over and moves of virtual machines all use it.
 //!
-//! Keys are not in it: a leg names the association that it needs by the peer's host-ID, and whoever adopts the flow must
-//! share one with that peer; the very same one, where the leg's stack seals. A version of this program that does not know a
-//! stack refuses its legs.
+//! Keys are not in the record: a leg names its association by the peer's host-ID, and whoever adopts the flow must
+//! share one with that peer; the very same one, where the leg's stack seals. Legs of an unknown stack are refused.
 //!
 //! ```text
 //!  0 "MGHO" | 4..6 version = 1 | 6..8 length of the whole
@@ -54,7 +53,8 @@ const NO_SCALE: u8 = 255;
 pub enum HandoverError {
     /// Of another version of this program.
     #[error(
-        "the hand-over record has version {found}, this program reads version {HANDOVER_VERSION}; run the same version on both sides"
+        "the hand-over record has version {found}, this program reads version {HANDOVER_VERSION}; run the same version \
+         on both sides"
     )]
     Version {
         /// The version found.
@@ -428,9 +428,9 @@ fn decode_leg(reader: &Reader<'_>, at: usize) -> Result<Leg, HandoverError> {
 }
 
 impl Sal {
-    /// The record of a flow, or `None` where there is nothing to hand over: no such flow, one that is still being set up, or
-    /// one that was given up. One that is closed, by both sides or by a reset, lingers where it goes, too. The flow stays here;
-    /// whoever hands it over closes it afterwards. The core keeps no TCP numbers: a cache that does fills them in.
+    /// The record of a flow, or `None` where there is nothing to hand over: no such flow, one that is still being set
+    /// up, or one that was given up. One that is closed, by both sides or by a reset, lingers where it goes, too. The
+    /// flow stays here; whoever hands it over closes it. The core keeps no TCP numbers: a cache that does fills them in.
     pub fn export_flow(&self, now: Instant, id: FlowId) -> Option<HandoverRecord> {
         let flow = self.flows.get(id)?;
         let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED);
@@ -496,7 +496,7 @@ impl Sal {
             return Err(AdoptError::Taken("five-tuple"));
         }
         let same = self.associations.get(keys.association).filter(|association| association.host == keys.host);
-        // The keys of a sealed flow are of one association; only a host's own with itself is made anew, at both ends at once.
+        // The keys of a sealed flow are of one association; only a host's own with itself is made anew, at both ends.
         let is_free = cipher.is_none() || keys.host == self.host_id();
         let association = same.or_else(|| self.associations.by_host(keys.host).filter(|_| is_free));
         let association = association.ok_or(AdoptError::UnknownPeer(keys.host))?.local_id;

@@ -1,6 +1,7 @@
 //! Noise XX between two hosts, inside SYN, SYN-ACK and ACK (DESIGN §7).
 //!
-//! The second and third messages carry an [`Introduction`]: what each says of itself, encrypted and bound to the handshake.
+//! The second and third messages carry an [`Introduction`]: what each says of itself, encrypted and bound to the
+//! handshake.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -81,8 +82,8 @@ impl Keys {
     }
 }
 
-/// snow's algorithms, with our stream of random bytes: the core may not ask the operating system. And with the host's own key,
-/// whose public half is known: snow would derive it anew for every SYN, at the cost of another ephemeral key.
+/// snow's algorithms, with our stream of random bytes: the core may not ask the operating system. And with the host's
+/// own key, whose public half is known: snow would derive it anew for every SYN, at the cost of another ephemeral key.
 struct Seeded {
     seed: [u8; 32],
     secret: HostSecret,

@@ -1,8 +1,9 @@
 //! After a move: the direct path is held until it has shown that it goes by the new addresses, for all flows at once
 //! (docs/decisions/0018).
 //!
-//! The record of the path is held, the flows' entries stay as they are. A bare packet of one flow goes directly, and whoever
-//! sees such a packet come by says so. What is proved for one flow is a hint for the others, as ever: one that stalls goes back by itself.
+//! The record of the path is held, the flows' entries stay as they are. A bare packet of one flow goes directly, and
+//! whoever sees such a packet come by says so. What is proved for one flow is a hint for the others, as ever: one that
+//! stalls goes back by itself.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -56,8 +57,8 @@ impl Sal {
         is_its && flow.direct.carriage.sends() && flow.carries_data()
     }
 
-    /// Holds the direct path with a peer, if any flow uses it. Where a translator is on the way, every flow needs its own way in, and
-    /// what is proved for one says nothing of others: each goes back, and is proved by itself.
+    /// Holds the direct path with a peer, if any flow uses it. Where a translator is on the way, every flow needs its
+    /// own way in, and what is proved for one says nothing of others: each goes back, and is proved by itself.
     pub(crate) fn hold_direct(&mut self, now: Instant, host: HostId) {
         if self.is_translated_between(host) {
             let direct = self.flows.iter().filter(|flow| flow.side.is_none() && self.is_direct_with(flow, host));
@@ -73,8 +74,8 @@ impl Sal {
         });
     }
 
-    /// The pair is what it was for this host. The peer may see another, such as one that has started again and does not know yet
-    /// what it sends from: its direct path is held then, and it waits to hear that its packets come.
+    /// The pair is what it was for this host. The peer may see another, such as one that has started again and does not
+    /// know yet what it sends from: its direct path is held then, and it waits to hear that its packets come.
     pub(crate) fn watch_direct(&mut self, host: HostId) {
         self.locations.with(Scope::of(host), Location::begin_watch);
         self.announce_paths(host);

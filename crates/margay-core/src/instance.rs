@@ -1,8 +1,8 @@
-//! Instances with a virtual address of their own on this host: where each datagram of an unconnected socket is resolved, what is
-//! resolved to is an instance, and the flow to it is as every other (DESIGN §9).
+//! Instances with a virtual address of their own on this host: where each datagram of an unconnected socket is
+//! resolved, what is resolved to is an instance, and the flow to it is as every other (DESIGN §9).
 //!
-//! The address stands for the instance as a hint, not as a promise: where it does not answer, the flow goes to whoever serves the
-//! name now.
+//! The address stands for the instance as a hint, not as a promise: where it does not answer, the flow goes to whoever
+//! serves the name now.
 
 use core::net::IpAddr;
 
@@ -38,8 +38,8 @@ impl Sal {
         self.instances.remove(&address);
     }
 
-    /// The instance that was meant does not answer, or says no: the flow goes to whoever the service table gives now. False if it
-    /// has gone there already, or nobody else is known.
+    /// The instance that was meant does not answer, or says no: the flow goes to whoever the service table gives now.
+    /// False if it has gone there already, or nobody else is known.
     pub(crate) fn resolve_again(&mut self, now: Instant, id: FlowId) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
         let Setup::Initiator(setup) = &flow.setup else { return false };

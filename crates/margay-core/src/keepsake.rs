@@ -1,9 +1,10 @@
-//! What an agent leaves for its next start, in root-only memory that a reboot forgets: its associations (DESIGN §7, §18).
+//! What an agent leaves for its next start, in root-only memory that a reboot forgets: its associations (DESIGN §7,
+//! §18).
 //!
-//! The next start has a greater epoch, so its tags use other keys and its numbers may begin again. The replay window is not
-//! kept: a message that a peer sent before and that is replayed now, before newer ones have moved the window, names flows
-//! that it ended or tokens of the start before. What it can still do is repeat a hint: addresses that the peer had, or that
-//! direct packets passed.
+//! The next start has a greater epoch, so its tags use other keys and its numbers may begin again. The replay window is
+//! not kept: a message that a peer sent before and that is replayed now, before newer ones have moved the window, names
+//! flows that it ended or tokens of the start before. What it can still do is repeat a hint: addresses that the peer
+//! had, or that direct packets passed.
 //!
 //! ```text
 //!  0 version = 2 | 1 flags (1 initiator, 2 router, 4 boot known, 8 hop key) | 2..4 datagram_max
@@ -147,8 +148,8 @@ impl Sal {
         self.associations.take_kept_news()
     }
 
-    /// Takes up the associations of the start before. Peers need no new handshake; what they still send on flows of that
-    /// start is answered with a FAIL that they believe. Flows are to be taken up next, and then
+    /// Takes up the associations of the start before. Peers need no new handshake; what they still send on flows of
+    /// that start is answered with a FAIL that they believe. Flows are to be taken up next, and then
     /// [`forget_superseded`](Self::forget_superseded) be called. Gives how many there were.
     ///
     /// # Errors

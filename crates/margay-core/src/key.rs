@@ -175,8 +175,8 @@ impl HostSecret {
         self.public
     }
 
-    /// Signs by the key of handshakes, as XEdDSA does (Perrin, 2016): what is made is an Ed25519 signature under the Edwards form of the
-    /// public key. The random number in it is of the key and the message, as Ed25519 has it.
+    /// Signs by the key of handshakes, as XEdDSA does (Perrin, 2016): what is made is an Ed25519 signature under the
+    /// Edwards form of the public key. The random number in it is of the key and the message, as Ed25519 has it.
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
         let mut expanded = Zeroizing::new([0; 64]);
         expanded[..32].copy_from_slice(&*self.secret);

@@ -1,4 +1,5 @@
-//! An authority takes back what it has let another key sign (DESIGN §7): everybody who trusts the authority believes that key no more.
+//! An authority takes back what it has let another key sign (DESIGN §7): everybody who trusts the authority believes
+//! that key no more.
 //!
 //! ```text
 //!  0 version = 1 | 1..9 authority's block | 9..41 the key | 41..49 until (seconds since 1970) | 49..81 the authority's key
@@ -26,7 +27,8 @@ pub struct KeyRevocation {
     pub authority: [u8; 8],
     /// The key.
     pub key: VerifyingKey,
-    /// What was delegated to the key until this time, in seconds since 1970, holds no longer. Later nothing is left to revoke.
+    /// What was delegated to the key until this time, in seconds since 1970, holds no longer. Later nothing is left to
+    /// revoke.
     pub until_s: u64,
     /// The authority's own key.
     pub signer: VerifyingKey,

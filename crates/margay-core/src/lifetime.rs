@@ -1,5 +1,5 @@
-//! Rules that end by themselves: when each is due, in one order. As in OpenFlow, the idle time counts from the last packet that the
-//! rule decided upon, the hard time from when it was given.
+//! Rules that end by themselves: when each is due, in one order. As in OpenFlow, the idle time counts from the last
+//! packet that the rule decided upon, the hard time from when it was given.
 //!
 //! A packet moves nothing here: when a rule's idle time may be over, its usage says whether it is.
 

@@ -1,6 +1,6 @@
-//! Whether the addresses in use still work (docs/decisions/0018): traffic is the probe. Where it goes unanswered, the pair in
-//! use is asked, and the others beside it; one that answers while the present one does not is moved to. Where probes are answered and a
-//! connection's data is not, another pair that answers is tried.
+//! Whether the addresses in use still work (docs/decisions/0018): traffic is the probe. Where it goes unanswered, the
+//! pair in use is asked, and the others beside it; one that answers while the present one does not is moved to. Where
+//! probes are answered and a connection's data is not, another pair that answers is tried.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -24,7 +24,8 @@ const LOOK_REST: Duration = Duration::from_millis(500);
 const WAIT_UNKNOWN: Duration = Duration::from_millis(300);
 const WAIT_MORE: Duration = Duration::from_millis(50);
 const WAIT_MAX: Duration = Duration::from_secs(2);
-/// Data of a connection that goes unanswered for so long, and four round trips more, is lost, whatever becomes of probes.
+/// Data of a connection that goes unanswered for so long, and four round trips more, is lost, whatever becomes of
+/// probes.
 const DATA_LOST: Duration = Duration::from_secs(1);
 /// Rounds of probes in which none but the pair in use is heard, after which no other is there.
 const DATA_ROUNDS: u32 = 5;
@@ -37,9 +38,9 @@ const SILENT_ROUNDS: u32 = 2;
 const LOST_MORE: Duration = Duration::from_secs(3);
 
 impl Sal {
-    /// The flow cache has seen nothing come by the path of a flow that goes encapsulated for longer than its traffic allows, or no
-    /// answer to the flow itself. `unanswered`: how long the flow's own data has been waiting for one; zero for datagrams, which
-    /// nobody need answer.
+    /// The flow cache has seen nothing come by the path of a flow that goes encapsulated for longer than its traffic
+    /// allows, or no answer to the flow itself. `unanswered`: how long the flow's own data has been waiting for one;
+    /// zero for datagrams, which nobody need answer.
     pub fn handle_silence(&mut self, now: Instant, id: FlowId, unanswered: Duration) {
         self.now = now;
         let Some(flow) = self.flows.get(id) else { return };
@@ -321,7 +322,8 @@ impl Sal {
         }
     }
 
-    /// The same where data goes unanswered, and the pair in use has answered: another that answered as well is tried, each once.
+    /// The same where data goes unanswered, and the pair in use has answered: another that answered as well is tried,
+    /// each once.
     fn judge_data(&mut self, now: Instant, host: HostId) -> bool {
         let Some(present) = self.pair_of(host) else { return false };
         let scope = Scope::of(host);

@@ -1,7 +1,8 @@
-//! Where this host and a peer find each other: the pair of addresses in use, and how it changes (docs/decisions/0018; DESIGN §10).
+//! Where this host and a peer find each other: the pair of addresses in use, and how it changes (docs/decisions/0018;
+//! DESIGN §10).
 //!
-//! What is kept of it for each peer, and for each flow that has gone its own way. The messages are in `moving`, suspicion in
-//! `liveness`.
+//! What is kept of it for each peer, and for each flow that has gone its own way. The messages are in `moving`,
+//! suspicion in `liveness`.
 
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -25,7 +26,8 @@ pub(crate) const PAIRS_MAX: usize = 16;
 const COMMITS_MAX: usize = 8;
 const COMMITS_TIME: Duration = Duration::from_secs(10);
 
-/// A location's number, and whose move it is. Both ends count together: the locations of a pair of hosts have one order.
+/// A location's number, and whose move it is. Both ends count together: the locations of a pair of hosts have one
+/// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Numbered {
     pub number: u32,

@@ -1,4 +1,5 @@
-//! RSYN: this host tells a peer where it is now, and hears where the peer is (docs/decisions/0018; DESIGN §10; Serval §4.4, SCAFFOLD §4.2.2).
+//! RSYN: this host tells a peer where it is now, and hears where the peer is (docs/decisions/0018; DESIGN §10; Serval
+//! §4.4, SCAFFOLD §4.2.2).
 //!
 //! ```text
 //!   mover                          peer
@@ -69,8 +70,8 @@ impl Sal {
     }
 
     /// This host's addresses that work, those of the interface with the default route first; and for each of
-    /// [`remotes`](Self::remotes) the one from which the host's routing would send there, if it has a route. Every peer that
-    /// this host shares flows with is told what has changed for it.
+    /// [`remotes`](Self::remotes) the one from which the host's routing would send there, if it has a route. Every peer
+    /// that this host shares flows with is told what has changed for it.
     pub fn set_routes(
         &mut self,
         now: Instant,
@@ -120,7 +121,8 @@ impl Sal {
         }
         let is_here = present.local.is_some_and(|local| self.config.local_addresses.contains(&local));
         let is_chosen = self.associations.by_host(host).is_some_and(|association| association.chosen);
-        // An address that the host's routing never chose, such as one that the peer has asked at, is as good as another.
+        // An address that the host's routing never chose, such as one that the peer has asked at, is as good as
+        // another.
         let was_wished = before.get(&present.remote.ip()).copied().flatten() == present.local;
         if is_here && wished.is_some() && (wished == present.local || is_chosen || !was_wished) {
             let lost = |location: &Location| {
@@ -136,8 +138,8 @@ impl Sal {
         let goes_on = self.locations.with(Scope::of(host), |location| {
             let state = location.state;
             let ask = location.ask.as_mut().filter(|_| state == Moving::Asking)?;
-            // The best is asked over already; what else there is to try has changed. One change is often seen in two halves,
-            // the new address before the old one has gone: RSYN-DONE says in time that what was in use is dead.
+            // The best is asked over already; what else there is to try has changed. One change is often seen in two
+            // halves, the new address before the old one has gone: RSYN-DONE says in time that what was in use is dead.
             let is_same = ask.pairs.first() == pairs.first();
             is_same.then(|| {
                 ask.pairs.clone_from(&pairs);
@@ -151,9 +153,9 @@ impl Sal {
         true
     }
 
-    /// The agent has started again, or the association came by another way than packets: only now is it known what this host
-    /// sends from. After a new start the peer is told, since it may have another address in mind; so it is when that may just have been
-    /// another one.
+    /// The agent has started again, or the association came by another way than packets: only now is it known what this
+    /// host sends from. After a new start the peer is told, since it may have another address in mind; so it is when
+    /// that may just have been another one.
     fn learn_local(&mut self, now: Instant, host: HostId, wished: Option<IpAddr>, has_changed: bool) -> bool {
         let ids: Vec<u32> = self.associations.all_with(host).map(|association| association.local_id).collect();
         let mut is_kept = false;
@@ -171,8 +173,8 @@ impl Sal {
         is_kept || has_changed
     }
 
-    /// Pairs by which a peer may be reached, the best first: the address in use, its others, and then from every address of
-    /// this host.
+    /// Pairs by which a peer may be reached, the best first: the address in use, its others, and then from every
+    /// address of this host.
     pub(crate) fn pairs_for(&self, host: HostId) -> Vec<Pair> {
         let Some(present) = self.pair_of(host) else { return Vec::new() };
         let listed = self.locations.get(Scope::of(host)).map(|location| location.addresses.clone()).unwrap_or_default();
@@ -323,7 +325,8 @@ impl Sal {
         bytes
     }
 
-    /// Keeps what a proved peer says of where it can be reached, if it has said nothing later. Nothing goes there before it has answered.
+    /// Keeps what a proved peer says of where it can be reached, if it has said nothing later. Nothing goes there
+    /// before it has answered.
     pub(crate) fn note_whereabouts(&mut self, association: u32, message: &Message<'_>) {
         let is_last =
             |known: &&crate::association::Association| known.is_fresh && known.window.is_newest(message.control_seq);
@@ -528,8 +531,8 @@ impl Sal {
         }
     }
 
-    /// What a peer is told whose RSYN is of no later location than is known: how far the count is. Nothing where it is later, or
-    /// the one in force said again.
+    /// What a peer is told whose RSYN is of no later location than is known: how far the count is. Nothing where it is
+    /// later, or the one in force said again.
     fn refusal_of(&mut self, scope: Scope, found: Numbered, pair: Pair) -> Option<MoveRepr> {
         let own = self.host_id();
         let is_here = self.pair_in_use(scope).is_some_and(|known| known.remote == pair.remote);

@@ -1,9 +1,9 @@
-//! Notices: hosts tell their network segments which names they serve, and which no longer (Serval §4.4 (ii)); who has heard of a host asks it
-//! alone, and the whole segment only where that comes to nothing.
+//! Notices: hosts tell their network segments which names they serve, and which no longer (Serval §4.4 (ii)); who has
+//! heard of a host asks it alone, and the whole segment only where that comes to nothing.
 //!
-//! A notice is signed by its host's key and carries the certificate by which the host answers for the name: the proof of a SYN-ACK. It is a hint
-//! all the same. Whoever answers a SYN proves it again, so what is false costs one SYN. Each holds for a minute, and numbers that only
-//! rise keep an old one from being believed while a later one holds.
+//! A notice is signed by its host's key and carries the certificate by which the host answers for the name: the proof
+//! of a SYN-ACK. It is a hint all the same. Whoever answers a SYN proves it again, so what is false costs one SYN. Each
+//! holds for a minute, and numbers that only rise keep an old one from being believed while a later one holds.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -31,12 +31,14 @@ use crate::time::Instant;
 pub const LIFETIME_S: u64 = 60;
 /// It is said anew so often.
 const REFRESH: Duration = Duration::from_secs(20);
-/// What is new is said so many times, the second time after [`AGAIN`] and each later one after twice as long as before: some get lost.
+/// What is new is said so many times, the second time after [`AGAIN`] and each later one after twice as long as before:
+/// some get lost.
 const TIMES: u32 = 3;
 const AGAIN: Duration = Duration::from_millis(200);
 /// Clocks that differ by less do no harm.
 const SKEW_S: u64 = 300;
-/// Names that are remembered, and of one host. Beyond it new ones are not; but what is proved takes the place of what nobody here can check.
+/// Names that are remembered, and of one host. Beyond it new ones are not; but what is proved takes the place of what
+/// nobody here can check.
 pub const HEARD_MAX: usize = 1024;
 const HEARD_OF_HOST_MAX: usize = 64;
 /// Names that a host tells of.
@@ -132,7 +134,8 @@ impl Notices {
         }
     }
 
-    /// Whether there is room for one more; what is over is forgotten, and what nobody could check gives way to what is proved.
+    /// Whether there is room for one more; what is over is forgotten, and what nobody could check gives way to what is
+    /// proved.
     fn make_room(&mut self, host: HostId, authenticated: bool, unix_s: u64) -> bool {
         self.heard.retain(|_, entry| entry.until_s >= unix_s);
         if self.heard.keys().filter(|(_, of)| *of == host).count() >= HEARD_OF_HOST_MAX {
@@ -184,8 +187,8 @@ impl Sal {
         entry.addresses.iter().copied().find(|address| self.has_family_of(address.ip()))
     }
 
-    /// The host that a first packet to a name goes to before the segment is asked: of those that were heard of for the longest prefix, one
-    /// whose right to it was checked, if there is any.
+    /// The host that a first packet to a name goes to before the segment is asked: of those that were heard of for the
+    /// longest prefix, one whose right to it was checked, if there is any.
     pub fn heard_of(&self, now: Instant, service: &ServiceId, sticky: u64) -> Option<Heard> {
         let fits = |heard: &Heard| self.notices.is_on && !heard.has_failed && heard.prefix.contains(service);
         let fit: Vec<Heard> = self.heard(now).filter(fits).collect();
@@ -206,8 +209,8 @@ impl Sal {
         Some(heard.address)
     }
 
-    /// The host that a connecting flow went to by its notice has not answered, or not well: the segment is asked, as without. False where the
-    /// flow did not go by a notice.
+    /// The host that a connecting flow went to by its notice has not answered, or not well: the segment is asked, as
+    /// without. False where the flow did not go by a notice.
     pub(crate) fn leave_notice(&mut self, now: Instant, id: FlowId) -> bool {
         let Some((service, next_hop)) = self.flows.get(id).and_then(|flow| match &flow.setup {
             Setup::Initiator(setup) if !setup.pinned && setup.related.is_none() => Some((flow.service, setup.next_hop)),
@@ -301,7 +304,8 @@ impl Sal {
         self.pass_notice_on(&resolvable, datagram)
     }
 
-    /// Whether it is later than what its host has said before, and no copy of that: by the other family, say, or by another relay.
+    /// Whether it is later than what its host has said before, and no copy of that: by the other family, say, or by
+    /// another relay.
     fn is_new_notice(&self, key: &(Prefix, HostId), notice: &NoticeRepr) -> Result<bool, DropReason> {
         let unix_s = self.unix_s();
         if notice.until_s < unix_s || notice.until_s > unix_s + LIFETIME_S + SKEW_S {

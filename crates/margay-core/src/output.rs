@@ -7,7 +7,8 @@ use margay_wire::FlowId;
 
 use crate::entry::EntryUpdate;
 
-/// One thing for the caller to do. They come in one ordered queue: an entry is installed before the packet that needs it.
+/// One thing for the caller to do. They come in one ordered queue: an entry is installed before the packet that needs
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send `buf[..len]` as a UDP datagram from the SAL port.
@@ -49,14 +50,15 @@ pub enum Output {
     Update(EntryUpdate),
     /// Send a bare TCP segment of this flow on its flow ports, with the numbers that its application has shown.
     Pinhole(FlowId),
-    /// The same, if the numbers are known, with [`KNOCK_WINDOW`](crate::KNOCK_WINDOW) for its window: nothing of the peer's has come.
+    /// The same, if the numbers are known, with [`KNOCK_WINDOW`](crate::KNOCK_WINDOW) for its window: nothing of the
+    /// peer's has come.
     Knock(FlowId),
     /// Once everything of this flow that was read from `sal0` before is sent, send an empty DATA with FENCE.
     Fence(FlowId),
     /// Send an empty DATA without FENCE now: the peer learns that this end encapsulates again, even if it has no data.
     Back(FlowId),
-    /// What was in flight of this connection is lost: have the host's TCP send it again now, instead of when its timer says so
-    /// (DESIGN §18).
+    /// What was in flight of this connection is lost: have the host's TCP send it again now, instead of when its timer
+    /// says so (DESIGN §18).
     Restart(FlowId),
     /// Both ends of a connection have closed: ask the flow cache whether each has acknowledged all of the other's, FIN
     /// included, and give its answer to [`Sal::handle_ending`](crate::Sal::handle_ending).
@@ -76,12 +78,12 @@ pub enum Output {
         /// By flow.
         flows: u128,
     },
-    /// There are questions for resolvers: [`Sal::poll_question`](crate::Sal::poll_question) gives them. Said once, until there are
-    /// further ones.
+    /// There are questions for resolvers: [`Sal::poll_question`](crate::Sal::poll_question) gives them. Said once,
+    /// until there are further ones.
     Questions,
     /// Something that a router's copy of the service table must know has changed: [`Sal::take_route_changes`]
-    /// (crate::Sal::take_route_changes) and [`Sal::take_hop_key_changes`](crate::Sal::take_hop_key_changes) say what. Said once, until
-    /// it is asked for.
+    /// (crate::Sal::take_route_changes) and [`Sal::take_hop_key_changes`](crate::Sal::take_hop_key_changes) say what.
+    /// Said once, until it is asked for.
     Routes,
 }
 

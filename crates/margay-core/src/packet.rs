@@ -27,11 +27,11 @@ pub mod tcp_flags {
     pub const ACK: u8 = 0x10;
 }
 
-/// The window of a pinhole that answers none. Others have another one, so that who hears it knows that nothing of its own has come
-/// through. Of the order of theirs, as a program may be given it.
+/// The window of a pinhole that answers none. Others have another one, so that who hears it knows that nothing of its
+/// own has come through. Of the order of theirs, as a program may be given it.
 pub const KNOCK_WINDOW: u16 = 0x03ff;
-/// Window of every other pinhole of a TCP flow. A guess: the TCP of a connection that is open is given the segment, as an
-/// acknowledgement; any other is not.
+/// Window of every other pinhole of a TCP flow. A guess: the TCP of a connection that is open is given the segment, as
+/// an acknowledgement; any other is not.
 pub const PINHOLE_WINDOW: u16 = 0x0400;
 
 const TCP: u8 = 6;
@@ -63,7 +63,8 @@ pub(crate) struct AppPacket<'a> {
 #[derive(Debug)]
 pub(crate) enum Parsed<'a> {
     Transport(AppPacket<'a>),
-    /// An ICMP error of the local stack about a packet that it was given: the quoted tuple as the application's *peer* sent it.
+    /// An ICMP error of the local stack about a packet that it was given: the quoted tuple as the application's *peer*
+    /// sent it.
     IcmpError {
         quoted: Tuple,
         port_unreachable: bool,
@@ -96,8 +97,9 @@ impl<'a> AppPacket<'a> {
         self.has_window(KNOCK_WINDOW)
     }
 
-    /// Whether an agent has made it, and not the TCP of a program: a bare segment with a window of pinholes and without options. A TCP that
-    /// uses no options may happen to send such an acknowledgement; it sends it again when it is asked.
+    /// Whether an agent has made it, and not the TCP of a program: a bare segment with a window of pinholes and without
+    /// options. A TCP that uses no options may happen to send such an acknowledgement; it sends it again when it is
+    /// asked.
     pub fn is_pinhole(&self) -> bool {
         let has_options = self.transport.len() != TCP_HEADER_LEN;
         self.is_bare() && !has_options && (self.has_window(PINHOLE_WINDOW) || self.has_window(KNOCK_WINDOW))

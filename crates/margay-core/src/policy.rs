@@ -37,8 +37,8 @@ impl fmt::Display for Policy {
 }
 
 impl Sal {
-    /// Which policy flows to (or of) names have from their beginning; of several that fit the one with the longest prefix, and of two
-    /// with the same prefix the first. Flows that there are keep theirs.
+    /// Which policy flows to (or of) names have from their beginning; of several that fit the one with the longest
+    /// prefix, and of two with the same prefix the first. Flows that there are keep theirs.
     pub fn set_policies(&mut self, mut policies: Vec<(Prefix, Policy)>) {
         policies.sort_by_key(|(prefix, _)| core::cmp::Reverse(prefix.bits));
         self.policies = policies;

@@ -1,9 +1,9 @@
-//! Related flows: some datagram servers answer from another port than they were asked at (TFTP: a new one for each transfer), and
-//! the client goes on with that port. The server's host opens a second flow to the client's, which keeps both programs' ports
-//! (DESIGN §9).
+//! Related flows: some datagram servers answer from another port than they were asked at (TFTP: a new one for each
+//! transfer), and the client goes on with that port. The server's host opens a second flow to the client's, which keeps
+//! both programs' ports (DESIGN §9).
 //!
-//! On the wire it is a SYN whose destination flow is not zero: it names, at the receiver, the flow that it is related to. Only the host
-//! at the other end of that flow may open one, and only to the socket that has it.
+//! On the wire it is a SYN whose destination flow is not zero: it names, at the receiver, the flow that it is related
+//! to. Only the host at the other end of that flow may open one, and only to the socket that has it.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;

@@ -1,7 +1,8 @@
 //! Trains of a striped flow, put in order again where they arrive (docs/decisions/0021).
 //!
-//! Each place keeps its own order. So what is missing is lost when every place that is in use has brought something later, and is
-//! waited for no longer (as RFC 1990 §4.1 has it for bundled links); and never for longer than a bounded time.
+//! Each place keeps its own order. So what is missing is lost when every place that is in use has brought something
+//! later, and is waited for no longer (as RFC 1990 §4.1 has it for bundled links); and never for longer than a bounded
+//! time.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
@@ -65,8 +66,8 @@ const fn is_before(one: u32, other: u32) -> bool {
 }
 
 impl<T> Sequencer<T> {
-    /// Takes note of a part that has come by a place (`None`: by a pair that is none). True if it is not to wait; then what
-    /// [`take`](Self::take) gives follows it. Otherwise it is to be given to [`hold`](Self::hold).
+    /// Takes note of a part that has come by a place (`None`: by a pair that is none). True if it is not to wait; then
+    /// what [`take`](Self::take) gives follows it. Otherwise it is to be given to [`hold`](Self::hold).
     pub fn admit(&mut self, now: Instant, place: Option<usize>, part: &Part) -> bool {
         let place = place.map_or(PLACES_MAX, |place| place.min(PLACES_MAX));
         self.places[place] = Some(Seen { number: part.number, at: now });

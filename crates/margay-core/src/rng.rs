@@ -1,6 +1,7 @@
 //! Random bytes from a seed that the caller gave: the output of BLAKE3 keyed with it.
 //!
-//! The core draws no randomness of its own (DESIGN §3.4); with the same seed it does the same, which is what a simulator needs.
+//! The core draws no randomness of its own (DESIGN §3.4); with the same seed it does the same, which is what a
+//! simulator needs.
 
 use snow::types::Random;
 

@@ -1,5 +1,5 @@
-//! What a copy of this router's tables outside the core needs: a program in the kernel that forwards as the core does, say
-//! (docs/decisions/0022). It is told of changes, and asks for them in parts.
+//! What a copy of this router's tables outside the core needs: a program in the kernel that forwards as the core does,
+//! say (docs/decisions/0022). It is told of changes, and asks for them in parts.
 
 use alloc::vec::Vec;
 

@@ -55,11 +55,11 @@ const EVENTS_MAX: usize = 4096;
 /// *Inputs* are the `handle_*` methods; each takes `now`, which must never go backwards, and none blocks. *Outputs* are
 /// taken by polling, after every input and in this order:
 ///
-/// 1. [`poll`](Self::poll) until it gives `None`: one ordered queue of datagrams to send, packets to deliver and changes
-///    to the flow cache. Carry them out in that order; an entry comes before the packet that needs it.
+/// 1. [`poll`](Self::poll) until it gives `None`: one ordered queue of datagrams to send, packets to deliver and
+///    changes to the flow cache. Carry them out in that order; an entry comes before the packet that needs it.
 /// 2. [`poll_event`](Self::poll_event) until `None`: for logs and watchers.
-/// 3. [`poll_timeout`](Self::poll_timeout): the one instant at which [`handle_timeout`](Self::handle_timeout) wants to be
-///    called. It may have moved either way.
+/// 3. [`poll_timeout`](Self::poll_timeout): the one instant at which [`handle_timeout`](Self::handle_timeout) wants to
+///    be called. It may have moved either way.
 ///
 /// Established data does not come through here: the flow cache carries it, filled by
 /// [`EntryUpdate`](crate::EntryUpdate)s. What misses the cache comes up through
@@ -164,8 +164,8 @@ impl EventQueue {
 }
 
 impl Sal {
-    /// A core for the host that `config` describes. `unix_s` is the wall clock at `now`, for certificates; `seed` must be
-    /// unpredictable and never used twice.
+    /// A core for the host that `config` describes. `unix_s` is the wall clock at `now`, for certificates; `seed` must
+    /// be unpredictable and never used twice.
     pub fn new(config: Config, now: Instant, unix_s: u64, seed: [u8; 32]) -> Self {
         let mut rng = Rng::new(seed);
         let mut hasher = || KeyedHash(rng.u64(), rng.u64());

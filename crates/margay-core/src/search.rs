@@ -1,10 +1,11 @@
-//! Searches: a host that reaches no router asks its network segments for one, by the means by which it asks for names (DESIGN §8;
-//! Serval §4.4).
+//! Searches: a host that reaches no router asks its network segments for one, by the means by which it asks for names
+//! (DESIGN §8; Serval §4.4).
 //!
-//! On the wire a search is a greeting to a whole segment: a SYN of protocol 0 to the name that stands for the routers of an authority
-//! ([`ServiceId::of_routers`]), passed on by relays as any other. A router that has a certificate for that name answers; nobody else
-//! has a word that counts. Nothing comes of it at either end, no flow and no association: answers are reported and nothing is said to
-//! them, and the search goes on to its end, so that whoever answers first keeps nobody else from being heard.
+//! On the wire a search is a greeting to a whole segment: a SYN of protocol 0 to the name that stands for the routers
+//! of an authority ([`ServiceId::of_routers`]), passed on by relays as any other. A router that has a certificate for
+//! that name answers; nobody else has a word that counts. Nothing comes of it at either end, no flow and no
+//! association: answers are reported and nothing is said to them, and the search goes on to its end, so that whoever
+//! answers first keeps nobody else from being heard.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -48,8 +49,8 @@ pub fn is_answering(rule: &Rule) -> bool {
 }
 
 impl Sal {
-    /// Asks this host's segments for routers of an authority whose key it trusts. Each that answers within two seconds, and proves that
-    /// it is one, is an [`Event::RouterFound`]. False where there are too many flows already.
+    /// Asks this host's segments for routers of an authority whose key it trusts. Each that answers within two seconds,
+    /// and proves that it is one, is an [`Event::RouterFound`]. False where there are too many flows already.
     pub fn search_routers(&mut self, now: Instant, authority: [u8; 8]) -> bool {
         self.now = now;
         if self.flows.len() >= self.config.limits.flows {
@@ -107,8 +108,8 @@ impl Sal {
         flow.app.protocol == GREETING && flow.service != ServiceId::default() && !asks
     }
 
-    /// A search is answered: who proves to be a router is reported, and nothing else comes of it. No association least of all: it would take
-    /// the place of the one by which the two know each other, if they have met again since.
+    /// A search is answered: who proves to be a router is reported, and nothing else comes of it. No association least
+    /// of all: it would take the place of the one by which the two know each other, if they have met again since.
     pub(crate) fn hear_router(
         &mut self,
         now: Instant,

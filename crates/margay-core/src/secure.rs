@@ -1,10 +1,12 @@
 //! `secure`: which flows are carried sealed, under which cipher, and with what keys (docs/decisions/0019).
 //!
-//! A flow is sealed because an end demands it: the initiator in its SYN, the responder in its SYN-ACK. The SYN may be changed on its
-//! way, the SYN-ACK may not; so an initiator that demands it and is not told so ends the flow. There is no way back from `secure`.
+//! A flow is sealed because an end demands it: the initiator in its SYN, the responder in its SYN-ACK. The SYN may be
+//! changed on its way, the SYN-ACK may not; so an initiator that demands it and is not told so ends the flow. There is
+//! no way back from `secure`.
 //!
-//! Keys derive from the association's, the epochs of both agents, the direction and the flow. An agent that starts again has
-//! another epoch: what it sends is under new keys, and what was sent to it before can never be given to it again.
+//! Keys derive from the association's, the epochs of both agents, the direction and the flow. An agent that starts
+//! again has another epoch: what it sends is under new keys, and what was sent to it before can never be given to it
+//! again.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -264,8 +266,8 @@ impl Sal {
         }
     }
 
-    /// The flow cache cannot open what came for a sealed flow: one end does not know yet that the agent of the other has started
-    /// again. Both are told by one PROBE and its answer, which are tagged.
+    /// The flow cache cannot open what came for a sealed flow: one end does not know yet that the agent of the other
+    /// has started again. Both are told by one PROBE and its answer, which are tagged.
     pub fn handle_strange_seal(&mut self, now: Instant, flow: FlowId) {
         self.now = now;
         let Some(flow) = self.flows.get(flow).filter(|flow| flow.seal.is_some()) else { return };

@@ -1,9 +1,9 @@
-//! Ad hoc: a name that no other rule leads to is asked for on the network segments that this host is on. Who serves it answers,
-//! and the first answer by a host that may speak for the name wins (DESIGN §8; Serval §4.2, §4.4).
+//! Ad hoc: a name that no other rule leads to is asked for on the network segments that this host is on. Who serves it
+//! answers, and the first answer by a host that may speak for the name wins (DESIGN §8; Serval §4.2, §4.4).
 //!
-//! A rule that leads to [`SEGMENT`] does it. Hosts that relay pass a SYN on to their other segments, once, and its answers
-//! back: no host on the way holds a key with another, so that none would believe a reply-to. Only what came to a whole
-//! segment is passed on, which nobody outside can bring about.
+//! A rule that leads to [`SEGMENT`] does it. Hosts that relay pass a SYN on to their other segments, once, and its
+//! answers back: no host on the way holds a key with another, so that none would believe a reply-to. Only what came to
+//! a whole segment is passed on, which nobody outside can bring about.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,7 +17,8 @@ use crate::rate::RateLimit;
 use crate::sal::Sal;
 use crate::time::Instant;
 
-/// Stands for every host on the segments that this host is on, of both families: as a next hop, and as where a datagram goes.
+/// Stands for every host on the segments that this host is on, of both families: as a next hop, and as where a datagram
+/// goes.
 pub const SEGMENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::BROADCAST), margay_wire::PORT);
 
 /// Who is asked is near: nobody waits for long.
@@ -88,7 +89,8 @@ impl Sal {
         self.relay = is_relay.then(|| Relay::new(now));
     }
 
-    /// A SYN that came to a whole segment, for a name that nothing is known of here. Who has nothing to say keeps silent.
+    /// A SYN that came to a whole segment, for a name that nothing is known of here. Who has nothing to say keeps
+    /// silent.
     pub(crate) fn pass_on(
         &mut self,
         now: Instant,

@@ -1,7 +1,7 @@
 //! One lock per session: every act that changes a flow takes it, with a lease; two never run together (DESIGN §7).
 //!
-//! A lease, since a holder may die: when it runs out the lock is free, and the old guard is worth nothing. A guard is never
-//! given out twice, so a holder that comes back late cannot release or renew what another holds by then.
+//! A lease, since a holder may die: when it runs out the lock is free, and the old guard is worth nothing. A guard is
+//! never given out twice, so a holder that comes back late cannot release or renew what another holds by then.
 
 use core::fmt;
 use core::time::Duration;

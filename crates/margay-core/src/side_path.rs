@@ -1,4 +1,5 @@
-//! Flows that go by a pair of addresses of their own, while the others with the same peer stay (docs/decisions/0018; Serval §6.3).
+//! Flows that go by a pair of addresses of their own, while the others with the same peer stay (docs/decisions/0018;
+//! Serval §6.3).
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};

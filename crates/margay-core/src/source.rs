@@ -1,8 +1,8 @@
 //! Source services: what the client's end of a flow is called (Serval §4.1, Table 1: `accept` gives a serviceID).
 //!
-//! The agent says which local socket has which name. The initiator says it in its ACK, the first message that is proved to come
-//! from it; the responder keeps what the initiator's host may say, and nothing else. A client that says nothing is called after
-//! its host.
+//! The agent says which local socket has which name. The initiator says it in its ACK, the first message that is proved
+//! to come from it; the responder keeps what the initiator's host may say, and nothing else. A client that says nothing
+//! is called after its host.
 
 use core::net::SocketAddr;
 
@@ -77,7 +77,8 @@ impl Sal {
         self.sources.get(&(protocol, local.port())).copied()
     }
 
-    /// What a proved initiator says of itself, if its host may: it is a member of the name's authority, or the name is the host's.
+    /// What a proved initiator says of itself, if its host may: it is a member of the name's authority, or the name is
+    /// the host's.
     pub(crate) fn believed(&self, association: u32, claimed: ServiceId) -> Option<ServiceId> {
         let association = self.associations.get(association)?;
         let (unix_s, block) = (self.unix_s(), claimed.authority());
@@ -92,8 +93,8 @@ impl Sal {
         may.then_some(claimed)
     }
 
-    /// What the peer of a flow is called, by the five-tuple that the program here has: the service that it connected to, or
-    /// the name of the client. `None` where there is no such flow, or its peer is not proved.
+    /// What the peer of a flow is called, by the five-tuple that the program here has: the service that it connected
+    /// to, or the name of the client. `None` where there is no such flow, or its peer is not proved.
     pub fn peer_service(&self, app: &Tuple) -> Option<ServiceId> {
         let flow = self.flows.by_tuple(app).and_then(|id| self.flows.get(id))?;
         match flow.role {

@@ -1,5 +1,5 @@
-//! State machines as data: the states, the events and every transition are written down, so that a test prints the whole
-//! matrix, a checker walks it, and nothing happens that is not on the list.
+//! State machines as data: the states, the events and every transition are written down, so that a test prints the
+//! whole matrix, a checker walks it, and nothing happens that is not on the list.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -48,8 +48,8 @@ impl<S: Copy + Eq + Debug, E: Copy + Eq + Debug> Machine<S, E> {
         listed.map(|(_, _, to)| *to).ok_or(Illegal { machine: self.name, state, event })
     }
 
-    /// One line for each pair of state and event: `state event next`, with `-` where it is illegal. Tests compare it whole,
-    /// so that a change of any cell is seen by whoever reviews it.
+    /// One line for each pair of state and event: `state event next`, with `-` where it is illegal. Tests compare it
+    /// whole, so that a change of any cell is seen by whoever reviews it.
     pub fn matrix(&self) -> String {
         let mut matrix = String::new();
         for state in self.states {
@@ -64,8 +64,8 @@ impl<S: Copy + Eq + Debug, E: Copy + Eq + Debug> Machine<S, E> {
         matrix
     }
 
-    /// What is wrong with the declaration, one line each; empty for a sound one. A pair listed twice, a state or event that
-    /// is not declared, a state that no walk from the first one reaches.
+    /// What is wrong with the declaration, one line each; empty for a sound one. A pair listed twice, a state or event
+    /// that is not declared, a state that no walk from the first one reaches.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for (at, (from, on, to)) in self.transitions.iter().enumerate() {

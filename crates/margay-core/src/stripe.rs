@@ -1,12 +1,12 @@
 //! Where the trains of a striped flow go: by the place where they are predicted to arrive first (docs/decisions/0021).
 //!
-//! A *place* is one of the pairs of addresses that the flow uses at once. For each the sender keeps how fast it carries, and how
-//! long it takes compared with the others: the two clocks need not agree, since only differences count. Both come from what the
-//! receiver says has come by it, and when. A train waits here, not in the network, until its place can take it: so the predictions
-//! hold, and what a place that dies has not been given yet goes another way.
+//! A *place* is one of the pairs of addresses that the flow uses at once. For each the sender keeps how fast it
+//! carries, and how long it takes compared with the others: the two clocks need not agree, since only differences
+//! count. Both come from what the receiver says has come by it, and when. A train waits here, not in the network, until
+//! its place can take it: so the predictions hold, and what a place that dies has not been given yet goes another way.
 //!
-//! The pace of a place follows what is delivered, as in BBR: it grows until delivery does not, tries a little more now and then, and
-//! gives way when a queue builds up in the network.
+//! The pace of a place follows what is delivered, as in BBR: it grows until delivery does not, tries a little more now
+//! and then, and gives way when a queue builds up in the network.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
@@ -33,7 +33,8 @@ const CRUISE_ROUNDS: u32 = 6;
 /// More than this waiting in the network, in microseconds, and less is sent until less than that waits there.
 const QUEUE_HIGH_US: i64 = 8_000;
 const QUEUE_LOW_US: i64 = 2_000;
-/// Trains wait here so much longer than the slowest place in use takes, at most; then they are dropped, and TCP sends less.
+/// Trains wait here so much longer than the slowest place in use takes, at most; then they are dropped, and TCP sends
+/// less.
 const QUEUE_MAX_US: i64 = 60_000;
 /// A place that takes so much longer than the quickest is not used: what is put in order again would wait for it.
 const SPREAD_MAX_US: i64 = 200_000;
@@ -236,8 +237,8 @@ impl Lane {
             return;
         }
         let rate = u64::from(arrival.bytes.wrapping_sub(anchor.bytes)) * 1_000_000 / micros(elapsed);
-        // A place that had nothing to do shows only what it was given: unless that waited here, or in the network. Else a rate that is
-        // taken for too great would never be found wrong, since nothing waits here then.
+        // A place that had nothing to do shows only what it was given: unless that waited here, or in the network. Else
+        // a rate that is taken for too great would never be found wrong, since nothing waits here then.
         if is_busy || self.queue_us > QUEUE_LOW_US || rate > self.rate {
             if self.samples.len() >= SAMPLES {
                 self.samples.pop_front();

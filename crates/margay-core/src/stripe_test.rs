@@ -1,5 +1,5 @@
-//! The scheduler on simulated links, in virtual time: a source that always has more, links with a rate, a delay and a queue, a
-//! receiver that says what has come.
+//! The scheduler on simulated links, in virtual time: a source that always has more, links with a rate, a delay and a
+//! queue, a receiver that says what has come.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;

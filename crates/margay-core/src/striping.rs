@@ -1,7 +1,8 @@
 //! Flows that go by several pairs of addresses at once: which pairs, and whether they work (docs/decisions/0021).
 //!
-//! One end *leads*: it says which pairs are the flow's places, each by a PROBE with STRIPE that goes by that pair. The other follows.
-//! Both send by a place when the other has answered a question of their own there; so nothing goes to an address that has not answered.
+//! One end *leads*: it says which pairs are the flow's places, each by a PROBE with STRIPE that goes by that pair. The
+//! other follows. Both send by a place when the other has answered a question of their own there; so nothing goes to an
+//! address that has not answered.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -254,7 +255,8 @@ impl Sal {
         association.is_some_and(|association| self.apart(association.host, &[]).len() > 1)
     }
 
-    /// Pairs that have nothing in common, those of `present` first. Where one end has fewer addresses, only its own are used twice.
+    /// Pairs that have nothing in common, those of `present` first. Where one end has fewer addresses, only its own are
+    /// used twice.
     fn apart(&self, host: HostId, present: &[Pair]) -> Vec<Pair> {
         let is_v4 = self.pair_of(host).is_some_and(|pair| pair.remote.is_ipv4());
         let mut all = self.pairs_for(host);

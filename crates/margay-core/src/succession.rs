@@ -26,7 +26,8 @@ pub struct Succession {
     pub old: VerifyingKey,
     /// Whom they trust besides from then on.
     pub new: VerifyingKey,
-    /// The new key signs from then on, in seconds since 1970: by then everybody who is shown by a certificate that holds has heard of it.
+    /// The new key signs from then on, in seconds since 1970: by then everybody who is shown by a certificate that
+    /// holds has heard of it.
     pub signs_from_s: u64,
     /// What the old key has signed holds no longer after it.
     pub trusted_until_s: u64,
@@ -110,8 +111,8 @@ impl Succession {
     }
 }
 
-/// The keys of an authority from `first` on, as far as they follow each other: each succession is by the key before it. Ends where nothing
-/// follows, and where something would follow for the second time.
+/// The keys of an authority from `first` on, as far as they follow each other: each succession is by the key before it.
+/// Ends where nothing follows, and where something would follow for the second time.
 pub fn heirs<'a>(
     authority: [u8; 8],
     first: VerifyingKey,

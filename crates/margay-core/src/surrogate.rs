@@ -1,5 +1,5 @@
-//! The virtual five-tuple that a responder gives a flow (DESIGN §5, §18): the client's real address where the host can take
-//! it, else a surrogate from a pool that nothing else uses.
+//! The virtual five-tuple that a responder gives a flow (DESIGN §5, §18): the client's real address where the host can
+//! take it, else a surrogate from a pool that nothing else uses.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -24,8 +24,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Where packets to it are delivered: the host's virtual address for a wildcard, and for connections to a socket that is
-    /// looked up; else the listener's own. A datagram socket answers from where it is bound.
+    /// Where packets to it are delivered: the host's virtual address for a wildcard, and for connections to a socket
+    /// that is looked up; else the listener's own. A datagram socket answers from where it is bound.
     fn local_side(self, protocol: u8, ranges: Ranges) -> SocketAddr {
         let Self { listener, is_looked_up } = self;
         match listener.ip() {
@@ -38,8 +38,8 @@ impl Place {
 
 /// Whether a packet from `address` to `local_side` could be delivered here as coming from a stranger.
 fn is_presentable(protocol: u8, address: IpAddr, local_side: IpAddr, own: Own<'_>) -> bool {
-    // A datagram socket that is bound to no address answers from the address of whatever interface leads to its peer: only
-    // a surrogate leads to sal0. A connection keeps the address at which it was accepted.
+    // A datagram socket that is bound to no address answers from the address of whatever interface leads to its peer:
+    // only a surrogate leads to sal0. A connection keeps the address at which it was accepted.
     let answers_from_where_it_was_asked = protocol == TCP;
     let same_family = address.is_ipv4() == local_side.is_ipv4();
     // Replies to a real address reach sal0 only through the rule on the virtual local address.
@@ -82,7 +82,8 @@ pub(crate) fn other_port(tuple: &Tuple, random: u32, is_taken: impl Fn(&Tuple) -
 
 /// The tuple of the flow as the listening application's packets will carry it, or `None` when every try was taken.
 ///
-/// `client` is the client's address as this host sees it with the port that its program uses; `random` spreads surrogates.
+/// `client` is the client's address as this host sees it with the port that its program uses; `random` spreads
+/// surrogates.
 pub(crate) fn responder_tuple(
     protocol: u8,
     client: SocketAddr,
@@ -107,8 +108,9 @@ pub(crate) fn responder_tuple(
     (0..SURROGATE_TRIES).find_map(|n| free(SocketAddr::new(surrogate(n), port)))
 }
 
-/// The client's real address, where the host's programs can be shown it in the place of the surrogate that their datagrams come from.
-/// `claimed` is the address that the client has by its own word: behind an address translator the port that it has here is another's.
+/// The client's real address, where the host's programs can be shown it in the place of the surrogate that their
+/// datagrams come from. `claimed` is the address that the client has by its own word: behind an address translator the
+/// port that it has here is another's.
 pub(crate) fn shown(client: SocketAddr, claimed: IpAddr, tuple: &Tuple, own: Own<'_>) -> Option<IpAddr> {
     let address = client.ip();
     let stands_for_it = tuple.protocol == UDP

@@ -1,9 +1,10 @@
 //! The service table: prefix → rules, longest prefix first (DESIGN §8; Serval §4.2).
 //!
-//! Within a prefix the highest priority with a usable rule wins; among its rules an instance is picked by weighted rendezvous
-//! hashing, so that a retransmission finds the same instance and a change of the set moves only what it must. What is hashed is
-//! one of 4096 buckets that the packet's sticky number falls into: whoever has the list of a set's buckets need not hash
-//! (docs/decisions/0022). Where nothing is usable the next priority answers, then the next shorter prefix.
+//! Within a prefix the highest priority with a usable rule wins; among its rules an instance is picked by weighted
+//! rendezvous hashing, so that a retransmission finds the same instance and a change of the set moves only what it
+//! must. What is hashed is one of 4096 buckets that the packet's sticky number falls into: whoever has the list of a
+//! set's buckets need not hash (docs/decisions/0022). Where nothing is usable the next priority answers, then the next
+//! shorter prefix.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -25,8 +26,8 @@ mod bucket;
 use bucket::Bid;
 pub use bucket::{BUCKETS, bucket};
 
-/// The destination port of whoever means the service, on whatever port its instances listen: programs that know names and no
-/// ports. No program listens there, since it is the SAL's own.
+/// The destination port of whoever means the service, on whatever port its instances listen: programs that know names
+/// and no ports. No program listens there, since it is the SAL's own.
 pub const SERVICE_PORT: u16 = margay_wire::PORT;
 
 /// Names a rule. Never used again once the rule is gone.
@@ -81,11 +82,11 @@ pub enum Allow {
 pub struct Demux {
     /// Where it listens; an unspecified address is a wildcard.
     pub listener: SocketAddr,
-    /// Where clients of the other family than `listener` is of are taken, on the same port: by the same socket, which takes
-    /// both, or by one beside it. `None`: at `listener`, which sees surrogates of them.
+    /// Where clients of the other family than `listener` is of are taken, on the same port: by the same socket, which
+    /// takes both, or by one beside it. `None`: at `listener`, which sees surrogates of them.
     pub other_family: Option<IpAddr>,
-    /// Bound to an address of its own, each socket is looked up for connections that come for the host's virtual address,
-    /// as those of a wildcard do.
+    /// Bound to an address of its own, each socket is looked up for connections that come for the host's virtual
+    /// address, as those of a wildcard do.
     pub is_looked_up: bool,
     /// The port of the service that it answers; `None`: every port.
     pub service_port: Option<u16>,
@@ -151,8 +152,8 @@ impl Action {
         }
     }
 
-    /// A number that stands for where the action leads: the same on every router and after every restart, so that all of
-    /// them pick the same instance for a copy of one SYN. `ordinal` tells apart rules that lead to one place.
+    /// A number that stands for where the action leads: the same on every router and after every restart, so that all
+    /// of them pick the same instance for a copy of one SYN. `ordinal` tells apart rules that lead to one place.
     fn point(&self, ordinal: u32) -> u64 {
         // Written byte by byte: `Hash` may differ between machines and compilers.
         let mut hasher = SipHasher13::new();
@@ -249,8 +250,8 @@ impl RuleSet {
 pub enum Outcome {
     /// No rule takes new flows: the next shorter prefix answers.
     Shorter,
-    /// The core decides: there is a listener here, whose port and protocol matter, a resolver to be asked, a copy to be sent to
-    /// several, or a rule that lives by being used.
+    /// The core decides: there is a listener here, whose port and protocol matter, a resolver to be asked, a copy to be
+    /// sent to several, or a rule that lives by being used.
     Depends,
     /// By bucket, one of these. Never empty.
     Shares(Vec<Share>),
@@ -273,8 +274,8 @@ impl Share {
         (0..BUCKETS).map(|bucket| Self::holder(shares, bucket, 0..shares.len() as u32)).collect()
     }
 
-    /// The same, where it is known who had each bucket of the shares `before`: nearly all keep theirs, so that one change of many shares
-    /// costs two hashes for each bucket, not one for each share.
+    /// The same, where it is known who had each bucket of the shares `before`: nearly all keep theirs, so that one
+    /// change of many shares costs two hashes for each bucket, not one for each share.
     pub fn holders_after(shares: &[Self], before: &[Self], holders: &[u32]) -> Vec<u32> {
         let mut fresh: BTreeMap<RuleId, u32> = shares.iter().map(|share| share.rule).zip(0..).collect();
         let mut kept = Vec::with_capacity(before.len());

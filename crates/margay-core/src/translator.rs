@@ -1,5 +1,5 @@
-//! Address translators on the way (DESIGN §10): where a peer sees this host at an address that is not its own, somebody remembers
-//! the two, and forgets them when nothing goes out for a while. So something does, but only there.
+//! Address translators on the way (DESIGN §10): where a peer sees this host at an address that is not its own, somebody
+//! remembers the two, and forgets them when nothing goes out for a while. So something does, but only there.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -62,7 +62,8 @@ impl Sal {
         location.seen.is_some_and(|seen| self.is_translated(seen)) || remote.is_some_and(is_elsewhere)
     }
 
-    /// Peers that this host shares flows with since, and has not asked how they see it, are kept as well where it is translated.
+    /// Peers that this host shares flows with since, and has not asked how they see it, are kept as well where it is
+    /// translated.
     pub(crate) fn keep_peers(&mut self, now: Instant) {
         if !self.is_behind_translator() {
             return;

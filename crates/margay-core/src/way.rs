@@ -1,7 +1,7 @@
-//! Which way a first packet may go on from a router: up, once across, and down (DESIGN §8). What comes from a router above or beside this
-//! one goes to hosts and to routers below alone, and nothing goes back to the router that it comes from. So no packet goes
-//! round, whatever the routers have told each other, as long as nobody is above itself: it meets a router once on its way up, and once on
-//! its way down, at most.
+//! Which way a first packet may go on from a router: up, once across, and down (DESIGN §8). What comes from a router
+//! above or beside this one goes to hosts and to routers below alone, and nothing goes back to the router that it comes
+//! from. So no packet goes round, whatever the routers have told each other, as long as nobody is above itself: it
+//! meets a router once on its way up, and once on its way down, at most.
 //!
 //! Where nobody serves a name, that is said back from router to router, until one knows who asked.
 
@@ -14,7 +14,8 @@ use crate::output::DropReason;
 use crate::sal::Sal;
 use crate::setup::Draft;
 
-/// Routers that this one exchanges announcements with. More than anybody has; what comes from others is taken for a host's.
+/// Routers that this one exchanges announcements with. More than anybody has; what comes from others is taken for a
+/// host's.
 const NEIGHBOURS_MAX: usize = 4096;
 
 /// What a neighbouring router is to this one.

@@ -1,7 +1,7 @@
 //! Path records as the flow cache keeps them: one per association, and which of them direct flows name.
 //!
-//! A direct packet says nothing but its addresses and ports, so its pair of addresses must lead to one record (DESIGN §7): all
-//! associations with one peer at one place share the record of one of them, its owner.
+//! A direct packet says nothing but its addresses and ports, so its pair of addresses must lead to one record (DESIGN
+//! §7): all associations with one peer at one place share the record of one of them, its owner.
 
 use alloc::vec::Vec;
 
@@ -66,8 +66,8 @@ impl Sal {
         Some(found)
     }
 
-    /// Associations that were made at different places are at one now: their direct flows name one record, as the pair of addresses
-    /// leads to one.
+    /// Associations that were made at different places are at one now: their direct flows name one record, as the pair
+    /// of addresses leads to one.
     pub(crate) fn join_wire_paths(&mut self, host: HostId, ids: &[u32]) {
         let named = ids.iter().filter_map(|id| self.associations.get(*id)).map(|association| association.wire_path);
         let Some(owner) = named.into_iter().find(|path| ids.contains(path)) else { return };
@@ -82,8 +82,8 @@ impl Sal {
         });
     }
 
-    /// The cache has kept the record `owner`, by which direct flows go: all associations where `association` is name it. False if
-    /// no association there has it.
+    /// The cache has kept the record `owner`, by which direct flows go: all associations where `association` is name
+    /// it. False if no association there has it.
     pub(crate) fn take_up_wire_path(&mut self, association: u32, owner: u32) -> bool {
         let Some(association) = self.associations.get(association) else { return false };
         let (host, remote, named) = (association.host, association.remote, association.wire_path);
@@ -119,8 +119,8 @@ impl Sal {
         }
     }
 
-    /// The cache forgets the records of associations that are gone. Flows of others that named one name the record of another
-    /// that did.
+    /// The cache forgets the records of associations that are gone. Flows of others that named one name the record of
+    /// another that did.
     pub(crate) fn drop_gone_paths(&mut self) {
         while let Some((gone, host)) = self.associations.pop_gone() {
             let named: Vec<u32> =

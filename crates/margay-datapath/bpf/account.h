@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 #pragma once
 
-/* What the entry learns from a packet that it carries. Races between processors can lose a number, never a bit of `seen`. */
+/* What the entry learns from a packet that it carries. Races between processors can lose a number, never a bit of
+ * `seen`.
+ */
 static __always_inline void note_numbers(struct tcp_numbers *numbers, const struct packet *packet)
 {
 	bool is_newer = !(numbers->flags & NUMBERS_KNOWN) || (__s32)(packet->sequence - numbers->sequence) >= 0;
@@ -43,8 +45,8 @@ static __always_inline void tell(const struct flow_entry *entry, __u32 bits, con
 	tell_of(entry ? entry->flow : 0, bits, key);
 }
 
-/* Of a flow that the agent was not told of it hears the end with the beginning (`tell_opened`): whoever is second there sees what the
- * other one has noted.
+/* Of a flow that the agent was not told of it hears the end with the beginning (`tell_opened`): whoever is second there
+ * sees what the other one has noted.
  */
 static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
 {
@@ -59,7 +61,9 @@ static __always_inline void note_end(struct flow_entry *entry, __u32 bits)
 		tell(entry, ends, NULL);
 }
 
-/* Tells of a flow that was opened by a grant, and what has been seen of its end; of one that was told of before only `again`. */
+/* Tells of a flow that was opened by a grant, and what has been seen of its end; of one that was told of before only
+ * `again`.
+ */
 static __noinline void tell_opened(struct flow_entry *entry, bool again)
 {
 	struct flow_event *event;

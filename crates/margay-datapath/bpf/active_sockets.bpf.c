@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
- * Active sockets (DESIGN §9; Serval §4.1): who listens and who no longer does, from the kernel's own events. A stream socket
- * listens while its state says so, whoever closes it last and however that process ends; a datagram socket from its bind to
- * its release.
+ * Active sockets (DESIGN §9; Serval §4.1): who listens and who no longer does, from the kernel's own events. A stream
+ * socket listens while its state says so, whoever closes it last and however that process ends; a datagram socket from
+ * its bind to its release.
  *
- * The programs see every socket of the machine and report those of the agent's network namespace, and those of programs whose
- * cgroup has an owner, wherever they are.
+ * The programs see every socket of the machine and report those of the agent's network namespace, and those of programs
+ * whose cgroup has an owner, wherever they are.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -96,8 +96,8 @@ static __always_inline void count_lost(void)
 /* Deeper nesting is not looked at. */
 #define LEVELS 12
 
-/* The owner of the current task: of its cgroup, or of the nearest one around it. What is found is returned at once: were it kept
- * for the next round, the verifier would follow every combination.
+/* The owner of the current task: of its cgroup, or of the nearest one around it. What is found is returned at once:
+ * were it kept for the next round, the verifier would follow every combination.
  */
 static __always_inline struct owner *owner_of_task(void)
 {
@@ -377,7 +377,9 @@ int private_bind6(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
-/* What listens already. The kernel holds the socket's lock meanwhile: it cannot end unheard between the look and the note. */
+/* What listens already. The kernel holds the socket's lock meanwhile: it cannot end unheard between the look and the
+ * note.
+ */
 static __always_inline void show(struct seq_file *seq, struct socket_event *event)
 {
 	remember(event->cookie);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 #pragma once
 
-/* How a flow goes on, by the agent's word. In place: to read an entry and to write it anew would lose what packets that pass meanwhile note
- * in it, a FIN among it.
+/* How a flow goes on, by the agent's word. In place: to read an entry and to write it anew would lose what packets that
+ * pass meanwhile note in it, a FIN among it.
  */
 SEC("syscall")
 int change_flow(struct flow_change *change)

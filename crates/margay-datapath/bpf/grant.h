@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * Flows that the kernels of two hosts open by themselves (docs/decisions/0035). All of it is called, none of it inlined: packets of
- * established flows pass by.
+ * Flows that the kernels of two hosts open by themselves (docs/decisions/0035). All of it is called, none of it
+ * inlined: packets of established flows pass by.
  */
 #pragma once
 
@@ -25,7 +25,9 @@ static __always_inline bool is_request(const struct packet *packet)
 	return (packet->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
-/* Whether a TCP of this host sends it again, as far as it can be told: of what comes from another namespace nobody knows. */
+/* Whether a TCP of this host sends it again, as far as it can be told: of what comes from another namespace nobody
+ * knows.
+ */
 static __noinline bool is_sent_again(struct __sk_buff *skb)
 {
 	struct bpf_sock *socket = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
@@ -40,7 +42,9 @@ static __always_inline void count_syn(struct packet *packet)
 	packet->sequence += packet->tcp_flags & TCP_SYN ? 1 : 0;
 }
 
-/* Lowers the MSS of a SYN to what the path takes, as the agent does to those that it holds: of larger segments none would go direct. */
+/* Lowers the MSS of a SYN to what the path takes, as the agent does to those that it holds: of larger segments none
+ * would go direct.
+ */
 static __noinline void hold_mss(struct __sk_buff *skb, const struct packet *packet, const struct path_entry *path)
 {
 	__u32 ip_len = is_mapped((const __u32 *)path->remote) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
@@ -60,7 +64,9 @@ static __noinline void hold_mss(struct __sk_buff *skb, const struct packet *pack
 		bpf_skb_store_bytes(skb, at + 2, &size, sizeof(size), 0);
 }
 
-/* An entry for a flow, not in the maps yet; NULL is for the verifier alone. The agent's changes of it are of higher generations. */
+/* An entry for a flow, not in the maps yet; NULL is for the verifier alone. The agent's changes of it are of higher
+ * generations.
+ */
 static __always_inline struct flow_entry *fresh_entry(__u32 flow, const struct app_key *app)
 {
 	struct flow_entry *entry;
@@ -181,7 +187,9 @@ static __always_inline bool is_over(const struct flow_entry *entry)
 	return (entry->seen & SEEN_BOTH_FINS) == SEEN_BOTH_FINS;
 }
 
-/* Whether a SYN that leaves the host goes direct: by a flow that it takes of a grant, or as the answer to one that a peer has opened. */
+/* Whether a SYN that leaves the host goes direct: by a flow that it takes of a grant, or as the answer to one that a
+ * peer has opened.
+ */
 static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packet)
 {
 	struct flow_entry *entry;
@@ -193,10 +201,13 @@ static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packe
 	entry = wire ? bpf_map_lookup_elem(&flows, wire) : NULL;
 	flags = entry ? entry->flags : 0;
 	if (is_request(packet)) {
-		/* Who connects often comes to a port again whose connection is over: the five-tuple is the new one's. */
+		/* Who connects often comes to a port again whose connection is over: the five-tuple is the new one's.
+		 */
 		if (entry && is_over(entry) && !bpf_map_delete_elem(&apps, &packet->key))
 			wire = NULL;
-		/* One that is sent again the agent has, and goes on with it: by a grant it would be a second flow of that five-tuple. */
+		/* One that is sent again the agent has, and goes on with it: by a grant it would be a second flow of
+		 * that five-tuple.
+		 */
 		grant = wire || is_sent_again(skb) ? 0 : take(skb, packet);
 		if (grant) {
 			wire = bpf_map_lookup_elem(&apps, &packet->key);
@@ -208,7 +219,9 @@ static __noinline bool begins_direct(struct __sk_buff *skb, struct packet *packe
 			entry = wire ? bpf_map_lookup_elem(&flows, wire) : NULL;
 			flags = entry ? entry->flags : 0;
 		}
-		/* Or it went by a grant, and had no answer. The agent sets the flow up anew; a late answer is for the agent, too. */
+		/* Or it went by a grant, and had no answer. The agent sets the flow up anew; a late answer is for the
+		 * agent, too.
+		 */
 		if (entry && is_fresh(flags))
 			__sync_val_compare_and_swap(&entry->flags, flags, flags & ~FLOW_OPENED);
 		leave_to_agent(entry);
@@ -271,8 +284,8 @@ static __noinline enum opening open_flow(struct __sk_buff *skb, const struct pac
 	return OPENING_DONE;
 }
 
-/* A packet of a flow that has not been answered yet goes to the application. True where the packet must come by sal0, since it is the
- * listener's: that is found for what comes there (`app_ingress`), and rules of routing count on it.
+/* A packet of a flow that has not been answered yet goes to the application. True where the packet must come by sal0,
+ * since it is the listener's: that is found for what comes there (`app_ingress`), and rules of routing count on it.
  */
 static __noinline bool note_fresh(const struct packet *packet, struct flow_entry *entry)
 {
@@ -285,7 +298,8 @@ static __noinline bool note_fresh(const struct packet *packet, struct flow_entry
 	return !(packet->tcp_flags & TCP_SYN);
 }
 
-/* Takes a flow of a grant out of both maps, unless the agent keeps it. One that nobody has answered is not known to it. */
+/* Takes a flow of a grant out of both maps, unless the agent keeps it. One that nobody has answered is not known to it.
+ */
 static __noinline void forget_flow(const struct wire_key *wire, __u32 flow, bool is_known)
 {
 	const struct wire_key *of_app;
@@ -294,7 +308,9 @@ static __noinline void forget_flow(const struct wire_key *wire, __u32 flow, bool
 	entry = bpf_map_lookup_elem(&flows, wire);
 	if (!entry || entry->flow != flow || (is_known && !(entry->flags & FLOW_FRESH)))
 		return;
-	/* The application's side first: what it sends now is the agent's. Unless the five-tuple is another flow's by now. */
+	/* The application's side first: what it sends now is the agent's. Unless the five-tuple is another flow's by
+	 * now.
+	 */
 	of_app = bpf_map_lookup_elem(&apps, &entry->app);
 	if (of_app && of_app->path == wire->path && of_app->local_port == wire->local_port &&
 	    of_app->remote_port == wire->remote_port)
@@ -354,7 +370,9 @@ static __always_inline struct flow_entry *answered_entry(const struct half *half
 	return entry && entry->flow == half->first_flow + number && !(entry->flags & FLOW_FRESH) ? entry : NULL;
 }
 
-/* What is to be done about one flow. As callbacks these are verified once, and not with all that may have become of the flows before. */
+/* What is to be done about one flow. As callbacks these are verified once, and not with all that may have become of the
+ * flows before.
+ */
 
 static long forget_one(__u32 at, struct half *half)
 {
@@ -404,8 +422,8 @@ static __always_inline int for_each_flow(struct grant_flows *order, long (*act)(
 	return 0;
 }
 
-/* The agent's, when a grant is over: as many calls as it may have flows would take longer than those flows took. Flows that the
- * agent knows it removes by itself.
+/* The agent's, when a grant is over: as many calls as it may have flows would take longer than those flows took. Flows
+ * that the agent knows it removes by itself.
  */
 SEC("syscall")
 int forget_flows(struct grant_flows *end)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * The members of the kernel's structures that are read here. The loader finds where they lie in the running kernel (CO-RE), so
- * their places and what lies between them do not matter.
+ * The members of the kernel's structures that are read here. The loader finds where they lie in the running kernel
+ * (CO-RE), so their places and what lies between them do not matter.
  */
 #pragma once
 

@@ -3,7 +3,9 @@
 
 #include "layout.h"
 
-/* Flows are allocated one by one and never evicted: an entry that vanished by itself would move its flow to the slow path. */
+/* Flows are allocated one by one and never evicted: an entry that vanished by itself would move its flow to the slow
+ * path.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * A resolvable packet as the wire has it (docs/book/wire.md): where its parts lie, and which of them a router decides by itself.
+ * A resolvable packet as the wire has it (docs/book/wire.md): where its parts lie, and which of them a router decides
+ * by itself.
  */
 #pragma once
 
@@ -59,8 +60,8 @@ _Static_assert(__builtin_offsetof(struct resolvable, hop_limit) == CHANGED_OFFSE
 _Static_assert(__builtin_offsetof(struct resolvable, service) == CHANGED_OFFSET + CHANGED_LEN, "follows in one piece");
 _Static_assert(__builtin_offsetof(struct resolvable, hop_tag) == HOP_TAGGED_LEN, "the tag follows what it covers");
 
-/* Whether it is one that a rule alone decides: a SYN of a program, without a flow that it is related to. Its other extensions are
- * for whoever answers.
+/* Whether it is one that a rule alone decides: a SYN of a program, without a flow that it is related to. Its other
+ * extensions are for whoever answers.
  */
 static __always_inline bool is_plain_syn(const struct resolvable *sal, __u32 len)
 {

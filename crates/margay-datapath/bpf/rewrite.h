@@ -53,8 +53,8 @@ struct udp_head {
 	__u16 check;
 };
 
-/* What is written over an IPv4 packet from the IP checksum on, and over an IPv6 packet from its addresses on: all that changes
- * lies in one piece.
+/* What is written over an IPv4 packet from the IP checksum on, and over an IPv6 packet from its addresses on: all that
+ * changes lies in one piece.
  */
 struct v4_tail {
 	__u16 zero; /* keeps the rest aligned */
@@ -85,9 +85,9 @@ static __always_inline __u16 grown(__u16 check, __u64 addresses, __u64 ports, bo
 	return is_partial ? fold(check + addresses) : ~fold((__u16)~check + addresses + ports);
 }
 
-/* Other addresses of the same family and other ports, in a packet whose checksum is complete in the header, or partial: then it
- * stays so. The helpers that do the same one by one cost more (decision 0010). The packet is not written to directly: then the kernel
- * would make every packet's headers its own before the program runs, those of others, too.
+/* Other addresses of the same family and other ports, in a packet whose checksum is complete in the header, or partial:
+ * then it stays so. The helpers that do the same one by one cost more (decision 0010). The packet is not written to
+ * directly: then the kernel would make every packet's headers its own before the program runs, those of others, too.
  */
 static __always_inline bool rewrite_head(struct __sk_buff *skb, const struct packet *packet, const __u32 source[4],
 					 const __u32 destination[4], __u16 source_port, __u16 destination_port,

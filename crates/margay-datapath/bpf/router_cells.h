@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * The table of prefixes: cells, each a line of the cache, in which a prefix has its home by a hash. Where that is another's, it lies in
- * the first cell of the block that was free, beginning with its home's neighbour, which the processor fetches along with it. The agent has them written by a program, so that one place says how they are found (docs/decisions/0022).
+ * The table of prefixes: cells, each a line of the cache, in which a prefix has its home by a hash. Where that is
+ * another's, it lies in the first cell of the block that was free, beginning with its home's neighbour, which the
+ * processor fetches along with it. The agent has them written by a program, so that one place says how they are found
+ * (docs/decisions/0022).
  */
 #pragma once
 
@@ -95,8 +97,9 @@ static __always_inline bool is_of(const struct cell *cell, const __u64 *id)
 #define PLACE_NONE (~0ULL)
 #define PLACE_CROWDED (~0ULL - 1) /* a prefix that there is no room for may be the longest */
 
-/* Where a prefix of so many bits is, that begins with `name`. A function of its own, which says no address, as the next one: so the verifier
- * looks at the cells once, and not once for each length, and at what follows once, and not once for each cell.
+/* Where a prefix of so many bits is, that begins with `name`. A function of its own, which says no address, as the next
+ * one: so the verifier looks at the cells once, and not once for each length, and at what follows once, and not once
+ * for each cell.
  */
 __attribute__((noinline)) __u64 find_prefix(const struct name *name, __u32 bits, __u64 hash, __u32 number)
 {

@@ -45,8 +45,8 @@ static __always_inline __u64 sum_of_pseudo_header(__u64 pair, const struct datag
 	return pair + bpf_htons(IPPROTO_UDP) + bpf_htons(datagram->sal_len + sizeof(struct udphdr));
 }
 
-/* Whether a datagram's checksum is that of all its bytes. They are read by pieces: the verifier wants lengths that it knows. Where the rest
- * begins is reckoned anew, so that it looks at that once, and not once for each number of pieces.
+/* Whether a datagram's checksum is that of all its bytes. They are read by pieces: the verifier wants lengths that it
+ * knows. Where the rest begins is reckoned anew, so that it looks at that once, and not once for each number of pieces.
  */
 #define PIECE 64
 #define PIECES 64 /* a power of two */
@@ -77,8 +77,8 @@ static __always_inline bool is_complete(const void *udp, const void *end, const 
 	return fold(sum) == 0xffff;
 }
 
-/* A sender on this machine leaves it to the interface to complete a checksum, and the packet may never see one that does. Such a
- * checksum is the sum of the pseudo header; of others, one in 65,536 is, too.
+/* A sender on this machine leaves it to the interface to complete a checksum, and the packet may never see one that
+ * does. Such a checksum is the sum of the pseudo header; of others, one in 65,536 is, too.
  */
 static __always_inline enum checksum checksum_of(const void *data, const void *end, const struct datagram *datagram,
 						  bool is_v4, bool in_buffer)

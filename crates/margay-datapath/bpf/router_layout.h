@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * What the service router's program and the agent share. Nothing of it outlives the agent. Addresses are v4-mapped where they are
- * IPv4; what comes from packets is in network byte order.
+ * What the service router's program and the agent share. Nothing of it outlives the agent. Addresses are v4-mapped
+ * where they are IPv4; what comes from packets is in network byte order.
  */
 #pragma once
 
@@ -49,8 +49,8 @@ struct usage {
 	__u64 last_ns;
 };
 
-/* A prefix and all that is to be known of it, so that one line of the processor's cache is fetched from memory. Once it is used, a
- * cell is this prefix's for as long as its table is.
+/* A prefix and all that is to be known of it, so that one line of the processor's cache is fetched from memory. Once it
+ * is used, a cell is this prefix's for as long as its table is.
  */
 struct cell {
 	__u64 id[4]; /* bits beyond the prefix are zero */

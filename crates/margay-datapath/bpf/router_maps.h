@@ -11,7 +11,9 @@ const volatile __u64 hash_seed = 0;
 struct route_lengths lengths[2] = {};
 __u32 lengths_active = 0;
 
-/* Which names may have a prefix of a length: most have none of most lengths, and need not be looked for in memory that is far away. */
+/* Which names may have a prefix of a length: most have none of most lengths, and need not be looked for in memory that
+ * is far away.
+ */
 __u64 filters[ROUTER_LENGTHS][ROUTER_FILTER_WORDS] = {};
 
 struct chunk_array {
@@ -21,8 +23,8 @@ struct chunk_array {
 	__type(value, struct chunk);
 };
 
-/* Of two tables, of which one is in force. The kernel takes what is no larger than a chunk from memory that it has large pages for:
- * whatever is far away costs half as much there.
+/* Of two tables, of which one is in force. The kernel takes what is no larger than a chunk from memory that it has
+ * large pages for: whatever is far away costs half as much there.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);

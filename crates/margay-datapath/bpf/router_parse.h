@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
  *
- * Which packets are for this host's agent, and plain: no VLAN tag, no IP options or extension headers, no fragment, whole in
- * one buffer.
+ * Which packets are for this host's agent, and plain: no VLAN tag, no IP options or extension headers, no fragment,
+ * whole in one buffer.
  */
 #pragma once
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
- * First packets out of nothing, for the measurement of the service router and of what it is compared with: the kernel runs `generate`
- * on frames as if they had just arrived (BPF_PROG_TEST_RUN with live frames), each with a name of its own.
+ * First packets out of nothing, for the measurement of the service router and of what it is compared with: the kernel
+ * runs `generate` on frames as if they had just arrived (BPF_PROG_TEST_RUN with live frames), each with a name of its
+ * own.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

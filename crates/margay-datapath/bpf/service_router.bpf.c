@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
- * The service router (DESIGN §6, §8; Serval §4.2): resolvable packets that only need to be forwarded are, where they arrive, as the
- * core does it (`forward.rs`, `table.rs`). Whatever it cannot decide goes up unchanged, and the agent does (docs/decisions/0022).
+ * The service router (DESIGN §6, §8; Serval §4.2): resolvable packets that only need to be forwarded are, where they
+ * arrive, as the core does it (`forward.rs`, `table.rs`). Whatever it cannot decide goes up unchanged, and the agent
+ * does (docs/decisions/0022).
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -32,7 +33,8 @@ typedef __u32 __attribute__((__may_alias__)) word32;
 /* Of datagrams that leave this host by themselves. */
 #define TTL 64
 #define IPV6_MTU_MIN 1280
-/* How often a next hop's packet takes the way through the kernel, which looks after its neighbours when they are used. */
+/* How often a next hop's packet takes the way through the kernel, which looks after its neighbours when they are used.
+ */
 #define CHECK_NS 5000000000ULL
 
 /* Names the types that the agent shares, so that they are in the object's type information. */
@@ -189,8 +191,8 @@ static __always_inline enum verdict leave(__u32 why)
 	return LEAVE;
 }
 
-/* Whether the agent must say if a packet may take this hop: what has passed a router does not go on to one above or beside this one
- * unless it comes from below, and nothing goes back to a router (`way.rs`).
+/* Whether the agent must say if a packet may take this hop: what has passed a router does not go on to one above or
+ * beside this one unless it comes from below, and nothing goes back to a router (`way.rs`).
  */
 static __always_inline bool may_be_barred(const struct resolvable *sal, const struct datagram *datagram, const struct hop_version *to)
 {
@@ -331,8 +333,9 @@ int route_frame(struct xdp_md *ctx)
 	return verdict;
 }
 
-/* On interfaces whose driver runs no programs, or runs them on copies: packets that may be for the agent's port go to `route_buffer`.
- * Before that would write into a buffer that a TCP has its own copy of, the kernel makes one, so it is run for no others.
+/* On interfaces whose driver runs no programs, or runs them on copies: packets that may be for the agent's port go to
+ * `route_buffer`. Before that would write into a buffer that a TCP has its own copy of, the kernel makes one, so it is
+ * run for no others.
  */
 SEC("tcx/ingress")
 int find_buffer(struct __sk_buff *skb)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 #pragma once
 
-/* A router's word that a direct packet is too large for its next link (RFC 1191 §3, RFC 4443 §3.2). The ports that it quotes are no
- * socket's, so the host's own stack learns nothing from it.
+/* A router's word that a direct packet is too large for its next link (RFC 1191 §3, RFC 4443 §3.2). The ports that it
+ * quotes are no socket's, so the host's own stack learns nothing from it.
  */
 
 #define ICMP_UNREACHABLE 3
@@ -68,7 +68,9 @@ static __always_inline __u32 quoted_v6(struct __sk_buff *skb, struct app_key *ke
 	return bpf_ntohl(found.mtu);
 }
 
-/* Tells the agent, if the packet quotes one of a live flow; whoever made it up knows both flow ports. The host's stack gets it, too. */
+/* Tells the agent, if the packet quotes one of a live flow; whoever made it up knows both flow ports. The host's stack
+ * gets it, too.
+ */
 static __always_inline void hear_too_big(struct __sk_buff *skb)
 {
 	struct packet quoted = {};

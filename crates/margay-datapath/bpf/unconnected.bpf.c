@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
- * Unconnected datagrams (DESIGN §9; Serval §4.1, Table 1): each one that a program sends to a name goes to an instance that is chosen for it
- * alone. An instance has a virtual address of its own on this host; the flow to it is as every other. The program sees the name's
- * address only: what it hears from an instance is shown as from the name.
+ * Unconnected datagrams (DESIGN §9; Serval §4.1, Table 1): each one that a program sends to a name goes to an instance
+ * that is chosen for it alone. An instance has a virtual address of its own on this host; the flow to it is as every
+ * other. The program sees the name's address only: what it hears from an instance is shown as from the name.
  *
- * A datagram server, in turn, hears its clients from surrogates, without which its answers would not come by sal0; it is shown the
- * clients' real addresses, and answers there.
+ * A datagram server, in turn, hears its clients from surrogates, without which its answers would not come by sal0; it
+ * is shown the clients' real addresses, and answers there.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -56,7 +56,9 @@ struct {
 	__type(value, struct address_value);
 } faces SEC(".maps");
 
-/* Clients of datagram servers: the surrogates that their datagrams come from and their real addresses, with one port; and the way back. */
+/* Clients of datagram servers: the surrogates that their datagrams come from and their real addresses, with one port;
+ * and the way back.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -73,8 +75,10 @@ struct {
 	__type(value, struct address_value);
 } surrogates SEC(".maps");
 
-/* With whom a socket goes on: an instance that answered from a port that is not spread, since what the socket says to that port
- * is for the one that it heard from (TFTP); or the name itself, where the socket began before the name was spread. The oldest go. */
+/* With whom a socket goes on: an instance that answered from a port that is not spread, since what the socket says to
+ * that port is for the one that it heard from (TFTP); or the name itself, where the socket began before the name was
+ * spread. The oldest go.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -230,7 +234,9 @@ static __always_inline struct address_value *chosen(struct bpf_sock_addr *ctx, c
 		return known ? known : &spread->slots[number_of(ctx) & (SPREAD_SLOTS - 1)];
 	}
 	known = heard_from(ctx, name);
-	/* Until the agent has answered, datagrams of a socket all go by the name's own address. A sticky one goes on so. */
+	/* Until the agent has answered, datagrams of a socket all go by the name's own address. A sticky one goes on
+	 * so.
+	 */
 	if (!known)
 		go_on(ctx, name->address, name);
 	if (!known || is_same(known, name))
@@ -314,8 +320,8 @@ static __always_inline bool is_heard(struct bpf_sock_addr *ctx, const struct nam
 	return true;
 }
 
-/* Whether what a socket sends to a name gets to sal0. One that is bound to a card would send it there, where it is dropped, and
- * its program would wait for an answer until it tires.
+/* Whether what a socket sends to a name gets to sal0. One that is bound to a card would send it there, where it is
+ * dropped, and its program would wait for an answer until it tires.
  */
 static __always_inline bool is_sent(struct bpf_sock_addr *ctx, const struct name_key *name)
 {
@@ -339,7 +345,9 @@ static __always_inline bool is_sent(struct bpf_sock_addr *ctx, const struct name
 	return false;
 }
 
-/* A program: the address that a call is given, or gives, is replaced by what `find` has for it, unless it `may` not pass. */
+/* A program: the address that a call is given, or gives, is replaced by what `find` has for it, unless it `may` not
+ * pass.
+ */
 #define CALL(call, program, family, may, find)        \
 	SEC("cgroup/" call)                           \
 	int program(struct bpf_sock_addr *ctx)        \

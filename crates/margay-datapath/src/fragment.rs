@@ -1,5 +1,5 @@
-//! IP fragments that leave `sal0`, put together before they are looked up (DESIGN §7, MTU). Bounded in datagrams, parts,
-//! bytes and time; overlaps are refused (RFC 5722), since only an attacker makes them.
+//! IP fragments that leave `sal0`, put together before they are looked up (DESIGN §7, MTU). Bounded in datagrams,
+//! parts, bytes and time; overlaps are refused (RFC 5722), since only an attacker makes them.
 
 use std::time::Duration;
 

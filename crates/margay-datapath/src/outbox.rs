@@ -1,8 +1,9 @@
 //! Leaving trains: an application's super-packet, read from `sal0` straight into the chunks that it will be sent in.
 //!
 //! The buffer is laid out before the packet is read, with gaps for the DATA headers, by the chunk size of the packet
-//! before; so as long as paths have one size and flows are sealed alike, nothing is copied. Small packets to one destination that wait in `sal0`
-//! together are sent together: each is a train of its own, so their inner headers may differ.
+//! before; so as long as paths have one size and flows are sealed alike, nothing is copied. Small packets to one
+//! destination that wait in `sal0` together are sent together: each is a train of its own, so their inner headers may
+//! differ.
 
 use std::io::{self, IoSliceMut};
 
@@ -246,8 +247,8 @@ fn clamp(datagram_max: u16) -> u16 {
     datagram_max.clamp(DATAGRAM_MIN, DATAGRAM_MAX)
 }
 
-/// The slots of a packet in `bytes`: behind a header gap each and before room for a tag, the last one as long as need be. Gives
-/// their number.
+/// The slots of a packet in `bytes`: behind a header gap each and before room for a tag, the last one as long as need
+/// be. Gives their number.
 fn fill_slots<'a>(bytes: &'a mut [u8], layout: Layout, slots: &mut [IoSliceMut<'a>]) -> usize {
     let mut rest = bytes;
     let mut left = PACKET_MAX;
@@ -316,9 +317,9 @@ pub fn train_header(vnet: &Vnet, found: &Transport) -> Option<TrainRepr> {
     })
 }
 
-/// Cuts trains that were too large for their path anew, for datagrams of `datagram_max` bytes. Only whole trains can be:
-/// of one that needs several sends the rest is gone already. Nor sealed ones, whose numbers are used up: what was in them is gone.
-/// Gives datagrams and their size for each.
+/// Cuts trains that were too large for their path anew, for datagrams of `datagram_max` bytes. Only whole trains can
+/// be: of one that needs several sends the rest is gone already. Nor sealed ones, whose numbers are used up: what was
+/// in them is gone. Gives datagrams and their size for each.
 pub fn recut(datagrams: &[u8], segment: usize, datagram_max: u16) -> Vec<(Vec<u8>, usize)> {
     let stride = usize::from(clamp(datagram_max));
     let whole_trains = train::pieces(datagrams, segment).filter_map(|piece| match piece {

@@ -1,5 +1,5 @@
-//! Pinholes: a bare TCP segment, or a datagram without payload, on a flow's own ports, so that stateful firewalls on the way let the flow's direct packets
-//! pass, and the other end sees that they do (DESIGN §18).
+//! Pinholes: a bare TCP segment, or a datagram without payload, on a flow's own ports, so that stateful firewalls on
+//! the way let the flow's direct packets pass, and the other end sees that they do (DESIGN §18).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -55,8 +55,8 @@ impl Segment {
     }
 }
 
-/// An IP packet around what follows its header. The checksum at `checksum_at` covers the pseudo-header, except that of ICMP for
-/// IPv4. `None` when the addresses are of two families.
+/// An IP packet around what follows its header. The checksum at `checksum_at` covers the pseudo-header, except that of
+/// ICMP for IPv4. `None` when the addresses are of two families.
 pub(crate) fn ip_packet(
     (source, destination): (IpAddr, IpAddr),
     protocol: u8,
@@ -137,8 +137,8 @@ fn open(family: libc::c_int) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it. (IPPROTO_RAW implies a whole header, for
-    // both families.)
+    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it. (IPPROTO_RAW implies a whole header,
+    // for both families.)
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

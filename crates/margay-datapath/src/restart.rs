@@ -1,10 +1,12 @@
-//! Restarting the host's TCPs after a break (DESIGN §18): they know nothing of the move that has ended it, and would wait for
-//! their timers. Which words a TCP acts upon was tried; what a lost packet means depends on which timers have expired.
+//! Restarting the host's TCPs after a break (DESIGN §18): they know nothing of the move that has ended it, and would
+//! wait for their timers. Which words a TCP acts upon was tried; what a lost packet means depends on which timers have
+//! expired.
 //!
-//! As sender: "fragmentation needed" just below its segment size makes Linux send all that is unanswered at once, while its timer
-//! has not expired (`tcp_simple_retransmit`). IPv6 wants to hear it twice: by the first word the route changes, by the second the
-//! connection looks at it. It holds for the route for ten minutes, so that the next word has to be a little lower. A TCP that has backed off takes one step back for each "host unreachable" about
-//! its oldest segment (RFC 6069), and sends. As receiver: a byte that it has already makes it say what it has.
+//! As sender: "fragmentation needed" just below its segment size makes Linux send all that is unanswered at once, while
+//! its timer has not expired (`tcp_simple_retransmit`). IPv6 wants to hear it twice: by the first word the route
+//! changes, by the second the connection looks at it. It holds for the route for ten minutes, so that the next word has
+//! to be a little lower. A TCP that has backed off takes one step back for each "host unreachable" about its oldest
+//! segment (RFC 6069), and sends. As receiver: a byte that it has already makes it say what it has.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -96,9 +98,9 @@ impl Known {
         (address(self.key.source), address(self.key.destination))
     }
 
-    /// A byte that the connection has had for long, as from the peer: it is out of its window, so that the connection says at once what
-    /// it has (RFC 9293 §3.10.7.4), and takes nothing else of it for true. Never one that might be taken: its acknowledgement is only as far
-    /// as is known.
+    /// A byte that the connection has had for long, as from the peer: it is out of its window, so that the connection
+    /// says at once what it has (RFC 9293 §3.10.7.4), and takes nothing else of it for true. Never one that might be
+    /// taken: its acknowledgement is only as far as is known.
     fn old_byte(&self) -> Option<Vec<u8>> {
         let (own, peer) = self.ends();
         let mut tcp = Vec::with_capacity(TCP_LEN + 1);
@@ -146,8 +148,8 @@ struct Told {
 }
 
 impl Restarts {
-    /// What to tell about packets to `destination`, of which the largest has `packet_len` bytes: lower than before, but the same to all
-    /// connections that are restarted together. Nothing where it would become too little.
+    /// What to tell about packets to `destination`, of which the largest has `packet_len` bytes: lower than before, but
+    /// the same to all connections that are restarted together. Nothing where it would become too little.
     fn mtus(&self, destination: [u8; 16], is_v4: bool, packet_len: u32, now: Instant) -> Vec<u32> {
         let mut all = self.0.lock();
         all.retain(|_, told| now.since(told.at) < TOLD_FOR);

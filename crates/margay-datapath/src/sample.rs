@@ -195,11 +195,12 @@ pub fn peer_seal_keys(cipher: Cipher) -> SealKeys {
     SealKeys { cipher, send: [0x22; 32], open: [0x11; 32], send_epochs: epochs(9, 5), open_epochs: epochs(5, 9) }
 }
 
-/// Instructions that the verifier may look at before it takes a program: a tenth of what it does at most. Another kernel's may need more, and
-/// an agent that starts waits for it.
+/// Instructions that the verifier may look at before it takes a program: a tenth of what it does at most. Another
+/// kernel's may need more, and an agent that starts waits for it.
 const VERIFIED_MAX: u32 = 100_000;
 
-/// What the kernel says of a program, by its descriptor. A walk over all programs ends early when another test's go meanwhile.
+/// What the kernel says of a program, by its descriptor. A walk over all programs ends early when another test's go
+/// meanwhile.
 pub fn is_soon_verified(program: &ProgramMut<'_>) {
     let said = fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_fd().as_raw_fd())).expect("it is open");
     let line = said.lines().find_map(|line| line.strip_prefix("verified_insns:")).expect("since Linux 5.16");

@@ -1,8 +1,9 @@
 //! Sealed chunks: the payload of DATA encrypted and authenticated, its header as associated data (docs/decisions/0019).
 //!
-//! A chunk has a number that no other of its flow and direction ever has: the train's, and its place in the train. The nonce
-//! is that number, and the keys last as long as the numbers: both agents' epochs are in them, and whoever forgets the cache
-//! keeps this. After so many chunks the key changes by itself, since a key of AES-GCM is not good for any number of bytes.
+//! A chunk has a number that no other of its flow and direction ever has: the train's, and its place in the train. The
+//! nonce is that number, and the keys last as long as the numbers: both agents' epochs are in them, and whoever forgets
+//! the cache keeps this. After so many chunks the key changes by itself, since a key of AES-GCM is not good for any
+//! number of bytes.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -107,8 +108,8 @@ impl Seal {
         self.keys.cipher.stack()
     }
 
-    /// Numbers, seals and thereby finishes a train: chunks of `stride` bytes, the last may be shorter. Each has room for its header
-    /// in front and for its tag at the end.
+    /// Numbers, seals and thereby finishes a train: chunks of `stride` bytes, the last may be shorter. Each has room
+    /// for its header in front and for its tag at the end.
     ///
     /// # Errors
     ///
@@ -166,7 +167,8 @@ impl Seal {
     ///
     /// # Errors
     ///
-    /// Sealed in other epochs, too short, seen before, or not sealed by the peer for this flow. The payload is of no use then.
+    /// Sealed in other epochs, too short, seen before, or not sealed by the peer for this flow. The payload is of no
+    /// use then.
     pub fn open(&self, header: &DataRepr, chunk: &mut [u8]) -> Result<(), DropReason> {
         if header.flags != self.keys.open_epochs {
             return Err(DropReason::OtherEpoch);

@@ -30,7 +30,8 @@ fn open(seal: &Seal, chunk: &[u8]) -> Result<Vec<u8>, DropReason> {
 
 #[test]
 fn literal_chunks() {
-    // Opened as RFC 5116 and RFC 8439 have it, under BLAKE3 of the secret 0x11…; the wire crate's vectors have the same.
+    // Opened as RFC 5116 and RFC 8439 have it, under BLAKE3 of the secret 0x11…; the wire crate's vectors have the
+    // same.
     let expected = [
         (
             Cipher::Aes256Gcm,

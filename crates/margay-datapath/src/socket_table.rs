@@ -153,7 +153,8 @@ mod test {
     #[test]
     fn literal_table() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n \
-                     12: 0100007F:D434 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 0\n \
+                     12: 0100007F:D434 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 \
+                     0\n \
                      13: 00000000000000000000000001000000:1F90 00000000000000000000000001000000:D431 0A \
                      00000000:00000000 00:00000000 00000000     0        0 4712 2 0\n garbage";
         if cfg!(target_endian = "little") {

@@ -1,5 +1,5 @@
-//! Flows that go by several pairs of addresses at once (docs/decisions/0021): each train by the place that the core's scheduler
-//! chooses, and not before its turn; arriving trains put in order, and the peer told of what has come.
+//! Flows that go by several pairs of addresses at once (docs/decisions/0021): each train by the place that the core's
+//! scheduler chooses, and not before its turn; arriving trains put in order, and the peer told of what has come.
 
 use std::collections::VecDeque;
 use std::io;
@@ -205,8 +205,8 @@ impl Stripe {
         Some((place, Waiting { at, to, ..waiting }))
     }
 
-    /// Takes note of datagrams that came by a place, and of the number of the train that they end, if they do. True if the peer is to be
-    /// told now.
+    /// Takes note of datagrams that came by a place, and of the number of the train that they end, if they do. True if
+    /// the peer is to be told now.
     pub(crate) fn note_arrival<C>(
         self: &Arc<Self>,
         shared: &Shared<C>,
@@ -271,7 +271,8 @@ impl Stripe {
         }
     }
 
-    /// Gives what has waited for too long to `give`. Says whether the peer is to be told of arrivals now, and when to come again.
+    /// Gives what has waited for too long to `give`. Says whether the peer is to be told of arrivals now, and when to
+    /// come again.
     pub fn work(&self, now: Instant, mut give: impl FnMut(&Run<'_>)) -> (bool, Option<Instant>) {
         let mut receiving = self.receiving.lock();
         while let Some(held) = receiving.sequencer.take(now) {

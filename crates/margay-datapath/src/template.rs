@@ -1,5 +1,5 @@
-//! The headers of an arriving packet, taken from its first chunk and written anew for the local application (DESIGN §18:
-//! each end has its own five-tuple, and its own IP version).
+//! The headers of an arriving packet, taken from its first chunk and written anew for the local application (DESIGN
+//! §18: each end has its own five-tuple, and its own IP version).
 //!
 //! A template writes headers for the whole payload or for a contiguous part of it: when a chunk is lost, what came of a
 //! TCP train is given to the application's TCP as shorter super-packets.

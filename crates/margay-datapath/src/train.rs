@@ -1,8 +1,8 @@
 //! Arriving trains: chunks of an application's super-packet, put together again and given to `sal0` in one write.
 //!
 //! The common case is a train that came whole with one receive: its chunks are written from where they lie, behind new
-//! headers. What came in parts is given on in parts, as the [`Template`] allows: TCP at once, UDP by datagrams, the rest
-//! when it is complete. What waits is bounded in trains, bytes and time.
+//! headers. What came in parts is given on in parts, as the [`Template`] allows: TCP at once, UDP by datagrams, the
+//! rest when it is complete. What waits is bounded in trains, bytes and time.
 
 use core::ops::Range;
 use std::collections::VecDeque;
@@ -31,8 +31,8 @@ const PENDING_MAX: usize = 64;
 const HELD_MAX: usize = 4 << 20;
 /// Longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(1);
-/// Longest wait for a train's first chunk, which is sent before the others. What has come long before it is of another train: an agent
-/// that has started again counts anew.
+/// Longest wait for a train's first chunk, which is sent before the others. What has come long before it is of another
+/// train: an agent that has started again counts anew.
 const EARLY_MAX: Duration = Duration::from_millis(100);
 
 /// Chunks of one train that follow each other in one receive.
@@ -80,8 +80,8 @@ pub enum Piece<'a> {
     Other(&'a [u8]),
 }
 
-/// The first run of a receive of datagrams of `stride` bytes each, the last of which may be shorter: its first header, and its bytes.
-/// Without a header it is one datagram of another kind.
+/// The first run of a receive of datagrams of `stride` bytes each, the last of which may be shorter: its first header,
+/// and its bytes. Without a header it is one datagram of another kind.
 pub fn measure(received: &[u8], stride: usize) -> (Option<DataRepr>, usize) {
     let first = &received[..stride.min(received.len())];
     let Ok(header) = DataRepr::parse(first) else { return (None, first.len()) };
@@ -112,8 +112,8 @@ pub fn pieces(received: &[u8], stride: usize) -> impl Iterator<Item = Piece<'_>>
     })
 }
 
-/// Opens a run of sealed chunks in place. What can be opened is given on in order, in runs as long as there are, and why the rest
-/// cannot.
+/// Opens a run of sealed chunks in place. What can be opened is given on in order, in runs as long as there are, and
+/// why the rest cannot.
 pub fn open_run(
     seal: &Seal,
     header: DataRepr,

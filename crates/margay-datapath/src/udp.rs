@@ -1,4 +1,5 @@
-//! The SAL's UDP port: two sockets on one port, one for DATA and one for signalling, with segmentation offload both ways.
+//! The SAL's UDP port: two sockets on one port, one for DATA and one for signalling, with segmentation offload both
+//! ways.
 //!
 //! Both are bound to the same address; a classic BPF program of four instructions looks at the type byte and delivers
 //! DATA to the first and all else to the second. So a flood of signalling fills its own receive buffer and is worked
@@ -239,8 +240,8 @@ impl Udp {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Sends `datagrams`, which are `segment` bytes each (the last may be shorter), from `origin` if the choice matters.
-    /// At most [`SEGMENTS_MAX`] datagrams and [`SEND_MAX`] bytes.
+    /// Sends `datagrams`, which are `segment` bytes each (the last may be shorter), from `origin` if the choice
+    /// matters. At most [`SEGMENTS_MAX`] datagrams and [`SEND_MAX`] bytes.
     pub fn send(
         &self,
         datagrams: &[u8],
@@ -423,8 +424,8 @@ impl ControlWriter<'_> {
         header.cmsg_level = level;
         header.cmsg_type = kind;
         header.cmsg_len = len as _;
-        // SAFETY: `space` bytes from here lie inside of the buffer (asserted), which is aligned for cmsghdr, as is every
-        // length that CMSG_SPACE gives; the value is written unaligned behind the header.
+        // SAFETY: `space` bytes from here lie inside of the buffer (asserted), which is aligned for cmsghdr, as is
+        // every length that CMSG_SPACE gives; the value is written unaligned behind the header.
         unsafe {
             let at = self.control.0.as_mut_ptr().add(self.len);
             at.cast::<libc::cmsghdr>().write(header);

@@ -214,7 +214,8 @@ fn a_path_that_shrinks() {
     });
 }
 
-/// Sends until something arrives: the kernel discards what is sent to a TUN before it has noticed that somebody holds it.
+/// Sends until something arrives: the kernel discards what is sent to a TUN before it has noticed that somebody holds
+/// it.
 fn await_passage(client: &UdpSocket, server: &UdpSocket, to: SocketAddr) {
     let mut buffer = [0; 16];
     server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -304,8 +305,8 @@ fn await_fin(cache: &KernelCache, flow: FlowId, end: u32) {
     }
 }
 
-/// An agent that starts has its programs put in the place of those of the agent before; what those see until then they tell to
-/// a ring that nobody reads.
+/// An agent that starts has its programs put in the place of those of the agent before; what those see until then they
+/// tell to a ring that nobody reads.
 #[test]
 fn an_end_that_nobody_was_told_of_is_found() {
     isolated("an_end_that_nobody_was_told_of_is_found", || {
@@ -412,7 +413,8 @@ fn what_is_removed_before_the_datapath_runs_leaves_the_kernel() {
     });
 }
 
-/// A cache of a host: the one in use, and another whose programs are in the place of its own, if the events of those are to be lost.
+/// A cache of a host: the one in use, and another whose programs are in the place of its own, if the events of those
+/// are to be lost.
 type Opened = (Arc<KernelCache>, Option<KernelCache>);
 
 fn opened_cache(host: &Host, pin_dir: PathBuf, are_lost: bool) -> Opened {

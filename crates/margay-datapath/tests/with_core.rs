@@ -105,7 +105,8 @@ fn serve_at(network: &Network, listener: SocketAddr) {
     });
 }
 
-/// Serves `count` connections, each of which gets back what it sends; gives the clients' addresses as the server saw them.
+/// Serves `count` connections, each of which gets back what it sends; gives the clients' addresses as the server saw
+/// them.
 fn serve(network: &Network, listener: SocketAddr, count: usize) -> thread::JoinHandle<Vec<SocketAddr>> {
     let listener = network.hosts[1].run(move || TcpListener::bind(listener).unwrap());
     thread::spawn(move || {
@@ -277,8 +278,8 @@ fn connections_by_asking_the_segment() {
             let answered = network.datapaths[0].with_sal(|sal, _| sal.flows().filter_map(|flow| flow.remote).last());
             let is_of_family = answered.is_some_and(|remote| with_v4 == with_v6 || remote.is_ipv4() == with_v4);
             assert!(is_of_family, "{answered:?}");
-            // One copy of each is taken, whichever sockets it came to. What a busy machine answered late was asked again, and may
-            // still be on its way.
+            // One copy of each is taken, whichever sockets it came to. What a busy machine answered late was asked
+            // again, and may still be on its way.
             let asked = network.datapaths[0].with_sal(|sal, _| sal.counters().messages_sent(Kind::Syn));
             let wanted = if with_v4 && with_v6 { 2 * asked } else { asked };
             let heard = || network.datapaths[1].with_sal(|sal, _| sal.counters().messages_received(Kind::Syn));

@@ -21,8 +21,8 @@ pub(crate) fn gap_blocks(come: impl Iterator<Item = bool>) -> impl Iterator<Item
     })
 }
 
-/// Which numbers a SACK reports, behind the `covered` first ones of `len` that are under way, up to the last that it does.
-/// `was_sent` says of each of the `len` whether the sender of the SACK can have it.
+/// Which numbers a SACK reports, behind the `covered` first ones of `len` that are under way, up to the last that it
+/// does. `was_sent` says of each of the `len` whether the sender of the SACK can have it.
 pub(crate) fn reported(
     sack: &Sack<'_>,
     covered: usize,

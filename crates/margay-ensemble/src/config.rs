@@ -65,7 +65,8 @@ pub enum Failure {
     Abandoned,
     /// All frames go to one member, and it is gone.
     PinnedMemberGone,
-    /// A member died with this frame, which is not safe to repeat, and the plug-in names no member to answer with an error.
+    /// A member died with this frame, which is not safe to repeat, and the plug-in names no member to answer with an
+    /// error.
     Unsafe(Csn),
     /// A member died when the peer had been told of a part of this frame, and so will not repeat that.
     PartlyAcknowledged(Csn),

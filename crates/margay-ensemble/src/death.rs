@@ -1,7 +1,8 @@
 //! What becomes of the frames that a member was given, when it dies.
 //!
-//! What it has acknowledged for good stays so. Each other frame becomes an orphan: it is pending again, and goes elsewhere when the
-//! peer repeats it. The peer may have been told of one for now, and is told otherwise by the next SACK (RFC 9260, 6.2).
+//! What it has acknowledged for good stays so. Each other frame becomes an orphan: it is pending again, and goes
+//! elsewhere when the peer repeats it. The peer may have been told of one for now, and is told otherwise by the next
+//! SACK (RFC 9260, 6.2).
 
 use alloc::vec::Vec;
 
@@ -11,8 +12,8 @@ use crate::number::{Csn, Serial};
 use crate::plugin::Order;
 use crate::split::{Acked, Held, Place, Split, order_of};
 
-/// Whether this chunk stays the dead member's. One without order may have been acted on as soon as it was there; one in order has
-/// not been, as long as something before it is missing at the member.
+/// Whether this chunk stays the dead member's. One without order may have been acted on as soon as it was there; one in
+/// order has not been, as long as something before it is missing at the member.
 fn is_settled(held: &Held) -> bool {
     match held.acked {
         Acked::Cumulative => true,
@@ -54,7 +55,8 @@ impl Split {
         Ok(())
     }
 
-    /// Of a stream, what follows a frame that is lost, or has not come, was not acted on either. What is left goes elsewhere.
+    /// Of a stream, what follows a frame that is lost, or has not come, was not acted on either. What is left goes
+    /// elsewhere.
     fn lose_streams(&mut self, id: MemberId, lost: &mut Vec<Csn>) {
         let numbers = self.streams.iter().filter(|(_, stream)| stream.member == Some(id)).map(|(number, _)| *number);
         for number in numbers.collect::<Vec<_>>() {

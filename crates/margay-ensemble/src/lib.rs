@@ -1,16 +1,16 @@
-//! Ensembles (DESIGN §13, after Anypoint): one connection of a peer with many members, switched frame by frame and terminated
-//! nowhere on the way.
+//! Ensembles (DESIGN §13, after Anypoint): one connection of a peer with many members, switched frame by frame and
+//! terminated nowhere on the way.
 //!
-//! [`Switch`] is what stands between them. It translates sequence numbers, and so leaves order, acknowledgement and repetition to
-//! the ends: it holds no frame, acknowledges nothing by itself, and gives no frame to two members. [`Sender`] and [`Receiver`] are
-//! the ends, of a peer as of a member. All speak the format of [`margay_wire::sctp`].
+//! [`Switch`] is what stands between them. It translates sequence numbers, and so leaves order, acknowledgement and
+//! repetition to the ends: it holds no frame, acknowledges nothing by itself, and gives no frame to two members.
+//! [`Sender`] and [`Receiver`] are the ends, of a peer as of a member. All speak the format of [`margay_wire::sctp`].
 //!
-//! Nothing here has a socket, clock, thread, randomness or async (DESIGN §3.4): packets and `now` in; packets, one deadline and
-//! events out.
+//! Nothing here has a socket, clock, thread, randomness or async (DESIGN §3.4): packets and `now` in; packets, one
+//! deadline and events out.
 //!
-//! To be read in this order: `number` and `member` (the paper's Tables 2 and 3), `split` (from the peer to the members), `patch`
-//! (numbers kept free for what has not come), `merge` (from the members to the peer), `death` (what becomes of a dead member's
-//! frames), `switch` (all of it together), then `endpoint`.
+//! To be read in this order: `number` and `member` (the paper's Tables 2 and 3), `split` (from the peer to the
+//! members), `patch` (numbers kept free for what has not come), `merge` (from the members to the peer), `death` (what
+//! becomes of a dead member's frames), `switch` (all of it together), then `endpoint`.
 #![no_std]
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

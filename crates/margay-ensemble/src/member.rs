@@ -15,7 +15,8 @@ pub const MEMBERS_MAX: usize = 64;
 /// Streams that a member may have towards the peer.
 pub const MEMBER_STREAMS_MAX: u16 = 64;
 
-/// A member of one connection's ensemble. One that comes later has another, also where it takes the place of one that is gone.
+/// A member of one connection's ensemble. One that comes later has another, also where it takes the place of one that
+/// is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemberId {
     pub(crate) slot: u8,
@@ -63,7 +64,8 @@ pub(crate) enum Link {
     Chunk(Csn),
     /// What has not come yet, should it become this member's.
     Reserved { csn: Csn, mid: u32 },
-    /// Nothing: what it was reserved for went elsewhere (redirect patch). Released by I-FORWARD-TSN when its turn comes.
+    /// Nothing: what it was reserved for went elsewhere (redirect patch). Released by I-FORWARD-TSN when its turn
+    /// comes.
     Patched { mid: u32 },
 }
 

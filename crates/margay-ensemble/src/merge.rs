@@ -1,7 +1,7 @@
 //! From the members to the peer: the frame ring of what is outbound (§4.1 and 4.2 of the paper).
 //!
-//! Whose a hole is, is known here: gaps in a member's numbers become gaps in the connection's. Towards the peer each member has
-//! streams of its own, and so none waits for another.
+//! Whose a hole is, is known here: gaps in a member's numbers become gaps in the connection's. Towards the peer each
+//! member has streams of its own, and so none waits for another.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -230,8 +230,8 @@ impl Merge {
                 *place = Place::Abandoned(skipped);
             }
         }
-        // The peer may have begun frames for good whose ends never came here. There is no number to pass over, so each of the
-        // member's streams is given one: whoever has its place next would wait for ever.
+        // The peer may have begun frames for good whose ends never came here. There is no number to pass over, so each
+        // of the member's streams is given one: whoever has its place next would wait for ever.
         let mut cut = BTreeMap::new();
         for (stream, is_unordered, mid) in self.open.keys().filter(|key| is_stream_of(member.id, key.0)) {
             let last = cut.entry((*stream, *is_unordered)).or_insert(*mid);

@@ -40,8 +40,8 @@ impl Outbox {
         self.packets.pop_front()
     }
 
-    /// A packet of at most `len` bytes. One that does not fit its own length is not sent: callers give the length of what they
-    /// write, and payloads that plug-ins made too long are caught before.
+    /// A packet of at most `len` bytes. One that does not fit its own length is not sent: callers give the length of
+    /// what they write, and payloads that plug-ins made too long are caught before.
     fn write(&mut self, to: To, len: usize, write: impl FnOnce(&mut PacketWriter<'_>) -> Result<(), NoRoom>) {
         let mut bytes = vec![0; len];
         let mut writer = PacketWriter::new(&mut bytes);

@@ -1,7 +1,8 @@
 //! What members are told of order across holes: watermarks, and redirect patches (§4.2 and 5.2 of the paper).
 //!
-//! The paper's patch is a null frame that fills a number. I-FORWARD-TSN is cumulative: it says that *nothing* up to a number will
-//! come. So a patch waits until all before it has been acknowledged, or else what is merely late would be lost.
+//! The paper's patch is a null frame that fills a number. I-FORWARD-TSN is cumulative: it says that *nothing* up to a
+//! number will come. So a patch waits until all before it has been acknowledged, or else what is merely late would be
+//! lost.
 
 use margay_core::Instant;
 use margay_wire::sctp::{SkippedRepr, WatermarkRepr};

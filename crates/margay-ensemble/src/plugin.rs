@@ -72,8 +72,8 @@ pub trait Plugin {
     /// The peer repeats a frame, which keeps its member: the same change of its bytes.
     fn again(&mut self, _frame: &mut Frame<'_>, _rtx: &mut u64) {}
 
-    /// The peer repeats a frame that is not safe, and whose member died. Names a member that answers with an error, and gives
-    /// other bytes in place of the frame's; else the connection ends.
+    /// The peer repeats a frame that is not safe, and whose member died. Names a member that answers with an error, and
+    /// gives other bytes in place of the frame's; else the connection ends.
     fn refuse(&mut self, _frame: &mut Frame<'_>, _members: &Members, _rtx: &mut u64) -> Option<MemberId> {
         None
     }

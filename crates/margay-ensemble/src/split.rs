@@ -1,10 +1,11 @@
 //! From the peer to the members: the frame ring of what is inbound (§4.1 and 4.2 of the paper).
 //!
-//! The ring has a place for each of the peer's numbers from the oldest that is not acknowledged. A place that is *pending* (a hole,
-//! or a frame whose member died) may become any member's; what is behind it in the peer's order must not be given on by a member
-//! that could still get it.
+//! The ring has a place for each of the peer's numbers from the oldest that is not acknowledged. A place that is
+//! *pending* (a hole, or a frame whose member died) may become any member's; what is behind it in the peer's order must
+//! not be given on by a member that could still get it.
 //!
-//! The paper's `flow.left` is `flow.una` here: what is acknowledged for good is known by its number alone when it comes again.
+//! The paper's `flow.left` is `flow.una` here: what is acknowledged for good is known by its number alone when it comes
+//! again.
 
 use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
@@ -559,9 +560,9 @@ impl Split {
 
     /// What the peer is told: up to where all is acknowledged, and what is behind that.
     ///
-    /// A peer that counts misses is not told of what is behind the first frame that is neither acknowledged nor reported missing by
-    /// its own member: it may only be slow. What is next to the cumulative number may be acknowledged for now: it is told of that, or
-    /// it would repeat it for ever and never come to what is missing.
+    /// A peer that counts misses is not told of what is behind the first frame that is neither acknowledged nor
+    /// reported missing by its own member: it may only be slow. What is next to the cumulative number may be
+    /// acknowledged for now: it is told of that, or it would repeat it for ever and never come to what is missing.
     pub(crate) fn acknowledged<R: Rules>(&self, peer: LossDetection) -> (Csn, impl Iterator<Item = GapBlock>) {
         let is_acked = |place: &Place| matches!(place, Place::Held(held) if held.acked != Acked::No);
         let is_revealed = move |place: &Place| match place {

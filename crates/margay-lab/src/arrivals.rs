@@ -32,7 +32,8 @@ impl Arrivals {
         Self::start_as(host, name, port, every, options.as_ref().map_or(&[][..], |options| &options[..]))
     }
 
-    /// As [`start`](Self::start), with so many at once and no more: where that is too much for the machine, there are fewer.
+    /// As [`start`](Self::start), with so many at once and no more: where that is too much for the machine, there are
+    /// fewer.
     ///
     /// # Errors
     ///
@@ -74,7 +75,8 @@ impl Arrivals {
         self.child.wait().map(drop).context("connections that do not end")
     }
 
-    /// All so far, when everything has ended that began before a moment ([`now_ms`]), and something that began later, too.
+    /// All so far, when everything has ended that began before a moment ([`now_ms`]), and something that began later,
+    /// too.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Cgroups (version 2) of hosts. Each has one that is the root to its programs, as it is in a container: what an agent attaches to
-//! its machine's cgroups then meets that host's programs only, and costs those of the other hosts nothing.
+//! Cgroups (version 2) of hosts. Each has one that is the root to its programs, as it is in a container: what an agent
+//! attaches to its machine's cgroups then meets that host's programs only, and costs those of the other hosts nothing.
 
 use std::fs;
 use std::io;
@@ -62,8 +62,8 @@ pub fn join(path: &Path) -> io::Result<()> {
     outcome
 }
 
-/// Shows `own` as the root of all, in a mount namespace of its own. To mount the file system itself once more is refused in a place
-/// where it is mounted already.
+/// Shows `own` as the root of all, in a mount namespace of its own. To mount the file system itself once more is
+/// refused in a place where it is mounted already.
 ///
 /// # Errors
 ///

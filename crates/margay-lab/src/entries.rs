@@ -82,8 +82,8 @@ impl Entries {
     }
 }
 
-/// Waits until nothing is left of flows that have ended, and sets `leaked_entries` to what is, and `hash_maps_kept` to how many of the
-/// maps of then say so.
+/// Waits until nothing is left of flows that have ended, and sets `leaked_entries` to what is, and `hash_maps_kept` to
+/// how many of the maps of then say so.
 ///
 /// # Errors
 ///

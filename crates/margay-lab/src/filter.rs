@@ -1,5 +1,5 @@
-//! What gateways do to packets: masquerading and stateful filtering, by nftables; and the trouble that they make in the middle of a
-//! scenario.
+//! What gateways do to packets: masquerading and stateful filtering, by nftables; and the trouble that they make in the
+//! middle of a scenario.
 
 use std::net::IpAddr;
 
@@ -24,8 +24,8 @@ pub fn install(host: &Host) -> Result<()> {
         rules.push("add chain inet lab_nat forward { type filter hook forward priority filter; }".into());
         rules.push(format!("add rule inet lab_nat forward iifname eth{outer} ct state established,related accept"));
         rules.push(format!("add rule inet lab_nat forward iifname eth{outer} drop"));
-        // Nor does it talk to strangers itself: a packet that it took in would hold the ports that its answer would have, and somebody
-        // behind it who writes there later would get others.
+        // Nor does it talk to strangers itself: a packet that it took in would hold the ports that its answer would
+        // have, and somebody behind it who writes there later would get others.
         rules.push("add chain inet lab_nat input { type filter hook input priority filter; }".into());
         rules.push(format!(
             "add rule inet lab_nat input iifname eth{outer} meta l4proto {{ tcp, udp }} ct state new drop"
@@ -58,9 +58,9 @@ const GONE: &str = "
     add rule inet lab_gone forward ip6 daddr @v6 drop
 ";
 
-/// Lets a gateway forward nothing from or to addresses that are `gone`, and from and to those that are `here`, again. A gateway that
-/// remembers whose address it was would bring packets there for as long as it does, and in a real network the old address is that of
-/// another place.
+/// Lets a gateway forward nothing from or to addresses that are `gone`, and from and to those that are `here`, again. A
+/// gateway that remembers whose address it was would bring packets there for as long as it does, and in a real network
+/// the old address is that of another place.
 ///
 /// # Errors
 ///
@@ -81,7 +81,8 @@ pub fn bury(gateway: &Host, gone: &[IpAddr], here: &[IpAddr]) -> Result<Change> 
 fn trouble(gateway: &Host, rule: &str) -> Result<Moment> {
     let first = "nft 'add table inet lab_trouble'";
     let act = format!(
-        "nft 'flush table inet lab_trouble; add chain inet lab_trouble forward {{ type filter hook forward priority -10; }}; {rule}'"
+        "nft 'flush table inet lab_trouble; add chain inet lab_trouble forward {{ type filter hook forward priority \
+         -10; }}; {rule}'"
     );
     Change::start(gateway, first, &act)?.finish()
 }

@@ -1,5 +1,5 @@
-//! A host: a holder process with network, mount, UTS and, if this is root's lab, cgroup namespaces of its own, and the programs that
-//! run in it.
+//! A host: a holder process with network, mount, UTS and, if this is root's lab, cgroup namespaces of its own, and the
+//! programs that run in it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
@@ -218,8 +218,8 @@ impl Drop for Host {
     }
 }
 
-/// The holder process: makes the namespaces, says "ready", and waits for its input to close. Where it may not make the cgroup, it
-/// stays in the one that it is in.
+/// The holder process: makes the namespaces, says "ready", and waits for its input to close. Where it may not make the
+/// cgroup, it stays in the one that it is in.
 ///
 /// # Errors
 ///

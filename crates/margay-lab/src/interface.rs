@@ -1,5 +1,5 @@
-//! What happens to interfaces of running hosts: they go down and up, addresses come and go. Routes that the kernel drops with
-//! them come back when there is a way for them again, as a host's own network manager would have it.
+//! What happens to interfaces of running hosts: they go down and up, addresses come and go. Routes that the kernel
+//! drops with them come back when there is a way for them again, as a host's own network manager would have it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -31,8 +31,8 @@ pub enum Act {
     Add(usize, IpNet),
     /// It loses an address.
     Remove(usize, IpNet),
-    /// MPTCP is told to give up the subflows that its connections began from the interface's first address, as a network manager does
-    /// which hears that the interface goes down.
+    /// MPTCP is told to give up the subflows that its connections began from the interface's first address, as a
+    /// network manager does which hears that the interface goes down.
     GiveUp(usize),
 }
 
@@ -63,8 +63,8 @@ pub fn first_address(lab: &Lab, host: &Host, link: usize, v6: bool) -> Result<Ip
     Ok(IpNet::new(own, address(lab, host, link, v6, 1)?.prefix_len())?)
 }
 
-/// Lets things happen to a host's interfaces, in order and at once. What goes to an address that it loses, or comes from it, the gateways
-/// beside it do not forward any more.
+/// Lets things happen to a host's interfaces, in order and at once. What goes to an address that it loses, or comes
+/// from it, the gateways beside it do not forward any more.
 ///
 /// # Errors
 ///
@@ -139,8 +139,8 @@ fn of_link(acts: &[Act], number: usize, wanted: impl Fn(&Act) -> bool) -> Vec<Ip
     acts.iter().filter(|act| wanted(act)).filter_map(address).collect()
 }
 
-/// What a host sends from an address leaves through the interface that has it, as on every host with two providers: else all of it
-/// leaves through the first one. For links whose subnet has one gateway.
+/// What a host sends from an address leaves through the interface that has it, as on every host with two providers:
+/// else all of it leaves through the first one. For links whose subnet has one gateway.
 ///
 /// # Errors
 ///

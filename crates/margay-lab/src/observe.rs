@@ -151,8 +151,8 @@ pub fn bpf_bytes(pid: u32) -> Result<f64> {
     Ok(bpf_maps(pid)?.values().map(|map| map.bytes).sum())
 }
 
-/// Starts to count, on a host, TCP resets between its programs and the virtual interface, in either direction. What is direct
-/// passes there, too; connections that are none of Margay's flows do not.
+/// Starts to count, on a host, TCP resets between its programs and the virtual interface, in either direction. What is
+/// direct passes there, too; connections that are none of Margay's flows do not.
 ///
 /// # Errors
 ///

@@ -11,9 +11,9 @@ pub struct Gap {
     pub to_us: u64,
 }
 
-/// The pause after an event: the longest time in which nothing came, of those that ended after the event and began before
-/// `until_us`. It counts from the event, or from the last read before it where that was later: what was under way past the place of
-/// the break when it broke still comes. None where nothing came after the event.
+/// The pause after an event: the longest time in which nothing came, of those that ended after the event and began
+/// before `until_us`. It counts from the event, or from the last read before it where that was later: what was under
+/// way past the place of the break when it broke still comes. None where nothing came after the event.
 pub fn pause_us(gaps: &[Gap], last_us: u64, event_us: u64, until_us: u64) -> Option<u64> {
     if last_us <= event_us {
         return None;

@@ -1,5 +1,5 @@
-//! The user-space link: two TAP devices joined by threads that delay and lose frames, where the kernel has no netem. What enters it
-//! from a host may also be in bad weather.
+//! The user-space link: two TAP devices joined by threads that delay and lose frames, where the kernel has no netem.
+//! What enters it from a host may also be in bad weather.
 //!
 //! A TAP takes no offloads here, so what passes are packets as on a wire.
 
@@ -45,7 +45,8 @@ fn tap(name: &str) -> Result<SyncDevice> {
 }
 
 impl Pump {
-    /// Makes the two devices and starts to carry frames; those that come from the left, a host, are in the lab's weather.
+    /// Makes the two devices and starts to carry frames; those that come from the left, a host, are in the lab's
+    /// weather.
     ///
     /// # Errors
     ///

@@ -52,8 +52,9 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Whether the figure is a time, a rate or a ratio of either, by the unit in its name: what a busy machine can change
-    /// without a fault of the program. Counts of resets, of wrong bytes, of leaks and of what was let in are none.
+    /// Whether the figure is a time, a rate or a ratio of either, by the unit in its name: what a busy machine can
+    /// change without a fault of the program. Counts of resets, of wrong bytes, of leaks and of what was let in are
+    /// none.
     fn is_of_time(&self) -> bool {
         self.figure.split('_').any(|word| matches!(word, "ms" | "us" | "s" | "rtts" | "ratio" | "cpu" | "gain" | "p50"))
     }

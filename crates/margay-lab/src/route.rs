@@ -16,8 +16,8 @@ pub struct Route {
     pub via: IpAddr,
 }
 
-/// The routes of host number `host`, both families, over those of its links that `is_up` names by their number. What lies behind a masquerading gateway cannot be reached by IPv4 from its
-/// outer side, as on the Internet.
+/// The routes of host number `host`, both families, over those of its links that `is_up` names by their number. What
+/// lies behind a masquerading gateway cannot be reached by IPv4 from its outer side, as on the Internet.
 pub fn routes(topology: &Topology, host: usize, is_up: impl Fn(usize) -> bool) -> Vec<Route> {
     let mut found = Vec::new();
     for v6 in [false, true] {

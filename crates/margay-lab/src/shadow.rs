@@ -1,5 +1,6 @@
-//! Private copies of `/etc`, `/run` and `/var/lib` for a host, without copying: a small file system of links to the real
-//! entries, in which some names are the host's own. Works in a user namespace, where overlays of root's files do not.
+//! Private copies of `/etc`, `/run` and `/var/lib` for a host, without copying: a small file system of links to the
+//! real entries, in which some names are the host's own. Works in a user namespace, where overlays of root's files do
+//! not.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -62,7 +62,8 @@ impl Timeline<'_> {
             let (at, bottom) = (x(*second), TOP + HEIGHT);
             let _ = writeln!(
                 text,
-                "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\" stroke=\"#222222\" stroke-dasharray=\"4 3\"/>"
+                "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\" stroke=\"#222222\" \
+                 stroke-dasharray=\"4 3\"/>"
             );
             let _ = writeln!(text, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{what}</text>", TOP - 8.0);
         }

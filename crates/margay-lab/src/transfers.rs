@@ -1,5 +1,5 @@
-//! Transfers that run beside a scenario until they are told to stop ([`crate::traffic`]): how far each is, how long nothing came, and
-//! what became of it.
+//! Transfers that run beside a scenario until they are told to stop ([`crate::traffic`]): how far each is, how long
+//! nothing came, and what became of it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -182,8 +182,8 @@ impl<'a> Transfers<'a> {
         self.received().iter().map(of).collect()
     }
 
-    /// Ends all transfers, and counts what became of them: `failed`, `wrong_bytes` (others than were sent, or not all of them),
-    /// `transfers`, `transfer_resets`.
+    /// Ends all transfers, and counts what became of them: `failed`, `wrong_bytes` (others than were sent, or not all
+    /// of them), `transfers`, `transfer_resets`.
     ///
     /// # Errors
     ///
@@ -223,7 +223,8 @@ impl<'a> Transfers<'a> {
     }
 }
 
-/// Bytes per second between two moments, by the marks of a receiver (see [`Word::marks`]); none where there are too few.
+/// Bytes per second between two moments, by the marks of a receiver (see [`Word::marks`]); none where there are too
+/// few.
 pub fn rate(marks: &[(u64, u64)], from_us: u64, to_us: u64) -> f64 {
     let mut within = marks.iter().filter(|(at_us, _)| (from_us..to_us).contains(at_us));
     let (Some((first_us, first)), Some((last_us, last))) = (within.next(), within.next_back()) else { return 0.0 };

@@ -36,7 +36,8 @@ impl Tunnel {
     /// wireguard-go or wg is not installed, or does not start.
     pub fn start(first: &Host, second: &Host) -> Result<Self> {
         let version = first.run(["wireguard-go", "--version"]).context(
-            "there is no wireguard-go to compare with; `scripts/setup` installs it, and `wg` of the package wireguard-tools",
+            "there is no wireguard-go to compare with; `scripts/setup` installs it, and `wg` of the package \
+             wireguard-tools",
         )?;
         let version = version.lines().next().unwrap_or_default().to_owned();
         let hosts = [first, second];

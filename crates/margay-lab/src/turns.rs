@@ -1,6 +1,7 @@
-//! Two ways to do a thing that take turns many times a second: what goes the one stands still while the other is measured, so that
-//! what else the machine does meets both alike. Here is iperf3 over two ways to one host. For ratios near one, which runs of seconds
-//! one after the other do not tell from chance: on two processors plain TCP against plain TCP was between 0.4 and 3 in such pairs.
+//! Two ways to do a thing that take turns many times a second: what goes the one stands still while the other is
+//! measured, so that what else the machine does meets both alike. Here is iperf3 over two ways to one host. For ratios
+//! near one, which runs of seconds one after the other do not tell from chance: on two processors plain TCP against
+//! plain TCP was between 0.4 and 3 in such pairs.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -35,11 +36,12 @@ pub struct Pace {
     pub turn: Duration,
 }
 
-/// A host in the comparison: one processor runs its programs, and takes what comes to it, as a NIC's with one queue does.
+/// A host in the comparison: one processor runs its programs, and takes what comes to it, as a NIC's with one queue
+/// does.
 ///
 /// Without that, a sender's segments come through the queues of two processors (its own, and that on which its peer's
-/// acknowledgements are handled) and overtake each other. TCP takes some of that for loss; a connection to which it happened early
-/// has a third of the throughput of another, by chance.
+/// acknowledgements are handled) and overtake each other. TCP takes some of that for loss; a connection to which it
+/// happened early has a third of the throughput of another, by chance.
 pub struct End<'a> {
     host: &'a Host,
     processor: usize,
@@ -100,8 +102,8 @@ pub struct Ways<'a> {
     pub addresses: [&'a str; 2],
 }
 
-/// Stops two programs and lets them take turns; both stand still at the end. `first` says who begins, and that alternates. `measure`
-/// is called in each turn when half of one is over, and shall take a whole one.
+/// Stops two programs and lets them take turns; both stand still at the end. `first` says who begins, and that
+/// alternates. `measure` is called in each turn when half of one is over, and shall take a whole one.
 ///
 /// # Errors
 ///
@@ -133,7 +135,8 @@ struct Taken {
 }
 
 impl Ways<'_> {
-    /// Throughput and processor time by name to plain: medians over the rounds. `what` says in the notes what was compared.
+    /// Throughput and processor time by name to plain: medians over the rounds. `what` says in the notes what was
+    /// compared.
     ///
     /// # Errors
     ///
@@ -187,11 +190,13 @@ impl Ways<'_> {
         Ok(())
     }
 
-    /// Starts a client. Returns when it carries data; a server that has not yet let go of its last client refuses the next.
+    /// Starts a client. Returns when it carries data; a server that has not yet let go of its last client refuses the
+    /// next.
     fn start(&self, way: usize, load: Load) -> Result<Program> {
         let (port, streams) = (PORTS[way].to_string(), load.streams.to_string());
         let mut words = vec!["-c", self.addresses[way], "-p", &port, "-P", &streams, "-t", CLIENT_SECONDS];
-        // Sockets that are told so late keep the pacing of a machine whose own choice is BBR; so both sides are told alike.
+        // Sockets that are told so late keep the pacing of a machine whose own choice is BBR; so both sides are told
+        // alike.
         words.extend(["-C", "cubic", "--connect-timeout", "5000"]);
         words.extend(load.reverse.then_some("-R"));
         let mut client = self.client.spawn(&words)?;

@@ -1,5 +1,5 @@
-//! Links between hosts: veth pairs, bridges where a subnet has more than two ends, TAP pairs where packets are delayed or
-//! lost; token buckets for rates; offloads off where segments shall be cut on the way.
+//! Links between hosts: veth pairs, bridges where a subnet has more than two ends, TAP pairs where packets are delayed
+//! or lost; token buckets for rates; offloads off where segments shall be cut on the way.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -138,8 +138,8 @@ fn shape_device(host: Option<&Host>, device: &str, shape: Shape) -> Result<()> {
     }
 }
 
-/// Cuts a host's first link, or mends it. It is cut at the bridge: the host itself has no time for a word, and nobody else
-/// on the subnet sees it.
+/// Cuts a host's first link, or mends it. It is cut at the bridge: the host itself has no time for a word, and nobody
+/// else on the subnet sees it.
 ///
 /// # Errors
 ///
@@ -167,8 +167,8 @@ pub fn set_rate(host: Option<&Host>, device: &str, rate_mbit: u32) -> Result<()>
     run(host, "tc", words.split(' '))
 }
 
-/// Whether segmentation is left to the far end. Off: as nearly as veth can to a wire, segments are cut by the sender and
-/// joined again by the receiver's GRO.
+/// Whether segmentation is left to the far end. Off: as nearly as veth can to a wire, segments are cut by the sender
+/// and joined again by the receiver's GRO.
 ///
 /// # Errors
 ///

@@ -47,7 +47,8 @@ pub struct One {
     pub repeatable: bool,
 }
 
-/// A verb about one key: how many words follow the key, which of them is the value's length, and whether it may be repeated.
+/// A verb about one key: how many words follow the key, which of them is the value's length, and whether it may be
+/// repeated.
 const VERBS: [(&str, usize, Option<usize>, bool); 10] = [
     ("set", 3, Some(2), true),
     ("replace", 3, Some(2), true),

@@ -1,8 +1,8 @@
 //! Who answers for a partition: connections to its virtual address, each of which leads to the partition's holder.
 //!
-//! TCP, not memcached's UDP: a request by UDP is one datagram, so that values beyond 1400 bytes could not be stored, and nothing
-//! says whether a lost one was done. A connection stays with its server when the partition moves, so none is used for longer than a
-//! second; a new one costs no more than a round trip.
+//! TCP, not memcached's UDP: a request by UDP is one datagram, so that values beyond 1400 bytes could not be stored,
+//! and nothing says whether a lost one was done. A connection stays with its server when the partition moves, so none
+//! is used for longer than a second; a new one costs no more than a round trip.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -62,8 +62,8 @@ impl Servers {
         Self { partitions, agent, port, addresses: Mutex::default(), idle: Mutex::default() }
     }
 
-    /// Says something to the holder of a partition, and gives its answer as it came. Where nothing says whether a request was done,
-    /// only what is `repeatable` is said again.
+    /// Says something to the holder of a partition, and gives its answer as it came. Where nothing says whether a
+    /// request was done, only what is `repeatable` is said again.
     ///
     /// # Errors
     ///
@@ -128,8 +128,8 @@ impl Servers {
         Ok(address)
     }
 
-    /// Learns the addresses of all partitions. An agent gives no more than a few new ones in a second, so that it is better begun
-    /// before they are wanted.
+    /// Learns the addresses of all partitions. An agent gives no more than a few new ones in a second, so that it is
+    /// better begun before they are wanted.
     pub async fn learn(self: &Arc<Self>) {
         for index in 0..self.partitions.count() {
             while self.address(index).await.is_err() {

@@ -1,5 +1,5 @@
-//! The simplest flow cache that keeps the contract of `margay_core::entry`: one packet, one DATA chunk. What the agent's own
-//! table knows lies here; what the kernel's cache knows, where the host has one, in [`Kernel`].
+//! The simplest flow cache that keeps the contract of `margay_core::entry`: one packet, one DATA chunk. What the
+//! agent's own table knows lies here; what the kernel's cache knows, where the host has one, in [`Kernel`].
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -270,7 +270,8 @@ impl Cache {
         here.with(kernel).is_over()
     }
 
-    /// Forgets everything: the next packets miss. Packet numbers begin anew, as in the agent's table, but for sealed flows.
+    /// Forgets everything: the next packets miss. Packet numbers begin anew, as in the agent's table, but for sealed
+    /// flows.
     pub fn clear(&mut self) {
         self.by_tuple.clear();
         self.by_flow.clear();
@@ -300,8 +301,8 @@ impl Cache {
         self.kernel.as_mut()?.egress(now, segment)
     }
 
-    /// A packet of a flow that is sent direct came to the agent. True if the flow has stalled; what the kernel's cache has lost
-    /// is put back.
+    /// A packet of a flow that is sent direct came to the agent. True if the flow has stalled; what the kernel's cache
+    /// has lost is put back.
     pub(crate) fn is_stalled(&mut self, flow: FlowId) -> bool {
         let state = self.kernel.as_ref().and_then(|kernel| kernel.is_stalled(flow));
         if state.is_none() {

@@ -57,8 +57,8 @@ pub fn ends_agree(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// Every path record is of an association or of flows beside it, and direct flows with a host name one that stands where the
-/// host is: a packet's pair of addresses can lead to one record only.
+/// Every path record is of an association or of flows beside it, and direct flows with a host name one that stands
+/// where the host is: a packet's pair of addresses can lead to one record only.
 ///
 /// # Errors
 ///
@@ -109,8 +109,9 @@ pub fn nothing_left_over(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// The first packet that a program's TCP has after the SYN comes from whoever gave it that: where an agent does, and the kernel's cache gives
-/// it another one in the same moment, Linux may find neither the request nor the socket that becomes of it, and resets the connection.
+/// The first packet that a program's TCP has after the SYN comes from whoever gave it that: where an agent does, and
+/// the kernel's cache gives it another one in the same moment, Linux may find neither the request nor the socket that
+/// becomes of it, and resets the connection.
 ///
 /// # Errors
 ///

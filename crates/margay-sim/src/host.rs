@@ -384,7 +384,8 @@ impl Host {
         self.drain(now);
     }
 
-    /// A TCP packet with this host's own address: the kernel's cache takes it, or it goes up. Without either it is dropped.
+    /// A TCP packet with this host's own address: the kernel's cache takes it, or it goes up. Without either it is
+    /// dropped.
     pub(crate) fn handle_direct(&mut self, now: Instant, packet: &[u8]) {
         let Some(kernel) = &mut self.cache.kernel else { return };
         let Some(segment) = Segment::parse(packet) else { return };

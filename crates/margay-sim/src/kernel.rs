@@ -1,5 +1,5 @@
-//! The kernel's flow cache as `margay-datapath/bpf/flow_cache.bpf.c` has it: what it sends and accepts direct, and how it finds
-//! that a flow has stalled.
+//! The kernel's flow cache as `margay-datapath/bpf/flow_cache.bpf.c` has it: what it sends and accepts direct, and how
+//! it finds that a flow has stalled.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -97,7 +97,8 @@ impl Direct {
     }
 }
 
-/// What the agent hears of a flow: the application's five-tuple, if the kernel has opened it, and what has passed of its end.
+/// What the agent hears of a flow: the application's five-tuple, if the kernel has opened it, and what has passed of
+/// its end.
 pub(crate) struct Told {
     pub flow: FlowId,
     pub app: Option<Tuple>,
@@ -241,7 +242,8 @@ impl Kernel {
         self.flows.get(&flow).map(|entry| entry.is_stalled)
     }
 
-    /// The application's packet as it goes on the wire; `None` when the agent is to have it, which is told of its flow before.
+    /// The application's packet as it goes on the wire; `None` when the agent is to have it, which is told of its flow
+    /// before.
     pub(crate) fn egress(&mut self, now: Instant, segment: &Segment) -> Option<(FlowId, Vec<u8>)> {
         let sent = self.send(now, segment);
         if sent.is_none()
@@ -331,8 +333,8 @@ impl Kernel {
         Some((flow, packet))
     }
 
-    /// A packet of the wire: its flow, and the five-tuple that the application's packets have. `None` when it goes up. `is_request`: whether
-    /// the program's TCP has only the SYN of a connection.
+    /// A packet of the wire: its flow, and the five-tuple that the application's packets have. `None` when it goes up.
+    /// `is_request`: whether the program's TCP has only the SYN of a connection.
     pub(crate) fn ingress(
         &mut self,
         now: Instant,
@@ -434,7 +436,8 @@ impl Kernel {
         }
     }
 
-    /// What it carries: the application's five-tuple, and how the packets look between the hosts. Without flows that nobody has answered yet.
+    /// What it carries: the application's five-tuple, and how the packets look between the hosts. Without flows that
+    /// nobody has answered yet.
     pub fn entries(&self) -> Vec<(FlowId, Tuple, Wire)> {
         let answered = self.flows.iter().filter(|(flow, _)| !self.grants.is_fresh(**flow));
         answered.map(|(flow, entry)| (*flow, entry.app, entry.wire)).collect()

@@ -1,9 +1,10 @@
 //! A whole network of Margay hosts in virtual time, from one seed (DESIGN §3.4, §16).
 //!
-//! Every host runs the [`Sal`](margay_core::Sal) that ships; only clock, network and programs are simulated. The same seed
-//! gives the same run, packet for packet. [`World`] is the network, [`Host`] one machine on it, [`program`] the tiny TCP and
-//! UDP programs that the hosts run, [`stream`] those that talk for longer, [`kernel`] the cache of the direct path, and [`check`] judges a run from outside.
-//! [`ensemble`] is a world of its own: one peer, one switch, many members.
+//! Every host runs the [`Sal`](margay_core::Sal) that ships; only clock, network and programs are simulated. The same
+//! seed gives the same run, packet for packet. [`World`] is the network, [`Host`] one machine on it, [`program`] the
+//! tiny TCP and UDP programs that the hosts run, [`stream`] those that talk for longer, [`kernel`] the cache of the
+//! direct path, and [`check`] judges a run from outside. [`ensemble`] is a world of its own: one peer, one switch, many
+//! members.
 
 pub mod cache;
 pub mod certificate;

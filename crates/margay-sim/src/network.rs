@@ -1,5 +1,5 @@
-//! What happens to packets between hosts: delay, loss, duplication, reordering, partitions, a NAT, and walls that only packets
-//! of the direct path notice.
+//! What happens to packets between hosts: delay, loss, duplication, reordering, partitions, a NAT, and walls that only
+//! packets of the direct path notice.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,5 @@
-//! Programs that talk for longer: one TCP connection, bytes both ways, and what a kernel's TCP does about loss and reordering.
+//! Programs that talk for longer: one TCP connection, bytes both ways, and what a kernel's TCP does about loss and
+//! reordering.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -291,7 +291,8 @@ impl World {
         }
     }
 
-    /// To every address of the segments that a host is on, its own included: hosts whose addresses share the first 24 bits.
+    /// To every address of the segments that a host is on, its own included: hosts whose addresses share the first 24
+    /// bits.
     fn send_to_all(&mut self, id: usize, bytes: &[u8]) {
         let segment = |address: &IpAddr| match address {
             IpAddr::V4(v4) => Some(v4.octets()[..3].to_vec()),

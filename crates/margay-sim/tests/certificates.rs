@@ -1,4 +1,5 @@
-//! Who may answer and who may connect, by certificates: what is proved, what ends, what is taken back, and keys that follow each other.
+//! Who may answer and who may connect, by certificates: what is proved, what ends, what is taken back, and keys that
+//! follow each other.
 
 mod shop;
 

@@ -76,8 +76,8 @@ fn what_nobody_acknowledges_any_more_is_forgotten_in_the_end() {
     }
 }
 
-/// Agents speak to each other by pinholes, and make a TCP speak, also while a flow is kept after its end. A host whose socket has gone
-/// would answer by a RST.
+/// Agents speak to each other by pinholes, and make a TCP speak, also while a flow is kept after its end. A host whose
+/// socket has gone would answer by a RST.
 #[test]
 fn a_socket_that_has_gone_hears_nothing_from_agents() {
     let disturb: [fn(&mut Site); 3] = [

@@ -88,8 +88,8 @@ fn one_of_all_has_the_connection_and_the_others_none() {
 fn who_does_not_serve_the_name_or_refuses_does_not_spoil_it_for_who_does() {
     for seed in 0..40 {
         let mut shop = shop(seed, Weather::FAIR, 3);
-        // The first serves another name, and so knows the client when it says that it has not this one; at the second nobody listens any
-        // more, and its TCP refuses.
+        // The first serves another name, and so knows the client when it says that it has not this one; at the second
+        // nobody listens any more, and its TCP refuses.
         shop.world.publish(shop.router, shop.hosts[0], "other.shop", 9);
         shop.world.connect(shop.client, "other.shop");
         shop.world.run_for(SECOND);
@@ -148,8 +148,8 @@ fn where_nobody_serves_the_program_hears_so_in_the_end() {
     assert!(!matches!(outcome, Outcome::Answered(_) | Outcome::Pending), "{outcome:?}");
 }
 
-/// Three routers that each copy to both others: what comes from a router is not copied again, or a first packet would be in the thousands
-/// before its hops are used up.
+/// Three routers that each copy to both others: what comes from a router is not copied again, or a first packet would
+/// be in the thousands before its hops are used up.
 #[test]
 fn routers_that_copy_to_each_other_do_not_multiply_a_packet() {
     let mut shop = shop(2, Weather::FAIR, 1);

@@ -1,5 +1,5 @@
-//! Flows of datagrams in virtual time: how they are lifted, what firewalls and pauses do to them, and where each goes that is for one
-//! instance.
+//! Flows of datagrams in virtual time: how they are lifted, what firewalls and pauses do to them, and where each goes
+//! that is for one instance.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! First packets that wait for resolvers, in virtual time: one question per name, what answers and failures lead to, and the bounds.
+//! First packets that wait for resolvers, in virtual time: one question per name, what answers and failures lead to,
+//! and the bounds.
 
 use std::time::Duration;
 

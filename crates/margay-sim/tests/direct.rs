@@ -147,8 +147,8 @@ fn a_flow_is_direct_both_ways_within_a_few_round_trips() {
         let mut pair = pair(1, slow(10), server_plan);
         let stream = pair.connect(client_plan);
         let took = pair.until_direct(stream, SECOND);
-        // Two for the connection by way of the router, one for the pinhole and its answer, one for the FENCEs; and the programs'
-        // own pauses, since a pinhole needs a packet of the program to take its numbers from.
+        // Two for the connection by way of the router, one for the pinhole and its answer, one for the FENCEs; and the
+        // programs' own pauses, since a pinhole needs a packet of the program to take its numbers from.
         assert!(took <= Duration::from_millis(20 * 4 + 25), "talk {number} took {took:?}");
         assert_eq!(pair.ends(stream).client.why, Why::Proved);
         pair.world.recording = Some(Vec::new());

@@ -1,6 +1,6 @@
-//! Ensembles from seeds (`margay_sim::ensemble`). `MARGAY_SEED=n cargo test -p margay-sim --test ensemble one_seed` replays a
-//! failure; `MARGAY_SEEDS` sets how many are tried, and the scenario `ensemble-model` tries ten thousand and searches small
-//! ensembles in full.
+//! Ensembles from seeds (`margay_sim::ensemble`). `MARGAY_SEED=n cargo test -p margay-sim --test ensemble one_seed`
+//! replays a failure; `MARGAY_SEEDS` sets how many are tried, and the scenario `ensemble-model` tries ten thousand and
+//! searches small ensembles in full.
 
 use margay_ensemble::{Kind, Sound};
 use margay_sim::ensemble::large::{run, run_under};

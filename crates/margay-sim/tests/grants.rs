@@ -1,4 +1,5 @@
-//! Connections that kernels set up by themselves, in virtual time: when grants are asked for, what they save, and what ends them.
+//! Connections that kernels set up by themselves, in virtual time: when grants are asked for, what they save, and what
+//! ends them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -129,7 +130,8 @@ fn a_port_whose_connection_is_over_is_connected_from_again() {
 #[test]
 fn a_grant_has_no_port_that_a_connection_took_while_it_was_asked_for() {
     let mut shop = shop(13, slow(5), CHAT);
-    // Programs' own ports, as listeners see them, are in the row of which grants have theirs, just when the first ones are asked for.
+    // Programs' own ports, as listeners see them, are in the row of which grants have theirs, just when the first ones
+    // are asked for.
     shop.world.host(shop.client).come_round(29_130);
     let streams = shop.connect_often(300, CHAT);
     shop.world.run_for(Duration::from_millis(20));
@@ -143,7 +145,8 @@ fn a_grant_has_no_port_that_a_connection_took_while_it_was_asked_for() {
 #[test]
 fn the_record_of_a_path_lasts_as_long_as_the_grants_that_name_it() {
     let mut shop = shop(19, slow(2), ANSWER);
-    // Each makes an association of its own. All share the record of the first, which lasts until its connection is forgotten.
+    // Each makes an association of its own. All share the record of the first, which lasts until its connection is
+    // forgotten.
     let mut streams: Vec<usize> = (0..20).map(|_| shop.world.connect_stream(shop.client, NAME, ASK)).collect();
     let associations = |shop: &mut Shop| shop.world.host(shop.client).sal.associations().count();
     shop.world.run_for(SECOND);
@@ -497,7 +500,8 @@ fn what_goes_by_the_agents_they_hear_of_at_once() {
         let stream = shop.world.connect_stream(shop.client, NAME, CHAT);
         shop.world.run_for(10 * STEP);
         assert!(shop.set_up().0 == before + 1 && !is_known(&mut shop, stream));
-        // All that has data is too large for the direct path, at one of the ends: the other one sees it first as DATA of the peer's.
+        // All that has data is too large for the direct path, at one of the ends: the other one sees it first as DATA
+        // of the peer's.
         let hosts = if end == 0 { vec![shop.client] } else { shop.servers.to_vec() };
         for host in hosts {
             shop.world.host(host).cache.kernel.as_mut().expect("a kernel").mtu = 100;
@@ -561,7 +565,8 @@ fn what_is_answered_late_is_told_of_before_its_grant_is_forgotten() {
     let (client, now) = (shop.client, shop.world.now);
     let grant = shop.world.host(client).cache.grants.values().max_by_key(|grant| grant.until).copied().expect("one");
     let (last, app) = (FlowId(grant.first_flow.0 + u32::from(grant.count) - 1), grant.app);
-    // Its answer has been on its way for as long as it may: the kernel is asked for all that it knows, and answers in a while.
+    // Its answer has been on its way for as long as it may: the kernel is asked for all that it knows, and answers in a
+    // while.
     shop.world.run_for((grant.until + 5 * SECOND).since(now) + Duration::from_millis(100));
     let now = shop.world.now;
     let host = shop.world.host(client);

@@ -1,4 +1,5 @@
-//! What a stranger can have a host do, in virtual time: send more than was asked for, keep more than there is room for, and keep others out.
+//! What a stranger can have a host do, in virtual time: send more than was asked for, keep more than there is room for,
+//! and keep others out.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

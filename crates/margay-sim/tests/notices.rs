@@ -1,4 +1,5 @@
-//! Notices, in virtual time: names that hosts have heard of are asked for at one host alone; loss, relays, replays and lies.
+//! Notices, in virtual time: names that hosts have heard of are asked for at one host alone; loss, relays, replays and
+//! lies.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -207,7 +208,8 @@ fn in_foul_weather_it_is_heard_sooner_or_later_and_names_are_found_all_the_while
     }
 }
 
-/// The one that was heard of is dead, refuses, or may not speak for the name: the segment is asked, and another answers.
+/// The one that was heard of is dead, refuses, or may not speak for the name: the segment is asked, and another
+/// answers.
 #[test]
 fn what_comes_to_nothing_costs_one_syn() {
     for trouble in ["dead", "refuses", "lies"] {

@@ -1,5 +1,5 @@
-//! Datagram servers that answer from a new port, as TFTP's do (DESIGN §9): both programs keep their ports, and nobody but the
-//! server's host may join in.
+//! Datagram servers that answer from a new port, as TFTP's do (DESIGN §9): both programs keep their ports, and nobody
+//! but the server's host may join in.
 
 use std::net::SocketAddr;
 use std::time::Duration;

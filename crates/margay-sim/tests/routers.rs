@@ -1,4 +1,5 @@
-//! First packets by way of several routers, in virtual time: up, once across, and down; and a clear no where nobody serves a name.
+//! First packets by way of several routers, in virtual time: up, once across, and down; and a clear no where nobody
+//! serves a name.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use margay_sim::{HostId, Outcome, Weather, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// `top` is above `hub`, which is above `a` and `b`; `c` is beside `a`, and below `hub`, too. A client in site a, a server in b.
+/// `top` is above `hub`, which is above `a` and `b`; `c` is beside `a`, and below `hub`, too. A client in site a, a
+/// server in b.
 struct Sites {
     world: World,
     top: HostId,

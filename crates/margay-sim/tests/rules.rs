@@ -1,4 +1,5 @@
-//! Rules that an operator gives, in virtual time: fallback sets, rules that end by themselves, next hops by their address alone.
+//! Rules that an operator gives, in virtual time: fallback sets, rules that end by themselves, next hops by their
+//! address alone.
 
 use std::time::Duration;
 
@@ -156,8 +157,8 @@ fn a_next_hop_that_only_its_address_names_is_tagged_if_it_is_known() {
     assert_eq!(shop.connect(), Ended::Answered(1));
 }
 
-/// Nobody has told the next hop's host and the router of each other: the answers come to the router, which knows no such flow. The
-/// program hears at the end of the set-up time, and not of a hang.
+/// Nobody has told the next hop's host and the router of each other: the answers come to the router, which knows no
+/// such flow. The program hears at the end of the set-up time, and not of a hang.
 #[test]
 fn answers_of_a_next_hop_that_the_router_does_not_know_do_not_find_back() {
     let mut shop = shop(5);

@@ -150,7 +150,8 @@ fn an_answer_is_relayed_by_the_router_that_the_first_packet_comes_by_now() {
         let rule = Rule { priority, weight: 1, action: Action::Forward(hop) };
         world.host(client).sal.add_rule(Instant::ZERO, Prefix::default(), rule).expect("room");
     }
-    // The first router reaches the server by the other one alone, and the server does not reach it; nor, for now, the client.
+    // The first router reaches the server by the other one alone, and the server does not reach it; nor, for now, the
+    // client.
     world.network.cut(at_one, at_server);
     world.network.cut(at_client, at_server);
     let number = world.connect(client, "web.shop");

@@ -189,8 +189,8 @@ fn answers_that_are_sent_again_find_nothing() {
     assert!(!world.host(host).events[before..].iter().any(is_found));
 }
 
-/// The host has registered since, and the two share another key. Words of the search that come once more, either way, must not bring back
-/// what they had then.
+/// The host has registered since, and the two share another key. Words of the search that come once more, either way,
+/// must not bring back what they had then.
 #[test]
 fn words_of_a_search_that_come_late_leave_a_registration_alone() {
     let mut world = World::new(10, Weather::FAIR);
@@ -267,7 +267,8 @@ fn searches_without_end_are_answered_at_a_bounded_rate() {
     nothing_left_over(&world).expect("nothing is left");
 }
 
-/// Nobody outside a segment can have its routers do the work of a handshake by this door, nor learn by it where they are.
+/// Nobody outside a segment can have its routers do the work of a handshake by this door, nor learn by it where they
+/// are.
 #[test]
 fn a_search_that_came_to_a_router_alone_is_none() {
     let mut world = World::new(9, Weather::FAIR);

@@ -1,4 +1,5 @@
-//! Sealed flows in virtual time: who gets one, who is refused, what is on the wire, and what an agent's new start does to them.
+//! Sealed flows in virtual time: who gets one, who is refused, what is on the wire, and what an agent's new start does
+//! to them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -354,7 +355,8 @@ fn a_sealed_flow_needs_the_very_association() {
 
 const SECRET: &[u8] = b"for the server's eyes alone";
 
-/// One host asks another in a datagram; gives what the server heard, and how often what it says was to be read on the wire.
+/// One host asks another in a datagram; gives what the server heard, and how often what it says was to be read on the
+/// wire.
 fn ask(client: (&[Cipher], bool), server: (&[Cipher], bool)) -> (Vec<Vec<u8>>, usize) {
     let mut pair = pair(client, server);
     let listener = "[::]:53".parse().expect("an address");
@@ -386,7 +388,8 @@ fn ask(client: (&[Cipher], bool), server: (&[Cipher], bool)) -> (Vec<Vec<u8>>, u
 #[test]
 fn not_even_the_first_datagram_is_to_be_read_where_the_client_demands_it() {
     assert_eq!(ask((BOTH, true), (BOTH, false)), (vec![SECRET.to_vec(); 3], 0));
-    // A client that is not told shows its first one, to the router and to the server; which takes the sealed copy alone.
+    // A client that is not told shows its first one, to the router and to the server; which takes the sealed copy
+    // alone.
     assert_eq!(ask((BOTH, false), (BOTH, true)), (vec![SECRET.to_vec(); 3], 2));
     let (heard, readable) = ask((BOTH, false), (BOTH, false));
     assert!(heard.len() == 3 && readable > 3, "{readable}");

@@ -1,5 +1,5 @@
-//! Programs that know names and no ports (DESIGN §9, the second door): a port that means the service, and what the client's end of a
-//! flow is called at the server's.
+//! Programs that know names and no ports (DESIGN §9, the second door): a port that means the service, and what the
+//! client's end of a flow is called at the server's.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! DATA: encapsulated packets. One super-packet is a train of equal chunks, each behind a header of sixteen bytes; the first
-//! chunk starts with a train header of eight.
+//! DATA: encapsulated packets. One super-packet is a train of equal chunks, each behind a header of sixteen bytes; the
+//! first chunk starts with a train header of eight.
 
 use crate::header::{Error, FlowId, Kind, VERSION};
 
@@ -47,7 +47,8 @@ fn half(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |sum, byte| sum << 8 | u16::from(*byte))
 }
 
-/// The flags of a sealed chunk: the low three bits of the sender's epoch, then of the receiver's as the sender knows it.
+/// The flags of a sealed chunk: the low three bits of the sender's epoch, then of the receiver's as the sender knows
+/// it.
 pub const fn epochs(sender: u32, receiver: u32) -> u8 {
     (sender as u8 & 7) << 5 | (receiver as u8 & 7) << 2
 }
@@ -66,8 +67,8 @@ pub struct DataRepr {
     pub flags: u8,
     /// The receiver's flow.
     pub dst_flow: FlowId,
-    /// Low 32 bits of the train's number. The next train's is one more; of sealed trains it is more by this one's chunks, so that
-    /// number and place name a chunk for ever.
+    /// Low 32 bits of the train's number. The next train's is one more; of sealed trains it is more by this one's
+    /// chunks, so that number and place name a chunk for ever.
     pub packet_number: u32,
     /// Place of the chunk in its train.
     pub index: u16,

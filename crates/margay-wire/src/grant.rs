@@ -21,7 +21,8 @@ mod field {
 pub struct GrantRepr {
     /// The sender's number of the first flow; each next flow has the next number.
     pub first_flow: FlowId,
-    /// The sender's flow port. In a SYN it is the first flow's, and each next flow has the next port; in a SYN-ACK it is that of all.
+    /// The sender's flow port. In a SYN it is the first flow's, and each next flow has the next port; in a SYN-ACK it
+    /// is that of all.
     pub port: u16,
     /// Flows: 1 to [`GRANT_FLOWS_MAX`].
     pub count: u16,

@@ -42,8 +42,8 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     ///
-    /// It does not follow the format; an extension comes twice; AUTH is not the last; GRANT of a SYN has not a port for each
-    /// flow; or it is DATA.
+    /// It does not follow the format; an extension comes twice; AUTH is not the last; GRANT of a SYN has not a port for
+    /// each flow; or it is DATA.
     pub fn parse(datagram: &'a [u8]) -> Result<Self, Error> {
         let header = HeaderRepr::parse(datagram)?;
         let header_len = usize::from(header.header_len);
@@ -321,8 +321,8 @@ impl<'b> MessageWriter<'b> {
     ///
     /// # Errors
     ///
-    /// The buffer is too small; or the message is one that no reader would take: DATA, which has a format of its own, or with
-    /// the flag of a resolvable part that was not written.
+    /// The buffer is too small; or the message is one that no reader would take: DATA, which has a format of its own,
+    /// or with the flag of a resolvable part that was not written.
     pub fn finish(mut self) -> Result<usize, Error> {
         if !self.has_payload {
             self.payload(NextProtocol::None, &[])?;

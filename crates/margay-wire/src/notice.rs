@@ -1,4 +1,5 @@
-//! NOTICE: a host says that it serves a name, or does so no longer, to whoever is on its network segment (docs/decisions/0031).
+//! NOTICE: a host says that it serves a name, or does so no longer, to whoever is on its network segment
+//! (docs/decisions/0031).
 //!
 //! ```text
 //!  0..4 sender's epoch | 4..8 sequence number | 8..16 until, seconds since 1970

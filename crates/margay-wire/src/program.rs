@@ -1,4 +1,5 @@
-//! The program socket: what a program and the agent of its host say to each other, one message each (docs/book/program-socket.md).
+//! The program socket: what a program and the agent of its host say to each other, one message each
+//! (docs/book/program-socket.md).
 //!
 //! ```text
 //! request:  0 version = 1 | 1 kind | 2 protocol | 3 zero | 4 port | 6 bits | 8 id (32) | 40 address (16) | 56 text

@@ -1,6 +1,7 @@
 //! The resolvable part: what a service router reads and rewrites, at a fixed offset right after the base header.
 //!
-//! Fixed, so that an XDP program reads it without a loop; tagged between neighbours with SipHash, so that such a program can.
+//! Fixed, so that an XDP program reads it without a loop; tagged between neighbours with SipHash, so that such a
+//! program can.
 
 use core::net::SocketAddr;
 

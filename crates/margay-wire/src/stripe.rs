@@ -1,4 +1,5 @@
-//! STRIPE and ARRIVALS: a flow over several pairs of addresses at once, and what has come by each (docs/decisions/0021).
+//! STRIPE and ARRIVALS: a flow over several pairs of addresses at once, and what has come by each
+//! (docs/decisions/0021).
 
 use crate::header::Error;
 

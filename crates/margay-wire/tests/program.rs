@@ -1,5 +1,5 @@
-//! The program socket's messages: what one end writes the other reads, and nothing makes a reader stumble. Their literal bytes are held
-//! by the tests of both ends.
+//! The program socket's messages: what one end writes the other reads, and nothing makes a reader stumble. Their
+//! literal bytes are held by the tests of both ends.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -79,8 +79,8 @@ impl Protocol {
 
 /// Whether packets from `sal0` can reach a socket that is bound to `address`, on a host with these virtual addresses.
 ///
-/// They carry the host's virtual address as destination, or a local address that the core rewrites to. Whether a listener on
-/// the loopback can be reached depends on more ([`crate::agent::loopback`]).
+/// They carry the host's virtual address as destination, or a local address that the core rewrites to. Whether a
+/// listener on the loopback can be reached depends on more ([`crate::agent::loopback`]).
 ///
 /// # Errors
 ///
@@ -123,8 +123,8 @@ pub fn expects_others(
     }
     if allow.is_empty() {
         return Err(format!(
-            "`{address}` is a loopback address, and what listens there expects nobody from outside: say who may connect \
-             (`authority`, say), or {}",
+            "`{address}` is a loopback address, and what listens there expects nobody from outside: say who may \
+             connect (`authority`, say), or {}",
             instead_of(address, ranges)
         ));
     }
@@ -140,7 +140,8 @@ pub fn instead_of(address: SocketAddr, ranges: Ranges) -> String {
     };
     let port = address.port();
     format!(
-        "let the service listen on {any}:{port} or on {virtual_address}:{port}, which other hosts cannot reach from outside"
+        "let the service listen on {any}:{port} or on {virtual_address}:{port}, which other hosts cannot reach from \
+         outside"
     )
 }
 

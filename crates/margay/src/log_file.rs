@@ -1,5 +1,5 @@
-//! The agent's log where no systemd keeps it: a file under the runtime directory, which is memory. So it is bounded: what is too long becomes
-//! the log before this one.
+//! The agent's log where no systemd keeps it: a file under the runtime directory, which is memory. So it is bounded:
+//! what is too long becomes the log before this one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,7 +12,8 @@ pub const NAME: &str = "agent.log";
 pub const MAX_BYTES: u64 = 8 << 20;
 const BEFORE: &str = "log.1";
 
-/// Opens it for an agent that starts: what the one before has said stays, since it may say why that one ended. Gives its length, too.
+/// Opens it for an agent that starts: what the one before has said stays, since it may say why that one ended. Gives
+/// its length, too.
 ///
 /// # Errors
 ///
@@ -24,7 +25,8 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
     Ok((log, len))
 }
 
-/// Begins it anew if it has more than `max` bytes. Whoever has it open goes on at its beginning. Nothing happens where there is none.
+/// Begins it anew if it has more than `max` bytes. Whoever has it open goes on at its beginning. Nothing happens where
+/// there is none.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! `[router]` of a router that exchanges announcements with routers of other sites: how that is written in the configuration.
+//! `[router]` of a router that exchanges announcements with routers of other sites: how that is written in the
+//! configuration.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * BSD sockets with serviceIDs (Serval, table 1): socket, bind, listen, connect, accept, send, recv, sendto, recvfrom, getsockname,
- * getpeername, close. Linked against libmargay the calls begin with sv_; under libmargay-preload.so, or with MARGAY_BSD_NAMES
- * defined before this header, they have their own names. See margay(3).
+ * BSD sockets with serviceIDs (Serval, table 1): socket, bind, listen, connect, accept, send, recv, sendto, recvfrom,
+ * getsockname, getpeername, close. Linked against libmargay the calls begin with sv_; under libmargay-preload.so, or
+ * with MARGAY_BSD_NAMES defined before this header, they have their own names. See margay(3).
  */
 #ifndef MARGAY_H
 #define MARGAY_H
@@ -64,7 +64,9 @@ int sv_close(int fd);
 /* The address of a written name: "web.shop", "web.shop/key:user42", "sid:0011/16". 0, or -1 with errno. */
 int sv_name(const char *written, struct sockaddr_sv *address);
 
-/* An address as text: a name that this process has looked up, or sid:<hex>[/bits]. NULL with ENOSPC where SV_STRLEN is needed. */
+/* An address as text: a name that this process has looked up, or sid:<hex>[/bits]. NULL with ENOSPC where SV_STRLEN is
+ * needed.
+ */
 const char *sv_ntop(const struct sockaddr_sv *address, char *text, size_t size);
 
 /* Why the last call of this thread failed, and what to do; an empty text where errno says all. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Data. What has no address in it is the kernel's own; datagrams to names, and from them, are looked up once and remembered.
+ * Data. What has no address in it is the kernel's own; datagrams to names, and from them, are looked up once and
+ * remembered.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -94,8 +95,8 @@ static int find_target(int fd, struct sock *sock, const struct sockaddr *given, 
 	return 0;
 }
 
-/* Who sent a datagram; where nobody knows any more, a name that is all zero. False: it came by an address of the network, and is
- * for nobody here.
+/* Who sent a datagram; where nobody knows any more, a name that is all zero. False: it came by an address of the
+ * network, and is for nobody here.
  */
 static bool find_asker(int fd, struct sock *sock, const struct sockaddr_storage *from, struct sockaddr_sv *name)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Between the parts of the library. Reading order: common.c, agent.c (what is asked of the agent), table.c (which descriptors are ours),
- * name.c, address.c (serviceIDs and kernel addresses), socket.c and datagram.c (the calls), preload.c (the same under their own names).
+ * Between the parts of the library. Reading order: common.c, agent.c (what is asked of the agent), table.c (which
+ * descriptors are ours), name.c, address.c (serviceIDs and kernel addresses), socket.c and datagram.c (the calls),
+ * preload.c (the same under their own names).
  */
 #ifndef MARGAY_INTERNAL_H
 #define MARGAY_INTERNAL_H
@@ -138,7 +139,9 @@ void address_write(const struct sockaddr_sv *address, struct sockaddr *to, sockl
 struct sockaddr_sv address_of(const struct service_id *id);
 /* The kernel's address as the agent takes it. */
 struct in6_addr address_mapped(const struct sockaddr_storage *address, uint16_t *port);
-/* Looks the name up and gives where the kernel's socket finds it: the first choice, and the second, of length 0 where there is none. */
+/* Looks the name up and gives where the kernel's socket finds it: the first choice, and the second, of length 0 where
+ * there is none.
+ */
 int address_resolve(const struct sock *sock, const struct sockaddr_sv *name, struct known choices[2]);
 /* The host's own virtual addresses. All virtual ones begin with the first 15 bits of the one, or the first 32 of the
  * other.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The system's own calls. In the library they are what they are; in the shim, which has taken their names, they are found behind it.
+ * The system's own calls. In the library they are what they are; in the shim, which has taken their names, they are
+ * found behind it.
  */
 #ifndef MARGAY_REAL_H
 #define MARGAY_REAL_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The calls on sockets: a socket of AF_SERVAL is a socket of the kernel's TCP or UDP, for both families, at a port that nobody
- * needs to know; poll, select, epoll, send, recv, read, write and shutdown are the kernel's own.
+ * The calls on sockets: a socket of AF_SERVAL is a socket of the kernel's TCP or UDP, for both families, at a port that
+ * nobody needs to know; poll, select, epoll, send, recv, read, write and shutdown are the kernel's own.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -202,7 +202,9 @@ int socket_ensure_name(int fd, struct sock *sock)
 		if (agent_ask(&request, &reply))
 			return -1;
 		section_enter(&section, &state_lock);
-		/* Another thread has asked at the same time and was first: its name is the one, and the agent is told so last. */
+		/* Another thread has asked at the same time and was first: its name is the one, and the agent is told
+		 * so last.
+		 */
 		has_changed = memcmp(&request.id, &sock->local.sv_srvid, sizeof(request.id));
 		if (!has_changed) {
 			sock->is_named = true;
@@ -273,7 +275,8 @@ int socket_peer(int fd, const struct sock *sock, const struct sockaddr_storage *
 	return 0;
 }
 
-/* What an accepted connection is. Where nobody knows its client any more, it is gone by now, and its name is all zero. */
+/* What an accepted connection is. Where nobody knows its client any more, it is gone by now, and its name is all zero.
+ */
 static int enter_accepted(int fd, struct sock *listener, const struct sockaddr_storage *peer, struct sockaddr_sv *client)
 {
 	struct service_id id = { 0 };
@@ -294,7 +297,9 @@ static int enter_accepted(int fd, struct sock *listener, const struct sockaddr_s
 	return 0;
 }
 
-/* Whether a connection came by a name. The port is open to the network as any is; what comes there by an address is nobody's. */
+/* Whether a connection came by a name. The port is open to the network as any is; what comes there by an address is
+ * nobody's.
+ */
 static bool came_by_name(int fd)
 {
 	struct sockaddr_storage own;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A client of AF_SERVAL, written as the paper's table 1 has it; see server.c. It learns from the server what it is called, and holds
- * that against what it believes itself.
+ * A client of AF_SERVAL, written as the paper's table 1 has it; see server.c. It learns from the server what it is
+ * called, and holds that against what it believes itself.
  *
  *   client stream|datagram SID ROUNDS [OWN-SID]
  *   client fetch SID FILE      of a web server, which needs to know nothing of names

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A server of AF_SERVAL, written as the paper's table 1 has it: under the shim as it stands, or with MARGAY_BSD_NAMES against the
- * library. It tells each client what it is called, and gives back what came.
+ * A server of AF_SERVAL, written as the paper's table 1 has it: under the shim as it stands, or with MARGAY_BSD_NAMES
+ * against the library. It tells each client what it is called, and gives back what came.
  *
  *   server stream|datagram SID[/BITS] CLIENTS [poll|epoll|block|linger]
  *

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The library against an agent of a few lines: the bytes of requests, errors in words, and what programs do to their descriptors.
+ * The library against an agent of a few lines: the bytes of requests, errors in words, and what programs do to their
+ * descriptors.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -33,7 +33,8 @@ use crate::wire::{Kind, MESSAGE_MAX, Protocol, Reply, Request};
 pub const DEFAULT_PATH: &str = "/run/margay/programs.sock";
 /// An agent that takes longer than this for an answer is treated as absent.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
-/// Pause before the next try where the agent's queue of connections is full: the kernel tells nobody when it no longer is.
+/// Pause before the next try where the agent's queue of connections is full: the kernel tells nobody when it no longer
+/// is.
 const QUEUE_PAUSE: Duration = Duration::from_millis(5);
 /// Requests at one time, each on a connection of its own; others wait. An agent has so many connections for each user.
 const AT_ONCE_MAX: usize = 8;
@@ -41,8 +42,8 @@ const AT_ONCE_MAX: usize = 8;
 const IDLE_MAX: usize = 4;
 /// Addresses that are remembered.
 const ADDRESSES_MAX: usize = 256;
-/// How long an address is remembered: as long as the agent's answers by DNS hold. An agent gives the address of a name that is
-/// idle to another only after an hour.
+/// How long an address is remembered: as long as the agent's answers by DNS hold. An agent gives the address of a name
+/// that is idle to another only after an hour.
 const ADDRESS_AGE: Duration = Duration::from_secs(30);
 
 /// Who opened a connection: the agent judges requests by it, and the kernel notes it once, at `connect`.
@@ -67,10 +68,12 @@ struct Shared {
     addresses: Mutex<HashMap<(Prefix, Protocol), (Addresses, Instant)>>,
 }
 
-/// The agent of this host. Clones share connections and what was learned; any number of tasks, threads and runtimes may use one.
+/// The agent of this host. Clones share connections and what was learned; any number of tasks, threads and runtimes may
+/// use one.
 ///
-/// Connections are opened when there is something to ask, and opened anew after the agent was restarted. Every request ends
-/// within five seconds, which needs a runtime with time and I/O enabled. A request that is cancelled leaves nothing behind.
+/// Connections are opened when there is something to ask, and opened anew after the agent was restarted. Every request
+/// ends within five seconds, which needs a runtime with time and I/O enabled. A request that is cancelled leaves
+/// nothing behind.
 #[derive(Clone, Debug)]
 pub struct Agent {
     shared: Arc<Shared>,
@@ -136,14 +139,16 @@ impl Agent {
     /// What the agent reads in a written name: the bits, and the name as it is written out.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `EINVAL` if it is no name; those of every request: [`Error::AgentDown`], [`Error::Incompatible`].
+    /// [`Error::Refused`] with `EINVAL` if it is no name; those of every request: [`Error::AgentDown`],
+    /// [`Error::Incompatible`].
     pub async fn name(&self, written: &str) -> Result<(Prefix, String), Error> {
         let request = Request { text: written, ..Request::new(Kind::Name) };
         let reply = self.ask("the name", &request, None).await?;
         Ok((reply.prefix, reply.text))
     }
 
-    /// The addresses that stand for a name on this host. A prefix names its first serviceID. They are remembered for 30 seconds.
+    /// The addresses that stand for a name on this host. A prefix names its first serviceID. They are remembered for 30
+    /// seconds.
     ///
     /// # Errors
     /// [`Error::Name`]; [`Error::Refused`]; those of every request: [`Error::AgentDown`], [`Error::Incompatible`].
@@ -185,12 +190,13 @@ impl Agent {
         self.addresses().remove(&(prefix, protocol));
     }
 
-    /// `socket` serves a name, or all names of a prefix, from the moment it listens (UDP: is bound) until it is closed by all
-    /// who have it.
+    /// `socket` serves a name, or all names of a prefix, from the moment it listens (UDP: is bound) until it is closed
+    /// by all who have it.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `EACCES` (the user of this process has no right to the name), `EADDRINUSE` (another name has the
-    /// same bits, or an exclusive name is taken), `EINVAL` or `ENOSPC` (bounds); [`Error::Name`]; those of every request.
+    /// [`Error::Refused`] with `EACCES` (the user of this process has no right to the name), `EADDRINUSE` (another name
+    /// has the same bits, or an exclusive name is taken), `EINVAL` or `ENOSPC` (bounds); [`Error::Name`]; those of
+    /// every request.
     pub async fn bind(
         &self,
         socket: &impl AsFd,
@@ -204,8 +210,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Flows that `socket` opens from now on carry `name` as their source; `None` gives the socket a name of its own. `port` is
-    /// the socket's local port. Returns the name.
+    /// Flows that `socket` opens from now on carry `name` as their source; `None` gives the socket a name of its own.
+    /// `port` is the socket's local port. Returns the name.
     ///
     /// # Errors
     /// [`Error::Refused`] with `EACCES` (no right to the name); [`Error::Name`]; those of every request.
@@ -223,8 +229,8 @@ impl Agent {
         Ok(reply.prefix.id)
     }
 
-    /// The name of the peer that `socket` knows as `address`: what it said and may say, or else the name of its host. `None`
-    /// where the connection, or the datagram, did not come by way of Margay.
+    /// The name of the peer that `socket` knows as `address`: what it said and may say, or else the name of its host.
+    /// `None` where the connection, or the datagram, did not come by way of Margay.
     ///
     /// # Errors
     /// Those of every request: [`Error::AgentDown`], [`Error::Incompatible`], [`Error::Refused`].
@@ -383,8 +389,8 @@ async fn converse(
     Ok((connection.into_std()?.into(), reply))
 }
 
-/// Tells when the connection is ready. Tokio has no type for sockets that keep messages apart, and [`AsyncFd`] cannot be had
-/// without `unsafe`; of a [`UnixStream`] only its readiness is used.
+/// Tells when the connection is ready. Tokio has no type for sockets that keep messages apart, and [`AsyncFd`] cannot
+/// be had without `unsafe`; of a [`UnixStream`] only its readiness is used.
 ///
 /// [`AsyncFd`]: tokio::io::unix::AsyncFd
 pub(crate) fn watched(connection: OwnedFd) -> io::Result<UnixStream> {

@@ -23,8 +23,8 @@ const PEER_AGE: Duration = Duration::from_secs(1);
 /// Peers whose names are remembered, and services that were asked.
 const PEERS_MAX: usize = 1024;
 
-/// Datagrams to any service, each to an instance chosen for it; and from anybody, where a name is bound. It is the kernel's UDP
-/// socket.
+/// Datagrams to any service, each to an instance chosen for it; and from anybody, where a name is bound. It is the
+/// kernel's UDP socket.
 #[derive(Debug)]
 pub struct Datagrams {
     inner: UdpSocket,
@@ -32,7 +32,8 @@ pub struct Datagrams {
     agent: Agent,
     source: Option<ServiceId>,
     peers: Mutex<HashMap<SocketAddr, (Who, Instant)>>,
-    /// Services that were sent to, by the address that stands for each: answers come from there, whichever instance sent them.
+    /// Services that were sent to, by the address that stands for each: answers come from there, whichever instance
+    /// sent them.
     asked: Mutex<HashMap<SocketAddr, ServiceId>>,
 }
 
@@ -85,11 +86,11 @@ impl Datagrams {
         Ok(self.inner.send_to(datagram, peer.address()).await?)
     }
 
-    /// The next datagram: its length, and who it is from. What does not fit into `buf` is cut off. A call that is cancelled
-    /// loses no datagram, where one task receives. What comes to the plain address of this host is dropped.
+    /// The next datagram: its length, and who it is from. What does not fit into `buf` is cut off. A call that is
+    /// cancelled loses no datagram, where one task receives. What comes to the plain address of this host is dropped.
     ///
-    /// An answer is from the service that was asked; of others, the name is asked once a second, at most. That the agent cannot say it is no error: [`Peer::service`] is `None`
-    /// then.
+    /// An answer is from the service that was asked; of others, the name is asked once a second, at most. That the
+    /// agent cannot say it is no error: [`Peer::service`] is `None` then.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -201,7 +202,8 @@ impl Connected {
         self.socket.inner.send(datagram).await.map_err(|error| self.socket.failed(self.prefix, error))
     }
 
-    /// The next datagram, and its length. What does not fit into `buf` is cut off. A call that is cancelled loses no datagram.
+    /// The next datagram, and its length. What does not fit into `buf` is cut off. A call that is cancelled loses no
+    /// datagram.
     ///
     /// # Errors
     /// As [`send`](Self::send).

@@ -11,8 +11,8 @@ use margay_core::name::NameError;
 pub enum Error {
     /// This host: no agent runs here, or it went away, or it does not answer. Connections that exist go on without it.
     #[error(
-        "the Margay agent of this host does not answer at {}: {source}. Start it (`margay up`), or say in MARGAY_PROGRAMS \
-         where its programs.sock is", path.display()
+        "the Margay agent of this host does not answer at {}: {source}. Start it (`margay up`), or say in \
+         MARGAY_PROGRAMS where its programs.sock is", path.display()
     )]
     AgentDown {
         /// Where it was looked for.

@@ -24,8 +24,8 @@ pub enum EventKind {
     Closed,
     /// It could not be opened, or was lost.
     Failed,
-    /// What this version of the library has no word for; `missed`: this program was too slow, and so many events (`count`)
-    /// are lost.
+    /// What this version of the library has no word for; `missed`: this program was too slow, and so many events
+    /// (`count`) are lost.
     Other(String),
 }
 

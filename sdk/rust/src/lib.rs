@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! All sockets are ordinary ones of the kernel; this library asks the agent of this host which addresses stand for a name, tells
-//! it what a socket serves, and asks who a peer is. Nothing that is sent or received passes through it.
+//! All sockets are ordinary ones of the kernel; this library asks the agent of this host which addresses stand for a
+//! name, tells it what a socket serves, and asks who a peer is. Nothing that is sent or received passes through it.
 //!
 //! It runs on tokio, with time and I/O enabled, on Linux. Nothing here blocks.
 

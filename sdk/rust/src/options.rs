@@ -30,8 +30,8 @@ enum Source {
     Service(Target),
 }
 
-/// What can be said about a socket before it is opened. [`Stream::connect`], [`Listener::bind`] and [`Datagrams::bind`] take the
-/// defaults: the agent of this process, and the name of the host as the source.
+/// What can be said about a socket before it is opened. [`Stream::connect`], [`Listener::bind`] and [`Datagrams::bind`]
+/// take the defaults: the agent of this process, and the name of the host as the source.
 #[derive(Clone, Debug)]
 pub struct Options {
     agent: Agent,

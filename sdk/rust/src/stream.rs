@@ -33,8 +33,8 @@ impl Peer {
         self.address
     }
 
-    /// The name that it said and may say, or else that of its host. `None` if nobody vouches for it: the agent could not be
-    /// asked, or the connection is over.
+    /// The name that it said and may say, or else that of its host. `None` if nobody vouches for it: the agent could
+    /// not be asked, or the connection is over.
     pub fn service(&self) -> Option<ServiceId> {
         self.service
     }
@@ -98,8 +98,8 @@ impl Stream {
     /// Connects to a service: to one of its instances, chosen now.
     ///
     /// # Errors
-    /// [`Error::Name`]; [`Error::AgentDown`]; [`Error::Refused`]; [`Error::Io`] as of any `connect`: `ConnectionRefused` or
-    /// `HostUnreachable` where nobody serves the name.
+    /// [`Error::Name`]; [`Error::AgentDown`]; [`Error::Refused`]; [`Error::Io`] as of any `connect`:
+    /// `ConnectionRefused` or `HostUnreachable` where nobody serves the name.
     pub async fn connect(name: &(impl ToTarget + ?Sized)) -> Result<Self, Error> {
         Options::default().connect(name).await
     }
@@ -112,8 +112,8 @@ impl Stream {
     /// The name of the other end, asked now. `None` where it did not come by way of Margay.
     ///
     /// # Errors
-    /// Those of every request: [`Error::AgentDown`], [`Error::Incompatible`], [`Error::Refused`]; [`Error::Io`] where the
-    /// connection is over.
+    /// Those of every request: [`Error::AgentDown`], [`Error::Incompatible`], [`Error::Refused`]; [`Error::Io`] where
+    /// the connection is over.
     pub async fn peer_service(&self) -> Result<Option<ServiceId>, Error> {
         self.agent.peer(&self.inner, Protocol::Tcp, self.inner.peer_addr()?).await
     }
@@ -191,13 +191,13 @@ impl Listener {
         Self { inner, agent, prefix, left_over: Mutex::default(), has_left_over: Notify::new() }
     }
 
-    /// Serves a name at a port of the kernel's choice; clients need none. A name that stands for a prefix (`sid:3f00/8`)
-    /// serves all of it.
+    /// Serves a name at a port of the kernel's choice; clients need none. A name that stands for a prefix
+    /// (`sid:3f00/8`) serves all of it.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `EACCES` (the user of this process has no right to the name), `EADDRINUSE` (another name has the
-    /// same bits, or an exclusive name is taken); [`Error::Name`]; [`Error::AgentDown`]; [`Error::Io`]. That a service router
-    /// refuses shows later, in `margay service list`.
+    /// [`Error::Refused`] with `EACCES` (the user of this process has no right to the name), `EADDRINUSE` (another name
+    /// has the same bits, or an exclusive name is taken); [`Error::Name`]; [`Error::AgentDown`]; [`Error::Io`]. That a
+    /// service router refuses shows later, in `margay service list`.
     pub async fn bind(name: &(impl ToTarget + ?Sized)) -> Result<Self, Error> {
         Options::default().bind(name).await
     }
@@ -210,12 +210,13 @@ impl Listener {
         Options::default().bind(&prefix).await
     }
 
-    /// The next connection, and who it is from. A call that is cancelled loses no connection. Whoever comes to the plain
-    /// address of this host is turned away: there nobody asks whether it may connect.
+    /// The next connection, and who it is from. A call that is cancelled loses no connection. Whoever comes to the
+    /// plain address of this host is turned away: there nobody asks whether it may connect.
     ///
     /// # Errors
-    /// Those of `accept`: about this one connection, or for want of file descriptors. The next call may succeed. That the agent
-    /// cannot say who the peer is, is no error: [`Peer::service`] is `None` then, and [`Stream::peer_service`] tells why.
+    /// Those of `accept`: about this one connection, or for want of file descriptors. The next call may succeed. That
+    /// the agent cannot say who the peer is, is no error: [`Peer::service`] is `None` then, and
+    /// [`Stream::peer_service`] tells why.
     pub async fn accept(&self) -> Result<(Stream, Peer), Error> {
         loop {
             let (stream, address) = self.accept_plain().await?;
@@ -253,8 +254,8 @@ impl Listener {
         self.inner.local_addr()
     }
 
-    /// The listening socket alone, for what wants a [`TcpListener`], and for who will have connections to the plain address
-    /// of this host, too. The name is served until it is closed.
+    /// The listening socket alone, for what wants a [`TcpListener`], and for who will have connections to the plain
+    /// address of this host, too. The name is served until it is closed.
     pub fn into_tcp(self) -> TcpListener {
         self.inner
     }

@@ -13,7 +13,8 @@ pub struct Target {
     pub written: Option<String>,
 }
 
-/// What can be given where a service is meant: a written name (`"web.shop"`), a [`Name`], a [`ServiceId`], a [`Prefix`].
+/// What can be given where a service is meant: a written name (`"web.shop"`), a [`Name`], a [`ServiceId`], a
+/// [`Prefix`].
 pub trait ToTarget {
     /// The service.
     ///

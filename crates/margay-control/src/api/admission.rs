@@ -1,5 +1,5 @@
-//! Who is let in over TCP: each has to get through a handshake within some seconds, and there is room for so many that have not yet. Without
-//! that, whoever reaches the port could have the agent use up its descriptors by saying nothing.
+//! Who is let in over TCP: each has to get through a handshake within some seconds, and there is room for so many that
+//! have not yet. Without that, whoever reaches the port could have the agent use up its descriptors by saying nothing.
 
 use std::future::Future;
 use std::io;

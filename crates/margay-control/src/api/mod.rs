@@ -1,4 +1,5 @@
-//! The agent's API: gRPC on a Unix socket that only root and one group may open (DESIGN §15), and over TLS for operators elsewhere.
+//! The agent's API: gRPC on a Unix socket that only root and one group may open (DESIGN §15), and over TLS for
+//! operators elsewhere.
 
 mod admission;
 pub mod remote;
@@ -17,8 +18,8 @@ use self::v1::agent_client::AgentClient;
 /// A list of all flows of a large host is the largest answer.
 const ANSWER_MAX_BYTES: usize = 64 << 20;
 
-/// A client of the agent at the other end of a connection, which is the only one that it has: the transport, left to connect by itself,
-/// does not tell why it could not.
+/// A client of the agent at the other end of a connection, which is the only one that it has: the transport, left to
+/// connect by itself, does not tell why it could not.
 async fn client_over<S>(stream: S) -> Result<AgentClient<Channel>, tonic::transport::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

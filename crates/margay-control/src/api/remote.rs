@@ -1,7 +1,8 @@
 //! The API over TLS, for operators on other hosts: both ends show a certificate (DESIGN §8).
 //!
-//! Whoever shows one that an authority of operators has signed may do what root may do here, but for what needs a program on this host or
-//! ends the agent. Each call is told to the caller of [`serve`], with the fingerprint of the certificate.
+//! Whoever shows one that an authority of operators has signed may do what root may do here, but for what needs a
+//! program on this host or ends the agent. Each call is told to the caller of [`serve`], with the fingerprint of the
+//! certificate.
 
 use std::error::Error;
 use std::future::Future;
@@ -97,7 +98,8 @@ pub enum RemoteError {
     },
     /// The two ends do not trust each other.
     #[error(
-        "{address}: no TLS: {why}; the authority (--tls-ca) must be that of the agent's certificate, the agent's certificate be for this \
+        "{address}: no TLS: {why}; the authority (--tls-ca) must be that of the agent's certificate, the agent's \
+         certificate be for this \
              name or address, and this operator's certificate be of an authority in the agent's [api] operators"
     )]
     Distrust {
@@ -266,8 +268,9 @@ pub async fn connect(address: &str, files: &TlsFiles) -> Result<AgentClient<Chan
     Ok(client_over(agreed).await?)
 }
 
-/// TLS that both ends have agreed to. With TLS 1.3 a client hears last, and only if it has not begun to speak, that its certificate is not
-/// taken: what it has said by then would be answered by a reset, which overtakes the reason. But HTTP/2 lets a server speak at once.
+/// TLS that both ends have agreed to. With TLS 1.3 a client hears last, and only if it has not begun to speak, that its
+/// certificate is not taken: what it has said by then would be answered by a reset, which overtakes the reason. But
+/// HTTP/2 lets a server speak at once.
 async fn agree(
     tls: &TlsConnector,
     name: ServerName<'static>,

@@ -48,8 +48,8 @@ pub enum ApiError {
     Transport(#[from] tonic::transport::Error),
 }
 
-/// Makes the socket at `path`, for root and the members of `group`. The caller holds the agent's lock: a socket that is there
-/// already was left behind.
+/// Makes the socket at `path`, for root and the members of `group`. The caller holds the agent's lock: a socket that is
+/// there already was left behind.
 ///
 /// # Errors
 ///

@@ -1,5 +1,6 @@
-//! Names that one host alone serves: to whom the routers of the cluster have given them. Each router writes down what it has given, under
-//! its lease, and only where no other router has given it to another host; a host has a name as long as any router says so. Pure.
+//! Names that one host alone serves: to whom the routers of the cluster have given them. Each router writes down what
+//! it has given, under its lease, and only where no other router has given it to another host; a host has a name as
+//! long as any router says so. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +23,8 @@ pub enum ClaimError {
     Held(HostId),
     /// Nobody can be asked.
     #[error(
-        "the routers of the cluster must agree about it, and the cluster's store cannot be asked now: {0}; who has such a name keeps it \
-         meanwhile"
+        "the routers of the cluster must agree about it, and the cluster's store cannot be asked now: {0}; who has \
+         such a name keeps it meanwhile"
     )]
     Away(String),
 }

@@ -1,4 +1,5 @@
-//! One member of etcd, and what is asked of it. Every call has an end, and every failure says whose it is and what to do.
+//! One member of etcd, and what is asked of it. Every call has an end, and every failure says whose it is and what to
+//! do.
 
 use std::future::Future;
 use std::time::Duration;
@@ -37,7 +38,8 @@ pub enum Trouble {
     Unreachable(String, String),
     /// It answers, and one of the two ends does not believe the other's certificate.
     #[error(
-        "etcd at {0} and this router do not accept each other's certificates: {1}; correct `ca`, `certificate` and `key` in [router.etcd]"
+        "etcd at {0} and this router do not accept each other's certificates: {1}; correct `ca`, `certificate` and \
+         `key` in [router.etcd]"
     )]
     Certificate(String, String),
     /// It answers, and has lost the others.
@@ -47,7 +49,8 @@ pub enum Trouble {
     NoLeader(String),
     /// It knows us, and says no.
     #[error(
-        "etcd at {0} refuses: {1}; correct user and password in [router.etcd], or grant that user readwrite below the prefix"
+        "etcd at {0} refuses: {1}; correct user and password in [router.etcd], or grant that user readwrite below the \
+         prefix"
     )]
     Denied(String, String),
     /// Its disk quota is used up.
@@ -250,8 +253,8 @@ impl Etcd {
         }
     }
 
-    /// Hears of all changes after a revision, and of those of that revision again: older etcd (its issue 18089) loses removals of the very
-    /// revision up to which it drops its record, and this way that is always one that was heard.
+    /// Hears of all changes after a revision, and of those of that revision again: older etcd (its issue 18089) loses
+    /// removals of the very revision up to which it drops its record, and this way that is always one that was heard.
     pub async fn watch(&mut self, after: i64) -> Result<WatchStream, Trouble> {
         let options = WatchOptions::new().with_prefix().with_start_revision(after);
         let mut watcher = self.client.watch_client().max_decoding_message_size(MESSAGE_MAX);

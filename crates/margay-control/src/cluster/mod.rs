@@ -1,9 +1,11 @@
-//! Several routers that are one: what they must agree about lies in etcd, and each has a copy of it (DESIGN §8; SCAFFOLD §4.2.1).
+//! Several routers that are one: what they must agree about lies in etcd, and each has a copy of it (DESIGN §8;
+//! SCAFFOLD §4.2.1).
 //!
-//! [`session`] is what a router does with etcd, by [`etcd`]; [`key`] and [`record`] say what lies there; [`view`] (pure) is what is known
-//! of the other routers, [`offers`] and [`claims`] (pure) what this one has told them, [`news`] what the rest of this router has not heard
-//! yet. Members, tokens and names are in the router's own store (`store/replica.rs`), changed by common consent
-//! (`store/agreement.rs`). While etcd is away, routers go on with what they know.
+//! [`session`] is what a router does with etcd, by [`etcd`]; [`key`] and [`record`] say what lies there; [`view`]
+//! (pure) is what is known of the other routers, [`offers`] and [`claims`] (pure) what this one has told them, [`news`]
+//! what the rest of this router has not heard yet. Members, tokens and names are in the router's own store
+//! (`store/replica.rs`), changed by common consent (`store/agreement.rs`). While etcd is away, routers go on with what
+//! they know.
 
 mod claims;
 mod clerk;
@@ -178,8 +180,8 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// Takes part until [`stop`](Self::stop), as soon as etcd answers. From now on the store's shared tables change by common consent
-    /// alone.
+    /// Takes part until [`stop`](Self::stop), as soon as etcd answers. From now on the store's shared tables change by
+    /// common consent alone.
     pub fn start(config: ClusterConfig, router: RouterEntry, store: Arc<Store>, clock: Clock) -> Arc<Self> {
         let since_unix_s = clock.unix_s();
         let (view, news) = kept_view(&config, &store, since_unix_s);
@@ -277,8 +279,8 @@ impl Cluster {
         self.shared.dirty.notify_one();
     }
 
-    /// Takes another router out: nobody is told of it any more. What it had written down under its lease ends with that. One that still lives
-    /// writes itself down again.
+    /// Takes another router out: nobody is told of it any more. What it had written down under its lease ends with
+    /// that. One that still lives writes itself down again.
     ///
     /// # Errors
     ///
@@ -298,7 +300,8 @@ impl Cluster {
         self.shared.dirty.notify_one();
     }
 
-    /// Gives a name to one host alone, by common consent of all routers. What is not registered after is [released](Self::release).
+    /// Gives a name to one host alone, by common consent of all routers. What is not registered after is
+    /// [released](Self::release).
     ///
     /// # Errors
     ///
@@ -327,8 +330,9 @@ impl Cluster {
         }
     }
 
-    /// Whether this router's own host may have a name for itself. It is claimed as soon as it is [offered](Self::offer), so that another
-    /// router's host that asks at the same moment may get it all the same; then this says so.
+    /// Whether this router's own host may have a name for itself. It is claimed as soon as it is
+    /// [offered](Self::offer), so that another router's host that asks at the same moment may get it all the same; then
+    /// this says so.
     ///
     /// # Errors
     ///
@@ -375,8 +379,8 @@ impl Cluster {
     }
 }
 
-/// What this router knew of the others when it heard of them last. Routers stay where they are; hosts come and go, and of those that were
-/// registered long ago nothing is known.
+/// What this router knew of the others when it heard of them last. Routers stay where they are; hosts come and go, and
+/// of those that were registered long ago nothing is known.
 fn kept_view(config: &ClusterConfig, store: &Store, unix_s: u64) -> (View, News) {
     let (mut view, mut news) = (View::default(), News::default());
     match store.kept_view() {

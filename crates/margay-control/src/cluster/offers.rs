@@ -1,5 +1,5 @@
-//! Who is registered with this router, as etcd shall have it, and what of that is not there yet. A change costs what has changed, however
-//! many others are registered. Pure.
+//! Who is registered with this router, as etcd shall have it, and what of that is not there yet. A change costs what
+//! has changed, however many others are registered. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

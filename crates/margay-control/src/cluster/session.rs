@@ -1,5 +1,5 @@
-//! What a router does with etcd: connects, takes up what is there, writes down who is registered with it, and hears of every change;
-//! and all of that again, with another member, when it cannot go on.
+//! What a router does with etcd: connects, takes up what is there, writes down who is registered with it, and hears of
+//! every change; and all of that again, with another member, when it cannot go on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -302,8 +302,8 @@ async fn found(etcd: &mut Etcd) -> Result<u64, Trouble> {
     Err(Trouble::Replaced(etcd.endpoint().to_owned()))
 }
 
-/// Makes what is here and what is in etcd one. On a router that was by itself until now, or follows another cluster, what it alone
-/// knows is given to all; else etcd's word counts. Names are given in any case: none is ever taken back.
+/// Makes what is here and what is in etcd one. On a router that was by itself until now, or follows another cluster,
+/// what it alone knows is given to all; else etcd's word counts. Names are given in any case: none is ever taken back.
 async fn take_over(
     shared: &Arc<Shared>,
     etcd: &mut Etcd,

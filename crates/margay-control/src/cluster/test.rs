@@ -27,7 +27,8 @@ const NOW_S: u64 = 1_700_000_000;
 /// One member of etcd, which is all of it.
 struct Server {
     dir: tempfile::TempDir,
-    /// Its ports. Nobody else gets them before it listens there, nor while it is away: routers would follow another test's etcd.
+    /// Its ports. Nobody else gets them before it listens there, nor while it is away: routers would follow another
+    /// test's etcd.
     client: TcpSocket,
     peer: TcpSocket,
     process: Option<Child>,

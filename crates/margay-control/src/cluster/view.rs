@@ -1,5 +1,5 @@
-//! What this router knows of the other routers of its cluster, and of who is registered with them. Pure: what etcd says goes in, what
-//! has changed by it comes out.
+//! What this router knows of the other routers of its cluster, and of who is registered with them. Pure: what etcd says
+//! goes in, what has changed by it comes out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

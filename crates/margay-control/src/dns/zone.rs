@@ -63,7 +63,8 @@ impl Zones {
         }
     }
 
-    /// A written name in the configured zone. `None` where DNS has no spelling for it: keys keep their case, DNS does not.
+    /// A written name in the configured zone. `None` where DNS has no spelling for it: keys keep their case, DNS does
+    /// not.
     pub(super) fn spelling(&self, written: &str) -> Option<Name> {
         let is_plain = !written.contains(['/', ':']);
         is_plain.then(|| Name::from_ascii(format!("{written}.{}", self.forward)).ok()).flatten()

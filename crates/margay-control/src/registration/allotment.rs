@@ -1,7 +1,7 @@
 //! The partitions of services, who holds them, and the rules that lead there (DESIGN §8).
 //!
-//! Each partition has the rules of one host, beside the rules of all servers at the service's own prefix: where a partition has
-//! none, the next shorter prefix answers.
+//! Each partition has the rules of one host, beside the rules of all servers at the service's own prefix: where a
+//! partition has none, the next shorter prefix answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,8 +45,8 @@ pub struct Allotments {
 impl Allotments {
     /// Makes who holds what, and the rules, follow from who serves a service now. `bits` zero: it has no partitions.
     ///
-    /// As with connections, the servers of the highest priority count, and those with a weight; weights that are not zero are all
-    /// the same. New rules are there before old ones go.
+    /// As with connections, the servers of the highest priority count, and those with a weight; weights that are not
+    /// zero are all the same. New rules are there before old ones go.
     pub fn settle(&mut self, service: Prefix, bits: u8, servers: &[Server], sal: &dyn SalControl) {
         let count = if bits == 0 { 0 } else { 1_usize << bits };
         let usable = || servers.iter().filter(|server| server.instance.weight > 0);

@@ -222,7 +222,8 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// The certificate comes first, and the registration after it: whom the router sends here is answered in a way that it believes.
+    /// The certificate comes first, and the registration after it: whom the router sends here is answered in a way that
+    /// it believes.
     async fn register(&mut self, prefix: Prefix) -> Result<(), StreamError> {
         let Some(wanted) = self.shared.wanted.lock().get(&prefix).cloned() else { return Ok(()) };
         let certificate_only = wanted.proof.is_empty() && !self.certified.contains(&prefix);
@@ -406,9 +407,10 @@ impl<'a> Conversation<'a> {
         });
     }
 
-    /// After something has become of a key, by the word of any router. This router's own one may sign no longer: what it has signed is worth
-    /// nothing. What others have signed is fetched anew in time: now, since nobody can tell by whose certificates this host is shown just
-    /// now; and half-way to the end of a key that is followed by another one.
+    /// After something has become of a key, by the word of any router. This router's own one may sign no longer: what
+    /// it has signed is worth nothing. What others have signed is fetched anew in time: now, since nobody can tell by
+    /// whose certificates this host is shown just now; and half-way to the end of a key that is followed by another
+    /// one.
     async fn look_at_keys(&mut self) -> Option<End> {
         let shared = Arc::clone(self.shared);
         if tokio::task::spawn_blocking(move || shared.read_keys()).await.is_err() {

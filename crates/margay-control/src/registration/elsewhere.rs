@@ -1,8 +1,8 @@
 //! Instances that are registered with other routers of the cluster, and the rules that lead to those routers.
 //!
-//! Hosts register with every router that they can reach, so that these rules are for those that cannot reach this one. A router sends to
-//! another only what nobody serves who is registered with itself, at that priority or a higher one: who is sent something from here has
-//! somebody for it, and it ends there.
+//! Hosts register with every router that they can reach, so that these rules are for those that cannot reach this one.
+//! A router sends to another only what nobody serves who is registered with itself, at that priority or a higher one:
+//! who is sent something from here has somebody for it, and it ends there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -35,7 +35,8 @@ pub struct Elsewhere {
     /// Routers that answer, and where.
     links: BTreeMap<HostId, SocketAddr>,
     leads: BTreeMap<Prefix, BTreeMap<Place, Lead>>,
-    /// Nobody tells this router of changes now. What it has seen end by itself meanwhile, it does not believe others to have.
+    /// Nobody tells this router of changes now. What it has seen end by itself meanwhile, it does not believe others to
+    /// have.
     is_away: bool,
     doubted: BTreeSet<(Prefix, Place)>,
 }
@@ -148,8 +149,8 @@ impl Elsewhere {
         self.by_prefix.contains_key(prefix) || self.leads.contains_key(prefix)
     }
 
-    /// Makes the rules of a prefix follow. `own` is the highest priority at which somebody serves it who is registered here, `is_here`
-    /// says who is.
+    /// Makes the rules of a prefix follow. `own` is the highest priority at which somebody serves it who is registered
+    /// here, `is_here` says who is.
     pub fn settle(&mut self, prefix: Prefix, own: Option<u32>, is_here: impl Fn(&Place) -> bool, sal: &dyn SalControl) {
         let wanted: BTreeMap<Place, (NextHop, u32, u32)> = self
             .of(&prefix)

@@ -1,4 +1,5 @@
-//! What a host has registered, as a router keeps it: there may be a million of these, so that nothing is in it that is known beside it.
+//! What a host has registered, as a router keeps it: there may be a million of these, so that nothing is in it that is
+//! known beside it.
 
 use std::net::SocketAddr;
 

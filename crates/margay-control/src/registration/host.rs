@@ -216,8 +216,8 @@ pub struct Home {
 /// Why a stream ended.
 pub(super) enum End {
     Stopped,
-    /// This host has left the address that the stream was from. It is kept open until there is another: its end would be heard as
-    /// the host's.
+    /// This host has left the address that the stream was from. It is kept open until there is another: its end would
+    /// be heard as the host's.
     Left(Option<Writer>),
     /// There is another address to try.
     Found,
@@ -238,8 +238,8 @@ impl From<StreamError> for End {
 impl Home {
     /// Joins or comes back, and goes on until [`stop`](Self::stop).
     ///
-    /// `ways` says to which of this host's routers first packets go; without, they do not go to this one. With an `area` this host is the router of
-    /// a site, and tells routers of other sites what that serves.
+    /// `ways` says to which of this host's routers first packets go; without, they do not go to this one. With an
+    /// `area` this host is the router of a site, and tells routers of other sites what that serves.
     pub fn start(
         config: HomeConfig,
         local: Local,
@@ -277,7 +277,8 @@ impl Home {
             line: Mutex::new(line),
             revoked: Mutex::default(),
         });
-        // Whoever speaks for its names, or says that it is a router of it, has to prove that from now on, also before a router is heard.
+        // Whoever speaks for its names, or says that it is a router of it, has to prove that from now on, also before a
+        // router is heard.
         shared.read_keys();
         let task = Mutex::new(Some(tokio::spawn(live(Arc::clone(&shared), receiver))));
         Self { shared, orders, task }
@@ -298,8 +299,8 @@ impl Home {
         *self.shared.router_at.lock()
     }
 
-    /// The router may be at this address: it is tried before the one that is configured, now and as long as it is reached there. Nothing
-    /// else comes of it: whoever is there has to prove that it is the router.
+    /// The router may be at this address: it is tried before the one that is configured, now and as long as it is
+    /// reached there. Nothing else comes of it: whoever is there has to prove that it is the router.
     pub fn found(&self, at: SocketAddr) {
         let mut found = self.shared.found.lock();
         if found.len() < FOUND_MAX && !found.contains(&at) {
@@ -358,8 +359,8 @@ impl Home {
         let _ = timeout(ANSWER_LIMIT, answered).await;
     }
 
-    /// Withdraws a prefix at once. What is given back ends when the router has acknowledged it, or cannot; `None` when it was
-    /// not registered.
+    /// Withdraws a prefix at once. What is given back ends when the router has acknowledged it, or cannot; `None` when
+    /// it was not registered.
     pub fn withdraw(&self, prefix: Prefix) -> Option<Acknowledgement> {
         self.shared.states.lock().remove(&prefix);
         self.shared.wanted.lock().remove(&prefix)?;
@@ -371,8 +372,8 @@ impl Home {
         }))
     }
 
-    /// This host's addresses have changed, and these are gone: a stream from one of them is opened anew from another at once, and
-    /// one that could not be opened is tried again. The router lists this host all the while.
+    /// This host's addresses have changed, and these are gone: a stream from one of them is opened anew from another at
+    /// once, and one that could not be opened is tried again. The router lists this host all the while.
     pub fn moved(&self, gone: Vec<IpAddr>) {
         self.order(Order::Moved(gone));
     }

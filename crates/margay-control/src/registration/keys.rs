@@ -1,4 +1,5 @@
-//! The host's end of what becomes of an authority's keys: it follows the one that it knows to those after it, and leaves what may sign no longer.
+//! The host's end of what becomes of an authority's keys: it follows the one that it knows to those after it, and
+//! leaves what may sign no longer.
 
 use std::sync::Arc;
 
@@ -49,8 +50,8 @@ impl Shared {
         self.revoked.lock().revocations() + self.line.lock().successions().len()
     }
 
-    /// Takes up what the router tells of the authority's keys. It is on disk when this returns: the router may begin to sign with a key that
-    /// is told here, and this host's next start has to know it.
+    /// Takes up what the router tells of the authority's keys. It is on disk when this returns: the router may begin to
+    /// sign with a key that is told here, and this host's next start has to know it.
     pub async fn heed(self: &Arc<Self>, keys: proto::Keys) -> Result<(), End> {
         let this = Arc::clone(self);
         match tokio::task::spawn_blocking(move || this.keep_keys(&keys)).await {
@@ -59,8 +60,8 @@ impl Shared {
             Ok(Err(Trouble::Lost)) => {
                 let authority = &self.config.authority;
                 Err(End::Refused(format!(
-                    "the key of {authority} that this host knows was lost to somebody else, who could have made what follows it: this host \
-                     needs a new join token: `margay id token create {authority}` on the router"
+                    "the key of {authority} that this host knows was lost to somebody else, who could have made what \
+                     follows it: this host needs a new join token: `margay id token create {authority}` on the router"
                 )))
             }
             Err(_) => Err(End::Broke("the store ended badly".to_owned())),
@@ -109,8 +110,8 @@ impl Shared {
         is_revoked.then(|| {
             let authority = &self.config.authority;
             End::Refused(format!(
-                "the authority has taken back this router's right to sign for {authority}; join another router of it: `margay id token \
-                 create {authority}` there"
+                "the authority has taken back this router's right to sign for {authority}; join another router of it: \
+                 `margay id token create {authority}` there"
             ))
         })
     }

@@ -1,5 +1,5 @@
-//! What a router writes down of those who register and those whom it refuses. It waits for a moment, and what is the same again is
-//! counted: a flood costs the disk a write now and then, and pushes little out of the log.
+//! What a router writes down of those who register and those whom it refuses. It waits for a moment, and what is the
+//! same again is counted: a flood costs the disk a write now and then, and pushes little out of the log.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

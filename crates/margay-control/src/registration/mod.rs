@@ -1,8 +1,11 @@
 //! Hosts register with service routers over one authenticated stream; its lease decides about *new* connections only
 //! (DESIGN §7, §8).
 //!
-//! [`stream`] is the transport, [`host`] and [`conversation`] the host's end, [`router`] the router's, [`roll`] who is registered there now, [`entry`] what is kept of each name of each host,
-//! [`partition`] and [`allotment`] who holds which part of a service, [`rights`] who may register what, [`recent`] what has changed lately, [`ledger`] what is written down of it, [`retry`] what a refused host does, [`sharing`] what routers of a cluster tell each other, [`elsewhere`] who is registered with the others, [`ways`] which router first packets go to, [`silence`] when either
+//! [`stream`] is the transport, [`host`] and [`conversation`] the host's end, [`router`] the router's, [`roll`] who is
+//! registered there now, [`entry`] what is kept of each name of each host, [`partition`] and [`allotment`] who holds
+//! which part of a service, [`rights`] who may register what, [`recent`] what has changed lately, [`ledger`] what is
+//! written down of it, [`retry`] what a refused host does, [`sharing`] what routers of a cluster tell each other,
+//! [`elsewhere`] who is registered with the others, [`ways`] which router first packets go to, [`silence`] when either
 //! end counts the other as gone, [`trace`] what either end asks the other of a first packet's way.
 
 mod allotment;

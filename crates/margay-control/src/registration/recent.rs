@@ -1,5 +1,5 @@
-//! Which prefixes have changed lately, so that whoever watches some of them looks at those alone. How much is remembered is bounded: who
-//! looks too seldom looks at everything.
+//! Which prefixes have changed lately, so that whoever watches some of them looks at those alone. How much is
+//! remembered is bounded: who looks too seldom looks at everything.
 
 use std::collections::VecDeque;
 

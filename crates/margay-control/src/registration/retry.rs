@@ -1,4 +1,5 @@
-//! Names that the router refuses because of what another host serves: asked for again, so that a standby takes over when it may.
+//! Names that the router refuses because of what another host serves: asked for again, so that a standby takes over
+//! when it may.
 
 use std::collections::BTreeMap;
 use std::future::pending;

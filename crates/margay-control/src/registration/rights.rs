@@ -56,8 +56,8 @@ fn another() -> No {
 pub fn by_grant(member: &Member, name: &Name, prefix: &Prefix) -> Result<(), No> {
     if may_certify_itself(name) && !member.is_granted_exactly(prefix) {
         let text = format!(
-            "{name} may be the name of a key, and this host shows no certificate by it: serve it where that key is, or ask for a grant \
-             of it: `margay id token create --grant {name}`, or `margay id member grant`"
+            "{name} may be the name of a key, and this host shows no certificate by it: serve it where that key is, or \
+             ask for a grant of it: `margay id token create --grant {name}`, or `margay id member grant`"
         );
         return Err(No(Code::Proof, text));
     }
@@ -67,14 +67,14 @@ pub fn by_grant(member: &Member, name: &Name, prefix: &Prefix) -> Result<(), No>
         return Ok(());
     }
     let text = format!(
-        "this host has no grant for {name}; join again with a token that has: `margay id token create --grant`, or ask for it: `margay \
-         id member grant`"
+        "this host has no grant for {name}; join again with a token that has: `margay id token create --grant`, or ask \
+         for it: `margay id member grant`"
     );
     Err(No(Code::NoGrant, text))
 }
 
-/// Whether a name says bits alone, and those of one tail: they may be the hash of a service's key, which nobody can tell by looking at them. Then a
-/// grant for the service, or for all of the authority, is not meant for it.
+/// Whether a name says bits alone, and those of one tail: they may be the hash of a service's key, which nobody can
+/// tell by looking at them. Then a grant for the service, or for all of the authority, is not meant for it.
 fn may_certify_itself(name: &Name) -> bool {
     let is_whole = name.prefix().bits == 256 && name.service_id().tail().iter().any(|byte| *byte != 0);
     is_whole && name.written().starts_with("sid:")

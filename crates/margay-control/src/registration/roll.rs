@@ -173,7 +173,8 @@ impl Host {
     }
 }
 
-/// Who has registered a prefix, in order. Most names have one host, and a tree of its own for each of a million would be mostly room.
+/// Who has registered a prefix, in order. Most names have one host, and a tree of its own for each of a million would
+/// be mostly room.
 #[derive(Default)]
 struct Servers(Vec<Place>);
 
@@ -297,8 +298,8 @@ impl Roll {
         Some(Elder { signs, twin: Arc::clone(&known.twin) })
     }
 
-    /// A host serves a prefix from now on, or on other terms; false if it did so already. The new rule is there before the old one
-    /// goes. What is refused because of another host is not registered any more, either, if it was.
+    /// A host serves a prefix from now on, or on other terms; false if it did so already. The new rule is there before
+    /// the old one goes. What is refused because of another host is not registered any more, either, if it was.
     pub fn register(
         &mut self,
         place: Place,
@@ -367,7 +368,8 @@ impl Roll {
         exclusive: bool,
     ) -> Result<(), RollError> {
         let same = [Some(*prefix), twin(prefix)];
-        // Those that are registered agree with each other, so that the first of them speaks for all, and one that is alone has none beside.
+        // Those that are registered agree with each other, so that the first of them speaks for all, and one that is
+        // alone has none beside.
         let first = |prefix: &Prefix| self.entries_of(prefix).find(|listed| listed.host != host);
         let registered = same.iter().flatten().filter_map(first).map(|listed| {
             let Terms { partition_bits, exclusive, .. } = listed.entry.terms;
@@ -400,8 +402,8 @@ impl Roll {
         })
     }
 
-    /// Makes the rules that lead to other routers, and who holds which partition of a service, follow from who serves it. Where there is
-    /// neither, nobody else who serves it is looked at.
+    /// Makes the rules that lead to other routers, and who holds which partition of a service, follow from who serves
+    /// it. Where there is neither, nobody else who serves it is looked at.
     fn settle(&mut self, prefix: &Prefix, sal: &dyn SalControl) {
         if self.elsewhere.concerns(prefix) {
             self.settle_elsewhere(prefix, sal);
@@ -519,8 +521,8 @@ impl Roll {
         self.unlist(place, gone, Leave::NotRenewed, sal);
     }
 
-    /// A stream is over; unless another took over, so is all that the host served. A part of it goes with each call, so that others need
-    /// not wait for all of it.
+    /// A stream is over; unless another took over, so is all that the host served. A part of it goes with each call, so
+    /// that others need not wait for all of it.
     pub fn depart(&mut self, place: Place, stream: u64, why: Leave, sal: &dyn SalControl) -> Departure {
         let Some(host) = self.hosts.get_mut(&place).filter(|host| host.stream == stream) else {
             return Departure::Superseded;
@@ -617,8 +619,8 @@ impl Roll {
         all
     }
 
-    /// Who serves a name: the instances of the longest prefix that covers it, the router's own host among them. Of a key in a
-    /// partition that is its holder; a service's bare name stands for all of its servers.
+    /// Who serves a name: the instances of the longest prefix that covers it, the router's own host among them. Of a
+    /// key in a partition that is its holder; a service's bare name stands for all of its servers.
     pub fn instances_of(&self, service: &ServiceId) -> Vec<Instance> {
         let own = self.own.iter().map(|own| &own.instance).filter(|own| own.prefix.contains(service));
         let own_bits = own.clone().map(|own| own.prefix.bits).max();
@@ -642,8 +644,8 @@ impl Roll {
         found
     }
 
-    /// Who serves something under a prefix, or all of it: the router's own host among them. Beside them, for each partition there, its
-    /// holder once more with the partition as prefix.
+    /// Who serves something under a prefix, or all of it: the router's own host among them. Beside them, for each
+    /// partition there, its holder once more with the partition as prefix.
     pub fn instances_under(&self, prefix: &Prefix) -> Vec<Instance> {
         let above = self.lengths.range(..prefix.bits).map(|(bits, _)| Prefix::new(prefix.id, *bits));
         let below = self.serving.range(*prefix..).map(|(below, _)| *below).take_while(|below| prefix.covers(below));
@@ -701,7 +703,8 @@ impl Roll {
         }
     }
 
-    /// Other routers are to be told from now on: gives what hosts serve, this one among them, of whom they have not been told yet.
+    /// Other routers are to be told from now on: gives what hosts serve, this one among them, of whom they have not
+    /// been told yet.
     pub fn untold(&mut self) -> Vec<(Place, Vec<Served>)> {
         let untold = match &mut self.untold {
             Some(untold) => std::mem::take(untold),

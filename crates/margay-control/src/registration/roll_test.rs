@@ -356,7 +356,8 @@ fn a_host_with_many_names_goes_in_parts_and_may_come_back_between() {
     assert_eq!(roll.left(Leave::Ended), names.len() as u64);
 }
 
-/// Who serves what is found by prefix, not by looking at everybody: the same is found either way, whatever came and went.
+/// Who serves what is found by prefix, not by looking at everybody: the same is found either way, whatever came and
+/// went.
 #[test]
 fn what_is_found_by_prefix_is_what_everybody_has_registered() {
     let mut rng = margay_core::rng::Rng::new([9; 32]);

@@ -42,8 +42,8 @@ const HELLO_LIMIT: Duration = Duration::from_secs(5);
 const SIGNS: usize = 2;
 /// Instances in one answer.
 const INSTANCES_MAX: usize = 64;
-/// A host that watches hears of a change at once, and of what changes within so long after it together: a thousand changes a second are
-/// no thousand looks for each host.
+/// A host that watches hears of a change at once, and of what changes within so long after it together: a thousand
+/// changes a second are no thousand looks for each host.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 const GOING_DOWN: &str = "the router is going down";
 const WEIGHT_MAX: u32 = 65_535;
@@ -182,8 +182,8 @@ impl Router {
         self.shared.roll.lock().instances_of(service)
     }
 
-    /// Who serves something under a prefix, or all of it; beside them, for each partition there, its holder once more with the
-    /// partition as prefix.
+    /// Who serves something under a prefix, or all of it; beside them, for each partition there, its holder once more
+    /// with the partition as prefix.
     pub fn instances_under(&self, prefix: &Prefix) -> Vec<Instance> {
         self.shared.roll.lock().instances_under(prefix)
     }
@@ -245,8 +245,8 @@ impl Router {
         Leave::ALL.map(|why| (why.label(), roll.left(why)))
     }
 
-    /// Ends the stream of a host that is no member any more, and all that it serves; tells the others that what was signed for it holds no
-    /// longer.
+    /// Ends the stream of a host that is no member any more, and all that it serves; tells the others that what was
+    /// signed for it holds no longer.
     ///
     /// # Errors
     ///
@@ -256,7 +256,8 @@ impl Router {
         self.shared.read_revocations()
     }
 
-    /// What hosts may register has been changed: those that are here lose what they may not register any more, and are told.
+    /// What hosts may register has been changed: those that are here lose what they may not register any more, and are
+    /// told.
     pub fn review_grants(&self) {
         self.shared.grants.send_modify(|version| *version = version.wrapping_add(1));
     }
@@ -393,7 +394,8 @@ struct Guest {
     seat: Seat,
     welcome: proto::Welcome,
     watches: Watches,
-    /// Names that it asks for again and again, because another host has them; bounded by the prefixes that a host may have.
+    /// Names that it asks for again and again, because another host has them; bounded by the prefixes that a host may
+    /// have.
     stands_by: BTreeSet<Prefix>,
     /// What it has registered because it was granted.
     granted: BTreeSet<Prefix>,

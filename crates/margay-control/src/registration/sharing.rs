@@ -1,8 +1,8 @@
-//! A router of a cluster, in step with the others: what is registered here is told, what is registered there is taken up; hosts learn of
-//! all routers; members and grants that others have changed hold here, too.
+//! A router of a cluster, in step with the others: what is registered here is told, what is registered there is taken
+//! up; hosts learn of all routers; members and grants that others have changed hold here, too.
 //!
-//! Routers register with each other, the one with the lower host-ID with the other one: so that they share a hop key, and each knows
-//! within a second when another is gone.
+//! Routers register with each other, the one with the lower host-ID with the other one: so that they share a hop key,
+//! and each knows within a second when another is gone.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -122,8 +122,8 @@ async fn take_up(shared: &Arc<Shared>, members: BTreeMap<Place, MemberKey>, revo
     }
 }
 
-/// Takes up the keys that may sign no longer, whoever has said so: an operator here, another router of the cluster, or one that this
-/// host has joined. Goes on until it is dropped.
+/// Takes up the keys that may sign no longer, whoever has said so: an operator here, another router of the cluster, or
+/// one that this host has joined. Goes on until it is dropped.
 pub(super) async fn follow_keys(shared: Arc<Shared>) {
     let mut changes = shared.store.key_changes();
     while changes.changed().await.is_ok() {
@@ -136,7 +136,8 @@ pub(super) async fn follow_keys(shared: Arc<Shared>) {
     }
 }
 
-/// This router is a member of its authorities, so that the others let it in; false: of none, or they do not know it yet.
+/// This router is a member of its authorities, so that the others let it in; false: of none, or they do not know it
+/// yet.
 async fn enrol(shared: &Arc<Shared>) -> bool {
     let this = Arc::clone(shared);
     let enrolled = tokio::task::spawn_blocking(move || {

@@ -62,8 +62,8 @@ impl From<prost::DecodeError> for StreamError {
 
 /// Reads messages.
 pub struct Reader {
-    /// Whatever has come is taken at once: piece by piece, one frame is two reads, and a third that finds nothing. A router with a thousand
-    /// hosts hears five thousand signs of life a second.
+    /// Whatever has come is taken at once: piece by piece, one frame is two reads, and a third that finds nothing. A
+    /// router with a thousand hosts hears five thousand signs of life a second.
     half: BufReader<OwnedReadHalf>,
     noise: Arc<StatelessTransportState>,
     nonce: u64,
@@ -174,8 +174,8 @@ impl Writer {
     }
 }
 
-/// Hands on all messages, and the error that ends them. Reading is a task of its own: a read that is cut off half-way would
-/// lose its place.
+/// Hands on all messages, and the error that ends them. Reading is a task of its own: a read that is cut off half-way
+/// would lose its place.
 pub async fn read_all<M: Message + Default>(mut reader: Reader, sender: mpsc::Sender<Result<M, StreamError>>) {
     loop {
         let read = reader.read().await;

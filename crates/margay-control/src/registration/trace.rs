@@ -1,5 +1,5 @@
-//! What the other end of a registration would do with a first packet to a name: asked by host and router alike, answered by what explains it
-//! on each of them.
+//! What the other end of a registration would do with a first packet to a name: asked by host and router alike,
+//! answered by what explains it on each of them.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -169,8 +169,8 @@ impl Desk {
         }
     }
 
-    /// Takes a question; it is answered while the stream goes on. Beyond the bounds the answer is no, and where even that finds no room
-    /// the asker's own limit ends it. False if it is no.
+    /// Takes a question; it is answered while the stream goes on. Beyond the bounds the answer is no, and where even
+    /// that finds no room the asker's own limit ends it. False if it is no.
     pub fn take(&mut self, tracer: Option<&Tracer>, asked: proto::Trace) -> bool {
         let request = asked.request;
         let begun = self.begin(tracer, asked);

@@ -1,5 +1,5 @@
-//! Which routers first packets go to: those that are heard. A host of a cluster registers with every router of it; when one is lost, its
-//! rules go at once, and no other host, router or store has to be asked about it.
+//! Which routers first packets go to: those that are heard. A host of a cluster registers with every router of it; when
+//! one is lost, its rules go at once, and no other host, router or store has to be asked about it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::SalControl;
 
 /// Of rules that lead to a router: before the one that asks the network segment.
 const ROUTER_PRIORITY: u32 = 1;
-/// A router that has just come back may not know yet who else is there: while another one has been heard for longer, it is not asked. By
-/// then every host that lost it has tried again, twice.
+/// A router that has just come back may not know yet who else is there: while another one has been heard for longer, it
+/// is not asked. By then every host that lost it has tried again, twice.
 const PROBATION: Duration = Duration::from_secs(10);
 /// Routers that were first heard within this time know equally much.
 const TOGETHER: Duration = Duration::from_secs(1);
@@ -89,7 +89,8 @@ impl Ways {
         settle(&mut ways);
     }
 
-    /// A router is heard no more. Where it is the only one, its rules stay: it may come back at any moment, and nobody else can help.
+    /// A router is heard no more. Where it is the only one, its rules stay: it may come back at any moment, and nobody
+    /// else can help.
     pub(super) fn lost(&self, authority: &str, router: HostId) {
         let mut ways = self.0.lock();
         ways.iter_mut().filter(|way| way.is(authority, router)).for_each(|way| way.heard = None);
@@ -112,8 +113,8 @@ impl Ways {
     }
 }
 
-/// Rules lead, of each authority, to the router that has been heard for longest, and to those that have been for long enough; where none
-/// is heard, to where they did. New rules are there before old ones go.
+/// Rules lead, of each authority, to the router that has been heard for longest, and to those that have been for long
+/// enough; where none is heard, to where they did. New rules are there before old ones go.
 fn settle(ways: &mut [Way]) {
     let now = Instant::now();
     let first_of =

@@ -1,5 +1,5 @@
-//! A DHT of our own nodes (BitTorrent's Mainline, BEP 5 and 44), for names that certify themselves: records are signed by the service's key.
-//! [`dht_record`](super::dht_record) has their form.
+//! A DHT of our own nodes (BitTorrent's Mainline, BEP 5 and 44), for names that certify themselves: records are signed
+//! by the service's key. [`dht_record`](super::dht_record) has their form.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddrV4;
@@ -70,8 +70,8 @@ pub struct Dht {
 }
 
 impl Dht {
-    /// Joins the DHT by these nodes. With a port this host is a node that others may ask; without, it only asks. Names that one of `given`
-    /// certifies need no locator.
+    /// Joins the DHT by these nodes. With a port this host is a node that others may ask; without, it only asks. Names
+    /// that one of `given` certifies need no locator.
     ///
     /// # Errors
     ///
@@ -170,7 +170,8 @@ impl DhtWriter {
         let record = ServiceRecord { ttl: RECORD_TTL, until_s, places: entry.places.clone() };
         let public = key.key.public();
         let known = self.dht.newest(&public, &service).await.map_or(0, |known| known.seq());
-        // Later than what is there, whichever clock made that; a number near the end is no time, and leaves room for a few more.
+        // Later than what is there, whichever clock made that; a number near the end is no time, and leaves room for a
+        // few more.
         let number = i64::try_from(now_s).unwrap_or(i64::MAX).max(known.saturating_add(1));
         let signer = mainline::SigningKey::from_bytes(&key.key.to_bytes());
         let item = MutableItem::new(signer, &record.value(), number, Some(salt(&service)));

@@ -1,6 +1,7 @@
 //! Records of services in a DHT (BEP 44, mutable items): what is written there, and under which keys.
 //!
-//! A *service record* lies under the service's own key, with the first 12 bytes of the serviceID for its salt. Its value, big-endian:
+//! A *service record* lies under the service's own key, with the first 12 bytes of the serviceID for its salt. Its
+//! value, big-endian:
 //!
 //! ```text
 //!  0      version, 1
@@ -10,9 +11,9 @@
 //! 14 ..   for each: 4 or 6 (family), weight (2 bytes), port (2), host-ID (16; zeros: not said), address (4 or 16)
 //! ```
 //!
-//! A name holds a hash of that key and not the key. So whoever knows the name alone finds the key by a *locator*: a record under a key that
-//! everybody can derive from the name, whose value is the version (1) and the service's key (32 bytes). Anybody may write a locator; one
-//! with a key that the name does not certify is passed over.
+//! A name holds a hash of that key and not the key. So whoever knows the name alone finds the key by a *locator*: a
+//! record under a key that everybody can derive from the name, whose value is the version (1) and the service's key (32
+//! bytes). Anybody may write a locator; one with a key that the name does not certify is passed over.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

@@ -8,7 +8,8 @@
 //! _sal._udp.00000000.842adda3.b70d72e0118555bd._sid.ZONE. 60 IN CNAME _sal._udp.web.shop.ZONE.
 //! ```
 //!
-//! A host that knows no more of a name than its bits asks by them: tail, service and authority, in hexadecimal; a tail of zeros is left out.
+//! A host that knows no more of a name than its bits asks by them: tail, service and authority, in hexadecimal; a tail
+//! of zeros is left out.
 
 use std::fmt::Write as _;
 
@@ -26,7 +27,8 @@ const BITS_LABEL: &str = "_sid";
 /// The first word of a TXT record of ours.
 const VERSION: &str = "margay1";
 
-/// Where the records of a name are, under a zone. By its bits, where it is not known how people write it, or where DNS cannot.
+/// Where the records of a name are, under a zone. By its bits, where it is not known how people write it, or where DNS
+/// cannot.
 ///
 /// # Errors
 ///

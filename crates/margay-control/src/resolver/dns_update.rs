@@ -1,4 +1,5 @@
-//! Dynamic update (RFC 2136) of a zone with what is registered, signed with a key that the server knows (TSIG, RFC 8945).
+//! Dynamic update (RFC 2136) of a zone with what is registered, signed with a key that the server knows (TSIG, RFC
+//! 8945).
 
 use std::net::{IpAddr, SocketAddr};
 

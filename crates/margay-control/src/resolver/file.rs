@@ -1,4 +1,5 @@
-//! A static file of names and where they are served. It is read again when it has changed; while it is wrong, its last good content holds.
+//! A static file of names and where they are served. It is read again when it has changed; while it is wrong, its last
+//! good content holds.
 //!
 //! ```text
 //! # name      addresses                       share of each

@@ -1,7 +1,9 @@
-//! Who serves a name, asked of others than this host's routers: DNS, a DHT, another router's registry, a file (DESIGN §8).
+//! Who serves a name, asked of others than this host's routers: DNS, a DHT, another router's registry, a file (DESIGN
+//! §8).
 //!
-//! What a resolver says is a hint. It costs a connect at most: whoever answers there proves its right to the name by certificates when the
-//! connection is set up, as everywhere else. Each resolver is bounded in time, in questions at once, and in what it takes for an answer.
+//! What a resolver says is a hint. It costs a connect at most: whoever answers there proves its right to the name by
+//! certificates when the connection is set up, as everywhere else. Each resolver is bounded in time, in questions at
+//! once, and in what it takes for an answer.
 
 pub mod dht;
 pub mod dht_record;

@@ -1,5 +1,5 @@
-//! The registry of a router that this host is registered with, asked name by name: for names that are served there and not found by the
-//! host's way to its routers.
+//! The registry of a router that this host is registered with, asked name by name: for names that are served there and
+//! not found by the host's way to its routers.
 
 use std::sync::Arc;
 use std::time::Duration;

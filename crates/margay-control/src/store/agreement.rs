@@ -1,8 +1,9 @@
 //! What all routers of a cluster must agree about, before a change of it holds on any of them (DESIGN §8).
 //!
-//! An act on such a table is drafted first: it reads what is here, and says what it would change. On a router by itself the draft is
-//! carried out at once, in the same transaction. In a cluster the others' store is asked: it takes the draft as a whole, if all that
-//! the draft replaces is still so there; else what it has instead is taken up here, and the act is drafted anew.
+//! An act on such a table is drafted first: it reads what is here, and says what it would change. On a router by itself
+//! the draft is carried out at once, in the same transaction. In a cluster the others' store is asked: it takes the
+//! draft as a whole, if all that the draft replaces is still so there; else what it has instead is taken up here, and
+//! the act is drafted anew.
 
 use redb::WriteTransaction;
 

@@ -1,5 +1,5 @@
-//! Who was given what, who asked and was refused, and when: the newest entries. What the store itself changes is noted in the
-//! transaction of the act.
+//! Who was given what, who asked and was refused, and when: the newest entries. What the store itself changes is noted
+//! in the transaction of the act.
 
 use prost::Message;
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
@@ -7,7 +7,8 @@ use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransacti
 use super::record::AuditRecord;
 use super::{Failure, Store, StoreError};
 
-/// What was done, and what was refused. Refusals, of which strangers can cause any number, push out nothing but refusals.
+/// What was done, and what was refused. Refusals, of which strangers can cause any number, push out nothing but
+/// refusals.
 const DONE: TableDefinition<u64, &[u8]> = TableDefinition::new("audit");
 const REFUSED: TableDefinition<u64, &[u8]> = TableDefinition::new("audit_refused");
 /// Entries kept of each; the oldest go.
@@ -18,8 +19,9 @@ const ENTRIES_MAX: u64 = 10_000;
 pub struct AuditEntry {
     /// When, in seconds since 1970; the first time, where it stands for several.
     pub unix_s: u64,
-    /// What was done: `token-create`, `token-revoke`, `join`, `member-grant`, `member-remove`, `key-revoke`, `key-succeed`, `register`; or what was not: `stream-refused`,
-    /// `host-refused`, `register-refused`, `message-refused`.
+    /// What was done: `token-create`, `token-revoke`, `join`, `member-grant`, `member-remove`, `key-revoke`,
+    /// `key-succeed`, `register`; or what was not: `stream-refused`, `host-refused`, `register-refused`,
+    /// `message-refused`.
     pub act: String,
     /// To whom: a token's or a host's identifier, or an address.
     pub subject: String,

@@ -122,7 +122,8 @@ impl Member {
 pub enum AdmitError {
     /// No such token here.
     #[error(
-        "this router does not know the join token: it was revoked, or made on another router; make a new one with `margay id token create`"
+        "this router does not know the join token: it was revoked, or made on another router; make a new one with \
+         `margay id token create`"
     )]
     UnknownToken,
     /// Too late.

@@ -1,7 +1,7 @@
 //! The embedded store of one agent: `registry.redb` in the state directory (DESIGN §8).
 //!
-//! Each change is one transaction: after a crash, a full disk or a refused request it is there whole or not at all. A disk
-//! that was full does not end the store: once there is room the next change goes through.
+//! Each change is one transaction: after a crash, a full disk or a refused request it is there whole or not at all. A
+//! disk that was full does not end the store: once there is room the next change goes through.
 
 mod agreement;
 mod audit;
@@ -82,8 +82,8 @@ pub enum StoreError {
     },
     /// The routers of the cluster cannot agree about it.
     #[error(
-        "the cluster's store cannot be asked ({0}), so nothing new is decided: hosts that are members go on meanwhile; `margay status` on \
-         the router shows how it stands with etcd"
+        "the cluster's store cannot be asked ({0}), so nothing new is decided: hosts that are members go on meanwhile; \
+         `margay status` on the router shows how it stands with etcd"
     )]
     Away(String),
     /// A table is at its bound.

@@ -40,7 +40,8 @@ pub(super) fn create(transaction: &WriteTransaction) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a written name says of each level: authority, service, and the whole where there is more. A `sid:` says nothing.
+/// What a written name says of each level: authority, service, and the whole where there is more. A `sid:` says
+/// nothing.
 fn claims(name: &Name) -> Vec<(Prefix, &str)> {
     let written = name.written();
     if written.starts_with("sid:") {
@@ -56,8 +57,8 @@ fn claims(name: &Name) -> Vec<(Prefix, &str)> {
     claims
 }
 
-/// Names that wait to be taken down: whoever has its turn writes for all that wait by then, so that a thousand at once cost the disk
-/// little more than one.
+/// Names that wait to be taken down: whoever has its turn writes for all that wait by then, so that a thousand at once
+/// cost the disk little more than one.
 #[derive(Default)]
 pub(super) struct Claims {
     turn: Mutex<()>,

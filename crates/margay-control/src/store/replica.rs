@@ -1,5 +1,5 @@
-//! The tables that the routers of a cluster share, as rows of bytes; and how far this router has followed them. What is here is read
-//! by everybody, at once and also while the cluster's store is away.
+//! The tables that the routers of a cluster share, as rows of bytes; and how far this router has followed them. What is
+//! here is read by everybody, at once and also while the cluster's store is away.
 
 use std::collections::BTreeMap;
 

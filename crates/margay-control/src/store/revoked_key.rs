@@ -1,5 +1,5 @@
-//! Keys that an authority lets sign no longer, on routers and on hosts alike: what was signed with them would hold for months, so each
-//! host remembers by itself.
+//! Keys that an authority lets sign no longer, on routers and on hosts alike: what was signed with them would hold for
+//! months, so each host remembers by itself.
 
 use margay_core::key::to_hex;
 use margay_core::key_revocation::{KEY_REVOCATIONS_MAX, KeyRevocation};
@@ -26,7 +26,8 @@ fn row_of(revocation: &KeyRevocation) -> [u8; 40] {
 }
 
 impl Store {
-    /// Keeps a revocation; `authority` is its authority's name, for the audit log. False: it, or one that says more, was here.
+    /// Keeps a revocation; `authority` is its authority's name, for the audit log. False: it, or one that says more,
+    /// was here.
     ///
     /// # Errors
     ///
@@ -69,8 +70,8 @@ impl Store {
         })
     }
 
-    /// Those that mean something still. Whoever may write into the cluster's store may write anything: what is not signed is left out, and
-    /// the caller knows by whom it must be.
+    /// Those that mean something still. Whoever may write into the cluster's store may write anything: what is not
+    /// signed is left out, and the caller knows by whom it must be.
     ///
     /// # Errors
     ///

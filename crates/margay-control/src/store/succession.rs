@@ -1,5 +1,5 @@
-//! Keys that follow each other in an authority, on routers and on hosts alike: a host that comes back after years follows them from the one that it
-//! knows.
+//! Keys that follow each other in an authority, on routers and on hosts alike: a host that comes back after years
+//! follows them from the one that it knows.
 
 use margay_core::key::to_hex;
 use margay_core::succession::Succession;

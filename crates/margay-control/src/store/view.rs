@@ -1,4 +1,5 @@
-//! On a router of a cluster: what it knew of the other routers and of who is registered with them, for a start without etcd.
+//! On a router of a cluster: what it knew of the other routers and of who is registered with them, for a start without
+//! etcd.
 
 use std::collections::BTreeMap;
 

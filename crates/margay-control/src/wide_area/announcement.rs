@@ -77,8 +77,8 @@ pub enum Fault {
     Full(usize),
     /// Not granted to whoever says it.
     #[error(
-        "that router was granted no such names: `margay id member grant`, on the router that it has joined, with a name or a prefix that covers \
-         {0}"
+        "that router was granted no such names: `margay id member grant`, on the router that it has joined, with a \
+         name or a prefix that covers {0}"
     )]
     NoGrant(Prefix),
     /// Its chain proves nothing.

@@ -211,8 +211,8 @@ impl WideArea {
         self.settle(&mut state);
     }
 
-    /// A stream with a neighbouring router begins. It ends when what is given back is dropped. `member`: what it was granted here; none
-    /// where this router has joined it.
+    /// A stream with a neighbouring router begins. It ends when what is given back is dropped. `member`: what it was
+    /// granted here; none where this router has joined it.
     ///
     /// # Errors
     ///

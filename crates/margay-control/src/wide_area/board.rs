@@ -1,9 +1,9 @@
-//! What neighbouring routers have announced to this one, what this one serves itself, and what each neighbour is told of it. Pure: no
-//! streams, no clock; what is to be said is taken out in parts, and says what holds then.
+//! What neighbouring routers have announced to this one, what this one serves itself, and what each neighbour is told
+//! of it. Pure: no streams, no clock; what is to be said is taken out in parts, and says what holds then.
 //!
-//! A neighbour above or beside is told the best of what is served here and what was heard from below, and nothing else. So announcements
-//! go up, and once across; with the rule that first packets go up, once across, and down ([`margay_core::way`]), routers agree whatever
-//! each of them prefers, and nothing goes round.
+//! A neighbour above or beside is told the best of what is served here and what was heard from below, and nothing else.
+//! So announcements go up, and once across; with the rule that first packets go up, once across, and down
+//! ([`margay_core::way`]), routers agree whatever each of them prefers, and nothing goes round.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,8 @@ use super::announcement::{Announcement, Fault, PATH_MAX, Scope, Stage};
 pub const LINKS_MAX: usize = 1024;
 /// Prefixes that one neighbour announces.
 pub const HEARD_MAX: usize = 10_000;
-/// What is served here no longer is not announced again for so long: something that comes and goes is told twice in that time at most.
+/// What is served here no longer is not announced again for so long: something that comes and goes is told twice in
+/// that time at most.
 pub const REST: Duration = Duration::from_secs(1);
 
 /// A stream with a neighbour, for names of one authority.
@@ -121,7 +122,8 @@ impl Board {
         }
     }
 
-    /// A stream with a neighbour begins; later ones replace it, and what was heard by it stays until [`sweep`](Self::sweep). Gives its number.
+    /// A stream with a neighbour begins; later ones replace it, and what was heard by it stays until
+    /// [`sweep`](Self::sweep). Gives its number.
     ///
     /// # Errors
     ///
@@ -201,7 +203,8 @@ impl Board {
         self.touch(*prefix);
     }
 
-    /// A neighbour announces something, which was proved. What it had said of the prefix before goes, whether this is taken or not.
+    /// A neighbour announces something, which was proved. What it had said of the prefix before goes, whether this is
+    /// taken or not.
     ///
     /// # Errors
     ///

@@ -420,7 +420,8 @@ impl World {
         }
     }
 
-    /// Follows every way that a first packet may take from here: by the best that was announced, and up where nothing was.
+    /// Follows every way that a first packet may take from here: by the best that was announced, and up where nothing
+    /// was.
     fn walk(&self, passed: &mut Vec<usize>, came: Option<Relation>, of: u8, seed: u64) {
         let n = passed[passed.len() - 1];
         if self.served.contains_key(&(n, of)) {

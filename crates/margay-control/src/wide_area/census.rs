@@ -1,4 +1,5 @@
-//! What a site serves, as far as others hear of it: how many instances there are is counted, and only the first and the last are news.
+//! What a site serves, as far as others hear of it: how many instances there are is counted, and only the first and the
+//! last are news.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

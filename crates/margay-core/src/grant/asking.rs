@@ -24,14 +24,15 @@ use crate::way::Sender;
 
 /// Over which connections are counted.
 const WINDOW: Duration = Duration::from_millis(250);
-/// So many in a window are often: of fewer, each is resolved by itself. A grant has [`LEAST`] flows or more, so that of fewer
-/// connections than these not forty choices of an instance would be left in a second, too few for a fine balance.
+/// So many in a window are often: of fewer, each is resolved by itself. A grant has [`LEAST`] flows or more, so that of
+/// fewer connections than these not forty choices of an instance would be left in a second, too few for a fine balance.
 const OFTEN: u32 = 160;
 /// Flows that are kept on hand: those of so long.
 const AHEAD_MS: u32 = 100;
 /// No rate is told from less: connections begin at once.
 const LEAST_MS: u32 = 10;
-/// Grants on hand for one destination, each of which another instance may have given: the kernel takes from one at random.
+/// Grants on hand for one destination, each of which another instance may have given: the kernel takes from one at
+/// random.
 const ON_HAND: u32 = 4;
 /// Grants for one destination, with those that are about to end and those that are asked for.
 const GRANTS_PER_DESTINATION: usize = 8;
@@ -157,7 +158,8 @@ impl Sal {
         }
     }
 
-    /// Whether flows may be set up without the core at all: nothing that it alone knows of a program's socket would be lost.
+    /// Whether flows may be set up without the core at all: nothing that it alone knows of a program's socket would be
+    /// lost.
     fn may_ask(&self) -> bool {
         self.is_direct_on()
             && self.sources.is_empty()
@@ -188,7 +190,8 @@ impl Sal {
         self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full: false, related: None, pinned, asks });
     }
 
-    /// Where somebody may be asked for a grant for a name, and by which rule; `None` where its connections are not all alike.
+    /// Where somebody may be asked for a grant for a name, and by which rule; `None` where its connections are not all
+    /// alike.
     fn way_to_grants(
         &self,
         service: &ServiceId,
@@ -209,8 +212,8 @@ impl Sal {
         }
     }
 
-    /// The first of as many ports in a row as a grant may have. Rows begin at multiples of their length: a kernel finds a grant by any port of
-    /// its row.
+    /// The first of as many ports in a row as a grant may have. Rows begin at multiples of their length: a kernel finds
+    /// a grant by any port of its row.
     fn random_row(&mut self) -> Option<u16> {
         let range = self.ports.range.clone().filter(|_| self.ports.is_on)?;
         let first = range.start().div_ceil(GRANT_FLOWS_MAX);
@@ -244,7 +247,8 @@ impl Sal {
         }
         let source = SocketAddr::new(unspecified(asks.destination.ip()), 0);
         let lifetime = Duration::from_millis(answer.lifetime_ms.into()).min(LIFETIME);
-        // It costs a handshake, and is to be of use: else it is as good as a refusal, after which nobody is asked for a while.
+        // It costs a handshake, and is to be of use: else it is as good as a refusal, after which nobody is asked for a
+        // while.
         if answer.count < LEAST.min(asks.wanted.count) || lifetime <= SOON || self.ports.count(host) >= PAIRS_MAX {
             return None;
         }
@@ -268,8 +272,8 @@ impl Sal {
 
     /// The responder has confirmed.
     pub(crate) fn use_grant(&mut self, now: Instant, Granted { asks, given }: Granted) {
-        // While it was asked, grants may have been ended that are like it, and what the name stands for, or where it leads, may have
-        // changed.
+        // While it was asked, grants may have been ended that are like it, and what the name stands for, or where it
+        // leads, may have changed.
         let (id, destination) = (given.grant.id, asks.destination);
         let is_as_before = asks.ends == self.grants.ends
             && self.service_of(destination.ip()) == Some(given.service)

@@ -32,7 +32,8 @@ const PORTS_PER_HOST: u32 = 48 << 10;
 const PORT_MIN: u16 = 1024;
 /// Flow ports that are tried for one grant.
 const WIRE_PORT_TRIES: usize = 16;
-/// Ports of clients that are tried for the flows of one grant. Those that are kept lie in long rows, each of which is passed once in a round.
+/// Ports of clients that are tried for the flows of one grant. Those that are kept lie in long rows, each of which is
+/// passed once in a round.
 const PORT_TRIES: usize = 1 << 14;
 
 /// What is granted as soon as the initiator has proved itself.
@@ -45,13 +46,14 @@ pub(crate) struct Offer {
     demux: (Place, u16),
     /// What the initiator is told.
     pub given: GrantRepr,
-    /// The listener's side of a flow, and the client without a port: which ones are free is only known when it is given.
+    /// The listener's side of a flow, and the client without a port: which ones are free is only known when it is
+    /// given.
     app: Tuple,
 }
 
 impl Sal {
-    /// A host that connects often asks for a grant. Only hosts are granted one that have proved themselves before, and to whom direct
-    /// packets pass.
+    /// A host that connects often asks for a grant. Only hosts are granted one that have proved themselves before, and
+    /// to whom direct packets pass.
     pub(crate) fn respond_to_asking(
         &mut self,
         now: Instant,
@@ -146,8 +148,8 @@ impl Sal {
         (tuple.destination == asked).then_some(tuple)
     }
 
-    /// Ports in turn that no connection of such a flow has. One comes again when all others have been used, since a connection that the listener
-    /// closed first lingers for a minute.
+    /// Ports in turn that no connection of such a flow has. One comes again when all others have been used, since a
+    /// connection that the listener closed first lingers for a minute.
     fn listener_ports(&mut self, tuple: &Tuple, count: u16) -> Option<[u16; GRANT_FLOWS_MAX as usize]> {
         let mut ports = [0; GRANT_FLOWS_MAX as usize];
         let mut found = 0;
@@ -167,7 +169,8 @@ impl Sal {
         None
     }
 
-    /// The initiator has proved itself, and that it `asks` for a grant. False if what it was offered is not to be had any more.
+    /// The initiator has proved itself, and that it `asks` for a grant. False if what it was offered is not to be had
+    /// any more.
     pub(crate) fn give_offered(&mut self, now: Instant, id: FlowId, setup: &Setup, asks: Option<GrantRepr>) -> bool {
         let Setup::Responder(setup) = setup else { return true };
         let is_given = setup.offer.as_ref().is_none_or(|offer| asks == Some(offer.wanted) && self.give(now, id, offer));

@@ -1,7 +1,7 @@
 //! Grants: connections that the kernels of two hosts set up by themselves (docs/decisions/0035).
 //!
-//! A host whose programs connect often to one name and port asks for a grant: an instance's word that it may open so many
-//! flows, on ports and under numbers that both ends know beforehand.
+//! A host whose programs connect often to one name and port asks for a grant: an instance's word that it may open so
+//! many flows, on ports and under numbers that both ends know beforehand.
 //!
 //! ```text
 //!   initiator                          responder
@@ -49,13 +49,14 @@ use crate::time::Instant;
 const LIFETIME: Duration = Duration::from_secs(1);
 /// What was opened at the last moment may be answered, and told of, for so long.
 const SETTLING: Duration = SETUP_TIMEOUT;
-/// How often the kernel is asked what has become of the flows of a grant. One that is over by then has cost this host's agent nothing; one
-/// that was there the time before, and still is, becomes a flow as any other. Where thousands connect at once, a listener may take a tenth of a
-/// second to close.
+/// How often the kernel is asked what has become of the flows of a grant. One that is over by then has cost this host's
+/// agent nothing; one that was there the time before, and still is, becomes a flow as any other. Where thousands
+/// connect at once, a listener may take a tenth of a second to close.
 const SURVEYS: Duration = Duration::from_millis(250);
 /// Grants of this host, whichever end it is. At the bound none is asked for and none is given.
 const GRANTS_MAX: usize = 4096;
-/// Pairs of flow ports that are in use with one peer, or rest. Fifteen thousand connections a second, each of which rests for a minute, need as many.
+/// Pairs of flow ports that are in use with one peer, or rest. Fifteen thousand connections a second, each of which
+/// rests for a minute, need as many.
 const PAIRS_MAX: usize = 1 << 20;
 /// A grant is silent when so many surveys after its first flow was opened nobody has answered any of them. Something
 /// on the way takes what its SYNs bear, or its giver is dead: each of its connections waits for a second, until TCP
@@ -98,7 +99,8 @@ pub(crate) struct Given {
     pub authenticated: bool,
     /// How many flows were opened, as far as the kernel has said.
     taken: u16,
-    /// By flow, whether the core was told of it; whether it was over before that; and whether the last survey found it answered, and neither.
+    /// By flow, whether the core was told of it; whether it was over before that; and whether the last survey found it
+    /// answered, and neither.
     told: u128,
     brief: u128,
     waiting: u128,
@@ -333,8 +335,8 @@ impl Sal {
         !begins_inside && (first..=last).all(is_free)
     }
 
-    /// Both ends have agreed on a grant: the kernel may open flows by it. False where a number or a pair of ports has been taken
-    /// meanwhile.
+    /// Both ends have agreed on a grant: the kernel may open flows by it. False where a number or a pair of ports has
+    /// been taken meanwhile.
     fn take_up_grant(&mut self, now: Instant, mut given: Given) -> bool {
         let Grant { id, first_flow: FlowId(first), count, local_port, remote_port, .. } = given.grant;
         let Some(last) = first.checked_add(u32::from(count).saturating_sub(1)) else { return false };
@@ -360,15 +362,15 @@ impl Sal {
         true
     }
 
-    /// Keeps what a grant names until it is forgotten. The path record may be another association's, whose own flows are over: without it, the
-    /// kernels would open nothing by the grant, nor find what they have opened.
+    /// Keeps what a grant names until it is forgotten. The path record may be another association's, whose own flows
+    /// are over: without it, the kernels would open nothing by the grant, nor find what they have opened.
     fn hold_grant(&mut self, given: &Given) {
         self.associations.hold(given.association);
         self.associations.hold(given.grant.path.0);
     }
 
-    /// The kernel's cache has opened a flow by a grant, and both ends have had a packet of it. `app` is the five-tuple of the program
-    /// here, as its packets leave `sal0`.
+    /// The kernel's cache has opened a flow by a grant, and both ends have had a packet of it. `app` is the five-tuple
+    /// of the program here, as its packets leave `sal0`.
     pub fn handle_opened(&mut self, now: Instant, flow: FlowId, app: &Tuple) {
         self.now = now;
         if let Some(entry) = self.open(now, flow, *app) {
@@ -377,7 +379,8 @@ impl Sal {
         }
     }
 
-    /// A message from `from` names a flow of a grant of which the kernel has said nothing yet: at the responder all is known.
+    /// A message from `from` names a flow of a grant of which the kernel has said nothing yet: at the responder all is
+    /// known.
     pub(crate) fn open_as_agreed(&mut self, now: Instant, flow: FlowId, from: SocketAddr) {
         let Some((given, number)) = self.grants.of_flow(flow) else { return };
         let app = given.listener_tuple(number);
@@ -428,8 +431,9 @@ impl Sal {
         }
     }
 
-    /// The grant by which the kernel may have opened the flow that a datagram names, without having told of it; and the flow's bit there.
-    /// Whoever has the datagram for [`handle_datagram`](Self::handle_datagram) makes the kernel tell first.
+    /// The grant by which the kernel may have opened the flow that a datagram names, without having told of it; and the
+    /// flow's bit there. Whoever has the datagram for [`handle_datagram`](Self::handle_datagram) makes the kernel tell
+    /// first.
     pub fn untold(&self, datagram: &[u8]) -> Option<(FlowId, u128)> {
         let flow = DataRepr::parse(datagram).map(|data| data.dst_flow);
         let flow = flow.or_else(|_| HeaderRepr::parse(datagram).map(|header| header.dst_flow)).ok()?;

@@ -1,5 +1,5 @@
-//! What the kernel keeps of a grant for the next start of the agent. Flows that kernels set up have no hand-over record until their agent
-//! has been told: of those that it was not, this says what they are.
+//! What the kernel keeps of a grant for the next start of the agent. Flows that kernels set up have no hand-over record
+//! until their agent has been told: of those that it was not, this says what they are.
 //!
 //! ```text
 //!  0 version = 1 | 1 flags (1 authenticated) | 2..4 zero | 4..8 association | 8..12 peer's flow 0 | 12..16 peer's grant
@@ -45,8 +45,8 @@ fn decode(grant: &Grant) -> Option<Given> {
 
 impl Sal {
     /// Takes up a grant of the start before, as the kernel's cache has kept it: nothing is opened by it any more, but
-    /// [`handle_opened`](Self::handle_opened) is believed of its flows. After the flows of that start were taken up. False where it is of no
-    /// use: it is damaged, or its peer is not known.
+    /// [`handle_opened`](Self::handle_opened) is believed of its flows. After the flows of that start were taken up.
+    /// False where it is of no use: it is damaged, or its peer is not known.
     pub fn adopt_grant(&mut self, now: Instant, grant: &Grant) -> bool {
         self.now = now;
         let Some(mut given) = decode(grant) else { return false };

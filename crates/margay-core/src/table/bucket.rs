@@ -20,9 +20,10 @@ pub(super) fn mix(mut number: u64) -> u64 {
 
 /// What a rule bids for a bucket; the greatest bid has it. A rule without a weight does not bid.
 ///
-/// Weighted rendezvous hashing: the highest of −weight / ln(u) wins, with u uniform in (0, 1) from the pair of bucket and rule, and the
-/// highest point among equals. Lists of thousands of buckets are made of bids, and a logarithm costs as much as twenty of all else: so
-/// what is compared first is between which two of a table it lies, and that decides nearly always.
+/// Weighted rendezvous hashing: the highest of −weight / ln(u) wins, with u uniform in (0, 1) from the pair of bucket
+/// and rule, and the highest point among equals. Lists of thousands of buckets are made of bids, and a logarithm costs
+/// as much as twenty of all else: so what is compared first is between which two of a table it lies, and that decides
+/// nearly always.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bid {
     /// In parts of 2^64; not zero.
@@ -36,7 +37,8 @@ impl Bid {
         Self { u: mix(bucket ^ point) | 1, weight, point }
     }
 
-    /// As −1/ln is increasing, ln is taken in base 2 and fixed point; floats would differ between hosts and are absent from the core.
+    /// As −1/ln is increasing, ln is taken in base 2 and fixed point; floats would differ between hosts and are absent
+    /// from the core.
     fn score(&self) -> u128 {
         (u128::from(self.weight) << 64) / u128::from(negative_log2(self.u))
     }
@@ -52,7 +54,8 @@ impl Bid {
 
 impl Ord for Bid {
     fn cmp(&self, other: &Self) -> Ordering {
-        /// Scores are quotients of 2^64 times a weight by logarithms of up to 2^38, rounded down: so far apart, they differ.
+        /// Scores are quotients of 2^64 times a weight by logarithms of up to 2^38, rounded down: so far apart, they
+        /// differ.
         const APART: u128 = 1 << 12;
         let weighed = |bid: &Self, logarithm: u64| u128::from(bid.weight) * u128::from(logarithm);
         let (own, others) = (self.logarithm_range(), other.logarithm_range());
@@ -83,8 +86,8 @@ impl Eq for Bid {}
 const STEP_BITS: u32 = 8;
 const STEPS: usize = 1 << STEP_BITS;
 
-/// −log2 of 1/2, and of each 1/512 more; the last one is of the largest number below one. Greater numbers have no greater ones, as they
-/// are computed, too.
+/// −log2 of 1/2, and of each 1/512 more; the last one is of the largest number below one. Greater numbers have no
+/// greater ones, as they are computed, too.
 static LOGARITHMS: [u64; STEPS + 1] = {
     let mut all = [negative_log2(u64::MAX); STEPS + 1];
     let mut step = 0;

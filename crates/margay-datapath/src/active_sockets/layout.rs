@@ -1,4 +1,5 @@
-//! What the programs and this process share. The types come from `bpf/active_layout.h` through the object's type information.
+//! What the programs and this process share. The types come from `bpf/active_layout.h` through the object's type
+//! information.
 #![allow(unsafe_code)]
 
 use std::net::{Ipv6Addr, SocketAddr};

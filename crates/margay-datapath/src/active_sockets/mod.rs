@@ -1,6 +1,8 @@
-//! Active sockets (DESIGN §9; Serval §4.1): who listens on this machine and who no longer does, as the kernel itself says it.
+//! Active sockets (DESIGN §9; Serval §4.1): who listens on this machine and who no longer does, as the kernel itself
+//! says it.
 //!
-//! Sockets of the own network namespace are reported, and those of programs in a cgroup with an owner, wherever they are.
+//! Sockets of the own network namespace are reported, and those of programs in a cgroup with an owner, wherever they
+//! are.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -102,7 +104,8 @@ pub enum Change {
     Ended(Cookie),
     /// A socket that was held with [`ActiveSockets::hold`] exists no longer, whether it ever listened or not.
     Released(Cookie),
-    /// A socket that listens may have been bound to an interface, or to none any more: [`ActiveSockets::listening`] knows.
+    /// A socket that listens may have been bound to an interface, or to none any more: [`ActiveSockets::listening`]
+    /// knows.
     Rebound,
 }
 
@@ -222,8 +225,8 @@ impl ActiveSockets {
         self.skeleton.maps.held.lookup(&cookie.0.to_ne_bytes(), MapFlags::ANY).is_ok_and(|found| found.is_some())
     }
 
-    /// What listens now, in the network namespace of this process or in another. Of whom a socket is that was passed to its
-    /// program is known by its maker only.
+    /// What listens now, in the network namespace of this process or in another. Of whom a socket is that was passed to
+    /// its program is known by its maker only.
     ///
     /// # Errors
     ///
@@ -266,7 +269,8 @@ impl ActiveSockets {
         self.ring.take().iter().map(layout::change_of).collect()
     }
 
-    /// Whether something has happened since the last call that could not be reported: then all sockets are to be looked at.
+    /// Whether something has happened since the last call that could not be reported: then all sockets are to be looked
+    /// at.
     pub fn has_lost(&self) -> bool {
         let value = self.skeleton.maps.lost.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok().flatten();
         let now = value.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes);

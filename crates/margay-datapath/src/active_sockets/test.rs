@@ -224,8 +224,10 @@ fn private_programs_are_bound_where_no_network_leads() {
     active.set_owner(cgroup.id(), OWNER, Watch { private: true, ..Watch::default() }).expect("room");
     let script = "import errno\ndef bind(family, at):\n  s = socket.socket(family)\n  s.bind(at)\n  return s.getsockname()[0]\n\
                   four, six = socket.AF_INET, socket.AF_INET6\n\
-                  print(*[bind(*at) for at in [(four, ('', 1001)), (four, ('10.9.9.9', 1002)), (four, ('127.0.0.1', 1003)),\
-                  (four, ('', 0)), (six, ('::', 1001)), (six, ('::1', 1003)), (six, ('::ffff:0.0.0.0', 1004)), (six, ('::', 0))]],\
+                  print(*[bind(*at) for at in [(four, ('', 1001)), (four, ('10.9.9.9', 1002)), (four, ('127.0.0.1', \
+                  1003)),\
+                  (four, ('', 0)), (six, ('::', 1001)), (six, ('::1', 1003)), (six, ('::ffff:0.0.0.0', 1004)), (six, \
+                  ('::', 0))]],\
                   flush=True)";
     let set_up = "ip link set lo up && ip address add 198.18.0.1/32 dev lo && ip address add fd5a:4c00::1/128 dev lo";
     let mut program = cgroup.run(&format!("unshare -n sh -c '{set_up} && exec \"$@\"' sh"), script);
@@ -236,8 +238,8 @@ fn private_programs_are_bound_where_no_network_leads() {
     program.kill();
 }
 
-/// A listener on a port of its own, with these options set before it is bound, `late` ones when it listens, and whether it is
-/// of both families and bound to the loopback's interface.
+/// A listener on a port of its own, with these options set before it is bound, `late` ones when it listens, and whether
+/// it is of both families and bound to the loopback's interface.
 const OPTIONS: [(&str, &str, &str, bool, bool); 7] = [
     ("TCP", "", "", true, false),
     ("TCP", "s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)", "", false, false),

@@ -72,7 +72,8 @@ impl KernelCache {
         };
     }
 
-    /// Grants of the agent before. Nothing is opened by them any more, and they are to be removed when what was opened has been seen to.
+    /// Grants of the agent before. Nothing is opened by them any more, and they are to be removed when what was opened
+    /// has been seen to.
     pub fn kept_grants(&self) -> Vec<Grant> {
         self.grants.lock().values().copied().collect()
     }

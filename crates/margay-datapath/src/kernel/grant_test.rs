@@ -1,5 +1,5 @@
-//! What the agent does with grants, upon programs and maps in namespaces of their own. It needs root; without it the tests say so
-//! and pass.
+//! What the agent does with grants, upon programs and maps in namespaces of their own. It needs root; without it the
+//! tests say so and pass.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

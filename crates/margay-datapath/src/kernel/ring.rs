@@ -21,8 +21,8 @@ pub(crate) struct Ring<T> {
 
 struct Buffer(RingBuffer<'static>);
 
-// SAFETY: libbpf's ring buffer is a plain structure without ties to a thread; the mutex around it gives one user at a time,
-// and its callback is Send.
+// SAFETY: libbpf's ring buffer is a plain structure without ties to a thread; the mutex around it gives one user at a
+// time, and its callback is Send.
 unsafe impl Send for Buffer {}
 
 impl<T: Plain + Send + 'static> Ring<T> {

@@ -1,6 +1,6 @@
-//! Onto interfaces and off them (docs/decisions/0022): into the drivers where every interface is a card whose driver runs XDP
-//! programs and sends what they give it, else to where packets have buffers, which every interface has. Another's XDP program is
-//! never replaced.
+//! Onto interfaces and off them (docs/decisions/0022): into the drivers where every interface is a card whose driver
+//! runs XDP programs and sends what they give it, else to where packets have buffers, which every interface has.
+//! Another's XDP program is never replaced.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -47,7 +47,8 @@ pub(super) struct Attached {
 }
 
 impl ServiceRouter {
-    /// Puts the program on these interfaces, and takes it off others. Where one does not take it, the agent forwards what comes there.
+    /// Puts the program on these interfaces, and takes it off others. Where one does not take it, the agent forwards
+    /// what comes there.
     pub fn attach(&self, interfaces: &[u32]) {
         let mode = if interfaces.iter().all(|index| can_run(*index)) { Mode::Driver } else { Mode::Buffer };
         let mut attached = self.attached.lock();
@@ -164,8 +165,8 @@ fn query(index: u32) -> Option<libbpf_sys::bpf_xdp_query_opts> {
     (result == 0).then_some(found)
 }
 
-/// Whether the interface is a card whose driver runs programs well. Those that are made of software say that they do, and copy every
-/// packet of others for it.
+/// Whether the interface is a card whose driver runs programs well. Those that are made of software say that they do,
+/// and copy every packet of others for it.
 fn can_run(index: u32) -> bool {
     let is_card = if_indextoname(index).is_ok_and(|name| {
         name.to_str().is_ok_and(|name| Path::new("/sys/class/net").join(name).join("device").exists())

@@ -1,5 +1,6 @@
-//! The table of prefixes that the program looks names up in (`bpf/router_cells.h`, docs/decisions/0022): cells in chunks, of which there
-//! are as many as prefixes need. A table that has no more room is made anew, and put in force whole.
+//! The table of prefixes that the program looks names up in (`bpf/router_cells.h`, docs/decisions/0022): cells in
+//! chunks, of which there are as many as prefixes need. A table that has no more room is made anew, and put in force
+//! whole.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,8 +14,8 @@ use margay_core::name::Prefix;
 use super::layout::{self, cell_order, cell_table, chunk, usage};
 use super::skeleton::types::bss;
 
-/// Cells of a chunk that are used, on average, when a table is made anew: half. With more, few prefixes are where they are looked for
-/// first.
+/// Cells of a chunk that are used, on average, when a table is made anew: half. With more, few prefixes are where they
+/// are looked for first.
 const USED_CELLS: u32 = layout::CHUNK_CELLS / 2;
 /// Cells that are used at most, for each prefix there can be: some have been those of prefixes that are no more.
 const SPARE_PERCENT: u32 = 125;
@@ -183,7 +184,8 @@ impl Cells {
     fn put_lengths(&mut self, wanted: layout::route_lengths) {
         let next = 1 - self.in_force();
         self.shared.lengths[next] = wanted;
-        // SAFETY: the word is aligned, and lives as long as the mapping, which is never undone; this process writes it here alone.
+        // SAFETY: the word is aligned, and lives as long as the mapping, which is never undone; this process writes it
+        // here alone.
         unsafe { AtomicU32::from_ptr(&raw mut self.shared.lengths_active) }.store(next as u32, Ordering::Release);
     }
 }
@@ -231,7 +233,8 @@ fn run(program: BorrowedFd<'_>, order: cell_order) -> io::Result<cell_order> {
         ctx_size_in: size_of::<cell_order>() as u32,
         ..Default::default()
     };
-    // SAFETY: the program is open; order and options live across the call, and say their sizes. The kernel writes the order back.
+    // SAFETY: the program is open; order and options live across the call, and say their sizes. The kernel writes the
+    // order back.
     let result = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
     if result != 0 {
         return Err(io::Error::from_raw_os_error(-result));

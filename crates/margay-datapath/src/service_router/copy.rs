@@ -1,5 +1,5 @@
-//! What of the core's service table lies in the kernel's maps, and where. Nothing is overwritten that a packet on its way through
-//! the program may still need: what replaces it is made first.
+//! What of the core's service table lies in the kernel's maps, and where. Nothing is overwritten that a packet on its
+//! way through the program may still need: what replaces it is made first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;

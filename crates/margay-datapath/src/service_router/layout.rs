@@ -1,4 +1,5 @@
-//! What the program and this process share. The types come from `bpf/router_layout.h` through the object's type information.
+//! What the program and this process share. The types come from `bpf/router_layout.h` through the object's type
+//! information.
 #![allow(unsafe_code)]
 
 use std::net::{IpAddr, SocketAddr};
@@ -57,8 +58,8 @@ pub(super) const DROPS: [(u32, DropReason); 4] = [
     (10, DropReason::BadHopTag),
 ];
 
-// SAFETY: made from C structures whose members lie without gaps (`router_layout.h` has its padding as members); the assertions
-// below add them up.
+// SAFETY: made from C structures whose members lie without gaps (`router_layout.h` has its padding as members); the
+// assertions below add them up.
 unsafe impl Plain for seat {}
 // SAFETY: as above.
 unsafe impl Plain for hop {}

@@ -1,6 +1,6 @@
-//! The service router in the kernel (DESIGN §8; Serval §4.2): resolvable packets that need only be forwarded are, by an eBPF program
-//! where they arrive. It decides as the core does, by a copy of the core's service table; what it cannot decide comes to user space
-//! (docs/decisions/0022).
+//! The service router in the kernel (DESIGN §8; Serval §4.2): resolvable packets that need only be forwarded are, by an
+//! eBPF program where they arrive. It decides as the core does, by a copy of the core's service table; what it cannot
+//! decide comes to user space (docs/decisions/0022).
 //!
 //! Nothing depends on it, and nothing of it outlives this process.
 #![allow(unsafe_code)]
@@ -86,8 +86,8 @@ pub struct ServiceRouter {
 }
 
 impl ServiceRouter {
-    /// Loads the program, for an agent at UDP port `sal_port` whose service table has at most `rules_max` rules. It is on no interface
-    /// yet.
+    /// Loads the program, for an agent at UDP port `sal_port` whose service table has at most `rules_max` rules. It is
+    /// on no interface yet.
     ///
     /// # Errors
     ///
@@ -223,7 +223,8 @@ impl ServiceRouter {
         usage_of(usage)
     }
 
-    /// What was done by rules that are no more in force here: lower ones, when a higher one has come. For the core to keep.
+    /// What was done by rules that are no more in force here: lower ones, when a higher one has come. For the core to
+    /// keep.
     pub fn take_credits(&self) -> Vec<(RuleId, SeatUsage)> {
         self.copy.lock().take_credits().into_iter().map(|(rule, usage)| (rule, usage_of(usage))).collect()
     }

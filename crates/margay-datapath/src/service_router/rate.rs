@@ -1,5 +1,5 @@
-//! How many packets a second the service router forwards, and the kernel's own forwarding beside it: both get first packets that
-//! the kernel takes for just arrived, each for a name that is drawn from as many as there are.
+//! How many packets a second the service router forwards, and the kernel's own forwarding beside it: both get first
+//! packets that the kernel takes for just arrived, each for a name that is drawn from as many as there are.
 #![allow(unsafe_code)]
 
 /// Generated from the object.
@@ -72,8 +72,8 @@ impl Generator {
         Ok(Self { skeleton, sinks: Vec::new() })
     }
 
-    /// Whatever arrives at this interface is thrown away by its driver, as long as this lives. A veth then takes frames from programs at
-    /// its other end, and packets may be said to have arrived here.
+    /// Whatever arrives at this interface is thrown away by its driver, as long as this lives. A veth then takes frames
+    /// from programs at its other end, and packets may be said to have arrived here.
     ///
     /// # Errors
     ///
@@ -96,7 +96,8 @@ impl Generator {
         shared.head.iter_mut().zip(words).for_each(|(place, word)| *place = u64::from_ne_bytes(*word));
     }
 
-    /// Sends `packets` of `len` bytes as if they had arrived at `ingress`. Gives the time that each took on average, in nanoseconds.
+    /// Sends `packets` of `len` bytes as if they had arrived at `ingress`. Gives the time that each took on average, in
+    /// nanoseconds.
     ///
     /// # Errors
     ///

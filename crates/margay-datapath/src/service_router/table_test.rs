@@ -1,4 +1,5 @@
-//! The program's table of prefixes when it grows, is crowded, and is made anew under packets. They need root, as `test.rs` does.
+//! The program's table of prefixes when it grows, is crowded, and is made anew under packets. They need root, as
+//! `test.rs` does.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

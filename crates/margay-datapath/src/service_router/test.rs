@@ -1,5 +1,5 @@
-//! The program by test run, beside the core that it stands for: one packet for both, and what they send must be the same bytes. They
-//! need root; without it they say so and pass.
+//! The program by test run, beside the core that it stands for: one packet for both, and what they send must be the
+//! same bytes. They need root; without it they say so and pass.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -194,7 +194,8 @@ impl Rig {
         (result.err(), sent)
     }
 
-    /// Gives a datagram to both. What the program decides the core must have decided alike; what it leaves it must not have touched.
+    /// Gives a datagram to both. What the program decides the core must have decided alike; what it leaves it must not
+    /// have touched.
     pub fn compare(&mut self, from: SocketAddr, datagram: &[u8]) -> u32 {
         let frame = frame(from, own(from.is_ipv4()), datagram, Checksum::Complete);
         let (in_buffer, from_buffer) = self.run_buffer(&frame);

@@ -1,4 +1,5 @@
-//! What the programs and this process share. The types come from `bpf/unconnected_layout.h` through the object's type information.
+//! What the programs and this process share. The types come from `bpf/unconnected_layout.h` through the object's type
+//! information.
 #![allow(unsafe_code)]
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -13,8 +14,8 @@ const HEAD_LEN: usize = 16;
 const USED_LEN: usize = 8;
 const SLOTS: usize = 64;
 
-// SAFETY: made from C structures whose members lie without gaps (`unconnected_layout.h` has its padding as members); the
-// assertions below add them up.
+// SAFETY: made from C structures whose members lie without gaps (`unconnected_layout.h` has its padding as members);
+// the assertions below add them up.
 unsafe impl Plain for name_key {}
 // SAFETY: as above.
 unsafe impl Plain for address_value {}
@@ -52,8 +53,8 @@ pub(super) fn name_of(key: &name_key) -> SocketAddr {
     SocketAddr::new(address_of(&address_value { address: key.address }), u16::from_be(key.port))
 }
 
-/// `struct spread`: slots by weight, largest remainders first, at least one for each instance. A slot stays with the instance that it
-/// had `before` where that is still entitled to it, so that sticky sockets move only when they must.
+/// `struct spread`: slots by weight, largest remainders first, at least one for each instance. A slot stays with the
+/// instance that it had `before` where that is still entitled to it, so that sticky sockets move only when they must.
 pub(super) fn spread_of(instances: &[(IpAddr, u32)], sticky: bool, used_ns: u64, before: Option<&[u8]>) -> Vec<u8> {
     let instances = &instances[..instances.len().min(SLOTS)];
     let mut due = entitled(instances);

@@ -1,5 +1,5 @@
-//! Unconnected datagrams (DESIGN §9; Serval §4.1): each that a program sends to a name goes to an instance chosen for it alone, by programs in
-//! the kernel's socket calls. Which instances there are is the agent's to say.
+//! Unconnected datagrams (DESIGN §9; Serval §4.1): each that a program sends to a name goes to an instance chosen for
+//! it alone, by programs in the kernel's socket calls. Which instances there are is the agent's to say.
 //!
 //! Programs and maps are pinned: datagrams are spread while the agent is away, too.
 #![allow(unsafe_code)]
@@ -93,8 +93,8 @@ impl Unconnected {
         Ok(Self { skeleton, ring, _links: links })
     }
 
-    /// Datagrams to `name` go to these instances from now on, by weight; at most 64 of them. Each is known to programs by the name.
-    /// `sticky`: all that one socket sends goes to one of them.
+    /// Datagrams to `name` go to these instances from now on, by weight; at most 64 of them. Each is known to programs
+    /// by the name. `sticky`: all that one socket sends goes to one of them.
     ///
     /// # Errors
     ///
@@ -125,8 +125,8 @@ impl Unconnected {
         let _ = self.skeleton.maps.faces.delete(layout::value_of(instance).bytes());
     }
 
-    /// Programs are shown `address` in the place of a surrogate, and answer there: by the surrogate that was heard last, where the
-    /// client's socket has several.
+    /// Programs are shown `address` in the place of a surrogate, and answer there: by the surrogate that was heard
+    /// last, where the client's socket has several.
     ///
     /// # Errors
     ///

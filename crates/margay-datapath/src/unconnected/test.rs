@@ -1,5 +1,5 @@
-//! The programs on this very kernel, with real sockets in a network namespace of the test's own. They need root; without it the
-//! tests say so and pass.
+//! The programs on this very kernel, with real sockets in a network namespace of the test's own. They need root;
+//! without it the tests say so and pass.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
@@ -17,7 +17,8 @@ const NAME_V6: &str = "fd5a:4c00:1::5";
 /// Instances' addresses: on the loopback here, where an agent has flows.
 const INSTANCES: [&str; 4] = ["198.19.0.1", "198.19.0.2", "fd5a:4c00::4000:1", "fd5a:4c00::4000:2"];
 
-/// Runs `work` in a network namespace with the instances' addresses. A thread of its own, since a namespace is a thread's.
+/// Runs `work` in a network namespace with the instances' addresses. A thread of its own, since a namespace is a
+/// thread's.
 fn with_programs(name: &str, work: impl FnOnce(&Unconnected, &Path) + Send) {
     if !Uid::effective().is_root() {
         eprintln!("skipped: eBPF needs root");
@@ -209,7 +210,8 @@ fn a_socket_goes_on_with_the_port_that_answered_it() {
 #[test]
 fn a_server_knows_its_clients_by_their_real_addresses_and_answers_there() {
     with_programs("clients", |programs, _| {
-        // Where an agent has a flow, the client's datagrams come from a surrogate: here, from a socket that is bound to one.
+        // Where an agent has a flow, the client's datagrams come from a surrogate: here, from a socket that is bound to
+        // one.
         let client = socket(INSTANCES[0]);
         let surrogate = client.local_addr().expect("bound");
         let real = SocketAddr::new("10.9.9.9".parse().expect("literal"), surrogate.port());

@@ -34,8 +34,8 @@ pub fn ip(arguments: &str) {
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Waits until the kernel has noticed that a datapath holds `sal0` of the calling thread's namespace: until then it discards what
-/// programs send there, and nobody sends a UDP datagram again.
+/// Waits until the kernel has noticed that a datapath holds `sal0` of the calling thread's namespace: until then it
+/// discards what programs send there, and nobody sends a UDP datagram again.
 pub fn await_running() {
     let begun = Instant::now();
     loop {

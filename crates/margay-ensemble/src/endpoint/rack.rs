@@ -1,8 +1,9 @@
-//! Loss by time (RACK, RFC 8985): a chunk is lost when one that was sent later has come, and it has not within a reordering window.
+//! Loss by time (RACK, RFC 8985): a chunk is lost when one that was sent later has come, and it has not within a
+//! reordering window.
 //!
-//! RFC 8985 enlarges the window when duplicates are reported. Here none are, and chunks of one connection go to members that answer
-//! at different speeds. So the window follows what is seen: how much later than one that was sent after it a chunk came that was
-//! sent once, and whether an acknowledgement comes too soon to be of the repetition.
+//! RFC 8985 enlarges the window when duplicates are reported. Here none are, and chunks of one connection go to members
+//! that answer at different speeds. So the window follows what is seen: how much later than one that was sent after it
+//! a chunk came that was sent once, and whether an acknowledgement comes too soon to be of the repetition.
 
 use core::time::Duration;
 
@@ -82,7 +83,8 @@ impl Rack {
         (self.spread + self.spread / 4).max(least).min(self.timeout())
     }
 
-    /// When a chunk counts as lost that was sent at this time and has not come; nothing while none that was sent later has.
+    /// When a chunk counts as lost that was sent at this time and has not come; nothing while none that was sent later
+    /// has.
     pub(super) fn lost_at(&self, sent_at: Instant) -> Option<Instant> {
         let (latest, took) = self.latest?;
         (sent_at < latest).then(|| sent_at + took + self.window())

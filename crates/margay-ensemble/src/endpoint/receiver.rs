@@ -14,7 +14,8 @@ use crate::split::{FrameKey, key_of, order_of};
 
 /// Chunks beyond the oldest that is missing, at most.
 const AHEAD_MAX: u32 = 8192;
-/// Watermarks that wait until all they speak of has come. More are not needed: the last says all that those before it say.
+/// Watermarks that wait until all they speak of has come. More are not needed: the last says all that those before it
+/// say.
 const WATERMARKS_MAX: usize = 32;
 
 /// What the frames in order without a stream of their own are put in order by.
@@ -128,7 +129,8 @@ impl Receiver {
         }
     }
 
-    /// The chunks of a packet that are for a receiver; others are the sender's ([`Sender::on_sack`](super::Sender::on_sack)).
+    /// The chunks of a packet that are for a receiver; others are the sender's
+    /// ([`Sender::on_sack`](super::Sender::on_sack)).
     pub fn on_packet(&mut self, now: Instant, packet: &[u8]) {
         let mut has_data = false;
         for chunk in Chunks::new(packet).filter_map(Result::ok) {

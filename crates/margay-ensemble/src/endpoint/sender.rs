@@ -173,7 +173,8 @@ impl Sender {
         Ok(Queued { first })
     }
 
-    /// Writes what may be sent now into a packet: what is lost first, then what is new. Gives whether there was something.
+    /// Writes what may be sent now into a packet: what is lost first, then what is new. Gives whether there was
+    /// something.
     pub fn poll(&mut self, now: Instant, packet: &mut PacketWriter<'_>) -> bool {
         let mut has_written = false;
         while let Some(tsn) = self.due() {

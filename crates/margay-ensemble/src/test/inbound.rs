@@ -32,7 +32,8 @@ fn foreign_members_see_consecutive_messages() {
     assert_eq!(rig.sent(), expected.map(|(to, words)| (to, words.into())));
 }
 
-/// Figure 2: frame 1 is lost; each sink has a gap of length 1 in its space. When it comes, it fills one and patches the other.
+/// Figure 2: frame 1 is lost; each sink has a gap of length 1 in its space. When it comes, it fills one and patches the
+/// other.
 #[test]
 fn figure_2_a_hole_is_reserved_for_at_each_sink() {
     let (mut rig, [a, b]) = Rig::two(Kind::Foreign);

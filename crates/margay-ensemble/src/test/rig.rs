@@ -13,8 +13,8 @@ use crate::{
     Config, Event, Failure, Frame, Joining, Kind, Lsn, MemberId, Members, Packet, Plugin, Switch, To, Verdict,
 };
 
-/// A frame's first byte says which member it goes to, `A` for the one that joined first, and to the first that takes frames where
-/// that one does not; `!` drops it. The second byte: `s` is safe to repeat, `p` pins.
+/// A frame's first byte says which member it goes to, `A` for the one that joined first, and to the first that takes
+/// frames where that one does not; `!` drops it. The second byte: `s` is safe to repeat, `p` pins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Script {
     pub joined: Vec<MemberId>,
@@ -121,8 +121,8 @@ pub fn sack(cumulative: u32, blocks: &[(u16, u16)]) -> Vec<u8> {
     packet(|packet| packet.sack(cumulative, 5000, blocks).expect("room"))
 }
 
-/// A packet in words: `mark 1<5` (up to LSN 1, before CSN 5), `data 3.0#7 A` (TSN, stream, MID, payload; `~` without order),
-/// `sack 4 2-3`, `forward 5 0#2`.
+/// A packet in words: `mark 1<5` (up to LSN 1, before CSN 5), `data 3.0#7 A` (TSN, stream, MID, payload; `~` without
+/// order), `sack 4 2-3`, `forward 5 0#2`.
 fn words(bytes: &[u8]) -> String {
     let mut words = Vec::new();
     for chunk in Chunks::new(bytes) {

@@ -1,5 +1,5 @@
-//! `acl`: who must not connect, does not; who must not answer, is not believed; all of them learn it at once, and honest hosts
-//! do not notice.
+//! `acl`: who must not connect, does not; who must not answer, is not believed; all of them learn it at once, and
+//! honest hosts do not notice.
 
 use std::path::Path;
 
@@ -19,7 +19,8 @@ use crate::traffic::Outcome;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "acl",
-    summary: "hosts that may not connect or may not answer: strangers, missing grants, wrong keys, expired certificates",
+    summary: "hosts that may not connect or may not answer: strangers, missing grants, wrong keys, expired \
+              certificates",
     bounds: &BOUNDS,
     run,
 };
@@ -191,7 +192,8 @@ fn forged_registration(other: &Host, friend: &Host, tally: &mut Tally, findings:
     agent::withdraw(other, "bank.shop")
 }
 
-/// Hosts of one authority believe each other, whichever of its routers has signed for them; a warrant that a third host holds gives it nothing.
+/// Hosts of one authority believe each other, whichever of its routers has signed for them; a warrant that a third host
+/// holds gives it nothing.
 fn warranted(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
     let [router, second, guest] = [lab.host("router")?, lab.host("second")?, lab.host("guest")?];
     let [server, friend, other] = [lab.host("server")?, lab.host("friend")?, lab.host("other")?];
@@ -217,8 +219,8 @@ fn warranted(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()
     honest(friend, "guest.shop", 11, tally, findings)
 }
 
-/// The authority takes back what the second router may sign: who is shown by its word alone neither connects nor answers, until another router
-/// has let it in.
+/// The authority takes back what the second router may sign: who is shown by its word alone neither connects nor
+/// answers, until another router has let it in.
 fn taken_back(lab: &Lab, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
     let [router, second, guest] = [lab.host("router")?, lab.host("second")?, lab.host("guest")?];
     let [server, friend] = [lab.host("server")?, lab.host("friend")?];
@@ -311,7 +313,8 @@ fn key_elsewhere(
     Ok(name)
 }
 
-/// A host whose clock is beyond the end of every certificate believes nobody; and a token that has expired admits nobody.
+/// A host whose clock is beyond the end of every certificate believes nobody; and a token that has expired admits
+/// nobody.
 fn expired(router: &Host, late: &Host, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
     let short = token(router, &["shop", "--lifetime", "1s"])?;
     wait_for("the end of the token", READY_LIMIT, || {
@@ -336,7 +339,8 @@ fn expired(router: &Host, late: &Host, tally: &mut Tally, findings: &mut Finding
     refused(late, "open.shop", 7, "a host for which all certificates have expired", tally, findings)
 }
 
-/// Another host takes the router's address, calls itself router of shop, and answers for its names with a key of its own.
+/// Another host takes the router's address, calls itself router of shop, and answers for its names with a key of its
+/// own.
 fn rogue_router(router: &Host, rogue: &Host, friend: &Host, tally: &mut Tally, findings: &mut Findings) -> Result<()> {
     let address = router.plan.address().context("the router has no address")?;
     let _echo = server::echo(rogue, &["0.0.0.0:7".parse()?])?;

@@ -1,5 +1,5 @@
-//! `ad-hoc`: hosts with agents and without any router find services by asking their network segment, and behind a relay those
-//! of the next one.
+//! `ad-hoc`: hosts with agents and without any router find services by asking their network segment, and behind a relay
+//! those of the next one.
 
 use std::path::Path;
 

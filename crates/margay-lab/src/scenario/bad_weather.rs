@@ -1,6 +1,7 @@
-//! `bad-weather`: hosts move while signalling is lost, late and doubled: one after the other; again before the first move is done; away
-//! from a path that carries messages, in that weather, and no data any more; and both at once, with nobody who could bring them
-//! together but the server's old address, which it still has. Else what carries data is not disturbed.
+//! `bad-weather`: hosts move while signalling is lost, late and doubled: one after the other; again before the first
+//! move is done; away from a path that carries messages, in that weather, and no data any more; and both at once, with
+//! nobody who could bring them together but the server's old address, which it still has. Else what carries data is not
+//! disturbed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +27,8 @@ use crate::weather::Weather;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "bad-weather",
-    summary: "hosts move while 20 % of all signalling is lost, 20 % late and 20 % doubled; again before they are there; and crosswise; and away from a path that loses data alone",
+    summary: "hosts move while 20 % of all signalling is lost, 20 % late and 20 % doubled; again before they are \
+              there; and crosswise; and away from a path that loses data alone",
     bounds: &BOUNDS,
     run,
 };
@@ -162,8 +164,9 @@ fn await_settled(host: &Host, wanted: bool) -> Result<()> {
     })
 }
 
-/// The server gets a second address and is told to use it, while the client changes its own; neither hears the other, until both are
-/// under way. No router helps them: only at the server's old address does the client find it, and is told there where it is now.
+/// The server gets a second address and is told to use it, while the client changes its own; neither hears the other,
+/// until both are under way. No router helps them: only at the server's old address does the client find it, and is
+/// told there where it is now.
 fn cross(
     ends: &mut Ends<'_>,
     transfers: &mut Transfers<'_>,

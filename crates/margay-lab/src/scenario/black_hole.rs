@@ -1,5 +1,6 @@
-//! `black-hole`: a path dies one hop away without a word, 40 ms long, while there is another one over other interfaces of both hosts.
-//! Nobody's interface goes down and no router says anything: that transfers stand still is the only sign.
+//! `black-hole`: a path dies one hop away without a word, 40 ms long, while there is another one over other interfaces
+//! of both hosts. Nobody's interface goes down and no router says anything: that transfers stand still is the only
+//! sign.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! `both-move`: client and server change their addresses in the same instant, so that neither knows where the other is; only the
-//! router stays. Again and again, without loss and with it.
+//! `both-move`: client and server change their addresses in the same instant, so that neither knows where the other is;
+//! only the router stays. Again and again, without loss and with it.
 
 use std::path::Path;
 use std::time::Duration;

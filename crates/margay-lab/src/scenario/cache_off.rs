@@ -1,5 +1,5 @@
-//! `cache-off`: the flow cache is only a cache. Its maps are emptied and its programs taken off and put on again, a hundred
-//! times at random, on both hosts; the transfers that it carries do not notice.
+//! `cache-off`: the flow cache is only a cache. Its maps are emptied and its programs taken off and put on again, a
+//! hundred times at random, on both hosts; the transfers that it carries do not notice.
 
 use std::path::Path;
 use std::time::Duration;

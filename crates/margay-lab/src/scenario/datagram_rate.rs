@@ -1,5 +1,6 @@
-//! `datagram-rate`: datagrams of one unconnected socket as fast as they go, to a name with four instances, against plain UDP to one
-//! host on the same subnet. Both sides alternate in one run; what counts is what arrives. Then an instance is withdrawn in the middle.
+//! `datagram-rate`: datagrams of one unconnected socket as fast as they go, to a name with four instances, against
+//! plain UDP to one host on the same subnet. Both sides alternate in one run; what counts is what arrives. Then an
+//! instance is withdrawn in the middle.
 
 use std::path::Path;
 use std::time::Duration;
@@ -95,8 +96,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     agent::await_instances(client, SERVICE, SERVERS.len())?;
     blast(client, NAME, WARM_UP)?;
     let beside = compare(client, &plain, &sinks, findings)?;
-    // Of plain datagrams without agents, how many there are beside them. One after the other, not in turns: what the machine does meanwhile
-    // is in it, so it has no bound.
+    // Of plain datagrams without agents, how many there are beside them. One after the other, not in turns: what the
+    // machine does meanwhile is in it, so it has no bound.
     findings.set("plain_kept", beside / median(&alone));
     withdraw_one(client, &sinks, findings)
 }

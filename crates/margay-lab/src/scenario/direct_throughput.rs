@@ -1,5 +1,5 @@
-//! `direct-throughput`: iperf3 by name over the direct path, against plain TCP between the same hosts on the same veth link.
-//! Both sides take turns, with the same congestion control; ratios are medians over pairs of connections.
+//! `direct-throughput`: iperf3 by name over the direct path, against plain TCP between the same hosts on the same veth
+//! link. Both sides take turns, with the same congestion control; ratios are medians over pairs of connections.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,8 +31,8 @@ const BOUNDS: [Bound; 7] = [
     bound("ratio_1g", AtLeast(0.98)),
     bound("cpu_per_byte_ratio", AtMost(1.1)),
     bound("failed", Exactly(0.0)),
-    // By the kernel's count: all signalling, and what was encapsulated. The ratios are of what the link carries, which is the same
-    // for the same payload on the direct path alone.
+    // By the kernel's count: all signalling, and what was encapsulated. The ratios are of what the link carries, which
+    // is the same for the same payload on the direct path alone.
     bound("datagrams_sent", Below(10_000.0)),
 ];
 

@@ -1,5 +1,5 @@
-//! `encap-throughput`: iperf3 by name over the user-space path, against plain TCP between the same hosts on the same veth
-//! link. Both sides alternate in one run, with the same congestion control; ratios are medians over pairs.
+//! `encap-throughput`: iperf3 by name over the user-space path, against plain TCP between the same hosts on the same
+//! veth link. Both sides alternate in one run, with the same congestion control; ratios are medians over pairs.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! `exclusive-names`: one host, and on it one program, serves a name; the others stand by, and take over when it leaves.
+//! `exclusive-names`: one host, and on it one program, serves a name; the others stand by, and take over when it
+//! leaves.
 
 use std::path::Path;
 use std::time::Duration;

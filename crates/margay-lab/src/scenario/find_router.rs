@@ -1,5 +1,5 @@
-//! `find-router`: hosts whose join token leads nowhere find their router on the network segment, and no other; again where it has
-//! moved; on a segment of IPv6 alone; not at all where that is off.
+//! `find-router`: hosts whose join token leads nowhere find their router on the network segment, and no other; again
+//! where it has moved; on a segment of IPv6 alone; not at all where that is off.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

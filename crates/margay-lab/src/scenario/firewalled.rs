@@ -1,5 +1,5 @@
-//! `firewalled`: an IP router between the hosts becomes a stateful firewall that drops TCP segments whose SYN it never saw:
-//! before transfers, and in the middle of them. Flows go encapsulated then, and direct again when it is gone.
+//! `firewalled`: an IP router between the hosts becomes a stateful firewall that drops TCP segments whose SYN it never
+//! saw: before transfers, and in the middle of them. Flows go encapsulated then, and direct again when it is gone.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ use crate::topology::Topology;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "firewalled",
-    summary: "a stateful firewall between the hosts, put up before transfers, in the middle of transfers, and taken down",
+    summary: "a stateful firewall between the hosts, put up before transfers, in the middle of transfers, and taken \
+              down",
     bounds: &BOUNDS,
     run,
 };
@@ -70,7 +71,8 @@ role = "agent"
 links = [{ subnet = "west" }]
 "#;
 
-/// Margay's own port is open, as its documentation wants it; of other TCP, only what belongs to a connection whose SYN passed.
+/// Margay's own port is open, as its documentation wants it; of other TCP, only what belongs to a connection whose SYN
+/// passed.
 const WALL: &str = r#"
     echo 0 > /proc/sys/net/netfilter/nf_conntrack_tcp_loose
     nft 'add table inet wall;

@@ -1,5 +1,5 @@
-//! `flooding`: hosts that tell their segment which names they serve are asked alone, counted from outside; what is withdrawn is gone, what is
-//! forged is not believed, and what comes to nothing is asked of all.
+//! `flooding`: hosts that tell their segment which names they serve are asked alone, counted from outside; what is
+//! withdrawn is gone, what is forged is not believed, and what comes to nothing is asked of all.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,7 +25,8 @@ use crate::topology::Topology;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "flooding",
-    summary: "names that hosts tell their segment of: asked for without a broadcast, withdrawn, forged, and out of date",
+    summary: "names that hosts tell their segment of: asked for without a broadcast, withdrawn, forged, and out of \
+              date",
     bounds: &BOUNDS,
     run,
 };
@@ -233,7 +234,8 @@ fn forged(at: std::net::IpAddr) -> Vec<u8> {
     buf
 }
 
-/// The host that was heard of dies without a word: another one is found by asking all. A host that withdraws a name is forgotten at once.
+/// The host that was heard of dies without a word: another one is found by asking all. A host that withdraws a name is
+/// forgotten at once.
 fn go_out_of_date(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let (client, web1, web2) = (lab.host("client")?, lab.host("web1")?, lab.host("web2")?);
     let _server = serve(web2)?;

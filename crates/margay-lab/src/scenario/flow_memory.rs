@@ -1,5 +1,5 @@
-//! `flow-memory`: ten thousand TCP flows between two hosts, held open, all of them sending now and then; what they cost the
-//! agents. `many-flows` does the same with direct flows.
+//! `flow-memory`: ten thousand TCP flows between two hosts, held open, all of them sending now and then; what they cost
+//! the agents. `many-flows` does the same with direct flows.
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,8 +45,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     hold(lab.host("client")?, lab.host("server")?, findings, |_, _| Ok(()))
 }
 
-/// Holds the flows between two hosts, and measures. `open` looks at them while as many as it is told are open and have talked: one
-/// first, then all.
+/// Holds the flows between two hosts, and measures. `open` looks at them while as many as it is told are open and have
+/// talked: one first, then all.
 ///
 /// # Errors
 ///
@@ -59,8 +59,8 @@ pub fn hold(
 ) -> Result<()> {
     let _echo = server::echo(server, &["0.0.0.0:7".parse()?])?;
     agent::publish(server, "echo.shop", "0.0.0.0:7", &[])?;
-    // One flow first, and through all that the others go through: what both agents need for the first of all flows, and be it the
-    // pages of code that nothing else has run, is not the price of the ten-thousandth.
+    // One flow first, and through all that the others go through: what both agents need for the first of all flows, and
+    // be it the pages of code that nothing else has run, is not the price of the ten-thousandth.
     let mut first = Held::open(client, NAME, 1)?;
     first.round()?;
     open(findings, 1)?;

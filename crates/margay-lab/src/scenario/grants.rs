@@ -1,5 +1,6 @@
-//! `grants`: a client connects so often that the kernels set connections up by themselves, by grants; and two instances share the
-//! connections, are withdrawn, cut off, closed to the client, and their agents killed, as if each connection were asked for.
+//! `grants`: a client connects so often that the kernels set connections up by themselves, by grants; and two instances
+//! share the connections, are withdrawn, cut off, closed to the client, and their agents killed, as if each connection
+//! were asked for.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -292,7 +293,8 @@ fn forbid(stage: &mut Stage, findings: &mut Findings) -> Result<()> {
 fn kill(stage: &mut Stage, expected: &str, findings: &mut Findings) -> Result<()> {
     let mut held_taken = 0.0;
     for host in [stage.client, stage.webs[0]].repeat(KILLS) {
-        // Grants are there, and nothing else is about to be set up: a connection of the last milliseconds before a kill can be lost.
+        // Grants are there, and nothing else is about to be set up: a connection of the last milliseconds before a kill
+        // can be lost.
         stage.arrivals = connect(stage.client, &stage.address)?;
         stage.await_taken()?;
         stage.arrivals.stop()?;

@@ -1,6 +1,6 @@
-//! `hijack`: somebody who saw what two hosts said to each other, and is not on their way, tries to take over their flows: by
-//! forgeries of every type of message, and by what it saw, sent again as it was or changed; while transfers run, while hosts
-//! move, and after an agent has started again.
+//! `hijack`: somebody who saw what two hosts said to each other, and is not on their way, tries to take over their
+//! flows: by forgeries of every type of message, and by what it saw, sent again as it was or changed; while transfers
+//! run, while hosts move, and after an agent has started again.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -97,7 +97,8 @@ const WAYS: [&str; 2] = ["up:cubic", "down:cubic"];
 /// Bytes per second of each.
 const PACE: u64 = 300_000;
 const STEP_BYTES: u64 = PACE / 2;
-/// A TCP of which a tenth is lost, and of its acknowledgements, may wait for long by itself: where six tries in a row are, for 13 s.
+/// A TCP of which a tenth is lost, and of its acknowledgements, may wait for long by itself: where six tries in a row
+/// are, for 13 s.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 const ATTACK_LIMIT: Duration = Duration::from_secs(60);

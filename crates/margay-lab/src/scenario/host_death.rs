@@ -1,5 +1,5 @@
-//! `host-death`: a host that serves a service vanishes without a word; new connections must soon go to the others only. And
-//! while all processors are busy, no host that lives may be taken for dead.
+//! `host-death`: a host that serves a service vanishes without a word; new connections must soon go to the others only.
+//! And while all processors are busy, no host that lives may be taken for dead.
 
 use std::collections::BTreeSet;
 use std::path::Path;

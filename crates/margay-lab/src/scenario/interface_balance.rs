@@ -1,5 +1,5 @@
-//! `interface-balance` (Serval, figure 9): two flows of a server share one of its two interfaces; one of them is moved to the other, and
-//! both together carry twice as much.
+//! `interface-balance` (Serval, figure 9): two flows of a server share one of its two interfaces; one of them is moved
+//! to the other, and both together carry twice as much.
 
 use std::path::Path;
 use std::time::Duration;

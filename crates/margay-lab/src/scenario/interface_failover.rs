@@ -1,5 +1,5 @@
-//! `interface-failover`: two hosts with two interfaces each, on two networks that have nothing in common. The client's interface that
-//! carries the transfers goes down. The same with MPTCP sockets on the same hosts, in turn.
+//! `interface-failover`: two hosts with two interfaces each, on two networks that have nothing in common. The client's
+//! interface that carries the transfers goes down. The same with MPTCP sockets on the same hosts, in turn.
 
 use std::path::Path;
 use std::time::Duration;
@@ -116,8 +116,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     moved::report_moves(&[client, server], findings)
 }
 
-/// The server tells of both of its addresses, and the client opens a subflow to each: the networks have nothing in common, so the two
-/// are disjoint, and either can carry all. Gives the server's first address.
+/// The server tells of both of its addresses, and the client opens a subflow to each: the networks have nothing in
+/// common, so the two are disjoint, and either can carry all. Gives the server's first address.
 fn set_up_mptcp(lab: &Lab) -> Result<String> {
     let (client, server) = (lab.host("client")?, lab.host("server")?);
     for host in [client, server] {

@@ -1,5 +1,5 @@
-//! `late-binding`: two instances of a service, found by their name. The first packet of each connection goes through the
-//! router, the data does not; when an instance goes, the next connection lands on the other.
+//! `late-binding`: two instances of a service, found by their name. The first packet of each connection goes through
+//! the router, the data does not; when an instance goes, the next connection lands on the other.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -129,7 +129,8 @@ fn count_decisions(router: &Host, before: [f64; 2], findings: &mut Findings) -> 
     Ok(())
 }
 
-/// Time from the word "withdraw" until a new connection was answered by the other instance; and none after it goes wrong.
+/// Time from the word "withdraw" until a new connection was answered by the other instance; and none after it goes
+/// wrong.
 fn withdraw_one(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let client = lab.host("client")?;
     let start = Instant::now();

@@ -1,5 +1,5 @@
-//! `many-flows`: ten thousand direct flows between two hosts, held open and all sending now and then; what they cost kernel
-//! and agents.
+//! `many-flows`: ten thousand direct flows between two hosts, held open and all sending now and then; what they cost
+//! kernel and agents.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! `model`: the checkers, and how much they look at: the Promela models of moving under spin (`verify/`), every run of small
-//! worlds of the core that ships under stateright, and large worlds of it by seeds (`margay-model`). The large sizes where
-//! runs are long.
+//! `model`: the checkers, and how much they look at: the Promela models of moving under spin (`verify/`), every run of
+//! small worlds of the core that ships under stateright, and large worlds of it by seeds (`margay-model`). The large
+//! sizes where runs are long.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,8 @@ use crate::report::{Bound, bound};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "model",
-    summary: "models of moving under spin; the core that ships in small worlds under stateright, in large ones by seeds",
+    summary: "models of moving under spin; the core that ships in small worlds under stateright, in large ones by \
+              seeds",
     bounds: &BOUNDS,
     run,
 };

@@ -1,5 +1,5 @@
-//! `move-many`: a client with ten thousand flows to one server gets another address. They move together: as many messages as for one
-//! flow, and about as soon.
+//! `move-many`: a client with ten thousand flows to one server gets another address. They move together: as many
+//! messages as for one flow, and about as soon.
 
 use std::path::Path;
 use std::time::Duration;

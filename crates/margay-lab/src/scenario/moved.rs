@@ -23,8 +23,8 @@ pub const PORT: u16 = 5202;
 /// Connections by which the path's time is measured.
 const CONNECTIONS: usize = 11;
 
-/// Both hosts and the router are on subnets of their own, of both families; the way between them is long, and their own networks
-/// are fast. So what a new address needs of its neighbours takes no time that counts.
+/// Both hosts and the router are on subnets of their own, of both families; the way between them is long, and their own
+/// networks are fast. So what a new address needs of its neighbours takes no time that counts.
 const FAR: &str = r#"
 [subnet.west]
 v4 = "10.1.0.0/24"
@@ -118,8 +118,9 @@ pub struct Pauses {
 }
 
 impl Pauses {
-    /// Waits until each transfer has brought so many bytes more, and enters how long each stood still after the event. The bytes are
-    /// more than were under way when it came. Gives the pauses for people, in the order of the transfers' ways.
+    /// Waits until each transfer has brought so many bytes more, and enters how long each stood still after the event.
+    /// The bytes are more than were under way when it came. Gives the pauses for people, in the order of the transfers'
+    /// ways.
     ///
     /// # Errors
     ///

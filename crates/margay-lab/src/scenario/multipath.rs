@@ -1,5 +1,5 @@
-//! `multipath`: two hosts with two interfaces each, on two networks that have nothing in common. One transfer goes over both at once: by
-//! name, striped, and with MPTCP beside it; against what plain transfers bring over each of the two.
+//! `multipath`: two hosts with two interfaces each, on two networks that have nothing in common. One transfer goes over
+//! both at once: by name, striped, and with MPTCP beside it; against what plain transfers bring over each of the two.
 
 use std::path::Path;
 use std::time::Duration;

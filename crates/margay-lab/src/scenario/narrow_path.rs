@@ -1,5 +1,5 @@
-//! `narrow-path`: a link between the hosts is narrower than those of both. Datagrams go direct; then they grow larger than that link
-//! takes. A router says so, once to each end, and the rest goes encapsulated in pieces.
+//! `narrow-path`: a link between the hosts is narrower than those of both. Datagrams go direct; then they grow larger
+//! than that link takes. A router says so, once to each end, and the rest goes encapsulated in pieces.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! `nat-first-contact`: every connection of this scenario is the first between two hosts. The clients are behind a NAT or
-//! behind a stateful firewall, which let in nobody whom they were not asked for: the first answer must come by the router.
+//! `nat-first-contact`: every connection of this scenario is the first between two hosts. The clients are behind a NAT
+//! or behind a stateful firewall, which let in nobody whom they were not asked for: the first answer must come by the
+//! router.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! `next-key`: an authority's key is followed by another one under a stream of connects; a host that was off for all of it follows, and
-//! whoever has the old key is believed no more.
+//! `next-key`: an authority's key is followed by another one under a stream of connects; a host that was off for all of
+//! it follows, and whoever has the old key is believed no more.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,6 @@
-//! `odd-hosts`: hosts, programs and links that are not as one would draw them (DESIGN §18): everything on one host, addresses
-//! that clash, ports that clash, families that differ, TCP without its options, small and large MTUs, fragments.
+//! `odd-hosts`: hosts, programs and links that are not as one would draw them (DESIGN §18): everything on one host,
+//! addresses that clash, ports that clash, families that differ, TCP without its options, small and large MTUs,
+//! fragments.
 
 use std::path::Path;
 use std::process::Output;
@@ -29,7 +30,8 @@ const BOUNDS: [Bound; 3] =
 
 /// Attempts of each combination.
 const COUNT: usize = 5;
-/// None that a kernel gives out by itself: an earlier connection, closed and remembered for a minute, would keep it from being bound.
+/// None that a kernel gives out by itself: an earlier connection, closed and remembered for a minute, would keep it
+/// from being bound.
 const SAME_PORT: u16 = 20_000;
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 /// Many segments each way, more than any window at its start.
@@ -317,7 +319,8 @@ impl Trials<'_> {
     }
 }
 
-/// How a datagram is tried that comes in pieces, of which none may be lost on a busy machine: as programs do, it is sent again.
+/// How a datagram is tried that comes in pieces, of which none may be lost on a busy machine: as programs do, it is
+/// sent again.
 const fn in_pieces(bytes: &str) -> [&str; 5] {
     ["--udp", "--bytes", bytes, "--resend-ms", "500"]
 }

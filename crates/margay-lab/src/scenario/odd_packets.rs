@@ -1,6 +1,7 @@
-//! `odd-packets`: everything of `odd-hosts` again with flows that live long enough to go direct, and what TCP does seldom: ECN
-//! marks, the largest window scale, small segments, Fast Open, urgent data, closing in the same moment; a listener on loopback
-//! only; programs of the same hosts that use flow ports without Margay; another tc program on the network card.
+//! `odd-packets`: everything of `odd-hosts` again with flows that live long enough to go direct, and what TCP does
+//! seldom: ECN marks, the largest window scale, small segments, Fast Open, urgent data, closing in the same moment; a
+//! listener on loopback only; programs of the same hosts that use flow ports without Margay; another tc program on the
+//! network card.
 
 use std::path::Path;
 
@@ -20,7 +21,8 @@ use crate::server::{self, Nginx, fetch, noise, sha256};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "odd-packets",
-    summary: "odd-hosts again on the direct path; ECN, window scale, MSS, Fast Open, urgent data, simultaneous close, other tc",
+    summary: "odd-hosts again on the direct path; ECN, window scale, MSS, Fast Open, urgent data, simultaneous close, \
+              other tc",
     bounds: &BOUNDS,
     run,
 };
@@ -163,8 +165,9 @@ fn congestion_marks(lab: &Lab, trials: &mut Trials) -> Result<()> {
     set(&[jumbo, server], &["tcp_ecn"], "1")?;
     hill.run([
         "nft",
-        "add table inet marks; add chain inet marks forward { type filter hook forward priority mangle; }; add rule inet \
-         marks forward ip protocol tcp th dport 61000-65535 ip ecn != not-ect numgen random mod 10 0 ip ecn set ce",
+        "add table inet marks; add chain inet marks forward { type filter hook forward priority mangle; }; add rule \
+         inet marks forward ip protocol tcp th dport 61000-65535 ip ecn != not-ect numgen random mod 10 0 ip ecn set \
+         ce",
     ])?;
     let before = (nstat(server, "IpExtInCEPkts")?, nstat(jumbo, "TcpExtTCPDeliveredCE")?);
     both(jumbo, "any-server", &[], "ECN", trials)?;

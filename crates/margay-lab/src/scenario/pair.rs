@@ -43,7 +43,8 @@ pub fn address(host: &Host) -> Result<String> {
     Ok(host.plan.address().with_context(|| format!("{} has no address", host.name()))?.to_string())
 }
 
-/// Says, and counts as a failure, where the kernel does not carry flows: figures about the direct path mean nothing then.
+/// Says, and counts as a failure, where the kernel does not carry flows: figures about the direct path mean nothing
+/// then.
 ///
 /// # Errors
 ///

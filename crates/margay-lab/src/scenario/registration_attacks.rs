@@ -1,5 +1,5 @@
-//! `registration-attacks`: somebody speaks the registration protocol to a router without the right to what it asks for, in every way that we know,
-//! while an honest host registers, withdraws and is looked up.
+//! `registration-attacks`: somebody speaks the registration protocol to a router without the right to what it asks for,
+//! in every way that we know, while an honest host registers, withdraws and is looked up.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

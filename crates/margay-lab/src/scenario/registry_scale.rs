@@ -1,5 +1,5 @@
-//! `registry-scale`: a router whose registry grows to a million names, of hosts that only speak the protocol; what it costs, and how long
-//! others wait to hear of those who come and go.
+//! `registry-scale`: a router whose registry grows to a million names, of hosts that only speak the protocol; what it
+//! costs, and how long others wait to hear of those who come and go.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -19,7 +19,8 @@ use crate::traffic::registrants::{Churned, Step};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "registry-scale",
-    summary: "a router's registry grows to 940,000 names and 100,000 instances beside them, with a thousand changes a second (short: a twentieth)",
+    summary: "a router's registry grows to 940,000 names and 100,000 instances beside them, with a thousand changes a \
+              second (short: a twentieth)",
     bounds: &BOUNDS,
     run,
 };
@@ -135,7 +136,8 @@ impl Cost {
     }
 }
 
-/// What a registration costs, and whether the last ones cost more than the first. The first quarter pays for what all need.
+/// What a registration costs, and whether the last ones cost more than the first. The first quarter pays for what all
+/// need.
 fn grown(costs: &[Cost], findings: &mut Findings) -> Result<()> {
     let [empty, early, .., late, full] = costs else {
         anyhow::bail!("the crowd came in {} steps only", costs.len());

@@ -15,7 +15,8 @@ use crate::topology::Topology;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "remote",
-    summary: "an operator on another host uses the API over TLS; strangers, other authorities and expired certificates get nothing",
+    summary: "an operator on another host uses the API over TLS; strangers, other authorities and expired certificates \
+              get nothing",
     bounds: &BOUNDS,
     run,
 };
@@ -82,7 +83,8 @@ impl Office {
             host,
             day,
             &format!(
-                "x509 -req -in {name}.csr -CA {by}.crt -CAkey {by}.key -CAcreateserial -days 7 -extfile more -out {name}.crt"
+                "x509 -req -in {name}.csr -CA {by}.crt -CAkey {by}.key -CAcreateserial -days 7 -extfile more -out \
+                 {name}.crt"
             ),
         )
     }
@@ -133,8 +135,22 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     declare(&desk, dir)?;
     let log = margay(router, ["audit", "list"])?;
     findings.set("audited", log.lines().filter(|line| line.contains("remote-call")).count() as f64);
+    turn_away(&desk, findings);
+    let nobody = Desk { address: format!("{address}:{}", PORT + 1), ..desk };
+    let told = nobody.ask("alice", "site", &["status"]).err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(told.contains("Connection refused"), "where nobody listens, it is said that {told}");
+    // In the clear nothing is said, and the agent still answers.
+    desk.host
+        .shell(&format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | timeout 2 socat - TCP:{} || true", desk.address))?;
+    ensure!(desk.ask("alice", "site", &["status"]).is_ok(), "the agent answers no more");
+    agent::down(router)
+}
+
+/// Who may not ask is told why.
+fn turn_away(desk: &Desk<'_>, findings: &mut Findings) {
     for (who, trusts, explained) in [
-        // Signed by another authority; the agent's is another's; the agent's own is no operator's; one whose time is over.
+        // Signed by another authority; the agent's is another's; the agent's own is no operator's; one whose time is
+        // over.
         ("mallory", "site", "UnknownCA"),
         ("alice", "others", "UnknownIssuer"),
         ("agent", "site", "UnknownCA"),
@@ -149,14 +165,6 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
             }
         }
     }
-    let nobody = Desk { address: format!("{address}:{}", PORT + 1), ..desk };
-    let told = nobody.ask("alice", "site", &["status"]).err().map(|error| format!("{error:#}")).unwrap_or_default();
-    ensure!(told.contains("Connection refused"), "where nobody listens, it is said that {told}");
-    // In the clear nothing is said, and the agent still answers.
-    desk.host
-        .shell(&format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | timeout 2 socat - TCP:{} || true", desk.address))?;
-    ensure!(desk.ask("alice", "site", &["status"]).is_ok(), "the agent answers no more");
-    agent::down(router)
 }
 
 /// A policy from the operator's desk: looked at first, then made so, and no change the second time.

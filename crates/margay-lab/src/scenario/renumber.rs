@@ -1,5 +1,5 @@
-//! `renumber`: addresses change under transfers, on either side, within a family and from one to the other, 40 ms apart. Most changes
-//! happen at once; after some, a host has no address for eight seconds.
+//! `renumber`: addresses change under transfers, on either side, within a family and from one to the other, 40 ms
+//! apart. Most changes happen at once; after some, a host has no address for eight seconds.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! `replicated-web`: Serval's Figure 7. Four clients fetch from one name, each over a new connection as soon as it has what it asked
-//! for; instances join, one leaves while requests run, a larger one joins.
+//! `replicated-web`: Serval's Figure 7. Four clients fetch from one name, each over a new connection as soon as it has
+//! what it asked for; instances join, one leaves while requests run, a larger one joins.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -46,7 +46,8 @@ const SERVERS: [&str; 5] = ["s1", "s2", "s3", "s4", "s5"];
 /// What each instance answers, in requests per second, is what it says of itself to the router: its weight.
 const WEIGHTS: [u32; 5] = [100, 100, 100, 100, 200];
 const RATE_OF_WEIGHT: u32 = 3;
-/// Who serves in each phase: as in the paper, but that one instance leaves, not two, and that the last to join is larger.
+/// Who serves in each phase: as in the paper, but that one instance leaves, not two, and that the last to join is
+/// larger.
 const PHASES: [&[usize]; 5] = [&[0], &[0, 1], &[0, 1, 2, 3], &[1, 2, 3], &[1, 2, 3, 4]];
 /// What chance may do to a share by the number of requests alone.
 const REQUEST_ERROR_MAX: f64 = 0.1;
@@ -123,7 +124,8 @@ impl Cluster<'_> {
         agent::publish(host, SERVICE, "0.0.0.0:80", &["--weight", &weight.to_string()])
     }
 
-    /// Takes an instance away as an operator would: withdrawn first, then given time for what it has begun, and stopped.
+    /// Takes an instance away as an operator would: withdrawn first, then given time for what it has begun, and
+    /// stopped.
     fn leave(&mut self, server: usize) -> Result<()> {
         let host = self.hosts[server];
         agent::withdraw(host, SERVICE)?;
@@ -191,9 +193,10 @@ fn judge(phases: &[Phase], fetched: &[Fetched], left: &[(f64, &str)], findings: 
     findings.set("late_requests", fetched.iter().filter(is_late).count() as f64);
     findings.set("requests", fetched.len() as f64);
     findings.note(format!(
-        "proportional_error: the greatest |share/weight's share − 1| of an instance in a phase, by when requests began; late_requests: those \
-         that began after an instance had been withdrawn, and were answered by it; requests_per_s_N: answers in phase N; an instance \
-         answers {RATE_OF_WEIGHT} requests per second for each unit of its weight"
+        "proportional_error: the greatest |share/weight's share − 1| of an instance in a phase, by when requests \
+         began; late_requests: those that began after an instance had been withdrawn, and were answered by it; \
+         requests_per_s_N: answers in phase N; an instance answers {RATE_OF_WEIGHT} requests per second for each unit \
+         of its weight"
     ));
 }
 

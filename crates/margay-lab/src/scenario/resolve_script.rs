@@ -1,4 +1,5 @@
-//! `resolve-script`: a script that knows the format from the book alone, on a host without an agent, asks a router which instance has a name.
+//! `resolve-script`: a script that knows the format from the book alone, on a host without an agent, asks a router
+//! which instance has a name.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,7 +28,8 @@ pub const SCENARIO: Scenario = Scenario {
 const BOUNDS: [Bound; 5] = [
     bound("ok", Exactly(QUESTIONS as f64)),
     bound("instances", Exactly(2.0)),
-    // One packet in a while is the agent's, by which the kernel keeps the instance's address of layer 2; these come slowly.
+    // One packet in a while is the agent's, by which the kernel keeps the instance's address of layer 2; these come
+    // slowly.
     bound("kernel_share", AtLeast(0.5)),
     bound("answers_for_nobody", Exactly(0.0)),
     bound("failed", Exactly(0.0)),

@@ -1,6 +1,6 @@
-//! `roam`: a client takes running transfers from a network without translator behind one translator, behind another, and to a network
-//! that has IPv6 alone. The server stays behind a translator of its own, which filters its IPv6 as well: nobody reaches it who was not
-//! asked.
+//! `roam`: a client takes running transfers from a network without translator behind one translator, behind another,
+//! and to a network that has IPv6 alone. The server stays behind a translator of its own, which filters its IPv6 as
+//! well: nobody reaches it who was not asked.
 
 use std::path::Path;
 use std::time::Duration;
@@ -23,7 +23,8 @@ use crate::transfers::{Order, Transfers};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "roam",
-    summary: "a client roams from network to network, behind translators and to IPv6; the server is behind a translator, too",
+    summary: "a client roams from network to network, behind translators and to IPv6; the server is behind a \
+              translator, too",
     bounds: &BOUNDS,
     run,
 };

@@ -1,5 +1,6 @@
-//! `router-rate`: first packets a second of the service router in the kernel, against the kernel's forwarding of IP with one route
-//! (Serval §6.1), at a thousand, a hundred thousand and a million prefixes; and what a process makes of it.
+//! `router-rate`: first packets a second of the service router in the kernel, against the kernel's forwarding of IP
+//! with one route (Serval §6.1), at a thousand, a hundred thousand and a million prefixes; and what a process makes of
+//! it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +18,8 @@ use crate::traffic::{OUTSIDE, OWN, RouteRate, hop};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "router-rate",
-    summary: "first packets of random names through the service router in the kernel, and the same through IP forwarding, alternating",
+    summary: "first packets of random names through the service router in the kernel, and the same through IP \
+              forwarding, alternating",
     bounds: &BOUNDS,
     run,
 };
@@ -42,7 +44,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     for (name, prefixes) in [("1k", 1000), ("100k", 100_000), ("1m", 1_000_000)] {
         let rate = measure(router, prefixes, SYN_LEN)?;
         progress(&format!(
-            "{prefixes} prefixes: {:.0} ns a packet, IP forwarding {:.0}, one rule {:.0}, a bare redirect {:.0}, a process {:.0}",
+            "{prefixes} prefixes: {:.0} ns a packet, IP forwarding {:.0}, one rule {:.0}, a bare redirect {:.0}, a \
+             process {:.0}",
             rate.router_ns, rate.ip_ns, rate.one_rule_ns, rate.bare_ns, rate.user_ns
         ));
         findings.set(&format!("ratio_vs_ip_{name}"), rate.ip_ns / rate.router_ns);

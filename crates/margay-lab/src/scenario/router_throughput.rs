@@ -1,4 +1,5 @@
-//! `router-throughput`: datagrams of full size through the service router, and through the kernel's forwarding of IP (Serval, Table 2).
+//! `router-throughput`: datagrams of full size through the service router, and through the kernel's forwarding of IP
+//! (Serval, Table 2).
 
 use std::path::Path;
 

@@ -1,6 +1,7 @@
-//! `secure-throughput`: iperf3 by name over the user-space path, plain and sealed, against plain TCP and against another tunnel in
-//! user space, on one link whose segments are cut on the way. All four take turns, with the same congestion control; ratios
-//! are medians over rounds. Then sealed transfers, while the agents of both ends are killed and started again.
+//! `secure-throughput`: iperf3 by name over the user-space path, plain and sealed, against plain TCP and against
+//! another tunnel in user space, on one link whose segments are cut on the way. All four take turns, with the same
+//! congestion control; ratios are medians over rounds. Then sealed transfers, while the agents of both ends are killed
+//! and started again.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +27,8 @@ use crate::tunnel::Tunnel;
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "secure-throughput",
-    summary: "iperf3 by name, plain and sealed, over plain TCP and through wireguard-go; sealed transfers while agents are killed",
+    summary: "iperf3 by name, plain and sealed, over plain TCP and through wireguard-go; sealed transfers while agents \
+              are killed",
     bounds: &BOUNDS,
     run,
 };

@@ -1,5 +1,5 @@
-//! `setup-latency`: what the first packet costs: `connect()` plain, to a known instance, to a known host through the router,
-//! and to a host never met; and connections per second. Both sides alternate in one run.
+//! `setup-latency`: what the first packet costs: `connect()` plain, to a known instance, to a known host through the
+//! router, and to a host never met; and connections per second. Both sides alternate in one run.
 
 use std::path::Path;
 

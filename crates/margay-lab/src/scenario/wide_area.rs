@@ -1,5 +1,6 @@
-//! `wide-area`: three sites with a router, two instances and a client each; a router above all of them, and two that are beside each other.
-//! Instances come and go inside their sites; one site has none for a while; another is cut off, comes back, is killed and comes back.
+//! `wide-area`: three sites with a router, two instances and a client each; a router above all of them, and two that
+//! are beside each other. Instances come and go inside their sites; one site has none for a while; another is cut off,
+//! comes back, is killed and comes back.
 
 use std::path::Path;
 use std::time::Duration;
@@ -108,8 +109,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let connects: usize = clients.iter_mut().map(|client| client.until(0.0, LIMIT).map_or(0, Iterator::count)).sum();
     findings.set("connects", connects as f64);
     findings.note(
-        "failed_after_ms: from a site's death until the last connection from elsewhere began that failed or had to ask again; stretch: hosts \
-         that a first packet meets against the fewest that would do, its own router, that of the other site and the instance",
+        "failed_after_ms: from a site's death until the last connection from elsewhere began that failed or had to ask \
+         again; stretch: hosts that a first packet meets against the fewest that would do, its own router, that of the \
+         other site and the instance",
     );
     Ok(())
 }
@@ -241,7 +243,8 @@ fn words(lab: &Lab) -> Result<f64> {
     Ok(sum)
 }
 
-/// One of the two instances of each site goes and comes back, again and again, the other one between: outside, nobody hears of it.
+/// One of the two instances of each site goes and comes back, again and again, the other one between: outside, nobody
+/// hears of it.
 fn churn(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let before = words(lab)?;
     for number in 0..if is_long() { CHANGES_LONG } else { CHANGES } {
@@ -285,8 +288,8 @@ fn way(client: &Host) -> Result<(usize, String)> {
     Ok((hops.len() - 1, names.join(" > ")))
 }
 
-/// By how many hosts first packets go, against the fewest that would do: the router of the client's site, that of the instance's where it is
-/// another one, and the instance.
+/// By how many hosts first packets go, against the fewest that would do: the router of the client's site, that of the
+/// instance's where it is another one, and the instance.
 fn stretch(lab: &Lab, findings: &mut Findings) -> Result<()> {
     let mut ratios = Vec::new();
     for (site, from) in SITES.iter().flat_map(|site| ["u", "s1"].map(|host| (*site, host))) {
@@ -393,7 +396,8 @@ fn revive(lab: &Lab) -> Result<()> {
     OF_B.iter().try_for_each(|host| agent::start_again(lab.host(host)?))
 }
 
-/// Site b dies, and comes back. Gives the time from its death until the last connection from elsewhere began that failed or had to ask again.
+/// Site b dies, and comes back. Gives the time from its death until the last connection from elsewhere began that
+/// failed or had to ask again.
 fn site_death(
     lab: &Lab,
     clients: &mut [Arrivals],

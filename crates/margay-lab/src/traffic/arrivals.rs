@@ -1,5 +1,5 @@
-//! Connections that begin at even times, whatever becomes of those before, unless too many of them are open: to a server that says its
-//! name, asked or not.
+//! Connections that begin at even times, whatever becomes of those before, unless too many of them are open: to a
+//! server that says its name, asked or not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -50,7 +50,8 @@ pub struct Plan {
     pub at_most: u32,
 }
 
-/// Begins a connection every so often, until the input ends; prints an [`Arrival`] as a line of JSON when one has ended.
+/// Begins a connection every so often, until the input ends; prints an [`Arrival`] as a line of JSON when one has
+/// ended.
 pub async fn keep_coming(plan: Plan) -> Result<()> {
     let Plan { host, port, every, ask, at_most } = plan;
     let places = Arc::new(Semaphore::new(at_most as usize));

@@ -205,14 +205,15 @@ async fn exchange_datagram(
     Ok(())
 }
 
-/// Says in its first bytes which exchange a message is of, and how often it was sent before: as far as there is room for it.
+/// Says in its first bytes which exchange a message is of, and how often it was sent before: as far as there is room
+/// for it.
 fn number(message: &mut [u8], round: u32, time: u32) {
     let numbers = [round.to_be_bytes(), time.to_be_bytes()];
     message.iter_mut().zip(numbers.into_iter().flatten()).for_each(|(byte, number)| *byte = number);
 }
 
-/// Waits for an answer to a message that was sent up to `last` times again, and gives to which time it is the answer. Answers of
-/// earlier rounds, which did not wait for them, are not meant.
+/// Waits for an answer to a message that was sent up to `last` times again, and gives to which time it is the answer.
+/// Answers of earlier rounds, which did not wait for them, are not meant.
 async fn answer(socket: &UdpSocket, round: u32, last: u32, message: &mut [u8]) -> Result<u32> {
     let mut back = vec![0; message.len() + 1];
     loop {

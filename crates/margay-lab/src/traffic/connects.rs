@@ -1,5 +1,5 @@
-//! Connections that are set up and closed again, without a byte in them: how long `connect()` takes, and how many there are
-//! per second.
+//! Connections that are set up and closed again, without a byte in them: how long `connect()` takes, and how many there
+//! are per second.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -66,8 +66,8 @@ pub fn measure(host: &str, port: u16, count: usize, parallel: usize) -> Result<(
     write_line(&serde_json::to_string(&found)?)
 }
 
-/// Ends when the server has taken all connections that were made: what it had not would fill its queue for whoever is measured next, and a
-/// full queue costs a second.
+/// Ends when the server has taken all connections that were made: what it had not would fill its queue for whoever is
+/// measured next, and a full queue costs a second.
 fn await_server(to: SocketAddr) -> std::io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;

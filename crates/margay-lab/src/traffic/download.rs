@@ -1,4 +1,5 @@
-//! Many downloads at once from a web server: each hashed by a sha256sum of its own, with the longest time that nothing came.
+//! Many downloads at once from a web server: each hashed by a sha256sum of its own, with the longest time that nothing
+//! came.
 
 use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};

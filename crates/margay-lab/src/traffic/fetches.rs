@@ -1,4 +1,5 @@
-//! Closed-loop clients of a web server: each fetches a file, over a new connection every time, as soon as it has had it before.
+//! Closed-loop clients of a web server: each fetches a file, over a new connection every time, as soon as it has had it
+//! before.
 
 use std::io::Read;
 use std::net::SocketAddr;

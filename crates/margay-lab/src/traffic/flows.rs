@@ -48,8 +48,8 @@ impl Tally {
     }
 }
 
-/// Opens `count` connections and says so; then, for each line of input, exchanges some bytes once on every connection, in
-/// a random order, and says so. Ends with the input.
+/// Opens `count` connections and says so; then, for each line of input, exchanges some bytes once on every connection,
+/// in a random order, and says so. Ends with the input.
 pub async fn hold(host: &str, port: u16, count: usize) -> Result<()> {
     let address = resolve(host, port).await?;
     let tally = Arc::new(Tally::default());

@@ -1,8 +1,8 @@
-//! Somebody who wants another's flows: forgeries of every type of message, and all that was seen of the hosts' own before,
-//! sent again as it was or with a bit changed, from where it came from and from elsewhere.
+//! Somebody who wants another's flows: forgeries of every type of message, and all that was seen of the hosts' own
+//! before, sent again as it was or with a bit changed, from where it came from and from elsewhere.
 //!
-//! Plain DATA is left as it was, and comes from elsewhere alone: who reads it on the wire and can forge its sender's address
-//! can inject into it as into plain TCP (DESIGN §18). Sealed DATA has no such excuse.
+//! Plain DATA is left as it was, and comes from elsewhere alone: who reads it on the wire and can forge its sender's
+//! address can inject into it as into plain TCP (DESIGN §18). Sealed DATA has no such excuse.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -159,7 +159,8 @@ fn honest(plan: &Plan, to: Ipv4Addr, dice: &mut Dice) -> SocketAddrV4 {
     }
 }
 
-/// What was seen, from where it came from, from where hosts are now, and from elsewhere; and the same with bits changed.
+/// What was seen, from where it came from, from where hosts are now, and from elsewhere; and the same with bits
+/// changed.
 fn send_again(plan: &Plan, real: &Captured, to: Ipv4Addr, dice: &mut Dice, shots: &mut Vec<Shot>) {
     let is_plain = DataRepr::parse(&real.bytes).is_ok_and(|data| !is_sealed(data.stack));
     let elsewhere = stranger(plan, dice);

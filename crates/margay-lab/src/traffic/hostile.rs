@@ -1,8 +1,10 @@
-//! Somebody who wishes us ill: datagrams that are garbage, mutated, replayed or forged, from whatever address they like.
+//! Somebody who wishes us ill: datagrams that are garbage, mutated, replayed or forged, from whatever address they
+//! like.
 //!
-//! IPv4 only, by a raw socket that takes the whole IP packet. What is forged under an honest host's address is signalling, or
-//! exactly what that host once sent. Mutated DATA comes from other addresses: who reads data on the wire and can forge its
-//! sender's address can inject into it as into plain TCP (DESIGN §18), and no scenario would tell us more.
+//! IPv4 only, by a raw socket that takes the whole IP packet. What is forged under an honest host's address is
+//! signalling, or exactly what that host once sent. Mutated DATA comes from other addresses: who reads data on the wire
+//! and can forge its sender's address can inject into it as into plain TCP (DESIGN §18), and no scenario would tell us
+//! more.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -50,7 +52,8 @@ pub fn trouble(plan: &Plan, capture: Option<&Path>, service: Option<(&str, u16)>
     }
 }
 
-/// Sends garbage, mutations, replays and forged signalling, made from a capture of real traffic (pcap). Prints how many of each.
+/// Sends garbage, mutations, replays and forged signalling, made from a capture of real traffic (pcap). Prints how many
+/// of each.
 fn noise(plan: &Plan, capture: &Path) -> Result<()> {
     let captured = read_capture(capture)?;
     let ids = flow_ids(&captured);

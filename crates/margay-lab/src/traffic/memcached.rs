@@ -1,4 +1,5 @@
-//! SETs by memcached's UDP protocol, so many at once, to as many addresses as there are partitions; and what a server has taken.
+//! SETs by memcached's UDP protocol, so many at once, to as many addresses as there are partitions; and what a server
+//! has taken.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -186,7 +187,8 @@ impl Sender {
     }
 }
 
-/// Asks a memcached of this host every so often how many SETs it has taken, until it is ended; prints [`Taken`] as lines of JSON.
+/// Asks a memcached of this host every so often how many SETs it has taken, until it is ended; prints [`Taken`] as
+/// lines of JSON.
 pub fn watch_sets(port: u16, every: Duration) -> Result<()> {
     let mut server = None;
     let mut next = Instant::now();

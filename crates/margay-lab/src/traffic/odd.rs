@@ -24,9 +24,9 @@ fn connect(host: &str, port: u16) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// On one connection to an echo server, again and again: some bytes, an urgent one, some more. A server that does not ask for
-/// urgent bytes does not see them, so all others come back and it does not: then it was urgent when it arrived. Prints an
-/// [`Outcome`].
+/// On one connection to an echo server, again and again: some bytes, an urgent one, some more. A server that does not
+/// ask for urgent bytes does not see them, so all others come back and it does not: then it was urgent when it arrived.
+/// Prints an [`Outcome`].
 pub fn urgent(host: &str, port: u16, count: usize) -> Result<()> {
     let mut stream = connect(host, port)?;
     let mut outcome = Outcome::default();
@@ -57,8 +57,8 @@ fn exchange_around_urgent(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Connections, each of which both sides close at a moment that the client names (all hosts of a lab have one clock): on a
-/// link with a delay, their last segments cross. Prints an [`Outcome`].
+/// Connections, each of which both sides close at a moment that the client names (all hosts of a lab have one clock):
+/// on a link with a delay, their last segments cross. Prints an [`Outcome`].
 pub fn close_together(host: &str, port: u16, count: usize) -> Result<()> {
     let mut outcome = Outcome::default();
     for _ in 0..count {

@@ -1,5 +1,5 @@
-//! Many hosts that register with one router, all in this program: what their agents would say, without agents. Some of them watch names, and
-//! note when they hear that somebody came or went.
+//! Many hosts that register with one router, all in this program: what their agents would say, without agents. Some of
+//! them watch names, and note when they hear that somebody came or went.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::BufRead;

@@ -1,5 +1,5 @@
-//! How many first packets a second are forwarded: by the service router in the kernel, by the kernel's own forwarding of IP, and by
-//! the core between two sockets. One processor, alternating.
+//! How many first packets a second are forwarded: by the service router in the kernel, by the kernel's own forwarding
+//! of IP, and by the core between two sockets. One processor, alternating.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};

@@ -1,5 +1,5 @@
-//! Transfers in either direction between two programs of the lab: every byte is checked as it comes, and the times in which
-//! nothing came are kept, by a clock that all processes of a lab share.
+//! Transfers in either direction between two programs of the lab: every byte is checked as it comes, and the times in
+//! which nothing came are kept, by a clock that all processes of a lab share.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -295,7 +295,8 @@ fn send(stream: &mut TcpStream, head: &Head, book: &Book, stop: &AtomicBool) -> 
         sent += length as u64;
         book.note(head.stream, |word| word.sent = sent);
         if head.pace > 0 {
-            // What was held up is not caught up with: the pace is that of a program which speaks when it has something to say.
+            // What was held up is not caught up with: the pace is that of a program which speaks when it has something
+            // to say.
             due = (due + Duration::from_secs_f64(length as f64 / head.pace as f64)).max(Instant::now() - BEAT);
             sleep(due.saturating_duration_since(Instant::now()));
         }

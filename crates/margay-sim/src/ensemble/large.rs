@@ -1,5 +1,6 @@
-//! Random ensembles, from seeds: the endpoints that ship at both ends, a network that delays, loses, doubles and reorders, and
-//! members that join, drain and die at any time. When it is quiet again nothing is lost, and nobody waits.
+//! Random ensembles, from seeds: the endpoints that ship at both ends, a network that delays, loses, doubles and
+//! reorders, and members that join, drain and die at any time. When it is quiet again nothing is lost, and nobody
+//! waits.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};

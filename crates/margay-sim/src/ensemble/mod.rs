@@ -1,7 +1,7 @@
 //! An ensemble: one peer, one switch, many members, and what must hold of them in every run.
 //!
-//! [`small`] is for searching every run of a small one, [`large`] for random runs with the endpoints that ship. Both keep a
-//! [`Ledger`], which is told from outside what happens and says what is wrong.
+//! [`small`] is for searching every run of a small one, [`large`] for random runs with the endpoints that ship. Both
+//! keep a [`Ledger`], which is told from outside what happens and says what is wrong.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

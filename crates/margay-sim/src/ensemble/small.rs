@@ -1,8 +1,8 @@
-//! A small ensemble for exhaustive checking: four chunks of a peer, two or three members, every order of delivery, loss,
-//! duplication, repetition, time-out, join, drain and death.
+//! A small ensemble for exhaustive checking: four chunks of a peer, two or three members, every order of delivery,
+//! loss, duplication, repetition, time-out, join, drain and death.
 //!
-//! The switch and the members' receivers are those that ship. The peer is not: it repeats whatever it likes whenever it likes, which
-//! is more than a sender would.
+//! The switch and the members' receivers are those that ship. The peer is not: it repeats whatever it likes whenever it
+//! likes, which is more than a sender would.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -98,7 +98,8 @@ pub struct Beginning {
     pub members: usize,
     /// How much may happen.
     pub budget: Budget,
-    /// Which members the frames are for: each of these is searched. Bit by bit from the lowest, for each chunk, the member.
+    /// Which members the frames are for: each of these is searched. Bit by bit from the lowest, for each chunk, the
+    /// member.
     pub choices: &'static [u8],
 }
 

@@ -1,7 +1,8 @@
-//! Small worlds for exhaustive checking: a few hosts, every order of delivery, loss, duplication, replay, time-out and move.
+//! Small worlds for exhaustive checking: a few hosts, every order of delivery, loss, duplication, replay, time-out and
+//! move.
 //!
-//! A state is the list of steps that led to it, played again on the cores that ship. Slow per state, and exactly the code
-//! that runs on hosts. [`meeting`] is about hosts that connect, [`moving`] about hosts that move.
+//! A state is the list of steps that led to it, played again on the cores that ship. Slow per state, and exactly the
+//! code that runs on hosts. [`meeting`] is about hosts that connect, [`moving`] about hosts that move.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -85,7 +86,8 @@ pub struct SmallWorld {
     now: Instant,
     /// What is left of what may happen.
     pub left: Budget,
-    /// Of all that came to each host since the start, and when. A host is what came to it: hosts of one past are in one state.
+    /// Of all that came to each host since the start, and when. A host is what came to it: hosts of one past are in one
+    /// state.
     pasts: Vec<u64>,
     is_quiet: bool,
     journeys: moving::Journeys,

@@ -35,8 +35,8 @@ impl<'a> Chunk<'a> {
         })
     }
 
-    /// Whether chunks behind this one are to be read (RFC 9260, 3.2: the highest bit of a type says so to whoever does not know
-    /// the type).
+    /// Whether chunks behind this one are to be read (RFC 9260, 3.2: the highest bit of a type says so to whoever does
+    /// not know the type).
     pub const fn is_passed_over(&self) -> bool {
         match self {
             Self::Unknown { kind } => *kind & 0x80 != 0,

@@ -7,7 +7,8 @@ use crate::header::Error;
 
 /// Bytes of an I-DATA chunk before its payload.
 pub const I_DATA_HEADER_LEN: usize = 20;
-/// The most bytes of a frame that one chunk takes, so that with its padding it is no longer than a length field can say.
+/// The most bytes of a frame that one chunk takes, so that with its padding it is no longer than a length field can
+/// say.
 pub const I_DATA_PAYLOAD_MAX: usize = 65_532 - I_DATA_HEADER_LEN;
 
 /// Fields of the value, which starts behind the four bytes of every chunk.
@@ -68,7 +69,8 @@ impl IDataRepr {
         if payload.is_empty() || is_misnumbered { Err(Error) } else { Ok((repr, payload)) }
     }
 
-    /// Writes the head of a chunk with `payload_len` bytes of payload into the first [`I_DATA_HEADER_LEN`] bytes of `out`.
+    /// Writes the head of a chunk with `payload_len` bytes of payload into the first [`I_DATA_HEADER_LEN`] bytes of
+    /// `out`.
     pub(super) fn emit(&self, payload_len: usize, out: &mut [u8]) {
         emit_chunk_header(kind::I_DATA, self.flags.bits(), I_DATA_HEADER_LEN + payload_len, out);
         let value = &mut out[CHUNK_HEADER_LEN..];

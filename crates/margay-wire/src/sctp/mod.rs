@@ -1,7 +1,7 @@
 //! SCTP's data format over SAL (RFC 8260 on RFC 9260): what a flow of frames carries in DATA under [`STACK_SCTP`].
 //!
-//! A packet is a row of chunks, each padded to a multiple of four bytes. There is no common header: SAL has ports, tag and
-//! integrity. There is no INIT either: SYN, SYN-ACK and ACK bring initial TSNs, streams and window.
+//! A packet is a row of chunks, each padded to a multiple of four bytes. There is no common header: SAL has ports, tag
+//! and integrity. There is no INIT either: SYN, SYN-ACK and ACK bring initial TSNs, streams and window.
 //!
 //! ```text
 //!  0          1          2          3

@@ -16,10 +16,11 @@ mod field {
     pub const END: usize = 8;
 }
 
-/// From the switch: what is the member's before `csn` in the peer's order has a TSN of up to `lsn` in the member's space. The
-/// member, once it has all up to `lsn`, gives on in the peer's order up to `csn`.
+/// From the switch: what is the member's before `csn` in the peer's order has a TSN of up to `lsn` in the member's
+/// space. The member, once it has all up to `lsn`, gives on in the peer's order up to `csn`.
 ///
-/// It is the first chunk of its packet. The switch repeats one that goes alone until the member has confirmed it, or a later one.
+/// It is the first chunk of its packet. The switch repeats one that goes alone until the member has confirmed it, or a
+/// later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WatermarkRepr {
     /// From the member, with a SACK: the last watermark that it knows.

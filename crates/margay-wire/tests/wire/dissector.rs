@@ -174,7 +174,8 @@ fn dissect(datagrams: &[Vec<u8>]) -> Vec<Fields> {
     all
 }
 
-/// As versions of tshark differ in how they write: numbers in decimal, bytes without colons, truth as 1, addresses as Rust writes them.
+/// As versions of tshark differ in how they write: numbers in decimal, bytes without colons, truth as 1, addresses as
+/// Rust writes them.
 fn normal(field: &str, value: &str) -> String {
     let one = |value: &str| {
         if let Some(number) = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok()) {

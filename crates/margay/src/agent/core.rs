@@ -1,4 +1,5 @@
-//! The control side of the running core: every call takes the core's lock for a moment, and carries out what the core asks for.
+//! The control side of the running core: every call takes the core's lock for a moment, and carries out what the core
+//! asks for.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! The kernel's flow cache as this host has it: loaded at the start where that is possible, taken off and put on again by
-//! order, and why it is not in use where it is not (DESIGN §3.2).
+//! The kernel's flow cache as this host has it: loaded at the start where that is possible, taken off and put on again
+//! by order, and why it is not in use where it is not (DESIGN §3.2).
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -83,8 +83,8 @@ impl DirectPath {
         }
     }
 
-    /// Tells the core which of the flows that it took up the kernel has carried meanwhile, and which ones it has opened. Entries of
-    /// flows that are over go.
+    /// Tells the core which of the flows that it took up the kernel has carried meanwhile, and which ones it has
+    /// opened. Entries of flows that are over go.
     pub fn hand_over(&self, sal: &mut Sal, now: Instant) {
         let State::On(cache) = &*self.state.lock() else { return };
         sal.set_flow_ports(now, Some(FLOW_PORTS));
@@ -152,8 +152,8 @@ impl DirectPath {
         }
     }
 
-    /// Takes the fast path off. Flows go back to encapsulation first; what peers send direct meanwhile comes to user space: the
-    /// programs on the cards stay, since the host's TCP would reset it.
+    /// Takes the fast path off. Flows go back to encapsulation first; what peers send direct meanwhile comes to user
+    /// space: the programs on the cards stay, since the host's TCP would reset it.
     pub fn unload(&self, core: &CoreHandle) -> Result<(), String> {
         let cache = match &*self.state.lock() {
             State::On(cache) => Arc::clone(cache),
@@ -251,7 +251,8 @@ impl DirectPath {
     }
 }
 
-/// Mounts the file system of the pins: `margay up`. Where that is refused there is no direct path, and the agent says why.
+/// Mounts the file system of the pins: `margay up`. Where that is refused there is no direct path, and the agent says
+/// why.
 pub fn prepare(config: &Config) {
     if config.direct {
         // Said by `margay status`, too, where it stays visible.

@@ -79,7 +79,8 @@ impl Listener {
         self.carries(place.protocol) && self.address.port() == place.address.port() && (takes_all || own == of_socket)
     }
 
-    /// Takes note of whether the sockets at its very address take both families: all of them, as any may be given a packet.
+    /// Takes note of whether the sockets at its very address take both families: all of them, as any may be given a
+    /// packet.
     pub fn note_families(&mut self, listening: &Listening) {
         if self.origin == Origin::Socket {
             return;
@@ -117,9 +118,10 @@ impl Listener {
     }
 }
 
-/// What brings connections to these listeners of one service. A client of either family gets to a socket of its own family
-/// where there is one, which sees its real address: a socket of both families stands for two, and two sockets of one family each
-/// stand together. `looked_up`: those at one address that connections for the host's virtual address are brought to.
+/// What brings connections to these listeners of one service. A client of either family gets to a socket of its own
+/// family where there is one, which sees its real address: a socket of both families stands for two, and two sockets of
+/// one family each stand together. `looked_up`: those at one address that connections for the host's virtual address
+/// are brought to.
 pub fn actions(listeners: &[Listener], looked_up: &HashSet<SocketAddr>) -> Vec<Action> {
     let is_looked_up = |listener: &Listener| looked_up.contains(&listener.address);
     let is_at_host = |listener: &Listener| listener.address.ip().is_unspecified() || is_looked_up(listener);

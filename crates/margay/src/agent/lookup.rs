@@ -1,6 +1,6 @@
-//! Listeners at one address of this host, or on its loopback (DESIGN §7, decision 0052): connections come for the host's
-//! virtual address, and an eBPF program gives them to the socket at the listener's own. It has the port alone to go by, so of
-//! each family and port it serves one address.
+//! Listeners at one address of this host, or on its loopback (DESIGN §7, decision 0052): connections come for the
+//! host's virtual address, and an eBPF program gives them to the socket at the listener's own. It has the port alone to
+//! go by, so of each family and port it serves one address.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -12,7 +12,8 @@ use super::listening::Listener;
 use crate::host;
 use crate::listener::{Protocol, instead_of, is_loopback};
 
-/// Has these listeners looked up from now on, and alone those or what an agent before has left, too; gives whether they are.
+/// Has these listeners looked up from now on, and alone those or what an agent before has left, too; gives whether they
+/// are.
 pub type LookUp = Box<dyn Fn(&HashSet<SocketAddr>, bool) -> bool + Send + Sync>;
 
 /// Whether a listener at `address` can be reached here.
@@ -39,8 +40,9 @@ fn is_meant(listener: &Listener, ranges: Ranges, is_own: impl Fn(SocketAddr) -> 
         && (ip.is_loopback() || is_own(listener.address))
 }
 
-/// Which of these listeners are looked up. Those on the loopback come first: the others are reached at their own addresses all
-/// the same, only that they see surrogates. Then those that are looked up `now`: what is does not change without need.
+/// Which of these listeners are looked up. Those on the loopback come first: the others are reached at their own
+/// addresses all the same, only that they see surrogates. Then those that are looked up `now`: what is does not change
+/// without need.
 pub fn chosen<'a>(
     listeners: impl Iterator<Item = &'a Listener>,
     now: &HashSet<SocketAddr>,

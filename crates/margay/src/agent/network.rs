@@ -1,5 +1,5 @@
-//! The host's interfaces, addresses and routes: followed as they change, and told to whom they matter. The core tells the peers
-//! (docs/decisions/0018).
+//! The host's interfaces, addresses and routes: followed as they change, and told to whom they matter. The core tells
+//! the peers (docs/decisions/0018).
 
 use std::collections::HashMap;
 use std::net::IpAddr;

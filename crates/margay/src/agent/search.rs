@@ -1,7 +1,7 @@
 //! Finding a router: a host that reaches none of an authority's asks its network segments for one; a router answers.
 //!
-//! What is found is an address and a key that the authority calls a router's, and no more than that: registration goes there as it goes to
-//! an address that is configured, over a stream that proves the key.
+//! What is found is an address and a key that the authority calls a router's, and no more than that: registration goes
+//! there as it goes to an address that is configured, over a stream that proves the key.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::pending;

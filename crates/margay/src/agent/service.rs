@@ -462,7 +462,8 @@ impl Services {
         }
     }
 
-    /// Has those listeners looked up that are published now. Rules that count on a look-up come after it, and end before.
+    /// Has those listeners looked up that are published now. Rules that count on a look-up come after it, and end
+    /// before.
     fn follow_lookups(&self, published: &mut [Published]) {
         let before = self.looked_up.lock().clone();
         let listeners = published.iter().flat_map(|service| &service.listeners);

@@ -1,5 +1,5 @@
-//! The service router in the kernel, on hosts that are routers: kept in step with the core's service table, and told how packets to
-//! next hops leave this host (docs/decisions/0022). Without it, this process forwards.
+//! The service router in the kernel, on hosts that are routers: kept in step with the core's service table, and told
+//! how packets to next hops leave this host (docs/decisions/0022). Without it, this process forwards.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

@@ -41,14 +41,16 @@ pub struct RunArgs {
 /// What is served, of `run` and `enable`.
 #[derive(Args, Clone, Debug)]
 pub struct OfferArgs {
-    /// The name; the port that clients use, and the program's port where that is another one: web.shop, web.shop:80, web.shop:80:8000.
-    /// Without ports every TCP port that the program listens on is served, and UDP ports below 1024. May be repeated
+    /// The name; the port that clients use, and the program's port where that is another one: web.shop, web.shop:80,
+    /// web.shop:80:8000. Without ports every TCP port that the program listens on is served, and UDP ports below 1024.
+    /// May be repeated
     #[arg(long, value_name = "NAME[:PORT[:LISTEN]]", required = true)]
     pub service: Vec<Wanted>,
     /// Only this protocol
     #[arg(long)]
     pub protocol: Option<Protocol>,
-    /// Who may connect: authority (the name's, the default), any, host:<id>, group:<name>, authority:<name>; may be repeated
+    /// Who may connect: authority (the name's, the default), any, host:<id>, group:<name>, authority:<name>; may be
+    /// repeated
     #[arg(long, value_name = "WHO")]
     pub allow: Vec<String>,
     /// Share among instances of one priority; 0 takes no new connections
@@ -63,7 +65,8 @@ pub struct OfferArgs {
     /// No other program and no other host may serve the name; a second host stands by
     #[arg(long)]
     pub exclusive: bool,
-    /// Keep all datagrams of an unconnected UDP socket with one instance (QUIC, DTLS, games); otherwise each is for itself
+    /// Keep all datagrams of an unconnected UDP socket with one instance (QUIC, DTLS, games); otherwise each is for
+    /// itself
     #[arg(long)]
     pub sticky: bool,
 }
@@ -129,7 +132,8 @@ fn is_executable(path: &Path) -> bool {
     path.is_file() && access(path, Access::EXEC_OK).is_ok()
 }
 
-/// Sockets that whoever started this process has given it (socket activation): the kernel's cookies of those that listen.
+/// Sockets that whoever started this process has given it (socket activation): the kernel's cookies of those that
+/// listen.
 fn passed_sockets() -> Vec<u64> {
     let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let is_socket = |to: &std::path::Path| to.to_string_lossy().starts_with("socket:");

@@ -64,7 +64,8 @@ pub struct PublishArgs {
     /// Only this protocol
     #[arg(long)]
     protocol: Option<Protocol>,
-    /// Who may connect: authority (the name's, the default), any, host:<id>, group:<name>, authority:<name>; may be repeated
+    /// Who may connect: authority (the name's, the default), any, host:<id>, group:<name>, authority:<name>; may be
+    /// repeated
     #[arg(long, value_name = "WHO")]
     allow: Vec<String>,
     /// Share among instances of one priority; 0 takes no new connections
@@ -79,7 +80,8 @@ pub struct PublishArgs {
     /// No other program and no other host may serve the name; a second host stands by
     #[arg(long)]
     exclusive: bool,
-    /// Keep all datagrams of an unconnected UDP socket with one instance (QUIC, DTLS, games); otherwise each is for itself
+    /// Keep all datagrams of an unconnected UDP socket with one instance (QUIC, DTLS, games); otherwise each is for
+    /// itself
     #[arg(long)]
     sticky: bool,
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! What `up` has changed, on disk before it is done, so that `down` can undo it: also after a crash, and after a reboot.
+//! What `up` has changed, on disk before it is done, so that `down` can undo it: also after a crash, and after a
+//! reboot.
 
 use std::fs;
 use std::io;
@@ -52,7 +53,8 @@ pub enum JournalError {
     State(#[from] StateError),
     /// Not ours.
     #[error(
-        "{path}: {why}; nobody knows what to undo: restore the file, or remove it and undo by hand (`ip link del sal0`; the book's page on what `up` changes has the rest)"
+        "{path}: {why}; nobody knows what to undo: restore the file, or remove it and undo by hand (`ip link del \
+         sal0`; the book's page on what `up` changes has the rest)"
     )]
     Damaged {
         /// Which file.

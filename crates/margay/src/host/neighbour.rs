@@ -1,4 +1,5 @@
-//! Addresses of layer 2: the interfaces' own and their neighbours', as the kernel knows them, and word of what changes of them.
+//! Addresses of layer 2: the interfaces' own and their neighbours', as the kernel knows them, and word of what changes
+//! of them.
 
 use std::io;
 use std::net::IpAddr;
@@ -39,7 +40,8 @@ pub fn lookup(interface: u32, neighbour: IpAddr) -> Option<Mac> {
     }
 }
 
-/// Whether the kernel sends to a neighbour in this state without asking for it first (`NUD_VALID` but for what needs no address).
+/// Whether the kernel sends to a neighbour in this state without asking for it first (`NUD_VALID` but for what needs no
+/// address).
 const fn is_usable(state: NeighbourState) -> bool {
     matches!(
         state,

@@ -1,4 +1,5 @@
-//! What the agent puts on the kernel while it runs, as `up --dry-run` shows it. It is put on, and taken off, where each part is loaded.
+//! What the agent puts on the kernel while it runs, as `up --dry-run` shows it. It is put on, and taken off, where each
+//! part is loaded.
 
 use serde::Serialize;
 

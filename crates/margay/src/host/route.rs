@@ -1,5 +1,5 @@
-//! Asks the kernel how a packet to an address would leave this host, without waiting on anything but the kernel: the core's
-//! thread asks, under the core's lock.
+//! Asks the kernel how a packet to an address would leave this host, without waiting on anything but the kernel: the
+//! core's thread asks, under the core's lock.
 
 use std::io;
 use std::net::IpAddr;

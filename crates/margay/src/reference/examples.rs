@@ -26,7 +26,8 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// What a line of a code block says to a shell: without the prompt (`alpha# `, `$ `), variables and what follows the command.
+/// What a line of a code block says to a shell: without the prompt (`alpha# `, `$ `), variables and what follows the
+/// command.
 fn said(line: &str) -> &str {
     let line = line.trim_start();
     let prompt = line.split_once(' ').filter(|(first, _)| first.ends_with(['#', '$']));
@@ -126,7 +127,8 @@ fn what_is_no_command_is_seen() {
     assert_eq!(commands(text), ["margay status ", "margay down", "margay check"]);
 }
 
-/// Where the links of a text lead: a path beside it, or nothing for the text itself; and a heading there, if one is named.
+/// Where the links of a text lead: a path beside it, or nothing for the text itself; and a heading there, if one is
+/// named.
 fn links(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     let inner = targets.filter(|target| !target.contains("://") && !target.contains(char::is_whitespace));

@@ -103,7 +103,8 @@ async fn an_etcd_that_wants_certificates_and_passwords_gets_them_and_who_lacks_o
     assert!(outside.contains("grant that user readwrite below the prefix"), "{outside}");
     let stranger = refused(ClusterConfig { ca: Some(server.file("other.pem")), ..right.clone() }).await;
     assert!(stranger.contains("do not accept each other's certificates"), "{stranger}");
-    // What is said of a missing one comes when the handshake is over for this end, or not before the connection is closed.
+    // What is said of a missing one comes when the handshake is over for this end, or not before the connection is
+    // closed.
     refused(ClusterConfig { identity: None, ..right.clone() }).await;
     let missing = refused(ClusterConfig { ca: Some(server.file("none.pem")), ..right }).await;
     assert!(missing.contains("none.pem") && missing.contains("[router.etcd]"), "{missing}");

@@ -10,7 +10,8 @@ use crate::store::StoreError;
 pub enum RouterError {
     /// Another program has the port.
     #[error(
-        "TCP {0} is taken by another program (`ss -ltnp` names it); stop that, or set [router] listen in the configuration"
+        "TCP {0} is taken by another program (`ss -ltnp` names it); stop that, or set [router] listen in the \
+         configuration"
     )]
     PortInUse(SocketAddr),
     /// The system refuses.

@@ -22,7 +22,8 @@ fn refused(roll: &Roll, name: &str, error: ClaimError) -> RollError {
 }
 
 impl Guest {
-    /// Takes a registration down; one of a name that this host alone shall serve, once the routers of the cluster agree.
+    /// Takes a registration down; one of a name that this host alone shall serve, once the routers of the cluster
+    /// agree.
     pub(super) async fn take_down(&self, prefix: Prefix, name: &Name, terms: Terms) -> Result<bool, RollError> {
         let (host, name, sal) = (self.place.host, name.written(), &*self.shared.sal);
         let (place, stream) = (self.place, self.seat.stream);
@@ -54,7 +55,8 @@ impl Guest {
         for (prefix, name) in gone {
             self.granted.remove(&prefix);
             let text = format!(
-                "while this router could not be heard, another one of the cluster gave {name}, which one host alone may serve, to another host"
+                "while this router could not be heard, another one of the cluster gave {name}, which one host alone \
+                 may serve, to another host"
             );
             self.note(Act::RegisterRefused, format!("{name}: {text}"));
             let (service_id, bits) = (prefix.id.0.to_vec(), prefix.bits.into());

@@ -9,7 +9,8 @@ use crate::registration::Instance;
 use crate::registration::proto::{self, Code, from_router};
 use crate::registration::refusal::{No, prefix_of};
 
-/// Instances under one watched prefix that one message holds; and all that are told: each of a service's partitions, and more.
+/// Instances under one watched prefix that one message holds; and all that are told: each of a service's partitions,
+/// and more.
 const WATCHED_PART: usize = 400;
 const WATCHED_MAX: usize = 4000;
 /// Prefixes that one host watches.

@@ -6,7 +6,8 @@ use margay_core::key::VerifyingKey;
 use super::*;
 use crate::warrant::{self, Warrant};
 
-/// The router that has the authority's key; one that signs by a warrant, which is stolen; and a host that has joined both.
+/// The router that has the authority's key; one that signs by a warrant, which is stolen; and a host that has joined
+/// both.
 struct World {
     first: Party,
     first_at: Arc<Router>,

@@ -1,4 +1,5 @@
-//! The ways in which a program comes to serve a name, each with what must follow from it; and an agent that dies meanwhile.
+//! The ways in which a program comes to serve a name, each with what must follow from it; and an agent that dies
+//! meanwhile.
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
@@ -171,11 +172,13 @@ impl Doors<'_> {
         agent::withdraw(self.alpha, "order.shop")
     }
 
-    /// The agent dies, and with it, unheard, a program; others begin to listen, which rules of its configuration are about.
+    /// The agent dies, and with it, unheard, a program; others begin to listen, which rules of its configuration are
+    /// about.
     fn while_the_agent_is_dead(&self, short_lived: &Program) -> Result<[Program; 2]> {
         let python = self.alpha.run(["python3", "-c", "import os, sys; print(os.path.realpath(sys.executable))"])?;
         self.alpha.shell(&format!(
-            "printf '[[service]]\\nname = \"program.shop\"\\nexecutable = \"{}\"\\nlisten_port = {BY_PROGRAM}\\nport = 80\\n\
+            "printf '[[service]]\\nname = \"program.shop\"\\nexecutable = \"{}\"\\nlisten_port = {BY_PROGRAM}\\nport = \
+             80\\n\
              [[service]]\\nname = \"port.shop\"\\nlisten_port = {BY_PORT}\\nport = 80\\n' >> /etc/margay/margay.toml",
             python.trim()
         ))?;

@@ -26,7 +26,8 @@ use served::{End, Files, KINDS, Kind};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "active-sockets",
-    summary: "programs of seven kinds start, listen, stop, close, are killed, become others; new connections throughout",
+    summary: "programs of seven kinds start, listen, stop, close, are killed, become others; new connections \
+              throughout",
     bounds: &BOUNDS,
     run,
 };
@@ -65,8 +66,10 @@ fn box_of(host: &Host) -> Result<Program> {
         if is_outside { bail!("it is the host's") } else { Ok(()) }
     })?;
     host.shell(&format!(
-        "ip link add box0 type veth peer name eth0 netns {pid}; ip address add 10.9.0.1/30 dev box0; ip link set box0 up\n\
-         nsenter --target {pid} --net sh -ec 'ip link set lo up; ip address add 10.9.0.2/30 dev eth0; ip link set eth0 up; \
+        "ip link add box0 type veth peer name eth0 netns {pid}; ip address add 10.9.0.1/30 dev box0; ip link set box0 \
+         up\n\
+         nsenter --target {pid} --net sh -ec 'ip link set lo up; ip address add 10.9.0.2/30 dev eth0; ip link set eth0 \
+         up; \
          ip route add default via 10.9.0.1'\necho 1 > /proc/sys/net/ipv4/ip_forward"
     ))?;
     Ok(program)

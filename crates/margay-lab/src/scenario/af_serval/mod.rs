@@ -1,5 +1,6 @@
-//! `af-serval`: a C server and a C client, written as the Serval paper's table 1 has it, under the shim as they stand and against the
-//! library: streams and datagrams, names and prefixes, what each end is called; and what is refused, or dies half-way.
+//! `af-serval`: a C server and a C client, written as the Serval paper's table 1 has it, under the shim as they stand
+//! and against the library: streams and datagrams, names and prefixes, what each end is called; and what is refused, or
+//! dies half-way.
 
 mod programs;
 
@@ -25,7 +26,8 @@ use programs::{Door, Outcome, Programs, finish};
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
     name: "af-serval",
-    summary: "C programs with the calls of Serval's table 1, under the shim and against the library; prefixes, datagrams, refusals",
+    summary: "C programs with the calls of Serval's table 1, under the shim and against the library; prefixes, \
+              datagrams, refusals",
     bounds: &BOUNDS,
     run,
 };

@@ -1,5 +1,5 @@
-//! `apps`: applications as Debian packages them, unmodified: each is served on one host and used from another by the service's
-//! name, which its client looks up as any other. What came through is compared, not only how it ended.
+//! `apps`: applications as Debian packages them, unmodified: each is served on one host and used from another by the
+//! service's name, which its client looks up as any other. What came through is compared, not only how it ended.
 
 mod table;
 mod web;
@@ -38,8 +38,8 @@ const PAYLOAD_BYTES: usize = 3_000_000;
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// An application. Its scripts run in directories of their own and find in their environment: `NAME` and `PORT` of the
-/// service, `WORD` (a word of this run), `PAYLOAD` (a file), `SERVED` (the server's directory) and `SCRIPTS` (ours, for what
-/// has a library and no program).
+/// service, `WORD` (a word of this run), `PAYLOAD` (a file), `SERVED` (the server's directory) and `SCRIPTS` (ours, for
+/// what has a library and no program).
 pub struct App {
     /// Its name, and that of its service.
     pub name: &'static str,
@@ -132,8 +132,8 @@ fn installed(app: &App) -> Result<std::result::Result<String, String>> {
     Ok(Ok(versions.join(", ")))
 }
 
-/// Files of an application's packages, and of those that they name as needed, that are not as Debian made them. Configuration
-/// is everybody's own.
+/// Files of an application's packages, and of those that they name as needed, that are not as Debian made them.
+/// Configuration is everybody's own.
 fn lines_changed(app: &App) -> Result<f64> {
     let mut packages: Vec<String> = app.packages.iter().map(|package| (*package).to_owned()).collect();
     // The program itself may lie in a package that is named for its version.
@@ -154,7 +154,8 @@ fn needed(depends: &str) -> impl Iterator<Item = String> {
     names.map(|name| name.split(':').next().unwrap_or_default().to_owned())
 }
 
-/// `??5?????? c /path`: the sum is another; `c` marks configuration. What is missing (documents, mostly) is not changed.
+/// `??5?????? c /path`: the sum is another; `c` marks configuration. What is missing (documents, mostly) is not
+/// changed.
 fn is_changed(line: &str) -> bool {
     line.chars().nth(2) == Some('5') && !line.contains(" c /")
 }

@@ -1,4 +1,5 @@
-# nginx with a page, a word, the payload, and a page that is done when it has fetched all of these. $1: more of its `listen`.
+# nginx with a page, a word, the payload, and a page that is done when it has fetched all of these. $1: more of its
+# `listen`.
 cp "$PAYLOAD" payload
 echo "$WORD" > word
 echo "<html><head><title>a page</title></head><body><p>$WORD</p></body></html>" > index.html

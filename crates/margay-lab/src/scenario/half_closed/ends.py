@@ -1,7 +1,8 @@
 # Both ends of connections whose client closes its direction first.
 #
-#   ends.py serve PORT...       echoes dots; at a client's end of data says "asked PORT", and writes and closes when told
-#   ends.py ask ADDRESS PORT    dots, until it is told; then a request and the end of data; then what the answer was (JSON)
+#   ends.py serve PORT...       echoes dots; at a client's end of data says "asked PORT", and writes and closes when
+#   told ends.py ask ADDRESS PORT    dots, until it is told; then a request and the end of data; then what the answer
+#   was (JSON)
 #
 # SIGUSR1 tells.
 import json

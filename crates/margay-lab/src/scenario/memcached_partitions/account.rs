@@ -37,7 +37,8 @@ pub fn rate(slots: &[Slot], span: Span) -> f64 {
     f64::from(answered.sum::<u32>()) / span.seconds()
 }
 
-/// Times without an answer for some partition that were longer than a breath, in order; one that lasts ends with the span.
+/// Times without an answer for some partition that were longer than a breath, in order; one that lasts ends with the
+/// span.
 pub fn silences(slots: &[Slot], span: Span) -> Vec<Span> {
     /// Three slots: less is chance.
     const BREATH_MS: f64 = 60.0;

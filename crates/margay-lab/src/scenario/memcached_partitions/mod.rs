@@ -1,5 +1,5 @@
-//! `memcached-partitions`: Serval's Figure 8. Four memcached servers hold 16 partitions; SETs of 1 KB with random keys go to the
-//! partitions' virtual addresses; one server leaves, then another, and both come back.
+//! `memcached-partitions`: Serval's Figure 8. Four memcached servers hold 16 partitions; SETs of 1 KB with random keys
+//! go to the partitions' virtual addresses; one server leaves, then another, and both come back.
 
 mod account;
 
@@ -98,11 +98,12 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let moved = agent::metric(lab.host("router")?, "margay_partitions_moved_total")?;
     findings.set("partitions_moved", moved);
     findings.note(
-        "rate_ratio: answers per second with four servers, against one plain memcached by UDP at its own address, with as many requests \
-         at once, in turns (median of rounds); partition_balance: least over mean of the servers' own counts of SETs, the worst of \
-         the phases; recover_ms: the worst of the changes, from kill to the last partition's next answer (0: none was silent for 80 ms), or \
-         from start to the returned server's first 100 ms with three quarters of its share; silence_ms_max: the longest silence of a \
-         partition from the first change to the end; the client has one unconnected socket",
+        "rate_ratio: answers per second with four servers, against one plain memcached by UDP at its own address, with \
+         as many requests at once, in turns (median of rounds); partition_balance: least over mean of the servers' own \
+         counts of SETs, the worst of the phases; recover_ms: the worst of the changes, from kill to the last \
+         partition's next answer (0: none was silent for 80 ms), or from start to the returned server's first 100 ms \
+         with three quarters of its share; silence_ms_max: the longest silence of a partition from the first change to \
+         the end; the client has one unconnected socket",
     );
     Ok(())
 }
@@ -129,8 +130,8 @@ fn compare_rates(lab: &Lab, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-/// Answers per second at the two ways' addresses, in turns. Each round has clients of its own: how they fall in with the servers is
-/// chance, and lasts.
+/// Answers per second at the two ways' addresses, in turns. Each round has clients of its own: how they fall in with
+/// the servers is chance, and lasts.
 fn rates(client: &Host, ways: &[Vec<String>; 2], round: usize) -> Result<[f64; 2]> {
     let clients = [start_sets(client, &ways[0])?, start_sets(client, &ways[1])?];
     for client in &clients {

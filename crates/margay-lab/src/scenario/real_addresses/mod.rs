@@ -1,5 +1,6 @@
-//! `real-addresses`: which address servers see of their clients: on any address of both families, of one, on one address, on
-//! the loopback, with a socket for each family. A client that the server's network has an address of must be seen by that one.
+//! `real-addresses`: which address servers see of their clients: on any address of both families, of one, on one
+//! address, on the loopback, with a socket for each family. A client that the server's network has an address of must
+//! be seen by that one.
 
 mod bound;
 mod programs;

@@ -11,7 +11,8 @@ use crate::scenario::Findings;
 const NAME: &str = "alone.shop";
 
 impl Run<'_> {
-    /// Whom a router that can ask nobody hears alone gets no name for itself; who is heard by the others does, and keeps it.
+    /// Whom a router that can ask nobody hears alone gets no name for itself; who is heard by the others does, and
+    /// keeps it.
     pub(super) fn give_once(&mut self, findings: &mut Findings) -> Result<()> {
         let stage = self.stage;
         self.mark("r1 and web1 are apart from etcd and the other routers");

@@ -156,7 +156,8 @@ impl Stage {
         })
     }
 
-    /// Nothing passes between hosts of one and of the other side, in either direction. It is lost where it arrives: senders are not told.
+    /// Nothing passes between hosts of one and of the other side, in either direction. It is lost where it arrives:
+    /// senders are not told.
     pub fn cut(&self, one: &[&str], other: &[&str]) -> Result<()> {
         for (side, others) in [(one, other), (other, one)] {
             let gone: Result<Vec<String>> =

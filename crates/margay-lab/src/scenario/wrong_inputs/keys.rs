@@ -141,7 +141,8 @@ pub const FILES: &[Wrong] = &[
         &["a.b", "twice"],
     ),
     Wrong(
-        "[[service]]\nname = \"a.b\"\nlisten_port = 80\n[[service]]\nname = \"a.b\"\nlisten_port = 81\nexclusive = true\n",
+        "[[service]]\nname = \"a.b\"\nlisten_port = 80\n[[service]]\nname = \"a.b\"\nlisten_port = 81\nexclusive = \
+         true\n",
         4,
         &["a.b", "exclusive"],
     ),

@@ -1,5 +1,5 @@
-//! Somebody who speaks the registration protocol and may not register: strangers with all kinds of tokens, and a member that wants more
-//! than it was given. It counts what a router grants it, and should not.
+//! Somebody who speaks the registration protocol and may not register: strangers with all kinds of tokens, and a member
+//! that wants more than it was given. It counts what a router grants it, and should not.
 
 mod session;
 
@@ -41,7 +41,8 @@ pub struct Plan {
     /// A token that is good for one host, which may serve insider.shop and nothing else
     #[arg(long)]
     pub insider: JoinToken,
-    /// Good for one host, which may serve outcast.shop and is put out when its host-ID has been printed; then a line of input is expected
+    /// Good for one host, which may serve outcast.shop and is put out when its host-ID has been printed; then a line of
+    /// input is expected
     #[arg(long)]
     pub outcast: JoinToken,
     /// Whose time is over

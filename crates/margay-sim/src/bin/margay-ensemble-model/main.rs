@@ -1,4 +1,5 @@
-//! Checks the switch of ensembles: every run of small ones, by stateright, and many random runs of large ones, by seeds.
+//! Checks the switch of ensembles: every run of small ones, by stateright, and many random runs of large ones, by
+//! seeds.
 //!
 //! ```text
 //! margay-ensemble-model [--long] [--only NAME] [--seeds N] [--seed N]

@@ -1,6 +1,6 @@
-//! Hosts that wander, from seeds: they change addresses and families, lose them, have two, at any time and at once, in any weather;
-//! paths die; agents start again; an attacker sends on what it saw. When it is quiet again both ends of every flow agree on where
-//! they are, no flow is lost, and bytes pass.
+//! Hosts that wander, from seeds: they change addresses and families, lose them, have two, at any time and at once, in
+//! any weather; paths die; agents start again; an attacker sends on what it saw. When it is quiet again both ends of
+//! every flow agree on where they are, no flow is lost, and bytes pass.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};

@@ -1,5 +1,5 @@
-//! Sockets that programs bind to names themselves (DESIGN §9, the second door): one serves its name while it listens, and is
-//! forgotten with the socket, however that ends.
+//! Sockets that programs bind to names themselves (DESIGN §9, the second door): one serves its name while it listens,
+//! and is forgotten with the socket, however that ends.
 
 use margay_core::name::Name;
 use margay_datapath::active_sockets::Cookie;

@@ -124,8 +124,8 @@ impl Rule {
             let name = name.unwrap_or_else(|| format!("number {interface}"));
             let address = socket.address;
             Some(format!(
-                "its socket at {address} is bound to the interface {name} (SO_BINDTODEVICE or the like), by which nothing of \
-                 Margay comes; let the program listen without an interface"
+                "its socket at {address} is bound to the interface {name} (SO_BINDTODEVICE or the like), by which \
+                 nothing of Margay comes; let the program listen without an interface"
             ))
         })
     }

@@ -1,4 +1,5 @@
-//! A word to whoever started a program, on the program's own terminal: that its name is refused is nothing that the program could see.
+//! A word to whoever started a program, on the program's own terminal: that its name is refused is nothing that the
+//! program could see.
 
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
@@ -7,8 +8,8 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// Writes a line to the standard error of a process, if that is a terminal or a pipe. A file is the program's own: what others
-/// write there it would write over.
+/// Writes a line to the standard error of a process, if that is a terminal or a pipe. A file is the program's own: what
+/// others write there it would write over.
 pub fn say(pid: u32, text: &str) {
     // Neither waits for a reader nor takes the terminal.
     let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).bits();

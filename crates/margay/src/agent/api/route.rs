@@ -60,7 +60,8 @@ impl Found {
     }
 }
 
-/// All rules, or those that cover `name`, in the order in which they are asked: longest prefixes first, then priorities.
+/// All rules, or those that cover `name`, in the order in which they are asked: longest prefixes first, then
+/// priorities.
 pub(super) fn list(agent: &Agent, name: &str) -> Result<RouteListReply, Status> {
     let wanted = if name.is_empty() { None } else { Some(parse_name(name)?) };
     let mut rules: Vec<Found> = agent.core.0.with_sal(|sal, _| match &wanted {
@@ -194,8 +195,8 @@ fn warnings(agent: &Agent, order: &Order) -> Vec<String> {
     strange
         .map(|address| {
             format!(
-                "no host that is registered here, and no router of this host, is known at {address}: connections that this router sends \
-                 there for others end in a time-out, since the answers do not find back"
+                "no host that is registered here, and no router of this host, is known at {address}: connections that \
+                 this router sends there for others end in a time-out, since the answers do not find back"
             )
         })
         .collect()
@@ -243,8 +244,8 @@ pub(in crate::agent) struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// From what it publishes, what is registered here, the operator's rules, and what was asked for. With `about` only what concerns
-    /// names under that prefix, which is soon found where much is registered.
+    /// From what it publishes, what is registered here, the operator's rules, and what was asked for. With `about` only
+    /// what concerns names under that prefix, which is soon found where much is registered.
     pub fn of(agent: &'a Agent, wanted: Option<&Name>, about: Option<&Prefix>) -> Self {
         let under =
             |router: &Arc<Router>| about.map_or_else(|| router.instances(), |about| router.instances_under(about));

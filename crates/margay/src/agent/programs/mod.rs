@@ -1,8 +1,8 @@
-//! The program socket: what a program says to the agent of its host (DESIGN §9; `docs/book/program-socket.md`). The C library, the
-//! preload shim and the SDKs speak it; anybody may, and rights are asked for per request.
+//! The program socket: what a program says to the agent of its host (DESIGN §9; `docs/book/program-socket.md`). The C
+//! library, the preload shim and the SDKs speak it; anybody may, and rights are asked for per request.
 //!
-//! Reading order: [`message`] (the bytes), [`request`] (what each of them does), [`rights`] (who may), [`source`] (names of clients),
-//! [`event`], [`socket`] (connections).
+//! Reading order: [`message`] (the bytes), [`request`] (what each of them does), [`rights`] (who may), [`source`]
+//! (names of clients), [`event`], [`socket`] (connections).
 
 pub mod event;
 pub mod message;

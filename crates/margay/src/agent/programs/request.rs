@@ -240,7 +240,8 @@ fn source(agent: &Agent, caller: &Caller, request: &Request, socket: &Handed) ->
     (reply.bits, reply.port) = (256, port);
     let is_unnamed = request.id == ServiceId::default();
     if is_unnamed && (agent.active.why_not().is_some() || !socket.is_here()?) {
-        // Nobody would say when the socket is gone, or its port is not this host's. It has the name that all others have.
+        // Nobody would say when the socket is gone, or its port is not this host's. It has the name that all others
+        // have.
         reply.id = ServiceId::at_host(host, port.into());
         return Ok(reply);
     }

@@ -21,8 +21,9 @@ pub enum RuleChange {
 }
 
 impl<C: Core> RuleBook<C> {
-    /// Makes the operator's rules what is declared: keeps what is the same, changes terms, adds, and deletes the rest; all of it or nothing.
-    /// Of a rule that stays, number, age and what is left of its time stay as well. With `is_dry` nothing is done but to look.
+    /// Makes the operator's rules what is declared: keeps what is the same, changes terms, adds, and deletes the rest;
+    /// all of it or nothing. Of a rule that stays, number, age and what is left of its time stay as well. With `is_dry`
+    /// nothing is done but to look.
     ///
     /// # Errors
     ///
@@ -95,7 +96,8 @@ impl<C: Core> RuleBook<C> {
     }
 }
 
-/// Rules that lead to the same place of the same name are one rule with other terms: first those of the same priority, then any.
+/// Rules that lead to the same place of the same name are one rule with other terms: first those of the same priority,
+/// then any.
 fn compare(mut known: Vec<StoredRule>, wanted: Vec<StoredRule>) -> Vec<RuleChange> {
     let leads = |one: &StoredRule, other: &StoredRule| {
         let to = |rule: &StoredRule| (rule.prefix, rule.forward, rule.all);

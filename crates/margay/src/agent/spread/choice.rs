@@ -3,8 +3,8 @@
 use margay_control::registration::Instance;
 use margay_core::name::ServiceId;
 
-/// The instances of the longest prefix that covers `service`, of those the ones of the highest priority, that take anything: as the
-/// service table has it (DESIGN §8).
+/// The instances of the longest prefix that covers `service`, of those the ones of the highest priority, that take
+/// anything: as the service table has it (DESIGN §8).
 pub fn usable<'a>(instances: &'a [Instance], service: &ServiceId) -> Vec<&'a Instance> {
     let covering = || instances.iter().filter(|one| one.prefix.contains(service) && one.weight > 0);
     let best = covering().map(|one| (one.prefix.bits, one.priority)).max();

@@ -1,5 +1,6 @@
-//! Datagrams of unconnected sockets (DESIGN §9): each is resolved for itself, by programs in the kernel's socket calls. This module tells
-//! them which instances there are: it watches every name that programs send to, and gives each instance a virtual address.
+//! Datagrams of unconnected sockets (DESIGN §9): each is resolved for itself, by programs in the kernel's socket calls.
+//! This module tells them which instances there are: it watches every name that programs send to, and gives each
+//! instance a virtual address.
 
 mod choice;
 
@@ -33,7 +34,8 @@ const NAMES_MAX: usize = 4000;
 const INSTANCES_MAX: usize = 16_000;
 /// Looks at the kernel's questions that wait to be answered; the kernel asks again after a second.
 const QUESTIONS_MAX: usize = 16;
-/// A name that nobody has sent to for so long is not watched any more, and an instance that is gone for so long has no address.
+/// A name that nobody has sent to for so long is not watched any more, and an instance that is gone for so long has no
+/// address.
 const IDLE: Duration = Duration::from_secs(300);
 
 /// An instance of a name on this host: the name's own virtual address, and the instance's host.
@@ -77,8 +79,8 @@ struct Spread {
 pub struct Spreads(Result<Mutex<Spread>, String>);
 
 impl Spreads {
-    /// Loads the programs, or takes over those that the agent before has left. Without them datagrams of an unconnected socket go as those
-    /// of a connected one: all to one instance.
+    /// Loads the programs, or takes over those that the agent before has left. Without them datagrams of an unconnected
+    /// socket go as those of a connected one: all to one instance.
     pub fn open(config: &Config, direct: &DirectPath) -> Self {
         if let Some(why) = direct.why_not() {
             return Self(Err(why));
@@ -262,8 +264,8 @@ impl Spread {
         self.names.insert(name, Sought { service, asked, shown: None });
     }
 
-    /// Brings the kernel's tables in step with what is known. What has not changed is not written again: a router's own host hears of
-    /// every change of its roll.
+    /// Brings the kernel's tables in step with what is known. What has not changed is not written again: a router's own
+    /// host hears of every change of its roll.
     fn show(&mut self, agent: &Agent) {
         let mut known: HashMap<Prefix, Option<Vec<registration::Instance>>> = HashMap::new();
         let (mut names, mut present) = (std::mem::take(&mut self.names), HashSet::new());
@@ -388,7 +390,8 @@ impl Spread {
     }
 }
 
-/// Names that nobody has sent to for long: of those that are spread the kernel knows it (`spreads`), of the others it would have asked.
+/// Names that nobody has sent to for long: of those that are spread the kernel knows it (`spreads`), of the others it
+/// would have asked.
 fn unused(
     names: &BTreeMap<SocketAddr, Sought>,
     spreads: &BTreeMap<SocketAddr, Duration>,

@@ -3,11 +3,12 @@
 //!
 //! ```text
 //! margay-request- and the digits (`armor.rs`) of
-//!  0 version = 1 | 1..33 key | 33..97 its signature over `margay 2026 request`, then all but the signature | length, authority's name
+//!  0 version = 1 | 1..33 key | 33..97 its signature over `margay 2026 request`, then all but the signature
+//! 97 length, authority's name
 //! margay-warrant- and the digits of
 //!  0 version = 1 | 1 kind: 1 authority, 2 service | 2..34 the key that all of it rests on | length, name
-//!  then for an authority two chains of delegations, for members and for services; for a service one chain that ends at a host: each as
-//!  length in two bytes, big-endian, and `certificate.rs` encodes it
+//!  then for an authority two chains of delegations, for members and for services; for a service one chain that ends
+//!  at a host: each as length in two bytes, big-endian, and `certificate.rs` encodes it
 //! ```
 //! Neither holds a secret. A request shows that whoever made it has the key; a warrant is of no use without it.
 

@@ -430,7 +430,7 @@ fn decode_leg(reader: &Reader<'_>, at: usize) -> Result<Leg, HandoverError> {
 impl Sal {
     /// The record of a flow, or `None` where there is nothing to hand over: no such flow, one that is still being set
     /// up, or one that was given up. One that is closed, by both sides or by a reset, lingers where it goes, too. The
-    /// flow stays here; whoever hands it over closes it. The core keeps no TCP numbers: a cache that does fills them in.
+    /// flow stays here; whoever hands it over closes it. The core keeps no TCP numbers: a cache that does adds them.
     pub fn export_flow(&self, now: Instant, id: FlowId) -> Option<HandoverRecord> {
         let flow = self.flows.get(id)?;
         let is_set_up = flow.role == Role::Responder || flow.has(seen::CONFIRMED);

@@ -2,8 +2,8 @@
 //! that key no more.
 //!
 //! ```text
-//!  0 version = 1 | 1..9 authority's block | 9..41 the key | 41..49 until (seconds since 1970) | 49..81 the authority's key
-//!  81..145 signature by that over `margay 2026 key revocation` and all before it
+//!  0 version = 1 | 1..9 authority's block | 9..41 the key | 41..49 until (seconds since 1970)
+//!  49..81 the authority's key | 81..145 signature by that over `margay 2026 key revocation` and all before it
 //! ```
 //! Numbers are big-endian.
 

@@ -6,6 +6,7 @@ use std::process::Command;
 
 const FILE_LINES_MAX: usize = 800;
 const FUNCTION_LINES_MAX: usize = 70;
+const COLUMNS_MAX: usize = 120;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/margay is two below").to_path_buf()
@@ -52,6 +53,35 @@ fn functions_stay_small() {
             let Some(end) = lines[at..].iter().position(|line| *line == closing) else { continue };
             if end + 1 > FUNCTION_LINES_MAX {
                 found.push(format!("{}:{}: {} lines", name.display(), at + 1, end + 1));
+            }
+        }
+    }
+    complain(&found);
+}
+
+/// What formatters do not break: comments, and the prose of the book outside of tables and examples.
+#[test]
+fn comments_and_prose_end_at_120_columns() {
+    let mut found = Vec::new();
+    let mut complain_of = |name: &Path, at: usize, line: &str| {
+        if line.chars().count() > COLUMNS_MAX {
+            found.push(format!("{}:{}: {}", name.display(), at + 1, line.trim()));
+        }
+    };
+    for (name, text) in files(&[".rs", ".c", ".h", ".proto"]) {
+        let is_comment = |line: &str| ["//", "/*", "* "].iter().any(|start| line.trim_start().starts_with(start));
+        text.lines()
+            .enumerate()
+            .filter(|(_, line)| is_comment(line))
+            .for_each(|(at, line)| complain_of(&name, at, line));
+    }
+    // The figures' pages are written by the lab.
+    for (name, text) in files(&[".md"]).into_iter().filter(|(name, _)| !name.starts_with("docs/figures")) {
+        let mut is_example = false;
+        for (at, line) in text.lines().enumerate() {
+            is_example ^= line.starts_with("```");
+            if !is_example && !line.starts_with("    ") && !line.starts_with('|') {
+                complain_of(&name, at, line);
             }
         }
     }

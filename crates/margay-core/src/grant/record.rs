@@ -2,7 +2,8 @@
 //! until their agent has been told: of those that it was not, this says what they are.
 //!
 //! ```text
-//!  0 version = 1 | 1 flags (1 authenticated) | 2..4 zero | 4..8 association | 8..12 peer's flow 0 | 12..16 peer's grant
+//!  0 version = 1 | 1 flags (1 authenticated) | 2..4 zero | 4..8 association | 8..12 peer's flow 0
+//! 12..16 peer's grant
 //! 16..32 session | 32..64 service | 64..80 peer's host-ID
 //! ```
 

@@ -37,6 +37,7 @@ local error_codes = {
     [11] = "FULL_HANDSHAKE_WANTED", [12] = "UNKNOWN_ASSOCIATION", [13] = "CLOSED", [14] = "NO_COMMON_STACK",
     [15] = "KEPT_OUT",
     [16] = "LISTENER_SILENT",
+    [17] = "DRAINED",
 }
 local stacks = { [0] = "raw", [1] = "direct", [2] = "encap", [3] = "secure (AES-256-GCM)",
     [4] = "secure (ChaCha20-Poly1305)" }

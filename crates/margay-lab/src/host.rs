@@ -205,6 +205,18 @@ impl Host {
         command.args(own.get_args()).arg("traffic").args(args);
         Ok(command)
     }
+
+    /// The words of the traffic program for another program that starts it on this host: without those that lead there.
+    ///
+    /// # Errors
+    ///
+    /// This program's path is not known.
+    pub fn words_of_traffic(&self, args: &[&str]) -> Result<Vec<String>> {
+        let command = self.traffic(args)?;
+        let words: Vec<String> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        let from = words.iter().position(|word| word == "--").context("no words of the program")? + 1;
+        Ok(words[from..].to_vec())
+    }
 }
 
 impl Drop for Host {

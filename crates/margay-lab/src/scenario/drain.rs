@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::{Findings, Scenario, is_long, pair, site};
@@ -86,6 +87,12 @@ const HUNG_LIMIT: Duration = Duration::from_secs(5);
 const BAD_LIMIT: Duration = Duration::from_secs(15);
 /// By undrain, under load.
 const RETURNS: f64 = 2.0;
+/// Of the program that `margay run` starts.
+const RUN_SERVICE: &str = "run.shop";
+const RUN_NAME: &str = "run.shop.sal.internal";
+const RUN_PORT: u16 = 9;
+const RUN_DEADLINE: &str = "2s";
+const RUN_DEADLINE_MS: f64 = 2000.0;
 /// So many that both servers have some.
 const SOCKETS: usize = 16;
 /// Exchanges of each socket, so many milliseconds apart.
@@ -181,6 +188,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     pair::attempt_part("a drain at once", findings, |findings| drain_now(&stage, &held, findings));
     held.into_iter().try_for_each(|idle| idle.finish(LIMIT).map(drop))?;
     pair::attempt_part("what is left", findings, |findings| entries::report_leaks(&hosts, &before, findings));
+    pair::attempt_part("a program that is told to stop", findings, |findings| run_drained(&stage, findings));
     // What is left of datagrams stays for minutes.
     pair::attempt_part("datagrams", findings, |findings| datagrams(&stage, findings));
     Ok(())
@@ -480,6 +488,44 @@ fn drain_now(stage: &Stage<'_>, held: &[Series<Idle>], findings: &mut Findings) 
     judge_kept(&held[0], &[first, drained], findings);
     held.iter().skip(1).for_each(|idle| judge_kept(idle, &[drained], findings));
     agent::undrain(drained, SERVICE)
+}
+
+/// `margay run` has its program's name drained before it passes SIGTERM on. The next start serves it again.
+fn run_drained(stage: &Stage<'_>, findings: &mut Findings) -> Result<()> {
+    let [stopped, other] = stage.servers;
+    let mut program = run_greeter(stopped)?;
+    let _other = run_greeter(other)?;
+    agent::await_instances(stage.client, RUN_SERVICE, 2)?;
+    let idle = idle::open(stage.client, RUN_NAME, RUN_PORT, stage.length.idle)?;
+    let here = standing(&idle, stopped);
+    ensure!(!here.is_empty() && here.len() < stage.length.idle, "{} are to {}", here.len(), stopped.name());
+    let stopped_ms = now_ms();
+    program.signal(Signal::SIGTERM)?;
+    wait_for("the drain of a program", LIMIT, || {
+        ensure!(agent::is_drained(stopped, RUN_SERVICE)?, "it is not drained");
+        Ok(())
+    })?;
+    let new = idle::open(stage.client, RUN_NAME, RUN_PORT, stage.length.idle)?;
+    findings.figures.add("late_connects", standing(&new, stopped).len() as f64);
+    ensure!(program.ended()?.is_none(), "the program has ended before its connections");
+    judge_ended(&idle, &here, stopped_ms + RUN_DEADLINE_MS, findings);
+    judge_kept(&idle, &[stopped], findings);
+    judge_kept(&new, &[], findings);
+    wait_for("the end of the program", LIMIT, || program.ended()?.context("it runs still"))?;
+    let _again = run_greeter(stopped)?;
+    agent::await_instances(stage.client, RUN_SERVICE, 2)?;
+    ensure!(!agent::is_drained(stopped, RUN_SERVICE)?, "the next start of the program is drained");
+    Ok(())
+}
+
+/// Starts a server that greets with its host's name, by `margay run`.
+fn run_greeter(host: &Host) -> Result<Program> {
+    let listen = format!("0.0.0.0:{RUN_PORT}");
+    let greeting = format!("{}\n", host.name());
+    let greeter = host.words_of_traffic(&["echo", "--listen", &listen, "--greeting", &greeting])?;
+    let offer = format!("{RUN_SERVICE}:{RUN_PORT}");
+    let run = ["margay", "run", "--service", &offer, "--drain", RUN_DEADLINE, "--"];
+    host.spawn("run", run.into_iter().map(str::to_owned).chain(greeter))
 }
 
 /// Connected sockets ask all the time while the first host is drained of everything: each is served by the other one.

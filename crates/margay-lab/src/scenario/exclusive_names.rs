@@ -76,13 +76,10 @@ fn serve(host: &Host, options: &[&str]) -> Result<Program> {
 
 fn argv(host: &Host, options: &[&str]) -> Result<Vec<String>> {
     let listen = format!("0.0.0.0:{PORT}");
-    let own = host.traffic(["echo", "--listen", &listen, "--greeting", &format!("{}\n", host.name())])?;
-    // The words after those that lead into the host, which are added again.
-    let words: Vec<String> = own.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
-    let from = words.iter().position(|word| word == "--").context("no words of the program")? + 1;
+    let greeter = host.words_of_traffic(&["echo", "--listen", &listen, "--greeting", &format!("{}\n", host.name())])?;
     let offer = format!("{SERVICE}:{PORT}");
     let run = ["margay", "run", "--service", &offer].into_iter().chain(options.iter().copied()).chain(["--"]);
-    Ok(run.map(str::to_owned).chain(words[from..].iter().cloned()).collect())
+    Ok(run.map(str::to_owned).chain(greeter).collect())
 }
 
 /// A second program of the host is not started, and hears of the first.

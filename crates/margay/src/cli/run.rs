@@ -1,10 +1,14 @@
 //! `margay run`: a program serves a name while it listens.
 
+mod supervised;
+
 use std::io::{ErrorKind, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Duration;
 use std::{env, fs};
 
 use clap::Args;
@@ -15,6 +19,7 @@ use rustix::net::SocketType;
 use rustix::net::sockopt::{socket_acceptconn, socket_cookie, socket_type};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
+use self::supervised::Drainer;
 use super::{Client, refused};
 use crate::agent::active::rule::Wanted;
 use crate::listener::{Protocol, partition_count};
@@ -30,6 +35,10 @@ pub struct RunArgs {
     /// Keep the program's ports off the network: it is reached by name only
     #[arg(long)]
     private: bool,
+    /// When told to stop (SIGTERM), drain the names first: new connections go elsewhere, those that are there get so long
+    /// to end, and then the program is told to stop
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "unit")]
+    drain: Option<Duration>,
     /// Start nothing: serve what the systemd unit around this process listens on (what `margay enable` puts into units)
     #[arg(long, conflicts_with = "command")]
     unit: bool,
@@ -103,7 +112,9 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
         whole_cgroup: args.unit,
     };
     client.program_attach(request).await.map_err(refused)?;
-    let [program, words @ ..] = &args.command[..] else { return Ok(ExitCode::SUCCESS) };
+    if args.command.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
     if std::io::stderr().is_terminal() {
         let names: Vec<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
         eprintln!(
@@ -112,10 +123,25 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
             names.first().copied().unwrap_or_default()
         );
     }
-    // This process becomes the program: its number, its parent and its descriptors stay.
-    let error = Command::new(program).args(words).exec();
-    eprintln!("margay: cannot start {program}: {error}");
-    Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED }))
+    let mut command = Command::new(&args.command[0]);
+    command.args(&args.command[1..]);
+    match args.drain {
+        Some(deadline) => {
+            let names = args.offer.service.iter().map(|wanted| wanted.name.written().to_owned()).collect();
+            supervised::run(command, Drainer { client, names, deadline, begun: Arc::default() }).await
+        }
+        // This process becomes the program: its number, its parent and its descriptors stay.
+        None => {
+            let error = command.exec();
+            Ok(not_started(&command, &error))
+        }
+    }
+}
+
+/// Says why a program was not started, and gives the exit status that shells have for that.
+fn not_started(command: &Command, error: &std::io::Error) -> ExitCode {
+    eprintln!("margay: cannot start {}: {error}", command.get_program().display());
+    ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED })
 }
 
 /// Whether a program is found as `exec` will look for it: by its path, or in the directories of `PATH`.

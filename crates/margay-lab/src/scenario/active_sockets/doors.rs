@@ -124,13 +124,10 @@ impl Doors<'_> {
     }
 
     fn datagrams(&self) -> Result<()> {
-        let own = self.alpha.traffic(["echo", "--listen", &format!("0.0.0.0:{DATAGRAMS}")])?;
-        // The words after those that lead into the host, which this adds again.
-        let words: Vec<String> = own.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
-        let from = words.iter().position(|word| word == "--").context("no words of the program")? + 1;
+        let echo = self.alpha.words_of_traffic(&["echo", "--listen", &format!("0.0.0.0:{DATAGRAMS}")])?;
         let offer = format!("echo.shop:7:{DATAGRAMS}");
         let argv = ["margay", "run", "--service", &offer, "--"].map(str::to_owned).into_iter();
-        let _echo = self.alpha.spawn("echo", argv.chain(words[from..].iter().cloned()))?;
+        let _echo = self.alpha.spawn("echo", argv.chain(echo))?;
         self.awaits("echo.shop", 1)?;
         for options in [&["--count", "5"][..], &["--count", "5", "--udp", "--resend-ms", "500"]] {
             let outcome = server::attempt(self.client, "echo.shop.sal.internal", 7, options)?;

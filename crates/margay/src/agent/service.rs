@@ -101,8 +101,9 @@ impl Published {
         if self.is_drained { 0 } else { self.terms.weight }
     }
 
-    fn is_on_the_terms_of(&self, other: &Self) -> bool {
-        self.terms == other.terms && self.is_drained == other.is_drained
+    /// Whether routers that know of it know of the other one as well.
+    fn is_told_as(&self, other: &Self) -> bool {
+        self.is_served && other.is_served && self.terms == other.terms && self.is_drained == other.is_drained
     }
 
     /// What is served: a service that has partitions with all that is under it.
@@ -345,12 +346,13 @@ impl Services {
             return Err(PublishError::Misuse(text));
         }
         (service.is_served, service.refused) = self.standing(&service);
-        if let Err(error) = self.put_in_force(before.as_ref(), &mut service) {
+        if let Err(error) = self.put_in_table(before.as_ref(), &mut service) {
             drop(published);
             // Which may have admitted it already.
             self.tell_router();
             return Err(error);
         }
+        let changed = service.clone();
         match (at, service.listeners.is_empty()) {
             (Some(at), true) => drop(published.remove(at)),
             (Some(at), false) => published[at] = service,
@@ -358,6 +360,7 @@ impl Services {
             (None, false) => published.push(service),
         }
         self.follow_lookups(&mut published);
+        self.tell_routers(before.as_ref(), &changed);
         drop(published);
         self.tell_router();
         Ok(())
@@ -395,19 +398,27 @@ impl Services {
         admitted.map_or_else(|error| (false, error.to_string()), |()| (true, String::new()))
     }
 
-    /// Makes the service table and the routers follow from what a service was and is.
-    fn put_in_force(&self, before: Option<&Published>, service: &mut Published) -> Result<(), PublishError> {
+    /// Makes the service table follow from what a service was and is.
+    fn put_in_table(&self, before: Option<&Published>, service: &mut Published) -> Result<(), PublishError> {
         // New rules first: the table is never without one for the name.
         let old = std::mem::take(&mut service.rules);
         service.rules = self.add_rules(service)?;
         for rule in old {
             self.core.remove_rule(rule);
         }
+        if service.is_served && !before.is_some_and(|before| before.is_told_as(service)) {
+            self.certify(service);
+        }
+        Ok(())
+    }
+
+    /// Makes the routers follow from what a service was and is. After look-ups have begun, which may take seconds on a
+    /// busy host: connections that come before are shown a surrogate.
+    fn tell_routers(&self, before: Option<&Published>, service: &Published) {
         match (before.filter(|before| before.is_served), service.is_served) {
             (Some(before), false) => self.end(before.prefix()),
-            (Some(before), true) if before.is_on_the_terms_of(service) => {}
+            (Some(before), true) if before.is_told_as(service) => {}
             (before, true) => {
-                self.certify(service);
                 self.announce(service);
                 if let Some(other) = before.map(Published::prefix).filter(|before| *before != service.prefix()) {
                     self.end(other);
@@ -415,7 +426,6 @@ impl Services {
             }
             (None, false) => {}
         }
-        Ok(())
     }
 
     /// What listens here now: names whose socket is gone are withdrawn, those that have one again are served again.
@@ -437,6 +447,7 @@ impl Services {
     fn follow_standings(&self) {
         let mut published = self.published.lock();
         let mut is_changed = false;
+        let mut changed = Vec::new();
         for service in published.iter_mut() {
             let (is_served, refused) = self.standing(service);
             service.refused = refused;
@@ -448,14 +459,16 @@ impl Services {
             service.is_served = is_served;
             // Also where it fails: the router may have admitted it.
             is_changed = true;
-            if let Err(error) = self.put_in_force(Some(&before), service) {
+            if let Err(error) = self.put_in_table(Some(&before), service) {
                 tracing::warn!(name = %before.name, %error, "a service does not follow its sockets");
                 *service = before;
                 continue;
             }
             tracing::info!(name = %service.name, served = service.is_served, "what listens has changed");
+            changed.push((before, service.clone()));
         }
         self.follow_lookups(&mut published);
+        changed.iter().for_each(|(before, service)| self.tell_routers(Some(before), service));
         drop(published);
         if is_changed {
             self.tell_router();
@@ -492,7 +505,7 @@ impl Services {
         let is_changed = |listener: &Listener| before.contains(&listener.address) != now.contains(&listener.address);
         for service in published.iter_mut().filter(|service| service.listeners.iter().any(is_changed)) {
             let as_before = service.clone();
-            if let Err(error) = self.put_in_force(Some(&as_before), service) {
+            if let Err(error) = self.put_in_table(Some(&as_before), service) {
                 tracing::warn!(name = %service.name, %error, "a service is not reached as it could be");
                 *service = as_before;
             }

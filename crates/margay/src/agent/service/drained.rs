@@ -64,10 +64,12 @@ impl Services {
         for service in published.iter_mut().filter(differs) {
             let before = service.clone();
             service.is_drained = !before.is_drained;
-            if let Err(error) = self.put_in_force(Some(&before), service) {
+            if let Err(error) = self.put_in_table(Some(&before), service) {
                 tracing::warn!(name = %before.name, %error, "what is drained does not show in the service table");
                 *service = before;
+                continue;
             }
+            self.tell_routers(Some(&before), service);
         }
         drop(published);
         self.tell_router();

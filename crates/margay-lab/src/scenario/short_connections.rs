@@ -28,7 +28,7 @@ const BOUNDS: [Bound; 7] = [
     bound("ratio_median_window", AtLeast(0.6)),
     // The worst window beside the worst of the others: windows of plain TCP alone differ by a sixth.
     bound("ratio_min_window", AtLeast(0.6)),
-    bound("vs_haproxy_min_window", AtLeast(1.0)),
+    bound("ratio_haproxy_min_window", AtLeast(1.0)),
     // 0.75 to 0.93 here (decision 0049).
     bound("ratio_persistent", AtLeast(0.65)),
     // Otherwise the load was none that kernels set up, and what is shown is something else.
@@ -222,7 +222,7 @@ fn sustained(ways: &Ways<'_>, length: &Length, findings: &mut Findings) -> Resul
     others(findings)?;
     findings.set("ratio_min_window", least(&named) / least(&plain));
     findings.set("ratio_median_window", median(&named) / median(&plain));
-    findings.set("vs_haproxy_min_window", least(&named) / least(&proxied));
+    findings.set("ratio_haproxy_min_window", least(&named) / least(&proxied));
     findings.set("plain_per_s", median(&plain));
     findings.set("haproxy_per_s", median(&proxied));
     findings.set("named_per_s", median(&named));

@@ -61,7 +61,8 @@ impl Drainer {
 
     /// The next start of the program serves the names again.
     async fn undrain(mut self) {
-        for name in std::mem::take(&mut *self.begun.lock()) {
+        let begun = std::mem::take(&mut *self.begun.lock());
+        for name in begun {
             if let Err(error) = self.client.undrain(UndrainRequest { name }).await {
                 eprintln!("margay: {}", error.message());
             }

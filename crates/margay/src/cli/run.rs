@@ -35,8 +35,8 @@ pub struct RunArgs {
     /// Keep the program's ports off the network: it is reached by name only
     #[arg(long)]
     private: bool,
-    /// When told to stop (SIGTERM), drain the names first: new connections go elsewhere, those that are there get so long
-    /// to end, and then the program is told to stop
+    /// When told to stop (SIGTERM), drain the names first: new connections go elsewhere, those that are there get so
+    /// long to end, and then the program is told to stop
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "unit")]
     drain: Option<Duration>,
     /// Start nothing: serve what the systemd unit around this process listens on (what `margay enable` puts into units)

@@ -6,8 +6,8 @@ use std::time::Duration;
 use margay_core::output::DropReason;
 use margay_core::time::Instant;
 
-use crate::checksum::{fold, sum};
-use crate::packet::{FRAGMENT, IPV4_LEN, IPV6_LEN};
+use crate::checksum::{fold, pseudo, sum};
+use crate::packet::{FRAGMENT, IPV4_LEN, IPV6_LEN, TCP, UDP};
 
 /// Most datagrams in the making; the oldest goes.
 const DATAGRAMS_MAX: usize = 64;
@@ -162,8 +162,25 @@ impl Datagram {
             let payload = u16::try_from(packet.len() - IPV6_LEN).map_err(|_| DropReason::Malformed)?;
             packet[4..6].copy_from_slice(&payload.to_be_bytes());
         }
-        Ok(packet)
+        if has_right_checksum(&packet, header_len) { Ok(packet) } else { Err(DropReason::Incomplete) }
     }
+}
+
+/// Whether the transport checksum of a whole packet is right; nothing is said of protocols other than TCP and UDP. A
+/// fragment of one packet may have waited for another one with the same identification (RFC 4963): senders number the
+/// packets of each socket by themselves. What is made of the packet afterwards has a checksum of its own, which would
+/// be right.
+fn has_right_checksum(packet: &[u8], header_len: usize) -> bool {
+    let is_v4 = packet[0] >> 4 == 4;
+    let transport = &packet[header_len..];
+    let protocol = packet[if is_v4 { 9 } else { 6 }];
+    let has_none = is_v4 && protocol == UDP && transport.get(6..8) == Some(&[0, 0]);
+    if !matches!(protocol, TCP | UDP) || has_none {
+        return true;
+    }
+    let addresses = if is_v4 { &packet[12..20] } else { &packet[8..IPV6_LEN] };
+    // A packet has 65,535 bytes at most.
+    fold(sum(addresses) + pseudo(protocol, transport.len() as u32) + sum(transport)) == 0xffff
 }
 
 fn parse(packet: &[u8]) -> Option<Fragment<'_>> {
@@ -213,7 +230,6 @@ fn parse_v6(packet: &[u8]) -> Option<Fragment<'_>> {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::packet::UDP;
     use crate::sample::{self, Checksum};
     use proptest::prelude::*;
 
@@ -264,6 +280,20 @@ mod test {
         other[60] ^= 1;
         assert_eq!(reassembler.accept(&other, Instant::ZERO), Err(DropReason::Malformed));
         assert_eq!((reassembler.bytes, reassembler.datagrams.len()), (0, 0));
+    }
+
+    #[test]
+    fn parts_of_two_packets_with_one_identification_are_no_packet() {
+        for v4 in [true, false] {
+            let one = packet(v4, 100);
+            let mut other = one.clone();
+            *other.last_mut().expect("it has bytes") ^= 1;
+            let mut reassembler = Reassembler::default();
+            // The first fragment of the other one was lost on the way.
+            assert_eq!(reassembler.accept(&cut(&other, 64)[1], Instant::ZERO), Ok(None));
+            assert_eq!(reassembler.accept(&cut(&one, 64)[0], Instant::ZERO), Err(DropReason::Incomplete));
+            assert_eq!(reassembler.accept(&cut(&one, 64)[1], Instant::ZERO), Ok(None), "and nothing of both stays");
+        }
     }
 
     #[test]

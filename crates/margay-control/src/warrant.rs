@@ -1,5 +1,5 @@
-//! How a key's owner lets others speak for a name without giving the key away (DESIGN §5, §8): a further router gets a
-//! key of its own that signs for an authority, a host the word of a service's key.
+//! How a key's owner lets others speak for a name without giving the key away (DESIGN §5, §8): a further router gets
+//! a key of its own that signs for an authority, a host the word of a service's key.
 //!
 //! ```text
 //! margay-request- and the digits (`armor.rs`) of

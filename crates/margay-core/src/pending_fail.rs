@@ -17,7 +17,7 @@ const WAITING_MAX: usize = 4096;
 
 /// A flow that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Farewell {
+pub(crate) struct PendingFail {
     /// The association by which the peer is told.
     pub association: u32,
     /// The peer's number of the flow, and this host's.
@@ -28,13 +28,13 @@ pub(crate) struct Farewell {
 
 /// Those that are said again, each after its pause: in each queue the earliest first.
 #[derive(Debug, Default)]
-pub(crate) struct Farewells([VecDeque<(Instant, Farewell)>; PAUSES.len()]);
+pub(crate) struct PendingFails([VecDeque<(Instant, PendingFail)>; PAUSES.len()]);
 
-impl Farewells {
-    fn add(&mut self, now: Instant, times: usize, farewell: Farewell) {
+impl PendingFails {
+    fn add(&mut self, now: Instant, times: usize, pending: PendingFail) {
         let (Some(waiting), Some(pause)) = (self.0.get_mut(times), PAUSES.get(times)) else { return };
         if waiting.len() < WAITING_MAX {
-            waiting.push_back((now + *pause, farewell));
+            waiting.push_back((now + *pause, pending));
         }
     }
 
@@ -43,10 +43,10 @@ impl Farewells {
         self.0.iter().filter_map(|waiting| waiting.front()).map(|(at, _)| *at).min()
     }
 
-    fn take_due(&mut self, now: Instant) -> Option<(usize, Farewell)> {
-        let due = |waiting: &VecDeque<(Instant, Farewell)>| waiting.front().is_some_and(|(at, _)| *at <= now);
+    fn take_due(&mut self, now: Instant) -> Option<(usize, PendingFail)> {
+        let due = |waiting: &VecDeque<(Instant, PendingFail)>| waiting.front().is_some_and(|(at, _)| *at <= now);
         let times = self.0.iter().position(due)?;
-        self.0[times].pop_front().map(|(_, farewell)| (times, farewell))
+        self.0[times].pop_front().map(|(_, pending)| (times, pending))
     }
 }
 
@@ -54,23 +54,23 @@ impl Sal {
     /// Tells the peer of a flow that this end can carry it no more.
     pub(crate) fn say_fail(&mut self, id: FlowId, code: ErrorCode) {
         let Some(flow) = self.flows.get(id) else { return };
-        let farewell = Farewell { association: flow.association, peer_flow: flow.peer_flow, flow: id, code };
-        self.say_farewell(farewell);
-        self.farewells.add(self.now, 0, farewell);
+        let pending = PendingFail { association: flow.association, peer_flow: flow.peer_flow, flow: id, code };
+        self.send_fail(pending);
+        self.pending_fails.add(self.now, 0, pending);
     }
 
-    fn say_farewell(&mut self, farewell: Farewell) {
-        let extensions = [Extension::Error(ErrorRepr { code: farewell.code, text: "" })];
-        let mut draft = Draft::new(Kind::Fail, farewell.peer_flow, farewell.flow);
+    fn send_fail(&mut self, pending: PendingFail) {
+        let extensions = [Extension::Error(ErrorRepr { code: pending.code, text: "" })];
+        let mut draft = Draft::new(Kind::Fail, pending.peer_flow, pending.flow);
         draft.extensions = &extensions;
-        self.seal_and_send(farewell.association, draft);
+        self.seal_and_send(pending.association, draft);
     }
 
     /// Says again what is due.
-    pub(crate) fn farewells_due(&mut self, now: Instant) {
-        while let Some((times, farewell)) = self.farewells.take_due(now) {
-            self.say_farewell(farewell);
-            self.farewells.add(now, times + 1, farewell);
+    pub(crate) fn pending_fails_due(&mut self, now: Instant) {
+        while let Some((times, pending)) = self.pending_fails.take_due(now) {
+            self.send_fail(pending);
+            self.pending_fails.add(now, times + 1, pending);
         }
     }
 }
@@ -80,16 +80,17 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_farewell_is_said_again_twice_and_in_time() {
-        let farewell = |n| Farewell { association: 1, peer_flow: FlowId(n), flow: FlowId(n), code: ErrorCode::Drained };
-        let mut farewells = Farewells::default();
-        farewells.add(Instant::ZERO, 0, farewell(1));
-        farewells.add(Instant::from_millis(100), 0, farewell(2));
+    fn a_fail_is_sent_again_twice_and_in_time() {
+        let pending =
+            |n| PendingFail { association: 1, peer_flow: FlowId(n), flow: FlowId(n), code: ErrorCode::Drained };
+        let mut pending_fails = PendingFails::default();
+        pending_fails.add(Instant::ZERO, 0, pending(1));
+        pending_fails.add(Instant::from_millis(100), 0, pending(2));
         let mut said = alloc::vec::Vec::new();
-        while let Some(now) = farewells.next_deadline() {
-            while let Some((times, due)) = farewells.take_due(now) {
+        while let Some(now) = pending_fails.next_deadline() {
+            while let Some((times, due)) = pending_fails.take_due(now) {
                 said.push((now, due.flow.0));
-                farewells.add(now, times + 1, due);
+                pending_fails.add(now, times + 1, due);
             }
         }
         let at = Instant::from_millis;
@@ -98,15 +99,15 @@ mod test {
 
     #[test]
     fn more_ends_than_there_is_room_for_are_said_once_each() {
-        let mut farewells = Farewells::default();
+        let mut pending_fails = PendingFails::default();
         for n in 0..WAITING_MAX as u32 + 10 {
             let flow = FlowId(n);
-            farewells.add(
+            pending_fails.add(
                 Instant::ZERO,
                 0,
-                Farewell { association: 1, peer_flow: flow, flow, code: ErrorCode::Closed },
+                PendingFail { association: 1, peer_flow: flow, flow, code: ErrorCode::Closed },
             );
         }
-        assert_eq!(farewells.0[0].len(), WAITING_MAX);
+        assert_eq!(pending_fails.0[0].len(), WAITING_MAX);
     }
 }

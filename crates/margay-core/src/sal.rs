@@ -15,7 +15,6 @@ use crate::cookie::CookieJar;
 use crate::counters::Counters;
 use crate::delay::Delays;
 use crate::event::Event;
-use crate::farewell::Farewells;
 use crate::flow::{FlowTable, KeyedHash};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
@@ -31,6 +30,7 @@ use crate::notice::Notices;
 use crate::output::{AppVerdict, Direction, DropReason, Output};
 use crate::packet::{self, Parsed, Unreachable};
 use crate::patience::Patience;
+use crate::pending_fail::PendingFails;
 use crate::policy::Policy;
 use crate::queue::OutputQueue;
 use crate::rate::RateLimit;
@@ -133,7 +133,7 @@ pub struct Sal {
     pub(crate) grants: Grants,
     /// Keys that are shown in two places.
     pub(crate) twins: Twins,
-    pub(crate) farewells: Farewells,
+    pub(crate) pending_fails: PendingFails,
     pub(crate) patience: Patience,
     /// Until then hosts may still have to tell this router what they serve.
     pub(crate) hosts_awaited: Instant,
@@ -213,7 +213,7 @@ impl Sal {
             delays: Delays::default(),
             grants: Grants::default(),
             twins: Twins::default(),
-            farewells: Farewells::default(),
+            pending_fails: PendingFails::default(),
             patience: Patience::default(),
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),
@@ -396,7 +396,7 @@ impl Sal {
         self.grants_due(now);
         self.inquiries_due(now);
         self.hear_newcomers(now);
-        self.farewells_due(now);
+        self.pending_fails_due(now);
         self.patience_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
@@ -436,7 +436,7 @@ impl Sal {
             .chain(self.notices.next_deadline())
             .chain(self.grants.next_deadline())
             .chain(self.twins.next_deadline())
-            .chain(self.farewells.next_deadline())
+            .chain(self.pending_fails.next_deadline())
             .chain(self.patience.next_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)

@@ -1,5 +1,5 @@
-//! The virtual five-tuple that a responder gives a flow (DESIGN §5, §18): the client's real address where the host can
-//! take it, else a surrogate from a pool that nothing else uses.
+//! The virtual five-tuple that a responder gives a flow (DESIGN §5, §18): the client's real address where the host
+//! can take it, else a surrogate from a pool that nothing else uses.
 
 use core::net::{IpAddr, SocketAddr};
 

@@ -1,5 +1,5 @@
-//! Address translators on the way (DESIGN §10): where a peer sees this host at an address that is not its own, somebody
-//! remembers the two, and forgets them when nothing goes out for a while. So something does, but only there.
+//! Address translators on the way (DESIGN §10): where a peer sees this host at an address that is not its own,
+//! somebody remembers the two, and forgets them when nothing goes out for a while. So something does, but only there.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
- * Unconnected datagrams (DESIGN §9; Serval §4.1, Table 1): each one that a program sends to a name goes to an instance
- * that is chosen for it alone. An instance has a virtual address of its own on this host; the flow to it is as every
- * other. The program sees the name's address only: what it hears from an instance is shown as from the name.
+ * Unconnected datagrams (DESIGN §9; Serval §4.1, Table 1): each one that a program sends to a name goes to an
+ * instance that is chosen for it alone. An instance has a virtual address of its own on this host; the flow to it is
+ * as every other. The program sees the name's address only: what it hears from an instance is shown as from the name.
  *
  * A datagram server, in turn, hears its clients from surrogates, without which its answers would not come by sal0; it
  * is shown the clients' real addresses, and answers there.

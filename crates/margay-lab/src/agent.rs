@@ -187,6 +187,20 @@ pub fn flows(host: &Host) -> Result<Vec<Value>> {
     Ok(answer["flows"].as_array().cloned().unwrap_or_default())
 }
 
+/// Flows of a name that a host lists and that are not over.
+///
+/// # Errors
+///
+/// No agent runs on the host.
+pub fn open_flows(host: &Host, service: &str, protocol: &str) -> Result<Vec<Value>> {
+    let mut flows = flows(host)?;
+    flows.retain(|flow| {
+        let is_over = matches!(flow["lifecycle"].as_str(), Some("closed" | "timed-out"));
+        flow["name"] == service && flow["protocol"] == protocol && !is_over
+    });
+    Ok(flows)
+}
+
 /// `margay route list`: the rules of a host that cover a name, with `action`, `origin`, `packets` and `used_ms_ago`.
 ///
 /// # Errors

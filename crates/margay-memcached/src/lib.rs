@@ -1,5 +1,5 @@
-//! Memcached in partitions (DESIGN §5, §8; Serval §6.2): which partition a key is in, and a proxy that takes unmodified
-//! clients there.
+//! Memcached in partitions (DESIGN §5, §8; Serval §6.2): which partition a key is in, and a proxy that takes
+//! unmodified clients there.
 //!
 //! Reading order: [`partition`] (the client call), [`request`] (what clients say), [`server`] (who answers for a
 //! partition), [`proxy`].

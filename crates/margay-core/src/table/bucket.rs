@@ -37,8 +37,8 @@ impl Bid {
         Self { u: mix(bucket ^ point) | 1, weight, point }
     }
 
-    /// As −1/ln is increasing, ln is taken in base 2 and fixed point; floats would differ between hosts and are absent
-    /// from the core.
+    /// As −1/ln is increasing, ln is taken in base 2 and fixed point; floats would differ between hosts and are
+    /// absent from the core.
     fn score(&self) -> u128 {
         (u128::from(self.weight) << 64) / u128::from(negative_log2(self.u))
     }

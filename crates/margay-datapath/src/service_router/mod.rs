@@ -1,6 +1,6 @@
-//! The service router in the kernel (DESIGN §8; Serval §4.2): resolvable packets that need only be forwarded are, by an
-//! eBPF program where they arrive. It decides as the core does, by a copy of the core's service table; what it cannot
-//! decide comes to user space (docs/decisions/0022).
+//! The service router in the kernel (DESIGN §8; Serval §4.2): resolvable packets that need only be forwarded are, by
+//! an eBPF program where they arrive. It decides as the core does, by a copy of the core's service table; what it
+//! cannot decide comes to user space (docs/decisions/0022).
 //!
 //! Nothing depends on it, and nothing of it outlives this process.
 #![allow(unsafe_code)]

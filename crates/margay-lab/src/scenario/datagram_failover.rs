@@ -190,11 +190,8 @@ fn heard_by(instances: &[&Instance<'_>]) -> BTreeSet<usize> {
 
 /// The client's flows of the sticky name that are not over, by their ids, with the name of the host at the other end.
 fn sticky_flows(client: &Host) -> Result<BTreeMap<String, String>> {
-    let mut flows = agent::flows(client)?;
-    flows.retain(|flow| {
-        let is_over = matches!(flow["lifecycle"].as_str(), Some("closed" | "timed-out"));
-        flow["name"] == STICKY_SERVICE && flow["role"] == "initiator" && flow["protocol"] == "udp" && !is_over
-    });
+    let mut flows = agent::open_flows(client, STICKY_SERVICE, "udp")?;
+    flows.retain(|flow| flow["role"] == "initiator");
     let text = |text: &serde_json::Value| text.as_str().unwrap_or_default().to_owned();
     Ok(flows.iter().map(|flow| (text(&flow["flow"]), text(&flow["peer_name"]))).collect())
 }

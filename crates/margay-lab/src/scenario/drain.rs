@@ -286,12 +286,8 @@ fn judge_report(report: &Value, reset: f64, finished: &RangeInclusive<f64>, find
 
 /// Flows of the name that a host serves and that are not over.
 fn served(host: &Host, protocol: &str) -> Result<f64> {
-    let mut flows = agent::flows(host)?;
-    flows.retain(|flow| {
-        let is_over = matches!(flow["lifecycle"].as_str(), Some("closed" | "timed-out"));
-        flow["name"] == SERVICE && flow["role"] == "responder" && flow["protocol"] == protocol && !is_over
-    });
-    Ok(flows.len() as f64)
+    let flows = agent::open_flows(host, SERVICE, protocol)?;
+    Ok(flows.iter().filter(|flow| flow["role"] == "responder").count() as f64)
 }
 
 /// Those that have ended must have been at a server that was drained.
@@ -486,7 +482,7 @@ fn drain_now(stage: &Stage<'_>, held: &[Series<Idle>], findings: &mut Findings) 
     judge_report(&report, open, &(0.0..=0.0), findings);
     // Of the second ones, none that the first server has.
     judge_kept(&held[0], &[first, drained], findings);
-    held.iter().skip(1).for_each(|idle| judge_kept(idle, &[drained], findings));
+    held[1..].iter().for_each(|idle| judge_kept(idle, &[drained], findings));
     agent::undrain(drained, SERVICE)
 }
 

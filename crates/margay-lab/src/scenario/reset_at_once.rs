@@ -145,14 +145,8 @@ fn wait_at(client: &Host, servers: &[&Host], each: usize) -> Result<Series<Idle>
     Ok(idle)
 }
 
-/// Flows of the name that are not over.
 fn open_flows(host: &Host) -> Result<usize> {
-    let mut flows = agent::flows(host)?;
-    flows.retain(|flow| {
-        let is_over = matches!(flow["lifecycle"].as_str(), Some("closed" | "timed-out"));
-        flow["name"] == SERVICE && flow["protocol"] == "tcp" && !is_over
-    });
-    Ok(flows.len())
+    Ok(agent::open_flows(host, SERVICE, "tcp")?.len())
 }
 
 /// Waits until an agent lists so many flows: those that kernels have begun by grants are listed a moment later, and

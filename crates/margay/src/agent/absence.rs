@@ -1,5 +1,5 @@
-//! Peers that routers list no more (DESIGN §7). The core gives up one that is silent besides; this follows what routers
-//! say of the names that programs here have flows to.
+//! Peers that routers list no more (DESIGN §7). The core gives up one that is silent besides; this follows what
+//! routers say of the names that programs here have flows to.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Weak};

@@ -28,7 +28,7 @@ use self::drained::Drained;
 use super::listening::{self, Listener, Listening, Origin};
 use super::lookup::{self, LookUp};
 use crate::config::ServiceSection;
-use crate::listener::{self, WEIGHT_MAX};
+use crate::listener::{self, Protocol, WEIGHT_MAX};
 use crate::{allow, host};
 
 /// More listeners of one host are a mistake.
@@ -370,13 +370,15 @@ impl Services {
     /// enough for all of the name: an FTP server opens the port of a transfer when its client is about to connect
     /// there.
     fn has_socket(&self, service: &Published) -> bool {
-        let listening = self.listening.lock();
-        service.listeners.iter().any(|listener| {
-            listening.as_ref().is_none_or(|sockets| {
-                listener.origin == Origin::Socket
-                    || !is_local(listener.address.ip(), self.ranges)
-                    || sockets.iter().any(|place| listener.is_taken_by(place))
-            })
+        service.listeners.iter().any(|listener| self.is_taken(listener, |_| true))
+    }
+
+    /// The same of one listener, and of sockets of the protocols that count.
+    fn is_taken(&self, listener: &Listener, counts: impl Fn(Protocol) -> bool) -> bool {
+        self.listening.lock().as_ref().is_none_or(|sockets| {
+            listener.origin == Origin::Socket
+                || !is_local(listener.address.ip(), self.ranges)
+                || sockets.iter().any(|place| counts(place.protocol) && listener.is_taken_by(place))
         })
     }
 

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 
 use margay_core::name::Prefix;
 
-use super::{Listener, Origin, Published, Services, is_local};
-use crate::agent::listening::Place;
+use super::{Listener, Published, Services};
 use crate::listener::Protocol;
 
 /// Ends the flows of datagrams that are served under a prefix.
@@ -38,15 +37,8 @@ impl Services {
     }
 
     fn takes_datagrams(&self, service: &Published) -> bool {
-        let listening = self.listening.lock();
-        let is_taken = |listener: &Listener| {
-            listening.as_ref().is_none_or(|sockets| {
-                let takes = |place: &Place| place.protocol == Protocol::Udp && listener.is_taken_by(place);
-                listener.origin == Origin::Socket
-                    || !is_local(listener.address.ip(), self.ranges)
-                    || sockets.iter().any(takes)
-            })
-        };
-        service.listeners.iter().any(|listener| listener.carries(Protocol::Udp) && is_taken(listener))
+        let of_datagrams = |protocol| protocol == Protocol::Udp;
+        let takes = |listener: &Listener| listener.carries(Protocol::Udp) && self.is_taken(listener, of_datagrams);
+        service.listeners.iter().any(takes)
     }
 }

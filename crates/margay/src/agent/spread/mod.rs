@@ -1,6 +1,6 @@
-//! Datagrams of unconnected sockets (DESIGN §9): each is resolved for itself, by programs in the kernel's socket calls.
-//! This module tells them which instances there are: it watches every name that programs send to, and gives each
-//! instance a virtual address.
+//! Datagrams of unconnected sockets (DESIGN §9): each is resolved for itself, by programs in the kernel's socket
+//! calls. This module tells them which instances there are: it watches every name that programs send to, and gives
+//! each instance a virtual address.
 
 mod choice;
 

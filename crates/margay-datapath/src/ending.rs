@@ -48,19 +48,19 @@ impl Arrived {
     }
 
     /// The peer's numbers after this segment. The sequence number advances with the first segment that is known of, and
-    /// with one that brings what the application's TCP expects; the acknowledgement is every segment's. `None` for a
-    /// RST and a SYN alone, and where nothing of the peer's is known that an unexpected segment could add to.
+    /// with one that brings what the application's TCP expects; the acknowledgement is every segment's, also where the
+    /// peer's data has passed unseen before. `None` for a RST and a SYN alone.
     pub fn numbers(&self, known: &Unjudged, connection: Option<&Connection>) -> Option<TcpNumbers> {
         // A SYN acknowledges nothing.
         if self.flags & (RST | ACK) != ACK {
             return None;
         }
-        let peer = connection.and_then(|connection| connection.peer);
-        let mut expected = known.expected(connection).peekable();
         let is_next = |next| !is_later(self.sequence, next) && is_later(self.end, next);
-        let is_expected = expected.peek().is_none() || expected.any(is_next);
         // A FIN counts once the application's TCP has taken it.
-        let sequence = if is_expected { self.end } else { peer?.sequence };
+        let sequence = match known.expected(connection).last() {
+            Some(reached) if !known.expected(connection).any(is_next) => reached,
+            _ => self.end,
+        };
         Some(TcpNumbers { sequence, acknowledgement: self.acknowledgement, end: None })
     }
 
@@ -165,9 +165,18 @@ mod test {
         assert_eq!(data.numbers(&known, Some(&seen(Some(SEQUENCE), None))).map(|numbers| numbers.sequence), end);
         for far in [1, 4000, 0x8000_0001, u32::MAX - 9] {
             let expected = SEQUENCE.wrapping_sub(far);
-            assert_eq!(data.numbers(&known, Some(&seen(Some(expected), None))), None, "{far}");
+            let numbers = data.numbers(&known, Some(&seen(Some(expected), None)));
+            assert_eq!(numbers.map(|numbers| numbers.sequence), Some(expected), "{far}");
         }
         assert_eq!(arrived(RST, b"").numbers(&known, None), None);
+    }
+
+    #[test]
+    fn an_acknowledgement_counts_although_nothing_of_the_peers_was_seen_before() {
+        let last = arrived(ACK, b"");
+        let numbers = last.numbers(&Unjudged::default(), Some(&seen(Some(SEQUENCE), None)));
+        let acknowledgement = last.acknowledgement;
+        assert_eq!(numbers, Some(TcpNumbers { sequence: SEQUENCE, acknowledgement, end: None }));
     }
 
     #[test]

@@ -24,7 +24,10 @@ while True:
     end.close()'; }
 read -r ready <&"${server[0]}"; [ "$ready" = ready ]
 margay service publish web.shop --listen 0.0.0.0:8000 >/dev/null
-margay flow watch --json >"$dir/watched" &
+watch() { margay flow watch "${@:2}" >"$dir/$1" 2>"$dir/$1-says" & }
+watching() { grep '^margay: watching' "$dir/$1-says" >/dev/null 2>&1; }
+watch watched --json
+await watching watched
 connect() { python3 -c '
 import socket, sys
 end = socket.create_connection(("web.shop.sal.internal", int(sys.argv[1])))
@@ -89,7 +92,8 @@ fn a_flow_that_an_operator_closes_is_told_with_what_it_has_carried() {
 fn a_failed_connect_is_one_word_in_text_and_in_json() {
     with_a_watcher(
         r#"
-        margay flow watch >"$dir/text" &
+        watch text
+        await watching text
         margay route add bad.shop drop >/dev/null
         if (exec 3<>/dev/tcp/bad.shop.sal.internal/80) 2>/dev/null; then echo 'a rule discards it'; exit 1; fi
         await told connect-failed

@@ -212,7 +212,8 @@ impl Unjudged {
         (if is_fin { FIN } else { 0 }) | (if is_rst { RST } else { 0 })
     }
 
-    /// What the application's TCP may expect of the peer's, as far as somebody has seen.
+    /// What the application's TCP may expect of the peer's, as far as somebody has seen. The last is how far the peer's
+    /// data has reached in user space, where that is known.
     pub fn expected(&self, connection: Option<&Connection>) -> impl Iterator<Item = u32> {
         let own = connection.and_then(|seen| seen.own).map(|own| own.acknowledgement);
         let peer = connection.and_then(|seen| seen.peer).map(|peer| peer.sequence);

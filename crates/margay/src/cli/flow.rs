@@ -251,6 +251,8 @@ pub fn describe(place: &PlaceInfo) -> String {
 
 async fn watch(mut client: Client, service: String, json: Json, out: &mut Out) -> Result<()> {
     let mut events = client.flow_watch(FlowWatchRequest { service }).await.map_err(refused)?.into_inner();
+    // Who starts something that is to be seen waits for this line.
+    eprintln!("margay: watching; what happens from now on is told");
     while let Some(event) = events.message().await.map_err(refused)? {
         if json.json {
             out.json_line(&event)?;

@@ -8,6 +8,7 @@ use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key::HostId;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId};
+use margay_core::patience::GiveUpAfter;
 use margay_core::succession::Succession;
 use margay_core::table::{Rule, RuleId, TableError};
 use margay_core::way::Relation;
@@ -29,6 +30,8 @@ pub trait SalControl: Send + Sync + 'static {
     fn set_membership(&self, chain: Vec<u8>);
     /// See [`margay_core::Sal::set_service_certificate`]; an empty chain takes it away.
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>);
+    /// See [`margay_core::Sal::set_own_terms`].
+    fn set_own_terms(&self, prefix: Prefix, terms: Option<GiveUpAfter>);
     /// See [`margay_core::Sal::set_relation`]. Nothing to do for a core that forwards nothing for others.
     fn set_relation(&self, _host: HostId, _relation: Option<Relation>) {}
     /// See [`margay_core::Sal::add_rule`].

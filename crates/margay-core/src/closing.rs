@@ -404,6 +404,7 @@ impl Sal {
         for scope in gone {
             self.locations.remove(scope);
         }
+        self.forget_terms();
         self.keep_peers(now);
     }
 }

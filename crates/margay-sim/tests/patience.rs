@@ -4,6 +4,7 @@ mod shop;
 
 use std::time::Duration;
 
+use margay_core::patience::GiveUpAfter;
 use margay_core::{Event, Instant, RemoveReason};
 use margay_sim::stream::Plan;
 use margay_sim::{HostId, Weather};
@@ -20,9 +21,15 @@ struct Waiting {
 }
 
 fn waiting(seed: u64, plan: Plan) -> Waiting {
+    waiting_with(seed, plan, None)
+}
+
+/// For a service that says how long its clients are to wait.
+fn waiting_with(seed: u64, plan: Plan, terms: Option<GiveUpAfter>) -> Waiting {
     let mut shop = shop(seed, Weather::FAIR);
     let instance = shop.instances[0];
-    shop.world.publish_streams(shop.router, instance, "chat.shop", Plan::LISTEN);
+    let service = shop.world.publish_streams(shop.router, instance, "chat.shop", Plan::LISTEN);
+    shop.world.host(instance).sal.set_own_terms(service.into(), terms);
     let stream = shop.world.connect_stream(shop.client, "chat.shop", plan);
     shop.world.run_for(SECOND);
     Waiting { shop, instance, stream }
@@ -91,7 +98,7 @@ fn the_operator_says_how_long_and_whether_at_all() {
     for (limit, is_given_up) in [(Some(SECOND), true), (Some(Duration::from_millis(500)), true), (None, false)] {
         let mut waiting = waiting(3, Plan::LISTEN);
         let client = waiting.shop.client;
-        waiting.shop.world.host(client).sal.set_give_up_after(limit);
+        waiting.shop.world.host(client).sal.set_give_up_after(Some(GiveUpAfter(limit)));
         waiting.cut();
         waiting.tell(true);
         waiting.shop.world.run_for(3 * SECOND);
@@ -100,6 +107,23 @@ fn the_operator_says_how_long_and_whether_at_all() {
             waiting.shop.world.run_for(600 * SECOND);
             assert!(!waiting.is_reset(), "never");
         }
+    }
+}
+
+#[test]
+fn a_service_says_how_long_and_the_operator_has_the_last_word() {
+    let never = Some(GiveUpAfter(None));
+    let second = Some(GiveUpAfter(Some(SECOND)));
+    for (told, of_host, is_given_up) in [(second, None, true), (never, None, false), (second, never, false)] {
+        let mut waiting = waiting_with(8, Plan::LISTEN, told);
+        let client = waiting.shop.client;
+        waiting.shop.world.host(client).sal.set_give_up_after(of_host);
+        waiting.cut();
+        waiting.tell(true);
+        waiting.shop.world.run_for(3 * SECOND);
+        assert_eq!(waiting.is_reset(), is_given_up, "{told:?} {of_host:?}");
+        waiting.shop.world.run_for(60 * SECOND);
+        assert_eq!(waiting.is_reset(), is_given_up, "nor later");
     }
 }
 

@@ -16,6 +16,8 @@ pub const AUTH_EXT_LEN: usize = 28;
 pub const ERROR_TEXT_MAX: usize = 128;
 /// Bit of FLOW_PORT's flags byte.
 const STARTS: u8 = 1;
+/// In TERMS: a silent host is never given up.
+pub const TERMS_NEVER: u32 = u32::MAX;
 /// Bytes of MOVE's value.
 const MOVE_LEN: usize = 32;
 const PREFIX_LEN: usize = 4;
@@ -43,6 +45,7 @@ pub mod extension_type {
     pub const ARRIVALS: u8 = 16;
     pub const NOTICE: u8 = 17;
     pub const GRANT: u8 = 19 | CRITICAL;
+    pub const TERMS: u8 = 20;
 }
 use extension_type as kind;
 
@@ -125,6 +128,13 @@ pub struct CapabilitiesRepr {
     pub stacks: u32,
     /// Largest UDP payload in bytes that the sender's path takes.
     pub mtu: u16,
+}
+
+/// TERMS: what the service asks of its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TermsRepr {
+    /// How long a silent host of the service is waited for, in milliseconds; [`TERMS_NEVER`]: for ever.
+    pub give_up_after_ms: u32,
 }
 
 /// KEY_EXCHANGE: one message of a Noise XX handshake.
@@ -275,6 +285,8 @@ pub enum Extension<'a> {
     Notice(NoticeRepr),
     /// Flows that the kernels may open.
     Grant(GrantRepr),
+    /// What the service asks of its clients.
+    Terms(TermsRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -367,6 +379,10 @@ impl<'a> Extension<'a> {
             kind::ARRIVALS => Self::Arrivals(ArrivalsRepr::parse(value)?),
             kind::NOTICE => Self::Notice(NoticeRepr::parse(value)?),
             kind::GRANT => Self::Grant(GrantRepr::parse(value)?),
+            kind::TERMS => {
+                exactly(value, 4)?;
+                Self::Terms(TermsRepr { give_up_after_ms: u32_at(value, 0)? })
+            }
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -413,6 +429,7 @@ impl<'a> Extension<'a> {
             Self::Arrivals(_) => kind::ARRIVALS,
             Self::Notice(_) => kind::NOTICE,
             Self::Grant(_) => kind::GRANT,
+            Self::Terms(_) => kind::TERMS,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -428,7 +445,7 @@ impl<'a> Extension<'a> {
             Self::Rendezvous(_) => ADDRESS_LEN,
             Self::Error(error) => 4 + error.text.len(),
             Self::Auth(_) | Self::Cookie(_) => 24,
-            Self::Stack(_) | Self::FlowPort(_) => 4,
+            Self::Stack(_) | Self::FlowPort(_) | Self::Terms(_) => 4,
             Self::Move(_) => MOVE_LEN,
             Self::Stripe(_) => STRIPE_LEN,
             Self::Arrivals(arrivals) => arrivals.value_len(),
@@ -517,6 +534,7 @@ impl<'a> Extension<'a> {
             Self::Arrivals(arrivals) => arrivals.emit(value),
             Self::Notice(notice) => notice.emit(value),
             Self::Grant(grant) => grant.emit(value),
+            Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::UnknownCritical(_) => {}
         }
     }

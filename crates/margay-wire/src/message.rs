@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 
 use crate::extension::{
     AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, FlowPortRepr, KeyExchangeRepr, MoveRepr,
-    SessionRepr, extension_type,
+    SessionRepr, TermsRepr, extension_type,
 };
 use crate::grant::GrantRepr;
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
@@ -98,6 +98,11 @@ impl<'a> Message<'a> {
         self.find(
             |extension| if let Extension::Capabilities(capabilities) = extension { Some(capabilities) } else { None },
         )
+    }
+
+    /// TERMS.
+    pub fn terms(&self) -> Option<TermsRepr> {
+        self.find(|extension| if let Extension::Terms(terms) = extension { Some(terms) } else { None })
     }
 
     /// KEY_EXCHANGE.

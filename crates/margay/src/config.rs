@@ -24,7 +24,7 @@ use toml::Spanned;
 
 use crate::agent::active::rule::{Offer, Rule, Source};
 use crate::etcd_section::EtcdSection;
-use crate::fields::{self, GiveUpAfter};
+use crate::fields::{self, Patience};
 use crate::listener::{self, Protocol, ServiceName};
 use crate::misread::{self, Misread};
 use crate::resolver::ResolverSection;
@@ -118,8 +118,8 @@ pub struct HostSection {
     /// A group whose members may use the API, too.
     pub group: Option<Spanned<String>>,
     /// Connections to a host that is silent for so long, and that no router lists, end with an error: `500ms` to `24h`,
-    /// or `never`.
-    pub give_up_after: GiveUpAfter,
+    /// or `never`. Unless given: for as long as the service says, or `30s`.
+    pub give_up_after: Option<Patience>,
 }
 
 impl Default for HostSection {
@@ -130,7 +130,7 @@ impl Default for HostSection {
             port: margay_wire::PORT,
             name: None,
             group: None,
-            give_up_after: GiveUpAfter::default(),
+            give_up_after: None,
         }
     }
 }
@@ -248,6 +248,10 @@ pub struct ServiceSection {
     /// Datagrams of one unconnected socket are for one instance.
     #[serde(default)]
     pub sticky: bool,
+    /// Clients whose own operator says nothing wait for so long for this host when it is silent and no router lists it:
+    /// `500ms` to `24h`, or `never`; `30s` unless given.
+    #[serde(default)]
+    pub give_up_after: Option<Patience>,
     /// Flows to it are to be sealed.
     #[serde(default)]
     pub secure: bool,
@@ -471,7 +475,12 @@ impl ServiceSection {
     /// How it is served.
     pub fn terms(&self) -> Terms {
         let Self { weight, priority, partitions, exclusive, sticky, .. } = *self;
-        Terms { weight, priority, partition_bits: partitions, exclusive, sticky }
+        let give_up_after_ms = self.give_up_after_ms();
+        Terms { weight, priority, partition_bits: partitions, exclusive, sticky, give_up_after_ms }
+    }
+
+    fn give_up_after_ms(&self) -> Option<u32> {
+        self.give_up_after.map(|patience| patience.0.ms())
     }
 
     /// Which sockets serve it, where that is up to the programs.
@@ -487,6 +496,7 @@ impl ServiceSection {
             partition_bits: self.partitions,
             exclusive: self.exclusive,
             sticky: self.sticky,
+            give_up_after_ms: self.give_up_after_ms(),
         };
         self.listen.is_none().then(|| Rule { source: Source::Host(self.executable.clone()), offer })
     }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use margay_control::token::{JoinToken, check_address};
-use margay_core::patience::{GIVE_UP_AFTER, GIVE_UP_AFTER_MIN};
+use margay_core::patience::{GIVE_UP_AFTER_MIN, GiveUpAfter};
 use margay_core::{RangeError, RangeV4, RangeV6, Ranges};
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serializer};
@@ -162,42 +162,57 @@ pub fn range_v6<'de, D: Deserializer<'de>>(from: D) -> Result<RangeV6, D::Error>
     range(from, "a /32 of fc00::/7", &Ranges::USUAL.v6)
 }
 
-/// How long a silent peer is waited for.
+/// How long a silent peer is waited for, as people write it: a time, or `never`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct GiveUpAfter {
-    /// `None`: for ever.
-    pub limit: Option<Duration>,
-}
+pub struct Patience(pub GiveUpAfter);
 
-impl Default for GiveUpAfter {
-    fn default() -> Self {
-        Self { limit: Some(GIVE_UP_AFTER) }
+impl FromStr for Patience {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == NEVER {
+            return Ok(Self(GiveUpAfter(None)));
+        }
+        let parsed = humantime::parse_duration(text);
+        let limit = parsed.ok().filter(|limit| (GIVE_UP_AFTER_MIN..=GIVE_UP_AFTER_MAX).contains(limit));
+        let limit = limit.ok_or_else(|| {
+            let least = humantime::format_duration(GIVE_UP_AFTER_MIN);
+            format!("`{text}` is not {NEVER}, and no time from {least} to a day; write \"30s\"")
+        })?;
+        Ok(Self(GiveUpAfter(Some(limit))))
     }
 }
 
-impl fmt::Debug for GiveUpAfter {
+impl fmt::Display for Patience {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.limit {
+        match self.0.0 {
             Some(limit) => write!(f, "{}", humantime::format_duration(limit)),
             None => f.write_str(NEVER),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for GiveUpAfter {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(from)?;
-        if text == NEVER {
-            return Ok(Self { limit: None });
-        }
-        let parsed = humantime::parse_duration(&text);
-        let limit = parsed.ok().filter(|limit| (GIVE_UP_AFTER_MIN..=GIVE_UP_AFTER_MAX).contains(limit));
-        let limit = limit.ok_or_else(|| {
-            let least = humantime::format_duration(GIVE_UP_AFTER_MIN);
-            D::Error::custom(format!("`{text}` is not {NEVER}, and no time from {least} to a day; write \"30s\""))
-        })?;
-        Ok(Self { limit: Some(limit) })
+impl fmt::Debug for Patience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
     }
+}
+
+impl<'de> Deserialize<'de> for Patience {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// A time that an API client wants silent hosts to be waited for, in milliseconds; all ones: for ever.
+///
+/// # Errors
+///
+/// Shorter than half a second, or longer than a day.
+pub fn give_up_after_ms(ms: u32) -> Result<u32, String> {
+    let limit = GiveUpAfter::of_ms(ms);
+    let is_in_bounds = limit.ms() == ms && limit.0.is_none_or(|limit| limit <= GIVE_UP_AFTER_MAX);
+    if is_in_bounds { Ok(ms) } else { Err(format!("{ms} ms is no time from 500 ms to a day; 4294967295 means never")) }
 }
 
 /// A value as people write it.

@@ -125,6 +125,9 @@ pub struct Terms {
     pub exclusive: bool,
     /// Datagrams of one unconnected socket are for one instance.
     pub sticky: bool,
+    /// For how long clients are to wait for the host when it is silent, in milliseconds; all ones: for ever; `None`: as
+    /// long as they do by themselves. Clients hear of this from the host, not from routers.
+    pub give_up_after_ms: Option<u32>,
 }
 
 /// A service of the router's own host.

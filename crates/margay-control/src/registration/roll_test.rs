@@ -4,6 +4,7 @@ use margay_core::AssociationSetup;
 use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::Name;
+use margay_core::patience::GiveUpAfter;
 use margay_core::succession::Succession;
 use margay_core::table::RuleId;
 use parking_lot::Mutex;
@@ -12,7 +13,8 @@ use super::*;
 
 const ADDRESS: &str = "10.0.0.2:54324";
 const BOOT: [u8; 16] = [1; 16];
-const TERMS: Terms = Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false, sticky: false };
+const TERMS: Terms =
+    Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false, sticky: false, give_up_after_ms: None };
 
 /// A table of rules with a bound.
 struct Rules {
@@ -55,6 +57,8 @@ impl SalControl for Rules {
     fn revoke_key(&self, _: KeyRevocation) {}
     fn succeed(&self, _: &Succession) {}
     fn set_membership(&self, _: Vec<u8>) {}
+    fn set_own_terms(&self, _: Prefix, _: Option<GiveUpAfter>) {}
+
     fn set_service_certificate(&self, _: Prefix, _: Vec<u8>) {}
     fn add_rule(&self, prefix: Prefix, rule: Rule) -> Result<RuleId, TableError> {
         let mut present = self.present.lock();
@@ -94,6 +98,8 @@ impl SalControl for Counting {
     fn revoke_key(&self, _: KeyRevocation) {}
     fn succeed(&self, _: &Succession) {}
     fn set_membership(&self, _: Vec<u8>) {}
+    fn set_own_terms(&self, _: Prefix, _: Option<GiveUpAfter>) {}
+
     fn set_service_certificate(&self, _: Prefix, _: Vec<u8>) {}
     fn add_rule(&self, _: Prefix, _: Rule) -> Result<RuleId, TableError> {
         *self.0.lock() += 1;
@@ -223,7 +229,7 @@ fn serve(roll: &mut Roll, n: u8, streams: &[u64], terms: Terms, rules: &Rules) -
 }
 
 fn own(terms: Terms) -> OwnService {
-    let Terms { weight, priority, partition_bits, exclusive, sticky } = terms;
+    let Terms { weight, priority, partition_bits, exclusive, sticky, .. } = terms;
     let instance = Instance {
         host: HostId([99; 16]),
         host_name: "router".into(),

@@ -8,6 +8,7 @@ use margay_core::certificate::{Revocation, TrustAnchor, TrustStore};
 use margay_core::key::{HostSecret, SigningKey};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Name, Prefix, ServiceId, authority_block, self_certifying_tail};
+use margay_core::patience::GiveUpAfter;
 use margay_core::rng::Rng;
 use margay_core::succession::Succession;
 use margay_core::table::{Action, Rule, RuleId, TableError};
@@ -78,6 +79,8 @@ impl SalControl for Recorder {
     fn set_membership(&self, chain: Vec<u8>) {
         *self.membership.lock() = chain;
     }
+    fn set_own_terms(&self, _: Prefix, _: Option<GiveUpAfter>) {}
+
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
         self.certificates.lock().insert(prefix, chain);
     }

@@ -18,6 +18,7 @@ use margay_control::{Clock, SalControl, StateDir};
 use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{self, Prefix, ServiceId};
+use margay_core::patience::GiveUpAfter;
 use margay_core::succession::Succession;
 use margay_core::table::{Rule, RuleId, TableError};
 use margay_core::{AssociationSetup, Ranges};
@@ -48,6 +49,8 @@ impl SalControl for Recorder {
     fn revoke_key(&self, _: KeyRevocation) {}
     fn succeed(&self, _: &Succession) {}
     fn set_membership(&self, _chain: Vec<u8>) {}
+    fn set_own_terms(&self, _: Prefix, _: Option<GiveUpAfter>) {}
+
     fn set_service_certificate(&self, _prefix: Prefix, _chain: Vec<u8>) {}
     fn add_rule(&self, _prefix: Prefix, _rule: Rule) -> Result<RuleId, TableError> {
         Err(TableError { limit: 0 })

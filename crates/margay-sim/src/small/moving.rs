@@ -160,6 +160,7 @@ impl SmallWorld {
             idle_ms: 0,
             egress: None,
             ingress: None,
+            give_up_after: None,
             legs: vec![
                 leg(LegKind::Sal0, 0, Some(tuple(end)), None, None),
                 leg(LegKind::Stack, STACK_ENCAP, None, Some(flow(1 - end)), Some(keys)),

@@ -287,6 +287,7 @@ impl Expected {
             "ARRIVALS" => 16,
             "NOTICE" => 17,
             "GRANT" => 0x93,
+            "TERMS" => 20,
             _ => value["number"].as_u64().expect("a number"),
         };
         self.put("ext.type", kind);
@@ -334,6 +335,7 @@ impl Expected {
             15 | 16 => self.places(kind, value),
             17 => self.notice(value),
             0x93 => self.grant(value),
+            20 => self.number("terms.give_up_after_ms", &value["give_up_after_ms"]),
             _ => {}
         }
     }

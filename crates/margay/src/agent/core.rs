@@ -10,6 +10,7 @@ use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key::HostId;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::{Prefix, ServiceId};
+use margay_core::patience::GiveUpAfter;
 use margay_core::succession::Succession;
 use margay_core::table::{Rule, RuleId, TableError};
 use margay_core::way::Relation;
@@ -65,6 +66,10 @@ impl SalControl for CoreHandle {
 
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
         self.0.with_sal(|sal, _| sal.set_service_certificate(prefix, chain));
+    }
+
+    fn set_own_terms(&self, prefix: Prefix, terms: Option<GiveUpAfter>) {
+        self.0.with_sal(|sal, _| sal.set_own_terms(prefix, terms));
     }
 
     fn set_relation(&self, host: HostId, relation: Option<Relation>) {

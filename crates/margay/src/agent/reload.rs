@@ -251,6 +251,6 @@ fn set_core(agent: &Agent, before: &Config, now: &Config) {
         if before.ad_hoc.flood != now.ad_hoc.flood {
             sal.set_notices(at, now.floods());
         }
-        sal.set_give_up_after(now.host.give_up_after.limit);
+        sal.set_give_up_after(now.host.give_up_after.map(|patience| patience.0));
     });
 }

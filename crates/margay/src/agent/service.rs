@@ -19,6 +19,7 @@ use margay_control::warrant::Permit;
 use margay_control::{Clock, SalControl, StateDir, StateError, issue};
 use margay_core::Ranges;
 use margay_core::name::{Name, Prefix, authority_block};
+use margay_core::patience::GiveUpAfter;
 use margay_core::table::{Action, Rule, RuleId, TableError};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -84,7 +85,14 @@ pub struct Published {
 
 impl Published {
     fn new(name: Name) -> Self {
-        let terms = Terms { weight: 0, priority: 0, partition_bits: 0, exclusive: false, sticky: false };
+        let terms = Terms {
+            weight: 0,
+            priority: 0,
+            partition_bits: 0,
+            exclusive: false,
+            sticky: false,
+            give_up_after_ms: None,
+        };
         Self {
             name,
             terms,
@@ -409,6 +417,7 @@ impl Services {
             self.core.remove_rule(rule);
         }
         if service.is_served && !before.is_some_and(|before| before.is_told_as(service)) {
+            self.core.set_own_terms(service.prefix(), service.terms.give_up_after_ms.map(GiveUpAfter::of_ms));
             self.certify(service);
         }
         Ok(())
@@ -555,6 +564,7 @@ impl Services {
     /// believed.
     fn end(&self, prefix: Prefix) {
         self.core.set_service_certificate(prefix, Vec::new());
+        self.core.set_own_terms(prefix, None);
         drop(self.retract(prefix));
     }
 

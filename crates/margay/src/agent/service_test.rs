@@ -5,6 +5,7 @@ use margay_core::certificate::{Revocation, TrustAnchor};
 use margay_core::key::HostSecret;
 use margay_core::key_revocation::KeyRevocation;
 use margay_core::name::ServiceId;
+use margay_core::patience::GiveUpAfter;
 use margay_core::rng::Rng;
 use margay_core::succession::Succession;
 use margay_core::{AssociationSetup, Ranges};
@@ -33,6 +34,8 @@ impl SalControl for Recorder {
     fn revoke_key(&self, _: KeyRevocation) {}
     fn succeed(&self, _: &Succession) {}
     fn set_membership(&self, _: Vec<u8>) {}
+    fn set_own_terms(&self, _: Prefix, _: Option<GiveUpAfter>) {}
+
     fn set_service_certificate(&self, prefix: Prefix, chain: Vec<u8>) {
         if chain.is_empty() && self.rules.lock().values().any(|(of, _)| *of == prefix) {
             self.bare.lock().push(prefix);
@@ -110,7 +113,8 @@ impl Host {
     }
 }
 
-const TERMS: Terms = Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false, sticky: false };
+const TERMS: Terms =
+    Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false, sticky: false, give_up_after_ms: None };
 
 fn publication(name: &str, listen: &str) -> Publication {
     let address: SocketAddr = listen.parse().expect("literal");

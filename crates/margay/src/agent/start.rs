@@ -276,7 +276,7 @@ async fn start_core(
     // Before flows are taken up: they are sealed with what this says.
     sal.set_secure(seal::ciphers(), config.secure, config.secure_names());
     sal.set_policies(config.policies());
-    sal.set_give_up_after(config.host.give_up_after.limit);
+    sal.set_give_up_after(config.host.give_up_after.map(|patience| patience.0));
     let runtime_dir = config.host.runtime_dir.clone();
     Keepsake::new(&runtime_dir).take_up(&mut sal, now);
     flows::take_up(&runtime_dir, &mut sal, now);

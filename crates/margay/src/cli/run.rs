@@ -22,6 +22,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 use self::supervised::Drainer;
 use super::{Client, refused};
 use crate::agent::active::rule::Wanted;
+use crate::fields::Patience;
 use crate::listener::{Protocol, partition_count};
 
 /// What shells say of a program that is not there, and of one that cannot be started.
@@ -78,6 +79,10 @@ pub struct OfferArgs {
     /// itself
     #[arg(long)]
     pub sticky: bool,
+    /// Clients wait for so long for this host when it is silent and no router lists it, unless their own operator says
+    /// otherwise: 500ms to 24h, or never; 30s unless given
+    #[arg(long, value_name = "TIME")]
+    pub give_up_after: Option<Patience>,
 }
 
 pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
@@ -106,6 +111,7 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
         partitions: of.partitions,
         exclusive: of.exclusive,
         sticky: of.sticky,
+        give_up_after_ms: of.give_up_after.map(|patience| patience.0.ms()),
         private: args.private,
         command: if args.unit { "a unit of systemd".to_owned() } else { args.command.join(" ") },
         passed: passed_sockets(),

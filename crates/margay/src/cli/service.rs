@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 
 use clap::{Args, Subcommand};
 use margay_control::api::v1::*;
+use margay_core::patience::GiveUpAfter;
 use miette::{Result, miette};
 
 use super::output::{count, moment};
 use super::{Client, Json, Out, flow, refused};
-use crate::fields::socket_address;
+use crate::fields::{Patience, socket_address};
 use crate::listener::{Protocol, ServiceName, name_and_port, partition_count};
 
 #[derive(Subcommand)]
@@ -84,6 +85,10 @@ pub struct PublishArgs {
     /// itself
     #[arg(long)]
     sticky: bool,
+    /// Clients wait for so long for this host when it is silent and no router lists it, unless their own operator says
+    /// otherwise: 500ms to 24h, or never; 30s unless given
+    #[arg(long, value_name = "TIME")]
+    give_up_after: Option<Patience>,
     #[command(flatten)]
     json: Json,
 }
@@ -136,6 +141,7 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
         partitions: args.partitions,
         exclusive: args.exclusive,
         sticky: args.sticky,
+        give_up_after_ms: args.give_up_after.map(|patience| patience.0.ms()),
     };
     let info = client.service_publish(request).await.map_err(refused)?.into_inner();
     if args.json.json {
@@ -216,6 +222,10 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
         }
         if service.sticky {
             out.line("  all datagrams of a socket to one instance")?;
+        }
+        if let Some(ms) = service.give_up_after_ms {
+            let patience = Patience(GiveUpAfter::of_ms(ms));
+            out.line(&format!("  clients give this host up when it is silent for {patience}"))?;
         }
         for listener in &service.listeners {
             let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));

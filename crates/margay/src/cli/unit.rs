@@ -125,6 +125,10 @@ fn words(offer: &OfferArgs) -> Result<Vec<String>> {
             words.push(flag.to_owned());
         }
     }
+    if let Some(patience) = offer.give_up_after {
+        // One word: the text may have spaces.
+        words.push(format!("--give-up-after={}", patience.to_string().replace(' ', "")));
+    }
     match words.iter().find(|word| is_special(word)) {
         Some(word) => Err(miette!("`{word}` has a character that a unit file cannot hold")),
         None => Ok(words),

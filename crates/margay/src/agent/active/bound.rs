@@ -74,6 +74,7 @@ impl Bound {
             partition_bits: 0,
             exclusive: false,
             sticky: false,
+            give_up_after_ms: None,
         };
         Rule { source: Source::Socket(self.cookie()), offer }
     }

@@ -53,13 +53,16 @@ pub struct Offer {
     /// Datagrams of one unconnected socket are for one instance.
     #[serde(default)]
     pub sticky: bool,
+    /// For how long clients wait for this host when it is silent, in milliseconds; all ones: for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub give_up_after_ms: Option<u32>,
 }
 
 impl Offer {
     /// How it is served.
     pub fn terms(&self) -> Terms {
-        let Self { weight, priority, partition_bits, exclusive, sticky, .. } = *self;
-        Terms { weight, priority, partition_bits, exclusive, sticky }
+        let Self { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms, .. } = *self;
+        Terms { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms }
     }
 }
 
@@ -232,6 +235,7 @@ mod test {
             partition_bits: 0,
             exclusive: false,
             sticky: false,
+            give_up_after_ms: None,
         };
         Rule { source: Source::Owner(OwnerId(1)), offer }
     }

@@ -4,7 +4,9 @@ use margay_control::api::v1::*;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
-use super::service::{DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_name, parse_partitions, parse_port, parse_protocol};
+use super::service::{
+    DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_give_up, parse_name, parse_partitions, parse_port, parse_protocol,
+};
 use super::{blocking, misuse};
 use crate::agent::Agent;
 use crate::agent::active::Order;
@@ -35,6 +37,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
         return Err(misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
     }
     let partition_bits = parse_partitions(request.partitions)?;
+    let give_up_after_ms = parse_give_up(request.give_up_after_ms)?;
     let offer = |offer: ProgramOffer| {
         let name = parse_name(&offer.name)?;
         divisible(&name, partition_bits).map_err(misuse)?;
@@ -49,6 +52,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
             partition_bits,
             exclusive: request.exclusive,
             sticky: request.sticky,
+            give_up_after_ms,
         })
     };
     Ok(Order {

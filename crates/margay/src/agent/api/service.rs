@@ -16,6 +16,7 @@ use crate::agent::active::Waiting;
 use crate::agent::listening::{Listener, Origin};
 use crate::agent::service::{Publication, PublishError, Published, check_weight};
 use crate::agent::{Agent, home, lookup};
+use crate::fields;
 use crate::listener::{Protocol, partition_bits};
 
 pub(super) const DEFAULT_WEIGHT: u32 = 100;
@@ -56,6 +57,10 @@ pub(super) fn parse_partitions(count: Option<u32>) -> Result<u8, Status> {
     count.map_or(Ok(0), |count| partition_bits(count).map_err(misuse))
 }
 
+pub(super) fn parse_give_up(ms: Option<u32>) -> Result<Option<u32>, Status> {
+    ms.map(fields::give_up_after_ms).transpose().map_err(misuse)
+}
+
 /// How many partitions those bits number; zero: none.
 fn count_of(partition_bits: u8) -> u32 {
     if partition_bits == 0 { 0 } else { 1 << partition_bits }
@@ -80,6 +85,7 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
             partition_bits: parse_partitions(request.partitions)?,
             exclusive: request.exclusive,
             sticky: request.sticky,
+            give_up_after_ms: parse_give_up(request.give_up_after_ms)?,
         },
     })
 }
@@ -203,6 +209,7 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         exclusive: published.terms.exclusive,
         sticky: published.terms.sticky,
         drained: published.is_drained,
+        give_up_after_ms: published.terms.give_up_after_ms,
     }
 }
 

@@ -29,6 +29,8 @@ struct KeptService {
     exclusive: bool,
     #[serde(default)]
     sticky: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    give_up_after_ms: Option<u32>,
     listeners: Vec<Listener>,
 }
 
@@ -46,8 +48,9 @@ impl Services {
         let mut publications = Vec::new();
         for service in kept.services {
             let name: Name = service.name.parse().map_err(|error| damaged(format!("{}: {error}", service.name)))?;
-            let KeptService { weight, priority, partition_bits, exclusive, sticky, listeners, .. } = service;
-            let terms = Terms { weight, priority, partition_bits, exclusive, sticky };
+            let KeptService { weight, priority, partition_bits, exclusive, sticky, .. } = service;
+            let KeptService { give_up_after_ms, listeners, .. } = service;
+            let terms = Terms { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms };
             publications.extend(listeners.into_iter().map(|listener| Publication {
                 name: name.clone(),
                 listener,
@@ -65,6 +68,7 @@ impl Services {
             partition_bits: service.terms.partition_bits,
             exclusive: service.terms.exclusive,
             sticky: service.terms.sticky,
+            give_up_after_ms: service.terms.give_up_after_ms,
             listeners: service.listeners.iter().filter(|listener| listener.origin == Origin::Order).cloned().collect(),
         };
         let services: Vec<KeptService> = self.published.lock().iter().map(kept_of).collect();

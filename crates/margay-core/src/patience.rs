@@ -1,7 +1,8 @@
 //! When a silent peer is given up (DESIGN §7). Three facts are kept apart: whether the host can be reached, whether
 //! its agent is alive, and whether a flow is; here they are joined. An *initiator's* flows fail when nothing of the
-//! host has come for [`GIVE_UP_AFTER`] (or for as long as the service or the operator says), what was asked of it by every pair of addresses and by its router goes
-//! unanswered, and the routers list it no more. A responder never gives up a silent client: its transport does.
+//! host has come for as long as the operator or the service says, or for [`GIVE_UP_AFTER`]; what was asked of it by
+//! every pair of addresses and by its router goes unanswered; and the routers list it no more. A responder never gives
+//! up a silent client: its transport does.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;

@@ -49,6 +49,7 @@ mod next_key;
 mod odd_hosts;
 mod odd_packets;
 pub mod pair;
+mod patience;
 mod real_addresses;
 mod registration_attacks;
 mod registry_scale;
@@ -58,6 +59,7 @@ mod replicated_web;
 mod reset_at_once;
 mod resolve_script;
 mod roam;
+mod rolling_restart;
 mod round_trips;
 mod router_ha;
 mod router_rate;
@@ -179,7 +181,9 @@ pub const ALL: &[Scenario] = &[
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     reset_at_once::SCENARIO,
+    rolling_restart::SCENARIO,
     datagram_failover::SCENARIO,
+    patience::SCENARIO,
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,

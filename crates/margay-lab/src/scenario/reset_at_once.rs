@@ -57,14 +57,16 @@ const SERVERS: [&str; 3] = ["killed", "drained", "cut"];
 const PORT: u16 = 7;
 /// Of connections that are not by name.
 const PLAIN_PORT: u16 = 8;
-/// Of the client that is not patient.
-const CONFIGURATION: &str = "[host]\ngive_up_after = \"1s\"\n";
+/// What the service tells its clients.
+const HASTY: [&str; 2] = ["--give-up-after", "1s"];
+/// Of the client whose operator says otherwise.
+const PATIENT: &str = "[host]\ngive_up_after = \"30s\"\n";
 const LIMIT: Duration = Duration::from_secs(20);
 /// A connection that is not told by then hangs.
 const HUNG_LIMIT: Duration = Duration::from_secs(10);
 /// A host that lost its router asks for it less and less often.
 const BACK_LIMIT: Duration = Duration::from_secs(60);
-/// After the cut: until then, who is patient waits. By default that is 30 s.
+/// After the cut: until then, who is patient waits.
 const PATIENCE_MS: f64 = 5000.0;
 
 /// How much, and for how long.
@@ -96,7 +98,7 @@ struct Stage<'a> {
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let lab = site::build(SCENARIO.name, site::V4, &["killed", "drained", "cut", "client", "patient"], dir)?;
     let client = lab.host("client")?;
-    client.shell(&format!("printf '{CONFIGURATION}' >> /etc/margay/margay.toml"))?;
+    lab.host("patient")?.shell(&format!("printf '{PATIENT}' >> /etc/margay/margay.toml"))?;
     let _agents = Agents::start(&lab)?;
     ["hung", "not_reset", "early", "failed"].into_iter().for_each(|figure| findings.set(figure, 0.0));
     let servers = [lab.host(SERVERS[0])?, lab.host(SERVERS[1])?, lab.host(SERVERS[2])?];
@@ -127,7 +129,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
 
 fn serve(host: &Host) -> Result<Program> {
     let greeter = server::greeter(host, ([0; 4], PORT).into())?;
-    agent::publish(host, SERVICE, &format!("0.0.0.0:{PORT}"), &[])?;
+    agent::publish(host, SERVICE, &format!("0.0.0.0:{PORT}"), &HASTY)?;
     Ok(greeter)
 }
 

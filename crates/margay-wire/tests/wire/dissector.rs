@@ -68,6 +68,7 @@ const FIELDS: [&str; 84] = [
     "margay.auth.tag",
     "margay.cookie",
     "margay.stack",
+    "margay.terms.give_up_after_ms",
     "margay.flow_port.port",
     "margay.flow_port.starts",
     "margay.move.number",
@@ -201,6 +202,31 @@ fn normal(field: &str, value: &str) -> String {
 #[derive(Default)]
 struct Expected(Fields);
 
+/// The type byte of an extension.
+fn type_byte(value: &Value) -> u64 {
+    match value["type"].as_str().expect("text") {
+        "SOURCE_SERVICE" => 1,
+        "SESSION" => 2,
+        "ADDRESSES" => 3,
+        "CAPABILITIES" => 4,
+        "KEY_EXCHANGE" => 5,
+        "CERTIFICATE" => 0x86,
+        "RENDEZVOUS" => 8,
+        "ERROR" => 9,
+        "AUTH" => 0x8a,
+        "COOKIE" => 0x8b,
+        "STACK" => 0x8c,
+        "FLOW_PORT" => 13,
+        "MOVE" => 0x8e,
+        "STRIPE" => 15,
+        "ARRIVALS" => 16,
+        "NOTICE" => 17,
+        "GRANT" => 0x93,
+        "TERMS" => 20,
+        _ => value["number"].as_u64().expect("a number"),
+    }
+}
+
 impl Expected {
     fn put(&mut self, field: &str, value: impl ToString) {
         let value = value.to_string();
@@ -269,27 +295,7 @@ impl Expected {
     }
 
     fn extension(&mut self, value: &Value) {
-        let kind = match value["type"].as_str().expect("text") {
-            "SOURCE_SERVICE" => 1,
-            "SESSION" => 2,
-            "ADDRESSES" => 3,
-            "CAPABILITIES" => 4,
-            "KEY_EXCHANGE" => 5,
-            "CERTIFICATE" => 0x86,
-            "RENDEZVOUS" => 8,
-            "ERROR" => 9,
-            "AUTH" => 0x8a,
-            "COOKIE" => 0x8b,
-            "STACK" => 0x8c,
-            "FLOW_PORT" => 13,
-            "MOVE" => 0x8e,
-            "STRIPE" => 15,
-            "ARRIVALS" => 16,
-            "NOTICE" => 17,
-            "GRANT" => 0x93,
-            "TERMS" => 20,
-            _ => value["number"].as_u64().expect("a number"),
-        };
+        let kind = type_byte(value);
         self.put("ext.type", kind);
         match kind {
             1 => self.text("source_service", &value["service"]),

@@ -4,6 +4,7 @@ mod audit;
 mod check;
 mod complete;
 mod drain;
+mod drainer;
 mod flow;
 mod help;
 mod id;
@@ -115,6 +116,9 @@ enum Verb {
     Enable(unit::EnableArgs),
     /// Let a unit of systemd serve no name any more
     Disable(unit::DisableArgs),
+    /// Drain around the stop of a unit (what `margay enable --drain` puts into units)
+    #[command(subcommand, hide = true)]
+    Unit(unit::stop::StopVerb),
     /// Flows: list, show, watch, migrate, close
     #[command(subcommand)]
     Flow(flow::FlowVerb),
@@ -157,6 +161,7 @@ impl Verb {
             Self::Run(_) => Some("run"),
             Self::Enable(_) => Some("enable"),
             Self::Disable(_) => Some("disable"),
+            Self::Unit(_) => Some("unit"),
             _ => None,
         }
     }
@@ -268,6 +273,10 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             }
             Verb::Enable(args) => unit::enable(&args, &mut out).map(|()| ExitCode::SUCCESS),
             Verb::Disable(args) => unit::disable(&args, &mut out).map(|()| ExitCode::SUCCESS),
+            Verb::Unit(verb) => {
+                let runtime_dir = &config.host.runtime_dir;
+                unit::stop::perform(async || connect(&config, None).await, runtime_dir, verb).await
+            }
             // The agent may come up meanwhile.
             Verb::Check(args) => check::check(async || connect(&config, remote.as_ref()).await, args, &mut out).await,
             verb => ask(verb, connect(&config, remote.as_ref()).await?, &mut out).await,
@@ -354,6 +363,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         | Verb::Reload(_)
         | Verb::Enable(_)
         | Verb::Disable(_)
+        | Verb::Unit(_)
         | Verb::Responder(_)
         | Verb::Completions { .. } => Err(miette!("this verb does not ask the agent")),
     }

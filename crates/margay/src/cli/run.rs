@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fs};
 
@@ -19,7 +18,7 @@ use rustix::net::SocketType;
 use rustix::net::sockopt::{socket_acceptconn, socket_cookie, socket_type};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-use self::supervised::Drainer;
+use super::drainer::Drainer;
 use super::{Client, refused};
 use crate::agent::active::rule::Wanted;
 use crate::fields::Patience;
@@ -134,7 +133,7 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
     match args.drain {
         Some(deadline) => {
             let names = args.offer.service.iter().map(|wanted| wanted.name.written().to_owned()).collect();
-            supervised::run(command, Drainer { client, names, deadline, begun: Arc::default() }).await
+            supervised::run(command, Drainer::new(client, names, deadline)).await
         }
         // This process becomes the program: its number, its parent and its descriptors stay.
         None => {

@@ -1,14 +1,21 @@
 //! `margay enable` and `margay disable`: units of systemd serve names, by a drop-in that each of them shows.
 
+mod files;
+pub mod stop;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use clap::Args;
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
 use serde_json::json;
 
+use self::files::OwnStop;
+use super::output::span;
 use super::run::OfferArgs;
 use super::{Json, Out};
 
@@ -22,6 +29,10 @@ const DROP_IN: &str = "50-margay.conf";
 pub struct EnableArgs {
     #[command(flatten)]
     offer: OfferArgs,
+    /// When the unit is told to stop, drain the names first: new connections go elsewhere, those that are there get so
+    /// long to end, and then it stops as before. Not of a socket unit
+    #[arg(long, value_name = "TIME", value_parser = stop::drain_time)]
+    drain: Option<Duration>,
     /// Restart the unit now
     #[arg(long)]
     now: bool,
@@ -63,6 +74,18 @@ impl Place {
             ));
         }
         Ok(self.units.clone().unwrap_or_else(|| UNITS.into()).join(format!("{unit}.d")))
+    }
+
+    /// The unit's own file, and then its drop-ins, as systemd reads them.
+    fn files(&self, unit: &str) -> Result<Vec<PathBuf>> {
+        match &self.units {
+            Some(units) => files::of_directory(units, unit),
+            None => {
+                // Otherwise systemd would tell of the files as they were.
+                systemctl(&["daemon-reload"])?;
+                files::of_systemd(unit)
+            }
+        }
     }
 
     /// Makes systemd read its files again.
@@ -151,18 +174,39 @@ fn text(section: &str, program: &Path, words: &[String]) -> String {
     )
 }
 
+/// The lines by which a stop of the unit drains first. Nothing of Margay's is the unit's main process, as it is of
+/// `margay run --drain`: systemd itself has to run the drain, and before all else that the unit does to stop.
+fn draining(args: &EnableArgs, unit: &str, section: &str, program: &Path, deadline: Duration) -> Result<String> {
+    if section == "Socket" {
+        return Err(miette!(
+            help = "leave out --drain, and run `margay drain NAME` before the program is stopped",
+            "{unit} listens on while the program behind it stops, so that it has no stop to drain before"
+        ));
+    }
+    let own = OwnStop::read(&args.place.files(unit)?, stop::least_timeout(deadline))?;
+    // A name is there once for each of its ports.
+    let names: BTreeSet<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
+    Ok(stop::lines(program, &names.into_iter().collect::<Vec<_>>(), deadline, &own))
+}
+
 pub fn enable(args: &EnableArgs, out: &mut Out) -> Result<()> {
     let (unit, section) = whole(&args.unit)?;
     let directory = args.place.directory(&unit)?;
     let program = std::env::current_exe().into_diagnostic().wrap_err("cannot find the path of this program")?;
     let path = directory.join(DROP_IN);
+    let mut drop_in = text(section, &program, &words(&args.offer)?);
+    if let Some(deadline) = args.drain {
+        drop_in += &draining(args, &unit, section, &program, deadline)?;
+    }
     let refuse = || format!("cannot write {}", path.display());
     fs::create_dir_all(&directory).into_diagnostic().wrap_err_with(refuse)?;
-    fs::write(&path, text(section, &program, &words(&args.offer)?)).into_diagnostic().wrap_err_with(refuse)?;
+    fs::write(&path, drop_in).into_diagnostic().wrap_err_with(refuse)?;
     args.place.reload(&unit, args.now)?;
     let names: Vec<_> = args.offer.service.iter().map(|wanted| wanted.name.written()).collect();
     let when = if args.now { "now" } else { "from its next start" };
-    let sentence = format!("{unit} serves {} {when} ({})", names.join(", "), path.display());
+    let drained = args.drain.map(|deadline| format!(", and drains for {} at most before it stops", span(deadline)));
+    let drained = drained.unwrap_or_default();
+    let sentence = format!("{unit} serves {} {when}{drained} ({})", names.join(", "), path.display());
     out.done(args.json.json, &json!({ "unit": unit, "names": names, "drop_in": path }), &sentence)
 }
 
@@ -223,6 +267,56 @@ mod test {
     }
 
     #[test]
+    fn a_unit_that_is_drained_first_stops_as_before_then() {
+        let units = tempfile::tempdir().expect("a directory");
+        let at = units.path().display();
+        let unit = "[Service]\nExecStart=/usr/sbin/nginx\nExecStop=-/usr/bin/stop --retry QUIT/5\nTimeoutStopSec=5\n";
+        fs::write(units.path().join("nginx.service"), unit).expect("written");
+        let line = format!("--service web.shop:80 --service web.shop:443 --drain 90s nginx --units {at}");
+        // Again, as after a change of the unit: the drop-in of before does not count as the unit's own.
+        for _ in 0..2 {
+            enable(&enable_args(&line).expect("good words"), &mut Out::new()).expect("written");
+        }
+        let text = fs::read_to_string(units.path().join("nginx.service.d/50-margay.conf")).expect("it is there");
+        let program = std::env::current_exe().expect("it runs");
+        let program = program.display();
+        let wanted = format!(
+            "# Written by `margay enable`; `margay disable` removes it.\n\
+             [Unit]\n\
+             Wants=margay.service\n\
+             After=margay.service\n\
+             \n\
+             [Service]\n\
+             # `+`: only root may say what is served. `-`: without an agent the unit starts all the same, unserved.\n\
+             ExecStartPre=-+{program} run --unit --service web.shop:80 --service web.shop:443\n\
+             # The names are drained before the program is told to stop. `-`: it stops all the same where they cannot \
+             be.\n\
+             # The unit's own commands are said anew, after the drain.\n\
+             ExecStop=\n\
+             ExecStop=-+{program} unit drain --deadline 1m30s %n web.shop\n\
+             ExecStop=-/usr/bin/stop --retry QUIT/5\n\
+             # Each command of the stop gets so long, and then the program.\n\
+             TimeoutStopSec=100\n\
+             # The drain is over when the program has stopped, and when it starts at the latest.\n\
+             ExecStopPost=-+{program} unit undrain %n\n\
+             ExecStartPre=-+{program} unit undrain %n\n"
+        );
+        assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn what_cannot_be_drained_first_is_refused_and_nothing_is_written() {
+        let units = tempfile::tempdir().expect("a directory");
+        let at = units.path().display();
+        for (unit, wanted) in [("nginx.socket", "listens on"), ("no-such", "has no no-such.service")] {
+            let args = enable_args(&format!("--service web.shop --drain 30s {unit} --units {at}"));
+            let error = enable(&args.expect("good words"), &mut Out::new()).expect_err(unit).to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+        assert_eq!(fs::read_dir(units.path()).expect("a directory").count(), 0);
+    }
+
+    #[test]
     fn a_socket_unit_is_prepared_in_its_own_section() {
         assert_eq!(whole("nginx.socket").expect("a unit").1, "Socket");
         assert_eq!(whole("nginx").expect("a unit"), ("nginx.service".to_owned(), "Service"));
@@ -233,7 +327,11 @@ mod test {
 
     #[test]
     fn bad_words_are_refused() {
-        for words in ["nginx", "--service web.shop:0 nginx", "--service web..shop nginx", "--service web.shop"] {
+        let no_offer = ["nginx", "--service web.shop:0 nginx", "--service web..shop nginx", "--service web.shop"];
+        // A unit that serves nothing has nothing to drain.
+        let no_drain =
+            ["--drain 30s nginx", "--service web.shop --drain 0s nginx", "--service web.shop --drain x nginx"];
+        for words in no_offer.into_iter().chain(no_drain) {
             assert!(enable_args(words).is_err(), "{words}");
         }
     }

@@ -36,6 +36,7 @@ pub const LINES: &[Wrong] = &[
     // service
     Wrong("service publish", &["NAME", "--listen"]),
     Wrong("service publish web.shop", &["--listen"]),
+    Wrong("service publish web.shop --listen 0.0.0.0:80 --give-up-after 1ms", &["1ms", "500ms", "never"]),
     Wrong("service publish web --listen 0.0.0.0:80", &["web", "authority"]),
     Wrong("service publish 'we b.shop' --listen 0.0.0.0:80", &["we b"]),
     Wrong("service publish web.shop:http --listen 0.0.0.0:80", &["http", "1 to 65535"]),
@@ -97,6 +98,11 @@ pub const LINES: &[Wrong] = &[
     Wrong("enable --service web.shop x.target --units $d", &["x.target", ".service"]),
     Wrong("enable --service web.shop 'a b' --units $d", &["a b", "nginx.service"]),
     Wrong("enable nginx.service", &["--service"]),
+    Wrong("enable --service web.shop --drain 0s nginx --units $d", &["no time to end"]),
+    Wrong("enable --service web.shop --drain 30s nginx.socket --units $d", &["nginx.socket", "margay drain"]),
+    Wrong("enable --service web.shop --drain 30s none --units $d", &["none.service"]),
+    Wrong("enable --service web.shop --give-up-after soon nginx --units $d", &["soon", "never"]),
+    Wrong("unit drain --deadline 1s ../../x web.shop", &["../../x"]),
     Wrong("disable", &["UNIT"]),
     Wrong("disable none.service --units $d", &["none.service"]),
     // flow, path

@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// A drain is over after so many looks at the soonest: flows that kernels open by grants are told of a little later.
 const LOOKS_MIN: u32 = 3;
 /// A longer drain is a mistake.
-const DEADLINE_MAX: Duration = Duration::from_secs(86_400);
+pub const DEADLINE_MAX: Duration = Duration::from_secs(86_400);
 
 /// What an operator wants.
 #[derive(Clone, Debug)]

@@ -3,72 +3,17 @@
 use std::future::pending;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus};
-use std::sync::Arc;
-use std::time::Duration;
 
-use margay_control::api::v1::{DrainRequest, UndrainRequest};
 use miette::{IntoDiagnostic, Result};
-use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
+use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::{Client, not_started};
+use super::not_started;
+use crate::cli::drainer::Drainer;
 
 /// What shells add to the number of the signal that has ended a program.
 const BY_SIGNAL: i32 = 128;
-
-/// Drains the names of a program.
-#[derive(Clone)]
-pub(super) struct Drainer {
-    pub client: Client,
-    pub names: Vec<String>,
-    /// How long connections that are there get to end.
-    pub deadline: Duration,
-    /// Those whose drain has begun by this: an operator may have drained others before.
-    pub begun: Arc<Mutex<Vec<String>>>,
-}
-
-impl Drainer {
-    /// Drains all names.
-    async fn drain(self) {
-        let mut draining = JoinSet::new();
-        for name in &self.names {
-            draining.spawn(self.clone().drain_name(name.clone()));
-        }
-        draining.join_all().await;
-    }
-
-    async fn drain_name(mut self, name: String) {
-        let request = DrainRequest {
-            name: name.clone(),
-            deadline_ms: u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX),
-            when: "finish".to_owned(),
-            last: true,
-            dry_run: false,
-            until_restart: true,
-        };
-        let drained = async {
-            let mut reports = self.client.drain(request).await?.into_inner();
-            self.begun.lock().push(name.clone());
-            while reports.message().await?.is_some() {}
-            Ok::<(), tonic::Status>(())
-        };
-        if let Err(error) = drained.await {
-            eprintln!("margay: {name} is not drained: {}", error.message());
-        }
-    }
-
-    /// The next start of the program serves the names again.
-    async fn undrain(mut self) {
-        let begun = std::mem::take(&mut *self.begun.lock());
-        for name in begun {
-            if let Err(error) = self.client.undrain(UndrainRequest { name }).await {
-                eprintln!("margay: {}", error.message());
-            }
-        }
-    }
-}
 
 /// Starts the program. SIGTERM is passed on to it when its names are drained, and at once when it comes a second time;
 /// other signals that end or turn programs are passed on as they come. Ends as the program does.

@@ -103,6 +103,12 @@ impl Sal {
         }
     }
 
+    /// The name by which a client has come to a program here, by the program's five-tuple.
+    pub fn served_name(&self, app: &Tuple) -> Option<ServiceId> {
+        let flow = self.flows.by_tuple(app).and_then(|id| self.flows.get(id))?;
+        (flow.role == Role::Responder).then_some(flow.service)
+    }
+
     fn client_of(&self, flow: &Flow) -> Option<ServiceId> {
         let host = self.associations.get(flow.association).filter(|_| flow.carries_data())?.host;
         let unnamed = || ServiceId::at_host(host, flow.app.destination.port().into());

@@ -25,8 +25,8 @@ pub use header::*;
 pub use message::{Message, MessageWriter};
 pub use notice::NoticeRepr;
 pub use program::{
-    PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION, ProgramError, ProgramKind,
-    ProgramReplyRepr, ProgramRequestRepr,
+    HANDED_DATA_MAX, PROGRAM_REPLY_LEN, PROGRAM_REQUEST_LEN, PROGRAM_TEXT_MAX, PROGRAM_VERSION, ProgramError,
+    ProgramKind, ProgramReplyRepr, ProgramRequestRepr,
 };
 pub use resolvable::{HOP_TAGGED_LEN, RESOLVABLE_LEN, RESOLVABLE_OFFSET, ResolvableRepr};
 pub use stripe::{ArrivalRepr, ArrivalsRepr, PLACES_MAX, StripeRepr};

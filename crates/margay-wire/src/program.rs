@@ -18,6 +18,8 @@ pub const PROGRAM_REPLY_LEN: usize = 60;
 /// Longest text of a request in bytes.
 pub const PROGRAM_TEXT_MAX: usize = 255;
 const BITS_MAX: u16 = 256;
+/// Most that a program says of a socket that it hands over, in bytes.
+pub const HANDED_DATA_MAX: u64 = 1 << 20;
 
 mod field {
     use core::ops::Range;
@@ -59,13 +61,31 @@ pub enum ProgramKind {
     Event = 7,
     /// The host's own virtual addresses.
     Ranges = 8,
+    /// A socket goes to another process of the same user.
+    HandOver = 9,
+    /// The program takes over sockets of a name.
+    TakeOver = 10,
+    /// A socket that another process has given: a reply that nobody asked for, after one to `TakeOver`; and the
+    /// request by which the program takes it.
+    Handed = 11,
 }
 
 impl ProgramKind {
     /// The kind of this number.
     pub fn of(number: u8) -> Option<Self> {
-        let all =
-            [Self::Name, Self::Resolve, Self::Bind, Self::Source, Self::Peer, Self::Events, Self::Event, Self::Ranges];
+        let all = [
+            Self::Name,
+            Self::Resolve,
+            Self::Bind,
+            Self::Source,
+            Self::Peer,
+            Self::Events,
+            Self::Event,
+            Self::Ranges,
+            Self::HandOver,
+            Self::TakeOver,
+            Self::Handed,
+        ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
 }

@@ -162,6 +162,11 @@ impl Collector for Figures {
                 "Questions of other hosts about first packets that were refused",
                 agent.map_or(0, traces_refused),
             ),
+            (
+                "sockets_handed_over",
+                "Sockets that one program of this host has given to another",
+                agent.map_or(0, |agent| agent.programs.handed_over()),
+            ),
             ("rules_expired", "Rules of the service table that ended by themselves", core.rules_expired),
             ("packets_held", "First packets that waited for a resolver", core.delayed),
             ("packets_not_held", "First packets refused since too many waited for resolvers", core.delays_refused),

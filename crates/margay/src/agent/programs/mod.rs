@@ -2,9 +2,10 @@
 //! library, the preload shim and the SDKs speak it; anybody may, and rights are asked for per request.
 //!
 //! Reading order: [`message`] (the bytes), [`request`] (what each of them does), [`rights`] (who may), [`source`]
-//! (names of clients), [`event`], [`socket`] (connections).
+//! (names of clients), [`event`], [`hand_over`] (sockets that go to another process), [`socket`] (connections).
 
 pub mod event;
+pub mod hand_over;
 pub mod message;
 pub mod request;
 pub mod rights;
@@ -20,6 +21,7 @@ use parking_lot::RwLock;
 use super::core::CoreHandle;
 use crate::config::Config;
 use event::Feed;
+use hand_over::Takers;
 use rights::Rights;
 use source::Sources;
 
@@ -30,6 +32,7 @@ pub struct Programs {
     rights: RwLock<Rights>,
     sources: Sources,
     events: Feed,
+    takers: Takers,
     connections: AtomicUsize,
 }
 
@@ -40,6 +43,7 @@ impl Programs {
             rights: RwLock::new(Rights::new(config)),
             sources: Sources::default(),
             events: Feed::default(),
+            takers: Takers::default(),
             connections: AtomicUsize::new(0),
         }
     }
@@ -52,6 +56,11 @@ impl Programs {
     /// How many are connected.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
+    }
+
+    /// How many sockets one program has taken over from another.
+    pub fn handed_over(&self) -> u64 {
+        self.takers.taken()
     }
 
     /// These sockets are gone.

@@ -20,7 +20,7 @@ use crate::agent::service::PublishError;
 use crate::listener::{Protocol, is_loopback};
 
 /// What went wrong: for the program, and for whoever reads its messages.
-type No = (Errno, String);
+pub(super) type No = (Errno, String);
 
 /// A number of a socket that no port is: what names itself after a port is told apart from it.
 const OWN_NUMBER: u32 = 1 << 31;
@@ -34,26 +34,29 @@ pub fn answer(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<Own
         Kind::Source => handed(request, passed).and_then(|socket| source(agent, caller, request, &socket)),
         Kind::Peer => handed(request, passed).and_then(|socket| peer(agent, request, &socket)),
         Kind::Ranges => Ok(ranges(agent)),
-        Kind::Events | Kind::Event => Ok(Reply::done(request.kind)),
+        // Those have more to do than to answer, and come elsewhere (`socket`).
+        Kind::Events | Kind::Event | Kind::HandOver | Kind::TakeOver | Kind::Handed => {
+            Err((Errno::EINVAL, "nothing was asked, or handed over, by this connection".to_owned()))
+        }
     };
     done.unwrap_or_else(|(errno, text)| Reply::refused(request.kind as u8, errno, text))
 }
 
 /// A program's socket, as the kernel describes it.
-struct Handed {
+pub(super) struct Handed {
     cookie: Cookie,
     namespace: NamespaceCookie,
-    protocol: Protocol,
+    pub(super) protocol: Protocol,
     local: SocketAddr,
     /// At every address of IPv6, it takes IPv4 packets, too.
     takes_both: bool,
     /// The interface that it is bound to.
     interface: Option<String>,
     /// Held while the request is carried out: the socket cannot end before its end is watched for.
-    _socket: OwnedFd,
+    pub(super) socket: OwnedFd,
 }
 
-fn handed(request: &Request, passed: Vec<OwnedFd>) -> Result<Handed, No> {
+pub(super) fn handed(request: &Request, passed: Vec<OwnedFd>) -> Result<Handed, No> {
     let misuse = |text: &str| (Errno::EINVAL, text.to_owned());
     let [socket] = <[OwnedFd; 1]>::try_from(passed).map_err(|_| misuse("exactly one socket goes with this request"))?;
     let no_socket = |_| (Errno::ENOTSOCK, "what was passed is no internet socket".to_owned());
@@ -74,11 +77,11 @@ fn handed(request: &Request, passed: Vec<OwnedFd>) -> Result<Handed, No> {
         namespace: namespace_of(socket.as_fd()).map_err(|error| (Errno::ENOTSOCK, error.to_string()))?,
         protocol,
         local: canonical(local),
-        _socket: socket,
+        socket,
     })
 }
 
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     // The unspecified address of IPv6 takes both families, and stays what it is.
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -107,7 +110,7 @@ impl Handed {
     }
 }
 
-fn prefix(request: &Request) -> Result<Prefix, No> {
+pub(super) fn prefix(request: &Request) -> Result<Prefix, No> {
     let prefix = Prefix::new(request.id, request.bits);
     if prefix.id == request.id {
         return Ok(prefix);
@@ -155,7 +158,7 @@ fn resolve(agent: &Agent, caller: &Caller, request: &Request) -> Result<Reply, N
 }
 
 /// The name of a prefix as people know it here, or in hexadecimal.
-fn written(agent: &Agent, prefix: &Prefix) -> Result<Name, No> {
+pub(super) fn written(agent: &Agent, prefix: &Prefix) -> Result<Name, No> {
     let known = agent.store.name_of(prefix).ok().flatten().and_then(|known| known.parse::<Name>().ok());
     if let Some(known) = known.filter(|known| known.prefix() == *prefix) {
         return Ok(known);

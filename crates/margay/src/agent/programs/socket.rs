@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::future::pending;
-use std::io::{self, ErrorKind, IoSliceMut};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,14 +16,17 @@ use miette::Diagnostic;
 use nix::errno::Errno;
 use nix::unistd::{Gid, Uid};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, listen, recvmsg, send, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen, recvmsg, send, sendmsg,
+    socket_with,
 };
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::event::Subscription;
+use super::hand_over::{self, Offer};
 use super::message::{Kind, REQUEST_MAX, Reply, Request};
 use super::request;
 use super::rights::Caller;
@@ -131,39 +134,54 @@ async fn accept(listener: &UnixListener) -> io::Result<(UnixStream, Caller)> {
     Ok((connection, Caller { uid, gid, pid: peer.pid().unwrap_or_default() }))
 }
 
+/// What a connection is for after a reply.
+enum Next {
+    /// More requests.
+    Requests,
+    /// Events alone.
+    Events(Subscription),
+    /// Sockets of other processes alone.
+    Sockets(mpsc::Receiver<Offer>),
+}
+
 /// Until the program closes its end.
 async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> io::Result<()> {
     while let Some((bytes, passed)) = receive(connection).await? {
-        let (mut reply, wants_events) = match Request::parse(&bytes) {
-            Ok(asked) => {
-                let reply = tokio::task::block_in_place(|| request::answer(agent, &caller, &asked, passed));
-                let wants_events = asked.kind == Kind::Events && reply.is_done();
-                (reply, wants_events)
-            }
-            Err(refusal) => (refusal, false),
+        let (reply, next) = match Request::parse(&bytes) {
+            Ok(asked) => respond(agent, &caller, &asked, passed).await,
+            Err(refusal) => (refusal, Next::Requests),
         };
-        // From before the reply: what happens after it is told.
-        let subscription = match wants_events.then(|| Subscription::new(agent, &caller)) {
-            Some(Err(error)) => {
-                reply = Reply::refused(Kind::Events as u8, error.errno(), error.to_string());
-                None
-            }
-            Some(Ok(subscription)) => Some(subscription),
-            None => None,
-        };
-        transmit(connection, &reply.emit()).await?;
-        if let Some(subscription) = subscription {
-            return tell(connection, subscription).await;
+        transmit(connection, &reply.emit(), &[]).await?;
+        match next {
+            Next::Requests => {}
+            Next::Events(subscription) => return tell(connection, subscription).await,
+            Next::Sockets(offers) => return hand_over::tell(connection, offers).await,
         }
     }
     Ok(())
+}
+
+async fn respond(agent: &Arc<Agent>, caller: &Caller, asked: &Request, passed: Vec<OwnedFd>) -> (Reply, Next) {
+    match asked.kind {
+        // From before the reply: what happens after it is told.
+        Kind::Events => match Subscription::new(agent, caller) {
+            Ok(subscription) => (Reply::done(Kind::Events), Next::Events(subscription)),
+            Err(error) => (Reply::refused(Kind::Events as u8, error.errno(), error.to_string()), Next::Requests),
+        },
+        Kind::TakeOver => match tokio::task::block_in_place(|| hand_over::take_over(agent, caller, asked)) {
+            Ok((reply, offers)) => (reply, Next::Sockets(offers)),
+            Err((errno, text)) => (Reply::refused(Kind::TakeOver as u8, errno, text), Next::Requests),
+        },
+        Kind::HandOver => (hand_over::give(agent, caller, asked, passed).await, Next::Requests),
+        _ => (tokio::task::block_in_place(|| request::answer(agent, caller, asked, passed)), Next::Requests),
+    }
 }
 
 async fn tell(connection: &UnixStream, mut subscription: Subscription) -> io::Result<()> {
     loop {
         tokio::select! {
             line = subscription.next() => match line {
-                Some(line) => transmit(connection, &Reply::event(line.to_string()).emit()).await?,
+                Some(line) => transmit(connection, &Reply::event(line.to_string()).emit(), &[]).await?,
                 None => return Ok(()),
             },
             // Nothing more is asked for here: it is the end.
@@ -173,12 +191,12 @@ async fn tell(connection: &UnixStream, mut subscription: Subscription) -> io::Re
 }
 
 /// A message and the descriptors that came with it; `None` at the end.
-async fn receive(connection: &UnixStream) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+pub(super) async fn receive(connection: &UnixStream) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let received = connection.async_io(Interest::READABLE, || receive_now(connection)).await?;
     Ok(Some(received).filter(|(bytes, _)| !bytes.is_empty()))
 }
 
-fn receive_now(connection: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+pub(super) fn receive_now(connection: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     // One more byte than there may be: what is too long shows.
     let mut bytes = vec![0; REQUEST_MAX + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED_MAX))];
@@ -195,7 +213,15 @@ fn receive_now(connection: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     Ok((bytes, passed))
 }
 
-async fn transmit(connection: &UnixStream, bytes: &[u8]) -> io::Result<()> {
-    let act = || Ok(send(connection, bytes, SendFlags::NOSIGNAL)?);
+/// Sends a message, with descriptors.
+pub(super) async fn transmit(connection: &UnixStream, bytes: &[u8], passed: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let act = || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !passed.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(passed));
+        }
+        Ok(sendmsg(connection, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
+    };
     connection.async_io(Interest::WRITABLE, act).await.map(drop)
 }

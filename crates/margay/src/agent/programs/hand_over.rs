@@ -1,0 +1,399 @@
+//! Sockets that a program gives to another process of its user on this host: a server is replaced, and its connections
+//! go on (`docs/book/programming.md`).
+//!
+//! The descriptor itself goes from process to process, so that nothing of it is on the network, and flows notice
+//! nothing. At any time one of both processes owns it: the giver until it is told that the other one has it, the taker
+//! once its word has reached the agent. A taker that is late is refused before the giver is told so.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use std::{io, net};
+
+use margay_core::Tuple;
+use margay_core::name::Prefix;
+use margay_wire::HANDED_DATA_MAX;
+use nix::errno::Errno;
+use nix::unistd::Uid;
+use parking_lot::Mutex;
+use rustix::net::{Shutdown, shutdown};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::message::{Kind, Reply, Request};
+use super::request::{No, canonical, handed, prefix, written};
+use super::rights::Caller;
+use super::socket::{receive, receive_now, transmit};
+use crate::agent::Agent;
+use crate::listener::Protocol;
+
+/// Processes that take over names of one user.
+const TAKERS_OF_USER_MAX: usize = 64;
+/// How long a taker has to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// Until then a taker may be asked for a socket: with its answer, a giver waits for no longer than its library does.
+const ASKING_LIMIT: Duration = Duration::from_secs(2);
+
+/// A socket on its way.
+struct Gift {
+    name: Prefix,
+    socket: OwnedFd,
+    /// What the giver says of it.
+    data: Option<File>,
+}
+
+/// A socket for one taker.
+pub struct Offer {
+    gift: Arc<Gift>,
+    /// Told whether the taker has it.
+    taken: oneshot::Sender<bool>,
+}
+
+/// A process that takes over sockets.
+struct Taker {
+    uid: Uid,
+    pid: i32,
+    prefix: Prefix,
+    offers: mpsc::Sender<Offer>,
+    /// One giver at a time: whoever waits here may still give up, whoever has sent an offer may not.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// All processes that take over sockets, and how many sockets they have taken.
+#[derive(Default)]
+pub struct Takers {
+    all: Mutex<Vec<Arc<Taker>>>,
+    taken: AtomicU64,
+}
+
+impl Takers {
+    /// How many sockets have been taken over.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, caller: &Caller, prefix: Prefix) -> Result<mpsc::Receiver<Offer>, No> {
+        let mut all = self.all.lock();
+        all.retain(|taker| !taker.offers.is_closed());
+        if all.iter().filter(|taker| taker.uid == caller.uid).count() >= TAKERS_OF_USER_MAX {
+            let text = format!("{TAKERS_OF_USER_MAX} processes of this user take over sockets already; end some");
+            return Err((Errno::EUSERS, text));
+        }
+        let (sender, offers) = mpsc::channel(1);
+        let Caller { uid, pid, .. } = *caller;
+        all.push(Arc::new(Taker { uid, pid, prefix, offers: sender, turn: tokio::sync::Mutex::default() }));
+        Ok(offers)
+    }
+
+    /// The next one for a socket of `giver`, each in its turn.
+    fn pick(&self, giver: &Caller, name: &Prefix, tried: &[Arc<Taker>]) -> Option<Arc<Taker>> {
+        let mut all = self.all.lock();
+        all.retain(|taker| !taker.offers.is_closed());
+        let is_free = |taker: &Arc<Taker>| !tried.iter().any(|one| Arc::ptr_eq(one, taker));
+        let takes = |taker: &Taker| taker.uid == giver.uid && taker.pid != giver.pid && taker.prefix.covers(name);
+        let at = all.iter().position(|taker| takes(taker) && is_free(taker))?;
+        let taker = all.remove(at);
+        all.push(Arc::clone(&taker));
+        Some(taker)
+    }
+
+    async fn give(&self, giver: &Caller, gift: Gift) -> Result<(), No> {
+        let gift = Arc::new(gift);
+        let until = Instant::now() + ASKING_LIMIT;
+        let mut tried = Vec::new();
+        while let Some(taker) = self.pick(giver, &gift.name, &tried) {
+            if taker.take(&gift, until).await {
+                self.taken.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            tried.push(taker);
+        }
+        if tried.is_empty() {
+            let text = "no other process of this user takes over the name; start it, and wait until it says so";
+            return Err((Errno::ESRCH, text.to_owned()));
+        }
+        let text = "no process that takes over the name has taken it within two seconds; their logs may say why";
+        Err((Errno::ETIMEDOUT, text.to_owned()))
+    }
+}
+
+impl Taker {
+    /// Whether it has the socket now. It is asked in its turn, if that comes before `until`.
+    async fn take(&self, gift: &Arc<Gift>, until: Instant) -> bool {
+        let turn = timeout_at(until, self.turn.lock()).await;
+        if turn.is_err() || Instant::now() >= until {
+            return false;
+        }
+        let (taken, is_taken) = oneshot::channel();
+        let offer = Offer { gift: Arc::clone(gift), taken };
+        // From here on the taker's connection decides, and in time: to give up beside it would make two owners.
+        self.offers.send(offer).await.is_ok() && is_taken.await == Ok(true)
+    }
+}
+
+/// Gives a program's socket to another process.
+pub async fn give(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
+    let given = async {
+        let gift = gift(agent, request, passed)?;
+        let name = gift.name;
+        agent.programs.takers.give(caller, gift).await?;
+        tracing::debug!(%name, program = caller.describe(), "a program has handed over a socket");
+        Ok::<_, No>(name)
+    };
+    match given.await {
+        Ok(name) => {
+            let mut reply = Reply::done(Kind::HandOver);
+            (reply.id, reply.bits) = (name.id, name.bits);
+            reply
+        }
+        Err((errno, text)) => Reply::refused(Kind::HandOver as u8, errno, text),
+    }
+}
+
+fn gift(agent: &Agent, request: &Request, mut passed: Vec<OwnedFd>) -> Result<Gift, No> {
+    if !request.text.is_empty() {
+        let text = "a socket goes to another process of this host; to another host, none goes yet";
+        return Err((Errno::EOPNOTSUPP, text.to_owned()));
+    }
+    let data = if passed.len() == 2 { passed.pop().map(File::from) } else { None };
+    let socket = handed(request, passed)?;
+    if socket.protocol != Protocol::Tcp {
+        return Err((
+            Errno::EPROTONOSUPPORT,
+            "only TCP sockets are handed over; bind the datagram socket anew".to_owned(),
+        ));
+    }
+    if let Some(data) = &data {
+        check_data(data)?;
+    }
+    let name = if request.bits == 0 { served_name(agent, socket.socket.as_fd())? } else { prefix(request)? };
+    Ok(Gift { name, socket: socket.socket, data })
+}
+
+fn check_data(data: &File) -> Result<(), No> {
+    let about = data.metadata().map_err(|error| (Errno::EIO, format!("the data cannot be looked at: {error}")))?;
+    if !about.is_file() {
+        return Err((Errno::EINVAL, "the data of a socket is passed as a memfd or a file".to_owned()));
+    }
+    if about.len() > HANDED_DATA_MAX {
+        let text = format!("{} bytes go with the socket, and {HANDED_DATA_MAX} are the most", about.len());
+        return Err((Errno::E2BIG, text));
+    }
+    Ok(())
+}
+
+/// The name by which a client has come to this connection.
+fn served_name(agent: &Agent, socket: BorrowedFd<'_>) -> Result<Prefix, No> {
+    let no_flow = || (Errno::ENOTCONN, "no flow leads to this socket; hand it over by a name".to_owned());
+    let local = rustix::net::getsockname(socket).ok().and_then(|local| net::SocketAddr::try_from(local).ok());
+    let remote = rustix::net::getpeername(socket).ok().flatten();
+    let remote = remote.and_then(|remote| net::SocketAddr::try_from(remote).ok());
+    let (local, remote) = local.zip(remote).ok_or_else(no_flow)?;
+    let app = Tuple { protocol: Protocol::Tcp.number(), source: canonical(local), destination: canonical(remote) };
+    agent.core.0.with_sal(|sal, _| sal.served_name(&app)).map(Prefix::from).ok_or_else(no_flow)
+}
+
+/// Notes a program that takes over sockets of a name.
+///
+/// # Errors
+///
+/// The program has no right to the name, or its user has too many that do.
+pub fn take_over(agent: &Agent, caller: &Caller, request: &Request) -> Result<(Reply, mpsc::Receiver<Offer>), No> {
+    let prefix = prefix(request)?;
+    if prefix.bits == 0 {
+        return Err((Errno::EINVAL, "which name's sockets are taken over? a prefix has 1 to 256 bits".to_owned()));
+    }
+    let name = written(agent, &prefix)?;
+    agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(|text| (Errno::EACCES, text))?;
+    let offers = agent.programs.takers.add(caller, prefix)?;
+    tracing::info!(%name, program = caller.describe(), "a program takes over sockets");
+    let mut reply = Reply::done(Kind::TakeOver);
+    (reply.id, reply.bits) = (prefix.id, prefix.bits);
+    Ok((reply, offers))
+}
+
+/// Gives a taker what is for it, until it ends or fails to take one.
+pub async fn tell(connection: &UnixStream, mut offers: mpsc::Receiver<Offer>) -> io::Result<()> {
+    loop {
+        tokio::select! {
+            offer = offers.recv() => {
+                let Some(Offer { gift, taken }) = offer else { return Ok(()) };
+                let is_taken = put(connection, &gift).await;
+                // The giver's task may have ended with its agent.
+                let _ = taken.send(is_taken);
+                if !is_taken {
+                    return Ok(());
+                }
+            }
+            // Nothing is asked for here: it is the end.
+            _ = receive(connection) => return Ok(()),
+        }
+    }
+}
+
+/// Whether the taker has it.
+async fn put(connection: &UnixStream, gift: &Gift) -> bool {
+    let mut message = Reply::done(Kind::Handed);
+    (message.id, message.bits) = (gift.name.id, gift.name.bits);
+    let passed: Vec<BorrowedFd<'_>> =
+        [Some(gift.socket.as_fd()), gift.data.as_ref().map(AsFd::as_fd)].into_iter().flatten().collect();
+    if transmit(connection, &message.emit(), &passed).await.is_err() {
+        return false;
+    }
+    match timeout(ANSWER_LIMIT, receive(connection)).await {
+        Ok(answer) => is_answer(answer.ok().flatten()),
+        Err(_) => {
+            // From now on its answer fails. One that has come in this moment counts.
+            let _ = shutdown(connection, Shutdown::Read);
+            is_answer(receive_now(connection).ok().filter(|(bytes, _)| !bytes.is_empty()))
+        }
+    }
+}
+
+fn is_answer(received: Option<(Vec<u8>, Vec<OwnedFd>)>) -> bool {
+    received.is_some_and(|(bytes, _)| Request::parse(&bytes).is_ok_and(|request| request.kind == Kind::Handed))
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{IoSliceMut, Write as _};
+    use std::mem::MaybeUninit;
+
+    use margay_wire::ProgramRequestRepr;
+    use nix::unistd::Gid;
+    use rustix::net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
+        recvmsg, send, socketpair,
+    };
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    const GIVER: Caller = Caller { uid: Uid::from_raw(1000), gid: Gid::from_raw(1000), pid: 7 };
+    const NEXT: Caller = Caller { pid: 8, ..GIVER };
+
+    fn shop() -> Prefix {
+        "web.shop".parse::<margay_core::name::Name>().expect("literal").prefix()
+    }
+
+    /// A socket that says `text` to whoever reads it, and its data.
+    fn gift(text: &str) -> Gift {
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        far.write_all(text.as_bytes()).expect("room");
+        let mut data = tempfile::tempfile().expect("a file");
+        data.write_all(text.as_bytes()).expect("written");
+        Gift { name: shop(), socket: near.into(), data: Some(data) }
+    }
+
+    /// A process that takes over sockets: its end of the connection, and the agent's work.
+    fn taker(takers: &Takers, caller: &Caller, prefix: Prefix) -> (OwnedFd, JoinHandle<io::Result<()>>) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (own, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair of sockets");
+        let connection = UnixStream::from_std(own.into()).expect("watched");
+        let offers = takers.add(caller, prefix).expect("there are few");
+        (theirs, tokio::spawn(async move { tell(&connection, offers).await }))
+    }
+
+    /// The descriptors that have come, as soon as they have.
+    async fn taken(theirs: &OwnedFd) -> Vec<OwnedFd> {
+        loop {
+            let mut bytes = [0; 512];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            if recvmsg(theirs, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).is_ok_and(|got| got.bytes > 0) {
+                let passed = control.drain().filter_map(|part| match part {
+                    RecvAncillaryMessage::ScmRights(passed) => Some(passed),
+                    _ => None,
+                });
+                return passed.flatten().collect();
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn answer(theirs: &OwnedFd) -> rustix::io::Result<usize> {
+        send(theirs, &ProgramRequestRepr::new(Kind::Handed).emit(), SendFlags::NOSIGNAL)
+    }
+
+    #[tokio::test]
+    async fn a_socket_and_its_data_reach_the_taker_before_the_giver_is_told() {
+        let takers = Takers::default();
+        let (theirs, _task) = taker(&takers, &NEXT, shop());
+        let (given, passed) = tokio::join!(takers.give(&GIVER, gift("hello")), async {
+            let passed = taken(&theirs).await;
+            answer(&theirs).expect("in time");
+            passed
+        });
+        assert_eq!((given, takers.taken()), (Ok(()), 1));
+        let mut socket = [0; 5];
+        rustix::io::read(&passed[0], &mut socket).expect("the socket");
+        let mut data = [0; 5];
+        rustix::io::pread(&passed[1], &mut data, 0).expect("the data");
+        assert_eq!((&socket, &data), (b"hello", b"hello"));
+    }
+
+    #[tokio::test]
+    async fn nobody_else_is_asked() {
+        let takers = Takers::default();
+        let other_user = Caller { uid: Uid::from_raw(1001), ..NEXT };
+        let other_name = "db.shop".parse::<margay_core::name::Name>().expect("literal").prefix();
+        let _other =
+            [taker(&takers, &other_user, shop()), taker(&takers, &NEXT, other_name), taker(&takers, &GIVER, shop())];
+        let (errno, _) = takers.give(&GIVER, gift("")).await.expect_err("nobody");
+        assert_eq!(errno, Errno::ESRCH);
+    }
+
+    #[tokio::test]
+    async fn one_that_dies_before_its_answer_has_nothing_and_the_next_is_asked() {
+        let takers = Takers::default();
+        let (dies, _task) = taker(&takers, &NEXT, shop());
+        let (lives, _task) = taker(&takers, &Caller { pid: 9, ..GIVER }, shop());
+        let (given, ()) = tokio::join!(takers.give(&GIVER, gift("")), async {
+            drop(taken(&dies).await);
+            drop(dies);
+            assert_eq!(taken(&lives).await.len(), 2);
+            answer(&lives).expect("in time");
+        });
+        assert_eq!((given, takers.taken()), (Ok(()), 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_late_answer_fails_so_that_there_are_never_two_owners() {
+        let takers = Takers::default();
+        let (theirs, task) = taker(&takers, &NEXT, shop());
+        let (errno, _) = takers.give(&GIVER, gift("")).await.expect_err("it does not answer");
+        assert_eq!(errno, Errno::ETIMEDOUT);
+        task.await.expect("no panic").expect("it has ended");
+        assert_eq!(answer(&theirs), Err(rustix::io::Errno::PIPE));
+        let (errno, _) = takers.give(&GIVER, gift("")).await.expect_err("it is asked no more");
+        assert_eq!(errno, Errno::ESRCH);
+    }
+
+    #[tokio::test]
+    async fn each_is_asked_in_its_turn_and_there_are_only_so_many() {
+        let takers = Takers::default();
+        let callers: Vec<Caller> = (0..3).map(|pid| Caller { pid: 10 + pid, ..GIVER }).collect();
+        let _offers: Vec<_> = callers.iter().map(|caller| takers.add(caller, shop()).expect("room")).collect();
+        let turns: Vec<i32> = (0..6).filter_map(|_| takers.pick(&GIVER, &shop(), &[])).map(|taker| taker.pid).collect();
+        assert_eq!(turns, [10, 11, 12, 10, 11, 12]);
+        let _more: Vec<_> = (3..TAKERS_OF_USER_MAX).map(|_| takers.add(&NEXT, shop()).expect("room")).collect();
+        assert_eq!(takers.add(&NEXT, shop()).expect_err("too many").0, Errno::EUSERS);
+        assert!(takers.add(&Caller { uid: Uid::from_raw(1001), ..NEXT }, shop()).is_ok());
+    }
+
+    #[test]
+    fn data_is_a_file_of_a_bounded_size() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(HANDED_DATA_MAX).expect("set");
+        assert!(check_data(&file).is_ok());
+        file.set_len(HANDED_DATA_MAX + 1).expect("set");
+        assert_eq!(check_data(&file).expect_err("too long").0, Errno::E2BIG);
+        let no_file = File::open("/dev/null").expect("there");
+        assert_eq!(check_data(&no_file).expect_err("no file").0, Errno::EINVAL);
+    }
+}

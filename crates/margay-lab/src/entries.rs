@@ -82,6 +82,20 @@ impl Entries {
     }
 }
 
+/// Flows that these hosts still have after so long; fewer, and sooner, when they go before.
+///
+/// # Errors
+///
+/// No agent runs on a host.
+pub fn flows_left(hosts: &[&Host], limit: Duration) -> Result<f64> {
+    let count = || -> Result<f64> { hosts.iter().map(|host| Ok(agent::flows(host)?.len() as f64)).sum() };
+    let gone = wait_for("the end of all flows", limit, || {
+        let left = count()?;
+        if left == 0.0 { Ok(left) } else { bail!("{left} are left") }
+    });
+    gone.or_else(|_| count())
+}
+
 /// Waits until nothing is left of flows that have ended, and sets `leaked_entries` to what is, and `hash_maps_kept` to
 /// how many of the maps of then say so.
 ///

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::{Findings, Scenario, pair};
 use crate::agent::{self, Agents};
+use crate::entries;
 use crate::filter;
 use crate::host::Host;
 use crate::lab::Lab;
@@ -125,19 +126,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     }
     std::thread::sleep(AFTER);
     report_resets(&lab, &ends, findings)?;
-    findings.set("flows_left", flows_left(&ends)?);
+    // Flows that both ends have closed, and whose ends each has acknowledged, go within seconds.
+    findings.set("flows_left", entries::flows_left(&ends, STEP_LIMIT)?);
     Ok(())
-}
-
-/// Flows that both ends have closed, and whose ends each has acknowledged, go within seconds.
-fn flows_left(ends: &[&Host]) -> Result<f64> {
-    let count = || -> Result<f64> { ends.iter().map(|host| Ok(agent::flows(host)?.len() as f64)).sum() };
-    let gone = wait_for("the end of all flows", STEP_LIMIT, || {
-        let left = count()?;
-        ensure!(left == 0.0, "{left} are left");
-        Ok(left)
-    });
-    gone.or_else(|_| count())
 }
 
 fn serve(server: &Host, script: &Path) -> Result<Program> {

@@ -2,7 +2,8 @@
  *
  * BSD sockets with serviceIDs (Serval, table 1): socket, bind, listen, connect, accept, send, recv, sendto, recvfrom,
  * getsockname, getpeername, close. Linked against libmargay the calls begin with sv_; under libmargay-preload.so, or
- * with MARGAY_BSD_NAMES defined before this header, they have their own names. See margay(3).
+ * with MARGAY_BSD_NAMES defined before this header, they have their own names. Beside them, sockets go from one process
+ * to the next. See margay(3).
  */
 #ifndef MARGAY_H
 #define MARGAY_H
@@ -68,6 +69,24 @@ int sv_name(const char *written, struct sockaddr_sv *address);
  * needed.
  */
 const char *sv_ntop(const struct sockaddr_sv *address, char *text, size_t size);
+
+/* How much a program may say of a socket that it gives away. */
+#define SV_HANDOVER_MAX_BYTES 1048576
+
+/* Gives a TCP socket, connected or listening, to another process of this user that takes over its name, with `length`
+ * bytes that this one has to know. `to`: NULL, this host. 0: the other one has it, and `fd` is closed. -1: `fd` is
+ * still the caller's, but with ECONNABORTED, where nobody can say who has it: then it is closed, too.
+ */
+int sv_handover(int fd, const char *to, const void *data, size_t length);
+
+/* Takes over sockets of this name, or prefix: a descriptor for sv_take, poll and epoll, until it is closed; or -1. */
+int sv_takeover(const struct sockaddr *name, socklen_t length);
+
+/* The next socket that was given; waits for one, where the descriptor does not say O_NONBLOCK. `room` bytes at most of
+ * what its giver says of it, and how many there are. -1: with ECONNABORTED it was too late for one, and with ESHUTDOWN
+ * there will be no more of this descriptor.
+ */
+int sv_take(int takeover, void *data, size_t room, size_t *length);
 
 /* Why the last call of this thread failed, and what to do; an empty text where errno says all. */
 const char *sv_strerror(void);

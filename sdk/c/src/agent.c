@@ -2,7 +2,7 @@
  *
  * Connections of this process to the agent of its host: one request, one reply. A thread that waits for a reply has
  * its connection to itself and holds no lock, so that others go on, forks too, and signals are handled. One
- * connection stays open for the next.
+ * connection stays open for the next. A connection on which the agent gives sockets is the program's own descriptor.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,11 +23,18 @@
 #define REPLY_LEN 60
 /* An agent that takes longer is not there. */
 #define PATIENCE_S 5
+/* For a socket that is given: the agent answers within 4 seconds, and whoever does not wait so long has lost it. */
+#define GIVE_PATIENCE_S 10
 /* Programs count on low numbers being theirs. */
 #define HIGH_FD 512
 
 /* Threads whose connection a child of fork closes; those of more at once stay open there until it ends. */
 #define CONNECTIONS_MAX 32
+
+/* A reply, and the text of one that is too long for this library. */
+#define REPLY_ROOM (REPLY_LEN + 1100)
+/* As many descriptors as the kernel passes in one message. */
+#define PASSED_MAX 253
 
 struct connection {
 	int fd;
@@ -128,13 +135,13 @@ static const char *agent_path(void)
 	return path && *path ? path : DEFAULT_PATH;
 }
 
-static int call_agent(struct connection *made)
+/* A descriptor that is connected to the agent, or -1. */
+static int connect_to_agent(void)
 {
 	struct timeval patience = { .tv_sec = PATIENCE_S };
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	const char *path = agent_path();
-	struct stat about;
-	int fd, high, failed;
+	int fd, failed;
 
 	if (strlen(path) >= sizeof(address.sun_path))
 		return fail(ENAMETOOLONG, "MARGAY_PROGRAMS is too long for the path of a socket: %s", path);
@@ -142,20 +149,36 @@ static int call_agent(struct connection *made)
 	fd = REAL(socket)(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return fail(errno, "no socket for the agent: %s", strerror(errno));
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	do {
+		failed = REAL(connect)(fd, (const struct sockaddr *)&address, sizeof(address));
+	} while (failed && errno == EINTR);
+	if (failed) {
+		int error = errno;
+
+		REAL(close)(fd);
+		return fail(ENETDOWN, "no margay agent answers at %s (%s); start it with `margay up`", path, strerror(error));
+	}
+	return fd;
+}
+
+static int call_agent(struct connection *made)
+{
+	int fd = connect_to_agent(), high;
+	struct stat about;
+
+	if (fd < 0)
+		return -1;
 	high = REAL(fcntl)(fd, F_DUPFD_CLOEXEC, HIGH_FD);
 	if (high >= 0) {
 		REAL(close)(fd);
 		fd = high;
 	}
-	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	do {
-		failed = REAL(connect)(fd, (const struct sockaddr *)&address, sizeof(address));
-	} while (failed && errno == EINTR);
-	if (failed || fstat(fd, &about)) {
+	if (fstat(fd, &about)) {
 		int error = errno;
 
 		REAL(close)(fd);
-		return fail(ENETDOWN, "no margay agent answers at %s (%s); start it with `margay up`", path, strerror(error));
+		return fail(ENETDOWN, "the connection to the margay agent was closed meanwhile (%s)", strerror(error));
 	}
 	*made = (struct connection){ .fd = fd, .inode = about.st_ino, .is_there = true, .is_busy = true };
 	note_busy(made);
@@ -246,35 +269,76 @@ static int wait_for(int fd, short what, int64_t until_ms)
 	return ready > 0 ? 0 : -1;
 }
 
-static ssize_t say(int fd, const uint8_t *bytes, size_t length, int passed, int64_t until_ms)
+/* `passed`: descriptors that go with it, those that are -1 excepted. An error: nothing was sent. */
+static ssize_t say(int fd, const uint8_t *bytes, size_t length, const int passed[2], int64_t until_ms)
 {
 	union {
 		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
+		char space[CMSG_SPACE(2 * sizeof(int))];
 	} control;
 	struct iovec part = { .iov_base = (void *)bytes, .iov_len = length };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+	int descriptors[2];
+	size_t count = 0;
 
-	if (passed >= 0) {
+	for (size_t at = 0; at < 2; at++)
+		if (passed[at] >= 0)
+			descriptors[count++] = passed[at];
+	if (count) {
 		memset(&control, 0, sizeof(control));
 		message.msg_control = &control;
-		message.msg_controllen = sizeof(control.space);
+		message.msg_controllen = CMSG_SPACE(count * sizeof(int));
 		control.header.cmsg_level = SOL_SOCKET;
 		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(&control.header), &passed, sizeof(int));
+		control.header.cmsg_len = CMSG_LEN(count * sizeof(int));
+		memcpy(CMSG_DATA(&control.header), descriptors, count * sizeof(int));
 	}
 	if (wait_for(fd, POLLOUT, until_ms))
 		return -1;
 	return REAL(sendmsg)(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Once: 0, -1 for good, or 1 where the agent was started again meanwhile. */
-static int ask_once(const struct request *request, struct reply *reply)
+static ssize_t hear(int fd, uint8_t bytes[REPLY_ROOM], int64_t until_ms)
 {
-	uint8_t asked[REQUEST_LEN + TEXT_MAX], answered[REPLY_LEN + 1100];
+	ssize_t got;
+
+	if (wait_for(fd, POLLIN, until_ms))
+		return -1;
+	got = REAL(recvfrom)(fd, bytes, REPLY_ROOM, MSG_DONTWAIT, NULL, NULL);
+	/* The agent has closed the connection without reading the request. That it had too many, it has said before: the
+	 * kernel tells the one first, and then the other.
+	 */
+	if (got < 0 && errno == ECONNRESET)
+		got = REAL(recvfrom)(fd, bytes, REPLY_ROOM, MSG_DONTWAIT, NULL, NULL);
+	return got;
+}
+
+/* Whether what was asked for may have been done, or not: it is neither a yes nor a no. One of another version is a no,
+ * since its agent has not understood the request.
+ */
+static bool says_nothing(const uint8_t *bytes, size_t length, enum request_kind kind)
+{
+	if (bytes[0] != VERSION)
+		return false;
+	return length < REPLY_LEN || (!get16(bytes + 2) && bytes[1] != kind);
+}
+
+/* A question, and what became of it. */
+struct question {
+	const struct request *request;
+	int file; /* goes after the request's descriptor; -1: none */
+	int patience_s;
+	bool is_unknown; /* it was sent, and nobody can say whether it was carried out */
+};
+
+/* Once: 0, -1 for good, or 1 where the agent was started again meanwhile. */
+static int ask_once(struct question *question, struct reply *reply)
+{
+	uint8_t asked[REQUEST_LEN + TEXT_MAX], answered[REPLY_ROOM];
+	const struct request *request = question->request;
+	const int passed[2] = { request->fd, question->file };
 	size_t length = write_request(request, asked);
-	int64_t until_ms = now_ms() + PATIENCE_S * 1000;
+	int64_t until_ms = now_ms() + question->patience_s * 1000;
 	struct connection connection;
 	bool was_open = take_idle(&connection);
 	ssize_t got;
@@ -282,35 +346,161 @@ static int ask_once(const struct request *request, struct reply *reply)
 
 	if (!was_open && call_agent(&connection))
 		return -1;
-	if (say(connection.fd, asked, length, request->fd, until_ms) < 0) {
+	if (say(connection.fd, asked, length, passed, until_ms) < 0) {
 		error = errno;
 		give_back(&connection, error == EBADF);
 		if (error == EBADF)
 			return fail(EBADF, "the descriptor is not open");
 		return was_open ? 1 : fail(ENETDOWN, "the margay agent takes no request: %s", strerror(error));
 	}
-	got = wait_for(connection.fd, POLLIN, until_ms);
-	if (!got)
-		got = REAL(recvfrom)(connection.fd, answered, sizeof(answered), MSG_DONTWAIT, NULL, NULL);
+	got = hear(connection.fd, answered, until_ms);
 	error = errno;
 	/* A late reply would be taken for that of the next request. */
 	give_back(&connection, got > 0);
+	question->is_unknown = got <= 0 || says_nothing(answered, (size_t)got, request->kind);
 	if (got > 0)
 		return read_reply(answered, (size_t)got, request->kind, reply);
 	if (got < 0 && (error == EAGAIN || error == EWOULDBLOCK))
-		return fail(ETIMEDOUT, "the margay agent has not answered within %d seconds", PATIENCE_S);
+		return fail(ETIMEDOUT, "the margay agent has not answered within %d seconds", question->patience_s);
 	return was_open ? 1 : fail(ENETDOWN, "the margay agent has ended the connection; see its log");
 }
 
 int agent_ask(const struct request *request, struct reply *reply)
 {
+	struct question question = { .request = request, .file = -1, .patience_s = PATIENCE_S };
 	int result, cancel;
 
 	/* A thread that is ended meanwhile would leave its connection open. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-	result = ask_once(request, reply);
+	result = ask_once(&question, reply);
 	if (result > 0)
-		result = ask_once(request, reply);
+		result = ask_once(&question, reply);
 	pthread_setcancelstate(cancel, NULL);
 	return result;
+}
+
+int agent_give(const struct request *request, int file, bool *is_unknown)
+{
+	struct question question = { .request = request, .file = file, .patience_s = GIVE_PATIENCE_S };
+	struct reply reply;
+	int result, cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	result = ask_once(&question, &reply);
+	/* A connection from before the agent's restart has not taken it. What was sent is never sent again: another
+	 * process may have the socket already.
+	 */
+	if (result > 0 && !question.is_unknown)
+		result = ask_once(&question, &reply);
+	pthread_setcancelstate(cancel, NULL);
+	*is_unknown = question.is_unknown;
+	if (result > 0)
+		return fail(ENETDOWN, "the margay agent has ended the connection; see its log");
+	return result;
+}
+
+int agent_open(const struct request *request)
+{
+	uint8_t asked[REQUEST_LEN + TEXT_MAX], answered[REPLY_ROOM];
+	int64_t until_ms = now_ms() + PATIENCE_S * 1000;
+	const int passed[2] = { request->fd, -1 };
+	int fd, cancel, result = 0;
+	struct reply reply;
+	ssize_t got = -1;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	fd = connect_to_agent();
+	if (fd >= 0) {
+		if (say(fd, asked, write_request(request, asked), passed, until_ms) >= 0)
+			got = hear(fd, answered, until_ms);
+		if (got > 0)
+			result = read_reply(answered, (size_t)got, request->kind, &reply);
+		else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+			result = fail(ETIMEDOUT, "the margay agent has not answered within %d seconds", PATIENCE_S);
+		else
+			result = fail(ENETDOWN, "the margay agent has ended the connection; see its log");
+		if (result) {
+			int error = errno;
+
+			REAL(close)(fd);
+			errno = error;
+			fd = -1;
+		}
+	}
+	pthread_setcancelstate(cancel, NULL);
+	return fd;
+}
+
+/* The first two descriptors that came with a message; the others are closed. */
+static void sort_passed(struct msghdr *message, int passed[2])
+{
+	size_t count = 0;
+
+	for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part; part = CMSG_NXTHDR(message, part)) {
+		if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t at = 0; CMSG_LEN((at + 1) * sizeof(int)) <= part->cmsg_len; at++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(part) + at * sizeof(int), sizeof(fd));
+			if (count < 2)
+				passed[count++] = fd;
+			else
+				REAL(close)(fd);
+		}
+	}
+}
+
+int agent_next(int fd, enum request_kind kind, struct reply *reply, int passed[2])
+{
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(PASSED_MAX * sizeof(int))];
+	} control;
+	uint8_t bytes[REPLY_ROOM];
+	struct iovec part = { .iov_base = bytes, .iov_len = sizeof(bytes) };
+	struct msghdr message = {
+		.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control.space)
+	};
+	ssize_t got = REAL(recvmsg)(fd, &message, MSG_CMSG_CLOEXEC);
+	int result, error;
+
+	passed[0] = passed[1] = -1;
+	if (!got || (got < 0 && errno == ECONNRESET))
+		return fail(ESHUTDOWN, "the margay agent has ended this taking over; call sv_takeover again when it is back");
+	if (got < 0)
+		return -1;
+	sort_passed(&message, passed);
+	/* Those that did not fit into this process are closed by the kernel. */
+	if (message.msg_flags & MSG_CTRUNC)
+		result = fail(EMFILE, "no descriptor is free for a socket that was given; close some, or raise RLIMIT_NOFILE");
+	else
+		result = read_reply(bytes, (size_t)got, kind, reply);
+	if (!result)
+		return 0;
+	agent_end(fd);
+	for (size_t at = 0; at < 2; at++) {
+		error = errno;
+		if (passed[at] >= 0)
+			REAL(close)(passed[at]);
+		errno = error;
+	}
+	return -1;
+}
+
+void agent_end(int fd)
+{
+	int error = errno;
+
+	shutdown(fd, SHUT_RDWR);
+	errno = error;
+}
+
+int agent_answer(int fd, const struct request *request)
+{
+	uint8_t said[REQUEST_LEN + TEXT_MAX];
+	const int passed[2] = { request->fd, -1 };
+	size_t length = write_request(request, said);
+
+	return say(fd, said, length, passed, now_ms() + PATIENCE_S * 1000) < 0 ? -1 : 0;
 }

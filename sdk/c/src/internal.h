@@ -2,7 +2,7 @@
  *
  * Between the parts of the library. Reading order: common.c, agent.c (what is asked of the agent), table.c (which
  * descriptors are ours), name.c, address.c (serviceIDs and kernel addresses), socket.c and datagram.c (the calls),
- * preload.c (the same under their own names).
+ * handover.c (sockets from one process to the next), preload.c (the calls under their own names).
  */
 #ifndef MARGAY_INTERNAL_H
 #define MARGAY_INTERNAL_H
@@ -22,7 +22,17 @@
 
 /* agent.c: see the book's page on the program socket. */
 
-enum request_kind { ASK_NAME = 1, ASK_RESOLVE, ASK_BIND, ASK_SOURCE, ASK_PEER, ASK_RANGES = 8 };
+enum request_kind {
+	ASK_NAME = 1,
+	ASK_RESOLVE,
+	ASK_BIND,
+	ASK_SOURCE,
+	ASK_PEER,
+	ASK_RANGES = 8,
+	ASK_HAND_OVER,
+	ASK_TAKE_OVER,
+	HANDED
+};
 
 struct request {
 	enum request_kind kind;
@@ -46,6 +56,22 @@ struct reply {
 
 /* 0, or -1 with errno and the thread's text of the error. */
 int agent_ask(const struct request *request, struct reply *reply);
+
+/* The same for a request that is never sent twice, with a file after the socket (-1: none). `is_unknown`, after an
+ * error: it was sent, and nobody can say whether it was carried out.
+ */
+int agent_give(const struct request *request, int file, bool *is_unknown);
+
+/* A connection for what the agent says unasked, after a request that it has granted: its descriptor, or -1. */
+int agent_open(const struct request *request);
+/* The next message of it, of this kind, and its first two descriptors, close-on-exec; -1: none. After an error there
+ * are none.
+ */
+int agent_next(int fd, enum request_kind kind, struct reply *reply, int passed[2]);
+/* Says something to which no reply comes: 0, or -1 with errno alone where it was not sent. */
+int agent_answer(int fd, const struct request *request);
+/* Nothing more comes or goes, at once, though its descriptor stays open. errno stays. */
+void agent_end(int fd);
 
 /* Which connection is the latest: what was said before it was made the agent of now may not know. */
 unsigned int agent_connection(void);

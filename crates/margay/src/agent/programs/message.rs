@@ -99,11 +99,6 @@ impl Reply {
         Self { kind, errno, bits: 0, port: 0, id: ServiceId::default(), v6, v4, text }
     }
 
-    /// Whether it was done.
-    pub fn is_done(&self) -> bool {
-        self.errno == 0
-    }
-
     /// The bytes. A text that is too long is cut.
     pub fn emit(&self) -> Vec<u8> {
         let end = self.text.floor_char_boundary(REPLY_TEXT_MAX);

@@ -1,0 +1,824 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sockets that go from one process to the next, against an agent of a few lines: the bytes and the descriptors of each
+ * message, and who has the socket, whatever happens in the middle.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "margay.h"
+
+#define CHECK(that)                                                                                                \
+	do {                                                                                                       \
+		if (!(that)) {                                                                                     \
+			fprintf(stderr, "%s:%d: %s (errno: %s; %s)\n", __func__, __LINE__, #that, strerror(errno), \
+				sv_strerror());                                                                    \
+			exit(1);                                                                                   \
+		}                                                                                                  \
+	} while (0)
+
+#define AS(address) ((struct sockaddr *)&(address)), sizeof(address)
+#define MIB (1 << 20)
+#define REQUEST_LEN 56
+#define REPLY_LEN 60
+
+enum { NAME = 1, PEER = 5, RANGES = 8, HAND_OVER, TAKE_OVER, HANDED };
+
+/* What the agent does with the next HAND_OVER. */
+enum manner {
+	GRANT,
+	REFUSE, /* with ESRCH */
+	DIE, /* closes the connection and does not answer */
+	MUMBLE, /* answers less than a reply */
+	DIGRESS, /* answers another question, with a yes */
+	UPGRADE, /* is of another version, and refuses */
+	SLEEP, /* does not answer in time */
+};
+
+static char path[108];
+static int listener;
+static atomic_int connections, manner, gifts, peers;
+/* The agent has too many connections; it ends the one that was open. */
+static atomic_bool is_full, is_restarted, refuses_takers, has_no_patience, waits_for_end;
+
+/* The last request of HAND_OVER or TAKE_OVER, and what came with it. */
+static unsigned char asked[400];
+static ssize_t asked_length;
+static int passed_count, control_count;
+static ino_t passed_inode;
+static char file_name[64];
+static unsigned char *file_data;
+static off_t file_length;
+/* The agent's end of the connection of whoever takes over. */
+static int taker = -1;
+
+/* What the library waits with for the reply to HAND_OVER: in vain, and not for long, or until the connection has ended.
+ */
+int poll_here(struct pollfd *polled, nfds_t count, int timeout_ms) __asm__("poll");
+
+int poll_here(struct pollfd *polled, nfds_t count, int timeout_ms)
+{
+	struct timespec patience = { timeout_ms / 1000, timeout_ms % 1000 * 1000000L };
+	bool is_for_reply = polled->events == POLLIN && timeout_ms > 9000;
+	struct pollfd end = { .fd = polled->fd };
+
+	if (is_for_reply && has_no_patience)
+		patience = (struct timespec){ 0, 50000000 };
+	if (is_for_reply && waits_for_end)
+		ppoll(&end, 1, &patience, NULL);
+	return ppoll(polled, count, timeout_ms < 0 ? NULL : &patience, NULL);
+}
+
+static void note_file(int fd)
+{
+	char link[64];
+	struct stat about;
+	ssize_t length;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	length = readlink(link, file_name, sizeof(file_name) - 1);
+	CHECK(length > 0 && !fstat(fd, &about) && S_ISREG(about.st_mode));
+	file_name[length] = '\0';
+	file_length = about.st_size;
+	free(file_data);
+	file_data = malloc((size_t)about.st_size + 1);
+	CHECK(pread(fd, file_data, (size_t)about.st_size + 1, 0) == about.st_size);
+}
+
+static ssize_t receive(int connection, unsigned char bytes[sizeof(asked)])
+{
+	union {
+		struct cmsghdr header;
+		char space[512];
+	} control;
+	struct iovec part = { bytes, sizeof(asked) };
+	struct msghdr message = {
+		.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)
+	};
+	ssize_t length = recvmsg(connection, &message, MSG_CMSG_CLOEXEC);
+	bool is_noted = length > 0 && (bytes[1] == HAND_OVER || bytes[1] == TAKE_OVER);
+	struct stat about;
+	int count = 0, parts = 0;
+
+	if (length <= 0)
+		return length;
+	for (struct cmsghdr *one = CMSG_FIRSTHDR(&message); one; one = CMSG_NXTHDR(&message, one), parts++) {
+		for (size_t at = 0; at < (one->cmsg_len - CMSG_LEN(0)) / sizeof(int); at++, count++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(one) + at * sizeof(int), sizeof(fd));
+			if (is_noted && !count)
+				passed_inode = fstat(fd, &about) ? 0 : about.st_ino;
+			if (is_noted && count == 1)
+				note_file(fd);
+			close(fd);
+		}
+	}
+	if (is_noted) {
+		memcpy(asked, bytes, sizeof(asked));
+		asked_length = length;
+		passed_count = count;
+		control_count = parts;
+	}
+	return length;
+}
+
+/* False: the connection ends. */
+static bool answer_gift(int connection, unsigned char reply[300])
+{
+	size_t length = REPLY_LEN;
+
+	switch (atomic_exchange(&manner, GRANT)) {
+	case DIE:
+		return false;
+	case SLEEP:
+		return true;
+	case MUMBLE:
+		length = 20;
+		break;
+	case DIGRESS:
+		reply[1] = PEER;
+		break;
+	case UPGRADE:
+		reply[0] = 2;
+		reply[3] = EPROTONOSUPPORT;
+		break;
+	case REFUSE:
+		reply[3] = ESRCH;
+		length += (size_t)sprintf((char *)reply + REPLY_LEN, "nobody takes it");
+	}
+	send(connection, reply, length, MSG_NOSIGNAL);
+	return true;
+}
+
+static void *serve(void *argument)
+{
+	int connection = (int)(intptr_t)argument;
+	unsigned char bytes[sizeof(asked)] = { 0 };
+	bool is_takers;
+	ssize_t got;
+
+	while ((got = receive(connection, bytes)) > 0) {
+		unsigned char reply[300] = { 1, bytes[1], 0, 0, bytes[6], bytes[7] };
+
+		memcpy(reply + 8, bytes + 8, 32);
+		if (bytes[1] == HAND_OVER) {
+			gifts++;
+			if (!answer_gift(connection, reply))
+				break;
+			continue;
+		}
+		if (bytes[1] == NAME)
+			reply[4] = 1;
+		if (bytes[1] == PEER) {
+			peers++;
+			reply[8] = 0x99;
+		}
+		/* All addresses of the loopback stand for names, so that what comes there has come by one. */
+		if (bytes[1] == RANGES) {
+			reply[55] = 1;
+			memcpy(reply + 56, "\x7f\0\0\1", 4);
+		}
+		if (bytes[1] == TAKE_OVER && refuses_takers)
+			reply[3] = EACCES;
+		is_takers = bytes[1] == TAKE_OVER && !refuses_takers;
+		if (is_takers)
+			taker = connection;
+		send(connection, reply, REPLY_LEN, MSG_NOSIGNAL);
+		/* From its reply on, the test has it. */
+		if (is_takers)
+			return NULL;
+		if (atomic_exchange(&is_restarted, false))
+			break;
+	}
+	close(connection);
+	return NULL;
+}
+
+/* As the agent does it: it says so, and does not read what was asked meanwhile. */
+static void turn_away(int connection)
+{
+	unsigned char reply[300] = { 1, 0, 0, EUSERS };
+	struct pollfd asks = { .fd = connection, .events = POLLIN };
+
+	send(connection, reply, (size_t)(REPLY_LEN + sprintf((char *)reply + REPLY_LEN, "too many")), MSG_NOSIGNAL);
+	poll(&asks, 1, 5000);
+	close(connection);
+}
+
+static void *accept_all(void *unused)
+{
+	pthread_t thread;
+	int connection;
+
+	(void)unused;
+	for (;;) {
+		connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+		/* While there are to be no more descriptors. */
+		if (connection < 0) {
+			usleep(1000);
+			continue;
+		}
+		connections++;
+		if (atomic_exchange(&is_full, false)) {
+			turn_away(connection);
+			continue;
+		}
+		pthread_create(&thread, NULL, serve, (void *)(intptr_t)connection);
+		pthread_detach(thread);
+	}
+	return NULL;
+}
+
+static void start_agent(void)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	pthread_t thread;
+
+	strcpy(address.sun_path, path);
+	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	CHECK(!bind(listener, AS(address)) && !listen(listener, 16));
+	CHECK(!pthread_create(&thread, NULL, accept_all, NULL));
+}
+
+static struct sockaddr_sv some(unsigned char first, unsigned char bits)
+{
+	struct sockaddr_sv address = { .sv_family = AF_SERVAL, .sv_prefix_bits = bits };
+
+	address.sv_srvid.s_sid[0] = first;
+	return address;
+}
+
+static bool is_open(int fd)
+{
+	return fcntl(fd, F_GETFD) >= 0;
+}
+
+static ino_t inode_of(int fd)
+{
+	struct stat about;
+
+	return fstat(fd, &about) ? 0 : about.st_ino;
+}
+
+static int open_count(void)
+{
+	int count = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		count += is_open(fd);
+	return count;
+}
+
+/* The agent closes its ends when it gets to it. */
+static bool becomes_open(int count)
+{
+	for (int tries = 0; tries < 500 && open_count() != count; tries++)
+		usleep(10000);
+	return open_count() == count;
+}
+
+/* The ends of a TCP connection; the near one is not one of the library's. */
+struct pair {
+	int near, far;
+};
+
+static struct pair tcp(void)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(address);
+	int waiting = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct pair pair = { .far = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) };
+
+	CHECK(!bind(waiting, AS(address)) && !listen(waiting, 1));
+	CHECK(!getsockname(waiting, (struct sockaddr *)&address, &length) && !connect(pair.far, AS(address)));
+	pair.near = accept4(waiting, NULL, NULL, SOCK_CLOEXEC);
+	CHECK(pair.near >= 0 && !close(waiting));
+	return pair;
+}
+
+/* A listening socket of the library's. */
+static int serving(const struct sockaddr_sv *name)
+{
+	int s = sv_socket(PF_SERVAL, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(s >= 0 && !sv_bind(s, (const struct sockaddr *)name, sizeof(*name)) && !sv_listen(s, 4));
+	return s;
+}
+
+/* A client of it. */
+static int client_of(int s)
+{
+	struct sockaddr_storage own;
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(own);
+	int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(!getsockname(s, (struct sockaddr *)&own, &length));
+	/* At the same place in addresses of both families. */
+	address.sin_port = ((struct sockaddr_in *)&own)->sin_port;
+	CHECK(!connect(client, AS(address)));
+	return client;
+}
+
+static bool is_gone(int far)
+{
+	char byte;
+
+	return !recv(far, &byte, 1, 0);
+}
+
+/* Whether the last request was this, byte for byte. */
+static bool was_asked(unsigned char kind, unsigned char protocol, unsigned int bits, unsigned char first)
+{
+	unsigned char high = (unsigned char)(bits >> 8), low = (unsigned char)bits;
+	unsigned char expected[REQUEST_LEN] = { 1, kind, protocol, 0, 0, 0, high, low, first };
+
+	return asked_length == REQUEST_LEN && !memcmp(asked, expected, REQUEST_LEN);
+}
+
+static void without_agent(void)
+{
+	struct sockaddr_sv name = some(1, 0);
+	struct pair pair = tcp();
+
+	CHECK(sv_handover(pair.near, NULL, "x", 1) == -1 && errno == ENETDOWN && strstr(sv_strerror(), "margay up"));
+	CHECK(is_open(pair.near) && !close(pair.near) && !close(pair.far));
+	CHECK(sv_takeover(AS(name)) == -1 && errno == ENETDOWN && strstr(sv_strerror(), path));
+}
+
+static void a_plain_socket_and_its_data(void)
+{
+	struct pair pair = tcp();
+	ino_t inode = inode_of(pair.near);
+	int before;
+
+	CHECK(!sv_handover(pair.near, NULL, "user 7\0line", 11) && !*sv_strerror());
+	CHECK(was_asked(HAND_OVER, IPPROTO_TCP, 0, 0) && passed_count == 2 && control_count == 1);
+	CHECK(passed_inode == inode && file_length == 11 && !memcmp(file_data, "user 7\0line", 11));
+	CHECK(!strcmp(file_name, "/memfd:margay-hand-over (deleted)"));
+	CHECK(!is_open(pair.near) && is_gone(pair.far) && !close(pair.far));
+	/* Nothing of it stays, and without data no file goes with it. */
+	pair = tcp();
+	before = open_count();
+	CHECK(!sv_handover(pair.near, NULL, NULL, 0) && open_count() == before - 1 && !is_open(pair.near));
+	CHECK(was_asked(HAND_OVER, IPPROTO_TCP, 0, 0) && passed_count == 1 && control_count == 1 && !close(pair.far));
+}
+
+static void a_listening_socket(void)
+{
+	struct sockaddr_sv name = some(0xab, 100);
+	struct sockaddr_storage own;
+	socklen_t length = sizeof(own);
+	int s = serving(&name), copy = dup(s);
+
+	CHECK(!sv_handover(s, NULL, NULL, 0) && !is_open(s));
+	CHECK(was_asked(HAND_OVER, IPPROTO_TCP, 100, 0xab) && passed_count == 1 && passed_inode == inode_of(copy));
+	/* The same socket of the kernel at the same number is not the library's any more. */
+	CHECK(syscall(SYS_dup3, copy, s, O_CLOEXEC) == s && !sv_getsockname(s, (struct sockaddr *)&own, &length));
+	CHECK(own.ss_family != AF_SERVAL && !close(s) && !close(copy));
+}
+
+static void an_accepted_socket(void)
+{
+	struct sockaddr_sv name = some(0xac, 0);
+	int s = serving(&name), client = client_of(s), accepted = sv_accept(s, NULL, NULL);
+
+	CHECK(accepted >= 0 && !sv_handover(accepted, NULL, "x", 1) && !is_open(accepted));
+	CHECK(was_asked(HAND_OVER, IPPROTO_TCP, 256, 0xac) && passed_count == 2 && is_gone(client));
+	CHECK(!close(client) && !sv_close(s));
+	/* One without a name: the agent finds it. */
+	s = sv_socket(PF_SERVAL, SOCK_STREAM, 0);
+	CHECK(!sv_handover(s, NULL, NULL, 0) && was_asked(HAND_OVER, IPPROTO_TCP, 0, 0));
+}
+
+static void what_is_not_even_sent(void)
+{
+	unsigned char *much = calloc(1, MIB + 1);
+	struct pair pair = tcp();
+	int before = gifts, open_before = open_count();
+
+	CHECK(sv_handover(pair.near, "host2", "x", 1) == -1 && errno == EOPNOTSUPP && strstr(sv_strerror(), "NULL"));
+	CHECK(sv_handover(pair.near, "", NULL, 0) == -1 && errno == EOPNOTSUPP);
+	CHECK(sv_handover(pair.near, NULL, much, MIB + 1) == -1 && errno == E2BIG);
+	CHECK(sv_handover(pair.near, NULL, NULL, 1) == -1 && errno == EFAULT);
+	CHECK(sv_handover(-1, NULL, NULL, 0) == -1 && errno == EBADF);
+	CHECK(sv_handover(1000, NULL, "x", 1) == -1 && errno == EBADF);
+	CHECK(gifts == before && open_count() == open_before && is_open(pair.near));
+	/* As much as there may be. */
+	much[MIB - 1] = 7;
+	CHECK(!sv_handover(pair.near, NULL, much, MIB) && gifts == before + 1);
+	CHECK(file_length == MIB && !memcmp(file_data, much, MIB) && !close(pair.far));
+	free(much);
+}
+
+static void a_refusal(void)
+{
+	struct sockaddr_sv name = some(0xab, 100), got;
+	socklen_t length = sizeof(got);
+	int s = serving(&name), before = open_count();
+	struct pair pair = tcp();
+
+	manner = REFUSE;
+	CHECK(sv_handover(s, NULL, "x", 1) == -1 && errno == ESRCH && !strcmp(sv_strerror(), "nobody takes it"));
+	/* It is what it was. */
+	CHECK(open_count() == before + 2 && !sv_getsockname(s, (struct sockaddr *)&got, &length));
+	CHECK(!memcmp(&got, &name, sizeof(got)) && !sv_close(s));
+	/* An agent that knows another version alone has not taken it, either. */
+	manner = UPGRADE;
+	CHECK(sv_handover(pair.near, NULL, NULL, 0) == -1 && errno == EPROTO && is_open(pair.near));
+	CHECK(!sv_handover(pair.near, NULL, NULL, 0) && !close(pair.far));
+}
+
+/* The request has reached the agent, and nobody knows what has become of it. */
+static void give_in_vain(enum manner how)
+{
+	struct pair pair = tcp();
+	int before = gifts;
+
+	manner = (int)how;
+	CHECK(sv_handover(pair.near, NULL, "x", 1) == -1 && errno == ECONNABORTED && strstr(sv_strerror(), "closed here"));
+	CHECK(!is_open(pair.near) && is_gone(pair.far) && gifts == before + 1 && !close(pair.far));
+}
+
+static void an_agent_that_dies_in_the_middle(void)
+{
+	struct sockaddr_sv name;
+	int before;
+
+	/* On a connection that was open before, and, since that one has ended, on one that is made for it. */
+	CHECK(!sv_name("web.shop", &name));
+	before = connections;
+	give_in_vain(DIE);
+	CHECK(connections == before);
+	give_in_vain(DIE);
+	CHECK(connections == before + 1);
+	give_in_vain(MUMBLE);
+	give_in_vain(DIGRESS);
+	/* A connection on which a late answer may come is used no more. */
+	before = open_count();
+	has_no_patience = true;
+	give_in_vain(SLEEP);
+	has_no_patience = false;
+	CHECK(becomes_open(before - 2));
+}
+
+static void an_agent_that_has_not_got_it(void)
+{
+	struct pair pair = tcp();
+	struct sockaddr_sv name;
+	int before, gifts_before = gifts;
+
+	/* It was started again since the last question: nothing was sent to the one before. */
+	is_restarted = true;
+	CHECK(!sv_name("web.shop", &name));
+	for (int fd = 512; fd < 600; fd++) {
+		struct pollfd end = { .fd = fd, .events = POLLIN };
+
+		if (is_open(fd))
+			CHECK(poll(&end, 1, 5000) == 1);
+	}
+	before = connections;
+	CHECK(!sv_handover(pair.near, NULL, "x", 1) && connections == before + 1 && gifts == gifts_before + 1);
+	CHECK(passed_count == 2 && !close(pair.far));
+	/* It has too many programs, and has said so before it closed the connection with the request in it. */
+	pair = tcp();
+	give_in_vain(DIE);
+	is_full = waits_for_end = true;
+	CHECK(sv_handover(pair.near, NULL, "x", 1) == -1 && errno == EUSERS && !strcmp(sv_strerror(), "too many"));
+	waits_for_end = false;
+	CHECK(is_open(pair.near) && !close(pair.near) && !close(pair.far));
+}
+
+/* Takes over a name; the agent's end of the connection is `taker`. */
+static int take_over(unsigned char first, unsigned char bits)
+{
+	struct sockaddr_sv name = some(first, bits);
+	int takeover;
+
+	taker = -1;
+	takeover = sv_takeover(AS(name));
+	CHECK(takeover >= 0 && taker >= 0);
+	return takeover;
+}
+
+static void end(int takeover)
+{
+	CHECK(!sv_close(takeover) && !close(taker));
+}
+
+/* Gives whoever takes over a socket of this name, and other descriptors. */
+static void hand(unsigned int bits, unsigned char first, const int passed[], size_t count)
+{
+	unsigned char bytes[REPLY_LEN] = { 1, HANDED, 0, 0, (unsigned char)(bits >> 8), (unsigned char)bits, 0, 0, first };
+	union {
+		struct cmsghdr header;
+		char space[512];
+	} control = { 0 };
+	struct iovec part = { bytes, sizeof(bytes) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+
+	if (count) {
+		message.msg_control = &control;
+		message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+		control.header = (struct cmsghdr){ CMSG_LEN(count * sizeof(int)), SOL_SOCKET, SCM_RIGHTS };
+		memcpy(CMSG_DATA(&control.header), passed, count * sizeof(int));
+	}
+	CHECK(sendmsg(taker, &message, MSG_NOSIGNAL) == REPLY_LEN);
+}
+
+/* Whether the agent was answered, once, and byte for byte; else nothing was said, but that it is the end. */
+static bool is_answered(void)
+{
+	static const unsigned char expected[REQUEST_LEN] = { 1, 11 };
+	unsigned char bytes[100], again;
+	ssize_t got = recv(taker, bytes, sizeof(bytes), MSG_DONTWAIT);
+
+	if (got <= 0)
+		return false;
+	CHECK(got == REQUEST_LEN && !memcmp(bytes, expected, REQUEST_LEN));
+	CHECK(recv(taker, &again, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	return true;
+}
+
+static int file_of(const void *data, size_t length)
+{
+	int file = memfd_create("given", MFD_CLOEXEC);
+
+	CHECK(file >= 0 && write(file, data, length) == (ssize_t)length);
+	return file;
+}
+
+static void a_name_that_is_taken_over(void)
+{
+	struct sockaddr_sv name = some(0xab, 100);
+	struct pollfd waits = { .events = POLLIN };
+	int before = open_count();
+
+	refuses_takers = true;
+	CHECK(sv_takeover(AS(name)) == -1 && errno == EACCES && was_asked(TAKE_OVER, 0, 100, 0xab));
+	CHECK(becomes_open(before));
+	refuses_takers = false;
+	CHECK(sv_takeover((struct sockaddr *)&name, 3) == -1 && errno == EINVAL);
+	waits.fd = take_over(0xab, 100);
+	CHECK(was_asked(TAKE_OVER, 0, 100, 0xab) && passed_count == 0 && fcntl(waits.fd, F_GETFD) == FD_CLOEXEC);
+	CHECK(!poll(&waits, 1, 0) && waits.fd < 500);
+	CHECK(!fcntl(waits.fd, F_SETFL, O_NONBLOCK) && sv_take(waits.fd, NULL, 0, NULL) == -1 && errno == EAGAIN);
+	CHECK(!close(taker) && poll(&waits, 1, 0) == 1 && waits.revents & POLLIN);
+	CHECK(sv_take(waits.fd, NULL, 0, NULL) == -1 && errno == ESHUTDOWN && strstr(sv_strerror(), "sv_takeover"));
+	CHECK(!sv_close(waits.fd) && sv_take(waits.fd, NULL, 0, NULL) == -1 && errno == EBADF);
+	CHECK(!close(take_over(0xab, 0)) && was_asked(TAKE_OVER, 0, 256, 0xab) && !close(taker));
+}
+
+static void a_connection_that_is_taken(void)
+{
+	struct pair pair = tcp();
+	int takeover = take_over(0xab, 100), file = file_of("user 7\0line", 11), before, taken, peers_before = peers;
+	struct pollfd waits = { .fd = takeover, .events = POLLIN };
+	struct sockaddr_sv name = some(0xab, 120), got;
+	socklen_t length = sizeof(got);
+	char data[32];
+	size_t all = 99;
+
+	/* So that a connection for questions is open. */
+	CHECK(!sv_name("web.shop", &got));
+	/* Whoever has read it leaves the position where it is. */
+	CHECK(lseek(file, 5, SEEK_SET) == 5);
+	hand(120, 0xab, (const int[]){ pair.near, file }, 2);
+	CHECK(!close(pair.near) && !close(file) && poll(&waits, 1, 5000) == 1);
+	before = open_count();
+	memset(data, '-', sizeof(data));
+	taken = sv_take(takeover, data, sizeof(data), &all);
+	CHECK(taken >= 0 && fcntl(taken, F_GETFD) == FD_CLOEXEC && all == 11 && !memcmp(data, "user 7\0line-", 12));
+	CHECK(is_answered() && open_count() == before + 1 && !*sv_strerror());
+	/* It is as an accepted one. */
+	CHECK(!sv_getsockname(taken, (struct sockaddr *)&got, &length) && !memcmp(&got, &name, sizeof(got)));
+	CHECK(!sv_getpeername(taken, (struct sockaddr *)&got, &length) && got.sv_family == AF_SERVAL);
+	CHECK(got.sv_srvid.s_sid[0] == 0x99 && peers == peers_before + 1);
+	CHECK(sv_bind(taken, AS(name)) == -1 && errno == EINVAL);
+	CHECK(send(pair.far, "x", 1, 0) == 1 && sv_recv(taken, data, 1, 0) == 1);
+	/* And may be given on. */
+	CHECK(!sv_handover(taken, NULL, NULL, 0) && was_asked(HAND_OVER, IPPROTO_TCP, 120, 0xab) && is_gone(pair.far));
+	close(pair.far);
+	/* The next one, with more data than is wanted; then with none, and where nobody asks how much. */
+	pair = tcp();
+	file = file_of("0123456789", 10);
+	hand(256, 0xab, (const int[]){ pair.near, file }, 2);
+	memset(data, '-', sizeof(data));
+	taken = sv_take(takeover, data, 4, &all);
+	CHECK(taken >= 0 && all == 10 && !memcmp(data, "0123-", 5) && is_answered() && !sv_close(taken));
+	hand(256, 0xab, (const int[]){ pair.near, file }, 2);
+	taken = sv_take(takeover, NULL, 0, &all);
+	CHECK(taken >= 0 && all == 10 && is_answered() && !sv_close(taken));
+	hand(256, 0xab, &pair.near, 1);
+	taken = sv_take(takeover, data, 4, &all);
+	CHECK(taken >= 0 && all == 0 && !memcmp(data, "0123-", 5) && is_answered() && !sv_close(taken));
+	hand(256, 0xab, &pair.near, 1);
+	taken = sv_take(takeover, data, 4, NULL);
+	CHECK(taken >= 0 && is_answered() && !sv_getsockname(taken, (struct sockaddr *)&got, &length));
+	CHECK(got.sv_prefix_bits == 0 && got.sv_srvid.s_sid[0] == 0xab && !sv_close(taken));
+	CHECK(!close(pair.near) && !close(pair.far) && !close(file));
+	end(takeover);
+}
+
+static void a_file_that_is_too_long(void)
+{
+	unsigned char *much = calloc(1, MIB + 9), *read = calloc(1, MIB + 9);
+	struct pair pair = tcp();
+	int takeover = take_over(0xab, 0), file, taken;
+	size_t all;
+
+	/* The giver may have written to it since the agent looked. */
+	much[MIB - 1] = much[MIB] = 7;
+	file = file_of(much, MIB + 9);
+	hand(256, 0xab, (const int[]){ pair.near, file }, 2);
+	taken = sv_take(takeover, read, MIB + 9, &all);
+	CHECK(taken >= 0 && all == MIB && !memcmp(read, much, MIB) && !read[MIB] && is_answered());
+	CHECK(!sv_close(taken) && !close(file) && !close(pair.near) && !close(pair.far));
+	end(takeover);
+	free(much);
+	free(read);
+}
+
+static void a_listening_socket_that_is_taken(void)
+{
+	struct sockaddr_sv name = some(0xab, 100), got;
+	struct sockaddr_in any = { .sin_family = AF_INET };
+	socklen_t length = sizeof(got);
+	int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), takeover = take_over(0xab, 100), peers_before = peers;
+	int taken, client, accepted;
+
+	CHECK(!bind(s, AS(any)) && !listen(s, 4));
+	/* Who waits in its queue waits for the next process. */
+	client = client_of(s);
+	hand(100, 0xab, &s, 1);
+	CHECK(!close(s));
+	taken = sv_take(takeover, NULL, 0, NULL);
+	CHECK(taken >= 0 && is_answered() && peers == peers_before);
+	CHECK(!sv_getsockname(taken, (struct sockaddr *)&got, &length) && !memcmp(&got, &name, sizeof(got)));
+	CHECK(sv_bind(taken, AS(name)) == -1 && errno == EINVAL && !sv_listen(taken, 8));
+	accepted = sv_accept(taken, (struct sockaddr *)&got, &length);
+	CHECK(accepted >= 0 && got.sv_family == AF_SERVAL && got.sv_srvid.s_sid[0] == 0x99);
+	CHECK(!sv_getsockname(accepted, (struct sockaddr *)&got, &length) && !memcmp(&got, &name, sizeof(got)));
+	CHECK(!sv_close(accepted) && !sv_handover(taken, NULL, NULL, 0) && was_asked(HAND_OVER, IPPROTO_TCP, 100, 0xab));
+	CHECK(!close(client));
+	end(takeover);
+}
+
+static void sockets_of_the_kernel_alone(void)
+{
+	struct pair pair = tcp();
+	struct sockaddr_in plain;
+	socklen_t length = sizeof(plain);
+	int takeover = take_over(0xab, 0), ends[2], taken, peers_before = peers;
+
+	hand(0, 0, &pair.near, 1);
+	taken = sv_take(takeover, NULL, 0, NULL);
+	CHECK(taken >= 0 && is_answered() && !sv_getpeername(taken, (struct sockaddr *)&plain, &length));
+	CHECK(plain.sin_family == AF_INET && !sv_close(taken) && !close(pair.near) && !close(pair.far));
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
+	hand(256, 0xab, ends, 1);
+	taken = sv_take(takeover, NULL, 0, NULL);
+	CHECK(taken >= 0 && is_answered() && inode_of(taken) == inode_of(ends[0]) && peers == peers_before);
+	CHECK(!sv_close(taken) && !close(ends[0]) && !close(ends[1]));
+	end(takeover);
+}
+
+static void *take_next(void *takeover)
+{
+	return (void *)(intptr_t)sv_take((int)(intptr_t)takeover, NULL, 0, NULL);
+}
+
+static void one_that_is_waited_for(void)
+{
+	struct pair pair = tcp();
+	int takeover = take_over(0xab, 0);
+	pthread_t thread;
+	void *taken;
+
+	CHECK(!pthread_create(&thread, NULL, take_next, (void *)(intptr_t)takeover));
+	usleep(50000);
+	hand(256, 0xab, &pair.near, 1);
+	CHECK(!pthread_join(thread, &taken) && (intptr_t)taken >= 0 && is_answered());
+	CHECK(!sv_close((int)(intptr_t)taken) && !close(pair.near) && !close(pair.far));
+	end(takeover);
+}
+
+static void an_answer_that_is_too_late(void)
+{
+	struct pair pair = tcp();
+	int takeover = take_over(0xab, 0), file = file_of("x", 1), before;
+
+	/* The agent does not listen any more; the giver still has the socket. */
+	hand(256, 0xab, (const int[]){ pair.near, file }, 2);
+	CHECK(!shutdown(taker, SHUT_RD));
+	before = open_count();
+	CHECK(sv_take(takeover, NULL, 0, NULL) == -1 && errno == ECONNABORTED && strstr(sv_strerror(), "call again"));
+	CHECK(open_count() == before && !close(taker));
+	CHECK(sv_take(takeover, NULL, 0, NULL) == -1 && errno == ESHUTDOWN && !sv_close(takeover));
+	/* It has ended, and so has the giver: nobody has it. */
+	takeover = take_over(0xab, 0);
+	hand(256, 0xab, (const int[]){ pair.near, file }, 2);
+	CHECK(!close(taker) && !close(pair.near) && !close(file));
+	before = open_count();
+	CHECK(sv_take(takeover, NULL, 0, NULL) == -1 && errno == ECONNABORTED && open_count() == before);
+	CHECK(is_gone(pair.far) && !close(pair.far));
+	CHECK(sv_take(takeover, NULL, 0, NULL) == -1 && errno == ESHUTDOWN && !sv_close(takeover));
+}
+
+/* Nothing is taken, and the agent is told so at once. */
+static void cannot_take(int takeover, int error)
+{
+	char byte;
+	int before = open_count();
+
+	CHECK(sv_take(takeover, NULL, 0, NULL) == -1 && errno == error && *sv_strerror() && open_count() == before);
+	CHECK(!recv(taker, &byte, 1, MSG_DONTWAIT));
+	CHECK(sv_take(takeover, NULL, 0, NULL) == -1 && errno == ESHUTDOWN);
+	end(takeover);
+}
+
+static void what_is_not_taken(void)
+{
+	struct pair pair = tcp();
+	int takeover = take_over(0xab, 0), file = file_of("x", 1), pipes[2], fds[2], before, taken;
+	struct rlimit limit, low;
+
+	/* More descriptors than there are to be. */
+	hand(256, 0xab, (const int[]){ pair.near, file, pair.far, pair.far, file }, 5);
+	before = open_count();
+	taken = sv_take(takeover, NULL, 0, NULL);
+	CHECK(taken >= 0 && inode_of(taken) == inode_of(pair.near) && open_count() == before + 1 && is_answered());
+	CHECK(!sv_close(taken));
+	/* None, and a name that is none. */
+	hand(256, 0xab, NULL, 0);
+	cannot_take(takeover, EPROTO);
+	takeover = take_over(0xab, 0);
+	hand(257, 0xab, &pair.near, 1);
+	cannot_take(takeover, EPROTO);
+	/* Data that would be waited for. */
+	CHECK(!pipe2(pipes, O_CLOEXEC));
+	takeover = take_over(0xab, 0);
+	hand(256, 0xab, (const int[]){ pair.near, pipes[0] }, 2);
+	cannot_take(takeover, EPROTO);
+	CHECK(!close(pipes[0]) && !close(pipes[1]));
+	/* No descriptor is free, or one alone: a socket without its data is none. */
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+	for (int free = 0; free < 2; free++) {
+		takeover = take_over(0xab, 0);
+		hand(256, 0xab, (const int[]){ pair.near, file }, 2);
+		for (int at = 0; at < 2; at++)
+			CHECK((fds[at] = dup(file)) >= 0);
+		low = (struct rlimit){ .rlim_cur = (rlim_t)fds[free], .rlim_max = limit.rlim_max };
+		close(fds[0]);
+		close(fds[1]);
+		CHECK(!setrlimit(RLIMIT_NOFILE, &low));
+		cannot_take(takeover, EMFILE);
+		CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	}
+	CHECK(!close(file) && !close(pair.near) && !close(pair.far));
+}
+
+int main(void)
+{
+	/* Whatever waits for ever fails. */
+	alarm(120);
+	snprintf(path, sizeof(path), "%s/handover.sock", getenv("WORK"));
+	setenv("MARGAY_PROGRAMS", path, 1);
+	without_agent();
+	start_agent();
+	a_plain_socket_and_its_data();
+	a_listening_socket();
+	an_accepted_socket();
+	what_is_not_even_sent();
+	a_refusal();
+	an_agent_that_dies_in_the_middle();
+	an_agent_that_has_not_got_it();
+	a_name_that_is_taken_over();
+	a_connection_that_is_taken();
+	a_file_that_is_too_long();
+	a_listening_socket_that_is_taken();
+	sockets_of_the_kernel_alone();
+	one_that_is_waited_for();
+	an_answer_that_is_too_late();
+	what_is_not_taken();
+	puts("handover: ok");
+	return 0;
+}

@@ -31,6 +31,7 @@ pub mod route;
 pub mod scenario;
 pub mod series;
 pub mod server;
+pub mod sessions;
 pub mod shadow;
 pub mod standing;
 pub mod timeline;

@@ -10,11 +10,12 @@ import socket
 import struct
 import tempfile
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from margay import Agent
 
-NAME, RESOLVE, BIND, SOURCE, PEER, EVENTS, EVENT, RANGES = range(1, 9)
+NAME, RESOLVE, BIND, SOURCE, PEER, EVENTS, EVENT, RANGES, HAND_OVER, TAKE_OVER, HANDED = range(1, 12)
 REQUEST = struct.Struct(">BBBBHH32s16s")
 
 
@@ -50,6 +51,24 @@ def digest(text: str, size: int) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
+@dataclass(eq=False)
+class Taker:
+    """A connection on which a program takes over sockets."""
+
+    connection: socket.socket
+    prefix: bytes
+    bits: int
+    pid: int
+    # It has been sent a socket, and has not answered.
+    is_asked: bool = False
+    is_gone: bool = False
+
+    def takes(self, id: bytes, bits: int, giver: int) -> bool:
+        # The programs of a test itself stand for processes.
+        is_other = self.pid != giver or giver == os.getpid()
+        return is_other and bits >= self.bits and leading(id, self.bits) == leading(self.prefix, self.bits)
+
+
 class FakeAgent:
     """Speaks at `path` until `kill`. What it knows and how it is to misbehave are its attributes."""
 
@@ -58,6 +77,8 @@ class FakeAgent:
         self.path = os.path.join(self._dir.name, "programs.sock")
         self.services: list[tuple[bytes, int, int, int]] = []
         self.sources: dict[tuple[int, int], bytes] = {}
+        # The requests as they came.
+        self.messages: list[bytes] = []
         self.asked: list[int] = []
         self.answered: list[int] = []
         self.written: list[str] = []
@@ -65,6 +86,14 @@ class FakeAgent:
         self.garbage: bytes | None = None
         # Ports of peers that did not come by way of Margay.
         self.past: set[int] = set()
+        # Kinds that are heard, and after which the connection is closed without an answer.
+        self.hangs_up_after: set[int] = set()
+        # How long a program has to take a socket, in seconds.
+        self.taking_time = 2.0
+        # Names by which clients have come, by their ports.
+        self.served: dict[int, bytes] = {}
+        # Data that was given with sockets: the names of its files.
+        self.files: list[str] = []
         # Refuses connections, with this text.
         self.full: str | None = None
         self.v6, self.v4 = "::1", "127.0.0.1"
@@ -74,6 +103,7 @@ class FakeAgent:
         self._changed = threading.Condition()
         self._connections: list[socket.socket] = []
         self._subscribers: list[socket.socket] = []
+        self._takers: list[Taker] = []
         # Bound and not listening: the port of names that nobody serves.
         self._nobody = socket.socket()
         self._nobody.bind(("127.0.0.1", 0))
@@ -143,6 +173,18 @@ class FakeAgent:
                 with contextlib.suppress(OSError):
                     subscriber.send(reply(EVENT, text=line))
 
+    def hand(self, message: bytes, fds: list[int]) -> None:
+        """Sends all who take over a message that may be none, and expects no answer."""
+        with self._changed:
+            for taker in self._takers:
+                socket.send_fds(taker.connection, [message], fds)
+
+    def wait_takers(self, number: int) -> None:
+        """Waits until so many take over."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._takers) == number, 60):
+                raise TimeoutError(f"{len(self._takers)} take over, not {number}")
+
     def _accept(self, listening: socket.socket) -> None:
         while True:
             try:
@@ -170,6 +212,8 @@ class FakeAgent:
                     self._connections.remove(connection)
                 if connection in self._subscribers:
                     self._subscribers.remove(connection)
+                for taker in [taker for taker in self._takers if taker.connection is connection]:
+                    self._end(taker)
 
     def _answer(self, connection: socket.socket) -> bool:
         try:
@@ -181,17 +225,27 @@ class FakeAgent:
                 return False
             kind = message[1]
             with self._changed:
+                self.messages.append(message)
                 self.asked.append(kind)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: kind not in self._silent or self._is_down)
+                if self._is_down or kind in self.hangs_up_after:
+                    return False
+                if kind == HANDED:
+                    return self._is_taken(connection, message, fds)
+                answer = self._find(kind, message, fds)
+                if kind == HAND_OVER and answer[2:4] == b"\0\0" and self.garbage is None:
+                    answer = self._give(answer, fds, pid_of(connection))
                 if self._is_down:
                     return False
-                answer = self._find(kind, message, fds)
                 # Whoever has the answer may close the socket, and see what follows from that.
                 while fds:
                     os.close(fds.pop())
                 if kind == EVENTS:
                     self._subscribers.append(connection)
+                if kind == TAKE_OVER and answer[2:4] == b"\0\0":
+                    bits = int.from_bytes(answer[4:6])
+                    self._takers.append(Taker(connection, answer[8:40], bits, pid_of(connection)))
                 self.answered.append(kind)
                 self._changed.notify_all()
                 connection.send(answer)
@@ -202,6 +256,53 @@ class FakeAgent:
             for fd in fds:
                 os.close(fd)
 
+    def _is_taken(self, connection: socket.socket, message: bytes, fds: list[int]) -> bool:
+        """The answer to a socket that was sent."""
+        assert (message, fds) == (bytes([1, HANDED]) + bytes(54), [])
+        for taker in self._takers:
+            if taker.connection is connection and taker.is_asked:
+                taker.is_asked = False
+                self.answered.append(HANDED)
+                self._changed.notify_all()
+                return True
+        return False
+
+    def _give(self, answer: bytes, fds: list[int], giver: int) -> bytes:
+        """The answer to a giver, whose socket goes to the first that takes it."""
+        id, bits = answer[8:40], int.from_bytes(answer[4:6])
+        error, text = errno.ESRCH, "no other process of this user takes over the name"
+        for taker in [taker for taker in self._takers if taker.takes(id, bits, giver)]:
+            if self._offer(taker, reply(HANDED, id=id, bits=bits), fds):
+                return answer
+            error, text = errno.ETIMEDOUT, "who takes over the name has not taken it"
+        return reply(HAND_OVER, error=error, text=text)
+
+    def _offer(self, taker: Taker, message: bytes, fds: list[int]) -> bool:
+        """Whether it has the socket now."""
+
+        def is_over() -> bool:
+            return not taker.is_asked or taker.is_gone or self._is_down
+
+        self._changed.wait_for(is_over)
+        if taker.is_gone or self._is_down:
+            return False
+        taker.is_asked = True
+        try:
+            socket.send_fds(taker.connection, [message], fds)
+        except OSError:
+            self._end(taker)
+            return False
+        if not self._changed.wait_for(is_over, self.taking_time):
+            # What comes from now on is too late for it; what is there already is read before the end.
+            taker.connection.shutdown(socket.SHUT_RD)
+            self._changed.wait_for(is_over)
+        return not taker.is_asked
+
+    def _end(self, taker: Taker) -> None:
+        taker.is_gone = True
+        self._takers.remove(taker)
+        self._changed.notify_all()
+
     def _find(self, kind: int, message: bytes, fds: list[int]) -> bytes:
         if self.garbage is not None:
             return self.garbage
@@ -211,6 +312,8 @@ class FakeAgent:
         version, _, protocol, zero, port, bits, id, _ = REQUEST.unpack_from(message)
         text = message[REQUEST.size :].decode()
         assert (version, zero) == (1, 0)
+        if kind == HAND_OVER:
+            return self._given(message, fds)
         assert len(fds) == (kind in (BIND, SOURCE, PEER))
         if kind == NAME:
             try:
@@ -220,6 +323,9 @@ class FakeAgent:
             return reply(kind, id=id, bits=bits, text=text)
         if kind == RESOLVE:
             return reply(kind, port=self._port(id, protocol), v6=self.v6, v4=self.v4)
+        if kind == TAKE_OVER:
+            assert message == bytes([1, TAKE_OVER, 0, 0, 0, 0]) + bits.to_bytes(2) + id + bytes(16)
+            return reply(kind, id=id, bits=bits)
         if kind == RANGES:
             return reply(kind, v6=self.own_v6, v4=self.own_v4)
         if kind == BIND:
@@ -237,16 +343,44 @@ class FakeAgent:
             return reply(kind, id=self.sources.get((protocol, port), bytes(12) + b"\x55" * 20))
         return reply(kind)
 
+    def _given(self, message: bytes, fds: list[int]) -> bytes:
+        """What is wrong with a socket that is to be given; or the answer if somebody takes it."""
+        _, _, protocol, _, port, bits, id, address = REQUEST.unpack_from(message)
+        assert (protocol, port, address, len(message)) == (6, 0, bytes(16), REQUEST.size)
+        assert len(fds) in (1, 2)
+        with socket.socket(fileno=os.dup(fds[0])) as sock:
+            if sock.type != socket.SOCK_STREAM:
+                return reply(HAND_OVER, error=errno.EPROTONOSUPPORT, text="only TCP sockets are handed over")
+            if bits == 0:
+                assert not any(id)
+                try:
+                    id, bits = self.served[sock.getpeername()[1]], 256
+                except (OSError, KeyError):
+                    return reply(HAND_OVER, error=errno.ENOTCONN, text="no flow leads to this socket")
+        self.files += [os.readlink(f"/proc/self/fd/{fd}") for fd in fds[1:]]
+        if len(fds) == 2 and os.fstat(fds[1]).st_size > 1048576:
+            return reply(HAND_OVER, error=errno.E2BIG, text="1048576 bytes are the most")
+        return reply(HAND_OVER, id=id, bits=bits)
+
     def _port(self, id: bytes, protocol: int) -> int:
-        number = int.from_bytes(id)
         matches: list[tuple[int, int]] = [
             (bits, port)
             for prefix, bits, by, port in self.services
-            if by == protocol and number >> (256 - bits) == int.from_bytes(prefix) >> (256 - bits)
+            if by == protocol and leading(id, bits) == leading(prefix, bits)
         ]
         nobody: int = self._nobody.getsockname()[1]
         # Of several that are as long, the last.
         return max(reversed(matches), key=lambda match: match[0])[1] if matches else nobody
+
+
+def leading(id: bytes, bits: int) -> int:
+    return int.from_bytes(id) >> (256 - bits)
+
+
+def pid_of(connection: socket.socket) -> int:
+    """Who opened it."""
+    pid, _, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
 
 
 def local_port(fd: int) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import unittest
 from pathlib import Path
+from typing import IO
 
-from .fake import EVENTS, FakeAgent
+import margay
+
+from .fake import EVENTS, HAND_OVER, FakeAgent
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -28,10 +32,10 @@ class Examples(unittest.TestCase):
         self.addCleanup(program.kill)
         return program
 
-    def serve(self, name: str, *args: str) -> subprocess.Popen[str]:
+    def serve(self, name: str, *args: str, served: str | None = None) -> subprocess.Popen[str]:
         program = self.start(name, *args)
         assert program.stdout is not None
-        self.assertEqual(program.stdout.readline(), f"serving {args[-1]}\n")
+        self.assertEqual(program.stdout.readline(), f"serving {served or args[-1]}\n")
         return program
 
     def output(self, name: str, *args: str) -> str:
@@ -65,6 +69,37 @@ class Examples(unittest.TestCase):
         self.assertRegex(
             self.output("web.py", "get", "web.shop", "/page"), r"^hello sid:0{24}(55){20}, this is /page\n$"
         )
+
+    def test_a_server_is_replaced_and_its_clients_do_not_notice(self) -> None:
+        agent = self.fake.agent()
+
+        def connect() -> tuple[margay.Socket, IO[bytes]]:
+            sock = self.enterContext(margay.connect("echo.shop", timeout=20, agent=agent))
+            return sock, self.enterContext(sock.makefile("rb"))
+
+        server = self.serve("upgrade.py", "echo.shop")
+        clients = [connect() for _ in range(5)]
+        for sock, lines in clients:
+            sock.sendall(b"one\ntwo\nthr")
+            self.assertEqual(lines.readline() + lines.readline(), b"1 one\n2 two\n")
+        for generation in range(2):
+            replaced = server
+            server = self.serve("upgrade.py", "echo.shop", str(replaced.pid), served="echo.shop")
+            self.assertEqual(replaced.communicate(timeout=60), ("", ""))
+            self.assertEqual(replaced.returncode, 0)
+            self.assertEqual(self.fake.answered.count(HAND_OVER), (generation + 1) * (5 + 1))
+        for sock, lines in clients:
+            sock.sendall(b"ee\n")
+            self.assertEqual(lines.readline(), b"3 three\n")
+        sock, lines = connect()
+        sock.sendall(b"new\n")
+        self.assertEqual(lines.readline(), b"1 new\n")
+        # Now nobody takes over.
+        server.send_signal(signal.SIGTERM)
+        self.assertIn("no other process of this user takes over the name", server.communicate(timeout=60)[0])
+        self.assertEqual(server.returncode, 0)
+        for _, lines in clients:
+            self.assertEqual(lines.read(), b"")
 
     def test_events_are_printed_until_the_agent_ends(self) -> None:
         program = self.start("events.py")

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::env;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,8 +16,8 @@ use rustix::buffer::spare_capacity;
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{Gid, Pid, Uid, getegid, geteuid, getpid};
 use tokio::io::Interest;
@@ -32,7 +32,9 @@ use crate::wire::{Kind, MESSAGE_MAX, Protocol, Reply, Request};
 /// Where an agent listens for programs, unless `MARGAY_PROGRAMS` names another place.
 pub const DEFAULT_PATH: &str = "/run/margay/programs.sock";
 /// An agent that takes longer than this for an answer is treated as absent.
-const ANSWER_TIME: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// Most descriptors that go with a message: a socket, and a file about it.
+const PASSED_MAX: usize = 2;
 /// Pause before the next try where the agent's queue of connections is full: the kernel tells nobody when it no longer
 /// is.
 const QUEUE_PAUSE: Duration = Duration::from_millis(5);
@@ -263,11 +265,27 @@ impl Agent {
     }
 
     async fn ask(&self, what: &'static str, request: &Request<'_>, fd: Option<BorrowedFd<'_>>) -> Result<Reply, Error> {
-        let bytes = request.to_bytes().map_err(|why| Error::Io(io::Error::new(io::ErrorKind::InvalidInput, why)))?;
-        let message = timeout(ANSWER_TIME, self.exchange(&bytes, fd)).await.unwrap_or_else(|_| {
-            Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {} seconds", ANSWER_TIME.as_secs())))
-        });
+        let bytes = bytes_of(request)?;
+        let message = timeout(ANSWER_TIME, self.exchange(&bytes, fd.as_slice())).await;
+        let message = message.unwrap_or_else(|_| Err(no_answer()));
         let (owner, connection, message) = message.map_err(|source| self.down(source))?;
+        let reply = self.read_reply(what, request.kind, message)?;
+        self.put_back(owner, connection);
+        reply
+    }
+
+    /// As [`ask`](Self::ask), for what must not be asked a second time where the agent may have received it: from then
+    /// on `is_sent` is set. The time for the answer begins there, too.
+    pub(crate) async fn ask_once(
+        &self,
+        what: &'static str,
+        request: &Request<'_>,
+        passed: &[BorrowedFd<'_>],
+        is_sent: &mut bool,
+    ) -> Result<Reply, Error> {
+        let bytes = bytes_of(request)?;
+        let exchanged = self.exchange_once(&bytes, passed, is_sent).await;
+        let (owner, connection, message) = exchanged.map_err(|source| self.down(source))?;
         let reply = self.read_reply(what, request.kind, message)?;
         self.put_back(owner, connection);
         reply
@@ -299,19 +317,59 @@ impl Agent {
     async fn exchange(
         &self,
         request: &[u8],
-        fd: Option<BorrowedFd<'_>>,
+        passed: &[BorrowedFd<'_>],
     ) -> io::Result<(Owner, OwnedFd, Result<Reply, String>)> {
         // Nobody closes it.
         let _turn = self.shared.turns.acquire().await.map_err(io::Error::other)?;
         let owner = Owner::current();
-        // Those that an agent left open when it died fail one by one; all requests may be repeated.
+        // Those that an agent left open when it died fail one by one; these requests may be repeated.
         while let Some(connection) = self.take_idle(owner) {
-            if let Ok((connection, reply)) = converse(connection, request, fd).await {
+            if let Ok((connection, reply)) = converse(connection, request, passed).await {
                 return Ok((owner, connection, reply));
             }
         }
-        let (connection, reply) = converse(self.open().await?, request, fd).await?;
+        let (connection, reply) = converse(self.open().await?, request, passed).await?;
         Ok((owner, connection, reply))
+    }
+
+    async fn exchange_once(
+        &self,
+        request: &[u8],
+        passed: &[BorrowedFd<'_>],
+        is_sent: &mut bool,
+    ) -> io::Result<(Owner, OwnedFd, Result<Reply, String>)> {
+        // Nobody closes it.
+        let _turn = self.shared.turns.acquire().await.map_err(io::Error::other)?;
+        let owner = Owner::current();
+        let connection = self.say_once(owner, request, passed, is_sent).await?;
+        let reply = timeout(ANSWER_TIME, hear(&connection)).await.unwrap_or_else(|_| Err(no_answer()))?;
+        Ok((owner, connection.into_std()?.into(), reply))
+    }
+
+    /// Sends a request on the first connection that takes it.
+    async fn say_once(
+        &self,
+        owner: Owner,
+        request: &[u8],
+        passed: &[BorrowedFd<'_>],
+        is_sent: &mut bool,
+    ) -> io::Result<UnixStream> {
+        while let Some(connection) = self.take_idle(owner) {
+            let connection = watched(connection)?;
+            // Those that an agent left open when it died take nothing: a message goes whole or not at all.
+            if say(&connection, request, passed).await.is_ok() {
+                *is_sent = true;
+                return Ok(connection);
+            }
+        }
+        let connection = watched(self.open().await?)?;
+        match say(&connection, request, passed).await {
+            // An agent with too many connections says so, unasked, and closes this one.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Err(error) => return Err(error),
+            Ok(()) => *is_sent = true,
+        }
+        Ok(connection)
     }
 
     pub(crate) async fn open(&self) -> io::Result<OwnedFd> {
@@ -369,24 +427,41 @@ fn default_path() -> PathBuf {
     env::var_os("MARGAY_PROGRAMS").filter(|path| !path.is_empty()).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
 }
 
+fn bytes_of(request: &Request<'_>) -> Result<Vec<u8>, Error> {
+    request.to_bytes().map_err(|why| Error::Io(io::Error::new(io::ErrorKind::InvalidInput, why)))
+}
+
+/// Nothing came for [`ANSWER_TIME`].
+pub(crate) fn no_answer() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {} seconds", ANSWER_TIME.as_secs()))
+}
+
 /// One request and its reply. The connection belongs to a reactor only meanwhile, so that runtimes may come and go.
-async fn converse(
+pub(crate) async fn converse(
     connection: OwnedFd,
     request: &[u8],
-    fd: Option<BorrowedFd<'_>>,
+    passed: &[BorrowedFd<'_>],
 ) -> io::Result<(OwnedFd, Result<Reply, String>)> {
     let connection = watched(connection)?;
-    match connection.async_io(Interest::WRITABLE, || send(&connection, request, fd)).await {
+    match say(&connection, request, passed).await {
         // An agent with too many connections says so, unasked, and closes this one.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         result => result?,
     }
-    let reply = match connection.async_io(Interest::READABLE, || receive(&connection)).await {
-        // It did not read the request; what it said comes after this error.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => receive(&connection)?,
-        result => result?,
-    };
+    let reply = hear(&connection).await?;
     Ok((connection.into_std()?.into(), reply))
+}
+
+async fn say(connection: &UnixStream, request: &[u8], passed: &[BorrowedFd<'_>]) -> io::Result<()> {
+    connection.async_io(Interest::WRITABLE, || send(connection, request, passed)).await
+}
+
+async fn hear(connection: &UnixStream) -> io::Result<Result<Reply, String>> {
+    match connection.async_io(Interest::READABLE, || receive(connection)).await {
+        // It did not read the request; what it said comes after this error.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => receive(connection),
+        result => result,
+    }
 }
 
 /// Tells when the connection is ready. Tokio has no type for sockets that keep messages apart, and [`AsyncFd`] cannot
@@ -397,12 +472,10 @@ pub(crate) fn watched(connection: OwnedFd) -> io::Result<UnixStream> {
     UnixStream::from_std(connection.into())
 }
 
-pub(crate) fn send(connection: &impl AsFd, request: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+pub(crate) fn send(connection: &impl AsFd, request: &[u8], passed: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if let Some(fd) = &fd
-        && !control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)))
-    {
+    if !passed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(passed)) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
     rustix::net::sendmsg(connection, &[IoSlice::new(request)], &mut control, SendFlags::NOSIGNAL)?;
@@ -414,9 +487,32 @@ pub(crate) fn receive(connection: &impl AsFd) -> io::Result<Result<Reply, String
     let mut bytes = Vec::with_capacity(MESSAGE_MAX);
     // With TRUNC the kernel says how long the message was, not how much of it fitted.
     let (_, length) = rustix::net::recv(connection, spare_capacity(&mut bytes), RecvFlags::TRUNC)?;
+    read_message(&bytes, length)
+}
+
+/// As [`receive`], with the descriptors that came with it; those that are too many are closed.
+pub(crate) fn receive_passed(connection: &impl AsFd) -> io::Result<(Result<Reply, String>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MESSAGE_MAX];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
+    let received = rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    let mut passed = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            passed.extend(descriptors);
+        }
+    }
+    passed.truncate(PASSED_MAX);
+    bytes.truncate(received.bytes);
+    Ok((read_message(&bytes, received.bytes)?, passed))
+}
+
+/// A message of so many bytes, of which these have fitted.
+fn read_message(bytes: &[u8], length: usize) -> io::Result<Result<Reply, String>> {
     match length {
         0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
         length if length > bytes.len() => Ok(Err(format!("a message of {length} bytes"))),
-        _ => Ok(Reply::parse(&bytes)),
+        _ => Ok(Reply::parse(bytes)),
     }
 }

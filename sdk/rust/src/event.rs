@@ -129,7 +129,7 @@ impl Events {
         let connection = self.agent.open().await.map_err(|source| self.agent.down(source))?;
         let request = Request::new(Kind::Events).to_bytes().map_err(|why| self.agent.incompatible(why))?;
         // The first message on a new connection always finds room.
-        send(&connection, &request, None).map_err(|source| self.agent.down(source))?;
+        send(&connection, &request, &[]).map_err(|source| self.agent.down(source))?;
         self.state = State::Asked(watched(connection)?);
         poll_fn(|cx| self.poll_started(cx)).await
     }

@@ -17,12 +17,17 @@
 //! All sockets are ordinary ones of the kernel; this library asks the agent of this host which addresses stand for a
 //! name, tells it what a socket serves, and asks who a peer is. Nothing that is sent or received passes through it.
 //!
+//! A server that is replaced by a new process gives that one its listening socket and its connections: the new process
+//! opens a [`Takeover`] of the name, and then the old one calls [`hand_over()`] for each socket, the listening one
+//! first. Clients notice nothing, and what nobody has read yet, the new process reads.
+//!
 //! It runs on tokio, with time and I/O enabled, on Linux. Nothing here blocks.
 
 mod agent;
 mod datagram;
 mod error;
 mod event;
+mod hand_over;
 mod options;
 mod socket;
 mod stream;
@@ -33,6 +38,7 @@ pub use agent::{Addresses, Agent, DEFAULT_PATH};
 pub use datagram::{Connected, Datagrams};
 pub use error::Error;
 pub use event::{Event, EventKind, Events};
+pub use hand_over::{NotHandedOver, Taken, Takeover, hand_over};
 pub use margay_core::name::{Name, NameError, Prefix, ServiceId};
 pub use options::Options;
 pub use stream::{Listener, Peer, Stream};

@@ -72,6 +72,7 @@ mod tampered_host;
 mod trace;
 mod unrest;
 mod up_down;
+mod upgrade_in_place;
 mod virtual_addresses;
 mod wide_area;
 mod wrong_inputs;
@@ -184,6 +185,7 @@ pub const ALL: &[Scenario] = &[
     rolling_restart::SCENARIO,
     datagram_failover::SCENARIO,
     patience::SCENARIO,
+    upgrade_in_place::SCENARIO,
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,

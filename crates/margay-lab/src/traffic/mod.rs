@@ -22,9 +22,11 @@ mod reader;
 pub mod registrants;
 mod request;
 mod route_rate;
+mod sessions;
 mod stranger;
 mod strike;
 mod transfer;
+mod upgrading;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -46,8 +48,10 @@ pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
 pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
+pub use sessions::Talked;
 pub use strike::FLOW_PORTS;
 pub use transfer::{STOP, Way, Word, now_us};
+pub use upgrading::Step;
 
 /// Which program.
 #[derive(Debug, Subcommand)]
@@ -116,6 +120,10 @@ pub enum Traffic {
         #[arg(long)]
         name: String,
     },
+    /// Talk on many TCP connections to an `upgrading-server` until the input ends, and check every answer
+    Sessions(sessions::Plan),
+    /// The server for it; on SIGTERM it gives its sockets to the process that takes them over
+    UpgradingServer(upgrading::Plan),
     /// Measure round trips of one byte on one TCP connection to an echo server
     Pingpong {
         /// Server's name or address
@@ -398,6 +406,8 @@ pub fn perform(traffic: Traffic) -> Result<()> {
             runtime.block_on(asking::ask(asking::Plan { host, port, count, every, is_silent }))
         }
         Traffic::AskingServer { listen, name } => asking::serve(listen, &name),
+        Traffic::Sessions(plan) => runtime.block_on(sessions::keep_talking(plan)),
+        Traffic::UpgradingServer(plan) => runtime.block_on(upgrading::serve(plan)),
         Traffic::Pingpong { host, port, count, udp } => pingpong::measure(&host, port, count, udp),
         Traffic::Connects { host, port, count, parallel } => connects::measure(&host, port, count, parallel),
         Traffic::Blast { host, port, bytes, time_ms } => {

@@ -3,6 +3,7 @@
     sock = margay.connect("web.shop")               # a socket.socket
     listener = margay.listen("web.shop")            # conn, peer = listener.accept(); peer.service
     reader, writer = await margay.open_connection("web.shop")
+    margay.hand_over(conn, "web.shop")              # to the process that iterates over margay.take_over("web.shop")
 
 All sockets are ordinary ones of the kernel; this package asks the agent of this host which addresses stand for a name,
 tells it what a socket serves, and asks who a peer is. Nothing that is sent or received passes through it.
@@ -12,16 +13,29 @@ from ._agent import DEFAULT_PATH, Addresses, Agent
 from ._aio import (
     AsyncDatagrams,
     create_datagram_endpoint,
+    hand_over_async,
     open_connection,
     open_datagrams,
+    open_takeover,
     peer_service,
     start_server,
 )
-from ._calls import connect, connect_datagrams, datagrams, events, listen, listen_prefix, name
+from ._calls import (
+    connect,
+    connect_datagrams,
+    datagrams,
+    events,
+    hand_over,
+    listen,
+    listen_prefix,
+    name,
+    take_over,
+)
 from ._errors import AgentDown, Denied, Error, Incompatible, Refused
 from ._events import Event, Events
 from ._names import Name, Prefix, ServiceId, Target
 from ._socket import OWN, Own, Peer, Socket
+from ._takeover import Taken, Takeover
 
 __all__ = [
     "DEFAULT_PATH",
@@ -42,17 +56,23 @@ __all__ = [
     "Refused",
     "ServiceId",
     "Socket",
+    "Taken",
+    "Takeover",
     "Target",
     "connect",
     "connect_datagrams",
     "create_datagram_endpoint",
     "datagrams",
     "events",
+    "hand_over",
+    "hand_over_async",
     "listen",
     "listen_prefix",
     "name",
     "open_connection",
     "open_datagrams",
+    "open_takeover",
     "peer_service",
     "start_server",
+    "take_over",
 ]

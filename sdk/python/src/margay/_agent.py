@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -10,12 +11,13 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol as Interface
 
 from ._errors import AgentDown, Incompatible, Refused
 from ._names import Name, Prefix, ServiceId, Target
-from ._wire import MESSAGE_MAX, Garbled, Kind, Reply, parse, request
+from ._wire import HANDED_MAX, MESSAGE_MAX, Garbled, Kind, Reply, parse, request
 
 DEFAULT_PATH = "/run/margay/programs.sock"
 """Where an agent listens for programs, unless MARGAY_PROGRAMS names another place."""
@@ -29,6 +31,8 @@ USUAL = (ipaddress.IPv4Address("198.18.0.1"), ipaddress.IPv6Address("fd5a:4c00::
 AT_ONCE_MAX = 8
 # Connections that are kept open for the next request.
 IDLE_MAX = 4
+# No name is said: the agent finds that of a socket by its flow, and makes one for a source.
+NO_NAME = Prefix(ServiceId(bytes(32)), 0)
 # Names and addresses that are remembered.
 KNOWN_MAX = 256
 # How long an address is remembered, in seconds: as long as the agent's answers by DNS hold. An agent gives the address
@@ -161,7 +165,7 @@ class Agent:
     def source(self, sock: HasFileno, target: Target | None, port: int) -> ServiceId:
         """Flows that `sock` opens from now on carry this name as their source; None gives it a name that no other
         socket has. `port` is its local port. Denied: no right to the name."""
-        prefix, written = (Prefix(ServiceId(bytes(32)), 0), "") if target is None else self._prefix_and_text(target)
+        prefix, written = (NO_NAME, "") if target is None else self._prefix_and_text(target)
         message = request(
             Kind.SOURCE, protocol=protocol_of(sock), port=port, bits=prefix.bits, id=prefix.id.raw, text=written
         )
@@ -188,18 +192,76 @@ class Agent:
             own = USUAL
         ip = ipaddress.ip_address(host.partition("%")[0])
         mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-        networks = (ipaddress.ip_network((one, bits), strict=False) for one, bits in zip(own, (15, 32)))
+        networks = (ipaddress.ip_network(f"{one}/{bits}", strict=False) for one, bits in zip(own, (15, 32)))
         return any((mapped or ip) in network for network in networks)
 
     def subscribe(self) -> socket.socket:
         """A connection on which the agent tells of events from now on."""
+        return self._subscribed("events", Kind.EVENTS, request(Kind.EVENTS))
+
+    def take_over(self, target: Target) -> socket.socket:
+        """A connection on which sockets of a name, or of all names of a prefix, come from now on, until it is closed.
+        Denied: no right to the name. Refused with EUSERS: 64 processes of this user take over names already."""
+        prefix = self.prefix(target)
+        message = request(Kind.TAKE_OVER, bits=prefix.bits, id=prefix.id.raw)
+        return self._subscribed("to let this program take over the name", Kind.TAKE_OVER, message)
+
+    def hand_over(self, sock: socket.socket, target: Target | None, data: bytes = b"") -> Prefix:
+        """Gives `sock` to another process, and returns the name by which it went. See margay.hand_over."""
+        if len(data) > HANDED_MAX:
+            raise ValueError(f"{len(data)} bytes go with the socket; at most {HANDED_MAX} can")
+        if sock.fileno() < 0:
+            raise OSError(errno.EBADF, "the socket is closed")
+        prefix = NO_NAME if target is None else self.prefix(target)
+        if target is not None and prefix.bits == 0:
+            raise ValueError("a prefix of 0 bits is no name; None lets the agent find it")
+        message = request(Kind.HAND_OVER, protocol=socket.IPPROTO_TCP, bits=prefix.bits, id=prefix.id.raw)
+        with contextlib.ExitStack() as files, self._turn():
+            fds = [sock.fileno()]
+            if data:
+                fds.append(_memory_file(files, data))
+            reply = self._hand_over_in_turn(sock, message, fds)
+        return Prefix(ServiceId(reply.id), reply.bits)
+
+    def _hand_over_in_turn(self, sock: socket.socket, message: bytes, fds: list[int]) -> Reply:
+        # A connection that was idle may be that of an agent that died, and nothing is asked twice here.
+        try:
+            connection = self._open()
+        except OSError as error:
+            raise AgentDown.at(self.path, error) from None
+        is_ours = False
+        try:
+            try:
+                socket.send_fds(connection, [message], fds)
+            except OSError as error:
+                # A message goes whole or not at all.
+                is_ours = True
+                if not isinstance(error, BrokenPipeError):
+                    raise
+            return self._check("to hand the socket over", Kind.HAND_OVER, self._answer(connection))
+        except Refused:
+            is_ours = True
+            raise
+        except Incompatible:
+            raise
+        except OSError as error:
+            if not is_ours:
+                text = f"{error.strerror or error}; who has the socket is not known, and it is closed here"
+                error = OSError(errno.ECONNABORTED, text)
+            raise AgentDown.at(self.path, error) from None
+        finally:
+            connection.close()
+            # At once: `close` would wait for what `makefile` has made.
+            if not is_ours and (fd := sock.detach()) >= 0:
+                os.close(fd)
+
+    def _subscribed(self, what: str, kind: Kind, message: bytes) -> socket.socket:
         try:
             connection = self._open()
         except OSError as error:
             raise AgentDown.at(self.path, error) from None
         try:
-            reply = self._converse(connection, request(Kind.EVENTS), None)
-            self._check("events", Kind.EVENTS, reply)
+            self._check(what, kind, self._converse(connection, message, None))
             return connection
         except OSError as error:
             connection.close()
@@ -211,11 +273,16 @@ class Agent:
     def _ask(self, what: str, kind: Kind, message: bytes, sock: HasFileno | None = None) -> Reply:
         if sock is not None and sock.fileno() < 0:
             raise OSError(errno.EBADF, "the socket is closed")
+        with self._turn():
+            return self._ask_in_turn(what, kind, message, sock)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
         turns = self._turns
         if not turns.acquire(timeout=ANSWER_TIME):
             raise AgentDown.at(self.path, TimeoutError(errno.ETIMEDOUT, "no answer to those who asked before"))
         try:
-            return self._ask_in_turn(what, kind, message, sock)
+            yield
         finally:
             turns.release()
 
@@ -273,8 +340,8 @@ class Agent:
             connection.close()
             raise
 
-    @staticmethod
-    def _converse(connection: socket.socket, message: bytes, sock: HasFileno | None) -> bytes:
+    @classmethod
+    def _converse(cls, connection: socket.socket, message: bytes, sock: HasFileno | None) -> bytes:
         try:
             if sock is None:
                 connection.send(message)
@@ -283,6 +350,10 @@ class Agent:
         except BrokenPipeError:
             # An agent with too many connections says so, unasked, and closes this one.
             pass
+        return cls._answer(connection)
+
+    @staticmethod
+    def _answer(connection: socket.socket) -> bytes:
         try:
             answer = connection.recv(MESSAGE_MAX)
         except ConnectionResetError:
@@ -344,6 +415,14 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"Agent({self.path!r})"
+
+
+def _memory_file(files: contextlib.ExitStack, data: bytes) -> int:
+    """A file with this data, until `files` are closed."""
+    file = files.enter_context(open(os.memfd_create("margay-hand-over", os.MFD_CLOEXEC), "wb"))
+    file.write(data)
+    file.flush()
+    return file.fileno()
 
 
 def _prefix_of(target: Name | ServiceId | Prefix) -> Prefix:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import errno
+import functools
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -12,8 +13,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ._agent import Agent, protocol_of
+from ._calls import hand_over
 from ._names import ServiceId, Target
 from ._socket import BACKLOG, LACKS_FAMILY, Own, Peer, PeerNames, Socket, candidates, peer_at
+from ._takeover import Takeover
 
 T = TypeVar("T")
 DATAGRAM_MAX = 65535
@@ -36,7 +39,7 @@ async def open_connection(
 
 async def start_server(
     handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None],
-    target: Target,
+    target: Target | Socket,
     *,
     backlog: int = BACKLOG,
     agent: Agent | None = None,
@@ -44,12 +47,17 @@ async def start_server(
 ) -> asyncio.Server:
     """asyncio.start_server that serves a name, or all names of a prefix; `options` are those of it. In the handler,
     `await margay.peer_service(writer)` says who is there. Whoever comes to the plain address of this host is turned
-    away before.
+    away before. Instead of a name it may be given a listening socket, as one that was taken over: that object is closed
+    by it, and the server has the socket.
 
     Raises as `listen` does.
     """
-    sock = await _bound(socket.SOCK_STREAM, target, None, agent)
-    asked = agent or Agent.shared()
+    if isinstance(target, Socket):
+        asked = agent or target.agent
+        sock = target.plain()
+    else:
+        asked = agent or Agent.shared()
+        sock = await _bound(socket.SOCK_STREAM, target, None, agent)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if await _came_past(writer, asked):
@@ -172,6 +180,35 @@ async def create_datagram_endpoint(
     except BaseException:
         sock.close()
         raise
+
+
+async def hand_over_async(
+    sock: socket.socket, name: Target | None = None, data: bytes = b"", *, agent: Agent | None = None
+) -> None:
+    """As `hand_over`. Nothing may be waiting for the socket then. To give that of a transport: `pause_reading()`; wait
+    until it has written all; give `get_extra_info("socket").dup()`; and, when that is done, `abort()`.
+
+    A cancellation takes effect once the outcome is known: `sock.fileno()` is -1 if the socket is not the caller's any
+    more.
+    """
+    work = functools.partial(hand_over, sock, name, data, agent=agent)
+    asking = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled: asyncio.CancelledError | None = None
+    while not asking.done():
+        try:
+            await asyncio.wait([asking])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        # It was looked at.
+        asking.exception()
+        raise cancelled
+    asking.result()
+
+
+async def open_takeover(name: Target, *, agent: Agent | None = None) -> Takeover:
+    """As `take_over`, for `async for`."""
+    return await Takeover(name, agent).__aenter__()
 
 
 async def _off(sock: Any, call: Callable[..., T], *args: Any) -> T:

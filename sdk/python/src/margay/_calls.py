@@ -8,6 +8,7 @@ from ._agent import Agent
 from ._events import Events
 from ._names import Name, Prefix, Target
 from ._socket import BACKLOG, Own, Socket
+from ._takeover import Takeover
 
 
 def connect(
@@ -91,3 +92,40 @@ def events(agent: Agent | None = None) -> Events:
 def name(written: str, *, agent: Agent | None = None) -> Name:
     """What the agent reads in a written name. Refused with EINVAL if it is none."""
     return (agent or Agent.shared()).name(written)
+
+
+def hand_over(
+    sock: socket.socket, name: Target | None = None, data: bytes = b"", *, agent: Agent | None = None
+) -> None:
+    """Gives a TCP socket, connected or listening, to another process of this user on this host that takes over its
+    name, and waits until that process has it: four seconds at most, of an agent that works.
+
+    `name`: None lets the agent find the name by which the connection came; a listening socket needs one. `data` is for
+    the other process to know, 1 MiB at most: what has been read of the next request, and so on. Bytes that nobody has
+    read go with the socket; what this program has in buffers of its own (`makefile`, TLS) does not.
+
+    Afterwards `sock` is closed. Other descriptors of it (`dup`, a child's) are the caller's to close, and a selector's
+    to forget before this call.
+
+    Raises what leaves `sock` open, still the caller's and as it was: ValueError (more data); Refused with ESRCH (nobody
+    takes over the name), ETIMEDOUT (who does, has not taken it), ENOTCONN (no flow that says the name), or another
+    reason; AgentDown where nothing could be asked. Raises AgentDown with errno ECONNABORTED where the agent ended, or
+    was silent for five seconds, after it had been asked: nobody knows who has the socket, so that `sock` is closed, and
+    the connection may be lost. It is closed, too, with Incompatible and when the call is interrupted. Nothing is asked
+    a second time. `sock.fileno()` is -1 where it is closed.
+    """
+    if agent is None:
+        agent = sock.agent if isinstance(sock, Socket) else Agent.shared()
+    agent.hand_over(sock, name, data)
+
+
+def take_over(name: Target, *, agent: Agent | None = None) -> Takeover:
+    """From now on this process takes over the sockets of a name, or of all names of a prefix ("sid:3f00/8"), that other
+    processes of this user hand over: it iterates over them.
+
+    Raises AgentDown; Denied (the user of this process has no right to the name); Refused with EUSERS (64 processes of
+    this user take over names already).
+    """
+    takeover = Takeover(name, agent)
+    takeover.open()
+    return takeover

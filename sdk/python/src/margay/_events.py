@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from ._agent import Agent
-from ._errors import AgentDown, Incompatible
 from ._names import ServiceId
+from ._subscription import Subscription
 from ._wire import MESSAGE_MAX, Garbled, Kind, parse
 
 
@@ -58,7 +56,7 @@ class Event:
         return text if isinstance(text, str) and text else None
 
 
-class Events(Iterator[Event], AsyncIterator[Event]):
+class Events(Subscription[Event]):
     """Events as they happen, for `for` and for `async for`: from the first `next` on, or from `with`, if that is
     earlier.
 
@@ -67,85 +65,16 @@ class Events(Iterator[Event], AsyncIterator[Event]):
     """
 
     def __init__(self, agent: Agent | None = None) -> None:
-        self._agent = agent or Agent.shared()
-        self._connection: socket.socket | None = None
+        super().__init__(agent)
 
-    def open(self) -> None:
-        """Subscribes, unless that is done. AgentDown, Refused, Incompatible."""
-        if self._connection is None:
-            self._connection = self._agent.subscribe()
+    def _subscribe(self) -> socket.socket:
+        return self._agent.subscribe()
 
-    def close(self) -> None:
-        """Ends the subscription."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def __next__(self) -> Event:
-        self.open()
-        assert self._connection is not None
-        self._connection.settimeout(None)
-        try:
-            message = self._connection.recv(MESSAGE_MAX)
-        except OSError as error:
-            self.close()
-            raise AgentDown.at(self._agent.path, error) from None
-        return self._event(message)
-
-    async def __anext__(self) -> Event:
-        if self._connection is None:
-            # If this is cancelled, the connection that comes of it is nobody's, and is closed.
-            connection = await asyncio.to_thread(self._agent.subscribe)
-            self._connection = connection
-        self._connection.settimeout(0)
-        try:
-            message = await asyncio.get_running_loop().sock_recv(self._connection, MESSAGE_MAX)
-        except OSError as error:
-            self.close()
-            raise AgentDown.at(self._agent.path, error) from None
-        return self._event(message)
-
-    def _event(self, message: bytes) -> Event:
-        try:
-            if not message:
-                raise AgentDown.at(self._agent.path, ConnectionResetError(errno.ECONNRESET, "it closed the connection"))
-            return _read(message)
-        except Garbled as error:
-            self.close()
-            raise Incompatible.at(self._agent.path, str(error)) from None
-        except AgentDown:
-            self.close()
-            raise
-
-    def __iter__(self) -> Events:
-        return self
-
-    def __aiter__(self) -> Events:
-        return self
-
-    def __enter__(self) -> Events:
-        self.open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Events:
-        if self._connection is None:
-            self._connection = await asyncio.to_thread(self._agent.subscribe)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # Not there if the constructor failed.
-        if getattr(self, "_connection", None) is not None:
-            self.close()
+    def _receive(self, connection: socket.socket) -> Event:
+        message = connection.recv(MESSAGE_MAX)
+        if not message:
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+        return _read(message)
 
 
 def _read(message: bytes) -> Event:

@@ -14,6 +14,8 @@ REPLY = struct.Struct(">BBHHH32s16s4s")
 TEXT_MAX = 255
 # Room for any message that an agent sends, in bytes.
 MESSAGE_MAX = 16 * 1024
+# Most that a program says of a socket that it hands over, in bytes.
+HANDED_MAX = 1024 * 1024
 
 
 class Kind(enum.IntEnum):
@@ -28,6 +30,10 @@ class Kind(enum.IntEnum):
     # Comes unasked, after a reply to EVENTS.
     EVENT = 7
     RANGES = 8
+    HAND_OVER = 9
+    TAKE_OVER = 10
+    # Comes unasked, after a reply to TAKE_OVER; and is the request by which a program takes what came.
+    HANDED = 11
 
 
 class Garbled(Exception):
@@ -36,7 +42,7 @@ class Garbled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply, or one event."""
+    """One reply, one event, or the message that comes with a socket."""
 
     kind: int
     errno: int

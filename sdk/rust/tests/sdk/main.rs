@@ -3,4 +3,5 @@
 mod agent;
 mod examples;
 mod fake;
+mod hand_over;
 mod sockets;

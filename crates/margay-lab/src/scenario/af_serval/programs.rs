@@ -19,7 +19,7 @@ macro_rules! sdk {
     };
 }
 
-const FILES: [(&str, &str); 18] = sdk!(
+const FILES: [(&str, &str); 19] = sdk!(
     "Makefile",
     "margay.pc.in",
     "include/margay.h",
@@ -27,6 +27,7 @@ const FILES: [(&str, &str); 18] = sdk!(
     "src/agent.c",
     "src/common.c",
     "src/datagram.c",
+    "src/handover.c",
     "src/internal.h",
     "src/margay.map",
     "src/name.c",

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::agent;
 use crate::host::Host;
 
 const TABLE: &str = "inet lab_count";
@@ -177,9 +178,18 @@ pub fn virtual_resets(hosts: &[&Host]) -> Result<(f64, String)> {
         let of = |name: &str| counts.get(name).copied().unwrap_or_default().packets;
         let (received, sent) = (of("resets_in"), of("resets_out"));
         sum += received + sent;
-        said.push(format!("{}: programs were sent {received}, and sent {sent}", host.name()));
+        let reasons = if received + sent > 0.0 { removals(host) } else { String::new() };
+        said.push(format!("{}: programs were sent {received}, and sent {sent}{reasons}", host.name()));
     }
     Ok((sum, said.join("; ")))
+}
+
+/// Why flows of a host have ended, as its agent has counted; empty where none runs.
+fn removals(host: &Host) -> String {
+    let Ok(metrics) = agent::margay(host, ["status", "--metrics"]) else { return String::new() };
+    let counted = metrics.lines().filter_map(|line| line.strip_prefix("margay_flows_removed_total{reason="));
+    let ends: Vec<&str> = counted.filter(|line| !line.ends_with(" 0")).collect();
+    format!(" (flows that ended: {})", ends.join(", "))
 }
 
 /// Processor time that a process has used, in seconds; user and system.

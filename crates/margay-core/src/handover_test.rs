@@ -131,7 +131,10 @@ fn another_version_is_refused_in_words() {
 proptest! {
     /// What decodes has one form: encoding it again gives the same bytes. Nothing makes the reader stumble.
     #[test]
-    fn a_record_has_one_form(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), cut in any::<prop::sample::Index>()) {
+    fn a_record_has_one_form(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        cut in any::<prop::sample::Index>(),
+    ) {
         let mut bytes = record().encode();
         for (at, value) in changes {
             let at = at.index(bytes.len());

@@ -305,8 +305,8 @@ static ssize_t hear(int fd, uint8_t bytes[REPLY_ROOM], int64_t until_ms)
 	if (wait_for(fd, POLLIN, until_ms))
 		return -1;
 	got = REAL(recvfrom)(fd, bytes, REPLY_ROOM, MSG_DONTWAIT, NULL, NULL);
-	/* The agent has closed the connection without reading the request. That it had too many, it has said before: the
-	 * kernel tells the one first, and then the other.
+	/* The agent has closed the connection without reading the request. That it had too many, it has said before:
+	 * the kernel tells the one first, and then the other.
 	 */
 	if (got < 0 && errno == ECONNRESET)
 		got = REAL(recvfrom)(fd, bytes, REPLY_ROOM, MSG_DONTWAIT, NULL, NULL);
@@ -467,13 +467,15 @@ int agent_next(int fd, enum request_kind kind, struct reply *reply, int passed[2
 
 	passed[0] = passed[1] = -1;
 	if (!got || (got < 0 && errno == ECONNRESET))
-		return fail(ESHUTDOWN, "the margay agent has ended this taking over; call sv_takeover again when it is back");
+		return fail(ESHUTDOWN,
+			    "the margay agent has ended this taking over; call sv_takeover again when it is back");
 	if (got < 0)
 		return -1;
 	sort_passed(&message, passed);
 	/* Those that did not fit into this process are closed by the kernel. */
 	if (message.msg_flags & MSG_CTRUNC)
-		result = fail(EMFILE, "no descriptor is free for a socket that was given; close some, or raise RLIMIT_NOFILE");
+		result = fail(EMFILE,
+			      "no descriptor is free for a socket that was given; close some, or raise RLIMIT_NOFILE");
 	else
 		result = read_reply(bytes, (size_t)got, kind, reply);
 	if (!result)

@@ -92,8 +92,8 @@ int sv_handover(int fd, const char *to, const void *data, size_t length)
 	if (!result || is_unknown)
 		close_socket(fd);
 	if (result && is_unknown)
-		return fail(ECONNABORTED, "the margay agent has not said whether another process has the socket, so that it is "
-			    "closed here; see the agent's log");
+		return fail(ECONNABORTED, "the margay agent has not said whether another process has the socket, so that "
+			    "it is closed here; see the agent's log");
 	return result;
 }
 
@@ -196,7 +196,8 @@ static int do_take(int takeover, const struct reply *handed, int fd)
 	if (agent_answer(takeover, &answer)) {
 		if (sock)
 			sock_put(sock);
-		return fail(ECONNABORTED, "it was too late for a socket that was given, or the margay agent has ended; call again");
+		return fail(ECONNABORTED,
+			    "it was too late for a socket that was given, or the margay agent has ended; call again");
 	}
 	/* Last, since an agent that is slow to tell would make the answer late. */
 	if (sock) {
@@ -218,7 +219,8 @@ int sv_take(int takeover, void *data, size_t room, size_t *length)
 	/* A thread that is ended from here on would leave the descriptors open. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	if (passed[0] < 0 || handed.bits > SERVICE_ID_BITS)
-		result = fail(EPROTO, "the agent has handed over no socket; install it and this library of one release");
+		result = fail(EPROTO,
+			      "the agent has handed over no socket; install it and this library of one release");
 	else if (read_data(passed[1], data, room, &all))
 		result = -1;
 	else

@@ -11,6 +11,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -22,6 +23,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "margay.h"
@@ -69,6 +71,18 @@ static unsigned char *file_data;
 static off_t file_length;
 /* The agent's end of the connection of whoever takes over. */
 static int taker = -1;
+
+/* For whoever waits until the agent has closed something. */
+static pthread_mutex_t closing = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t has_closed = PTHREAD_COND_INITIALIZER;
+
+static void close_here(int fd)
+{
+	close(fd);
+	pthread_mutex_lock(&closing);
+	pthread_cond_broadcast(&has_closed);
+	pthread_mutex_unlock(&closing);
+}
 
 /* What the library waits with for the reply to HAND_OVER: in vain, and not for long, or until the connection has ended.
  */
@@ -129,7 +143,7 @@ static ssize_t receive(int connection, unsigned char bytes[sizeof(asked)])
 				passed_inode = fstat(fd, &about) ? 0 : about.st_ino;
 			if (is_noted && count == 1)
 				note_file(fd);
-			close(fd);
+			close_here(fd);
 		}
 	}
 	if (is_noted) {
@@ -209,7 +223,7 @@ static void *serve(void *argument)
 		if (atomic_exchange(&is_restarted, false))
 			break;
 	}
-	close(connection);
+	close_here(connection);
 	return NULL;
 }
 
@@ -221,22 +235,21 @@ static void turn_away(int connection)
 
 	send(connection, reply, (size_t)(REPLY_LEN + sprintf((char *)reply + REPLY_LEN, "too many")), MSG_NOSIGNAL);
 	poll(&asks, 1, 5000);
-	close(connection);
+	close_here(connection);
 }
 
 static void *accept_all(void *unused)
 {
+	struct pollfd waits = { .fd = listener, .events = POLLIN };
 	pthread_t thread;
 	int connection;
 
 	(void)unused;
 	for (;;) {
+		/* Who waits in accept has taken a descriptor for it, and there may be none to take. */
+		CHECK(poll(&waits, 1, -1) == 1);
 		connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-		/* While there are to be no more descriptors. */
-		if (connection < 0) {
-			usleep(1000);
-			continue;
-		}
+		CHECK(connection >= 0);
 		connections++;
 		if (atomic_exchange(&is_full, false)) {
 			turn_away(connection);

@@ -479,9 +479,8 @@ class Asynchronously(unittest.IsolatedAsyncioTestCase):
             await asyncio.to_thread(self.fake.wait_asked, HAND_OVER, times)
             for _ in range(2):
                 task.cancel()
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-            self.assertFalse(task.done())
+                done, _ = await asyncio.wait([task], timeout=0)
+                self.assertFalse(done)
             self.fake.speak()
             if sock is given:
                 async with asyncio.timeout(20):
@@ -497,7 +496,8 @@ class Asynchronously(unittest.IsolatedAsyncioTestCase):
         _, served = self.accept()
         async with await margay.open_takeover("web.shop", agent=self.agent) as takeover:
             waiting = asyncio.ensure_future(anext(takeover))
-            await asyncio.sleep(0)
+            done, _ = await asyncio.wait([waiting], timeout=0)
+            self.assertFalse(done)
             waiting.cancel()
             giving = asyncio.create_task(self.give(served, b"kept"))
             # It has come before anybody waits for it.

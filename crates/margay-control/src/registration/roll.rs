@@ -112,8 +112,8 @@ fn divided(bits: u8) -> String {
     if bits == 0 { "none".to_owned() } else { (1_u32 << bits).to_string() }
 }
 
-/// How a host serves a prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a host serves a prefix. The default takes no new flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// Share among instances of one priority.
     pub weight: u32,

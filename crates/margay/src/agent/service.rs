@@ -85,17 +85,9 @@ pub struct Published {
 
 impl Published {
     fn new(name: Name) -> Self {
-        let terms = Terms {
-            weight: 0,
-            priority: 0,
-            partition_bits: 0,
-            exclusive: false,
-            sticky: false,
-            give_up_after_ms: None,
-        };
         Self {
             name,
-            terms,
+            terms: Terms::default(),
             listeners: Vec::new(),
             is_served: false,
             refused: String::new(),

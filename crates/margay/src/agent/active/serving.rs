@@ -58,14 +58,7 @@ impl Followed {
         for name in names {
             let prefix = name.prefix();
             let mut listeners = Vec::new();
-            let mut terms = Terms {
-                weight: 0,
-                priority: 0,
-                partition_bits: 0,
-                exclusive: false,
-                sticky: false,
-                give_up_after_ms: None,
-            };
+            let mut terms = Terms::default();
             let mut out_of_reach = None;
             for rule in self.rules_of(&prefix) {
                 out_of_reach = out_of_reach.or_else(|| rule.out_of_reach(self.sockets.values()));

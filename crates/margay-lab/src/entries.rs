@@ -82,18 +82,22 @@ impl Entries {
     }
 }
 
-/// Flows that these hosts still have after so long; fewer, and sooner, when they go before.
+/// Flows that these hosts still have after so long, each of which is told; fewer, and sooner, when they go before.
 ///
 /// # Errors
 ///
 /// No agent runs on a host.
 pub fn flows_left(hosts: &[&Host], limit: Duration) -> Result<f64> {
-    let count = || -> Result<f64> { hosts.iter().map(|host| Ok(agent::flows(host)?.len() as f64)).sum() };
+    let list = || hosts.iter().map(|host| Ok((host.name(), agent::flows(host)?))).collect::<Result<Vec<_>>>();
     let gone = wait_for("the end of all flows", limit, || {
-        let left = count()?;
-        if left == 0.0 { Ok(left) } else { bail!("{left} are left") }
+        let left = list()?;
+        if left.iter().all(|(_, flows)| flows.is_empty()) { Ok(left) } else { bail!("some are left") }
     });
-    gone.or_else(|_| count())
+    let left = gone.or_else(|_| list())?;
+    for (host, flows) in &left {
+        flows.iter().for_each(|flow| progress(&format!("{host}: this flow is left: {flow}")));
+    }
+    Ok(left.iter().map(|(_, flows)| flows.len() as f64).sum())
 }
 
 /// Waits until nothing is left of flows that have ended, and sets `leaked_entries` to what is, and `hash_maps_kept` to

@@ -4,6 +4,7 @@ use core::net::SocketAddr;
 
 use crate::address::{emit_ip, parse_socket};
 use crate::grant::{GRANT_LEN, GrantRepr};
+use crate::handover::{HANDOVER_LEN, HandoverRepr};
 use crate::header::{Error, SessionId};
 use crate::notice::{NOTICE_LEN, NoticeRepr};
 use crate::stripe::{ArrivalsRepr, STRIPE_LEN, StripeRepr};
@@ -46,6 +47,7 @@ pub mod extension_type {
     pub const NOTICE: u8 = 17;
     pub const GRANT: u8 = 19 | CRITICAL;
     pub const TERMS: u8 = 20;
+    pub const HANDOVER: u8 = 22 | CRITICAL;
 }
 use extension_type as kind;
 
@@ -287,6 +289,8 @@ pub enum Extension<'a> {
     Grant(GrantRepr),
     /// What the service asks of its clients.
     Terms(TermsRepr),
+    /// The session goes on at another host.
+    Handover(HandoverRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -294,7 +298,16 @@ pub enum Extension<'a> {
 /// CHAIN is reserved, and not yet known.
 const fn is_unknown_critical(byte: u8) -> bool {
     byte & CRITICAL != 0
-        && !matches!(byte, kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK | kind::MOVE | kind::GRANT)
+        && !matches!(
+            byte,
+            kind::CERTIFICATE
+                | kind::AUTH
+                | kind::COOKIE
+                | kind::STACK
+                | kind::MOVE
+                | kind::GRANT
+                | kind::HANDOVER
+        )
 }
 
 fn array<const N: usize>(value: &[u8]) -> Result<[u8; N], Error> {
@@ -383,6 +396,7 @@ impl<'a> Extension<'a> {
                 exactly(value, 4)?;
                 Self::Terms(TermsRepr { give_up_after_ms: u32_at(value, 0)? })
             }
+            kind::HANDOVER => Self::Handover(HandoverRepr::parse(value)?),
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -430,6 +444,7 @@ impl<'a> Extension<'a> {
             Self::Notice(_) => kind::NOTICE,
             Self::Grant(_) => kind::GRANT,
             Self::Terms(_) => kind::TERMS,
+            Self::Handover(_) => kind::HANDOVER,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -451,6 +466,7 @@ impl<'a> Extension<'a> {
             Self::Arrivals(arrivals) => arrivals.value_len(),
             Self::Notice(_) => NOTICE_LEN,
             Self::Grant(_) => GRANT_LEN,
+            Self::Handover(_) => HANDOVER_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -534,6 +550,7 @@ impl<'a> Extension<'a> {
             Self::Arrivals(arrivals) => arrivals.emit(value),
             Self::Notice(notice) => notice.emit(value),
             Self::Grant(grant) => grant.emit(value),
+            Self::Handover(handover) => handover.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::UnknownCritical(_) => {}
         }

@@ -99,7 +99,7 @@ kinds! {
     Probe = 10;
     /// Says why a resolvable packet went no further.
     Error = 11;
-    /// Asks to lock a segment of a chain.
+    /// Asks to lock a session for an act.
     RequestLock = 12;
     /// Grants the lock.
     AckLock = 13;

@@ -7,6 +7,7 @@ mod address;
 mod data;
 mod extension;
 mod grant;
+mod handover;
 mod header;
 mod message;
 mod notice;
@@ -21,6 +22,7 @@ pub use data::{
 };
 pub use extension::*;
 pub use grant::{GRANT_FLOWS_MAX, GrantRepr};
+pub use handover::HandoverRepr;
 pub use header::*;
 pub use message::{Message, MessageWriter};
 pub use notice::NoticeRepr;

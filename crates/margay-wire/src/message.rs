@@ -7,6 +7,7 @@ use crate::extension::{
     SessionRepr, TermsRepr, extension_type,
 };
 use crate::grant::GrantRepr;
+use crate::handover::HandoverRepr;
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
 use crate::notice::NoticeRepr;
 use crate::resolvable::{RESOLVABLE_LEN, ResolvableRepr};
@@ -103,6 +104,11 @@ impl<'a> Message<'a> {
     /// TERMS.
     pub fn terms(&self) -> Option<TermsRepr> {
         self.find(|extension| if let Extension::Terms(terms) = extension { Some(terms) } else { None })
+    }
+
+    /// HANDOVER.
+    pub fn handover(&self) -> Option<HandoverRepr> {
+        self.find(|extension| if let Extension::Handover(handover) = extension { Some(handover) } else { None })
     }
 
     /// KEY_EXCHANGE.

@@ -29,7 +29,7 @@ local extension_types = {
     [1] = "SOURCE_SERVICE", [2] = "SESSION", [3] = "ADDRESSES", [4] = "CAPABILITIES", [5] = "KEY_EXCHANGE",
     [0x86] = "CERTIFICATE", [0x87] = "CHAIN", [8] = "RENDEZVOUS", [9] = "ERROR", [AUTH] = "AUTH", [0x8b] = "COOKIE",
     [0x8c] = "STACK", [13] = "FLOW_PORT", [0x8e] = "MOVE", [15] = "STRIPE", [16] = "ARRIVALS",
-    [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS",
+    [17] = "NOTICE", [0x93] = "GRANT", [20] = "TERMS", [0x96] = "HANDOVER",
 }
 local error_codes = {
     [1] = "NO_SERVICE", [2] = "REFUSED", [3] = "NOT_ALLOWED", [4] = "BAD_CERTIFICATE", [5] = "COOKIE_WANTED",
@@ -108,6 +108,10 @@ local f = {
     cookie = ProtoField.bytes("margay.cookie", "Cookie"),
     stack = ProtoField.uint8("margay.stack", "Stack", base.DEC, stacks),
     give_up_after = ProtoField.uint32("margay.terms.give_up_after_ms", "Silent hosts are given up after, in ms"),
+    handover_ticket = ProtoField.bytes("margay.handover.ticket", "Ticket"),
+    handover_host = ProtoField.bytes("margay.handover.host", "Host-ID"),
+    handover_address = ProtoField.ipv6("margay.handover.address", "Address"),
+    handover_port = ProtoField.uint16("margay.handover.port", "Port"),
     flow_port = ProtoField.uint16("margay.flow_port.port", "Flow port"),
     starts = ProtoField.bool("margay.flow_port.starts", "Sends direct from here on", 8, nil, 0x01),
     move_number = ProtoField.uint32("margay.move.number", "Location"),
@@ -268,6 +272,11 @@ local readers = {
     [0x8b] = { len = 24, add = function(tree, value) tree:add(f.cookie, value(0, 24)) end },
     [0x8c] = { len = 4, add = function(tree, value) tree:add(f.stack, value(0, 1)) end },
     [20] = { len = 4, add = function(tree, value) tree:add(f.give_up_after, value(0, 4)) end },
+    [0x96] = { len = 52, add = function(tree, value)
+        tree:add(f.handover_ticket, value(0, 16))
+        tree:add(f.handover_host, value(16, 16))
+        add_socket(tree, f.handover_address, f.handover_port, value(32, 16), value(48, 2))
+    end },
     [13] = { len = 4, add = function(tree, value)
         tree:add(f.flow_port, value(0, 2))
         tree:add(f.starts, value(2, 1))

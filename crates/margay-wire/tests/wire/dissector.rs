@@ -69,6 +69,10 @@ const FIELDS: [&str; 85] = [
     "margay.cookie",
     "margay.stack",
     "margay.terms.give_up_after_ms",
+    "margay.handover.ticket",
+    "margay.handover.host",
+    "margay.handover.address",
+    "margay.handover.port",
     "margay.flow_port.port",
     "margay.flow_port.starts",
     "margay.move.number",
@@ -223,6 +227,7 @@ fn type_byte(value: &Value) -> u64 {
         "NOTICE" => 17,
         "GRANT" => 0x93,
         "TERMS" => 20,
+        "HANDOVER" => 0x96,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -342,6 +347,11 @@ impl Expected {
             17 => self.notice(value),
             0x93 => self.grant(value),
             20 => self.number("terms.give_up_after_ms", &value["give_up_after_ms"]),
+            0x96 => {
+                self.text("handover.ticket", &value["ticket"]);
+                self.text("handover.host", &value["host"]);
+                self.socket("handover.address", "handover.port", &value["address"]);
+            }
             _ => {}
         }
     }

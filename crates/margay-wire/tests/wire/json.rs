@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr,
-    Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter,
+    Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind, HandoverRepr, KeyExchangeRepr, Kind, Message, MessageWriter,
     MoveFlags, MoveRepr, NextProtocol, NoticeRepr, ResolvableRepr, SessionId, SessionRepr, StripeRepr,
     TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
 };
@@ -108,6 +108,12 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Cookie(cookie) => json!({"type": "COOKIE", "cookie": hex(cookie)}),
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack}),
         Extension::Terms(terms) => json!({"type": "TERMS", "give_up_after_ms": terms.give_up_after_ms}),
+        Extension::Handover(handover) => json!({
+            "type": "HANDOVER",
+            "ticket": hex(&handover.ticket),
+            "host": hex(&handover.host),
+            "address": handover.address.to_string(),
+        }),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
         Extension::Move(location) => json!({
             "type": "MOVE",
@@ -253,6 +259,11 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
         "STACK" => Extension::Stack(number(value, "stack")),
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
+        "HANDOVER" => Extension::Handover(HandoverRepr {
+            ticket: bytes(value, "ticket"),
+            host: bytes(value, "host"),
+            address: socket(&value["address"]),
+        }),
         "FLOW_PORT" => {
             let starts = value["starts"].as_bool().unwrap_or_else(|| panic!("no starts in {value}"));
             Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts })

@@ -47,6 +47,9 @@ pub(crate) const SWEEP: Duration = Duration::from_secs(10);
 impl Sal {
     /// A packet of an application that missed the cache although its flow is known.
     pub(crate) fn app_packet_of_flow(&mut self, id: FlowId, packet: &AppPacket<'_>) -> AppVerdict {
+        if self.queue.is_frozen(id) {
+            return AppVerdict::Drop(DropReason::Unexpected);
+        }
         let held_max = self.config.limits.held_sends_per_flow;
         let Some(flow) = self.flows.get_mut(id) else { return AppVerdict::Drop(DropReason::UnknownFlow) };
         if flow.has(seen::FAILED) {
@@ -161,6 +164,9 @@ impl Sal {
 
     /// Ends an established flow that cannot go on: its application gets a RST now (DESIGN §10, §18).
     pub(crate) fn fail_flow(&mut self, now: Instant, id: FlowId, reason: RemoveReason) {
+        if self.ends_between(now, id) {
+            return;
+        }
         let Some(flow) = self.flows.get_mut(id) else { return };
         if flow.lifecycle == Lifecycle::Connecting {
             match flow.role {
@@ -270,7 +276,7 @@ impl Sal {
             self.say_unknown(now, from, data.dst_flow, datagram.len());
             return Err(DropReason::UnknownFlow);
         };
-        if flow.has(seen::FAILED) {
+        if flow.has(seen::FAILED) || self.queue.is_frozen(data.dst_flow) {
             return Err(DropReason::UnknownFlow);
         }
         if flow.carries_data() {

@@ -527,6 +527,9 @@ impl Sal {
             return None;
         }
         let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(self.give_to_host(packet)) };
+        if self.queue.is_frozen(id) {
+            return Some(AppVerdict::Drop(DropReason::Unexpected));
+        }
         let is_reset = packet.tcp_flags() & packet::tcp_flags::RST != 0;
         let is_strangers = is_reset
             && self.flows.get(id).is_some_and(|flow| {

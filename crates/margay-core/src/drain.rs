@@ -43,6 +43,7 @@ impl Sal {
             flow.role == Role::Responder
                 && flow.lifecycle < Lifecycle::Closed
                 && flow.app.protocol != GREETING
+                && !self.fetches.is_between(flow.id)
                 && prefix.contains(&flow.service)
         };
         let served = self.flows.iter().filter(is_served);

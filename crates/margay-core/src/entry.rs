@@ -260,11 +260,13 @@ pub enum RemoveReason {
     /// The peer was silent for too long, and no router lists it; or a flow of datagrams, whose instance has left,
     /// begins anew with another one.
     GivenUp = 9,
+    /// It has gone on at another host, or from there.
+    HandedOver = 10,
 }
 
 impl RemoveReason {
     /// Every reason, by number.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Closed,
         Self::Reset,
         Self::Idle,
@@ -274,6 +276,7 @@ impl RemoveReason {
         Self::Operator,
         Self::Drained,
         Self::GivenUp,
+        Self::HandedOver,
     ];
 
     /// The name that lists and metrics carry.
@@ -288,6 +291,7 @@ impl RemoveReason {
             Self::Operator => "operator",
             Self::Drained => "drained",
             Self::GivenUp => "given_up",
+            Self::HandedOver => "handed_over",
         }
     }
 }

@@ -10,6 +10,7 @@ use margay_wire::{FlowId, SessionId};
 
 use crate::carriage::{Carriage, Why};
 use crate::entry::{FlowCounters, Passage, RemoveReason, Tuple};
+use crate::fetch::HandOver;
 use crate::key::{HostId, HostPublic};
 use crate::lifetime::Expiry;
 use crate::location::{Cause, Moved, Moving, Pair, Trouble};
@@ -102,6 +103,8 @@ pub enum Event {
         /// Where it hears SAL.
         at: SocketAddr,
     },
+    /// A connection is on its way to another host.
+    HandOver(HandOver),
     /// A rule of the service table has ended by itself.
     RuleExpired {
         /// Its number.

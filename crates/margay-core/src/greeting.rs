@@ -80,7 +80,17 @@ impl Sal {
         self.start_setup(
             now,
             flow,
-            Start { nonce, next_hop: to, beside: Vec::new(), first, full, related: None, pinned: false, asks: None },
+            Start {
+                nonce,
+                next_hop: to,
+                beside: Vec::new(),
+                first,
+                full,
+                related: None,
+                pinned: false,
+                asks: None,
+                fetch: None,
+            },
         );
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The one ordered queue of everything that the core asks of its caller.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
@@ -26,11 +26,13 @@ pub(crate) struct OutputQueue {
     packets_max: usize,
     /// Packets that found the queue full.
     pub overflowed: u64,
+    /// Flows whose entries are kept out of the cache.
+    frozen: BTreeSet<FlowId>,
 }
 
 impl OutputQueue {
     pub fn new(packets_max: usize) -> Self {
-        Self { items: VecDeque::new(), packets: 0, packets_max, overflowed: 0 }
+        Self { items: VecDeque::new(), packets: 0, packets_max, overflowed: 0, frozen: BTreeSet::new() }
     }
 
     fn push(&mut self, item: Item) {
@@ -62,7 +64,25 @@ impl OutputQueue {
         self.push(Item::Ingress(from, datagram));
     }
 
+    /// From here on no entry of this flow is installed, whatever happens to it.
+    pub fn freeze(&mut self, flow: FlowId) {
+        self.frozen.insert(flow);
+    }
+
+    pub fn thaw(&mut self, flow: FlowId) {
+        self.frozen.remove(&flow);
+    }
+
+    pub fn is_frozen(&self, flow: FlowId) -> bool {
+        self.frozen.contains(&flow)
+    }
+
     pub fn update(&mut self, update: EntryUpdate) {
+        if let EntryUpdate::Install(entry) | EntryUpdate::Opened(entry) = &update
+            && self.is_frozen(entry.flow)
+        {
+            return;
+        }
         self.items.push_back(Item::Plain(Output::Update(update)));
     }
 

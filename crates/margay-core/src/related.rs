@@ -58,6 +58,7 @@ impl Sal {
                 related,
                 pinned: false,
                 asks: None,
+                fetch: None,
             },
         );
         Some(AppVerdict::Consumed)

@@ -15,6 +15,7 @@ use crate::cookie::CookieJar;
 use crate::counters::Counters;
 use crate::delay::Delays;
 use crate::event::Event;
+use crate::fetch::Fetches;
 use crate::flow::{FlowTable, KeyedHash};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
@@ -135,6 +136,7 @@ pub struct Sal {
     pub(crate) twins: Twins,
     pub(crate) pending_fails: PendingFails,
     pub(crate) patience: Patience,
+    pub(crate) fetches: Fetches,
     /// Until then hosts may still have to tell this router what they serve.
     pub(crate) hosts_awaited: Instant,
     /// Those that were registered with the start before, and are not with this one.
@@ -215,6 +217,7 @@ impl Sal {
             twins: Twins::default(),
             pending_fails: PendingFails::default(),
             patience: Patience::default(),
+            fetches: Fetches::default(),
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),
             next_sweep: now + SWEEP,
@@ -348,8 +351,11 @@ impl Sal {
             Kind::Rsyn => self.handle_rsyn(now, from, &message, datagram),
             Kind::RsynAck => self.handle_rsyn_ack(now, from, &message),
             Kind::Notice => self.handle_notice(now, from, &message, datagram),
+            Kind::RsynDone if message.handover().is_some() => self.handle_hand_over_done(now, &message),
             Kind::RsynDone => self.handle_rsyn_done(now, from, &message),
-            // Locks come with chains; until then a peer that sends them is told nothing.
+            Kind::RequestLock | Kind::AckLock | Kind::NackLock | Kind::CancelLock | Kind::AckCancel => {
+                self.handle_lock(now, &message)
+            }
             _ => Err(DropReason::Unexpected),
         }
     }
@@ -398,6 +404,7 @@ impl Sal {
         self.hear_newcomers(now);
         self.pending_fails_due(now);
         self.patience_due(now);
+        self.fetches_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
@@ -438,6 +445,7 @@ impl Sal {
             .chain(self.twins.next_deadline())
             .chain(self.pending_fails.next_deadline())
             .chain(self.patience.next_deadline())
+            .chain(self.fetches.next_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)
             .min()

@@ -71,6 +71,7 @@ impl Sal {
             related: None,
             pinned: false,
             asks: None,
+            fetch: None,
         };
         self.start_setup(now, flow, start);
         true

@@ -42,7 +42,7 @@ impl HandoverRepr {
     pub(crate) fn emit(&self, value: &mut [u8]) {
         value[field::TICKET].copy_from_slice(&self.ticket);
         value[field::HOST].copy_from_slice(&self.host);
-        emit_ip(&mut value[field::ADDRESS], self.address.ip());
+        emit_ip(self.address.ip(), &mut value[field::ADDRESS]);
         value[field::PORT].copy_from_slice(&self.address.port().to_be_bytes());
     }
 }

@@ -3,9 +3,9 @@
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use margay_wire::{Addresses, Extension, Flags, FlowId, KeyExchangeRepr, Kind, ResolvableRepr};
+use margay_wire::{Addresses, Extension, Flags, FlowId, KeyExchangeRepr, Kind, Message, ResolvableRepr};
 
-use super::{Draft, relay_part, retry_after};
+use super::{Draft, answered_from, relay_part, retry_after};
 use crate::entry::RemoveReason;
 use crate::flow::{Setup, seen};
 use crate::location::Pair;
@@ -104,5 +104,54 @@ impl Sal {
         let next = (now + wait).min(late.give_up);
         self.flows.set_deadline(id, Some(next));
         self.send_ack_again(id);
+    }
+
+    /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.
+    pub(super) fn confirm(&mut self, (id, peer_flow): (FlowId, FlowId), association: u32, fresh: bool) {
+        let addresses = self.own_addresses();
+        let whereabouts =
+            Addresses::parse(&addresses).map(Extension::Addresses).into_iter().chain(self.own_rendezvous());
+        let service = self.flows.get(id).map(|flow| flow.service).filter(|_| fresh);
+        let membership = service.map(|service| self.membership_for(&service)).unwrap_or_default();
+        let certificate = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
+        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(whereabouts).chain(certificate).collect();
+        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
+        draft.flags = Flags::CONFIRM;
+        draft.extensions = &extensions;
+        self.seal_and_send(association, draft);
+    }
+
+    /// The initiator asks again, and not by the association's pair of addresses: what goes there may be lost.
+    pub(super) fn confirm_where_asked(
+        &mut self,
+        (id, peer_flow): (FlowId, FlowId),
+        association: u32,
+        message: &Message<'_>,
+        sender: SocketAddr,
+    ) {
+        let from = answered_from(message, sender);
+        let is_known = self.associations.get(association).is_some_and(|known| known.remote == from);
+        if is_known && from == sender {
+            return;
+        }
+        let addresses = self.own_addresses();
+        let own = Addresses::parse(&addresses).map(Extension::Addresses).into_iter();
+        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(own).chain(self.own_rendezvous()).collect();
+        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
+        draft.flags = Flags::CONFIRM;
+        draft.extensions = &extensions;
+        if from != sender {
+            draft.flags |= Flags::RESOLVABLE | Flags::RELAY;
+            draft.resolvable = Some(relay_part(from));
+        }
+        let epoch = self.config.epoch;
+        let (hop_key, local) = (self.hop_key_of(sender), self.arrival);
+        let Some(association) = self.associations.get_mut(association) else { return };
+        if let Some(mut datagram) = draft.seal(association, epoch) {
+            if from != sender {
+                Self::tag_hop(&mut datagram, hop_key);
+            }
+            self.transmit_from(local, sender, datagram, Kind::Ack);
+        }
     }
 }

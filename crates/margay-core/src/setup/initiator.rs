@@ -20,6 +20,7 @@ use crate::auth;
 use crate::carriage::{DirectEvent, Why};
 use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
+use crate::fetch::Fetch;
 use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::grant::Asks;
 use crate::greeting::GREETING;
@@ -70,6 +71,8 @@ pub(crate) struct Start {
     pub pinned: bool,
     /// What it asks for in the place of a connection.
     pub asks: Option<Asks>,
+    /// What it is set up for in the place of a connection.
+    pub fetch: Option<Fetch>,
 }
 
 impl Sal {
@@ -107,8 +110,8 @@ impl Sal {
         let session = margay_wire::SessionId(self.rng.bytes());
         let flow = Flow::new(id, session, service, Role::Initiator, packet.tuple, now);
         let (first, pinned) = (packet.whole.to_vec(), instance.is_some());
-        let (full, related, asks) = (false, None, None);
-        self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full, related, pinned, asks });
+        let (full, related, asks, fetch) = (false, None, None, None);
+        self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full, related, pinned, asks, fetch });
         if packet.is_tcp() {
             self.note_connects(now, packet.tuple.destination, 1);
         }
@@ -179,6 +182,7 @@ impl Sal {
             related: start.related,
             pinned: start.pinned,
             asks: start.asks,
+            fetch: start.fetch,
             refused: None,
             is_listener_silent: false,
         }));
@@ -199,6 +203,7 @@ impl Sal {
         let is_by_rule = matches!(app.protocol, 6 | 17)
             && !setup.pinned
             && setup.related.is_none()
+            && setup.fetch.is_none()
             && setup.next_hop != self.loopback();
         let is_it = |hop: &NextHop| hop.address == setup.next_hop;
         let led = self.rules_covering(service).find_map(|(_, _, rule)| rule.action.next_hop().filter(|hop| is_it(hop)));
@@ -264,6 +269,7 @@ impl Sal {
         extensions.extend(if is_sealed { Some(self.secure_request()?) } else { None });
         extensions.extend(setup.asks.map(|asks| Extension::Grant(asks.wanted)));
         extensions.extend(setup.cookie.map(Extension::Cookie));
+        extensions.extend(setup.fetch.map(|fetch| Extension::Handover(fetch.asked())));
         let mut draft = Draft::new(Kind::Syn, setup.related.map_or(FlowId(0), |related| related.flow), id);
         draft.flags = Flags::RESOLVABLE;
         draft.flags.set(Flags::FULL, setup.full);
@@ -383,6 +389,9 @@ impl Sal {
         }
         let is_search = self.flows.get(id).is_some_and(Self::is_search);
         let Some(Setup::Initiator(setup)) = self.flows.get_mut(id).map(|flow| &mut flow.setup) else { return false };
+        if setup.fetch.is_some() {
+            return false;
+        }
         if setup.next_hop != SEGMENT && setup.beside.is_empty() {
             return self.leave_notice(now, id);
         }
@@ -489,7 +498,9 @@ impl Sal {
         } else {
             self.settle_ports(now, id, setup.flow_port, message.flow_port());
         }
-        self.begin_direct(now, id, false);
+        if setup.fetch.is_none() {
+            self.begin_direct(now, id, false);
+        }
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let message_3 = answer.message_3.unwrap_or_default();
         if let Some(flow) = self.flows.get_mut(id) {
@@ -499,13 +510,14 @@ impl Sal {
         self.flows.set_deadline(id, Some(now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
-        if app.protocol != GREETING {
+        let has_program = app.protocol != GREETING && setup.fetch.is_none();
+        if has_program {
             // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
             // overtaken by what follows.
             self.queue.update(EntryUpdate::Install(entry));
         }
         self.transmit_from(local, to, ack, Kind::Ack);
-        if app.protocol == GREETING {
+        if !has_program {
             return Ok(());
         }
         self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
@@ -581,34 +593,6 @@ impl Sal {
         }
     }
 
-    /// Whether the host behind `association` may answer for the flow's name (DESIGN §7). `Ok(false)`: nobody here can
-    /// tell.
-    fn check_right_to_answer(&mut self, id: FlowId, message: &Message<'_>, association: u32) -> Result<bool, String> {
-        let Some(flow) = self.flows.get(id) else { return Ok(false) };
-        if let Setup::Initiator(setup) = &flow.setup
-            && let Some(related) = setup.related
-        {
-            // It answers for no name: it is the one that asked.
-            let is_client = self.associations.get(association).is_some_and(|other| other.host == related.host);
-            return if is_client { Ok(true) } else { Err("another host answers than the one that asked".to_string()) };
-        }
-        let service = flow.service;
-        let Some(answering) = self.associations.get(association) else {
-            return Err("the association with the host that answered is gone; connect again".to_string());
-        };
-        // Not whoever has this host's key: a clone answers for no more than its certificates say.
-        if answering.is_self() {
-            return Ok(true);
-        }
-        let host_key = answering.host_key.0;
-        let chain = message.certificate().unwrap_or_default();
-        let unix_s = self.unix_s();
-        self.trust
-            .verify_service(chain, &service, &host_key, unix_s)
-            .map(|proof| proof.is_proved())
-            .map_err(|error| alloc::format!("the host that answered may not speak for this name: {error}"))
-    }
-
     /// The responder has our ACK.
     pub(crate) fn handle_confirm(
         &mut self,
@@ -627,7 +611,7 @@ impl Sal {
         if starts_direct(message) {
             self.direct_event(now, id, DirectEvent::PeerDirect, Why::Hinted);
         }
-        if is_first {
+        if is_first && !self.fetches.is_between(id) {
             self.begin_pinholes(now, id);
         }
         let Some(flow) = self.flows.get_mut(id) else { return Err(DropReason::UnknownFlow) };
@@ -655,6 +639,7 @@ impl Sal {
         if let Some(host) = self.associations.get(association).map(|association| association.host) {
             rtt.into_iter().for_each(|rtt| self.note_rtt(host, rtt));
         }
+        self.fetch_confirmed(id);
         Ok(())
     }
 
@@ -737,6 +722,10 @@ impl Sal {
         let Some(flow) = self.take_flow(id) else { return };
         let Setup::Initiator(setup) = flow.setup else { return };
         if flow.app.protocol == GREETING {
+            return;
+        }
+        if let Some(fetch) = setup.fetch {
+            self.fetch_failed(fetch.ticket, how);
             return;
         }
         if let Ok(Parsed::Transport(first)) = packet::parse(&setup.first) {

@@ -9,6 +9,7 @@ mod ack;
 mod initiator;
 mod listener_tuple;
 mod responder;
+mod right_to_answer;
 
 pub(crate) use initiator::Start;
 pub(crate) use responder::{Arrival, relay_part};
@@ -19,12 +20,13 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use margay_wire::{
-    AuthRepr, CapabilitiesRepr, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, KeyExchangeRepr, Kind, Message,
-    MessageWriter, NextProtocol, ResolvableRepr, SEAL_TAG_LEN, SessionId,
+    AuthRepr, CapabilitiesRepr, ErrorCode, Extension, Flags, FlowId, FlowPortRepr, HandoverRepr, KeyExchangeRepr, Kind,
+    Message, MessageWriter, NextProtocol, ResolvableRepr, SEAL_TAG_LEN, SessionId,
 };
 
 use crate::association::Association;
 use crate::auth;
+use crate::fetch::Fetch;
 use crate::grant::{Asks, Granted, Offer};
 use crate::handshake::{Introduction, Keys, Responder};
 use crate::hop;
@@ -90,6 +92,8 @@ pub(crate) struct InitiatorSetup {
     pub pinned: bool,
     /// What it asks for in the place of a connection.
     pub asks: Option<Asks>,
+    /// What it is set up for in the place of a connection.
+    pub fetch: Option<Fetch>,
     /// What one of several hosts has refused it with, while others may still answer.
     pub refused: Option<ErrorCode>,
     /// An instance has said that its listener says nothing.
@@ -138,6 +142,8 @@ pub(crate) struct ResponderSetup {
     pub held_direct: Vec<Vec<u8>>,
     /// What is granted in the place of a connection.
     pub offer: Option<Box<Offer>>,
+    /// The connection that it waits for, where that comes from another host.
+    pub handover: Option<HandoverRepr>,
 }
 
 /// What the third message of a handshake has shown.
@@ -173,6 +179,7 @@ impl ResponderSetup {
             held: Vec::new(),
             held_direct: Vec::new(),
             offer: None,
+            handover: arrival.message.handover(),
         }
     }
 }

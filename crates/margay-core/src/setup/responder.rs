@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    Addresses, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
+    ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
     ResolvableRepr,
 };
 
@@ -69,7 +69,8 @@ impl Sal {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
-        if let Some(id) = self.flows.by_session(session.session) {
+        let of_session = self.flows.by_session(session.session);
+        if let Some(id) = of_session.filter(|id| !self.forget_parted(*id)) {
             if !self.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
             }
@@ -93,6 +94,9 @@ impl Sal {
             return self.respond_to_asking(now, arrival, demux, wanted);
         }
         let (inner, verdict) = (inner_packet(message, session.protocol)?, self.answer_stack(message, &arrival.service));
+        if message.handover().is_some() && arrival.app.is_some() {
+            return Err(DropReason::Malformed);
+        }
         let cipher = verdict.cipher();
         if let Some(association) = known
             && !self.is_allowed(association, &arrival.service, &demux.allow)
@@ -133,7 +137,7 @@ impl Sal {
             self.answer_port(now, id, (claimed, arrival.reply.direct.ip()), message.flow_port());
         }
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
-        self.ask_listener(id, is_tcp, first, verdict)
+        self.ask_listener(id, is_tcp && message.handover().is_none(), first, verdict)
     }
 
     /// Whether a flow from there may be half-open, too.
@@ -145,12 +149,12 @@ impl Sal {
         if is_full { Err(DropReason::Full) } else { Ok(()) }
     }
 
-    /// Gives a new flow's SYN to the listener. A datagram service says nothing of its own: it is answered for at once,
-    /// and hears when the peer is proved.
+    /// Gives a new flow's SYN to the listener, if it `asks` one. A datagram service says nothing of its own: it is
+    /// answered for at once, and hears when the peer is proved. A connection from another host has no SYN.
     fn ask_listener(
         &mut self,
         id: FlowId,
-        is_tcp: bool,
+        asks: bool,
         first: Option<Vec<u8>>,
         verdict: Verdict,
     ) -> Result<(), DropReason> {
@@ -159,7 +163,7 @@ impl Sal {
             self.drop_half_open(id);
             return Err(DropReason::NotAllowed);
         }
-        match (is_tcp, first) {
+        match (asks, first) {
             (true, Some(syn)) => self.queue.inject(syn),
             (true, None) => return Err(DropReason::Malformed),
             (false, _) => self.answer(id, &[], None),
@@ -633,9 +637,17 @@ impl Sal {
         {
             self.seal_flow(id, cipher);
         }
-        self.begin_direct(now, id, starts);
+        let handover = if let Setup::Responder(setup) = &setup { setup.handover } else { None };
+        if handover.is_none() {
+            self.begin_direct(now, id, starts);
+        }
         if let Setup::Responder(setup) = setup {
             self.let_in(id, *setup);
+        }
+        if let Some(handover) = handover {
+            self.confirm((id, peer_flow), association, fresh);
+            self.await_connection(now, id, &handover);
+            return Ok(());
         }
         self.open_pinhole(now, id);
         self.confirm((id, peer_flow), association, fresh);
@@ -670,55 +682,6 @@ impl Sal {
         if have_waited {
             // Now the cache may give it others: see `Direct::begun`.
             self.install_again(id);
-        }
-    }
-
-    /// Tells the initiator that its ACK came; at first contact with this host's membership, which it may need later.
-    fn confirm(&mut self, (id, peer_flow): (FlowId, FlowId), association: u32, fresh: bool) {
-        let addresses = self.own_addresses();
-        let whereabouts =
-            Addresses::parse(&addresses).map(Extension::Addresses).into_iter().chain(self.own_rendezvous());
-        let service = self.flows.get(id).map(|flow| flow.service).filter(|_| fresh);
-        let membership = service.map(|service| self.membership_for(&service)).unwrap_or_default();
-        let certificate = (!membership.is_empty()).then_some(Extension::Certificate(&membership));
-        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(whereabouts).chain(certificate).collect();
-        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
-        draft.flags = Flags::CONFIRM;
-        draft.extensions = &extensions;
-        self.seal_and_send(association, draft);
-    }
-
-    /// The initiator asks again, and not by the association's pair of addresses: what goes there may be lost.
-    fn confirm_where_asked(
-        &mut self,
-        (id, peer_flow): (FlowId, FlowId),
-        association: u32,
-        message: &Message<'_>,
-        sender: SocketAddr,
-    ) {
-        let from = answered_from(message, sender);
-        let is_known = self.associations.get(association).is_some_and(|known| known.remote == from);
-        if is_known && from == sender {
-            return;
-        }
-        let addresses = self.own_addresses();
-        let own = Addresses::parse(&addresses).map(Extension::Addresses).into_iter();
-        let extensions: Vec<_> = self.flow_port(id).into_iter().chain(own).chain(self.own_rendezvous()).collect();
-        let mut draft = Draft::new(Kind::Ack, peer_flow, id);
-        draft.flags = Flags::CONFIRM;
-        draft.extensions = &extensions;
-        if from != sender {
-            draft.flags |= Flags::RESOLVABLE | Flags::RELAY;
-            draft.resolvable = Some(relay_part(from));
-        }
-        let epoch = self.config.epoch;
-        let (hop_key, local) = (self.hop_key_of(sender), self.arrival);
-        let Some(association) = self.associations.get_mut(association) else { return };
-        if let Some(mut datagram) = draft.seal(association, epoch) {
-            if from != sender {
-                Self::tag_hop(&mut datagram, hop_key);
-            }
-            self.transmit_from(local, sender, datagram, Kind::Ack);
         }
     }
 
@@ -776,8 +739,11 @@ fn is_relay_datagram(datagram: &[u8]) -> bool {
     Message::parse(datagram).is_ok_and(|message| message.resolvable.is_some())
 }
 
-/// The application's first packet inside a SYN; only TCP must have one.
+/// The application's first packet inside a SYN; only TCP must have one, unless its connection comes from another host.
 fn inner_packet<'a>(message: &Message<'a>, protocol: u8) -> Result<Option<AppPacket<'a>>, DropReason> {
+    if message.handover().is_some() {
+        return if message.payload.is_empty() && protocol == 6 { Ok(None) } else { Err(DropReason::Malformed) };
+    }
     if message.payload.is_empty() && protocol != 6 {
         return Ok(None);
     }

@@ -1,0 +1,296 @@
+//! The end that gives a connection away.
+
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
+
+use super::{HAND_OVERS_MAX, HandOver, HandOverError, LEASE, PARTED, TCP, Ticket, handover};
+use crate::entry::{EntryUpdate, RemoveReason, Tuple};
+use crate::event::{Event, Lifecycle, Role};
+use crate::key::HostId;
+use crate::name::ServiceId;
+use crate::output::DropReason;
+use crate::sal::Sal;
+use crate::setup::{SETUP_TIMEOUT, retry_after};
+use crate::state::Machine;
+use crate::time::Instant;
+
+/// How far a giver is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivingState {
+    /// The initiator is asked to fetch the session. Nothing is frozen.
+    Asking,
+    /// The initiator waits; the connection is frozen, and on its way to the taker.
+    Frozen,
+    /// The taker has it. The initiator's word is asked for.
+    Waiting,
+    /// The connection is to stay; the initiator's word is asked for.
+    Cancelling,
+    /// It has gone. What comes late is dropped.
+    Parted,
+    /// It is over.
+    Over,
+}
+
+/// What a giver hears, from its initiator or from the program's side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivingEvent {
+    /// The initiator waits.
+    Granted,
+    /// The initiator does not fetch it.
+    Refused,
+    /// The taker has all of it.
+    Sent,
+    /// It is to stay.
+    Cancelled,
+    /// The initiator's word: it stays.
+    Stays,
+    /// The initiator's word: it has gone.
+    Gone,
+    /// Nobody has said anything for as long as the state lasts.
+    TimeOut,
+}
+
+/// The declared life of a hand-over at its giver.
+pub const GIVING: Machine<GivingState, GivingEvent> = {
+    use GivingEvent::{Cancelled, Gone, Granted, Refused, Sent, Stays, TimeOut};
+    use GivingState::{Asking, Cancelling, Frozen, Over, Parted, Waiting};
+    Machine {
+        name: "hand-over at its giver",
+        states: &[Asking, Frozen, Waiting, Cancelling, Parted, Over],
+        events: &[Granted, Refused, Sent, Cancelled, Stays, Gone, TimeOut],
+        transitions: &[
+            (Asking, Granted, Frozen),
+            (Asking, Refused, Over),
+            (Asking, Cancelled, Cancelling),
+            (Asking, TimeOut, Cancelling),
+            (Frozen, Sent, Waiting),
+            (Frozen, Cancelled, Cancelling),
+            (Frozen, Stays, Over),
+            (Frozen, Gone, Parted),
+            (Frozen, TimeOut, Cancelling),
+            (Waiting, Cancelled, Cancelling),
+            (Waiting, Stays, Over),
+            (Waiting, Gone, Parted),
+            (Waiting, TimeOut, Over),
+            (Cancelling, Stays, Over),
+            (Cancelling, Gone, Parted),
+            (Cancelling, TimeOut, Over),
+            (Parted, TimeOut, Over),
+        ],
+    }
+};
+
+/// One connection on its way.
+#[derive(Debug)]
+pub(crate) struct Giving {
+    pub flow: FlowId,
+    taker: HostId,
+    at: SocketAddr,
+    state: GivingState,
+    /// Whether the entry has been taken out of the cache.
+    was_frozen: bool,
+    tries: u32,
+    next: Instant,
+    /// When the state is over, whatever is heard.
+    until: Instant,
+}
+
+impl Giving {
+    pub fn due(&self) -> Instant {
+        self.next.min(self.until)
+    }
+
+    /// Whether its TCP must not be heard of any more.
+    pub fn is_frozen(&self) -> bool {
+        self.was_frozen
+    }
+}
+
+impl Sal {
+    /// The flow and the name by which a client has come to a program here, by the program's five-tuple.
+    pub fn served_flow(&self, app: &Tuple) -> Option<(FlowId, ServiceId)> {
+        let flow = self.flows.by_tuple(app).and_then(|id| self.flows.get(id))?;
+        (flow.role == Role::Responder && flow.carries_data()).then_some((flow.id, flow.service))
+    }
+
+    /// Asks the initiator of a flow that a program here serves to fetch its session from `taker`, which hears SAL at
+    /// `at`. What becomes of that comes as events.
+    ///
+    /// # Errors
+    ///
+    /// Why not; nothing has changed.
+    pub fn hand_over(
+        &mut self,
+        now: Instant,
+        flow: FlowId,
+        ticket: Ticket,
+        taker: HostId,
+        at: SocketAddr,
+    ) -> Result<(), HandOverError> {
+        self.now = now;
+        let known = self.flows.get(flow).filter(|flow| flow.role == Role::Responder).ok_or(HandOverError::NotOpen)?;
+        if known.app.protocol != TCP {
+            return Err(HandOverError::NotTcp);
+        }
+        if !matches!(known.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed) || !known.carries_data() {
+            return Err(HandOverError::NotOpen);
+        }
+        if taker == self.host_id() {
+            return Err(HandOverError::Here);
+        }
+        let giving = &self.fetches.giving;
+        if giving.contains_key(&ticket) || giving.values().any(|one| one.flow == flow) {
+            return Err(HandOverError::Busy);
+        }
+        if giving.len() >= HAND_OVERS_MAX {
+            return Err(HandOverError::Full { limit: HAND_OVERS_MAX });
+        }
+        let one = Giving {
+            flow,
+            taker,
+            at,
+            state: GivingState::Asking,
+            was_frozen: false,
+            tries: 0,
+            next: now,
+            // The initiator has its own time to reach the taker.
+            until: now + SETUP_TIMEOUT + SETUP_TIMEOUT,
+        };
+        self.fetches.giving.insert(ticket, one);
+        self.giving_due(now);
+        Ok(())
+    }
+
+    /// The taker has the whole connection: from now on the initiator is asked for its word.
+    pub fn await_word(&mut self, now: Instant, ticket: Ticket) {
+        self.now = now;
+        self.giving_event(now, ticket, GivingEvent::Sent);
+    }
+
+    /// The connection is to stay. It does unless the initiator has committed; the answer comes as an event.
+    pub fn cancel_hand_over(&mut self, now: Instant, ticket: Ticket) {
+        self.now = now;
+        self.giving_event(now, ticket, GivingEvent::Cancelled);
+        self.giving_due(now);
+    }
+
+    /// The initiator says something of a hand-over.
+    pub(super) fn hear_of_lock(
+        &mut self,
+        now: Instant,
+        message: &Message<'_>,
+        association: u32,
+        ticket: Ticket,
+    ) -> Result<(), DropReason> {
+        let giving = self.fetches.giving.get(&ticket).ok_or(DropReason::Unexpected)?;
+        let is_its = self.flows.get(giving.flow).is_some_and(|flow| {
+            flow.id == message.dst_flow && self.associations.is_same_peer(flow.association, association)
+        });
+        if !is_its {
+            return Err(DropReason::Unexpected);
+        }
+        let event = match (message.kind, message.flags.contains(Flags::CONFIRM)) {
+            (margay_wire::Kind::AckLock, _) => GivingEvent::Granted,
+            (margay_wire::Kind::NackLock, _) => GivingEvent::Refused,
+            (margay_wire::Kind::AckCancel, true) => GivingEvent::Gone,
+            (margay_wire::Kind::AckCancel, false) => GivingEvent::Stays,
+            _ => return Err(DropReason::Unexpected),
+        };
+        let code = message.error().map_or(ErrorCode::Closed, |error| error.code);
+        if event == GivingEvent::Refused && giving.state == GivingState::Asking {
+            self.events.push(Event::HandOver(HandOver::Refused { ticket, code }));
+        }
+        self.giving_event(now, ticket, event);
+        Ok(())
+    }
+
+    /// What is not listed changes nothing: answers come twice, and late.
+    fn giving_event(&mut self, now: Instant, ticket: Ticket, event: GivingEvent) {
+        let Some(giving) = self.fetches.giving.get_mut(&ticket) else { return };
+        let before = giving.state;
+        let Ok(after) = GIVING.after(before, event) else { return };
+        (giving.state, giving.tries, giving.next) = (after, 0, now);
+        let (flow, was_frozen) = (giving.flow, giving.was_frozen);
+        giving.until = match after {
+            GivingState::Parted => now + PARTED,
+            _ => now + LEASE,
+        };
+        match (before, after) {
+            (_, GivingState::Frozen) => self.freeze(ticket, flow),
+            (_, GivingState::Parted) => self.events.push(Event::HandOver(HandOver::Gone(ticket))),
+            (GivingState::Parted, GivingState::Over) => self.end_giving(ticket, RemoveReason::HandedOver),
+            (_, GivingState::Over) if event == GivingEvent::TimeOut => {
+                self.events.push(Event::HandOver(HandOver::Lost(ticket)));
+                if was_frozen {
+                    self.end_giving(ticket, RemoveReason::PeerFailed);
+                } else {
+                    self.fetches.giving.remove(&ticket);
+                }
+            }
+            (_, GivingState::Over) => {
+                self.fetches.giving.remove(&ticket);
+                if event == GivingEvent::Stays {
+                    self.events.push(Event::HandOver(HandOver::Stays(ticket)));
+                }
+                self.queue.thaw(flow);
+                if was_frozen {
+                    self.install_again(flow);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// From here on nothing of the flow leaves this host, nor reaches its socket.
+    fn freeze(&mut self, ticket: Ticket, flow: FlowId) {
+        if let Some(giving) = self.fetches.giving.get_mut(&ticket) {
+            giving.was_frozen = true;
+        }
+        self.queue.update(EntryUpdate::Remove { flow, reason: RemoveReason::HandedOver });
+        self.queue.freeze(flow);
+        self.events.push(Event::HandOver(HandOver::Fetched(ticket)));
+    }
+
+    fn end_giving(&mut self, ticket: Ticket, reason: RemoveReason) {
+        let Some(giving) = self.fetches.giving.remove(&ticket) else { return };
+        self.queue.thaw(giving.flow);
+        self.remove_flow(giving.flow, reason);
+    }
+
+    /// The session comes back to this host before what it has left behind is over.
+    pub(crate) fn forget_parted(&mut self, id: FlowId) -> bool {
+        let is_it = |one: &Giving| one.flow == id && one.state == GivingState::Parted;
+        let parted = self.fetches.giving.iter().find(|(_, one)| is_it(one)).map(|(ticket, _)| *ticket);
+        parted.into_iter().for_each(|ticket| self.end_giving(ticket, RemoveReason::HandedOver));
+        parted.is_some()
+    }
+
+    /// Asks the initiators that have not answered yet.
+    pub(super) fn giving_due(&mut self, now: Instant) {
+        let due = |one: &Giving| one.due() <= now;
+        let due: Vec<Ticket> =
+            self.fetches.giving.iter().filter(|(_, one)| due(one)).map(|(ticket, _)| *ticket).collect();
+        for ticket in due {
+            if self.fetches.giving.get(&ticket).is_some_and(|one| one.until <= now) {
+                self.giving_event(now, ticket, GivingEvent::TimeOut);
+            }
+            let Some(giving) = self.fetches.giving.get_mut(&ticket) else { continue };
+            if giving.next > now {
+                continue;
+            }
+            giving.next = now + retry_after(giving.tries);
+            giving.tries += 1;
+            let (flow, state) = (giving.flow, giving.state);
+            let word = handover(ticket, giving.taker);
+            let request = HandoverRepr { address: giving.at, ..word };
+            match state {
+                GivingState::Asking => self.say_of_hand_over(flow, Kind::RequestLock, Flags::empty(), request, None),
+                GivingState::Waiting => self.say_of_hand_over(flow, Kind::RequestLock, Flags::empty(), word, None),
+                GivingState::Cancelling => self.say_of_hand_over(flow, Kind::CancelLock, Flags::empty(), word, None),
+                GivingState::Frozen | GivingState::Parted | GivingState::Over => {}
+            }
+        }
+    }
+}

@@ -54,6 +54,7 @@ pub enum State {
 }
 
 /// One end of a connection.
+#[derive(Clone)]
 pub struct Stream {
     tuple: Tuple,
     plan: Plan,
@@ -92,6 +93,8 @@ pub struct Stream {
     has_peer_closed: bool,
     next_duplicate: Instant,
     ends: Option<Instant>,
+    /// Its kernel says nothing by itself: the connection is on its way from one host to another.
+    is_frozen: bool,
 }
 
 /// What stands at a place of a stream: its sender is known by its first sequence number.
@@ -133,6 +136,7 @@ impl Stream {
             has_peer_closed: false,
             next_duplicate: now,
             ends: None,
+            is_frozen: false,
         }
     }
 
@@ -147,6 +151,28 @@ impl Stream {
         stream.peer_base = syn.sequence.wrapping_add(1);
         (stream.timed, stream.timer) = (Some((0, now)), Some(now + SYN_RTO));
         stream
+    }
+
+    /// Freezes the connection, and gives what another host needs to go on with it.
+    pub(crate) fn freeze(&mut self) -> Self {
+        self.is_frozen = true;
+        self.clone()
+    }
+
+    /// The same connection under another five-tuple, frozen still.
+    pub(crate) fn restored(self, tuple: Tuple) -> Self {
+        Self { tuple, ..self }
+    }
+
+    /// The connection is not frozen any more; what it says first is how far it is.
+    pub(crate) fn go_on(&mut self, now: Instant) -> Vec<Segment> {
+        self.is_frozen = false;
+        self.restart(now)
+    }
+
+    /// No socket any more, and nobody is told.
+    pub(crate) fn close_silently(&mut self) {
+        self.end(false);
     }
 
     pub(crate) fn tuple(&self) -> &Tuple {
@@ -191,6 +217,9 @@ impl Stream {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        if self.is_frozen {
+            return None;
+        }
         let is_open = matches!(self.state, State::Open | State::Opening | State::Answered);
         let write = (self.state == State::Open && self.writes_left > 0).then_some(self.next_write);
         self.timer.filter(|_| is_open).into_iter().chain(write).chain(self.ends).min()
@@ -239,7 +268,7 @@ impl Stream {
 
     /// The agent has it send again what was lost in flight, and say once more what it has.
     pub(crate) fn restart(&mut self, now: Instant) -> Vec<Segment> {
-        if self.state != State::Open {
+        if self.state != State::Open || self.is_frozen {
             return Vec::new();
         }
         let mut out = vec![self.segment(ACK, None)];
@@ -264,7 +293,7 @@ impl Stream {
     }
 
     fn send_new(&mut self, now: Instant, out: &mut Vec<Segment>) {
-        if self.state != State::Open {
+        if self.state != State::Open || self.is_frozen {
             return;
         }
         let limit = self.unacknowledged + self.window * MSS as u64;

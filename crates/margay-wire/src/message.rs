@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 
 use crate::extension::{
     AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, FlowPortRepr, KeyExchangeRepr, MoveRepr,
-    SessionRepr, TermsRepr, extension_type,
+    QuietRepr, SessionRepr, TermsRepr, extension_type,
 };
 use crate::grant::GrantRepr;
 use crate::header::{Error, Flags, FlowId, HEADER_LEN, HeaderRepr, Kind, NextProtocol};
@@ -103,6 +103,11 @@ impl<'a> Message<'a> {
     /// TERMS.
     pub fn terms(&self) -> Option<TermsRepr> {
         self.find(|extension| if let Extension::Terms(terms) = extension { Some(terms) } else { None })
+    }
+
+    /// QUIET.
+    pub fn quiet(&self) -> Option<QuietRepr> {
+        self.find(|extension| if let Extension::Quiet(quiet) = extension { Some(quiet) } else { None })
     }
 
     /// KEY_EXCHANGE.

@@ -69,6 +69,7 @@ const FIELDS: [&str; 85] = [
     "margay.cookie",
     "margay.stack",
     "margay.terms.give_up_after_ms",
+    "margay.quiet.quiet_ms",
     "margay.flow_port.port",
     "margay.flow_port.starts",
     "margay.move.number",
@@ -223,6 +224,7 @@ fn type_byte(value: &Value) -> u64 {
         "NOTICE" => 17,
         "GRANT" => 0x93,
         "TERMS" => 20,
+        "QUIET" => 21,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -342,6 +344,7 @@ impl Expected {
             17 => self.notice(value),
             0x93 => self.grant(value),
             20 => self.number("terms.give_up_after_ms", &value["give_up_after_ms"]),
+            21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),
             _ => {}
         }
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr,
     Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind, KeyExchangeRepr, Kind, Message, MessageWriter,
-    MoveFlags, MoveRepr, NextProtocol, NoticeRepr, ResolvableRepr, SessionId, SessionRepr, StripeRepr,
+    MoveFlags, MoveRepr, NextProtocol, NoticeRepr, QuietRepr, ResolvableRepr, SessionId, SessionRepr, StripeRepr,
     TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
@@ -108,6 +108,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Cookie(cookie) => json!({"type": "COOKIE", "cookie": hex(cookie)}),
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack}),
         Extension::Terms(terms) => json!({"type": "TERMS", "give_up_after_ms": terms.give_up_after_ms}),
+        Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
         Extension::Move(location) => json!({
             "type": "MOVE",
@@ -253,6 +254,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
         "STACK" => Extension::Stack(number(value, "stack")),
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
+        "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
         "FLOW_PORT" => {
             let starts = value["starts"].as_bool().unwrap_or_else(|| panic!("no starts in {value}"));
             Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts })

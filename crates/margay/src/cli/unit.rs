@@ -152,6 +152,9 @@ fn words(offer: &OfferArgs) -> Result<Vec<String>> {
         // One word: the text may have spaces.
         words.push(format!("--give-up-after={}", patience.to_string().replace(' ', "")));
     }
+    if let Some(quiet_ms) = offer.drained.quiet_ms()? {
+        words.extend(["--on-drain=quiet".to_owned(), format!("--quiet-ms={quiet_ms}")]);
+    }
     match words.iter().find(|word| is_special(word)) {
         Some(word) => Err(miette!("`{word}` has a character that a unit file cannot hold")),
         None => Ok(words),

@@ -1,6 +1,6 @@
-//! `quiet-end`: two hosts serve a name with Redis, a web server and a server of idle connections; one after the other is
-//! drained so that quiet connections end in order. Clients that ask all the time lose no request and see no reset, and
-//! go on at the other host.
+//! `quiet-end`: two hosts serve a name with Redis, a web server and a server of idle connections; one after the other
+//! is drained so that quiet connections end in order. Clients that ask all the time lose no request and see no reset,
+//! and go on at the other host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -164,7 +164,7 @@ mod test {
             assert_eq!(found.state, Socket::LISTEN);
             let holder = holder(found.inode).expect("our own process has it");
             assert_eq!((holder.pid, holder.descriptor), (std::process::id(), listener.as_raw_fd()));
-            assert_eq!(holders(&[found.inode].into()), [(found.inode, holder)].into());
+            assert_eq!(holders(&[found.inode].into()), HashMap::from([(found.inode, holder)]));
         }
     }
 

@@ -237,7 +237,7 @@ pub fn some_quiet_ms<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, 
 ///
 /// No number, or out of bounds.
 pub fn quiet_ms_word(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("`{text}` is no number of milliseconds")).and_then(quiet_ms)
+    text.parse::<u32>().map_err(|_| format!("`{text}` is no number of milliseconds")).and_then(quiet_ms)
 }
 
 /// A value as people write it.

@@ -33,7 +33,8 @@ impl Sockets {
         let open = open.map(|socket| (tuple(&socket), socket.inode));
         let found: HashMap<Tuple, u64> = open.filter(|(app, _)| wanted.contains(app)).collect();
         let holders = socket_table::holders(&found.values().copied().collect());
-        let held = |(app, inode)| holders.get(&inode).map(|holder| (app, Held { inode, holder: *holder }));
+        let held =
+            |(app, inode): (Tuple, u64)| holders.get(&inode).map(|holder| (app, Held { inode, holder: *holder }));
         Self(found.into_iter().filter_map(held).collect())
     }
 

@@ -69,7 +69,7 @@ impl DrainTermsArgs {
     pub fn quiet_ms(&self) -> Result<Option<u32>> {
         match (self.on_drain, self.quiet_ms) {
             (Some(OnDrain::Quiet), given) => Ok(Some(given.unwrap_or(QUIET_MS_DEFAULT))),
-            (_, Some(_)) => Err(miette!("--quiet-ms goes with --on-drain quiet alone")),
+            (_, Some(_)) => Err(miette!("--quiet-ms is for --on-drain quiet alone; leave it out")),
             (_, None) => Ok(None),
         }
     }

@@ -26,7 +26,7 @@ fn order(request: &DrainRequest) -> Result<Order, Status> {
     let name = (!request.name.is_empty()).then(|| parse_name(&request.name)).transpose()?;
     let quiet_ms = request.quiet_ms.map(fields::quiet_ms).transpose().map_err(misuse)?;
     if quiet_ms.is_some() && request.when != "quiet" {
-        return Err(misuse("a time without data goes with quiet alone"));
+        return Err(misuse("a time without data is for `quiet` alone; leave it out, or drain with --when quiet"));
     }
     let (deadline, when) = match request.when.as_str() {
         "" => (Duration::from_millis(request.deadline_ms), None),

@@ -137,6 +137,7 @@ impl Sal {
         let mut flow = self.flows.remove(id)?;
         self.forget_direct(&flow);
         self.asked(id);
+        self.quiet_ends.forget(id);
         self.let_side_path_go(flow.side);
         self.let_stripe_go(id, flow.stripe.take());
         if let Some(host) = self.associations.get(flow.association).map(|association| association.host) {

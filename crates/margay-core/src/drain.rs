@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use margay_wire::{ErrorCode, FlowId, Message};
 
-use crate::entry::RemoveReason;
+use crate::entry::{RemoveReason, Tuple};
 use crate::event::{Lifecycle, Role};
 use crate::flow::Setup;
 use crate::greeting::GREETING;
@@ -31,8 +31,8 @@ pub struct ServedFlow {
     pub flow: FlowId,
     /// Its service.
     pub service: ServiceId,
-    /// IP protocol: 6 or 17.
-    pub protocol: u8,
+    /// The five-tuple of the program's socket.
+    pub app: Tuple,
 }
 
 impl Sal {
@@ -47,7 +47,7 @@ impl Sal {
                 && prefix.contains(&flow.service)
         };
         let served = self.flows.iter().filter(is_served);
-        served.map(|flow| ServedFlow { flow: flow.id, service: flow.service, protocol: flow.app.protocol }).collect()
+        served.map(|flow| ServedFlow { flow: flow.id, service: flow.service, app: flow.app }).collect()
     }
 
     /// Ends flows at both ends because this instance is drained: TCP by a reset; datagrams by silence here, and the
@@ -70,7 +70,7 @@ impl Sal {
     pub fn end_served_datagrams(&mut self, now: Instant, prefix: &Prefix) -> usize {
         self.now = now;
         let mut flows = self.served_flows(prefix);
-        flows.retain(|flow| flow.protocol == UDP);
+        flows.retain(|flow| flow.app.protocol == UDP);
         for ServedFlow { flow, .. } in &flows {
             self.say_fail(*flow, ErrorCode::Closed);
             self.fail_flow(now, *flow, RemoveReason::Closed);

@@ -282,7 +282,7 @@ impl HandoverRecord {
     }
 
     /// The application's leg, if it is at `sal0`.
-    fn app(&self) -> Option<Tuple> {
+    pub(crate) fn app(&self) -> Option<Tuple> {
         self.legs.iter().find(|leg| leg.kind == LegKind::Sal0).and_then(|leg| leg.tuple)
     }
 

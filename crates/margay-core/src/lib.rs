@@ -51,6 +51,7 @@ pub mod patience;
 mod pending_fail;
 pub mod policy;
 mod queue;
+pub mod quiet;
 mod ranges;
 pub mod rate;
 mod redirect;

@@ -81,6 +81,9 @@ pub enum Output {
     /// There are questions for resolvers: [`Sal::poll_question`](crate::Sal::poll_question) gives them. Said once,
     /// until there are further ones.
     Questions,
+    /// Peers want connections of programs here to end in order: [`Sal::take_quiet_requests`]
+    /// (crate::Sal::take_quiet_requests) gives them. Said once, until there are further ones.
+    QuietEnds,
     /// Something that a router's copy of the service table must know has changed: [`Sal::take_route_changes`]
     /// (crate::Sal::take_route_changes) and [`Sal::take_hop_key_changes`](crate::Sal::take_hop_key_changes) say what.
     /// Said once, until it is asked for.

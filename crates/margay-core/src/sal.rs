@@ -34,6 +34,7 @@ use crate::patience::Patience;
 use crate::pending_fail::PendingFails;
 use crate::policy::Policy;
 use crate::queue::OutputQueue;
+use crate::quiet::QuietEnds;
 use crate::rate::RateLimit;
 use crate::rng::Rng;
 use crate::secure::Demands;
@@ -137,6 +138,8 @@ pub struct Sal {
     pub(crate) pending_fails: PendingFails,
     pub(crate) patience: Patience,
     pub(crate) fetches: Fetches,
+    /// Connections that a drained instance wants to end in order.
+    pub(crate) quiet_ends: QuietEnds,
     /// Until then hosts may still have to tell this router what they serve.
     pub(crate) hosts_awaited: Instant,
     /// Those that were registered with the start before, and are not with this one.
@@ -218,6 +221,7 @@ impl Sal {
             pending_fails: PendingFails::default(),
             patience: Patience::default(),
             fetches: Fetches::default(),
+            quiet_ends: QuietEnds::default(),
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),
             next_sweep: now + SWEEP,
@@ -346,6 +350,7 @@ impl Sal {
             Kind::SynAck => self.handle_syn_ack(now, from, &message),
             Kind::Ack => self.handle_ack(now, from, &message),
             Kind::Error => self.handle_error(now, from, &message),
+            Kind::Fin => self.handle_fin(now, &message),
             Kind::Fail | Kind::Rst => self.handle_fail(now, from, &message),
             Kind::Probe => self.handle_probe(now, from, &message),
             Kind::Rsyn => self.handle_rsyn(now, from, &message, datagram),
@@ -416,12 +421,14 @@ impl Sal {
     pub fn poll(&mut self, buf: &mut [u8]) -> Option<Output> {
         self.drop_gone_paths();
         let next = self.queue.pop(buf).or_else(|| self.take_route_news().then_some(Output::Routes));
-        next.or_else(|| self.delays.take_news().then_some(Output::Questions))
+        let next = next.or_else(|| self.delays.take_news().then_some(Output::Questions));
+        next.or_else(|| self.quiet_ends.take_news().then_some(Output::QuietEnds))
     }
 
     /// Whether [`poll`](Self::poll) has something.
     pub fn has_output(&self) -> bool {
-        !self.queue.is_empty() || self.associations.has_gone() || self.has_route_news() || self.delays.has_news()
+        let has_news = self.has_route_news() || self.delays.has_news() || self.quiet_ends.has_news();
+        has_news || !self.queue.is_empty() || self.associations.has_gone()
     }
 
     /// The next event.

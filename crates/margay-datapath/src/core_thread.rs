@@ -109,6 +109,7 @@ impl<C: Core> CoreSide<C> {
                 Output::Tell { grant, flows } => shared.direct.tell_of_flows(grant, flows),
                 Output::Routes => shared.routes.set(),
                 Output::Questions => shared.questions.set(),
+                Output::QuietEnds => shared.quiet_ends.set(),
             }
         }
         self.outbox.flush(&mut sender(shared, false));

@@ -236,6 +236,8 @@ pub(crate) struct Shared<C> {
     pub routes: Wake,
     /// The core has questions for resolvers.
     pub questions: Wake,
+    /// Peers want connections of programs here to end in order.
+    pub quiet_ends: Wake,
     pub stopping: AtomicBool,
     pub core: Mutex<CoreSide<C>>,
     pub egress: Mutex<EgressSide>,
@@ -278,6 +280,7 @@ impl<C: Core> Datapath<C> {
             reload: Wake::new().map_err(descriptors)?,
             routes: Wake::new().map_err(descriptors)?,
             questions: Wake::new().map_err(descriptors)?,
+            quiet_ends: Wake::new().map_err(descriptors)?,
             stopping: AtomicBool::new(false),
             core: Mutex::new(CoreSide::new(core, on_event, &config)),
             egress: Mutex::new(EgressSide::new(config.datagram_max)),
@@ -385,6 +388,11 @@ impl<C: Core> Datapath<C> {
     /// What to wait on for questions of the core's to resolvers.
     pub fn question_news(&self) -> News<C> {
         News { shared: Arc::clone(&self.shared), wake: |shared| &shared.questions }
+    }
+
+    /// What to wait on for connections of programs here that peers want to end in order.
+    pub fn quiet_news(&self) -> News<C> {
+        News { shared: Arc::clone(&self.shared), wake: |shared| &shared.quiet_ends }
     }
 
     /// Number of cached flows.

@@ -33,6 +33,7 @@ pub mod seal;
 pub mod segments;
 pub mod service_router;
 pub mod socket_table;
+pub mod stillness;
 pub mod striped;
 pub mod table;
 pub mod template;

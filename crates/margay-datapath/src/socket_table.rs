@@ -1,5 +1,6 @@
 //! Sockets of this network namespace as the kernel lists them, and who has them.
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
@@ -58,6 +59,8 @@ impl Table {
 }
 
 impl Socket {
+    /// TCP: neither end has closed.
+    pub const ESTABLISHED: u8 = 0x01;
     /// TCP: waiting for connections.
     pub const LISTEN: u8 = 0x0a;
     /// TCP: both ends have closed, and what comes late is answered for a minute.
@@ -96,16 +99,30 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
+/// The sockets of all processes that we may see, each as often as there are descriptors of it.
+fn held() -> impl Iterator<Item = (u64, Holder)> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.flat_map(|process| {
+        let pid: Option<u32> = process.file_name().to_str().and_then(|name| name.parse().ok());
+        let descriptors = pid.and_then(|_| fs::read_dir(process.path().join("fd")).ok());
+        let held_by = |pid: u32, descriptor: &fs::DirEntry| {
+            let to = fs::read_link(descriptor.path()).ok()?;
+            let inode = to.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
+            Some((inode, Holder { pid, descriptor: descriptor.file_name().to_str()?.parse().ok()? }))
+        };
+        let descriptors = descriptors.into_iter().flatten().flatten();
+        descriptors.filter_map(move |descriptor| held_by(pid?, &descriptor))
+    })
+}
+
 /// A process that has this socket, if we may see it.
 pub fn holder(inode: u64) -> Option<Holder> {
-    let wanted = format!("socket:[{inode}]");
-    fs::read_dir("/proc").ok()?.flatten().find_map(|process| {
-        let pid = process.file_name().to_str()?.parse().ok()?;
-        let mut descriptors = fs::read_dir(process.path().join("fd")).ok()?.flatten();
-        let found = descriptors
-            .find(|descriptor| fs::read_link(descriptor.path()).is_ok_and(|to| to.as_os_str() == wanted.as_str()))?;
-        Some(Holder { pid, descriptor: found.file_name().to_str()?.parse().ok()? })
-    })
+    held().find(|(held, _)| *held == inode).map(|(_, holder)| holder)
+}
+
+/// A process for each of these sockets, of those that we may see: by one walk over all processes.
+pub fn holders(inodes: &HashSet<u64>) -> HashMap<u64, Holder> {
+    held().filter(|(held, _)| inodes.contains(held)).collect()
 }
 
 /// Who has the UDP port, for the error that says so: "pid 12 (name)"; "another process" when it cannot be found.
@@ -147,6 +164,7 @@ mod test {
             assert_eq!(found.state, Socket::LISTEN);
             let holder = holder(found.inode).expect("our own process has it");
             assert_eq!((holder.pid, holder.descriptor), (std::process::id(), listener.as_raw_fd()));
+            assert_eq!(holders(&[found.inode].into()), HashMap::from([(found.inode, holder)]));
         }
     }
 

@@ -629,7 +629,7 @@ impl Host {
                 // No copy of the service table is kept here.
                 Output::Routes => {}
                 // Whoever runs the world answers them.
-                Output::Questions => {}
+                Output::Questions | Output::QuietEnds => {}
             }
         }
         while let Some(event) = self.sal.poll_event() {

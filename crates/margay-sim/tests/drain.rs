@@ -89,7 +89,7 @@ fn what_has_not_ended_by_the_deadline_ends_at_both_ends_and_says_why() {
     let served = shop.world.host(drained).sal.served_flows(&prefix);
     let stays = shop.world.host(other).sal.served_flows(&prefix).len();
     assert!(!served.is_empty() && stays > 0, "{} and {stays}", served.len());
-    assert!(served.iter().all(|flow| (flow.protocol, flow.service) == (6, chat)));
+    assert!(served.iter().all(|flow| (flow.app.protocol, flow.service) == (6, chat)));
     let flows: Vec<_> = served.iter().map(|served| served.flow).collect();
     let now = shop.world.now;
     assert_eq!(shop.world.host(drained).sal.end_drained(now, &flows), flows.len());

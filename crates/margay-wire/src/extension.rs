@@ -48,6 +48,7 @@ pub mod extension_type {
     pub const GRANT: u8 = 19 | CRITICAL;
     pub const TERMS: u8 = 20;
     pub const HANDOVER: u8 = 22 | CRITICAL;
+    pub const QUIET: u8 = 21;
 }
 use extension_type as kind;
 
@@ -108,6 +109,8 @@ error_codes! {
     ListenerSilent = 16;
     /// The instance is drained: it takes no new flows, or has ended this one. Others may serve the name.
     Drained = 17;
+    /// The connection cannot be ended quietly now: it carries something, or nobody finds its socket.
+    NotQuiet = 18;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -137,6 +140,13 @@ pub struct CapabilitiesRepr {
 pub struct TermsRepr {
     /// How long a silent host of the service is waited for, in milliseconds; [`TERMS_NEVER`]: for ever.
     pub give_up_after_ms: u32,
+}
+
+/// QUIET: the connection shall end in order if it has been quiet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuietRepr {
+    /// For how long it must have carried nothing, in milliseconds.
+    pub quiet_ms: u32,
 }
 
 /// KEY_EXCHANGE: one message of a Noise XX handshake.
@@ -291,6 +301,8 @@ pub enum Extension<'a> {
     Terms(TermsRepr),
     /// The session goes on at another host.
     Handover(HandoverRepr),
+    /// The connection shall end if it has been quiet.
+    Quiet(QuietRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -300,13 +312,7 @@ const fn is_unknown_critical(byte: u8) -> bool {
     byte & CRITICAL != 0
         && !matches!(
             byte,
-            kind::CERTIFICATE
-                | kind::AUTH
-                | kind::COOKIE
-                | kind::STACK
-                | kind::MOVE
-                | kind::GRANT
-                | kind::HANDOVER
+            kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK | kind::MOVE | kind::GRANT | kind::HANDOVER
         )
 }
 
@@ -397,6 +403,10 @@ impl<'a> Extension<'a> {
                 Self::Terms(TermsRepr { give_up_after_ms: u32_at(value, 0)? })
             }
             kind::HANDOVER => Self::Handover(HandoverRepr::parse(value)?),
+            kind::QUIET => {
+                exactly(value, 4)?;
+                Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
+            }
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -445,6 +455,7 @@ impl<'a> Extension<'a> {
             Self::Grant(_) => kind::GRANT,
             Self::Terms(_) => kind::TERMS,
             Self::Handover(_) => kind::HANDOVER,
+            Self::Quiet(_) => kind::QUIET,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -460,7 +471,7 @@ impl<'a> Extension<'a> {
             Self::Rendezvous(_) => ADDRESS_LEN,
             Self::Error(error) => 4 + error.text.len(),
             Self::Auth(_) | Self::Cookie(_) => 24,
-            Self::Stack(_) | Self::FlowPort(_) | Self::Terms(_) => 4,
+            Self::Stack(_) | Self::FlowPort(_) | Self::Terms(_) | Self::Quiet(_) => 4,
             Self::Move(_) => MOVE_LEN,
             Self::Stripe(_) => STRIPE_LEN,
             Self::Arrivals(arrivals) => arrivals.value_len(),
@@ -552,6 +563,7 @@ impl<'a> Extension<'a> {
             Self::Grant(grant) => grant.emit(value),
             Self::Handover(handover) => handover.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
+            Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
             Self::UnknownCritical(_) => {}
         }
     }

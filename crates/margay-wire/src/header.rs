@@ -89,7 +89,7 @@ kinds! {
     RsynAck = 5;
     /// Ends a move.
     RsynDone = 6;
-    /// The flow ends in order.
+    /// Asks the initiator's host to end a quiet flow in order; with CONFIRM, says what has come of it.
     Fin = 7;
     /// The flow is not wanted.
     Rst = 8;

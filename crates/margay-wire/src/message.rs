@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 
 use crate::extension::{
     AUTH_EXT_LEN, Addresses, AuthRepr, CapabilitiesRepr, ErrorRepr, Extension, FlowPortRepr, KeyExchangeRepr, MoveRepr,
-    SessionRepr, TermsRepr, extension_type,
+    QuietRepr, SessionRepr, TermsRepr, extension_type,
 };
 use crate::grant::GrantRepr;
 use crate::handover::HandoverRepr;
@@ -109,6 +109,11 @@ impl<'a> Message<'a> {
     /// HANDOVER.
     pub fn handover(&self) -> Option<HandoverRepr> {
         self.find(|extension| if let Extension::Handover(handover) = extension { Some(handover) } else { None })
+    }
+
+    /// QUIET.
+    pub fn quiet(&self) -> Option<QuietRepr> {
+        self.find(|extension| if let Extension::Quiet(quiet) = extension { Some(quiet) } else { None })
     }
 
     /// KEY_EXCHANGE.

@@ -14,8 +14,10 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use margay_control::registration::Terms;
 use margay_core::name::Prefix;
+use margay_core::quiet::QUIET_MS_DEFAULT;
 use margay_core::{Policy, RangeV4, RangeV6, Ranges};
 use miette::Diagnostic;
 use nix::unistd::{Group, User};
@@ -252,12 +254,30 @@ pub struct ServiceSection {
     /// `500ms` to `24h`, or `never`; `30s` unless given.
     #[serde(default)]
     pub give_up_after: Option<Patience>,
+    /// What a drain without `--when` does with connections that are there.
+    #[serde(default)]
+    pub on_drain: OnDrain,
+    /// With `on_drain = "quiet"`: connections end that have carried nothing for so many milliseconds, 10 to 600000;
+    /// 1000 unless given.
+    #[serde(default, deserialize_with = "fields::some_quiet_ms")]
+    pub quiet_ms: Option<u32>,
     /// Flows to it are to be sealed.
     #[serde(default)]
     pub secure: bool,
     /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
     #[serde(default, deserialize_with = "fields::allow_list")]
     pub allow: Vec<String>,
+}
+
+/// What becomes of a service's connections when it is drained, as the file and the command line have it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnDrain {
+    /// They may end by themselves until the deadline.
+    #[default]
+    Finish,
+    /// Besides, TCP connections that carry nothing are ended in order.
+    Quiet,
 }
 
 /// `[[bind]]`
@@ -476,11 +496,17 @@ impl ServiceSection {
     pub fn terms(&self) -> Terms {
         let Self { weight, priority, partitions, exclusive, sticky, .. } = *self;
         let give_up_after_ms = self.give_up_after_ms();
-        Terms { weight, priority, partition_bits: partitions, exclusive, sticky, give_up_after_ms }
+        let quiet_ms = self.ends_quiet_ms();
+        Terms { weight, priority, partition_bits: partitions, exclusive, sticky, give_up_after_ms, quiet_ms }
     }
 
     fn give_up_after_ms(&self) -> Option<u32> {
         self.give_up_after.map(|patience| patience.0.ms())
+    }
+
+    /// After how many milliseconds of quiet a drain ends connections, if it does.
+    fn ends_quiet_ms(&self) -> Option<u32> {
+        (self.on_drain == OnDrain::Quiet).then(|| self.quiet_ms.unwrap_or(QUIET_MS_DEFAULT))
     }
 
     /// Which sockets serve it, where that is up to the programs.
@@ -497,6 +523,7 @@ impl ServiceSection {
             exclusive: self.exclusive,
             sticky: self.sticky,
             give_up_after_ms: self.give_up_after_ms(),
+            quiet_ms: self.ends_quiet_ms(),
         };
         self.listen.is_none().then(|| Rule { source: Source::Host(self.executable.clone()), offer })
     }
@@ -506,6 +533,10 @@ impl ServiceSection {
         let name = &self.name;
         listener::divisible(&name.0, self.partitions)
             .map_err(|what| (what, "remove `partitions`, or correct the name".to_owned()))?;
+        if self.quiet_ms.is_some() && self.on_drain != OnDrain::Quiet {
+            let what = format!("{name} has `quiet_ms`, and its connections are not ended when they are quiet");
+            return Err((what, "add `on_drain = \"quiet\"`, or remove `quiet_ms`".to_owned()));
+        }
         match self.listen {
             None if self.executable.is_none() && self.listen_port.is_none() => Err((
                 format!("nothing says which sockets serve {name}"),

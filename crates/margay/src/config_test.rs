@@ -276,3 +276,20 @@ fn a_resolver_has_what_its_kind_needs_and_nothing_else() {
         assert!(what.contains(part), "{what}");
     }
 }
+
+#[test]
+fn quiet_connections_are_ended_where_the_service_says_so() {
+    let service = |rest: &str| format!("[[service]]\nname = \"kv.shop\"\nlisten = \"0.0.0.0:6379\"\n{rest}");
+    let quiet_ms = |rest: &str| parse(&service(rest)).expect("read").service[0].get_ref().terms().quiet_ms;
+    assert_eq!(quiet_ms(""), None);
+    assert_eq!(quiet_ms("on_drain = \"finish\"\n"), None);
+    assert_eq!(quiet_ms("on_drain = \"quiet\"\n"), Some(1000));
+    assert_eq!(quiet_ms("on_drain = \"quiet\"\nquiet_ms = 50\n"), Some(50));
+    let (what, _, advice) = wrong(&service("quiet_ms = 50\n"));
+    assert!(what.contains("kv.shop has `quiet_ms`") && advice.contains("on_drain"), "{what}: {advice}");
+    for bad in
+        ["on_drain = \"quiet\"\nquiet_ms = 9\n", "on_drain = \"quiet\"\nquiet_ms = 600001\n", "on_drain = \"no\"\n"]
+    {
+        assert!(parse(&service(bad)).is_err(), "{bad}");
+    }
+}

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use margay_control::token::{JoinToken, check_address};
 use margay_core::patience::{GIVE_UP_AFTER_MIN, GiveUpAfter};
+use margay_core::quiet::{QUIET_MS_MAX, QUIET_MS_MIN};
 use margay_core::{RangeError, RangeV4, RangeV6, Ranges};
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serializer};
@@ -213,6 +214,30 @@ pub fn give_up_after_ms(ms: u32) -> Result<u32, String> {
     let limit = GiveUpAfter::of_ms(ms);
     let is_in_bounds = limit.ms() == ms && limit.0.is_none_or(|limit| limit <= GIVE_UP_AFTER_MAX);
     if is_in_bounds { Ok(ms) } else { Err(format!("{ms} ms is no time from 500 ms to a day; 4294967295 means never")) }
+}
+
+/// How long a connection must have carried nothing for a drain to end it, in milliseconds.
+///
+/// # Errors
+///
+/// Out of bounds.
+pub fn quiet_ms(ms: u32) -> Result<u32, String> {
+    let is_in_bounds = (QUIET_MS_MIN..=QUIET_MS_MAX).contains(&ms);
+    if is_in_bounds { Ok(ms) } else { Err(format!("{ms} ms is no time from {QUIET_MS_MIN} to {QUIET_MS_MAX} ms")) }
+}
+
+/// The same in the configuration.
+pub fn some_quiet_ms<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    u32::deserialize(from).and_then(|ms| quiet_ms(ms).map_err(D::Error::custom)).map(Some)
+}
+
+/// What the command line has of it.
+///
+/// # Errors
+///
+/// No number, or out of bounds.
+pub fn quiet_ms_word(text: &str) -> Result<u32, String> {
+    text.parse::<u32>().map_err(|_| format!("`{text}` is no number of milliseconds")).and_then(quiet_ms)
 }
 
 /// A value as people write it.

@@ -128,6 +128,9 @@ pub struct Terms {
     /// For how long clients are to wait for the host when it is silent, in milliseconds; all ones: for ever; `None`: as
     /// long as they do by themselves. Clients hear of this from the host, not from routers.
     pub give_up_after_ms: Option<u32>,
+    /// A drain ends connections that have carried nothing for so long, in milliseconds; `None`: they may finish. For
+    /// this host alone; routers are not told.
+    pub quiet_ms: Option<u32>,
 }
 
 /// A service of the router's own host.

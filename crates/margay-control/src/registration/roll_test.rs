@@ -13,8 +13,15 @@ use super::*;
 
 const ADDRESS: &str = "10.0.0.2:54324";
 const BOOT: [u8; 16] = [1; 16];
-const TERMS: Terms =
-    Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false, sticky: false, give_up_after_ms: None };
+const TERMS: Terms = Terms {
+    weight: 100,
+    priority: 100,
+    partition_bits: 0,
+    exclusive: false,
+    sticky: false,
+    give_up_after_ms: None,
+    quiet_ms: None,
+};
 
 /// A table of rules with a bound.
 struct Rules {

@@ -697,7 +697,7 @@ impl Guest {
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
         blocking(move || store.claim_name(&claimed)).await??;
         let proto::Register { weight, priority, exclusive, sticky, .. } = asked;
-        let terms = Terms { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms: None };
+        let terms = Terms { weight, priority, partition_bits, exclusive, sticky, ..Terms::default() };
         if !asked.certificate_only {
             if self.take_down(prefix, &name, terms).await? {
                 tracing::info!(host = %self.place.host, %name, weight, priority, "registered");

@@ -187,7 +187,11 @@ impl Sal {
             self.grants.demands.asking.insert(id, destination);
         }
         self.counters.grants_asked += 1;
-        self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full: false, related: None, pinned, asks, fetch: None });
+        self.start_setup(
+            now,
+            flow,
+            Start { nonce, next_hop, beside, first, full: false, related: None, pinned, asks, fetch: None },
+        );
     }
 
     /// Where somebody may be asked for a grant for a name, and by which rule; `None` where its connections are not all

@@ -101,7 +101,7 @@ const EXCHANGE_EVERY_MS: &str = "50";
 const ASKING_LIMIT: Duration = Duration::from_secs(60);
 
 /// Wrong ones while the first server is drained: on which server, and what comes after `margay`.
-const BAD_LINES: [(usize, &[&str]); 9] = [
+const BAD_LINES: [(usize, &[&str]); 11] = [
     // Nobody has published it.
     (0, &["drain", "none.shop", "--deadline", "1s"]),
     (0, &["drain", "no.such", "--deadline", "1s"]),
@@ -115,6 +115,8 @@ const BAD_LINES: [(usize, &[&str]); 9] = [
     (1, &["drain"]),
     (1, &["drain", SERVICE, "--deadline", "soon"]),
     (1, &["drain", SERVICE, "--when", "later"]),
+    (1, &["drain", SERVICE, "--when", "quiet", "--quiet-ms", "5"]),
+    (1, &["drain", SERVICE, "--when", "finish", "--quiet-ms", "50"]),
 ];
 
 /// How much, and for how long.

@@ -50,6 +50,7 @@ mod odd_hosts;
 mod odd_packets;
 pub mod pair;
 mod patience;
+mod quiet_end;
 mod real_addresses;
 mod registration_attacks;
 mod registry_scale;
@@ -181,6 +182,7 @@ pub const ALL: &[Scenario] = &[
     memcached_partitions::SCENARIO,
     exclusive_names::SCENARIO,
     drain::SCENARIO,
+    quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
     rolling_restart::SCENARIO,
     datagram_failover::SCENARIO,

@@ -14,8 +14,8 @@ use margay_core::key::HostId;
 use margay_core::name::ServiceId;
 use margay_wire::{
     Addresses, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorCode, ErrorRepr, Extension, Flags,
-    FlowId, FlowPortRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, PORT, ResolvableRepr, STACK_ENCAP,
-    STACK_SECURE_AES, STACK_SECURE_CHACHA, is_sealed,
+    FlowId, FlowPortRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, PORT, QuietRepr, ResolvableRepr,
+    STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, is_sealed,
 };
 use serde_json::json;
 
@@ -263,12 +263,14 @@ fn forged(known: &Known, kind: Kind, there: SocketAddr, dice: &mut Dice, buf: &m
     let capabilities = CapabilitiesRepr { stacks: dice.roll() as u32, mtu: dice.roll() as u16 };
     let flow_port = FlowPortRepr { port: dice.roll() as u16, starts: dice.hits(0.5) };
     let stack = STACKS[dice.below(STACKS.len())];
+    let quiet = QuietRepr { quiet_ms: dice.roll() as u32 };
     let possible = [
         (0.4, Addresses::parse(&addresses).ok().map(Extension::Addresses)),
         (0.1, Some(Extension::Capabilities(capabilities))),
         (0.4, Some(Extension::Rendezvous(there))),
         (0.3, Some(Extension::Error(ErrorRepr { code, text: "" }))),
         (0.1, Some(Extension::Stack(stack))),
+        (0.2, Some(Extension::Quiet(quiet))),
         (0.2, Some(Extension::FlowPort(flow_port))),
         (0.7, known.location(there, dice).map(Extension::Move)),
         (0.9, known.auth(dice).map(Extension::Auth)),

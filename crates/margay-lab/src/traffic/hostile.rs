@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use margay_core::name::Name;
 use margay_wire::{
     AuthRepr, CapabilitiesRepr, ErrorCode, ErrorRepr, Extension, FlowId, KeyExchangeRepr, Kind, Message, MessageWriter,
-    NextProtocol, PORT, ResolvableRepr, SessionId, SessionRepr,
+    NextProtocol, PORT, QuietRepr, ResolvableRepr, SessionId, SessionRepr,
 };
 use serde_json::json;
 use socket2::Socket;
@@ -211,12 +211,16 @@ fn signalling(dice: &mut Dice, ids: &[(FlowId, FlowId)], buf: &mut [u8]) -> usiz
     let guessed = dice.hits(0.5);
     let dst = if guessed { FlowId(dice.roll() as u32) } else { known_dst };
     let src = if guessed { FlowId(dice.roll() as u32) } else { known_src };
-    let code = ErrorCode::from(1 + dice.below(13) as u16);
+    let code = ErrorCode::from(1 + dice.below(18) as u16);
     let mut writer = MessageWriter::new(buf, KINDS[dice.below(KINDS.len())], dst, src, dice.roll() as u32);
     let mut tag = [0; 16];
     fill(dice, &mut tag);
     let auth = AuthRepr { assoc_id: dice.roll() as u32, epoch: 1 + dice.below(3) as u32, tag };
     let mut written = writer.extension(&Extension::Error(ErrorRepr { code, text: "" })).map(drop);
+    if written.is_ok() && dice.hits(0.3) {
+        let quiet = QuietRepr { quiet_ms: dice.roll() as u32 };
+        written = writer.extension(&Extension::Quiet(quiet)).map(drop);
+    }
     if written.is_ok() && dice.hits(0.7) {
         written = writer.extension(&Extension::Auth(auth)).map(drop);
     }

@@ -18,6 +18,7 @@ mod intruder;
 mod memcached;
 mod odd;
 mod pingpong;
+mod pooled;
 mod reader;
 pub mod registrants;
 mod request;
@@ -47,6 +48,7 @@ pub use idle::Idle;
 pub use intruder::Tally;
 pub use memcached::{SLOT, Slot, Taken};
 pub use pingpong::RoundTrips;
+pub use pooled::{Pooled, Turn};
 pub use route_rate::{OUTSIDE, OWN, RouteRate, hop};
 pub use sessions::Talked;
 pub use strike::FLOW_PORTS;
@@ -122,6 +124,9 @@ pub enum Traffic {
     },
     /// Talk on many TCP connections to an `upgrading-server` until the input ends, and check every answer
     Sessions(sessions::Plan),
+    /// Keep connections as client libraries do until the input ends: ask on each now and then, and open those again
+    /// that the server closes; say what became of each
+    Pooled(pooled::Plan),
     /// The server for it; on SIGTERM it gives its sockets to the process that takes them over
     UpgradingServer(upgrading::Plan),
     /// Measure round trips of one byte on one TCP connection to an echo server
@@ -407,6 +412,7 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         }
         Traffic::AskingServer { listen, name } => asking::serve(listen, &name),
         Traffic::Sessions(plan) => runtime.block_on(sessions::keep_talking(plan)),
+        Traffic::Pooled(plan) => runtime.block_on(pooled::keep(plan)),
         Traffic::UpgradingServer(plan) => runtime.block_on(upgrading::serve(plan)),
         Traffic::Pingpong { host, port, count, udp } => pingpong::measure(&host, port, count, udp),
         Traffic::Connects { host, port, count, parallel } => connects::measure(&host, port, count, parallel),

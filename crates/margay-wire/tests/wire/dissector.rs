@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 85] = [
+const FIELDS: [&str; 90] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -73,6 +73,7 @@ const FIELDS: [&str; 85] = [
     "margay.handover.host",
     "margay.handover.address",
     "margay.handover.port",
+    "margay.quiet.quiet_ms",
     "margay.flow_port.port",
     "margay.flow_port.starts",
     "margay.move.number",
@@ -228,6 +229,7 @@ fn type_byte(value: &Value) -> u64 {
         "GRANT" => 0x93,
         "TERMS" => 20,
         "HANDOVER" => 0x96,
+        "QUIET" => 21,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -352,6 +354,7 @@ impl Expected {
                 self.text("handover.host", &value["host"]);
                 self.socket("handover.address", "handover.port", &value["address"]);
             }
+            21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),
             _ => {}
         }
     }

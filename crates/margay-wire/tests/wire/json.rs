@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use margay_wire::{
     Addresses, ArrivalRepr, ArrivalsRepr, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorRepr,
-    Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind, HandoverRepr, KeyExchangeRepr, Kind, Message, MessageWriter,
-    MoveFlags, MoveRepr, NextProtocol, NoticeRepr, ResolvableRepr, SessionId, SessionRepr, StripeRepr,
-    TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
+    Extension, Flags, FlowId, FlowPortRepr, GrantRepr, GsoKind, HandoverRepr, KeyExchangeRepr, Kind, Message,
+    MessageWriter, MoveFlags, MoveRepr, NextProtocol, NoticeRepr, QuietRepr, ResolvableRepr, SessionId, SessionRepr,
+    StripeRepr, TRAIN_HEADER_LEN, TermsRepr, TrainRepr, is_sealed,
 };
 use serde_json::{Value, json};
 
@@ -114,6 +114,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             "host": hex(&handover.host),
             "address": handover.address.to_string(),
         }),
+        Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
         Extension::Move(location) => json!({
             "type": "MOVE",
@@ -264,6 +265,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
             host: bytes(value, "host"),
             address: socket(&value["address"]),
         }),
+        "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
         "FLOW_PORT" => {
             let starts = value["starts"].as_bool().unwrap_or_else(|| panic!("no starts in {value}"));
             Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts })

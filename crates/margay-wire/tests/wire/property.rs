@@ -111,14 +111,15 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     );
     let terms =
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
-    let handover = (bytes(16), bytes(16), socket()).prop_map(|(ticket, host, address)| {
-        json!({"type": "HANDOVER", "ticket": ticket, "host": host, "address": address})
+    let handover = (bytes(16), bytes(16), socket()).prop_map(
+        |(ticket, host, address)| json!({"type": "HANDOVER", "ticket": ticket, "host": host, "address": address}),
+    );
+    let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
+    let third = (location, stripe, arrivals, notice, grant(), terms, handover, quiet);
+    let all = (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t))| {
+        vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t]
     });
-    let third = (location, stripe, arrivals, notice, grant(), terms, handover);
-    let all = (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s))| {
-        vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s]
-    });
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=19)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=20)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

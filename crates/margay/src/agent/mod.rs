@@ -26,6 +26,7 @@ pub mod naming;
 mod network;
 mod orphans;
 pub mod programs;
+pub mod quiet;
 pub mod reload;
 pub mod remote;
 pub mod resolvers;

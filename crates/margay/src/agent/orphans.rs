@@ -67,7 +67,7 @@ fn without_socket(flows: &[(FlowId, Tuple)], sockets: impl Iterator<Item = Socke
 }
 
 /// As the socket's packets carry it. A socket of IPv6 may have peers of IPv4.
-fn tuple(socket: &Socket) -> Tuple {
+pub(super) fn tuple(socket: &Socket) -> Tuple {
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     Tuple { protocol: TCP, source: plain(socket.local), destination: plain(socket.remote) }
 }

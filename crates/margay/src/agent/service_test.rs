@@ -113,8 +113,15 @@ impl Host {
     }
 }
 
-const TERMS: Terms =
-    Terms { weight: 100, priority: 100, partition_bits: 0, exclusive: false, sticky: false, give_up_after_ms: None };
+const TERMS: Terms = Terms {
+    weight: 100,
+    priority: 100,
+    partition_bits: 0,
+    exclusive: false,
+    sticky: false,
+    give_up_after_ms: None,
+    quiet_ms: None,
+};
 
 fn publication(name: &str, listen: &str) -> Publication {
     let address: SocketAddr = listen.parse().expect("literal");

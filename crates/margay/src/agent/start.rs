@@ -36,6 +36,7 @@ use super::keepsake::Keepsake;
 use super::naming::Naming;
 use super::network::Network;
 use super::programs::{self, Programs};
+use super::quiet;
 use super::resolvers::{self, Resolvers};
 use super::rule_book::{self, RuleBook};
 use super::search::{Answering, Searches};
@@ -395,6 +396,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     spread::start(agent).into_diagnostic()?;
     drain::resume(agent);
     resolvers::start(agent).into_diagnostic()?;
+    quiet::start(agent).into_diagnostic()?;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
     let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
     let (mut terminate, mut interrupt) =

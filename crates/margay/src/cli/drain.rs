@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use margay_control::api::v1::*;
+use margay_core::quiet::QUIET_MS_DEFAULT;
 use miette::{Result, miette};
 
 use super::output::{count, span};
 use super::{Client, Json, Out, refused};
+use crate::config::OnDrain;
+use crate::fields;
 use crate::listener::ServiceName;
 
 /// What becomes of flows that are there.
@@ -16,6 +19,8 @@ use crate::listener::ServiceName;
 pub enum When {
     /// They may end by themselves until the deadline, and are reset then
     Finish,
+    /// Besides, TCP connections that carry nothing are ended in order
+    Quiet,
     /// They are reset at once
     Now,
 }
@@ -27,9 +32,13 @@ pub struct DrainArgs {
     /// How long flows may go on
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
     deadline: Duration,
-    /// What becomes of flows that are there
-    #[arg(long, value_enum, default_value = "finish")]
-    when: When,
+    /// What becomes of flows that are there; unless given, what each service says (`on_drain`), or finish
+    #[arg(long, value_enum)]
+    when: Option<When>,
+    /// With --when quiet: after how many milliseconds without data a connection is quiet (10 to 600000); 1000 unless
+    /// given. For protocols in which a client that waits for nothing says nothing: Redis, memcached, HTTP keep-alive
+    #[arg(long, value_name = "NUMBER", value_parser = fields::quiet_ms_word, requires = "when")]
+    quiet_ms: Option<u32>,
     /// Also where no other host serves the name: connects are refused then
     #[arg(long)]
     last: bool,
@@ -41,6 +50,29 @@ pub struct DrainArgs {
     until_restart: bool,
     #[command(flatten)]
     json: Json,
+}
+
+/// What a drain does with a service's connections, where services are described.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct DrainTermsArgs {
+    /// What a drain without --when does with connections that are there: finish unless given
+    #[arg(long, value_enum)]
+    on_drain: Option<OnDrain>,
+    /// With --on-drain quiet: after how many milliseconds without data a connection is quiet (10 to 600000); 1000
+    /// unless given
+    #[arg(long, value_name = "NUMBER", value_parser = fields::quiet_ms_word, requires = "on_drain")]
+    quiet_ms: Option<u32>,
+}
+
+impl DrainTermsArgs {
+    /// After how many milliseconds of quiet a drain ends connections, if it does.
+    pub fn quiet_ms(&self) -> Result<Option<u32>> {
+        match (self.on_drain, self.quiet_ms) {
+            (Some(OnDrain::Quiet), given) => Ok(Some(given.unwrap_or(QUIET_MS_DEFAULT))),
+            (_, Some(_)) => Err(miette!("--quiet-ms is for --on-drain quiet alone; leave it out")),
+            (_, None) => Ok(None),
+        }
+    }
 }
 
 #[derive(Args)]
@@ -81,10 +113,13 @@ pub async fn drain(mut client: Client, args: DrainArgs, out: &mut Out) -> Result
         name: args.target.name(),
         deadline_ms: u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX),
         when: match args.when {
-            When::Finish => "finish",
-            When::Now => "now",
+            None => "",
+            Some(When::Finish) => "finish",
+            Some(When::Quiet) => "quiet",
+            Some(When::Now) => "now",
         }
         .to_owned(),
+        quiet_ms: args.quiet_ms,
         last: args.last,
         dry_run: args.dry_run,
         until_restart: args.until_restart,
@@ -127,20 +162,27 @@ fn say(report: &DrainReport, what: &str, word: &str, out: &mut Out) -> Result<()
         out.line(&format!("router {router} has not acknowledged: connects that it sends here go elsewhere"))?;
     }
     let row = |service: &DrainCount| {
-        let numbers = [service.finished, service.elsewhere, service.reset].map(|number| number.to_string());
-        std::iter::once(service.name.clone()).chain(numbers).collect()
+        let numbers = [service.finished, service.quiet, service.elsewhere, service.reset];
+        std::iter::once(service.name.clone()).chain(numbers.map(|number| number.to_string())).collect()
     };
     let rows = report.services.iter().map(row).collect();
-    out.table(&["NAME", "FINISHED", "ELSEWHERE", "RESET"], rows, "nothing was served")?;
+    out.table(&["NAME", "FINISHED", "QUIET", "ELSEWHERE", "RESET"], rows, "nothing was served")?;
+    for service in report.services.iter().filter(|service| service.reset > 0 && !service.why_open.is_empty()) {
+        out.line(&format!(
+            "{}: not all ended when they were quiet; a client's host: {}",
+            service.name, service.why_open
+        ))?;
+    }
     out.line(&format!("{what} is drained; `margay undrain {word}` lets new flows come again"))
 }
 
 fn rehearsed(report: &DrainReport, out: &mut Out) -> Result<()> {
     let row = |service: &DrainCount| {
-        vec![service.name.clone(), (service.open - service.elsewhere).to_string(), service.elsewhere.to_string()]
+        let numbers = [service.open - service.elsewhere, service.quiet, service.elsewhere];
+        std::iter::once(service.name.clone()).chain(numbers.map(|number| number.to_string())).collect()
     };
     out.table(
-        &["NAME", "FINISH OR RESET", "ELSEWHERE"],
+        &["NAME", "FINISH OR RESET", "OF THESE QUIET", "ELSEWHERE"],
         report.services.iter().map(row).collect(),
         "nothing is served: a drain would keep away what is served later",
     )
@@ -172,10 +214,32 @@ mod test {
         let parse = |words: &str| Words::try_parse_from(std::iter::once("drain").chain(words.split_whitespace()));
         let args = parse("web.shop --deadline 90s --when now").expect("good words").args;
         assert_eq!((args.target.name().as_str(), args.deadline.as_secs()), ("web.shop", 90));
-        assert!(args.when == When::Now && !args.last && !args.dry_run);
+        assert!(args.when == Some(When::Now) && !args.last && !args.dry_run);
+        let quiet = parse("web.shop --when quiet --quiet-ms 50").expect("good words").args;
+        assert_eq!((quiet.when == Some(When::Quiet), quiet.quiet_ms), (true, Some(50)));
+        assert!(parse("web.shop").expect("good words").args.when.is_none(), "as the service says");
         assert_eq!(parse("--host").expect("good words").args.target.words()[1], "--host");
-        for bad in ["", "web.shop --host", "web..shop", "web.shop --deadline -5s", "web.shop --when later"] {
+        for bad in [
+            "",
+            "web.shop --host",
+            "web..shop",
+            "web.shop --deadline -5s",
+            "web.shop --when later",
+            "web.shop --quiet-ms 50",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+        for bad in ["9", "600001", "soon"] {
+            assert!(parse(&format!("web.shop --when quiet --quiet-ms {bad}")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn quiet_needs_no_time_and_finish_takes_none() {
+        let terms = |on_drain, quiet_ms| DrainTermsArgs { on_drain, quiet_ms }.quiet_ms().ok();
+        assert_eq!(terms(None, None), Some(None));
+        assert_eq!(terms(Some(OnDrain::Quiet), None), Some(Some(QUIET_MS_DEFAULT)));
+        assert_eq!(terms(Some(OnDrain::Quiet), Some(50)), Some(Some(50)));
+        assert_eq!(terms(Some(OnDrain::Finish), Some(50)), None);
     }
 }

@@ -51,7 +51,9 @@ impl Drainer {
         let request = DrainRequest {
             name: name.clone(),
             deadline_ms: u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX),
-            when: "finish".to_owned(),
+            // As the service says.
+            when: String::new(),
+            quiet_ms: None,
             last: true,
             dry_run: false,
             until_restart: true,

@@ -18,6 +18,7 @@ use rustix::net::SocketType;
 use rustix::net::sockopt::{socket_acceptconn, socket_cookie, socket_type};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
+use super::drain::DrainTermsArgs;
 use super::drainer::Drainer;
 use super::{Client, refused};
 use crate::agent::active::rule::Wanted;
@@ -82,6 +83,8 @@ pub struct OfferArgs {
     /// otherwise: 500ms to 24h, or never; 30s unless given
     #[arg(long, value_name = "TIME")]
     pub give_up_after: Option<Patience>,
+    #[command(flatten)]
+    pub drained: DrainTermsArgs,
 }
 
 pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
@@ -111,6 +114,7 @@ pub async fn run(mut client: Client, args: RunArgs) -> Result<ExitCode> {
         exclusive: of.exclusive,
         sticky: of.sticky,
         give_up_after_ms: of.give_up_after.map(|patience| patience.0.ms()),
+        quiet_ms: of.drained.quiet_ms()?,
         private: args.private,
         command: if args.unit { "a unit of systemd".to_owned() } else { args.command.join(" ") },
         passed: passed_sockets(),

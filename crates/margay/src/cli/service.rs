@@ -7,6 +7,7 @@ use margay_control::api::v1::*;
 use margay_core::patience::GiveUpAfter;
 use miette::{Result, miette};
 
+use super::drain::DrainTermsArgs;
 use super::output::{count, moment};
 use super::{Client, Json, Out, flow, refused};
 use crate::fields::{Patience, socket_address};
@@ -90,6 +91,8 @@ pub struct PublishArgs {
     #[arg(long, value_name = "TIME")]
     give_up_after: Option<Patience>,
     #[command(flatten)]
+    drained: DrainTermsArgs,
+    #[command(flatten)]
     json: Json,
 }
 
@@ -142,6 +145,7 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
         exclusive: args.exclusive,
         sticky: args.sticky,
         give_up_after_ms: args.give_up_after.map(|patience| patience.0.ms()),
+        quiet_ms: args.drained.quiet_ms()?,
     };
     let info = client.service_publish(request).await.map_err(refused)?.into_inner();
     if args.json.json {
@@ -226,6 +230,9 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
         if let Some(ms) = service.give_up_after_ms {
             let patience = Patience(GiveUpAfter::of_ms(ms));
             out.line(&format!("  clients give this host up when it is silent for {patience}"))?;
+        }
+        if let Some(ms) = service.quiet_ms {
+            out.line(&format!("  a drain ends connections that have carried nothing for {ms} ms"))?;
         }
         for listener in &service.listeners {
             let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));

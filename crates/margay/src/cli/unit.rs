@@ -152,6 +152,9 @@ fn words(offer: &OfferArgs) -> Result<Vec<String>> {
         // One word: the text may have spaces.
         words.push(format!("--give-up-after={}", patience.to_string().replace(' ', "")));
     }
+    if let Some(quiet_ms) = offer.drained.quiet_ms()? {
+        words.extend(["--on-drain=quiet".to_owned(), format!("--quiet-ms={quiet_ms}")]);
+    }
     match words.iter().find(|word| is_special(word)) {
         Some(word) => Err(miette!("`{word}` has a character that a unit file cannot hold")),
         None => Ok(words),
@@ -252,12 +255,14 @@ mod test {
         let units = tempfile::tempdir().expect("a directory");
         let at = units.path().display();
         let args = enable_args(&format!(
-            "--service web.shop:80:8000 --service adm.shop --allow any --weight 5 --protocol tcp nginx --units {at}"
+            "--service web.shop:80:8000 --service adm.shop --allow any --weight 5 --protocol tcp \
+             --on-drain quiet nginx --units {at}"
         ));
         enable(&args.expect("good words"), &mut Out::new()).expect("written");
         let path = units.path().join("nginx.service.d/50-margay.conf");
         let text = fs::read_to_string(&path).expect("it is there");
-        let line = "run --unit --service web.shop:80:8000 --service adm.shop --protocol tcp --allow any --weight 5\n";
+        let line = "run --unit --service web.shop:80:8000 --service adm.shop --protocol tcp --allow any --weight 5 \
+                    --on-drain=quiet --quiet-ms=1000\n";
         assert!(text.contains("[Service]\n") && text.ends_with(line), "{text}");
         let place = || Place { units: Some(units.path().to_owned()) };
         let args = DisableArgs { now: false, unit: "nginx".into(), place: place(), json: Json { json: false } };

@@ -75,6 +75,7 @@ impl Bound {
             exclusive: false,
             sticky: false,
             give_up_after_ms: None,
+            quiet_ms: None,
         };
         Rule { source: Source::Socket(self.cookie()), offer }
     }

@@ -56,13 +56,16 @@ pub struct Offer {
     /// For how long clients wait for this host when it is silent, in milliseconds; all ones: for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub give_up_after_ms: Option<u32>,
+    /// A drain ends connections that have carried nothing for so long, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiet_ms: Option<u32>,
 }
 
 impl Offer {
     /// How it is served.
     pub fn terms(&self) -> Terms {
-        let Self { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms, .. } = *self;
-        Terms { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms }
+        let Self { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms, quiet_ms, .. } = *self;
+        Terms { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms, quiet_ms }
     }
 }
 
@@ -236,6 +239,7 @@ mod test {
             exclusive: false,
             sticky: false,
             give_up_after_ms: None,
+            quiet_ms: None,
         };
         Rule { source: Source::Owner(OwnerId(1)), offer }
     }

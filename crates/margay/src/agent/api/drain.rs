@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::api::v1::*;
+use margay_core::quiet::QUIET_MS_DEFAULT;
 use tokio::sync::watch;
 use tonic::Status;
 
 use super::service::parse_name;
 use super::{Streamed, environment, misuse, not_found};
 use crate::agent::Agent;
-use crate::agent::drain::{self, DrainError, Order};
+use crate::agent::drain::{self, DrainError, Order, When};
+use crate::fields;
 
 fn refusal(error: DrainError) -> Status {
     match error {
@@ -22,12 +24,21 @@ fn refusal(error: DrainError) -> Status {
 
 fn order(request: &DrainRequest) -> Result<Order, Status> {
     let name = (!request.name.is_empty()).then(|| parse_name(&request.name)).transpose()?;
-    let deadline = match request.when.as_str() {
-        "finish" => Duration::from_millis(request.deadline_ms),
-        "now" => Duration::ZERO,
-        other => return Err(misuse(format!("`{other}` is not one of finish, now"))),
+    let quiet_ms = request.quiet_ms.map(fields::quiet_ms).transpose().map_err(misuse)?;
+    if quiet_ms.is_some() && request.when != "quiet" {
+        return Err(misuse("a time without data is for `quiet` alone; leave it out, or drain with --when quiet"));
+    }
+    let (deadline, when) = match request.when.as_str() {
+        "" => (Duration::from_millis(request.deadline_ms), None),
+        "finish" => (Duration::from_millis(request.deadline_ms), Some(When::Finish)),
+        "quiet" => {
+            let quiet_ms = quiet_ms.unwrap_or(QUIET_MS_DEFAULT);
+            (Duration::from_millis(request.deadline_ms), Some(When::Quiet { quiet_ms }))
+        }
+        "now" => (Duration::ZERO, Some(When::Finish)),
+        other => return Err(misuse(format!("`{other}` is not one of finish, quiet, now"))),
     };
-    Ok(Order { name, deadline, is_last_drained: request.last, is_kept: !request.until_restart })
+    Ok(Order { name, deadline, when, is_last_drained: request.last, is_kept: !request.until_restart })
 }
 
 pub(super) async fn drain(agent: &Arc<Agent>, request: &DrainRequest) -> Result<Streamed<DrainReport>, Status> {

@@ -6,6 +6,7 @@ use tonic::{Request, Status};
 
 use super::service::{
     DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_give_up, parse_name, parse_partitions, parse_port, parse_protocol,
+    parse_quiet,
 };
 use super::{blocking, misuse};
 use crate::agent::Agent;
@@ -38,6 +39,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
     }
     let partition_bits = parse_partitions(request.partitions)?;
     let give_up_after_ms = parse_give_up(request.give_up_after_ms)?;
+    let quiet_ms = parse_quiet(request.quiet_ms)?;
     let offer = |offer: ProgramOffer| {
         let name = parse_name(&offer.name)?;
         divisible(&name, partition_bits).map_err(misuse)?;
@@ -53,6 +55,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
             exclusive: request.exclusive,
             sticky: request.sticky,
             give_up_after_ms,
+            quiet_ms,
         })
     };
     Ok(Order {

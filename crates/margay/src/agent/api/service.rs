@@ -61,6 +61,10 @@ pub(super) fn parse_give_up(ms: Option<u32>) -> Result<Option<u32>, Status> {
     ms.map(fields::give_up_after_ms).transpose().map_err(misuse)
 }
 
+pub(super) fn parse_quiet(ms: Option<u32>) -> Result<Option<u32>, Status> {
+    ms.map(fields::quiet_ms).transpose().map_err(misuse)
+}
+
 /// How many partitions those bits number; zero: none.
 fn count_of(partition_bits: u8) -> u32 {
     if partition_bits == 0 { 0 } else { 1 << partition_bits }
@@ -86,6 +90,7 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
             exclusive: request.exclusive,
             sticky: request.sticky,
             give_up_after_ms: parse_give_up(request.give_up_after_ms)?,
+            quiet_ms: parse_quiet(request.quiet_ms)?,
         },
     })
 }
@@ -210,6 +215,7 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         sticky: published.terms.sticky,
         drained: published.is_drained,
         give_up_after_ms: published.terms.give_up_after_ms,
+        quiet_ms: published.terms.quiet_ms,
     }
 }
 

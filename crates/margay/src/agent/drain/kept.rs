@@ -8,7 +8,7 @@ use margay_core::name::Name;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Drain, Drains};
+use super::{Drain, Drains, Order, When};
 
 const FILE: &str = "drains.json";
 const VERSION: u32 = 1;
@@ -27,6 +27,9 @@ struct KeptDrain {
     name: Option<String>,
     /// When flows that are left are reset.
     deadline_unix_s: u64,
+    /// What the order says of flows that are there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    when: Option<When>,
     /// No flows were left.
     is_over: bool,
 }
@@ -36,6 +39,7 @@ impl KeptDrain {
         Self {
             name: drain.name.as_ref().map(|name| name.written().to_owned()),
             deadline_unix_s: drain.deadline_unix_s,
+            when: drain.when,
             is_over: drain.is_over(),
         }
     }
@@ -58,10 +62,12 @@ impl Drains {
             if kept.version != VERSION {
                 return Err(damaged(format!("it has version {}, this program reads {VERSION}", kept.version)));
             }
-            for KeptDrain { name, deadline_unix_s, is_over } in kept.drains {
+            for KeptDrain { name, deadline_unix_s, when, is_over } in kept.drains {
                 let name = name.map(|name| name.parse::<Name>().map_err(|error| damaged(format!("{name}: {error}"))));
                 let left = Duration::from_secs(deadline_unix_s.saturating_sub(clock.unix_s()));
-                let drain = Drain::new(name.transpose()?, left.min(super::DEADLINE_MAX), true, clock);
+                let deadline = left.min(super::DEADLINE_MAX);
+                let order = Order { name: name.transpose()?, deadline, when, is_last_drained: true, is_kept: true };
+                let drain = Drain::new(order, clock);
                 if is_over {
                     drain.set_phase("over");
                 }
@@ -85,8 +91,11 @@ mod test {
     use super::*;
 
     fn drain(name: Option<&str>) -> Arc<Drain> {
-        let name = name.map(|name| name.parse().expect("a name"));
-        Arc::new(Drain::new(name, Duration::from_secs(60), true, &Clock::from_fn(|| 1000)))
+        let name: Option<Name> = name.map(|name| name.parse().expect("a name"));
+        let when = name.as_ref().map(|_| When::Quiet { quiet_ms: 50 });
+        let deadline = Duration::from_secs(60);
+        let order = Order { name, deadline, when, is_last_drained: true, is_kept: true };
+        Arc::new(Drain::new(order, &Clock::from_fn(|| 1000)))
     }
 
     #[test]
@@ -110,6 +119,7 @@ mod test {
             .map(|drain| (written(drain.name.as_ref()), drain.is_over(), drain.deadline_unix_s))
             .collect();
         assert_eq!(states, [("web.shop".to_owned(), true, 1060), ("adm.shop".to_owned(), false, 1060)]);
+        assert!(again.all.lock().iter().all(|drain| drain.when == Some(When::Quiet { quiet_ms: 50 })));
         assert_eq!(again.drained().names.len(), 2);
         let name: Name = "web.shop".parse().expect("a name");
         again.remove(Some(&name)).expect("it is drained");

@@ -2,6 +2,7 @@
 //! outlives a restart of the agent, and `margay undrain` ends it.
 
 mod kept;
+mod quiet;
 mod tally;
 
 use std::collections::BTreeSet;
@@ -12,6 +13,7 @@ use margay_control::api::v1::DrainReport;
 use margay_control::{Clock, StateDir, StateError};
 use margay_core::name::{Name, Prefix};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, block_in_place};
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -23,10 +25,25 @@ use super::{Agent, home};
 
 /// From one look at the flows to the next.
 const LOOK: Duration = Duration::from_millis(200);
-/// A drain is over after so many looks at the soonest: flows that kernels open by grants are told of a little later.
-const LOOKS_MIN: u32 = 3;
+/// The same where connections end when they are quiet: clients that ask at even times are not met busy each time.
+const LOOK_QUIET: Duration = Duration::from_millis(70);
+/// A drain is over after so long at the soonest: flows that kernels open by grants are told of a little later.
+const SETTLED: Duration = Duration::from_millis(400);
 /// A longer drain is a mistake.
 pub const DEADLINE_MAX: Duration = Duration::from_secs(86_400);
+
+/// What becomes of flows that are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum When {
+    /// They may end by themselves until the deadline.
+    Finish,
+    /// Besides, TCP connections that have carried nothing for so many milliseconds are ended in order.
+    Quiet {
+        /// From 10 to 600,000.
+        quiet_ms: u32,
+    },
+}
 
 /// What an operator wants.
 #[derive(Clone, Debug)]
@@ -35,6 +52,8 @@ pub struct Order {
     pub name: Option<Name>,
     /// How long flows may go on.
     pub deadline: Duration,
+    /// What becomes of them until then; as each service says where it is `None`.
+    pub when: Option<When>,
     /// Whether names that no other host serves are drained, too.
     pub is_last_drained: bool,
     /// Whether the drain outlives a restart of the agent.
@@ -77,19 +96,22 @@ struct Drain {
     /// When flows that are left are reset.
     deadline: Instant,
     deadline_unix_s: u64,
+    when: Option<When>,
     is_kept: bool,
     report: watch::Sender<DrainReport>,
     task: Mutex<Option<AbortHandle>>,
 }
 
 impl Drain {
-    fn new(name: Option<Name>, left: Duration, is_kept: bool, clock: &Clock) -> Self {
+    fn new(order: Order, clock: &Clock) -> Self {
+        let Order { name, deadline: left, when, is_kept, .. } = order;
         let written = name.as_ref().map(|name| name.written().to_owned()).unwrap_or_default();
         let report = DrainReport { name: written, phase: "announcing".to_owned(), ..DrainReport::default() };
         Self {
             name,
             deadline: Instant::now() + left,
             deadline_unix_s: clock.unix_s() + left.as_secs() + u64::from(left.subsec_nanos() > 0),
+            when,
             is_kept,
             report: watch::Sender::new(report),
             task: Mutex::default(),
@@ -255,11 +277,12 @@ async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
     if let Some(name) = order.name.as_ref().filter(|name| agent.services.find(name).is_none()) {
         return Err(DrainError::Unknown(name.clone()));
     }
-    let drain = Drain::new(order.name, order.deadline, order.is_kept, &agent.clock);
+    let is_last_drained = order.is_last_drained;
+    let drain = Drain::new(order, &agent.clock);
     if agent.drains.all.lock().iter().any(|known| known.is_of(drain.name.as_ref())) {
         return Err(DrainError::Already(written(drain.name.as_ref()), word(drain.name.as_ref())));
     }
-    for service in drain.published(agent).iter().filter(|service| service.is_served && !order.is_last_drained) {
+    for service in drain.published(agent).iter().filter(|service| service.is_served && !is_last_drained) {
         let name = service.name.written().to_owned();
         match has_others(agent, &service.name).await {
             Ok(true) => {}
@@ -301,14 +324,14 @@ async fn run(agent: Arc<Agent>, drain: Arc<Drain>) {
     });
     let published = drain.published(&agent);
     let mut tally = Tally::new(&drain, &published, &movable(&agent, &published).await);
-    let mut looks = interval(LOOK);
+    let begun = Instant::now();
+    let mut looks = interval(if tally.ends_quiet_ones() { LOOK_QUIET } else { LOOK });
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for look in 1_u32.. {
+    loop {
         looks.tick().await;
-        let is_due = Instant::now() >= drain.deadline;
-        let is_empty = block_in_place(|| tally.look(&agent, is_due));
+        let is_empty = block_in_place(|| tally.look(&agent, drain.deadline));
         drain.report.send_modify(|report| tally.tell(report, drain.deadline));
-        if is_empty && look >= LOOKS_MIN {
+        if is_empty && begun.elapsed() >= SETTLED {
             break;
         }
     }

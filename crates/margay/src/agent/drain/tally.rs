@@ -1,6 +1,7 @@
 //! What becomes of the flows of a drain, by name.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 use std::{cmp, mem};
 
 use margay_control::api::v1::{DrainCount, DrainReport};
@@ -9,18 +10,22 @@ use margay_core::name::{Prefix, ServiceId};
 use margay_wire::FlowId;
 use tokio::time::Instant;
 
-use super::Drain;
+use super::quiet::{self, Asking, ENDED_WITHIN};
+use super::{Drain, When};
 use crate::agent::service::Published;
 use crate::agent::{Agent, naming};
 
+pub(super) const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 /// The flows of one name.
-struct Row {
+pub(super) struct Row {
     prefix: Prefix,
     /// Its datagrams may go to another instance.
     is_movable: bool,
-    count: DrainCount,
+    /// Connections that have carried nothing for so long are ended.
+    pub quiet: Option<Duration>,
+    pub count: DrainCount,
 }
 
 /// What becomes of a flow.
@@ -32,14 +37,33 @@ enum Fate {
     Elsewhere,
 }
 
+/// A flow that was open at the last look.
+#[derive(Clone, Copy)]
+pub(super) struct Open {
+    /// Of its row.
+    pub place: usize,
+    pub asking: Asking,
+}
+
 /// The count of a drain.
 pub(super) struct Tally {
     /// The flows of this host that are meant.
     of: Prefix,
+    /// What the order says of flows that are there.
+    when: Option<When>,
     /// Longest prefix first; after them names that are not published any more.
-    rows: Vec<Row>,
-    /// Flows that were open at the last look, and the place of their row.
-    open: HashMap<FlowId, usize>,
+    pub rows: Vec<Row>,
+    pub open: HashMap<FlowId, Open>,
+}
+
+/// A connection that has carried nothing for so long is ended.
+fn quiet_of(when: Option<When>, service: Option<&Published>) -> Option<Duration> {
+    let quiet_ms = match when {
+        Some(When::Finish) => None,
+        Some(When::Quiet { quiet_ms }) => Some(quiet_ms),
+        None => service.and_then(|service| service.terms.quiet_ms),
+    };
+    quiet_ms.map(|quiet_ms| Duration::from_millis(quiet_ms.into()))
 }
 
 impl Tally {
@@ -48,13 +72,19 @@ impl Tally {
         let row = |service: &Published| Row {
             prefix: service.prefix(),
             is_movable: movable.contains(&service.name.prefix()),
+            quiet: quiet_of(drain.when, Some(service)),
             count: DrainCount { name: service.name.written().to_owned(), ..DrainCount::default() },
         };
         let mut rows: Vec<Row> = published.iter().map(row).collect();
         rows.sort_by_key(|row| cmp::Reverse(row.prefix.bits));
         let of_name = |name: &margay_core::name::Name| rows.first().map_or_else(|| name.prefix(), |row| row.prefix);
         let of = drain.name.as_ref().map(of_name).unwrap_or_default();
-        Self { of, rows, open: HashMap::new() }
+        Self { of, when: drain.when, rows, open: HashMap::new() }
+    }
+
+    /// Whether connections of any name end when they are quiet.
+    pub(super) fn ends_quiet_ones(&self) -> bool {
+        self.rows.iter().any(|row| row.quiet.is_some())
     }
 
     fn served(&self, agent: &Agent) -> Vec<ServedFlow> {
@@ -68,49 +98,60 @@ impl Tally {
         }
         let prefix = Prefix::from(*service);
         let count = DrainCount { name: naming::prefix(agent, &prefix), ..DrainCount::default() };
-        self.rows.push(Row { prefix, is_movable: false, count });
+        self.rows.push(Row { prefix, is_movable: false, quiet: quiet_of(self.when, None), count });
         self.rows.len() - 1
     }
 
     fn fate(&self, place: usize, flow: &ServedFlow) -> Fate {
-        if flow.protocol == UDP && self.rows[place].is_movable { Fate::Elsewhere } else { Fate::Stays }
+        if flow.app.protocol == UDP && self.rows[place].is_movable { Fate::Elsewhere } else { Fate::Stays }
     }
 
     /// Counts what a drain would meet.
     pub(super) fn rehearse(&mut self, agent: &Agent) {
-        for flow in self.served(agent) {
+        let flows = self.served(agent);
+        for flow in &flows {
             let place = self.place_of(agent, &flow.service);
-            let fate = self.fate(place, &flow);
+            let fate = self.fate(place, flow);
             let count = &mut self.rows[place].count;
             count.open += 1;
             count.elsewhere += u64::from(fate == Fate::Elsewhere);
+            self.open.insert(flow.flow, Open { place, asking: Asking::default() });
         }
+        quiet::rehearse(self, &flows);
     }
 
-    /// Counts flows that have ended since the last look, and ends those that go elsewhere; with `is_due` all that are
-    /// left. Gives whether none is.
-    pub(super) fn look(&mut self, agent: &Agent, is_due: bool) -> bool {
+    /// Counts flows that have ended since the last look, asks for the end of those that are quiet, and ends those that
+    /// go elsewhere, and all that are left at the deadline. Gives whether none is.
+    pub(super) fn look(&mut self, agent: &Agent, deadline: Instant) -> bool {
+        let now = Instant::now();
         let mut before = mem::take(&mut self.open);
         let mut ending = Vec::new();
         self.rows.iter_mut().for_each(|row| row.count.open = 0);
-        for flow in self.served(agent) {
-            before.remove(&flow.flow);
+        let flows = self.served(agent);
+        for flow in &flows {
+            let asking = before.remove(&flow.flow).map(|known| known.asking).unwrap_or_default();
             let place = self.place_of(agent, &flow.service);
-            let fate = self.fate(place, &flow);
-            let count = &mut self.rows[place].count;
+            let fate = self.fate(place, flow);
+            let row = &mut self.rows[place];
+            // Those that end when they are quiet are asked for once more at the deadline.
+            let more = if row.quiet.is_some() && flow.app.protocol == TCP { ENDED_WITHIN } else { Duration::ZERO };
             match fate {
-                Fate::Elsewhere => count.elsewhere += 1,
-                Fate::Stays if is_due => count.reset += 1,
+                Fate::Elsewhere => row.count.elsewhere += 1,
+                Fate::Stays if now >= deadline + more || asking.is_overdue(now) => row.count.reset += 1,
                 Fate::Stays => {
-                    count.open += 1;
-                    self.open.insert(flow.flow, place);
+                    row.count.open += 1;
+                    self.open.insert(flow.flow, Open { place, asking });
                     continue;
                 }
             }
             ending.push(flow.flow);
         }
-        before.into_values().for_each(|place| self.rows[place].count.finished += 1);
+        for gone in before.into_values() {
+            let count = &mut self.rows[gone.place].count;
+            if gone.asking.has_ended() { count.quiet += 1 } else { count.finished += 1 }
+        }
         agent.core.0.with_sal(|sal, now| sal.end_drained(now, &ending));
+        quiet::ask(self, agent, &flows);
         self.open.is_empty()
     }
 

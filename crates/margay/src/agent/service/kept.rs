@@ -31,6 +31,8 @@ struct KeptService {
     sticky: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     give_up_after_ms: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    quiet_ms: Option<u32>,
     listeners: Vec<Listener>,
 }
 
@@ -49,8 +51,8 @@ impl Services {
         for service in kept.services {
             let name: Name = service.name.parse().map_err(|error| damaged(format!("{}: {error}", service.name)))?;
             let KeptService { weight, priority, partition_bits, exclusive, sticky, .. } = service;
-            let KeptService { give_up_after_ms, listeners, .. } = service;
-            let terms = Terms { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms };
+            let KeptService { give_up_after_ms, quiet_ms, listeners, .. } = service;
+            let terms = Terms { weight, priority, partition_bits, exclusive, sticky, give_up_after_ms, quiet_ms };
             publications.extend(listeners.into_iter().map(|listener| Publication {
                 name: name.clone(),
                 listener,
@@ -69,6 +71,7 @@ impl Services {
             exclusive: service.terms.exclusive,
             sticky: service.terms.sticky,
             give_up_after_ms: service.terms.give_up_after_ms,
+            quiet_ms: service.terms.quiet_ms,
             listeners: service.listeners.iter().filter(|listener| listener.origin == Origin::Order).cloned().collect(),
         };
         let services: Vec<KeptService> = self.published.lock().iter().map(kept_of).collect();

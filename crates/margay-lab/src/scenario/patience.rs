@@ -72,6 +72,10 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A host that lost its router asks for it less and less often, and so does a TCP that is not answered.
 const BACK_LIMIT: Duration = Duration::from_secs(60);
 
+/// An agent that was restarted between a FIN and its acknowledgement cannot know that the connection is over. It keeps
+/// the flow for forty seconds, and for twice as long as the last packet has waited.
+const ENDING_LIMIT: Duration = Duration::from_secs(90);
+
 /// For how long hosts are away.
 struct Length {
     /// In every event but the first.
@@ -148,7 +152,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         close(idle, held, &serving.greeter, findings)
     });
     // Not their entries: kernels remember the address that the server has left for minutes.
-    findings.set("flows_left", entries::flows_left(&ends, LIMIT)?);
+    findings.set("flows_left", entries::flows_left(&ends, ENDING_LIMIT)?);
     pair::report_resets(&hosts, findings)
 }
 

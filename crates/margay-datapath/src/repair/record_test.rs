@@ -111,7 +111,7 @@ fn damage_is_found_where_it_is() {
         (92, 1, 92),
         (100, 16, 100),
         (102, 0xff, 101),
-        (107, 2, 106),
+        (106, 2, 106),
         (112, 1, 112),
     ];
     for (at, byte, field) in damages {

@@ -85,16 +85,26 @@ fn nft(rules: &str) {
     assert!(nft.wait().unwrap().success(), "{rules}");
 }
 
-/// Lets no packet of a listener's connections pass.
-fn hold(listener: &TcpListener) {
+/// Lets no packet reach a listener's sockets: what they send arrives, and is not acknowledged.
+fn hold_answers(listener: &TcpListener) {
     let port = listener.local_addr().unwrap().port();
     nft(&format!(
         "add table inet held
         add chain inet held input {{ type filter hook input priority 0; }}
         add rule inet held input meta mark {MARK} accept
-        add rule inet held input tcp dport {port} drop
-        add rule inet held input tcp sport {port} drop\n"
+        add rule inet held input tcp dport {port} drop\n"
     ));
+}
+
+/// Lets no packet of a listener's connections pass.
+fn hold(listener: &TcpListener) {
+    hold_answers(listener);
+    hold_rest(listener);
+}
+
+fn hold_rest(listener: &TcpListener) {
+    let port = listener.local_addr().unwrap().port();
+    nft(&format!("add rule inet held input tcp sport {port} drop\n"));
 }
 
 fn release() {
@@ -216,9 +226,10 @@ fn bytes_of_both_queues_arrive() {
             let unread = pattern(UNREAD_LEN);
             connection.client.write_all(&unread).unwrap();
             await_unread(&connection.server, UNREAD_LEN);
-            hold(&connection.listener);
+            hold_answers(&connection.listener);
             let written = pattern(WRITTEN_LEN);
             let written = &written[..write_until_full(&mut connection.server, &written)];
+            hold_rest(&connection.listener);
             let (mut connection, record) = connection.carry_held();
             assert!(record.receive_queue == unread && record.send_queue == written, "{place}");
             let unsent_len = record.unsent_len as usize;
@@ -256,8 +267,9 @@ fn what_the_peer_has_ended_stays_ended() {
                 let mut text = String::new();
                 connection.server.read_to_string(&mut text).unwrap();
             }
-            hold(&connection.listener);
+            hold_answers(&connection.listener);
             connection.server.write_all(&pattern(UNREAD_LEN)).unwrap();
+            hold_rest(&connection.listener);
             let (connection, record) = connection.carry_held();
             assert_eq!(record.state, State::CloseWait);
             let (mut connection, again) = connection.carry();
@@ -317,6 +329,35 @@ fn options_of_a_program_are_kept() {
 }
 
 #[test]
+fn a_socket_that_was_shut_for_reading_stays_so() {
+    isolated("a_socket_that_was_shut_for_reading_stays_so", || {
+        own_loopback();
+        let connection = Connection::new(PLACES[0]);
+        connection.server.shutdown(std::net::Shutdown::Read).unwrap();
+        let (mut connection, record) = connection.carry();
+        assert!(record.reading_is_shut && record.state == State::Established);
+        assert_eq!(connection.server.read(&mut [0]).unwrap(), 0);
+        connection.server.write_all(b"heard").unwrap();
+        assert_eq!(read(&mut connection.client, 5), b"heard");
+    });
+}
+
+#[test]
+fn a_server_listens_again_beside_a_connection_that_was_carried() {
+    isolated("a_server_listens_again_beside_a_connection_that_was_carried", || {
+        own_loopback();
+        for place in PLACES {
+            let (connection, _) = Connection::new(place).carry();
+            let address = connection.listener.local_addr().unwrap();
+            let Connection { listener, client, server } = connection;
+            drop(listener);
+            let listener = TcpListener::bind(address).unwrap();
+            Connection { listener, client, server }.prove();
+        }
+    });
+}
+
+#[test]
 fn keepalives_of_the_peer_are_answered() {
     isolated("keepalives_of_the_peer_are_answered", || {
         own_loopback();
@@ -358,24 +399,52 @@ fn what_is_given_up_is_given_up_silently() {
         let connection = Connection::new(PLACES[0]);
         let mut of_program = connection.server.try_clone().unwrap();
         let ends = [connection.server.local_addr().unwrap(), connection.server.peer_addr().unwrap()];
-        hold(&connection.listener);
-        (&connection.server).write_all(&pattern(UNREAD_LEN)).unwrap();
-        let frozen = Frozen::freeze(connection.server.into()).unwrap();
-        let record = frozen.dump().unwrap();
-        // No client retransmits, so that any packet would be this end's.
-        release();
+        // Nothing is on its way, so that whatever the client hears is of what follows.
         let heard = info(&connection.client).tcpi_segs_in;
+        let frozen = Frozen::freeze(connection.server.into()).unwrap();
+        let mut record = frozen.dump().unwrap();
         let exists = set_up(&record, ends);
         assert!(matches!(exists, Err(RepairError::Exists { .. })), "{exists:?}");
         frozen.close_silently().unwrap();
         let error = of_program.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
         drop(of_program);
+        let words = b"not sent yet";
+        record.send_queue = words.to_vec();
+        record.unsent_len = words.len() as u32;
+        record.send_sequence = record.send_sequence.wrapping_add(record.unsent_len);
         set_up(&record, ends).unwrap().discard();
+        let restored = set_up(&record, ends).unwrap();
         assert_eq!(info(&connection.client).tcpi_segs_in, heard, "the peer hears nothing");
-        let server = set_up(&record, ends).unwrap().go_on().unwrap().into();
-        let mut connection = Connection { server, ..connection };
-        assert!(read(&mut connection.client, UNREAD_LEN) == pattern(UNREAD_LEN));
+        let mut connection = Connection { server: restored.go_on().unwrap().into(), ..connection };
+        assert_eq!(read(&mut connection.client, words.len()), words);
+        connection.prove();
+    });
+}
+
+#[test]
+fn queues_are_carried_up_to_a_bound() {
+    isolated("queues_are_carried_up_to_a_bound", || {
+        own_loopback();
+        let mut connection = Connection::new(PLACES[0]);
+        let much = pattern(40 << 20);
+        set_number(&connection.server, SOL_SOCKET, libc::SO_SNDBUFFORCE, much.len() as u32);
+        set_number(&connection.server, SOL_SOCKET, libc::SO_RCVBUFFORCE, much.len() as u32);
+        connection.server.write_all(&much).unwrap();
+        let unread = &much[..10 << 20];
+        connection.client.write_all(unread).unwrap();
+        await_info(&connection.client, |info| info.tcpi_bytes_acked > unread.len() as u64);
+        let frozen = Frozen::freeze(connection.server.into()).unwrap();
+        let error = frozen.dump().unwrap_err();
+        assert!(matches!(error, RepairError::TooLong { queue: "send", .. }), "{error}");
+        connection.server = frozen.thaw().into();
+        let read_len = 26 << 20;
+        assert!(read(&mut connection.client, read_len) == much[..read_len]);
+        let (mut connection, record) = connection.carry();
+        assert!(record.receive_queue == unread, "{} bytes", record.receive_queue.len());
+        assert!(much.ends_with(&record.send_queue) && record.send_queue.len() > 1 << 20);
+        assert!(read(&mut connection.client, much.len() - read_len) == much[read_len..]);
+        assert!(read(&mut connection.server, unread.len()) == unread);
         connection.prove();
     });
 }

@@ -90,6 +90,7 @@ impl Frozen {
             state: numbers.connection.state,
             receive_sequence: numbers.receive_sequence,
             send_sequence: numbers.send_sequence,
+            // At most the queue's length, which is bounded.
             unsent_len: numbers.unsent_len as u32,
             // In repair mode, what the peer has said; otherwise what the path lets pass.
             mss: u16::try_from(tcp(libc::TCP_MAXSEG)?).unwrap_or(u16::MAX),

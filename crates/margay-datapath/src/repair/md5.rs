@@ -15,6 +15,8 @@ const AO_INFO_LEN: usize = 56;
 /// From `include/uapi/linux/sock_diag.h` and `inet_diag.h`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const INET_DIAG_MD5SIG: u16 = 18;
+/// Keys are told together with `INET_DIAG_INFO` (2).
+const ASK_FOR_INFO: u8 = 1 << (2 - 1);
 /// Lengths of `nlmsghdr`, `inet_diag_req_v2`, `inet_diag_msg` and `nlattr`.
 const HEADER_LEN: usize = 16;
 const REQUEST_LEN: usize = 56;
@@ -51,7 +53,7 @@ fn request(local: SocketAddr, remote: SocketAddr, cookie: [u8; 8]) -> Vec<u8> {
     message.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     message.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
     message.extend([0; 8]);
-    message.extend([family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
+    message.extend([family as u8, libc::IPPROTO_TCP as u8, ASK_FOR_INFO, 0]);
     // All states.
     message.extend(u32::MAX.to_ne_bytes());
     message.extend(local.port().to_be_bytes());

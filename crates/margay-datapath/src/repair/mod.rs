@@ -1,4 +1,4 @@
-//! A connected TCP socket taken down on one host and set up again on another, by Linux's `TCP_REPAIR` (DESIGN §9): the
+//! A connected TCP socket taken down on one host and set up again on another, by Linux's `TCP_REPAIR` (DESIGN §10): the
 //! connection's numbers, what waits in both of its queues, and the options that a program has set.
 //!
 //! 1. The caller stops the program's use of the socket, and holds the connection's packets in both directions.
@@ -13,8 +13,12 @@
 //!
 //! All of it wants `CAP_NET_ADMIN` in the user namespace that the socket's network namespace belongs to.
 //!
+//! Hold them rather than discard them: the new socket knows no round-trip time, and sends again what was lost on the
+//! way to the peer only after one to four seconds. What the peer has got is acknowledged within a round trip.
+//!
 //! What is not carried: segments that came out of order (the peer sends them again), the estimates of round-trip time
-//! and congestion window (both begin anew), and options that [`SocketOptions`] does not name, socket filters among them.
+//! and congestion window (both begin anew), where urgent data ends that this end has sent, and options that
+//! [`SocketOptions`] does not name, socket filters among them.
 
 mod descriptor;
 mod error;

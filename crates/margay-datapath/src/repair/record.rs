@@ -225,7 +225,8 @@ impl TcpRecord {
         all.into_iter().filter(|(_, is_set)| *is_set).fold(0, |flags, (flag, _)| flags | flag)
     }
 
-    /// The record as bytes. Lengths fit their fields where they are in bounds; fields out of their documented bounds give what [`decode`](Self::decode) refuses.
+    /// The record as bytes. Fields out of their documented bounds give what [`decode`](Self::decode) refuses; in
+    /// bounds, all lengths fit their fields.
     pub fn encode(&self) -> Vec<u8> {
         let options = &self.options;
         let scales = self.scales.unwrap_or(WindowScales { send: 0, receive: 0 });

@@ -156,7 +156,8 @@ impl Restored {
         let room = [record.receive_queue.len(), record.send_queue.len()];
         let set = options::set_buffers(socket, &record.options, room);
         set.map_err(RepairError::making("setsockopt(SO_RCVBUFFORCE, SO_SNDBUFFORCE, SO_BUF_LOCK)"))?;
-        // Without it the kernel cuts segments of 536 bytes, whatever the connection's options say afterwards.
+        // Without it the kernel cuts segments of 536 bytes, whatever TCP_REPAIR_OPTIONS say, until the peer's window is
+        // greater than ever before.
         let mss = record.mss.clamp(MAXSEG_MIN, MAXSEG_MAX);
         socket.set(IPPROTO_TCP, libc::TCP_MAXSEG, mss.into()).map_err(RepairError::making("setsockopt(TCP_MAXSEG)"))?;
         let name = &record.options.congestion;

@@ -410,15 +410,12 @@ fn what_is_given_up_is_given_up_silently() {
         let error = of_program.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
         drop(of_program);
-        let words = b"not sent yet";
-        record.send_queue = words.to_vec();
-        record.unsent_len = words.len() as u32;
-        record.send_sequence = record.send_sequence.wrapping_add(record.unsent_len);
+        write_unsent(&mut record, UNSENT);
         set_up(&record, ends).unwrap().discard();
         let restored = set_up(&record, ends).unwrap();
         assert_eq!(info(&connection.client).tcpi_segs_in, heard, "the peer hears nothing");
         let mut connection = Connection { server: restored.go_on().unwrap().into(), ..connection };
-        assert_eq!(read(&mut connection.client, words.len()), words);
+        assert_eq!(read(&mut connection.client, UNSENT.len()), UNSENT);
         connection.prove();
     });
 }
@@ -448,6 +445,15 @@ fn queues_are_carried_up_to_a_bound() {
         assert!(read(&mut connection.server, unread.len()) == unread);
         connection.prove();
     });
+}
+
+const UNSENT: &[u8] = b"not sent yet";
+
+/// As if the program of a record with an empty send queue had written that while its window was closed.
+fn write_unsent(record: &mut TcpRecord, bytes: &[u8]) {
+    record.send_queue = bytes.to_vec();
+    record.unsent_len = bytes.len() as u32;
+    record.send_sequence = record.send_sequence.wrapping_add(record.unsent_len);
 }
 
 fn refusal(socket: impl Into<OwnedFd>) -> Refusal {
@@ -558,7 +564,8 @@ fn a_fin_that_does_not_come_ends_nothing() {
         connection.client.shutdown(std::net::Shutdown::Write).unwrap();
         await_info(&connection.client, |info| info.tcpi_state == 5);
         hold(&connection.listener);
-        let (record, ends) = take_down(connection.server);
+        let (mut record, ends) = take_down(connection.server);
+        write_unsent(&mut record, UNSENT);
         let error = restore(&record, ends[0], ends[1], &mut |_| Ok(())).unwrap_err();
         assert!(matches!(error, RepairError::FinLost { .. }), "{error}");
         let error = restore(&record, ends[0], ends[1], &mut |_| Err(io::ErrorKind::Other.into())).unwrap_err();
@@ -566,9 +573,11 @@ fn a_fin_that_does_not_come_ends_nothing() {
         let restored = set_up(&record, ends).unwrap();
         release();
         let mut server = TcpStream::from(restored.go_on().unwrap());
+        assert_eq!(info(&server).tcpi_notsent_bytes, 0, "it is sent at once");
         assert_eq!(server.read(&mut [0]).unwrap(), 0);
         server.write_all(b"still here").unwrap();
         let mut client = connection.client;
+        assert_eq!(read(&mut client, UNSENT.len()), UNSENT);
         assert_eq!(read(&mut client, 10), b"still here");
     });
 }

@@ -349,6 +349,7 @@ fn a_server_listens_again_beside_a_connection_that_was_carried() {
         own_loopback();
         for place in PLACES {
             let (connection, _) = Connection::new(place).carry();
+            assert!(info(&connection.server).tcpi_segs_out > 0, "the peer hears of it at once");
             let address = connection.listener.local_addr().unwrap();
             let Connection { listener, client, server } = connection;
             drop(listener);

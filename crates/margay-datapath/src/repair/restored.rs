@@ -115,11 +115,11 @@ impl Restored {
         let descriptor = self.descriptor();
         let left = descriptor.leave_repair(Leaving::Probe, self.options.reuses_address);
         left.map_err(RepairError::making("setsockopt(TCP_REPAIR)"))?;
-        // Sends what the windows let pass; nothing else does for a connection in CLOSE-WAIT. A few bytes of a corked
-        // connection leave early.
+        // To take the cork out sends what the windows let pass; nothing else does for a connection in CLOSE-WAIT. A few
+        // bytes of a corked connection leave early.
         let steps = [
-            (libc::TCP_NODELAY, true),
             (libc::TCP_NODELAY, self.options.no_delay),
+            (libc::TCP_CORK, false),
             (libc::TCP_CORK, self.options.corked),
         ];
         for (name, value) in steps {

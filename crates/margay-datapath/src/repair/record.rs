@@ -5,7 +5,8 @@
 //!  8..12 flags | 12..16 receive sequence | 16..20 send sequence | 20..24 unsent bytes | 24..26 MSS
 //! 26 scale of what is sent | 27 scale of what is received | 28..32 timestamp
 //! 32..52 window: sequence of the last update, send, greatest send, receive, sequence of the last announcement
-//! 52..54 keepalive idle (s) | 54..56 keepalive interval (s) | 56 keepalive probes | 57 TOS | 58 traffic class | 59 zero
+//! 52..54 keepalive idle (s) | 54..56 keepalive interval (s) | 56 keepalive probes
+//! 57 TOS | 58 traffic class | 59 zero
 //! 60..64 user time-out (ms) | 64..68 linger (s) | 68..72 receive buffer | 72..76 send buffer | 76..80 priority
 //! 80..84 receive low-water mark | 84..92 receive time-out (µs) | 92..100 send time-out (µs)
 //! 100 length, congestion control | length (4 bytes), receive queue | length (4 bytes), send queue

@@ -26,6 +26,7 @@ pub mod packet;
 mod pinhole;
 #[cfg(test)]
 mod prelude;
+pub mod repair;
 mod restart;
 #[cfg(test)]
 mod sample;

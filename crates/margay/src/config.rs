@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use crate::agent::active::rule::{Offer, Rule, Source};
+use crate::agent::health::spec::{HealthSection, LoadSection};
 use crate::etcd_section::EtcdSection;
 use crate::fields::{self, Patience};
 use crate::listener::{self, Protocol, ServiceName};
@@ -255,6 +256,12 @@ pub struct ServiceSection {
     /// Flows to it are to be sealed.
     #[serde(default)]
     pub secure: bool,
+    /// How this host finds out whether it is well; while it is not, it takes no new flows.
+    #[serde(default)]
+    pub health: Option<HealthSection>,
+    /// How this host finds out how loaded it is, and with that, how much of its weight it keeps.
+    #[serde(default)]
+    pub load: Option<LoadSection>,
     /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
     #[serde(default, deserialize_with = "fields::allow_list")]
     pub allow: Vec<String>,
@@ -501,11 +508,21 @@ impl ServiceSection {
         self.listen.is_none().then(|| Rule { source: Source::Host(self.executable.clone()), offer })
     }
 
+    /// Which checks of a name this section and another one of it both say, and not alike.
+    fn differs_in_checks(&self, other: &Self) -> Option<&'static str> {
+        if self.health.is_some() && other.health.is_some() && self.health != other.health {
+            return Some("health");
+        }
+        (self.load.is_some() && other.load.is_some() && self.load != other.load).then_some("load")
+    }
+
     /// What is wrong with it as a whole, and what to do.
     fn check(&self, ranges: Ranges) -> Result<(), (String, String)> {
         let name = &self.name;
         listener::divisible(&name.0, self.partitions)
             .map_err(|what| (what, "remove `partitions`, or correct the name".to_owned()))?;
+        self.health.as_ref().map_or(Ok(()), |health| health.check(self.protocol))?;
+        self.load.as_ref().map_or(Ok(()), LoadSection::check)?;
         match self.listen {
             None if self.executable.is_none() && self.listen_port.is_none() => Err((
                 format!("nothing says which sockets serve {name}"),
@@ -635,6 +652,11 @@ impl Config {
                 let word = if other.exclusive == this.exclusive { "partitions" } else { "exclusive" };
                 let what = format!("the sections of {} do not agree about `{word}`", this.name);
                 return Err((what, Some(service.span()), "say the same in all of them".into()));
+            }
+            let others = self.service[..at].iter().map(Spanned::get_ref).filter(|earlier| earlier.name == this.name);
+            if let Some(key) = others.filter_map(|other| this.differs_in_checks(other)).next() {
+                let what = format!("the sections of {} do not agree about `{key}`", this.name);
+                return Err((what, Some(service.span()), "say it in one of them".into()));
             }
             if twin.is_some() {
                 let what = match this.listen {

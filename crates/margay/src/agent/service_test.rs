@@ -126,7 +126,7 @@ fn publication(name: &str, listen: &str) -> Publication {
         origin: Origin::Order,
         takes_both: false,
     };
-    Publication { name: name.parse().expect("literal"), listener, terms: TERMS }
+    Publication { name: name.parse().expect("literal"), listener, terms: TERMS, checks: Checks::default() }
 }
 
 #[tokio::test]

@@ -254,12 +254,8 @@ impl Services {
             self.take(&name.prefix());
             if let Some(before) = before {
                 for listener in before.listeners {
-                    let again = Publication {
-                        name: name.clone(),
-                        listener,
-                        terms: before.terms,
-                        checks: checks.clone(),
-                    };
+                    let again =
+                        Publication { name: name.clone(), listener, terms: before.terms, checks: checks.clone() };
                     if let Err(error) = self.put(again) {
                         tracing::error!(%name, %error, "what was published before cannot be put back");
                     }

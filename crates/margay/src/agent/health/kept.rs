@@ -96,7 +96,10 @@ mod test {
         health.keep();
         let web: Name = "web.shop".parse().expect("a name");
         let restored = Health::open(dir.clone()).expect("read").restored();
-        assert_eq!(restored.into_iter().collect::<Vec<_>>(), [(web.prefix(), Fitness { sick: Some(sick), percent: 100 })]);
+        assert_eq!(
+            restored.into_iter().collect::<Vec<_>>(),
+            [(web.prefix(), Fitness { sick: Some(sick), percent: 100 })]
+        );
 
         dir.write(FILE, b"{}").expect("written");
         assert!(Health::open(dir).is_err());

@@ -64,7 +64,9 @@ pub async fn check(probe: Probe<'_>, listeners: &[SocketAddr], limit: Duration) 
         let asked = async {
             match probe {
                 Probe::Http { path, status } => get(at, path, status).await,
-                Probe::Connect | Probe::Command(_) => TcpStream::connect(at).await.map(drop).map_err(|error| error.to_string()),
+                Probe::Connect | Probe::Command(_) => {
+                    TcpStream::connect(at).await.map(drop).map_err(|error| error.to_string())
+                }
             }
         };
         let answered = timeout(limit, asked).await.map_err(|_| {
@@ -89,7 +91,8 @@ fn reached_at(listener: SocketAddr) -> SocketAddr {
 async fn get(at: SocketAddr, path: &str, wanted: StatusRange) -> Result<(), String> {
     let stream = TcpStream::connect(at).await.map_err(|error| error.to_string())?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| causes(&error))?;
-    let request = Request::get(path).header(HOST, at.to_string()).header(USER_AGENT, "margay").header(CONNECTION, "close");
+    let request =
+        Request::get(path).header(HOST, at.to_string()).header(USER_AGENT, "margay").header(CONNECTION, "close");
     let request = request.body(String::new()).map_err(|error| error.to_string())?;
     let mut asked = pin!(sender.send_request(request));
     let answer = tokio::select! {
@@ -193,11 +196,8 @@ mod test {
 
     #[test]
     fn a_socket_at_every_address_is_reached_on_the_loopback() {
-        for (listener, at) in [
-            ("0.0.0.0:80", "127.0.0.1:80"),
-            ("[::]:80", "[::1]:80"),
-            ("10.0.0.2:80", "10.0.0.2:80"),
-        ] {
+        for (listener, at) in [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("10.0.0.2:80", "10.0.0.2:80")]
+        {
             assert_eq!(reached_at(listener.parse().expect("an address")).to_string(), at);
         }
     }

@@ -115,7 +115,10 @@ impl HealthSection {
         let count = ways.into_iter().filter(|is_given| *is_given).count();
         if count != 1 {
             let what = format!("`health` says {count} ways to check a service; one is wanted");
-            return Err((what, "write one of `connect = true`, `http = \"/path\"`, `command = [\"/path\"]`".to_owned()));
+            return Err((
+                what,
+                "write one of `connect = true`, `http = \"/path\"`, `command = [\"/path\"]`".to_owned(),
+            ));
         }
         if self.status.is_some() && self.http.is_none() {
             let what = "`status` is about the answer to a request, and `health` makes none".to_owned();
@@ -354,8 +357,14 @@ mod test {
 
     #[test]
     fn values_out_of_bounds_are_refused() {
-        for text in ["interval = \"500ms\"", "interval = 2", "timeout = \"2m\"", "rise = 0", "fall = 101", "slow_start = \"2h\""]
-        {
+        for text in [
+            "interval = \"500ms\"",
+            "interval = 2",
+            "timeout = \"2m\"",
+            "rise = 0",
+            "fall = 101",
+            "slow_start = \"2h\"",
+        ] {
             assert!(toml::from_str::<HealthSection>(&format!("connect = true\n{text}")).is_err(), "{text}");
         }
         for text in ["", "399-200", "20", "200-", "200-600", "ok"] {
@@ -367,7 +376,8 @@ mod test {
 
     #[test]
     fn what_is_kept_is_read_again() {
-        for text in ["http = \"/\"\nstatus = \"200-299\"\nslow_start = \"1m\"", "connect = true\ninterval = \"1m 30s\""] {
+        for text in ["http = \"/\"\nstatus = \"200-299\"\nslow_start = \"1m\"", "connect = true\ninterval = \"1m 30s\""]
+        {
             let section = health(text);
             let kept = serde_json::to_string(&section).expect("plain data");
             assert_eq!(serde_json::from_str::<HealthSection>(&kept).expect("read"), section, "{kept}");

@@ -1,6 +1,6 @@
-//! `sick-instance`: three web servers of one name are checked by their own agents. One becomes sick, by an error page, by
-//! standing still, and by the end of its listener; it gets no new connections, those that are open live on, the lists
-//! say why, and it comes back.
+//! `sick-instance`: three web servers of one name are checked by their own agents. One after the other goes out of
+//! service: by an error page, by standing still, and by the end of its listener. It gets no new connections, those that
+//! are open live on, the lists say why, and it comes back.
 
 use std::path::Path;
 use std::time::Duration;

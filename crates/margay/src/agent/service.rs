@@ -261,21 +261,23 @@ impl Services {
                     }
                 }
             }
+            self.forget_checks(&name);
         })
     }
 
     fn put(&self, publication: Publication) -> Result<(), PublishError> {
         let Publication { name, listener, terms, checks } = publication;
         self.check(&name, &listener, terms)?;
-        if listener.origin == Origin::Order {
-            self.set_checks(&name, checks);
-        }
+        let is_ordered = listener.origin == Origin::Order;
         self.change_by_order(|| {
             self.change(&name, terms, |listeners| {
                 listeners.retain(|known| !is_same_place(known, &listener));
                 listeners.push(listener);
             })
         })?;
+        if is_ordered {
+            self.set_checks(&name, checks);
+        }
         // Also what is registered already: whoever says it again may have a reason, a new key say.
         if let Some(service) = self.find(&name).filter(|service| service.is_served) {
             self.announce(&service);

@@ -1,5 +1,5 @@
-//! Programs that are asked how a service is. Each runs in a process group of its own, which ends with it: nothing that it
-//! has started stays, unless that has left the group.
+//! Programs that are asked how a service is. Each runs in a process group of its own, which ends with it: nothing that
+//! it has started stays, unless that has left the group.
 
 use std::convert::Infallible;
 use std::future::pending;

@@ -1,8 +1,8 @@
 //! Health of what this host serves, as the operator wants it checked: a service whose checks fail is sick, and takes no
 //! new flows until they succeed again (decision 0067).
 //!
-//! Reading order: [`spec`] (what is checked), [`state`] (when a service is sick), [`probe`] and [`command`] (one check),
-//! [`watched`] (one service), this file (which services are checked), [`kept`].
+//! Reading order: [`spec`] (what is checked), [`state`] (when a service is sick), [`probe`] and [`command`] (one
+//! check), [`watched`] (one service), this file (which services are checked), [`kept`].
 
 pub mod command;
 mod kept;

@@ -54,7 +54,8 @@ pub struct HealthSection {
     /// So many checks in a row fail before a service is sick.
     #[serde(default = "default_fall", deserialize_with = "streak")]
     pub fall: u32,
-    /// How long the weight of a service that was sick takes to grow back, in ten steps: up to `1h`; at once unless given.
+    /// How long the weight of a service that was sick takes to grow back, in ten steps: up to `1h`; at once unless
+    /// given.
     #[serde(default, deserialize_with = "some_slow_start", serialize_with = "written_some_time")]
     pub slow_start: Option<Duration>,
 }
@@ -186,8 +187,10 @@ fn check_command(words: &[String]) -> Result<(), (String, String)> {
 /// Statuses of HTTP answers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct StatusRange {
-    least: u16,
-    most: u16,
+    /// The lowest.
+    pub least: u16,
+    /// The highest.
+    pub most: u16,
 }
 
 impl StatusRange {
@@ -203,7 +206,7 @@ impl FromStr for StatusRange {
     fn from_str(text: &str) -> Result<Self, String> {
         const STATUSES: RangeInclusive<u16> = 100..=599;
         let (least, most) = text.split_once('-').unwrap_or((text, text));
-        match (least.parse(), most.parse()) {
+        match (least.parse::<u16>(), most.parse::<u16>()) {
             (Ok(least), Ok(most)) if least <= most && STATUSES.contains(&least) && STATUSES.contains(&most) => {
                 Ok(Self { least, most })
             }

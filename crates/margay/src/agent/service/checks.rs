@@ -34,13 +34,14 @@ impl Services {
         self.checks.lock().clone()
     }
 
+    /// Sets what the last order of a name says.
     pub(super) fn set_checks(&self, name: &Name, checks: Checks) {
-        let mut all = self.checks.lock();
         if checks.is_empty() {
-            all.remove(&name.prefix());
+            self.checks.lock().remove(&name.prefix());
         } else {
-            all.insert(name.prefix(), (name.clone(), checks));
+            self.checks.lock().insert(name.prefix(), (name.clone(), checks));
         }
+        self.tell_router();
     }
 
     /// Checks end with the last listener that an order has brought.

@@ -28,7 +28,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const BOUNDS: [Bound; 9] = [
+const BOUNDS: [Bound; 11] = [
     bound("new_share_after_ms", Below(5000.0)),
     bound("back_s", AtMost(20.0)),
     bound("resets", Exactly(0.0)),
@@ -41,6 +41,8 @@ const BOUNDS: [Bound; 9] = [
     bound("flows_while_sick", AtLeast(1.0)),
     // Otherwise there were none to speak of.
     bound("requests", AtLeast(200.0)),
+    bound("all_sick_served", Exactly(0.0)),
+    bound("all_sick_refused_ms", Below(1000.0)),
 ];
 
 const SERVERS: [&str; 3] = ["web1", "web2", "web3"];
@@ -54,6 +56,8 @@ const DOWNLOADS_LIMIT: Duration = Duration::from_secs(60);
 const NO_SHARE: f64 = 0.02;
 /// Requests that are looked at while an instance is out.
 const WHILE_OUT: usize = 50;
+/// The same while all are.
+const WHILE_ALL_OUT: usize = 20;
 /// So many that some are at each instance.
 const DOWNLOADS: usize = 24;
 /// Longer than an instance takes to become sick.
@@ -131,6 +135,14 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
             fall_sick(way, client, servers[at], &mut running[at], findings)
         });
     }
+    pair::attempt_part("all instances are sick", findings, |findings| {
+        running.iter_mut().try_for_each(|nginx| Way::Error.begin(nginx))?;
+        for host in &servers {
+            let shown = await_out(Way::Error, host)?;
+            judge_lists(Way::Error, client, host, &shown, findings)?;
+        }
+        judge_refused(&mut connect(client, NAME)?, findings)
+    });
     Ok(())
 }
 
@@ -215,13 +227,30 @@ fn judge_lists(way: Way, client: &Host, host: &Host, shown: &Value, findings: &m
     })
 }
 
+/// The first requests, when there are so many.
+fn first(fresh: &mut Arrivals, count: usize) -> Result<Vec<Arrival>> {
+    wait_for("requests while an instance is out", LIMIT, || {
+        let seen: Vec<Arrival> = fresh.until(now_ms(), LIMIT)?.cloned().collect();
+        ensure!(seen.len() >= count, "there are {}", seen.len());
+        Ok(seen)
+    })
+}
+
+/// While all instances are sick, requests are refused at once.
+fn judge_refused(fresh: &mut Arrivals, findings: &mut Findings) -> Result<()> {
+    let seen = first(fresh, WHILE_ALL_OUT)?;
+    fresh.stop()?;
+    let served = seen.iter().filter(|arrival| !has_failed(arrival)).count();
+    findings.set("all_sick_served", served as f64);
+    findings.set("all_sick_refused_ms", seen.iter().map(|arrival| arrival.took_ms).fold(0.0, f64::max));
+    let errors = seen.first().map(|arrival| arrival.error.as_str()).unwrap_or_default();
+    findings.note(format!("while all are sick, a client is told: {errors}"));
+    Ok(())
+}
+
 /// While an instance is out, no request fails or comes to it.
 fn judge_while_out(fresh: &mut Arrivals, host: &Host, findings: &mut Findings) -> Result<()> {
-    let seen: Vec<Arrival> = wait_for("requests while an instance is out", LIMIT, || {
-        let seen: Vec<Arrival> = fresh.until(now_ms(), LIMIT)?.cloned().collect();
-        ensure!(seen.len() >= WHILE_OUT, "there are {}", seen.len());
-        Ok(seen)
-    })?;
+    let seen = first(fresh, WHILE_OUT)?;
     let is_wrong = |arrival: &&Arrival| has_failed(arrival) || instance(arrival) == host.name();
     let wrong: Vec<&Arrival> = seen.iter().filter(is_wrong).collect();
     // The first few tell as much as all of them.

@@ -118,6 +118,8 @@ pub fn lines(health: &HealthInfo) -> Vec<String> {
 
 #[cfg(test)]
 mod test {
+    use clap::Parser;
+
     use super::*;
 
     fn service(drained: bool, state: &str) -> ServiceInfo {
@@ -136,6 +138,44 @@ mod test {
             health: Some(health),
             ..ServiceInfo::default()
         }
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        checks: CheckOptions,
+        #[arg(long)]
+        json: bool,
+    }
+
+    fn parse(words: &[&str]) -> Result<Line, clap::Error> {
+        Line::try_parse_from(["publish"].iter().chain(words))
+    }
+
+    #[test]
+    fn a_command_has_all_words_up_to_its_end() {
+        let words = ["--check-command", "/bin/check", "-H", "alpha", ";", "--rise", "5", "--json"];
+        let line = parse(&words).expect("it is right");
+        let health = line.checks.health().expect("a check");
+        assert_eq!((health.command, health.rise), (["/bin/check", "-H", "alpha"].map(str::to_owned).into(), Some(5)));
+        assert!(line.json && line.checks.load().is_none());
+        let line = parse(&["--load-command", "/bin/load"]).expect("it is right");
+        assert_eq!(line.checks.load().map(|load| load.command), Some(vec!["/bin/load".to_owned()]));
+        assert_eq!(line.checks.health(), None);
+    }
+
+    #[test]
+    fn a_check_is_one_and_its_options_belong_to_it() {
+        for words in [
+            &["--check-connect", "--check-http", "/"][..],
+            &["--check-http", "/", "--check-command", "/bin/check"],
+            &["--check-connect", "--check-status", "200"],
+            &["--check-connect", "--check-interval", "10ms"],
+            &["--load-interval", "5s"],
+        ] {
+            assert!(parse(words).is_err(), "{words:?}");
+        }
+        assert!(parse(&["--check-http", "/", "--check-status", "200"]).is_ok());
     }
 
     #[test]

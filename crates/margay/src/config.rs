@@ -10,24 +10,24 @@
 //! port = 80
 //! ```
 
+mod service;
+
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
-use margay_control::registration::Terms;
 use margay_core::name::Prefix;
-use margay_core::quiet::QUIET_MS_DEFAULT;
 use margay_core::{Policy, RangeV4, RangeV6, Ranges};
 use miette::Diagnostic;
 use nix::unistd::{Group, User};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use crate::agent::active::rule::{Offer, Rule, Source};
+pub use self::service::{OnDrain, ServiceSection};
+
 use crate::etcd_section::EtcdSection;
 use crate::fields::{self, Patience};
-use crate::listener::{self, Protocol, ServiceName};
+use crate::listener::ServiceName;
 use crate::misread::{self, Misread};
 use crate::resolver::ResolverSection;
 use crate::site::{self, Names, NeighbourSection, ScopeSection};
@@ -212,72 +212,6 @@ impl Default for AdHocSection {
     fn default() -> Self {
         Self { enabled: true, relay: false, flood: false }
     }
-}
-
-/// `[[service]]`
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ServiceSection {
-    /// `service.authority`.
-    pub name: ServiceName,
-    /// Address and port of the listening socket, whosever it is.
-    #[serde(default, deserialize_with = "fields::some_address_and_port")]
-    pub listen: Option<SocketAddr>,
-    /// Instead: the program whose sockets serve the name, while they listen.
-    #[serde(default, deserialize_with = "fields::some_absolute")]
-    pub executable: Option<PathBuf>,
-    /// Instead, or besides: only sockets on this port.
-    #[serde(default, deserialize_with = "fields::some_port")]
-    pub listen_port: Option<u16>,
-    /// Port of the service that clients use; the listener's unless given.
-    #[serde(default, deserialize_with = "fields::some_port")]
-    pub port: Option<u16>,
-    /// `tcp`, `udp`; both unless given.
-    #[serde(default)]
-    pub protocol: Option<Protocol>,
-    /// Share among instances of one priority.
-    #[serde(default = "default_weight", deserialize_with = "fields::weight")]
-    pub weight: u32,
-    /// Higher first.
-    #[serde(default = "default_priority")]
-    pub priority: u32,
-    /// Number of its partitions, a power of two; none unless given. In the program: the bits that number them.
-    #[serde(default, deserialize_with = "fields::partitions")]
-    pub partitions: u8,
-    /// One host alone, and on it one program, may serve it.
-    #[serde(default)]
-    pub exclusive: bool,
-    /// Datagrams of one unconnected socket are for one instance.
-    #[serde(default)]
-    pub sticky: bool,
-    /// Clients whose own operator says nothing wait for so long for this host when it is silent and no router lists it:
-    /// `500ms` to `24h`, or `never`; `30s` unless given.
-    #[serde(default)]
-    pub give_up_after: Option<Patience>,
-    /// What a drain without `--when` does with connections that are there.
-    #[serde(default)]
-    pub on_drain: OnDrain,
-    /// With `on_drain = "quiet"`: connections end that have carried nothing for so many milliseconds, 10 to 600000;
-    /// 1000 unless given.
-    #[serde(default, deserialize_with = "fields::some_quiet_ms")]
-    pub quiet_ms: Option<u32>,
-    /// Flows to it are to be sealed.
-    #[serde(default)]
-    pub secure: bool,
-    /// Who may connect: `authority`, `any`, `host:<id>`, `group:<name>`, `authority:<name>`.
-    #[serde(default, deserialize_with = "fields::allow_list")]
-    pub allow: Vec<String>,
-}
-
-/// What becomes of a service's connections when it is drained, as the file and the command line have it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnDrain {
-    /// They may end by themselves until the deadline.
-    #[default]
-    Finish,
-    /// Besides, TCP connections that carry nothing are ended in order.
-    Quiet,
 }
 
 /// `[[bind]]`
@@ -486,85 +420,6 @@ impl Level {
     }
 }
 
-impl ServiceSection {
-    /// Port that clients use; `None`: that of each socket.
-    pub fn service_port(&self) -> Option<u16> {
-        self.port.or(self.listen.map(|listen| listen.port()))
-    }
-
-    /// How it is served.
-    pub fn terms(&self) -> Terms {
-        let Self { weight, priority, partitions, exclusive, sticky, .. } = *self;
-        let give_up_after_ms = self.give_up_after_ms();
-        let quiet_ms = self.ends_quiet_ms();
-        Terms { weight, priority, partition_bits: partitions, exclusive, sticky, give_up_after_ms, quiet_ms }
-    }
-
-    fn give_up_after_ms(&self) -> Option<u32> {
-        self.give_up_after.map(|patience| patience.0.ms())
-    }
-
-    /// After how many milliseconds of quiet a drain ends connections, if it does.
-    fn ends_quiet_ms(&self) -> Option<u32> {
-        (self.on_drain == OnDrain::Quiet).then(|| self.quiet_ms.unwrap_or(QUIET_MS_DEFAULT))
-    }
-
-    /// Which sockets serve it, where that is up to the programs.
-    pub fn rule(&self) -> Option<Rule> {
-        let offer = Offer {
-            name: self.name.0.clone(),
-            port: self.port,
-            listen_port: self.listen_port,
-            protocol: self.protocol,
-            allow: self.allow.clone(),
-            weight: self.weight,
-            priority: self.priority,
-            partition_bits: self.partitions,
-            exclusive: self.exclusive,
-            sticky: self.sticky,
-            give_up_after_ms: self.give_up_after_ms(),
-            quiet_ms: self.ends_quiet_ms(),
-        };
-        self.listen.is_none().then(|| Rule { source: Source::Host(self.executable.clone()), offer })
-    }
-
-    /// What is wrong with it as a whole, and what to do.
-    fn check(&self, ranges: Ranges) -> Result<(), (String, String)> {
-        let name = &self.name;
-        listener::divisible(&name.0, self.partitions)
-            .map_err(|what| (what, "remove `partitions`, or correct the name".to_owned()))?;
-        if self.quiet_ms.is_some() && self.on_drain != OnDrain::Quiet {
-            let what = format!("{name} has `quiet_ms`, and its connections are not ended when they are quiet");
-            return Err((what, "add `on_drain = \"quiet\"`, or remove `quiet_ms`".to_owned()));
-        }
-        match self.listen {
-            None if self.executable.is_none() && self.listen_port.is_none() => Err((
-                format!("nothing says which sockets serve {name}"),
-                "add `listen`, or `executable`, or `listen_port`".to_owned(),
-            )),
-            Some(_) if self.executable.is_some() || self.listen_port.is_some() => Err((
-                format!("{name} has `listen`, and a program or port to follow as well"),
-                "`listen` takes any program's socket there; remove it, or the others".to_owned(),
-            )),
-            Some(listen) => listener::deliverable(listen, ranges)
-                .map_err(|what| (what, "write the address and the port of the program's socket".to_owned()))
-                .and_then(|()| {
-                    listener::expects_others(listen, self.protocol, &self.allow, ranges)
-                        .map_err(|what| (what, "`allow = [\"authority\"]` lets in who shares an authority".to_owned()))
-                }),
-            None => Ok(()),
-        }
-    }
-}
-
-const fn default_weight() -> u32 {
-    100
-}
-
-const fn default_priority() -> u32 {
-    100
-}
-
 /// What is wrong, at which bytes of the file, and what to do.
 type Fault = (String, Option<std::ops::Range<usize>>, String);
 
@@ -666,6 +521,11 @@ impl Config {
                 let word = if other.exclusive == this.exclusive { "partitions" } else { "exclusive" };
                 let what = format!("the sections of {} do not agree about `{word}`", this.name);
                 return Err((what, Some(service.span()), "say the same in all of them".into()));
+            }
+            let others = self.service[..at].iter().map(Spanned::get_ref).filter(|earlier| earlier.name == this.name);
+            if let Some(key) = others.filter_map(|other| this.differs_in_checks(other)).next() {
+                let what = format!("the sections of {} do not agree about `{key}`", this.name);
+                return Err((what, Some(service.span()), "say it in one of them".into()));
             }
             if twin.is_some() {
                 let what = match this.listen {

@@ -29,6 +29,36 @@ fn an_empty_file_is_all_defaults() {
 }
 
 #[test]
+fn checks_of_a_service_are_read_and_faults_point_at_their_section() {
+    let section = |name: &str, more: &str| format!("[[service]]\nname = \"{name}\"\nlisten = \"0.0.0.0:80\"\n{more}\n");
+    let text =
+        section("web.shop", "health = { http = \"/healthz\", interval = \"5s\" }\n[service.load]\ncommand = [\"/l\"]");
+    let config = parse(&text).expect("read");
+    let service = config.service[0].get_ref();
+    assert_eq!(service.health.as_ref().map(|health| health.interval.as_secs()), Some(5));
+    assert_eq!(service.load.as_ref().map(|load| load.command.len()), Some(1));
+    for (more, what_has) in [
+        ("health = { }", "0 ways"),
+        ("health = { connect = true, fall = 0 }", "checks in a row"),
+        ("health = { connect = true, interval = \"2\" }", "no time from"),
+        ("health = { conect = true }", "unknown field"),
+        ("health = { connect = true }\nprotocol = \"udp\"", "datagrams"),
+        ("load = { command = [\"load\"] }", "no absolute path"),
+    ] {
+        let (what, pointed, _) = wrong(&section("web.shop", more));
+        assert!(what.contains(what_has), "{more}: {what}");
+        assert!(!pointed.is_empty(), "{more}");
+    }
+    let two = |other: &str| {
+        let first = section("web.shop", "port = 1\nhealth = { connect = true }");
+        format!("{first}{}", section("web.shop", &format!("port = 2\n{other}")))
+    };
+    assert!(parse(&two("")).is_ok() && parse(&two("health = { connect = true }")).is_ok());
+    let (what, _, _) = wrong(&two("health = { http = \"/\" }"));
+    assert!(what.contains("do not agree about `health`"), "{what}");
+}
+
+#[test]
 fn every_field_of_the_book_is_read() {
     let book = include_str!("../../../docs/book/configuration.md");
     let example = book.split("```").nth(1).and_then(|block| block.strip_prefix("toml\n")).expect("an example");

@@ -11,7 +11,7 @@ use margay_core::patience::{GIVE_UP_AFTER_MIN, GiveUpAfter};
 use margay_core::quiet::{QUIET_MS_MAX, QUIET_MS_MIN};
 use margay_core::{RangeError, RangeV4, RangeV6, Ranges};
 use serde::de::{Deserializer, Error as _};
-use serde::{Deserialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::allow;
 use crate::host::card::is_plain;
@@ -238,6 +238,30 @@ pub fn some_quiet_ms<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, 
 /// No number, or out of bounds.
 pub fn quiet_ms_word(text: &str) -> Result<u32, String> {
     text.parse::<u32>().map_err(|_| format!("`{text}` is no number of milliseconds")).and_then(quiet_ms)
+}
+
+/// A time between two bounds, as people write it.
+///
+/// # Errors
+///
+/// It is none; the message has the form and the bounds.
+pub fn time(text: &str, least: Duration, most: Duration) -> Result<Duration, String> {
+    let parsed = humantime::parse_duration(text).ok();
+    parsed.filter(|time| (least..=most).contains(time)).ok_or_else(|| {
+        let least = humantime::format_duration(least);
+        let most = humantime::format_duration(most);
+        format!("`{text}` is no time from {least} to {most}; write for example \"2s\"")
+    })
+}
+
+/// A time as people write it.
+pub fn written_time<S: Serializer>(value: &Duration, into: S) -> Result<S::Ok, S::Error> {
+    into.collect_str(&humantime::format_duration(*value))
+}
+
+/// The same, where it may be left out.
+pub fn written_some_time<S: Serializer>(value: &Option<Duration>, into: S) -> Result<S::Ok, S::Error> {
+    value.map(|time| humantime::format_duration(time).to_string()).serialize(into)
 }
 
 /// A value as people write it.

@@ -68,6 +68,7 @@ mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
 mod short_connections;
+mod sick_instance;
 pub mod site;
 mod tampered_host;
 mod trace;
@@ -185,6 +186,7 @@ pub const ALL: &[Scenario] = &[
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
     rolling_restart::SCENARIO,
+    sick_instance::SCENARIO,
     datagram_failover::SCENARIO,
     patience::SCENARIO,
     upgrade_in_place::SCENARIO,

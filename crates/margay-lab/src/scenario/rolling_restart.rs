@@ -47,11 +47,11 @@ const BOUNDS: [Bound; 9] = [
     bound("failed", Exactly(0.0)),
 ];
 
-const SERVICE: &str = "web.shop";
-const NAME: &str = "web.shop.sal.internal";
+pub(super) const SERVICE: &str = "web.shop";
+pub(super) const NAME: &str = "web.shop.sal.internal";
 /// Short runs have the first of them.
 const SERVERS: [&str; 5] = ["web1", "web2", "web3", "web4", "web5"];
-const LISTEN: &str = "0.0.0.0:80";
+pub(super) const LISTEN: &str = "0.0.0.0:80";
 const PORT: u16 = 80;
 /// The answer ends with the instance's name.
 const ASK: &str = "GET /host HTTP/1.0\\r\\n\\r\\n";
@@ -150,21 +150,21 @@ fn serve(host: &Host) -> Result<Nginx> {
 }
 
 /// Requests at a fixed rate, to the service's name or to an address.
-fn connect(client: &Host, to: &str) -> Result<Arrivals> {
+pub(super) fn connect(client: &Host, to: &str) -> Result<Arrivals> {
     Arrivals::start(client, to, PORT, EVERY, Some(ASK))
 }
 
 /// Which instance answered; empty when none did.
-fn instance(arrival: &Arrival) -> &str {
+pub(super) fn instance(arrival: &Arrival) -> &str {
     arrival.answered.lines().last().unwrap_or_default().trim()
 }
 
-fn has_failed(arrival: &Arrival) -> bool {
+pub(super) fn has_failed(arrival: &Arrival) -> bool {
     !arrival.error.is_empty() || !SERVERS.contains(&instance(arrival))
 }
 
 /// Waits until an instance answers a request that begins after this.
-fn await_answer(arrivals: &mut Arrivals, server: &Host) -> Result<()> {
+pub(super) fn await_answer(arrivals: &mut Arrivals, server: &Host) -> Result<()> {
     let from_ms = now_ms();
     wait_for(&format!("an answer of {}", server.name()), LIMIT, || {
         let mut since = arrivals.until(now_ms(), LIMIT)?.filter(|arrival| arrival.begun_ms > from_ms);

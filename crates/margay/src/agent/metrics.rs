@@ -404,7 +404,24 @@ fn traces_refused(agent: &Agent) -> u64 {
 fn gauges(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     gauges_of_resolvers(agent, encoder)?;
     gauges_of_flows(agent, encoder)?;
-    gauges_of_programs(agent, encoder)
+    gauges_of_programs(agent, encoder)?;
+    of_health(agent, encoder)
+}
+
+/// Services that are checked, and what checks have brought.
+fn of_health(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let services = agent.map_or_else(|| vec![(String::new(), true)], |agent| agent.health.all());
+    let help = "1: a service of this host is well, 0: it is sick and takes no new flows";
+    let mut descriptor = encoder.encode_descriptor("service_health", help, None, MetricType::Gauge)?;
+    for (service, is_well) in services {
+        let row = [("service", service.as_str())];
+        let metric = descriptor.encode_family(&row)?;
+        ConstGauge::new(i64::from(is_well)).encode(metric)?;
+    }
+    let counts = agent.map(|agent| agent.health.counts());
+    let none = || [("succeeded", 0), ("failed", 0), ("timed_out", 0)];
+    let help = "Checks of services of this host, by what they have brought";
+    family(encoder, "health_checks", help, "outcome", owned(counts.unwrap_or_else(none).into()))
 }
 
 fn gauges_of_resolvers(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {

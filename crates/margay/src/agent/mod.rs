@@ -15,6 +15,7 @@ pub mod dns;
 pub mod drain;
 pub mod failure;
 pub mod flows;
+pub mod health;
 pub mod home;
 pub mod host_changes;
 pub mod joining;
@@ -106,6 +107,8 @@ pub struct Agent {
     pub services: Arc<service::Services>,
     /// What of it is drained.
     pub drains: drain::Drains,
+    /// Whether what it publishes is well.
+    pub health: health::Health,
     /// The operator's own rules.
     pub rules: rule_book::RuleBook,
     /// The router on this host.

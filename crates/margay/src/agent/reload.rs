@@ -196,6 +196,7 @@ async fn apply(agent: &Arc<Agent>, before: &Config, now: Config) -> Result<(), S
     log::set_level(&now.log);
     let are_cards_others = before.inside != now.inside;
     *agent.configuration.effective.write() = Arc::new(now);
+    agent.health.reconsider();
     if are_cards_others {
         network::refresh(agent, Look::Changed).await;
     }

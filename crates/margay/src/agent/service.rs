@@ -2,12 +2,16 @@
 //!
 //! What is published while the agent runs is kept on disk, so that a restart of the agent changes nothing.
 
+pub mod checks;
 mod configured;
 pub mod datagrams;
 pub mod drained;
+pub mod fitness;
 mod kept;
+mod published;
+mod share;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +28,11 @@ use margay_core::table::{Action, Rule, RuleId, TableError};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use self::checks::Checks;
 use self::datagrams::EndDatagrams;
 use self::drained::Drained;
+use self::fitness::Fitness;
+pub use self::published::Published;
 use super::listening::{self, Listener, Listening, Origin};
 use super::lookup::{self, LookUp};
 use crate::config::ServiceSection;
@@ -44,6 +51,8 @@ pub struct Publication {
     pub listener: Listener,
     /// How.
     pub terms: Terms,
+    /// By order: how this agent finds out whether it is well. The configuration is asked for its own.
+    pub checks: Checks,
 }
 
 impl Publication {
@@ -61,54 +70,8 @@ impl Publication {
                 takes_both: false,
             },
             terms: section.terms(),
+            checks: Checks::default(),
         })
-    }
-}
-
-/// A published service.
-#[derive(Clone, Debug)]
-pub struct Published {
-    /// The name.
-    pub name: Name,
-    /// How it is served.
-    pub terms: Terms,
-    /// Its listeners.
-    pub listeners: Vec<Listener>,
-    /// Whether a socket listens for it, and the router on this host has nothing against it.
-    pub is_served: bool,
-    /// What that router has against it, where another host serves the name; else empty.
-    pub refused: String,
-    /// Whether it takes no new flows, whatever its weight.
-    pub is_drained: bool,
-    rules: Vec<RuleId>,
-}
-
-impl Published {
-    fn new(name: Name) -> Self {
-        Self {
-            name,
-            terms: Terms::default(),
-            listeners: Vec::new(),
-            is_served: false,
-            refused: String::new(),
-            is_drained: false,
-            rules: Vec::new(),
-        }
-    }
-
-    /// Its share now: nothing while it is drained.
-    fn weight(&self) -> u32 {
-        if self.is_drained { 0 } else { self.terms.weight }
-    }
-
-    /// Whether routers that know of it know of the other one as well.
-    fn is_told_as(&self, other: &Self) -> bool {
-        self.is_served && other.is_served && self.terms == other.terms && self.is_drained == other.is_drained
-    }
-
-    /// What is served: a service that has partitions with all that is under it.
-    pub fn prefix(&self) -> Prefix {
-        if self.terms.partition_bits > 0 { self.name.service_prefix() } else { self.name.prefix() }
     }
 }
 
@@ -159,6 +122,9 @@ pub struct Services {
     has_all: AtomicBool,
     changes: watch::Sender<u64>,
     drained: Mutex<Drained>,
+    fitness: Mutex<BTreeMap<Prefix, Fitness>>,
+    /// Of what is published by order.
+    checks: Mutex<BTreeMap<Prefix, (Name, Checks)>>,
     with_datagram_sockets: Mutex<BTreeSet<Prefix>>,
     end_datagrams: EndDatagrams,
 }
@@ -210,6 +176,8 @@ impl Services {
             has_all: AtomicBool::new(false),
             changes,
             drained: Mutex::default(),
+            fitness: Mutex::default(),
+            checks: Mutex::default(),
             with_datagram_sockets: Mutex::default(),
             end_datagrams,
         }
@@ -279,30 +247,37 @@ impl Services {
     pub fn publish(&self, publication: Publication) -> Result<(), PublishError> {
         let name = publication.name.clone();
         let before = self.find(&name);
+        let checks = self.checks_of(&name);
         self.put(publication)?;
         self.keep().inspect_err(|_| {
             // What cannot be kept is not published: a restart would lose it silently.
             self.take(&name.prefix());
             if let Some(before) = before {
                 for listener in before.listeners {
-                    let again = Publication { name: name.clone(), listener, terms: before.terms };
+                    let again =
+                        Publication { name: name.clone(), listener, terms: before.terms, checks: checks.clone() };
                     if let Err(error) = self.put(again) {
                         tracing::error!(%name, %error, "what was published before cannot be put back");
                     }
                 }
             }
+            self.forget_checks(&name);
         })
     }
 
     fn put(&self, publication: Publication) -> Result<(), PublishError> {
-        let Publication { name, listener, terms } = publication;
+        let Publication { name, listener, terms, checks } = publication;
         self.check(&name, &listener, terms)?;
+        let is_ordered = listener.origin == Origin::Order;
         self.change_by_order(|| {
             self.change(&name, terms, |listeners| {
                 listeners.retain(|known| !is_same_place(known, &listener));
                 listeners.push(listener);
             })
         })?;
+        if is_ordered {
+            self.set_checks(&name, checks);
+        }
         // Also what is registered already: whoever says it again may have a reason, a new key say.
         if let Some(service) = self.find(&name).filter(|service| service.is_served) {
             self.announce(&service);
@@ -338,6 +313,7 @@ impl Services {
         act(&mut service.listeners);
         service.terms = terms;
         service.is_drained = self.drained.lock().has(&service.name.prefix());
+        service.fitness = self.fitness.lock().get(&service.name.prefix()).cloned().unwrap_or_default();
         self.note_families(&mut service);
         let had = before.as_ref().map_or(0, |before| before.listeners.len());
         let total: usize = published.iter().map(|service| service.listeners.len()).sum();
@@ -705,6 +681,7 @@ impl Services {
             }
         }
         self.change_by_order(|| self.change(name, found.terms, |listeners| listeners.retain(|known| !goes(known))))?;
+        self.forget_checks(name);
         self.keep()?;
         Ok(gone)
     }

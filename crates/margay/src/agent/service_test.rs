@@ -10,6 +10,7 @@ use margay_core::rng::Rng;
 use margay_core::succession::Succession;
 use margay_core::{AssociationSetup, Ranges};
 
+use super::fitness::Sick;
 use super::*;
 use crate::agent::listening::Place;
 use crate::listener::Protocol;
@@ -133,7 +134,7 @@ fn publication(name: &str, listen: &str) -> Publication {
         origin: Origin::Order,
         takes_both: false,
     };
-    Publication { name: name.parse().expect("literal"), listener, terms: TERMS }
+    Publication { name: name.parse().expect("literal"), listener, terms: TERMS, checks: Checks::default() }
 }
 
 #[tokio::test]
@@ -360,6 +361,65 @@ async fn what_is_drained_has_no_share_whatever_is_published_set_or_started_meanw
     let mut back = weights(&host);
     back.sort_unstable();
     assert_eq!(back, [7, 7, 100, 100], "the shares are those that were set");
+}
+
+fn sick(reason: &str) -> Fitness {
+    Fitness { sick: Some(Sick { since_unix_s: 1, reason: reason.to_owned() }), percent: 0 }
+}
+
+#[tokio::test]
+async fn what_is_sick_has_no_share_and_what_is_drained_besides_has_none_when_it_is_well() {
+    let mut host = host();
+    let services = host.services();
+    let weights = |host: &Host| host.core.rules.lock().values().map(|(_, rule)| rule.weight).collect::<Vec<_>>();
+    let web = publication("web.shop", "0.0.0.0:80");
+    let name = web.name.clone();
+    services.publish(web).expect("published");
+    services.set_fitness(&name, sick("refused")).await;
+    assert_eq!(weights(&host), [0]);
+    services.publish(publication("web.shop", "0.0.0.0:8080")).expect("published");
+    assert!(services.set_weight(&name, 50).await.expect("set"));
+    assert_eq!(weights(&host), [0, 0], "whatever is published or set meanwhile");
+    let changes = services.changes();
+    services.set_fitness(&name, sick("no answer")).await;
+    assert!(!changes.has_changed().expect("it is there"), "the reason alone is nobody else's business");
+    let found = services.find(&name).expect("published");
+    assert_eq!((found.terms.weight, found.weight(), found.fitness), (50, 0, sick("no answer")));
+
+    services.set_drained(Drained { host: true, names: [].into() }).await;
+    services.set_fitness(&name, Fitness::default()).await;
+    assert_eq!(weights(&host), [0, 0], "it is drained");
+    services.set_drained(Drained::default()).await;
+    assert_eq!(weights(&host), [50, 50]);
+    services.set_fitness(&name, Fitness { sick: None, percent: 10 }).await;
+    assert_eq!(weights(&host), [5, 5]);
+
+    let services = host.services();
+    services.restore_fitness([(name.prefix(), sick("refused"))].into());
+    services.restore(&[]).expect("restored");
+    assert_eq!(weights(&host), [0, 0], "as the agent before has found it");
+}
+
+#[tokio::test]
+async fn checks_by_order_are_kept_until_nothing_is_ordered() {
+    let mut host = host();
+    let services = host.services();
+    let health = toml::from_str("http = \"/healthz\"\nslow_start = \"10s\"").expect("read");
+    let checks = Checks { health: Some(health), load: None };
+    let web = Publication { checks: checks.clone(), ..publication("web.shop", "0.0.0.0:80") };
+    let name = web.name.clone();
+    services.publish(web).expect("published");
+    let services = host.services();
+    services.restore(&[]).expect("restored");
+    let ordered = services.ordered_checks();
+    assert_eq!(ordered.into_values().collect::<Vec<_>>(), [(name.clone(), checks)]);
+    services.publish(publication("web.shop", "0.0.0.0:80")).expect("published");
+    assert!(services.ordered_checks().is_empty(), "the last order says so");
+    let load = toml::from_str("command = [\"/load\"]").expect("read");
+    let checks = Checks { health: None, load: Some(load) };
+    services.publish(Publication { checks, ..publication("web.shop", "0.0.0.0:80") }).expect("published");
+    services.withdraw(&name, None).await.expect("withdrawn");
+    assert!(services.ordered_checks().is_empty(), "nothing is left of it");
 }
 
 #[tokio::test]

@@ -31,6 +31,7 @@ use super::api::Api;
 use super::core::CoreHandle;
 use super::direct::DirectPath;
 use super::drain::{self, Drains};
+use super::health::{self, Health};
 use super::host_changes;
 use super::keepsake::Keepsake;
 use super::naming::Naming;
@@ -117,8 +118,7 @@ async fn restore_interface(config: &Config) -> Result<()> {
 
 async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent>> {
     let (clock_of_wall, (state_dir, store, keyring)) = (Clock::system(), open_state(&config)?);
-    let identity = identify(&config, &state_dir, &clock_of_wall)?;
-    let local = local_of(&config, &identity);
+    let (identity, local) = identify(&config, &state_dir, &clock_of_wall)?;
     let (watchers, direct) = (Watchers::default(), DirectPath::open(&config).await);
     let (spreads, kernel_router) = (Spreads::open(&config, &direct), KernelRouter::open(&config));
     let reporters = Reporters::attach(&config);
@@ -142,7 +142,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         ranges: config.ranges(),
         end_datagrams: core.end_datagrams(),
     };
-    let (services, drains) = publish(&config, around)?;
+    let (services, drains, health) = publish(&config, around)?;
     let join = |token| home::join(token, &local, &store, &control, &clock_of_wall, &ways, area.as_ref());
     tokens.into_iter().for_each(|token| services.add_home(join(token)));
     let active = Active::open(&config, &services, reporters);
@@ -168,6 +168,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         answering,
         services,
         drains,
+        health,
         rules,
         router,
         cluster,
@@ -191,13 +192,15 @@ fn authorities_of(tokens: &[HomeConfig]) -> Vec<String> {
     tokens.iter().map(|token| token.authority.clone()).collect()
 }
 
-/// What this host serves, drained where it was.
-fn publish(config: &Config, around: Surroundings) -> Result<(Arc<Services>, Drains)> {
+/// What this host serves, drained or sick where it was.
+fn publish(config: &Config, around: Surroundings) -> Result<(Arc<Services>, Drains, Health)> {
     let drains = Drains::open(around.dir.clone(), &around.clock).into_diagnostic()?;
+    let health = Health::open(around.dir.clone()).into_diagnostic()?;
     let services = Services::new(around);
     services.restore_drained(drains.drained());
+    services.restore_fitness(health.restored());
     services.restore(&configured(config)).into_diagnostic().wrap_err("services cannot be published")?;
-    Ok((Arc::new(services), drains))
+    Ok((Arc::new(services), drains, health))
 }
 
 /// Takes packets when this host's routers have answered: before they have said so, it has no right to connect, nor to
@@ -227,8 +230,10 @@ fn open_state(config: &Config) -> Result<(StateDir, Arc<Store>, Keyring)> {
     Ok((dir, store, keyring))
 }
 
-fn identify(config: &Config, state_dir: &StateDir, clock: &Clock) -> Result<Identity> {
-    Identity::start(state_dir, &config.host.runtime_dir, Path::new(BOOT_ID), clock).into_diagnostic()
+fn identify(config: &Config, state_dir: &StateDir, clock: &Clock) -> Result<(Identity, Local)> {
+    let identity = Identity::start(state_dir, &config.host.runtime_dir, Path::new(BOOT_ID), clock).into_diagnostic()?;
+    let local = local_of(config, &identity);
+    Ok((identity, local))
 }
 
 fn local_of(config: &Config, identity: &Identity) -> Local {
@@ -395,6 +400,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     active::start(agent).into_diagnostic()?;
     spread::start(agent).into_diagnostic()?;
     drain::resume(agent);
+    let health = tokio::spawn(health::run(Arc::clone(agent)));
     resolvers::start(agent).into_diagnostic()?;
     quiet::start(agent).into_diagnostic()?;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
@@ -427,6 +433,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     rules.abort();
     reloads.abort();
     programs.abort();
+    health.abort();
+    agent.health.end().await;
     agent.metrics.end().await;
     operators.into_iter().for_each(|task| task.abort());
     match agent.core.0.failure() {

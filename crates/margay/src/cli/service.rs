@@ -1,5 +1,7 @@
 //! `margay service`.
 
+mod checks;
+
 use std::net::SocketAddr;
 
 use clap::{Args, Subcommand};
@@ -7,6 +9,7 @@ use margay_control::api::v1::*;
 use margay_core::patience::GiveUpAfter;
 use miette::{Result, miette};
 
+use self::checks::{CheckOptions, out_of_service, weight};
 use super::drain::DrainTermsArgs;
 use super::output::{count, moment};
 use super::{Client, Json, Out, flow, refused};
@@ -93,6 +96,8 @@ pub struct PublishArgs {
     #[command(flatten)]
     drained: DrainTermsArgs,
     #[command(flatten)]
+    checks: CheckOptions,
+    #[command(flatten)]
     json: Json,
 }
 
@@ -146,6 +151,8 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
         sticky: args.sticky,
         give_up_after_ms: args.give_up_after.map(|patience| patience.0.ms()),
         quiet_ms: args.drained.quiet_ms()?,
+        health: args.checks.health(),
+        load: args.checks.load(),
     };
     let info = client.service_publish(request).await.map_err(refused)?.into_inner();
     if args.json.json {
@@ -155,8 +162,8 @@ async fn publish(mut client: Client, args: PublishArgs, out: &mut Out) -> Result
 }
 
 fn state(info: &ServiceInfo) -> String {
-    if info.drained {
-        return format!("drained: takes no new flows; {} there", count(info.flows, "flow"));
+    if let Some(why) = out_of_service(info) {
+        return format!("takes no new flows ({why}); {} there", count(info.flows, "flow"));
     }
     let why: Vec<&str> =
         info.registrations.iter().map(|known| known.why.as_str()).filter(|why| !why.is_empty()).collect();
@@ -182,11 +189,11 @@ async fn list(mut client: Client, json: Json, out: &mut Out) -> Result<()> {
                 listener.service_port.map_or("any".into(), |port| port.to_string()),
                 "this host".into(),
                 listener.address.clone(),
-                format!("{}/{}", service.priority, service.weight),
-                match service.state.as_str() {
-                    _ if service.drained => "drained".to_owned(),
-                    "refused" => state(service),
-                    other => other.to_owned(),
+                weight(service),
+                match (out_of_service(service), service.state.as_str()) {
+                    (Some(why), _) => why,
+                    (None, "refused") => state(service),
+                    (None, other) => other.to_owned(),
                 },
             ]);
         }
@@ -233,6 +240,9 @@ async fn show(mut client: Client, name: &ServiceName, json: Json, out: &mut Out)
         }
         if let Some(ms) = service.quiet_ms {
             out.line(&format!("  a drain ends connections that have carried nothing for {ms} ms"))?;
+        }
+        for line in service.health.iter().flat_map(checks::lines) {
+            out.line(&format!("  {line}"))?;
         }
         for listener in &service.listeners {
             let port = listener.service_port.map_or("every port".into(), |port| format!("port {port}"));

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use crate::config::Config;
 
 /// Where the structures are.
-const SOURCES: [&str; 4] = [
+const SOURCES: [&str; 5] = [
     include_str!("../config.rs"),
+    include_str!("../agent/health/spec.rs"),
     include_str!("../etcd_section.rs"),
     include_str!("../resolver.rs"),
     include_str!("../site.rs"),
@@ -92,6 +93,12 @@ fn default(item: &Item, field: &Field) -> Option<String> {
     let written = match (item.name.as_str(), item.has_defaults) {
         (_, true) => format!("{:?}", Config::default()),
         ("ServiceSection", _) => of_example("[[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\""),
+        ("HealthSection", _) => {
+            of_example("[[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\"\nhealth = { http = \"/\" }")
+        }
+        ("LoadSection", _) => {
+            of_example("[[service]]\nname = \"web.shop\"\nlisten = \"0.0.0.0:80\"\nload = { command = [\"/a\"] }")
+        }
         ("ResolverSection", _) => {
             of_example("[[resolver]]\nname = \"a\"\nkind = \"static\"\nfile = \"/a\"\nnames = [\"web.shop\"]")
         }

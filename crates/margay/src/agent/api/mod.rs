@@ -3,6 +3,7 @@
 mod audit;
 mod drain;
 mod flow;
+mod health;
 mod identity;
 mod path;
 mod places;
@@ -76,7 +77,7 @@ impl Calls for Api {
     }
 
     async fn service_publish(&self, request: Request<ServicePublishRequest>) -> Answer<ServiceInfo> {
-        service::publish(&self.0, request.into_inner()).map(Response::new)
+        service::publish(&self.0, request).map(Response::new)
     }
 
     async fn service_withdraw(&self, request: Request<ServiceWithdrawRequest>) -> Answer<ServiceWithdrawReply> {

@@ -9,9 +9,9 @@ use margay_control::registration::{Instance, Terms, partition};
 use margay_core::name::{Name, PARTITION_BITS_MAX, SERVICE_BITS, is_computable};
 use margay_core::segment::SEGMENT;
 use margay_core::table::Resolution;
-use tonic::Status;
+use tonic::{Request, Status};
 
-use super::{blocking, environment, flow, misuse, not_found};
+use super::{blocking, environment, flow, health, misuse, not_found};
 use crate::agent::active::Waiting;
 use crate::agent::listening::{Listener, Origin};
 use crate::agent::service::{Publication, PublishError, Published, check_weight};
@@ -70,7 +70,9 @@ fn count_of(partition_bits: u8) -> u32 {
     if partition_bits == 0 { 0 } else { 1 << partition_bits }
 }
 
-fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
+fn publication(request: Request<ServicePublishRequest>) -> Result<Publication, Status> {
+    let may_command = health::may_command(&request);
+    let request = request.into_inner();
     let service_port = request.service_port.map(parse_port).transpose()?;
     let protocol = parse_protocol(&request.protocol)?;
     Ok(Publication {
@@ -92,10 +94,11 @@ fn publication(request: ServicePublishRequest) -> Result<Publication, Status> {
             give_up_after_ms: parse_give_up(request.give_up_after_ms)?,
             quiet_ms: parse_quiet(request.quiet_ms)?,
         },
+        checks: health::checks(request.health, request.load, protocol, may_command)?,
     })
 }
 
-pub(super) fn publish(agent: &Agent, request: ServicePublishRequest) -> Result<ServiceInfo, Status> {
+pub(super) fn publish(agent: &Agent, request: Request<ServicePublishRequest>) -> Result<ServiceInfo, Status> {
     let publication = publication(request)?;
     let name = publication.name.clone();
     lookup::deliverable(publication.listener.address, &agent.direct, agent.config().ranges()).map_err(misuse)?;
@@ -216,6 +219,8 @@ fn info(agent: &Agent, published: &Published) -> ServiceInfo {
         drained: published.is_drained,
         give_up_after_ms: published.terms.give_up_after_ms,
         quiet_ms: published.terms.quiet_ms,
+        effective_weight: published.weight(),
+        health: health::info(agent, published),
     }
 }
 

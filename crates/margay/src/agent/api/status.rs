@@ -117,6 +117,7 @@ fn warnings(agent: &Agent, joined: bool) -> Vec<String> {
         warnings.push(format!("services are published by order only, not because a program listens: {why}"));
     }
     warnings.extend(agent.drains.warnings());
+    warnings.extend(agent.health.warnings());
     let overflowed = agent.core.0.with_sal(|sal, _| sal.overflowed());
     if overflowed > 0 {
         warnings.push(format!(

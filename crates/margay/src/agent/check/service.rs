@@ -1,12 +1,15 @@
 //! What this host serves: its sockets, and what its routers say to it.
 
+use std::time::Duration;
+
+use margay_control::quantity::{count_of, span};
 use margay_control::registration::{Phase, RegistrationState};
 
 use super::{Finding, Steps, sockets};
 use crate::agent::listening::Origin;
 use crate::agent::service::Published;
+use crate::agent::service::fitness::Sick;
 use crate::agent::{Agent, lookup};
-use margay_control::quantity::count_of;
 
 /// What this host serves or would, and whether anything listens for it.
 pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
@@ -46,6 +49,9 @@ pub(super) async fn look(agent: &Agent, steps: &mut Steps) {
     }
     for service in agent.services.list() {
         registered(agent, steps, &service).await;
+        if let Some(sick) = &service.fitness.sick {
+            steps.say("service", of_sickness(&service.name.to_string(), sick, agent.clock.unix_s())).await;
+        }
         for listener in &service.listeners {
             // The kernel has said so; it may be in another network namespace.
             let is_followed = listener.origin == Origin::Socket;
@@ -92,6 +98,14 @@ async fn registered(agent: &Agent, steps: &mut Steps, service: &Published) {
     }
 }
 
+fn of_sickness(name: &str, sick: &Sick, now_unix_s: u64) -> Finding {
+    let since = span(Duration::from_secs(now_unix_s.saturating_sub(sick.since_unix_s)));
+    Finding::failed(
+        format!("{name} is sick for {since} and takes no new flows: {}", sick.reason),
+        "look at the program that serves it; its weight comes back by itself when its checks succeed",
+    )
+}
+
 /// `None` where all is well.
 fn of_registration(name: &str, router: &str, state: &RegistrationState) -> Option<Finding> {
     match state.state {
@@ -113,6 +127,13 @@ fn of_registration(name: &str, router: &str, state: &RegistrationState) -> Optio
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn a_sick_service_is_a_failure_with_its_reason() {
+        let sick = Sick { since_unix_s: 1000, reason: "0.0.0.0:80: answers 500, 200-399 is wanted".to_owned() };
+        let Finding::Failed(text, _) = of_sickness("web.shop", &sick, 1090) else { panic!("a failure") };
+        assert!(text.starts_with("web.shop is sick for 1m 30s") && text.contains("answers 500"), "{text}");
+    }
 
     #[test]
     fn a_refused_registration_is_a_failure_with_the_router_s_reason() {

@@ -30,7 +30,7 @@ impl Services {
     /// Something of it is refused; everything is published as before then.
     pub async fn configure(&self, before: &[Publication], now: &[Publication]) -> Result<(), PublishError> {
         let names = changed(before, now);
-        for Publication { name, listener, terms } in names.iter().flat_map(|name| of(now, &name.prefix())) {
+        for Publication { name, listener, terms, .. } in names.iter().flat_map(|name| of(now, &name.prefix())) {
             self.check(name, listener, *terms)?;
         }
         for (at, name) in names.iter().enumerate() {

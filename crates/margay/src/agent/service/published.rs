@@ -1,0 +1,58 @@
+//! A published service, as it stands.
+
+use margay_control::registration::Terms;
+use margay_core::name::{Name, Prefix};
+use margay_core::table::RuleId;
+
+use super::Listener;
+use super::fitness::Fitness;
+
+/// A published service.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// The name.
+    pub name: Name,
+    /// How it is served.
+    pub terms: Terms,
+    /// Its listeners.
+    pub listeners: Vec<Listener>,
+    /// Whether a socket listens for it, and the router on this host has nothing against it.
+    pub is_served: bool,
+    /// What that router has against it, where another host serves the name; else empty.
+    pub refused: String,
+    /// Whether it takes no new flows, whatever its weight.
+    pub is_drained: bool,
+    /// What its checks have left of its weight.
+    pub fitness: Fitness,
+    pub(super) rules: Vec<RuleId>,
+}
+
+impl Published {
+    pub(super) fn new(name: Name) -> Self {
+        Self {
+            name,
+            terms: Terms::default(),
+            listeners: Vec::new(),
+            is_served: false,
+            refused: String::new(),
+            is_drained: false,
+            fitness: Fitness::default(),
+            rules: Vec::new(),
+        }
+    }
+
+    /// Its share now: nothing while it is drained or sick, and else what it is fit for.
+    pub fn weight(&self) -> u32 {
+        if self.is_drained { 0 } else { self.fitness.of(self.terms.weight) }
+    }
+
+    /// Whether routers that know of it know of the other one as well.
+    pub(super) fn is_told_as(&self, other: &Self) -> bool {
+        self.is_served && other.is_served && self.terms == other.terms && self.weight() == other.weight()
+    }
+
+    /// What is served: a service that has partitions with all that is under it.
+    pub fn prefix(&self) -> Prefix {
+        if self.terms.partition_bits > 0 { self.name.service_prefix() } else { self.name.prefix() }
+    }
+}

@@ -29,6 +29,9 @@ pub use bucket::{BUCKETS, bucket};
 /// The destination port of whoever means the service, on whatever port its instances listen: programs that know names
 /// and no ports. No program listens there, since it is the SAL's own.
 pub const SERVICE_PORT: u16 = margay_wire::PORT;
+/// Port of every name at which the agent of an instance, and none of its programs, takes connections that another
+/// instance hands over.
+pub const HAND_OVER_PORT: u16 = margay_wire::PORT + 1;
 
 /// Names a rule. Never used again once the rule is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -17,6 +17,7 @@ pub mod failure;
 pub mod flows;
 pub mod home;
 pub mod host_changes;
+pub mod instance_addresses;
 pub mod joining;
 pub mod keepsake;
 pub mod listening;
@@ -27,6 +28,7 @@ mod network;
 mod orphans;
 pub mod programs;
 pub mod reload;
+pub mod relocation;
 pub mod remote;
 pub mod resolvers;
 pub mod rule_book;
@@ -91,6 +93,8 @@ pub struct Agent {
     pub spreads: spread::Spreads,
     /// Programs that speak to the agent.
     pub programs: programs::Programs,
+    /// Connections of theirs that go to another host, or come from one.
+    pub relocations: relocation::Relocations,
     /// What hosts and prefixes are called.
     pub naming: naming::Naming,
     /// Where metrics are served.

@@ -42,6 +42,8 @@ const PASSED_MAX: usize = 2;
 const QUEUE_PAUSE: Duration = Duration::from_millis(5);
 /// Requests at one time, each on a connection of its own; others wait. An agent has so many connections for each user.
 const AT_ONCE_MAX: usize = 8;
+/// The same of sockets that are handed over: with another host each takes several round trips.
+const GIVING_AT_ONCE_MAX: usize = 32;
 /// Connections that are kept open for the next request.
 const IDLE_MAX: usize = 4;
 /// Addresses that are remembered.
@@ -133,7 +135,7 @@ impl Agent {
 
     fn at(path: &Path) -> Self {
         let turns = Semaphore::new(AT_ONCE_MAX);
-        let giving = Semaphore::new(AT_ONCE_MAX);
+        let giving = Semaphore::new(GIVING_AT_ONCE_MAX);
         let shared = Shared { path: path.into(), turns, giving, idle: Mutex::default(), addresses: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }

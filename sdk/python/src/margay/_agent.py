@@ -31,6 +31,8 @@ GIVE_TIME = 45
 USUAL = (ipaddress.IPv4Address("198.18.0.1"), ipaddress.IPv6Address("fd5a:4c00::1"))
 # Requests at one time, each on a connection of its own; others wait. An agent has so many connections for each user.
 AT_ONCE_MAX = 8
+# The same of those who hand over sockets: with another host each takes several round trips.
+GIVING_AT_ONCE_MAX = 32
 # Connections that are kept open for the next request.
 IDLE_MAX = 4
 # No name is said: the agent finds that of a socket by its flow, and makes one for a source.
@@ -79,7 +81,7 @@ class Agent:
         self._lock = threading.Lock()
         self._turns = threading.BoundedSemaphore(AT_ONCE_MAX)
         # Those who hand over sockets have turns of their own: they may take long.
-        self._giving = threading.BoundedSemaphore(AT_ONCE_MAX)
+        self._giving = threading.BoundedSemaphore(GIVING_AT_ONCE_MAX)
         self._idle: list[tuple[tuple[int, int, int], socket.socket]] = []
         self._names: dict[str, Name] = {}
         self._addresses: dict[tuple[Prefix, int], tuple[Addresses, float]] = {}
@@ -408,7 +410,7 @@ class Agent:
         # Threads that the child does not have may hold the locks, or have been in the middle of a change.
         self._lock = threading.Lock()
         self._turns = threading.BoundedSemaphore(AT_ONCE_MAX)
-        self._giving = threading.BoundedSemaphore(AT_ONCE_MAX)
+        self._giving = threading.BoundedSemaphore(GIVING_AT_ONCE_MAX)
         inherited, self._idle = self._idle, []
         self._names, self._addresses = {}, {}
         for _, connection in inherited:

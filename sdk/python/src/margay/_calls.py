@@ -115,9 +115,9 @@ def hand_over(
     (the other host is unknown, or does not answer), EOPNOTSUPP (the connection cannot go there), or another reason;
     AgentDown where nothing could be asked. Raises Refused with ECONNABORTED where neither host has the connection:
     `sock` is closed then. Raises AgentDown with errno ECONNABORTED where the agent ended, or was silent for 45 seconds,
-    after it had been asked: nobody knows who has the socket, so that `sock` is closed, and
-    the connection may be lost. It is closed, too, with Incompatible and when the call is interrupted. Nothing is asked
-    a second time. `sock.fileno()` is -1 where it is closed.
+    after it had been asked: nobody knows who has the socket, so that `sock` is closed, and the connection may be lost.
+    It is closed, too, with Incompatible and when the call is interrupted. Nothing is asked a second time.
+    `sock.fileno()` is -1 where it is closed.
     """
     if agent is None:
         agent = sock.agent if isinstance(sock, Socket) else Agent.shared()

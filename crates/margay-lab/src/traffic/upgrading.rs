@@ -113,7 +113,8 @@ pub struct Plan {
 }
 
 /// Serves until it has given everything away, which SIGTERM tells it to do. Where nobody takes the listening socket, it
-/// goes on as before. Upon SIGUSR1 it gives its connections to another host, and goes on. Prints each [`Step`] as a line of JSON.
+/// goes on as before. Upon SIGUSR1 it gives its connections to another host, and goes on. Prints each [`Step`] as a line
+/// of JSON.
 pub async fn serve(plan: Plan) -> Result<()> {
     let mut told = signal(SignalKind::terminate()).context("cannot hear signals")?;
     let mut told_to_move = signal(SignalKind::user_defined1()).context("cannot hear signals")?;

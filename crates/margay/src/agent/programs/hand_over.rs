@@ -1,5 +1,5 @@
 //! Sockets that a program gives to another process of its user on this host: a server is replaced, and its connections
-//! go on (`docs/book/programming.md`). Connections that go to another host do so by way of [`crate::agent::relocation`].
+//! go on (`docs/book/programming.md`). Those that go to another host go by [`crate::agent::relocation`].
 //!
 //! The descriptor itself goes from process to process, so that nothing of it is on the network, and flows notice
 //! nothing. At any time one of both processes owns it: the giver until it is told that the other one has it, the taker

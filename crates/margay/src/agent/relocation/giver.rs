@@ -14,15 +14,16 @@ use std::time::Duration;
 
 use margay_control::entropy;
 use margay_control::registration::Instance;
+use margay_core::fetch::refusal_text;
 use margay_core::key::HostId;
 use margay_core::name::{Name, ServiceId};
-use margay_core::{HandOver, Ticket};
+use margay_core::{HandOver, HandOverError, Sal, Ticket};
 use margay_datapath::repair::Frozen;
 use margay_wire::{FlowId, HANDED_DATA_MAX};
 use nix::errno::Errno;
 use rustix::net::sockopt::socket_cookie;
 use tokio::task::block_in_place;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Outcome;
 use super::mailbox::Mailbox;
@@ -40,9 +41,7 @@ const FETCH_LIMIT: Duration = Duration::from_secs(5);
 /// Until the connection is there.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 /// Until the client's word is known, counted from the first question to it: its lease, and some.
-const WORD_LIMIT: Duration = Duration::from_secs(32);
-/// How long packets are passed on that still come here.
-const LATE_LIMIT: Duration = Duration::from_secs(2);
+const WORD_LIMIT: Duration = Duration::from_secs(35);
 /// Instances that are asked where the program names none.
 const TAKERS_ASKED_MAX: usize = 3;
 
@@ -112,7 +111,7 @@ pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, host: &str) -
     giving.await.unwrap_or_else(|_| Err((Errno::EIO, "the agent has failed; see its log".to_owned())))
 }
 
-async fn give_whole(agent: &Arc<Agent>, gift: Gift, host: &str) -> Result<(), No> {
+async fn give_whole(agent: &Agent, gift: Gift, host: &str) -> Result<(), No> {
     let cookie = socket_cookie(&gift.socket).map_err(|error| (Errno::ENOTSOCK, error.to_string()))?;
     let _claim = Claim::new(agent, cookie)?;
     let _turn = turn(agent).await?;
@@ -226,28 +225,37 @@ fn any_of(mut found: Vec<Instance>, own: HostId, start: u32) -> Result<Vec<Place
 }
 
 /// Asks one taker, and the client.
-async fn attempt(agent: &Arc<Agent>, connection: &Connection, place: &Place, until: Instant) -> Result<(), Failure> {
+async fn attempt(agent: &Agent, connection: &Connection, place: &Place, until: Instant) -> Result<(), Failure> {
     let failed = |errno: Errno| move |text: String| Failure::Untouched((errno, text));
     let seed = entropy::seed().map_err(|error| Failure::Final((Errno::EIO, error.to_string())))?;
     let ticket = Ticket(std::array::from_fn(|at| seed[at]));
-    let mailbox = agent.relocations.mailboxes.open(&ticket);
+    let mailbox = agent.relocations.mailboxes.open(ticket);
     let mailbox = mailbox.ok_or_else(|| Failure::Final((Errno::EIO, "two hand-overs have one ticket".to_owned())))?;
     let chain = agent.core.0.with_sal(|sal, _| sal.certificate_for(&connection.service));
     let asked = async {
         let opened = Outgoing::open(agent, &connection.service, place.host, place.at).await;
         let mut stream = opened.map_err(failed(Errno::EHOSTUNREACH))?;
-        let asked = stream.ask(&ticket, &connection.service, chain, &connection.data).await;
+        let asked = stream.ask(ticket, &connection.service, chain, &connection.data).await;
         asked.map_err(failed(Errno::EOPNOTSUPP))?;
         Ok::<Outgoing, Failure>(stream)
     };
     let late = |_| failed(Errno::ETIMEDOUT)("it has not answered in time".to_owned());
     let stream = timeout_at(until, asked).await.map_err(late)??;
     let (flow, taker, at) = (connection.flow, place.host, place.at);
-    let begun = agent.core.0.with_sal(|sal, now| sal.hand_over(now, flow, Ticket(ticket.0), taker, at));
-    begun.map_err(|error| Failure::Final((Errno::EOPNOTSUPP, error.to_string())))?;
+    let begun = agent.core.0.with_sal(|sal, now| sal.hand_over(now, flow, ticket, taker, at));
+    begun.map_err(|error| Failure::Final((errno_of(error), error.to_string())))?;
     let until = Instant::now() + WORD_LIMIT;
-    let giving = Giving { agent: Arc::clone(agent), ticket, mailbox, stream, until, last: None };
-    giving.run(connection).await
+    Giving { agent, ticket, mailbox, stream, until, last: None, is_fetched: false }.run(connection).await
+}
+
+fn errno_of(error: HandOverError) -> Errno {
+    match error {
+        HandOverError::NotOpen => Errno::ENOTCONN,
+        HandOverError::NotTcp => Errno::EPROTONOSUPPORT,
+        HandOverError::Here => Errno::EINVAL,
+        HandOverError::Busy => Errno::EALREADY,
+        HandOverError::Full { .. } => Errno::EBUSY,
+    }
 }
 
 /// Where the connection is.
@@ -259,8 +267,8 @@ enum End {
 }
 
 /// A connection that the client has been asked to fetch.
-struct Giving {
-    agent: Arc<Agent>,
+struct Giving<'a> {
+    agent: &'a Agent,
     ticket: Ticket,
     mailbox: Mailbox,
     stream: Outgoing,
@@ -268,15 +276,19 @@ struct Giving {
     until: Instant,
     /// A word that came while something else was waited for.
     last: Option<HandOver>,
+    /// Nothing of the flow leaves this host.
+    is_fetched: bool,
 }
 
-impl Giving {
+impl Giving<'_> {
     async fn run(mut self, connection: &Connection) -> Result<(), Failure> {
-        match self.word(Instant::now() + FETCH_LIMIT).await {
-            Some(HandOver::Fetched { .. }) => {}
-            Some(HandOver::Refused { why, .. }) => return Err(Failure::Untouched((Errno::EOPNOTSUPP, why))),
+        match timeout(FETCH_LIMIT, self.mailbox.next()).await {
+            Ok(HandOver::Fetched(_)) => self.is_fetched = true,
+            Ok(HandOver::Refused { code, .. }) => {
+                return Err(Failure::Untouched((Errno::EOPNOTSUPP, refusal_text(code))));
+            }
             word => {
-                self.last = word;
+                self.last = word.ok();
                 let text = "the client's host has not fetched the connection in time";
                 return self.give_up(None, (Errno::ETIMEDOUT, text.to_owned())).await;
             }
@@ -293,23 +305,13 @@ impl Giving {
         if let Err(why) = self.send(&frozen, &connection.data).await {
             return self.give_up(Some(frozen), why).await;
         }
-        self.with_ticket(|sal, now, ticket| sal.await_word(now, ticket));
+        self.with_core(Sal::await_word);
         let text = "the client's host has not gone over to the other one";
         self.finish(Some(frozen), (Errno::ETIMEDOUT, text.to_owned())).await
     }
 
-    fn with_ticket(&self, act: impl FnOnce(&mut margay_core::Sal, margay_core::Instant, Ticket)) {
-        self.agent.core.0.with_sal(|sal, now| act(sal, now, Ticket(self.ticket.0)));
-    }
-
-    /// The next word of the core's; late packets are passed on meanwhile. `None`: there is none until `limit`.
-    async fn word(&mut self, limit: Instant) -> Option<HandOver> {
-        loop {
-            match timeout_at(limit, self.mailbox.next()).await.ok()? {
-                HandOver::Late { packet, .. } => self.stream.pass_on(packet).await,
-                word => return Some(word),
-            }
-        }
+    fn with_core(&self, act: impl FnOnce(&mut Sal, margay_core::Instant, Ticket)) {
+        self.agent.core.0.with_sal(|sal, now| act(sal, now, self.ticket));
     }
 
     /// Sends the connection, and waits until it is there.
@@ -317,55 +319,44 @@ impl Giving {
         let record = block_in_place(|| frozen.dump()).map_err(|error| (Errno::EOPNOTSUPP, error.to_string()))?;
         let unreached = |why| (Errno::EHOSTUNREACH, why);
         self.stream.send(&record.encode(), data).await.map_err(unreached)?;
-        let limit = Instant::now() + RESTORE_LIMIT;
-        loop {
-            tokio::select! {
-                answer = self.stream.answer() => return match answer.map_err(unreached)? {
-                    Answer::Restored => Ok(()),
-                    Answer::Refused(why) => Err((Errno::EOPNOTSUPP, why)),
-                    Answer::Willing => Err(unreached("the other agent answers what was not asked".to_owned())),
-                },
-                word = self.mailbox.next() => match word {
-                    HandOver::Late { packet, .. } => self.stream.pass_on(packet).await,
-                    word => {
-                        self.last = Some(word);
-                        return Err((Errno::ETIMEDOUT, "the client's host has let go of the hand-over".to_owned()));
-                    }
-                },
-                () = sleep_until(limit) => {
-                    return Err((Errno::ETIMEDOUT, "the other host has not set up the connection in time".to_owned()));
-                }
+        tokio::select! {
+            answer = self.stream.answer() => match answer.map_err(unreached)? {
+                Answer::Restored => Ok(()),
+                Answer::Refused(why) => Err((Errno::EOPNOTSUPP, why)),
+                Answer::Willing => Err(unreached("the other agent answers what was not asked".to_owned())),
+            },
+            word = self.mailbox.next() => {
+                self.last = Some(word);
+                Err((Errno::ETIMEDOUT, "the client's host has let go of the hand-over".to_owned()))
+            }
+            () = sleep(RESTORE_LIMIT) => {
+                Err((Errno::ETIMEDOUT, "the other host has not set up the connection in time".to_owned()))
             }
         }
     }
 
     /// The connection is to stay, unless the client has gone over already.
     async fn give_up(self, frozen: Option<Frozen>, why: No) -> Result<(), Failure> {
-        self.with_ticket(|sal, now, ticket| sal.cancel_hand_over(now, ticket));
+        self.with_core(Sal::cancel_hand_over);
         self.finish(frozen, why).await
     }
 
     /// Does as the client's word says. `why` it stays, if it does.
     async fn finish(mut self, frozen: Option<Frozen>, why: No) -> Result<(), Failure> {
         match self.end().await {
+            // The client cannot have gone over to what was never sent.
+            End::Lost if !self.is_fetched => Err(Failure::Final(why)),
             End::Stays => {
                 // The program goes on with its own descriptor.
-                if let Some(frozen) = frozen {
-                    drop(frozen.thaw());
-                }
+                drop(frozen.map(Frozen::thaw));
                 Err(Failure::Final(why))
             }
             End::Gone => {
-                if let Some(frozen) = frozen {
-                    frozen.close_silently();
-                }
-                tokio::spawn(self.pass_on_late());
+                close(frozen);
                 Ok(())
             }
             End::Lost => {
-                if let Some(frozen) = frozen {
-                    frozen.close_silently();
-                }
+                close(frozen);
                 let text = "nobody could say in time which host has the connection, so that it has ended here";
                 Err(Failure::Final((Errno::ECONNABORTED, text.to_owned())))
             }
@@ -376,24 +367,27 @@ impl Giving {
         loop {
             let word = match self.last.take() {
                 Some(word) => word,
-                None => match self.word(self.until).await {
-                    Some(word) => word,
-                    None => return End::Lost,
+                None => match timeout_at(self.until, self.mailbox.next()).await {
+                    Ok(word) => word,
+                    Err(_) => return End::Lost,
                 },
             };
             match word {
-                HandOver::Gone { .. } => return End::Gone,
-                HandOver::Stays { .. } | HandOver::Refused { .. } => return End::Stays,
-                HandOver::Lost { .. } => return End::Lost,
-                _ => {}
+                HandOver::Gone(_) => return End::Gone,
+                HandOver::Stays(_) | HandOver::Refused { .. } => return End::Stays,
+                HandOver::Lost(_) => return End::Lost,
+                // It came too late: the connection is cancelled already.
+                HandOver::Fetched(_) => self.is_fetched = true,
+                HandOver::Awaits { .. } | HandOver::Taken(_) | HandOver::Dropped(_) => {}
             }
         }
     }
+}
 
-    /// Passes on what still comes here.
-    async fn pass_on_late(mut self) {
-        let limit = Instant::now() + LATE_LIMIT;
-        while self.word(limit).await.is_some() {}
+/// Ends the connection on this host without a word.
+fn close(frozen: Option<Frozen>) {
+    if let Some(Err(error)) = frozen.map(Frozen::close_silently) {
+        tracing::error!(%error, "the socket of a connection that has gone could not be closed; its program must do so");
     }
 }
 

@@ -7,9 +7,7 @@ use margay_core::{HandOver, Ticket};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
-/// Packets that have come late and wait for whoever passes them on; TCP sends again what is lost beyond them.
-pub const LATE_MAX: usize = 256;
-/// The core's other words of one hand-over are fewer.
+/// The core's words of one hand-over are fewer.
 const WORDS_MAX: usize = 16;
 /// Hand-overs of which this host knows nothing, until they are refused; more are left to the core's own time-out.
 const STRAYS_MAX: usize = 64;
@@ -17,7 +15,7 @@ const STRAYS_MAX: usize = 64;
 /// All hand-overs that run on this host.
 #[derive(Default)]
 pub struct Mailboxes {
-    open: Mutex<HashMap<[u8; 16], mpsc::Sender<HandOver>>>,
+    open: Mutex<HashMap<Ticket, mpsc::Sender<HandOver>>>,
     strays: Mutex<Vec<Ticket>>,
     has_strays: Notify,
 }
@@ -25,33 +23,30 @@ pub struct Mailboxes {
 /// What the core says of one of them.
 pub struct Mailbox {
     all: Arc<Mailboxes>,
-    key: [u8; 16],
+    ticket: Ticket,
     words: mpsc::Receiver<HandOver>,
 }
 
 impl Mailboxes {
     /// For the words about a ticket; `None` where somebody hears them already.
-    pub fn open(self: &Arc<Self>, ticket: &Ticket) -> Option<Mailbox> {
-        let key = ticket.0;
-        let (sender, words) = mpsc::channel(WORDS_MAX + LATE_MAX);
+    pub fn open(self: &Arc<Self>, ticket: Ticket) -> Option<Mailbox> {
+        let (sender, words) = mpsc::channel(WORDS_MAX);
         let mut open = self.open.lock();
-        if open.contains_key(&key) {
+        if open.contains_key(&ticket) {
             return None;
         }
-        open.insert(key, sender);
-        Some(Mailbox { all: Arc::clone(self), key, words })
+        open.insert(ticket, sender);
+        Some(Mailbox { all: Arc::clone(self), ticket, words })
     }
 
     /// Delivers a word of the core. Quick, and never calls back.
     pub fn put(&self, word: HandOver) {
-        let ticket = ticket_of(&word);
-        match self.open.lock().get(&ticket.0) {
-            // Packets leave room for the words upon which a connection hangs.
-            Some(sender) if sender.capacity() > WORDS_MAX || !matches!(word, HandOver::Late { .. }) => {
+        let sender = self.open.lock().get(&ticket_of(&word)).cloned();
+        match sender {
+            Some(sender) => {
                 // Whoever heard it has just ended.
                 let _ = sender.try_send(word);
             }
-            Some(_) => {}
             None => self.note_stray(&word),
         }
     }
@@ -61,7 +56,7 @@ impl Mailboxes {
         let HandOver::Awaits { ticket, .. } = word else { return };
         let mut strays = self.strays.lock();
         if strays.len() < STRAYS_MAX {
-            strays.push(Ticket(ticket.0));
+            strays.push(*ticket);
             self.has_strays.notify_one();
         }
     }
@@ -86,21 +81,20 @@ impl Mailbox {
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        self.all.open.lock().remove(&self.key);
+        self.all.open.lock().remove(&self.ticket);
     }
 }
 
 fn ticket_of(word: &HandOver) -> Ticket {
     match word {
-        HandOver::Fetched { ticket }
+        HandOver::Fetched(ticket)
         | HandOver::Refused { ticket, .. }
-        | HandOver::Stays { ticket }
-        | HandOver::Gone { ticket }
-        | HandOver::Lost { ticket }
-        | HandOver::Late { ticket, .. }
+        | HandOver::Stays(ticket)
+        | HandOver::Gone(ticket)
+        | HandOver::Lost(ticket)
         | HandOver::Awaits { ticket, .. }
-        | HandOver::Taken { ticket }
-        | HandOver::Dropped { ticket, .. } => Ticket(ticket.0),
+        | HandOver::Taken(ticket)
+        | HandOver::Dropped(ticket) => *ticket,
     }
 }
 
@@ -119,22 +113,15 @@ mod test {
     }
 
     #[tokio::test]
-    async fn each_hears_its_own_and_late_packets_never_take_the_place_of_a_word() {
+    async fn each_hears_its_own() {
         let all = Arc::new(Mailboxes::default());
-        let mut mailbox = all.open(&ticket(1)).expect("the first");
-        assert!(all.open(&ticket(1)).is_none());
-        for n in 0..2 * LATE_MAX {
-            all.put(HandOver::Late { ticket: ticket(1), packet: n.to_be_bytes().to_vec() });
-        }
-        all.put(HandOver::Gone { ticket: ticket(2) });
-        all.put(HandOver::Gone { ticket: ticket(1) });
-        let mut late = 0;
-        while matches!(mailbox.next().await, HandOver::Late { .. }) {
-            late += 1;
-        }
-        assert_eq!(late, LATE_MAX);
+        let mut mailbox = all.open(ticket(1)).expect("the first");
+        assert!(all.open(ticket(1)).is_none());
+        all.put(HandOver::Gone(ticket(2)));
+        all.put(HandOver::Stays(ticket(1)));
+        assert_eq!(mailbox.next().await, HandOver::Stays(ticket(1)));
         drop(mailbox);
-        assert!(all.open(&ticket(1)).is_some(), "it is free again");
+        assert!(all.open(ticket(1)).is_some(), "it is free again");
     }
 
     #[tokio::test]
@@ -147,9 +134,8 @@ mod test {
             service: ServiceId::default(),
             app: Tuple { protocol: 6, source: at, destination: at },
         };
-        all.put(HandOver::Gone { ticket: ticket(1) });
+        all.put(HandOver::Gone(ticket(1)));
         all.put(awaits(2));
-        let strays: Vec<[u8; 16]> = all.strays().await.iter().map(|ticket| ticket.0).collect();
-        assert_eq!(strays, [[2; 16]]);
+        assert_eq!(all.strays().await, [ticket(2)]);
     }
 }

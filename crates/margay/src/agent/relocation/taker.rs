@@ -15,20 +15,18 @@ use margay_datapath::repair::{Restored, TcpRecord, restore};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::block_in_place;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::Outcome;
-use super::mailbox::{LATE_MAX, Mailbox};
-use super::transfer::{Incoming, Offered, Parts};
+use super::mailbox::Mailbox;
+use super::transfer::{Incoming, Offered};
 use crate::agent::Agent;
 use crate::agent::programs::hand_over::Gift;
 
 /// Until the client's flow is here, once the giver was told that it may send.
 const AWAIT_LIMIT: Duration = Duration::from_secs(10);
 /// Until the client's word is known: its lease, and some.
-const WORD_LIMIT: Duration = Duration::from_secs(32);
-/// For how long late packets may come at most.
-const LATE_LIMIT: Duration = Duration::from_secs(10);
+const WORD_LIMIT: Duration = Duration::from_secs(35);
 /// After an accept that has failed, for want of descriptors most likely.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -75,53 +73,65 @@ async fn take(agent: &Agent, stream: TcpStream) -> Result<(), String> {
         }
     };
     let mut taking = Taking { agent, incoming, offered, mailbox };
-    let (restored, mut parts) = match taking.prepare().await {
+    let (restored, data) = match taking.prepare().await {
         Ok(prepared) => prepared,
         Err(why) => {
-            taking.with_ticket(|sal, now, ticket| sal.refuse_hand_over(now, ticket));
+            taking.with_core(Sal::refuse_hand_over);
             taking.incoming.refuse(&why).await;
             return Err(why);
         }
     };
-    taking.with_ticket(|sal, now, ticket| sal.take_over(now, ticket));
+    taking.with_core(Sal::take_over);
     if let Err(why) = taking.incoming.confirm().await {
         // The client decides all the same.
         tracing::debug!(why, "the giver could not be told that the connection is here");
     }
-    if let Err(why) = taking.decided(&mut parts).await {
+    if let Err(why) = taking.decided().await {
         restored.discard();
         return Err(why);
     }
-    taking.go_on(restored, parts).await
+    taking.go_on(restored, &data).await
 }
 
 /// Whether the connection would be taken.
 fn admit(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<Mailbox, String> {
     let Offered { service, chain, .. } = offered;
-    agent.core.0.with_sal(|sal, _| sal.may_serve(service, giver, chain))?;
+    // Programs trust what is said of a connection: without proof, nobody says anything.
+    if !agent.core.0.with_sal(|sal, _| sal.may_serve(service, giver, chain))? {
+        return Err(
+            "this host trusts no authority of the name, so that nobody can hand over its connections".to_owned()
+        );
+    }
     if !agent.programs.takers.has(None, &Prefix::from(*service)) {
         agent.relocations.follow_takers(agent);
         return Err("no program of this host takes over the name; start it there, and wait until it says so".to_owned());
     }
-    let mailbox = agent.relocations.mailboxes.open(&offered.ticket);
+    let mailbox = agent.relocations.mailboxes.open(offered.ticket);
     mailbox.ok_or_else(|| "this connection is being handed over already".to_owned())
 }
 
 impl Taking<'_> {
-    fn with_ticket(&self, act: impl FnOnce(&mut Sal, margay_core::Instant, Ticket)) {
-        self.agent.core.0.with_sal(|sal, now| act(sal, now, Ticket(self.offered.ticket.0)));
+    fn with_core(&self, act: impl FnOnce(&mut Sal, margay_core::Instant, Ticket)) {
+        self.agent.core.0.with_sal(|sal, now| act(sal, now, self.offered.ticket));
     }
 
-    /// Sets the connection up, frozen.
-    async fn prepare(&mut self) -> Result<(Restored, Parts), String> {
+    /// Sets the connection up, frozen. Gives it with the program's data.
+    async fn prepare(&mut self) -> Result<(Restored, Vec<u8>), String> {
         self.incoming.agree().await?;
         let app = self.awaited().await?;
-        let mut parts = self.incoming.parts(self.offered.data_length).await?;
+        let parts = self.incoming.parts(self.offered.data_length).await?;
         let record = TcpRecord::decode(&parts.record).map_err(|error| error.to_string())?;
-        let restored = block_in_place(|| restore(&record, app.source, app.destination));
-        // It may be long, and is of no more use.
-        parts.record = Vec::new();
-        Ok((restored.map_err(|error| error.to_string())?, parts))
+        let core = &self.agent.core.0;
+        let mut inject = |packet: &[u8]| {
+            core.give_to_kernel(packet);
+            Ok::<(), std::io::Error>(())
+        };
+        let restored = block_in_place(|| restore(&record, app.source, app.destination, &mut inject));
+        let restored = restored.map_err(|error| error.to_string())?;
+        for note in restored.notes() {
+            tracing::info!(service = %self.offered.service, %note, "of a connection of another host");
+        }
+        Ok((restored, parts.data))
     }
 
     /// The client's flow: its five-tuple as the connection's own packets have it.
@@ -135,63 +145,36 @@ impl Taking<'_> {
                     let other = || "the client fetches another connection than the one that is given".to_owned();
                     return is_meant.then_some(app).ok_or_else(other);
                 }
-                HandOver::Dropped { why, .. } => return Err(why),
+                HandOver::Dropped(_) => return Err("the client's host has let go of the hand-over".to_owned()),
                 _ => {}
             }
         }
     }
 
-    /// Waits for the client's word, and keeps what comes meanwhile.
-    async fn decided(&mut self, parts: &mut Parts) -> Result<(), String> {
+    /// Waits for the client's word.
+    async fn decided(&mut self) -> Result<(), String> {
         let until = Instant::now() + WORD_LIMIT;
-        let mut has_more = true;
         loop {
-            tokio::select! {
-                word = self.mailbox.next() => match word {
-                    HandOver::Taken { .. } => return Ok(()),
-                    HandOver::Dropped { why, .. } => return Err(why),
-                    _ => {}
-                },
-                packet = self.incoming.late(), if has_more => match packet {
-                    Some(packet) if parts.late.len() < LATE_MAX => parts.late.push(packet),
-                    Some(_) => {}
-                    // The stream has ended: the core knows the client's word without it.
-                    None => has_more = false,
-                },
-                () = sleep_until(until) => return Err("the client's word has not come in time".to_owned()),
+            let word = timeout_at(until, self.mailbox.next()).await;
+            match word.map_err(|_| "the client's word has not come in time".to_owned())? {
+                HandOver::Taken(_) => return Ok(()),
+                HandOver::Dropped(_) => return Err("the connection stays where it was".to_owned()),
+                _ => {}
             }
         }
     }
 
     /// The connection is here: it goes on, and a program gets it.
-    async fn go_on(mut self, restored: Restored, parts: Parts) -> Result<(), String> {
-        let Parts { data, late, .. } = parts;
-        late.iter().for_each(|packet| self.deliver(packet));
-        let socket = block_in_place(|| restored.go_on());
+    async fn go_on(self, restored: Restored, data: &[u8]) -> Result<(), String> {
+        let lost = |why: String| format!("its client has come, but no program has it, and it has ended: {why}");
+        let socket = block_in_place(|| restored.go_on()).map_err(|error| lost(error.to_string()))?;
+        let data = memory_file(data).map_err(|error| lost(error.to_string()))?;
         let name = Prefix::from(self.offered.service);
-        let data = memory_file(&data).map_err(|error| format!("there is no file for the program's data: {error}"))?;
-        let (giver, gift) = (self.incoming.giver.id(), Gift { name, socket, data });
-        let agent = self.agent;
-        let (given, ()) = tokio::join!(agent.programs.takers.give(None, gift), self.deliver_late());
-        match given {
-            Ok(()) => {
-                tracing::info!(service = %self.offered.service, %giver, "a connection of another host goes on here");
-                Ok(())
-            }
-            Err((_, why)) => Err(format!("its client has come, but no program has it, and it was closed: {why}")),
-        }
-    }
-
-    /// Until there are no more.
-    async fn deliver_late(&mut self) {
-        let until = Instant::now() + LATE_LIMIT;
-        while let Ok(Some(packet)) = timeout_at(until, self.incoming.late()).await {
-            self.deliver(&packet);
-        }
-    }
-
-    fn deliver(&self, packet: &[u8]) {
-        self.with_ticket(|sal, _, ticket| sal.deliver_late(ticket, packet));
+        let given = self.agent.programs.takers.give(None, Gift { name, socket, data }).await;
+        given.map_err(|(_, why)| lost(why))?;
+        let giver = self.incoming.giver.id();
+        tracing::info!(service = %self.offered.service, %giver, "a connection of another host goes on here");
+        Ok(())
     }
 }
 

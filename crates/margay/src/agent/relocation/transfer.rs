@@ -19,7 +19,6 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::mailbox::LATE_MAX;
 use crate::agent::Agent;
 use crate::agent::core::CoreHandle;
 use crate::agent::instance_addresses::InstanceAddresses;
@@ -28,8 +27,6 @@ use crate::agent::instance_addresses::InstanceAddresses;
 pub const STEP_LIMIT: Duration = Duration::from_secs(5);
 /// Messages that have come and wait to be taken.
 const UNREAD_MAX: usize = 4;
-/// Longest packet that comes late.
-const PACKET_MAX: usize = 65_535 - 64;
 
 type Answers = mpsc::Receiver<Result<FromTaker, StreamError>>;
 type Pieces = mpsc::Receiver<Result<FromGiver, StreamError>>;
@@ -139,14 +136,6 @@ impl Outgoing {
         self.say(from_giver::Body::End(End {})).await
     }
 
-    /// Passes on what has come for the program since. One that is lost is sent again by the client.
-    pub async fn pass_on(&mut self, packet: Vec<u8>) {
-        if packet.len() <= PACKET_MAX {
-            // A stream that is broken shows where an answer is waited for.
-            let _ = self.say(from_giver::Body::Late(packet)).await;
-        }
-    }
-
     /// What the taker says next. Cancel-safe.
     ///
     /// # Errors
@@ -200,8 +189,6 @@ pub struct Parts {
     pub record: Vec<u8>,
     /// What the program says of it.
     pub data: Vec<u8>,
-    /// Packets for it that have come late.
-    pub late: Vec<Vec<u8>>,
     is_whole: bool,
 }
 
@@ -213,7 +200,6 @@ impl Parts {
     /// It is too long, or out of place.
     fn add(&mut self, body: from_giver::Body, data_length: usize) -> Result<(), String> {
         match body {
-            from_giver::Body::Late(packet) => self.keep_late(packet),
             from_giver::Body::Record(piece) if !self.is_whole && self.record.len() + piece.len() <= RECORD_MAX => {
                 self.record.extend_from_slice(&piece);
             }
@@ -224,12 +210,6 @@ impl Parts {
             _ => return Err(broken(&StreamError::Garbage)),
         }
         Ok(())
-    }
-
-    fn keep_late(&mut self, packet: Vec<u8>) {
-        if self.late.len() < LATE_MAX {
-            self.late.push(packet);
-        }
     }
 }
 
@@ -270,14 +250,6 @@ impl Incoming {
             parts.add(body, data_length)?;
         }
         Ok(parts)
-    }
-
-    /// The next packet that has come late, until there are no more. Cancel-safe.
-    pub async fn late(&mut self) -> Option<Vec<u8>> {
-        match self.next().await {
-            Ok(from_giver::Body::Late(packet)) => Some(packet),
-            _ => None,
-        }
     }
 
     /// The connection may be sent.
@@ -378,9 +350,8 @@ mod test {
     }
 
     #[test]
-    fn parts_come_in_any_order_until_the_end_and_never_more_than_was_said() {
+    fn parts_come_until_the_end_and_never_more_than_was_said() {
         let mut parts = Parts::default();
-        parts.add(from_giver::Body::Late(vec![9]), 3).expect("at any time");
         parts.add(from_giver::Body::Record(vec![1; 10]), 3).expect("room");
         parts.add(from_giver::Body::Data(vec![2; 2]), 3).expect("room");
         assert!(parts.add(from_giver::Body::End(End {}), 3).is_err(), "a byte is missing");
@@ -388,16 +359,9 @@ mod test {
         parts.add(from_giver::Body::Data(vec![2]), 3).expect("room");
         parts.add(from_giver::Body::End(End {}), 3).expect("whole");
         assert!(parts.add(from_giver::Body::Record(vec![1]), 3).is_err(), "after the end");
-        assert_eq!((parts.record.len(), parts.data.len(), parts.late.len()), (10, 3, 1));
+        assert_eq!((parts.record.len(), parts.data.len()), (10, 3));
         parts.record = vec![0; RECORD_MAX];
         parts.is_whole = false;
         assert!(parts.add(from_giver::Body::Record(vec![1]), 3).is_err(), "too long");
-    }
-
-    #[test]
-    fn late_packets_are_kept_up_to_a_bound() {
-        let mut parts = Parts::default();
-        (0..2 * LATE_MAX).for_each(|_| parts.keep_late(vec![0]));
-        assert_eq!(parts.late.len(), LATE_MAX);
     }
 }

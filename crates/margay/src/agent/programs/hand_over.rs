@@ -190,8 +190,8 @@ pub async fn give(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed
 /// Whether a socket is for another host: for the one that is named, or for any where no process here takes it.
 fn goes_elsewhere(agent: &Agent, caller: &Caller, gift: &Gift, host: &str) -> bool {
     if host.is_empty() {
-        let is_connected = matches!(rustix::net::getpeername(&gift.socket), Ok(Some(_)));
-        return is_connected && !agent.programs.takers.has(Some(caller), &gift.name);
+        let is_served = || tuple_of(gift.socket.as_fd()).is_some_and(|app| giver::served_flow(agent, &app).is_some());
+        return !agent.programs.takers.has(Some(caller), &gift.name) && is_served();
     }
     host != agent.local.host_name && host != agent.identity.host_id().to_string()
 }

@@ -17,7 +17,7 @@ use margay_control::registration::Instance;
 use margay_core::fetch::refusal_text;
 use margay_core::key::HostId;
 use margay_core::name::{Name, ServiceId};
-use margay_core::{HandOver, HandOverError, Sal, Ticket};
+use margay_core::{HandOver, HandOverError, Sal, Ticket, Tuple};
 use margay_datapath::repair::Frozen;
 use margay_wire::{FlowId, HANDED_DATA_MAX};
 use nix::errno::Errno;
@@ -159,19 +159,23 @@ fn connection(agent: &Agent, gift: Gift) -> Result<Connection, No> {
         let text = "only a connection goes to another host; a socket that listens is bound there anew";
         (Errno::EOPNOTSUPP, text.to_owned())
     })?;
-    let find = || agent.core.0.with_sal(|sal, _| sal.served_flow(&app));
-    let found = find().or_else(|| {
-        // The kernel may have opened it by a grant, and the core has not heard of it yet.
-        agent.core.0.hear_of_flows();
-        find()
-    });
-    let Some((flow, service)) = found else {
+    let Some((flow, service)) = served_flow(agent, &app) else {
         let text =
             "no client has come to this socket by a name; only accepted connections of a name go to another host";
         return Err((Errno::ENOTCONN, text.to_owned()));
     };
     let data = data.as_ref().map_or_else(|| Ok(Vec::new()), |file| block_in_place(|| read(file)))?;
     Ok(Connection { flow, service, socket, data })
+}
+
+/// The flow of a connection that a program here has accepted by a name, and the name.
+pub(in crate::agent) fn served_flow(agent: &Agent, app: &Tuple) -> Option<(FlowId, ServiceId)> {
+    let find = || agent.core.0.with_sal(|sal, _| sal.served_flow(app));
+    find().or_else(|| {
+        // The kernel may have opened it by a grant, and the core has not heard of it yet.
+        agent.core.0.hear_of_flows();
+        find()
+    })
 }
 
 /// The data of a program's: never mapped, and wherever the program has left the file's position.

@@ -8,6 +8,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure()
         .extern_path(".margay.v1", "crate::api::v1")
         .compile_fds(protox::compile(["proto/registration.proto"], ["proto"])?)?;
+    tonic_prost_build::configure().compile_fds(protox::compile(["proto/handover.proto"], ["proto"])?)?;
     tonic_prost_build::configure()
         // The command line prints the very messages with `--json`.
         .type_attribute(".margay.v1", "#[derive(serde::Serialize)]")

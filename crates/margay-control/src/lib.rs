@@ -17,6 +17,7 @@ pub mod lease;
 pub mod lineage;
 pub mod quantity;
 pub mod registration;
+pub mod relocation;
 pub mod resolver;
 pub mod sal_control;
 pub mod state_dir;

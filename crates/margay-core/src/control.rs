@@ -135,7 +135,7 @@ impl Sal {
     }
 
     /// The chain of the longest prefix that covers `service`; empty when there is none.
-    pub(crate) fn certificate_for(&self, service: &ServiceId) -> Vec<u8> {
+    pub fn certificate_for(&self, service: &ServiceId) -> Vec<u8> {
         let covering = self.certificates.iter().filter(|(prefix, _)| prefix.contains(service));
         covering.max_by_key(|(prefix, _)| prefix.bits).map(|(_, chain)| chain.clone()).unwrap_or_default()
     }

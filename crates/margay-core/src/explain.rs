@@ -7,7 +7,7 @@ use crate::key::HostId;
 use crate::name::{Prefix, ServiceId};
 use crate::sal::Sal;
 use crate::segment::SEGMENT;
-use crate::table::{Action, Allow, AllowItem, NextHop, Rule, RuleId, SERVICE_PORT};
+use crate::table::{Action, Allow, AllowItem, NextHop, Rule, RuleId};
 use crate::way::{Sender, WayOn};
 
 /// A first packet that nobody sends.
@@ -79,9 +79,7 @@ impl Sal {
     pub(crate) fn unusable(&self, rule: &Rule, protocol: u8, port: u16, way: WayOn) -> Option<Unusable> {
         match &rule.action {
             Action::Demux(demux) if demux.protocol.is_some_and(|wanted| wanted != protocol) => Some(Unusable::Protocol),
-            Action::Demux(demux) if port != SERVICE_PORT && demux.service_port.is_some_and(|wanted| wanted != port) => {
-                Some(Unusable::Port)
-            }
+            Action::Demux(demux) if !demux.answers(port) => Some(Unusable::Port),
             Action::Forward(_) | Action::ForwardAll(_) => self.cannot_forward(rule, way),
             Action::Delay(_) if way.sender != Sender::Own && !self.config.router => Some(Unusable::NotForOthers),
             Action::Demux(_) | Action::Delay(_) | Action::Drop => None,
@@ -170,7 +168,7 @@ mod tests {
     use crate::forward_all::COPIES_MAX;
     use crate::key::HostSecret;
     use crate::rng::Rng;
-    use crate::table::Demux;
+    use crate::table::{Demux, HAND_OVER_PORT, SERVICE_PORT};
     use crate::time::Instant;
 
     fn sal(router: bool) -> Sal {
@@ -188,7 +186,7 @@ mod tests {
     }
 
     fn action() -> impl Strategy<Value = Action> {
-        let port = prop_oneof![Just(None), Just(Some(80)), Just(Some(443))];
+        let port = prop_oneof![Just(None), Just(Some(80)), Just(Some(443)), Just(Some(HAND_OVER_PORT))];
         let protocol = prop_oneof![Just(None), Just(Some(6)), Just(Some(17))];
         let demux = (port, protocol).prop_map(|(service_port, protocol)| {
             let listener = SocketAddr::new([0, 0, 0, 0].into(), 80);
@@ -231,7 +229,7 @@ mod tests {
             sender in sender(),
             beside: bool,
             udp: bool,
-            port in prop_oneof![Just(80), Just(9), Just(SERVICE_PORT)],
+            port in prop_oneof![Just(80), Just(9), Just(SERVICE_PORT), Just(HAND_OVER_PORT)],
             sticky: u64,
             has_failed: bool,
         ) {

@@ -24,7 +24,7 @@ use crate::sal::Sal;
 use crate::search::is_answering;
 use crate::segment::{SEGMENT, SEGMENT_TIMEOUT};
 use crate::setup::{Draft, HOP_LIMIT};
-use crate::table::Action;
+use crate::table::{Action, Demux, HAND_OVER_PORT};
 use crate::time::Instant;
 
 /// How long a notice holds, in seconds of the wall clock.
@@ -389,7 +389,10 @@ impl Sal {
 
     /// Which names are served here now.
     fn look_for_names(&mut self, now: Instant) {
-        let is_served = |rule: &crate::table::Rule| matches!(rule.action, Action::Demux(_)) && !is_answering(rule);
+        let is_served = |rule: &crate::table::Rule| {
+            let takes_clients = |demux: &Demux| demux.service_port != Some(HAND_OVER_PORT);
+            matches!(&rule.action, Action::Demux(demux) if takes_clients(demux)) && !is_answering(rule)
+        };
         let served = self.table.iter().filter(|(prefix, _, rule)| prefix.bits >= SERVICE_BITS && is_served(rule));
         let mut served: Vec<Prefix> = served.map(|(prefix, _, _)| prefix).collect();
         served.sort_unstable();

@@ -29,6 +29,9 @@ pub use bucket::{BUCKETS, bucket};
 /// The destination port of whoever means the service, on whatever port its instances listen: programs that know names
 /// and no ports. No program listens there, since it is the SAL's own.
 pub const SERVICE_PORT: u16 = margay_wire::PORT;
+/// Port of every name at which the agent of an instance, and none of its programs, takes connections that another
+/// instance hands over.
+pub const HAND_OVER_PORT: u16 = margay_wire::PORT + 1;
 
 /// Names a rule. Never used again once the rule is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -97,6 +100,17 @@ pub struct Demux {
 }
 
 impl Demux {
+    /// Whether clients that ask for a port of the service are taken there. Where agents hand over connections, no
+    /// program answers, and nobody is taken who means whatever port there is.
+    pub(crate) const fn answers(&self, port: u16) -> bool {
+        match self.service_port {
+            Some(HAND_OVER_PORT) => port == HAND_OVER_PORT,
+            _ if port == HAND_OVER_PORT => false,
+            Some(own) => port == own || port == SERVICE_PORT,
+            None => true,
+        }
+    }
+
     /// Where a client is taken: by its own family, where that can be.
     pub(crate) fn place_for(&self, client: IpAddr) -> Place {
         let is_fit = |address: &IpAddr| address.is_ipv4() == client.is_ipv4();
@@ -556,6 +570,26 @@ mod tests {
 
     fn prefix(text: &str) -> Prefix {
         text.parse().expect("literal")
+    }
+
+    #[test]
+    fn the_port_of_hand_overs_is_found_by_agents_alone() {
+        let demux = |service_port| Demux {
+            listener: SocketAddr::new([0, 0, 0, 0].into(), 80),
+            other_family: None,
+            is_looked_up: false,
+            service_port,
+            protocol: None,
+            allow: Allow::Any,
+        };
+        let ports = [80, 81, SERVICE_PORT, HAND_OVER_PORT];
+        for (service_port, answered) in [
+            (None, [true, true, true, false]),
+            (Some(80), [true, false, true, false]),
+            (Some(HAND_OVER_PORT), [false, false, false, true]),
+        ] {
+            assert_eq!(ports.map(|port| demux(service_port).answers(port)), answered, "{service_port:?}");
+        }
     }
 
     #[test]

@@ -332,6 +332,11 @@ impl<C: Core> Datapath<C> {
         result
     }
 
+    /// Gives this host's kernel an IP packet for one of its programs, as if the network had brought it.
+    pub fn give_to_kernel(&self, packet: &[u8]) {
+        self.shared.inject(packet);
+    }
+
     /// What was counted so far.
     pub fn counters(&self) -> Counters {
         self.shared.counting.read()

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use margay_core::Ranges;
 use margay_core::name::{Name, NameError, PARTITION_BITS_MAX};
+use margay_core::table::HAND_OVER_PORT;
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 /// Greatest weight; enough for any ratio that matters.
@@ -92,6 +93,20 @@ pub fn deliverable(address: SocketAddr, ranges: Ranges) -> Result<(), String> {
     }
     if ip.is_multicast() || (ranges.is_virtual(ip) && !ranges.is_host(ip)) {
         return Err(format!("`{address}` is no address that a socket of this host can have"));
+    }
+    Ok(())
+}
+
+/// Whether a program may answer a port of its service.
+///
+/// # Errors
+///
+/// It may not; the message says what to do.
+pub fn usable_port(service_port: Option<u16>) -> Result<(), String> {
+    if service_port == Some(HAND_OVER_PORT) {
+        return Err(format!(
+            "port {HAND_OVER_PORT} of every service is where agents hand over connections to each other; choose another"
+        ));
     }
     Ok(())
 }
@@ -225,6 +240,12 @@ mod test {
         assert_eq!(alone, Err("`web.shop:80`: a name alone is wanted here; write web.shop, without port 80".into()));
         assert_eq!(parse("web.shop:0"), Err("`0` is no port; it is 1 to 65535".into()));
         assert_eq!(parse("web.shop:http"), Err("`http` is no port; it is 1 to 65535".into()));
+    }
+
+    #[test]
+    fn the_port_of_hand_overs_is_no_programs() {
+        assert!(usable_port(Some(HAND_OVER_PORT)).is_err_and(|why| why.contains("54325")));
+        assert_eq!((usable_port(Some(80)), usable_port(None)), (Ok(()), Ok(())));
     }
 
     #[test]

@@ -159,22 +159,25 @@ fn every_metric_is_in_the_book_and_says_what_it_counts() {
     }
     for line in catalogue.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').expect("a name and a type");
-        let labels: Vec<(&str, &str)> = catalogue.lines().filter_map(|line| label(line, name)).collect();
+        let labels: Vec<(String, String)> = catalogue.lines().filter_map(|line| label(line, name)).collect();
         let sample = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
         let form = labels.first().map_or_else(|| sample.clone(), |(label, _)| format!("{sample}{{{label}}}"));
-        let values: Vec<&str> = labels.iter().map(|(_, value)| *value).filter(|value| !value.is_empty()).collect();
+        let values: Vec<&str> =
+            labels.iter().map(|(_, value)| value.as_str()).filter(|value| !value.is_empty()).collect();
         let values = if values.is_empty() { String::new() } else { format!(": {}", values.join(", ")) };
         fill(&mut text, &format!("- `{form}` ({kind}): "), "  ", &format!("{}{values}", plain(helps[name])));
     }
     hold("reference-metrics.md", &text);
 }
 
-/// The label of a sample of a metric, and its value.
-fn label<'a>(line: &'a str, metric: &str) -> Option<(&'a str, &'a str)> {
+/// The labels of a sample of a metric, and their values.
+fn label(line: &str, metric: &str) -> Option<(String, String)> {
     let rest = line.strip_prefix(metric)?;
     let labels = rest.strip_prefix("_total").unwrap_or(rest).strip_prefix('{')?;
-    let (label, value) = labels.split_once('}')?.0.split_once('=')?;
-    Some((label, value.trim_matches('"')))
+    let parts = labels.split_once('}')?.0.split(',').map(|part| part.split_once('=')).collect::<Option<Vec<_>>>()?;
+    let names: Vec<&str> = parts.iter().map(|(name, _)| *name).collect();
+    let values: Vec<&str> = parts.iter().map(|(_, value)| value.trim_matches('"')).collect();
+    Some((names.join(","), values.join(" ")))
 }
 
 #[test]

@@ -74,8 +74,10 @@ const char *sv_ntop(const struct sockaddr_sv *address, char *text, size_t size);
 #define SV_HANDOVER_MAX_BYTES 1048576
 
 /* Gives a TCP socket, connected or listening, to another process of this user that takes over its name, with `length`
- * bytes that this one has to know. `to`: NULL, this host. 0: the other one has it, and `fd` is closed. -1: `fd` is
- * still the caller's, but with ECONNABORTED, where nobody can say who has it: then it is closed, too.
+ * bytes that this one has to know. `to`: the name or host-ID of a host, to which the connection of an accepted socket
+ * goes; NULL or an empty text: another process of this host, or, where none takes over the name, any other host that
+ * serves it. 0: the other one has it, and `fd` is closed. -1: `fd` is still the caller's, but with ECONNABORTED, where
+ * nobody has it, or can say who has it: then it is closed, too. It may take 45 seconds.
  */
 int sv_handover(int fd, const char *to, const void *data, size_t length);
 

@@ -23,8 +23,10 @@
 #define REPLY_LEN 60
 /* An agent that takes longer is not there. */
 #define PATIENCE_S 5
-/* For a socket that is given: the agent answers within 4 seconds, and whoever does not wait so long has lost it. */
-#define GIVE_PATIENCE_S 10
+/* For a socket that is given, maybe to another host: the agent answers before, and whoever does not wait so long has
+ * lost it.
+ */
+#define GIVE_PATIENCE_S 45
 /* Programs count on low numbers being theirs. */
 #define HIGH_FD 512
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sockets that go from one process to the next of the same user. At any time one of both owns a socket, or it is
+ * Sockets that go from one process to the next of the same user, or to another host. At any time one of both owns a socket, or it is
  * closed: the giver until the agent says that the other one has it, the taker from its answer on.
  */
 #define _GNU_SOURCE
@@ -69,11 +69,12 @@ int sv_handover(int fd, const char *to, const void *data, size_t length)
 {
 	struct request request;
 	int file = -1, result;
-	bool is_unknown;
+	bool is_unknown, is_lost;
 
 	forget_error();
-	if (to)
-		return fail(EOPNOTSUPP, "a socket goes to a process of this host alone yet; give NULL as the host");
+	/* Cut short it would be another host's name. */
+	if (to && strlen(to) > TEXT_MAX)
+		return fail(ENAMETOOLONG, "the name of the host has %zu bytes, and %d are the most", strlen(to), TEXT_MAX);
 	if (length > SV_HANDOVER_MAX_BYTES)
 		return fail(E2BIG, "%zu bytes go with the socket, and %d are the most", length, SV_HANDOVER_MAX_BYTES);
 	if (length && !data)
@@ -87,9 +88,12 @@ int sv_handover(int fd, const char *to, const void *data, size_t length)
 			return -1;
 	}
 	request = give_request(fd);
+	request.text = to;
 	result = agent_give(&request, file, &is_unknown);
 	close_quietly(file);
-	if (!result || is_unknown)
+	/* The agent says that neither host has the connection. */
+	is_lost = result && errno == ECONNABORTED;
+	if (!result || is_unknown || is_lost)
 		close_socket(fd);
 	if (result && is_unknown)
 		return fail(ECONNABORTED, "the margay agent has not said whether another process has the socket, so that "

@@ -48,6 +48,7 @@ enum { NAME = 1, PEER = 5, RANGES = 8, HAND_OVER, TAKE_OVER, HANDED };
 enum manner {
 	GRANT,
 	REFUSE, /* with ESRCH */
+	LOSE, /* refuses with ECONNABORTED */
 	DIE, /* closes the connection and does not answer */
 	MUMBLE, /* answers less than a reply */
 	DIGRESS, /* answers another question, with a yes */
@@ -174,6 +175,10 @@ static bool answer_gift(int connection, unsigned char reply[300])
 	case UPGRADE:
 		reply[0] = 2;
 		reply[3] = EPROTONOSUPPORT;
+		break;
+	case LOSE:
+		reply[3] = ECONNABORTED;
+		length += (size_t)sprintf((char *)reply + REPLY_LEN, "nobody has it");
 		break;
 	case REFUSE:
 		reply[3] = ESRCH;

@@ -168,11 +168,12 @@ static void an_accepted_socket(void)
 static void what_is_not_even_sent(void)
 {
 	unsigned char *much = calloc(1, MIB + 1);
+	char host[257] = "";
 	struct pair pair = tcp();
 	int before = gifts, open_before = open_count();
 
-	CHECK(sv_handover(pair.near, "host2", "x", 1) == -1 && errno == EOPNOTSUPP && strstr(sv_strerror(), "NULL"));
-	CHECK(sv_handover(pair.near, "", NULL, 0) == -1 && errno == EOPNOTSUPP);
+	memset(host, 'h', sizeof(host) - 1);
+	CHECK(sv_handover(pair.near, host, "x", 1) == -1 && errno == ENAMETOOLONG && strstr(sv_strerror(), "256"));
 	CHECK(sv_handover(pair.near, NULL, much, MIB + 1) == -1 && errno == E2BIG);
 	CHECK(sv_handover(pair.near, NULL, NULL, 1) == -1 && errno == EFAULT);
 	CHECK(sv_handover(-1, NULL, NULL, 0) == -1 && errno == EBADF);
@@ -183,6 +184,22 @@ static void what_is_not_even_sent(void)
 	CHECK(!sv_handover(pair.near, NULL, much, MIB) && gifts == before + 1);
 	CHECK(file_length == MIB && !memcmp(file_data, much, MIB) && !close(pair.far));
 	free(much);
+}
+
+static void another_host(void)
+{
+	struct pair pair = tcp();
+
+	CHECK(!sv_handover(pair.near, "host2", "x", 1) && !is_open(pair.near) && !close(pair.far));
+	CHECK(asked_length == REQUEST_LEN + 5 && !memcmp(asked + REQUEST_LEN, "host2", 5) && passed_count == 2);
+	/* Any other one is asked for as a process of this host is. */
+	pair = tcp();
+	CHECK(!sv_handover(pair.near, "", NULL, 0) && was_asked(HAND_OVER, IPPROTO_TCP, 0, 0) && !close(pair.far));
+	/* Neither host has it: it is of no use to the caller. */
+	pair = tcp();
+	manner = LOSE;
+	CHECK(sv_handover(pair.near, "host2", NULL, 0) == -1 && errno == ECONNABORTED && !is_open(pair.near));
+	CHECK(!strcmp(sv_strerror(), "nobody has it") && is_gone(pair.far) && !close(pair.far));
 }
 
 static void a_refusal(void)
@@ -581,6 +598,7 @@ int main(void)
 	a_listening_socket();
 	an_accepted_socket();
 	what_is_not_even_sent();
+	another_host();
 	a_refusal();
 	an_agent_that_dies_in_the_middle();
 	an_agent_that_has_not_got_it();

@@ -246,13 +246,21 @@ class HandOver(Case):
     def test_a_mute_agent_is_not_waited_for(self) -> None:
         client, served = self.accept()
         self.fake.silence(HAND_OVER)
-        self.addCleanup(setattr, margay._agent, "ANSWER_TIME", margay._agent.ANSWER_TIME)
-        margay._agent.ANSWER_TIME = 1
+        self.addCleanup(setattr, margay._agent, "GIVE_TIME", margay._agent.GIVE_TIME)
+        margay._agent.GIVE_TIME = 1
         with self.assertRaises(margay.AgentDown) as raised:
             margay.hand_over(served, "web.shop", agent=self.agent)
         self.assertEqual((raised.exception.errno, served.fileno()), (errno.ECONNABORTED, -1))
         self.fake.kill()
         self.assertEqual(client.recv(1), b"")
+
+    def test_a_host_is_said_to_the_agent(self) -> None:
+        _, served = self.accept()
+        takeover = self.take_over()
+        giving = self.threads.submit(margay.hand_over, served, "web.shop", to="host2", agent=self.agent)
+        self.take(takeover)
+        giving.result()
+        self.assertIn(b"\x01\x09\x06\0\0\0\x01\x00" + self.shop.raw + bytes(16) + b"host2", self.fake.messages)
 
     def test_an_answer_that_is_none_is_not_believed(self) -> None:
         for garbage in (b"\1\2\3", reply(BIND), reply(HAND_OVER) + b"\xff"):

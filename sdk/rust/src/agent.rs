@@ -33,6 +33,8 @@ use crate::wire::{Kind, MESSAGE_MAX, Protocol, Reply, Request};
 pub const DEFAULT_PATH: &str = "/run/margay/programs.sock";
 /// An agent that takes longer than this for an answer is treated as absent.
 pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// The same where a socket is handed over, maybe to another host: the agent answers before.
+const GIVE_TIME: Duration = Duration::from_secs(45);
 /// Most descriptors that go with a message: a socket, and a file about it.
 const PASSED_MAX: usize = 2;
 /// Pause before the next try where the agent's queue of connections is full: the kernel tells nobody when it no longer
@@ -40,6 +42,8 @@ const PASSED_MAX: usize = 2;
 const QUEUE_PAUSE: Duration = Duration::from_millis(5);
 /// Requests at one time, each on a connection of its own; others wait. An agent has so many connections for each user.
 const AT_ONCE_MAX: usize = 8;
+/// The same of sockets that are handed over: with another host each takes several round trips.
+const GIVING_AT_ONCE_MAX: usize = 32;
 /// Connections that are kept open for the next request.
 const IDLE_MAX: usize = 4;
 /// Addresses that are remembered.
@@ -66,6 +70,8 @@ impl Owner {
 struct Shared {
     path: PathBuf,
     turns: Semaphore,
+    /// Of those that hand over sockets, which may take long.
+    giving: Semaphore,
     idle: Mutex<Vec<(Owner, OwnedFd)>>,
     addresses: Mutex<HashMap<(Prefix, Protocol), (Addresses, Instant)>>,
 }
@@ -129,7 +135,8 @@ impl Agent {
 
     fn at(path: &Path) -> Self {
         let turns = Semaphore::new(AT_ONCE_MAX);
-        let shared = Shared { path: path.into(), turns, idle: Mutex::default(), addresses: Mutex::default() };
+        let giving = Semaphore::new(GIVING_AT_ONCE_MAX);
+        let shared = Shared { path: path.into(), turns, giving, idle: Mutex::default(), addresses: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -267,7 +274,7 @@ impl Agent {
     async fn ask(&self, what: &'static str, request: &Request<'_>, fd: Option<BorrowedFd<'_>>) -> Result<Reply, Error> {
         let bytes = bytes_of(request)?;
         let message = timeout(ANSWER_TIME, self.exchange(&bytes, fd.as_slice())).await;
-        let message = message.unwrap_or_else(|_| Err(no_answer()));
+        let message = message.unwrap_or_else(|_| Err(no_answer(ANSWER_TIME)));
         let (owner, connection, message) = message.map_err(|source| self.down(source))?;
         let reply = self.read_reply(what, request.kind, message)?;
         self.put_back(owner, connection);
@@ -339,10 +346,10 @@ impl Agent {
         is_sent: &mut bool,
     ) -> io::Result<(Owner, OwnedFd, Result<Reply, String>)> {
         // Nobody closes it.
-        let _turn = self.shared.turns.acquire().await.map_err(io::Error::other)?;
+        let _turn = self.shared.giving.acquire().await.map_err(io::Error::other)?;
         let owner = Owner::current();
         let connection = self.say_once(owner, request, passed, is_sent).await?;
-        let reply = timeout(ANSWER_TIME, hear(&connection)).await.unwrap_or_else(|_| Err(no_answer()))?;
+        let reply = timeout(GIVE_TIME, hear(&connection)).await.unwrap_or_else(|_| Err(no_answer(GIVE_TIME)))?;
         Ok((owner, connection.into_std()?.into(), reply))
     }
 
@@ -431,9 +438,9 @@ fn bytes_of(request: &Request<'_>) -> Result<Vec<u8>, Error> {
     request.to_bytes().map_err(|why| Error::Io(io::Error::new(io::ErrorKind::InvalidInput, why)))
 }
 
-/// Nothing came for [`ANSWER_TIME`].
-pub(crate) fn no_answer() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {} seconds", ANSWER_TIME.as_secs()))
+/// Nothing came for so long.
+pub(crate) fn no_answer(time: Duration) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {} seconds", time.as_secs()))
 }
 
 /// One request and its reply. The connection belongs to a reactor only meanwhile, so that runtimes may come and go.

@@ -1,5 +1,5 @@
 //! Sockets that go to another process of the same user on this host: a server that is replaced gives what it has, and
-//! the process in its place takes it.
+//! the process in its place takes it. Connections go to other hosts, too.
 
 use std::fmt;
 use std::fs::File;
@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use margay_core::name::Prefix;
 use margay_wire::HANDED_DATA_MAX;
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_acceptconn;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
@@ -45,9 +46,12 @@ impl std::error::Error for NotHandedOver {}
 /// ([`Takeover`]), and returns when that one has it: this process has it no more. `data` is what the other one has to
 /// know of it, at most 1 MiB. Without a `name` the agent finds the one by which the client has come.
 ///
+/// Where no process of this host takes over the name, an accepted connection goes to another host that serves it, as by
+/// [`hand_over_to`].
+///
 /// A call that is cancelled closes the socket: the other process may have it already. It is asked for once, so that
 /// there are never two owners. Of many calls at a time a few are asked and the others wait; each has its answer within
-/// five seconds from when it is asked, or none.
+/// 45 seconds from when it is asked, or none.
 ///
 /// ```no_run
 /// use margay_sdk::{NotHandedOver, ToTarget, hand_over};
@@ -76,6 +80,22 @@ pub async fn hand_over(socket: impl Into<OwnedFd>, name: Option<&Target>, data: 
     Agent::shared().hand_over(socket, name, data).await
 }
 
+/// As [`hand_over`], to a host: an accepted connection goes on there, in a program that takes over its name, and the
+/// client notices a short pause. `host` is its name or its host-ID.
+///
+/// # Errors
+/// As for [`hand_over`]; also `EHOSTUNREACH` (the host is unknown, or does not answer), `EOPNOTSUPP` (the connection
+/// cannot go there; the text says why), `EALREADY` and `EBUSY`. After `ECONNABORTED` neither host has the connection,
+/// and the socket is closed.
+pub async fn hand_over_to(
+    host: &str,
+    socket: impl Into<OwnedFd>,
+    name: Option<&Target>,
+    data: &[u8],
+) -> Result<(), NotHandedOver> {
+    Agent::shared().hand_over_to(host, socket, name, data).await
+}
+
 impl Agent {
     /// As [`hand_over`], by this agent.
     ///
@@ -87,13 +107,28 @@ impl Agent {
         name: Option<&Target>,
         data: &[u8],
     ) -> Result<(), NotHandedOver> {
+        self.hand_over_to("", socket, name, data).await
+    }
+
+    /// As [`hand_over_to`], by this agent.
+    ///
+    /// # Errors
+    /// As for [`hand_over_to`].
+    pub async fn hand_over_to(
+        &self,
+        host: &str,
+        socket: impl Into<OwnedFd>,
+        name: Option<&Target>,
+        data: &[u8],
+    ) -> Result<(), NotHandedOver> {
         let socket = socket.into();
         let mut is_sent = false;
-        match self.give(socket.as_fd(), name, data, &mut is_sent).await {
+        match self.give(host, socket.as_fd(), name, data, &mut is_sent).await {
             Ok(()) => Ok(()),
             Err(error) => {
-                // Only a refusal says that nobody else has it.
-                let is_ours = !is_sent || matches!(error, Error::Refused { .. });
+                // Only a refusal says that nobody else has it, and one of them that this process has it no more.
+                let lost = Errno::CONNABORTED.raw_os_error();
+                let is_ours = !is_sent || matches!(error, Error::Refused { errno, .. } if errno != lost);
                 Err(NotHandedOver { socket: is_ours.then_some(socket), error })
             }
         }
@@ -101,6 +136,7 @@ impl Agent {
 
     async fn give(
         &self,
+        host: &str,
         socket: BorrowedFd<'_>,
         name: Option<&Target>,
         data: &[u8],
@@ -112,7 +148,7 @@ impl Agent {
         }
         let file = memory_file(data)?;
         let passed: Vec<BorrowedFd<'_>> = std::iter::once(socket).chain(file.as_ref().map(AsFd::as_fd)).collect();
-        let request = Request { prefix, protocol: Some(Protocol::Tcp), ..Request::new(Kind::HandOver) };
+        let request = Request { prefix, protocol: Some(Protocol::Tcp), text: host, ..Request::new(Kind::HandOver) };
         self.ask_once("to hand the socket over", &request, &passed, is_sent).await?;
         Ok(())
     }
@@ -212,7 +248,8 @@ async fn register(agent: &Agent, prefix: Prefix) -> Result<UnixStream, Error> {
     let request = request.to_bytes().map_err(|why| agent.incompatible(why))?;
     let connection = agent.open().await.map_err(|source| agent.down(source))?;
     let answered = timeout(ANSWER_TIME, converse(connection, &request, &[])).await;
-    let (connection, message) = answered.unwrap_or_else(|_| Err(no_answer())).map_err(|source| agent.down(source))?;
+    let (connection, message) =
+        answered.unwrap_or_else(|_| Err(no_answer(ANSWER_TIME))).map_err(|source| agent.down(source))?;
     agent.read_reply("to let this program take over sockets of the name", Kind::TakeOver, message)??;
     Ok(watched(connection)?)
 }

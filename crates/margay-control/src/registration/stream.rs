@@ -1,5 +1,6 @@
 //! The stream between a host and a router: Noise XX over TCP, then messages behind their length in two bytes
-//! (`proto/registration.proto`).
+//! (`proto/registration.proto`). Hosts between which a connection goes have one of the same kind
+//! (`proto/handover.proto`).
 
 use std::io;
 use std::sync::Arc;
@@ -15,8 +16,15 @@ use tokio::sync::mpsc;
 
 use crate::entropy::{self, NoEntropy};
 
-/// Bound into the handshake, so that streams of other protocols and versions come to nothing.
-const PROLOGUE: &[u8] = b"margay registration 1";
+/// What a stream is for: bound into the handshake, so that streams of other protocols and versions come to nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Purpose(&'static str);
+
+/// Hosts register with a router.
+const REGISTRATION: Purpose = Purpose("margay registration 1");
+/// A connection goes to another host ([`crate::relocation`]).
+pub const HAND_OVER: Purpose = Purpose("margay hand-over 1");
+
 /// A Noise message is no longer.
 const FRAME_MAX: usize = 65_535;
 const TAG_LEN: usize = 16;
@@ -101,7 +109,7 @@ async fn write_frame(to: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> Result<
 ///
 /// The connection breaks, or another host answers.
 pub async fn open(stream: TcpStream, own: &HostSecret, router: &HostPublic) -> Result<(Reader, Writer), StreamError> {
-    let (reader, writer, peer) = shake(stream, own, true).await?;
+    let (reader, writer, peer) = begin(stream, own, REGISTRATION).await?;
     if peer == *router { Ok((reader, writer)) } else { Err(StreamError::WrongKey(peer.id())) }
 }
 
@@ -111,17 +119,44 @@ pub async fn open(stream: TcpStream, own: &HostSecret, router: &HostPublic) -> R
 ///
 /// The connection breaks, or what comes is no handshake.
 pub async fn accept(stream: TcpStream, own: &HostSecret) -> Result<(Reader, Writer, HostPublic), StreamError> {
-    shake(stream, own, false).await
+    answer(stream, own, REGISTRATION).await
+}
+
+/// Opens a stream; gives who is at the other end, for the caller to check.
+///
+/// # Errors
+///
+/// The connection breaks, or the other end does not speak this protocol.
+pub async fn begin(
+    stream: TcpStream,
+    own: &HostSecret,
+    purpose: Purpose,
+) -> Result<(Reader, Writer, HostPublic), StreamError> {
+    shake(stream, own, purpose, true).await
+}
+
+/// Takes a stream; gives who is at the other end, for the caller to check.
+///
+/// # Errors
+///
+/// The connection breaks, or the other end does not speak this protocol.
+pub async fn answer(
+    stream: TcpStream,
+    own: &HostSecret,
+    purpose: Purpose,
+) -> Result<(Reader, Writer, HostPublic), StreamError> {
+    shake(stream, own, purpose, false).await
 }
 
 async fn shake(
     stream: TcpStream,
     own: &HostSecret,
+    purpose: Purpose,
     initiator: bool,
 ) -> Result<(Reader, Writer, HostPublic), StreamError> {
     stream.set_nodelay(true)?;
     let (mut read_half, mut write_half) = stream.into_split();
-    let mut noise = noise_xx(own, &mut entropy::rng()?, PROLOGUE, initiator)?;
+    let mut noise = noise_xx(own, &mut entropy::rng()?, purpose.0.as_bytes(), initiator)?;
     let mut buffer = vec![0; HANDSHAKE_MAX];
     let mut sends = initiator;
     while !noise.is_handshake_finished() {

@@ -26,6 +26,7 @@ mod flow_memory;
 mod full_backlog;
 mod grants;
 mod half_closed;
+mod handover;
 mod hijack;
 mod host_death;
 mod host_tcp;
@@ -190,6 +191,7 @@ pub const ALL: &[Scenario] = &[
     datagram_failover::SCENARIO,
     patience::SCENARIO,
     upgrade_in_place::SCENARIO,
+    handover::SCENARIO,
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,

@@ -18,12 +18,13 @@ use crate::command::progress;
 use crate::entries::{self, Entries};
 use crate::host::Host;
 use crate::observe;
-use crate::program::{Program, tail, wait_for};
+use crate::program::{tail, wait_for};
 use crate::report::Limit::{AtLeast, Exactly};
 use crate::report::{Bound, bound, percentile};
 use crate::server::await_listener;
 use crate::sessions::Sessions;
 use crate::traffic::{Step, Talked};
+use crate::upgrading::Serving;
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
@@ -82,66 +83,6 @@ const HAPROXY_PORT: &str = "84";
 const NGINX_GRACE_S: u64 = 10;
 const CUT_LIMIT: Duration = Duration::from_secs(NGINX_GRACE_S + 5);
 
-/// One process of the server.
-struct Serving {
-    program: Program,
-}
-
-impl Serving {
-    fn start(host: &Host, name: &str, options: &[&str]) -> Result<Self> {
-        let command = host.traffic(["upgrading-server", "--service", SERVICE].iter().chain(options))?;
-        Ok(Self { program: Program::start(command, &host.dir.join(format!("upgrading-{name}.log")))? })
-    }
-
-    /// What it has said so far.
-    fn steps(&self) -> Vec<Step> {
-        // The last line may be half-written.
-        self.program.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-    }
-
-    /// Waits until it has said something so often.
-    fn await_step(&mut self, what: &str, times: usize, is_meant: impl Fn(&Step) -> bool) -> Result<()> {
-        wait_for(what, LIMIT, || {
-            let steps = self.steps();
-            let found = steps.iter().filter(|step| is_meant(step)).count();
-            let ended = self.program.ended()?;
-            ensure!(found >= times, "{found} times; it has come to {steps:?}, ended: {ended:?}");
-            Ok(())
-        })
-    }
-
-    /// Why it has kept its listening socket, each time.
-    fn refusals(&self) -> Vec<Option<i32>> {
-        let listening = |step: Step| match step {
-            Step::Keeps { listening: true, errno, .. } => Some(errno),
-            _ => None,
-        };
-        self.steps().into_iter().filter_map(listening).collect()
-    }
-
-    /// Tells it to give what it has, and waits until it has begun with that: for the so-manyth time.
-    fn give(&mut self, times: usize) -> Result<()> {
-        self.program.signal(Signal::SIGTERM)?;
-        self.await_step("a server that gives", times, |step| *step == Step::Gives)
-    }
-
-    /// Waits until it has kept its listening socket so often, and gives the last reason.
-    fn await_refusal(&mut self, times: usize) -> Result<Option<i32>> {
-        let is_refusal = |step: &Step| matches!(step, Step::Keeps { listening: true, .. });
-        self.await_step("a server that keeps what it has", times, is_refusal)?;
-        Ok(self.refusals().last().copied().flatten())
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        // Told to end as others are, it would look for somebody to give its sockets to.
-        if matches!(self.program.ended(), Ok(None)) {
-            let _ = self.program.signal(Signal::SIGKILL);
-        }
-    }
-}
-
 struct Stage<'a> {
     server: &'a Host,
     serving: Serving,
@@ -168,7 +109,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let hosts = [client, server];
     pair::demand_kernel(&hosts, findings)?;
     ["kept", "replaced", "old_processes"].into_iter().for_each(|figure| findings.set(figure, 0.0));
-    let mut serving = Serving::start(server, FIRST, &["--listen", LISTEN])?;
+    let mut serving = Serving::start(server, SERVICE, FIRST, &["--listen", LISTEN])?;
     serving.await_step("a server", 1, |step| *step == Step::Serves)?;
     agent::publish(server, SERVICE, LISTEN, &[])?;
     agent::await_instances(client, SERVICE, 1)?;
@@ -207,7 +148,7 @@ fn give_to_nobody(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> 
 
 /// The process that takes over is stopped, so that it does not answer, and is killed then.
 fn give_to_killed(stage: &mut Stage<'_>, findings: &mut Findings) -> Result<()> {
-    let mut killed = Serving::start(stage.server, "killed", &["--take-over"])?;
+    let mut killed = Serving::start(stage.server, SERVICE, "killed", &["--take-over"])?;
     killed.await_step("a process that takes over", 1, |step| *step == Step::Takes)?;
     killed.program.signal(Signal::SIGSTOP)?;
     await_stopped(killed.program.pid())?;
@@ -257,7 +198,7 @@ fn replace(stage: &mut Stage<'_>, name: &str, findings: &mut Findings) -> Result
     // Waits until now are not those for this one.
     stage.prove()?;
     let old_pid = stage.serving.program.pid().to_string();
-    let mut next = Serving::start(stage.server, name, &["--take-over", "--of", &old_pid])?;
+    let mut next = Serving::start(stage.server, SERVICE, name, &["--take-over", "--of", &old_pid])?;
     next.await_step("a server that has taken over", 1, |step| *step == Step::Serves)?;
     let mut old = std::mem::replace(&mut stage.serving, next);
     let ended = wait_for("the end of what was replaced", ENDED_LIMIT, || old.program.ended()?.context("it is there"));
@@ -314,7 +255,7 @@ fn judge_sessions(sessions: Sessions, count: usize, findings: &mut Findings) -> 
 /// Reloads nginx and HAProxy in front of such a server, each with sessions through it that go on. None of this is by
 /// name, and nobody is asked to do better.
 fn reload_others(server: &Host, client: &Host, findings: &mut Findings) -> Result<()> {
-    let mut backend = Serving::start(server, "backend", &["--listen", BACKEND, "--upgrade"])?;
+    let mut backend = Serving::start(server, SERVICE, "backend", &["--listen", BACKEND, "--upgrade"])?;
     backend.await_step("a server", 1, |step| *step == Step::Serves)?;
     let nginx_config = write_config(server, "nginx-reloaded.conf", &nginx_text(&server.dir))?;
     let nginx = ["nginx", "-e", "stderr", "-c"].map(Path::new);

@@ -1,5 +1,5 @@
 //! A server that counts the lines of each of its connections, and whose next process takes all of them over while they
-//! go on.
+//! go on; or that of another host.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use margay_sdk::{NotHandedOver, Taken, Takeover, Target, ToTarget, hand_over};
+use futures_util::stream::{self, StreamExt};
+use margay_sdk::{NotHandedOver, Taken, Takeover, Target, ToTarget, hand_over, hand_over_to};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -18,13 +19,15 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::host::write_line;
 
 /// Connections that are given away at once; others go on being served until it is their turn.
 const GIVING_MAX: usize = 4;
+/// The same to another host: each takes several round trips.
+const MOVING_MAX: usize = 32;
 /// Longer is no line.
 const LINE_MAX: usize = 4096;
 /// Ends the head of a request and of its answer.
@@ -60,6 +63,15 @@ pub enum Step {
         /// Why that is.
         why: String,
     },
+    /// It has given its connections to another host.
+    Moved {
+        /// Connections that the other host has now.
+        moved: usize,
+        /// Those that stay.
+        kept: usize,
+        /// How long all of it took.
+        took_ms: f64,
+    },
     /// It has given what it had.
     Gave {
         /// Connections that another process has now.
@@ -86,9 +98,12 @@ pub struct Plan {
     /// Name by which sockets are given and taken
     #[arg(long)]
     service: String,
-    /// Take over the sockets of another process of this server, instead
-    #[arg(long, conflicts_with = "listen")]
+    /// Take over the sockets of another process of this server, or of its twin on another host
+    #[arg(long)]
     take_over: bool,
+    /// Host that gets all connections upon SIGUSR1
+    #[arg(long)]
+    give_to: Option<String>,
     /// Tell this process to give them
     #[arg(long, requires = "take_over")]
     of: Option<i32>,
@@ -98,9 +113,11 @@ pub struct Plan {
 }
 
 /// Serves until it has given everything away, which SIGTERM tells it to do. Where nobody takes the listening socket, it
-/// goes on as before. Prints each [`Step`] as a line of JSON.
+/// goes on as before. Upon SIGUSR1 it gives its connections to another host, and goes on. Prints each [`Step`] as a line
+/// of JSON.
 pub async fn serve(plan: Plan) -> Result<()> {
     let mut told = signal(SignalKind::terminate()).context("cannot hear signals")?;
+    let mut told_to_move = signal(SignalKind::user_defined1()).context("cannot hear signals")?;
     let mut server = Server::start(&plan).await?;
     loop {
         tokio::select! {
@@ -109,6 +126,7 @@ pub async fn serve(plan: Plan) -> Result<()> {
                     return Ok(());
                 }
             }
+            _ = told_to_move.recv() => server.move_all().await?,
             accepted = accept(server.listener.as_ref()) => {
                 // A connection that ended before it was taken is not an error of the server.
                 if let Ok(stream) = accepted {
@@ -141,13 +159,18 @@ struct Server {
     listener: Option<TcpListener>,
     takeover: Option<Takeover>,
     sessions: JoinSet<()>,
+    /// To each of them, to move.
+    orders: Vec<mpsc::Sender<Order>>,
 }
+
+/// A connection is to go to another host; dropped when that is done, or has come to nothing.
+type Order = oneshot::Sender<()>;
 
 impl Server {
     async fn start(plan: &Plan) -> Result<Self> {
         let name = plan.service.to_target()?;
-        let mut server =
-            Self { shared: Arc::new(Shared::new(name)), listener: None, takeover: None, sessions: JoinSet::new() };
+        let shared = Arc::new(Shared::new(name, plan.give_to.clone().unwrap_or_default()));
+        let mut server = Self { shared, listener: None, takeover: None, sessions: JoinSet::new(), orders: Vec::new() };
         if let Some(address) = plan.listen {
             let listener = TcpListener::bind(address).await;
             server.listener = Some(listener.with_context(|| format!("cannot listen on {address}"))?);
@@ -165,12 +188,34 @@ impl Server {
 
     fn begin(&mut self, mut session: Session, upgrades: bool) {
         let shared = Arc::clone(&self.shared);
+        let (order, orders) = mpsc::channel(1);
+        self.orders.retain(|order| !order.is_closed());
+        self.orders.push(order);
         self.sessions.spawn(async move {
             // A client that asks for something else is told nothing.
             if !upgrades || session.upgrade().await.is_ok() {
-                talk(&shared, session).await;
+                talk(&shared, session, orders).await;
             }
         });
+    }
+
+    /// Gives all connections to another host, and goes on with those that it does not take.
+    async fn move_all(&mut self) -> Result<()> {
+        say(&Step::Gives)?;
+        let begun = Instant::now();
+        let [given_before, kept_before] = self.shared.given_and_kept();
+        let moves = self.orders.iter().cloned().map(|order| async move {
+            let (done, is_done) = oneshot::channel();
+            // A connection that has ended has nothing to give.
+            if order.send(done).await.is_ok() {
+                let _ = is_done.await;
+            }
+        });
+        let moves: Vec<_> = moves.collect();
+        stream::iter(moves).buffer_unordered(MOVING_MAX).collect::<Vec<()>>().await;
+        let [given, kept] = self.shared.given_and_kept();
+        let took_ms = begun.elapsed().as_secs_f64() * 1e3;
+        say(&Step::Moved { moved: given - given_before, kept: kept - kept_before, took_ms })
     }
 
     fn take(&mut self, taken: Result<Taken, margay_sdk::Error>) -> Result<()> {
@@ -207,8 +252,8 @@ impl Server {
         }
         self.shared.turns.add_permits(GIVING_MAX);
         while self.sessions.join_next().await.is_some() {}
-        let [given, by_name, kept] =
-            [&self.shared.given, &self.shared.by_name, &self.shared.kept].map(|count| count.load(Ordering::Relaxed));
+        let [given, kept] = self.shared.given_and_kept();
+        let by_name = self.shared.by_name.load(Ordering::Relaxed);
         say(&Step::Gave { given, by_name, kept, took_ms: begun.elapsed().as_secs_f64() * 1e3 })?;
         Ok(true)
     }
@@ -217,6 +262,8 @@ impl Server {
 /// What all connections have in common.
 struct Shared {
     name: Target,
+    /// Where connections move upon an order.
+    other_host: String,
     /// To give a connection away. There are none until the listening socket is given.
     turns: Semaphore,
     given: AtomicUsize,
@@ -225,24 +272,30 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(name: Target) -> Self {
+    fn new(name: Target, other_host: String) -> Self {
         let turns = Semaphore::new(0);
-        Self { name, turns, given: AtomicUsize::new(0), by_name: AtomicUsize::new(0), kept: AtomicUsize::new(0) }
+        let (given, by_name, kept) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { name, other_host, turns, given, by_name, kept }
     }
 
-    /// Gives a connection away. It comes back where nobody takes it.
-    async fn give(&self, session: Session) -> Option<Session> {
+    fn given_and_kept(&self) -> [usize; 2] {
+        [&self.given, &self.kept].map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Gives a connection away: to a host, or without the name of one to the next process. It comes back where nobody
+    /// takes it.
+    async fn give(&self, session: Session, host: &str) -> Option<Session> {
         let Session { stream, lines, begun } = session;
         let data = pack(lines, &begun);
         // It can always be taken from the event loop.
         let socket = stream.into_std().ok()?;
-        let given = match hand_over(socket, None, &data).await {
+        let given = match hand_over_to(host, socket, None, &data).await {
             // It has come by an address, or the agent does not list its flow yet.
             Err(NotHandedOver { socket: Some(socket), error })
                 if error.raw_os_error() == Some(Errno::ENOTCONN as i32) =>
             {
                 self.by_name.fetch_add(1, Ordering::Relaxed);
-                hand_over(socket, Some(&self.name), &data).await
+                hand_over_to(host, socket, Some(&self.name), &data).await
             }
             given => given,
         };
@@ -304,7 +357,7 @@ pub async fn read_head(stream: &mut TcpStream, head: &mut Vec<u8>) -> Result<()>
 }
 
 /// Answers lines until the client ends, or until the connection is given away: between two answers.
-async fn talk(shared: &Shared, mut session: Session) {
+async fn talk(shared: &Shared, mut session: Session, mut orders: mpsc::Receiver<Order>) {
     let mut turn = pin!(shared.turns.acquire());
     let mut may_go = true;
     while session.answer().await.is_ok() {
@@ -313,10 +366,17 @@ async fn talk(shared: &Shared, mut session: Session) {
                 Ok(0) | Err(_) => return,
                 Ok(_) => {}
             },
-            _permit = &mut turn, if may_go => match shared.give(session).await {
+            _permit = &mut turn, if may_go => match shared.give(session, "").await {
                 Some(kept) => {
                     session = kept;
                     may_go = false;
+                }
+                None => return,
+            },
+            Some(order) = orders.recv() => match shared.give(session, &shared.other_host).await {
+                Some(kept) => {
+                    session = kept;
+                    drop(order);
                 }
                 None => return,
             },
@@ -348,7 +408,11 @@ mod tests {
     #[test]
     fn steps_are_read_as_they_are_written() {
         let why = "nobody takes over the name".to_owned();
-        for step in [Step::Serves, Step::Keeps { listening: true, errno: Some(3), why }] {
+        for step in [
+            Step::Serves,
+            Step::Keeps { listening: true, errno: Some(3), why },
+            Step::Moved { moved: 50, kept: 1, took_ms: 400.5 },
+        ] {
             let text = serde_json::to_string(&step).expect("JSON");
             assert_eq!(serde_json::from_str::<Step>(&text).expect("a step"), step);
         }

@@ -74,6 +74,7 @@ impl Change {
             | Event::Unanswered(_)
             | Event::OtherHost { .. }
             | Event::RouterFound { .. }
+            | Event::HandOver(_)
             | Event::RuleExpired { .. } => None,
         }
     }

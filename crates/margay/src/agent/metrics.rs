@@ -23,7 +23,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use super::Agent;
+use super::{Agent, relocation};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -178,6 +178,7 @@ impl Collector for Figures {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             ConstCounter::new(value).encode(metric)?;
         }
+        of_relocations(agent, &mut encoder)?;
         of_associations(&core, &mut encoder)?;
         of_grants(&core, &mut encoder)?;
         of_segments(&core, &mut encoder)?;
@@ -201,6 +202,18 @@ impl Collector for Figures {
         let dropped = agent.map_or_else(|| DropReason::ALL.iter().map(|reason| (reason.label(), 0)).collect(), drops);
         family(&mut encoder, "drops", "Packets dropped", "reason", owned(dropped))
     }
+}
+
+/// Connections that were to go to another host, or to come from one.
+fn of_relocations(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counts = agent.map_or_else(relocation::no_counts, |agent| agent.relocations.counts());
+    let help = "Connections of programs that were to go to another host, or to come from one";
+    let mut descriptor = encoder.encode_descriptor("hand_overs", help, None, MetricType::Counter)?;
+    for ([role, outcome], count) in counts {
+        let metric = descriptor.encode_family(&[("role", role), ("outcome", outcome)])?;
+        ConstCounter::new(count).encode(metric)?;
+    }
+    Ok(())
 }
 
 /// Messages between agents, and the ends of flows.

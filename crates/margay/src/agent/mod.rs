@@ -18,6 +18,7 @@ pub mod flows;
 pub mod health;
 pub mod home;
 pub mod host_changes;
+pub mod instance_addresses;
 pub mod joining;
 pub mod keepsake;
 pub mod listening;
@@ -29,6 +30,7 @@ mod orphans;
 pub mod programs;
 pub mod quiet;
 pub mod reload;
+pub mod relocation;
 pub mod remote;
 pub mod resolvers;
 pub mod rule_book;
@@ -93,6 +95,8 @@ pub struct Agent {
     pub spreads: spread::Spreads,
     /// Programs that speak to the agent.
     pub programs: programs::Programs,
+    /// Connections of theirs that go to another host, or come from one.
+    pub relocations: relocation::Relocations,
     /// What hosts and prefixes are called.
     pub naming: naming::Naming,
     /// Where metrics are served.

@@ -299,6 +299,7 @@ impl Services {
             .and_then(|()| listener::expects_others(listener.address, listener.protocol, &listener.allow, self.ranges))
             .map_err(PublishError::Misuse)?;
         check_weight(terms.weight)?;
+        listener::usable_port(listener.service_port).map_err(PublishError::Misuse)?;
         listener::divisible(name, terms.partition_bits).map_err(PublishError::Misuse)?;
         allow::parse(&listener.allow).map_err(PublishError::Misuse)?;
         self.claim(name)

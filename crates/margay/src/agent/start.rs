@@ -38,6 +38,7 @@ use super::naming::Naming;
 use super::network::Network;
 use super::programs::{self, Programs};
 use super::quiet;
+use super::relocation::{self, Relocations};
 use super::resolvers::{self, Resolvers};
 use super::rule_book::{self, RuleBook};
 use super::search::{Answering, Searches};
@@ -145,12 +146,13 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let (services, drains, health) = publish(&config, around)?;
     let join = |token| home::join(token, &local, &store, &control, &clock_of_wall, &ways, area.as_ref());
     tokens.into_iter().for_each(|token| services.add_home(join(token)));
-    let active = Active::open(&config, &services, reporters);
     let leases = Leases::open(Arc::clone(&store), control, clock_of_wall.clone(), config.ranges()).into_diagnostic()?;
     let fallbacks = Arc::new(home::Fallbacks::new(&config, Arc::clone(&services), router.clone(), core.clone()));
     let (dns, warnings) = start_dns(&config, &leases, &fallbacks).await;
     Ok(Arc::new(Agent {
+        active: Active::open(&config, &services, reporters),
         programs: Programs::new(&config),
+        relocations: Relocations::new(watchers.hand_overs(), spreads.addresses()),
         configuration: Configuration::new(config, started_with),
         identity,
         local,
@@ -159,7 +161,6 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         direct,
         way: Way::default(),
         kernel_router,
-        active,
         spreads,
         naming: Naming::default(),
         watchers,
@@ -403,6 +404,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let health = tokio::spawn(health::run(Arc::clone(agent)));
     resolvers::start(agent).into_diagnostic()?;
     quiet::start(agent).into_diagnostic()?;
+    let takers = relocation::start(agent).await;
     let program_socket = programs::socket::open(&programs::path(&config.host.runtime_dir))?;
     let programs = tokio::spawn(programs::socket::run(Arc::clone(agent), program_socket));
     let (mut terminate, mut interrupt) =
@@ -435,6 +437,8 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     programs.abort();
     health.abort();
     agent.health.end().await;
+    takers.into_iter().for_each(|task| task.abort());
+    agent.relocations.end().await;
     agent.metrics.end().await;
     operators.into_iter().for_each(|task| task.abort());
     match agent.core.0.failure() {

@@ -17,6 +17,7 @@ use tokio::sync::broadcast;
 use super::Agent;
 use super::failure::{Failed, Failures};
 use super::flows::Change;
+use super::relocation::Words;
 
 /// Events that a slow watcher may be behind; older ones are lost to it, and it is told how many.
 const BEHIND_MAX: usize = 8192;
@@ -32,6 +33,8 @@ pub struct Watchers {
     failures: Arc<Failures>,
     /// How many flows have opened.
     opened: Arc<AtomicU64>,
+    /// Whoever carries out hand-overs.
+    hand_overs: Words,
 }
 
 struct Senders {
@@ -45,7 +48,8 @@ impl Default for Watchers {
     fn default() -> Self {
         let senders = Senders { events: broadcast::channel(BEHIND_MAX).0, rules: broadcast::channel(BEHIND_MAX).0 };
         let senders = Arc::new(RwLock::new(Some(senders)));
-        Self { senders, keeper: Arc::default(), failures: Arc::default(), opened: Arc::default() }
+        let (keeper, failures, opened) = (Arc::default(), Arc::default(), Arc::default());
+        Self { senders, keeper, failures, opened, hand_overs: Words::default() }
     }
 }
 
@@ -54,6 +58,10 @@ impl Watchers {
     pub fn on_event(&self) -> Box<dyn FnMut(Event) + Send> {
         let this = self.clone();
         Box::new(move |event| {
+            if let Event::HandOver(word) = event {
+                // Each is for one task alone, and may be a packet.
+                return this.hand_overs.put(word);
+            }
             log(&event);
             this.failures.note(&event, Instant::now());
             if matches!(event, Event::FlowOpened(_)) {
@@ -71,6 +79,11 @@ impl Watchers {
                 let _ = senders.events.send(event);
             }
         })
+    }
+
+    /// Where the core's words of hand-overs come.
+    pub const fn hand_overs(&self) -> &Words {
+        &self.hand_overs
     }
 
     /// From now on; `None` when the agent goes down.
@@ -194,6 +207,7 @@ fn log(event: &Event) {
             );
         }
         Event::Twin(twin) => log_twin(*twin),
+        Event::HandOver(_) => {}
         Event::RouterFound { key, at, .. } => tracing::info!(host = %key.id(), %at, "a router has answered a search"),
         Event::RuleExpired { id, prefix, why, packets } => {
             tracing::info!(rule = id.0, %prefix, packets, why = why.text(), "a rule has ended");

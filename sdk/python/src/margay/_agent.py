@@ -24,11 +24,15 @@ DEFAULT_PATH = "/run/margay/programs.sock"
 
 # An agent that takes longer than this for an answer, in seconds, is treated as absent.
 ANSWER_TIME = 5
+# The same where a socket is handed over, maybe to another host: the agent answers before.
+GIVE_TIME = 45
 # A host's own virtual addresses, unless it has others. All virtual ones begin with the first 15 bits of the one, or the
 # first 32 of the other.
 USUAL = (ipaddress.IPv4Address("198.18.0.1"), ipaddress.IPv6Address("fd5a:4c00::1"))
 # Requests at one time, each on a connection of its own; others wait. An agent has so many connections for each user.
 AT_ONCE_MAX = 8
+# The same of those who hand over sockets: with another host each takes several round trips.
+GIVING_AT_ONCE_MAX = 32
 # Connections that are kept open for the next request.
 IDLE_MAX = 4
 # No name is said: the agent finds that of a socket by its flow, and makes one for a source.
@@ -76,6 +80,8 @@ class Agent:
         self.path: str = os.fspath(path or os.environ.get("MARGAY_PROGRAMS") or DEFAULT_PATH)
         self._lock = threading.Lock()
         self._turns = threading.BoundedSemaphore(AT_ONCE_MAX)
+        # Those who hand over sockets have turns of their own: they may take long.
+        self._giving = threading.BoundedSemaphore(GIVING_AT_ONCE_MAX)
         self._idle: list[tuple[tuple[int, int, int], socket.socket]] = []
         self._names: dict[str, Name] = {}
         self._addresses: dict[tuple[Prefix, int], tuple[Addresses, float]] = {}
@@ -206,7 +212,7 @@ class Agent:
         message = request(Kind.TAKE_OVER, bits=prefix.bits, id=prefix.id.raw)
         return self._subscribed("to let this program take over the name", Kind.TAKE_OVER, message)
 
-    def hand_over(self, sock: socket.socket, target: Target | None, data: bytes = b"") -> Prefix:
+    def hand_over(self, sock: socket.socket, target: Target | None, data: bytes = b"", to: str = "") -> Prefix:
         """Gives `sock` to another process, and returns the name by which it went. See margay.hand_over."""
         if len(data) > HANDED_MAX:
             raise ValueError(f"{len(data)} bytes go with the socket; at most {HANDED_MAX} can")
@@ -215,8 +221,8 @@ class Agent:
         prefix = NO_NAME if target is None else self.prefix(target)
         if target is not None and prefix.bits == 0:
             raise ValueError("a prefix of 0 bits is no name; None lets the agent find it")
-        message = request(Kind.HAND_OVER, protocol=socket.IPPROTO_TCP, bits=prefix.bits, id=prefix.id.raw)
-        with contextlib.ExitStack() as files, self._turn():
+        message = request(Kind.HAND_OVER, protocol=socket.IPPROTO_TCP, bits=prefix.bits, id=prefix.id.raw, text=to)
+        with contextlib.ExitStack() as files, self._turn(self._giving, GIVE_TIME):
             fds = [sock.fileno()]
             if data:
                 fds.append(_memory_file(files, data))
@@ -231,6 +237,7 @@ class Agent:
             raise AgentDown.at(self.path, error) from None
         is_ours = False
         try:
+            connection.settimeout(GIVE_TIME)
             try:
                 socket.send_fds(connection, [message], fds)
             except OSError as error:
@@ -239,8 +246,9 @@ class Agent:
                 if not isinstance(error, BrokenPipeError):
                     raise
             return self._check("to hand the socket over", Kind.HAND_OVER, self._answer(connection))
-        except Refused:
-            is_ours = True
+        except Refused as refused:
+            # ECONNABORTED: neither host has the connection.
+            is_ours = refused.errno != errno.ECONNABORTED
             raise
         except Incompatible:
             raise
@@ -273,13 +281,12 @@ class Agent:
     def _ask(self, what: str, kind: Kind, message: bytes, sock: HasFileno | None = None) -> Reply:
         if sock is not None and sock.fileno() < 0:
             raise OSError(errno.EBADF, "the socket is closed")
-        with self._turn():
+        with self._turn(self._turns, ANSWER_TIME):
             return self._ask_in_turn(what, kind, message, sock)
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        turns = self._turns
-        if not turns.acquire(timeout=ANSWER_TIME):
+    def _turn(self, turns: threading.BoundedSemaphore, limit: float) -> Iterator[None]:
+        if not turns.acquire(timeout=limit):
             raise AgentDown.at(self.path, TimeoutError(errno.ETIMEDOUT, "no answer to those who asked before"))
         try:
             yield
@@ -403,6 +410,7 @@ class Agent:
         # Threads that the child does not have may hold the locks, or have been in the middle of a change.
         self._lock = threading.Lock()
         self._turns = threading.BoundedSemaphore(AT_ONCE_MAX)
+        self._giving = threading.BoundedSemaphore(GIVING_AT_ONCE_MAX)
         inherited, self._idle = self._idle, []
         self._names, self._addresses = {}, {}
         for _, connection in inherited:

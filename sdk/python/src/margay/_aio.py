@@ -183,7 +183,7 @@ async def create_datagram_endpoint(
 
 
 async def hand_over_async(
-    sock: socket.socket, name: Target | None = None, data: bytes = b"", *, agent: Agent | None = None
+    sock: socket.socket, name: Target | None = None, data: bytes = b"", *, to: str = "", agent: Agent | None = None
 ) -> None:
     """As `hand_over`. Nothing may be waiting for the socket then. To give that of a transport: `pause_reading()`; wait
     until it has written all; give `get_extra_info("socket").dup()`; and, when that is done, `abort()`.
@@ -191,7 +191,7 @@ async def hand_over_async(
     A cancellation takes effect once the outcome is known: `sock.fileno()` is -1 if the socket is not the caller's any
     more.
     """
-    work = functools.partial(hand_over, sock, name, data, agent=agent)
+    work = functools.partial(hand_over, sock, name, data, to=to, agent=agent)
     asking = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled: asyncio.CancelledError | None = None
     while not asking.done():

@@ -95,10 +95,13 @@ def name(written: str, *, agent: Agent | None = None) -> Name:
 
 
 def hand_over(
-    sock: socket.socket, name: Target | None = None, data: bytes = b"", *, agent: Agent | None = None
+    sock: socket.socket, name: Target | None = None, data: bytes = b"", *, to: str = "", agent: Agent | None = None
 ) -> None:
     """Gives a TCP socket, connected or listening, to another process of this user on this host that takes over its
     name, and waits until that process has it: four seconds at most, of an agent that works.
+
+    `to`: the name or host-ID of a host where an accepted connection is to go on; where none is said, and no process of
+    this host takes over the name, it goes to any other host that serves it. That takes 45 seconds at most.
 
     `name`: None lets the agent find the name by which the connection came; a listening socket needs one. `data` is for
     the other process to know, 1 MiB at most: what has been read of the next request, and so on. Bytes that nobody has
@@ -108,15 +111,17 @@ def hand_over(
     to forget before this call.
 
     Raises what leaves `sock` open, still the caller's and as it was: ValueError (more data); Refused with ESRCH (nobody
-    takes over the name), ETIMEDOUT (who does, has not taken it), ENOTCONN (no flow that says the name), or another
-    reason; AgentDown where nothing could be asked. Raises AgentDown with errno ECONNABORTED where the agent ended, or
-    was silent for five seconds, after it had been asked: nobody knows who has the socket, so that `sock` is closed, and
-    the connection may be lost. It is closed, too, with Incompatible and when the call is interrupted. Nothing is asked
-    a second time. `sock.fileno()` is -1 where it is closed.
+    takes over the name), ETIMEDOUT (who does, has not taken it), ENOTCONN (no flow that says the name), EHOSTUNREACH
+    (the other host is unknown, or does not answer), EOPNOTSUPP (the connection cannot go there), or another reason;
+    AgentDown where nothing could be asked. Raises Refused with ECONNABORTED where neither host has the connection:
+    `sock` is closed then. Raises AgentDown with errno ECONNABORTED where the agent ended, or was silent for 45 seconds,
+    after it had been asked: nobody knows who has the socket, so that `sock` is closed, and the connection may be lost.
+    It is closed, too, with Incompatible and when the call is interrupted. Nothing is asked a second time.
+    `sock.fileno()` is -1 where it is closed.
     """
     if agent is None:
         agent = sock.agent if isinstance(sock, Socket) else Agent.shared()
-    agent.hand_over(sock, name, data)
+    agent.hand_over(sock, name, data, to)
 
 
 def take_over(name: Target, *, agent: Agent | None = None) -> Takeover:

@@ -203,6 +203,33 @@ async fn a_refusal_gives_the_socket_back() {
 }
 
 #[tokio::test]
+async fn a_host_that_is_named_is_said_to_the_agent() {
+    let listening = Listening::start();
+    let (agent, connection) = listening.agent().await;
+    let (_client, served) = pair();
+    let web = web();
+    let answered = |connection: OwnedFd| send(&connection, &about_web(HAND_OVER), &[]);
+    let (given, (bytes, _passed)) =
+        tokio::join!(agent.hand_over_to("host2", served, Some(&web), b""), asked(connection, answered));
+    given.expect("taken");
+    assert_eq!(bytes, [request(HAND_OVER, 6, Some(&web)), b"host2".to_vec()].concat());
+}
+
+#[tokio::test]
+async fn a_connection_that_neither_host_has_is_closed() {
+    let listening = Listening::start();
+    let (agent, connection) = listening.agent().await;
+    let (client, served) = pair();
+    let errno = u16::try_from(Errno::CONNABORTED.raw_os_error()).expect("small");
+    let lost = move |connection: OwnedFd| send(&connection, &refusal(HAND_OVER, errno, "nobody has it"), &[]);
+    let (given, asked) = tokio::join!(agent.hand_over_to("host2", served, None, b""), asked(connection, lost));
+    drop(asked);
+    let lost = given.expect_err("lost");
+    assert!(matches!(lost.error, Error::Refused { .. }) && lost.socket.is_none(), "{lost}");
+    assert!(is_closed(&client));
+}
+
+#[tokio::test]
 async fn an_agent_that_dies_after_the_request_leaves_nobody_with_the_socket() {
     let listening = Listening::start();
     let (agent, connection) = listening.agent().await;

@@ -287,6 +287,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
         | Event::Unanswered(_)
         | Event::OtherHost { .. }
         | Event::RouterFound { .. }
+        | Event::HandOver(_)
         | Event::RuleExpired { .. } => None,
     }
 }

@@ -233,6 +233,7 @@ impl Teller {
             | Event::Unanswered(_)
             | Event::OtherHost { .. }
             | Event::RouterFound { .. }
+            | Event::HandOver(_)
             | Event::RuleExpired { .. } => {}
         }
     }

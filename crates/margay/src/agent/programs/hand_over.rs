@@ -1,10 +1,11 @@
 //! Sockets that a program gives to another process of its user on this host: a server is replaced, and its connections
-//! go on (`docs/book/programming.md`).
+//! go on (`docs/book/programming.md`). Those that go to another host go by [`crate::agent::relocation`].
 //!
 //! The descriptor itself goes from process to process, so that nothing of it is on the network, and flows notice
 //! nothing. At any time one of both processes owns it: the giver until it is told that the other one has it, the taker
 //! once its word has reached the agent. A taker that is late is refused before the giver is told so.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use super::request::{No, canonical, handed, prefix, written};
 use super::rights::Caller;
 use super::socket::{receive, receive_now, transmit};
 use crate::agent::Agent;
+use crate::agent::relocation::giver;
 use crate::listener::Protocol;
 
 /// Processes that take over names of one user.
@@ -38,11 +40,13 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const ASKING_LIMIT: Duration = Duration::from_secs(2);
 
 /// A socket on its way.
-struct Gift {
-    name: Prefix,
-    socket: OwnedFd,
+pub(in crate::agent) struct Gift {
+    /// The name that it serves, or by which its client has come.
+    pub name: Prefix,
+    /// The socket.
+    pub socket: OwnedFd,
     /// What the giver says of it.
-    data: Option<File>,
+    pub data: Option<File>,
 }
 
 /// A socket for one taker.
@@ -88,25 +92,45 @@ impl Takers {
         Ok(offers)
     }
 
+    /// The names whose sockets are taken over now.
+    pub fn prefixes(&self) -> BTreeSet<Prefix> {
+        let mut all = self.all.lock();
+        all.retain(|taker| !taker.offers.is_closed());
+        all.iter().map(|taker| taker.prefix).collect()
+    }
+
+    /// Whether a process would take a socket of `giver`; of another host's program, where there is none.
+    pub fn has(&self, giver: Option<&Caller>, name: &Prefix) -> bool {
+        self.all.lock().iter().any(|taker| !taker.offers.is_closed() && taker.takes(giver, name))
+    }
+
     /// The next one for a socket of `giver`, each in its turn.
-    fn pick(&self, giver: &Caller, name: &Prefix, tried: &[Arc<Taker>]) -> Option<Arc<Taker>> {
+    fn pick(&self, giver: Option<&Caller>, name: &Prefix, tried: &[Arc<Taker>]) -> Option<Arc<Taker>> {
         let mut all = self.all.lock();
         all.retain(|taker| !taker.offers.is_closed());
         let is_free = |taker: &Arc<Taker>| !tried.iter().any(|one| Arc::ptr_eq(one, taker));
-        let takes = |taker: &Taker| taker.uid == giver.uid && taker.pid != giver.pid && taker.prefix.covers(name);
-        let at = all.iter().position(|taker| takes(taker) && is_free(taker))?;
+        let at = all.iter().position(|taker| taker.takes(giver, name) && is_free(taker))?;
         let taker = all.remove(at);
         all.push(Arc::clone(&taker));
         Some(taker)
     }
 
-    async fn give(&self, giver: &Caller, gift: Gift) -> Result<(), No> {
+    /// Gives a socket of `giver`, or of another host's program where there is none, to a process that takes over its
+    /// name.
+    ///
+    /// # Errors
+    ///
+    /// Nobody has it, and it is closed here: `ESRCH`, nobody takes over the name; `ETIMEDOUT`, who does has not
+    /// answered.
+    pub(in crate::agent) async fn give(&self, giver: Option<&Caller>, gift: Gift) -> Result<(), No> {
         let gift = Arc::new(gift);
         let until = Instant::now() + ASKING_LIMIT;
         let mut tried = Vec::new();
         while let Some(taker) = self.pick(giver, &gift.name, &tried) {
             if taker.take(&gift, until).await {
-                self.taken.fetch_add(1, Ordering::Relaxed);
+                if giver.is_some() {
+                    self.taken.fetch_add(1, Ordering::Relaxed);
+                }
                 return Ok(());
             }
             tried.push(taker);
@@ -121,6 +145,12 @@ impl Takers {
 }
 
 impl Taker {
+    /// Of this host, only what another process of its user gives. On another host, the certificate says who may.
+    fn takes(&self, giver: Option<&Caller>, name: &Prefix) -> bool {
+        let is_of_its_user = giver.is_none_or(|giver| self.uid == giver.uid && self.pid != giver.pid);
+        is_of_its_user && self.prefix.covers(name)
+    }
+
     /// Whether it has the socket now. It is asked in its turn, if that comes before `until`.
     async fn take(&self, gift: &Arc<Gift>, until: Instant) -> bool {
         let turn = timeout_at(until, self.turn.lock()).await;
@@ -134,12 +164,16 @@ impl Taker {
     }
 }
 
-/// Gives a program's socket to another process.
-pub async fn give(agent: &Agent, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
+/// Gives a program's socket to another process of this host, or its connection to another host.
+pub async fn give(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed: Vec<OwnedFd>) -> Reply {
     let given = async {
         let gift = gift(agent, request, passed)?;
         let name = gift.name;
-        agent.programs.takers.give(caller, gift).await?;
+        if goes_elsewhere(agent, caller, &gift, &request.text) {
+            giver::give(agent, gift, &request.text).await?;
+        } else {
+            agent.programs.takers.give(Some(caller), gift).await?;
+        }
         tracing::debug!(%name, program = caller.describe(), "a program has handed over a socket");
         Ok::<_, No>(name)
     };
@@ -153,11 +187,16 @@ pub async fn give(agent: &Agent, caller: &Caller, request: &Request, passed: Vec
     }
 }
 
-fn gift(agent: &Agent, request: &Request, mut passed: Vec<OwnedFd>) -> Result<Gift, No> {
-    if !request.text.is_empty() {
-        let text = "a socket goes to another process of this host; to another host, none goes yet";
-        return Err((Errno::EOPNOTSUPP, text.to_owned()));
+/// Whether a socket is for another host: for the one that is named, or for any where no process here takes it.
+fn goes_elsewhere(agent: &Agent, caller: &Caller, gift: &Gift, host: &str) -> bool {
+    if host.is_empty() {
+        let is_served = || tuple_of(gift.socket.as_fd()).is_some_and(|app| giver::served_flow(agent, &app).is_some());
+        return !agent.programs.takers.has(Some(caller), &gift.name) && is_served();
     }
+    host != agent.local.host_name && host != agent.identity.host_id().to_string()
+}
+
+fn gift(agent: &Agent, request: &Request, mut passed: Vec<OwnedFd>) -> Result<Gift, No> {
     let data = if passed.len() == 2 { passed.pop().map(File::from) } else { None };
     let socket = handed(request, passed)?;
     if socket.protocol != Protocol::Tcp {
@@ -188,12 +227,16 @@ fn check_data(data: &File) -> Result<(), No> {
 /// The name by which a client has come to this connection.
 fn served_name(agent: &Agent, socket: BorrowedFd<'_>) -> Result<Prefix, No> {
     let no_flow = || (Errno::ENOTCONN, "no flow leads to this socket; hand it over by a name".to_owned());
-    let local = rustix::net::getsockname(socket).ok().and_then(|local| net::SocketAddr::try_from(local).ok());
-    let remote = rustix::net::getpeername(socket).ok().flatten();
-    let remote = remote.and_then(|remote| net::SocketAddr::try_from(remote).ok());
-    let (local, remote) = local.zip(remote).ok_or_else(no_flow)?;
-    let app = Tuple { protocol: Protocol::Tcp.number(), source: canonical(local), destination: canonical(remote) };
+    let app = tuple_of(socket).ok_or_else(no_flow)?;
     agent.core.0.with_sal(|sal, _| sal.served_name(&app)).map(Prefix::from).ok_or_else(no_flow)
+}
+
+/// The five-tuple of a connected TCP socket, as its own packets have it.
+pub(in crate::agent) fn tuple_of(socket: BorrowedFd<'_>) -> Option<Tuple> {
+    let local = rustix::net::getsockname(socket).ok().and_then(|local| net::SocketAddr::try_from(local).ok())?;
+    let remote = rustix::net::getpeername(socket).ok().flatten();
+    let remote = remote.and_then(|remote| net::SocketAddr::try_from(remote).ok())?;
+    Some(Tuple { protocol: Protocol::Tcp.number(), source: canonical(local), destination: canonical(remote) })
 }
 
 /// Notes a program that takes over sockets of a name.
@@ -209,6 +252,7 @@ pub fn take_over(agent: &Agent, caller: &Caller, request: &Request) -> Result<(R
     let name = written(agent, &prefix)?;
     agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(|text| (Errno::EACCES, text))?;
     let offers = agent.programs.takers.add(caller, prefix)?;
+    agent.relocations.follow_takers(agent);
     tracing::info!(%name, program = caller.describe(), "a program takes over sockets");
     let mut reply = Reply::done(Kind::TakeOver);
     (reply.id, reply.bits) = (prefix.id, prefix.bits);
@@ -324,7 +368,7 @@ mod test {
     async fn a_socket_and_its_data_reach_the_taker_before_the_giver_is_told() {
         let takers = Takers::default();
         let (theirs, _task) = taker(&takers, &NEXT, shop());
-        let (given, passed) = tokio::join!(takers.give(&GIVER, gift("hello")), async {
+        let (given, passed) = tokio::join!(takers.give(Some(&GIVER), gift("hello")), async {
             let passed = taken(&theirs).await;
             answer(&theirs).expect("in time");
             passed
@@ -344,7 +388,7 @@ mod test {
         let other_name = "db.shop".parse::<margay_core::name::Name>().expect("literal").prefix();
         let _other =
             [taker(&takers, &other_user, shop()), taker(&takers, &NEXT, other_name), taker(&takers, &GIVER, shop())];
-        let (errno, _) = takers.give(&GIVER, gift("")).await.expect_err("nobody");
+        let (errno, _) = takers.give(Some(&GIVER), gift("")).await.expect_err("nobody");
         assert_eq!(errno, Errno::ESRCH);
     }
 
@@ -353,7 +397,7 @@ mod test {
         let takers = Takers::default();
         let (dies, _task) = taker(&takers, &NEXT, shop());
         let (lives, _task) = taker(&takers, &Caller { pid: 9, ..GIVER }, shop());
-        let (given, ()) = tokio::join!(takers.give(&GIVER, gift("")), async {
+        let (given, ()) = tokio::join!(takers.give(Some(&GIVER), gift("")), async {
             drop(taken(&dies).await);
             drop(dies);
             assert_eq!(taken(&lives).await.len(), 2);
@@ -366,11 +410,11 @@ mod test {
     async fn a_late_answer_fails_so_that_there_are_never_two_owners() {
         let takers = Takers::default();
         let (theirs, task) = taker(&takers, &NEXT, shop());
-        let (errno, _) = takers.give(&GIVER, gift("")).await.expect_err("it does not answer");
+        let (errno, _) = takers.give(Some(&GIVER), gift("")).await.expect_err("it does not answer");
         assert_eq!(errno, Errno::ETIMEDOUT);
         task.await.expect("no panic").expect("it has ended");
         assert_eq!(answer(&theirs), Err(rustix::io::Errno::PIPE));
-        let (errno, _) = takers.give(&GIVER, gift("")).await.expect_err("it is asked no more");
+        let (errno, _) = takers.give(Some(&GIVER), gift("")).await.expect_err("it is asked no more");
         assert_eq!(errno, Errno::ESRCH);
     }
 
@@ -379,7 +423,8 @@ mod test {
         let takers = Takers::default();
         let callers: Vec<Caller> = (0..3).map(|pid| Caller { pid: 10 + pid, ..GIVER }).collect();
         let _offers: Vec<_> = callers.iter().map(|caller| takers.add(caller, shop()).expect("room")).collect();
-        let turns: Vec<i32> = (0..6).filter_map(|_| takers.pick(&GIVER, &shop(), &[])).map(|taker| taker.pid).collect();
+        let turns: Vec<i32> =
+            (0..6).filter_map(|_| takers.pick(Some(&GIVER), &shop(), &[])).map(|taker| taker.pid).collect();
         assert_eq!(turns, [10, 11, 12, 10, 11, 12]);
         let _more: Vec<_> = (3..TAKERS_OF_USER_MAX).map(|_| takers.add(&NEXT, shop()).expect("room")).collect();
         assert_eq!(takers.add(&NEXT, shop()).expect_err("too many").0, Errno::EUSERS);

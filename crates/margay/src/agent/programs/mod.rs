@@ -32,7 +32,8 @@ pub struct Programs {
     rights: RwLock<Rights>,
     sources: Sources,
     events: Feed,
-    takers: Takers,
+    /// Processes that take over sockets.
+    pub(in crate::agent) takers: Takers,
     connections: AtomicUsize,
 }
 

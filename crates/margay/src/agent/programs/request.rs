@@ -20,7 +20,7 @@ use crate::agent::service::PublishError;
 use crate::listener::{Protocol, is_loopback};
 
 /// What went wrong: for the program, and for whoever reads its messages.
-pub(super) type No = (Errno, String);
+pub(in crate::agent) type No = (Errno, String);
 
 /// A number of a socket that no port is: what names itself after a port is told apart from it.
 const OWN_NUMBER: u32 = 1 << 31;

@@ -155,7 +155,11 @@ async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> i
         match next {
             Next::Requests => {}
             Next::Events(subscription) => return tell(connection, subscription).await,
-            Next::Sockets(offers) => return hand_over::tell(connection, offers).await,
+            Next::Sockets(offers) => {
+                let told = hand_over::tell(connection, offers).await;
+                agent.relocations.follow_takers(agent);
+                return told;
+            }
         }
     }
     Ok(())

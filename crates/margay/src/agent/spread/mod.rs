@@ -25,13 +25,12 @@ use tokio::sync::{Notify, mpsc};
 
 use super::active::cgroup::Hierarchy;
 use super::direct::DirectPath;
+use super::instance_addresses::InstanceAddresses;
 use super::{Agent, INTERFACE, home};
 use crate::config::Config;
 
 /// Names that are watched at most.
 const NAMES_MAX: usize = 4000;
-/// Addresses of instances at most.
-const INSTANCES_MAX: usize = 16_000;
 /// Looks at the kernel's questions that wait to be answered; the kernel asks again after a second.
 const QUESTIONS_MAX: usize = 16;
 /// A name that nobody has sent to for so long is not watched any more, and an instance that is gone for so long has no
@@ -68,22 +67,27 @@ struct Spread {
     /// With the ports that programs send to.
     names: BTreeMap<SocketAddr, Sought>,
     places: BTreeMap<Whom, Place>,
-    /// The addresses of all places.
-    taken: HashSet<IpAddr>,
+    /// Where the addresses of all places are from.
+    addresses: InstanceAddresses,
     /// Routers have said something.
     heard: Arc<Notify>,
     ranges: Ranges,
 }
 
 /// Datagrams of unconnected sockets on this host.
-pub struct Spreads(Result<Mutex<Spread>, String>);
+pub struct Spreads {
+    /// Or why there is none.
+    spread: Result<Mutex<Spread>, String>,
+    addresses: InstanceAddresses,
+}
 
 impl Spreads {
     /// Loads the programs, or takes over those that the agent before has left. Without them datagrams of an unconnected
     /// socket go as those of a connected one: all to one instance.
     pub fn open(config: &Config, direct: &DirectPath) -> Self {
+        let addresses = InstanceAddresses::default();
         if let Some(why) = direct.why_not() {
-            return Self(Err(why));
+            return Self { spread: Err(why), addresses };
         }
         let runtime_dir = &config.host.runtime_dir;
         let kernel = Hierarchy::find(runtime_dir)
@@ -93,12 +97,12 @@ impl Spreads {
                 let pins = super::direct::pins(runtime_dir);
                 Unconnected::open(cgroups.root(), &pins, sal0, config.ranges()).map_err(|error| error.to_string())
             });
-        Self(match kernel {
+        let spread = match kernel {
             Ok(kernel) => Ok(Mutex::new(Spread {
                 kernel: Arc::new(kernel),
                 names: BTreeMap::new(),
                 places: BTreeMap::new(),
-                taken: HashSet::new(),
+                addresses: addresses.clone(),
                 heard: Arc::default(),
                 ranges: config.ranges(),
             })),
@@ -106,23 +110,29 @@ impl Spreads {
                 tracing::warn!(why, "unconnected datagrams of a socket all go to one instance");
                 Err(why)
             }
-        })
+        };
+        Self { spread, addresses }
+    }
+
+    /// The virtual addresses that stand for instances on this host, for those who need others.
+    pub const fn addresses(&self) -> &InstanceAddresses {
+        &self.addresses
     }
 
     /// Why each datagram is not resolved for itself; `None` when it is.
     pub fn why_not(&self) -> Option<&str> {
-        self.0.as_ref().err().map(String::as_str)
+        self.spread.as_ref().err().map(String::as_str)
     }
 
     /// The addresses of the names that programs send to.
     pub fn names(&self) -> BTreeSet<IpAddr> {
-        let Ok(spread) = &self.0 else { return BTreeSet::new() };
+        let Ok(spread) = &self.spread else { return BTreeSet::new() };
         spread.lock().names.keys().map(SocketAddr::ip).collect()
     }
 
     /// How many names are watched, and how many instances have an address.
     pub fn counts(&self) -> (usize, usize) {
-        self.0.as_ref().map_or((0, 0), |spread| {
+        self.spread.as_ref().map_or((0, 0), |spread| {
             let spread = spread.lock();
             (spread.names.len(), spread.places.len())
         })
@@ -130,7 +140,7 @@ impl Spreads {
 
     /// The programs, where they are in use.
     pub fn kernel(&self) -> Option<Arc<Unconnected>> {
-        self.0.as_ref().ok().map(|spread| Arc::clone(&spread.lock().kernel))
+        self.spread.as_ref().ok().map(|spread| Arc::clone(&spread.lock().kernel))
     }
 
     /// Clients whose flows have ended while the agent was away are shown no more.
@@ -142,7 +152,7 @@ impl Spreads {
 
     /// What a program sees as an address may stand for these: a name for its instances, a client for its surrogate.
     pub fn behind(&self, shown: SocketAddr) -> Vec<IpAddr> {
-        let Ok(spread) = &self.0 else { return Vec::new() };
+        let Ok(spread) = &self.spread else { return Vec::new() };
         let spread = spread.lock();
         if let Some(surrogate) = spread.kernel.surrogate_of(shown) {
             return vec![surrogate];
@@ -152,7 +162,7 @@ impl Spreads {
     }
 
     fn with(&self, act: impl FnOnce(&mut Spread)) {
-        if let Ok(spread) = &self.0 {
+        if let Ok(spread) = &self.spread {
             act(&mut spread.lock());
         }
     }
@@ -169,7 +179,7 @@ impl Spreads {
 ///
 /// The system gives no thread.
 pub fn start(agent: &Arc<Agent>) -> std::io::Result<()> {
-    let Ok(spread) = &agent.spreads.0 else { return Ok(()) };
+    let Ok(spread) = &agent.spreads.spread else { return Ok(()) };
     let kernel = Arc::clone(&spread.lock().kernel);
     let heard = Arc::clone(&spread.lock().heard);
     agent.services.homes().iter().for_each(|home| hear(agent, home));
@@ -336,24 +346,13 @@ impl Spread {
                 place.address
             }
             None => {
-                let address = self.free_address(&whom)?;
-                self.taken.insert(address);
+                let address = self.addresses.take(self.ranges, name.is_ipv4(), first_number(&whom))?;
                 self.places.insert(whom, Place { address, instance, gone: None });
                 address
             }
         };
         agent.core.0.with_sal(|sal, _| sal.bind_instance(address, instance));
         Some(address)
-    }
-
-    fn free_address(&self, whom: &Whom) -> Option<IpAddr> {
-        if self.taken.len() >= INSTANCES_MAX {
-            return None;
-        }
-        let start = first_number(whom);
-        let mut tries =
-            (0..INSTANCES_MAX as u32).map(|n| self.ranges.instance(whom.0.is_ipv4(), start.wrapping_add(n)));
-        tries.find(|address| !self.taken.contains(address))
     }
 
     fn sweep(&mut self, agent: &Agent) {
@@ -374,7 +373,7 @@ impl Spread {
         self.places.retain(|_, place| {
             let is_over = place.gone.is_some_and(|since| now - since >= IDLE);
             if is_over {
-                self.taken.remove(&place.address);
+                self.addresses.free(place.address);
                 agent.core.0.with_sal(|sal, _| sal.unbind_instance(place.address));
             }
             !is_over
@@ -383,7 +382,7 @@ impl Spread {
         let used = spreads.keys().filter(|name| !unused.contains(name));
         let names: HashSet<IpAddr> = used.map(SocketAddr::ip).collect();
         for (instance, name) in self.kernel.faces() {
-            if !self.taken.contains(&instance) && !names.contains(&name) {
+            if !self.addresses.is_taken(instance) && !names.contains(&name) {
                 self.kernel.forget(instance);
             }
         }

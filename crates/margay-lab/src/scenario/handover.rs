@@ -1,0 +1,194 @@
+//! `handover`: connections that talk all the time go from one server to its twin on another host, and back, over links
+//! with a round trip of 20 ms: carried by the kernels and encapsulated, over IPv4 and IPv6.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use super::{Findings, Scenario, is_long, pair, site};
+use crate::agent::{self, Agents};
+use crate::command::progress;
+use crate::entries::{self, Entries};
+use crate::host::Host;
+use crate::observe;
+use crate::report::Limit::{AtLeast, AtMost, Exactly};
+use crate::report::{Bound, bound, median, percentile};
+use crate::sessions::Sessions;
+use crate::traffic::Step;
+use crate::upgrading::Serving;
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "handover",
+    summary: "connections that talk go to a twin on another host and back: direct and encapsulated, IPv4 and IPv6",
+    bounds: &BOUNDS,
+    run,
+};
+
+const BOUNDS: [Bound; 9] = [
+    bound("resets", Exactly(0.0)),
+    bound("wrong_bytes", Exactly(0.0)),
+    bound("lost_sessions", Exactly(0.0)),
+    // Of those that were to go, there and back.
+    bound("not_moved", Exactly(0.0)),
+    // At full length there are more.
+    bound("moved", AtLeast((PARTS * 2 * SHORT) as f64)),
+    bound("pause_rtts_p50", AtMost(4.0)),
+    bound("pause_ms_p99", AtMost(500.0)),
+    bound("leaked_entries", Exactly(0.0)),
+    bound("failed", Exactly(0.0)),
+];
+
+/// Each link delays what leaves and what comes, and two of them are between any two hosts.
+const BLOCKS: &str = "v4 = \"10.1.0.0/24\"\nv6 = \"fd01::/64\"\ndelay_ms = 5\n";
+const RTT_MS: f64 = 20.0;
+const SERVICE: &str = "web.shop";
+/// Both families.
+const LISTEN: &str = "[::]:81";
+const PORT: u16 = 81;
+const ONE: &str = "one";
+const TWO: &str = "two";
+/// Sessions of each part, by the length of the scenario.
+const SHORT: usize = 50;
+const LONG: usize = 1000;
+const PARTS: usize = 3;
+/// Until all sessions of a part have gone.
+const MOVE_LIMIT: Duration = Duration::from_secs(120);
+
+struct Stage<'a> {
+    /// Servers, in the order of the hosts' names.
+    serving: [Serving; 2],
+    /// How often each was told to move what it has.
+    told: [usize; 2],
+    count: usize,
+    /// How long each session had to wait beyond what it waits for otherwise, in each move.
+    pauses_ms: Vec<f64>,
+    /// The time of all moves together, and what they have moved.
+    took_ms: f64,
+    moved: usize,
+    findings: &'a mut Findings,
+}
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = site::build(SCENARIO.name, BLOCKS, &[ONE, TWO, "client", "encapsulated"], dir)?;
+    let encapsulated = lab.host("encapsulated")?;
+    agent::keep_encapsulated(encapsulated)?;
+    let _agents = Agents::start(&lab)?;
+    let client = lab.host("client")?;
+    let hosts = [lab.host(ONE)?, lab.host(TWO)?, client, encapsulated];
+    pair::demand_kernel(&hosts[..3], findings)?;
+    ["not_moved", "moved", "wrong_bytes", "lost_sessions"].into_iter().for_each(|figure| findings.set(figure, 0.0));
+    let serving = [serve(hosts[0], TWO)?, serve(hosts[1], ONE)?];
+    agent::await_instances(client, SERVICE, 2)?;
+    agent::await_instances(encapsulated, SERVICE, 2)?;
+    let direct_addresses = agent::virtual_addresses(client, SERVICE)?;
+    let encapsulated_addresses = agent::virtual_addresses(encapsulated, SERVICE)?;
+    let parts = [
+        ("direct, IPv4", client, direct_addresses.0),
+        ("direct, IPv6", client, direct_addresses.1),
+        ("encapsulated, IPv4", encapsulated, encapsulated_addresses.0),
+    ];
+    // What the first of all flows needs is no leak.
+    for (_, host, address) in &parts {
+        Sessions::open(host, address, PORT, 1, &[])?.end()?;
+    }
+    let before = Entries::settled(&hosts)?;
+    hosts.iter().try_for_each(|host| observe::count_virtual_resets(host))?;
+
+    let count = if is_long() { LONG } else { SHORT };
+    let pauses_ms = Vec::new();
+    let mut stage = Stage { serving, told: [0, 0], count, pauses_ms, took_ms: 0.0, moved: 0, findings };
+    for (name, host, address) in &parts {
+        if let Err(error) = stage.part(name, host, address) {
+            stage.findings.note(format!("{name}: {error:#}"));
+            stage.findings.figures.add("failed", 1.0);
+        }
+    }
+    // The servers serve until nothing is left of what they have served.
+    let Stage { serving: _serving, pauses_ms, took_ms, moved, findings, .. } = stage;
+    findings.set("pause_rtts_p50", percentile(&pauses_ms, 50.0) / RTT_MS);
+    findings.set("pause_ms_p99", percentile(&pauses_ms, 99.0));
+    findings.set("pause_ms_max", percentile(&pauses_ms, 100.0));
+    findings.set("moved", moved as f64);
+    findings.set("moved_per_s", if took_ms > 0.0 { moved as f64 / (took_ms / 1e3) } else { 0.0 });
+    pair::attempt_part("resets", findings, |findings| pair::report_resets(&hosts, findings));
+    pair::attempt_part("what is left", findings, |findings| entries::report_leaks(&hosts, &before, findings));
+    Ok(())
+}
+
+fn serve(host: &Host, twin: &str) -> Result<Serving> {
+    let options = ["--listen", LISTEN, "--take-over", "--give-to", twin];
+    let mut serving = Serving::start(host, SERVICE, host.name(), &options)?;
+    serving.await_step("a server", 1, |step| *step == Step::Takes)?;
+    agent::publish(host, SERVICE, LISTEN, &[])?;
+    Ok(serving)
+}
+
+impl Stage<'_> {
+    fn part(&mut self, name: &str, client: &Host, address: &str) -> Result<()> {
+        let mut sessions = Sessions::open(client, address, PORT, self.count, &[])?;
+        let moved = self.there_and_back(name, &mut sessions);
+        // Also after a failure: the next part begins without them.
+        let talked = sessions.end()?;
+        for error in &talked.errors {
+            self.findings.note(format!("{name}: {error}"));
+        }
+        self.findings.figures.add("wrong_bytes", talked.wrong as f64);
+        self.findings.figures.add("lost_sessions", (self.count - talked.open) as f64);
+        moved
+    }
+
+    fn there_and_back(&mut self, name: &str, sessions: &mut Sessions) -> Result<()> {
+        // Both serve the name: some have come to either.
+        self.order(1)?;
+        for from in [0, 1] {
+            let (moved, took_ms) = self.measure(from, sessions)?;
+            progress(&format!("{name}: {moved} sessions have gone in {took_ms:.0} ms"));
+            self.findings.figures.add("not_moved", self.count.abs_diff(moved) as f64);
+            self.moved += moved;
+            self.took_ms += took_ms;
+        }
+        Ok(())
+    }
+
+    /// Moves all sessions away from a server. Gives how many, and how long that took.
+    fn measure(&mut self, from: usize, sessions: &mut Sessions) -> Result<(usize, f64)> {
+        // Waits until now are not those for this move.
+        prove(sessions)?;
+        let calm_ms = median(&prove(sessions)?);
+        let done = self.order(from)?;
+        let waits_ms = prove(sessions)?;
+        self.pauses_ms.extend(waits_ms.iter().map(|wait_ms| (wait_ms - calm_ms).max(0.0)));
+        Ok(done)
+    }
+
+    /// Tells a server to give its connections to the other one, and waits until it has.
+    fn order(&mut self, from: usize) -> Result<(usize, f64)> {
+        self.told[from] += 1;
+        let (serving, times) = (&mut self.serving[from], self.told[from]);
+        serving.program.signal(Signal::SIGUSR1)?;
+        serving.await_step_for(MOVE_LIMIT, "a server that has given its connections away", times, |step| {
+            matches!(step, Step::Moved { .. })
+        })?;
+        let steps = serving.steps();
+        let kept = steps.iter().filter(|step| matches!(step, Step::Keeps { .. } | Step::Loses { .. }));
+        // The first few tell as much as all of them.
+        for step in kept.take(3) {
+            self.findings.note(format!("a server that gives: {step:?}"));
+        }
+        let moved = steps.into_iter().rev().find_map(|step| match step {
+            Step::Moved { moved, took_ms, .. } => Some((moved, took_ms)),
+            _ => None,
+        });
+        moved.context("it has not said what it has given")
+    }
+}
+
+/// Each session is answered once more. Gives how long each has waited at the most since it was asked last.
+fn prove(sessions: &mut Sessions) -> Result<Vec<f64>> {
+    let talked = sessions.round()?;
+    ensure!(talked.hung == 0, "{} sessions are not answered; {:?}", talked.hung, talked.errors);
+    Ok(talked.waits_ms)
+}

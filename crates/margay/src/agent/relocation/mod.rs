@@ -1,0 +1,178 @@
+//! A program's connection goes to another host, and its client notices nothing but a short pause
+//! (`docs/decisions/0069-a-connection-goes-to-another-host.md`). Three hosts take part: the one whose program has the
+//! connection (the giver), the client's, and the one where another instance of the name goes on with it (the taker).
+//!
+//! The core asks the client and keeps its word, which alone decides where the connection is. The agents, here, freeze
+//! the socket, carry it over, and set it up again. Reading order: [`mailbox`] (what the core says), [`transfer`] (the
+//! stream between the agents), [`giver`], [`taker`], [`doors`] (how the giver's agent reaches the taker's).
+
+mod doors;
+pub mod giver;
+mod mailbox;
+mod taker;
+mod transfer;
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use margay_core::HandOver;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use self::doors::{Doors, Listeners};
+use self::mailbox::Mailboxes;
+use super::Agent;
+use super::instance_addresses::InstanceAddresses;
+
+/// Connections that go at one time, and as many that come; others wait.
+const TRANSFERS_MAX: u32 = 64;
+/// How long an agent that stops waits for those that are on their way.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// How a hand-over has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Of the giver: another host has the connection.
+    Gone,
+    /// Of the giver: it stays where it was.
+    Stays,
+    /// Of the giver: nobody has it.
+    Lost,
+    /// Of the taker: it is here.
+    Taken,
+    /// Of the taker: it is not.
+    Dropped,
+}
+
+impl Outcome {
+    const ALL: [Self; 5] = [Self::Gone, Self::Stays, Self::Lost, Self::Taken, Self::Dropped];
+
+    /// Of the metric: role and outcome.
+    const fn labels(self) -> [&'static str; 2] {
+        match self {
+            Self::Gone => ["giver", "gone"],
+            Self::Stays => ["giver", "stays"],
+            Self::Lost => ["giver", "lost"],
+            Self::Taken => ["taker", "taken"],
+            Self::Dropped => ["taker", "dropped"],
+        }
+    }
+}
+
+/// What the agent knows of connections that go to another host, or come from one.
+pub struct Relocations {
+    mailboxes: Arc<Mailboxes>,
+    addresses: InstanceAddresses,
+    doors: Doors,
+    giving: Arc<Semaphore>,
+    taking: Arc<Semaphore>,
+    /// Cookies of sockets that are on their way.
+    moving: Mutex<HashSet<u64>>,
+    counts: [AtomicU64; Outcome::ALL.len()],
+}
+
+/// For the core's words of hand-overs, before there is an agent.
+#[derive(Clone, Default)]
+pub struct Words(Arc<Mailboxes>);
+
+impl Words {
+    /// Delivers one. Quick, and never calls back.
+    pub fn put(&self, word: HandOver) {
+        self.0.put(word);
+    }
+}
+
+impl Relocations {
+    /// None is on its way yet.
+    pub fn new(words: &Words, addresses: &InstanceAddresses) -> Self {
+        let transfers = || Arc::new(Semaphore::new(TRANSFERS_MAX as usize));
+        Self {
+            mailboxes: Arc::clone(&words.0),
+            addresses: addresses.clone(),
+            doors: Doors::default(),
+            giving: transfers(),
+            taking: transfers(),
+            moving: Mutex::default(),
+            counts: Default::default(),
+        }
+    }
+
+    /// Makes the service table follow from the names that programs take over.
+    pub fn follow_takers(&self, agent: &Agent) {
+        self.doors.follow(&agent.core, || agent.programs.takers.prefixes());
+    }
+
+    /// Waits for those that are on their way, not for long; after that, none begins.
+    pub async fn end(&self) {
+        for transfers in [&self.giving, &self.taking] {
+            if timeout(END_LIMIT, transfers.acquire_many(TRANSFERS_MAX)).await.is_err() {
+                tracing::warn!("the agent stops while connections are on their way to another host");
+            }
+            transfers.close();
+        }
+    }
+
+    fn note(&self, outcome: Outcome) {
+        self.counts[outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many have ended how: role, outcome, and the count.
+    pub fn counts(&self) -> Vec<([&'static str; 2], u64)> {
+        let count = |outcome: Outcome| self.counts[outcome as usize].load(Ordering::Relaxed);
+        Outcome::ALL.into_iter().map(|outcome| (outcome.labels(), count(outcome))).collect()
+    }
+}
+
+/// The counts of no agent.
+pub fn no_counts() -> Vec<([&'static str; 2], u64)> {
+    Outcome::ALL.into_iter().map(|outcome| (outcome.labels(), 0)).collect()
+}
+
+/// Takes connections of other hosts from now on, for programs that take over names, until the tasks are ended.
+pub async fn start(agent: &Arc<Agent>) -> Vec<JoinHandle<()>> {
+    let mut tasks = vec![tokio::spawn(refuse_strays(Arc::clone(agent)))];
+    match listen(agent).await {
+        Ok(listeners) => {
+            let take = |listener| tokio::spawn(taker::run(Arc::clone(agent), listener));
+            tasks.extend(listeners.sockets.into_iter().map(take));
+        }
+        Err(error) => tracing::warn!(%error, "connections of other hosts cannot be taken over"),
+    }
+    tasks
+}
+
+async fn listen(agent: &Agent) -> io::Result<Listeners> {
+    let listeners = Listeners::bind(agent.leases.ranges()).await?;
+    agent.relocations.doors.lead_to(&listeners);
+    Ok(listeners)
+}
+
+/// A client that was told of this host by somebody who gives nothing to it is told so.
+async fn refuse_strays(agent: Arc<Agent>) {
+    loop {
+        for ticket in agent.relocations.mailboxes.strays().await {
+            agent.core.0.with_sal(|sal, now| sal.refuse_hand_over(now, ticket));
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[tokio::test]
+    async fn each_outcome_is_counted_for_itself_and_none_begins_after_the_end() {
+        let relocations = Relocations::new(&Words::default(), &InstanceAddresses::default());
+        relocations.note(Outcome::Lost);
+        relocations.note(Outcome::Taken);
+        let counts: Vec<u64> = relocations.counts().into_iter().map(|(_, count)| count).collect();
+        assert_eq!(counts, [0, 0, 1, 1, 0]);
+        relocations.end().await;
+        assert!(relocations.giving.try_acquire().is_err() && relocations.taking.try_acquire().is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! The taker's part: a connection of another host is set up here, and goes to a program that takes over its name.
+//!
+//! It stays frozen until the client's host has gone over. Whatever fails before leaves nothing here, and the giver goes
+//! on with the connection.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use margay_core::key::HostPublic;
+use margay_core::name::Prefix;
+use margay_core::{HandOver, Sal, Ticket, Tuple};
+use margay_datapath::repair::{Restored, TcpRecord, restore};
+use rustix::fs::{MemfdFlags, memfd_create};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::block_in_place;
+use tokio::time::{Instant, timeout_at};
+
+use super::Outcome;
+use super::mailbox::Mailbox;
+use super::transfer::{Incoming, Offered};
+use crate::agent::Agent;
+use crate::agent::programs::hand_over::Gift;
+
+/// Until the client's flow is here, once the giver was told that it may send.
+const AWAIT_LIMIT: Duration = Duration::from_secs(10);
+/// Until the client's word is known: its lease, and some.
+const WORD_LIMIT: Duration = Duration::from_secs(35);
+/// After an accept that has failed, for want of descriptors most likely.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Takes connections that other hosts bring, until the task is ended.
+pub(super) async fn run(agent: Arc<Agent>, listener: TcpListener) {
+    loop {
+        // Closed when the agent stops.
+        let Ok(turn) = Arc::clone(&agent.relocations.taking).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a connection of another host could not be taken");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let agent = Arc::clone(&agent);
+        tokio::spawn(async move {
+            let taken = take(&agent, stream).await;
+            if let Err(why) = &taken {
+                tracing::info!(why, "a connection of another host was not taken");
+            }
+            agent.relocations.note(if taken.is_ok() { Outcome::Taken } else { Outcome::Dropped });
+            drop(turn);
+        });
+    }
+}
+
+/// A connection that comes.
+struct Taking<'a> {
+    agent: &'a Agent,
+    incoming: Incoming,
+    offered: Offered,
+    mailbox: Mailbox,
+}
+
+async fn take(agent: &Agent, stream: TcpStream) -> Result<(), String> {
+    let (mut incoming, offered) = Incoming::accept(agent, stream).await?;
+    let mailbox = match admit(agent, &incoming.giver, &offered) {
+        Ok(mailbox) => mailbox,
+        Err(why) => {
+            incoming.refuse(&why).await;
+            return Err(why);
+        }
+    };
+    let mut taking = Taking { agent, incoming, offered, mailbox };
+    let (restored, data) = match taking.prepare().await {
+        Ok(prepared) => prepared,
+        Err(why) => {
+            taking.with_core(Sal::refuse_hand_over);
+            taking.incoming.refuse(&why).await;
+            return Err(why);
+        }
+    };
+    taking.with_core(Sal::take_over);
+    if let Err(why) = taking.incoming.confirm().await {
+        // The client decides all the same.
+        tracing::debug!(why, "the giver could not be told that the connection is here");
+    }
+    if let Err(why) = taking.decided().await {
+        restored.discard();
+        return Err(why);
+    }
+    taking.go_on(restored, &data).await
+}
+
+/// Whether the connection would be taken.
+fn admit(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<Mailbox, String> {
+    let Offered { service, chain, .. } = offered;
+    // Programs trust what is said of a connection: without proof, nobody says anything.
+    if !agent.core.0.with_sal(|sal, _| sal.may_serve(service, giver, chain))? {
+        return Err(
+            "this host trusts no authority of the name, so that nobody can hand over its connections".to_owned()
+        );
+    }
+    if !agent.programs.takers.has(None, &Prefix::from(*service)) {
+        agent.relocations.follow_takers(agent);
+        return Err("no program of this host takes over the name; start it there, and wait until it says so".to_owned());
+    }
+    let mailbox = agent.relocations.mailboxes.open(offered.ticket);
+    mailbox.ok_or_else(|| "this connection is being handed over already".to_owned())
+}
+
+impl Taking<'_> {
+    fn with_core(&self, act: impl FnOnce(&mut Sal, margay_core::Instant, Ticket)) {
+        self.agent.core.0.with_sal(|sal, now| act(sal, now, self.offered.ticket));
+    }
+
+    /// Sets the connection up, frozen. Gives it with the program's data.
+    async fn prepare(&mut self) -> Result<(Restored, Vec<u8>), String> {
+        self.incoming.agree().await?;
+        let app = self.awaited().await?;
+        let parts = self.incoming.parts(self.offered.data_length).await?;
+        let record = TcpRecord::decode(&parts.record).map_err(|error| error.to_string())?;
+        let core = &self.agent.core.0;
+        let mut inject = |packet: &[u8]| {
+            core.give_to_kernel(packet);
+            Ok::<(), std::io::Error>(())
+        };
+        let restored = block_in_place(|| restore(&record, app.source, app.destination, &mut inject));
+        let restored = restored.map_err(|error| error.to_string())?;
+        for note in restored.notes() {
+            tracing::info!(service = %self.offered.service, %note, "of a connection of another host");
+        }
+        Ok((restored, parts.data))
+    }
+
+    /// The client's flow: its five-tuple as the connection's own packets have it.
+    async fn awaited(&mut self) -> Result<Tuple, String> {
+        let until = Instant::now() + AWAIT_LIMIT;
+        loop {
+            let word = timeout_at(until, self.mailbox.next()).await;
+            match word.map_err(|_| "the client's host has not fetched the connection in time".to_owned())? {
+                HandOver::Awaits { giver, service, app, .. } => {
+                    let is_meant = giver == self.incoming.giver.id() && service == self.offered.service;
+                    let other = || "the client fetches another connection than the one that is given".to_owned();
+                    return is_meant.then_some(app).ok_or_else(other);
+                }
+                HandOver::Dropped(_) => return Err("the client's host has let go of the hand-over".to_owned()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Waits for the client's word.
+    async fn decided(&mut self) -> Result<(), String> {
+        let until = Instant::now() + WORD_LIMIT;
+        loop {
+            let word = timeout_at(until, self.mailbox.next()).await;
+            match word.map_err(|_| "the client's word has not come in time".to_owned())? {
+                HandOver::Taken(_) => return Ok(()),
+                HandOver::Dropped(_) => return Err("the connection stays where it was".to_owned()),
+                _ => {}
+            }
+        }
+    }
+
+    /// The connection is here: it goes on, and a program gets it.
+    async fn go_on(self, restored: Restored, data: &[u8]) -> Result<(), String> {
+        let lost = |why: String| format!("its client has come, but no program has it, and it has ended: {why}");
+        let socket = block_in_place(|| restored.go_on()).map_err(|error| lost(error.to_string()))?;
+        let data = memory_file(data).map_err(|error| lost(error.to_string()))?;
+        let name = Prefix::from(self.offered.service);
+        let given = self.agent.programs.takers.give(None, Gift { name, socket, data }).await;
+        given.map_err(|(_, why)| lost(why))?;
+        let giver = self.incoming.giver.id();
+        tracing::info!(service = %self.offered.service, %giver, "a connection of another host goes on here");
+        Ok(())
+    }
+}
+
+/// A file that has the data; none for none.
+fn memory_file(data: &[u8]) -> std::io::Result<Option<File>> {
+    if data.is_empty() {
+        return Ok(None);
+    }
+    let file = File::from(memfd_create("margay-hand-over", MemfdFlags::CLOEXEC)?);
+    file.write_all_at(data, 0)?;
+    Ok(Some(file))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn data_is_given_as_a_file_that_is_read_from_its_beginning() {
+        assert!(memory_file(&[]).expect("nothing to do").is_none());
+        let file = memory_file(b"anna").expect("made").expect("there is data");
+        let mut read = [0; 4];
+        file.read_exact_at(&mut read, 0).expect("as long");
+        assert_eq!((&read, file.metadata().expect("known").len()), (b"anna", 4));
+    }
+}

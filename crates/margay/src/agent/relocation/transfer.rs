@@ -1,0 +1,367 @@
+//! The stream by which a connection goes from the agent of one host to that of another: TCP to the instance that takes
+//! it, over Margay itself, and inside a stream that both prove their host keys for.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use margay_control::relocation::proto::{
+    End, FromGiver, FromTaker, Head, Refused, Restored, Willing, from_giver, from_taker,
+};
+use margay_control::relocation::{HAND_OVER, PIECE_MAX, RECORD_MAX, StreamError, VERSION, Writer};
+use margay_control::relocation::{answer, begin, read_all};
+use margay_core::Ticket;
+use margay_core::instance::Instance;
+use margay_core::key::{HostId, HostPublic};
+use margay_core::name::ServiceId;
+use margay_core::table::{HAND_OVER_PORT, NextHop};
+use margay_wire::HANDED_DATA_MAX;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::agent::Agent;
+use crate::agent::core::CoreHandle;
+use crate::agent::instance_addresses::InstanceAddresses;
+
+/// How long the other end may take for what it sends next.
+pub const STEP_LIMIT: Duration = Duration::from_secs(5);
+/// Messages that have come and wait to be taken.
+const UNREAD_MAX: usize = 4;
+
+type Answers = mpsc::Receiver<Result<FromTaker, StreamError>>;
+type Pieces = mpsc::Receiver<Result<FromGiver, StreamError>>;
+
+/// An address of this host that stands for the instance at the other end.
+struct Face {
+    address: IpAddr,
+    addresses: InstanceAddresses,
+    core: CoreHandle,
+}
+
+impl Face {
+    fn new(agent: &Agent, instance: Instance) -> Result<Self, String> {
+        let (addresses, core) = (agent.relocations.addresses.clone(), agent.core.clone());
+        let address = addresses.take(agent.leases.ranges(), true, 0);
+        let address = address.ok_or("all virtual addresses of instances are in use on this host; try again later")?;
+        core.0.with_sal(|sal, _| sal.bind_instance(address, instance));
+        Ok(Self { address, addresses, core })
+    }
+}
+
+impl Drop for Face {
+    fn drop(&mut self) {
+        self.core.0.with_sal(|sal, _| sal.unbind_instance(self.address));
+        self.addresses.free(self.address);
+    }
+}
+
+/// The giver's end.
+pub struct Outgoing {
+    answers: Answers,
+    writer: Writer,
+    /// As long as packets of the stream go there.
+    _face: Face,
+}
+
+/// What a taker says.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It would take the connection.
+    Willing,
+    /// It does not; why, and what a person can do.
+    Refused(String),
+    /// The connection is there, and frozen.
+    Restored,
+}
+
+impl Outgoing {
+    /// Opens a stream to the agent of a service's instance on `host`, which hears SAL at `at`.
+    ///
+    /// # Errors
+    ///
+    /// Why there is none, as a sentence.
+    pub async fn open(agent: &Agent, service: &ServiceId, host: HostId, at: SocketAddr) -> Result<Self, String> {
+        let next_hop = NextHop { address: at, host: Some(host), router: false };
+        let face = Face::new(agent, Instance { service: *service, next_hop })?;
+        let unreached = |error: std::io::Error| {
+            format!("no program there takes over the name, or the host does not answer ({error})")
+        };
+        let stream = TcpStream::connect((face.address, HAND_OVER_PORT)).await.map_err(unreached)?;
+        let begun = begin(stream, &agent.local.host_key, HAND_OVER).await;
+        let (reader, writer, peer) = begun.map_err(|error| broken(&error))?;
+        if peer.id() != host {
+            return Err(format!("host {} answers in its place; its registration is out of date", peer.id()));
+        }
+        let (sender, answers) = mpsc::channel(UNREAD_MAX);
+        tokio::spawn(read_all(reader, sender));
+        Ok(Self { answers, writer, _face: face })
+    }
+
+    /// Says what is to come, and waits until the taker is willing.
+    ///
+    /// # Errors
+    ///
+    /// It is not; why, as a sentence.
+    pub async fn ask(
+        &mut self,
+        ticket: &Ticket,
+        service: &ServiceId,
+        chain: Vec<u8>,
+        data: &[u8],
+    ) -> Result<(), String> {
+        let data_length = u32::try_from(data.len()).map_err(|_| "the data is too long".to_owned())?;
+        let (ticket, service) = (ticket.0.to_vec(), service.0.to_vec());
+        self.say(from_giver::Body::Head(Head { version: VERSION, ticket, service, chain, data_length })).await?;
+        match timeout(STEP_LIMIT, self.answer()).await {
+            Ok(Ok(Answer::Willing)) => Ok(()),
+            Ok(Ok(Answer::Refused(why))) => Err(why),
+            Ok(Ok(Answer::Restored)) => Err(broken(&StreamError::Garbage)),
+            Ok(Err(why)) => Err(why),
+            Err(_) => Err(late()),
+        }
+    }
+
+    /// Sends the connection.
+    ///
+    /// # Errors
+    ///
+    /// The stream is broken.
+    pub async fn send(&mut self, record: &[u8], data: &[u8]) -> Result<(), String> {
+        for piece in record.chunks(PIECE_MAX) {
+            self.say(from_giver::Body::Record(piece.to_vec())).await?;
+        }
+        for piece in data.chunks(PIECE_MAX) {
+            self.say(from_giver::Body::Data(piece.to_vec())).await?;
+        }
+        self.say(from_giver::Body::End(End {})).await
+    }
+
+    /// What the taker says next. Cancel-safe.
+    ///
+    /// # Errors
+    ///
+    /// The stream is broken.
+    pub async fn answer(&mut self) -> Result<Answer, String> {
+        let body = match self.answers.recv().await {
+            Some(Ok(message)) => message.body,
+            Some(Err(error)) => return Err(broken(&error)),
+            None => return Err("the other agent has ended the transfer".to_owned()),
+        };
+        match body {
+            Some(from_taker::Body::Willing(_)) => Ok(Answer::Willing),
+            Some(from_taker::Body::Refused(Refused { text })) => Ok(Answer::Refused(text)),
+            Some(from_taker::Body::Restored(_)) => Ok(Answer::Restored),
+            None => Err(broken(&StreamError::Garbage)),
+        }
+    }
+
+    async fn say(&mut self, body: from_giver::Body) -> Result<(), String> {
+        let message = FromGiver { body: Some(body) };
+        let written = timeout(STEP_LIMIT, self.writer.write(&message)).await;
+        written.map_err(|_| late())?.map_err(|error| broken(&error))
+    }
+}
+
+/// What a giver has said first.
+pub struct Offered {
+    /// By which all three hosts know the hand-over.
+    pub ticket: Ticket,
+    /// The name by which the client has come.
+    pub service: ServiceId,
+    /// Certificates of the giver.
+    pub chain: Vec<u8>,
+    /// Bytes of data that will follow.
+    pub data_length: usize,
+}
+
+/// The taker's end.
+pub struct Incoming {
+    /// Who gives.
+    pub giver: HostPublic,
+    pieces: Pieces,
+    writer: Writer,
+}
+
+/// The parts of a connection, as they come.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// Of the TCP connection.
+    pub record: Vec<u8>,
+    /// What the program says of it.
+    pub data: Vec<u8>,
+    is_whole: bool,
+}
+
+impl Parts {
+    /// Takes what has come.
+    ///
+    /// # Errors
+    ///
+    /// It is too long, or out of place.
+    fn add(&mut self, body: from_giver::Body, data_length: usize) -> Result<(), String> {
+        match body {
+            from_giver::Body::Record(piece) if !self.is_whole && self.record.len() + piece.len() <= RECORD_MAX => {
+                self.record.extend_from_slice(&piece);
+            }
+            from_giver::Body::Data(piece) if !self.is_whole && self.data.len() + piece.len() <= data_length => {
+                self.data.extend_from_slice(&piece);
+            }
+            from_giver::Body::End(_) if !self.is_whole && self.data.len() == data_length => self.is_whole = true,
+            _ => return Err(broken(&StreamError::Garbage)),
+        }
+        Ok(())
+    }
+}
+
+impl Incoming {
+    /// Takes a stream, and hears what it is to bring.
+    ///
+    /// # Errors
+    ///
+    /// It is none, or of another version, which the giver is told.
+    pub async fn accept(agent: &Agent, stream: TcpStream) -> Result<(Self, Offered), String> {
+        let begun = timeout(STEP_LIMIT, answer(stream, &agent.local.host_key, HAND_OVER)).await;
+        let (reader, writer, giver) = begun.map_err(|_| late())?.map_err(|error| broken(&error))?;
+        let (sender, pieces) = mpsc::channel(UNREAD_MAX);
+        tokio::spawn(read_all(reader, sender));
+        let mut incoming = Self { giver, pieces, writer };
+        let first = timeout(STEP_LIMIT, incoming.next()).await.map_err(|_| late())??;
+        match first {
+            from_giver::Body::Head(head) => match offered(head) {
+                Ok(offered) => Ok((incoming, offered)),
+                Err(why) => {
+                    incoming.refuse(&why).await;
+                    Err(why)
+                }
+            },
+            _ => Err(broken(&StreamError::Garbage)),
+        }
+    }
+
+    /// All parts of the connection.
+    ///
+    /// # Errors
+    ///
+    /// They do not come in time, or what comes makes no sense.
+    pub async fn parts(&mut self, data_length: usize) -> Result<Parts, String> {
+        let mut parts = Parts::default();
+        while !parts.is_whole {
+            let body = timeout(STEP_LIMIT, self.next()).await.map_err(|_| late())??;
+            parts.add(body, data_length)?;
+        }
+        Ok(parts)
+    }
+
+    /// The connection may be sent.
+    ///
+    /// # Errors
+    ///
+    /// The stream is broken.
+    pub async fn agree(&mut self) -> Result<(), String> {
+        self.say(from_taker::Body::Willing(Willing {})).await
+    }
+
+    /// The connection is there.
+    ///
+    /// # Errors
+    ///
+    /// The stream is broken.
+    pub async fn confirm(&mut self) -> Result<(), String> {
+        self.say(from_taker::Body::Restored(Restored {})).await
+    }
+
+    /// The giver keeps the connection.
+    pub async fn refuse(&mut self, why: &str) {
+        // Whoever has ended the stream needs no reason.
+        let _ = self.say(from_taker::Body::Refused(Refused { text: why.to_owned() })).await;
+    }
+
+    async fn say(&mut self, body: from_taker::Body) -> Result<(), String> {
+        let message = FromTaker { body: Some(body) };
+        let written = timeout(STEP_LIMIT, self.writer.write(&message)).await;
+        written.map_err(|_| late())?.map_err(|error| broken(&error))
+    }
+
+    async fn next(&mut self) -> Result<from_giver::Body, String> {
+        match self.pieces.recv().await {
+            Some(Ok(message)) => message.body.ok_or_else(|| broken(&StreamError::Garbage)),
+            Some(Err(error)) => Err(broken(&error)),
+            None => Err("the other agent has ended the transfer".to_owned()),
+        }
+    }
+}
+
+fn offered(head: Head) -> Result<Offered, String> {
+    if head.version != VERSION {
+        return Err(format!(
+            "the other agent speaks version {} of hand-over, and this one {VERSION}; install one release on both",
+            head.version
+        ));
+    }
+    let unreadable = || broken(&StreamError::Garbage);
+    let data_length = u64::from(head.data_length);
+    if data_length > HANDED_DATA_MAX {
+        return Err(format!("{data_length} bytes go with the connection, and {HANDED_DATA_MAX} are the most"));
+    }
+    Ok(Offered {
+        ticket: Ticket(head.ticket.try_into().map_err(|_| unreadable())?),
+        service: ServiceId(head.service.try_into().map_err(|_| unreadable())?),
+        chain: head.chain,
+        data_length: usize::try_from(data_length).map_err(|_| unreadable())?,
+    })
+}
+
+fn broken(error: &StreamError) -> String {
+    format!("the transfer between the agents came to nothing: {error}")
+}
+
+fn late() -> String {
+    format!("the other agent has not answered within {} seconds; see its log", STEP_LIMIT.as_secs())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn head() -> Head {
+        Head {
+            version: VERSION,
+            ticket: vec![1; 16],
+            service: vec![2; 32],
+            chain: vec![3],
+            data_length: u32::try_from(HANDED_DATA_MAX).expect("a mebibyte"),
+        }
+    }
+
+    #[test]
+    fn what_is_offered_is_checked() {
+        let read = offered(head()).expect("in order");
+        assert_eq!((read.ticket.0, read.service), ([1; 16], ServiceId([2; 32])));
+        for wrong in [
+            Head { version: VERSION + 1, ..head() },
+            Head { ticket: vec![1; 15], ..head() },
+            Head { service: Vec::new(), ..head() },
+            Head { data_length: head().data_length + 1, ..head() },
+        ] {
+            assert!(offered(wrong).is_err());
+        }
+        let other = offered(Head { version: 9, ..head() }).err().unwrap_or_default();
+        assert!(other.contains("version 9") && other.contains("one release"), "{other}");
+    }
+
+    #[test]
+    fn parts_come_until_the_end_and_never_more_than_was_said() {
+        let mut parts = Parts::default();
+        parts.add(from_giver::Body::Record(vec![1; 10]), 3).expect("room");
+        parts.add(from_giver::Body::Data(vec![2; 2]), 3).expect("room");
+        assert!(parts.add(from_giver::Body::End(End {}), 3).is_err(), "a byte is missing");
+        assert!(parts.add(from_giver::Body::Data(vec![2; 2]), 3).is_err(), "a byte too many");
+        parts.add(from_giver::Body::Data(vec![2]), 3).expect("room");
+        parts.add(from_giver::Body::End(End {}), 3).expect("whole");
+        assert!(parts.add(from_giver::Body::Record(vec![1]), 3).is_err(), "after the end");
+        assert_eq!((parts.record.len(), parts.data.len()), (10, 3));
+        parts.record = vec![0; RECORD_MAX];
+        parts.is_whole = false;
+        assert!(parts.add(from_giver::Body::Record(vec![1]), 3).is_err(), "too long");
+    }
+}

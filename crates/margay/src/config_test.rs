@@ -3,6 +3,7 @@ use std::path::Path;
 use miette::Diagnostic;
 
 use super::*;
+use crate::agent::active::rule::Source;
 use crate::agent::service::Publication;
 
 #[expect(clippy::result_large_err, reason = "made once, and shown")]

@@ -210,7 +210,8 @@ fn of_relocations(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) ->
     let help = "Connections of programs that were to go to another host, or to come from one";
     let mut descriptor = encoder.encode_descriptor("hand_overs", help, None, MetricType::Counter)?;
     for ([role, outcome], count) in counts {
-        let metric = descriptor.encode_family(&[("role", role), ("outcome", outcome)])?;
+        let labels = [("role", role), ("outcome", outcome)];
+        let metric = descriptor.encode_family(&labels)?;
         ConstCounter::new(count).encode(metric)?;
     }
     Ok(())

@@ -239,7 +239,7 @@ async fn attempt(agent: &Agent, connection: &Connection, place: &Place, until: I
     let asked = async {
         let opened = Outgoing::open(agent, &connection.service, place.host, place.at).await;
         let mut stream = opened.map_err(failed(Errno::EHOSTUNREACH))?;
-        let asked = stream.ask(ticket, &connection.service, chain, &connection.data).await;
+        let asked = stream.ask(&ticket, &connection.service, chain, &connection.data).await;
         asked.map_err(failed(Errno::EOPNOTSUPP))?;
         Ok::<Outgoing, Failure>(stream)
     };

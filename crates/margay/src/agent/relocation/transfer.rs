@@ -17,6 +17,7 @@ use margay_core::table::{HAND_OVER_PORT, NextHop};
 use margay_wire::HANDED_DATA_MAX;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::agent::Agent;
@@ -59,6 +60,8 @@ impl Drop for Face {
 pub struct Outgoing {
     answers: Answers,
     writer: Writer,
+    /// Ends with this, whatever the other end does.
+    _reading: JoinSet<()>,
     /// As long as packets of the stream go there.
     _face: Face,
 }
@@ -92,9 +95,10 @@ impl Outgoing {
         if peer.id() != host {
             return Err(format!("host {} answers in its place; its registration is out of date", peer.id()));
         }
-        let (sender, answers) = mpsc::channel(UNREAD_MAX);
-        tokio::spawn(read_all(reader, sender));
-        Ok(Self { answers, writer, _face: face })
+        let (sender, answers): (_, Answers) = mpsc::channel(UNREAD_MAX);
+        let mut reading = JoinSet::new();
+        reading.spawn(read_all(reader, sender));
+        Ok(Self { answers, writer, _reading: reading, _face: face })
     }
 
     /// Says what is to come, and waits until the taker is willing.
@@ -180,6 +184,8 @@ pub struct Incoming {
     pub giver: HostPublic,
     pieces: Pieces,
     writer: Writer,
+    /// Ends with this, whatever the other end does.
+    _reading: JoinSet<()>,
 }
 
 /// The parts of a connection, as they come.
@@ -222,9 +228,10 @@ impl Incoming {
     pub async fn accept(agent: &Agent, stream: TcpStream) -> Result<(Self, Offered), String> {
         let begun = timeout(STEP_LIMIT, answer(stream, &agent.local.host_key, HAND_OVER)).await;
         let (reader, writer, giver) = begun.map_err(|_| late())?.map_err(|error| broken(&error))?;
-        let (sender, pieces) = mpsc::channel(UNREAD_MAX);
-        tokio::spawn(read_all(reader, sender));
-        let mut incoming = Self { giver, pieces, writer };
+        let (sender, pieces): (_, Pieces) = mpsc::channel(UNREAD_MAX);
+        let mut reading = JoinSet::new();
+        reading.spawn(read_all(reader, sender));
+        let mut incoming = Self { giver, pieces, writer, _reading: reading };
         let first = timeout(STEP_LIMIT, incoming.next()).await.map_err(|_| late())??;
         match first {
             from_giver::Body::Head(head) => match offered(head) {

@@ -33,13 +33,13 @@ type Answers = mpsc::Receiver<Result<FromTaker, StreamError>>;
 type Pieces = mpsc::Receiver<Result<FromGiver, StreamError>>;
 
 /// An address of this host that stands for the instance at the other end.
-struct Face {
+struct InstanceAddress {
     address: IpAddr,
     addresses: InstanceAddresses,
     core: CoreHandle,
 }
 
-impl Face {
+impl InstanceAddress {
     fn new(agent: &Agent, instance: Instance) -> Result<Self, String> {
         let (addresses, core) = (agent.relocations.addresses.clone(), agent.core.clone());
         let address = addresses.take(agent.leases.ranges(), true, 0);
@@ -49,7 +49,7 @@ impl Face {
     }
 }
 
-impl Drop for Face {
+impl Drop for InstanceAddress {
     fn drop(&mut self) {
         self.core.0.with_sal(|sal, _| sal.unbind_instance(self.address));
         self.addresses.free(self.address);
@@ -63,7 +63,7 @@ pub struct Outgoing {
     /// Ends with this, whatever the other end does.
     _reading: JoinSet<()>,
     /// As long as packets of the stream go there.
-    _face: Option<Face>,
+    _address: Option<InstanceAddress>,
 }
 
 /// What a taker says.
@@ -85,12 +85,12 @@ impl Outgoing {
     /// Why there is none, as a sentence.
     pub async fn open(agent: &Agent, service: &ServiceId, host: HostId, at: SocketAddr) -> Result<Self, String> {
         let next_hop = NextHop { address: at, host: Some(host), router: false };
-        let face = Face::new(agent, Instance { service: *service, next_hop })?;
+        let at_instance = InstanceAddress::new(agent, Instance { service: *service, next_hop })?;
         let unreached = |error: std::io::Error| {
             format!("no program there takes over the name, or the host does not answer ({error})")
         };
-        let stream = TcpStream::connect((face.address, HAND_OVER_PORT)).await.map_err(unreached)?;
-        Ok(Self { _face: Some(face), ..Self::over(stream, &agent.local.host_key, host).await? })
+        let stream = TcpStream::connect((at_instance.address, HAND_OVER_PORT)).await.map_err(unreached)?;
+        Ok(Self { _address: Some(at_instance), ..Self::over(stream, &agent.local.host_key, host).await? })
     }
 
     /// The stream over a TCP connection to `host`.
@@ -103,7 +103,7 @@ impl Outgoing {
         let (sender, answers): (_, Answers) = mpsc::channel(UNREAD_MAX);
         let mut reading = JoinSet::new();
         reading.spawn(read_all(reader, sender));
-        Ok(Self { answers, writer, _reading: reading, _face: None })
+        Ok(Self { answers, writer, _reading: reading, _address: None })
     }
 
     /// Says what is to come, and waits until the taker is willing.
@@ -389,9 +389,9 @@ mod test {
         let (refused, _taken) = tokio::join!(giving, taking);
         assert_eq!(refused, Err("nobody here".to_owned()));
         let (near, far) = ends().await;
-        let wrong = key(2);
-        let (begun, _) =
-            tokio::join!(Outgoing::over(near, &key(1), key(3).public().id()), Incoming::accept(&wrong, far));
+        let (own, wrong) = (key(1), key(2));
+        let meant = key(3).public().id();
+        let (begun, _) = tokio::join!(Outgoing::over(near, &own, meant), Incoming::accept(&wrong, far));
         assert!(begun.err().is_some_and(|why| why.contains(&wrong.public().id().to_string())));
     }
 

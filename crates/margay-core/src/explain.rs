@@ -17,7 +17,7 @@ pub struct Probe {
     pub service: ServiceId,
     /// IP protocol 6 or 17.
     pub protocol: u8,
-    /// The port of the service; [`SERVICE_PORT`] means whatever port its instances listen on.
+    /// The port of the service; [`crate::table::SERVICE_PORT`] means whatever port its instances listen on.
     pub port: u16,
     /// By what instances are picked: the same on every hop.
     pub sticky: u64,

@@ -4,10 +4,10 @@
 //!
 //! The core asks the client and keeps its word, which alone decides where the connection is. The agents, here, freeze
 //! the socket, carry it over, and set it up again. Reading order: [`mailbox`] (what the core says), [`transfer`] (the
-//! stream between the agents), [`giver`], [`taker`], [`doors`] (how the giver's agent reaches the taker's).
+//! stream between the agents), [`giver`], [`taker`], [`local_rules`] (how the giver's agent reaches the taker's).
 
-mod doors;
 pub mod giver;
+mod local_rules;
 mod mailbox;
 mod taker;
 mod transfer;
@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use self::doors::{Doors, Listeners};
+use self::local_rules::{Listeners, LocalRules};
 use self::mailbox::Mailboxes;
 use super::Agent;
 use super::instance_addresses::InstanceAddresses;
@@ -68,7 +68,7 @@ impl Outcome {
 pub struct Relocations {
     mailboxes: Arc<Mailboxes>,
     addresses: InstanceAddresses,
-    doors: Doors,
+    local_rules: LocalRules,
     giving: Arc<Semaphore>,
     taking: Arc<Semaphore>,
     /// Cookies of sockets that are on their way.
@@ -94,7 +94,7 @@ impl Relocations {
         Self {
             mailboxes: Arc::clone(&words.0),
             addresses: addresses.clone(),
-            doors: Doors::default(),
+            local_rules: LocalRules::default(),
             giving: transfers(),
             taking: transfers(),
             moving: Mutex::default(),
@@ -104,7 +104,7 @@ impl Relocations {
 
     /// Makes the service table follow from the names that programs take over.
     pub fn follow_takers(&self, agent: &Agent) {
-        self.doors.follow(&agent.core, || agent.programs.takers.prefixes());
+        self.local_rules.follow(&agent.core, || agent.programs.takers.prefixes());
     }
 
     /// Waits for those that are on their way, not for long; after that, none begins.
@@ -148,7 +148,7 @@ pub async fn start(agent: &Arc<Agent>) -> Vec<JoinHandle<()>> {
 
 async fn listen(agent: &Agent) -> io::Result<Listeners> {
     let listeners = Listeners::bind(agent.leases.ranges()).await?;
-    agent.relocations.doors.lead_to(&listeners);
+    agent.relocations.local_rules.lead_to(&listeners);
     Ok(listeners)
 }
 

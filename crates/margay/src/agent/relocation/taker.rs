@@ -64,7 +64,7 @@ struct Taking<'a> {
 }
 
 async fn take(agent: &Agent, stream: TcpStream) -> Result<(), String> {
-    let (mut incoming, offered) = Incoming::accept(agent, stream).await?;
+    let (mut incoming, offered) = Incoming::accept(&agent.local.host_key, stream).await?;
     let mailbox = match admit(agent, &incoming.giver, &offered) {
         Ok(mailbox) => mailbox,
         Err(why) => {

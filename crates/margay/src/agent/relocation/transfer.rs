@@ -11,12 +11,13 @@ use margay_control::relocation::{HAND_OVER, PIECE_MAX, RECORD_MAX, StreamError, 
 use margay_control::relocation::{answer, begin, read_all};
 use margay_core::Ticket;
 use margay_core::instance::Instance;
-use margay_core::key::{HostId, HostPublic};
+use margay_core::key::{HostId, HostPublic, HostSecret};
 use margay_core::name::ServiceId;
 use margay_core::table::{HAND_OVER_PORT, NextHop};
 use margay_wire::HANDED_DATA_MAX;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::agent::Agent;
@@ -32,13 +33,13 @@ type Answers = mpsc::Receiver<Result<FromTaker, StreamError>>;
 type Pieces = mpsc::Receiver<Result<FromGiver, StreamError>>;
 
 /// An address of this host that stands for the instance at the other end.
-struct Face {
+struct InstanceAddress {
     address: IpAddr,
     addresses: InstanceAddresses,
     core: CoreHandle,
 }
 
-impl Face {
+impl InstanceAddress {
     fn new(agent: &Agent, instance: Instance) -> Result<Self, String> {
         let (addresses, core) = (agent.relocations.addresses.clone(), agent.core.clone());
         let address = addresses.take(agent.leases.ranges(), true, 0);
@@ -48,7 +49,7 @@ impl Face {
     }
 }
 
-impl Drop for Face {
+impl Drop for InstanceAddress {
     fn drop(&mut self) {
         self.core.0.with_sal(|sal, _| sal.unbind_instance(self.address));
         self.addresses.free(self.address);
@@ -59,8 +60,10 @@ impl Drop for Face {
 pub struct Outgoing {
     answers: Answers,
     writer: Writer,
+    /// Ends with this, whatever the other end does.
+    _reading: JoinSet<()>,
     /// As long as packets of the stream go there.
-    _face: Face,
+    _address: Option<InstanceAddress>,
 }
 
 /// What a taker says.
@@ -82,19 +85,25 @@ impl Outgoing {
     /// Why there is none, as a sentence.
     pub async fn open(agent: &Agent, service: &ServiceId, host: HostId, at: SocketAddr) -> Result<Self, String> {
         let next_hop = NextHop { address: at, host: Some(host), router: false };
-        let face = Face::new(agent, Instance { service: *service, next_hop })?;
+        let at_instance = InstanceAddress::new(agent, Instance { service: *service, next_hop })?;
         let unreached = |error: std::io::Error| {
             format!("no program there takes over the name, or the host does not answer ({error})")
         };
-        let stream = TcpStream::connect((face.address, HAND_OVER_PORT)).await.map_err(unreached)?;
-        let begun = begin(stream, &agent.local.host_key, HAND_OVER).await;
+        let stream = TcpStream::connect((at_instance.address, HAND_OVER_PORT)).await.map_err(unreached)?;
+        Ok(Self { _address: Some(at_instance), ..Self::over(stream, &agent.local.host_key, host).await? })
+    }
+
+    /// The stream over a TCP connection to `host`.
+    async fn over(stream: TcpStream, own: &HostSecret, host: HostId) -> Result<Self, String> {
+        let begun = begin(stream, own, HAND_OVER).await;
         let (reader, writer, peer) = begun.map_err(|error| broken(&error))?;
         if peer.id() != host {
             return Err(format!("host {} answers in its place; its registration is out of date", peer.id()));
         }
-        let (sender, answers) = mpsc::channel(UNREAD_MAX);
-        tokio::spawn(read_all(reader, sender));
-        Ok(Self { answers, writer, _face: face })
+        let (sender, answers): (_, Answers) = mpsc::channel(UNREAD_MAX);
+        let mut reading = JoinSet::new();
+        reading.spawn(read_all(reader, sender));
+        Ok(Self { answers, writer, _reading: reading, _address: None })
     }
 
     /// Says what is to come, and waits until the taker is willing.
@@ -180,6 +189,8 @@ pub struct Incoming {
     pub giver: HostPublic,
     pieces: Pieces,
     writer: Writer,
+    /// Ends with this, whatever the other end does.
+    _reading: JoinSet<()>,
 }
 
 /// The parts of a connection, as they come.
@@ -219,12 +230,13 @@ impl Incoming {
     /// # Errors
     ///
     /// It is none, or of another version, which the giver is told.
-    pub async fn accept(agent: &Agent, stream: TcpStream) -> Result<(Self, Offered), String> {
-        let begun = timeout(STEP_LIMIT, answer(stream, &agent.local.host_key, HAND_OVER)).await;
+    pub async fn accept(own: &HostSecret, stream: TcpStream) -> Result<(Self, Offered), String> {
+        let begun = timeout(STEP_LIMIT, answer(stream, own, HAND_OVER)).await;
         let (reader, writer, giver) = begun.map_err(|_| late())?.map_err(|error| broken(&error))?;
-        let (sender, pieces) = mpsc::channel(UNREAD_MAX);
-        tokio::spawn(read_all(reader, sender));
-        let mut incoming = Self { giver, pieces, writer };
+        let (sender, pieces): (_, Pieces) = mpsc::channel(UNREAD_MAX);
+        let mut reading = JoinSet::new();
+        reading.spawn(read_all(reader, sender));
+        let mut incoming = Self { giver, pieces, writer, _reading: reading };
         let first = timeout(STEP_LIMIT, incoming.next()).await.map_err(|_| late())??;
         match first {
             from_giver::Body::Head(head) => match offered(head) {
@@ -321,7 +333,67 @@ fn late() -> String {
 
 #[cfg(test)]
 mod test {
+    use margay_core::rng::Rng;
+    use tokio::net::TcpListener;
+
     use super::*;
+
+    fn key(n: u8) -> HostSecret {
+        HostSecret::generate(&mut Rng::new([n; 32]))
+    }
+
+    async fn ends() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let near = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("it listens");
+        (near, listener.accept().await.expect("it has come").0)
+    }
+
+    #[tokio::test]
+    async fn a_record_and_its_data_arrive_whole() {
+        let (near, far) = ends().await;
+        let record: Vec<u8> = (0..3 * PIECE_MAX + 7).map(|n| (n % 251) as u8).collect();
+        let giving = async {
+            let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
+            stream.ask(Ticket([7; 16]), &ServiceId([8; 32]), vec![9], b"anna").await?;
+            stream.send(&record, b"anna").await?;
+            stream.answer().await
+        };
+        let taking = async {
+            let (mut stream, offered) = Incoming::accept(&key(2), far).await?;
+            stream.agree().await?;
+            let parts = stream.parts(offered.data_length).await?;
+            stream.confirm().await?;
+            // It is open until the giver has heard that.
+            Ok::<_, String>((stream, offered, parts))
+        };
+        let (given, taken) = tokio::join!(giving, taking);
+        let (stream, offered, parts) = taken.expect("all has come");
+        assert_eq!(given, Ok(Answer::Restored));
+        assert_eq!(stream.giver.id(), key(1).public().id());
+        assert_eq!((offered.ticket, offered.service, offered.chain), (Ticket([7; 16]), ServiceId([8; 32]), vec![9]));
+        assert!(parts.record == record && parts.data == b"anna");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_told_and_another_host_is_not_spoken_to() {
+        let (near, far) = ends().await;
+        let giving = async {
+            let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
+            stream.ask(Ticket([7; 16]), &ServiceId([8; 32]), Vec::new(), &[]).await
+        };
+        let taking = async {
+            let (mut stream, _) = Incoming::accept(&key(2), far).await?;
+            stream.refuse("nobody here").await;
+            Ok::<_, String>(stream)
+        };
+        let (refused, _taken) = tokio::join!(giving, taking);
+        assert_eq!(refused, Err("nobody here".to_owned()));
+        let (near, far) = ends().await;
+        let (own, wrong) = (key(1), key(2));
+        let meant = key(3).public().id();
+        let (begun, _) = tokio::join!(Outgoing::over(near, &own, meant), Incoming::accept(&wrong, far));
+        assert!(begun.err().is_some_and(|why| why.contains(&wrong.public().id().to_string())));
+    }
 
     fn head() -> Head {
         Head {

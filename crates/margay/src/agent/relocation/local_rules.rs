@@ -57,13 +57,13 @@ impl Listeners {
 
 /// The names that connections of other hosts are taken for.
 #[derive(Default)]
-pub struct Doors {
+pub struct LocalRules {
     place: OnceLock<Place>,
     rules: Mutex<BTreeMap<Prefix, RuleId>>,
 }
 
-impl Doors {
-    /// From now on names can be opened: they lead to these sockets.
+impl LocalRules {
+    /// From now on names that are taken over lead to these sockets.
     pub fn lead_to(&self, listeners: &Listeners) {
         // Set once, at the start.
         let _ = self.place.set(listeners.place);

@@ -19,7 +19,7 @@ use crate::listener::{Protocol, ServiceName, name_and_port, partition_count};
 #[derive(Subcommand)]
 pub enum ServiceVerb {
     /// Serve a name: connections to it reach a program that listens on this host
-    Publish(PublishArgs),
+    Publish(Box<PublishArgs>),
     /// Take no more new connections for a name; running ones stay. What a program serves by listening gets weight 0
     Withdraw {
         /// The name
@@ -103,7 +103,7 @@ pub struct PublishArgs {
 
 pub async fn service(mut client: Client, verb: ServiceVerb, out: &mut Out) -> Result<()> {
     match verb {
-        ServiceVerb::Publish(args) => publish(client, args, out).await,
+        ServiceVerb::Publish(args) => publish(client, *args, out).await,
         ServiceVerb::Withdraw { name, listen, json } => {
             let listener = listen.map(|listen| listen.to_string()).unwrap_or_default();
             let request = ServiceWithdrawRequest { name: name.to_string(), listener };

@@ -354,7 +354,7 @@ mod test {
         let record: Vec<u8> = (0..3 * PIECE_MAX + 7).map(|n| (n % 251) as u8).collect();
         let giving = async {
             let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
-            stream.ask(Ticket([7; 16]), &ServiceId([8; 32]), vec![9], b"anna").await?;
+            stream.ask(&Ticket([7; 16]), &ServiceId([8; 32]), vec![9], b"anna").await?;
             stream.send(&record, b"anna").await?;
             stream.answer().await
         };
@@ -379,7 +379,7 @@ mod test {
         let (near, far) = ends().await;
         let giving = async {
             let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
-            stream.ask(Ticket([7; 16]), &ServiceId([8; 32]), Vec::new(), &[]).await
+            stream.ask(&Ticket([7; 16]), &ServiceId([8; 32]), Vec::new(), &[]).await
         };
         let taking = async {
             let (mut stream, _) = Incoming::accept(&key(2), far).await?;

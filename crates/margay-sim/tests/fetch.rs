@@ -408,3 +408,26 @@ fn agents_of_client_and_taker_that_die_at_any_step_leave_one_end_or_a_clean_end(
         }
     }
 }
+
+#[test]
+fn what_was_recorded_of_a_hand_over_moves_nothing_when_it_is_sent_again() {
+    let mut talk = talk(90, Weather::FAIR, true);
+    let mut agents = Agents::default();
+    let (giver, taker, flow) = (talk.giver, talk.taker, talk.flow);
+    talk.shop.world.recording = Some(Vec::new());
+    let there = agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
+    agents.run_for(&mut talk.shop, SECOND);
+    assert_eq!(agents.outcome(there), Some("gone"));
+    let recorded = talk.shop.world.recording.take().expect("begun above");
+    let of_locks = |kind: u8| (12..=16).contains(&kind);
+    assert!(recorded.iter().filter(|(.., bytes)| of_locks(bytes[1])).count() >= 3, "the request, the lock, its end");
+    for (from, to, bytes) in recorded {
+        talk.shop.world.inject(from, to, bytes);
+        agents.run_for(&mut talk.shop, STEP);
+    }
+    talk.assert_goes_on(&mut agents, taker, "after the replay");
+    let flow = talk.served(taker)[0];
+    let back = agents.hand_over(&mut talk.shop, flow, (taker, giver), Fault::None).expect("it is open");
+    agents.run_for(&mut talk.shop, SECOND);
+    assert_eq!(agents.outcome(back), Some("gone"));
+}

@@ -1,1 +1,67 @@
+use super::*;
 
+#[test]
+fn the_whole_matrix_of_a_giver() {
+    let expected = "\
+Asking Granted Frozen
+Asking Refused Over
+Asking Sent -
+Asking Cancelled Cancelling
+Asking Stays -
+Asking Gone -
+Asking TimeOut Cancelling
+Frozen Granted -
+Frozen Refused -
+Frozen Sent Waiting
+Frozen Cancelled Cancelling
+Frozen Stays Over
+Frozen Gone Parted
+Frozen TimeOut Cancelling
+Waiting Granted -
+Waiting Refused -
+Waiting Sent -
+Waiting Cancelled Cancelling
+Waiting Stays Over
+Waiting Gone Parted
+Waiting TimeOut Over
+Cancelling Granted -
+Cancelling Refused -
+Cancelling Sent -
+Cancelling Cancelled -
+Cancelling Stays Over
+Cancelling Gone Parted
+Cancelling TimeOut Over
+Parted Granted -
+Parted Refused -
+Parted Sent -
+Parted Cancelled -
+Parted Stays -
+Parted Gone -
+Parted TimeOut Over
+Over Granted -
+Over Refused -
+Over Sent -
+Over Cancelled -
+Over Stays -
+Over Gone -
+Over TimeOut -
+";
+    assert_eq!(GIVING.matrix(), expected);
+    assert_eq!(GIVING.faults(), [] as [String; 0]);
+}
+
+#[test]
+fn no_packet_has_the_five_tuple_of_a_flow_between_programs_and_no_two_have_the_same() {
+    let one = tuple_between(FlowId(7), 30_000, 80);
+    assert_eq!((one.protocol, one.source.port(), one.destination.port()), (TCP, 30_000, 80));
+    assert!(one.source.ip().is_unspecified());
+    assert_ne!(one, tuple_between(FlowId(8), 30_000, 80));
+}
+
+#[test]
+fn each_refusal_says_who_is_at_fault() {
+    let known = [ErrorCode::UnknownFlow, ErrorCode::NotAllowed, ErrorCode::Refused, ErrorCode::BadCertificate];
+    let texts: alloc::collections::BTreeSet<String> = known.into_iter().map(refusal_text).collect();
+    assert_eq!(texts.len(), known.len());
+    assert_eq!(refusal_text(ErrorCode::HopLimit), refusal_text(ErrorCode::Other(4711)));
+}

@@ -72,8 +72,8 @@ struct Stage<'a> {
 }
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let lab = site::build(SCENARIO.name, BLOCKS, &[ONE, TWO, "client", "encapsulated"], dir)?;
-    let encapsulated = lab.host("encapsulated")?;
+    let lab = site::build(SCENARIO.name, BLOCKS, &[ONE, TWO, "client", "encap"], dir)?;
+    let encapsulated = lab.host("encap")?;
     agent::keep_encapsulated(encapsulated)?;
     let _agents = Agents::start(&lab)?;
     let client = lab.host("client")?;

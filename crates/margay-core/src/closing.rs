@@ -55,6 +55,9 @@ impl Sal {
         if flow.has(seen::FAILED) {
             return self.answer_failed(id, packet);
         }
+        if flow.is_held {
+            return self.hold_packet(id, packet.whole);
+        }
         if flow.carries_data() {
             let (entry, association) = (flow.entry(), flow.association);
             self.announce_path(association);

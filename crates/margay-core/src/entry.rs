@@ -125,6 +125,9 @@ pub struct Entry {
     pub seal: Option<SealKeys>,
     /// The pairs of addresses that it goes by at once, where it is striped.
     pub stripe: Option<[Option<Place>; PLACES_MAX]>,
+    /// What its application sends comes to the core, as if there were no entry: its session is on its way to another
+    /// host. What comes of the peer's is taken.
+    pub is_held: bool,
 }
 
 /// A pair of addresses of a striped flow.

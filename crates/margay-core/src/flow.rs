@@ -16,7 +16,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::carriage::Why;
 use crate::direct::Direct;
-use crate::entry::{Entry, PathId, Tuple};
+use crate::entry::{Entry, PathId, Tuple, Wire};
 use crate::event::{FlowInfo, Lifecycle, Role};
 use crate::name::ServiceId;
 use crate::output::Direction;
@@ -125,6 +125,8 @@ pub(crate) struct Flow {
     /// When both ends had closed.
     pub closed_at: Instant,
     pub seen: u8,
+    /// What its application sends waits here: see [`Entry::is_held`].
+    pub is_held: bool,
     pub setup: Setup,
     pub direct: Direct,
     /// A path of its own.
@@ -155,6 +157,7 @@ impl Flow {
             active: now,
             closed_at: now,
             seen: 0,
+            is_held: false,
             setup: Setup::Done,
             direct: Direct::never(Why::NoCache, now),
             side: None,
@@ -193,9 +196,10 @@ impl Flow {
             app: self.app,
             peer_flow: self.peer_flow,
             path: self.side.unwrap_or(PathId(self.association)),
-            wire: self.direct.wire(),
+            wire: self.direct.wire().map(|wire| Wire { sending: wire.sending && !self.is_held, ..wire }),
             seal: self.seal.as_deref().copied(),
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
+            is_held: self.is_held,
         }
     }
 

@@ -98,6 +98,8 @@ struct Slot {
     peer_flow: FlowId,
     generation: u32,
     path: PathId,
+    /// What the application sends comes to the core.
+    is_held: bool,
     next_packet: AtomicU64,
     egress_bytes: AtomicU64,
     egress_segments: AtomicU64,
@@ -136,6 +138,7 @@ impl Slot {
             peer_flow: FlowId(0),
             generation: 0,
             path: PathId(0),
+            is_held: false,
             next_packet: AtomicU64::new(0),
             egress_bytes: AtomicU64::new(0),
             egress_segments: AtomicU64::new(0),
@@ -307,6 +310,9 @@ impl Table {
     ) -> Option<EgressRoute> {
         let hash = self.hasher.hash_one(key);
         let slot = self.slot(*self.by_key.find(hash, |&index| self.slot(index).key == *key)?);
+        if slot.is_held {
+            return None;
+        }
         let to = self.destination(slot.path)?;
         let packet_number = slot.next_packet.fetch_add(1, Ordering::Relaxed) as u32;
         slot.egress_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -647,6 +653,7 @@ impl Table {
         *slot.unanswered_since.get_mut() = 0;
         slot.path = entry.path;
         slot.wire = entry.wire;
+        slot.is_held = entry.is_held;
     }
 
     fn follow_stripe(&mut self, entry: &Entry) {

@@ -23,6 +23,7 @@ fn entry(flow: u32, generation: u32, port: u16) -> Entry {
         wire: None,
         seal: None,
         stripe: None,
+        is_held: false,
     }
 }
 
@@ -161,6 +162,18 @@ fn a_striped_flow_takes_data_from_its_places_and_keeps_what_it_knows_of_them() {
     assert_eq!(table.stripe(FlowId(7)), Some(stripe), "what is known of places outlives the entry");
     table.apply(EntryUpdate::Install(entry(7, 3, 100)));
     assert_eq!(table.stripe(FlowId(7)), None);
+}
+
+#[test]
+fn what_the_application_of_a_held_flow_sends_is_the_cores_and_what_comes_for_it_is_taken() {
+    let mut table = table();
+    let from: SocketAddr = "10.0.0.2:54324".parse().expect("literal");
+    let key = FlowKey::from(entry(7, 1, 100).app);
+    for (generation, is_held) in [(1, false), (2, true), (3, false)] {
+        table.apply(EntryUpdate::Install(Entry { is_held, ..entry(7, generation, 100) }));
+        assert_eq!(table.egress(&key, 10, 1, None).is_none(), is_held);
+        assert!(table.ingress(FlowId(7), (None, from), &data(generation, 0)).is_ok());
+    }
 }
 
 #[test]

@@ -313,7 +313,7 @@ impl Cache {
 
     pub(crate) fn encapsulate(&mut self, now: Instant, segment: &Segment, packet: &[u8]) -> Option<Carried> {
         let flow = *self.by_tuple.get(&segment.tuple)?;
-        let slot = self.by_flow.get_mut(&flow)?;
+        let slot = self.by_flow.get_mut(&flow).filter(|slot| !slot.entry.is_held)?;
         let path = self.paths.get(&slot.next_path())?;
         let (local, to) = (path.local, (path.passage != Passage::Void).then_some(path.remote));
         slot.packet_number += 1;

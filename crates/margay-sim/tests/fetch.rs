@@ -300,7 +300,7 @@ fn a_connection_goes_to_another_host_and_back_while_bytes_go_both_ways() {
         assert_eq!(agents.outcome(there), Some("gone"), "seed {seed}");
         let now = talk.shop.world.now;
         let wait = talk.client_end().longest_wait(now);
-        assert!(wait < Duration::from_millis(400), "seed {seed}: {wait:?}");
+        assert!(wait < Duration::from_millis(100), "seed {seed}: {wait:?}");
         talk.assert_goes_on(&mut agents, taker, "there");
         let flow = talk.served(taker)[0];
         let back = agents.hand_over(&mut talk.shop, flow, (taker, giver), Fault::None).expect("it is open");

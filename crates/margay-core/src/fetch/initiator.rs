@@ -9,12 +9,15 @@ use crate::entry::{EntryUpdate, RemoveReason};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, seen};
 use crate::key::HostId;
-use crate::output::DropReason;
+use crate::output::{AppVerdict, DropReason};
 use crate::packet::Unreachable;
 use crate::sal::Sal;
 use crate::session::{Act, Holder, LockGuardId};
 use crate::setup::Start;
 use crate::time::Instant;
+
+/// Packets of a program that wait for the word where they go.
+const HELD_MAX: usize = 256;
 
 /// What a flow is set up for in the place of a connection: which session it fetches, and from whom.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +45,8 @@ pub(crate) struct Fetching {
     guard: LockGuardId,
     /// The taker has proved that it is there, and knows this host.
     is_ready: bool,
+    /// What the program has sent since: nobody would have it, or both would.
+    held: Vec<Vec<u8>>,
     pub until: Instant,
 }
 
@@ -106,7 +111,8 @@ impl Sal {
         let (id, nonce) = (self.fresh_flow_id(), self.rng.u64());
         let between = tuple_between(id, app.source.port(), app.destination.port());
         let until = now + LEASE;
-        self.fetches.fetching.insert(ticket, Fetching { old: old_id, new: id, taker, guard, is_ready: false, until });
+        let fetching = Fetching { old: old_id, new: id, taker, guard, is_ready: false, held: Vec::new(), until };
+        self.fetches.fetching.insert(ticket, fetching);
         let flow = Flow::new(id, session, service, Role::Initiator, between, now);
         let fetch = Some(Fetch { ticket, giver, taker });
         let (beside, first) = (Vec::new(), Vec::new());
@@ -116,7 +122,8 @@ impl Sal {
         Ok(())
     }
 
-    /// The taker has confirmed the flow: the giver may freeze the connection.
+    /// The taker has confirmed the flow: the giver may freeze the connection. What the program sends from now on waits
+    /// for the word where it goes.
     pub(crate) fn fetch_confirmed(&mut self, id: FlowId) {
         let Some((ticket, fetching)) = self.fetches.fetching.iter_mut().find(|(_, one)| one.new == id) else { return };
         let (ticket, old) = (*ticket, fetching.old);
@@ -127,7 +134,30 @@ impl Sal {
             self.abandon_fetch(self.now, ticket, ErrorCode::NoCommonStack);
             return;
         }
+        self.set_held(old, true);
         self.tell_ready(ticket);
+    }
+
+    fn set_held(&mut self, id: FlowId, is_held: bool) {
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.is_held = is_held;
+            self.install_again(id);
+        }
+    }
+
+    /// A packet of a program whose session is on its way.
+    pub(crate) fn hold_packet(&mut self, id: FlowId, packet: &[u8]) -> AppVerdict {
+        match self.fetches.fetching.values_mut().find(|one| one.old == id) {
+            Some(fetching) if fetching.held.len() < HELD_MAX => {
+                fetching.held.push(packet.to_vec());
+                AppVerdict::Consumed
+            }
+            // Its TCP sends it again.
+            _ => {
+                self.counters.held_full += 1;
+                AppVerdict::Drop(DropReason::Full)
+            }
+        }
     }
 
     fn tell_ready(&mut self, ticket: Ticket) {
@@ -151,6 +181,8 @@ impl Sal {
         let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
         // It may have ended by itself: then it is free already.
         let _ = self.fetches.locks.release(fetching.guard, now);
+        self.set_held(fetching.old, false);
+        fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
         if self.flows.get(fetching.new).is_some_and(Flow::carries_data) {
             self.say_fail(fetching.new, ErrorCode::Closed);
         }
@@ -269,6 +301,7 @@ impl Sal {
         new.seen |= kept;
         self.begin_direct(now, fetching.new, false);
         self.install_again(fetching.new);
+        fetching.held.into_iter().for_each(|packet| self.queue.egress(packet));
         self.begin_pinholes(now, fetching.new);
         self.begin_policy(now, fetching.new);
         self.events.push(Event::FlowOpened(fetching.new));

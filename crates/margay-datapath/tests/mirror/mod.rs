@@ -98,6 +98,7 @@ impl Mirror {
             wire: None,
             seal: None,
             stripe: None,
+            is_held: false,
         };
         let entry = *self.flows.entry(flow).or_insert(new);
         self.update(EntryUpdate::Install(entry));
@@ -187,6 +188,7 @@ impl Core for Mirror {
             wire: Some(wire),
             seal: None,
             stripe: None,
+            is_held: false,
         };
         self.flows.insert(flow, entry);
         self.update(EntryUpdate::Opened(entry));

@@ -81,11 +81,12 @@ async fn take(agent: &Agent, stream: TcpStream) -> Result<(), String> {
             return Err(why);
         }
     };
-    taking.with_core(Sal::take_over);
+    // Before the client goes over: the giver, which hears of that, reads no more then.
     if let Err(why) = taking.incoming.confirm().await {
         // The client decides all the same.
         tracing::debug!(why, "the giver could not be told that the connection is here");
     }
+    taking.with_core(Sal::take_over);
     if let Err(why) = taking.decided().await {
         restored.discard();
         return Err(why);

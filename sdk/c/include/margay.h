@@ -103,8 +103,8 @@ struct sv_give {
  */
 int sv_takeover_giving(const struct sockaddr *name, socklen_t length);
 
-/* As sv_take; or SV_GIVE: no socket has come, and the program is asked for what `give` says. It gives each connection of
- * that name with sv_handover, and goes on with those that stay.
+/* As sv_take; or SV_GIVE: no socket has come, and the program is asked for what `give` says. It gives each connection
+ * of that name with sv_handover, and goes on with those that stay.
  */
 int sv_take_giving(int takeover, void *data, size_t room, size_t *length, struct sv_give *give);
 

@@ -321,9 +321,10 @@ static void hand(unsigned int bits, unsigned char first, const int passed[], siz
 /* Tells whoever takes over something that comes with no socket. */
 static void tell(unsigned char kind, unsigned int bits, unsigned char first, const char *text)
 {
-	unsigned char bytes[REPLY_LEN + 256] = { 1, kind, [4] = (unsigned char)(bits >> 8), (unsigned char)bits, [8] = first };
+	unsigned char bytes[REPLY_LEN + 256] = { 1, kind, 0, 0, (unsigned char)(bits >> 8), (unsigned char)bits };
 	size_t length = REPLY_LEN + strlen(text);
 
+	bytes[8] = first;
 	memcpy(bytes + REPLY_LEN, text, strlen(text));
 	CHECK(send(taker, bytes, length, MSG_NOSIGNAL) == (ssize_t)length);
 }

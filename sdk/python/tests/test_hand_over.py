@@ -373,9 +373,8 @@ class HandOver(Case):
 
     def test_a_message_that_is_none_is_not_answered(self) -> None:
         client, served = self.accept()
-        for at, message in enumerate(
-            [reply(HANDED), reply(HANDED, error=5), reply(EVENT, error=5), b"\1\2\3", reply(HANDED) + b"\xff", reply(HANDED)]
-        ):
+        garbage = [reply(HANDED, error=5), reply(EVENT, error=5), b"\1\2\3", reply(HANDED) + b"\xff"]
+        for at, message in enumerate([reply(HANDED), *garbage, reply(HANDED)]):
             takeover = self.take_over()
             reading, writing = os.pipe()
             # No socket; what is not said to be one; and, last, data in what is no file.

@@ -506,8 +506,10 @@ mod test {
     async fn wish(theirs: &OwnedFd) -> (u8, String) {
         loop {
             let mut bytes = [0; 512];
-            let space = &mut RecvAncillaryBuffer::default();
-            match recvmsg(theirs, &mut [IoSliceMut::new(&mut bytes)], space, RecvFlags::CMSG_CLOEXEC) {
+            let mut control = RecvAncillaryBuffer::default();
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let got = recvmsg(theirs, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC);
+            match got {
                 Ok(got) if got.bytes > 0 => {
                     assert_eq!(bytes[..4], [1, Kind::Give as u8, 0, 0]);
                     return (bytes[4], String::from_utf8_lossy(&bytes[60..got.bytes]).into_owned());

@@ -56,7 +56,9 @@ impl Sal {
         self.now = now;
         let mut ended = 0;
         for id in flows {
-            if self.flows.get(*id).is_some_and(|flow| flow.lifecycle < Lifecycle::Closed) {
+            let is_open = self.flows.get(*id).is_some_and(|flow| flow.lifecycle < Lifecycle::Closed);
+            // Of one that is on its way to another host, the client's word decides.
+            if is_open && !self.fetches.is_between(*id) {
                 self.say_fail(*id, ErrorCode::Drained);
                 self.fail_flow(now, *id, RemoveReason::Drained);
                 ended += 1;

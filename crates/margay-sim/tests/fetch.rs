@@ -311,6 +311,25 @@ fn a_connection_goes_to_another_host_and_back_while_bytes_go_both_ways() {
 }
 
 #[test]
+fn what_leaves_is_told_from_the_freeze_until_a_while_after_it_has_gone() {
+    let mut talk = talk(8, Weather::FAIR, true);
+    let mut agents = Agents::default();
+    let (giver, taker, flow) = (talk.giver, talk.taker, talk.flow);
+    agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
+    let mut told: Vec<Vec<bool>> = Vec::new();
+    for _ in 0..4000 {
+        agents.run_for(&mut talk.shop, STEP);
+        let leaving = talk.shop.world.host(giver).sal.leaving_flows();
+        assert!(leaving.iter().all(|one| one.flow == flow));
+        let now = leaving.into_iter().map(|one| one.has_gone).collect();
+        if told.last() != Some(&now) {
+            told.push(now);
+        }
+    }
+    assert_eq!(told, [vec![], vec![false], vec![true], vec![]]);
+}
+
+#[test]
 fn a_session_comes_back_before_what_it_left_behind_is_over() {
     let mut talk = talk(5, Weather::FAIR, true);
     let mut agents = Agents::default();

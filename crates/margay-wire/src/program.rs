@@ -18,6 +18,8 @@ pub const PROGRAM_REPLY_LEN: usize = 60;
 /// Longest text of a request in bytes.
 pub const PROGRAM_TEXT_MAX: usize = 255;
 const BITS_MAX: u16 = 256;
+/// The port of a request of kind `TakeOver` by a program that gives its own connections away when it is asked to.
+pub const TAKE_OVER_GIVES: u16 = 1;
 /// Most that a program says of a socket that it hands over, in bytes.
 pub const HANDED_DATA_MAX: u64 = 1 << 20;
 
@@ -68,9 +70,17 @@ pub enum ProgramKind {
     /// A socket that another process has given: a reply that nobody asked for, after one to `TakeOver`; and the
     /// request by which the program takes it.
     Handed = 11,
+    /// Connections of a name are to go to other hosts: a reply that nobody asked for, after one to `TakeOver` with the
+    /// port [`TAKE_OVER_GIVES`].
+    Give = 12,
 }
 
 impl ProgramKind {
+    /// Whether programs ask with it; the others are the agent's alone.
+    const fn is_request(self) -> bool {
+        !matches!(self, Self::Event | Self::Give)
+    }
+
     /// The kind of this number.
     pub fn of(number: u8) -> Option<Self> {
         let all = [
@@ -85,6 +95,7 @@ impl ProgramKind {
             Self::HandOver,
             Self::TakeOver,
             Self::Handed,
+            Self::Give,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
@@ -178,7 +189,7 @@ impl<'a> ProgramRequestRepr<'a> {
         if rest.len() > PROGRAM_TEXT_MAX {
             return Err(ProgramError::Length { found: bytes.len() });
         }
-        let kind = ProgramKind::of(fixed[field::KIND]).filter(|kind| *kind != ProgramKind::Event);
+        let kind = ProgramKind::of(fixed[field::KIND]).filter(|kind| kind.is_request());
         let kind = kind.ok_or(ProgramError::Kind)?;
         if fixed[field::ZERO] != 0 {
             return Err(ProgramError::Reserved);

@@ -90,6 +90,24 @@ int sv_takeover(const struct sockaddr *name, socklen_t length);
  */
 int sv_take(int takeover, void *data, size_t room, size_t *length);
 
+/* What a program is asked to give, since an operator drains the name on this host. */
+struct sv_give {
+	struct sockaddr_sv name; /* connections that came by this name, or by one under this prefix */
+	char to[256]; /* for sv_handover: the host that gets them; empty: any that serves the name */
+};
+
+/* What sv_take_giving returns for it. */
+#define SV_GIVE (-2)
+
+/* As sv_takeover, of a program that gives its own connections to another host when it is asked to: for sv_take_giving.
+ */
+int sv_takeover_giving(const struct sockaddr *name, socklen_t length);
+
+/* As sv_take; or SV_GIVE: no socket has come, and the program is asked for what `give` says. It gives each connection
+ * of that name with sv_handover, and goes on with those that stay.
+ */
+int sv_take_giving(int takeover, void *data, size_t room, size_t *length, struct sv_give *give);
+
 /* Why the last call of this thread failed, and what to do; an empty text where errno says all. */
 const char *sv_strerror(void);
 

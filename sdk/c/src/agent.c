@@ -232,8 +232,9 @@ static int read_reply(const uint8_t *bytes, size_t length, enum request_kind kin
 	error = get16(bytes + 2);
 	if (error)
 		return fail(error, "%.*s", (int)text, (const char *)bytes + REPLY_LEN);
-	if (bytes[1] != kind)
+	if (kind != ANY && bytes[1] != kind)
 		return fail(EPROTO, "the agent has answered another question");
+	reply->kind = bytes[1];
 	reply->bits = get16(bytes + 4);
 	reply->port = get16(bytes + 6);
 	memcpy(&reply->id, bytes + 8, 32);
@@ -453,7 +454,7 @@ static void sort_passed(struct msghdr *message, int passed[2])
 	}
 }
 
-int agent_next(int fd, enum request_kind kind, struct reply *reply, int passed[2])
+int agent_next(int fd, struct reply *reply, int passed[2])
 {
 	union {
 		struct cmsghdr header;
@@ -479,7 +480,7 @@ int agent_next(int fd, enum request_kind kind, struct reply *reply, int passed[2
 		result = fail(EMFILE,
 			      "no descriptor is free for a socket that was given; close some, or raise RLIMIT_NOFILE");
 	else
-		result = read_reply(bytes, (size_t)got, kind, reply);
+		result = read_reply(bytes, (size_t)got, ANY, reply);
 	if (!result)
 		return 0;
 	agent_end(fd);

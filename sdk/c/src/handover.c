@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sockets that go from one process to the next of the same user, or to another host. At any time one of both owns a socket, or it is
- * closed: the giver until the agent says that the other one has it, the taker from its answer on.
+ * Sockets that go from one process to the next of the same user, or to another host. At any time one of both owns a
+ * socket, or it is closed: the giver until the agent says that the other one has it, the taker from its answer on.
+ * A program that takes over may also be asked to give what it has.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -10,6 +11,9 @@
 #include <sys/stat.h>
 
 #include "internal.h"
+
+/* The port of a request: the program is to be told what to give. */
+#define GIVES 1
 
 static void close_quietly(int fd)
 {
@@ -101,9 +105,9 @@ int sv_handover(int fd, const char *to, const void *data, size_t length)
 	return result;
 }
 
-int sv_takeover(const struct sockaddr *name, socklen_t length)
+static int take_over(const struct sockaddr *name, socklen_t length, uint16_t port)
 {
-	struct request request = { .kind = ASK_TAKE_OVER, .fd = -1 };
+	struct request request = { .kind = ASK_TAKE_OVER, .port = port, .fd = -1 };
 	struct sockaddr_sv address;
 
 	forget_error();
@@ -112,6 +116,16 @@ int sv_takeover(const struct sockaddr *name, socklen_t length)
 	request.id = address.sv_srvid;
 	request.bits = bits_of(&address);
 	return agent_open(&request);
+}
+
+int sv_takeover(const struct sockaddr *name, socklen_t length)
+{
+	return take_over(name, length, 0);
+}
+
+int sv_takeover_giving(const struct sockaddr *name, socklen_t length)
+{
+	return take_over(name, length, GIVES);
 }
 
 /* Reads what the giver says: never mapped, since its file may shrink meanwhile. */
@@ -211,24 +225,19 @@ static int do_take(int takeover, const struct reply *handed, int fd)
 	return 0;
 }
 
-int sv_take(int takeover, void *data, size_t room, size_t *length)
+/* Takes the socket of a message of kind HANDED, and closes what came with it; -1: it is its giver's. */
+static int take(int takeover, const struct reply *handed, const int passed[2], void *data, size_t room, size_t *length)
 {
-	struct reply handed;
-	int passed[2], result, cancel;
 	size_t all = 0;
+	int result;
 
-	forget_error();
-	if (agent_next(takeover, HANDED, &handed, passed))
-		return -1;
-	/* A thread that is ended from here on would leave the descriptors open. */
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-	if (passed[0] < 0 || handed.bits > SERVICE_ID_BITS)
+	if (passed[0] < 0 || handed->bits > SERVICE_ID_BITS)
 		result = fail(EPROTO,
 			      "the agent has handed over no socket; install it and this library of one release");
 	else if (read_data(passed[1], data, room, &all))
 		result = -1;
 	else
-		result = do_take(takeover, &handed, passed[0]);
+		result = do_take(takeover, handed, passed[0]);
 	close_quietly(passed[1]);
 	if (result) {
 		/* The agent waits for an answer, and ends the taking over without one: the giver learns it now. */
@@ -237,6 +246,39 @@ int sv_take(int takeover, void *data, size_t room, size_t *length)
 	} else if (length) {
 		*length = all;
 	}
-	pthread_setcancelstate(cancel, NULL);
 	return result ? -1 : passed[0];
+}
+
+int sv_take_giving(int takeover, void *data, size_t room, size_t *length, struct sv_give *give)
+{
+	struct reply next;
+	int passed[2], result, cancel;
+
+	forget_error();
+	for (;;) {
+		if (agent_next(takeover, &next, passed))
+			return -1;
+		/* A thread that is ended from here on would leave the descriptors open. */
+		pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+		if (next.kind == HANDED) {
+			result = take(takeover, &next, passed, data, room, length);
+			pthread_setcancelstate(cancel, NULL);
+			return result;
+		}
+		/* What this library does not know is for others, and wants no answer. */
+		close_quietly(passed[0]);
+		close_quietly(passed[1]);
+		pthread_setcancelstate(cancel, NULL);
+		if (next.kind != GIVE || !give || next.bits > SERVICE_ID_BITS)
+			continue;
+		give->name = address_of(&next.id);
+		give->name.sv_prefix_bits = (uint8_t)(next.bits % SERVICE_ID_BITS);
+		memcpy(give->to, next.text, sizeof(give->to));
+		return SV_GIVE;
+	}
+}
+
+int sv_take(int takeover, void *data, size_t room, size_t *length)
+{
+	return sv_take_giving(takeover, data, room, length, NULL);
 }

@@ -23,6 +23,7 @@
 /* agent.c: see the book's page on the program socket. */
 
 enum request_kind {
+	ANY, /* none: whatever has come */
 	ASK_NAME = 1,
 	ASK_RESOLVE,
 	ASK_BIND,
@@ -31,7 +32,8 @@ enum request_kind {
 	ASK_RANGES = 8,
 	ASK_HAND_OVER,
 	ASK_TAKE_OVER,
-	HANDED
+	HANDED,
+	GIVE
 };
 
 struct request {
@@ -46,6 +48,7 @@ struct request {
 };
 
 struct reply {
+	uint8_t kind;
 	uint16_t bits;
 	uint16_t port;
 	struct service_id id;
@@ -64,10 +67,10 @@ int agent_give(const struct request *request, int file, bool *is_unknown);
 
 /* A connection for what the agent says unasked, after a request that it has granted: its descriptor, or -1. */
 int agent_open(const struct request *request);
-/* The next message of it, of this kind, and its first two descriptors, close-on-exec; -1: none. After an error there
- * are none.
+/* The next message of it, of any kind, and its first two descriptors, close-on-exec; -1: none. After an error there are
+ * none.
  */
-int agent_next(int fd, enum request_kind kind, struct reply *reply, int passed[2]);
+int agent_next(int fd, struct reply *reply, int passed[2]);
 /* Says something to which no reply comes: 0, or -1 with errno alone where it was not sent. */
 int agent_answer(int fd, const struct request *request);
 /* Nothing more comes or goes, at once, though its descriptor stays open. errno stays. */

@@ -42,7 +42,7 @@
 #define REQUEST_LEN 56
 #define REPLY_LEN 60
 
-enum { NAME = 1, PEER = 5, RANGES = 8, HAND_OVER, TAKE_OVER, HANDED };
+enum { NAME = 1, PEER = 5, RANGES = 8, HAND_OVER, TAKE_OVER, HANDED, GIVE };
 
 /* What the agent does with the next HAND_OVER. */
 enum manner {

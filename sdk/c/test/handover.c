@@ -318,6 +318,17 @@ static void hand(unsigned int bits, unsigned char first, const int passed[], siz
 	CHECK(sendmsg(taker, &message, MSG_NOSIGNAL) == REPLY_LEN);
 }
 
+/* Tells whoever takes over something that comes with no socket. */
+static void tell(unsigned char kind, unsigned int bits, unsigned char first, const char *text)
+{
+	unsigned char bytes[REPLY_LEN + 256] = { 1, kind, 0, 0, (unsigned char)(bits >> 8), (unsigned char)bits };
+	size_t length = REPLY_LEN + strlen(text);
+
+	bytes[8] = first;
+	memcpy(bytes + REPLY_LEN, text, strlen(text));
+	CHECK(send(taker, bytes, length, MSG_NOSIGNAL) == (ssize_t)length);
+}
+
 /* Whether the agent was answered, once, and byte for byte; else nothing was said, but that it is the end. */
 static bool is_answered(void)
 {
@@ -586,6 +597,35 @@ static void what_is_not_taken(void)
 	CHECK(!close(file) && !close(pair.near) && !close(pair.far));
 }
 
+static void what_is_to_be_given(void)
+{
+	struct sockaddr_sv name = some(0xab, 0);
+	struct pair pair = tcp();
+	struct sv_give give;
+	int takeover, taken;
+
+	taker = -1;
+	takeover = sv_takeover_giving(AS(name));
+	CHECK(takeover >= 0 && taker >= 0 && asked_length == REQUEST_LEN && !asked[4] && asked[5] == 1);
+	tell(GIVE, 100, 0xab, "00ff");
+	CHECK(sv_take_giving(takeover, NULL, 0, NULL, &give) == SV_GIVE && !is_answered());
+	CHECK(give.name.sv_family == AF_SERVAL && give.name.sv_prefix_bits == 100);
+	CHECK(give.name.sv_srvid.s_sid[0] == 0xab && !strcmp(give.to, "00ff"));
+	tell(GIVE, 256, 0xab, "");
+	CHECK(sv_take_giving(takeover, NULL, 0, NULL, &give) == SV_GIVE && !give.name.sv_prefix_bits && !*give.to);
+	/* What nobody knows, and for who wants sockets alone also what is to be given. */
+	tell(99, 7, 0xab, "?");
+	hand(256, 0xab, &pair.near, 1);
+	taken = sv_take_giving(takeover, NULL, 0, NULL, &give);
+	CHECK(taken >= 0 && is_answered() && !sv_close(taken));
+	tell(GIVE, 256, 0xab, "");
+	tell(99, 7, 0xab, "?");
+	hand(256, 0xab, &pair.near, 1);
+	taken = sv_take(takeover, NULL, 0, NULL);
+	CHECK(taken >= 0 && is_answered() && !sv_close(taken) && !close(pair.near) && !close(pair.far));
+	end(takeover);
+}
+
 int main(void)
 {
 	/* Whatever waits for ever fails. */
@@ -610,6 +650,7 @@ int main(void)
 	one_that_is_waited_for();
 	an_answer_that_is_too_late();
 	what_is_not_taken();
+	what_is_to_be_given();
 	puts("handover: ok");
 	return 0;
 }

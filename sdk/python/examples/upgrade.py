@@ -1,4 +1,5 @@
 """An echo server that numbers the lines of each connection, and is replaced by another one without a client's noticing.
+When an operator drains its name on this host, its connections go on in a server on another host.
 
 Run: python3 upgrade.py echo.shop; and to replace it, with its process ID: python3 upgrade.py echo.shop 4711
 Without another one, SIGTERM ends it and its connections.
@@ -17,19 +18,22 @@ import margay
 name, *replaced = sys.argv[1:]
 # Readable once this server is to end, and hands over what it has.
 end, ending = socket.socketpair()
+# One for each connection: it is written there that the connection is to go to another host, and to which.
+orders: set[socket.socket] = set()
 
 
-def wait_for(sock: margay.Socket | margay.Takeover) -> bool:
-    """Until there is something to read; False: it is time to end, and nothing was read."""
+def wait_for(*waited: socket.socket | margay.GivingTakeover) -> int:
+    """Until there is something to read: of which descriptor. -1: it is time to end, and nothing was read."""
     poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    poll.register(end, select.POLLIN)
-    return all(fd != end.fileno() for fd, _ in poll.poll())
+    for one in (end, *waited):
+        poll.register(one, select.POLLIN)
+    ready = [fd for fd, _ in poll.poll()]
+    return -1 if end.fileno() in ready else ready[0]
 
 
-def hand_over(sock: margay.Socket, data: bytes = b"") -> None:
+def hand_over(sock: margay.Socket, data: bytes = b"", to: str = "") -> None:
     try:
-        margay.hand_over(sock, name, data)
+        margay.hand_over(sock, name, data, to=to)
     except margay.Error as error:
         print(error, flush=True)
 
@@ -37,7 +41,7 @@ def hand_over(sock: margay.Socket, data: bytes = b"") -> None:
 def accept(listener: margay.Socket) -> None:
     listener.setblocking(False)
     with listener:
-        while wait_for(listener):
+        while wait_for(listener) >= 0:
             try:
                 conn, _ = listener.accept()
             except BlockingIOError:
@@ -47,36 +51,53 @@ def accept(listener: margay.Socket) -> None:
 
 
 def echo(conn: margay.Socket, count: int = 0, rest: bytes = b"") -> None:
-    with conn:
-        while wait_for(conn):
+    order, ordering = socket.socketpair()
+    orders.add(ordering)
+    with conn, order, ordering:
+        while (ready := wait_for(conn, order)) >= 0:
+            if ready == order.fileno():
+                hand_over(conn, b"%d %s" % (count, rest), order.recv(256)[1:].decode())
+                if conn.fileno() < 0:
+                    break
+                continue
             data = conn.recv(65536)
             if not data:
-                return
+                break
             *lines, rest = (rest + data).split(b"\n")
             conn.sendall(b"".join(b"%d %s\n" % (count + at, line) for at, line in enumerate(lines, 1)))
             count += len(lines)
-        hand_over(conn, b"%d %s" % (count, rest))
+        else:
+            hand_over(conn, b"%d %s" % (count, rest))
+        orders.discard(ordering)
 
 
-def take_over(takeover: margay.Takeover) -> None:
+def give(to: str) -> None:
+    """Each connection is given by its own thread, between two requests."""
+    for ordering in list(orders):
+        # Its connection may have ended meanwhile.
+        with contextlib.suppress(OSError):
+            ordering.send(b">" + to.encode())
+
+
+def take_over(takeover: margay.GivingTakeover) -> None:
     # Whatever comes of the agent, those that are here are served.
     with takeover, contextlib.suppress(margay.AgentDown):
-        while wait_for(takeover):
-            taken = next(takeover)
-            if taken.is_listening:
-                threading.Thread(target=accept, args=[taken.socket]).start()
+        while wait_for(takeover) >= 0:
+            come = next(takeover)
+            if isinstance(come, margay.Give):
+                give(come.to)
+            elif come.is_listening:
+                threading.Thread(target=accept, args=[come.socket]).start()
             else:
-                count, _, rest = taken.data.partition(b" ")
-                threading.Thread(target=echo, args=[taken.socket, int(count), rest]).start()
+                count, _, rest = come.data.partition(b" ")
+                threading.Thread(target=echo, args=[come.socket, int(count), rest]).start()
 
 
 signal.signal(signal.SIGTERM, lambda *_: ending.close())
+takeover = margay.take_over_giving(name)
 if replaced:
-    takeover = margay.take_over(name)
     os.kill(int(replaced[0]), signal.SIGTERM)
-    print(f"serving {name}", flush=True)
-    take_over(takeover)
 else:
-    listener = margay.listen(name)
-    print(f"serving {name}", flush=True)
-    accept(listener)
+    threading.Thread(target=accept, args=[margay.listen(name)]).start()
+print(f"serving {name}", flush=True)
+take_over(takeover)

@@ -15,7 +15,7 @@ from typing import Any
 
 from margay import Agent
 
-NAME, RESOLVE, BIND, SOURCE, PEER, EVENTS, EVENT, RANGES, HAND_OVER, TAKE_OVER, HANDED = range(1, 12)
+NAME, RESOLVE, BIND, SOURCE, PEER, EVENTS, EVENT, RANGES, HAND_OVER, TAKE_OVER, HANDED, GIVE = range(1, 13)
 REQUEST = struct.Struct(">BBBBHH32s16s")
 
 
@@ -324,7 +324,8 @@ class FakeAgent:
         if kind == RESOLVE:
             return reply(kind, port=self._port(id, protocol), v6=self.v6, v4=self.v4)
         if kind == TAKE_OVER:
-            assert message == bytes([1, TAKE_OVER, 0, 0, 0, 0]) + bits.to_bytes(2) + id + bytes(16)
+            assert message == bytes([1, TAKE_OVER, 0, 0, 0, port]) + bits.to_bytes(2) + id + bytes(16)
+            assert port in (0, 1)
             return reply(kind, id=id, bits=bits)
         if kind == RANGES:
             return reply(kind, v6=self.own_v6, v4=self.own_v4)

@@ -12,7 +12,7 @@ from typing import IO
 
 import margay
 
-from .fake import EVENTS, HAND_OVER, FakeAgent
+from .fake import EVENTS, GIVE, HAND_OVER, FakeAgent, reply
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -100,6 +100,24 @@ class Examples(unittest.TestCase):
         self.assertEqual(server.returncode, 0)
         for _, lines in clients:
             self.assertEqual(lines.read(), b"")
+
+    def test_a_server_whose_name_is_drained_gives_its_connections_and_serves_those_that_stay(self) -> None:
+        agent = self.fake.agent()
+        self.serve("upgrade.py", "echo.shop")
+        self.fake.wait_takers(1)
+        clients = [self.enterContext(margay.connect("echo.shop", timeout=20, agent=agent)) for _ in range(3)]
+        for sock in clients:
+            sock.sendall(b"one\n")
+            self.assertEqual(sock.recv(100), b"1 one\n")
+        shop = agent.name("echo.shop").id.raw
+        self.fake.hand(reply(GIVE, id=shop, bits=256, text="host2"), [])
+        self.fake.wait_answered(HAND_OVER, 3)
+        given = [message for message in self.fake.messages if message[1] == HAND_OVER]
+        self.assertEqual([message[56:] for message in given], [b"host2"] * 3)
+        # Nobody has taken them.
+        for sock in clients:
+            sock.sendall(b"two\n")
+            self.assertEqual(sock.recv(100), b"2 two\n")
 
     def test_events_are_printed_until_the_agent_ends(self) -> None:
         program = self.start("events.py")

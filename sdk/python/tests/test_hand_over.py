@@ -15,7 +15,7 @@ from unittest import mock
 import margay
 from margay import Prefix, ServiceId
 
-from .fake import BIND, EVENT, HAND_OVER, HANDED, TAKE_OVER, FakeAgent, reply
+from .fake import BIND, EVENT, GIVE, HAND_OVER, HANDED, TAKE_OVER, FakeAgent, reply
 from .test_sockets import Case
 
 MEBIBYTE = 1048576
@@ -342,11 +342,39 @@ class HandOver(Case):
         self.wait_for(reading)
         self.assertEqual(os.read(reading, 1), b"")
 
+    def test_who_gives_is_told_what_and_where(self) -> None:
+        takeover = self.enterContext(margay.take_over_giving("web.shop", agent=self.agent))
+        self.assertEqual(self.fake.messages[-1][:8], b"\x01\x0a\0\0\0\x01\x01\x00")
+        _, served = self.accept()
+        # What nobody knows is passed over, and its descriptors are closed.
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        self.fake.hand(reply(99), [writing])
+        os.close(writing)
+        self.fake.hand(reply(GIVE, id=self.shop.raw, bits=256, text="host2"), [])
+        self.fake.hand(reply(GIVE, id=b"\xaa".ljust(32, b"\0"), bits=8), [])
+        giving = self.give(served, data=b"x")
+        self.assertEqual(next(takeover), margay.Give(Prefix(self.shop), "host2"))
+        self.assertEqual(os.read(reading, 1), b"")
+        self.assertEqual(next(takeover), margay.Give(Prefix(ServiceId(b"\xaa".ljust(32, b"\0")), 8), ""))
+        taken = next(takeover)
+        assert isinstance(taken, margay.Taken)
+        self.enterContext(taken.socket)
+        self.assertEqual(taken.data, b"x")
+        giving.result()
+
+    def test_who_does_not_give_hears_nothing_of_it(self) -> None:
+        _, served = self.accept()
+        takeover = self.take_over()
+        self.fake.hand(reply(GIVE, id=self.shop.raw, bits=256), [])
+        giving = self.give(served, data=b"x")
+        self.assertEqual(self.take(takeover).data, b"x")
+        giving.result()
+
     def test_a_message_that_is_none_is_not_answered(self) -> None:
         client, served = self.accept()
-        for at, message in enumerate(
-            [reply(HANDED), reply(HANDED, error=5), reply(EVENT), b"\1\2\3", reply(HANDED) + b"\xff", reply(HANDED)]
-        ):
+        garbage = [reply(HANDED, error=5), reply(EVENT, error=5), b"\1\2\3", reply(HANDED) + b"\xff"]
+        for at, message in enumerate([reply(HANDED), *garbage, reply(HANDED)]):
             takeover = self.take_over()
             reading, writing = os.pipe()
             # No socket; what is not said to be one; and, last, data in what is no file.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use margay_core::name::Prefix;
-use margay_wire::HANDED_DATA_MAX;
+use margay_wire::{HANDED_DATA_MAX, TAKE_OVER_GIVES};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_acceptconn;
@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::agent::{ANSWER_TIME, Agent, converse, no_answer, receive_passed, send, watched};
 use crate::error::Error;
 use crate::target::{Target, ToTarget};
-use crate::wire::{Kind, Protocol, Request};
+use crate::wire::{Kind, Protocol, Reply, Request};
 
 /// Why another process does not have a socket that was to be handed over.
 #[derive(Debug)]
@@ -197,6 +197,8 @@ fn memory_file(data: &[u8]) -> io::Result<Option<File>> {
 pub struct Takeover {
     agent: Agent,
     prefix: Prefix,
+    /// Whether it is told what to give away, too.
+    gives: bool,
     /// On which sockets come; none after an error.
     connection: Option<UnixStream>,
 }
@@ -216,9 +218,13 @@ impl Takeover {
     /// # Errors
     /// As [`open`](Self::open).
     pub async fn of(agent: &Agent, name: &(impl ToTarget + ?Sized)) -> Result<Self, Error> {
+        Self::register(agent, name, false).await
+    }
+
+    async fn register(agent: &Agent, name: &(impl ToTarget + ?Sized), gives: bool) -> Result<Self, Error> {
         let prefix = name.to_target()?.prefix;
-        let connection = register(agent, prefix).await?;
-        Ok(Self { agent: agent.clone(), prefix, connection: Some(connection) })
+        let connection = register(agent, prefix, gives).await?;
+        Ok(Self { agent: agent.clone(), prefix, gives, connection: Some(connection) })
     }
 
     /// The next socket. It belongs to this process from then on. A call that is cancelled loses none. Sockets come one
@@ -229,22 +235,96 @@ impl Takeover {
     /// the socket cannot be read; [`Error::Incompatible`]. In each case the giver still owns its socket, or has closed
     /// it. The next call asks the agent anew, and has the errors of [`open`](Self::open), too.
     pub async fn next(&mut self) -> Result<Taken, Error> {
+        loop {
+            if let Incoming::Taken(taken) = self.incoming().await? {
+                return Ok(taken);
+            }
+        }
+    }
+
+    async fn incoming(&mut self) -> Result<Incoming, Error> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => register(&self.agent, self.prefix).await?,
+            None => register(&self.agent, self.prefix, self.gives).await?,
         };
         // Whoever cancels this call leaves the connection as it is.
         let connection = &*self.connection.insert(connection);
-        let taken = take(&self.agent, connection).await;
-        if taken.is_err() {
+        let incoming = receive(&self.agent, connection).await;
+        if incoming.is_err() {
             self.connection = None;
         }
-        taken
+        incoming
     }
 }
 
-async fn register(agent: &Agent, prefix: Prefix) -> Result<UnixStream, Error> {
-    let request = Request { prefix, ..Request::new(Kind::TakeOver) };
+/// As [`Takeover`], of a process that gives its own connections to another host when it is asked to.
+///
+/// ```no_run
+/// use margay_sdk::{GivingTakeover, Incoming};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut takeover = GivingTakeover::open("web.shop").await?;
+/// loop {
+///     match takeover.next().await? {
+///         Incoming::Taken(taken) => println!("{} bytes are known of a socket", taken.data.len()),
+///         // By `hand_over_to`, between two requests of each.
+///         Incoming::Give(give) => println!("connections of {} are to go to {:?}", give.name, give.host),
+///     }
+/// }
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct GivingTakeover(Takeover);
+
+/// What comes to a process that takes over a name, and gives its own connections away when it is asked to.
+#[derive(Debug)]
+pub enum Incoming {
+    /// A socket.
+    Taken(Taken),
+    /// Connections of this process are to go to another host, since an operator drains their name on this one. It comes
+    /// once for each drain that begins, and at once where one has begun already. Those that no other host takes the
+    /// process goes on with.
+    Give(Give),
+}
+
+/// Connections that are to go to another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Give {
+    /// The name, or the names, by which their clients have come.
+    pub name: Prefix,
+    /// The host that gets them, for [`hand_over_to`]; empty: any that serves the name.
+    pub host: String,
+}
+
+impl GivingTakeover {
+    /// As [`Takeover::open`].
+    ///
+    /// # Errors
+    /// As [`Takeover::open`].
+    pub async fn open(name: &(impl ToTarget + ?Sized)) -> Result<Self, Error> {
+        Self::of(&Agent::shared(), name).await
+    }
+
+    /// As [`open`](Self::open), of another agent than that of this process.
+    ///
+    /// # Errors
+    /// As [`Takeover::open`].
+    pub async fn of(agent: &Agent, name: &(impl ToTarget + ?Sized)) -> Result<Self, Error> {
+        Takeover::register(agent, name, true).await.map(Self)
+    }
+
+    /// As [`Takeover::next`]: the next socket, or what this process is to give.
+    ///
+    /// # Errors
+    /// As [`Takeover::next`].
+    pub async fn next(&mut self) -> Result<Incoming, Error> {
+        self.0.incoming().await
+    }
+}
+
+async fn register(agent: &Agent, prefix: Prefix, gives: bool) -> Result<UnixStream, Error> {
+    let port = if gives { TAKE_OVER_GIVES } else { 0 };
+    let request = Request { prefix, port, ..Request::new(Kind::TakeOver) };
     let request = request.to_bytes().map_err(|why| agent.incompatible(why))?;
     let connection = agent.open().await.map_err(|source| agent.down(source))?;
     let answered = timeout(ANSWER_TIME, converse(connection, &request, &[])).await;
@@ -254,10 +334,29 @@ async fn register(agent: &Agent, prefix: Prefix) -> Result<UnixStream, Error> {
     Ok(watched(connection)?)
 }
 
-async fn take(agent: &Agent, connection: &UnixStream) -> Result<Taken, Error> {
-    let received = connection.async_io(Interest::READABLE, || receive_passed(connection)).await;
-    // From here on nothing is waited for: to be cancelled would lose the socket.
-    let (message, passed) = received.map_err(|source| agent.down(source))?;
+async fn receive(agent: &Agent, connection: &UnixStream) -> Result<Incoming, Error> {
+    loop {
+        let received = connection.async_io(Interest::READABLE, || receive_passed(connection)).await;
+        // From here on nothing is waited for: to be cancelled would lose the socket.
+        let (message, passed) = received.map_err(|source| agent.down(source))?;
+        match &message {
+            Ok(Reply { kind: Some(Kind::Give), errno: 0, prefix, text, .. }) => {
+                return Ok(Incoming::Give(Give { name: *prefix, host: text.clone() }));
+            }
+            Ok(Reply { kind, errno: 0, .. }) if *kind != Some(Kind::Handed) => {
+                // A kind that this library does not know is for others, and wants no answer.
+            }
+            _ => return take(agent, connection, message, passed).map(Incoming::Taken),
+        }
+    }
+}
+
+fn take(
+    agent: &Agent,
+    connection: &UnixStream,
+    message: Result<Reply, String>,
+    passed: Vec<OwnedFd>,
+) -> Result<Taken, Error> {
     let reply = agent.read_reply("a socket", Kind::Handed, message)??;
     let mut passed = passed.into_iter();
     let socket = passed.next().ok_or_else(|| agent.incompatible("a socket was announced, and none came".to_owned()))?;

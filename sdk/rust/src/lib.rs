@@ -20,7 +20,7 @@
 //! A server that is replaced by a new process gives that one its listening socket and its connections: the new process
 //! opens a [`Takeover`] of the name, and then the old one calls [`hand_over()`] for each socket, the listening one
 //! first. Clients notice nothing, and what nobody has read yet, the new process reads. By [`hand_over_to`] a connection
-//! goes on at another host.
+//! goes on at another host; a [`GivingTakeover`] hears when an operator wants that.
 //!
 //! It runs on tokio, with time and I/O enabled, on Linux. Nothing here blocks.
 
@@ -39,7 +39,7 @@ pub use agent::{Addresses, Agent, DEFAULT_PATH};
 pub use datagram::{Connected, Datagrams};
 pub use error::Error;
 pub use event::{Event, EventKind, Events};
-pub use hand_over::{NotHandedOver, Taken, Takeover, hand_over, hand_over_to};
+pub use hand_over::{Give, GivingTakeover, Incoming, NotHandedOver, Taken, Takeover, hand_over, hand_over_to};
 pub use margay_core::name::{Name, NameError, Prefix, ServiceId};
 pub use options::Options;
 pub use stream::{Listener, Peer, Stream};

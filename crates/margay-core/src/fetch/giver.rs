@@ -82,6 +82,17 @@ pub const GIVING: Machine<GivingState, GivingEvent> = {
     }
 };
 
+/// A connection that no program of this host has any more, since it goes to another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeavingFlow {
+    /// This host's number of the flow.
+    pub flow: FlowId,
+    /// Its service.
+    pub service: ServiceId,
+    /// Whether the other host has it; otherwise it may come to stay.
+    pub has_gone: bool,
+}
+
 /// One connection on its way.
 #[derive(Debug)]
 pub(crate) struct Giving {
@@ -113,6 +124,17 @@ impl Sal {
     pub fn served_flow(&self, app: &Tuple) -> Option<(FlowId, ServiceId)> {
         let flow = self.flows.by_tuple(app).and_then(|id| self.flows.get(id))?;
         (flow.role == Role::Responder && flow.carries_data()).then_some((flow.id, flow.service))
+    }
+
+    /// The connections that are frozen to go to another host, and for two seconds more those that have gone. In no
+    /// order.
+    pub fn leaving_flows(&self) -> Vec<LeavingFlow> {
+        let leaving = self.fetches.giving.values().filter(|one| one.is_frozen());
+        let told = leaving.filter_map(|one| {
+            let service = self.flows.get(one.flow)?.service;
+            Some(LeavingFlow { flow: one.flow, service, has_gone: one.state == GivingState::Parted })
+        });
+        told.collect()
     }
 
     /// Asks the initiator of a flow that a program here serves to fetch its session from `taker`, which hears SAL at

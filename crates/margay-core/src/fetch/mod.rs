@@ -34,7 +34,7 @@ use crate::session::SessionLocks;
 use crate::setup::Draft;
 use crate::time::Instant;
 
-pub use giver::{GIVING, GivingEvent, GivingState};
+pub use giver::{GIVING, GivingEvent, GivingState, LeavingFlow};
 pub(crate) use initiator::Fetch;
 
 /// Hand-overs at once, in each of the three roles.

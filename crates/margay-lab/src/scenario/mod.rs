@@ -16,6 +16,7 @@ mod datagram_failover;
 mod datagram_rate;
 mod direct_throughput;
 mod drain;
+mod drain_moves;
 mod encap_throughput;
 mod ends;
 mod exclusive_names;
@@ -184,6 +185,7 @@ pub const ALL: &[Scenario] = &[
     memcached_partitions::SCENARIO,
     exclusive_names::SCENARIO,
     drain::SCENARIO,
+    drain_moves::SCENARIO,
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
     rolling_restart::SCENARIO,

@@ -127,7 +127,8 @@ pub enum Traffic {
     /// Keep connections as client libraries do until the input ends: ask on each now and then, and open those again
     /// that the server closes; say what became of each
     Pooled(pooled::Plan),
-    /// The server for it; on SIGTERM it gives its sockets to the process that takes them over
+    /// The server for it; on SIGTERM it gives its sockets to the process that takes them over, and its connections to
+    /// another host where the agent asks for that
     UpgradingServer(upgrading::Plan),
     /// Measure round trips of one byte on one TCP connection to an echo server
     Pingpong {

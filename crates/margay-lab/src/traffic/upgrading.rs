@@ -1,5 +1,5 @@
 //! A server that counts the lines of each of its connections, and whose next process takes all of them over while they
-//! go on; or that of another host.
+//! go on; or that of another host, also where the agent asks for that since the name is drained.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
-use margay_sdk::{NotHandedOver, Taken, Takeover, Target, ToTarget, hand_over, hand_over_to};
+use margay_sdk::{GivingTakeover, Incoming, NotHandedOver, Taken, Target, ToTarget, hand_over, hand_over_to};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -113,12 +113,13 @@ pub struct Plan {
 }
 
 /// Serves until it has given everything away, which SIGTERM tells it to do. Where nobody takes the listening socket, it
-/// goes on as before. Upon SIGUSR1 it gives its connections to another host, and goes on. Prints each [`Step`] as a line
-/// of JSON.
+/// goes on as before. Upon SIGUSR1, and when its agent asks for it, it gives its connections to another host, and goes
+/// on. Prints each [`Step`] as a line of JSON.
 pub async fn serve(plan: Plan) -> Result<()> {
     let mut told = signal(SignalKind::terminate()).context("cannot hear signals")?;
     let mut told_to_move = signal(SignalKind::user_defined1()).context("cannot hear signals")?;
     let mut server = Server::start(&plan).await?;
+    let give_to = plan.give_to.unwrap_or_default();
     loop {
         tokio::select! {
             _ = told.recv() => {
@@ -126,14 +127,18 @@ pub async fn serve(plan: Plan) -> Result<()> {
                     return Ok(());
                 }
             }
-            _ = told_to_move.recv() => server.move_all().await?,
+            _ = told_to_move.recv() => server.move_all(&give_to).await?,
             accepted = accept(server.listener.as_ref()) => {
                 // A connection that ended before it was taken is not an error of the server.
                 if let Ok(stream) = accepted {
                     server.begin(Session { stream, lines: 0, begun: Vec::new() }, plan.upgrade);
                 }
             }
-            taken = next(server.takeover.as_mut()) => server.take(taken)?,
+            come = next(server.takeover.as_mut()) => match come {
+                Ok(Incoming::Taken(taken)) => server.take(taken)?,
+                Ok(Incoming::Give(give)) => server.move_all(&give.host).await?,
+                Err(error) => server.take_no_more(&error)?,
+            },
             Some(_) = server.sessions.join_next() => {}
         }
     }
@@ -146,7 +151,7 @@ async fn accept(listener: Option<&TcpListener>) -> Result<TcpStream> {
     Ok(stream)
 }
 
-async fn next(takeover: Option<&mut Takeover>) -> Result<Taken, margay_sdk::Error> {
+async fn next(takeover: Option<&mut GivingTakeover>) -> Result<Incoming, margay_sdk::Error> {
     match takeover {
         Some(takeover) => takeover.next().await,
         None => pending().await,
@@ -157,19 +162,24 @@ struct Server {
     shared: Arc<Shared>,
     /// None before it was taken over, and after it was given away.
     listener: Option<TcpListener>,
-    takeover: Option<Takeover>,
+    takeover: Option<GivingTakeover>,
     sessions: JoinSet<()>,
     /// To each of them, to move.
     orders: Vec<mpsc::Sender<Order>>,
 }
 
 /// A connection is to go to another host; dropped when that is done, or has come to nothing.
-type Order = oneshot::Sender<()>;
+struct Order {
+    /// Its name or host-ID; empty: any that serves the name.
+    host: String,
+    /// Whoever waits for that learns it when this is dropped.
+    _done: oneshot::Sender<()>,
+}
 
 impl Server {
     async fn start(plan: &Plan) -> Result<Self> {
         let name = plan.service.to_target()?;
-        let shared = Arc::new(Shared::new(name, plan.give_to.clone().unwrap_or_default()));
+        let shared = Arc::new(Shared::new(name));
         let mut server = Self { shared, listener: None, takeover: None, sessions: JoinSet::new(), orders: Vec::new() };
         if let Some(address) = plan.listen {
             let listener = TcpListener::bind(address).await;
@@ -177,7 +187,7 @@ impl Server {
             say(&Step::Serves)?;
         }
         if plan.take_over {
-            server.takeover = Some(Takeover::open(&plan.service).await?);
+            server.takeover = Some(GivingTakeover::open(&plan.service).await?);
             say(&Step::Takes)?;
         }
         if let Some(pid) = plan.of {
@@ -200,14 +210,14 @@ impl Server {
     }
 
     /// Gives all connections to another host, and goes on with those that it does not take.
-    async fn move_all(&mut self) -> Result<()> {
+    async fn move_all(&mut self, host: &str) -> Result<()> {
         say(&Step::Gives)?;
         let begun = Instant::now();
         let [given_before, kept_before] = self.shared.given_and_kept();
         let moves = self.orders.iter().cloned().map(|order| async move {
             let (done, is_done) = oneshot::channel();
             // A connection that has ended has nothing to give.
-            if order.send(done).await.is_ok() {
+            if order.send(Order { host: host.to_owned(), _done: done }).await.is_ok() {
                 let _ = is_done.await;
             }
         });
@@ -218,23 +228,20 @@ impl Server {
         say(&Step::Moved { moved: given - given_before, kept: kept - kept_before, took_ms })
     }
 
-    fn take(&mut self, taken: Result<Taken, margay_sdk::Error>) -> Result<()> {
-        match taken {
-            Ok(taken) if taken.is_listening() => {
-                self.listener = Some(taken.into_listener().context("cannot listen")?);
-                say(&Step::Serves)
-            }
-            Ok(taken) => {
-                let (lines, begun) = unpack(&taken.data).context("a connection of another server")?;
-                let stream = taken.into_stream().context("cannot go on with a connection")?;
-                self.begin(Session { stream, lines, begun }, false);
-                Ok(())
-            }
-            Err(error) => {
-                self.takeover = None;
-                say(&Step::TakesNoMore { why: error.to_string() })
-            }
+    fn take(&mut self, taken: Taken) -> Result<()> {
+        if taken.is_listening() {
+            self.listener = Some(taken.into_listener().context("cannot listen")?);
+            return say(&Step::Serves);
         }
+        let (lines, begun) = unpack(&taken.data).context("a connection of another server")?;
+        let stream = taken.into_stream().context("cannot go on with a connection")?;
+        self.begin(Session { stream, lines, begun }, false);
+        Ok(())
+    }
+
+    fn take_no_more(&mut self, error: &margay_sdk::Error) -> Result<()> {
+        self.takeover = None;
+        say(&Step::TakesNoMore { why: error.to_string() })
     }
 
     /// Gives everything away. Whether that is done.
@@ -262,8 +269,6 @@ impl Server {
 /// What all connections have in common.
 struct Shared {
     name: Target,
-    /// Where connections move upon an order.
-    other_host: String,
     /// To give a connection away. There are none until the listening socket is given.
     turns: Semaphore,
     given: AtomicUsize,
@@ -272,10 +277,10 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(name: Target, other_host: String) -> Self {
+    fn new(name: Target) -> Self {
         let turns = Semaphore::new(0);
         let (given, by_name, kept) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { name, other_host, turns, given, by_name, kept }
+        Self { name, turns, given, by_name, kept }
     }
 
     fn given_and_kept(&self) -> [usize; 2] {
@@ -373,7 +378,7 @@ async fn talk(shared: &Shared, mut session: Session, mut orders: mpsc::Receiver<
                 }
                 None => return,
             },
-            Some(order) = orders.recv() => match shared.give(session, &shared.other_host).await {
+            Some(order) = orders.recv() => match shared.give(session, &order.host).await {
                 Some(kept) => {
                     session = kept;
                     drop(order);

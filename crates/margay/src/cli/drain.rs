@@ -39,6 +39,10 @@ pub struct DrainArgs {
     /// given. For protocols in which a client that waits for nothing says nothing: Redis, memcached, HTTP keep-alive
     #[arg(long, value_name = "NUMBER", value_parser = fields::quiet_ms_word, requires = "when")]
     quiet_ms: Option<u32>,
+    /// Hosts, by name or host-ID, that programs give their connections to, each program to the next one in turn; unless
+    /// given, to any other host that serves the name
+    #[arg(long, value_name = "HOST[,HOST]", value_delimiter = ',')]
+    to: Vec<String>,
     /// Also where no other host serves the name: connects are refused then
     #[arg(long)]
     last: bool,
@@ -123,6 +127,7 @@ pub async fn drain(mut client: Client, args: DrainArgs, out: &mut Out) -> Result
         last: args.last,
         dry_run: args.dry_run,
         until_restart: args.until_restart,
+        to: args.to,
     };
     let mut reports = client.drain(request).await.map_err(refused)?.into_inner();
     let mut last = DrainReport::default();
@@ -162,11 +167,12 @@ fn say(report: &DrainReport, what: &str, word: &str, out: &mut Out) -> Result<()
         out.line(&format!("router {router} has not acknowledged: connects that it sends here go elsewhere"))?;
     }
     let row = |service: &DrainCount| {
-        let numbers = [service.finished, service.quiet, service.elsewhere, service.reset];
+        let numbers = [service.finished, service.handed_over, service.quiet, service.elsewhere, service.reset];
         std::iter::once(service.name.clone()).chain(numbers.map(|number| number.to_string())).collect()
     };
     let rows = report.services.iter().map(row).collect();
-    out.table(&["NAME", "FINISHED", "QUIET", "ELSEWHERE", "RESET"], rows, "nothing was served")?;
+    let head = ["NAME", "FINISHED", "HANDED OVER", "QUIET", "ELSEWHERE", "RESET"];
+    out.table(&head, rows, "nothing was served")?;
     for service in report.services.iter().filter(|service| service.reset > 0 && !service.why_open.is_empty()) {
         out.line(&format!(
             "{}: not all ended when they were quiet; a client's host: {}",
@@ -178,11 +184,12 @@ fn say(report: &DrainReport, what: &str, word: &str, out: &mut Out) -> Result<()
 
 fn rehearsed(report: &DrainReport, out: &mut Out) -> Result<()> {
     let row = |service: &DrainCount| {
-        let numbers = [service.open - service.elsewhere, service.quiet, service.elsewhere];
+        let stays = service.open - service.elsewhere;
+        let numbers = [stays, service.quiet, service.elsewhere, service.giving_programs];
         std::iter::once(service.name.clone()).chain(numbers.map(|number| number.to_string())).collect()
     };
     out.table(
-        &["NAME", "FINISH OR RESET", "OF THESE QUIET", "ELSEWHERE"],
+        &["NAME", "FINISH OR RESET", "OF THESE QUIET", "ELSEWHERE", "PROGRAMS THAT GIVE"],
         report.services.iter().map(row).collect(),
         "nothing is served: a drain would keep away what is served later",
     )
@@ -218,6 +225,8 @@ mod test {
         let quiet = parse("web.shop --when quiet --quiet-ms 50").expect("good words").args;
         assert_eq!((quiet.when == Some(When::Quiet), quiet.quiet_ms), (true, Some(50)));
         assert!(parse("web.shop").expect("good words").args.when.is_none(), "as the service says");
+        assert_eq!(parse("web.shop --to one,two --to three").expect("good words").args.to, ["one", "two", "three"]);
+        assert!(parse("web.shop").expect("good words").args.to.is_empty(), "programs choose");
         assert_eq!(parse("--host").expect("good words").args.target.words()[1], "--host");
         for bad in [
             "",

@@ -57,6 +57,7 @@ impl Drainer {
             last: true,
             dry_run: false,
             until_restart: true,
+            to: Vec::new(),
         };
         let drained = async {
             let mut reports = self.client.drain(request).await?.into_inner();

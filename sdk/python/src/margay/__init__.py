@@ -30,12 +30,13 @@ from ._calls import (
     listen_prefix,
     name,
     take_over,
+    take_over_giving,
 )
 from ._errors import AgentDown, Denied, Error, Incompatible, Refused
 from ._events import Event, Events
 from ._names import Name, Prefix, ServiceId, Target
 from ._socket import OWN, Own, Peer, Socket
-from ._takeover import Taken, Takeover
+from ._takeover import Give, GivingTakeover, Taken, Takeover
 
 __all__ = [
     "DEFAULT_PATH",
@@ -48,6 +49,8 @@ __all__ = [
     "Error",
     "Event",
     "Events",
+    "Give",
+    "GivingTakeover",
     "Incompatible",
     "Name",
     "Own",
@@ -75,4 +78,5 @@ __all__ = [
     "peer_service",
     "start_server",
     "take_over",
+    "take_over_giving",
 ]

@@ -17,7 +17,7 @@ from typing import Protocol as Interface
 
 from ._errors import AgentDown, Incompatible, Refused
 from ._names import Name, Prefix, ServiceId, Target
-from ._wire import HANDED_MAX, MESSAGE_MAX, Garbled, Kind, Reply, parse, request
+from ._wire import GIVES, HANDED_MAX, MESSAGE_MAX, Garbled, Kind, Reply, parse, request
 
 DEFAULT_PATH = "/run/margay/programs.sock"
 """Where an agent listens for programs, unless MARGAY_PROGRAMS names another place."""
@@ -205,11 +205,13 @@ class Agent:
         """A connection on which the agent tells of events from now on."""
         return self._subscribed("events", Kind.EVENTS, request(Kind.EVENTS))
 
-    def take_over(self, target: Target) -> socket.socket:
+    def take_over(self, target: Target, gives: bool = False) -> socket.socket:
         """A connection on which sockets of a name, or of all names of a prefix, come from now on, until it is closed.
-        Denied: no right to the name. Refused with EUSERS: 64 processes of this user take over names already."""
+        Denied: no right to the name. Refused with EUSERS: 64 processes of this user take over names already. If this
+        process `gives`, it is told there which connections of its own it is to give to other hosts."""
         prefix = self.prefix(target)
-        message = request(Kind.TAKE_OVER, bits=prefix.bits, id=prefix.id.raw)
+        port = GIVES if gives else 0
+        message = request(Kind.TAKE_OVER, port=port, bits=prefix.bits, id=prefix.id.raw)
         return self._subscribed("to let this program take over the name", Kind.TAKE_OVER, message)
 
     def hand_over(self, sock: socket.socket, target: Target | None, data: bytes = b"", to: str = "") -> Prefix:

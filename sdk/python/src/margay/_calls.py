@@ -8,7 +8,7 @@ from ._agent import Agent
 from ._events import Events
 from ._names import Name, Prefix, Target
 from ._socket import BACKLOG, Own, Socket
-from ._takeover import Takeover
+from ._takeover import GivingTakeover, Takeover
 
 
 def connect(
@@ -132,5 +132,13 @@ def take_over(name: Target, *, agent: Agent | None = None) -> Takeover:
     this user take over names already).
     """
     takeover = Takeover(name, agent)
+    takeover.open()
+    return takeover
+
+
+def take_over_giving(name: Target, *, agent: Agent | None = None) -> GivingTakeover:
+    """As `take_over`, of a process that gives its own connections to other hosts when it is asked to. It iterates over
+    `Taken` and `Give`."""
+    takeover = GivingTakeover(name, agent)
     takeover.open()
     return takeover

@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ._agent import Agent
 from ._names import Prefix, ServiceId, Target
@@ -38,29 +38,33 @@ class Taken:
         return self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
 
 
-class Takeover(Subscription[Taken]):
-    """The sockets of a name as other processes of this user give them, for `for` and for `async for`: those that are
-    given after `take_over`; or after the first `next` or `with` of an object that was made without it.
+@dataclass(frozen=True, slots=True)
+class Give:
+    """This process is asked to give connections to other hosts: an operator drains their name on this one. Those that
+    no other host takes it goes on with."""
 
-    Whoever waits in `next`, or calls it within two seconds of when `fileno()` is readable, takes the socket; if nobody
-    does, it stays its giver's, and the agent ends this taking over. Nothing is taken but by `next`.
+    name: Prefix
+    """The name, or names, by which the connections came."""
+    to: str
+    """The host that gets them, for `to` of `hand_over`; empty: any that serves the name."""
 
-    AgentDown is raised once when the agent ends, or has ended the taking over because this process was too late;
-    whoever goes on iterating after that takes over again. `close` ends it: sockets that were taken stay.
-    """
+
+T = TypeVar("T")
+
+
+class _Inbox(Subscription[T]):
+    """What comes to a process that takes over a name."""
 
     def __init__(self, name: Target, agent: Agent | None = None) -> None:
         super().__init__(agent)
         self._name = name
 
-    def _subscribe(self) -> socket.socket:
-        return self._agent.take_over(self._name)
-
-    def _receive(self, connection: socket.socket) -> Taken:
+    def _read(self, connection: socket.socket) -> Taken | Give | None:
+        """The next message; None: it is of no kind that this package knows, and wants no answer."""
         message, ancillary, _, _ = connection.recvmsg(MESSAGE_MAX, ROOM, socket.MSG_CMSG_CLOEXEC)
         fds = _fds_in(ancillary)
         try:
-            return self._take(connection, message, fds)
+            return self._understand(connection, message, fds)
         except BaseException:
             # Without an answer the giver would wait, and keep its socket.
             self.close()
@@ -69,12 +73,18 @@ class Takeover(Subscription[Taken]):
             for fd in fds:
                 os.close(fd)
 
-    def _take(self, connection: socket.socket, message: bytes, fds: list[int]) -> Taken:
+    def _understand(self, connection: socket.socket, message: bytes, fds: list[int]) -> Taken | Give | None:
         if not message:
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
         reply = parse(message)
-        if reply.kind != Kind.HANDED or reply.errno:
+        if reply.errno:
             raise Garbled(f"a message of kind {reply.kind}, errno {reply.errno}, where a socket was to come")
+        name = Prefix(ServiceId(reply.id), reply.bits)
+        if reply.kind == Kind.GIVE:
+            return Give(name, reply.text)
+        return self._take(connection, name, fds) if reply.kind == Kind.HANDED else None
+
+    def _take(self, connection: socket.socket, name: Prefix, fds: list[int]) -> Taken:
         if not fds:
             raise Garbled("a message about a socket, and no socket")
         data = _contents(fds[1]) if len(fds) > 1 else b""
@@ -87,7 +97,40 @@ class Takeover(Subscription[Taken]):
         sock = Socket(fileno=fds[0], agent=self._agent)
         del fds[0]
         sock.settimeout(socket.getdefaulttimeout())
-        return Taken(sock, data, Prefix(ServiceId(reply.id), reply.bits))
+        return Taken(sock, data, name)
+
+
+class Takeover(_Inbox[Taken]):
+    """The sockets of a name as other processes of this user give them, for `for` and for `async for`: those that are
+    given after `take_over`; or after the first `next` or `with` of an object that was made without it.
+
+    Whoever waits in `next`, or calls it within two seconds of when `fileno()` is readable, takes the socket; if nobody
+    does, it stays its giver's, and the agent ends this taking over. Nothing is taken but by `next`.
+
+    AgentDown is raised once when the agent ends, or has ended the taking over because this process was too late;
+    whoever goes on iterating after that takes over again. `close` ends it: sockets that were taken stay.
+    """
+
+    def _subscribe(self) -> socket.socket:
+        return self._agent.take_over(self._name)
+
+    def _receive(self, connection: socket.socket) -> Taken:
+        while not isinstance(taken := self._read(connection), Taken):
+            pass
+        return taken
+
+
+class GivingTakeover(_Inbox[Taken | Give]):
+    """As `Takeover`, of a process that gives its own connections to other hosts when it is asked to: among what it
+    takes come objects of `Give`, one for each drain that begins, and for one that has begun already."""
+
+    def _subscribe(self) -> socket.socket:
+        return self._agent.take_over(self._name, gives=True)
+
+    def _receive(self, connection: socket.socket) -> Taken | Give:
+        while (come := self._read(connection)) is None:
+            pass
+        return come
 
 
 def _fds_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

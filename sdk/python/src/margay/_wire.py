@@ -14,6 +14,8 @@ REPLY = struct.Struct(">BBHHH32s16s4s")
 TEXT_MAX = 255
 # Room for any message that an agent sends, in bytes.
 MESSAGE_MAX = 16 * 1024
+# The port of a TAKE_OVER by a program that gives its own connections away when it is asked to.
+GIVES = 1
 # Most that a program says of a socket that it hands over, in bytes.
 HANDED_MAX = 1024 * 1024
 
@@ -34,6 +36,8 @@ class Kind(enum.IntEnum):
     TAKE_OVER = 10
     # Comes unasked, after a reply to TAKE_OVER; and is the request by which a program takes what came.
     HANDED = 11
+    # Comes unasked, after a reply to TAKE_OVER whose port was GIVES.
+    GIVE = 12
 
 
 class Garbled(Exception):

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use crate::fake::reply_head;
-use margay_sdk::{Agent, Error, Prefix, Takeover, Target, ToTarget};
+use margay_sdk::{Agent, Error, Give, GivingTakeover, Incoming, Prefix, Takeover, Target, ToTarget};
 use rustix::cmsg_space;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
@@ -23,6 +23,9 @@ use tokio::task::spawn_blocking;
 const HAND_OVER: u8 = 9;
 const TAKE_OVER: u8 = 10;
 const HANDED: u8 = 11;
+const GIVE: u8 = 12;
+/// Of messages that come with the next version.
+const UNKNOWN: u8 = 99;
 /// More than any message passes.
 const PASSED_MAX: usize = 8;
 
@@ -337,6 +340,54 @@ async fn a_socket_is_taken_with_its_data_and_the_agent_is_told() {
     let listener = taken.into_listener().expect("a listener");
     let _client = TcpStream::connect(address).expect("connected");
     listener.accept().await.expect("accepted");
+}
+
+/// A message of this kind about the name, with a text.
+fn with_text(kind: u8, text: &str) -> Vec<u8> {
+    [about_web(kind), text.as_bytes().to_vec()].concat()
+}
+
+#[tokio::test]
+async fn who_gives_is_told_what_and_where() {
+    let listening = Listening::start();
+    let (agent, _connection) = listening.agent().await;
+    let granting = async {
+        let connection = listening.wait_next().await;
+        let copy = connection.try_clone().expect("a descriptor");
+        (asked(copy, |connection| send(&connection, &about_web(TAKE_OVER), &[])).await.0, connection)
+    };
+    let (takeover, (bytes, connection)) = tokio::join!(GivingTakeover::of(&agent, "web.shop"), granting);
+    assert_eq!(bytes[..6], [1, TAKE_OVER, 0, 0, 0, 1]);
+    let mut takeover = takeover.expect("granted");
+    let (client, served) = pair();
+    let (unknown_client, unknown) = pair();
+    send(&connection, &about_web(UNKNOWN), &[unknown.as_fd()]);
+    drop(unknown);
+    for host in ["host2", ""] {
+        send(&connection, &with_text(GIVE, host), &[]);
+    }
+    send(&connection, &about_web(HANDED), &[served.as_fd()]);
+    drop(served);
+    for host in ["host2", ""] {
+        let incoming = takeover.next().await.expect("it is told");
+        let wanted = Give { name: web().prefix, host: host.to_owned() };
+        assert!(matches!(&incoming, Incoming::Give(give) if *give == wanted), "{incoming:?}");
+    }
+    assert!(is_closed(&unknown_client));
+    let Incoming::Taken(taken) = takeover.next().await.expect("a socket") else { panic!("it was told already") };
+    works(&client, taken.socket);
+}
+
+#[tokio::test]
+async fn who_does_not_give_hears_nothing_of_it() {
+    let listening = Listening::start();
+    let (agent, _connection) = listening.agent().await;
+    let (mut takeover, connection) = takeover(&listening, &agent).await;
+    let (client, served) = pair();
+    send(&connection, &about_web(GIVE), &[]);
+    send(&connection, &about_web(HANDED), &[served.as_fd()]);
+    drop(served);
+    works(&client, takeover.next().await.expect("a socket").socket);
 }
 
 #[tokio::test]

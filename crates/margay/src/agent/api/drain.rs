@@ -17,7 +17,9 @@ use crate::fields;
 fn refusal(error: DrainError) -> Status {
     match error {
         DrainError::Unknown(_) | DrainError::NotDrained(_) => not_found(error),
-        DrainError::Already(..) | DrainError::OfHost | DrainError::TooLong => misuse(error),
+        DrainError::Already(..) | DrainError::OfHost | DrainError::TooLong | DrainError::Destination { .. } => {
+            misuse(error)
+        }
         DrainError::Last(_) | DrainError::Unasked(..) | DrainError::State(_) => environment(error),
     }
 }
@@ -27,6 +29,9 @@ fn order(request: &DrainRequest) -> Result<Order, Status> {
     let quiet_ms = request.quiet_ms.map(fields::quiet_ms).transpose().map_err(misuse)?;
     if quiet_ms.is_some() && request.when != "quiet" {
         return Err(misuse("a time without data is for `quiet` alone; leave it out, or drain with --when quiet"));
+    }
+    if !request.to.is_empty() && request.when == "now" {
+        return Err(misuse("with `now` connections are reset before programs can give them away; leave --to out"));
     }
     let (deadline, when) = match request.when.as_str() {
         "" => (Duration::from_millis(request.deadline_ms), None),
@@ -38,7 +43,8 @@ fn order(request: &DrainRequest) -> Result<Order, Status> {
         "now" => (Duration::ZERO, Some(When::Finish)),
         other => return Err(misuse(format!("`{other}` is not one of finish, quiet, now"))),
     };
-    Ok(Order { name, deadline, when, is_last_drained: request.last, is_kept: !request.until_restart })
+    let to = request.to.clone();
+    Ok(Order { name, deadline, when, to, is_last_drained: request.last, is_kept: !request.until_restart })
 }
 
 pub(super) async fn drain(agent: &Arc<Agent>, request: &DrainRequest) -> Result<Streamed<DrainReport>, Status> {

@@ -30,6 +30,9 @@ struct KeptDrain {
     /// What the order says of flows that are there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     when: Option<When>,
+    /// Host-IDs of the hosts that programs give their connections to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    to: Vec<String>,
     /// No flows were left.
     is_over: bool,
 }
@@ -40,6 +43,7 @@ impl KeptDrain {
             name: drain.name.as_ref().map(|name| name.written().to_owned()),
             deadline_unix_s: drain.deadline_unix_s,
             when: drain.when,
+            to: drain.to.clone(),
             is_over: drain.is_over(),
         }
     }
@@ -62,11 +66,11 @@ impl Drains {
             if kept.version != VERSION {
                 return Err(damaged(format!("it has version {}, this program reads {VERSION}", kept.version)));
             }
-            for KeptDrain { name, deadline_unix_s, when, is_over } in kept.drains {
+            for KeptDrain { name, deadline_unix_s, when, to, is_over } in kept.drains {
                 let name = name.map(|name| name.parse::<Name>().map_err(|error| damaged(format!("{name}: {error}"))));
                 let left = Duration::from_secs(deadline_unix_s.saturating_sub(clock.unix_s()));
                 let deadline = left.min(super::DEADLINE_MAX);
-                let order = Order { name: name.transpose()?, deadline, when, is_last_drained: true, is_kept: true };
+                let order = Order { name: name.transpose()?, deadline, when, to, is_last_drained: true, is_kept: true };
                 let drain = Drain::new(order, clock);
                 if is_over {
                     drain.set_phase("over");
@@ -94,7 +98,8 @@ mod test {
         let name: Option<Name> = name.map(|name| name.parse().expect("a name"));
         let when = name.as_ref().map(|_| When::Quiet { quiet_ms: 50 });
         let deadline = Duration::from_secs(60);
-        let order = Order { name, deadline, when, is_last_drained: true, is_kept: true };
+        let to = name.iter().map(|_| "00ff".to_owned()).collect();
+        let order = Order { name, deadline, when, to, is_last_drained: true, is_kept: true };
         Arc::new(Drain::new(order, &Clock::from_fn(|| 1000)))
     }
 
@@ -120,6 +125,7 @@ mod test {
             .collect();
         assert_eq!(states, [("web.shop".to_owned(), true, 1060), ("adm.shop".to_owned(), false, 1060)]);
         assert!(again.all.lock().iter().all(|drain| drain.when == Some(When::Quiet { quiet_ms: 50 })));
+        assert!(again.all.lock().iter().all(|drain| drain.to == ["00ff"]));
         assert_eq!(again.drained().names.len(), 2);
         let name: Name = "web.shop".parse().expect("a name");
         again.remove(Some(&name)).expect("it is drained");

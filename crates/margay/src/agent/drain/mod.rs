@@ -1,6 +1,7 @@
 //! `margay drain`: a name, or all of this host, is taken out of service (DESIGN §10). A drain is kept on disk: it
 //! outlives a restart of the agent, and `margay undrain` ends it.
 
+mod destination;
 mod kept;
 mod quiet;
 mod tally;
@@ -19,6 +20,7 @@ use tokio::task::{AbortHandle, block_in_place};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use self::tally::Tally;
+use super::programs::give::Asking;
 use super::service::Published;
 use super::service::drained::Drained;
 use super::{Agent, home};
@@ -29,6 +31,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const LOOK_QUIET: Duration = Duration::from_millis(70);
 /// A drain is over after so long at the soonest: flows that kernels open by grants are told of a little later.
 const SETTLED: Duration = Duration::from_millis(400);
+/// Connections that are quiet are ended so long after programs were asked to give them away, at the soonest.
+const GIVING_FIRST: Duration = Duration::from_secs(2);
 /// A longer drain is a mistake.
 pub const DEADLINE_MAX: Duration = Duration::from_secs(86_400);
 
@@ -54,6 +58,8 @@ pub struct Order {
     pub deadline: Duration,
     /// What becomes of them until then; as each service says where it is `None`.
     pub when: Option<When>,
+    /// The hosts that programs give their connections to, by name or host-ID; none: programs choose.
+    pub to: Vec<String>,
     /// Whether names that no other host serves are drained, too.
     pub is_last_drained: bool,
     /// Whether the drain outlives a restart of the agent.
@@ -81,6 +87,16 @@ pub enum DrainError {
     /// A name of a host that is drained as a whole.
     #[error("all of this host is drained; `margay undrain --host` ends that")]
     OfHost,
+    /// A host that programs were to give connections to.
+    #[error("connections of {name} cannot go to {host}: {why}")]
+    Destination {
+        /// As the operator has written it.
+        host: String,
+        /// A name that is drained.
+        name: String,
+        /// The reason, and how to see which hosts there are.
+        why: String,
+    },
     /// Too long.
     #[error("a deadline is 24 hours at most")]
     TooLong,
@@ -97,6 +113,8 @@ struct Drain {
     deadline: Instant,
     deadline_unix_s: u64,
     when: Option<When>,
+    /// Host-IDs of the hosts that programs give their connections to.
+    to: Vec<String>,
     is_kept: bool,
     report: watch::Sender<DrainReport>,
     task: Mutex<Option<AbortHandle>>,
@@ -104,7 +122,7 @@ struct Drain {
 
 impl Drain {
     fn new(order: Order, clock: &Clock) -> Self {
-        let Order { name, deadline: left, when, is_kept, .. } = order;
+        let Order { name, deadline: left, when, to, is_kept, .. } = order;
         let written = name.as_ref().map(|name| name.written().to_owned()).unwrap_or_default();
         let report = DrainReport { name: written, phase: "announcing".to_owned(), ..DrainReport::default() };
         Self {
@@ -112,6 +130,7 @@ impl Drain {
             deadline: Instant::now() + left,
             deadline_unix_s: clock.unix_s() + left.as_secs() + u64::from(left.subsec_nanos() > 0),
             when,
+            to,
             is_kept,
             report: watch::Sender::new(report),
             task: Mutex::default(),
@@ -135,6 +154,17 @@ impl Drain {
             task.abort();
         }
         self.set_phase(phase);
+    }
+
+    /// The names that are drained: of a service that has partitions, all that is under it.
+    fn scope(&self, published: &[Published]) -> Prefix {
+        let of_name = |name: &Name| published.first().map_or_else(|| name.prefix(), Published::prefix);
+        self.name.as_ref().map(of_name).unwrap_or_default()
+    }
+
+    /// What programs are asked for while it lasts.
+    fn asking(&self, published: &[Published]) -> Asking {
+        Asking::new(self.name.as_ref().map(Name::prefix), self.scope(published), self.to.clone())
     }
 
     /// Names of this host that are drained by it.
@@ -210,6 +240,14 @@ impl Drains {
         Ok(drain)
     }
 
+    /// Asks programs to give their connections to other hosts, unless the drain has ended meanwhile.
+    fn ask_programs(&self, agent: &Agent, drain: &Arc<Drain>, published: &[Published]) {
+        let all = self.all.lock();
+        if all.iter().any(|known| Arc::ptr_eq(known, drain)) {
+            agent.programs.takers.ask(drain.asking(published));
+        }
+    }
+
     fn note_over(&self, drain: &Drain) {
         drain.set_phase("over");
         if let Err(error) = self.keep(&self.all.lock()) {
@@ -220,8 +258,13 @@ impl Drains {
 
 /// Goes on with the drains of the start before.
 pub fn resume(agent: &Arc<Agent>) {
-    for drain in agent.drains.all.lock().iter().filter(|drain| !drain.is_over()) {
-        spawn(agent, drain);
+    for drain in agent.drains.all.lock().iter() {
+        if drain.is_over() {
+            // Programs that come may bring connections with them.
+            agent.programs.takers.ask(drain.asking(&drain.published(agent)));
+        } else {
+            spawn(agent, drain);
+        }
     }
 }
 
@@ -249,6 +292,7 @@ pub async fn rehearse(agent: &Agent, order: Order) -> Result<DrainReport, DrainE
     let published = drain.published(agent);
     let mut tally = Tally::new(&drain, &published, &movable(agent, &published).await);
     block_in_place(|| tally.rehearse(agent));
+    tally.count_givers(agent);
     drain.set_phase("dry-run");
     drain.report.send_modify(|report| tally.tell(report, drain.deadline));
     Ok(drain.report.borrow().clone())
@@ -262,6 +306,7 @@ pub async fn rehearse(agent: &Agent, order: Order) -> Result<DrainReport, DrainE
 pub async fn end(agent: &Agent, name: Option<&Name>) -> Result<Vec<String>, DrainError> {
     let drain = block_in_place(|| agent.drains.remove(name))?;
     drain.stop("ended");
+    agent.programs.takers.end_asking(name.map(Name::prefix));
     let were_drained = drain.published(agent).into_iter().filter(|service| service.is_drained);
     let names: BTreeSet<Prefix> = were_drained.map(|service| service.name.prefix()).collect();
     agent.services.set_drained(agent.drains.drained()).await;
@@ -278,10 +323,11 @@ async fn checked(agent: &Agent, order: Order) -> Result<Drain, DrainError> {
         return Err(DrainError::Unknown(name.clone()));
     }
     let is_last_drained = order.is_last_drained;
-    let drain = Drain::new(order, &agent.clock);
+    let mut drain = Drain::new(order, &agent.clock);
     if agent.drains.all.lock().iter().any(|known| known.is_of(drain.name.as_ref())) {
         return Err(DrainError::Already(written(drain.name.as_ref()), word(drain.name.as_ref())));
     }
+    drain.to = destination::find_all(agent, &drain).await?;
     for service in drain.published(agent).iter().filter(|service| service.is_served && !is_last_drained) {
         let name = service.name.written().to_owned();
         match has_others(agent, &service.name).await {
@@ -324,6 +370,12 @@ async fn run(agent: Arc<Agent>, drain: Arc<Drain>) {
     });
     let published = drain.published(&agent);
     let mut tally = Tally::new(&drain, &published, &movable(&agent, &published).await);
+    if agent.programs.takers.givers(&drain.scope(&published)) > 0 {
+        tally.quiet_from = Instant::now() + GIVING_FIRST;
+    }
+    // What programs give away is counted, since it is known before they are asked.
+    block_in_place(|| tally.look(&agent, drain.deadline));
+    agent.drains.ask_programs(&agent, &drain, &published);
     let begun = Instant::now();
     let mut looks = interval(if tally.ends_quiet_ones() { LOOK_QUIET } else { LOOK });
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -85,6 +85,9 @@ pub(super) fn ask(tally: &mut Tally, agent: &Agent, flows: &[ServedFlow]) {
     }
     hear(tally, agent);
     let now = Instant::now();
+    if now < tally.quiet_from {
+        return;
+    }
     let due = candidates(tally, flows, |asking, quiet| asking.is_due(now, quiet));
     if due.is_empty() {
         return;

@@ -6,6 +6,7 @@ use std::{cmp, mem};
 
 use margay_control::api::v1::{DrainCount, DrainReport};
 use margay_core::drain::ServedFlow;
+use margay_core::fetch::LeavingFlow;
 use margay_core::name::{Prefix, ServiceId};
 use margay_wire::FlowId;
 use tokio::time::Instant;
@@ -54,6 +55,15 @@ pub(super) struct Tally {
     /// Longest prefix first; after them names that are not published any more.
     pub rows: Vec<Row>,
     pub open: HashMap<FlowId, Open>,
+    /// Until then, programs may give away connections that are quiet, and none of these is ended.
+    pub quiet_from: Instant,
+}
+
+/// What there is at one look.
+struct Seen {
+    served: Vec<ServedFlow>,
+    /// Those that programs are giving to another host.
+    leaving: Vec<LeavingFlow>,
 }
 
 /// A connection that has carried nothing for so long is ended.
@@ -77,9 +87,8 @@ impl Tally {
         };
         let mut rows: Vec<Row> = published.iter().map(row).collect();
         rows.sort_by_key(|row| cmp::Reverse(row.prefix.bits));
-        let of_name = |name: &margay_core::name::Name| rows.first().map_or_else(|| name.prefix(), |row| row.prefix);
-        let of = drain.name.as_ref().map(of_name).unwrap_or_default();
-        Self { of, when: drain.when, rows, open: HashMap::new() }
+        let of = drain.scope(published);
+        Self { of, when: drain.when, rows, open: HashMap::new(), quiet_from: Instant::now() }
     }
 
     /// Whether connections of any name end when they are quiet.
@@ -87,9 +96,12 @@ impl Tally {
         self.rows.iter().any(|row| row.quiet.is_some())
     }
 
-    fn served(&self, agent: &Agent) -> Vec<ServedFlow> {
+    fn see(&self, agent: &Agent) -> Seen {
         agent.core.0.hear_of_flows();
-        agent.core.0.with_sal(|sal, _| sal.served_flows(&self.of))
+        let mut seen =
+            agent.core.0.with_sal(|sal, _| Seen { served: sal.served_flows(&self.of), leaving: sal.leaving_flows() });
+        seen.leaving.retain(|leaving| self.of.contains(&leaving.service));
+        seen
     }
 
     fn place_of(&mut self, agent: &Agent, service: &ServiceId) -> usize {
@@ -108,7 +120,7 @@ impl Tally {
 
     /// Counts what a drain would meet.
     pub(super) fn rehearse(&mut self, agent: &Agent) {
-        let flows = self.served(agent);
+        let flows = self.see(agent).served;
         for flow in &flows {
             let place = self.place_of(agent, &flow.service);
             let fate = self.fate(place, flow);
@@ -120,6 +132,13 @@ impl Tally {
         quiet::rehearse(self, &flows);
     }
 
+    /// Counts the programs that would be asked to give connections away.
+    pub(super) fn count_givers(&mut self, agent: &Agent) {
+        for row in &mut self.rows {
+            row.count.giving_programs = agent.programs.takers.givers(&row.prefix) as u64;
+        }
+    }
+
     /// Counts flows that have ended since the last look, asks for the end of those that are quiet, and ends those that
     /// go elsewhere, and all that are left at the deadline. Gives whether none is.
     pub(super) fn look(&mut self, agent: &Agent, deadline: Instant) -> bool {
@@ -127,7 +146,7 @@ impl Tally {
         let mut before = mem::take(&mut self.open);
         let mut ending = Vec::new();
         self.rows.iter_mut().for_each(|row| row.count.open = 0);
-        let flows = self.served(agent);
+        let Seen { served: flows, leaving } = self.see(agent);
         for flow in &flows {
             let asking = before.remove(&flow.flow).map(|known| known.asking).unwrap_or_default();
             let place = self.place_of(agent, &flow.service);
@@ -146,6 +165,9 @@ impl Tally {
             }
             ending.push(flow.flow);
         }
+        for flow in leaving {
+            self.count_leaving(agent, &flow, before.remove(&flow.flow));
+        }
         for gone in before.into_values() {
             let count = &mut self.rows[gone.place].count;
             if gone.asking.has_ended() { count.quiet += 1 } else { count.finished += 1 }
@@ -153,6 +175,21 @@ impl Tally {
         agent.core.0.with_sal(|sal, now| sal.end_drained(now, &ending));
         quiet::ask(self, agent, &flows);
         self.open.is_empty()
+    }
+
+    /// Counts a connection that goes to another host, of which `known` is known from the last look. Until it has gone
+    /// it may come to stay: it is open, and no reset at the deadline reaches it.
+    fn count_leaving(&mut self, agent: &Agent, flow: &LeavingFlow, known: Option<Open>) {
+        if flow.has_gone {
+            // One that nobody knows was counted before, or had gone before the drain.
+            if let Some(known) = known {
+                self.rows[known.place].count.handed_over += 1;
+            }
+            return;
+        }
+        let place = self.place_of(agent, &flow.service);
+        self.rows[place].count.open += 1;
+        self.open.insert(flow.flow, known.unwrap_or(Open { place, asking: Asking::default() }));
     }
 
     /// Writes the counts into a report, by name.

@@ -15,7 +15,7 @@ use std::{io, net};
 
 use margay_core::Tuple;
 use margay_core::name::Prefix;
-use margay_wire::HANDED_DATA_MAX;
+use margay_wire::{HANDED_DATA_MAX, TAKE_OVER_GIVES};
 use nix::errno::Errno;
 use nix::unistd::Uid;
 use parking_lot::Mutex;
@@ -24,6 +24,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::give::{Asking, Wish};
 use super::message::{Kind, Reply, Request};
 use super::request::{No, canonical, handed, prefix, written};
 use super::rights::Caller;
@@ -38,6 +39,8 @@ const TAKERS_OF_USER_MAX: usize = 64;
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Until then a taker may be asked for a socket: with its answer, a giver waits for no longer than its library does.
 const ASKING_LIMIT: Duration = Duration::from_secs(2);
+/// Wishes that a program has not read yet; a drain that begins meanwhile is not told to it.
+const WISHES_MAX: usize = 16;
 
 /// A socket on its way.
 pub(in crate::agent) struct Gift {
@@ -56,12 +59,20 @@ pub struct Offer {
     taken: oneshot::Sender<bool>,
 }
 
+/// What there is for one taker.
+pub struct Inbox {
+    offers: mpsc::Receiver<Offer>,
+    wishes: mpsc::Receiver<Wish>,
+}
+
 /// A process that takes over sockets.
 struct Taker {
     uid: Uid,
     pid: i32,
     prefix: Prefix,
     offers: mpsc::Sender<Offer>,
+    /// Of a process that gives its own connections away when it is asked to.
+    wishes: Option<mpsc::Sender<Wish>>,
     /// One giver at a time: whoever waits here may still give up, whoever has sent an offer may not.
     turn: tokio::sync::Mutex<()>,
 }
@@ -70,6 +81,8 @@ struct Taker {
 #[derive(Default)]
 pub struct Takers {
     all: Mutex<Vec<Arc<Taker>>>,
+    /// What they are asked to give away, of each drain. Locked before `all`.
+    asking: Mutex<Vec<Asking>>,
     taken: AtomicU64,
 }
 
@@ -79,17 +92,45 @@ impl Takers {
         self.taken.load(Ordering::Relaxed)
     }
 
-    fn add(&self, caller: &Caller, prefix: Prefix) -> Result<mpsc::Receiver<Offer>, No> {
+    /// `gives`: it is to be told what to give away, also by drains that have begun already.
+    fn add(&self, caller: &Caller, prefix: Prefix, gives: bool) -> Result<Inbox, No> {
+        let mut asking = self.asking.lock();
         let mut all = self.all.lock();
         all.retain(|taker| !taker.offers.is_closed());
         if all.iter().filter(|taker| taker.uid == caller.uid).count() >= TAKERS_OF_USER_MAX {
             let text = format!("{TAKERS_OF_USER_MAX} processes of this user take over sockets already; end some");
             return Err((Errno::EUSERS, text));
         }
-        let (sender, offers) = mpsc::channel(1);
+        let (offers, offers_of_taker) = mpsc::channel(1);
+        let (wishes, wishes_of_taker) = mpsc::channel(WISHES_MAX);
         let Caller { uid, pid, .. } = *caller;
-        all.push(Arc::new(Taker { uid, pid, prefix, offers: sender, turn: tokio::sync::Mutex::default() }));
-        Ok(offers)
+        let wishes = gives.then_some(wishes);
+        let taker = Taker { uid, pid, prefix, offers, wishes, turn: tokio::sync::Mutex::default() };
+        asking.iter_mut().for_each(|asking| taker.ask(asking));
+        all.push(Arc::new(taker));
+        Ok(Inbox { offers: offers_of_taker, wishes: wishes_of_taker })
+    }
+
+    /// Asks all that give, and those that come later until [`end_asking`](Self::end_asking).
+    pub(in crate::agent) fn ask(&self, mut asking: Asking) {
+        let mut known = self.asking.lock();
+        self.all.lock().iter().for_each(|taker| taker.ask(&mut asking));
+        known.push(asking);
+    }
+
+    /// The drain of a name, or of all of the host, has ended. What programs have been told stays told.
+    pub(in crate::agent) fn end_asking(&self, drained: Option<Prefix>) {
+        self.asking.lock().retain(|asking| asking.drained != drained);
+    }
+
+    /// How many processes would be asked to give connections of names under a prefix.
+    pub(in crate::agent) fn givers(&self, scope: &Prefix) -> usize {
+        self.all.lock().iter().filter(|taker| taker.gives(scope)).count()
+    }
+
+    /// Whether programs are asked to give connections of this name away.
+    fn is_asked_for(&self, name: &Prefix) -> bool {
+        self.asking.lock().iter().any(|asking| asking.scope.covers(name))
     }
 
     /// The names whose sockets are taken over now.
@@ -151,6 +192,19 @@ impl Taker {
         is_of_its_user && self.prefix.covers(name)
     }
 
+    fn gives(&self, scope: &Prefix) -> bool {
+        self.wishes.is_some() && !self.offers.is_closed() && scope.overlaps(&self.prefix)
+    }
+
+    fn ask(&self, asking: &mut Asking) {
+        let Some(wishes) = self.wishes.as_ref().filter(|wishes| !wishes.is_closed()) else { return };
+        if let Some(wish) = asking.wish_for(&self.prefix)
+            && wishes.try_send(wish).is_err()
+        {
+            tracing::warn!(pid = self.pid, "a program does not read what it is asked to give away");
+        }
+    }
+
     /// Whether it has the socket now. It is asked in its turn, if that comes before `until`.
     async fn take(&self, gift: &Arc<Gift>, until: Instant) -> bool {
         let turn = timeout_at(until, self.turn.lock()).await;
@@ -187,11 +241,13 @@ pub async fn give(agent: &Arc<Agent>, caller: &Caller, request: &Request, passed
     }
 }
 
-/// Whether a socket is for another host: for the one that is named, or for any where no process here takes it.
+/// Whether a socket is for another host: for the one that is named, or for any where no process here takes it. While
+/// its name is drained, none does: it would be asked to give the connection away at once.
 fn goes_elsewhere(agent: &Agent, caller: &Caller, gift: &Gift, host: &str) -> bool {
     if host.is_empty() {
         let is_served = || tuple_of(gift.socket.as_fd()).is_some_and(|app| giver::served_flow(agent, &app).is_some());
-        return !agent.programs.takers.has(Some(caller), &gift.name) && is_served();
+        let takers = &agent.programs.takers;
+        return (takers.is_asked_for(&gift.name) || !takers.has(Some(caller), &gift.name)) && is_served();
     }
     host != agent.local.host_name && host != agent.identity.host_id().to_string()
 }
@@ -244,26 +300,31 @@ pub(in crate::agent) fn tuple_of(socket: BorrowedFd<'_>) -> Option<Tuple> {
 /// # Errors
 ///
 /// The program has no right to the name, or its user has too many that do.
-pub fn take_over(agent: &Agent, caller: &Caller, request: &Request) -> Result<(Reply, mpsc::Receiver<Offer>), No> {
+pub fn take_over(agent: &Agent, caller: &Caller, request: &Request) -> Result<(Reply, Inbox), No> {
     let prefix = prefix(request)?;
     if prefix.bits == 0 {
         return Err((Errno::EINVAL, "which name's sockets are taken over? a prefix has 1 to 256 bits".to_owned()));
     }
     let name = written(agent, &prefix)?;
     agent.programs.rights.read().check(caller, &prefix, name.written()).map_err(|text| (Errno::EACCES, text))?;
-    let offers = agent.programs.takers.add(caller, prefix)?;
+    let inbox = agent.programs.takers.add(caller, prefix, request.port == TAKE_OVER_GIVES)?;
     agent.relocations.follow_takers(agent);
     tracing::info!(%name, program = caller.describe(), "a program takes over sockets");
     let mut reply = Reply::done(Kind::TakeOver);
     (reply.id, reply.bits) = (prefix.id, prefix.bits);
-    Ok((reply, offers))
+    Ok((reply, inbox))
 }
 
 /// Gives a taker what is for it, until it ends or fails to take one.
-pub async fn tell(connection: &UnixStream, mut offers: mpsc::Receiver<Offer>) -> io::Result<()> {
+pub async fn tell(connection: &UnixStream, mut inbox: Inbox) -> io::Result<()> {
     loop {
         tokio::select! {
-            offer = offers.recv() => {
+            Some(wish) = inbox.wishes.recv() => {
+                let told = timeout(ANSWER_LIMIT, transmit(connection, &wish.message().emit(), &[])).await;
+                // One that reads nothing takes no sockets either.
+                told.map_err(|_| io::ErrorKind::TimedOut)??;
+            }
+            offer = inbox.offers.recv() => {
                 let Some(Offer { gift, taken }) = offer else { return Ok(()) };
                 let is_taken = put(connection, &gift).await;
                 // The giver's task may have ended with its agent.
@@ -334,12 +395,21 @@ mod test {
 
     /// A process that takes over sockets: its end of the connection, and the agent's work.
     fn taker(takers: &Takers, caller: &Caller, prefix: Prefix) -> (OwnedFd, JoinHandle<io::Result<()>>) {
+        taker_that(takers, caller, prefix, false)
+    }
+
+    fn taker_that(
+        takers: &Takers,
+        caller: &Caller,
+        prefix: Prefix,
+        gives: bool,
+    ) -> (OwnedFd, JoinHandle<io::Result<()>>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair of sockets");
         let connection = UnixStream::from_std(own.into()).expect("watched");
-        let offers = takers.add(caller, prefix).expect("there are few");
-        (theirs, tokio::spawn(async move { tell(&connection, offers).await }))
+        let inbox = takers.add(caller, prefix, gives).expect("there are few");
+        (theirs, tokio::spawn(async move { tell(&connection, inbox).await }))
     }
 
     /// The descriptors that have come, as soon as they have.
@@ -422,13 +492,60 @@ mod test {
     async fn each_is_asked_in_its_turn_and_there_are_only_so_many() {
         let takers = Takers::default();
         let callers: Vec<Caller> = (0..3).map(|pid| Caller { pid: 10 + pid, ..GIVER }).collect();
-        let _offers: Vec<_> = callers.iter().map(|caller| takers.add(caller, shop()).expect("room")).collect();
+        let _inboxes: Vec<_> = callers.iter().map(|caller| takers.add(caller, shop(), false).expect("room")).collect();
         let turns: Vec<i32> =
             (0..6).filter_map(|_| takers.pick(Some(&GIVER), &shop(), &[])).map(|taker| taker.pid).collect();
         assert_eq!(turns, [10, 11, 12, 10, 11, 12]);
-        let _more: Vec<_> = (3..TAKERS_OF_USER_MAX).map(|_| takers.add(&NEXT, shop()).expect("room")).collect();
-        assert_eq!(takers.add(&NEXT, shop()).expect_err("too many").0, Errno::EUSERS);
-        assert!(takers.add(&Caller { uid: Uid::from_raw(1001), ..NEXT }, shop()).is_ok());
+        let _more: Vec<_> = (3..TAKERS_OF_USER_MAX).map(|_| takers.add(&NEXT, shop(), false).expect("room")).collect();
+        let refused = takers.add(&NEXT, shop(), false).err().map(|(errno, _)| errno);
+        assert_eq!(refused, Some(Errno::EUSERS));
+        assert!(takers.add(&Caller { uid: Uid::from_raw(1001), ..NEXT }, shop(), false).is_ok());
+    }
+
+    /// The next message of kind GIVE: how many bits, and the text.
+    async fn wish(theirs: &OwnedFd) -> (u8, String) {
+        loop {
+            let mut bytes = [0; 512];
+            let mut control = RecvAncillaryBuffer::default();
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let got = recvmsg(theirs, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC);
+            match got {
+                Ok(got) if got.bytes > 0 => {
+                    assert_eq!(bytes[..4], [1, Kind::Give as u8, 0, 0]);
+                    return (bytes[4], String::from_utf8_lossy(&bytes[60..got.bytes]).into_owned());
+                }
+                _ => tokio::task::yield_now().await,
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn those_that_give_are_asked_once_and_newcomers_while_the_drain_lasts() {
+        let takers = Takers::default();
+        let (gives, _task) = taker_that(&takers, &GIVER, shop(), true);
+        let (silent, _task) = taker(&takers, &NEXT, shop());
+        let drained = Some(shop());
+        assert_eq!((takers.givers(&shop()), takers.is_asked_for(&shop())), (1, false));
+        let hosts = vec!["a".to_owned(), "b".to_owned()];
+        takers.ask(Asking::new(drained, shop(), hosts));
+        assert!(takers.is_asked_for(&shop()));
+        assert_eq!(wish(&gives).await, (1, "a".to_owned()));
+        let (later, _task) = taker_that(&takers, &Caller { pid: 9, ..GIVER }, shop(), true);
+        assert_eq!(wish(&later).await, (1, "b".to_owned()));
+        takers.end_asking(drained);
+        assert!(!takers.is_asked_for(&shop()));
+        // What is asked next is the next thing that each hears.
+        takers.ask(Asking::new(None, Prefix::default(), Vec::new()));
+        for theirs in [&gives, &later] {
+            assert_eq!(wish(theirs).await, (1, String::new()));
+        }
+        // A socket is the first thing that one hears which does not give.
+        let (given, passed) = tokio::join!(takers.give(Some(&GIVER), gift("x")), async {
+            let passed = taken(&silent).await;
+            answer(&silent).expect("in time");
+            passed.len()
+        });
+        assert_eq!((given, passed), (Ok(()), 2));
     }
 
     #[test]

@@ -22,11 +22,10 @@ use rustix::net::{
 };
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::event::Subscription;
-use super::hand_over::{self, Offer};
+use super::hand_over::{self, Inbox};
 use super::message::{Kind, REQUEST_MAX, Reply, Request};
 use super::request;
 use super::rights::Caller;
@@ -140,8 +139,8 @@ enum Next {
     Requests,
     /// Events alone.
     Events(Subscription),
-    /// Sockets of other processes alone.
-    Sockets(mpsc::Receiver<Offer>),
+    /// Sockets of other processes alone, and what this one is to give.
+    Sockets(Inbox),
 }
 
 /// Until the program closes its end.
@@ -155,8 +154,8 @@ async fn serve(agent: &Arc<Agent>, connection: &UnixStream, caller: Caller) -> i
         match next {
             Next::Requests => {}
             Next::Events(subscription) => return tell(connection, subscription).await,
-            Next::Sockets(offers) => {
-                let told = hand_over::tell(connection, offers).await;
+            Next::Sockets(inbox) => {
+                let told = hand_over::tell(connection, inbox).await;
                 agent.relocations.follow_takers(agent);
                 return told;
             }
@@ -173,7 +172,7 @@ async fn respond(agent: &Arc<Agent>, caller: &Caller, asked: &Request, passed: V
             Err(error) => (Reply::refused(Kind::Events as u8, error.errno(), error.to_string()), Next::Requests),
         },
         Kind::TakeOver => match tokio::task::block_in_place(|| hand_over::take_over(agent, caller, asked)) {
-            Ok((reply, offers)) => (reply, Next::Sockets(offers)),
+            Ok((reply, inbox)) => (reply, Next::Sockets(inbox)),
             Err((errno, text)) => (Reply::refused(Kind::TakeOver as u8, errno, text), Next::Requests),
         },
         Kind::HandOver => (hand_over::give(agent, caller, asked, passed).await, Next::Requests),

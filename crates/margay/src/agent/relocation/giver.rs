@@ -218,7 +218,8 @@ fn any_of(mut found: Vec<Instance>, own: HostId, start: u32) -> Result<Vec<Place
     let mut seen = HashSet::from([own]);
     found.retain(|one| one.weight > 0 && seen.insert(one.host));
     if found.is_empty() {
-        let text = "no other process of this user takes over the name here, and no other host serves it";
+        let text = "no other host serves the name, and here no other process of this user takes it over, or the name \
+                    is drained";
         return Err((Errno::ESRCH, text.to_owned()));
     }
     let start = start as usize % found.len();

@@ -43,7 +43,7 @@ pub(crate) struct Fetching {
     pub new: FlowId,
     taker: HostId,
     guard: LockGuardId,
-    /// The taker has proved that it is there, and knows this host.
+    /// The taker has proved that it is there.
     is_ready: bool,
     /// What the program has sent since: nobody would have it, or both would.
     held: Vec<Vec<u8>>,
@@ -122,9 +122,10 @@ impl Sal {
         Ok(())
     }
 
-    /// The taker has confirmed the flow: the giver may freeze the connection. What the program sends from now on waits
-    /// for the word where it goes.
-    pub(crate) fn fetch_confirmed(&mut self, id: FlowId) {
+    /// The taker has answered, and is proved: the giver may freeze the connection. The ACK, which proves this host to the
+    /// taker, is there before what the giver sends upon this. What the program sends from now on waits for the word
+    /// where it goes.
+    pub(crate) fn fetch_answered(&mut self, id: FlowId) {
         let Some((ticket, fetching)) = self.fetches.fetching.iter_mut().find(|(_, one)| one.new == id) else { return };
         let (ticket, old) = (*ticket, fetching.old);
         fetching.is_ready = true;

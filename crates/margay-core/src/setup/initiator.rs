@@ -518,6 +518,7 @@ impl Sal {
         }
         self.transmit_from(local, to, ack, Kind::Ack);
         if !has_program {
+            self.fetch_answered(id);
             return Ok(());
         }
         self.deliver_answer(message, &app.reversed(), answer.association, cipher.is_some());
@@ -639,7 +640,6 @@ impl Sal {
         if let Some(host) = self.associations.get(association).map(|association| association.host) {
             rtt.into_iter().for_each(|rtt| self.note_rtt(host, rtt));
         }
-        self.fetch_confirmed(id);
         Ok(())
     }
 

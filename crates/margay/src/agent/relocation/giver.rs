@@ -237,20 +237,35 @@ async fn attempt(agent: &Agent, connection: &Connection, place: &Place, until: I
     let mailbox = agent.relocations.mailboxes.open(ticket);
     let mailbox = mailbox.ok_or_else(|| Failure::Final((Errno::EIO, "two hand-overs have one ticket".to_owned())))?;
     let chain = agent.core.0.with_sal(|sal, _| sal.certificate_for(&connection.service));
-    let asked = async {
-        let opened = Outgoing::open(agent, &connection.service, place.host, place.at).await;
-        let mut stream = opened.map_err(failed(Errno::EHOSTUNREACH))?;
-        let asked = stream.ask(&ticket, &connection.service, chain, &connection.data).await;
-        asked.map_err(failed(Errno::EOPNOTSUPP))?;
-        Ok::<Outgoing, Failure>(stream)
-    };
     let late = |_| failed(Errno::ETIMEDOUT)("it has not answered in time".to_owned());
-    let stream = timeout_at(until, asked).await.map_err(late)??;
+    let offered = timeout_at(until, offer(agent, connection, place, &ticket, &chain)).await.map_err(late)?;
+    let stream = offered.map_err(failed(Errno::EHOSTUNREACH))?;
     let (flow, taker, at) = (connection.flow, place.host, place.at);
     let begun = agent.core.0.with_sal(|sal, now| sal.hand_over(now, flow, ticket, taker, at));
     begun.map_err(|error| Failure::Final((errno_of(error), error.to_string())))?;
     let until = Instant::now() + WORD_LIMIT;
-    Giving { agent, ticket, mailbox, stream, until, last: None, is_fetched: false }.run(connection).await
+    let giving = Giving { agent, ticket, mailbox, stream, until, last: None, is_fetched: false, is_settled: false };
+    giving.run(connection, taker).await
+}
+
+/// Offers the connection to a taker, by a stream that is there already or by a new one.
+async fn offer(
+    agent: &Agent,
+    connection: &Connection,
+    place: &Place,
+    ticket: &Ticket,
+    chain: &[u8],
+) -> Result<Outgoing, String> {
+    let service = &connection.service;
+    if let Some(mut stream) = agent.relocations.idle.take(place.host, service) {
+        // It may have ended just now.
+        if stream.offer(ticket, service, chain.to_vec(), &connection.data).await.is_ok() {
+            return Ok(stream);
+        }
+    }
+    let mut stream = Outgoing::open(agent, service, place.host, place.at).await?;
+    stream.offer(ticket, service, chain.to_vec(), &connection.data).await?;
+    Ok(stream)
 }
 
 fn errno_of(error: HandOverError) -> Errno {
@@ -283,19 +298,37 @@ struct Giving<'a> {
     last: Option<HandOver>,
     /// Nothing of the flow leaves this host.
     is_fetched: bool,
+    /// The taker has said its last word of this connection.
+    is_settled: bool,
 }
 
 impl Giving<'_> {
-    async fn run(mut self, connection: &Connection) -> Result<(), Failure> {
-        match timeout(FETCH_LIMIT, self.mailbox.next()).await {
-            Ok(HandOver::Fetched(_)) => self.is_fetched = true,
-            Ok(HandOver::Refused { code, .. }) => {
-                return Err(Failure::Untouched((Errno::EOPNOTSUPP, refusal_text(code))));
-            }
-            word => {
+    /// Lets the connection go to `taker`, or keeps it; the stream to the taker is kept for others.
+    async fn run(mut self, connection: &Connection, taker: HostId) -> Result<(), Failure> {
+        let given = self.give(connection).await;
+        if self.is_settled {
+            self.agent.relocations.idle.keep(taker, connection.service, self.stream);
+        }
+        given
+    }
+
+    /// Taker and client are asked at one time: either answer takes a round trip or more.
+    async fn give(&mut self, connection: &Connection) -> Result<(), Failure> {
+        let asked = tokio::join!(self.stream.await_willing(), timeout(FETCH_LIMIT, self.mailbox.next()));
+        let refused = |text: String| Failure::Untouched((Errno::EOPNOTSUPP, text));
+        match asked {
+            (Ok(()), Ok(HandOver::Fetched(_))) => self.is_fetched = true,
+            // Nothing is frozen, and another taker may be asked.
+            (Err(why), Ok(HandOver::Refused { .. })) => return Err(refused(why)),
+            (Ok(()), Ok(HandOver::Refused { code, .. })) => return Err(refused(refusal_text(code))),
+            (willing, word) => {
                 self.last = word.ok();
                 let text = "the client's host has not fetched the connection in time";
-                return self.give_up(None, (Errno::ETIMEDOUT, text.to_owned())).await;
+                let why = willing.err().unwrap_or_else(|| text.to_owned());
+                return match self.give_up(None, (Errno::ETIMEDOUT, why.clone())).await {
+                    Err(Failure::Final((Errno::ETIMEDOUT, _))) => Err(Failure::Untouched((Errno::ETIMEDOUT, why))),
+                    ended => ended,
+                };
             }
         }
         // The program's own descriptor stays with the connection, for as long as that may stay here.
@@ -326,8 +359,14 @@ impl Giving<'_> {
         self.stream.send(&record.encode(), data).await.map_err(unreached)?;
         tokio::select! {
             answer = self.stream.answer() => match answer.map_err(unreached)? {
-                Answer::Restored => Ok(()),
-                Answer::Refused(why) => Err((Errno::EOPNOTSUPP, why)),
+                Answer::Restored => {
+                    self.is_settled = true;
+                    Ok(())
+                }
+                Answer::Refused(why) => {
+                    self.is_settled = true;
+                    Err((Errno::EOPNOTSUPP, why))
+                }
                 Answer::Willing => Err(unreached("the other agent answers what was not asked".to_owned())),
             },
             word = self.mailbox.next() => {
@@ -341,13 +380,13 @@ impl Giving<'_> {
     }
 
     /// The connection is to stay, unless the client has gone over already.
-    async fn give_up(self, frozen: Option<Frozen>, why: No) -> Result<(), Failure> {
+    async fn give_up(&mut self, frozen: Option<Frozen>, why: No) -> Result<(), Failure> {
         self.with_core(Sal::cancel_hand_over);
         self.finish(frozen, why).await
     }
 
     /// Does as the client's word says. `why` it stays, if it does.
-    async fn finish(mut self, frozen: Option<Frozen>, why: No) -> Result<(), Failure> {
+    async fn finish(&mut self, frozen: Option<Frozen>, why: No) -> Result<(), Failure> {
         match self.end().await {
             // The client cannot have gone over to what was never sent.
             End::Lost if !self.is_fetched => Err(Failure::Final(why)),

@@ -1,22 +1,27 @@
 //! What the core says of hand-overs, each for whoever carries it out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use margay_core::{HandOver, Ticket};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep_until};
 
 /// The core's words of one hand-over are fewer.
 const WORDS_MAX: usize = 16;
-/// Hand-overs of which this host knows nothing, until they are refused; more are left to the core's own time-out.
-const STRAYS_MAX: usize = 64;
+/// Hand-overs of which this host knows nothing yet, until they are refused; more are left to the core's own time-out.
+const STRAYS_MAX: usize = 1024;
+/// For so long the giver's word may come after the client's flow: giver and client are asked at one time.
+const STRAY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// All hand-overs that run on this host.
 #[derive(Default)]
 pub struct Mailboxes {
     open: Mutex<HashMap<Ticket, mpsc::Sender<HandOver>>>,
-    strays: Mutex<Vec<Ticket>>,
+    /// The earliest first.
+    strays: Mutex<VecDeque<(Instant, HandOver)>>,
     has_strays: Notify,
 }
 
@@ -35,36 +40,57 @@ impl Mailboxes {
         if open.contains_key(&ticket) {
             return None;
         }
+        let mut strays = self.strays.lock();
+        let early = strays.iter().position(|(_, word)| ticket_of(word) == ticket);
+        if let Some((_, word)) = early.and_then(|at| strays.remove(at)) {
+            // The channel is empty.
+            let _ = sender.try_send(word);
+        }
         open.insert(ticket, sender);
         Some(Mailbox { all: Arc::clone(self), ticket, words })
     }
 
     /// Delivers a word of the core. Quick, and never calls back.
     pub fn put(&self, word: HandOver) {
-        let sender = self.open.lock().get(&ticket_of(&word)).cloned();
-        match sender {
+        let open = self.open.lock();
+        match open.get(&ticket_of(&word)) {
             Some(sender) => {
                 // Whoever heard it has just ended.
                 let _ = sender.try_send(word);
             }
-            None => self.note_stray(&word),
+            None => self.note_stray(word),
         }
     }
 
-    /// A client is to fetch a connection that nobody gives to this host.
-    fn note_stray(&self, word: &HandOver) {
-        let HandOver::Awaits { ticket, .. } = word else { return };
+    /// A client is to fetch a connection that nobody gives to this host, as far as is known.
+    fn note_stray(&self, word: HandOver) {
         let mut strays = self.strays.lock();
-        if strays.len() < STRAYS_MAX {
-            strays.push(*ticket);
-            self.has_strays.notify_one();
+        match word {
+            HandOver::Awaits { .. } if strays.len() < STRAYS_MAX => {
+                strays.push_back((Instant::now() + STRAY_PATIENCE, word));
+                self.has_strays.notify_one();
+            }
+            HandOver::Dropped(ticket) => strays.retain(|(_, stray)| ticket_of(stray) != ticket),
+            _ => {}
         }
     }
 
-    /// The next of those that nobody here knows of.
-    pub async fn strays(&self) -> Vec<Ticket> {
-        self.has_strays.notified().await;
-        std::mem::take(&mut *self.strays.lock())
+    /// The next one that nobody here has come to know of in time.
+    pub async fn next_stray(&self) -> Ticket {
+        loop {
+            let earliest = self.strays.lock().front().map(|(until, _)| *until);
+            let Some(until) = earliest else {
+                self.has_strays.notified().await;
+                continue;
+            };
+            sleep_until(until).await;
+            let mut strays = self.strays.lock();
+            if strays.front().is_some_and(|(until, _)| *until <= Instant::now())
+                && let Some((_, word)) = strays.pop_front()
+            {
+                return ticket_of(&word);
+            }
+        }
     }
 }
 
@@ -124,9 +150,9 @@ mod test {
         assert!(all.open(ticket(1)).is_some(), "it is free again");
     }
 
-    #[tokio::test]
-    async fn what_nobody_knows_of_is_refused_and_the_rest_forgotten() {
-        let all = Mailboxes::default();
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_comes_to_know_of_is_refused_and_the_rest_is_kept_for_who_does() {
+        let all = Arc::new(Mailboxes::default());
         let at = SocketAddr::from(([198, 18, 0, 1], 80));
         let awaits = |n| HandOver::Awaits {
             ticket: ticket(n),
@@ -135,7 +161,11 @@ mod test {
             app: Tuple { protocol: 6, source: at, destination: at },
         };
         all.put(HandOver::Gone(ticket(1)));
-        all.put(awaits(2));
-        assert_eq!(all.strays().await, [ticket(2)]);
+        [2, 3, 4].into_iter().for_each(|n| all.put(awaits(n)));
+        all.put(HandOver::Dropped(ticket(4)));
+        let mut late = all.open(ticket(2)).expect("nobody hears it yet");
+        assert_eq!(late.next().await, awaits(2));
+        assert_eq!(all.next_stray().await, ticket(3));
+        assert!(all.strays.lock().is_empty());
     }
 }

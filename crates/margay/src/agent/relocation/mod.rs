@@ -26,11 +26,14 @@ use tokio::time::timeout;
 
 use self::local_rules::{Listeners, LocalRules};
 use self::mailbox::Mailboxes;
+use self::transfer::IdleStreams;
 use super::Agent;
 use super::instance_addresses::InstanceAddresses;
 
 /// Connections that go at one time, and as many that come; others wait.
 const TRANSFERS_MAX: u32 = 64;
+/// Streams of other hosts, most of which may be idle.
+const STREAMS_MAX: usize = 256;
 /// How long an agent that stops waits for those that are on their way.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
@@ -69,8 +72,10 @@ pub struct Relocations {
     mailboxes: Arc<Mailboxes>,
     addresses: InstanceAddresses,
     local_rules: LocalRules,
+    idle: Arc<IdleStreams>,
     giving: Arc<Semaphore>,
     taking: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
     /// Cookies of sockets that are on their way.
     moving: Mutex<HashSet<u64>>,
     counts: [AtomicU64; Outcome::ALL.len()],
@@ -95,8 +100,10 @@ impl Relocations {
             mailboxes: Arc::clone(&words.0),
             addresses: addresses.clone(),
             local_rules: LocalRules::default(),
+            idle: Arc::default(),
             giving: transfers(),
             taking: transfers(),
+            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
             moving: Mutex::default(),
             counts: Default::default(),
         }
@@ -155,9 +162,8 @@ async fn listen(agent: &Agent) -> io::Result<Listeners> {
 /// A client that was told of this host by somebody who gives nothing to it is told so.
 async fn refuse_strays(agent: Arc<Agent>) {
     loop {
-        for ticket in agent.relocations.mailboxes.strays().await {
-            agent.core.0.with_sal(|sal, now| sal.refuse_hand_over(now, ticket));
-        }
+        let ticket = agent.relocations.mailboxes.next_stray().await;
+        agent.core.0.with_sal(|sal, now| sal.refuse_hand_over(now, ticket));
     }
 }
 

@@ -8,9 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use margay_core::key::HostPublic;
-use margay_core::name::Prefix;
-use margay_core::{HandOver, Sal, Ticket, Tuple};
+use margay_core::key::{HostId, HostPublic};
+use margay_core::name::{Prefix, ServiceId};
+use margay_core::{HandOver, Tuple};
 use margay_datapath::repair::{Restored, TcpRecord, restore};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::net::{TcpListener, TcpStream};
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) async fn run(agent: Arc<Agent>, listener: TcpListener) {
     loop {
         // Closed when the agent stops.
-        let Ok(turn) = Arc::clone(&agent.relocations.taking).acquire_owned().await else { return };
+        let Ok(place) = Arc::clone(&agent.relocations.streams).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -45,53 +45,72 @@ pub(super) async fn run(agent: Arc<Agent>, listener: TcpListener) {
         };
         let agent = Arc::clone(&agent);
         tokio::spawn(async move {
-            let taken = take(&agent, stream).await;
-            if let Err(why) = &taken {
-                tracing::info!(why, "a connection of another host was not taken");
+            if let Err(why) = serve(&agent, stream).await {
+                tracing::info!(why, "a stream of another host's agent has ended");
             }
-            agent.relocations.note(if taken.is_ok() { Outcome::Taken } else { Outcome::Dropped });
-            drop(turn);
+            drop(place);
         });
     }
 }
 
-/// A connection that comes.
-struct Taking<'a> {
-    agent: &'a Agent,
-    incoming: Incoming,
-    offered: Offered,
+/// Takes one connection after the other from a stream.
+async fn serve(agent: &Arc<Agent>, stream: TcpStream) -> Result<(), String> {
+    let mut incoming = Incoming::accept(&agent.local.host_key, stream).await?;
+    while let Some(offered) = incoming.offered().await? {
+        // Closed when the agent stops.
+        let Ok(turn) = Arc::clone(&agent.relocations.taking).acquire_owned().await else { return Ok(()) };
+        match take(agent, &mut incoming, offered).await {
+            Ok(taken) => {
+                let agent = Arc::clone(agent);
+                // The client's word and the program take their time; the next connection does not wait for them.
+                tokio::spawn(async move {
+                    note(&agent, taken.finish(&agent).await);
+                    drop(turn);
+                });
+            }
+            Err(why) => {
+                incoming.refuse(&why).await;
+                note(agent, Err(why));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn note(agent: &Agent, taken: Result<(), String>) {
+    if let Err(why) = &taken {
+        tracing::info!(why, "a connection of another host was not taken");
+    }
+    agent.relocations.note(if taken.is_ok() { Outcome::Taken } else { Outcome::Dropped });
+}
+
+/// A connection that is set up, and frozen.
+struct Taken {
+    restored: Restored,
+    data: Vec<u8>,
+    service: ServiceId,
+    giver: HostId,
     mailbox: Mailbox,
 }
 
-async fn take(agent: &Agent, stream: TcpStream) -> Result<(), String> {
-    let (mut incoming, offered) = Incoming::accept(&agent.local.host_key, stream).await?;
-    let mailbox = match admit(agent, &incoming.giver, &offered) {
-        Ok(mailbox) => mailbox,
-        Err(why) => {
-            incoming.refuse(&why).await;
-            return Err(why);
-        }
-    };
-    let mut taking = Taking { agent, incoming, offered, mailbox };
-    let (restored, data) = match taking.prepare().await {
+/// Sets a connection up that is offered, and lets the client go over.
+async fn take(agent: &Agent, incoming: &mut Incoming, offered: Offered) -> Result<Taken, String> {
+    let mut mailbox = admit(agent, &incoming.giver, &offered)?;
+    let ticket = offered.ticket;
+    let (restored, data) = match prepare(agent, incoming, &offered, &mut mailbox).await {
         Ok(prepared) => prepared,
         Err(why) => {
-            taking.with_core(Sal::refuse_hand_over);
-            taking.incoming.refuse(&why).await;
+            agent.core.0.with_sal(|sal, now| sal.refuse_hand_over(now, ticket));
             return Err(why);
         }
     };
-    // Before the client goes over: the giver, which hears of that, reads no more then.
-    if let Err(why) = taking.incoming.confirm().await {
+    // Before the client goes over: the giver, which hears of that, reads no more of this connection then.
+    if let Err(why) = incoming.confirm().await {
         // The client decides all the same.
         tracing::debug!(why, "the giver could not be told that the connection is here");
     }
-    taking.with_core(Sal::take_over);
-    if let Err(why) = taking.decided().await {
-        restored.discard();
-        return Err(why);
-    }
-    taking.go_on(restored, &data).await
+    agent.core.0.with_sal(|sal, now| sal.take_over(now, ticket));
+    Ok(Taken { restored, data, service: offered.service, giver: incoming.giver.id(), mailbox })
 }
 
 /// Whether the connection would be taken.
@@ -111,45 +130,54 @@ fn admit(agent: &Agent, giver: &HostPublic, offered: &Offered) -> Result<Mailbox
     mailbox.ok_or_else(|| "this connection is being handed over already".to_owned())
 }
 
-impl Taking<'_> {
-    fn with_core(&self, act: impl FnOnce(&mut Sal, margay_core::Instant, Ticket)) {
-        self.agent.core.0.with_sal(|sal, now| act(sal, now, self.offered.ticket));
+/// Sets the connection up, frozen. Gives it with the program's data.
+async fn prepare(
+    agent: &Agent,
+    incoming: &mut Incoming,
+    offered: &Offered,
+    mailbox: &mut Mailbox,
+) -> Result<(Restored, Vec<u8>), String> {
+    incoming.agree().await?;
+    let app = awaited(incoming.giver.id(), offered, mailbox).await?;
+    let parts = incoming.parts(offered.data_length).await?;
+    let record = TcpRecord::decode(&parts.record).map_err(|error| error.to_string())?;
+    let mut inject = |packet: &[u8]| {
+        agent.core.0.give_to_kernel(packet);
+        Ok::<(), std::io::Error>(())
+    };
+    let restored = block_in_place(|| restore(&record, app.source, app.destination, &mut inject));
+    let restored = restored.map_err(|error| error.to_string())?;
+    for note in restored.notes() {
+        tracing::info!(service = %offered.service, %note, "of a connection of another host");
     }
+    Ok((restored, parts.data))
+}
 
-    /// Sets the connection up, frozen. Gives it with the program's data.
-    async fn prepare(&mut self) -> Result<(Restored, Vec<u8>), String> {
-        self.incoming.agree().await?;
-        let app = self.awaited().await?;
-        let parts = self.incoming.parts(self.offered.data_length).await?;
-        let record = TcpRecord::decode(&parts.record).map_err(|error| error.to_string())?;
-        let core = &self.agent.core.0;
-        let mut inject = |packet: &[u8]| {
-            core.give_to_kernel(packet);
-            Ok::<(), std::io::Error>(())
-        };
-        let restored = block_in_place(|| restore(&record, app.source, app.destination, &mut inject));
-        let restored = restored.map_err(|error| error.to_string())?;
-        for note in restored.notes() {
-            tracing::info!(service = %self.offered.service, %note, "of a connection of another host");
-        }
-        Ok((restored, parts.data))
-    }
-
-    /// The client's flow: its five-tuple as the connection's own packets have it.
-    async fn awaited(&mut self) -> Result<Tuple, String> {
-        let until = Instant::now() + AWAIT_LIMIT;
-        loop {
-            let word = timeout_at(until, self.mailbox.next()).await;
-            match word.map_err(|_| "the client's host has not fetched the connection in time".to_owned())? {
-                HandOver::Awaits { giver, service, app, .. } => {
-                    let is_meant = giver == self.incoming.giver.id() && service == self.offered.service;
-                    let other = || "the client fetches another connection than the one that is given".to_owned();
-                    return is_meant.then_some(app).ok_or_else(other);
-                }
-                HandOver::Dropped(_) => return Err("the client's host has let go of the hand-over".to_owned()),
-                _ => {}
+/// The client's flow: its five-tuple as the connection's own packets have it.
+async fn awaited(from: HostId, offered: &Offered, mailbox: &mut Mailbox) -> Result<Tuple, String> {
+    let until = Instant::now() + AWAIT_LIMIT;
+    loop {
+        let word = timeout_at(until, mailbox.next()).await;
+        match word.map_err(|_| "the client's host has not fetched the connection in time".to_owned())? {
+            HandOver::Awaits { giver, service, app, .. } => {
+                let is_meant = giver == from && service == offered.service;
+                let other = || "the client fetches another connection than the one that is given".to_owned();
+                return is_meant.then_some(app).ok_or_else(other);
             }
+            HandOver::Dropped(_) => return Err("the client's host has let go of the hand-over".to_owned()),
+            _ => {}
         }
+    }
+}
+
+impl Taken {
+    /// Does as the client's word says.
+    async fn finish(mut self, agent: &Agent) -> Result<(), String> {
+        if let Err(why) = self.decided().await {
+            self.restored.discard();
+            return Err(why);
+        }
+        self.go_on(agent).await
     }
 
     /// Waits for the client's word.
@@ -166,15 +194,13 @@ impl Taking<'_> {
     }
 
     /// The connection is here: it goes on, and a program gets it.
-    async fn go_on(self, restored: Restored, data: &[u8]) -> Result<(), String> {
+    async fn go_on(self, agent: &Agent) -> Result<(), String> {
         let lost = |why: String| format!("its client has come, but no program has it, and it has ended: {why}");
-        let socket = block_in_place(|| restored.go_on()).map_err(|error| lost(error.to_string()))?;
-        let data = memory_file(data).map_err(|error| lost(error.to_string()))?;
-        let name = Prefix::from(self.offered.service);
-        let given = self.agent.programs.takers.give(None, Gift { name, socket, data }).await;
-        given.map_err(|(_, why)| lost(why))?;
-        let giver = self.incoming.giver.id();
-        tracing::info!(service = %self.offered.service, %giver, "a connection of another host goes on here");
+        let socket = block_in_place(|| self.restored.go_on()).map_err(|error| lost(error.to_string()))?;
+        let data = memory_file(&self.data).map_err(|error| lost(error.to_string()))?;
+        let gift = Gift { name: Prefix::from(self.service), socket, data };
+        agent.programs.takers.give(None, gift).await.map_err(|(_, why)| lost(why))?;
+        tracing::info!(service = %self.service, giver = %self.giver, "a connection of another host goes on here");
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 //! it, over Margay itself, and inside a stream that both prove their host keys for.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use margay_control::relocation::proto::{
@@ -15,10 +16,11 @@ use margay_core::key::{HostId, HostPublic, HostSecret};
 use margay_core::name::ServiceId;
 use margay_core::table::{HAND_OVER_PORT, NextHop};
 use margay_wire::HANDED_DATA_MAX;
+use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::agent::Agent;
 use crate::agent::core::CoreHandle;
@@ -26,6 +28,10 @@ use crate::agent::instance_addresses::InstanceAddresses;
 
 /// How long the other end may take for what it sends next.
 pub const STEP_LIMIT: Duration = Duration::from_secs(5);
+/// A giver's stream without a connection is kept for so long: others may follow.
+const IDLE_LIMIT: Duration = Duration::from_secs(5);
+/// A taker waits for longer, so that it is the giver that ends the stream.
+const NEXT_LIMIT: Duration = Duration::from_secs(15);
 /// Messages that have come and wait to be taken.
 const UNREAD_MAX: usize = 4;
 
@@ -106,12 +112,17 @@ impl Outgoing {
         Ok(Self { answers, writer, _reading: reading, _address: None })
     }
 
-    /// Says what is to come, and waits until the taker is willing.
+    /// Whether another connection can go by it.
+    fn is_usable(&self) -> bool {
+        self.answers.is_empty() && !self.answers.is_closed()
+    }
+
+    /// Says what is to come.
     ///
     /// # Errors
     ///
-    /// It is not; why, as a sentence.
-    pub async fn ask(
+    /// The stream is broken.
+    pub async fn offer(
         &mut self,
         ticket: &Ticket,
         service: &ServiceId,
@@ -120,7 +131,15 @@ impl Outgoing {
     ) -> Result<(), String> {
         let data_length = u32::try_from(data.len()).map_err(|_| "the data is too long".to_owned())?;
         let (ticket, service) = (ticket.0.to_vec(), service.0.to_vec());
-        self.say(from_giver::Body::Head(Head { version: VERSION, ticket, service, chain, data_length })).await?;
+        self.say(from_giver::Body::Head(Head { version: VERSION, ticket, service, chain, data_length })).await
+    }
+
+    /// Waits until the taker is willing.
+    ///
+    /// # Errors
+    ///
+    /// It is not; why, as a sentence.
+    pub async fn await_willing(&mut self) -> Result<(), String> {
         match timeout(STEP_LIMIT, self.answer()).await {
             Ok(Ok(Answer::Willing)) => Ok(()),
             Ok(Ok(Answer::Refused(why))) => Err(why),
@@ -168,6 +187,46 @@ impl Outgoing {
         let message = FromGiver { body: Some(body) };
         let written = timeout(STEP_LIMIT, self.writer.write(&message)).await;
         written.map_err(|_| late())?.map_err(|error| broken(&error))
+    }
+}
+
+/// A stream of a giver's that waits for the next connection.
+struct IdleStream {
+    since: Instant,
+    host: HostId,
+    service: ServiceId,
+    stream: Outgoing,
+}
+
+/// All of them, the longest idle first.
+#[derive(Default)]
+pub struct IdleStreams(Mutex<Vec<IdleStream>>);
+
+impl IdleStreams {
+    /// One to a service's instance on `host`.
+    pub fn take(&self, host: HostId, service: &ServiceId) -> Option<Outgoing> {
+        let mut all = self.0.lock();
+        let is_fit = |one: &IdleStream| one.host == host && one.service == *service && one.stream.is_usable();
+        let at = all.iter().position(is_fit)?;
+        Some(all.remove(at).stream)
+    }
+
+    /// Keeps one whose last connection is settled.
+    pub fn keep(self: &Arc<Self>, host: HostId, service: ServiceId, stream: Outgoing) {
+        let mut all = self.0.lock();
+        let is_first = all.is_empty();
+        all.push(IdleStream { since: Instant::now(), host, service, stream });
+        if is_first {
+            tokio::spawn(Arc::clone(self).close_old());
+        }
+    }
+
+    /// Closes those that have waited for too long, until there are none.
+    async fn close_old(self: Arc<Self>) {
+        while !self.0.lock().is_empty() {
+            sleep(IDLE_LIMIT / 2).await;
+            self.0.lock().retain(|one| one.since.elapsed() < IDLE_LIMIT && one.stream.is_usable());
+        }
     }
 }
 
@@ -225,28 +284,37 @@ impl Parts {
 }
 
 impl Incoming {
-    /// Takes a stream, and hears what it is to bring.
+    /// Takes a stream.
     ///
     /// # Errors
     ///
-    /// It is none, or of another version, which the giver is told.
-    pub async fn accept(own: &HostSecret, stream: TcpStream) -> Result<(Self, Offered), String> {
+    /// It is none.
+    pub async fn accept(own: &HostSecret, stream: TcpStream) -> Result<Self, String> {
         let begun = timeout(STEP_LIMIT, answer(stream, own, HAND_OVER)).await;
         let (reader, writer, giver) = begun.map_err(|_| late())?.map_err(|error| broken(&error))?;
         let (sender, pieces): (_, Pieces) = mpsc::channel(UNREAD_MAX);
         let mut reading = JoinSet::new();
         reading.spawn(read_all(reader, sender));
-        let mut incoming = Self { giver, pieces, writer, _reading: reading };
-        let first = timeout(STEP_LIMIT, incoming.next()).await.map_err(|_| late())??;
-        match first {
-            from_giver::Body::Head(head) => match offered(head) {
-                Ok(offered) => Ok((incoming, offered)),
-                Err(why) => {
-                    incoming.refuse(&why).await;
-                    Err(why)
-                }
-            },
-            _ => Err(broken(&StreamError::Garbage)),
+        Ok(Self { giver, pieces, writer, _reading: reading })
+    }
+
+    /// The next connection that it is to bring; `None` where it has ended, or nothing has come for long.
+    ///
+    /// # Errors
+    ///
+    /// What comes makes no sense, or is of another version, which the giver is told.
+    pub async fn offered(&mut self) -> Result<Option<Offered>, String> {
+        let head = match timeout(NEXT_LIMIT, self.pieces.recv()).await {
+            Ok(Some(Ok(FromGiver { body: Some(from_giver::Body::Head(head)) }))) => head,
+            Ok(Some(Ok(_))) => return Err(broken(&StreamError::Garbage)),
+            Ok(Some(Err(_)) | None) | Err(_) => return Ok(None),
+        };
+        match offered(head) {
+            Ok(offered) => Ok(Some(offered)),
+            Err(why) => {
+                self.refuse(&why).await;
+                Err(why)
+            }
         }
     }
 
@@ -354,12 +422,14 @@ mod test {
         let record: Vec<u8> = (0..3 * PIECE_MAX + 7).map(|n| (n % 251) as u8).collect();
         let giving = async {
             let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
-            stream.ask(&Ticket([7; 16]), &ServiceId([8; 32]), vec![9], b"anna").await?;
+            stream.offer(&Ticket([7; 16]), &ServiceId([8; 32]), vec![9], b"anna").await?;
+            stream.await_willing().await?;
             stream.send(&record, b"anna").await?;
             stream.answer().await
         };
         let taking = async {
-            let (mut stream, offered) = Incoming::accept(&key(2), far).await?;
+            let mut stream = Incoming::accept(&key(2), far).await?;
+            let offered = stream.offered().await?.ok_or("nothing is offered")?;
             stream.agree().await?;
             let parts = stream.parts(offered.data_length).await?;
             stream.confirm().await?;
@@ -379,10 +449,12 @@ mod test {
         let (near, far) = ends().await;
         let giving = async {
             let mut stream = Outgoing::over(near, &key(1), key(2).public().id()).await?;
-            stream.ask(&Ticket([7; 16]), &ServiceId([8; 32]), Vec::new(), &[]).await
+            stream.offer(&Ticket([7; 16]), &ServiceId([8; 32]), Vec::new(), &[]).await?;
+            stream.await_willing().await
         };
         let taking = async {
-            let (mut stream, _) = Incoming::accept(&key(2), far).await?;
+            let mut stream = Incoming::accept(&key(2), far).await?;
+            stream.offered().await?;
             stream.refuse("nobody here").await;
             Ok::<_, String>(stream)
         };
@@ -393,6 +465,25 @@ mod test {
         let meant = key(3).public().id();
         let (begun, _) = tokio::join!(Outgoing::over(near, &own, meant), Incoming::accept(&wrong, far));
         assert!(begun.err().is_some_and(|why| why.contains(&wrong.public().id().to_string())));
+    }
+
+    #[tokio::test]
+    async fn a_stream_is_used_again_until_its_other_end_has_gone() {
+        let idle = Arc::new(IdleStreams::default());
+        let (near, far) = ends().await;
+        let (own, other) = (key(1), key(2));
+        let host = other.public().id();
+        let (stream, taking) = tokio::join!(Outgoing::over(near, &own, host), Incoming::accept(&other, far));
+        let service = ServiceId([8; 32]);
+        idle.keep(host, service, stream.expect("open"));
+        assert!(idle.take(host, &ServiceId([9; 32])).is_none(), "to another name");
+        let stream = idle.take(host, &service).expect("it is idle");
+        assert!(idle.take(host, &service).is_none(), "it is in use");
+        idle.keep(host, service, stream);
+        drop(taking);
+        while idle.take(host, &service).map(|stream| idle.keep(host, service, stream)).is_some() {
+            tokio::task::yield_now().await;
+        }
     }
 
     fn head() -> Head {

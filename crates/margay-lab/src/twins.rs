@@ -131,17 +131,13 @@ pub fn sockets(host: &Host) -> Result<Vec<String>> {
     Ok(text.lines().filter(|line| is_of_connection(line)).map(str::to_owned).collect())
 }
 
-/// How many connections are established at both servers' hosts.
+/// How many connections are established at a server's host.
 ///
 /// # Errors
 ///
 /// As for [`sockets`].
-pub fn established(hosts: [&Host; 2]) -> Result<usize> {
-    let mut count = 0;
-    for host in hosts {
-        count += sockets(host)?.iter().filter(|line| line.starts_with("ESTAB")).count();
-    }
-    Ok(count)
+pub fn established(host: &Host) -> Result<usize> {
+    Ok(sockets(host)?.iter().filter(|line| line.starts_with("ESTAB")).count())
 }
 
 fn is_of_connection(line: &str) -> bool {

@@ -415,10 +415,11 @@ impl<'a> Stage<'a> {
     fn compare_sockets(&self, round: Round, open: usize, findings: &mut Findings) -> Result<()> {
         // One that has ended at its client may have its end under way.
         let _ = wait_for("as many sockets as sessions", LIMIT, || {
-            ensure!(twins::established(self.servers)? <= open);
+            let sockets = self.established()?;
+            ensure!(sockets <= open, "there are {sockets} sockets of {open} sessions");
             Ok(())
         });
-        let sockets = twins::established(self.servers)?;
+        let sockets = self.established()?;
         if sockets > open {
             findings.note(format!("{round:?}: servers have {sockets} sockets of {open} sessions"));
         }
@@ -438,7 +439,8 @@ impl<'a> Stage<'a> {
         }
         // Those that stay are counted.
         let _ = wait_for("the end of all sockets", SOCKETS_LIMIT, || {
-            ensure!(self.sockets()?.is_empty());
+            let left = self.sockets()?.len();
+            ensure!(left == 0, "{left} are left");
             Ok(())
         });
         let left = self.sockets()?;
@@ -447,6 +449,11 @@ impl<'a> Stage<'a> {
         }
         findings.set("sockets_left", left.len() as f64);
         Ok(())
+    }
+
+    fn established(&self) -> Result<usize> {
+        let [one, other] = self.servers;
+        Ok(twins::established(one)? + twins::established(other)?)
     }
 
     /// Sockets of connections of both servers.

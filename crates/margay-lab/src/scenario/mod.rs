@@ -27,6 +27,7 @@ mod full_backlog;
 mod grants;
 mod half_closed;
 mod handover;
+mod handover_attacks;
 mod handover_weather;
 mod hijack;
 mod host_death;
@@ -193,6 +194,7 @@ pub const ALL: &[Scenario] = &[
     patience::SCENARIO,
     upgrade_in_place::SCENARIO,
     handover::SCENARIO,
+    handover_attacks::SCENARIO,
     handover_weather::SCENARIO,
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,

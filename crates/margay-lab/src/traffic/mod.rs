@@ -356,8 +356,8 @@ pub enum Traffic {
     },
     /// Forge TCP segments of others' connections
     Strike(strike::Plan),
-    /// Be a host that may speak and has no part in a hand-over: try to take others' sessions by messages that are tagged
-    /// as they must be, or by bringing connections that nobody has given
+    /// Be a host that has no part in a hand-over, and try to take others' sessions: by messages with right tags, or by
+    /// bringing connections that nobody has given
     #[command(subcommand)]
     Snatch(snatch::Plan),
     /// Be hosts that nobody knows: ask for what is others', or answer for it

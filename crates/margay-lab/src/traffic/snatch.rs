@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::Subcommand;
 use margay_control::entropy;
 use margay_control::relocation::proto::{End, FromGiver, FromTaker, Head, from_giver, from_taker};
-use margay_control::relocation::{HAND_OVER, VERSION, begin};
+use margay_control::relocation::{HAND_OVER, Reader, VERSION, begin};
 use margay_core::Sal;
 use margay_core::association::Association;
 use margay_core::auth;
@@ -204,25 +204,37 @@ async fn bring_all(known: &Known, service: ServiceId, to: IpAddr, count: usize) 
     write_line(&json!({"sent": tried, "accepted": accepted, "refused": refused, "said": said}).to_string())
 }
 
-/// Offers a connection, and sends it without being told to.
+impl Brought {
+    /// Hears what a taker says. Whether it has said something.
+    async fn hear(&mut self, reader: &mut Reader) -> bool {
+        let Ok(FromTaker { body: Some(body) }) = reader.read::<FromTaker>().await else { return false };
+        match body {
+            from_taker::Body::Refused(refused) => {
+                self.refused += 1;
+                self.said = refused.text;
+            }
+            from_taker::Body::Willing(_) | from_taker::Body::Restored(_) => self.accepted += 1,
+        }
+        true
+    }
+}
+
+/// Offers a connection, and sends it whatever the taker says.
 async fn bring(head: Head, record: Vec<u8>, to: IpAddr, brought: &mut Brought) -> Result<()> {
     let key = HostSecret::generate(&mut entropy::rng()?);
     let stream = TcpStream::connect((to, HAND_OVER_PORT)).await.context("no agent takes connections there")?;
     let (mut reader, mut writer, _) = begin(stream, &key, HAND_OVER).await?;
-    for body in [from_giver::Body::Head(head), from_giver::Body::Record(record), from_giver::Body::End(End {})] {
-        writer.write(&FromGiver { body: Some(body) }).await?;
-    }
+    writer.write(&FromGiver { body: Some(from_giver::Body::Head(head)) }).await?;
     brought.tried += 1;
-    // Until the taker has ended the stream: it may say more than one thing.
-    while let Ok(FromTaker { body: Some(body) }) = reader.read::<FromTaker>().await {
-        match body {
-            from_taker::Body::Refused(refused) => {
-                brought.refused += 1;
-                brought.said = refused.text;
-            }
-            from_taker::Body::Willing(_) | from_taker::Body::Restored(_) => brought.accepted += 1,
+    // Read at once: a reset, which what follows may bring about, would take the answer with it.
+    brought.hear(&mut reader).await;
+    for body in [from_giver::Body::Record(record), from_giver::Body::End(End {})] {
+        // The taker may have ended the stream by now.
+        if writer.write(&FromGiver { body: Some(body) }).await.is_err() {
+            break;
         }
     }
+    while brought.hear(&mut reader).await {}
     Ok(())
 }
 

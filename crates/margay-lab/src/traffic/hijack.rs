@@ -188,8 +188,8 @@ fn send_again(plan: &Plan, real: &Captured, to: Ipv4Addr, dice: &mut Dice, shots
 
 impl Known {
     pub fn learn(captured: &[Captured]) -> Self {
-        let (flows, handovers) = (vec![], vec![]);
-        let mut known = Self { flows, auths: vec![], moves: vec![], handovers, services: vec![], hosts: vec![] };
+        let mut known =
+            Self { flows: vec![], auths: vec![], moves: vec![], handovers: vec![], services: vec![], hosts: vec![] };
         for real in captured {
             if let Ok(data) = DataRepr::parse(&real.bytes) {
                 known.flows.push((data.dst_flow, FlowId(0)));

@@ -5,6 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::fabric::margay_program;
@@ -296,8 +298,17 @@ pub fn stack(host: &Host, act: &str) -> Result<()> {
 ///
 /// None runs, or it does not end.
 pub fn kill(host: &Host) -> Result<()> {
-    let pid = pid(host)?;
-    host.run(["kill", "-9", &pid.to_string()])?;
+    kill_known(host, pid(host)?)
+}
+
+/// As [`kill`], where its process id is known from [`pid`]: a search for it would take longer than some moments last.
+///
+/// # Errors
+///
+/// As for [`kill`].
+pub fn kill_known(host: &Host, pid: u32) -> Result<()> {
+    signal::kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL)
+        .with_context(|| format!("cannot end the agent of {}", host.name()))?;
     wait_for(&format!("the end of the agent of {}", host.name()), READY_LIMIT, || {
         if self::pid(host).is_err() { Ok(()) } else { bail!("it is there") }
     })

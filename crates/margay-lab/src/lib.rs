@@ -40,6 +40,7 @@ pub mod traffic;
 pub mod transfers;
 pub mod tunnel;
 pub mod turns;
+pub mod twins;
 pub mod upgrading;
 pub mod weather;
 pub mod wire;

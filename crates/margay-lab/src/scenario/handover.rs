@@ -2,10 +2,8 @@
 //! with a round trip of 20 ms: carried by the kernels and encapsulated, over IPv4 and IPv6.
 
 use std::path::Path;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
+use anyhow::{Result, ensure};
 
 use super::{Findings, Scenario, is_long, pair, site};
 use crate::agent::{self, Agents};
@@ -16,8 +14,7 @@ use crate::observe;
 use crate::report::Limit::{AtLeast, AtMost, Exactly};
 use crate::report::{Bound, bound, median, percentile};
 use crate::sessions::Sessions;
-use crate::traffic::Step;
-use crate::upgrading::Serving;
+use crate::twins::{HOSTS, PORT, SERVICE, Twins};
 
 /// The scenario.
 pub const SCENARIO: Scenario = Scenario {
@@ -44,24 +41,13 @@ const BOUNDS: [Bound; 9] = [
 /// Each link delays what leaves and what comes, and two of them are between any two hosts.
 const BLOCKS: &str = "v4 = \"10.1.0.0/24\"\nv6 = \"fd01::/64\"\ndelay_ms = 5\n";
 const RTT_MS: f64 = 20.0;
-const SERVICE: &str = "web.shop";
-/// Both families.
-const LISTEN: &str = "[::]:81";
-const PORT: u16 = 81;
-const ONE: &str = "one";
-const TWO: &str = "two";
 /// Sessions of each part, by the length of the scenario.
 const SHORT: usize = 50;
 const LONG: usize = 1000;
 const PARTS: usize = 3;
-/// Until all sessions of a part have gone.
-const MOVE_LIMIT: Duration = Duration::from_secs(120);
 
 struct Stage<'a> {
-    /// Servers, in the order of the hosts' names.
-    serving: [Serving; 2],
-    /// How often each was told to move what it has.
-    told: [usize; 2],
+    twins: Twins,
     count: usize,
     /// How long each session had to wait beyond what it waits for otherwise, in each move.
     pauses_ms: Vec<f64>,
@@ -72,15 +58,15 @@ struct Stage<'a> {
 }
 
 fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
-    let lab = site::build(SCENARIO.name, BLOCKS, &[ONE, TWO, "client", "encap"], dir)?;
+    let lab = site::build(SCENARIO.name, BLOCKS, &[HOSTS[0], HOSTS[1], "client", "encap"], dir)?;
     let encapsulated = lab.host("encap")?;
     agent::keep_encapsulated(encapsulated)?;
     let _agents = Agents::start(&lab)?;
     let client = lab.host("client")?;
-    let hosts = [lab.host(ONE)?, lab.host(TWO)?, client, encapsulated];
+    let hosts = [lab.host(HOSTS[0])?, lab.host(HOSTS[1])?, client, encapsulated];
     pair::demand_kernel(&hosts[..3], findings)?;
     ["not_moved", "moved", "wrong_bytes", "lost_sessions"].into_iter().for_each(|figure| findings.set(figure, 0.0));
-    let serving = [serve(hosts[0], TWO)?, serve(hosts[1], ONE)?];
+    let twins = Twins::start([hosts[0], hosts[1]])?;
     agent::await_instances(client, SERVICE, 2)?;
     agent::await_instances(encapsulated, SERVICE, 2)?;
     let direct_addresses = agent::virtual_addresses(client, SERVICE)?;
@@ -91,7 +77,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         ("encapsulated, IPv4", encapsulated, encapsulated_addresses.0),
     ];
     let mut first = Findings::default();
-    let mut stage = Stage::new(serving, 1, &mut first);
+    let mut stage = Stage::new(twins, 1, &mut first);
     // What the first of all flows needs, and what two servers need that have not met, is no leak.
     for (name, host, address) in &parts {
         stage.part(name, host, address)?;
@@ -99,9 +85,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let before = Entries::settled(&hosts)?;
     hosts.iter().try_for_each(|host| observe::count_virtual_resets(host))?;
 
-    let Stage { serving, told, .. } = stage;
+    let twins = stage.twins;
     let count = if is_long() { LONG } else { SHORT };
-    let mut stage = Stage { told, ..Stage::new(serving, count, findings) };
+    let mut stage = Stage::new(twins, count, findings);
     for (name, host, address) in &parts {
         if let Err(error) = stage.part(name, host, address) {
             stage.findings.note(format!("{name}: {error:#}"));
@@ -109,7 +95,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
         }
     }
     // The servers serve until nothing is left of what they have served.
-    let Stage { serving: _serving, pauses_ms, took_ms, moved, findings, .. } = stage;
+    let Stage { twins: _twins, pauses_ms, took_ms, moved, findings, .. } = stage;
     findings.set("pause_rtts_p50", percentile(&pauses_ms, 50.0) / RTT_MS);
     findings.set("pause_ms_p99", percentile(&pauses_ms, 99.0));
     findings.set("pause_ms_max", percentile(&pauses_ms, 100.0));
@@ -120,17 +106,9 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-fn serve(host: &Host, twin: &str) -> Result<Serving> {
-    let options = ["--listen", LISTEN, "--take-over", "--give-to", twin];
-    let mut serving = Serving::start(host, SERVICE, host.name(), &options)?;
-    serving.await_step("a server", 1, |step| *step == Step::Takes)?;
-    agent::publish(host, SERVICE, LISTEN, &[])?;
-    Ok(serving)
-}
-
 impl<'a> Stage<'a> {
-    fn new(serving: [Serving; 2], count: usize, findings: &'a mut Findings) -> Self {
-        Self { serving, told: [0, 0], count, pauses_ms: Vec::new(), took_ms: 0.0, moved: 0, findings }
+    fn new(twins: Twins, count: usize, findings: &'a mut Findings) -> Self {
+        Self { twins, count, pauses_ms: Vec::new(), took_ms: 0.0, moved: 0, findings }
     }
 
     fn part(&mut self, name: &str, client: &Host, address: &str) -> Result<()> {
@@ -172,23 +150,11 @@ impl<'a> Stage<'a> {
 
     /// Tells a server to give its connections to the other one, and waits until it has.
     fn order(&mut self, from: usize) -> Result<(usize, f64)> {
-        self.told[from] += 1;
-        let (serving, times) = (&mut self.serving[from], self.told[from]);
-        serving.program.signal(Signal::SIGUSR1)?;
-        serving.await_step_for(MOVE_LIMIT, "a server that has given its connections away", times, |step| {
-            matches!(step, Step::Moved { .. })
-        })?;
-        let steps = serving.steps();
-        let kept = steps.iter().filter(|step| matches!(step, Step::Keeps { .. } | Step::Loses { .. }));
-        // The first few tell as much as all of them.
-        for step in kept.take(3) {
+        let given = self.twins.order(from)?;
+        for step in self.twins.not_given(from) {
             self.findings.note(format!("a server that gives: {step:?}"));
         }
-        let moved = steps.into_iter().rev().find_map(|step| match step {
-            Step::Moved { moved, took_ms, .. } => Some((moved, took_ms)),
-            _ => None,
-        });
-        moved.context("it has not said what it has given")
+        Ok((given.moved, given.took_ms))
     }
 }
 

@@ -28,6 +28,8 @@ mod full_backlog;
 mod grants;
 mod half_closed;
 mod handover;
+mod handover_attacks;
+mod handover_weather;
 mod hijack;
 mod host_death;
 mod host_tcp;
@@ -194,6 +196,8 @@ pub const ALL: &[Scenario] = &[
     patience::SCENARIO,
     upgrade_in_place::SCENARIO,
     handover::SCENARIO,
+    handover_attacks::SCENARIO,
+    handover_weather::SCENARIO,
     datagram_rate::SCENARIO,
     narrow_path::SCENARIO,
     host_tcp::SCENARIO,

@@ -14,8 +14,8 @@ use margay_core::key::HostId;
 use margay_core::name::ServiceId;
 use margay_wire::{
     Addresses, AuthRepr, CapabilitiesRepr, DATA_HEADER_LEN, DataRepr, Error, ErrorCode, ErrorRepr, Extension, Flags,
-    FlowId, FlowPortRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, PORT, QuietRepr, ResolvableRepr,
-    STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, is_sealed,
+    FlowId, FlowPortRepr, HandoverRepr, Kind, Message, MessageWriter, MoveFlags, MoveRepr, PORT, QuietRepr,
+    ResolvableRepr, STACK_ENCAP, STACK_SECURE_AES, STACK_SECURE_CHACHA, is_sealed,
 };
 use serde_json::json;
 
@@ -46,11 +46,12 @@ pub struct Plan {
 }
 
 /// What one who saw real traffic knows.
-struct Known {
+pub(super) struct Known {
     /// Flow numbers, as the receiver and the sender know them.
-    flows: Vec<(FlowId, FlowId)>,
+    pub flows: Vec<(FlowId, FlowId)>,
     auths: Vec<AuthRepr>,
     moves: Vec<MoveRepr>,
+    handovers: Vec<HandoverRepr>,
     services: Vec<[u8; 32]>,
     hosts: Vec<[u8; 16]>,
 }
@@ -71,7 +72,8 @@ struct Shot {
 pub fn attack(plan: &Plan, capture: &Path) -> Result<()> {
     let captured = read_capture(capture)?;
     let known = Known::learn(&captured);
-    if known.auths.is_empty() || known.moves.is_empty() || plan.targets.is_empty() || plan.honest.is_empty() {
+    let moves_nothing = known.moves.is_empty() && known.handovers.is_empty();
+    if known.auths.is_empty() || moves_nothing || plan.targets.is_empty() || plan.honest.is_empty() {
         bail!("{} has no signalling to learn from, or there is nobody to trouble", capture.display());
     }
     let mut dice = Dice::new(7);
@@ -185,8 +187,9 @@ fn send_again(plan: &Plan, real: &Captured, to: Ipv4Addr, dice: &mut Dice, shots
 }
 
 impl Known {
-    fn learn(captured: &[Captured]) -> Self {
-        let mut known = Self { flows: vec![], auths: vec![], moves: vec![], services: vec![], hosts: vec![] };
+    pub fn learn(captured: &[Captured]) -> Self {
+        let mut known =
+            Self { flows: vec![], auths: vec![], moves: vec![], handovers: vec![], services: vec![], hosts: vec![] };
         for real in captured {
             if let Ok(data) = DataRepr::parse(&real.bytes) {
                 known.flows.push((data.dst_flow, FlowId(0)));
@@ -195,6 +198,7 @@ impl Known {
             known.flows.push((message.dst_flow, message.src_flow));
             known.auths.extend(message.auth());
             known.moves.extend(message.location());
+            known.handovers.extend(message.handover());
             known.services.extend(message.resolvable.map(|part| part.service));
             known.hosts.extend(message.key_exchange().map(|exchange| exchange.host_id));
         }
@@ -241,6 +245,18 @@ impl Known {
         Some(MoveRepr { number, token, address, flags: MoveFlags::from_bits_retain(dice.below(32) as u16) })
     }
 
+    /// "This session goes to that host", of a hand-over that was seen or never was.
+    pub fn handover(&self, there: SocketAddr, dice: &mut Dice) -> HandoverRepr {
+        let mut made_up = [0; 16];
+        fill(dice, &mut made_up);
+        let seen = pick(dice, &self.handovers).filter(|_| dice.hits(0.7));
+        let ticket = seen.map_or(made_up, |seen| seen.ticket);
+        let host = seen.map(|seen| seen.host).or_else(|| pick(dice, &self.hosts)).unwrap_or(made_up);
+        // Without a port it is a question, and not a request.
+        let address = if dice.hits(0.5) { there } else { SocketAddr::new(there.ip(), 0) };
+        HandoverRepr { ticket, host, address }
+    }
+
     fn part(&self, there: SocketAddr, dice: &mut Dice) -> ResolvableRepr {
         let service = match pick(dice, &self.hosts) {
             Some(host) if dice.hits(0.5) => ServiceId::at_host(HostId(host), 0).0,
@@ -272,6 +288,7 @@ fn forged(known: &Known, kind: Kind, there: SocketAddr, dice: &mut Dice, buf: &m
         (0.1, Some(Extension::Stack(stack))),
         (0.2, Some(Extension::Quiet(quiet))),
         (0.2, Some(Extension::FlowPort(flow_port))),
+        (share_of_handover(kind), Some(Extension::Handover(known.handover(there, dice)))),
         (0.7, known.location(there, dice).map(Extension::Move)),
         (0.9, known.auth(dice).map(Extension::Auth)),
     ];
@@ -289,6 +306,15 @@ fn forged(known: &Known, kind: Kind, there: SocketAddr, dice: &mut Dice, buf: &m
     }
     writer.pad_to(if dice.hits(0.5) { 256 } else { 0 });
     writer.finish()
+}
+
+/// Messages of a hand-over are nothing without it; others must not mind it.
+fn share_of_handover(kind: Kind) -> f64 {
+    match kind {
+        Kind::RequestLock | Kind::AckLock | Kind::NackLock | Kind::CancelLock | Kind::AckCancel => 0.9,
+        Kind::RsynDone => 0.5,
+        _ => 0.1,
+    }
 }
 
 fn forged_data(known: &Known, stack: u8, dice: &mut Dice, buf: &mut [u8]) -> usize {

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use margay_core::name::Name;
 use margay_wire::{
-    AuthRepr, CapabilitiesRepr, ErrorCode, ErrorRepr, Extension, FlowId, KeyExchangeRepr, Kind, Message, MessageWriter,
-    NextProtocol, PORT, QuietRepr, ResolvableRepr, SessionId, SessionRepr,
+    AuthRepr, CapabilitiesRepr, ErrorCode, ErrorRepr, Extension, FlowId, HandoverRepr, KeyExchangeRepr, Kind, Message,
+    MessageWriter, NextProtocol, PORT, QuietRepr, ResolvableRepr, SessionId, SessionRepr,
 };
 use serde_json::json;
 use socket2::Socket;
@@ -41,6 +41,8 @@ pub struct Plan {
     pub count: u64,
     /// Datagrams per second.
     pub rate: u64,
+    /// SYNs say that they fetch a connection from another host.
+    pub fetching: bool,
 }
 
 /// Noise made from a capture, or SYNs for a service and its port.
@@ -91,7 +93,8 @@ fn syns(plan: &Plan, service: &str, port: u16) -> Result<()> {
     let mut forger = Forger::new(plan)?;
     forger.send_all(plan, |forger, buf| {
         let from = forger.stranger();
-        let length = syn(&mut forger.dice, from, service, port, &mut buf[..SYN_LEN]).unwrap_or_default();
+        let fetched = plan.fetching.then(|| handover(&mut forger.dice, from));
+        let length = syn(&mut forger.dice, from, service, port, fetched, &mut buf[..SYN_LEN]).unwrap_or_default();
         ("SYN", from, length)
     })
 }
@@ -196,7 +199,7 @@ fn mutated(dice: &mut Dice, real: &[u8], buf: &mut [u8]) -> usize {
 
 /// Says that a flow is over, was refused, has moved; for flows that exist or existed.
 fn signalling(dice: &mut Dice, ids: &[(FlowId, FlowId)], buf: &mut [u8]) -> usize {
-    const KINDS: [Kind; 9] = [
+    const KINDS: [Kind; 14] = [
         Kind::Fin,
         Kind::Rst,
         Kind::Fail,
@@ -206,6 +209,11 @@ fn signalling(dice: &mut Dice, ids: &[(FlowId, FlowId)], buf: &mut [u8]) -> usiz
         Kind::Probe,
         Kind::Ack,
         Kind::SynAck,
+        Kind::RequestLock,
+        Kind::AckLock,
+        Kind::NackLock,
+        Kind::CancelLock,
+        Kind::AckCancel,
     ];
     let (known_dst, known_src) = ids[dice.below(ids.len())];
     let guessed = dice.hits(0.5);
@@ -221,6 +229,10 @@ fn signalling(dice: &mut Dice, ids: &[(FlowId, FlowId)], buf: &mut [u8]) -> usiz
         let quiet = QuietRepr { quiet_ms: dice.roll() as u32 };
         written = writer.extension(&Extension::Quiet(quiet)).map(drop);
     }
+    if written.is_ok() && dice.hits(0.3) {
+        let nowhere = Ipv4Addr::UNSPECIFIED;
+        written = writer.extension(&Extension::Handover(handover(dice, nowhere))).map(drop);
+    }
     if written.is_ok() && dice.hits(0.7) {
         written = writer.extension(&Extension::Auth(auth)).map(drop);
     }
@@ -228,12 +240,21 @@ fn signalling(dice: &mut Dice, ids: &[(FlowId, FlowId)], buf: &mut [u8]) -> usiz
     written.and_then(|()| writer.finish()).unwrap_or_default()
 }
 
-/// A SYN that nothing is wrong with but its sender.
+/// Of a hand-over that never was.
+fn handover(dice: &mut Dice, at: Ipv4Addr) -> HandoverRepr {
+    let (mut ticket, mut host) = ([0; 16], [0; 16]);
+    fill(dice, &mut ticket);
+    fill(dice, &mut host);
+    HandoverRepr { ticket, host, address: SocketAddr::from((at, PORT)) }
+}
+
+/// A SYN that nothing is wrong with but its sender. It begins a connection, or fetches one.
 fn syn(
     dice: &mut Dice,
     from: Ipv4Addr,
     service: [u8; 32],
     port: u16,
+    fetched: Option<HandoverRepr>,
     buf: &mut [u8],
 ) -> Result<usize, margay_wire::Error> {
     let (mut session, mut ephemeral, mut host_id) = ([0; 16], [0; 32], [0; 16]);
@@ -251,9 +272,13 @@ fn syn(
         .resolvable(&resolvable)?
         .extension(&Extension::Session(session))?
         .extension(&Extension::Capabilities(CapabilitiesRepr { stacks: 4, mtu: DATAGRAM_MAX as u16 }))?
-        .extension(&Extension::KeyExchange(exchange))?
-        .payload(NextProtocol::Ipv4, &tcp_syn(client_port, port, dice.roll() as u32))?
-        .pad_to(SYN_LEN);
+        .extension(&Extension::KeyExchange(exchange))?;
+    match fetched {
+        // The connection comes from its giver.
+        Some(fetched) => writer.extension(&Extension::Handover(fetched))?,
+        None => writer.payload(NextProtocol::Ipv4, &tcp_syn(client_port, port, dice.roll() as u32))?,
+    };
+    writer.pad_to(SYN_LEN);
     writer.finish()
 }
 
@@ -305,19 +330,25 @@ mod tests {
     use margay_wire::{Kind, Message};
 
     use super::super::forger::DATAGRAM_MAX;
-    use super::{SYN_LEN, checksum, garbage_behind_a_header, mutated, signalling, syn, tcp_syn};
+    use super::{SYN_LEN, checksum, garbage_behind_a_header, handover, mutated, signalling, syn, tcp_syn};
     use crate::pump::Dice;
 
     #[test]
     fn forged_syns_are_well_formed() {
         let mut buf = [0; SYN_LEN];
-        let length = syn(&mut Dice::new(1), [10, 99, 0, 1].into(), [7; 32], 7, &mut buf).expect("it fits");
+        let mut dice = Dice::new(1);
+        let from = [10, 99, 0, 1].into();
+        let length = syn(&mut dice, from, [7; 32], 7, None, &mut buf).expect("it fits");
         assert_eq!(length, SYN_LEN);
         let message = Message::parse(&buf).expect("well-formed");
         assert_eq!(message.kind, Kind::Syn);
         assert!(message.session().is_some() && message.key_exchange().is_some() && message.resolvable.is_some());
         assert_eq!(message.payload.len(), 44);
         assert_eq!(checksum(&tcp_syn(1, 2, 3)[..20], 0), 0);
+        let fetched = handover(&mut dice, from);
+        syn(&mut dice, from, [7; 32], 7, Some(fetched), &mut buf).expect("it fits");
+        let message = Message::parse(&buf).expect("well-formed");
+        assert_eq!((message.handover(), message.payload.len()), (Some(fetched), 0));
     }
 
     #[test]

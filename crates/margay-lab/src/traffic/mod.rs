@@ -24,6 +24,7 @@ pub mod registrants;
 mod request;
 mod route_rate;
 mod sessions;
+mod snatch;
 mod stranger;
 mod strike;
 mod transfer;
@@ -350,9 +351,16 @@ pub enum Traffic {
         /// Port of the service
         #[arg(long, default_value_t = 7)]
         port: u16,
+        /// Let the SYNs fetch connections that nobody hands over
+        #[arg(long, requires = "service")]
+        fetching: bool,
     },
     /// Forge TCP segments of others' connections
     Strike(strike::Plan),
+    /// Be a host that has no part in a hand-over, and try to take others' sessions: by messages with right tags, or by
+    /// bringing connections that nobody has given
+    #[command(subcommand)]
+    Snatch(snatch::Plan),
     /// Be hosts that nobody knows: ask for what is others', or answer for it
     Strange(stranger::Plan),
     /// Register with a router without a right to it, in every way; print what was granted
@@ -443,11 +451,12 @@ pub fn perform(traffic: Traffic) -> Result<()> {
         Traffic::Urgent { host, port, count } => odd::urgent(&host, port, count),
         Traffic::Closing { host, port, count } => odd::close_together(&host, port, count),
         Traffic::ClosingServer { listen } => odd::serve_closing(listen),
-        Traffic::Hostile { target, honest, strangers, count, rate, capture, service, port } => {
-            let plan = hostile::Plan { targets: target, honest, strangers, count, rate };
+        Traffic::Hostile { target, honest, strangers, count, rate, capture, service, port, fetching } => {
+            let plan = hostile::Plan { targets: target, honest, strangers, count, rate, fetching };
             hostile::trouble(&plan, capture.as_deref(), service.as_deref().map(|service| (service, port)))
         }
         Traffic::Strike(plan) => strike::strike(&plan),
+        Traffic::Snatch(plan) => runtime.block_on(snatch::snatch(&plan)),
         Traffic::Strange(plan) => stranger::meet(&plan),
         Traffic::Intrude(plan) => runtime.block_on(intruder::intrude(&plan)),
         Traffic::Crowd(plan) => runtime.block_on(registrants::crowd(&plan)),

@@ -55,9 +55,9 @@ pub fn meet(plan: &Plan) -> Result<()> {
     }
 }
 
-struct Stranger {
-    sal: Sal,
-    socket: UdpSocket,
+pub(super) struct Stranger {
+    pub sal: Sal,
+    pub socket: UdpSocket,
     out: Vec<u8>,
     /// Messages that this one has sent, and that have come.
     said: u64,
@@ -124,20 +124,26 @@ fn unix_s() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// One more stranger, which has asked a host for a name and has heard what that says.
+pub(super) fn introduce(service: ServiceId, server: SocketAddr) -> Result<Stranger> {
+    let mut stranger = Stranger::new(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))?;
+    stranger.sal.bind_name(LEASE.into(), service);
+    stranger.add_rule(service, Action::Forward(NextHop { address: server, host: None, router: false }))?;
+    let mut packet = [0; IP_UDP_LEN + 8];
+    envelope(&mut packet, SocketAddrV4::new(HOST, 4_000), LEASE, 8);
+    stranger.sal.handle_app_packet(clock::now(), &packet);
+    stranger.say();
+    // The answer, and what follows where this one was taken for a host that may ask.
+    while stranger.hear()? && stranger.heard < 4 {
+        stranger.say();
+    }
+    Ok(stranger)
+}
+
 fn ask(service: ServiceId, server: SocketAddr, count: u64, until: Moment) -> Result<()> {
     let (mut met, mut heard) = (0, 0);
     while met < count && Moment::now() < until {
-        let mut stranger = Stranger::new(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))?;
-        stranger.sal.bind_name(LEASE.into(), service);
-        stranger.add_rule(service, Action::Forward(NextHop { address: server, host: None, router: false }))?;
-        let mut packet = [0; IP_UDP_LEN + 8];
-        envelope(&mut packet, SocketAddrV4::new(HOST, 4_000), LEASE, 8);
-        stranger.sal.handle_app_packet(clock::now(), &packet);
-        stranger.say();
-        // The answer, and what follows where this one was taken for a host that may ask.
-        while stranger.hear()? && stranger.heard < 4 {
-            stranger.say();
-        }
+        let stranger = introduce(service, server)?;
         met += 1;
         heard += u64::from(stranger.heard > 0);
     }

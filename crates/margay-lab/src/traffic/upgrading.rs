@@ -114,10 +114,12 @@ pub struct Plan {
 
 /// Serves until it has given everything away, which SIGTERM tells it to do. Where nobody takes the listening socket, it
 /// goes on as before. Upon SIGUSR1, and when its agent asks for it, it gives its connections to another host, and goes
-/// on. Prints each [`Step`] as a line of JSON.
+/// on. Upon SIGUSR2 it takes over sockets again, which has an end when the agent has. Prints each [`Step`] as a line of
+/// JSON.
 pub async fn serve(plan: Plan) -> Result<()> {
     let mut told = signal(SignalKind::terminate()).context("cannot hear signals")?;
     let mut told_to_move = signal(SignalKind::user_defined1()).context("cannot hear signals")?;
+    let mut told_to_take = signal(SignalKind::user_defined2()).context("cannot hear signals")?;
     let mut server = Server::start(&plan).await?;
     let give_to = plan.give_to.unwrap_or_default();
     loop {
@@ -128,6 +130,7 @@ pub async fn serve(plan: Plan) -> Result<()> {
                 }
             }
             _ = told_to_move.recv() => server.move_all(&give_to).await?,
+            _ = told_to_take.recv() => server.take_over(&plan.service).await?,
             accepted = accept(server.listener.as_ref()) => {
                 // A connection that ended before it was taken is not an error of the server.
                 if let Ok(stream) = accepted {
@@ -187,13 +190,18 @@ impl Server {
             say(&Step::Serves)?;
         }
         if plan.take_over {
-            server.takeover = Some(GivingTakeover::open(&plan.service).await?);
-            say(&Step::Takes)?;
+            server.take_over(&plan.service).await?;
         }
         if let Some(pid) = plan.of {
             kill(Pid::from_raw(pid), Signal::SIGTERM).with_context(|| format!("cannot tell process {pid}"))?;
         }
         Ok(server)
+    }
+
+    /// Others may give it sockets of the name, from now on or again.
+    async fn take_over(&mut self, service: &str) -> Result<()> {
+        self.takeover = Some(GivingTakeover::open(service).await?);
+        say(&Step::Takes)
     }
 
     fn begin(&mut self, mut session: Session, upgrades: bool) {

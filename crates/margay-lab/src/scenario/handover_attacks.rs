@@ -1,0 +1,349 @@
+//! `handover-attacks`: a host without a key, one that others know, and a member that may not serve the name try to take
+//! sessions that go from one server to its twin and back: by forgeries and replays of a true hand-over, by messages
+//! with right tags about sessions of others, by connections that nobody has given, and by fetching those. The sessions
+//! talk all the while, and true hand-overs go on before, between and after.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::{Findings, Scenario, pair};
+use crate::agent::{self, Agents};
+use crate::host::Host;
+use crate::lab::Lab;
+use crate::observe;
+use crate::program::{Program, output_within, wait_for};
+use crate::recorder::Recorder;
+use crate::report::Limit::{AtLeast, AtMost, Exactly};
+use crate::report::{Bound, bound};
+use crate::server;
+use crate::sessions::Sessions;
+use crate::topology::Topology;
+use crate::twins::{self, HOSTS, PORT, SERVICE, Twins};
+
+/// The scenario.
+pub const SCENARIO: Scenario = Scenario {
+    name: "handover-attacks",
+    summary: "forged, replayed and stolen messages of hand-overs, and connections that nobody gave, beside true ones",
+    bounds: &BOUNDS,
+    run,
+};
+
+const BOUNDS: [Bound; 11] = [
+    // Sessions that moved, ended or hang, sockets that came or went, and connections that a taker wanted.
+    bound("accepted", Exactly(0.0)),
+    bound("wrong_bytes", Exactly(0.0)),
+    // Messages and streams.
+    bound("tried", AtLeast(15_000.0)),
+    bound("attacks", Exactly(ATTACKS as f64)),
+    bound("types", Exactly(margay_wire::Kind::ALL.len() as f64)),
+    // Otherwise the tags of the host that others know were not right.
+    bound("answered", AtLeast(1.0)),
+    // Otherwise no taker has heard of the connections that were brought.
+    bound("brought_refused", AtLeast(BROUGHT as f64)),
+    // Of the sessions that were to go, before, between and after.
+    bound("not_moved", Exactly(0.0)),
+    bound("moved", AtLeast((SESSIONS * (ATTACKS + 1)) as f64)),
+    bound("memory_growth_mb", AtMost(20.0)),
+    bound("failed", Exactly(0.0)),
+];
+
+/// Everybody is on a network of their own, and one router lets any sender's address pass.
+const TOPOLOGY: &str = r#"
+[subnet.west]
+v4 = "10.1.0.0/24"
+
+[subnet.east]
+v4 = "10.2.0.0/24"
+
+[subnet.south]
+v4 = "10.3.0.0/24"
+
+[subnet.hub]
+v4 = "10.4.0.0/24"
+
+[subnet.wild]
+v4 = "10.5.0.0/24"
+
+[host.way]
+role = "gateway"
+links = [{ subnet = "west" }, { subnet = "east" }, { subnet = "south" }, { subnet = "hub" }, { subnet = "wild" }]
+
+[host.router]
+role = "router"
+links = [{ subnet = "hub" }]
+
+[host.one]
+role = "agent"
+links = [{ subnet = "east" }]
+
+[host.two]
+role = "agent"
+links = [{ subnet = "south" }]
+
+[host.client]
+role = "agent"
+links = [{ subnet = "west" }]
+
+[host.attacker]
+role = "plain"
+links = [{ subnet = "wild" }]
+
+# Joins with a token that is good for another name alone.
+[host.member]
+role = "plain"
+links = [{ subnet = "wild" }]
+"#;
+
+/// The one name that the member may serve.
+const MEMBERS_NAME: &str = "insider.shop";
+/// Client and servers serve it, so that anybody may become known to them.
+const OPEN: &str = "open.shop";
+const OPEN_LISTEN: &str = "0.0.0.0:7";
+/// The attacker's made-up addresses are in its /16.
+const STRANGERS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 0);
+const SESSIONS: usize = 20;
+const ATTACKS: usize = 4;
+/// Connections that the member brings.
+const BROUGHT: usize = 40;
+/// All messages, and of DATA (type 32) what has a packet number that 32 divides.
+const SEEN: &str = "(udp[9] != 32 or udp[19] & 31 == 0)";
+const CAPTURED: usize = 1_000;
+/// The file's own header is no packet.
+const EMPTY_CAPTURE: u64 = 24;
+const ATTACK_LIMIT: Duration = Duration::from_secs(60);
+const SETTLE_LIMIT: Duration = Duration::from_secs(15);
+/// Forgeries of each type, and changed copies of each message, for each host.
+const FORGERIES: &str = "100";
+const FLIPS: &str = "2";
+const PER_S: &str = "5000";
+/// Rounds of all messages of a hand-over, with right tags, to each host.
+const TAGGED: &str = "200";
+const FETCHING: &str = "3000";
+
+struct Stage<'a> {
+    lab: &'a Lab,
+    client: &'a Host,
+    servers: [&'a Host; 2],
+    twins: Twins,
+    sessions: Sessions,
+    /// The server that has all sessions.
+    at: usize,
+    /// Answers that were wrong, and were counted.
+    wrong: u64,
+    /// A hand-over there and back (pcap).
+    capture: String,
+}
+
+fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
+    let lab = Lab::build(Topology::parse(SCENARIO.name, TOPOLOGY)?, dir)?;
+    let _agents = Agents::start(&lab)?;
+    let client = lab.host("client")?;
+    let servers = [lab.host(HOSTS[0])?, lab.host(HOSTS[1])?];
+    pair::demand_kernel(&[client, servers[0], servers[1]], findings)?;
+    for figure in ["accepted", "wrong_bytes", "tried", "attacks", "types", "answered", "brought_refused", "not_moved"] {
+        findings.set(figure, 0.0);
+    }
+    let twins = Twins::start(servers)?;
+    let _open = serve_to_all(&[client, servers[0], servers[1]])?;
+    admit_member(&lab)?;
+    // Answers to forged addresses go to somebody.
+    let attacker = pair::address(lab.host("attacker")?)?;
+    lab.host("way")?.run(["ip", "route", "add", "10.99.0.0/16", "via", &attacker])?;
+    agent::await_instances(client, SERVICE, HOSTS.len())?;
+    let to = agent::virtual_addresses(client, SERVICE)?.0;
+    let sessions = Sessions::open(client, &to, PORT, SESSIONS, &[])?;
+    let mut stage = Stage { lab: &lab, client, servers, twins, sessions, at: 0, wrong: 0, capture: String::new() };
+    // Some have come to either.
+    stage.twins.order(1)?;
+    stage.record(findings)?;
+    let before = stage.memory()?;
+    let attacks: [(&str, Attack); ATTACKS] = [
+        ("forgeries and replays", forge),
+        ("right tags, and sessions of others", speak_of_others),
+        ("connections that nobody has given", bring),
+        ("fetching what nobody hands over", fetch),
+    ];
+    for (what, attack) in attacks {
+        pair::attempt_part(what, findings, |findings| stage.under(what, attack, findings));
+    }
+    let grown = stage.memory()?.into_iter().zip(before).map(|(after, before)| (after - before) / 1e6);
+    findings.set("memory_growth_mb", grown.fold(0.0, f64::max));
+    let talked = stage.sessions.end()?;
+    findings.figures.add("accepted", (SESSIONS - talked.open) as f64);
+    findings.figures.add("wrong_bytes", (talked.wrong - stage.wrong) as f64);
+    Ok(())
+}
+
+fn serve_to_all(hosts: &[&Host]) -> Result<Vec<Program>> {
+    let mut echoes = Vec::new();
+    for host in hosts {
+        echoes.push(server::echo(host, &[OPEN_LISTEN.parse()?])?);
+        agent::publish(host, OPEN, OPEN_LISTEN, &[])?;
+    }
+    Ok(echoes)
+}
+
+fn admit_member(lab: &Lab) -> Result<()> {
+    let words = ["id", "token", "create", &lab.topology.authority, "--grant", MEMBERS_NAME];
+    let token = agent::margay(lab.host("router")?, words)?;
+    let member = lab.host("member")?;
+    agent::join(member, token.trim())?;
+    agent::await_instances(member, SERVICE, HOSTS.len())
+}
+
+/// Gives the command of an attacker.
+type Attack = fn(&Stage<'_>) -> Result<Command>;
+
+/// Every type of message, without a tag and with wrong ones; and what was seen, again and changed.
+fn forge(stage: &Stage<'_>) -> Result<Command> {
+    let attacker = stage.lab.host("attacker")?;
+    let mut command =
+        attacker.traffic(["hijack", "--strangers", &STRANGERS.to_string(), "--capture", &stage.capture])?;
+    command.args(["--forgeries", FORGERIES, "--flips", FLIPS, "--rate", PER_S]);
+    for host in stage.hosts() {
+        let at = pair::address(host)?;
+        command.args(["--target", &at, "--honest", &at]);
+    }
+    Ok(command)
+}
+
+/// A host that the others have met, as any host may be.
+fn speak_of_others(stage: &Stage<'_>) -> Result<Command> {
+    let attacker = stage.lab.host("attacker")?;
+    let mut command = attacker.traffic(["snatch", "tagged", "--service", OPEN, "--capture", &stage.capture])?;
+    command.args(["--count", TAGGED]);
+    for host in stage.hosts() {
+        command.args(["--target", &pair::address(host)?]);
+    }
+    Ok(command)
+}
+
+/// From a host whose agent leads to the takers' agents.
+fn bring(stage: &Stage<'_>) -> Result<Command> {
+    let member = stage.lab.host("member")?;
+    let to = agent::virtual_addresses(member, SERVICE)?.0;
+    let mut command = member.traffic(["snatch", "bring", "--service", SERVICE, "--capture", &stage.capture])?;
+    command.args(["--to", &to, "--count", &BROUGHT.to_string()]);
+    Ok(command)
+}
+
+/// SYNs as the client of a hand-over sends them, with made-up tickets.
+fn fetch(stage: &Stage<'_>) -> Result<Command> {
+    let attacker = stage.lab.host("attacker")?;
+    let mut command = attacker.traffic(["hostile", "--strangers", &STRANGERS.to_string(), "--service", SERVICE])?;
+    command.args(["--fetching", "--port", &PORT.to_string(), "--count", FETCHING, "--rate", PER_S]);
+    for host in stage.servers {
+        let at = pair::address(host)?;
+        command.args(["--target", &at, "--honest", &at]);
+    }
+    Ok(command)
+}
+
+impl Stage<'_> {
+    fn hosts(&self) -> [&Host; 3] {
+        [self.client, self.servers[0], self.servers[1]]
+    }
+
+    /// Resident memory of both servers' agents, in bytes.
+    fn memory(&self) -> Result<Vec<f64>> {
+        self.servers.iter().map(|host| observe::resident_bytes(agent::pid(host)?)).collect()
+    }
+
+    /// All sessions go to the other server.
+    fn move_all(&mut self, findings: &mut Findings) -> Result<()> {
+        let given = self.twins.order(self.at)?;
+        self.at = 1 - self.at;
+        findings.figures.add("moved", given.moved as f64);
+        findings.figures.add("not_moved", SESSIONS.abs_diff(given.moved) as f64);
+        if given.moved != SESSIONS {
+            findings.note(format!("{given:?}: {:?}", self.twins.not_given(1 - self.at)));
+        }
+        Ok(())
+    }
+
+    /// Records a true hand-over there and back, as one who stands before the client sees it.
+    fn record(&mut self, findings: &mut Findings) -> Result<()> {
+        let mut recorder = Recorder::start(self.lab.host("way")?, 0, SEEN, CAPTURED)?;
+        self.move_all(findings)?;
+        self.move_all(findings)?;
+        // What dumpcap has seen is in its file some moments later.
+        let mut before = EMPTY_CAPTURE;
+        wait_for("a capture that is complete", SETTLE_LIMIT, || {
+            self.client.shell("sleep 0.5")?;
+            let length = std::fs::metadata(recorder.file())?.len();
+            let is_complete = length == before && length > EMPTY_CAPTURE;
+            before = length;
+            if is_complete { Ok(()) } else { bail!("{length} bytes, and it grows") }
+        })?;
+        recorder.finish()?.to_str().context("a path that is no text")?.clone_into(&mut self.capture);
+        Ok(())
+    }
+
+    /// Nothing changes while somebody attacks; after that, a true hand-over works.
+    fn under(&mut self, what: &str, attack: Attack, findings: &mut Findings) -> Result<()> {
+        let before = self.established()?;
+        let mut command = attack(self)?;
+        let output = std::thread::scope(|scope| -> Result<Output> {
+            let attacking = scope.spawn(move || output_within(&mut command, ATTACK_LIMIT));
+            while !attacking.is_finished() {
+                self.prove(what, findings)?;
+            }
+            attacking.join().ok().context("a thread ended badly")?
+        })?;
+        let said = understand(&output)?;
+        note_attack(what, &said, findings);
+        self.prove(what, findings)?;
+        let after = self.established()?;
+        for (before, after) in before.into_iter().zip(after) {
+            findings.figures.add("accepted", before.abs_diff(after) as f64);
+        }
+        if before != after {
+            findings.note(format!("{what}: servers had {before:?} connections, and have {after:?}"));
+        }
+        self.move_all(findings)
+    }
+
+    fn established(&self) -> Result<[usize; 2]> {
+        Ok([twins::established(self.servers[0])?, twins::established(self.servers[1])?])
+    }
+
+    /// Each session is answered once more.
+    fn prove(&mut self, what: &str, findings: &mut Findings) -> Result<()> {
+        let talked = self.sessions.round()?;
+        findings.figures.add("wrong_bytes", (talked.wrong - self.wrong) as f64);
+        self.wrong = talked.wrong;
+        // Those that have ended are counted at the end.
+        findings.figures.add("accepted", talked.hung as f64);
+        let all = talked.open == SESSIONS && talked.hung == 0;
+        ensure!(all, "{what}: {} are open, {} hang: {:?}", talked.open, talked.hung, talked.errors);
+        Ok(())
+    }
+}
+
+fn understand(output: &Output) -> Result<Value> {
+    if !output.status.success() {
+        bail!("the attacker failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    serde_json::from_slice(&output.stdout).context("the attacker says nothing")
+}
+
+/// What the attacker has tried, and what it has heard.
+fn note_attack(what: &str, said: &Value, findings: &mut Findings) {
+    findings.note(format!("{what}: {said}"));
+    let number = |field: &str| said[field].as_f64().unwrap_or_default();
+    findings.figures.add("attacks", 1.0);
+    findings.figures.add("tried", number("sent"));
+    findings.figures.add("accepted", number("accepted"));
+    findings.figures.add("answered", number("answered"));
+    // Of streams alone: a queue that is full refuses packets.
+    if said["said"].is_string() {
+        findings.figures.add("brought_refused", number("refused"));
+    }
+    let types = said["types"].as_object().map_or(0, serde_json::Map::len) as f64;
+    findings.set("types", findings.figures.get("types").max(types));
+}

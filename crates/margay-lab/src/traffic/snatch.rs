@@ -1,0 +1,269 @@
+//! Somebody who tries to take others' sessions as if they were handed over, and has no part in that: a host that others
+//! know, by messages with the right tags of its own; and one that brings connections to the agents that take them.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::Subcommand;
+use margay_control::entropy;
+use margay_control::relocation::proto::{End, FromGiver, FromTaker, Head, from_giver, from_taker};
+use margay_control::relocation::{HAND_OVER, Reader, VERSION, begin};
+use margay_core::Sal;
+use margay_core::association::Association;
+use margay_core::auth;
+use margay_core::handshake::Keys;
+use margay_core::keepsake::KEEPSAKE_LEN;
+use margay_core::key::{HostPublic, HostSecret};
+use margay_core::name::{Name, ServiceId};
+use margay_core::table::HAND_OVER_PORT;
+use margay_wire::{AuthRepr, Error, Extension, Flags, Kind, Message, MessageWriter, PORT, QuietRepr};
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::forger::{DATAGRAM_MAX, fill, read_capture};
+use super::hijack::Known;
+use super::stranger::introduce;
+use crate::host::write_line;
+use crate::pump::Dice;
+
+/// Every message of a hand-over, and the end of a quiet session.
+const MESSAGES: [(Kind, Flags); 9] = [
+    (Kind::RequestLock, Flags::empty()),
+    (Kind::AckLock, Flags::empty()),
+    (Kind::NackLock, Flags::empty()),
+    (Kind::CancelLock, Flags::empty()),
+    (Kind::AckCancel, Flags::empty()),
+    (Kind::AckCancel, Flags::CONFIRM),
+    (Kind::RsynDone, Flags::empty()),
+    (Kind::RsynDone, Flags::CONFIRM),
+    (Kind::Fin, Flags::empty()),
+];
+/// Later than that of the handshake, so that the receiver takes all numbers for new.
+const EPOCH: u32 = 2;
+/// Between two rounds of messages: a queue that is full loses them.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Bytes of what is no chain of certificates, and no record of a connection.
+const JUNK_LEN: usize = 300;
+/// For a taker's answers.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// What is tried.
+#[derive(Subcommand, Debug)]
+pub enum Plan {
+    /// Speak of others' sessions, with the tags of a host that the target knows
+    Tagged {
+        /// Real traffic of hand-overs (pcap)
+        #[arg(long)]
+        capture: PathBuf,
+        /// Host that has a part in them; may be given more than once
+        #[arg(long, required = true)]
+        target: Vec<Ipv4Addr>,
+        /// Name that each of them serves to everybody
+        #[arg(long)]
+        service: Name,
+        /// Rounds of all messages to each of them
+        #[arg(long)]
+        count: usize,
+    },
+    /// Bring connections to the agents of a name's hosts, without a right to it
+    Bring {
+        /// Real traffic of hand-overs (pcap)
+        #[arg(long)]
+        capture: PathBuf,
+        /// The name
+        #[arg(long)]
+        service: Name,
+        /// Its virtual address on this host
+        #[arg(long)]
+        to: IpAddr,
+        /// How many
+        #[arg(long)]
+        count: usize,
+    },
+}
+
+/// Tries it. Prints how much was tried, and what came of that.
+///
+/// # Errors
+///
+/// The capture has no flows to learn from, or nobody is there to be troubled.
+pub async fn snatch(plan: &Plan) -> Result<()> {
+    let (Plan::Tagged { capture, .. } | Plan::Bring { capture, .. }) = plan;
+    let known = Known::learn(&read_capture(capture)?);
+    ensure!(!known.flows.is_empty(), "{} has no flows to learn from", capture.display());
+    match plan {
+        Plan::Tagged { target, service, count, .. } => say_tagged(&known, target, service.service_id(), *count),
+        Plan::Bring { service, to, count, .. } => bring_all(&known, service.service_id(), *to, *count).await,
+    }
+}
+
+fn say_tagged(known: &Known, targets: &[Ipv4Addr], service: ServiceId, count: usize) -> Result<()> {
+    let mut dice = Dice::new(11);
+    let mut sent = 0;
+    let mut answered = 0;
+    for (number, target) in targets.iter().enumerate() {
+        let at = SocketAddr::from((*target, PORT));
+        let stranger = introduce(service, at)?;
+        let association = association_with(&stranger.sal, at);
+        let mut association = association.with_context(|| format!("{at} has not met this host"))?;
+        // A host that could take a session.
+        let taker = SocketAddr::from((targets[(number + 1) % targets.len()], PORT));
+        for _ in 0..count {
+            for (kind, flags) in MESSAGES {
+                let mut buf = [0; DATAGRAM_MAX];
+                let written = tagged(known, kind, flags, &mut association, taker, &mut dice, &mut buf);
+                let length = written.map_err(|error| anyhow!("a {kind:?} cannot be written: {error:?}"))?;
+                sent += u64::from(stranger.socket.send_to(&buf[..length], at).is_ok());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        answered += answers(&stranger.socket);
+    }
+    write_line(&json!({"sent": sent, "answered": answered}).to_string())
+}
+
+/// What a host that was asked shares with who has asked it: from what the next start would have of it, since nothing
+/// else tells of keys (`margay_core::keepsake` has the layout).
+fn association_with(sal: &Sal, at: SocketAddr) -> Option<Association> {
+    let kept = sal.keep_associations();
+    let record = kept.chunks_exact(KEEPSAKE_LEN).next_back()?;
+    let word = |place: usize| Some(u32::from_be_bytes(record.get(place..place + 4)?.try_into().ok()?));
+    let key = |place: usize| -> Option<[u8; 32]> { record.get(place..place + 32)?.try_into().ok() };
+    let keys = Keys { root: key(48)? };
+    Some(Association::new(word(4)?, word(8)?, HostPublic(key(16)?), keys, record[1] & 1 != 0, at))
+}
+
+/// A message about a session of others.
+fn tagged(
+    known: &Known,
+    kind: Kind,
+    flags: Flags,
+    association: &mut Association,
+    taker: SocketAddr,
+    dice: &mut Dice,
+    buf: &mut [u8],
+) -> Result<usize, Error> {
+    let (dst, src) = known.flows[dice.below(known.flows.len())];
+    let own = AuthRepr { assoc_id: association.remote_id, epoch: EPOCH, tag: [0; 16] };
+    let what = match kind {
+        Kind::Fin => Extension::Quiet(QuietRepr { quiet_ms: 0 }),
+        _ => Extension::Handover(known.handover(taker, dice)),
+    };
+    let mut writer = MessageWriter::new(buf, kind, dst, src, association.next_seq());
+    writer.flags(flags).extension(&what)?.extension(&Extension::Auth(own))?;
+    let length = writer.finish()?;
+    auth::sign(association, &mut buf[..length]).map_err(|_| Error)?;
+    Ok(length)
+}
+
+/// How many messages about hand-overs have come: who answers has found the tag right.
+fn answers(socket: &UdpSocket) -> u64 {
+    let mut count = 0;
+    let mut datagram = [0; 2048];
+    // Until none comes for a while.
+    while let Ok((length, _)) = socket.recv_from(&mut datagram) {
+        let is_answer = Message::parse(&datagram[..length]).is_ok_and(|message| message.handover().is_some());
+        count += u64::from(is_answer);
+    }
+    count
+}
+
+/// What has come of connections that were brought.
+#[derive(Default)]
+struct Brought {
+    /// A taker has heard of them.
+    tried: u64,
+    /// It wanted one.
+    accepted: u64,
+    /// It said why not.
+    refused: u64,
+    /// The last thing that was said.
+    said: String,
+}
+
+async fn bring_all(known: &Known, service: ServiceId, to: IpAddr, count: usize) -> Result<()> {
+    let mut dice = Dice::new(13);
+    let mut brought = Brought::default();
+    for number in 0..count {
+        let mut junk = vec![0; JUNK_LEN];
+        fill(&mut dice, &mut junk);
+        let chain = if number % 2 == 0 { Vec::new() } else { junk.clone() };
+        let ticket = known.handover(SocketAddr::new(to, PORT), &mut dice).ticket.to_vec();
+        let head = Head { version: VERSION, ticket, service: service.0.to_vec(), chain, data_length: 0 };
+        let ended = timeout(PATIENCE, bring(head, junk, to, &mut brought)).await;
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => brought.said = format!("{error:#}"),
+            Err(_) => brought.said = "no answer in time".to_owned(),
+        }
+    }
+    let Brought { tried, accepted, refused, said } = brought;
+    write_line(&json!({"sent": tried, "accepted": accepted, "refused": refused, "said": said}).to_string())
+}
+
+impl Brought {
+    /// Hears what a taker says. Whether it has said something.
+    async fn hear(&mut self, reader: &mut Reader) -> bool {
+        let Ok(FromTaker { body: Some(body) }) = reader.read::<FromTaker>().await else { return false };
+        match body {
+            from_taker::Body::Refused(refused) => {
+                self.refused += 1;
+                self.said = refused.text;
+            }
+            from_taker::Body::Willing(_) | from_taker::Body::Restored(_) => self.accepted += 1,
+        }
+        true
+    }
+}
+
+/// Offers a connection, and sends it whatever the taker says.
+async fn bring(head: Head, record: Vec<u8>, to: IpAddr, brought: &mut Brought) -> Result<()> {
+    let key = HostSecret::generate(&mut entropy::rng()?);
+    let stream = TcpStream::connect((to, HAND_OVER_PORT)).await.context("no agent takes connections there")?;
+    let (mut reader, mut writer, _) = begin(stream, &key, HAND_OVER).await?;
+    writer.write(&FromGiver { body: Some(from_giver::Body::Head(head)) }).await?;
+    brought.tried += 1;
+    // Read at once: a reset, which what follows may bring about, would take the answer with it.
+    brought.hear(&mut reader).await;
+    for body in [from_giver::Body::Record(record), from_giver::Body::End(End {})] {
+        // The taker may have ended the stream by now.
+        if writer.write(&FromGiver { body: Some(body) }).await.is_err() {
+            break;
+        }
+    }
+    while brought.hear(&mut reader).await {}
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use margay_wire::{FlowId, Message};
+
+    use super::super::forger::Captured;
+    use super::{
+        Association, DATAGRAM_MAX, Dice, HostPublic, Keys, Kind, Known, MESSAGES, MessageWriter, PORT, auth, tagged,
+    };
+
+    #[test]
+    fn messages_are_tagged_as_the_receiver_wants_them() {
+        let mut buf = [0; DATAGRAM_MAX];
+        let length = MessageWriter::new(&mut buf, Kind::Probe, FlowId(1), FlowId(2), 3).finish().expect("it fits");
+        let known = Known::learn(&[Captured { from: [10, 0, 0, 1].into(), bytes: buf[..length].to_vec() }]);
+        let at = ([10, 0, 0, 2], PORT).into();
+        let end = |is_initiator| Association::new(7, 7, HostPublic([1; 32]), Keys { root: [2; 32] }, is_initiator, at);
+        let mut own = end(true);
+        let mut target = end(false);
+        let mut dice = Dice::new(1);
+        for (kind, flags) in MESSAGES {
+            let length = tagged(&known, kind, flags, &mut own, at, &mut dice, &mut buf).expect("it fits");
+            let written = Message::parse(&buf[..length]).expect("well-formed");
+            assert_eq!((written.kind, written.flags, written.dst_flow), (kind, flags, FlowId(1)));
+            assert_eq!(written.handover().is_some(), kind != Kind::Fin);
+            let epoch = written.auth().expect("a tag").epoch;
+            assert!(auth::verify_with_key(&target.receiving_key(epoch), &written).is_ok(), "{kind:?}");
+        }
+    }
+}

@@ -137,7 +137,10 @@ impl Stage<'_> {
     /// Flows of sessions that a host serves.
     fn served(&self, number: usize) -> Result<usize> {
         let flows = agent::open_flows(self.servers[number], SERVICE, "tcp")?;
-        Ok(flows.iter().filter(|flow| flow["role"] == "responder").count())
+        let port = format!(":{PORT}");
+        // Streams between agents are flows of the name, too.
+        let is_session = |flow: &&Value| flow["app_source"].as_str().is_some_and(|end| end.ends_with(&port));
+        Ok(flows.iter().filter(|flow| flow["role"] == "responder").filter(is_session).count())
     }
 
     /// Waits until all sessions are listed, and gives how many of them stand at a host.

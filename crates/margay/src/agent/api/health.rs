@@ -86,7 +86,8 @@ pub(super) fn info(agent: &Agent, published: &Published) -> Option<HealthInfo> {
     let sick = published.fitness.sick.as_ref();
     Some(HealthInfo {
         check: report.check,
-        state: state(report.phase).to_owned(),
+        // What routers and the service table have been told, which comes a moment after the check.
+        state: state(sick.is_some(), report.phase).to_owned(),
         sick_since_unix_s: sick.map(|sick| sick.since_unix_s),
         reason: sick.map(|sick| sick.reason.clone()).unwrap_or_default(),
         last_failure: report.last_failure,
@@ -95,10 +96,10 @@ pub(super) fn info(agent: &Agent, published: &Published) -> Option<HealthInfo> {
     })
 }
 
-const fn state(phase: Phase) -> &'static str {
+const fn state(is_out: bool, phase: Phase) -> &'static str {
     match phase {
-        Phase::Well => "well",
-        Phase::Sick => "sick",
+        _ if is_out => "sick",
+        Phase::Well | Phase::Sick => "well",
         Phase::Growing => "growing",
     }
 }

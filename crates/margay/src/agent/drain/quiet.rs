@@ -77,15 +77,11 @@ fn sockets(candidates: &[Candidate]) -> Sockets {
     Sockets::of(&wanted)
 }
 
-/// Hears what clients' hosts have said, and asks them to end what is quiet at this end. A socket that cannot be found
+/// Asks clients' hosts to end what is quiet at this end. A socket that cannot be found
 /// here counts as quiet: the client's host decides.
 pub(super) fn ask(tally: &mut Tally, agent: &Agent, flows: &[ServedFlow]) {
-    if !tally.ends_quiet_ones() {
-        return;
-    }
-    hear(tally, agent);
     let now = Instant::now();
-    if now < tally.quiet_from {
+    if !tally.ends_quiet_ones() || now < tally.quiet_from {
         return;
     }
     let due = candidates(tally, flows, |asking, quiet| asking.is_due(now, quiet));
@@ -104,7 +100,8 @@ pub(super) fn ask(tally: &mut Tally, agent: &Agent, flows: &[ServedFlow]) {
     });
 }
 
-fn hear(tally: &mut Tally, agent: &Agent) {
+/// Hears what clients' hosts have said of the connections of the last look.
+pub(super) fn hear(tally: &mut Tally, agent: &Agent) {
     let now = Instant::now();
     let Tally { rows, open, .. } = tally;
     agent.core.0.with_sal(|sal, _| {

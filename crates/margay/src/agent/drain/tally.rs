@@ -101,6 +101,8 @@ impl Tally {
         let mut seen =
             agent.core.0.with_sal(|sal, _| Seen { served: sal.served_flows(&self.of), leaving: sal.leaving_flows() });
         seen.leaving.retain(|leaving| self.of.contains(&leaving.service));
+        // A stream by which connections come from another host is no client's.
+        seen.served.retain(|served| !agent.relocations.is_stream(&served.app));
         seen
     }
 
@@ -142,6 +144,8 @@ impl Tally {
     /// Counts flows that have ended since the last look, asks for the end of those that are quiet, and ends those that
     /// go elsewhere, and all that are left at the deadline. Gives whether none is.
     pub(super) fn look(&mut self, agent: &Agent, deadline: Instant) -> bool {
+        // Before flows are looked for: those of which the answer has come may be over by now.
+        quiet::hear(self, agent);
         let now = Instant::now();
         let mut before = mem::take(&mut self.open);
         let mut ending = Vec::new();

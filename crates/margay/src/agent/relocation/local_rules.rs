@@ -7,9 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 
 use margay_control::SalControl;
-use margay_core::Ranges;
 use margay_core::name::Prefix;
 use margay_core::table::{Action, Allow, Demux, HAND_OVER_PORT, Rule, RuleId};
+use margay_core::{Ranges, Tuple};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 
@@ -67,6 +67,15 @@ impl LocalRules {
     pub fn lead_to(&self, listeners: &Listeners) {
         // Set once, at the start.
         let _ = self.place.set(listeners.place);
+    }
+
+    /// Whether a flow that is served here, by its five-tuple, is a stream of another host's agent.
+    pub fn is_stream(&self, app: &Tuple) -> bool {
+        self.place.get().is_some_and(|place| {
+            let address = place.address.ip();
+            app.source.port() == place.address.port()
+                && (app.source.ip() == address || place.other_family == Some(app.source.ip()))
+        })
     }
 
     /// Makes the service table follow from the names that programs take over now.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use margay_core::HandOver;
+use margay_core::{HandOver, Tuple};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -112,6 +112,11 @@ impl Relocations {
     /// Makes the service table follow from the names that programs take over.
     pub fn follow_takers(&self, agent: &Agent) {
         self.local_rules.follow(&agent.core, || agent.programs.takers.prefixes());
+    }
+
+    /// Whether a flow that is served here is no program's, but brings connections of another host.
+    pub fn is_stream(&self, app: &Tuple) -> bool {
+        self.local_rules.is_stream(app)
     }
 
     /// Waits for those that are on their way, not for long; after that, none begins.

@@ -40,6 +40,8 @@ const PREPARE_LIMIT: Duration = Duration::from_secs(5);
 const FETCH_LIMIT: Duration = Duration::from_secs(5);
 /// Until the connection is there.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
+/// Until the taker's last word is there, where the client's has come before it.
+const SETTLE_LIMIT: Duration = Duration::from_millis(500);
 /// Until the client's word is known, counted from the first question to it: its lease, and some.
 const WORD_LIMIT: Duration = Duration::from_secs(35);
 /// Instances that are asked where the program names none.
@@ -306,6 +308,12 @@ impl Giving<'_> {
     /// Lets the connection go to `taker`, or keeps it; the stream to the taker is kept for others.
     async fn run(mut self, connection: &Connection, taker: HostId) -> Result<(), Failure> {
         let given = self.give(connection).await;
+        if given.is_ok() && !self.is_settled {
+            // The client's word has overtaken the taker's, which was said before. A stream that is closed before that has
+            // been read is reset.
+            let answer = timeout(SETTLE_LIMIT, self.stream.answer()).await;
+            self.is_settled = matches!(answer, Ok(Ok(Answer::Restored)));
+        }
         if self.is_settled {
             self.agent.relocations.idle.keep(taker, connection.service, self.stream);
         }
@@ -358,6 +366,7 @@ impl Giving<'_> {
         let unreached = |why| (Errno::EHOSTUNREACH, why);
         self.stream.send(&record.encode(), data).await.map_err(unreached)?;
         tokio::select! {
+            biased;
             answer = self.stream.answer() => match answer.map_err(unreached)? {
                 Answer::Restored => {
                     self.is_settled = true;
@@ -370,8 +379,10 @@ impl Giving<'_> {
                 Answer::Willing => Err(unreached("the other agent answers what was not asked".to_owned())),
             },
             word = self.mailbox.next() => {
+                let has_gone = matches!(word, HandOver::Gone(_));
                 self.last = Some(word);
-                Err((Errno::ETIMEDOUT, "the client's host has let go of the hand-over".to_owned()))
+                let text = "the client's host has let go of the hand-over";
+                if has_gone { Ok(()) } else { Err((Errno::ETIMEDOUT, text.to_owned())) }
             }
             () = sleep(RESTORE_LIMIT) => {
                 Err((Errno::ETIMEDOUT, "the other host has not set up the connection in time".to_owned()))

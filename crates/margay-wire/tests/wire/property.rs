@@ -71,7 +71,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     });
     let error =
         (any::<u16>(), "\\PC{0,32}").prop_map(|(code, text)| json!({"type": "ERROR", "code": code, "text": text}));
-    let critical = prop_oneof![Just(0x8d_u8), 0x8f..=0x92_u8, 0x94..=0xff_u8]
+    let critical = prop_oneof![Just(0x8d_u8), 0x8f..=0x92_u8, 0x94..=0x95_u8, 0x97..=0xff_u8]
         .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
     let first = (
         bytes(32).prop_map(|service| json!({"type": "SOURCE_SERVICE", "service": service})),

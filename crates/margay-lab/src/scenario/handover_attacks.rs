@@ -256,6 +256,8 @@ impl Stage<'_> {
 
     /// All sessions go to the other server.
     fn move_all(&mut self, findings: &mut Findings) -> Result<()> {
+        // A session that has come a moment ago may not be its server's yet.
+        self.prove("before a hand-over", findings)?;
         let given = self.twins.order(self.at)?;
         self.at = 1 - self.at;
         findings.figures.add("moved", given.moved as f64);

@@ -258,7 +258,7 @@ impl Sal {
     /// The flow is established at this end. `peer_starts`: the peer said that it sends direct from the start. Gives
     /// whether this end does. Comes before the entry is installed, so that the entry says it.
     pub(crate) fn begin_direct(&mut self, now: Instant, id: FlowId, peer_starts: bool) -> bool {
-        let Some(flow) = self.flows.get(id) else { return false };
+        let Some(flow) = self.flows.get(id).filter(|_| !self.fetches.is_between(id)) else { return false };
         let (association, role) = (flow.association, flow.role);
         if flow.direct.carriage != Carriage::Encapsulated {
             return false;
@@ -527,9 +527,6 @@ impl Sal {
             return None;
         }
         let Some(id) = self.flow_on_wire(&packet.tuple) else { return Some(self.give_to_host(packet)) };
-        if self.queue.is_frozen(id) {
-            return Some(AppVerdict::Drop(DropReason::Unexpected));
-        }
         let is_reset = packet.tcp_flags() & packet::tcp_flags::RST != 0;
         let is_strangers = is_reset
             && self.flows.get(id).is_some_and(|flow| {
@@ -560,9 +557,9 @@ impl Sal {
         let (is_bare, is_datagram) = (packet.is_bare(), flow.app.protocol == UDP);
         let carriage = flow.direct.carriage;
         let is_for_agents = !flow.has_socket() || (flow.lifecycle == Lifecycle::Closed && packet.is_pinhole());
-        if is_strangers {
-            // The peer sends nothing direct, or nothing has come by the new path yet: somebody on the way refuses
-            // pinholes.
+        if is_strangers || self.queue.is_frozen(id) {
+            // The connection is on its way to another host; or the peer sends nothing direct, or nothing has come by
+            // the new path yet: somebody on the way refuses pinholes.
             return Some(AppVerdict::Drop(DropReason::Unexpected));
         }
         if !is_bare && carriage.expects_fence() {

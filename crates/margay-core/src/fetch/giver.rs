@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message};
+use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message, SessionId};
 
 use super::{HAND_OVERS_MAX, HandOver, HandOverError, LEASE, PARTED, TCP, Ticket, handover};
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
@@ -281,12 +281,14 @@ impl Sal {
         self.remove_flow(giving.flow, reason);
     }
 
-    /// The session comes back to this host before what it has left behind is over.
-    pub(crate) fn forget_parted(&mut self, id: FlowId) -> bool {
+    /// The flow that serves a session here. One that has gone to another host is forgotten: the session comes back
+    /// before what it has left behind is over.
+    pub(crate) fn flow_of_session(&mut self, session: SessionId) -> Option<FlowId> {
+        let id = self.flows.by_session(session)?;
         let is_it = |one: &Giving| one.flow == id && one.state == GivingState::Parted;
         let parted = self.fetches.giving.iter().find(|(_, one)| is_it(one)).map(|(ticket, _)| *ticket);
         parted.into_iter().for_each(|ticket| self.end_giving(ticket, RemoveReason::HandedOver));
-        parted.is_some()
+        parted.is_none().then_some(id)
     }
 
     /// Asks the initiators that have not answered yet.

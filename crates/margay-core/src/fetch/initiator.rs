@@ -122,9 +122,9 @@ impl Sal {
         Ok(())
     }
 
-    /// The taker has answered, and is proved: the giver may freeze the connection. The ACK, which proves this host to the
-    /// taker, is there before what the giver sends upon this. What the program sends from now on waits for the word
-    /// where it goes.
+    /// The taker has answered, and is proved: the giver may freeze the connection. The ACK, which proves this host to
+    /// the taker, is there before what the giver sends upon this. What the program sends from now on waits for the
+    /// word where it goes.
     pub(crate) fn fetch_answered(&mut self, id: FlowId) {
         let Some((ticket, fetching)) = self.fetches.fetching.iter_mut().find(|(_, one)| one.new == id) else { return };
         let (ticket, old) = (*ticket, fetching.old);

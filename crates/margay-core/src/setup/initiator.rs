@@ -498,9 +498,7 @@ impl Sal {
         } else {
             self.settle_ports(now, id, setup.flow_port, message.flow_port());
         }
-        if setup.fetch.is_none() {
-            self.begin_direct(now, id, false);
-        }
+        self.begin_direct(now, id, false);
         let Some(entry) = self.flows.get(id).map(Flow::entry) else { return Err(DropReason::UnknownFlow) };
         let message_3 = answer.message_3.unwrap_or_default();
         if let Some(flow) = self.flows.get_mut(id) {
@@ -525,9 +523,7 @@ impl Sal {
         if !setup.first_carried || shown_in_vain {
             self.queue.egress(setup.first);
         }
-        for packet in setup.held {
-            self.queue.egress(packet);
-        }
+        setup.held.into_iter().for_each(|packet| self.queue.egress(packet));
         self.prepare_pinhole(now, id, !message_3.is_empty());
         self.begin_policy(now, id);
         self.events.push(Event::FlowOpened(id));

@@ -69,8 +69,7 @@ impl Sal {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
-        let of_session = self.flows.by_session(session.session);
-        if let Some(id) = of_session.filter(|id| !self.forget_parted(*id)) {
+        if let Some(id) = self.flow_of_session(session.session) {
             if !self.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
             }
@@ -93,10 +92,7 @@ impl Sal {
             }
             return self.respond_to_asking(now, arrival, demux, wanted);
         }
-        let (inner, verdict) = (inner_packet(message, session.protocol)?, self.answer_stack(message, &arrival.service));
-        if message.handover().is_some() && arrival.app.is_some() {
-            return Err(DropReason::Malformed);
-        }
+        let (inner, verdict) = (inner_packet(arrival, session.protocol)?, self.answer_stack(message, &arrival.service));
         let cipher = verdict.cipher();
         if let Some(association) = known
             && !self.is_allowed(association, &arrival.service, &demux.allow)
@@ -740,9 +736,11 @@ fn is_relay_datagram(datagram: &[u8]) -> bool {
 }
 
 /// The application's first packet inside a SYN; only TCP must have one, unless its connection comes from another host.
-fn inner_packet<'a>(message: &Message<'a>, protocol: u8) -> Result<Option<AppPacket<'a>>, DropReason> {
+fn inner_packet<'a>(arrival: &Arrival<'a>, protocol: u8) -> Result<Option<AppPacket<'a>>, DropReason> {
+    let message = arrival.message;
     if message.handover().is_some() {
-        return if message.payload.is_empty() && protocol == 6 { Ok(None) } else { Err(DropReason::Malformed) };
+        let is_sound = message.payload.is_empty() && protocol == 6 && arrival.app.is_none();
+        return if is_sound { Ok(None) } else { Err(DropReason::Malformed) };
     }
     if message.payload.is_empty() && protocol != 6 {
         return Ok(None);

@@ -76,6 +76,15 @@ pub fn of_message(message: &Message<'_>, len: usize) -> Value {
     fields
 }
 
+fn of_handover(handover: &HandoverRepr) -> Value {
+    json!({
+        "type": "HANDOVER",
+        "ticket": hex(&handover.ticket),
+        "host": hex(&handover.host),
+        "address": handover.address.to_string(),
+    })
+}
+
 fn of_extension(extension: &Extension<'_>) -> Value {
     match extension {
         Extension::SourceService(service) => json!({"type": "SOURCE_SERVICE", "service": hex(service)}),
@@ -108,12 +117,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Cookie(cookie) => json!({"type": "COOKIE", "cookie": hex(cookie)}),
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack}),
         Extension::Terms(terms) => json!({"type": "TERMS", "give_up_after_ms": terms.give_up_after_ms}),
-        Extension::Handover(handover) => json!({
-            "type": "HANDOVER",
-            "ticket": hex(&handover.ticket),
-            "host": hex(&handover.host),
-            "address": handover.address.to_string(),
-        }),
+        Extension::Handover(handover) => of_handover(handover),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
         Extension::Move(location) => json!({
@@ -225,6 +229,11 @@ fn write_message(buf: &mut [u8], fields: &Value, pad_to: usize) -> Result<usize,
     writer.finish()
 }
 
+fn handover(value: &Value) -> HandoverRepr {
+    let [ticket, host] = ["ticket", "host"].map(|key| bytes(value, key));
+    HandoverRepr { ticket, host, address: socket(&value["address"]) }
+}
+
 fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), Error> {
     let long;
     let extension = match text(value, "type") {
@@ -260,11 +269,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
         "STACK" => Extension::Stack(number(value, "stack")),
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
-        "HANDOVER" => Extension::Handover(HandoverRepr {
-            ticket: bytes(value, "ticket"),
-            host: bytes(value, "host"),
-            address: socket(&value["address"]),
-        }),
+        "HANDOVER" => Extension::Handover(handover(value)),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
         "FLOW_PORT" => {
             let starts = value["starts"].as_bool().unwrap_or_else(|| panic!("no starts in {value}"));

@@ -56,6 +56,12 @@ fn grant() -> impl Strategy<Value = Value> {
 }
 
 /// At most one of each, in any order, AUTH last.
+fn handover() -> impl Strategy<Value = Value> {
+    (bytes(16), bytes(16), socket()).prop_map(
+        |(ticket, host, address)| json!({"type": "HANDOVER", "ticket": ticket, "host": host, "address": address}),
+    )
+}
+
 fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let session = (bytes(16), socket(), any::<u16>(), any::<u8>()).prop_map(|(session, client, service_port, protocol)| {
         json!({"type": "SESSION", "session": session, "client": client, "service_port": service_port, "protocol": protocol})
@@ -111,11 +117,8 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     );
     let terms =
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
-    let handover = (bytes(16), bytes(16), socket()).prop_map(
-        |(ticket, host, address)| json!({"type": "HANDOVER", "ticket": ticket, "host": host, "address": address}),
-    );
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
-    let third = (location, stripe, arrivals, notice, grant(), terms, handover, quiet);
+    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet);
     let all = (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t))| {
         vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t]
     });

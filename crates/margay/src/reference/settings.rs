@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use crate::config::Config;
 
 /// Where the structures are.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     include_str!("../config.rs"),
+    include_str!("../config/service.rs"),
     include_str!("../agent/health/spec.rs"),
     include_str!("../etcd_section.rs"),
     include_str!("../resolver.rs"),

@@ -309,13 +309,16 @@ impl Giving<'_> {
     async fn run(mut self, connection: &Connection, taker: HostId) -> Result<(), Failure> {
         let given = self.give(connection).await;
         if given.is_ok() && !self.is_settled {
-            // The client's word has overtaken the taker's, which was said before. A stream that is closed before that has
-            // been read is reset.
+            // The client's word has overtaken the taker's, which was said before. A stream that is closed before that
+            // has been read is reset.
             let answer = timeout(SETTLE_LIMIT, self.stream.answer()).await;
             self.is_settled = matches!(answer, Ok(Ok(Answer::Restored)));
         }
         if self.is_settled {
             self.agent.relocations.idle.keep(taker, connection.service, self.stream);
+        } else {
+            // Others to the same host may lead to an agent that is gone, too.
+            self.agent.relocations.idle.forget(taker);
         }
         given
     }

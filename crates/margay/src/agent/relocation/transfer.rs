@@ -211,6 +211,11 @@ impl IdleStreams {
         Some(all.remove(at).stream)
     }
 
+    /// Closes all that lead to `host`.
+    pub fn forget(&self, host: HostId) {
+        self.0.lock().retain(|one| one.host != host);
+    }
+
     /// Keeps one whose last connection is settled.
     pub fn keep(self: &Arc<Self>, host: HostId, service: ServiceId, stream: Outgoing) {
         let mut all = self.0.lock();

@@ -18,7 +18,7 @@ pub struct CheckOptions {
     #[arg(long, value_name = "PATH", conflicts_with = "check_command")]
     check_http: Option<String>,
     /// With --check-http: statuses that are well, as 200 or 200-299; 200-399 unless given
-    #[arg(long, value_name = "STATUS", requires = "check_http")]
+    #[arg(long, value_name = "STATUS", requires = "check_http", conflicts_with = "check_connect")]
     check_status: Option<StatusRange>,
     /// The agent runs this program, which says by the exit status 0 that all is well. Takes all that follows, up to a
     /// `;`; for root alone

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::{Findings, Scenario, is_long, pair, site};
@@ -51,7 +52,7 @@ const BOUNDS: [Bound; 12] = [
 const SERVICE: &str = "web.shop";
 const LISTEN: &str = "0.0.0.0:81";
 const PORT: u16 = 81;
-/// Sessions that go before anything is measured: so many that both hosts have some.
+/// Sessions that come one by one before anything is measured: so many that both hosts have some.
 const FIRST: usize = 12;
 const SERVERS: [&str; 2] = ["one", "two"];
 /// Sessions, by the length of the scenario: so many that both hosts have some.
@@ -80,16 +81,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let serving = [serve(servers[0])?, serve(servers[1])?];
     agent::await_instances(client, SERVICE, servers.len())?;
     let (address, _) = agent::virtual_addresses(client, SERVICE)?;
-    let sessions = Sessions::open(client, &address, PORT, FIRST, &[])?;
-    let mut stage = Stage { servers, serving, sessions, count: FIRST };
-    // What the first of all flows needs, and what two servers need that have not met, is no leak.
-    for number in [0, 1] {
-        stage.drain(number, &[], &mut Findings::default())?;
-        agent::undrain(servers[number], SERVICE)?;
-        agent::await_instances(client, SERVICE, servers.len())?;
-    }
-    let Stage { serving, sessions, .. } = stage;
-    sessions.end()?;
+    let serving = meet(client, &address, servers, serving)?;
     let before = Entries::settled(&hosts)?;
     hosts.iter().try_for_each(|host| observe::count_virtual_resets(host))?;
 
@@ -118,6 +110,28 @@ fn serve(host: &Host) -> Result<Serving> {
     serving.await_step("a server", 1, |step| *step == Step::Takes)?;
     agent::publish(host, SERVICE, LISTEN, &[])?;
     Ok(serving)
+}
+
+/// What the first of all flows needs, and what hosts need that have not met, is no leak. They meet by one connection at
+/// a time: of several first contacts at once, each makes an association.
+fn meet(client: &Host, address: &str, servers: [&Host; 2], serving: [Serving; 2]) -> Result<[Serving; 2]> {
+    for _ in 0..FIRST {
+        Sessions::open(client, address, PORT, 1, &[])?.end()?;
+    }
+    let sessions = Sessions::open(client, address, PORT, 1, &[])?;
+    let mut stage = Stage { servers, serving, sessions, count: 1 };
+    // There and back.
+    let first = if stage.await_all(0)? == 1 { 0 } else { 1 };
+    for number in [first, 1 - first] {
+        let serving = &mut stage.serving[number];
+        serving.program.signal(Signal::SIGUSR1)?;
+        serving.await_step("a server that has given its connection away", 1, |step| {
+            matches!(step, Step::Moved { moved: 1, .. })
+        })?;
+        stage.sessions.round()?;
+    }
+    stage.sessions.end()?;
+    Ok(stage.serving)
 }
 
 fn judge_sessions(talked: &Talked, count: usize, findings: &mut Findings) {

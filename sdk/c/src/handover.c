@@ -78,7 +78,8 @@ int sv_handover(int fd, const char *to, const void *data, size_t length)
 	forget_error();
 	/* Cut short it would be another host's name. */
 	if (to && strlen(to) > TEXT_MAX)
-		return fail(ENAMETOOLONG, "the name of the host has %zu bytes, and %d are the most", strlen(to), TEXT_MAX);
+		return fail(ENAMETOOLONG, "the name of the host has %zu bytes, and %d are the most", strlen(to),
+			    TEXT_MAX);
 	if (length > SV_HANDOVER_MAX_BYTES)
 		return fail(E2BIG, "%zu bytes go with the socket, and %d are the most", length, SV_HANDOVER_MAX_BYTES);
 	if (length && !data)

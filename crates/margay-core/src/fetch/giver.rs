@@ -214,10 +214,10 @@ impl Sal {
             return Err(DropReason::Unexpected);
         }
         let event = match (message.kind, message.flags.contains(Flags::CONFIRM)) {
-            (margay_wire::Kind::AckLock, _) => GivingEvent::Granted,
-            (margay_wire::Kind::NackLock, _) => GivingEvent::Refused,
-            (margay_wire::Kind::AckCancel, true) => GivingEvent::Gone,
-            (margay_wire::Kind::AckCancel, false) => GivingEvent::Stays,
+            (Kind::AckLock, _) => GivingEvent::Granted,
+            (Kind::NackLock, _) => GivingEvent::Refused,
+            (Kind::AckCancel, true) => GivingEvent::Gone,
+            (Kind::AckCancel, false) => GivingEvent::Stays,
             _ => return Err(DropReason::Unexpected),
         };
         let code = message.error().map_or(ErrorCode::Closed, |error| error.code);
@@ -233,8 +233,10 @@ impl Sal {
         let Some(giving) = self.fetches.giving.get_mut(&ticket) else { return };
         let before = giving.state;
         let Ok(after) = GIVING.after(before, event) else { return };
-        (giving.state, giving.tries, giving.next) = (after, 0, now);
-        let (flow, was_frozen) = (giving.flow, giving.was_frozen);
+        giving.state = after;
+        giving.tries = 0;
+        giving.next = now;
+        let Giving { flow, was_frozen, .. } = *giving;
         giving.until = match after {
             GivingState::Parted => now + PARTED,
             _ => now + LEASE,
@@ -306,9 +308,9 @@ impl Sal {
             }
             giving.next = now + retry_after(giving.tries);
             giving.tries += 1;
-            let (flow, state) = (giving.flow, giving.state);
-            let word = handover(ticket, giving.taker);
-            let request = HandoverRepr { address: giving.at, ..word };
+            let Giving { flow, state, taker, at, .. } = *giving;
+            let word = handover(ticket, taker);
+            let request = HandoverRepr { address: at, ..word };
             match state {
                 GivingState::Asking => self.say_of_hand_over(flow, Kind::RequestLock, Flags::empty(), request, None),
                 GivingState::Waiting => self.say_of_hand_over(flow, Kind::RequestLock, Flags::empty(), word, None),

@@ -92,13 +92,14 @@ impl Sal {
         association: u32,
         repr: HandoverRepr,
     ) -> Result<(), ErrorCode> {
-        let (ticket, taker) = (Ticket(repr.ticket), HostId(repr.host));
+        let ticket = Ticket(repr.ticket);
+        let taker = HostId(repr.host);
         let old = self.fetchable(message, association).ok_or(ErrorCode::UnknownFlow)?;
         let is_open = matches!(old.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed);
         if old.app.protocol != TCP || !is_open || !old.has(seen::CONFIRMED) || old.has(seen::FAILED) {
             return Err(ErrorCode::Closed);
         }
-        let (old_id, session, service, app) = (old.id, old.session, old.service, old.app);
+        let Flow { id: old_id, session, service, app, .. } = *old;
         let giver = self.associations.get(association).map(|giver| giver.host).ok_or(ErrorCode::UnknownFlow)?;
         if taker == giver || !self.has_family_of(repr.address.ip()) {
             return Err(ErrorCode::Refused);
@@ -108,17 +109,26 @@ impl Sal {
         }
         let holder = Holder { host: giver, act: Act::HandOver };
         let guard = self.fetches.locks.acquire(session, holder, now, LEASE).map_err(|_| ErrorCode::Overloaded)?;
-        let (id, nonce) = (self.fresh_flow_id(), self.rng.u64());
+        let id = self.fresh_flow_id();
+        let nonce = self.rng.u64();
         let between = tuple_between(id, app.source.port(), app.destination.port());
         let until = now + LEASE;
         let fetching = Fetching { old: old_id, new: id, taker, guard, is_ready: false, held: Vec::new(), until };
         self.fetches.fetching.insert(ticket, fetching);
         let flow = Flow::new(id, session, service, Role::Initiator, between, now);
         let fetch = Some(Fetch { ticket, giver, taker });
-        let (beside, first) = (Vec::new(), Vec::new());
-        let next_hop = repr.address;
-        let (full, related, pinned, asks) = (false, None, false, None);
-        self.start_setup(now, flow, Start { nonce, next_hop, beside, first, full, related, pinned, asks, fetch });
+        let start = Start {
+            nonce,
+            next_hop: repr.address,
+            beside: Vec::new(),
+            first: Vec::new(),
+            full: false,
+            related: None,
+            pinned: false,
+            asks: None,
+            fetch,
+        };
+        self.start_setup(now, flow, start);
         Ok(())
     }
 
@@ -127,7 +137,8 @@ impl Sal {
     /// word where it goes.
     pub(crate) fn fetch_answered(&mut self, id: FlowId) {
         let Some((ticket, fetching)) = self.fetches.fetching.iter_mut().find(|(_, one)| one.new == id) else { return };
-        let (ticket, old) = (*ticket, fetching.old);
+        let ticket = *ticket;
+        let old = fetching.old;
         fetching.is_ready = true;
         let is_sealed = |id| self.flows.get(id).is_some_and(|flow| flow.seal.is_some());
         if is_sealed(old) && !is_sealed(id) {
@@ -163,8 +174,8 @@ impl Sal {
 
     fn tell_ready(&mut self, ticket: Ticket) {
         let Some(fetching) = self.fetches.fetching.get(&ticket) else { return };
-        let (old, word) = (fetching.old, handover(ticket, fetching.taker));
-        self.say_of_hand_over(old, Kind::AckLock, Flags::empty(), word, None);
+        let word = handover(ticket, fetching.taker);
+        self.say_of_hand_over(fetching.old, Kind::AckLock, Flags::empty(), word, None);
     }
 
     /// The flow to the taker did not come to be.
@@ -243,7 +254,8 @@ impl Sal {
     fn give_word(&mut self, message: &Message<'_>, association: u32, repr: HandoverRepr) {
         let stays = self.fetchable(message, association).is_some();
         let flags = if stays { Flags::empty() } else { Flags::CONFIRM };
-        let (to, word) = ((message.src_flow, message.dst_flow), handover(Ticket(repr.ticket), HostId(repr.host)));
+        let to = (message.src_flow, message.dst_flow);
+        let word = handover(Ticket(repr.ticket), HostId(repr.host));
         self.answer_of_hand_over(association, to, Kind::AckCancel, flags, word, None);
     }
 
@@ -255,7 +267,8 @@ impl Sal {
         association: u32,
         repr: HandoverRepr,
     ) -> Result<(), DropReason> {
-        let (ticket, id) = (Ticket(repr.ticket), message.dst_flow);
+        let ticket = Ticket(repr.ticket);
+        let id = message.dst_flow;
         let is_its = self.fetchable(message, association).is_some();
         let Some(fetching) = self.fetches.fetching.get(&ticket) else {
             // The confirmation was lost, or nothing was committed: the flow is there, or it is not.
@@ -290,7 +303,7 @@ impl Sal {
         let Some(fetching) = self.fetches.fetching.remove(&ticket) else { return };
         let _ = self.fetches.locks.release(fetching.guard, now);
         let Some(old) = self.flows.get(fetching.old) else { return };
-        let (app, lifecycle, since, closed_at) = (old.app, old.lifecycle, old.since, old.closed_at);
+        let Flow { app, lifecycle, since, closed_at, .. } = *old;
         let source = old.source.clone();
         let kept = old.seen & (seen::FIN_EGRESS | seen::FIN_INGRESS | seen::STRIPES);
         let word = handover(ticket, fetching.taker);
@@ -298,7 +311,11 @@ impl Sal {
         self.remove_flow(fetching.old, RemoveReason::HandedOver);
         self.flows.set_tuple(fetching.new, app);
         let Some(new) = self.flows.get_mut(fetching.new) else { return };
-        (new.lifecycle, new.since, new.closed_at, new.active, new.source) = (lifecycle, since, closed_at, now, source);
+        new.lifecycle = lifecycle;
+        new.since = since;
+        new.closed_at = closed_at;
+        new.active = now;
+        new.source = source;
         new.seen |= kept;
         self.begin_direct(now, fetching.new, false);
         self.install_again(fetching.new);

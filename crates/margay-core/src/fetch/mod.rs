@@ -37,6 +37,7 @@ use crate::time::Instant;
 pub use giver::{GIVING, GivingEvent, GivingState, LeavingFlow};
 pub(crate) use initiator::Fetch;
 
+const TCP: u8 = 6;
 /// Hand-overs at once, in each of the three roles.
 const HAND_OVERS_MAX: usize = 4096;
 /// How long one may take before the connection stays, or is lost where nobody can say where it is.
@@ -169,8 +170,6 @@ fn tuple_between(id: FlowId, client_port: u16, service_port: u16) -> Tuple {
         destination: SocketAddr::new(number, service_port),
     }
 }
-
-const TCP: u8 = 6;
 
 /// What HANDOVER says where no address is told.
 fn handover(ticket: Ticket, host: HostId) -> HandoverRepr {

@@ -182,7 +182,7 @@ impl Agents {
         let now = shop.world.now;
         let mut restored = Vec::new();
         for (ticket, moving) in &mut self.moving {
-            let (giver, taker) = (moving.giver, moving.taker);
+            let Moving { giver, taker, .. } = *moving;
             if moving.has_lost_taker && !moving.is_restored && moving.frozen.take().is_some() {
                 // The stream between both agents has ended.
                 shop.world.host(giver).sal.cancel_hand_over(now, *ticket);
@@ -291,7 +291,7 @@ fn a_connection_goes_to_another_host_and_back_while_bytes_go_both_ways() {
     for (seed, is_direct) in [(1, false), (2, true), (3, false), (4, true)] {
         let mut talk = talk(seed, Weather::FAIR, is_direct);
         let mut agents = Agents::default();
-        let (giver, taker, flow) = (talk.giver, talk.taker, talk.flow);
+        let Talk { giver, taker, flow, .. } = talk;
         let now = talk.shop.world.now;
         let client = talk.client;
         talk.shop.world.host(talk.shop.client).streams[client].forget_waits(now);
@@ -314,7 +314,7 @@ fn a_connection_goes_to_another_host_and_back_while_bytes_go_both_ways() {
 fn what_leaves_is_told_from_the_freeze_until_a_while_after_it_has_gone() {
     let mut talk = talk(8, Weather::FAIR, true);
     let mut agents = Agents::default();
-    let (giver, taker, flow) = (talk.giver, talk.taker, talk.flow);
+    let Talk { giver, taker, flow, .. } = talk;
     agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
     let mut told: Vec<Vec<bool>> = Vec::new();
     for _ in 0..4000 {
@@ -333,7 +333,7 @@ fn what_leaves_is_told_from_the_freeze_until_a_while_after_it_has_gone() {
 fn a_session_comes_back_before_what_it_left_behind_is_over() {
     let mut talk = talk(5, Weather::FAIR, true);
     let mut agents = Agents::default();
-    let (giver, taker, flow) = (talk.giver, talk.taker, talk.flow);
+    let Talk { giver, taker, flow, .. } = talk;
     agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
     agents.run_for(&mut talk.shop, SECOND / 4);
     let flow = talk.served(taker)[0];
@@ -348,7 +348,7 @@ fn what_fails_before_the_clients_word_leaves_the_connection_where_it_is() {
     for (seed, fault) in [(6, Fault::TransferLost), (7, Fault::RestoreFails)] {
         let mut talk = talk(seed, Weather::FAIR, seed == 7);
         let mut agents = Agents::default();
-        let (giver, taker, flow) = (talk.giver, talk.taker, talk.flow);
+        let Talk { giver, taker, flow, .. } = talk;
         let ticket = agents.hand_over(&mut talk.shop, flow, (giver, taker), fault).expect("it is open");
         agents.run_for(&mut talk.shop, SECOND);
         assert_eq!(agents.outcome(ticket), Some("stays"));
@@ -387,7 +387,7 @@ fn a_tenth_and_a_third_of_all_messages_lost_leave_one_end() {
         let loss_per_mille = if seed % 2 == 0 { 100 } else { 300 };
         let mut talk = talk(seed, Weather { loss_per_mille, ..Weather::FAIR }, seed % 3 == 0);
         let mut agents = Agents::default();
-        let (giver, taker, flow) = (talk.giver, talk.taker, talk.flow);
+        let Talk { giver, taker, flow, .. } = talk;
         let ticket = agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
         agents.run_for(&mut talk.shop, 40 * SECOND);
         talk.shop.world.network.weather = Weather::FAIR;
@@ -409,7 +409,7 @@ fn agents_of_client_and_taker_that_die_at_any_step_leave_one_end_or_a_clean_end(
             let seed = 70 + number as u64;
             let mut talk = talk(seed, Weather::FAIR, true);
             let mut agents = Agents::default();
-            let (giver, taker, flow) = (talk.giver, talk.taker, talk.flow);
+            let Talk { giver, taker, flow, .. } = talk;
             let killed = if is_clients { talk.shop.client } else { taker };
             let fault = Fault::Killed(killed, when);
             let ticket = agents.hand_over(&mut talk.shop, flow, (giver, taker), fault).expect("it is open");
@@ -432,7 +432,7 @@ fn agents_of_client_and_taker_that_die_at_any_step_leave_one_end_or_a_clean_end(
 fn what_was_recorded_of_a_hand_over_moves_nothing_when_it_is_sent_again() {
     let mut talk = talk(90, Weather::FAIR, true);
     let mut agents = Agents::default();
-    let (giver, taker, flow) = (talk.giver, talk.taker, talk.flow);
+    let Talk { giver, taker, flow, .. } = talk;
     talk.shop.world.recording = Some(Vec::new());
     let there = agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
     agents.run_for(&mut talk.shop, SECOND);

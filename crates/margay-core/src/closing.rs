@@ -10,7 +10,7 @@ use margay_wire::{DataRepr, ErrorCode, ErrorRepr, Extension, FlowId, Kind, Messa
 
 use crate::auth;
 use crate::carriage::Why;
-use crate::entry::{EntryUpdate, FlowCounters, RemoveReason};
+use crate::entry::{EntryUpdate, FlowCounters, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
 use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::greeting::GREETING;
@@ -214,6 +214,16 @@ impl Sal {
                 self.remove_flow(*id, RemoveReason::Closed);
             }
         }
+    }
+
+    /// Connections of programs here, by the five-tuples of their packets, that no flow is of: an agent has died before
+    /// it could write the flow down. Nothing reaches such a connection any more, and one that waits for its peer would
+    /// do so for ever. Each is made to say its numbers, and what comes up of no flow is reset by them.
+    pub fn end_without_flow(&mut self, now: Instant, apps: &[Tuple]) {
+        self.now = now;
+        let without = apps.iter().filter(|app| self.flows.by_tuple(app).is_none());
+        let probes: Vec<Vec<u8>> = without.filter_map(|app| packet::stale_ack(&app.reversed())).collect();
+        probes.into_iter().for_each(|probe| self.queue.inject(probe));
     }
 
     /// A tagged FAIL or RST of the peer.
@@ -448,5 +458,43 @@ mod tests {
             }
             assert_eq!((has_gone, fails), (true, 1));
         }
+    }
+
+    #[test]
+    fn a_connection_that_no_flow_is_of_is_reset_by_its_own_numbers() {
+        let mut sal = sal(Limits::default());
+        meet_peer(&mut sal, 77);
+        let now = Instant::from_millis(60_000);
+        sal.adopt_flow(now, &record()).expect("the peer is known");
+        let mut buf = [0; 2048];
+        while sal.poll(&mut buf).is_some() {}
+        let known = record().app().expect("the record is of a flow of its own");
+        let unknown = Tuple { source: SocketAddr::new(known.source.ip(), known.source.port() ^ 1), ..known };
+        sal.end_without_flow(now, &[known, unknown]);
+        let probe = injected(&mut sal);
+        let Ok(packet::Parsed::Transport(probe)) = packet::parse(&probe) else { panic!("a segment is expected") };
+        assert_eq!((probe.tuple, probe.tcp_flags()), (unknown.reversed(), tcp_flags::ACK));
+        // The socket says its numbers: sequence 5, acknowledgement 9.
+        let mut answer = packet::stale_ack(&unknown).expect("both are of one family");
+        let tcp = answer.len() - 20;
+        answer[tcp + 4..tcp + 12].copy_from_slice(&[0, 0, 0, 5, 0, 0, 0, 9]);
+        sal.handle_app_packet(now, &answer);
+        let reset = injected(&mut sal);
+        let Ok(packet::Parsed::Transport(reset)) = packet::parse(&reset) else { panic!("a segment is expected") };
+        assert_eq!((reset.tuple, reset.tcp_flags()), (unknown.reversed(), tcp_flags::RST));
+        assert_eq!(reset.tcp_numbers(), Some((9, 0)), "RFC 5961 wants the exact one");
+    }
+
+    /// The one packet that the host's TCP is given.
+    fn injected(sal: &mut Sal) -> Vec<u8> {
+        let mut buf = [0; 2048];
+        let mut packets = Vec::new();
+        while let Some(output) = sal.poll(&mut buf) {
+            if let Output::Inject { len } = output {
+                packets.push(buf[..len].to_vec());
+            }
+        }
+        assert_eq!(packets.len(), 1);
+        packets.remove(0)
     }
 }

@@ -61,6 +61,8 @@ impl Table {
 impl Socket {
     /// TCP: neither end has closed.
     pub const ESTABLISHED: u8 = 0x01;
+    /// TCP: the peer has closed.
+    pub const CLOSE_WAIT: u8 = 0x08;
     /// TCP: waiting for connections.
     pub const LISTEN: u8 = 0x0a;
     /// TCP: both ends have closed, and what comes late is answered for a minute.

@@ -320,7 +320,7 @@ impl Sal {
     /// Tells a known peer that a flow it still sends on is gone here, so that its application need not wait for a
     /// time-out.
     fn say_unknown(&mut self, now: Instant, from: SocketAddr, flow: FlowId, len: usize) {
-        let Some(local_id) = self.associations.at_address(from).next().map(|association| association.local_id) else {
+        let Some(local_id) = self.associations.last_heard_at(from).map(|association| association.local_id) else {
             self.say_unknown_association(now, from, flow, len);
             return;
         };
@@ -436,6 +436,7 @@ mod tests {
     use crate::handover::HandoverRecord;
     use crate::handover::tests::{meet_peer, record, sal};
     use crate::output::Output;
+    use margay_wire::STACK_ENCAP;
 
     #[test]
     fn a_flow_whose_program_has_no_socket_any_more_goes_with_its_entry_and_the_peer_hears_of_it() {
@@ -483,6 +484,37 @@ mod tests {
         let Ok(packet::Parsed::Transport(reset)) = packet::parse(&reset) else { panic!("a segment is expected") };
         assert_eq!((reset.tuple, reset.tcp_flags()), (unknown.reversed(), tcp_flags::RST));
         assert_eq!(reset.tcp_numbers(), Some((9, 0)), "RFC 5961 wants the exact one");
+    }
+
+    #[test]
+    fn a_lost_flow_is_told_of_under_the_association_that_the_peer_has_used_last() {
+        let mut sal = sal(Limits::default());
+        for local_id in [77, 78, 79] {
+            meet_peer(&mut sal, local_id);
+            // Others that it meets later supersede it, and it goes unless a flow uses it.
+            sal.associations.get_mut(local_id).expect("it is met").flows = 1;
+        }
+        // The peer has forgotten the oldest one, and the newest was never confirmed to it.
+        let from = SocketAddr::new([10, 0, 0, 2].into(), 54324);
+        for (local_id, remote_id, heard_ms) in [(77, 3, 10), (78, 4, 30), (79, 5, 20)] {
+            let association = sal.associations.get_mut(local_id).expect("it is met");
+            association.remote_id = remote_id;
+            association.heard = Instant::from_millis(heard_ms);
+        }
+        let mut data = [0; 64];
+        let dst_flow = FlowId(99);
+        DataRepr { stack: STACK_ENCAP, flags: 0, dst_flow, packet_number: 0, index: 0, count: 1 }.emit(&mut data);
+        let now = Instant::from_millis(60_000);
+        assert_eq!(sal.handle_datagram(now, None, from, &data), Err(DropReason::UnknownFlow));
+        let mut buf = [0; 2048];
+        let mut told = Vec::new();
+        while let Some(output) = sal.poll(&mut buf) {
+            if let Output::Transmit { len, .. } = output {
+                let message = Message::parse(&buf[..len]).expect("it is whole");
+                told.push((message.kind, message.src_flow, message.auth().map(|auth| auth.assoc_id)));
+            }
+        }
+        assert_eq!(told, [(Kind::Fail, FlowId(99), Some(4))]);
     }
 
     /// The one packet that the host's TCP is given.

@@ -344,6 +344,27 @@ fn a_session_comes_back_before_what_it_left_behind_is_over() {
 }
 
 #[test]
+fn a_session_comes_back_to_a_host_whose_agent_was_killed_and_still_lists_its_earlier_stay() {
+    let mut talk = talk(6, Weather::FAIR, true);
+    let mut agents = Agents::default();
+    let Talk { giver, taker, flow, .. } = talk;
+    let now = talk.shop.world.now;
+    let before = talk.shop.world.host(giver).sal.export_flow(now, flow).expect("it is open");
+    agents.hand_over(&mut talk.shop, flow, (giver, taker), Fault::None).expect("it is open");
+    agents.run_for(&mut talk.shop, 3 * SECOND);
+    assert!(talk.served(giver).is_empty(), "it is over");
+    // The record was written before, and its end was not.
+    let now = talk.shop.world.now;
+    talk.shop.world.host(giver).sal.adopt_flow(now, &before).expect("the client is known");
+    talk.shop.world.touch(giver);
+    let flow = talk.served(taker)[0];
+    let back = agents.hand_over(&mut talk.shop, flow, (taker, giver), Fault::None).expect("it is open");
+    agents.run_for(&mut talk.shop, SECOND);
+    assert_eq!(agents.outcome(back), Some("gone"));
+    talk.assert_goes_on(&mut agents, giver, "beside the record");
+}
+
+#[test]
 fn what_fails_before_the_clients_word_leaves_the_connection_where_it_is() {
     for (seed, fault) in [(6, Fault::TransferLost), (7, Fault::RestoreFails)] {
         let mut talk = talk(seed, Weather::FAIR, seed == 7);

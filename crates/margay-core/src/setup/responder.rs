@@ -69,7 +69,8 @@ impl Sal {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
-        if let Some(id) = self.flow_of_session(session.session) {
+        let known = self.flow_of_session(session.session, message.src_flow);
+        if let Some(id) = known.filter(|id| !self.may_be_left_behind(*id, message)) {
             if !self.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
             }

@@ -99,6 +99,8 @@ pub(super) struct Shared {
     pub routers: watch::Sender<Vec<proto::ClusterRouter>>,
     /// This router signs for others than before.
     pub signs: Notify,
+    /// Hosts are to send first packets to other routers.
+    leaving: watch::Sender<bool>,
 }
 
 /// A service router.
@@ -158,6 +160,7 @@ impl Router {
             grants: watch::Sender::default(),
             routers: watch::Sender::default(),
             signs: Notify::new(),
+            leaving: watch::Sender::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
         shared.read_revocations()?;
@@ -216,6 +219,12 @@ impl Router {
     /// Questions of hosts about first packets that were refused.
     pub fn traces_refused(&self) -> u64 {
         self.shared.traces_refused.load(Ordering::Relaxed)
+    }
+
+    /// Tells all hosts whether first packets are to go to other routers, where there are any. What comes here all the
+    /// same is forwarded as before.
+    pub fn set_leaving(&self, is_leaving: bool) {
+        self.shared.leaving.send_if_modified(|leaving| std::mem::replace(leaving, is_leaving) != is_leaving);
     }
 
     /// Lets hosts ask what this router would do with first packets.
@@ -488,7 +497,7 @@ impl Guest {
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
         let (mut news, mut routers) = (unheard(&self.shared.news), unheard(&self.shared.routers));
         // They may have changed since it was let in.
-        let mut grants = unheard(&self.shared.grants);
+        let (mut grants, mut leaving) = (unheard(&self.shared.grants), unheard(&self.shared.leaving));
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
         let mut swept = false;
         let gone = loop {
@@ -533,6 +542,10 @@ impl Guest {
                 // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
+                _ = leaving.changed() => {
+                    let leaving = *leaving.borrow_and_update();
+                    vec![answer_of(from_router::Body::Heartbeat(proto::Heartbeat { leaving, ..Default::default() }))]
+                }
                 _ = news.changed() => news.borrow_and_update().told(self.place.authority),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
@@ -554,7 +567,8 @@ impl Guest {
         let body = match message.body {
             Some(Asked::Heartbeat(_)) => {
                 let twin = self.seat.twin.lock().take().map(|twin| twin.ip().to_string());
-                Answer::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default() })
+                let leaving = *self.shared.leaving.borrow();
+                Answer::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving })
             }
             Some(Asked::Register(asked)) => {
                 let (request, name) = (asked.request, asked.name.clone());

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -12,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use super::{Findings, Scenario, is_long, pair, site};
 use crate::agent::{self, Agents};
-use crate::arrivals::now_ms;
+use crate::arrivals::{now_ms, sleep_until};
 use crate::command::progress;
 use crate::draining::Drain;
 use crate::host::Host;
@@ -262,10 +261,6 @@ fn cut_off(stage: &Stage<'_>, findings: &mut Findings) -> Result<BTreeSet<usize>
     }
     findings.set("plain_hung", plain_hung as f64);
     Ok(kept)
-}
-
-fn sleep_until(at_ms: f64) {
-    sleep(Duration::from_secs_f64((at_ms - now_ms()).max(0.0) / 1e3));
 }
 
 /// Mends the link. Then the server is killed: only connections that still live hear of it, and hear that they are

@@ -71,6 +71,7 @@ mod router_rate;
 mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
+mod shed;
 mod short_connections;
 mod sick_instance;
 pub mod site;
@@ -191,6 +192,7 @@ pub const ALL: &[Scenario] = &[
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
     rolling_restart::SCENARIO,
+    shed::SCENARIO,
     sick_instance::SCENARIO,
     datagram_failover::SCENARIO,
     patience::SCENARIO,

@@ -69,9 +69,10 @@ impl Watch {
     /// What follows from counts. `growing`: an instance has not all of its weight yet.
     fn judge(&mut self, seen: &[Seen], now: Instant) -> Verdict {
         self.looked = Some(now);
-        let drained = |one: &&Seen| one.counted.as_ref().is_ok_and(|counted| counted.drained);
+        let is_drained = |one: &&Seen| one.counted.as_ref().is_ok_and(|counted| counted.drained);
+        let drained: BTreeSet<HostId> = seen.iter().filter(is_drained).map(|one| one.instance.host).collect();
         if let Some(settled) = &mut self.settled {
-            seen.iter().filter(drained).for_each(|one| drop(settled.remove(&one.instance.host)));
+            settled.retain(|host, _| !drained.contains(host));
         }
         let picture = picture(seen);
         let is_known = |settled: &Picture| picture.iter().all(|(host, weight)| settled.get(host) == Some(weight));

@@ -56,6 +56,7 @@ pub mod pair;
 mod patience;
 mod quiet_end;
 mod real_addresses;
+mod rebalance;
 mod registration_attacks;
 mod registry_scale;
 mod remote;
@@ -189,6 +190,7 @@ pub const ALL: &[Scenario] = &[
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     drain_moves::SCENARIO,
+    rebalance::SCENARIO,
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
     rolling_restart::SCENARIO,

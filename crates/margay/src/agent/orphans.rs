@@ -135,7 +135,7 @@ mod test {
         ];
         let socket = |local: &str, remote: &str, state: u8| {
             let (local, remote) = (address(local), address(remote));
-            Socket { local, remote, state, inode: 0 }
+            Socket { local, remote, state, queued_bytes: 0, inode: 0 }
         };
         let sockets = [
             socket("198.18.0.1:80", "10.1.0.2:1025", ESTABLISHED),

@@ -38,6 +38,7 @@ use super::naming::Naming;
 use super::network::Network;
 use super::programs::{self, Programs};
 use super::quiet;
+use super::rebalance::{self, Rebalances};
 use super::relocation::{self, Relocations};
 use super::resolvers::{self, Resolvers};
 use super::rule_book::{self, RuleBook};
@@ -153,6 +154,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
         active: Active::open(&config, &services, reporters),
         programs: Programs::new(&config),
         relocations: Relocations::new(watchers.hand_overs(), spreads.addresses()),
+        rebalances: Rebalances::default(),
         configuration: Configuration::new(config, started_with),
         identity,
         local,
@@ -402,6 +404,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     spread::start(agent).into_diagnostic()?;
     drain::resume(agent);
     let health = tokio::spawn(health::run(Arc::clone(agent)));
+    let rebalances = tokio::spawn(rebalance::auto::run(Arc::clone(agent)));
     resolvers::start(agent).into_diagnostic()?;
     quiet::start(agent).into_diagnostic()?;
     let takers = relocation::start(agent).await;
@@ -429,6 +432,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
         // Watchers of flows would keep their streams open, and the server with them.
         agent.watchers.close();
         agent.drains.close();
+        agent.rebalances.close();
     };
     let served = transport::serve(listener, Api(Arc::clone(agent)), until).await.into_diagnostic();
     upkeep.abort();
@@ -436,6 +440,7 @@ async fn serve(agent: &Arc<Agent>) -> Result<()> {
     reloads.abort();
     programs.abort();
     health.abort();
+    rebalances.abort();
     agent.health.end().await;
     takers.into_iter().for_each(|task| task.abort());
     agent.relocations.end().await;

@@ -102,7 +102,9 @@ pub(in crate::agent) async fn give(agent: &Arc<Agent>, gift: Gift, host: &str) -
     let (agent, host) = (Arc::clone(agent), host.to_owned());
     // A task of its own: the end of the program's connection to the agent does not stop it in the middle.
     let giving = tokio::spawn(async move {
+        let app = tuple_of(gift.socket.as_fd());
         let given = give_whole(&agent, gift, &host).await;
+        app.iter().for_each(|app| agent.rebalances.hear(app, &given));
         agent.relocations.note(match &given {
             Ok(()) => Outcome::Gone,
             Err((Errno::ECONNABORTED, _)) => Outcome::Lost,

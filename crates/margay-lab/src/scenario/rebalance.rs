@@ -145,7 +145,8 @@ fn configure(host: &Host, served: &Served) -> Result<()> {
 
 /// The programs of one host.
 struct Running {
-    serving: Serving,
+    /// Ends with this.
+    _serving: Serving,
     nginx: Nginx,
 }
 
@@ -220,7 +221,7 @@ impl Stage<'_> {
             agent::publish(host, service, &lines, &[])?;
             agent::publish(host, service, &web, &[])?;
         }
-        Ok(Running { serving, nginx })
+        Ok(Running { _serving: serving, nginx })
     }
 
     /// What a host has of the name now.

@@ -152,8 +152,13 @@ mod test {
     fn a_connection_to_another_host_needs_a_flow_until_this_end_has_closed() {
         let ranges = Ranges::default();
         let host = SocketAddr::new(ranges.host_v4().into(), 80);
-        let socket =
-            |local: SocketAddr, remote: &str, state: u8| Socket { local, remote: address(remote), state, inode: 0 };
+        let socket = |local: SocketAddr, remote: &str, state: u8| Socket {
+            local,
+            remote: address(remote),
+            state,
+            inode: 0,
+            queued_bytes: 0,
+        };
         let served = socket(host, "10.1.0.2:1025", ESTABLISHED);
         let needs = |socket: &Socket| may_need_flow(socket, ranges);
         assert!(needs(&served) && needs(&Socket { state: Socket::CLOSE_WAIT, ..served }));

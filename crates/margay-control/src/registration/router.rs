@@ -355,6 +355,11 @@ fn answer_of(body: from_router::Body) -> proto::FromRouter {
     proto::FromRouter { body: Some(body) }
 }
 
+/// `twin`: the address of a host that was refused because it has the same key.
+fn beat(leaving: bool, twin: Option<String>) -> from_router::Body {
+    from_router::Body::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving })
+}
+
 /// One stream from its first byte to its end.
 async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, stranger: Stranger) {
     let greeted = timeout(HELLO_LIMIT, async {
@@ -542,10 +547,7 @@ impl Guest {
                 // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
-                _ = leaving.changed() => {
-                    let leaving = *leaving.borrow_and_update();
-                    vec![answer_of(from_router::Body::Heartbeat(proto::Heartbeat { leaving, ..Default::default() }))]
-                }
+                _ = leaving.changed() => vec![answer_of(beat(*leaving.borrow_and_update(), None))],
                 _ = news.changed() => news.borrow_and_update().told(self.place.authority),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
@@ -567,8 +569,7 @@ impl Guest {
         let body = match message.body {
             Some(Asked::Heartbeat(_)) => {
                 let twin = self.seat.twin.lock().take().map(|twin| twin.ip().to_string());
-                let leaving = *self.shared.leaving.borrow();
-                Answer::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving })
+                beat(*self.shared.leaving.borrow(), twin)
             }
             Some(Asked::Register(asked)) => {
                 let (request, name) = (asked.request, asked.name.clone());

@@ -1,7 +1,7 @@
 //! A client, and two hosts of one name: one of these gives the client's connection to the other.
 //!
-//! What agents do beside the core (they freeze, carry and restore the connection) is done at once, but for the transfer,
-//! which is a step of its own.
+//! What agents do beside the core (they freeze, carry and restore the connection) is done at once, but for the
+//! transfer, which is a step of its own.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -2,8 +2,8 @@
 //! move.
 //!
 //! A state is the list of steps that led to it, played again on the cores that ship. Slow per state, and exactly the
-//! code that runs on hosts. [`meeting`] is about hosts that connect, [`moving`] about hosts that move, [`handing`] about
-//! a connection that goes to another host.
+//! code that runs on hosts. [`meeting`] is about hosts that connect, [`moving`] about hosts that move, [`handing`]
+//! about a connection that goes to another host.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};

@@ -123,7 +123,6 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let (identity, local) = identify(&config, &state_dir, &clock_of_wall)?;
     let (watchers, direct) = (Watchers::default(), DirectPath::open(&config).await);
     let (spreads, kernel_router) = (Spreads::open(&config, &direct), KernelRouter::open(&config));
-    let reporters = Reporters::attach(&config);
     let core = start_core(&config, &identity, &clock_of_wall, &watchers, (&direct, &spreads)).await?;
     let rules = start_rules(&config, &core, &kernel_router, &store, &clock_of_wall)?;
     let (control, tokens): (Arc<dyn SalControl>, _) = (Arc::new(core.clone()), home::candidates(&config, &store)?);
@@ -151,7 +150,7 @@ async fn bring_up(config: Config, started_with: StartedWith) -> Result<Arc<Agent
     let fallbacks = Arc::new(home::Fallbacks::new(&config, Arc::clone(&services), router.clone(), core.clone()));
     let (dns, warnings) = start_dns(&config, &leases, &fallbacks).await;
     Ok(Arc::new(Agent {
-        active: Active::open(&config, &services, reporters),
+        active: Active::open(&config, &services, Reporters::attach(&config)),
         programs: Programs::new(&config),
         relocations: Relocations::new(watchers.hand_overs(), spreads.addresses()),
         rebalances: Rebalances::default(),

@@ -92,7 +92,8 @@ impl End {
 }
 
 impl<'a> Programs<'a> {
-    /// Starts servers on hosts, and a client of each of them. Returns when all sessions wait, in the order of the hosts.
+    /// Starts servers on hosts, and a client of each of them. Returns when all sessions wait, in the order of the
+    /// hosts.
     ///
     /// # Errors
     ///

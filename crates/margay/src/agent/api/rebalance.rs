@@ -30,7 +30,8 @@ pub(super) async fn rebalance(
         return Ok(Box::pin(futures_util::stream::iter([Ok(report)])));
     }
     if !RATES.contains(&request.max_per_s) {
-        return Err(misuse(format!("a host gives {} to {} connections in a second", RATES.start(), RATES.end())));
+        let (least, most) = (RATES.start(), RATES.end());
+        return Err(misuse(format!("a rate is from {least} to {most}: connections that a host gives in a second")));
     }
     Ok(reports(order::begin(agent, name, request.max_per_s).await.map_err(refusal)?))
 }

@@ -52,7 +52,8 @@ pub(super) fn shares(seen: &[Seen]) -> Vec<Share> {
     seen.iter().filter_map(Seen::share).collect()
 }
 
-/// Asks the agents of all instances of a name at one time; `question` says what of each host, and whether it takes part.
+/// Asks the agents of all instances of a name at one time; `question` says what of each host, and whether it takes
+/// part.
 ///
 /// # Errors
 ///

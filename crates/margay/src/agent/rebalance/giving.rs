@@ -263,7 +263,8 @@ impl Work<'_> {
         None
     }
 
-    /// Hears what has become of connections that were asked for. `open`: those that there are, where that was looked at.
+    /// Hears what has become of connections that were asked for. `open`: those that there are, where the flows were
+    /// looked at.
     fn hear(&mut self, waiting: &mut HashMap<FlowId, Waiting>, open: Option<&HashSet<FlowId>>, tally: &mut Tally) {
         waiting.retain(|flow, asked| {
             let outcome = match asked.answer.try_recv() {

@@ -28,8 +28,8 @@ pub struct Gift {
 }
 
 /// How many connections each host would have if all went by weight: their sum is that of `flows`. What is left over by
-/// whole numbers goes to the largest fractions, and among equals to those that have more already: so that targets stay as
-/// they are while connections move. None has any where all weights are zero.
+/// whole numbers goes to the largest fractions, and among equals to those that have more already: so that targets stay
+/// as they are while connections move. None has any where all weights are zero.
 pub fn targets(hosts: &[Share]) -> Vec<u64> {
     let total: u64 = hosts.iter().map(|host| host.flows).sum();
     let weights: u128 = hosts.iter().map(|host| u128::from(host.weight)).sum();

@@ -54,7 +54,7 @@ const BLOCKS: &str = "v4 = \"10.1.0.0/24\"\ndelay_ms = 25\n";
 const LISTEN: &str = "0.0.0.0:80";
 const FILE: &str = "file";
 const FILE_BYTES: usize = 100_000;
-/// A request takes five seconds so: at each of three servers ten are open.
+/// A request takes four seconds so: at each of three servers eight are open.
 const BYTES_PER_S: u32 = 20_000;
 /// Of each client.
 const REQUESTS_PER_S: f64 = 3.0;

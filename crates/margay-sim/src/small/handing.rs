@@ -291,14 +291,9 @@ impl SmallWorld {
         self.handing.as_ref().and_then(|handing| handing.fault)
     }
 
-    /// After quiet: whether the taker's program has the connection; `false` where the giver's has it, `None` where
-    /// nobody has, or it is not quiet yet.
-    pub fn has_gone(&self) -> Option<bool> {
-        let has = |host: usize| live_streams(&self.hosts[host]).count() == 1;
-        if !self.is_quiet {
-            return None;
-        }
-        if has(TAKER) { Some(true) } else { has(GIVER).then_some(false) }
+    /// After quiet, the taker's program has the connection.
+    pub fn has_gone(&self) -> bool {
+        self.is_quiet && live_streams(&self.hosts[TAKER]).count() == 1
     }
 }
 

@@ -11,8 +11,8 @@ use crate::search::{Search, State, View};
 pub struct OneEnd {
     was_doubled: bool,
     fault: Option<Fault>,
-    /// After quiet: the taker, or else the giver.
-    has_gone: Option<bool>,
+    /// After quiet: the taker's program has it.
+    has_gone: bool,
 }
 
 impl View for OneEnd {
@@ -43,8 +43,7 @@ impl View for OneEnd {
             Property::always("lost only where an agent was killed", |_, state: &State<Self>| {
                 state.view.fault != Some(Fault::Lost)
             }),
-            Property::sometimes("it goes", |_, state: &State<Self>| state.view.has_gone == Some(true)),
-            Property::sometimes("it stays", |_, state: &State<Self>| state.view.has_gone == Some(false)),
+            Property::sometimes("it goes", |_, state: &State<Self>| state.view.has_gone),
         ]
     }
 }

@@ -25,15 +25,24 @@ const TCP: u8 = 6;
 /// What the first look has found.
 #[derive(Default)]
 pub struct Orphans {
+    /// Flows of a start before were taken up: without these nobody has left anything, and a long list of sockets need
+    /// not be read.
+    has_heritage: bool,
     flows: HashSet<FlowId>,
     /// Of sockets, as their packets have them.
     connections: HashSet<Tuple>,
 }
 
 impl Orphans {
+    /// To be made when the agent starts.
+    pub fn new(agent: &Agent) -> Self {
+        let has_heritage = agent.core.0.with_sal(|sal, _| sal.flows().next().is_some());
+        Self { has_heritage, ..Self::default() }
+    }
+
     /// Looks when it is time to.
     pub fn look(&mut self, agent: &Agent, round: u64) {
-        if round != FIRST_ROUND && round != SECOND_ROUND {
+        if !self.has_heritage || round != FIRST_ROUND && round != SECOND_ROUND {
             return;
         }
         let ranges = agent.config().ranges();
@@ -46,6 +55,7 @@ impl Orphans {
         let judged: Vec<(FlowId, Tuple)> =
             flows.iter().filter(|flow| may_be_judged(flow, ranges)).map(|flow| (flow.flow, flow.app)).collect();
         let found = Self {
+            has_heritage: true,
             flows: if judged.is_empty() { HashSet::new() } else { without_socket(&judged, listed()) },
             connections: without_flow(&sockets, flows.iter().map(|flow| flow.app)),
         };

@@ -551,10 +551,8 @@ impl Guest {
                 _ = news.changed() => news.borrow_and_update().told(self.place.authority),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
-            match timeout(lease, write_all(&mut writer, &answers)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => break (Leave::Ended, error.to_string()),
-                Err(_) => break (Leave::Lapsed, "the host does not read".to_owned()),
+            if let Some(end) = say(&mut writer, &answers, lease).await {
+                break end;
             }
         };
         reading.abort();
@@ -762,11 +760,19 @@ async fn make_way(shared: &Shared, place: Place, boot_id: [u8; 16], from: Socket
     Err(RollError::Clone.into())
 }
 
-async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Result<(), StreamError> {
-    for message in messages {
-        writer.write(message).await?;
+/// Gives why the host has left, where it cannot be told.
+async fn say(writer: &mut Writer, messages: &[proto::FromRouter], lease: Duration) -> Option<(Leave, String)> {
+    let all = async {
+        for message in messages {
+            writer.write(message).await?;
+        }
+        Ok::<(), StreamError>(())
+    };
+    match timeout(lease, all).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some((Leave::Ended, error.to_string())),
+        Err(_) => Some((Leave::Lapsed, "the host does not read".to_owned())),
     }
-    Ok(())
 }
 
 /// Runs what waits for the disk.

@@ -90,8 +90,8 @@ const CHECKS: &[Check] = &[
     // As it would be without the router (`no-router` of the models).
     goes_wrong("both-move-unaided", travel("", [ONCE, ONCE], false, Budget { wait: 1, ..NONE }), AGREE),
     hand("hand-over", Budget { lose: 1, wait: 2, ..NONE }),
-    hand("hand-over-cancelled", Budget { cancel: 1, wait: 1, early: 1, ..NONE }),
     hand("hand-over-restart", Budget { restart: 1, wait: 1, ..NONE }),
+    long(hand("hand-over-cancelled", Budget { cancel: 1, wait: 1, early: 1, ..NONE })),
     long(hand("hand-over-cancelled-late", Budget { cancel: 1, wait: 2, early: 1, ..NONE })),
     long(hand("hand-over-restart-and-lose", Budget { lose: 1, restart: 1, wait: 2, ..NONE })),
     long(meet("forgotten-hosts-meet-replayed", Forgotten, Budget { lose: 1, replay: 1, wait: 3, ..NONE })),

@@ -467,6 +467,13 @@ impl AssociationTable {
         there.take(AT_ADDRESS_MAX).filter_map(|(_, id)| self.by_id.get(id))
     }
 
+    /// Those whose peer is at `ip`, whatever its UDP port, as far as they are not too many to be looked at.
+    pub fn at_ip(&self, ip: IpAddr) -> impl Iterator<Item = &Association> {
+        let [first, last] = [0, u16::MAX].map(|port| SocketAddr::new(ip, port));
+        let there = self.by_address.range((first, 0)..=(last, u64::MAX));
+        there.take(AT_ADDRESS_MAX).filter_map(|(_, id)| self.by_id.get(id))
+    }
+
     /// Whether any peer is at `ip`, whatever its UDP port.
     pub fn is_any_at(&self, ip: IpAddr) -> bool {
         let [first, last] = [0, u16::MAX].map(|port| SocketAddr::new(ip, port));

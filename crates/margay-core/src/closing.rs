@@ -247,11 +247,11 @@ impl Sal {
         let flow = self.flows.get(id).filter(of_peer).ok_or(DropReason::UnknownFlow)?;
         // A refusal of the peer's listener after the answer was given, or a true failure: the same for the application.
         let is_proved = flow.has(seen::CONFIRMED) || flow.role == Role::Responder && flow.carries_data();
-        let is_drained = message.error().is_some_and(|error| error.code == ErrorCode::Drained);
-        let reason = match (is_proved, is_drained) {
-            (true, true) => RemoveReason::Drained,
-            (true, false) => RemoveReason::PeerFailed,
-            (false, _) => RemoveReason::Unproved,
+        let reason = match message.error().map(|error| error.code) {
+            _ if !is_proved => RemoveReason::Unproved,
+            Some(ErrorCode::Drained) => RemoveReason::Drained,
+            Some(ErrorCode::Elsewhere) => RemoveReason::Elsewhere,
+            _ => RemoveReason::PeerFailed,
         };
         self.fail_flow(now, id, reason);
         Ok(())
@@ -415,6 +415,7 @@ impl Sal {
             self.locations.remove(scope);
         }
         self.forget_terms();
+        self.forget_fences();
         self.keep_peers(now);
     }
 }

@@ -4,7 +4,7 @@ mod shop;
 
 use std::time::Duration;
 
-use margay_core::patience::GiveUpAfter;
+use margay_core::patience::{GiveUpAfter, GiveUpCause};
 use margay_core::{Event, Instant, RemoveReason};
 use margay_sim::stream::Plan;
 use margay_sim::{HostId, Weather};
@@ -88,7 +88,7 @@ fn a_silent_peer_that_no_router_lists_is_given_up_in_time_and_not_before() {
         waiting.shop.world.run_for(6 * SECOND);
         assert!(waiting.is_reset());
         assert_eq!(waiting.reasons(), [RemoveReason::GivenUp]);
-        let told = |event: &Event| matches!(event, Event::GivenUp { flows: 1, .. });
+        let told = |event: &Event| matches!(event, Event::GivenUp { flows: 1, cause: GiveUpCause::Silent(_), .. });
         assert!(waiting.shop.world.host(waiting.shop.client).events.iter().any(told));
     }
 }

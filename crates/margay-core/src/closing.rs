@@ -189,8 +189,10 @@ impl Sal {
         flow.seen |= seen::FAILED;
         flow.lifecycle = Lifecycle::Closed;
         flow.setup = Setup::Done;
-        let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
+        // With its peer.
         let info = self.flows.get(id).map(|flow| Box::new(self.describe(flow)));
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
         self.associations.release(association);
         self.flows.set_deadline(id, Some(now + LINGER_FAILED));
         self.counters.removed(reason);

@@ -50,6 +50,9 @@ use crate::store::{MemberKey, Store};
 /// Routers of one cluster: each host registers with every one of them.
 pub const ROUTERS_MAX: usize = 7;
 
+/// Numbers of fenced names that a cluster gives are above those of a router by itself: it may become one of several.
+const FENCES_OF_CLUSTER: u64 = 1 << 48;
+
 /// Registrations with other routers that were heard of longer ago count no more at a start without etcd.
 const VIEW_AGE_MAX_S: u64 = 3600;
 
@@ -345,6 +348,13 @@ impl Cluster {
             Some(holder) => Err(ClaimError::Held(holder)),
             None => Ok(()),
         }
+    }
+
+    /// A number for a host that has a name for itself by this router: higher than that of any earlier one, whatever
+    /// router gave it. `None`: etcd has not been told of it yet.
+    pub fn fence_number(&self, prefix: &Prefix, host: HostId) -> Option<u64> {
+        let revision = self.shared.claims.lock().revision(&claimed_as(prefix), host)?;
+        u64::try_from(revision).ok().map(|revision| FENCES_OF_CLUSTER | revision)
     }
 
     /// A host to which this router has given a name for itself has not registered it.

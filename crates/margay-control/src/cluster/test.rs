@@ -244,6 +244,7 @@ fn served(n: u8) -> Served {
         weight: 1,
         priority: 1,
         sticky: false,
+        fence: None,
     };
     Served { instance, partition_bits: 0, exclusive: false }
 }

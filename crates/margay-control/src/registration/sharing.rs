@@ -46,6 +46,7 @@ pub(super) async fn follow(shared: Arc<Shared>) {
                 }
                 shared.roll.lock().hear_elsewhere(hosts, &*shared.sal);
                 shared.give_away(news.lost);
+                shared.fence_own();
                 links.show(&shared);
             }
             _ = rows.changed() => {

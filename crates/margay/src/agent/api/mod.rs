@@ -96,6 +96,10 @@ impl Calls for Api {
         drain::undrain(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
+    async fn service_wait(&self, request: Request<ServiceWaitRequest>) -> Answer<ServiceWaitReply> {
+        service::wait(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
     async fn service_list(&self, _: Request<ServiceListRequest>) -> Answer<ServiceListReply> {
         Ok(Response::new(service::list(&self.0)))
     }

@@ -465,6 +465,7 @@ mod test {
             weight,
             priority,
             sticky: false,
+            fence: None,
         }
     }
 

@@ -201,7 +201,9 @@ impl Sal {
             self.fences.own.remove(&prefix);
             return;
         };
-        self.fences.own.insert(prefix, number);
+        // Several routers may give it, each with a number of its own.
+        let own = self.fences.own.entry(prefix).or_default();
+        *own = number.max(*own);
         if self.fences.held.get(&prefix).is_some_and(|held| held.number < number) {
             self.fences.held.remove(&prefix);
         }

@@ -166,3 +166,31 @@ fn a_peer_that_is_listed_again_has_its_time_anew() {
     assert!(waiting.is_reset());
     assert!(waiting.shop.world.now > Instant::from_millis(80_000));
 }
+
+#[test]
+fn the_networks_word_that_a_host_cannot_be_reached_has_it_asked_at_once_and_ends_nothing() {
+    let mut waiting = waiting(9, Plan::LISTEN);
+    let client = waiting.shop.client;
+    let address = waiting.shop.world.host(waiting.instance).address;
+    let probes =
+        |waiting: &mut Waiting| waiting.shop.world.host(client).sal.counters().messages_sent(margay_wire::Kind::Probe);
+    let say = |waiting: &mut Waiting, remote| {
+        let now = waiting.shop.world.now;
+        waiting.shop.world.host(client).sal.handle_unreachable(now, remote);
+        waiting.shop.world.touch(client);
+    };
+    let before = probes(&mut waiting);
+    say(&mut waiting, "10.9.9.9".parse().expect("literal"));
+    assert_eq!(probes(&mut waiting), before, "nobody is there");
+    for _ in 0..100 {
+        say(&mut waiting, address);
+    }
+    let asked = probes(&mut waiting) - before;
+    assert!((1..10).contains(&asked), "{asked} probes: one round");
+    waiting.shop.world.run_for(SECOND / 4);
+    let answered = probes(&mut waiting);
+    say(&mut waiting, address);
+    assert_eq!(probes(&mut waiting), answered, "it has just answered");
+    waiting.shop.world.run_for(60 * SECOND);
+    assert!(!waiting.is_reset());
+}

@@ -54,6 +54,7 @@ mod odd_hosts;
 mod odd_packets;
 pub mod pair;
 mod patience;
+mod primary_failover;
 mod quiet_end;
 mod real_addresses;
 mod registration_attacks;
@@ -190,6 +191,7 @@ pub const ALL: &[Scenario] = &[
     drain_moves::SCENARIO,
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
+    primary_failover::SCENARIO,
     rolling_restart::SCENARIO,
     sick_instance::SCENARIO,
     datagram_failover::SCENARIO,

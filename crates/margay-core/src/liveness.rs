@@ -65,8 +65,8 @@ impl Sal {
         }
     }
 
-    /// The network has said that an address, or its network, cannot be reached. Anybody can say so: peers there that this
-    /// host has flows with are asked at once, as often as [`LOOK_REST`] lets, and nothing else comes of it.
+    /// The network has said that an address, or its network, cannot be reached. Anybody can say so: peers there that
+    /// this host has flows with are asked at once, as often as [`LOOK_REST`] lets, and nothing else comes of it.
     pub fn handle_unreachable(&mut self, now: Instant, remote: IpAddr) {
         self.now = now;
         let hosts: BTreeSet<HostId> = self.associations.at_ip(remote).map(|association| association.host).collect();

@@ -20,7 +20,7 @@ mod session;
 mod test;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -294,12 +294,14 @@ impl Cluster {
         etcd.put_all(&[(Key::Router(router), None)], None).await.map_err(|trouble| trouble.to_string())
     }
 
-    /// Says what a host has registered with this router now; nothing: it is gone.
-    pub fn offer(&self, place: Place, served: &[Served]) {
+    /// Says what a host has registered with this router now; nothing: it is gone. No other host gets a name that is
+    /// `kept` for it.
+    pub fn offer(&self, place: Place, served: &[Served], kept: &BTreeSet<Prefix>) {
         let offer = (!served.is_empty()).then(|| record::write_served(served));
         self.shared.offers.lock().offer(place, offer);
         let alone = served.iter().filter(|served| served.exclusive);
-        self.shared.claims.lock().hold(place, alone.map(|served| claimed_as(&served.instance.prefix)).collect());
+        let alone = alone.map(|served| claimed_as(&served.instance.prefix)).chain(kept.iter().copied());
+        self.shared.claims.lock().hold(place, alone.collect());
         self.shared.dirty.notify_one();
     }
 

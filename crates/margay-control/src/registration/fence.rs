@@ -64,7 +64,6 @@ impl Fences {
 
     /// A host holds a name from now on.
     pub fn hold(&mut self, prefix: &Prefix, host: HostId, number: u64) {
-        self.forget_late();
         let fence = Fence { host, number, notice: None, kept_until: None };
         self.all.insert(claimed_as(prefix), fence);
     }
@@ -106,12 +105,23 @@ impl Fences {
             Some(kept_for) => fence.kept_until = Some(Instant::now() + kept_for),
             None => drop(self.all.remove(&prefix)),
         }
-        self.forget_late();
     }
 
-    fn forget_late(&mut self) {
-        let now = Instant::now();
-        self.all.retain(|_, fence| fence.kept_until.is_none_or(|until| now < until));
+    /// Names that are kept for a host.
+    pub fn kept_for(&self, host: HostId) -> impl Iterator<Item = &Prefix> {
+        let is_its = move |fence: &Fence| fence.host == host && fence.kept_until.is_some();
+        self.all.iter().filter(move |(_, fence)| is_its(fence)).map(|(prefix, _)| prefix)
+    }
+
+    /// Forgets names that need be kept no longer; gives them, and the hosts that they were kept for.
+    pub fn end_kept(&mut self, now: Instant) -> Vec<(Prefix, HostId)> {
+        let is_over = |fence: &Fence| fence.kept_until.is_some_and(|until| until <= now);
+        self.all.extract_if(.., |_, fence| is_over(fence)).map(|(prefix, fence)| (prefix, fence.host)).collect()
+    }
+
+    /// When the next one need be kept no longer.
+    pub fn next_end(&self) -> Option<Instant> {
+        self.all.values().filter_map(|fence| fence.kept_until).min()
     }
 }
 
@@ -175,9 +185,14 @@ mod test {
         let mut fences = Fences::new(LEASE);
         fences.keep(&name(), host(1));
         assert_eq!(fences.kept_for_other(&name(), host(2), Instant::now()), Some(host(1)));
-        tokio::time::advance(FENCE_HOLD).await;
-        assert_eq!(fences.kept_for_other(&name(), host(2), Instant::now()), None);
         fences.hold(&"other.shop".parse().expect("literal"), host(2), 1);
-        assert_eq!(fences.all.len(), 1);
+        let kept = |fences: &Fences| fences.kept_for(host(1)).copied().collect::<Vec<_>>();
+        assert_eq!((kept(&fences), fences.kept_for(host(2)).count()), (vec![claimed_as(&name())], 0));
+        assert_eq!(fences.end_kept(Instant::now()), []);
+        let end = fences.next_end().expect("one is kept");
+        tokio::time::advance(FENCE_HOLD).await;
+        assert!(end <= Instant::now() && fences.kept_for_other(&name(), host(2), Instant::now()).is_none());
+        assert_eq!(fences.end_kept(Instant::now()), [(claimed_as(&name()), host(1))]);
+        assert_eq!((fences.all.len(), fences.next_end()), (1, None));
     }
 }

@@ -165,7 +165,8 @@ impl Router {
         shared.read_revocations()?;
         let (sharing, following) = (sharing::follow(Arc::clone(&shared)), shared.follow_area());
         let keys = sharing::follow_keys(Arc::clone(&shared));
-        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing, keys) });
+        let kept = exclusive::follow_kept_fences(Arc::clone(&shared));
+        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing, keys, kept) });
         Ok(Arc::new(Self { shared, address, task, keeping, following }))
     }
 

@@ -488,8 +488,7 @@ impl Sal {
             return Err(DropReason::Unexpected);
         };
         let app = flow.app;
-        self.note_terms(id, message.terms());
-        self.note_fence(id, message.fence_number());
+        self.note_said(id, message);
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();

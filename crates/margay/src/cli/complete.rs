@@ -39,8 +39,9 @@ enum Kind {
 }
 
 /// Verbs, their arguments, and what those are.
-const PLACES: [(&str, &str, Kind); 28] = [
+const PLACES: [(&str, &str, Kind); 29] = [
     ("service withdraw", "name", Kind::Service),
+    ("service wait", "name", Kind::Service),
     ("service set", "name", Kind::Service),
     ("service show", "name", Kind::Service),
     ("service resolve", "name", Kind::Service),

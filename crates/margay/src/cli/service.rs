@@ -40,7 +40,7 @@ pub enum ServiceVerb {
         #[command(flatten)]
         json: Json,
     },
-    /// Wait until this host serves a name, as a router knows; for what a standby does then, such as promoting a database
+    /// Wait until this host serves a name, as a router knows: then a standby may be promoted, say
     Wait {
         /// The name
         name: ServiceName,

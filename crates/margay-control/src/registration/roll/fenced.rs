@@ -1,5 +1,6 @@
 //! Fenced names among what is registered.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,20 @@ impl Roll {
     /// A host has held a fenced name before this start of the router.
     pub fn keep_fence(&mut self, prefix: &Prefix, host: HostId) {
         self.fences.keep(prefix, host);
+    }
+
+    /// Fenced names that are kept for a host which does not have them registered just now.
+    pub fn kept_fences(&self, place: &Place) -> BTreeSet<Prefix> {
+        let kept = self.fences.kept_for(place.host);
+        kept.filter(|prefix| prefix.id.authority() == place.authority).copied().collect()
+    }
+
+    /// Keeps fenced names no longer whose time is over. Gives when the next one's is.
+    pub fn end_kept_fences(&mut self) -> Option<Instant> {
+        for (prefix, host) in self.fences.end_kept(Instant::now()) {
+            self.tell_of(Place { host, authority: prefix.id.authority() }, prefix);
+        }
+        self.fences.next_end()
     }
 
     /// Whether a fenced name is kept for another host.

@@ -1,12 +1,14 @@
 //! Names that one host alone serves: in a cluster, its routers agree about who does ([`crate::cluster`]).
 
 use std::collections::BTreeSet;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
 use margay_core::fence::FenceNotice;
 use margay_core::key::HostId;
 use margay_core::name::{Name, Prefix};
+use tokio::time::sleep_until;
 
 use super::{Guest, Router, RouterConfig, Shared, answer_of, authority_of, blocking};
 use crate::cluster::ClaimError;
@@ -41,6 +43,25 @@ fn refused(roll: &Roll, name: &str, error: ClaimError) -> RollError {
     match error {
         ClaimError::Held(host) => RollError::Held { name, holder: roll.name_of(host) },
         away @ ClaimError::Away(_) => RollError::Away { name, why: away.to_string() },
+    }
+}
+
+/// Keeps fenced names no longer than they need be. Goes on until it is dropped.
+pub(super) async fn follow_kept_fences(shared: Arc<Shared>) {
+    let mut changes = shared.roll.lock().changes();
+    loop {
+        let next = shared.roll.lock().end_kept_fences();
+        let ends = async {
+            match next {
+                Some(at) => sleep_until(at).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            () = ends => {}
+            // The sender lives in the roll, which this holds.
+            _ = changes.changed() => {}
+        }
     }
 }
 

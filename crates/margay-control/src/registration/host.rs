@@ -163,6 +163,8 @@ pub enum Watcher {
     Spreads,
     /// Who looks whether peers of flows are listed.
     Absences,
+    /// Who looks whether instances have their share of connections.
+    Rebalances,
 }
 
 /// A prefix of which every change is heard.

@@ -13,7 +13,8 @@ use margay_core::rng::Rng;
 use margay_core::{Event, RemoveReason};
 use margay_sim::certificate::chain;
 use margay_sim::stream::Plan;
-use margay_sim::{HostId, Weather, service};
+use margay_sim::world::service;
+use margay_sim::{HostId, Weather};
 use shop::{Shop, shop};
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -5,8 +5,8 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
 use super::service::{
-    DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_give_up, parse_name, parse_partitions, parse_port, parse_protocol,
-    parse_quiet,
+    DEFAULT_PRIORITY, DEFAULT_WEIGHT, check_fence, parse_give_up, parse_name, parse_partitions, parse_port,
+    parse_protocol, parse_quiet,
 };
 use super::{blocking, misuse};
 use crate::agent::Agent;

@@ -328,8 +328,13 @@ impl Sal {
     /// Forgets holders of names that no flow is of, and what hosts have said with which this one shares nothing any
     /// more.
     pub(crate) fn forget_fences(&mut self) {
-        let is_in_use = |prefix: &Prefix| self.flows.iter().any(|flow| prefix.contains(&flow.service));
-        let unused: Vec<Prefix> = self.fences.held.keys().filter(|prefix| !is_in_use(prefix)).copied().collect();
+        let mut unused: Vec<Prefix> = self.fences.held.keys().copied().collect();
+        for flow in self.flows.iter() {
+            if unused.is_empty() {
+                break;
+            }
+            unused.retain(|prefix| !prefix.contains(&flow.service));
+        }
         for prefix in unused {
             self.fences.held.remove(&prefix);
         }

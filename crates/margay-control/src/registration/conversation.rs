@@ -111,7 +111,7 @@ impl<'a> Conversation<'a> {
             revoked_keys: shared.revoked.lock().revocations(),
         };
         this.plan_membership(welcome.membership.clone());
-        shared.tenures.lock().begin_stream();
+        shared.tenures.lock().begin_stream(Instant::now());
         this
     }
 
@@ -217,8 +217,8 @@ impl<'a> Conversation<'a> {
             let request = self.request(Pending::Membership);
             self.send(from_host::Body::RenewMembership(proto::RenewMembership { request })).await?;
         }
-        self.shared.tenures.lock().beat(Instant::now());
-        self.send(from_host::Body::Heartbeat(proto::Heartbeat::default())).await
+        let number = self.shared.tenures.lock().beat(Instant::now());
+        self.send(from_host::Body::Heartbeat(proto::Heartbeat { number, ..proto::Heartbeat::default() })).await
     }
 
     /// For what another host had, and may have no longer.
@@ -478,7 +478,7 @@ impl<'a> Conversation<'a> {
         use from_router::Body;
         match message.body? {
             Body::Heartbeat(beat) => {
-                self.shared.tenures.lock().answered();
+                self.shared.tenures.lock().answered(beat.number);
                 note_twin(&self.shared.config.router_address, &beat.twin);
                 self.note_leaving(beat.leaving);
             }
@@ -574,10 +574,14 @@ impl Conversation<'_> {
     /// each time.
     fn begin_tenure(&mut self, prefix: Prefix, answer: &proto::Registered) {
         let wanted = self.shared.wanted.lock().get(&prefix).filter(|wanted| wanted.fenced).cloned();
-        let Some(wanted) = wanted.filter(|_| answer.fence_number > 0) else { return };
-        let chain = if wanted.proof.is_empty() { answer.certificate.clone() } else { wanted.proof };
+        let Some(wanted) = wanted.filter(|_| answer.fence_hold_ms > 0) else { return };
         let (number, hold) = (answer.fence_number, Duration::from_millis(answer.fence_hold_ms.into()));
-        self.shared.tenures.lock().begin(prefix, number, hold, self.heartbeat);
+        self.shared.tenures.lock().begin(prefix, number, hold.saturating_sub(self.heartbeat));
+        // While the cluster's store is away, a router knows no number: the host has the name from before.
+        if number == 0 {
+            return;
+        }
+        let chain = if wanted.proof.is_empty() { answer.certificate.clone() } else { wanted.proof };
         self.shared.sal.set_own_fence(prefix, Some(number));
         let notice = FenceNotice::new(prefix, number, &self.shared.local.host_key, chain);
         self.notices.push(notice.encode());

@@ -359,9 +359,10 @@ fn answer_of(body: from_router::Body) -> proto::FromRouter {
     proto::FromRouter { body: Some(body) }
 }
 
-/// `twin`: the address of a host that was refused because it has the same key.
-fn beat(leaving: bool, twin: Option<String>) -> from_router::Body {
-    from_router::Body::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving })
+/// `twin`: the address of a host that was refused because it has the same key; `number`: of the host's sign of life that
+/// this answers.
+fn beat(leaving: bool, twin: Option<String>, number: u64) -> from_router::Body {
+    from_router::Body::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving, number })
 }
 
 /// One stream from its first byte to its end.
@@ -551,7 +552,7 @@ impl Guest {
                 // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
-                _ = leaving.changed() => vec![answer_of(beat(*leaving.borrow_and_update(), None))],
+                _ = leaving.changed() => vec![answer_of(beat(*leaving.borrow_and_update(), None, 0))],
                 _ = news.changed() => news.borrow_and_update().told(self.place.authority),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
@@ -569,9 +570,9 @@ impl Guest {
         use from_router::Body as Answer;
         self.seat.signs.send_modify(|signs| *signs = signs.wrapping_add(1));
         let body = match message.body {
-            Some(Asked::Heartbeat(_)) => {
+            Some(Asked::Heartbeat(asked)) => {
                 let twin = self.seat.twin.lock().take().map(|twin| twin.ip().to_string());
-                beat(*self.shared.leaving.borrow(), twin)
+                beat(*self.shared.leaving.borrow(), twin, asked.number)
             }
             Some(Asked::Register(asked)) => {
                 let (request, name) = (asked.request, asked.name.clone());
@@ -736,7 +737,7 @@ impl Guest {
             certificate: Vec::new(),
             not_after_unix_s: unix_s + issue::LIFETIME_S,
             fence_number: fence_number.unwrap_or(0),
-            fence_hold_ms: fence_number.map_or(0, |_| FENCE_HOLD_MS),
+            fence_hold_ms: if asked.fenced { FENCE_HOLD_MS } else { 0 },
         };
         if !is_proved && let Some(authority) = authority_of(&self.shared, self.place.authority)? {
             (registered.certificate, registered.not_after_unix_s) =

@@ -13,19 +13,29 @@ const BEATS_MAX: usize = 1024;
 /// What one router has given to this host.
 #[derive(Debug, Default)]
 pub struct Tenures {
-    names: BTreeMap<Prefix, u64>,
+    names: BTreeMap<Prefix, Given>,
     /// How long after it was heard last this host may count on them.
     hold: Duration,
+    /// When the stream to it began.
+    began: Option<Instant>,
     /// This host was alive then, as the router knows.
     heard: Option<Instant>,
-    /// When signs of life were sent that the router has not answered.
-    beats: VecDeque<Instant>,
+    /// The number of the last sign of life; and when those were sent that the router has not answered.
+    last: u64,
+    beats: VecDeque<(u64, Instant)>,
+}
+
+#[derive(Debug, Default)]
+struct Given {
+    number: u64,
+    /// It was given by an earlier stream. What the router hears since says nothing of it until it is given again.
+    ends: Option<Instant>,
 }
 
 /// How this host holds a name by a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tenure {
-    /// Higher than that of every earlier holder.
+    /// Higher than that of every earlier holder; 0: the router did not know one.
     pub number: u64,
     /// Until then, whatever is heard.
     pub until: Instant,
@@ -33,28 +43,41 @@ pub struct Tenure {
 
 impl Tenures {
     /// A new stream to the router.
-    pub fn begin_stream(&mut self) {
-        self.beats.clear();
-    }
-
-    /// A sign of life is sent now.
-    pub fn beat(&mut self, now: Instant) {
-        if self.beats.len() < BEATS_MAX {
-            self.beats.push_back(now);
+    pub fn begin_stream(&mut self, now: Instant) {
+        let until = self.until().unwrap_or(now);
+        for given in self.names.values_mut() {
+            given.ends.get_or_insert(until);
         }
+        self.beats.clear();
+        self.began = Some(now);
     }
 
-    /// The router has answered the earliest one that it had not. What it has heard then, it had not heard before that
-    /// was sent.
-    pub fn answered(&mut self) {
-        self.heard = self.beats.pop_front().or(self.heard);
+    /// A sign of life is sent now. Gives its number.
+    pub fn beat(&mut self, now: Instant) -> u64 {
+        self.last += 1;
+        if self.beats.len() < BEATS_MAX {
+            self.beats.push_back((self.last, now));
+        }
+        self.last
     }
 
-    /// The router has given a name to this host, and keeps it for `hold` after each sign of life. The host sends one
-    /// every `heartbeat`, to each of its routers at another time.
-    pub fn begin(&mut self, prefix: Prefix, number: u64, hold: Duration, heartbeat: Duration) {
-        self.names.insert(prefix, number);
-        self.hold = hold.saturating_sub(heartbeat);
+    /// The router has answered the sign of life with this number; 0, or one that is not awaited: it has said something
+    /// unasked. It has not heard an answered one before that was sent.
+    pub fn answered(&mut self, number: u64) {
+        let Some(at) = self.beats.iter().position(|(sent, _)| *sent == number) else { return };
+        self.heard = self.heard.max(self.beats.drain(..=at).next_back().map(|(_, sent)| sent));
+    }
+
+    /// The router has given a name to this host, which may count on it for `hold` after each sign of life. It has heard
+    /// the host since the stream began, since it was asked for the name. Number 0 changes none that is known.
+    pub fn begin(&mut self, prefix: Prefix, number: u64, hold: Duration) {
+        let given = self.names.entry(prefix).or_default();
+        given.ends = None;
+        if number > 0 {
+            given.number = number;
+        }
+        self.hold = hold;
+        self.heard = self.heard.max(self.began);
     }
 
     /// It has it no more.
@@ -64,8 +87,13 @@ impl Tenures {
 
     /// How it stands with a name.
     pub fn of(&self, prefix: &Prefix) -> Option<Tenure> {
-        let (number, heard) = (*self.names.get(prefix)?, self.heard?);
-        Some(Tenure { number, until: heard + self.hold })
+        let given = self.names.get(prefix)?;
+        let until = given.ends.or_else(|| self.until())?;
+        Some(Tenure { number: given.number, until })
+    }
+
+    fn until(&self) -> Option<Instant> {
+        self.heard.map(|heard| heard + self.hold)
     }
 }
 
@@ -78,21 +106,28 @@ mod test {
         let ms = Duration::from_millis;
         let (start, name) = (Instant::now(), "db.shop".parse().expect("literal"));
         let mut tenures = Tenures::default();
-        tenures.beat(start);
-        tenures.begin(name, 7, ms(1500), ms(200));
-        assert_eq!(tenures.of(&name), None, "nothing is known of what the router has heard");
-        tenures.beat(start + ms(200));
-        tenures.answered();
-        assert_eq!(tenures.of(&name), Some(Tenure { number: 7, until: start + ms(1300) }));
-        tenures.answered();
-        tenures.answered();
-        assert_eq!(tenures.of(&name).map(|tenure| tenure.until), Some(start + ms(1500)), "one that was not asked for");
+        tenures.begin_stream(start);
+        assert_eq!((tenures.of(&name), tenures.beat(start + ms(100))), (None, 1));
+        tenures.begin(name, 7, ms(1300));
+        assert_eq!(tenures.of(&name), Some(Tenure { number: 7, until: start + ms(1300) }), "it has asked for the name");
+        let until = |tenures: &Tenures| tenures.of(&name).map(|tenure| tenure.until - start);
+        // What a router says of itself answers nothing.
+        tenures.answered(0);
+        assert_eq!(until(&tenures), Some(ms(1300)));
+        assert_eq!([200, 300].map(|sent_ms| tenures.beat(start + ms(sent_ms))), [2, 3]);
+        tenures.answered(2);
+        assert_eq!(until(&tenures), Some(ms(1500)));
+        tenures.answered(1);
+        assert_eq!(until(&tenures), Some(ms(1500)), "an earlier one");
         // What a former stream has not answered, no later one does.
-        tenures.beat(start + ms(400));
-        tenures.begin_stream();
-        tenures.beat(start + ms(900));
-        tenures.answered();
-        assert_eq!(tenures.of(&name).map(|tenure| tenure.until), Some(start + ms(2200)));
+        tenures.begin_stream(start + ms(800));
+        tenures.answered(3);
+        assert_eq!(until(&tenures), Some(ms(1500)));
+        assert_eq!(tenures.beat(start + ms(900)), 4);
+        tenures.answered(4);
+        assert_eq!(until(&tenures), Some(ms(1500)), "the router may have given it to another host");
+        tenures.begin(name, 0, ms(1300));
+        assert_eq!(tenures.of(&name), Some(Tenure { number: 7, until: start + ms(2200) }));
         tenures.end(&name);
         assert_eq!(tenures.of(&name), None);
     }

@@ -359,8 +359,8 @@ fn answer_of(body: from_router::Body) -> proto::FromRouter {
     proto::FromRouter { body: Some(body) }
 }
 
-/// `twin`: the address of a host that was refused because it has the same key; `number`: of the host's sign of life that
-/// this answers.
+/// `twin`: the address of a host that was refused because it has the same key; `number`: of the sign of life that is
+/// answered.
 fn beat(leaving: bool, twin: Option<String>, number: u64) -> from_router::Body {
     from_router::Body::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving, number })
 }

@@ -47,6 +47,8 @@ pub enum ServiceVerb {
         /// Wait until this host does not
         #[arg(long)]
         lost: bool,
+        #[command(flatten)]
+        json: Json,
     },
     /// Services of this host; on a router those of others, too
     List(Json),
@@ -138,10 +140,11 @@ pub async fn service(mut client: Client, verb: ServiceVerb, out: &mut Out) -> Re
             let effect = if weight == 0 { ": no new connections" } else { "" };
             out.done(json.json, &reply, &format!("{name}: weight {weight}{effect}"))
         }
-        ServiceVerb::Wait { name, lost } => {
+        ServiceVerb::Wait { name, lost, json } => {
             let request = ServiceWaitRequest { name: name.to_string(), lost };
-            client.service_wait(request).await.map_err(refused)?;
-            Ok(())
+            let reply = client.service_wait(request).await.map_err(refused)?.into_inner();
+            let what = if reply.served { "serves" } else { "does not serve" };
+            out.done(json.json, &reply, &format!("this host {what} {name} now"))
         }
         ServiceVerb::List(json) => list(client, json, out).await,
         ServiceVerb::Show { name, json } => show(client, &name, json, out).await,

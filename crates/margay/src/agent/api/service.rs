@@ -163,7 +163,7 @@ pub(super) async fn set(agent: &Agent, request: &ServiceSetRequest) -> Result<Se
 pub(super) async fn wait(agent: &Agent, request: &ServiceWaitRequest) -> Result<ServiceWaitReply, Status> {
     let name = parse_name(&request.name)?;
     fencing::wait(agent, &name, !request.lost).await;
-    Ok(ServiceWaitReply {})
+    Ok(ServiceWaitReply { name: name.written().to_owned(), served: !request.lost })
 }
 
 pub(super) fn list(agent: &Agent) -> ServiceListReply {

@@ -189,8 +189,10 @@ impl Sal {
         flow.seen |= seen::FAILED;
         flow.lifecycle = Lifecycle::Closed;
         flow.setup = Setup::Done;
-        let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
+        // With its peer.
         let info = self.flows.get(id).map(|flow| Box::new(self.describe(flow)));
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
         self.associations.release(association);
         self.flows.set_deadline(id, Some(now + LINGER_FAILED));
         self.counters.removed(reason);
@@ -257,11 +259,11 @@ impl Sal {
         let flow = self.flows.get(id).filter(of_peer).ok_or(DropReason::UnknownFlow)?;
         // A refusal of the peer's listener after the answer was given, or a true failure: the same for the application.
         let is_proved = flow.has(seen::CONFIRMED) || flow.role == Role::Responder && flow.carries_data();
-        let is_drained = message.error().is_some_and(|error| error.code == ErrorCode::Drained);
-        let reason = match (is_proved, is_drained) {
-            (true, true) => RemoveReason::Drained,
-            (true, false) => RemoveReason::PeerFailed,
-            (false, _) => RemoveReason::Unproved,
+        let reason = match message.error().map(|error| error.code) {
+            _ if !is_proved => RemoveReason::Unproved,
+            Some(ErrorCode::Drained) => RemoveReason::Drained,
+            Some(ErrorCode::Elsewhere) => RemoveReason::Elsewhere,
+            _ => RemoveReason::PeerFailed,
         };
         self.fail_flow(now, id, reason);
         Ok(())
@@ -425,6 +427,7 @@ impl Sal {
             self.locations.remove(scope);
         }
         self.forget_terms();
+        self.forget_fences();
         self.keep_peers(now);
     }
 }

@@ -49,6 +49,7 @@ pub mod extension_type {
     pub const TERMS: u8 = 20;
     pub const HANDOVER: u8 = 22 | CRITICAL;
     pub const QUIET: u8 = 21;
+    pub const FENCE_NUMBER: u8 = 23;
 }
 use extension_type as kind;
 
@@ -111,6 +112,8 @@ error_codes! {
     Drained = 17;
     /// The connection cannot be ended quietly now: it carries something, or nobody finds its socket.
     NotQuiet = 18;
+    /// The name is held by another host now.
+    Elsewhere = 19;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -303,6 +306,8 @@ pub enum Extension<'a> {
     Handover(HandoverRepr),
     /// The connection shall end if it has been quiet.
     Quiet(QuietRepr),
+    /// With which number the sender holds the name for itself.
+    FenceNumber(u64),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -407,6 +412,10 @@ impl<'a> Extension<'a> {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
             }
+            kind::FENCE_NUMBER => {
+                exactly(value, 8)?;
+                Self::FenceNumber(u64::from_be_bytes(array(value)?))
+            }
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -456,6 +465,7 @@ impl<'a> Extension<'a> {
             Self::Terms(_) => kind::TERMS,
             Self::Handover(_) => kind::HANDOVER,
             Self::Quiet(_) => kind::QUIET,
+            Self::FenceNumber(_) => kind::FENCE_NUMBER,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -465,7 +475,7 @@ impl<'a> Extension<'a> {
             Self::SourceService(_) => 32,
             Self::Session(_) => 40,
             Self::Addresses(addresses) => addresses.0.len(),
-            Self::Capabilities(_) => 8,
+            Self::Capabilities(_) | Self::FenceNumber(_) => 8,
             Self::KeyExchange(exchange) => 20 + exchange.message.len(),
             Self::Certificate(chain) => chain.len(),
             Self::Rendezvous(_) => ADDRESS_LEN,
@@ -564,6 +574,7 @@ impl<'a> Extension<'a> {
             Self::Handover(handover) => handover.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
+            Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),
             Self::UnknownCritical(_) => {}
         }
     }

@@ -147,6 +147,11 @@ fn mistakes_are_pointed_at() {
     let other = web.replace("80", "81");
     let (what, ..) = wrong(&format!("{web}exclusive = true\n{other}"));
     assert!(what.contains("do not agree about `exclusive`"), "{what}");
+    let (what, _, advice) = wrong(&format!("{web}fence = true\n"));
+    assert!(what.contains("several hosts may serve it"), "{what}");
+    assert!(advice.contains("exclusive = true"), "{advice}");
+    let (what, ..) = wrong(&format!("{web}exclusive = true\nfence = true\n{other}exclusive = true\n"));
+    assert!(what.contains("do not agree about `fence`"), "{what}");
 
     let several = "[[multihoming]]\nnames = [\"web.shop\"]\n";
     let (what, at, _) = wrong(&format!("{several}policy = \"strip\"\n"));

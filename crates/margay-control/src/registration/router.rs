@@ -16,6 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::fence::FENCE_HOLD_MS;
 use super::leave::{Departure, Leave};
 use super::ledger::{Act, Ledger};
 use super::proto::{self, Code, from_host, from_router};
@@ -141,6 +142,7 @@ impl Router {
         })?;
         let address = listener.local_addr().map_err(|error| RouterError::Listen { address, error })?;
         let ledger = Arc::new(Ledger::new(Arc::clone(&store), clock.clone()));
+        let roll = exclusive::first_roll(&config, &store)?;
         let shared = Arc::new(Shared {
             config,
             local,
@@ -148,7 +150,7 @@ impl Router {
             store,
             sal,
             clock,
-            roll: Mutex::default(),
+            roll: Mutex::new(roll),
             area,
             lines: Mutex::default(),
             tracer: OnceLock::new(),
@@ -166,7 +168,8 @@ impl Router {
         shared.read_revocations()?;
         let (sharing, following) = (sharing::follow(Arc::clone(&shared)), shared.follow_area());
         let keys = sharing::follow_keys(Arc::clone(&shared));
-        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing, keys) });
+        let kept = exclusive::follow_kept_fences(Arc::clone(&shared));
+        let keeping = tokio::spawn(async { _ = tokio::join!(ledger.keep(), sharing, keys, kept) });
         Ok(Arc::new(Self { shared, address, task, keeping, following }))
     }
 
@@ -204,6 +207,7 @@ impl Router {
     /// What the router's own host serves. Its rules are the caller's, but for those of partitions.
     pub fn set_own(&self, own: Vec<OwnService>) {
         self.shared.roll.lock().set_own(own, &*self.shared.sal);
+        self.shared.fence_own();
     }
 
     /// What a host that is registered here would do with a first packet, and those that it would send it to.
@@ -355,9 +359,10 @@ fn answer_of(body: from_router::Body) -> proto::FromRouter {
     proto::FromRouter { body: Some(body) }
 }
 
-/// `twin`: the address of a host that was refused because it has the same key.
-fn beat(leaving: bool, twin: Option<String>) -> from_router::Body {
-    from_router::Body::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving })
+/// `twin`: the address of a host that was refused because it has the same key; `number`: of the sign of life that is
+/// answered.
+fn beat(leaving: bool, twin: Option<String>, number: u64) -> from_router::Body {
+    from_router::Body::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving, number })
 }
 
 /// One stream from its first byte to its end.
@@ -547,7 +552,7 @@ impl Guest {
                 // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
-                _ = leaving.changed() => vec![answer_of(beat(*leaving.borrow_and_update(), None))],
+                _ = leaving.changed() => vec![answer_of(beat(*leaving.borrow_and_update(), None, 0))],
                 _ = news.changed() => news.borrow_and_update().told(self.place.authority),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
@@ -565,9 +570,9 @@ impl Guest {
         use from_router::Body as Answer;
         self.seat.signs.send_modify(|signs| *signs = signs.wrapping_add(1));
         let body = match message.body {
-            Some(Asked::Heartbeat(_)) => {
+            Some(Asked::Heartbeat(asked)) => {
                 let twin = self.seat.twin.lock().take().map(|twin| twin.ip().to_string());
-                beat(*self.shared.leaving.borrow(), twin)
+                beat(*self.shared.leaving.borrow(), twin, asked.number)
             }
             Some(Asked::Register(asked)) => {
                 let (request, name) = (asked.request, asked.name.clone());
@@ -615,6 +620,7 @@ impl Guest {
                 self.shared.lines.lock().answered(self.place, answer);
                 return Vec::new();
             }
+            Some(Asked::Fence(asked)) => return self.fence(&asked),
             Some(Asked::Site(site)) => return self.attach(&site),
             Some(asked @ (Asked::Announce(_) | Asked::Retract(_) | Asked::Declined(_))) => return self.hear(asked),
             Some(Asked::Hello(_)) | None => return self.refuse(0, invalid("the message makes no sense here")),
@@ -695,6 +701,9 @@ impl Guest {
         if asked.weight > WEIGHT_MAX {
             return Err(invalid("the weight is out of range"));
         }
+        if asked.fenced && !asked.exclusive {
+            return Err(invalid("a name that several hosts may serve cannot be fenced"));
+        }
         let partition_bits = u8::try_from(asked.partition_bits).ok().filter(|bits| *bits <= PARTITION_BITS_MAX);
         let partition_bits = partition_bits.ok_or_else(|| invalid("a service has 1024 partitions at most"))?;
         let is_divided = partition_bits > 0;
@@ -709,10 +718,13 @@ impl Guest {
         self.shared.roll.lock().check_room(self.place, &prefix)?;
         let (store, claimed) = (Arc::clone(&self.shared.store), name.clone());
         blocking(move || store.claim_name(&claimed)).await??;
-        let proto::Register { weight, priority, exclusive, sticky, .. } = asked;
-        let terms = Terms { weight, priority, partition_bits, exclusive, sticky, ..Terms::default() };
+        let proto::Register { weight, priority, exclusive, fenced, sticky, .. } = asked;
+        let terms = Terms { weight, priority, partition_bits, exclusive, fenced, sticky, ..Terms::default() };
+        let mut fence_number = None;
         if !asked.certificate_only {
-            if self.take_down(prefix, &name, terms).await? {
+            let taken = self.take_down(prefix, &name, terms).await?;
+            fence_number = taken.fence_number;
+            if taken.is_new {
                 tracing::info!(host = %self.place.host, %name, weight, priority, "registered");
                 self.note(Act::Register, format!("{name}, priority {priority}, weight {weight}"));
             }
@@ -724,6 +736,8 @@ impl Guest {
             request: asked.request,
             certificate: Vec::new(),
             not_after_unix_s: unix_s + issue::LIFETIME_S,
+            fence_number: fence_number.unwrap_or(0),
+            fence_hold_ms: if asked.fenced { FENCE_HOLD_MS } else { 0 },
         };
         if !is_proved && let Some(authority) = authority_of(&self.shared, self.place.authority)? {
             (registered.certificate, registered.not_after_unix_s) =

@@ -416,7 +416,8 @@ impl Sal {
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id).into_iter().chain(granted));
         extensions.extend(cipher.map(|cipher| Extension::Stack(cipher.stack())));
-        extensions.extend(self.own_terms(&service).filter(|_| error.is_none()));
+        extensions
+            .extend(self.own_terms(&service).into_iter().chain(self.own_fence(&service)).filter(|_| error.is_none()));
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
         extensions.extend((!chain.is_empty()).then_some(Extension::Certificate(&chain)));
         extensions.extend(error.map(|code| Extension::Error(ErrorRepr { code, text: "" })));

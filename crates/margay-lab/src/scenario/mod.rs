@@ -54,6 +54,7 @@ mod odd_hosts;
 mod odd_packets;
 pub mod pair;
 mod patience;
+mod primary_failover;
 mod quiet_end;
 mod real_addresses;
 mod rebalance;
@@ -193,6 +194,7 @@ pub const ALL: &[Scenario] = &[
     rebalance::SCENARIO,
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
+    primary_failover::SCENARIO,
     rolling_restart::SCENARIO,
     shed::SCENARIO,
     sick_instance::SCENARIO,

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 90] = [
+const FIELDS: [&str; 91] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -74,6 +74,7 @@ const FIELDS: [&str; 90] = [
     "margay.handover.address",
     "margay.handover.port",
     "margay.quiet.quiet_ms",
+    "margay.fence_number",
     "margay.flow_port.port",
     "margay.flow_port.starts",
     "margay.move.number",
@@ -230,6 +231,7 @@ fn type_byte(value: &Value) -> u64 {
         "TERMS" => 20,
         "HANDOVER" => 0x96,
         "QUIET" => 21,
+        "FENCE_NUMBER" => 23,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -355,6 +357,7 @@ impl Expected {
                 self.socket("handover.address", "handover.port", &value["address"]);
             }
             21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),
+            23 => self.number("fence_number", &value["number"]),
             _ => {}
         }
     }

@@ -238,6 +238,8 @@ fn of_signalling(core: &Counters, encoder: &mut DescriptorEncoder<'_>) -> Result
     };
     family(encoder, "messages_received", "Signalling received", "kind", kinds(&|kind| core.messages_received(kind)))?;
     family(encoder, "messages_sent", "Signalling sent", "kind", kinds(&|kind| core.messages_sent(kind)))?;
+    let given_up = core.peers_given_up().to_vec();
+    family(encoder, "peers_given_up", "Peers given up, with flows of programs here", "cause", owned(given_up))?;
     let removed = RemoveReason::ALL.iter().map(|reason| (reason.label().to_owned(), core.removals(*reason)));
     family(encoder, "flows_removed", "Flows that ended", "reason", removed.collect())
 }

@@ -39,8 +39,9 @@ enum Kind {
 }
 
 /// Verbs, their arguments, and what those are.
-const PLACES: [(&str, &str, Kind); 30] = [
+const PLACES: [(&str, &str, Kind); 31] = [
     ("service withdraw", "name", Kind::Service),
+    ("service wait", "name", Kind::Service),
     ("service set", "name", Kind::Service),
     ("service show", "name", Kind::Service),
     ("service resolve", "name", Kind::Service),
@@ -178,7 +179,7 @@ async fn services(mut client: Client) -> Words {
         words.extend(reply.waiting.into_iter().map(|waiting| (waiting.name, "waits for a program".to_owned())));
         words.extend(reply.services.into_iter().map(|own| (own.name, "on this host".to_owned())));
     }
-    let request = FlowListRequest { service: String::new(), limit: FLOWS_MAX };
+    let request = FlowListRequest { limit: FLOWS_MAX, ..FlowListRequest::default() };
     if let Ok(reply) = client.flow_list(request).await {
         for flow in reply.into_inner().flows {
             words.entry(flow.name).or_insert_with(|| "in use".to_owned());
@@ -200,7 +201,7 @@ async fn members(mut client: Client) -> Words {
 }
 
 async fn flows(mut client: Client) -> Words {
-    let request = FlowListRequest { service: String::new(), limit: FLOWS_MAX };
+    let request = FlowListRequest { limit: FLOWS_MAX, ..FlowListRequest::default() };
     let reply = client.flow_list(request).await.map(tonic::Response::into_inner).unwrap_or_default();
     let about = |flow: &FlowInfo| format!("{} {} {}", flow.name, flow.remote, flow.lifecycle).trim().to_owned();
     reply.flows.into_iter().map(|flow| (flow.flow.clone(), about(&flow))).collect()

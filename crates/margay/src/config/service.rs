@@ -47,6 +47,9 @@ pub struct ServiceSection {
     /// One host alone, and on it one program, may serve it.
     #[serde(default)]
     pub exclusive: bool,
+    /// With `exclusive`: connections to a host that held it before are reset once another host holds it.
+    #[serde(default)]
+    pub fence: bool,
     /// Datagrams of one unconnected socket are for one instance.
     #[serde(default)]
     pub sticky: bool,
@@ -109,10 +112,17 @@ impl ServiceSection {
 
     /// How it is served.
     pub fn terms(&self) -> Terms {
-        let Self { weight, priority, partitions, exclusive, sticky, .. } = *self;
-        let give_up_after_ms = self.give_up_after_ms();
-        let quiet_ms = self.ends_quiet_ms();
-        Terms { weight, priority, partition_bits: partitions, exclusive, sticky, give_up_after_ms, quiet_ms }
+        let Self { weight, priority, partitions, exclusive, fence, sticky, .. } = *self;
+        Terms {
+            weight,
+            priority,
+            partition_bits: partitions,
+            exclusive,
+            fenced: fence,
+            sticky,
+            give_up_after_ms: self.give_up_after_ms(),
+            quiet_ms: self.ends_quiet_ms(),
+        }
     }
 
     fn give_up_after_ms(&self) -> Option<u32> {
@@ -136,6 +146,7 @@ impl ServiceSection {
             priority: self.priority,
             partition_bits: self.partitions,
             exclusive: self.exclusive,
+            fenced: self.fence,
             sticky: self.sticky,
             give_up_after_ms: self.give_up_after_ms(),
             quiet_ms: self.ends_quiet_ms(),
@@ -159,6 +170,10 @@ impl ServiceSection {
         if self.quiet_ms.is_some() && self.on_drain != OnDrain::Quiet {
             let what = format!("{name} has `quiet_ms`, and its connections are not ended when they are quiet");
             return Err((what, "add `on_drain = \"quiet\"`, or remove `quiet_ms`".to_owned()));
+        }
+        if self.fence && !self.exclusive {
+            let what = format!("{name} has `fence`, and several hosts may serve it");
+            return Err((what, "add `exclusive = true`, or remove `fence`".to_owned()));
         }
         if self.rebalance == Rebalance::Auto && (self.partitions > 0 || self.exclusive) {
             let what = format!("connections of {name} cannot go to other instances: each has a host of its own");

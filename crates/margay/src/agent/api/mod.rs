@@ -98,6 +98,10 @@ impl Calls for Api {
         drain::undrain(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
+    async fn service_wait(&self, request: Request<ServiceWaitRequest>) -> Answer<ServiceWaitReply> {
+        service::wait(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
     async fn rebalance(&self, request: Request<RebalanceRequest>) -> Answer<Self::RebalanceStream> {
         rebalance::rebalance(&self.0, &request.into_inner()).await.map(Response::new)
     }

@@ -194,6 +194,7 @@ mod test {
             weight: 100,
             priority: 1,
             sticky: false,
+            fence: None,
         };
         let counted = Counted { flows, weight: 100, ..Counted::default() };
         Seen { instance, takes_part: true, counted: Ok(counted) }

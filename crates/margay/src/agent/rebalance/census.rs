@@ -104,6 +104,7 @@ mod test {
             weight: u32::from(n),
             priority: 1,
             sticky: false,
+            fence: None,
         };
         let counted = counted.map(|flows| Counted { flows, ..Counted::default() }).map_err(str::to_owned);
         Seen { instance, takes_part, counted }

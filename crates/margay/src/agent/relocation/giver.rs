@@ -487,6 +487,7 @@ mod test {
             weight,
             priority,
             sticky: false,
+            fence: None,
         }
     }
 

@@ -219,7 +219,7 @@ fn listen(kernel: &Unconnected, sender: &mpsc::Sender<Vec<SocketAddr>>) {
     }
 }
 
-pub(super) async fn pass_on(mut news: tokio::sync::watch::Receiver<u64>, heard: Arc<Notify>) {
+pub(super) async fn pass_on<T>(mut news: tokio::sync::watch::Receiver<T>, heard: Arc<Notify>) {
     while news.changed().await.is_ok() {
         heard.notify_one();
     }

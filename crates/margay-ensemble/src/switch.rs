@@ -299,6 +299,16 @@ impl<P: Plugin, R: Rules> Switch<P, R> {
         (self.split.ring.first(), self.split.ring.next())
     }
 
+    /// The plug-in.
+    pub const fn plugin(&self) -> &P {
+        &self.plugin
+    }
+
+    /// The plug-in, to tell it of what the switch does not know, as how members are called.
+    pub const fn plugin_mut(&mut self) -> &mut P {
+        &mut self.plugin
+    }
+
     /// Ends the connection: plug-ins hear of it.
     pub fn close(mut self) -> P {
         self.plugin.remove_connection(self.config.connection);

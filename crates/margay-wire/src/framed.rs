@@ -215,6 +215,11 @@ impl FramedTerms {
 }
 
 impl<'a> Framed<'a> {
+    /// An ABORT with as much of the text as it may have.
+    pub fn abort(reason: AbortReason, text: &'a str) -> Self {
+        Self::Abort { reason, text: &text[..text.floor_char_boundary(FRAMED_TEXT_MAX)] }
+    }
+
     /// Reads a datagram: the number of its connection, and what it says.
     ///
     /// # Errors

@@ -8,6 +8,12 @@
 //! zero, as no request of memcached or Redis begins, is answered with what follows that byte: so a switch has a refusal
 //! given in the program's own words.
 
+/// The number of the PING that asks a member as such: it is of no connection, and names the host that is meant. Zero
+/// where nobody knows the host.
+pub fn number_of_host(host: &[u8; 16]) -> u64 {
+    host[..8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+}
+
 /// Bytes of the head.
 pub const HEAD_LEN: usize = 8;
 /// The first byte of a request that is answered with what follows it.

@@ -9,9 +9,11 @@
 //! flows.
 //!
 //! To be read in this order: [`head`] (what a frame begins with), [`router`] (which member a frame goes to), [`switch`],
-//! [`member`] and [`framer`] (the ends, for memcached); `batch` and `clock` are below them.
+//! [`member`] and [`framer`] (the ends, for memcached), [`by_name`] (what they ask the agent); `batch` and `clock` are
+//! below them.
 
 mod batch;
+pub mod by_name;
 mod clock;
 pub mod framer;
 pub mod head;

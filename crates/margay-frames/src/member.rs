@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::batch::{self, Datagram};
 use crate::clock::Clock;
-use crate::head::{ANSWER_IS, Head};
+use crate::head::{ANSWER_IS, Head, number_of_host};
 use crate::random_seed;
 
 /// Framed connections at once.
@@ -193,7 +193,7 @@ impl Server {
         match says {
             Framed::Hello { terms, host } => self.accept(key, terms, host),
             // Of no connection: whether this member is there at all.
-            Framed::Ping if number == 0 => self.answer(key, &Framed::Pong),
+            Framed::Ping if number == number_of_host(&self.config.host) => self.answer(key, &Framed::Pong),
             Framed::Data(_) | Framed::Ping => self.answer(key, &Framed::abort(AbortReason::Unknown, "")),
             _ => {}
         }

@@ -73,12 +73,16 @@ pub enum ProgramKind {
     /// Connections of a name are to go to other hosts: a reply that nobody asked for, after one to `TakeOver` with the
     /// port [`TAKE_OVER_GIVES`].
     Give = 12,
+    /// Who serves a name, now and from now on.
+    Instances = 13,
+    /// An instance of a name, or the end of a list of them: a reply that nobody asked for, after one to `Instances`.
+    Instance = 14,
 }
 
 impl ProgramKind {
     /// Whether programs ask with it; the others are the agent's alone.
     const fn is_request(self) -> bool {
-        !matches!(self, Self::Event | Self::Give)
+        !matches!(self, Self::Event | Self::Give | Self::Instance)
     }
 
     /// The kind of this number.
@@ -96,6 +100,8 @@ impl ProgramKind {
             Self::TakeOver,
             Self::Handed,
             Self::Give,
+            Self::Instances,
+            Self::Instance,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }

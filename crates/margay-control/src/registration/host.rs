@@ -160,6 +160,8 @@ pub enum Watcher {
     Spreads,
     /// Who looks whether peers of flows are listed.
     Absences,
+    /// A program that follows who serves a name, by its number.
+    Program(u64),
 }
 
 /// A prefix of which every change is heard.

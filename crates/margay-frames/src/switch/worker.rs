@@ -17,6 +17,7 @@ use super::member::{Due, Host, Member, Reach};
 use super::served::{HELLO_AGAIN, IDLE_MAX, Key, LEG_PAUSE, Leg, LegStanding, Lost, PING_EVERY, Served};
 use super::{Config, MemberAt};
 use crate::batch::Datagram;
+use crate::head::number_of_host;
 use crate::router::Router;
 
 /// Connections at once.
@@ -29,8 +30,6 @@ const NO_MEMBER_AFTER: Duration = Duration::from_millis(800);
 const WELCOME_CHECK: Duration = Duration::from_millis(20);
 /// Longest datagram: chunks are gathered up to here.
 const DATAGRAM_MAX: usize = 1300;
-/// The number that no connection has: of a PING that is for a member as such.
-const NO_CONNECTION: u64 = 0;
 
 /// What is to be sent.
 #[derive(Debug, Default)]
@@ -274,7 +273,7 @@ impl Worker {
             return;
         }
         served.refused.remove(&host);
-        let number = self.rng.u64().max(NO_CONNECTION + 1);
+        let number = self.rng.u64().max(1);
         let first = self.rng.u32();
         let standing = LegStanding::Opening { again_at: now + HELLO_AGAIN };
         served.legs.insert(host, Leg { number, first, standing });
@@ -322,24 +321,32 @@ impl Worker {
     /// A datagram of a member.
     pub(super) fn take_from_member(&mut self, now: Instant, host: Host, datagram: &[u8]) {
         let Ok((number, says)) = Framed::parse(datagram) else { return };
+        let leg = self.legs.get(&number).filter(|(_, of)| *of == host).map(|(key, _)| *key);
+        let is_of_host = number == number_of_host(&host);
+        match (&says, leg) {
+            // A flow whose instance is gone goes to another.
+            (Framed::Abort { .. }, _) if is_of_host => self.link_failed(now, host, "another host answers in its place"),
+            (Framed::Abort { .. }, None) => {}
+            (Framed::Abort { .. }, Some(key)) => self.take_from_leg(now, key, host, &says),
+            (Framed::Pong, None) if is_of_host => self.note_heard(now, host),
+            (_, Some(key)) => {
+                self.note_heard(now, host);
+                self.take_from_leg(now, key, host, &says);
+            }
+            (Framed::Data(_) | Framed::Ping | Framed::Leaving, None) => {
+                self.say_to_member(now, host, number, &Framed::abort(AbortReason::Unknown, ""));
+            }
+            _ => {}
+        }
+        self.touched.extend(leg);
+    }
+
+    /// A member is there.
+    fn note_heard(&mut self, now: Instant, host: Host) {
         let Some(member) = self.members.get_mut(&host) else { return };
         if member.heard() {
             tracing::info!(member = member.at.name, "a member answers");
             self.follow_activity(now, host);
-        }
-        if number == NO_CONNECTION {
-            return;
-        }
-        match self.legs.get(&number) {
-            Some((key, of)) if *of == host => {
-                let key = *key;
-                self.take_from_leg(now, key, host, &says);
-                self.touched.insert(key);
-            }
-            _ if matches!(says, Framed::Data(_) | Framed::Ping | Framed::Leaving) => {
-                self.say_to_member(now, host, number, &Framed::abort(AbortReason::Unknown, ""));
-            }
-            _ => {}
         }
     }
 
@@ -530,7 +537,7 @@ impl Worker {
         for host in hosts {
             match self.members.get_mut(&host).map_or(Due::Nothing, |member| member.on_time(now)) {
                 Due::Nothing => {}
-                Due::Ping => self.say_to_member(now, host, NO_CONNECTION, &Framed::Ping),
+                Due::Ping => self.say_to_member(now, host, number_of_host(&host), &Framed::Ping),
                 Due::Dead => self.link_failed(now, host, "nothing comes from it"),
             }
         }

@@ -86,7 +86,7 @@ async fn a_member_that_joins_gets_its_keys_on_connections_that_there_are() {
     site.add("s3").await;
     let moved: Vec<String> = (0..KEYS).map(key).filter(|key| owner(&["s1", "s2", "s3"], key) == "s3").collect();
     assert!(moved.len() > KEYS / 6);
-    site::wait_until("a key moves", async || client.say(&format!("get {}\r\n", moved[0])).await == "END\r\n").await;
+    site::wait_until("a key moves", async || client.get(&moved[0]).await == "END\r\n").await;
     for number in 0..KEYS {
         let key = key(number);
         let answer = client.get(&key).await;

@@ -25,6 +25,8 @@ const OPEN_MAX: usize = 256;
 const UNWRITTEN_MAX: usize = 4 << 20;
 /// Bytes of frames that wait, or are under way: a request with the largest item, and a long row of small ones.
 const SEND_BUFFER: usize = 9 << 20;
+/// Bytes of frames that are put together: an answer with the largest item.
+const RECEIVE_BUFFER: usize = 9 << 20;
 /// Bytes that are read at once.
 const READ_LEN: usize = 64 << 10;
 /// A client waits so long at most while no switch answers.
@@ -122,8 +124,12 @@ impl<R: Reach> Session<R> {
     async fn open(&self) -> io::Result<Link> {
         let socket = self.reach.open().await?;
         let mut rng = Rng::new(random_seed()?);
-        let config =
-            ConnectionConfig { first: Tsn(rng.u32()), send_buffer_bytes: SEND_BUFFER, ..ConnectionConfig::default() };
+        let config = ConnectionConfig {
+            first: Tsn(rng.u32()),
+            send_buffer_bytes: SEND_BUFFER,
+            receive_buffer_bytes: RECEIVE_BUFFER,
+            ..ConnectionConfig::default()
+        };
         let connection = Connection::open(self.clock.now(), rng.u64().max(1), [0; 16], config);
         Ok(Link { socket, connection })
     }

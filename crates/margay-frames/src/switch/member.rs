@@ -116,24 +116,32 @@ impl Member {
         self.ping_at = now + PROBE_AGAIN;
     }
 
+    /// It is asked although it owes nothing: it may be there again, or another process in the place of one that left.
+    fn is_probed(&self) -> bool {
+        self.is_listed && (self.reach != Reach::Up || self.is_leaving)
+    }
+
+    fn silent_since(&self) -> Option<Instant> {
+        self.waiting_since.filter(|_| self.reach == Reach::Up)
+    }
+
     pub(super) fn on_time(&mut self, now: Instant) -> Due {
-        let silent_since = self.waiting_since.filter(|_| self.reach == Reach::Up);
+        let silent_since = self.silent_since();
         if silent_since.is_some_and(|since| now.since(since) >= SILENCE_MAX) {
             return Due::Dead;
         }
-        let is_asked = silent_since.is_some() || self.reach != Reach::Up && self.is_listed;
-        if !is_asked || self.ping_at > now {
+        if (silent_since.is_none() && !self.is_probed()) || self.ping_at > now {
             return Due::Nothing;
         }
-        self.ping_at = now + if matches!(self.reach, Reach::Down(_)) { PROBE_AGAIN } else { PING_AFTER };
+        let is_urgent = silent_since.is_some() || self.reach == Reach::New;
+        self.ping_at = now + if is_urgent { PING_AFTER } else { PROBE_AGAIN };
         Due::Ping
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        match self.reach {
-            Reach::Up => self.waiting_since.map(|since| self.ping_at.min(since + SILENCE_MAX)),
-            Reach::New | Reach::Down(_) => self.is_listed.then_some(self.ping_at),
-        }
+        let silent = self.silent_since().map(|since| self.ping_at.min(since + SILENCE_MAX));
+        let probe = self.is_probed().then_some(self.ping_at);
+        silent.into_iter().chain(probe).min()
     }
 }
 
@@ -165,6 +173,17 @@ mod test {
         assert_eq!((member.turn, member.takes()), (1, false));
         assert_eq!(member.on_time(at(10_600)), Due::Nothing);
         assert_eq!(member.on_time(at(10_700)), Due::Ping);
+    }
+
+    #[test]
+    fn a_member_that_leaves_is_asked_until_another_is_in_its_place() {
+        let mut member = member();
+        member.heard();
+        member.is_leaving = true;
+        assert_eq!((member.on_time(at(10)), member.on_time(at(11))), (Due::Ping, Due::Nothing));
+        member.fell(at(300), "its flow has ended");
+        assert_eq!(member.on_time(at(500)), Due::Ping);
+        assert!(member.heard() && member.takes());
     }
 
     #[test]

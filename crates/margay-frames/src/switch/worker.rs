@@ -394,12 +394,13 @@ impl Worker {
     /// Nothing leads to a member any more, or it is silent: it is dead for all connections.
     pub(super) fn link_failed(&mut self, now: Instant, host: Host, why: &str) {
         let Some(member) = self.members.get_mut(&host) else { return };
-        if member.reach == Reach::Up {
+        let of_member: Vec<Key> = self.legs.values().filter(|(_, of)| *of == host).map(|(key, _)| *key).collect();
+        // One that leaves may end when nobody has anything to do with it.
+        if member.reach == Reach::Up && !(member.is_leaving && of_member.is_empty()) {
             tracing::warn!(member = member.at.name, why, "a member is dead");
             self.totals.deaths += 1;
         }
         member.fell(now, why);
-        let of_member: Vec<Key> = self.legs.values().filter(|(_, of)| *of == host).map(|(key, _)| *key).collect();
         for key in of_member {
             self.lose_leg(now, key, host);
             self.touched.insert(key);
@@ -602,3 +603,6 @@ fn join(served: &mut Served, host: Host, terms: &FramedTerms, label: &str) {
         Err(full) => tracing::warn!(%full, "a member takes no part in a connection"),
     }
 }
+
+#[cfg(test)]
+mod test;

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use crate::fake::{EVENTS, FakeAgent, NAME, RESOLVE, reply_head};
+use crate::fake::{EVENTS, FakeAgent, INSTANCES, NAME, RESOLVE, reply_head};
 use margay_sdk::{Agent, Error, EventKind, Events, Instances, Options, Prefix, Protocol};
 
 #[tokio::test]
@@ -157,7 +157,7 @@ async fn instances_come_as_lists_and_go() {
     fake.kill();
     assert!(matches!(instances.next().await, Err(Error::AgentDown { .. })));
     fake.listen();
-    fake.world().refused.insert(fake::INSTANCES, (87, "too many follow names; close some"));
+    fake.world().refused.insert(INSTANCES, (87, "too many follow names; close some"));
     let error = Instances::of(&fake.agent().await, "cache.shop").await.expect_err("refused");
     assert!(error.to_string().ends_with("too many follow names; close some"), "{error}");
 }

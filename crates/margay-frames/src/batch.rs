@@ -99,9 +99,10 @@ mod test {
 
     #[tokio::test]
     async fn many_datagrams_come_whole_and_in_their_order() {
-        let (a, b) = (UdpSocket::bind("127.0.0.1:0").await, UdpSocket::bind("127.0.0.1:0").await);
-        let (a, b) = (a.expect("a port"), b.expect("a port"));
-        let (from, to) = (a.local_addr().expect("bound"), b.local_addr().expect("bound"));
+        let a = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        let b = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        let from = a.local_addr().expect("bound");
+        let to = b.local_addr().expect("bound");
         let all: Vec<Vec<u8>> = (0..40_u8).map(|n| vec![n; 1 + usize::from(n)]).collect();
         let datagrams: Vec<_> = all.iter().map(|bytes| Datagram { to: Some(to), bytes: bytes.clone() }).collect();
         send(&a, &datagrams).expect("sent");

@@ -238,7 +238,9 @@ impl Server {
             asked: VecDeque::new(),
             unsent: None,
         };
-        let (told, leave, program) = (self.told.clone(), self.leave.clone(), self.config.to);
+        let told = self.told.clone();
+        let leave = self.leave.clone();
+        let program = self.config.to;
         tokio::spawn(async move {
             let is_program_gone = session.run(program, datagrams, leave).await;
             // Nobody serves any more.

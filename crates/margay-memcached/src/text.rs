@@ -459,7 +459,8 @@ mod test {
 
     #[test]
     fn parts_are_put_together() {
-        let (a, b) = (b"VALUE a 0 1\r\nx\r\nEND\r\n".to_vec(), b"END\r\n".to_vec());
+        let a = b"VALUE a 0 1\r\nx\r\nEND\r\n".to_vec();
+        let b = b"END\r\n".to_vec();
         assert_eq!(join(&[a.clone(), b.clone()]), a);
         assert_eq!(join(&[a.clone(), b"SERVER_ERROR no\r\n".to_vec(), b]), b"SERVER_ERROR no\r\n");
         assert_eq!(join(std::slice::from_ref(&a)), a);

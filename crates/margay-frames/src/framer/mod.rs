@@ -93,7 +93,8 @@ impl<R: Reach> Framer<R> {
                 continue;
             };
             while clients.try_join_next().is_some() {}
-            let (reach, place) = (Arc::clone(&self.reach), Arc::clone(&room).try_acquire_owned());
+            let reach = Arc::clone(&self.reach);
+            let place = Arc::clone(&room).try_acquire_owned();
             clients.spawn(async move {
                 // How a client ends is its own affair.
                 let _ = match place {

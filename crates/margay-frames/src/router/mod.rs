@@ -107,7 +107,8 @@ impl Router {
 
     /// Whether a request has a place among those that are remembered; those before its oldest are forgotten.
     fn admit(&mut self, head: Head) -> bool {
-        let (number, mut oldest) = (Tsn(head.number), Tsn(head.oldest));
+        let number = Tsn(head.number);
+        let mut oldest = Tsn(head.oldest);
         if let Some(was) = self.oldest {
             // A frame may be overtaken by one that was sent after it.
             oldest = was.later(oldest);

@@ -133,7 +133,8 @@ fn show_member<'a>(member: &Member, connections: impl Iterator<Item = &'a Served
         Reach::Up if member.at.weight == 0 || !member.is_listed => ("drained", ""),
         Reach::Up => ("up", ""),
     };
-    let (mut count, mut in_flight) = (0, 0);
+    let mut count = 0;
+    let mut in_flight = 0;
     for served in connections {
         let id = served.legs.get(&member.at.host).and_then(super::served::Leg::member);
         count += usize::from(id.is_some());

@@ -124,7 +124,8 @@ impl Worker {
     /// Brings all connections in step with whether a member takes frames.
     fn follow_activity(&mut self, now: Instant, host: Host) {
         let Some(member) = self.members.get(&host) else { return };
-        let (is_active, takes) = (member.is_active(), member.takes());
+        let is_active = member.is_active();
+        let takes = member.takes();
         let keys: Vec<Key> = self.connections.keys().copied().collect();
         for key in keys {
             if takes {

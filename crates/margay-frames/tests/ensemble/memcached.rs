@@ -34,7 +34,8 @@ impl Memcached {
         let address = listener.local_addr().expect("bound");
         let content = Arc::new(Mutex::new(Content::default()));
         let is_held = watch::Sender::new(false);
-        let (of_task, held) = (Arc::clone(&content), is_held.subscribe());
+        let of_task = Arc::clone(&content);
+        let held = is_held.subscribe();
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {

@@ -100,7 +100,8 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let names = [&HOSTS[..], &["switch", "client"]].concat();
     let lab = site::build(SCENARIO.name, site::V4, &names, dir)?;
     let _agents = Agents::start(&lab)?;
-    let (switch, client) = (lab.host("switch")?, lab.host("client")?);
+    let switch = lab.host("switch")?;
+    let client = lab.host("client")?;
     // The last one joins under load.
     let mut members =
         HOSTS.iter().map(|name| start_member(lab.host(name)?, *name != HOSTS[3])).collect::<Result<Vec<_>>>()?;
@@ -206,7 +207,8 @@ impl Site<'_> {
     }
 
     fn carry_out(&mut self, act: Act, at: usize) -> Result<()> {
-        let (lab, switch) = (self.lab, self.switch);
+        let lab = self.lab;
+        let switch = self.switch;
         let member = &mut self.members[at];
         let name = member.host.name();
         if act.is_death() {

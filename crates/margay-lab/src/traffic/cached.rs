@@ -92,7 +92,8 @@ pub async fn ask(plan: Plan) -> Result<()> {
     let is_over = watch::Sender::new(false);
     let mut connections = JoinSet::new();
     for number in 0..plan.count {
-        let (slot, is_over) = (Arc::clone(&slot), is_over.subscribe());
+        let slot = Arc::clone(&slot);
+        let is_over = is_over.subscribe();
         connections.spawn(async move {
             if let Err(error) = Connection::run(number, plan.to, &slot, &is_over).await {
                 let mut slot = locked(&slot);
@@ -163,7 +164,7 @@ const COUNTS_OF_BEGINNING: u64 = 1_000_000;
 
 fn content(key: &str, version: u64) -> Vec<u8> {
     // Small ones mostly, and some that are more than a datagram.
-    let len = if version % 16 == 0 { 9000 } else { 40 + (version * 37) % 500 };
+    let len = if version.is_multiple_of(16) { 9000 } else { 40 + (version * 37) % 500 };
     let unit = format!("{key}={version};");
     unit.bytes().cycle().take(usize::try_from(len).unwrap_or(40)).collect()
 }
@@ -226,7 +227,8 @@ impl Connection {
             Request::Set(key) => {
                 let version = self.versions.entry(*key).or_default();
                 *version += 1;
-                let (version, key) = (*version, self.key(*key));
+                let version = *version;
+                let key = self.key(*key);
                 let value = content(&key, version);
                 [format!("set {key} 0 0 {}\r\n", value.len()).as_bytes(), &value, b"\r\n"].concat()
             }
@@ -244,7 +246,8 @@ impl Connection {
         let count = 1 + self.below(AT_ONCE_MAX);
         let requests: Vec<Request> = (0..count).map(|_| self.choose()).collect();
         let words: Vec<u8> = requests.iter().flat_map(|request| self.words(request)).collect();
-        let (begun, begun_ms) = (Instant::now(), now_ms());
+        let begun = Instant::now();
+        let begun_ms = now_ms();
         self.stream.get_mut().write_all(&words).await.context("cannot send")?;
         for (at, request) in requests.iter().enumerate() {
             let Ok(answer) = timeout(ANSWER_LIMIT, self.hear()).await else {

@@ -180,7 +180,8 @@ async fn listen(path: &Path, name: &str) -> Result<UnixListener> {
 async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     log::start(&config.log);
     let agent = agent_of(config).await?;
-    let (name, members) = (target_of(&agent, &args.name).await?, target_of(&agent, &args.members).await?);
+    let name = target_of(&agent, &args.name).await?;
+    let members = target_of(&agent, &args.members).await?;
     if name.prefix.covers(&members.prefix) || members.prefix.covers(&name.prefix) {
         return Err(miette!(
             "{} and {} are not apart: an ensemble that contained itself would ask itself; give the members a name of \
@@ -192,7 +193,8 @@ async fn serve(config: &Config, args: ServeArgs) -> Result<()> {
     let path = socket_of(config, &written(&name));
     let listener = listen(&path, &written(&name)).await?;
     let socket = Options::new().agent(&agent).bind_datagrams(&name).await.into_diagnostic()?;
-    let (listed, follower) = (watch::Sender::new(Vec::new()), agent.clone());
+    let listed = watch::Sender::new(Vec::new());
+    let follower = agent.clone();
     let receiver = listed.subscribe();
     let (sender, commands) = mpsc::channel(QUESTIONS_MAX);
     let set_up = switch::Config {

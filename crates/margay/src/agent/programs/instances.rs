@@ -103,7 +103,8 @@ impl Follower {
             (Errno::EUSERS, text)
         })?;
         let number = agent.programs.followers.next.fetch_add(1, Ordering::Relaxed);
-        let (heard, mut hearing) = (Arc::<Notify>::default(), JoinSet::new());
+        let heard = Arc::<Notify>::default();
+        let mut hearing = JoinSet::new();
         if let Some(router) = &agent.router {
             hearing.spawn(pass_on(router.changes(), Arc::clone(&heard)));
         }

@@ -1,5 +1,6 @@
 //! Datagrams, many with one call of the kernel.
 
+use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -13,6 +14,10 @@ use tokio::net::UdpSocket;
 const BATCH_MAX: usize = 32;
 /// Longest datagram that is received: what is longer is cut, and refused by its reader.
 const DATAGRAM_MAX: usize = 2048;
+
+thread_local! {
+    static SPACE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// A datagram that is to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +38,16 @@ pub(crate) async fn receive(socket: &UdpSocket, mut take: impl FnMut(Option<Sock
 }
 
 fn receive_now(socket: &UdpSocket, take: &mut impl FnMut(Option<SocketAddr>, &[u8])) -> io::Result<()> {
-    let mut space = vec![0; BATCH_MAX * DATAGRAM_MAX];
+    // The memory of one call is enough for all on a thread.
+    SPACE.with_borrow_mut(|space| receive_into(space, socket, take))
+}
+
+fn receive_into(
+    space: &mut Vec<u8>,
+    socket: &UdpSocket,
+    take: &mut impl FnMut(Option<SocketAddr>, &[u8]),
+) -> io::Result<()> {
+    space.resize(BATCH_MAX * DATAGRAM_MAX, 0);
     let mut slices: Vec<[IoSliceMut<'_>; 1]> =
         space.chunks_exact_mut(DATAGRAM_MAX).map(|place| [IoSliceMut::new(place)]).collect();
     let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(BATCH_MAX, None);

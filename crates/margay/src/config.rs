@@ -23,7 +23,7 @@ use nix::unistd::{Group, User};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-pub use self::service::{OnDrain, ServiceSection};
+pub use self::service::{OnDrain, Rebalance, ServiceSection};
 
 use crate::etcd_section::EtcdSection;
 use crate::fields::{self, Patience};

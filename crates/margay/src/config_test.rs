@@ -324,3 +324,17 @@ fn quiet_connections_are_ended_where_the_service_says_so() {
         assert!(parse(&service(bad)).is_err(), "{bad}");
     }
 }
+
+#[test]
+fn connections_move_by_themselves_where_the_service_says_so_and_may() {
+    let service = |rest: &str| format!("[[service]]\nname = \"chat.shop\"\nlisten = \"0.0.0.0:81\"\n{rest}");
+    let rebalance = |rest: &str| parse(&service(rest)).expect("read").service[0].get_ref().rebalance;
+    assert_eq!(rebalance(""), Rebalance::ByOrder);
+    assert_eq!(rebalance("rebalance = \"by-order\"\npartitions = 16\n"), Rebalance::ByOrder);
+    assert_eq!(rebalance("rebalance = \"auto\"\n"), Rebalance::Auto);
+    for more in ["partitions = 16\n", "exclusive = true\n"] {
+        let (what, _, advice) = wrong(&service(&format!("rebalance = \"auto\"\n{more}")));
+        assert!(what.contains("chat.shop cannot go") && advice.contains("remove `rebalance`"), "{what}: {advice}");
+    }
+    assert!(parse(&service("rebalance = \"always\"\n")).is_err());
+}

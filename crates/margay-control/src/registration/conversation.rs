@@ -20,6 +20,7 @@ use super::retry::Retries;
 use super::silence::Silence;
 use super::stream::{StreamError, Writer};
 use super::trace::{Desk, Question, TraceError};
+use super::ways::Ways;
 use crate::cluster::ROUTERS_MAX;
 use crate::token::check_address;
 use crate::wide_area::{Attachment, Link, Words, due};
@@ -448,11 +449,25 @@ impl<'a> Conversation<'a> {
         }
     }
 
+    /// The router is being drained, or is not any more.
+    fn note_leaving(&self, is_leaving: bool) {
+        let config = &self.shared.config;
+        let (authority, router) = (&config.authority, &config.router_address);
+        let is_news = |ways: &Arc<Ways>| ways.leaves(authority, config.router_key.id(), is_leaving);
+        if self.shared.ways.as_ref().is_some_and(is_news) {
+            let how = if is_leaving { "is asked no more, where there are others" } else { "takes first packets again" };
+            tracing::info!(router, "a router that is drained {how}");
+        }
+    }
+
     /// Gives the end, when the router ends the stream.
     fn take(&mut self, message: proto::FromRouter) -> Option<End> {
         use from_router::Body;
         match message.body? {
-            Body::Heartbeat(beat) => note_twin(&self.shared.config.router_address, &beat.twin),
+            Body::Heartbeat(beat) => {
+                note_twin(&self.shared.config.router_address, &beat.twin);
+                self.note_leaving(beat.leaving);
+            }
             Body::Welcome(_) => {}
             Body::Registered(answer) => self.registered(&answer),
             Body::Withdrawn(answer) => {

@@ -160,6 +160,8 @@ pub enum Watcher {
     Spreads,
     /// Who looks whether peers of flows are listed.
     Absences,
+    /// Who looks whether instances have their share of connections.
+    Rebalances,
     /// A program that follows who serves a name, by its number.
     Program(u64),
 }

@@ -99,6 +99,8 @@ pub(super) struct Shared {
     pub routers: watch::Sender<Vec<proto::ClusterRouter>>,
     /// This router signs for others than before.
     pub signs: Notify,
+    /// Hosts are to send first packets to other routers.
+    leaving: watch::Sender<bool>,
 }
 
 /// A service router.
@@ -158,6 +160,7 @@ impl Router {
             grants: watch::Sender::default(),
             routers: watch::Sender::default(),
             signs: Notify::new(),
+            leaving: watch::Sender::default(),
         });
         let task = Mutex::new(Some(tokio::spawn(listen(Arc::clone(&shared), listener))));
         shared.read_revocations()?;
@@ -216,6 +219,12 @@ impl Router {
     /// Questions of hosts about first packets that were refused.
     pub fn traces_refused(&self) -> u64 {
         self.shared.traces_refused.load(Ordering::Relaxed)
+    }
+
+    /// Tells all hosts whether first packets are to go to other routers, where there are any. What comes here all the
+    /// same is forwarded as before.
+    pub fn set_leaving(&self, is_leaving: bool) {
+        self.shared.leaving.send_if_modified(|leaving| std::mem::replace(leaving, is_leaving) != is_leaving);
     }
 
     /// Lets hosts ask what this router would do with first packets.
@@ -344,6 +353,11 @@ async fn next_change(changes: &mut watch::Receiver<u64>, not_before: Instant) {
 
 fn answer_of(body: from_router::Body) -> proto::FromRouter {
     proto::FromRouter { body: Some(body) }
+}
+
+/// `twin`: the address of a host that was refused because it has the same key.
+fn beat(leaving: bool, twin: Option<String>) -> from_router::Body {
+    from_router::Body::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default(), leaving })
 }
 
 /// One stream from its first byte to its end.
@@ -488,7 +502,7 @@ impl Guest {
         let (mut stopping, mut changes) = (self.shared.stopping.subscribe(), self.shared.roll.lock().changes());
         let (mut news, mut routers) = (unheard(&self.shared.news), unheard(&self.shared.routers));
         // They may have changed since it was let in.
-        let mut grants = unheard(&self.shared.grants);
+        let (mut grants, mut leaving) = (unheard(&self.shared.grants), unheard(&self.shared.leaving));
         let (mut silence, sweep_at, mut look_at) = (Silence::new(lease), Instant::now() + lease, Instant::now());
         let mut swept = false;
         let gone = loop {
@@ -533,13 +547,12 @@ impl Guest {
                 // So do these.
                 _ = grants.changed() => self.review().await,
                 _ = routers.changed() => sharing::told(&routers.borrow_and_update()),
+                _ = leaving.changed() => vec![answer_of(beat(*leaving.borrow_and_update(), None))],
                 _ = news.changed() => news.borrow_and_update().told(self.place.authority),
                 () = silence.lasted() => break (Leave::Lapsed, format!("silent for {lease:?}")),
             };
-            match timeout(lease, write_all(&mut writer, &answers)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => break (Leave::Ended, error.to_string()),
-                Err(_) => break (Leave::Lapsed, "the host does not read".to_owned()),
+            if let Some(end) = say(&mut writer, &answers, lease).await {
+                break end;
             }
         };
         reading.abort();
@@ -554,7 +567,7 @@ impl Guest {
         let body = match message.body {
             Some(Asked::Heartbeat(_)) => {
                 let twin = self.seat.twin.lock().take().map(|twin| twin.ip().to_string());
-                Answer::Heartbeat(proto::Heartbeat { twin: twin.unwrap_or_default() })
+                beat(*self.shared.leaving.borrow(), twin)
             }
             Some(Asked::Register(asked)) => {
                 let (request, name) = (asked.request, asked.name.clone());
@@ -747,11 +760,19 @@ async fn make_way(shared: &Shared, place: Place, boot_id: [u8; 16], from: Socket
     Err(RollError::Clone.into())
 }
 
-async fn write_all(writer: &mut Writer, messages: &[proto::FromRouter]) -> Result<(), StreamError> {
-    for message in messages {
-        writer.write(message).await?;
+/// Gives why the host has left, where it cannot be told.
+async fn say(writer: &mut Writer, messages: &[proto::FromRouter], lease: Duration) -> Option<(Leave, String)> {
+    let all = async {
+        for message in messages {
+            writer.write(message).await?;
+        }
+        Ok::<(), StreamError>(())
+    };
+    match timeout(lease, all).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some((Leave::Ended, error.to_string())),
+        Err(_) => Some((Leave::Lapsed, "the host does not read".to_owned())),
     }
-    Ok(())
 }
 
 /// Runs what waits for the disk.

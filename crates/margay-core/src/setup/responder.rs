@@ -6,7 +6,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
     ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr,
+    ResolvableRepr, SessionId,
 };
 
 use super::{
@@ -69,7 +69,7 @@ impl Sal {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
-        if let Some(id) = self.flow_of_session(session.session) {
+        if let Some(id) = self.flow_to_answer(session.session, message) {
             if !self.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
             }
@@ -173,6 +173,12 @@ impl Sal {
         let is_half_open = |flow: &&Flow| matches!(&flow.setup, Setup::Responder(setup) if setup.association == 0);
         message.flags.contains(Flags::FULL)
             && self.flows.get(id).filter(is_half_open).is_some_and(|flow| flow.peer_flow == message.src_flow)
+    }
+
+    /// The flow that a SYN is of, where this host has it already.
+    fn flow_to_answer(&mut self, session: SessionId, message: &Message<'_>) -> Option<FlowId> {
+        let known = self.flow_of_session(session, message.src_flow);
+        known.filter(|id| !self.may_be_left_behind(*id, message))
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).

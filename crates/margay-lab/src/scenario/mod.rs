@@ -57,6 +57,7 @@ pub mod pair;
 mod patience;
 mod quiet_end;
 mod real_addresses;
+mod rebalance;
 mod registration_attacks;
 mod registry_scale;
 mod remote;
@@ -72,6 +73,7 @@ mod router_rate;
 mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
+mod shed;
 mod short_connections;
 mod sick_instance;
 pub mod site;
@@ -190,9 +192,11 @@ pub const ALL: &[Scenario] = &[
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     drain_moves::SCENARIO,
+    rebalance::SCENARIO,
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
     rolling_restart::SCENARIO,
+    shed::SCENARIO,
     sick_instance::SCENARIO,
     datagram_failover::SCENARIO,
     patience::SCENARIO,

@@ -23,7 +23,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use super::{Agent, relocation};
+use super::{Agent, rebalance, relocation};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -179,6 +179,7 @@ impl Collector for Figures {
             ConstCounter::new(value).encode(metric)?;
         }
         of_relocations(agent, &mut encoder)?;
+        of_rebalances(agent, &mut encoder)?;
         of_associations(&core, &mut encoder)?;
         of_grants(&core, &mut encoder)?;
         of_segments(&core, &mut encoder)?;
@@ -211,6 +212,19 @@ fn of_relocations(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) ->
     let mut descriptor = encoder.encode_descriptor("hand_overs", help, None, MetricType::Counter)?;
     for ([role, outcome], count) in counts {
         let labels = [("role", role), ("outcome", outcome)];
+        let metric = descriptor.encode_family(&labels)?;
+        ConstCounter::new(count).encode(metric)?;
+    }
+    Ok(())
+}
+
+/// Connections that programs were asked for, since another instance had fewer than its share.
+fn of_rebalances(agent: Option<&Agent>, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let counts = agent.map_or_else(rebalance::no_counts, |agent| agent.rebalances.counts());
+    let help = "Connections that programs were asked to give to instances with fewer than their share";
+    let mut descriptor = encoder.encode_descriptor("rebalance_moves", help, None, MetricType::Counter)?;
+    for ([service, outcome], count) in counts {
+        let labels = [("service", service.as_str()), ("outcome", outcome.as_str())];
         let metric = descriptor.encode_family(&labels)?;
         ConstCounter::new(count).encode(metric)?;
     }

@@ -52,7 +52,7 @@ async fn look_around(agent: Arc<Agent>) {
     let mut rounds = interval(ROUND);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tide = Tide::default();
-    let mut orphans = Orphans::default();
+    let mut orphans = Orphans::new(&agent);
     for round in 1_u64.. {
         rounds.tick().await;
         network::refresh(&agent, Look::Routine).await;

@@ -61,6 +61,10 @@ pub struct ServiceSection {
     /// 1000 unless given.
     #[serde(default, deserialize_with = "fields::some_quiet_ms")]
     pub quiet_ms: Option<u32>,
+    /// When TCP connections go from instances with more than their share to those with fewer, where their programs give
+    /// them.
+    #[serde(default)]
+    pub rebalance: Rebalance,
     /// Flows to it are to be sealed.
     #[serde(default)]
     pub secure: bool,
@@ -84,6 +88,17 @@ pub enum OnDrain {
     Finish,
     /// Besides, TCP connections that carry nothing are ended in order.
     Quiet,
+}
+
+/// When connections of a service go to instances that have fewer than their share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rebalance {
+    /// Upon `margay rebalance`.
+    #[default]
+    ByOrder,
+    /// Also by themselves, when an instance has come or its weight was changed.
+    Auto,
 }
 
 impl ServiceSection {
@@ -144,6 +159,10 @@ impl ServiceSection {
         if self.quiet_ms.is_some() && self.on_drain != OnDrain::Quiet {
             let what = format!("{name} has `quiet_ms`, and its connections are not ended when they are quiet");
             return Err((what, "add `on_drain = \"quiet\"`, or remove `quiet_ms`".to_owned()));
+        }
+        if self.rebalance == Rebalance::Auto && (self.partitions > 0 || self.exclusive) {
+            let what = format!("connections of {name} cannot go to other instances: each has a host of its own");
+            return Err((what, "remove `rebalance`, or `partitions` and `exclusive`".to_owned()));
         }
         self.health.as_ref().map_or(Ok(()), |health| health.check(self.protocol))?;
         self.load.as_ref().map_or(Ok(()), LoadSection::check)?;

@@ -9,6 +9,7 @@ mod path;
 mod places;
 mod policy;
 mod program;
+mod rebalance;
 pub(super) mod route;
 mod router;
 mod service;
@@ -65,6 +66,7 @@ impl Calls for Api {
     type CheckStream = Streamed<CheckStep>;
     type DrainStream = Streamed<DrainReport>;
     type FlowWatchStream = Streamed<FlowEvent>;
+    type RebalanceStream = Streamed<RebalanceReport>;
 
     async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusReply> {
         Ok(Response::new(status::reply(&self.0)))
@@ -94,6 +96,10 @@ impl Calls for Api {
 
     async fn undrain(&self, request: Request<UndrainRequest>) -> Answer<UndrainReply> {
         drain::undrain(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn rebalance(&self, request: Request<RebalanceRequest>) -> Answer<Self::RebalanceStream> {
+        rebalance::rebalance(&self.0, &request.into_inner()).await.map(Response::new)
     }
 
     async fn service_list(&self, _: Request<ServiceListRequest>) -> Answer<ServiceListReply> {

@@ -2,7 +2,7 @@
 //! calls. This module tells them which instances there are: it watches every name that programs send to, and gives
 //! each instance a virtual address.
 
-mod choice;
+pub(super) mod choice;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

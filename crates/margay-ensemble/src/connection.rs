@@ -24,6 +24,8 @@ const HELLO_LIMIT: Duration = Duration::from_secs(2);
 const PING_AFTER: Duration = Duration::from_millis(100);
 /// An end that waits for something takes the other for dead after so long without a word.
 const SILENCE_MAX: Duration = Duration::from_millis(600);
+/// It asks so often before. A process that was stopped for a while has not listened, however long it was.
+const PINGS_MIN: u32 = 5;
 /// An end that waits for nothing asks after so long: no translator of addresses may forget the flow.
 const IDLE_PING_AFTER: Duration = Duration::from_secs(20);
 /// The same again, where no answer comes.
@@ -134,6 +136,8 @@ pub struct Connection {
     /// Since when something is waited for.
     waiting_since: Option<Instant>,
     ping_at: Instant,
+    /// Questions since the other end was heard last.
+    pings: u32,
     hello_at: Option<Instant>,
     leaving_at: Option<Instant>,
     is_welcome_due: bool,
@@ -179,6 +183,7 @@ impl Connection {
             is_awaiting: false,
             waiting_since: None,
             ping_at: now,
+            pings: 0,
             hello_at: None,
             leaving_at: None,
             is_welcome_due: false,
@@ -231,6 +236,7 @@ impl Connection {
             return;
         }
         self.heard_at = now;
+        self.pings = 0;
         match says {
             // Its answer was lost.
             Framed::Hello { .. } => self.is_welcome_due |= self.meant.is_none(),
@@ -269,6 +275,8 @@ impl Connection {
 
     fn end(&mut self, over: Over) {
         if !self.is_over() {
+            // The other end may live, and keep what nobody wants any more.
+            self.is_close_due |= over == Over::Silent;
             self.standing = Standing::Over(over);
         }
     }
@@ -334,6 +342,11 @@ impl Connection {
         }
     }
 
+    /// Whether silence says something.
+    fn has_listened(&self) -> bool {
+        self.meant.is_none() || self.pings >= PINGS_MIN
+    }
+
     /// Time has passed.
     pub fn on_time(&mut self, now: Instant) {
         match self.standing {
@@ -350,11 +363,12 @@ impl Connection {
             self.leaving_at = Some(at.max(now) + LEAVING_AGAIN);
         }
         let (since, silence_max, ask_after) = self.silence();
-        if now.since(since) >= silence_max {
+        if self.has_listened() && now.since(since) >= silence_max {
             return self.end(Over::Silent);
         }
         if self.meant.is_some() && now.since(since) >= ask_after && self.ping_at <= now {
             self.is_ping_due = true;
+            self.pings += 1;
             self.ping_at = now + if self.waiting_since.is_some() { PING_AFTER } else { IDLE_PING_AGAIN };
         }
         self.note_waiting(now);
@@ -372,7 +386,8 @@ impl Connection {
         let receiver = halves.and_then(|halves| halves.receiver.next_deadline());
         let (since, silence_max, ask_after) = self.silence();
         let ask = self.meant.map(|_| (since + ask_after).max(self.ping_at));
-        [sender, receiver, self.leaving_at, ask, Some(since + silence_max)].into_iter().flatten().min()
+        let over = self.has_listened().then_some(since + silence_max);
+        [sender, receiver, self.leaving_at, ask, over].into_iter().flatten().min()
     }
 
     /// Writes a datagram that is to be sent, and gives its length; none: there is nothing to be sent now. `out` has
@@ -489,6 +504,8 @@ mod test {
         assert!(client.send(at(100), Order::Member, b"early").is_err());
         client.on_time(at(2000));
         assert_eq!(client.standing(), &Standing::Over(Over::Silent));
+        let close = poll(&mut client, at(2000)).pop().expect("the other end may have answered");
+        assert_eq!(Framed::parse(&close), Ok((7, Framed::Close)));
         assert_eq!((poll(&mut client, at(2000)).len(), client.next_deadline()), (0, None));
     }
 
@@ -508,10 +525,23 @@ mod test {
         client.on_time(at(1100));
         assert_eq!(pass(&mut client, &mut server, at(1100)), 1, "it asks");
         assert_eq!(pass(&mut server, &mut client, at(1150)), 1, "the other is there");
-        client.on_time(at(1700));
-        assert_eq!(client.standing(), &Standing::Open);
+        (1250..1750).step_by(100).for_each(|millis| client.on_time(at(millis)));
+        client.on_time(at(1749));
+        assert_eq!((client.standing(), client.next_deadline()), (&Standing::Open, Some(at(1750))));
         client.on_time(at(1750));
         assert_eq!(client.standing(), &Standing::Over(Over::Silent));
+    }
+
+    #[test]
+    fn who_has_not_listened_asks_before() {
+        let (mut client, mut server) = pair(at(0));
+        client.await_frames(at(0), true);
+        client.on_time(at(9000));
+        assert_eq!((client.standing(), client.next_deadline()), (&Standing::Open, Some(at(9100))));
+        assert_eq!(pass(&mut client, &mut server, at(9000)), 1, "it asks");
+        assert_eq!(pass(&mut server, &mut client, at(9001)), 1);
+        client.on_time(at(9600));
+        assert_eq!(client.standing(), &Standing::Open);
     }
 
     #[test]
@@ -521,7 +551,7 @@ mod test {
         assert_eq!(poll(&mut client, at(19_999)).len(), 0);
         client.on_time(at(20_000));
         assert_eq!(pass(&mut client, &mut server, at(20_000)), 1);
-        client.on_time(at(60_000));
+        (21_000..=60_000).step_by(1000).for_each(|millis| client.on_time(at(millis)));
         assert_eq!(client.standing(), &Standing::Over(Over::Silent));
         server.on_time(at(79_999));
         assert_eq!(server.standing(), &Standing::Open);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use margay_ensemble::{Frame, MemberId, Members, Plugin, Serial, Tsn, Verdict};
 use margay_memcached::text;
 
-use crate::head::{HEAD_LEN, Head};
+use crate::head::Head;
 use ketama::Ring;
 
 /// Requests of one connection that are remembered: from the oldest that is not answered.
@@ -52,6 +52,8 @@ pub struct Router {
     /// All requests before it are answered; none: no request has come.
     oldest: Option<Tsn>,
     requests: HashMap<u32, Request>,
+    /// How many of them each member has not answered.
+    owed: HashMap<MemberId, usize>,
     lost: Vec<u32>,
 }
 
@@ -66,6 +68,7 @@ impl Router {
             turn: 0,
             oldest: None,
             requests: HashMap::new(),
+            owed: HashMap::new(),
             lost: Vec::new(),
         }
     }
@@ -115,10 +118,12 @@ impl Router {
             let steps = oldest.since(was);
             if steps <= REQUESTS_MAX {
                 for step in 0..steps {
-                    self.requests.remove(&was.plus(step).0);
+                    let request = self.requests.remove(&was.plus(step).0);
+                    self.settle(request);
                 }
             } else {
                 self.requests.clear();
+                self.owed.clear();
             }
         }
         self.oldest = Some(oldest);
@@ -127,7 +132,18 @@ impl Router {
 
     fn assign(&mut self, number: u32, member: MemberId) {
         let request = Request { member: Some(member), is_acknowledged: false, is_answered: false };
-        self.requests.insert(number, request);
+        let was = self.requests.insert(number, request);
+        self.settle(was);
+        *self.owed.entry(member).or_default() += 1;
+    }
+
+    /// A request is not waited for any more, or not of this member.
+    fn settle(&mut self, request: Option<Request>) {
+        let Some(Request { member: Some(member), is_answered: false, .. }) = request else { return };
+        if let Some(count) = self.owed.get_mut(&member) {
+            *count -= 1;
+        }
+        self.owed.retain(|_, count| *count > 0);
     }
 }
 
@@ -150,6 +166,7 @@ fn refuse(frame: &mut Frame<'_>) -> bool {
 impl Plugin for Router {
     fn remove_member(&mut self, member: MemberId) {
         self.labels.remove(&member);
+        self.owed.remove(&member);
         self.arrange();
         let theirs = self.requests.iter_mut().filter(|(_, request)| request.member == Some(member));
         for (number, request) in theirs {
@@ -162,7 +179,7 @@ impl Plugin for Router {
     }
 
     fn may_go(&self, member: MemberId) -> bool {
-        !self.requests.values().any(|request| request.member == Some(member) && !request.is_answered)
+        !self.owed.contains_key(&member)
     }
 
     fn redirect(&mut self, frame: &mut Frame<'_>, members: &Members, rtx: &mut u64) -> Verdict {
@@ -200,10 +217,13 @@ impl Plugin for Router {
     }
 
     fn answer(&mut self, frame: &mut Frame<'_>, from: MemberId) {
-        let Some(number) = frame.payload.get(..HEAD_LEN).and_then(|_| Head::split(&frame.payload)) else { return };
-        if let Some(request) = self.requests.get_mut(&number.0.number).filter(|request| request.member == Some(from)) {
-            request.is_answered = true;
-        }
+        let Some((head, _)) = Head::split(&frame.payload) else { return };
+        let Some(request) = self.requests.get_mut(&head.number).filter(|request| request.member == Some(from)) else {
+            return;
+        };
+        let was = *request;
+        request.is_answered = true;
+        self.settle(Some(was));
     }
 
     fn retire(&mut self, rtx: u64) {

@@ -22,8 +22,9 @@ use crate::router::Router;
 
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 4096;
-/// A client waits so long at most until each member has taken the connection.
-const JOINING_MAX: Duration = Duration::from_millis(300);
+/// A client waits so long at most until each member has taken the connection: one that does not is mostly dead sooner.
+/// Keys of a member that came later would have been given to others.
+const JOINING_MAX: Duration = Duration::from_secs(1);
 /// A client is told after so long that there is no member.
 const NO_MEMBER_AFTER: Duration = Duration::from_millis(800);
 /// A client that waits is looked at so often.
@@ -302,17 +303,24 @@ impl Worker {
 
     /// A connection has nothing to do with a member any more.
     fn end_leg(&mut self, now: Instant, key: Key, host: Host) {
-        let Some(served) = self.connections.get_mut(&key) else { return };
-        let Some(leg) = served.legs.remove(&host) else { return };
+        if let Some(leg) = self.take_leg(now, key, host) {
+            self.say_to_member(now, host, leg.number, &Framed::Close);
+        }
+    }
+
+    fn take_leg(&mut self, now: Instant, key: Key, host: Host) -> Option<Leg> {
+        let leg = self.connections.get_mut(&key)?.legs.remove(&host)?;
         self.legs.remove(&leg.number);
-        self.say_to_member(now, host, leg.number, &Framed::Close);
+        if let Some(member) = self.members.get_mut(&host) {
+            member.owes(now, key, false);
+        }
+        Some(leg)
     }
 
     /// A connection's member is dead: for this connection, at least.
     fn lose_leg(&mut self, now: Instant, key: Key, host: Host) {
+        let Some(leg) = self.take_leg(now, key, host) else { return };
         let Some(served) = self.connections.get_mut(&key) else { return };
-        let Some(leg) = served.legs.remove(&host) else { return };
-        self.legs.remove(&leg.number);
         served.refused.insert(host, now + LEG_PAUSE);
         if let Some(id) = leg.member() {
             served.switch.died(now, id);
@@ -345,7 +353,7 @@ impl Worker {
     /// A member is there.
     fn note_heard(&mut self, now: Instant, host: Host) {
         let Some(member) = self.members.get_mut(&host) else { return };
-        if member.heard() {
+        if member.heard(now) {
             tracing::info!(member = member.at.name, "a member answers");
             self.follow_activity(now, host);
         }
@@ -432,7 +440,18 @@ impl Worker {
         self.welcome_if_ready(now, key);
         self.tell_lost(now, key);
         self.gather(now, key);
+        self.note_owed(now, key);
         self.note_deadline(now, key);
+    }
+
+    /// Which members owe a connection something: they are asked whether they are there.
+    fn note_owed(&mut self, now: Instant, key: Key) {
+        let Some(served) = self.connections.get(&key) else { return };
+        for (host, id) in served.joined() {
+            if let Some(member) = self.members.get_mut(host) {
+                member.owes(now, key, served.switch.is_owing(id));
+            }
+        }
     }
 
     fn welcome_if_ready(&mut self, now: Instant, key: Key) {

@@ -177,25 +177,43 @@ impl Site {
 
     pub async fn restart_switch(&mut self) {
         self.switch.abort();
-        let mut socket = UdpSocket::bind(self.address).await;
-        while socket.is_err() {
-            sleep(PAUSE).await;
-            socket = UdpSocket::bind(self.address).await;
-        }
+        let mut socket = None;
+        wait_until("the address is free", async || {
+            socket = UdpSocket::bind(self.address).await.ok();
+            socket.is_some()
+        })
+        .await;
         self.switch = start_switch(socket.expect("bound"), self.listed.subscribe(), self.dir.path());
     }
 
     pub async fn show(&self) -> Value {
-        control::ask(&self.dir.path().join("switch.sock"), &Question::Show).await.expect("the switch answers")
+        self.ask(&Question::Show).await.expect("the switch answers")
     }
 
     pub async fn drain(&self, name: &str, undo: bool) -> io::Result<Value> {
         let question = Question::Drain { member: name.to_owned(), undo };
-        control::ask(&self.dir.path().join("switch.sock"), &question).await
+        self.ask(&question).await
     }
 
+    async fn ask(&self, question: &Question) -> io::Result<Value> {
+        let path = self.dir.path().join("switch.sock");
+        timeout(LIMIT, control::ask(&path, question)).await.expect("an answer")
+    }
+
+    /// A client, whose connection has all members that there are.
     pub async fn connect(&self) -> Client {
-        Client { stream: TcpStream::connect(self.clients).await.expect("the framer listens"), heard: Vec::new() }
+        let stream = TcpStream::connect(self.clients).await.expect("the framer listens");
+        if !self.members.is_empty() {
+            wait_until("all members take part", async || {
+                let shown = self.show().await;
+                let connections = shown["connections"].as_array().cloned().unwrap_or_default();
+                let is_whole =
+                    |one: &Value| one["members"].as_array().is_some_and(|all| all.len() == self.members.len());
+                !connections.is_empty() && connections.iter().all(is_whole)
+            })
+            .await;
+        }
+        Client { stream, heard: Vec::new() }
     }
 }
 
@@ -207,7 +225,8 @@ pub struct Client {
 
 impl Client {
     pub async fn send(&mut self, text: &str) {
-        self.stream.write_all(text.as_bytes()).await.expect("the framer is there");
+        let sent = timeout(LIMIT, self.stream.write_all(text.as_bytes())).await.expect("the framer reads");
+        sent.expect("the framer is there");
     }
 
     async fn read(&mut self) {

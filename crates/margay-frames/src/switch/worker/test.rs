@@ -138,11 +138,13 @@ impl Rig {
             while let Some(frame) = connection.poll_frame() {
                 let (head, request) = Head::split(&frame.bytes).expect("a request");
                 end.asked.push(String::from_utf8_lossy(request).into_owned());
+                // What it answers by itself it answers always.
                 let answer = match request.split_first() {
-                    Some((0, answer)) => answer.to_vec(),
-                    _ => format!("m{} {}", host[0], String::from_utf8_lossy(request)).into_bytes(),
+                    Some((0, answer)) => Some(answer.to_vec()),
+                    _ if end.is_mute => None,
+                    _ => Some(format!("m{} {}", host[0], String::from_utf8_lossy(request)).into_bytes()),
                 };
-                if !end.is_mute {
+                if let Some(answer) = answer {
                     let frame = Head { number: head.number, oldest: 0 }.frame(&answer);
                     connection.send(self.now, Order::Member, &frame).expect("room");
                 }
@@ -247,9 +249,25 @@ fn a_silent_member_is_dead_and_what_it_was_asked_is_told() {
     rig.members.get_mut(&host(2)).expect("there is one").is_mute = false;
     rig.pass(1000);
     let before = rig.asked(2);
-    (0..4).for_each(|n| drop(rig.ask(&format!("get {n}\r\n"))));
+    for n in 0..4 {
+        rig.ask(&format!("get {n}\r\n"));
+    }
     rig.pass(100);
     assert_eq!(rig.asked(2), before + 2, "it is a member again");
+}
+
+#[test]
+fn a_member_that_is_dead_before_it_answers_is_found_out_though_nothing_else_is_asked() {
+    let mut rig = Rig::new(&[1]);
+    rig.pass(10);
+    rig.members.get_mut(&host(1)).expect("there is one").is_mute = true;
+    let number = rig.ask("incr a 1\r\n");
+    rig.pass(5000);
+    assert_eq!((rig.worker.totals.deaths, rig.client.poll_lost()), (0, None), "its program takes its time");
+    rig.members.get_mut(&host(1)).expect("there is one").is_cut = true;
+    rig.pass(700);
+    assert_eq!((rig.worker.totals.deaths, rig.client.poll_lost()), (1, Some(number)));
+    assert!(rig.worker.legs.is_empty());
 }
 
 #[test]

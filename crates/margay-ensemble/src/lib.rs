@@ -10,8 +10,8 @@
 //!
 //! To be read in this order: `number` and `member` (the paper's Tables 2 and 3), `split` (from the peer to the
 //! members), `patch` (numbers kept free for what has not come), `merge` (from the members to the peer), `death` (what
-//! becomes of a dead member's frames), `switch` (all of it together), then `endpoint`, and `connection` (an end with its
-//! beginning and its end, as docs/decisions/0075 has them).
+//! becomes of a dead member's frames), `switch` (all of it together), then `endpoint`, and `connection` (an end with
+//! its beginning and its end, as docs/decisions/0075 has them).
 #![no_std]
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -67,8 +67,7 @@ fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| SocketAddr::V6((*v6).into())))
 }
 
-/// Sends datagrams. What the socket has no room for is lost, as on
-/// the way: whoever sent it repeats it.
+/// Sends datagrams. What the socket has no room for is lost, as on the way: whoever sent it repeats it.
 ///
 /// # Errors
 ///

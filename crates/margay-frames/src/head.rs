@@ -4,15 +4,9 @@
 //!  0..4 number of the request | 4..8 of requests: the oldest number that is not answered; of answers: zero
 //!  8..  bytes of the program's own protocol
 //! ```
-//! Numbers rise by one with each request of a framed connection, and wrap. A request whose first byte behind the head is
-//! zero, as no request of memcached or Redis begins, is answered with what follows that byte: so a switch has a refusal
-//! given in the program's own words.
-
-/// The number of the PING that asks a member as such: it is of no connection, and names the host that is meant. Zero
-/// where nobody knows the host.
-pub fn number_of_host(host: &[u8; 16]) -> u64 {
-    host[..8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
-}
+//! Numbers rise by one with each request of a framed connection, and wrap. A request whose first byte behind the head
+//! is zero, as no request of memcached or Redis begins, is answered with what follows that byte: so a switch has a
+//! refusal given in the program's own words.
 
 /// Bytes of the head.
 pub const HEAD_LEN: usize = 8;
@@ -26,6 +20,12 @@ pub struct Head {
     pub number: u32,
     /// Of requests: all before it have been answered.
     pub oldest: u32,
+}
+
+/// The number of the PING that asks a member as such: it is of no connection, and names the host that is meant. Zero
+/// where nobody knows the host.
+pub fn number_of_host(host: &[u8; 16]) -> u64 {
+    host[..8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
 fn word(bytes: &[u8]) -> u32 {

@@ -134,7 +134,8 @@ impl FakeAgent {
         }
     }
 
-    /// Tells whoever follows a name of an instance at a port of the loopback; without a line, that the list is complete.
+    /// Tells whoever follows a name of an instance at a port of the loopback; without a line, that the list is
+    /// complete.
     pub fn instance(&self, line: &str, port: u16) {
         for subscriber in &self.world().subscribers {
             let mut bytes = reply_head(INSTANCE, 0);

@@ -656,16 +656,6 @@ impl KernelCache {
         Some(layout::state_of(&key, &entry))
     }
 
-    /// Forgets an entry that [`entries`](Self::entries) has listed. Unlike [`remove`](Self::remove) also one of which
-    /// nobody here was told: the kernel opens flows by grants while an agent takes over.
-    pub fn remove_listed(&self, state: &WireState) {
-        let mut index = self.index.lock();
-        index.remove(&state.flow);
-        if let Some((key, entry)) = self.entry_at(&layout::wire_key_of_state(state), state.flow) {
-            self.delete(&key, &entry.app);
-        }
-    }
-
     /// A flow's entry, where it is one.
     fn entry_at(&self, key: &wire_key, flow: FlowId) -> Option<(wire_key, flow_entry)> {
         let entry = get::<flow_entry>(&self.loaded.maps.flows, key.bytes())?;

@@ -192,7 +192,8 @@ impl Sal {
         // With its peer.
         let info = self.flows.get(id).map(|flow| Box::new(self.describe(flow)));
         let Some(flow) = self.flows.get_mut(id) else { return };
-        let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
+        let to_app = flow.app.reversed();
+        let association = core::mem::take(&mut flow.association);
         self.associations.release(association);
         self.flows.set_deadline(id, Some(now + LINGER_FAILED));
         self.counters.removed(reason);

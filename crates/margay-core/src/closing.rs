@@ -465,6 +465,27 @@ mod tests {
         }
     }
 
+    /// A flow that an agent has taken up which died before it could write down that the peer's FIN had passed.
+    #[test]
+    fn a_syn_of_a_program_that_has_sent_its_fin_is_of_another_connection() {
+        for (fins, is_kept) in [((true, false), false), ((false, true), true), ((false, false), true)] {
+            let mut sal = sal(Limits::default());
+            meet_peer(&mut sal, 77);
+            let now = Instant::from_millis(60_000);
+            let adopted = HandoverRecord { role: Role::Initiator, fins, ..record() };
+            sal.adopt_flow(now, &adopted).expect("the peer is known");
+            let app = adopted.app().expect("the record is of a flow of its own");
+            let mut syn = packet::stale_ack(&app).expect("both are of one family");
+            let tcp = syn.len() - 20;
+            syn[tcp + 13] = tcp_flags::SYN;
+            let verdict = sal.handle_app_packet(now, &syn);
+            assert_eq!(
+                (sal.flow(adopted.flow).is_some(), verdict == AppVerdict::Forward(adopted.flow)),
+                (is_kept, is_kept)
+            );
+        }
+    }
+
     #[test]
     fn a_connection_that_no_flow_is_of_is_reset_by_its_own_numbers() {
         let mut sal = sal(Limits::default());

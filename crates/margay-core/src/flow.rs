@@ -174,6 +174,13 @@ impl Flow {
         self.seen & bits == bits
     }
 
+    /// Whether a SYN in this direction begins another connection. Whoever has sent a FIN does not say its SYN again;
+    /// that the other FIN has passed as well, an agent that died may not have written down.
+    pub fn is_over_for_syn(&self, direction: Direction) -> bool {
+        let fin = if direction == Direction::Egress { seen::FIN_EGRESS } else { seen::FIN_INGRESS };
+        self.lifecycle >= Lifecycle::Closed || self.has(fin)
+    }
+
     /// Whether data may pass: proved, and not failed.
     pub fn carries_data(&self) -> bool {
         matches!(self.lifecycle, Lifecycle::Established | Lifecycle::HalfClosed | Lifecycle::Closed)

@@ -17,7 +17,7 @@ use crate::delay::Delays;
 use crate::event::{Event, Lifecycle};
 use crate::fence::Fences;
 use crate::fetch::Fetches;
-use crate::flow::{FlowTable, KeyedHash, seen};
+use crate::flow::{FlowTable, KeyedHash};
 use crate::flow_ports::FlowPorts;
 use crate::forward::is_relay_request;
 use crate::grant::Grants;
@@ -266,13 +266,8 @@ impl Sal {
 
     pub(crate) fn handle_transport_packet(&mut self, now: Instant, packet: &packet::AppPacket<'_>) -> AppVerdict {
         if let Some(id) = self.flows.by_tuple(&packet.tuple) {
-            // Whoever has sent a FIN does not say its SYN again. That the peer's FIN has passed as well, an agent that
-            // died may not have written down.
-            let is_over = self
-                .flows
-                .get(id)
-                .is_some_and(|flow| flow.lifecycle >= Lifecycle::Closed || flow.has(seen::FIN_EGRESS));
-            if !(packet.is_tcp_syn() && is_over) {
+            let is_over = || self.flows.get(id).is_some_and(|flow| flow.is_over_for_syn(Direction::Egress));
+            if !(packet.is_tcp_syn() && is_over()) {
                 return self.app_packet_of_flow(id, packet);
             }
             // The program uses its port again; the old flow had only late packets left.

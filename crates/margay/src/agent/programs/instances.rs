@@ -10,7 +10,7 @@ use std::time::Duration;
 use margay_control::registration::{self, Home, Watcher};
 use margay_core::instance::Instance;
 use margay_core::key::HostId;
-use margay_core::name::{SERVICE_BITS, ServiceId};
+use margay_core::name::ServiceId;
 use margay_core::table::SERVICE_PORT;
 use nix::errno::Errno;
 use parking_lot::Mutex;
@@ -92,10 +92,7 @@ fn told<'a>(
     service: &ServiceId,
     is_known: impl Fn(&HostId) -> bool,
 ) -> (Vec<Told<'a>>, usize) {
-    let is_service = service.tail().iter().all(|byte| *byte == 0);
-    // A service's own name stands for all of its servers, and not for the holder of the first partition.
-    let bits_max = if is_service { SERVICE_BITS } else { u16::MAX };
-    let covers = |one: &&registration::Instance| one.prefix.contains(service) && one.prefix.bits <= bits_max;
+    let covers = |one: &&registration::Instance| one.prefix.contains(service);
     let longest = found.iter().filter(covers).map(|one| one.prefix.bits).max();
     let by_host: BTreeMap<HostId, &registration::Instance> =
         found.iter().filter(covers).filter(|one| Some(one.prefix.bits) == longest).map(|one| (one.host, one)).collect();
@@ -272,7 +269,7 @@ impl Drop for Follower {
 mod test {
     use std::collections::BTreeSet;
 
-    use margay_core::name::Prefix;
+    use margay_core::name::{Prefix, SERVICE_BITS};
     use nix::unistd::{Gid, Uid};
 
     use super::*;
@@ -312,10 +309,11 @@ mod test {
     }
 
     #[test]
-    fn a_service_is_all_its_servers_and_a_key_the_holder_of_its_partition() {
-        let all = [instance(1, 96, 100, 5), instance(2, 96, 100, 5), instance(2, 100, 100, 5)];
-        assert_eq!(shares(&all, &name(0)), [(1, 100), (2, 100)]);
-        assert_eq!(shares(&all, &name(1)), [(2, 100)]);
+    fn those_of_the_longest_prefix_serve_a_name() {
+        let all = [instance(1, 96, 100, 5), instance(2, 96, 100, 5), instance(3, 256, 100, 5)];
+        assert_eq!(shares(&all[..2], &name(0)), [(1, 100), (2, 100)]);
+        assert_eq!(shares(&all, &name(0)), [(3, 100)], "a program that serves the whole name by its socket");
+        assert_eq!(shares(&all, &name(1)), [(1, 100), (2, 100)]);
     }
 
     #[test]

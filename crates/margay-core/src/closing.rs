@@ -140,6 +140,7 @@ impl Sal {
         let mut flow = self.flows.remove(id)?;
         self.forget_direct(&flow);
         self.asked(id);
+        self.forget_stack_changes(id);
         self.quiet_ends.forget(id);
         self.let_side_path_go(flow.side);
         self.let_stripe_go(id, flow.stripe.take());
@@ -190,6 +191,7 @@ impl Sal {
         flow.lifecycle = Lifecycle::Closed;
         flow.setup = Setup::Done;
         let (to_app, association) = (flow.app.reversed(), core::mem::take(&mut flow.association));
+        self.forget_stack_changes(id);
         let info = self.flows.get(id).map(|flow| Box::new(self.describe(flow)));
         self.associations.release(association);
         self.flows.set_deadline(id, Some(now + LINGER_FAILED));

@@ -3,6 +3,7 @@
 use core::net::SocketAddr;
 
 use crate::address::{emit_ip, parse_socket};
+use crate::change::{CHANGE_LEN, ChangeRepr, DEMANDS};
 use crate::grant::{GRANT_LEN, GrantRepr};
 use crate::handover::{HANDOVER_LEN, HandoverRepr};
 use crate::header::{Error, SessionId};
@@ -49,6 +50,7 @@ pub mod extension_type {
     pub const TERMS: u8 = 20;
     pub const HANDOVER: u8 = 22 | CRITICAL;
     pub const QUIET: u8 = 21;
+    pub const CHANGE: u8 = 23 | CRITICAL;
 }
 use extension_type as kind;
 
@@ -111,6 +113,10 @@ error_codes! {
     Drained = 17;
     /// The connection cannot be ended quietly now: it carries something, or nobody finds its socket.
     NotQuiet = 18;
+    /// An end demands that the flow is sealed, and the change would give it less.
+    Demanded = 19;
+    /// The flow goes by several pairs of addresses at once.
+    Striped = 20;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -129,7 +135,7 @@ pub struct SessionRepr {
 /// CAPABILITIES: what the sender can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapabilitiesRepr {
-    /// One bit per stack number.
+    /// One bit per stack number, and [`CHANGES`](crate::CHANGES).
     pub stacks: u32,
     /// Largest UDP payload in bytes that the sender's path takes.
     pub mtu: u16,
@@ -158,6 +164,15 @@ pub struct KeyExchangeRepr<'a> {
     pub assoc_id: u32,
     /// The handshake message.
     pub message: &'a [u8],
+}
+
+/// STACK: how the flow is carried from its first packet on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackRepr {
+    /// Number of the stack.
+    pub stack: u8,
+    /// The sender demands a sealed flow. Versions before this one never say so.
+    pub demands: bool,
 }
 
 /// FLOW_PORT: the sender's port of the flow's direct packets (DESIGN §7). Who does not know it stays encapsulated.
@@ -284,7 +299,7 @@ pub enum Extension<'a> {
     /// A cookie, to be brought back.
     Cookie([u8; 24]),
     /// The stack that shall carry the flow.
-    Stack(u8),
+    Stack(StackRepr),
     /// The sender's flow port.
     FlowPort(FlowPortRepr),
     /// Where the mover is.
@@ -303,6 +318,8 @@ pub enum Extension<'a> {
     Handover(HandoverRepr),
     /// The connection shall end if it has been quiet.
     Quiet(QuietRepr),
+    /// A step of a change of the flow's stack.
+    Change(ChangeRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -312,7 +329,14 @@ const fn is_unknown_critical(byte: u8) -> bool {
     byte & CRITICAL != 0
         && !matches!(
             byte,
-            kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK | kind::MOVE | kind::GRANT | kind::HANDOVER
+            kind::CERTIFICATE
+                | kind::AUTH
+                | kind::COOKIE
+                | kind::STACK
+                | kind::MOVE
+                | kind::GRANT
+                | kind::HANDOVER
+                | kind::CHANGE
         )
 }
 
@@ -386,7 +410,7 @@ impl<'a> Extension<'a> {
             }
             kind::STACK => {
                 exactly(value, 4)?;
-                Self::Stack(value[0])
+                Self::Stack(StackRepr { stack: value[0], demands: value[1] & DEMANDS != 0 })
             }
             kind::FLOW_PORT => {
                 exactly(value, 4)?;
@@ -403,6 +427,7 @@ impl<'a> Extension<'a> {
                 Self::Terms(TermsRepr { give_up_after_ms: u32_at(value, 0)? })
             }
             kind::HANDOVER => Self::Handover(HandoverRepr::parse(value)?),
+            kind::CHANGE => Self::Change(ChangeRepr::parse(value)?),
             kind::QUIET => {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
@@ -456,6 +481,7 @@ impl<'a> Extension<'a> {
             Self::Terms(_) => kind::TERMS,
             Self::Handover(_) => kind::HANDOVER,
             Self::Quiet(_) => kind::QUIET,
+            Self::Change(_) => kind::CHANGE,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -478,6 +504,7 @@ impl<'a> Extension<'a> {
             Self::Notice(_) => NOTICE_LEN,
             Self::Grant(_) => GRANT_LEN,
             Self::Handover(_) => HANDOVER_LEN,
+            Self::Change(_) => CHANGE_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -545,7 +572,10 @@ impl<'a> Extension<'a> {
                 value[8..24].copy_from_slice(&auth.tag);
             }
             Self::Cookie(cookie) => value.copy_from_slice(cookie),
-            Self::Stack(stack) => value[0] = *stack,
+            Self::Stack(stack) => {
+                value[0] = stack.stack;
+                value[1] = if stack.demands { DEMANDS } else { 0 };
+            }
             Self::FlowPort(port) => {
                 value[..2].copy_from_slice(&port.port.to_be_bytes());
                 value[2] = if port.starts { STARTS } else { 0 };
@@ -562,6 +592,7 @@ impl<'a> Extension<'a> {
             Self::Notice(notice) => notice.emit(value),
             Self::Grant(grant) => grant.emit(value),
             Self::Handover(handover) => handover.emit(value),
+            Self::Change(change) => change.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
             Self::UnknownCritical(_) => {}

@@ -74,6 +74,7 @@ mod setup_latency;
 mod short_connections;
 mod sick_instance;
 pub mod site;
+mod stack_switch;
 mod tampered_host;
 mod trace;
 mod unrest;
@@ -207,6 +208,7 @@ pub const ALL: &[Scenario] = &[
     names::SCENARIO,
     af_serval::SCENARIO,
     secure_throughput::SCENARIO,
+    stack_switch::SCENARIO,
     interface_failover::SCENARIO,
     remote::SCENARIO,
     renumber::SCENARIO,

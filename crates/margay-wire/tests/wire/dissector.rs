@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 90] = [
+const FIELDS: [&str; 95] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -68,12 +68,17 @@ const FIELDS: [&str; 90] = [
     "margay.auth.tag",
     "margay.cookie",
     "margay.stack",
+    "margay.stack.demands",
     "margay.terms.give_up_after_ms",
     "margay.handover.ticket",
     "margay.handover.host",
     "margay.handover.address",
     "margay.handover.port",
     "margay.quiet.quiet_ms",
+    "margay.change.step",
+    "margay.change.stack",
+    "margay.change.demands",
+    "margay.change.number",
     "margay.flow_port.port",
     "margay.flow_port.starts",
     "margay.move.number",
@@ -230,6 +235,7 @@ fn type_byte(value: &Value) -> u64 {
         "TERMS" => 20,
         "HANDOVER" => 0x96,
         "QUIET" => 21,
+        "CHANGE" => 0x97,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -339,7 +345,10 @@ impl Expected {
                 self.text("auth.tag", &value["tag"]);
             }
             0x8b => self.text("cookie", &value["cookie"]),
-            0x8c => self.number("stack", &value["stack"]),
+            0x8c => {
+                self.number("stack", &value["stack"]);
+                self.put("stack.demands", u8::from(value["demands"].as_bool().expect("a flag")));
+            }
             13 => {
                 self.number("flow_port.port", &value["port"]);
                 self.put("flow_port.starts", u8::from(value["starts"].as_bool().expect("a flag")));
@@ -355,8 +364,16 @@ impl Expected {
                 self.socket("handover.address", "handover.port", &value["address"]);
             }
             21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),
+            0x97 => self.change(value),
             _ => {}
         }
+    }
+
+    fn change(&mut self, value: &Value) {
+        for field in ["step", "stack", "number"] {
+            self.number(&format!("change.{field}"), &value[field]);
+        }
+        self.put("change.demands", u8::from(value["demands"].as_bool().expect("a flag")));
     }
 
     fn grant(&mut self, value: &Value) {

@@ -16,7 +16,7 @@ use margay_wire::FlowId;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::Status;
 
-use super::{Streamed, misuse, not_found, places};
+use super::{Streamed, misuse, not_found, places, stack};
 use crate::agent::watch::{End, Ends};
 use crate::agent::{Agent, naming};
 
@@ -32,7 +32,7 @@ fn wanted(service: &str) -> Result<Option<Prefix>, Status> {
     service.parse::<Name>().map(|name| Some(name.prefix())).map_err(misuse)
 }
 
-fn parse_id(text: &str) -> Result<FlowId, Status> {
+pub(super) fn parse_id(text: &str) -> Result<FlowId, Status> {
     let id = u32::from_str_radix(text, 16).ok().filter(|id| *id != 0);
     id.map(FlowId).ok_or_else(|| {
         misuse(format!("`{text}` is no flow; `margay flow list` shows them, eight hexadecimal digits each"))
@@ -151,6 +151,7 @@ fn info_of(
         policy: policy(flow).to_owned(),
         places: places::of_flow(agent, flow),
         closed_by: flow.closed.map_or("", closed_by).to_owned(),
+        stack: Some(stack::info(&flow.stack)),
     }
 }
 
@@ -276,6 +277,7 @@ fn describe(agent: &Agent, event: Event, ends: &mut Ends, wanted: Option<&Prefix
             FlowEvent { kind: "connect-failed".to_owned(), flow: Some(flow), why, ..blank() }
         }),
         Event::FlowChanged(_)
+        | Event::StackChanged { .. }
         | Event::AssociationUp(_)
         | Event::PeerRebooted(_)
         | Event::Twin(_)

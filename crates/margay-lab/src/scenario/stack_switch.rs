@@ -286,7 +286,7 @@ fn transfer(stage: &Stage<'_>, findings: &mut Findings) -> Result<()> {
     transfers.await_bytes("transfers after all changes", 100_000, LIMIT)?;
     let sealed = flows.iter().map(|flow| Ok(agent::stack(stage.client, flow)?["path"] == "secure"));
     let sealed: Vec<bool> = sealed.collect::<Result<_>>()?;
-    let wanted = (0..flows.len()).map(|flow| (BULK_CHANGES - 1 - flow) / flows.len() % 2 == 0);
+    let wanted = (0..flows.len()).map(|flow| ((BULK_CHANGES - 1 - flow) / flows.len()).is_multiple_of(2));
     ensure!(sealed.iter().copied().eq(wanted), "of {} flows these are sealed: {sealed:?}", flows.len());
     transfers.finish("transfers", findings)
 }

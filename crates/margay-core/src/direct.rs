@@ -132,6 +132,22 @@ fn may_hold(held: &[Vec<u8>], len: usize, packets_max: usize) -> bool {
     held.len() < packets_max && held.iter().map(Vec::len).sum::<usize>() + len <= HELD_DIRECT_BYTES
 }
 
+/// A direct packet that overtook the ACK: what is held goes on when the peer is proved.
+fn hold_direct(setup: &mut crate::setup::ResponderSetup, packet: &AppPacket<'_>, packets_max: usize) -> AppVerdict {
+    if setup.cipher.is_some() {
+        return AppVerdict::Drop(DropReason::OtherStack);
+    }
+    if packet.is_bare() && !packet.is_tcp() {
+        // It comes again.
+        return AppVerdict::Consumed;
+    }
+    if !may_hold(&setup.held_direct, packet.whole.len(), packets_max) {
+        return AppVerdict::Drop(DropReason::Full);
+    }
+    setup.held_direct.push(packet.whole.to_vec());
+    AppVerdict::Consumed
+}
+
 impl Sal {
     /// Whether flows of this host may go direct now.
     pub(crate) fn is_direct_on(&self) -> bool {
@@ -572,20 +588,9 @@ impl Sal {
             return Some(AppVerdict::Drop(DropReason::OtherStack));
         }
         if let crate::flow::Setup::Responder(setup) = &mut flow.setup {
-            if setup.cipher.is_some() {
-                return Some(AppVerdict::Drop(DropReason::OtherStack));
-            }
-            // It overtook the ACK; what is held goes on when the peer is proved.
-            if packet.is_bare() && !packet.is_tcp() {
-                // It comes again.
-                return Some(AppVerdict::Consumed);
-            }
-            if !may_hold(&setup.held_direct, packet.whole.len(), self.config.limits.held_per_flow) {
-                self.counters.held_full += 1;
-                return Some(AppVerdict::Drop(DropReason::Full));
-            }
-            setup.held_direct.push(packet.whole.to_vec());
-            return Some(AppVerdict::Consumed);
+            let verdict = hold_direct(setup, packet, self.config.limits.held_per_flow);
+            self.counters.held_full += u64::from(verdict == AppVerdict::Drop(DropReason::Full));
+            return Some(verdict);
         }
         if !flow.carries_data() {
             return Some(AppVerdict::Drop(DropReason::UnknownFlow));

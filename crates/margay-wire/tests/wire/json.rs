@@ -86,6 +86,11 @@ fn of_handover(handover: &HandoverRepr) -> Value {
     })
 }
 
+fn of_change(change: &ChangeRepr) -> Value {
+    let ChangeRepr { step, stack, demands, number } = change;
+    json!({"type": "CHANGE", "step": *step as u8, "stack": stack, "demands": demands, "number": number})
+}
+
 fn of_extension(extension: &Extension<'_>) -> Value {
     match extension {
         Extension::SourceService(service) => json!({"type": "SOURCE_SERVICE", "service": hex(service)}),
@@ -119,13 +124,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Stack(stack) => json!({"type": "STACK", "stack": stack.stack, "demands": stack.demands}),
         Extension::Terms(terms) => json!({"type": "TERMS", "give_up_after_ms": terms.give_up_after_ms}),
         Extension::Handover(handover) => of_handover(handover),
-        Extension::Change(change) => json!({
-            "type": "CHANGE",
-            "step": change.step as u8,
-            "stack": change.stack,
-            "demands": change.demands,
-            "number": change.number,
-        }),
+        Extension::Change(change) => of_change(change),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
         Extension::Move(location) => json!({
@@ -135,8 +134,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
             "address": location.address.to_string(),
             "flags": location.flags.bits(),
         }),
-        Extension::Stripe(stripe) => {
-            let StripeRepr { number, place, ends, leads } = stripe;
+        Extension::Stripe(StripeRepr { number, place, ends, leads }) => {
             json!({"type": "STRIPE", "number": number, "place": place, "ends": ends, "leads": leads})
         }
         Extension::Arrivals(arrivals) => {
@@ -246,6 +244,15 @@ fn handover(value: &Value) -> HandoverRepr {
     HandoverRepr { ticket, host, address: socket(&value["address"]) }
 }
 
+fn change(value: &Value) -> Result<ChangeRepr, Error> {
+    Ok(ChangeRepr {
+        step: ChangeStep::try_from(number::<u8>(value, "step"))?,
+        stack: number(value, "stack"),
+        demands: flag(value, "demands"),
+        number: number(value, "number"),
+    })
+}
+
 fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), Error> {
     let long;
     let extension = match text(value, "type") {
@@ -280,12 +287,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         }
         "COOKIE" => Extension::Cookie(bytes(value, "cookie")),
         "STACK" => Extension::Stack(StackRepr { stack: number(value, "stack"), demands: flag(value, "demands") }),
-        "CHANGE" => Extension::Change(ChangeRepr {
-            step: ChangeStep::try_from(number::<u8>(value, "step"))?,
-            stack: number(value, "stack"),
-            demands: flag(value, "demands"),
-            number: number(value, "number"),
-        }),
+        "CHANGE" => Extension::Change(change(value)?),
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),

@@ -56,13 +56,19 @@ fn grant() -> impl Strategy<Value = Value> {
     })
 }
 
-/// At most one of each, in any order, AUTH last.
 fn handover() -> impl Strategy<Value = Value> {
     (bytes(16), bytes(16), socket()).prop_map(
         |(ticket, host, address)| json!({"type": "HANDOVER", "ticket": ticket, "host": host, "address": address}),
     )
 }
 
+fn change() -> impl Strategy<Value = Value> {
+    (1..=8_u8, any::<(u8, bool, u32)>()).prop_map(|(step, (stack, demands, number))| {
+        json!({"type": "CHANGE", "step": step, "stack": stack, "demands": demands, "number": number})
+    })
+}
+
+/// At most one of each, in any order, AUTH last.
 fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let session = (bytes(16), socket(), any::<u16>(), any::<u8>()).prop_map(|(session, client, service_port, protocol)| {
         json!({"type": "SESSION", "session": session, "client": client, "service_port": service_port, "protocol": protocol})
@@ -119,10 +125,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let terms =
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
-    let change = (1..=8_u8, any::<(u8, bool, u32)>()).prop_map(|(step, (stack, demands, number))| {
-        json!({"type": "CHANGE", "step": step, "stack": stack, "demands": demands, "number": number})
-    });
-    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet, change);
+    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet, change());
     let all =
         (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, u))| {
             vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u]

@@ -162,8 +162,8 @@ fn exchange(mut stream: TcpStream, len: usize) {
     assert!(received == pattern(len), "the bytes are the same");
 }
 
-/// Orders a stack for the one flow at a host, and waits until the flow has the stack. False if the flow is being set up,
-/// or ending.
+/// Orders a stack for the one flow at a host, and waits until the flow has it. False if the flow is being set up, or
+/// ending.
 fn change(network: &Network, host: usize, to: Stack) -> bool {
     loop {
         let begun = network.datapaths[host].with_sal(|sal, now| {

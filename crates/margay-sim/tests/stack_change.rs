@@ -86,15 +86,24 @@ impl Pair {
         begun
     }
 
+    fn ask(&mut self) {
+        self.said[0] += 1;
+        let own = SocketAddr::new(Ranges::USUAL.host_v6().into(), 4000);
+        let to = SocketAddr::new(Ranges::USUAL.virtual_v6(&service("ask.shop")).into(), PORT);
+        self.world.say(self.client, &Datagram::new(own, to, &self.said[0].to_be_bytes()));
+    }
+
+    /// The first datagram sets the flow up.
+    fn open(&mut self) {
+        self.ask();
+        self.world.run_for(SECOND);
+    }
+
     /// Both ends say numbered datagrams to each other for so long.
     fn chat(&mut self, time: Duration) {
         let until = self.world.now + time;
-        let own = SocketAddr::new(Ranges::USUAL.host_v6().into(), 4000);
-        let to = SocketAddr::new(Ranges::USUAL.virtual_v6(&service("ask.shop")).into(), PORT);
         while self.world.now < until {
-            self.said[0] += 1;
-            let question = self.said[0].to_be_bytes();
-            self.world.say(self.client, &Datagram::new(own, to, &question));
+            self.ask();
             if let Some(last) = self.answer_tuple() {
                 self.said[1] += 1;
                 let answer = Datagram { tuple: last, data: self.said[1].to_be_bytes().to_vec() };
@@ -188,7 +197,8 @@ fn datagrams_go_sealed_and_plain_in_turns_and_none_is_lost_doubled_or_late() {
             for delay in [1, 7, 30] {
                 let what = format!("direct {is_direct}, by server {by_server}, {delay} ms");
                 let mut pair = pair(1, slow(delay), is_direct, (false, false), Plan::LISTEN);
-                pair.chat(SECOND * 2);
+                pair.open();
+                pair.chat(SECOND);
                 let direct = if is_direct { Carriage::Direct } else { Carriage::Never };
                 let orderer = if by_server { pair.server } else { pair.client };
                 for _ in 0..4 {
@@ -274,7 +284,8 @@ fn datagrams_are_heard_once_whatever_the_network_loses() {
     let loses = Weather { loss_per_mille: 50, ..slow(5) };
     for seed in 0..10 {
         let mut pair = pair(200 + seed, slow(5), seed % 2 == 0, (false, false), Plan::LISTEN);
-        pair.chat(SECOND * 2);
+        pair.open();
+        pair.chat(SECOND);
         pair.world.network.weather = loses;
         for turn in 0..10 {
             let _ = pair.order(pair.hosts()[turn % 2], Stack::ALL[(turn + 1) % 2]);

@@ -268,11 +268,13 @@ pub enum RemoveReason {
     GivenUp = 9,
     /// It has gone on at another host, or from there.
     HandedOver = 10,
+    /// Another host holds the name now, which is fenced.
+    Elsewhere = 11,
 }
 
 impl RemoveReason {
     /// Every reason, by number.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Closed,
         Self::Reset,
         Self::Idle,
@@ -283,6 +285,7 @@ impl RemoveReason {
         Self::Drained,
         Self::GivenUp,
         Self::HandedOver,
+        Self::Elsewhere,
     ];
 
     /// The name that lists and metrics carry.
@@ -298,6 +301,7 @@ impl RemoveReason {
             Self::Drained => "drained",
             Self::GivenUp => "given_up",
             Self::HandedOver => "handed_over",
+            Self::Elsewhere => "elsewhere",
         }
     }
 }

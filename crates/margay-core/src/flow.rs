@@ -30,6 +30,8 @@ const UDP: u8 = 17;
 /// Flows of one peer's number that can be found by it. Peers choose at random; one that does not shall not make
 /// look-ups slow.
 const SAME_NUMBER_MAX: usize = 4;
+/// Flows of one session that are looked at.
+const SAME_SESSION_MAX: usize = 4;
 
 /// SipHash under keys that strangers do not know: they choose ports and sessions, and must not choose collisions.
 #[derive(Clone, Copy)]
@@ -342,12 +344,11 @@ impl FlowTable {
         found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
     }
 
-    /// The responder's flow of a session, so that a retransmitted SYN finds it.
-    pub fn by_session(&self, session: SessionId) -> Option<FlowId> {
-        let found = self
-            .by_session
-            .find(self.hasher.hash_one(session), |slot| self.at(*slot).is_some_and(|flow| flow.session == session));
-        found.and_then(|slot| self.at(*slot)).map(|flow| flow.id)
+    /// The responders' flows of a session, so that a retransmitted SYN finds its own: one, or two where one is left
+    /// from before the session went to another host and came back.
+    pub fn of_session(&self, session: SessionId) -> impl Iterator<Item = &Flow> {
+        let alike = self.by_session.iter_hash(self.hasher.hash_one(session));
+        alike.filter_map(|slot| self.at(*slot)).filter(move |flow| flow.session == session).take(SAME_SESSION_MAX)
     }
 
     /// The flow of a datagram server that was asked from `asker`, an address of this host's choice.
@@ -559,11 +560,12 @@ TimedOut Proved -\nTimedOut FirstFin -\nTimedOut SecondFin -\nTimedOut Reset -\n
         }
         assert_eq!(table.len(), 199);
         assert_eq!(table.by_tuple(&tuple(77)), Some(FlowId(77)));
-        assert_eq!(table.by_session(SessionId([77; 16])), Some(FlowId(77)));
+        let of_session = |table: &FlowTable| table.of_session(SessionId([77; 16])).map(|flow| flow.id).next();
+        assert_eq!(of_session(&table), Some(FlowId(77)));
         assert!(table.remove(FlowId(77)).is_some());
         assert!(table.get(FlowId(77)).is_none());
         assert_eq!(table.by_tuple(&tuple(77)), None);
-        assert_eq!(table.by_session(SessionId([77; 16])), None);
+        assert_eq!(of_session(&table), None);
         table.insert(flow(77));
         assert_eq!(table.by_tuple(&tuple(77)), Some(FlowId(77)));
         table.set_tuple(FlowId(77), tuple(777));

@@ -15,6 +15,7 @@ use crate::cookie::CookieJar;
 use crate::counters::Counters;
 use crate::delay::Delays;
 use crate::event::Event;
+use crate::fence::Fences;
 use crate::fetch::Fetches;
 use crate::flow::{FlowTable, KeyedHash};
 use crate::flow_ports::FlowPorts;
@@ -141,6 +142,7 @@ pub struct Sal {
     pub(crate) twins: Twins,
     pub(crate) pending_fails: PendingFails,
     pub(crate) patience: Patience,
+    pub(crate) fences: Fences,
     pub(crate) fetches: Fetches,
     /// Of live flows' stacks.
     pub(crate) stack_changes: StackChanges,
@@ -228,6 +230,7 @@ impl Sal {
             twins: Twins::default(),
             pending_fails: PendingFails::default(),
             patience: Patience::default(),
+            fences: Fences::default(),
             fetches: Fetches::default(),
             stack_changes: StackChanges::default(),
             locks: SessionLocks::new(LOCKS_MAX),

@@ -43,6 +43,7 @@ pub mod tun;
 pub mod turning;
 pub mod udp;
 pub mod unconnected;
+mod unreachable;
 pub mod vnet;
 mod wait;
 

@@ -335,6 +335,13 @@ impl Host {
         }
     }
 
+    /// The same, if it is frozen.
+    pub(crate) fn close_frozen(&mut self, tuple: &Tuple) {
+        if let Some(stream) = self.stream_of(tuple).filter(|stream| stream.is_frozen()) {
+            stream.close_silently();
+        }
+    }
+
     /// The flow of a stream, as the core has it.
     pub fn flow_of(&self, stream: usize) -> Option<FlowInfo> {
         let tuple = self.streams.get(stream)?.tuple();

@@ -50,7 +50,8 @@ pub mod extension_type {
     pub const TERMS: u8 = 20;
     pub const HANDOVER: u8 = 22 | CRITICAL;
     pub const QUIET: u8 = 21;
-    pub const CHANGE: u8 = 23 | CRITICAL;
+    pub const FENCE_NUMBER: u8 = 23;
+    pub const CHANGE: u8 = 24 | CRITICAL;
 }
 use extension_type as kind;
 
@@ -113,10 +114,12 @@ error_codes! {
     Drained = 17;
     /// The connection cannot be ended quietly now: it carries something, or nobody finds its socket.
     NotQuiet = 18;
+    /// The name is held by another host now.
+    Elsewhere = 19;
     /// An end demands that the flow is sealed, and the change would give it less.
-    Demanded = 19;
+    Demanded = 20;
     /// The flow goes by several pairs of addresses at once.
-    Striped = 20;
+    Striped = 21;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -318,6 +321,8 @@ pub enum Extension<'a> {
     Handover(HandoverRepr),
     /// The connection shall end if it has been quiet.
     Quiet(QuietRepr),
+    /// With which number the sender holds the name for itself.
+    FenceNumber(u64),
     /// A step of a change of the flow's stack.
     Change(ChangeRepr),
     /// A critical one that this program does not know, by type byte.
@@ -432,6 +437,10 @@ impl<'a> Extension<'a> {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
             }
+            kind::FENCE_NUMBER => {
+                exactly(value, 8)?;
+                Self::FenceNumber(u64::from_be_bytes(array(value)?))
+            }
             unknown if is_unknown_critical(unknown) => Self::UnknownCritical(unknown),
             _ => return Ok(None),
         }))
@@ -481,6 +490,7 @@ impl<'a> Extension<'a> {
             Self::Terms(_) => kind::TERMS,
             Self::Handover(_) => kind::HANDOVER,
             Self::Quiet(_) => kind::QUIET,
+            Self::FenceNumber(_) => kind::FENCE_NUMBER,
             Self::Change(_) => kind::CHANGE,
             Self::UnknownCritical(byte) => *byte,
         }
@@ -491,7 +501,7 @@ impl<'a> Extension<'a> {
             Self::SourceService(_) => 32,
             Self::Session(_) => 40,
             Self::Addresses(addresses) => addresses.0.len(),
-            Self::Capabilities(_) => 8,
+            Self::Capabilities(_) | Self::FenceNumber(_) => 8,
             Self::KeyExchange(exchange) => 20 + exchange.message.len(),
             Self::Certificate(chain) => chain.len(),
             Self::Rendezvous(_) => ADDRESS_LEN,
@@ -595,6 +605,7 @@ impl<'a> Extension<'a> {
             Self::Change(change) => change.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
+            Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),
             Self::UnknownCritical(_) => {}
         }
     }

@@ -117,6 +117,11 @@ impl<'a> Message<'a> {
         self.find(|extension| if let Extension::Quiet(quiet) = extension { Some(quiet) } else { None })
     }
 
+    /// FENCE_NUMBER.
+    pub fn fence_number(&self) -> Option<u64> {
+        self.find(|extension| if let Extension::FenceNumber(number) = extension { Some(number) } else { None })
+    }
+
     /// CHANGE.
     pub fn change(&self) -> Option<ChangeRepr> {
         self.find(|extension| if let Extension::Change(change) = extension { Some(change) } else { None })

@@ -71,7 +71,8 @@ pub enum ProgramKind {
     /// request by which the program takes it.
     Handed = 11,
     /// Connections of a name are to go to other hosts: a reply that nobody asked for, after one to `TakeOver` with the
-    /// port [`TAKE_OVER_GIVES`].
+    /// port [`TAKE_OVER_GIVES`]. With a port, one connection is meant: that of the peer at the IPv6 address, IPv4
+    /// mapped, and the port. Without, all are.
     Give = 12,
 }
 

@@ -25,6 +25,7 @@ use crate::store::{MemberKey, Store, Token};
 use crate::token::TokenSecret;
 use crate::{Clock, SalControl, StateDir};
 
+mod fenced;
 mod found;
 mod revoked;
 mod site;
@@ -210,6 +211,7 @@ fn registration(name: &str, weight: u32) -> Registration {
         proof: Vec::new(),
         partition_bits: 0,
         exclusive: false,
+        fenced: false,
         sticky: false,
     }
 }
@@ -515,6 +517,7 @@ fn register(name: &str) -> super::proto::from_host::Body {
         proof: wanted.proof,
         partition_bits: 0,
         exclusive: false,
+        fenced: false,
         sticky: false,
         certificate_only: false,
     })

@@ -5,6 +5,7 @@
 
 mod agreement;
 mod audit;
+mod fence;
 mod join;
 mod lease;
 mod member;
@@ -155,6 +156,7 @@ impl Store {
         let store = Self { path, open, database, claims, agreement, keys };
         store.write(|transaction| {
             audit::create(transaction)?;
+            fence::create(transaction)?;
             join::create(transaction)?;
             lease::create(transaction)?;
             member::create(transaction)?;

@@ -8,6 +8,7 @@ use margay_wire::{ErrorCode, Flags, FlowId, HandoverRepr, Kind, Message, Session
 use super::{HAND_OVERS_MAX, HandOver, HandOverError, LEASE, PARTED, TCP, Ticket, handover};
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
+use crate::flow::Flow;
 use crate::key::HostId;
 use crate::name::ServiceId;
 use crate::output::DropReason;
@@ -283,10 +284,12 @@ impl Sal {
         self.remove_flow(giving.flow, reason);
     }
 
-    /// The flow that serves a session here. One that has gone to another host is forgotten: the session comes back
-    /// before what it has left behind is over.
-    pub(crate) fn flow_of_session(&mut self, session: SessionId) -> Option<FlowId> {
-        let id = self.flows.by_session(session)?;
+    /// The flow that serves a session here, the one of this initiator's number before others. One that has gone to
+    /// another host is forgotten: the session comes back before what it has left behind is over.
+    pub(crate) fn flow_of_session(&mut self, session: SessionId, initiator_flow: FlowId) -> Option<FlowId> {
+        let of_initiator = |flow: &&Flow| flow.peer_flow == initiator_flow;
+        let any = self.flows.of_session(session).next();
+        let id = self.flows.of_session(session).find(of_initiator).or(any)?.id;
         let is_it = |one: &Giving| one.flow == id && one.state == GivingState::Parted;
         let parted = self.fetches.giving.iter().find(|(_, one)| is_it(one)).map(|(ticket, _)| *ticket);
         parted.into_iter().for_each(|ticket| self.end_giving(ticket, RemoveReason::HandedOver));

@@ -488,7 +488,7 @@ impl Sal {
             return Err(DropReason::Unexpected);
         };
         let app = flow.app;
-        self.note_terms(id, message.terms());
+        self.note_said(id, message);
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
         let shown_in_vain = app.protocol == UDP && cipher.is_some();
@@ -584,6 +584,7 @@ impl Sal {
     ) -> Result<(bool, Option<Cipher>), (String, DropReason)> {
         let authenticated =
             self.check_right_to_answer(id, message, association).map_err(|why| (why, DropReason::BadCertificate))?;
+        self.check_holder(id, message, association).map_err(|why| (why, DropReason::NotAllowed))?;
         match self.settle_stack(id, message) {
             Verdict::Plain => Ok((authenticated, None)),
             Verdict::Sealed(cipher) => Ok((authenticated, Some(cipher))),

@@ -6,7 +6,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
     CHANGES, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr, StackRepr,
+    ResolvableRepr, SessionId, StackRepr,
 };
 
 use super::{
@@ -69,7 +69,7 @@ impl Sal {
         let message = arrival.message;
         let exchange = message.key_exchange().ok_or(DropReason::Malformed)?;
         let session = message.session().ok_or(DropReason::Malformed)?;
-        if let Some(id) = self.flow_of_session(session.session) {
+        if let Some(id) = self.flow_to_answer(session.session, message) {
             if !self.is_superseded(id, message) {
                 return self.answer_again(id, arrival);
             }
@@ -182,6 +182,12 @@ impl Sal {
         let is_half_open = |flow: &&Flow| matches!(&flow.setup, Setup::Responder(setup) if setup.association == 0);
         message.flags.contains(Flags::FULL)
             && self.flows.get(id).filter(is_half_open).is_some_and(|flow| flow.peer_flow == message.src_flow)
+    }
+
+    /// The flow that a SYN is of, where this host has it already.
+    fn flow_to_answer(&mut self, session: SessionId, message: &Message<'_>) -> Option<FlowId> {
+        let known = self.flow_of_session(session, message.src_flow);
+        known.filter(|id| !self.may_be_left_behind(*id, message))
     }
 
     /// The same SYN again: the same answer, if there is one yet (DESIGN §7).
@@ -420,7 +426,8 @@ impl Sal {
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id).into_iter().chain(granted));
         extensions.extend(cipher.map(|cipher| Extension::Stack(StackRepr { stack: cipher.stack(), demands })));
-        extensions.extend(self.own_terms(&service).filter(|_| error.is_none()));
+        extensions
+            .extend(self.own_terms(&service).into_iter().chain(self.own_fence(&service)).filter(|_| error.is_none()));
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
         extensions.extend((!chain.is_empty()).then_some(Extension::Certificate(&chain)));
         extensions.extend(error.map(|code| Extension::Error(ErrorRepr { code, text: "" })));

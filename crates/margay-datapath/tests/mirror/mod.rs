@@ -203,6 +203,8 @@ impl Core for Mirror {
     fn handle_ending(&mut self, _: Instant, _: FlowId, _: bool) {}
     fn handle_answer(&mut self, _now: Instant, _flow: FlowId) {}
 
+    fn handle_unreachable(&mut self, _now: Instant, _remote: IpAddr) {}
+
     fn handle_datagram(&mut self, _now: Instant, _local: Option<IpAddr>, from: SocketAddr, datagram: &[u8]) {
         let Ok(header) = DataRepr::parse(datagram) else {
             self.tell(Heard::Signalling(datagram.to_vec()));

@@ -54,8 +54,10 @@ mod odd_hosts;
 mod odd_packets;
 pub mod pair;
 mod patience;
+mod primary_failover;
 mod quiet_end;
 mod real_addresses;
+mod rebalance;
 mod registration_attacks;
 mod registry_scale;
 mod remote;
@@ -71,6 +73,7 @@ mod router_rate;
 mod router_throughput;
 mod secure_throughput;
 mod setup_latency;
+mod shed;
 mod short_connections;
 mod sick_instance;
 pub mod site;
@@ -189,9 +192,12 @@ pub const ALL: &[Scenario] = &[
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     drain_moves::SCENARIO,
+    rebalance::SCENARIO,
     quiet_end::SCENARIO,
     reset_at_once::SCENARIO,
+    primary_failover::SCENARIO,
     rolling_restart::SCENARIO,
+    shed::SCENARIO,
     sick_instance::SCENARIO,
     datagram_failover::SCENARIO,
     patience::SCENARIO,

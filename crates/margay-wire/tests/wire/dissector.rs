@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 95] = [
+const FIELDS: [&str; 96] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -75,6 +75,7 @@ const FIELDS: [&str; 95] = [
     "margay.handover.address",
     "margay.handover.port",
     "margay.quiet.quiet_ms",
+    "margay.fence_number",
     "margay.change.step",
     "margay.change.stack",
     "margay.change.demands",
@@ -235,7 +236,8 @@ fn type_byte(value: &Value) -> u64 {
         "TERMS" => 20,
         "HANDOVER" => 0x96,
         "QUIET" => 21,
-        "CHANGE" => 0x97,
+        "FENCE_NUMBER" => 23,
+        "CHANGE" => 0x98,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -364,7 +366,8 @@ impl Expected {
                 self.socket("handover.address", "handover.port", &value["address"]);
             }
             21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),
-            0x97 => self.change(value),
+            23 => self.number("fence_number", &value["number"]),
+            0x98 => self.change(value),
             _ => {}
         }
     }

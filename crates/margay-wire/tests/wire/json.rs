@@ -126,6 +126,7 @@ fn of_extension(extension: &Extension<'_>) -> Value {
         Extension::Handover(handover) => of_handover(handover),
         Extension::Change(change) => of_change(change),
         Extension::Quiet(quiet) => json!({"type": "QUIET", "quiet_ms": quiet.quiet_ms}),
+        Extension::FenceNumber(number) => json!({"type": "FENCE_NUMBER", "number": number}),
         Extension::FlowPort(port) => json!({"type": "FLOW_PORT", "port": port.port, "starts": port.starts}),
         Extension::Move(location) => json!({
             "type": "MOVE",
@@ -291,6 +292,7 @@ fn write_extension(writer: &mut MessageWriter<'_>, value: &Value) -> Result<(), 
         "TERMS" => Extension::Terms(TermsRepr { give_up_after_ms: number(value, "give_up_after_ms") }),
         "HANDOVER" => Extension::Handover(handover(value)),
         "QUIET" => Extension::Quiet(QuietRepr { quiet_ms: number(value, "quiet_ms") }),
+        "FENCE_NUMBER" => Extension::FenceNumber(number(value, "number")),
         "FLOW_PORT" => Extension::FlowPort(FlowPortRepr { port: number(value, "port"), starts: flag(value, "starts") }),
         "MOVE" => Extension::Move(MoveRepr {
             number: number(value, "number"),

@@ -173,7 +173,7 @@ fn normal(bytes: &[u8]) -> Option<Vec<u8>> {
                 out[value + 1] &= 1;
                 zero(&mut out, value + 2, 2);
             }
-            0x97 => {
+            0x98 => {
                 out[value + 2] &= 1;
                 zero(&mut out, value + 3, 1);
             }

@@ -84,7 +84,7 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     });
     let error =
         (any::<u16>(), "\\PC{0,32}").prop_map(|(code, text)| json!({"type": "ERROR", "code": code, "text": text}));
-    let critical = prop_oneof![Just(0x8d_u8), 0x8f..=0x92_u8, 0x94..=0x95_u8, 0x98..=0xff_u8]
+    let critical = prop_oneof![Just(0x8d_u8), Just(0x97), 0x8f..=0x92_u8, 0x94..=0x95_u8, 0x99..=0xff_u8]
         .prop_map(|number| json!({"type": "UNKNOWN_CRITICAL", "number": number}));
     let first = (
         bytes(32).prop_map(|service| json!({"type": "SOURCE_SERVICE", "service": service})),
@@ -125,12 +125,13 @@ fn extensions() -> impl Strategy<Value = Vec<Value>> {
     let terms =
         any::<u32>().prop_map(|give_up_after_ms| json!({"type": "TERMS", "give_up_after_ms": give_up_after_ms}));
     let quiet = any::<u32>().prop_map(|quiet_ms| json!({"type": "QUIET", "quiet_ms": quiet_ms}));
-    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet, change());
+    let fence = any::<u64>().prop_map(|number| json!({"type": "FENCE_NUMBER", "number": number}));
+    let third = (location, stripe, arrivals, notice, grant(), terms, handover(), quiet, fence, change());
     let all =
-        (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, u))| {
-            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u]
+        (first, second, third).prop_map(|((a, b, c, d, e, f), (g, h, i, j, k, l), (m, n, o, p, q, r, s, t, u, v))| {
+            vec![a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v]
         });
-    let some = all.prop_flat_map(|all| subsequence(all, 0..=21)).prop_shuffle();
+    let some = all.prop_flat_map(|all| subsequence(all, 0..=22)).prop_shuffle();
     let auth = (any::<u32>(), any::<u32>(), bytes(16))
         .prop_map(|(assoc_id, epoch, tag)| json!({"type": "AUTH", "assoc_id": assoc_id, "epoch": epoch, "tag": tag}));
     (some, option::of(auth)).prop_map(|(mut some, auth)| {

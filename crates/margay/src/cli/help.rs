@@ -7,7 +7,7 @@ use clap::Command;
 /// Headings, and the verbs under each.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Start and stop", &["up", "down", "reload", "agent", "enable", "disable"]),
-    ("Services", &["run", "service", "drain", "undrain"]),
+    ("Services", &["run", "service", "drain", "undrain", "rebalance"]),
     ("Flows and paths", &["flow", "path", "stack", "cache"]),
     ("Routing", &["route", "router", "policy"]),
     ("Identity", &["id", "audit"]),

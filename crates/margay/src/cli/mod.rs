@@ -12,6 +12,7 @@ mod id;
 mod output;
 mod path;
 mod policy;
+mod rebalance;
 pub mod reload;
 mod route;
 mod router;
@@ -113,6 +114,8 @@ enum Verb {
     Drain(drain::DrainArgs),
     /// Let new flows come again to what was drained
     Undrain(drain::UndrainArgs),
+    /// Let connections of a name go to instances that have fewer than their share
+    Rebalance(rebalance::RebalanceArgs),
     /// Let a unit of systemd serve a name while it listens
     Enable(unit::EnableArgs),
     /// Let a unit of systemd serve no name any more
@@ -351,6 +354,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         Verb::Run(args) => run::run(client, args).await,
         Verb::Drain(args) => drain::drain(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Undrain(args) => drain::undrain(client, args, out).await.map(|()| ExitCode::SUCCESS),
+        Verb::Rebalance(args) => rebalance::rebalance(client, args, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Flow(verb) => flow::flow(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Path(verb) => path::path(client, verb, out).await.map(|()| ExitCode::SUCCESS),
         Verb::Route(verb) => route::route(client, verb, out).await.map(|()| ExitCode::SUCCESS),

@@ -70,7 +70,8 @@ pub async fn stack(mut client: Client, verb: StackVerb, out: &mut Out) -> Result
     match verb {
         StackVerb::List { name, limit, json } => {
             let service = name.map(|name| name.to_string()).unwrap_or_default();
-            let reply = client.flow_list(FlowListRequest { service, limit }).await.map_err(refused)?.into_inner();
+            let request = FlowListRequest { service, limit, failed: false };
+            let reply = client.flow_list(request).await.map_err(refused)?.into_inner();
             if json.json { out.json(&reply) } else { table(&reply.flows, out) }
         }
         StackVerb::Show { flow, json } => {

@@ -5,8 +5,8 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
 use super::service::{
-    DEFAULT_PRIORITY, DEFAULT_WEIGHT, parse_give_up, parse_name, parse_partitions, parse_port, parse_protocol,
-    parse_quiet,
+    DEFAULT_PRIORITY, DEFAULT_WEIGHT, check_fence, parse_give_up, parse_name, parse_partitions, parse_port,
+    parse_protocol, parse_quiet,
 };
 use super::{blocking, misuse};
 use crate::agent::Agent;
@@ -38,6 +38,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
         return Err(misuse(format!("a weight is 0 to {WEIGHT_MAX}; 0 takes no new connections")));
     }
     let partition_bits = parse_partitions(request.partitions)?;
+    check_fence(request.fence, request.exclusive)?;
     let give_up_after_ms = parse_give_up(request.give_up_after_ms)?;
     let quiet_ms = parse_quiet(request.quiet_ms)?;
     let offer = |offer: ProgramOffer| {
@@ -53,6 +54,7 @@ fn order(request: ProgramAttachRequest) -> Result<Order, Status> {
             priority: request.priority.unwrap_or(DEFAULT_PRIORITY),
             partition_bits,
             exclusive: request.exclusive,
+            fenced: request.fence,
             sticky: request.sticky,
             give_up_after_ms,
             quiet_ms,

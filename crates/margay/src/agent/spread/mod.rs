@@ -2,7 +2,7 @@
 //! calls. This module tells them which instances there are: it watches every name that programs send to, and gives
 //! each instance a virtual address.
 
-mod choice;
+pub(super) mod choice;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -219,7 +219,7 @@ fn listen(kernel: &Unconnected, sender: &mpsc::Sender<Vec<SocketAddr>>) {
     }
 }
 
-pub(super) async fn pass_on(mut news: tokio::sync::watch::Receiver<u64>, heard: Arc<Notify>) {
+pub(super) async fn pass_on<T>(mut news: tokio::sync::watch::Receiver<T>, heard: Arc<Notify>) {
     while news.changed().await.is_ok() {
         heard.notify_one();
     }

@@ -165,6 +165,8 @@ pub enum Watcher {
     Absences,
     /// Who looks whether instances have their share of connections.
     Rebalances,
+    /// A program that follows who serves a name, by its number.
+    Program(u64),
 }
 
 /// A prefix of which every change is heard.

@@ -488,6 +488,10 @@ impl Sal {
             return Err(DropReason::Unexpected);
         };
         let app = flow.app;
+        let has_program = app.protocol != GREETING && setup.fetch.is_none();
+        let has_answer =
+            matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack());
+        flow.awaits_answer = has_program && app.protocol == TCP && !has_answer;
         self.note_said(id, message);
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
@@ -508,7 +512,6 @@ impl Sal {
         self.flows.set_deadline(id, Some(now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
-        let has_program = app.protocol != GREETING && setup.fetch.is_none();
         if has_program {
             // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
             // overtaken by what follows.

@@ -100,6 +100,7 @@ impl Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
+            awaits_answer: false,
         };
         let entry = *self.flows.entry(flow).or_insert(new);
         self.update(EntryUpdate::Install(entry));
@@ -191,6 +192,7 @@ impl Core for Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
+            awaits_answer: false,
         };
         self.flows.insert(flow, entry);
         self.update(EntryUpdate::Opened(entry));

@@ -19,6 +19,7 @@ mod drain;
 mod drain_moves;
 mod encap_throughput;
 mod ends;
+mod ensemble_churn;
 mod exclusive_names;
 mod find_router;
 mod firewalled;
@@ -189,6 +190,7 @@ pub const ALL: &[Scenario] = &[
     apps::SCENARIO,
     active_sockets::SCENARIO,
     memcached_partitions::SCENARIO,
+    ensemble_churn::SCENARIO,
     exclusive_names::SCENARIO,
     drain::SCENARIO,
     drain_moves::SCENARIO,

@@ -6,6 +6,7 @@ mod check;
 mod complete;
 mod drain;
 mod drainer;
+mod ensemble;
 mod flow;
 mod help;
 mod id;
@@ -123,6 +124,9 @@ enum Verb {
     /// Drain around the stop of a unit (what `margay enable --drain` puts into units)
     #[command(subcommand, hide = true)]
     Unit(unit::stop::StopVerb),
+    /// Ensembles: one connection to many servers, switched request by request
+    #[command(subcommand)]
+    Ensemble(ensemble::EnsembleVerb),
     /// Flows: list, show, watch, migrate, close
     #[command(subcommand)]
     Flow(flow::FlowVerb),
@@ -169,6 +173,7 @@ impl Verb {
             Self::Enable(_) => Some("enable"),
             Self::Disable(_) => Some("disable"),
             Self::Unit(_) => Some("unit"),
+            Self::Ensemble(_) => Some("ensemble"),
             _ => None,
         }
     }
@@ -258,7 +263,8 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
             start::notify_failure(&error.to_string());
         }
     })?;
-    let mut builder = if is_agent {
+    // Framers serve many clients; a switch keeps to one thread by itself.
+    let mut builder = if is_agent || matches!(verb, Verb::Ensemble(_)) {
         tokio::runtime::Builder::new_multi_thread()
     } else {
         tokio::runtime::Builder::new_current_thread()
@@ -284,6 +290,7 @@ fn perform(verb: Verb, config_path: Option<PathBuf>, remote: RemoteArgs) -> Resu
                 let runtime_dir = &config.host.runtime_dir;
                 unit::stop::perform(async || connect(&config, None).await, runtime_dir, verb).await
             }
+            Verb::Ensemble(verb) => ensemble::ensemble(&config, verb, &mut out).await.map(|()| ExitCode::SUCCESS),
             // The agent may come up meanwhile.
             Verb::Check(args) => check::check(async || connect(&config, remote.as_ref()).await, args, &mut out).await,
             verb => ask(verb, connect(&config, remote.as_ref()).await?, &mut out).await,
@@ -373,6 +380,7 @@ async fn ask(verb: Verb, client: Client, out: &mut Out) -> Result<ExitCode> {
         | Verb::Enable(_)
         | Verb::Disable(_)
         | Verb::Unit(_)
+        | Verb::Ensemble(_)
         | Verb::Responder(_)
         | Verb::Completions { .. } => Err(miette!("this verb does not ask the agent")),
     }

@@ -221,9 +221,12 @@ impl Stage<'_> {
             Ok(())
         })?;
         findings.set("own_side_written", self.own_side.first_written_ms("db2").len() as f64);
-        let shown = agent::show(self.primary.host, SERVICE)?["service"].clone();
-        ensure!(shown["held"] != true && shown["state"] == "refused", "the old primary says: {shown}");
-        Ok(())
+        // Its programs may be at the new primary before its agent has reached the router.
+        wait_for("the router's refusal", BACK_LIMIT, || {
+            let shown = agent::show(self.primary.host, SERVICE)?["service"].clone();
+            ensure!(shown["held"] != true && shown["state"] == "refused", "the old primary says: {shown}");
+            Ok(())
+        })
     }
 }
 

@@ -474,8 +474,7 @@ impl Sal {
                 return Err(reason);
             }
         };
-        let relayed = message.flags.contains(Flags::RELAY);
-        self.place_association(answer.association, answered_from(message, from), message, relayed);
+        self.place_association(answer.association, answered_from(message, from), message);
         self.announce_path(answer.association);
         self.associations.hold(answer.association);
         self.flows.set_peer_flow(id, message.src_flow);
@@ -488,10 +487,7 @@ impl Sal {
             return Err(DropReason::Unexpected);
         };
         let app = flow.app;
-        let has_program = app.protocol != GREETING && setup.fetch.is_none();
-        let has_answer =
-            matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack());
-        flow.awaits_answer = has_program && app.protocol == TCP && !has_answer;
+        flow.awaits_answer = app.protocol == TCP && setup.fetch.is_none() && !has_answer(message);
         self.note_said(id, message);
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
@@ -512,6 +508,7 @@ impl Sal {
         self.flows.set_deadline(id, Some(now + retry_after(0)));
         let pair = self.associations.get(answer.association).map(|association| (association.local, association.remote));
         let (local, to) = pair.unwrap_or((None, from));
+        let has_program = app.protocol != GREETING && setup.fetch.is_none();
         if has_program {
             // Before the ACK, by which the peer may send: what it sends direct is not to come up here first, and be
             // overtaken by what follows.
@@ -563,7 +560,7 @@ impl Sal {
     }
 
     /// The path as this answer shows it.
-    fn place_association(&mut self, local_id: u32, remote: SocketAddr, message: &Message<'_>, relayed: bool) {
+    fn place_association(&mut self, local_id: u32, remote: SocketAddr, message: &Message<'_>) {
         let own_max = self.config.datagram_max;
         self.note_abilities(local_id, message);
         let Some(association) = self.associations.get_mut(local_id) else { return };
@@ -571,7 +568,7 @@ impl Sal {
             association.datagram_max = capabilities.mtu.clamp(600, own_max);
         }
         // A relayed answer says less about the path than what an older association already knows.
-        if !relayed {
+        if !message.flags.contains(Flags::RELAY) {
             self.find_peer(local_id, remote);
         } else if association.flows == 0 {
             self.associations.set_remote(local_id, remote);
@@ -753,6 +750,11 @@ impl Sal {
         self.counters.connects_failed += 1;
         self.events.push(Event::ConnectFailed { service, app: packet.tuple, why });
     }
+}
+
+/// Whether a SYN-ACK brings what the listener's TCP has answered.
+fn has_answer(message: &Message<'_>) -> bool {
+    matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack())
 }
 
 /// A RST for the sender of `message`; with `message_3` it also ends the handshake that the sender still holds.

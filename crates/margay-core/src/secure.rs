@@ -161,6 +161,9 @@ impl Sal {
             self.flows.iter().map(|flow| (flow.id, self.demands_secure(&flow.service))).collect();
         for (id, is_demanded) in demands {
             self.note_demand(id, seen::DEMANDS, is_demanded);
+            if is_demanded {
+                self.keep_as_demanded(id);
+            }
         }
     }
 

@@ -444,6 +444,36 @@ fn who_demands_a_sealed_flow_is_never_given_less() {
     }
 }
 
+/// A change to plain is ordered, and the configuration of an end is read anew `wait` later.
+fn demand_while_unsealing(is_clients: bool, by_server: bool, wait: Duration) {
+    let what = format!("of the client {is_clients}, by the server {by_server}, after {wait:?}");
+    let mut pair = pair(9, slow(10), true, (false, false), CHAT);
+    pair.connect(CHAT);
+    let orderer = if by_server { pair.server } else { pair.client };
+    assert_eq!(pair.order(orderer, Stack::Secure), Ok(true), "{what}");
+    pair.world.run_for(SECOND);
+    assert_eq!(pair.order(orderer, Stack::Plain), Ok(true), "{what}");
+    pair.world.run_for(wait);
+    let demander = if is_clients { pair.client } else { pair.server };
+    let was_made = pair.flow(demander).stack.stack == Stack::Plain;
+    pair.world.host(demander).set_secure(BOTH, true);
+    pair.world.touch(demander);
+    pair.world.run_for(SECOND * 6);
+    let stack = if was_made { Stack::Plain } else { Stack::Secure };
+    assert!(pair.is_settled(stack), "{what}: {:?}", pair.stacks());
+    assert_eq!(pair.locked(), 0, "{what}");
+    pair.check(SECOND * 2, &what);
+}
+
+#[test]
+fn a_demand_that_comes_before_a_flow_is_unsealed_keeps_it_sealed() {
+    for (is_clients, by_server) in [(false, false), (false, true), (true, false), (true, true)] {
+        for step in 0..20 {
+            demand_while_unsealing(is_clients, by_server, Duration::from_millis(3) * step);
+        }
+    }
+}
+
 #[test]
 fn an_order_holds_until_it_is_released() {
     let mut pair = pair(6, slow(5), false, (false, false), CHAT);

@@ -184,7 +184,7 @@ impl Sal {
         if before == LeadingState::Asking && after == LeadingState::Turning {
             if !self.locks.is_held_by(leading.guard, now) {
                 // Whatever the lock protects may have changed.
-                self.abandon(now, id);
+                self.abandon(now, id, ChangeOutcome::NoAnswer);
                 return Ok(());
             }
             leading.sends = Sends::starting(now);
@@ -198,7 +198,7 @@ impl Sal {
         leading.state = after;
         match after {
             LeadingState::Told => leading.sends.next = None,
-            LeadingState::Over if before == LeadingState::Asking => self.abandon(now, id),
+            LeadingState::Over if before == LeadingState::Asking => self.abandon(now, id, ChangeOutcome::NoAnswer),
             LeadingState::Over => {
                 let to = leading.to;
                 self.settle(now, id, to);
@@ -209,13 +209,13 @@ impl Sal {
         Ok(())
     }
 
-    /// Nobody has answered in time.
-    fn abandon(&mut self, now: Instant, id: FlowId) {
+    /// The flow goes on as it was; the responder need not be ready any more.
+    pub(super) fn abandon(&mut self, now: Instant, id: FlowId, outcome: ChangeOutcome) {
         if let Some(Leading { from, number, .. }) = self.stack_changes.leading.get(&id) {
             let (from, number) = (*from, *number);
             self.say_change(id, ChangeStep::Abandon, from, number);
         }
-        self.end_leading(now, id, ChangeOutcome::NoAnswer);
+        self.end_leading(now, id, outcome);
     }
 
     /// The change is over, and the lock is free.

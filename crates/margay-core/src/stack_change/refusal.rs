@@ -2,7 +2,7 @@
 
 use margay_wire::{CHANGES, ErrorCode, FlowId};
 
-use super::Stack;
+use super::{ChangeOutcome, Stack};
 use crate::association::Association;
 use crate::event::{Lifecycle, Role};
 use crate::flow::{Flow, seen};
@@ -128,6 +128,24 @@ impl Sal {
             Stack::Plain | Stack::Secure => return Ok(()),
         };
         Err(refused)
+    }
+
+    /// The configuration has come to demand that a flow is sealed: a change to less that is not made yet comes to
+    /// nothing.
+    pub(crate) fn keep_as_demanded(&mut self, id: FlowId) {
+        let now = self.now;
+        let outcome = ChangeOutcome::Refused(ChangeRefused::Demanded(End::This));
+        if self.stack_changes.leading.get(&id).is_some_and(|one| one.to == Stack::Plain && !one.is_made()) {
+            self.abandon(now, id, outcome);
+        }
+        if self.stack_changes.following.get(&id).is_some_and(|one| one.to == Stack::Plain && !one.is_made()) {
+            // The initiator may have made it already: then its word is answered by what the flow has here.
+            self.unready(id);
+            self.end_following(now, id, outcome);
+        }
+        if self.stack_changes.proposing.get(&id).is_some_and(|one| one.to == Stack::Plain) {
+            self.end_proposing(now, id, outcome);
+        }
     }
 
     /// The cipher that a flow is or would be sealed with. One that it has had stays its own: its numbers go on.

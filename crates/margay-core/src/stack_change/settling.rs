@@ -6,8 +6,9 @@ use core::time::Duration;
 
 use margay_wire::{CHANGES, ChangeRepr, ChangeStep, Flags, FlowId};
 
-use super::{ChangeCause, ChangeOutcome, Stack, StackChange};
+use super::{ChangeCause, ChangeOutcome, ChangeRefused, End, Stack, StackChange};
 use crate::event::Event;
+use crate::flow::seen;
 use crate::output::DropReason;
 use crate::sal::Sal;
 use crate::secure::Cipher;
@@ -74,7 +75,12 @@ impl Sal {
         if self.secure_stacks() & cipher.bit() == 0 {
             return;
         }
-        let outcome = |to: Stack| if to == Stack::Secure { ChangeOutcome::Done } else { ChangeOutcome::NoAnswer };
+        let is_demanded = self.flows.get(id).is_some_and(|flow| flow.has(seen::PEER_DEMANDS));
+        let outcome = |to: Stack| match to {
+            Stack::Secure => ChangeOutcome::Done,
+            Stack::Plain if is_demanded => ChangeOutcome::Refused(ChangeRefused::Demanded(End::Peer)),
+            Stack::Plain => ChangeOutcome::NoAnswer,
+        };
         let cut_short = self.stack_changes.under_way(id);
         self.derive_seal(id, cipher);
         if let Some(flow) = self.flows.get_mut(id) {

@@ -91,7 +91,7 @@ fn run(dir: &Path, findings: &mut Findings) -> Result<()> {
     let rate = slower_rate(&mut stage)? / 2;
     findings.note(format!("the slower stack carries {} datagrams/s", rate * 2));
     let mut gaps = Gaps::default();
-    let (rounds, turns) = if is_long() { (6, 10) } else { (2, 4) };
+    let (rounds, turns) = if is_long() { (6, 10) } else { (2, 3) };
     for round in 0..rounds {
         for is_direct in [false, true] {
             let what = format!("round {round}, direct {is_direct}");

@@ -275,7 +275,7 @@ fn forged(known: &Known, kind: Kind, there: SocketAddr, dice: &mut Dice, buf: &m
     let (dst, src) = known.flow(dice);
     let mut addresses = [0; ENTRY_LEN];
     Addresses::emit_one(there, 0, &mut addresses);
-    let code = ErrorCode::from(1 + dice.below(20) as u16);
+    let code = ErrorCode::from(1 + dice.below(21) as u16);
     let capabilities = CapabilitiesRepr { stacks: dice.roll() as u32, mtu: dice.roll() as u16 };
     let flow_port = FlowPortRepr { port: dice.roll() as u16, starts: dice.hits(0.5) };
     let stack = StackRepr { stack: STACKS[dice.below(STACKS.len())], demands: dice.hits(0.5) };

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use nix::sys::socket::{setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 
 use super::{any_of, now_ms};
@@ -20,8 +21,10 @@ use crate::host::write_line;
 const HEAD: usize = 12;
 /// Datagrams go in bursts, so far apart.
 const TICK: Duration = Duration::from_millis(1);
-/// Datagrams of a burst, where they go as fast as they can.
+/// Datagrams of a burst at most: a sender that had to wait for a processor fills no queue.
 const BURST: u64 = 64;
+/// The sink's own queue, in bytes: a sink that has to wait for a processor loses nothing.
+const RECEIVE_BUFFER: usize = 64 << 20;
 /// A line is said for so long a time.
 const SLICE_MS: u64 = 10;
 
@@ -103,7 +106,7 @@ pub fn send(plan: &Plan) -> Result<()> {
     while !is_over.load(Ordering::Relaxed) {
         let due = match plan.rate {
             0 => sent + BURST,
-            rate => (start.elapsed().as_secs_f64() * rate as f64) as u64,
+            rate => ((start.elapsed().as_secs_f64() * rate as f64) as u64).min(sent + BURST),
         };
         while sent < due {
             fill(&mut datagram, plan.run, sent);
@@ -164,6 +167,7 @@ impl Run {
 /// Counts until it is killed; prints a [`Came`] as JSON for every 10 ms in which something of a run came.
 pub fn sink(listen: SocketAddr) -> Result<()> {
     let socket = UdpSocket::bind(listen).with_context(|| format!("cannot bind {listen}"))?;
+    setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).context("cannot enlarge the sink's queue")?;
     socket.set_read_timeout(Some(Duration::from_millis(SLICE_MS)))?;
     write_line("ready")?;
     let mut buffer = [0; 2048];

@@ -162,6 +162,16 @@ pub(super) fn wire_key_of(flow: &WireFlow) -> wire_key {
     }
 }
 
+pub(super) fn wire_key_of_state(state: &WireState) -> wire_key {
+    wire_key {
+        path: state.path.0,
+        local_port: state.local_port.to_be(),
+        remote_port: state.remote_port.to_be(),
+        protocol: state.app.protocol,
+        zero: [0; 3],
+    }
+}
+
 pub(super) fn offer_key_of(destination: SocketAddr) -> offer_key {
     offer_key { address: mapped(destination.ip()), port: destination.port().to_be(), protocol: TCP, zero: 0 }
 }

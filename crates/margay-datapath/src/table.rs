@@ -666,15 +666,8 @@ impl Table {
         let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
         let is_sealing = (entry.stacks.sends == Stack::Secure).into();
         let awaits_answer = entry.awaits_answer.into();
-        *self.slot_mut(index) = Slot {
-            key,
-            occupied: true,
-            flow: entry.flow,
-            next_packet,
-            is_sealing,
-            awaits_answer,
-            ..Slot::vacant()
-        };
+        *self.slot_mut(index) =
+            Slot { key, occupied: true, flow: entry.flow, next_packet, is_sealing, awaits_answer, ..Slot::vacant() };
         self.fill(index, entry);
         self.link_key(index);
         self.link_flow(index);

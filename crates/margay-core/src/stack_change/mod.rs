@@ -36,9 +36,7 @@ use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use margay_wire::{
-    ChangeRepr, ChangeStep, ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, STACK_ENCAP,
-};
+use margay_wire::{ChangeRepr, ChangeStep, ErrorCode, ErrorRepr, Extension, Flags, FlowId, Kind, Message, STACK_ENCAP};
 
 use crate::auth;
 use crate::event::{Event, Role};

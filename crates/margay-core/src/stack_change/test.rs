@@ -137,8 +137,7 @@ fn eight_changes_are_remembered_and_a_flow_that_ends_frees_its_lock() {
     assert_eq!(sal.set_flow_stack(now, id, Stack::Secure), Ok(true));
     assert!(sal.close_flow(now, id));
     assert_eq!(sal.locked_sessions(now), 0);
-    let ended = core::iter::from_fn(|| sal.poll_event()).any(|event| {
-        matches!(event, Event::StackChanged { change, .. } if change.outcome == ChangeOutcome::Ended)
-    });
+    let ended = core::iter::from_fn(|| sal.poll_event())
+        .any(|event| matches!(event, Event::StackChanged { change, .. } if change.outcome == ChangeOutcome::Ended));
     assert!(ended);
 }

@@ -50,7 +50,9 @@ async fn order(agent: &Agent, id: FlowId, to: Option<Stack>) -> Result<FlowInfo,
             Some(ChangeOutcome::Done) => {}
             Some(ChangeOutcome::Refused(refused)) => return Err(status_of(&refused)),
             Some(other) => return Err(environment(other.text())),
-            None => return Err(environment("the change is not over yet; `margay stack show` shows what becomes of it")),
+            None => {
+                return Err(environment("the change is not over yet; `margay stack show` shows what becomes of it"));
+            }
         }
     }
     show(agent, &id.to_string()).await

@@ -134,8 +134,6 @@ pub(crate) struct Flow {
     pub seen: u16,
     /// What its application sends waits here: see [`Entry::is_held`].
     pub is_held: bool,
-    /// See [`Entry::awaits_answer`].
-    pub awaits_answer: bool,
     pub setup: Setup,
     pub direct: Direct,
     /// A path of its own.
@@ -169,7 +167,6 @@ impl Flow {
             closed_at: now,
             seen: 0,
             is_held: false,
-            awaits_answer: false,
             setup: Setup::Done,
             direct: Direct::never(Why::NoCache, now),
             side: None,
@@ -214,7 +211,6 @@ impl Flow {
             stacks: self.stacks,
             stripe: self.stripe.as_ref().map(|striping| striping.places()),
             is_held: self.is_held,
-            awaits_answer: self.awaits_answer,
         }
     }
 

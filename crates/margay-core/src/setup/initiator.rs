@@ -487,7 +487,6 @@ impl Sal {
             return Err(DropReason::Unexpected);
         };
         let app = flow.app;
-        flow.awaits_answer = app.protocol == TCP && setup.fetch.is_none() && !has_answer(message);
         self.note_said(id, message);
         let granted = self.read_grant(now, id, (setup.asks, authenticated), message, answer.association);
         // The responder demands it: what an untold SYN showed does not count.
@@ -750,11 +749,6 @@ impl Sal {
         self.counters.connects_failed += 1;
         self.events.push(Event::ConnectFailed { service, app: packet.tuple, why });
     }
-}
-
-/// Whether a SYN-ACK brings what the listener's TCP has answered.
-fn has_answer(message: &Message<'_>) -> bool {
-    matches!(packet::parse(message.payload), Ok(Parsed::Transport(answer)) if answer.is_tcp_syn_ack())
 }
 
 /// A RST for the sender of `message`; with `message_3` it also ends the handshake that the sender still holds.

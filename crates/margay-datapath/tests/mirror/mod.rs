@@ -100,7 +100,6 @@ impl Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
-            awaits_answer: false,
         };
         let entry = *self.flows.entry(flow).or_insert(new);
         self.update(EntryUpdate::Install(entry));
@@ -192,7 +191,6 @@ impl Core for Mirror {
             stacks: Stacks::only(Stack::Plain),
             stripe: None,
             is_held: false,
-            awaits_answer: false,
         };
         self.flows.insert(flow, entry);
         self.update(EntryUpdate::Opened(entry));

@@ -93,8 +93,8 @@ impl<C: Core> CoreSide<C> {
                 }
                 Output::Ingress { from, len } => self.ingress(shared, from, len),
                 Output::Update(update) => {
-                    if matches!(update, EntryUpdate::Install(_)) {
-                        // It may be that nothing more of the flow is sent in this way.
+                    if matches!(update, EntryUpdate::Install(entry) if entry.stacks.change != 0) {
+                        // What is sent already goes out before the last packet of the flow's stack.
                         self.outbox.flush(&mut sender(shared, false));
                     }
                     apply(shared, update, &mut self.gone);

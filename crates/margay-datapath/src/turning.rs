@@ -167,11 +167,12 @@ impl Turns {
     }
 
     pub fn take(&self) -> Vec<FlowId> {
-        if !self.is_waiting.load(Ordering::Acquire) {
+        // Reading first keeps the cache line shared in the common case.
+        if !self.is_waiting.load(Ordering::Relaxed) || !self.is_waiting.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
+        // In this order: what is added meanwhile has the next call come here, which clears what it sets.
         self.wake.clear();
-        self.is_waiting.store(false, Ordering::Release);
         std::mem::take(&mut *self.flows.lock())
     }
 }

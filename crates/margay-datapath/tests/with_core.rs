@@ -16,7 +16,8 @@ use margay_core::rng::Rng;
 use margay_core::segment::SEGMENT;
 use margay_core::table::{Action, Allow, Demux, NextHop, Rule};
 use margay_core::{
-    ChangeOutcome, ChangeRefused, Cipher, Config, DropReason, Event, FlowInfo, Lifecycle, Limits, Ranges, Sal, Stack,
+    ChangeCause, ChangeOutcome, ChangeRefused, Cipher, Config, DropReason, Event, FlowInfo, Lifecycle, Limits, Ranges,
+    Sal, Stack,
 };
 use margay_datapath::segments::Segment;
 use margay_datapath::{Datapath, DatapathConfig, clock, seal};
@@ -165,10 +166,10 @@ fn exchange(mut stream: TcpStream, len: usize) {
 /// Orders a stack for the one flow at a host, and waits until the flow has it. False if the flow is being set up, or
 /// ending.
 fn change(network: &Network, host: usize, to: Stack) -> bool {
-    loop {
-        let begun = network.datapaths[host].with_sal(|sal, now| {
+    let begun_at = loop {
+        let (begun, now) = network.datapaths[host].with_sal(|sal, now| {
             let flow = sal.flows().next().map(|flow| flow.flow);
-            flow.map_or(Err(ChangeRefused::NotOpen), |flow| sal.set_flow_stack(now, flow, to))
+            (flow.map_or(Err(ChangeRefused::NotOpen), |flow| sal.set_flow_stack(now, flow, to)), now)
         });
         match begun {
             // The change before is over at the other end alone.
@@ -176,13 +177,15 @@ fn change(network: &Network, host: usize, to: Stack) -> bool {
             Err(ChangeRefused::NotOpen) => return false,
             begun => {
                 assert_eq!(begun, Ok(true));
-                break;
+                break now;
             }
         }
-    }
+    };
     loop {
+        // Changes by the other host's orders are told of here as well, and orders that were refused.
         if let Event::StackChanged { change, .. } = network.events[host].recv_timeout(PATIENCE).unwrap()
-            && change.to == to
+            && change.cause == ChangeCause::Order
+            && change.at >= begun_at
         {
             return change.outcome == ChangeOutcome::Done;
         }

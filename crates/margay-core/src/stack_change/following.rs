@@ -66,6 +66,8 @@ pub(super) struct Following {
     pub until: Instant,
     number: u32,
     cause: ChangeCause,
+    /// The initiator's next request, until this change is over.
+    next: Option<ChangeRepr>,
 }
 
 impl Following {
@@ -125,10 +127,19 @@ impl Sal {
             }
             return Ok(());
         }
+        if let Some(following) = self.stack_changes.following.get_mut(&id).filter(|one| one.is_made()) {
+            // What the initiator sent before its FENCE may still wait to be read: no other stack is taken until then.
+            following.next = Some(said);
+            return Ok(());
+        }
         if stacks.change != 0 && distance <= 0 {
             return Err(DropReason::Stale);
         }
-        self.finish_following(now, id);
+        if self.stack_changes.following.contains_key(&id) {
+            // The initiator has given the change before up, and the word of that is lost.
+            self.unready(id);
+            self.end_following(now, id, ChangeOutcome::NoAnswer);
+        }
         if self.flows.get(id).is_some_and(|flow| flow.stacks.settled() == Some(to)) {
             self.tell(id, Flags::empty());
             return Ok(());
@@ -167,7 +178,8 @@ impl Sal {
             None => ChangeCause::Peer,
         };
         let (state, until, number) = (FollowingState::Ready, now + PATIENCE + PATIENCE, said.number);
-        self.stack_changes.following.insert(id, Following { from, to, state, until, number, cause });
+        let following = Following { from, to, state, until, number, cause, next: None };
+        self.stack_changes.following.insert(id, following);
         if let Some(flow) = self.flows.get_mut(id) {
             flow.stacks.change = number;
             flow.stacks.takes = Taking::Turning(to);
@@ -214,8 +226,12 @@ impl Sal {
                 self.turn(id, to, Taking::Turning(to));
             }
             FollowingState::Made => {
+                let next = following.next.take();
                 self.settle(now, id, to);
                 self.end_following(now, id, ChangeOutcome::Done);
+                if let Some(next) = next {
+                    return self.requested(now, id, next);
+                }
             }
             FollowingState::Left => {
                 self.unready(id);
@@ -227,19 +243,6 @@ impl Sal {
             self.say_change(id, ChangeStep::Done, to, number);
         }
         Ok(())
-    }
-
-    /// The initiator has begun another change: the one before is over, and words of that are lost.
-    fn finish_following(&mut self, now: Instant, id: FlowId) {
-        let Some(Following { to, state, .. }) = self.stack_changes.following.get(&id) else { return };
-        let (to, is_made) = (*to, *state != FollowingState::Ready);
-        if is_made {
-            self.settle(now, id, to);
-            self.end_following(now, id, ChangeOutcome::Done);
-        } else {
-            self.unready(id);
-            self.end_following(now, id, ChangeOutcome::NoAnswer);
-        }
     }
 
     /// This end is not ready any more: it goes on as it was.

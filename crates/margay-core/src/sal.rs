@@ -40,9 +40,11 @@ use crate::rate::RateLimit;
 use crate::rng::Rng;
 use crate::secure::Demands;
 use crate::segment::{Relay, is_for_all};
+use crate::session::SessionLocks;
 use crate::setup::Draft;
 use crate::side_path::SidePath;
 use crate::source::SourceTable;
+use crate::stack_change::StackChanges;
 use crate::table::{Resolution, Rule, ServiceTable};
 use crate::time::Instant;
 use crate::twin::Twins;
@@ -50,6 +52,8 @@ use crate::way::{Relation, Sender};
 
 /// Events that wait to be polled; when nobody listens the oldest go.
 const EVENTS_MAX: usize = 4096;
+/// Sessions that are locked at a time: hand-overs and changes of stacks have smaller bounds of their own.
+const LOCKS_MAX: usize = 8192;
 
 /// The Service Access Layer of one host, as a pure state machine.
 ///
@@ -140,6 +144,10 @@ pub struct Sal {
     pub(crate) patience: Patience,
     pub(crate) fences: Fences,
     pub(crate) fetches: Fetches,
+    /// Of live flows' stacks.
+    pub(crate) stack_changes: StackChanges,
+    /// The locks of the sessions whose home this host is: the initiator's (DESIGN §7).
+    pub(crate) locks: SessionLocks,
     /// Connections that a drained instance wants to end in order.
     pub(crate) quiet_ends: QuietEnds,
     /// Until then hosts may still have to tell this router what they serve.
@@ -224,6 +232,8 @@ impl Sal {
             patience: Patience::default(),
             fences: Fences::default(),
             fetches: Fetches::default(),
+            stack_changes: StackChanges::default(),
+            locks: SessionLocks::new(LOCKS_MAX),
             quiet_ends: QuietEnds::default(),
             hosts_awaited: now,
             hosts_absent: BTreeSet::new(),
@@ -358,6 +368,7 @@ impl Sal {
             Kind::Probe => self.handle_probe(now, from, &message),
             Kind::Rsyn => self.handle_rsyn(now, from, &message, datagram),
             Kind::RsynAck => self.handle_rsyn_ack(now, from, &message),
+            Kind::Change => self.handle_change(now, from, &message),
             Kind::Notice => self.handle_notice(now, from, &message, datagram),
             Kind::RsynDone if message.handover().is_some() => self.handle_hand_over_done(now, &message),
             Kind::RsynDone => self.handle_rsyn_done(now, from, &message),
@@ -413,6 +424,7 @@ impl Sal {
         self.pending_fails_due(now);
         self.patience_due(now);
         self.fetches_due(now);
+        self.stack_changes_due(now);
         self.counters.associations_expired += self.associations.expire(now) as u64;
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
@@ -456,6 +468,7 @@ impl Sal {
             .chain(self.pending_fails.next_deadline())
             .chain(self.patience.next_deadline())
             .chain(self.fetches.next_deadline())
+            .chain(self.stack_changes.next_deadline())
             .chain(self.associations.next_expiry())
             .chain(sweep)
             .min()

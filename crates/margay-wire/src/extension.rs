@@ -3,6 +3,7 @@
 use core::net::SocketAddr;
 
 use crate::address::{emit_ip, parse_socket};
+use crate::change::{CHANGE_LEN, ChangeRepr, DEMANDS};
 use crate::grant::{GRANT_LEN, GrantRepr};
 use crate::handover::{HANDOVER_LEN, HandoverRepr};
 use crate::header::{Error, SessionId};
@@ -50,6 +51,7 @@ pub mod extension_type {
     pub const HANDOVER: u8 = 22 | CRITICAL;
     pub const QUIET: u8 = 21;
     pub const FENCE_NUMBER: u8 = 23;
+    pub const CHANGE: u8 = 24 | CRITICAL;
 }
 use extension_type as kind;
 
@@ -114,6 +116,10 @@ error_codes! {
     NotQuiet = 18;
     /// The name is held by another host now.
     Elsewhere = 19;
+    /// An end demands that the flow is sealed, and the change would give it less.
+    Demanded = 20;
+    /// The flow goes by several pairs of addresses at once.
+    Striped = 21;
 }
 
 /// SESSION: which session, and its header as middleboxes shall see it.
@@ -132,7 +138,7 @@ pub struct SessionRepr {
 /// CAPABILITIES: what the sender can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapabilitiesRepr {
-    /// One bit per stack number.
+    /// One bit per stack number, and [`CHANGES`](crate::CHANGES).
     pub stacks: u32,
     /// Largest UDP payload in bytes that the sender's path takes.
     pub mtu: u16,
@@ -161,6 +167,15 @@ pub struct KeyExchangeRepr<'a> {
     pub assoc_id: u32,
     /// The handshake message.
     pub message: &'a [u8],
+}
+
+/// STACK: how the flow is carried from its first packet on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackRepr {
+    /// Number of the stack.
+    pub stack: u8,
+    /// The sender demands a sealed flow. Versions before this one never say so.
+    pub demands: bool,
 }
 
 /// FLOW_PORT: the sender's port of the flow's direct packets (DESIGN §7). Who does not know it stays encapsulated.
@@ -287,7 +302,7 @@ pub enum Extension<'a> {
     /// A cookie, to be brought back.
     Cookie([u8; 24]),
     /// The stack that shall carry the flow.
-    Stack(u8),
+    Stack(StackRepr),
     /// The sender's flow port.
     FlowPort(FlowPortRepr),
     /// Where the mover is.
@@ -308,6 +323,8 @@ pub enum Extension<'a> {
     Quiet(QuietRepr),
     /// With which number the sender holds the name for itself.
     FenceNumber(u64),
+    /// A step of a change of the flow's stack.
+    Change(ChangeRepr),
     /// A critical one that this program does not know, by type byte.
     UnknownCritical(u8),
 }
@@ -317,7 +334,14 @@ const fn is_unknown_critical(byte: u8) -> bool {
     byte & CRITICAL != 0
         && !matches!(
             byte,
-            kind::CERTIFICATE | kind::AUTH | kind::COOKIE | kind::STACK | kind::MOVE | kind::GRANT | kind::HANDOVER
+            kind::CERTIFICATE
+                | kind::AUTH
+                | kind::COOKIE
+                | kind::STACK
+                | kind::MOVE
+                | kind::GRANT
+                | kind::HANDOVER
+                | kind::CHANGE
         )
 }
 
@@ -391,7 +415,7 @@ impl<'a> Extension<'a> {
             }
             kind::STACK => {
                 exactly(value, 4)?;
-                Self::Stack(value[0])
+                Self::Stack(StackRepr { stack: value[0], demands: value[1] & DEMANDS != 0 })
             }
             kind::FLOW_PORT => {
                 exactly(value, 4)?;
@@ -408,6 +432,7 @@ impl<'a> Extension<'a> {
                 Self::Terms(TermsRepr { give_up_after_ms: u32_at(value, 0)? })
             }
             kind::HANDOVER => Self::Handover(HandoverRepr::parse(value)?),
+            kind::CHANGE => Self::Change(ChangeRepr::parse(value)?),
             kind::QUIET => {
                 exactly(value, 4)?;
                 Self::Quiet(QuietRepr { quiet_ms: u32_at(value, 0)? })
@@ -466,6 +491,7 @@ impl<'a> Extension<'a> {
             Self::Handover(_) => kind::HANDOVER,
             Self::Quiet(_) => kind::QUIET,
             Self::FenceNumber(_) => kind::FENCE_NUMBER,
+            Self::Change(_) => kind::CHANGE,
             Self::UnknownCritical(byte) => *byte,
         }
     }
@@ -488,6 +514,7 @@ impl<'a> Extension<'a> {
             Self::Notice(_) => NOTICE_LEN,
             Self::Grant(_) => GRANT_LEN,
             Self::Handover(_) => HANDOVER_LEN,
+            Self::Change(_) => CHANGE_LEN,
             Self::UnknownCritical(_) => 0,
         }
     }
@@ -555,7 +582,10 @@ impl<'a> Extension<'a> {
                 value[8..24].copy_from_slice(&auth.tag);
             }
             Self::Cookie(cookie) => value.copy_from_slice(cookie),
-            Self::Stack(stack) => value[0] = *stack,
+            Self::Stack(stack) => {
+                value[0] = stack.stack;
+                value[1] = if stack.demands { DEMANDS } else { 0 };
+            }
             Self::FlowPort(port) => {
                 value[..2].copy_from_slice(&port.port.to_be_bytes());
                 value[2] = if port.starts { STARTS } else { 0 };
@@ -572,6 +602,7 @@ impl<'a> Extension<'a> {
             Self::Notice(notice) => notice.emit(value),
             Self::Grant(grant) => grant.emit(value),
             Self::Handover(handover) => handover.emit(value),
+            Self::Change(change) => change.emit(value),
             Self::Terms(terms) => value.copy_from_slice(&terms.give_up_after_ms.to_be_bytes()),
             Self::Quiet(quiet) => value.copy_from_slice(&quiet.quiet_ms.to_be_bytes()),
             Self::FenceNumber(number) => value.copy_from_slice(&number.to_be_bytes()),

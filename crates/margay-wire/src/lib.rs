@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 mod address;
+mod change;
 mod data;
 mod extension;
 mod framed;
@@ -17,9 +18,10 @@ mod resolvable;
 pub mod sctp;
 mod stripe;
 
+pub use change::{CHANGES, ChangeRepr, ChangeStep};
 pub use data::{
     BESIDE, DATA_HEADER_LEN, DataRepr, FENCE, GsoKind, SEAL_TAG_LEN, STACK_ENCAP, STACK_SECURE_AES,
-    STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, epochs, is_sealed,
+    STACK_SECURE_CHACHA, TRAIN_HEADER_LEN, TrainRepr, change_of_fence, epochs, fence_of_change, is_sealed,
 };
 pub use extension::*;
 pub use framed::{

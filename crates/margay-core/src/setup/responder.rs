@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use margay_wire::{
-    ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
-    ResolvableRepr, SessionId,
+    CHANGES, ErrorCode, ErrorRepr, Extension, Flags, FlowId, GrantRepr, KeyExchangeRepr, Kind, Message, NextProtocol,
+    ResolvableRepr, SessionId, StackRepr,
 };
 
 use super::{
@@ -17,7 +17,7 @@ use crate::association::Association;
 use crate::auth;
 use crate::entry::{EntryUpdate, RemoveReason, Tuple};
 use crate::event::{Event, Lifecycle, Role};
-use crate::flow::{Flow, LifeEvent, Setup};
+use crate::flow::{Flow, LifeEvent, Setup, seen};
 use crate::forward::rewrite;
 use crate::greeting::{GREETING, tuple_of};
 use crate::handshake::{Introduction, Keys, Responder};
@@ -127,13 +127,22 @@ impl Sal {
         }));
         self.flows.insert(flow);
         self.half_open.add(client.ip());
-        if cipher.is_some() {
-            self.keep_sealed(now, id);
-        } else {
-            self.answer_port(now, id, (claimed, arrival.reply.direct.ip()), message.flow_port());
-        }
+        self.answer_port(now, id, (claimed, arrival.reply.direct.ip()), message.flow_port());
+        self.note_demands(now, id, message, cipher.is_some());
         self.flows.set_deadline(id, Some(now + SETUP_TIMEOUT));
         self.ask_listener(id, is_tcp && message.handover().is_none(), first, verdict)
+    }
+
+    /// Which ends demand that a new flow is sealed. Versions that know no changes say STACK only if they demand it.
+    fn note_demands(&mut self, now: Instant, id: FlowId, message: &Message<'_>, is_sealed: bool) {
+        let is_old = message.capabilities().is_none_or(|able| able.stacks & CHANGES == 0);
+        let is_wanted = message.stack().is_some_and(|said| is_sealed && (said.demands || is_old));
+        let is_demanded = self.flows.get(id).is_some_and(|flow| self.demands_secure(&flow.service));
+        self.note_demand(id, seen::PEER_DEMANDS, is_wanted);
+        self.note_demand(id, seen::DEMANDS, is_demanded);
+        if is_sealed {
+            self.keep_sealed(now, id);
+        }
     }
 
     /// Whether a flow from there may be half-open, too.
@@ -384,6 +393,7 @@ impl Sal {
     pub(crate) fn answer(&mut self, id: FlowId, app_answer: &[u8], error: Option<ErrorCode>) {
         let Some(flow) = self.flows.get(id) else { return };
         let (session, service, known) = (flow.session, flow.service, flow.association);
+        let demands = flow.has(seen::DEMANDS);
         let Setup::Responder(setup) = &flow.setup else { return };
         let (initiator_flow, wanted, reserved) = (setup.initiator_flow, setup.initiator_association, setup.association);
         let (reply, syn_len, cipher, chain) = (setup.reply, setup.syn_len, setup.cipher, setup.chain.clone());
@@ -415,7 +425,7 @@ impl Sal {
         let exchange = KeyExchangeRepr { host_id, assoc_id: reserved, message: &message_2 };
         let mut extensions = alloc::vec![self.capabilities()];
         extensions.extend(self.flow_port(id).into_iter().chain(granted));
-        extensions.extend(cipher.map(|cipher| Extension::Stack(cipher.stack())));
+        extensions.extend(cipher.map(|cipher| Extension::Stack(StackRepr { stack: cipher.stack(), demands })));
         extensions
             .extend(self.own_terms(&service).into_iter().chain(self.own_fence(&service)).filter(|_| error.is_none()));
         extensions.extend((!message_2.is_empty()).then_some(Extension::KeyExchange(exchange)));
@@ -535,6 +545,7 @@ impl Sal {
         }
         let claimed = message.source_service().map(ServiceId);
         self.note_whereabouts(association, message);
+        self.note_abilities(association, message);
         let (starts, asks) = (starts_direct(message), message.grant());
         self.admit(now, from, id, Proof { association, fresh, starts, claimed, asks })
     }
@@ -623,7 +634,7 @@ impl Sal {
         flow.association = association;
         flow.generation += 1;
         flow.active = now;
-        flow.seen |= crate::flow::seen::AUTHENTICATED;
+        flow.seen |= seen::AUTHENTICATED;
         flow.lifecycle = flow.lifecycle.after(LifeEvent::Proved).unwrap_or(flow.lifecycle);
         let (protocol, peer_flow) = (flow.app.protocol, flow.peer_flow);
         let setup = core::mem::replace(&mut flow.setup, Setup::Done);

@@ -18,7 +18,7 @@ const BETWEEN_VALUES: char = '|';
 /// pcap: addresses and what follows are IP, without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 /// Fields that are read for every datagram.
-const FIELDS: [&str; 91] = [
+const FIELDS: [&str; 96] = [
     "margay.refusal",
     "margay.version",
     "margay.type",
@@ -68,6 +68,7 @@ const FIELDS: [&str; 91] = [
     "margay.auth.tag",
     "margay.cookie",
     "margay.stack",
+    "margay.stack.demands",
     "margay.terms.give_up_after_ms",
     "margay.handover.ticket",
     "margay.handover.host",
@@ -75,6 +76,10 @@ const FIELDS: [&str; 91] = [
     "margay.handover.port",
     "margay.quiet.quiet_ms",
     "margay.fence_number",
+    "margay.change.step",
+    "margay.change.stack",
+    "margay.change.demands",
+    "margay.change.number",
     "margay.flow_port.port",
     "margay.flow_port.starts",
     "margay.move.number",
@@ -232,6 +237,7 @@ fn type_byte(value: &Value) -> u64 {
         "HANDOVER" => 0x96,
         "QUIET" => 21,
         "FENCE_NUMBER" => 23,
+        "CHANGE" => 0x98,
         _ => value["number"].as_u64().expect("a number"),
     }
 }
@@ -341,7 +347,10 @@ impl Expected {
                 self.text("auth.tag", &value["tag"]);
             }
             0x8b => self.text("cookie", &value["cookie"]),
-            0x8c => self.number("stack", &value["stack"]),
+            0x8c => {
+                self.number("stack", &value["stack"]);
+                self.put("stack.demands", u8::from(value["demands"].as_bool().expect("a flag")));
+            }
             13 => {
                 self.number("flow_port.port", &value["port"]);
                 self.put("flow_port.starts", u8::from(value["starts"].as_bool().expect("a flag")));
@@ -358,8 +367,16 @@ impl Expected {
             }
             21 => self.number("quiet.quiet_ms", &value["quiet_ms"]),
             23 => self.number("fence_number", &value["number"]),
+            0x98 => self.change(value),
             _ => {}
         }
+    }
+
+    fn change(&mut self, value: &Value) {
+        for field in ["step", "stack", "number"] {
+            self.number(&format!("change.{field}"), &value[field]);
+        }
+        self.put("change.demands", u8::from(value["demands"].as_bool().expect("a flag")));
     }
 
     fn grant(&mut self, value: &Value) {

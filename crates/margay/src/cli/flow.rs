@@ -146,14 +146,14 @@ fn written(name: Option<ServiceName>) -> String {
 }
 
 /// What people call the service.
-fn label(flow: &FlowInfo) -> String {
+pub fn label(flow: &FlowInfo) -> String {
     // The authority and the service: fewer digits would be the same for all names of an authority.
     let digits = || flow.service.chars().take("sid:".len() + 24).chain("…".chars()).collect();
     if flow.name.is_empty() { digits() } else { flow.name.clone() }
 }
 
 /// The peer by its name, where that is known, and its address.
-fn peer(flow: &FlowInfo) -> String {
+pub fn peer(flow: &FlowInfo) -> String {
     let remote = if flow.remote.is_empty() { "?" } else { &flow.remote };
     if flow.peer_name.is_empty() { remote.to_owned() } else { format!("{} ({remote})", flow.peer_name) }
 }
@@ -225,6 +225,7 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
             },
         ),
         ("path", format!("{} for {}: {}", flow.path, span(Duration::from_millis(flow.path_since_ms)), flow.path_why)),
+        ("stack", stack(flow)),
         ("addresses", addresses(flow)),
         ("policy", policy(flow)),
         ("sent", format!("{} in {}", bytes(flow.sent_bytes), count(flow.sent_packets, "packet"))),
@@ -232,6 +233,12 @@ fn show(flow: &FlowInfo, out: &mut Out) -> Result<()> {
     ];
     let trouble = (!flow.trouble.is_empty()).then(|| ("trouble", flow.trouble.clone()));
     out.facts(&facts.into_iter().chain(trouble).collect::<Vec<_>>())
+}
+
+/// How it is protected, why, and who demands that.
+fn stack(flow: &FlowInfo) -> String {
+    let stack = flow.stack.clone().unwrap_or_default();
+    format!("{}; {}", super::stack::describe(&stack), super::stack::demanded(&stack))
 }
 
 /// Between which addresses it goes, and since when.

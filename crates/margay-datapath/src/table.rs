@@ -467,15 +467,7 @@ impl Table {
         let is_encapsulating = is_later && data.flags & (BESIDE | FENCE) == 0;
         let is_back = is_encapsulating && slot.wire.is_some_and(|wire| wire.accepting);
         let is_sending = slot.wire.is_some_and(|wire| wire.sending);
-        Ok(IngressRoute {
-            key: slot.key.reversed(),
-            is_back,
-            is_sending,
-            seal,
-            turn,
-            ends_silence,
-            stripe,
-        })
+        Ok(IngressRoute { key: slot.key.reversed(), is_back, is_sending, seal, turn, ends_silence, stripe })
     }
 
     /// The place of a striped flow by which something came.
@@ -654,7 +646,8 @@ impl Table {
         let index = self.take_vacant();
         let next_packet = self.numbers.remove(&entry.flow).unwrap_or_default().into();
         let is_sealing = (entry.stacks.sends == Stack::Secure).into();
-        *self.slot_mut(index) = Slot { key, occupied: true, flow: entry.flow, next_packet, is_sealing, ..Slot::vacant() };
+        *self.slot_mut(index) =
+            Slot { key, occupied: true, flow: entry.flow, next_packet, is_sealing, ..Slot::vacant() };
         self.fill(index, entry);
         self.link_key(index);
         self.link_flow(index);

@@ -113,10 +113,7 @@ fn prepare(lab: &Lab) -> Result<Stage<'_>> {
     let sink = Program::start(command, &server.dir.join("numbered-sink.log"))?;
     wait_for("a sink", LIMIT, || sink.log().contains("ready").then_some(()).context("it is not ready"))?;
     agent::publish(server, SERVICE, &format!("0.0.0.0:{PORT}"), &[])?;
-    agent::publish(server, BULK_SERVICE, &format!("0.0.0.0:{BULK_PORT}"), &[])?;
-    for service in [SERVICE, BULK_SERVICE] {
-        agent::await_instances(client, service, 1)?;
-    }
+    agent::await_instances(client, SERVICE, 1)?;
     for host in [client, server] {
         observe::count_virtual_resets(host)?;
     }
@@ -275,6 +272,8 @@ fn await_path(stage: &Stage<'_>, flow: &str, path: &str) -> Result<()> {
 /// Transfers, whose flows are changed one after the other.
 fn transfer(stage: &Stage<'_>, findings: &mut Findings) -> Result<()> {
     let mut server = Server::start(stage.server, BULK_PORT, false)?;
+    agent::publish(stage.server, BULK_SERVICE, &format!("0.0.0.0:{BULK_PORT}"), &[])?;
+    agent::await_instances(stage.client, BULK_SERVICE, 1)?;
     let mut transfers = Transfers::start(stage.client, &mut server, Order { to: BULK_NAME, ways: &WAYS, pace: PACE })?;
     let flows = flows(stage.client, BULK_SERVICE, "tcp")?;
     ensure!(flows.len() >= WAYS.len(), "there are {} flows of transfers", flows.len());
